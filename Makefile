@@ -1,0 +1,78 @@
+# Every target sets up what it needs: a virtual environment with the pinned dependencies and a
+# release build of the extension. A second call finds both ready and starts at once.
+
+PYTHON ?= python3
+ARGS   ?=
+
+VENV := .venv
+PY   := $(VENV)/bin/python
+DEPS := $(VENV)/.deps-installed
+EXT  := $(VENV)/.extension-built
+
+NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels -type f 2>/dev/null)
+
+# One thread and one compile job per test worker: the workers themselves fill the cores.
+TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-rust check format bench lock clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: $(EXT) ## virtual environment, dependencies, release build
+
+demo: $(EXT) ## train the additive baseline and DDL on the embedded text, compare, sample
+	$(PY) -m ddl.cli demo $(ARGS)
+
+test: $(EXT) ## the Python tests (ARGS="-k rewrite" to choose)
+	$(TEST_ENV) $(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+
+# The test binary embeds Python instead of being loaded by it, so it needs libpython at run time.
+test-rust: $(DEPS) ## the Rust tests
+	LD_LIBRARY_PATH="$$($(PY) -c 'import sysconfig; print(sysconfig.get_config_var("LIBDIR"))'):$$LD_LIBRARY_PATH" \
+	PYO3_PYTHON="$(CURDIR)/$(PY)" cargo test --release $(ARGS)
+
+check: $(DEPS) ## formatting, lints and types, changing nothing
+	cargo fmt --check
+	cargo clippy --release --all-targets -- -D warnings
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+format: $(DEPS) ## format Rust and Python in place
+	cargo fmt
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+bench: $(EXT) ## the training-step and operator benchmarks
+	$(PY) benchmarks/train_step.py
+	$(PY) benchmarks/ops.py
+
+lock: $(DEPS) ## rewrite requirements-dev.lock from pyproject.toml
+	$(PY) -m pip install --quiet uv
+	$(PY) -m uv pip compile --quiet --universal --python-version 3.10 \
+	    --extra train --extra plot --extra dev --no-emit-index-url --no-emit-find-links \
+	    --custom-compile-command "make lock" --output-file requirements-dev.lock pyproject.toml
+
+clean: ## remove the environment, the builds and the caches; runs/ stays
+	rm -rf $(VENV) target build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f python/ddl/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+need_cargo = @command -v cargo >/dev/null || { echo "ddl-rs is built with Rust, but \`cargo\` was not found. Install Rust (rustup) and try again."; exit 1; }
+
+$(DEPS): requirements-dev.lock
+	@command -v $(PYTHON) >/dev/null || { echo "ddl-rs needs Python 3.10 or newer, but \`$(PYTHON)\` was not found."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ddl-rs needs Python 3.10 or newer, but `$(PYTHON)` is %s. Name another one: make PYTHON=python3.12 ..." % sys.version.split()[0])'
+	$(need_cargo)
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing the pinned dependencies into $(VENV); torch is large, this takes a minute or two."
+	@$(PY) -m pip install --disable-pip-version-check --quiet -r requirements-dev.lock
+	@touch $@
+
+$(EXT): $(DEPS) $(NATIVE_SOURCES)
+	$(need_cargo)
+	@echo "Building the extension (release)."
+	@env -u CONDA_PREFIX VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(PY) -m maturin develop --release --locked --quiet
+	@touch $@

@@ -1,0 +1,294 @@
+"""What a run is: the model's shape, its data, its optimizer. Plain dataclasses, no torch in here,
+so that `ddl train --help` answers at once.
+
+A value that cannot be used raises `InputError` with one sentence that names the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+Residual = Literal["additive", "ddl", "ddl-cc", "ddl-cc-noec", "ddl-tc", "ddl-tc-noec"]
+RESIDUALS: tuple[str, ...] = get_args(Residual)
+
+# Residual → (compress, expand), the vocabulary of `DeltaStream`; `additive` has no stream state.
+STREAMS = {
+    "ddl": ("identity", "repeat"),
+    "ddl-cc": ("channel", "conv"),
+    "ddl-cc-noec": ("channel", "repeat"),
+    "ddl-tc": ("token", "conv"),
+    "ddl-tc-noec": ("token", "repeat"),
+}
+
+
+class InputError(ValueError):
+    """What the user gave cannot be used; the message is one sentence, all that the CLI prints."""
+
+
+class DivergedError(RuntimeError):
+    """The loss is not a number any more; the message is one sentence."""
+
+
+def _require(condition: bool, name: str, expected: str, got: object) -> None:
+    if not condition:
+        raise InputError(f"`{name}` must be {expected}, got {got!r}")
+
+
+def _check_literals(config: Any) -> None:
+    """Hold every `Literal` field of a dataclass to its list of known values."""
+    for name, hint in typing.get_type_hints(type(config)).items():
+        if typing.get_origin(hint) is Literal:
+            value, known = getattr(config, name), get_args(hint)
+            _require(value in known, name, f"one of {', '.join(known)}", value)
+
+
+def _check_counts(config: Any, names: str, *, least: int = 1) -> None:
+    for name in names.split():
+        value = getattr(config, name)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        _require(whole and value >= least, name, f"a whole number of at least {least}", value)
+
+
+def _check_positive(config: Any, names: str) -> None:
+    for name in names.split():
+        value = getattr(config, name)
+        number = isinstance(value, int | float) and math.isfinite(value)
+        _require(number and value > 0, name, "a positive number", value)
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The papers' Transformer ([P3]): RMSNorm, RoPE, QK-norm, SwiGLU, tied head, no biases."""
+
+    residual: Residual = "ddl-cc"
+    """How a sublayer's output joins the stream. additive: x + F(norm(x)). ddl: delta rule, scalar
+    state. ddl-cc and ddl-tc: `value_channels` copies of the stream, read back by channel or token
+    compression; -noec replaces the embedding convolution by repetition."""
+    vocab_size: int = 50304
+    """Number of tokens. 256 reads bytes; GPT-2's 50257 are padded to 50304."""
+    block_size: int = 1024
+    """Longest context in tokens."""
+    num_layers: int = 12
+    """Blocks; each is one attention and one MLP sublayer."""
+    num_heads: int = 6
+    """Attention heads of width hidden_size / num_heads."""
+    hidden_size: int = 768
+    """Width d of the residual stream. The MLP's hidden width is ⌊8d/3⌋."""
+    rope_base: float = 10000.0
+    """Base of the rotary frequencies."""
+
+    value_channels: int = 4
+    """Value channels m of ddl-cc and ddl-tc (ddl has one)."""
+    compress_kernel_size: int = 4
+    """Tokens that ddl-tc's compression looks at."""
+    expand_kernel_size: int = 4
+    """Tokens that the embedding convolution looks at."""
+    sublayers_per_compressor: int = 2
+    """Consecutive sublayers that share one compressor; 2 is one per block, as in the papers."""
+    gate: Literal["linear", "mlp"] = "linear"
+    """Gate β of the rewrite: one linear map, or linear-tanh-linear."""
+    gate_hidden: int = 128
+    """Hidden width of the `mlp` gate."""
+    beta_init: float = 1.0
+    """β at initialisation, between 0 (keep) and 2 (reflect); 1 replaces."""
+    value: Literal["linear", "sigmoid", "constant"] = "linear"
+    """What is written: a linear map, scale·sigmoid of one, or a constant."""
+    value_scale: float = 4.0
+    """Scale of the `sigmoid` value."""
+    value_constant: float = 2.0
+    """The `constant` value."""
+    value_from: Literal["context", "compressed"] = "context"
+    """The value reads the normalised context ([P3]) or the raw read (published code)."""
+    eps_k: float | None = None
+    """ε_k in k / √(|k|² + ε_k²); None is √(1e-5·d), the RMSNorm convention."""
+
+    def __post_init__(self) -> None:
+        _check_literals(self)
+        _check_counts(self, "vocab_size block_size num_layers num_heads hidden_size value_channels")
+        _check_counts(self, "compress_kernel_size expand_kernel_size sublayers_per_compressor")
+        _check_counts(self, "gate_hidden")
+        _check_positive(self, "rope_base beta_init value_scale")
+        _require(self.beta_init < 2, "beta_init", "between 0 and 2, both excluded", self.beta_init)
+        if self.eps_k is not None:
+            _check_positive(self, "eps_k")
+        pairs = 2 * self.num_heads  # every head is rotated in pairs
+        expected = f"a multiple of 2·num_heads = {pairs}"
+        _require(self.hidden_size % pairs == 0, "hidden_size", expected, self.hidden_size)
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def mlp_hidden(self) -> int:
+        return 8 * self.hidden_size // 3
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What to learn from."""
+
+    source: str | None = "topics"
+    """A UTF-8 text file (read as bytes), a directory with nanoGPT's train.bin and val.bin, or
+    `topics`: the language documentation that comes with every Python."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with warm-up, cosine decay and gradient clipping ([P3] training details)."""
+
+    lr: float = 1e-3
+    """Peak learning rate."""
+    min_lr_ratio: float = 0.1
+    """Final learning rate as a fraction of the peak."""
+    warmup_steps: int = 2000
+    """Steps of linear warm-up."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's decay rates of the first and second moment."""
+    weight_decay: float = 0.1
+    """Decay of the sublayers' matrices and the embedding; everything else is never decayed."""
+    clip: float = 1.0
+    """Largest gradient norm; 0 switches clipping off."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "lr")
+        _check_counts(self, "warmup_steps", least=0)
+        _require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "between 0 and 1", self.min_lr_ratio)
+        _require(all(0 <= b < 1 for b in self.betas), "betas", "two numbers in [0, 1)", self.betas)
+        _require(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
+        _require(self.clip >= 0, "clip", "at least 0", self.clip)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run."""
+
+    model: GPTConfig = field(default_factory=GPTConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    steps: int = 100_000
+    """Optimizer steps."""
+    batch_size: int = 12
+    """Sequences of block_size tokens in one forward pass."""
+    accumulation: int = 40
+    """Forward passes per optimizer step."""
+    eval_every: int = 1000
+    """Steps between evaluations on the validation part."""
+    eval_batches: int = 100
+    """Batches per evaluation, spread evenly over the validation part; 0 takes all of it."""
+    log_every: int = 10
+    """Steps between lines in metrics.jsonl."""
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    """bfloat16 runs forward and backward under autocast; weights stay float32."""
+    compile: bool = False
+    """Pass the model through torch.compile."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU when there is one."""
+    seed: int = 1337
+    """Seed of the initialisation and of the order of the batches."""
+    out: Path | None = None
+    """Run directory; by default runs/RESIDUAL-dHIDDEN-LLAYERS-sSEED."""
+    overwrite: bool = False
+    """Replace an existing run directory."""
+
+    def __post_init__(self) -> None:
+        _check_literals(self)
+        _check_counts(self, "steps batch_size accumulation eval_every log_every")
+        _check_counts(self, "eval_batches seed", least=0)
+
+    @property
+    def directory(self) -> Path:
+        model = self.model
+        name = f"{model.residual}-d{model.hidden_size}-L{model.num_layers}-s{self.seed}"
+        return self.out if self.out is not None else Path("runs") / name
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """Text from a finished run."""
+
+    run: Path
+    """Run directory."""
+    prompt: str = "\n"
+    """Text to continue."""
+    tokens: int = 300
+    """Tokens to add."""
+    temperature: float = 0.8
+    """0 always takes the likeliest token, 1 samples as the model believes."""
+    top_k: int | None = 40
+    """Sample among this many likeliest tokens; None among all."""
+    seed: int = 1337
+    """Equal seeds give equal text."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU when there is one."""
+
+    def __post_init__(self) -> None:
+        _check_literals(self)
+        _check_counts(self, "tokens seed", least=0)
+        _require(self.temperature >= 0, "temperature", "at least 0", self.temperature)
+        if self.top_k is not None:
+            _check_counts(self, "top_k")
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """The additive residual and a DDL residual, side by side."""
+
+    residual: Residual = "ddl-cc"
+    """What to compare with the additive residual."""
+    steps: int | None = None
+    """Optimizer steps of each; None is the `demo` preset's number."""
+    seed: int = 1337
+    """Seed of backbone, batches and samples."""
+    out: Path = Path("runs/demo")
+    """Where the two run directories and the plot go; an earlier demo there is replaced."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU when there is one."""
+
+    def __post_init__(self) -> None:
+        _check_literals(self)
+        _check_counts(self, "seed", least=0)
+        if self.steps is not None:
+            _check_counts(self, "steps")
+        _require(self.residual != "additive", "residual", "another than additive", self.residual)
+
+
+def to_json(config: Any) -> str:
+    """A configuration as indented JSON; `from_json` reads it back."""
+    return json.dumps(dataclasses.asdict(config), indent=2, default=str)
+
+
+Config = TypeVar("Config")
+
+
+def from_json(kind: type[Config], text: str) -> Config:
+    """Build a configuration dataclass from `to_json`'s text.
+
+    Raises `InputError` on text that is not JSON, unknown or missing fields, and bad values.
+    """
+    try:
+        return _build(kind, json.loads(text))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise InputError(f"`config.json` must hold a {kind.__name__}, got: {error}") from error
+
+
+def _build(kind: type[Config], values: dict[str, Any]) -> Config:
+    hints = typing.get_type_hints(kind)
+    if not isinstance(values, dict):
+        raise TypeError(f"{type(values).__name__} instead of an object")
+    made = dict(values)
+    for name, value in values.items():
+        hint = hints.get(name)
+        if dataclasses.is_dataclass(hint):
+            made[name] = _build(typing.cast(type, hint), value)
+        elif isinstance(value, list):
+            made[name] = tuple(value)
+        elif name == "out" and value is not None:
+            made[name] = Path(value)
+    return kind(**made)

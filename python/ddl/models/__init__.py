@@ -1,0 +1,6 @@
+"""Language models built from the package's modules."""
+
+from ddl.config import GPTConfig
+from ddl.models.gpt import GPT, AdditiveStream, GPTOutput
+
+__all__ = ["GPT", "AdditiveStream", "GPTConfig", "GPTOutput"]

@@ -1,0 +1,280 @@
+"""The papers' Transformer ([P3], experiments), with the residual as its one choice.
+
+    x = wte(idx);  h = trunk(x);  logits = h · wteᵀ
+
+The trunk owns the residual stream and calls the sublayers attention, MLP, attention, MLP, … on
+its normalised read. Sublayers and embedding are the same for every residual, and from one seed they
+start from the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddl.config import STREAMS, GPTConfig
+from ddl.stream import DeltaStream
+
+NORM_EPS = 1e-5
+EMBEDDING_STD = 0.02
+HIDDEN_STD_FACTOR = 0.5  # hidden matrices start with std 0.5/√d
+IGNORE = -100  # cross_entropy's "no target here"
+
+
+class GPTOutput(NamedTuple):
+    """What `GPT` returns.
+
+    logits: (B, T, vocab_size), in the dtype of the matrix products.
+    loss: scalar float32, mean next-token cross-entropy in nats; None without labels.
+    """
+
+    logits: Tensor
+    loss: Tensor | None
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding, rotate-half layout: pairs are (i, i + head_dim/2).
+
+    The tables are float32 and never saved. Everything that could spoil them, `.bfloat16()`,
+    `.to_empty()` after construction on the meta device, `.to(device)`, goes through `_apply`, which
+    computes them anew.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, head_dim: int, length: int, base: float = 10000.0) -> None:
+        super().__init__()
+        self.head_dim, self.length, self.base = head_dim, length, base
+        self.register_buffer("cos", torch.empty(length, head_dim // 2), persistent=False)
+        self.register_buffer("sin", torch.empty(length, head_dim // 2), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Compute the tables on the device where they are."""
+        pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=self.cos.device)
+        positions = torch.arange(self.length, dtype=torch.float32, device=self.cos.device)
+        angles = torch.outer(positions, self.base ** (-pairs / self.head_dim))
+        self.cos, self.sin = angles.cos(), angles.sin()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Rotary:
+        super()._apply(fn, recurse)
+        self.reset_parameters()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rotate x (B, T, H, head_dim) by its position T; float32 for any storage type."""
+        if self.cos.device != x.device:  # a meta model that load_state_dict(assign=True) filled
+            self.cos = self.cos.new_empty(0, device=x.device)
+            self.reset_parameters()
+        cos, sin = self.cos[: x.shape[1], None], self.sin[: x.shape[1], None]  # (T, 1, head_dim/2)
+        x1, x2 = x.float().chunk(2, dim=-1)
+        return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1)
+
+
+class Attention(nn.Module):
+    """Causal multi-head attention; queries and keys are rotated, then normalised (QK-norm)."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        d = config.hidden_size
+        self.head_dim = config.head_dim
+        self.c_q = nn.Linear(d, d, bias=False)
+        self.c_k = nn.Linear(d, d, bias=False)
+        self.c_v = nn.Linear(d, d, bias=False)
+        self.c_proj = nn.Linear(d, d, bias=False)
+        self.q_rms = nn.RMSNorm(self.head_dim, eps=NORM_EPS)
+        self.k_rms = nn.RMSNorm(self.head_dim, eps=NORM_EPS)
+        self.rotary = Rotary(self.head_dim, config.block_size, config.rope_base)
+
+    def forward(self, h: Tensor) -> Tensor:
+        heads = (*h.shape[:2], -1, self.head_dim)
+        q, k, v = (c(h).view(heads) for c in (self.c_q, self.c_k, self.c_v))  # (B, T, H, head_dim)
+        q, k = self.q_rms(self.rotary(q)), self.k_rms(self.rotary(k))
+        # RoPE and the norms ran in float32; attention runs in what the matrix products gave.
+        q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, T, head_dim)
+        return self.c_proj(y.transpose(1, 2).flatten(2))
+
+
+class SwiGLU(nn.Module):
+    """silu(h W₁)·(h W₂) W₃ with hidden width ⌊8d/3⌋."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.c_fc1 = nn.Linear(config.hidden_size, config.mlp_hidden, bias=False)
+        self.c_fc2 = nn.Linear(config.hidden_size, config.mlp_hidden, bias=False)
+        self.c_proj = nn.Linear(config.mlp_hidden, config.hidden_size, bias=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.c_proj(F.silu(self.c_fc1(h)) * self.c_fc2(h))
+
+
+class AdditiveStream(nn.Module):
+    """The plain residual stream, x = x + F(norm(x)), with a final norm: the baseline trunk."""
+
+    def __init__(self, hidden_size: int, sublayers: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.sublayers = nn.ModuleList(sublayers)
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden_size, NORM_EPS) for _ in self.sublayers)
+        self.readout = nn.RMSNorm(hidden_size, NORM_EPS)
+
+    def reset_parameters(self) -> None:
+        for norm in (*self.norms, self.readout):
+            nn.init.ones_(norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, d) → (B, T, d)."""
+        for norm, sublayer in zip(self.norms, self.sublayers, strict=True):
+            x = x + sublayer(norm(x))
+        return self.readout(x)
+
+
+class GPT(nn.Module):
+    """Decoder-only language model; `config.residual` selects additive or one of the DDL streams.
+
+    Construction on the meta device, `to_empty`, then `reset_parameters()` gives a fresh model.
+    """
+
+    trunk: AdditiveStream | DeltaStream
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
+        kinds = (Attention, SwiGLU) * config.num_layers
+        sublayers = nn.ModuleList(kind(config) for kind in kinds)
+        # Before the trunk exists, so that the random stream up to here knows no residual variant.
+        self._reset_backbone(sublayers)
+        self.trunk = make_trunk(config, sublayers)
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew: first the backbone, then what the residual adds."""
+        self._reset_backbone(self.trunk.sublayers)
+        self.trunk.reset_parameters()
+
+    @torch.no_grad()
+    def _reset_backbone(self, sublayers: nn.ModuleList) -> None:
+        """[P3]'s µP-style start: embedding std 0.02, hidden matrices std 0.5/√d, norms one."""
+        std = HIDDEN_STD_FACTOR / math.sqrt(self.config.hidden_size)
+        nn.init.normal_(self.wte.weight, std=EMBEDDING_STD)
+        for module in sublayers.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=std)
+            elif isinstance(module, nn.RMSNorm | Rotary):
+                module.reset_parameters()
+
+    def forward(self, idx: Tensor, labels: Tensor | None = None) -> GPTOutput:
+        """Logits of the next token, and the loss if `labels` are given.
+
+        idx: (B, T) int64 or int32 tokens, T ≤ block_size. labels: (B, T) int64, usually `idx`
+        itself: they are shifted here, position t is scored against labels[t + 1], and −100 is left
+        out. Raises TypeError for a wrong dtype, ValueError for anything else.
+        """
+        self._check_tokens(idx)
+        logits = self._logits(self.trunk(self.wte(idx)))
+        if labels is None:
+            return GPTOutput(logits, None)
+        if labels.shape != idx.shape or idx.shape[1] < 2:
+            expected = f"the shape of `idx`, {tuple(idx.shape)}, with at least 2 tokens"
+            raise ValueError(f"`labels` must have {expected}, got {tuple(labels.shape)}")
+        # The labels move instead of the logits: slicing those would copy them all.
+        targets = F.pad(labels[:, 1:], (0, 1), value=IGNORE)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
+        return GPTOutput(logits, loss)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        idx: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Continue idx (B, T) by `max_new_tokens` sampled tokens → (B, T + max_new_tokens).
+
+        Only the last block_size tokens are looked at. temperature 0 takes the likeliest token;
+        `top_k` samples among the k likeliest. Equal seeds of a CPU `generator` give equal samples
+        on every device. Raises ValueError for a negative temperature, top_k < 1, an empty idx.
+        """
+        if not temperature >= 0:
+            raise ValueError(f"`temperature` must be at least 0, got {temperature}")
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"`top_k` must be at least 1, got {top_k}")
+        if max_new_tokens < 0:
+            raise ValueError(f"`max_new_tokens` must be at least 0, got {max_new_tokens}")
+        for _ in range(max_new_tokens):
+            context = idx[:, -self.config.block_size :]
+            self._check_tokens(context)
+            logits = self._logits(self.trunk(self.wte(context))[:, -1]).float()  # (B, vocab_size)
+            idx = torch.cat((idx, _sample(logits, temperature, top_k, generator)), dim=1)
+        return idx
+
+    def num_parameters(self) -> int:
+        """Number of parameters; the tied head counts once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def _logits(self, h: Tensor) -> Tensor:
+        # The tied head is the embedding itself: one parameter, one name, nothing to tie again.
+        return F.linear(h, self.wte.weight)
+
+    def _check_tokens(self, idx: Tensor) -> None:
+        if idx.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"`idx` must have dtype int64 or int32, got {idx.dtype}")
+        block = self.config.block_size
+        if idx.ndim != 2 or not 1 <= idx.shape[1] <= block:
+            expected = f"shape (batch, 1 to block_size = {block})"
+            raise ValueError(f"`idx` must have {expected}, got {tuple(idx.shape)}")
+        # On a GPU this would wait for the device; there the embedding's own assertion catches it.
+        real = idx.device.type == "cpu" and type(idx) is Tensor and idx.numel() > 0
+        if real and not torch.compiler.is_compiling():
+            low, high = (int(x) for x in idx.aminmax())
+            if low < 0 or high >= self.config.vocab_size:
+                expected = f"tokens from 0 to vocab_size - 1 = {self.config.vocab_size - 1}"
+                raise ValueError(f"`idx` must hold {expected}, got {low if low < 0 else high}")
+
+
+def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | DeltaStream:
+    """The residual stream that `config.residual` names, around the given sublayers."""
+    if config.residual == "additive":
+        return AdditiveStream(config.hidden_size, sublayers)
+    compress, expand = STREAMS[config.residual]
+    return DeltaStream(
+        config.hidden_size,
+        sublayers,
+        value_channels=1 if config.residual == "ddl" else config.value_channels,
+        compress=compress,
+        expand=expand,
+        gate=config.gate,
+        gate_hidden=config.gate_hidden,
+        value=config.value,
+        value_scale=config.value_scale,
+        value_constant=config.value_constant,
+        value_from=config.value_from,
+        beta_init=config.beta_init,
+        eps_k=config.eps_k,
+        sublayers_per_compressor=config.sublayers_per_compressor,
+    )
+
+
+def _sample(
+    logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """One token per row of logits (B, vocab_size) → (B, 1)."""
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    logits = logits / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = logits.topk(top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    probabilities = logits.softmax(dim=-1)
+    if generator is not None:
+        probabilities = probabilities.to(generator.device)
+    return torch.multinomial(probabilities, 1, generator=generator).to(logits.device)

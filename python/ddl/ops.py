@@ -1,0 +1,382 @@
+"""The operators as PyTorch sees them: schemas, kernels, fake kernels, autograd.
+
+`rewrite`, `read`, `rewrite_read` and `expand` are `torch.library` operators (`torch.ops.ddl.…`), and
+so are their backwards. This is the only file that calls `_native`: it allocates every output and
+hands native code borrowed memory. `ddl.functional` is how to call these.
+
+Where an output is absent (no gate asked for, nothing saved) a tensor of shape (0, 0) stands in, because
+operator schemas have no optional outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _native
+from ._checks import check_expand, check_read, check_rewrite, check_state
+
+_READ = (
+    "Tensor? compress, Tensor? norm_weight, float? norm_eps, Tensor? gate_weight, Tensor? gate_bias, "
+    "Tensor? value_weight, Tensor? value_bias, float? value_scale, bool value_from_compressed"
+)
+_REWRITE = "Tensor direction, Tensor value, Tensor gate, float eps_k"
+_READ_GRADS = "Tensor? grad_context, Tensor? grad_new_value, Tensor? grad_new_gate"
+_READ_SAVED = "Tensor new_value, Tensor new_gate, Tensor compressed, Tensor rstd"
+
+_SCHEMAS = {
+    # -> state, stats
+    "rewrite": f"(Tensor state, {_REWRITE}) -> (Tensor, Tensor)",
+    # -> context, value, gate, compressed, rstd
+    "read": f"(Tensor state, {_READ}, ScalarType? context_dtype) -> ({', '.join(['Tensor'] * 5)})",
+    # -> state, context, value, gate, compressed, rstd, stats
+    "rewrite_read": f"(Tensor state, {_REWRITE}, {_READ}, ScalarType? context_dtype)"
+    f" -> ({', '.join(['Tensor'] * 7)})",
+    "expand": "(Tensor x, Tensor? weight, int value_channels) -> Tensor",
+    # -> gradients of state, direction, value, gate
+    "rewrite_backward": f"(Tensor grad_state, Tensor state, {_REWRITE}, Tensor stats)"
+    f" -> ({', '.join(['Tensor'] * 4)})",
+    # -> gradients of state and of the six parameters
+    "read_backward": f"({_READ_GRADS}, Tensor state, {_READ}, {_READ_SAVED})"
+    f" -> ({', '.join(['Tensor'] * 7)})",
+    # -> gradients of state, direction, value, gate and of the six parameters
+    "rewrite_read_backward": f"(Tensor? grad_state, {_READ_GRADS}, Tensor state, {_REWRITE}, {_READ},"
+    f" {_READ_SAVED}, Tensor stats) -> ({', '.join(['Tensor'] * 10)})",
+    # -> gradients of x and weight
+    "expand_backward": "(Tensor grad_state, Tensor x, Tensor? weight) -> (Tensor, Tensor)",
+}
+
+_library = torch.library.Library("ddl", "DEF")
+for _name, _schema in _SCHEMAS.items():
+    _library.define(_name + _schema, tags=torch.Tag.pt2_compliant_tag)
+
+
+def gate_dtype(state: Tensor) -> torch.dtype:
+    """dtype of values, gates and saved statistics: float64 for a float64 state, else float32."""
+    return torch.float64 if state.dtype == torch.float64 else torch.float32
+
+
+# --- outputs ---------------------------------------------------------------------------------------
+# One function per operator allocates its outputs: the fake kernel is that function, the real kernel
+# fills what it returns.
+
+
+def _small(state: Tensor, *last: int) -> Tensor:
+    return state.new_empty((*state.shape[:-2], *last), dtype=gate_dtype(state))
+
+
+def _absent(state: Tensor) -> Tensor:
+    return state.new_empty((0, 0))  # no real output has this shape: d and m are at least 1
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _like_or_absent(tensor: Tensor | None, state: Tensor) -> Tensor:
+    return _absent(state) if tensor is None else _like(tensor)
+
+
+def _rewrite_outputs(state: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _like(state), _small(state, 1 + state.shape[-1])
+
+
+def _read_outputs(state: Tensor, *read: Any) -> tuple[Tensor, ...]:
+    compress, _, norm_eps, gate_weight, _, value_weight, _, _, _, context_dtype = read
+    context = state.new_empty(state.shape[:-1], dtype=context_dtype or state.dtype)
+    return (
+        context,
+        _absent(state) if value_weight is None else _small(state, state.shape[-1]),
+        _absent(state) if gate_weight is None else _small(state),
+        _like(context) if compress is not None and compress.ndim == 3 else _absent(state),
+        _absent(state) if norm_eps is None else _small(state),
+    )
+
+
+def _rewrite_read_outputs(state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    new_state, stats = _rewrite_outputs(state)
+    return (new_state, *_read_outputs(state, *arguments[4:]), stats)
+
+
+def _expand_outputs(x: Tensor, weight: Tensor | None, value_channels: int) -> Tensor:
+    return x.new_empty((*x.shape, value_channels))
+
+
+def _rewrite_backward_outputs(grad_state: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(map(_like, inputs[:4]))
+
+
+def _parameter_gradients(state: Tensor, read: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    compress, norm_weight, _, gate_weight, gate_bias, value_weight, value_bias = read[:7]
+    parameters = (compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias)
+    return tuple(_like_or_absent(parameter, state) for parameter in parameters)
+
+
+def _read_backward_outputs(*arguments: Any) -> tuple[Tensor, ...]:
+    state = arguments[3]
+    return (_like(state), *_parameter_gradients(state, arguments[4:13]))
+
+
+def _rewrite_read_backward_outputs(*arguments: Any) -> tuple[Tensor, ...]:
+    state, *rest = arguments[4:]
+    return (_like(state), *map(_like, rest[:3]), *_parameter_gradients(state, tuple(rest[4:13])))
+
+
+def _expand_backward_outputs(
+    grad_state: Tensor, x: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return _like(x), _like_or_absent(weight, x)
+
+
+# --- CPU kernels -----------------------------------------------------------------------------------
+
+
+def _dense(argument: Any) -> Any:
+    """Native code takes contiguous tensors; a copy is made here where one is not."""
+    return argument.contiguous() if isinstance(argument, Tensor) else argument
+
+
+def _given(tensor: Tensor | None) -> Tensor | None:
+    """None for a stand-in."""
+    return None if tensor is None or tensor.shape == (0, 0) else tensor.contiguous()
+
+
+def _rewrite(*arguments: Any) -> tuple[Tensor, Tensor]:
+    state, *rewrite = map(_dense, arguments)
+    new_state, stats = outputs = _rewrite_outputs(state)
+    saved = (new_state, stats, None, None, None, None, None)
+    _native.rewrite_read(state, tuple(rewrite), None, saved, torch.get_num_threads())
+    return outputs
+
+
+def _read(*arguments: Any) -> tuple[Tensor, ...]:
+    state, *read = map(_dense, arguments)
+    outputs = _read_outputs(state, *read)
+    saved = (None, None, *map(_given, outputs))
+    _native.rewrite_read(state, None, tuple(read[:9]), saved, torch.get_num_threads())
+    return outputs
+
+
+def _rewrite_read(*arguments: Any) -> tuple[Tensor, ...]:
+    state, *rest = map(_dense, arguments)
+    outputs = new_state, *read_outputs, stats = _rewrite_read_outputs(state, *rest)
+    saved = (new_state, stats, *map(_given, read_outputs))
+    _native.rewrite_read(
+        state, tuple(rest[:4]), tuple(rest[4:13]), saved, torch.get_num_threads()
+    )
+    return outputs
+
+
+def _expand(x: Tensor, weight: Tensor | None, value_channels: int) -> Tensor:
+    state = _expand_outputs(x, weight, value_channels)
+    _native.expand_forward(_dense(x), _dense(weight), state, torch.get_num_threads())
+    return state
+
+
+def _rewrite_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    grad_state, state, *rewrite, stats = map(_dense, arguments)
+    outputs = _rewrite_backward_outputs(grad_state, state, *rewrite)
+    _native.rewrite_read_backward(
+        state,
+        tuple(rewrite),
+        None,
+        (None, stats, None, None, None, None, None),
+        (grad_state, None, None, None),
+        (*outputs, None, None, None, None, None, None),
+        torch.get_num_threads(),
+    )
+    return outputs
+
+
+def _read_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    outputs = grad_state, *grad_parameters = _read_backward_outputs(*arguments)
+    *grads, state = map(_dense, arguments[:4])
+    read, saved = map(_dense, arguments[4:13]), map(_given, arguments[13:])
+    new_value, new_gate, compressed, rstd = saved
+    _native.rewrite_read_backward(
+        state,
+        None,
+        tuple(read),
+        (None, None, None, new_value, new_gate, compressed, rstd),
+        (None, *grads),
+        (grad_state, None, None, None, *map(_given, grad_parameters)),
+        torch.get_num_threads(),
+    )
+    return outputs
+
+
+def _rewrite_read_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    outputs = _rewrite_read_backward_outputs(*arguments)
+    *grads, state = map(_dense, arguments[:5])
+    rewrite, read = map(_dense, arguments[5:9]), map(_dense, arguments[9:18])
+    new_value, new_gate, compressed, rstd, stats = map(_given, arguments[18:])
+    _native.rewrite_read_backward(
+        state,
+        tuple(rewrite),
+        tuple(read),
+        (None, stats, None, new_value, new_gate, compressed, rstd),
+        tuple(grads),
+        (*outputs[:4], *map(_given, outputs[4:])),
+        torch.get_num_threads(),
+    )
+    return outputs
+
+
+def _expand_backward(
+    grad_state: Tensor, x: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    outputs = grad_x, grad_weight = _expand_backward_outputs(grad_state, x, weight)
+    _native.expand_backward(
+        _dense(x),
+        _dense(weight),
+        grad_state.contiguous(),
+        grad_x,
+        _given(grad_weight),
+        torch.get_num_threads(),
+    )
+    return outputs
+
+
+# --- fake kernels ----------------------------------------------------------------------------------
+# Shapes and dtypes without data, for torch.compile, export and the meta device. Native code checks the
+# real tensors; here the same sentences come from `_checks`.
+
+
+def _rewrite_fake(state: Tensor, *rewrite: Any) -> tuple[Tensor, Tensor]:
+    check_rewrite(state, *rewrite)
+    return _rewrite_outputs(state)
+
+
+def _read_fake(state: Tensor, *read: Any) -> tuple[Tensor, ...]:
+    check_read(state, *read[:9])
+    return _read_outputs(state, *read)
+
+
+def _rewrite_read_fake(state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    check_rewrite(state, *arguments[:4])
+    check_read(state, *arguments[4:13])
+    return _rewrite_read_outputs(state, *arguments)
+
+
+def _expand_fake(x: Tensor, weight: Tensor | None, value_channels: int) -> Tensor:
+    check_expand(x, weight, value_channels)
+    return _expand_outputs(x, weight, value_channels)
+
+
+# --- autograd --------------------------------------------------------------------------------------
+# Backwards are operators too, so that compile, checkpointing and export see one node each. Gradients
+# that nobody asked for arrive as None (no zeros are made for them).
+
+
+def _rewrite_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.eps_k = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _rewrite_grad(ctx: Any, grad_state: Tensor | None, *_: None) -> tuple[Any, ...]:
+    if grad_state is None:
+        return (None,) * 5
+    *inputs, stats = ctx.saved_tensors
+    return (*_ops.rewrite_backward(grad_state, *inputs, ctx.eps_k, stats), None)
+
+
+def _read_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _save_read(ctx, inputs[:1], inputs[1:], output)
+
+
+def _read_grad(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    if all(grad is None for grad in grads[:3]):
+        return (None,) * 11
+    (state,), read, saved = _load_read(ctx, inputs=1)
+    grad_state, *parameters = _ops.read_backward(*grads[:3], state, *read, *saved)
+    return (grad_state, *_around_numbers(parameters))
+
+
+def _rewrite_read_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.eps_k = inputs[4]
+    _save_read(ctx, inputs[:4], inputs[5:], output[1:])
+
+
+def _rewrite_read_grad(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    if all(grad is None for grad in grads[:4]):
+        return (None,) * 15
+    inputs, read, saved = _load_read(ctx, inputs=4)
+    outputs = _ops.rewrite_read_backward(*grads[:4], *inputs, ctx.eps_k, *read, *saved)
+    return (*outputs[:4], None, *_around_numbers(outputs[4:]))
+
+
+def _save_read(
+    ctx: Any, inputs: tuple[Tensor, ...], read: tuple[Any, ...], output: tuple[Tensor, ...]
+) -> None:
+    """Saves inputs, parameters and the read's outputs but the context; numbers stay on `ctx`."""
+    compress, norm_weight, norm_eps, *linear, value_scale, from_compressed, _ = read
+    ctx.numbers = (norm_eps, value_scale, from_compressed)
+    saved = output[1:]
+    ctx.save_for_backward(*inputs, compress, norm_weight, *linear, *saved)
+    absent = [out for out in saved[:2] if out.shape == (0, 0)]
+    ctx.mark_non_differentiable(*absent, *saved[2:])
+    ctx.set_materialize_grads(False)
+
+
+def _load_read(ctx: Any, inputs: int) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """(inputs, the read's arguments as the schema orders them, the saved outputs)."""
+    tensors = ctx.saved_tensors
+    norm_eps, value_scale, from_compressed = ctx.numbers
+    parameters, saved = tensors[inputs : inputs + 6], tensors[inputs + 6 :]
+    read = (*parameters[:2], norm_eps, *parameters[2:], value_scale, from_compressed)
+    return tensors[:inputs], read, saved
+
+
+def _around_numbers(parameters: Any) -> tuple[Any, ...]:
+    """Gradients of a read's arguments in schema order: None for numbers and absent parameters."""
+    grads = [None if grad.shape == (0, 0) else grad for grad in parameters]
+    return (*grads[:2], None, *grads[2:], None, None, None)
+
+
+def _expand_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _expand_grad(ctx: Any, grad_state: Tensor) -> tuple[Any, ...]:
+    x, weight = ctx.saved_tensors
+    grad_x, grad_weight = _ops.expand_backward(grad_state, x, weight)
+    return grad_x, None if weight is None else grad_weight, None
+
+
+def _refuse(transform: str, name: str) -> Any:
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError(
+            f"{transform} of `ddl.{name}` must go through `ddl.reference.{name}`, "
+            "got the fused operator, which has first reverse-mode derivatives only"
+        )
+
+    return refuse
+
+
+_ops = torch.ops.ddl
+for _name, _kernel, _fake, _setup, _grad in [
+    ("rewrite", _rewrite, _rewrite_fake, _rewrite_setup, _rewrite_grad),
+    ("read", _read, _read_fake, _read_setup, _read_grad),
+    ("rewrite_read", _rewrite_read, _rewrite_read_fake, _rewrite_read_setup, _rewrite_read_grad),
+    ("expand", _expand, _expand_fake, _expand_setup, _expand_grad),
+]:
+    _library.impl(_name, _kernel, "CPU")
+    torch.library.register_fake(f"ddl::{_name}", _fake, lib=_library)
+    torch.library.register_autograd(f"ddl::{_name}", _grad, setup_context=_setup, lib=_library)
+    torch.library.register_vmap(f"ddl::{_name}", _refuse("vmap", _name), lib=_library)
+
+for _name, _kernel, _fake in [
+    ("rewrite", _rewrite_backward, _rewrite_backward_outputs),
+    ("read", _read_backward, _read_backward_outputs),
+    ("rewrite_read", _rewrite_read_backward, _rewrite_read_backward_outputs),
+    ("expand", _expand_backward, _expand_backward_outputs),
+]:
+    _backward = f"ddl::{_name}_backward"
+    _library.impl(f"{_name}_backward", _kernel, "CPU")
+    torch.library.register_fake(_backward, _fake, lib=_library)
+    torch.library.register_autograd(_backward, _refuse("double backward", _name), lib=_library)
+    torch.library.register_vmap(_backward, _refuse("vmap", _name), lib=_library)

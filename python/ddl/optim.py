@@ -1,0 +1,52 @@
+"""AdamW's parameter groups and the learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddl.config import OptimConfig
+from ddl.residual import DeltaResidual
+from ddl.stream import Expand, Read
+
+NEVER_DECAYED = (DeltaResidual, Read, Expand)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups for a torch optimizer: decayed matrices, and everything that must not be decayed.
+
+    Decayed: matrices of the sublayers and embeddings. Not decayed: norms, biases, and all that
+    `DeltaResidual`, `Read` and `Expand` own, whose rest position is not zero: a compressor decayed
+    to zero reads nothing, an expansion decayed to zero is no repetition any more. Parameters that
+    need no gradient are left out; shared ones appear once.
+    """
+    kept: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        if isinstance(module, NEVER_DECAYED):
+            kept |= {id(p): p for p in module.parameters()}
+    decayed: dict[int, nn.Parameter] = {}
+    for parameter in model.parameters():
+        group = decayed if parameter.ndim >= 2 and id(parameter) not in kept else kept
+        group[id(parameter)] = parameter
+    return [
+        {"params": [p for p in decayed.values() if p.requires_grad], "weight_decay": weight_decay},
+        {"params": [p for p in kept.values() if p.requires_grad], "weight_decay": 0.0},
+    ]
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """AdamW over `parameter_groups`, in torch's fused implementation (one pass over the memory)."""
+    groups = parameter_groups(model, config.weight_decay)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+
+
+def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
+    """Learning rate of step 0 … steps − 1: linear warm-up, then a cosine down to the final rate."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / (config.warmup_steps + 1)
+    progress = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)
+    low = config.lr * config.min_lr_ratio
+    return low + 0.5 * (config.lr - low) * (1 + math.cos(math.pi * min(1.0, progress)))

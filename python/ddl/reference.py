@@ -1,0 +1,247 @@
+"""The equations of Deep Delta Learning in plain PyTorch: the oracle for every faster form.
+
+    X'  =  X + β k̂ (vᵀ − k̂ᵀ X)            X: (d, m)   k̂: (d,)   v: (m,)   β ∈ [0, 2]
+
+Written to be read beside the paper (arXiv 2601.00417): equation and section numbers are those of
+its first version, the names channel, token and expand those of its third. The signatures are those
+of `ddl.functional`; autograd differentiates everything here any number of times.
+
+Everything is computed in float32, or in float64 when the state is float64, whatever the inputs are
+stored in; only states and contexts are rounded back to a storage type. `…` stands for any batch
+dimensions; the time axis, where one is needed, is the last of them: (…, T, d) and (…, T, d, m).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.amp.autocast_mode import is_autocast_available
+
+from .types import ReadResult, RewriteReadResult
+
+__all__ = ["determinant", "eigenvalues", "expand", "operator", "read", "rewrite", "rewrite_read"]
+
+
+def rewrite(
+    state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, *, eps_k: float
+) -> Tensor:
+    """The delta rule X' = X + β k̂ (vᵀ − k̂ᵀX), eq. 2.5, with k̂ = k/√(|k|² + ε_k²) as in eq. 2.3.
+
+    state: (…, d, m). direction: k (…, d), of any length. value: (…, m). gate: (…,).
+    Returns X' in the state's dtype.
+
+    β = 0 gives X back bit for bit (only −0.0 may come back as +0.0). k = 0 gives X back when
+    eps_k > 0, and NaN when eps_k = 0.
+    """
+    X, k, v, beta = _widen(state, state, direction, value, gate)
+    k = _unit(k, eps_k)  # k̂ (…, d)
+    with _no_autocast(X):
+        p = torch.einsum("...d,...dm->...m", k, X)  # k̂ᵀX (…, m), the current readout
+    X = X + beta[..., None, None] * k[..., :, None] * (v - p)[..., None, :]  # (…, d, m)
+    return X.to(state.dtype)
+
+
+def read(
+    state: Tensor,
+    *,
+    compress: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float | None = 1e-5,
+    gate_weight: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+    value_weight: Tensor | None = None,
+    value_bias: Tensor | None = None,
+    value_scale: float | None = None,
+    value_from: str = "context",
+    context_dtype: torch.dtype | None = None,
+) -> ReadResult:
+    """Compress the state to d features, normalise them, and form the next value and gate.
+
+        x = compress(X)              h = x/√(mean(x²) + ε_n) · γ
+        v = φ(W_v z + b_v)           β = 2·sigmoid(w_β·h + b_β), eq. 2.6
+
+    state: (…, d, m).
+    compress: None, the identity (m = 1) | (d, m) channel, x_i = Σ_j w_ij X_ij | (d, m, K) token,
+        x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, tap s reading the state s steps back, zeros before t = 0.
+    norm_weight: γ (d,), None for ones. norm_eps: ε_n; None leaves x unnormalised, h = x · γ.
+    gate_weight: w_β (d,), without it there is no gate. gate_bias: b_β ().
+    value_weight: W_v (m, d), without it there is no value. value_bias: b_v (m,).
+    value_scale: s for φ = s·sigmoid, None for φ = identity.
+    value_from: "context", z = h | "compressed", z = x.
+
+    Raises ValueError for an unknown `value_from` and for a `compress` that does not fit the state.
+    """
+    if value_from not in ("context", "compressed"):
+        raise ValueError(f'`value_from` must be "context" or "compressed", got {value_from!r}')
+    (X,) = _widen(state, state)
+    x = h = _compress(X, compress)  # (…, d)
+    if norm_eps is not None:
+        h = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm_eps)
+    if norm_weight is not None:
+        h = h * norm_weight.to(h.dtype)
+    z = h if value_from == "context" else x
+    return ReadResult(
+        context=h.to(context_dtype or state.dtype),
+        value=_value(z, value_weight, value_bias, value_scale),
+        gate=_gate(h, gate_weight, gate_bias),
+    )
+
+
+def rewrite_read(
+    state: Tensor,
+    direction: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    *,
+    eps_k: float,
+    compress: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float | None = 1e-5,
+    gate_weight: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+    value_weight: Tensor | None = None,
+    value_bias: Tensor | None = None,
+    value_scale: float | None = None,
+    value_from: str = "context",
+    context_dtype: torch.dtype | None = None,
+) -> RewriteReadResult:
+    """What happens between two sublayers: `rewrite`, then `read` of the rewritten state.
+
+    Arguments are those of `rewrite` and `read`. The read sees X' as it is stored, rounded to the
+    state's dtype.
+    """
+    state = rewrite(state, direction, value, gate, eps_k=eps_k)
+    context, next_value, next_gate = read(
+        state,
+        compress=compress,
+        norm_weight=norm_weight,
+        norm_eps=norm_eps,
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        value_weight=value_weight,
+        value_bias=value_bias,
+        value_scale=value_scale,
+        value_from=value_from,
+        context_dtype=context_dtype,
+    )
+    return RewriteReadResult(state, context, next_value, next_gate)
+
+
+def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> Tensor:
+    """Open the stream: embeddings (…, T, d) to a state (…, T, d, m), in the dtype of x.
+
+    weight: None repeats x in every value channel | (d, m, K), a causal depthwise convolution over
+    time, X_t,ij = Σ_s w_ijs x_{t−s,i}, zeros before t = 0. Where tap 0 is one and the others are
+    zero, the two are equal. Raises ValueError for a weight of another shape.
+    """
+    if weight is None:
+        return x[..., None].repeat(*(1,) * x.ndim, value_channels)
+    d, m = x.shape[-1], value_channels
+    if weight.ndim != 3 or weight.shape[:2] != (d, m):
+        raise ValueError(f"`weight` must have shape ({d}, {m}, K), got {tuple(weight.shape)}")
+    if x.ndim < 2:
+        raise ValueError(f"`x` must have shape (…, T, d) to be convolved, got {tuple(x.shape)}")
+    u, w = _widen(x, x, weight)
+    X = u[..., None] * w[..., 0]  # (…, T, d, m)
+    for s in range(1, w.shape[-1]):
+        X = X + _delay(u, s)[..., None] * w[..., s]
+    return X.to(x.dtype)
+
+
+def operator(direction: Tensor, gate: Tensor, eps_k: float = 0.0) -> Tensor:
+    """The delta operator A = I − β k̂k̂ᵀ, (…, d, d), eq. 2.3 and 2.4: X' = A X + β k̂ vᵀ.
+
+    direction: (…, d). gate: (…,). On the columns of a state, stacked, it acts as I_m ⊗ A (§3.1).
+    """
+    k, beta = _widen(direction, direction, gate)
+    k = _unit(k, eps_k)
+    identity = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
+    return identity - beta[..., None, None] * k[..., :, None] * k[..., None, :]
+
+
+def eigenvalues(direction: Tensor, gate: Tensor, eps_k: float = 0.0) -> Tensor:
+    """Eigenvalues of A in closed form, (…, d): first the one along k, then d − 1 ones (Thm. 3.1).
+
+    The one along k is 1 − β|k̂|². For ε_k = 0 that is the paper's 1 − β; ε_k > 0 moves it towards
+    1, because |k̂|² = |k|²/(|k|² + ε_k²) < 1.
+    """
+    along_k = determinant(direction, gate, eps_k)
+    ones = torch.ones_like(direction[..., 1:], dtype=along_k.dtype)
+    return torch.cat([along_k[..., None], ones], dim=-1)
+
+
+def determinant(
+    direction: Tensor, gate: Tensor, eps_k: float = 0.0, *, value_channels: int = 1
+) -> Tensor:
+    """det A = 1 − β|k̂|² in closed form, (…,); to the power m lifted to (d, m) states (Cor. 3.2)."""
+    k, beta = _widen(direction, direction, gate)
+    norm2 = k.square().sum(-1)
+    return (1 - beta * norm2 / (norm2 + eps_k**2)) ** value_channels
+
+
+def _widen(like: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the type of all computation: float64 if `like` is float64, else float32."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return tuple(t.to(dtype) for t in tensors)
+
+
+def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Around contractions, which autocast would otherwise do in a 16-bit type."""
+    device = x.device.type
+    if not is_autocast_available(device):  # the meta device
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
+
+
+def _unit(k: Tensor, eps_k: float) -> Tensor:
+    """k̂ = k/√(|k|² + ε_k²), (…, d)."""
+    return k / torch.sqrt(k.square().sum(-1, keepdim=True) + eps_k**2)
+
+
+def _delay(x: Tensor, steps: int) -> Tensor:
+    """x_{t−steps} for x (…, T, d), zeros before t = 0."""
+    T = x.shape[-2]
+    return F.pad(x, (0, 0, steps, 0))[..., :T, :]
+
+
+def _compress(X: Tensor, weight: Tensor | None) -> Tensor:
+    """x = compress(X), (…, d)."""
+    d, m = X.shape[-2:]
+    if weight is None:
+        if m != 1:
+            raise ValueError(f"`compress` must be given for {m} value channels, got None")
+        return X[..., 0]
+    if weight.ndim not in (2, 3) or weight.shape[:2] != (d, m):
+        expected = f"({d}, {m}) or ({d}, {m}, K)"
+        raise ValueError(f"`compress` must have shape {expected}, got {tuple(weight.shape)}")
+    w = weight.to(X.dtype)
+    if w.ndim == 2:
+        return (X * w).sum(-1)
+    if X.ndim < 3:
+        raise ValueError(f"`state` must have shape (…, T, {d}, {m}), got {tuple(X.shape)}")
+    x = (X * w[..., 0]).sum(-1)
+    for s in range(1, w.shape[-1]):
+        x = x + _delay((X * w[..., s]).sum(-1), s)
+    return x
+
+
+def _value(
+    z: Tensor, weight: Tensor | None, bias: Tensor | None, scale: float | None
+) -> Tensor | None:
+    """v = φ(W_v z + b_v), (…, m)."""
+    if weight is None:
+        return None
+    with _no_autocast(z):
+        logit = F.linear(z, weight.to(z.dtype), None if bias is None else bias.to(z.dtype))
+    return logit if scale is None else scale * torch.sigmoid(logit)
+
+
+def _gate(h: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """β = 2·sigmoid(w_β·h + b_β), (…,)."""
+    if weight is None:
+        return None
+    logit = (h * weight.to(h.dtype)).sum(-1)
+    return 2 * torch.sigmoid(logit if bias is None else logit + bias.to(h.dtype))

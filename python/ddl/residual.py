@@ -1,0 +1,215 @@
+"""DeltaResidual: the drop-in for one residual addition."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from . import functional
+from ._checks import check_choice, check_count, check_positive
+
+__all__ = ["DeltaResidual"]
+
+Mapping = Literal["k", "v"]
+Gate = Literal["linear", "mlp"]
+Value = Literal["linear", "sigmoid", "constant"]
+ValueFrom = Literal["context", "compressed"]
+
+
+class DeltaResidual(nn.Module):
+    """X' = X + β k̂ (v − k̂ᵀX)ᵀ in place of x + F(x): read along k̂, compare with v, write the difference.
+
+    Shapes: with one value channel the state x is (…, d), like any residual stream; with m > 1 it is
+    (…, d, m). The sublayer's output and the context are (…, d).
+
+        h = norm(x);  x = residual(x, F(h), context=h)
+
+    k-Map (default): the direction k is F(h), the value v = φ(W_v z + b_v). v-Map: v = φ(W_v F(h)) and
+    k = W_k h. Gate: β = 2·sigmoid(g(h)) with g linear, or linear–tanh–linear ("mlp"). Values and gates
+    are computed in float32 whatever the storage type.
+
+    Zero-initialised output projections. F(h) = 0 means k = 0: nothing is written (k̂ = 0), and the gradient
+    reaches the projection multiplied by 1/√(|k|² + ε_k²) = 1/ε_k. With ε_k = 1e-5 that is 100,000: one such
+    step drowns every other gradient under a clipped global norm and lingers in Adam's second moment. It is
+    the true slope of the function, but only within 1e-5 of zero, a distance no optimiser step respects.
+    So ε_k is √(1e-5·d) by default: k̂ = RMSNorm(k)/√d with RMSNorm's customary ε of 1e-5. The gradient at
+    k = 0 is then about that of a small random projection in every dtype, gradients stay exact derivatives
+    everywhere, and k̂ keeps unit length (to 0.1 % from a root mean square of 0.07 on).
+
+    Args:
+        hidden_size: d.
+        value_channels: m.
+        mapping: "k" or "v".
+        gate: "linear" or "mlp", the latter with `gate_hidden` hidden units.
+        value: φ — "linear", "sigmoid" (value_scale·sigmoid), or "constant" (v = value_constant, k-Map).
+        value_from: z — the normalised read ("context", h) or the raw one ("compressed", x).
+        beta_init: β at initialisation, in (0, 2); the gate's weight starts at zero.
+        eps_k: ε_k in units of |k|; None for √(1e-5·d). The papers' checkpoints want 1e-5.
+
+    Source: DDL (arXiv 2601.00417), eq. 2.5 and Appendix B.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        value_channels: int = 1,
+        *,
+        mapping: Mapping = "k",
+        gate: Gate = "linear",
+        gate_hidden: int = 128,
+        value: Value = "linear",
+        value_scale: float = 4.0,
+        value_constant: float = 2.0,
+        value_from: ValueFrom = "context",
+        beta_init: float = 1.0,
+        eps_k: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("hidden_size", hidden_size)
+        check_count("value_channels", value_channels)
+        check_count("gate_hidden", gate_hidden)
+        check_choice("mapping", mapping, get_args(Mapping))
+        check_choice("gate", gate, get_args(Gate))
+        check_choice("value", value, get_args(Value))
+        check_choice("value_from", value_from, get_args(ValueFrom))
+        check_positive("value_scale", value_scale)
+        check_positive("eps_k", eps_k)
+        if not 0 < beta_init < 2:
+            raise ValueError(f"`beta_init` must be between 0 and 2, got {beta_init}")
+        if mapping == "v" and value == "constant":
+            raise ValueError('`value` must be "linear" or "sigmoid" with mapping="v", got "constant"')
+        self.hidden_size, self.value_channels = hidden_size, value_channels
+        self.mapping, self.value_kind, self.value_from = mapping, value, value_from
+        self.value_scale, self.value_constant = value_scale, value_constant
+        self.beta_init = beta_init
+        self.eps_k = math.sqrt(1e-5 * hidden_size) if eps_k is None else eps_k
+
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.gate: nn.Module
+        if gate == "linear":
+            self.gate = nn.Linear(hidden_size, 1, **factory)
+        else:
+            hidden = nn.Linear(hidden_size, gate_hidden, bias=False, **factory)
+            self.gate = nn.Sequential(hidden, nn.Tanh(), nn.Linear(gate_hidden, 1, **factory))
+        self.value = self.direction = None
+        if value != "constant":
+            self.value = nn.Linear(hidden_size, value_channels, bias=mapping == "k", **factory)
+        if mapping == "v":
+            self.direction = nn.Linear(hidden_size, hidden_size, bias=False, **factory)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """β = beta_init everywhere; value, hidden gate and direction weights normal, std 0.5/√d."""
+        std = 0.5 / math.sqrt(self.hidden_size)
+        for linear in (self.value, self.direction):
+            if linear is not None:
+                nn.init.normal_(linear.weight, std=std)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+        if isinstance(self.gate, nn.Sequential):
+            nn.init.normal_(self.gate[0].weight, std=std)
+        last = self.gate[-1] if isinstance(self.gate, nn.Sequential) else self.gate
+        nn.init.zeros_(last.weight)
+        nn.init.constant_(last.bias, math.log(self.beta_init / (2 - self.beta_init)))
+
+    def forward(
+        self, x: Tensor, sublayer_out: Tensor, *, context: Tensor, compressed: Tensor | None = None
+    ) -> Tensor:
+        """Rewrites the state with a sublayer's output.
+
+        Args:
+            x: the state, (…, d) for one value channel, (…, d, m) otherwise.
+            sublayer_out: F(h), (…, d).
+            context: h, what the sublayer read, (…, d).
+            compressed: the raw read x (…, d), for value_from="compressed"; with one value channel it
+                is the state itself by default.
+
+        Returns:
+            The rewritten state, in the shape and dtype of x.
+        """
+        if self.value_channels == 1:
+            compressed = x if compressed is None else compressed
+            x = x.unsqueeze(-1)
+        value, gate = self.complete(context, compressed, *self._linear(context, compressed))
+        direction, value = self.write(sublayer_out, context, value)
+        x = functional.rewrite(x, direction, value, gate, eps_k=self.eps_k)
+        return x.squeeze(-1) if self.value_channels == 1 else x
+
+    # --- the same in pieces, for DeltaStream, where the read computes what is linear in x ---------
+
+    def fused(self) -> dict[str, Any]:
+        """Arguments with which `ddl.functional.read` computes value and gate itself."""
+        arguments: dict[str, Any] = {}
+        if isinstance(self.gate, nn.Linear):
+            arguments["gate_weight"] = self.gate.weight.squeeze(0)
+            arguments["gate_bias"] = self.gate.bias.squeeze(0)
+        if self.mapping == "k" and self.value is not None:
+            arguments["value_weight"], arguments["value_bias"] = self.value.weight, self.value.bias
+            arguments["value_from"] = self.value_from
+            if self.value_kind == "sigmoid":
+                arguments["value_scale"] = self.value_scale
+        return arguments
+
+    def complete(
+        self, context: Tensor, compressed: Tensor | None, value: Tensor | None, gate: Tensor | None
+    ) -> tuple[Tensor | None, Tensor]:
+        """Adds what a read cannot compute: a two-layer gate, a constant value."""
+        if gate is None:
+            gate = 2 * torch.sigmoid(_in_float32(self.gate, context).squeeze(-1))
+        if self.value_kind == "constant":
+            value = gate.new_full((*gate.shape, self.value_channels), self.value_constant)
+        return value, gate
+
+    def write(
+        self, sublayer_out: Tensor, context: Tensor, value: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(direction, value) of the rewrite, from the sublayer's output."""
+        if self.mapping == "k":
+            assert value is not None  # from the read, or constant
+            return sublayer_out, value
+        assert self.direction is not None and self.value is not None
+        return self.direction(context), self._phi(_in_float32(self.value, sublayer_out))
+
+    def _linear(
+        self, context: Tensor, compressed: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """(value, gate) where they are linear, as the read computes them; else None."""
+        gate = value = None
+        if isinstance(self.gate, nn.Linear):
+            gate = 2 * torch.sigmoid(_in_float32(self.gate, context).squeeze(-1))
+        if self.mapping == "k" and self.value is not None:
+            source = context
+            if self.value_from == "compressed":
+                if compressed is None:
+                    raise ValueError(
+                        '`compressed` must be the raw read (…, hidden_size) with value_from="compressed" '
+                        f"and {self.value_channels} value channels, got None"
+                    )
+                source = compressed
+            value = self._phi(_in_float32(self.value, source))
+        return value, gate
+
+    def _phi(self, linear: Tensor) -> Tensor:
+        return self.value_scale * torch.sigmoid(linear) if self.value_kind == "sigmoid" else linear
+
+    def extra_repr(self) -> str:
+        return (
+            f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
+            f"mapping={self.mapping!r}, value={self.value_kind!r}, value_from={self.value_from!r}, "
+            f"beta_init={self.beta_init:g}, eps_k={self.eps_k:.3g}"
+        )
+
+
+def _in_float32(module: nn.Module, x: Tensor) -> Tensor:
+    """module(x) in float32 (float64 for float64), parameters included, autocast or not."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    parameters = {name: p.to(dtype) for name, p in module.named_parameters()}
+    if x.device.type == "meta":
+        return torch.func.functional_call(module, parameters, (x.to(dtype),))
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.func.functional_call(module, parameters, (x.to(dtype),))

@@ -1,0 +1,144 @@
+"""A run directory: config.json, tokenizer.json, metrics.jsonl, model.safetensors, loss.png."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+from ddl.config import InputError, TrainConfig, from_json, to_json
+from ddl.models import GPT
+from ddl.tokenizer import Tokenizer, describe, restore
+
+CONFIG, TOKENIZER, METRICS = "config.json", "tokenizer.json", "metrics.jsonl"
+WEIGHTS, PLOT = "model.safetensors", "loss.png"
+FILES = (CONFIG, TOKENIZER, METRICS, WEIGHTS, PLOT)
+
+Record = dict[str, Any]
+
+
+class RunDirectory:
+    """Where one training run keeps its results."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, config: TrainConfig, tokenizer: Tokenizer) -> RunDirectory:
+        """Make the directory and write what describes the run.
+
+        A directory with a run in it is refused unless `config.overwrite`, which removes that run's
+        files and nothing else. Raises InputError.
+        """
+        refuse_existing(config)
+        path = config.directory
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            for name in FILES:
+                (path / name).unlink(missing_ok=True)
+            (path / TOKENIZER).write_text(json.dumps(describe(tokenizer)), encoding="utf-8")
+            (path / CONFIG).write_text(to_json(config), encoding="utf-8")
+        except OSError as error:
+            raise InputError(
+                f"`out` must be a writable directory, got {path}: {error.strerror or error}"
+            ) from error
+        return cls(path)
+
+    def log(self, record: Record) -> None:
+        """Append a line to metrics.jsonl."""
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def metrics(self) -> list[Record]:
+        """All lines of metrics.jsonl so far."""
+        file = self.path / METRICS
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def save(self, model: nn.Module) -> None:
+        """Write the weights; a reader sees the old file or the new one, never half of one."""
+        temporary = self.path / f"{WEIGHTS}.{os.getpid()}.tmp"
+        try:
+            safetensors.torch.save_model(model, str(temporary))
+            temporary.replace(self.path / WEIGHTS)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def plot(self) -> Path:
+        """Draw loss.png from the metrics."""
+        path = self.path / PLOT
+        plot_losses({self.path.name: self.metrics()}, path)
+        return path
+
+
+def refuse_existing(config: TrainConfig) -> None:
+    """Raise InputError if the run directory has a run in it, unless `config.overwrite`."""
+    path = config.directory
+    if not config.overwrite and any(os.path.exists(path / name) for name in FILES):
+        raise InputError(
+            f"`out` must be a directory without a run, got {path}, which has one:"
+            " choose another or add --overwrite"
+        )
+
+
+def load_run(path: Path, device: torch.device) -> tuple[GPT, Tokenizer, TrainConfig]:
+    """The model, tokenizer and configuration of a finished run.
+
+    Raises InputError when a file is missing, damaged, or does not fit the others.
+    """
+    config = from_json(TrainConfig, _read(path, CONFIG))
+    try:
+        tokenizer = restore(json.loads(_read(path, TOKENIZER)))
+    except json.JSONDecodeError as error:
+        raise InputError(f"`{path / TOKENIZER}` must be JSON, got: {error}") from error
+    with torch.device("meta"):
+        model = GPT(config.model)
+    model.to_empty(device=device)
+    try:
+        safetensors.torch.load_model(model, path / WEIGHTS, device=str(device))
+    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"`{path / WEIGHTS}` must hold the weights of this run's model, got: {reason}"
+        ) from error
+    return model.eval(), tokenizer, config
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        return (path / name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"`run` must be a run directory with {name}, got {path}: {error}"
+        ) from error
+
+
+def plot_losses(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
+    """Draw training (thin) and validation loss (thick) of each run over the steps into a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), dpi=150)
+    for number, (name, records) in enumerate(runs.items()):
+        colour = f"C{number}"
+        styles: Record = {"loss": {"alpha": 0.35, "lw": 1}, "validation_loss": {"marker": "o"}}
+        for key, style in styles.items():
+            points = [(r["step"], r[key]) for r in records if key in r]
+            if points:
+                label = name if key == "validation_loss" else None
+                axes.plot(*zip(*points, strict=True), color=colour, label=label, **style)
+    axes.set(xlabel="step", ylabel="loss, nats per token", title="validation (dots) and training")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)

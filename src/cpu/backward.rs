@@ -1,0 +1,400 @@
+//! `rewrite`, `read` and `rewrite_read`, backward, one token row at a time (DESIGN: one reduction pass).
+//!
+//! Moved per token: G, X, k and dh in, dX and dk out — (3m + 3)·d elements. X' is rebuilt in cache from
+//! X, k, e and β. A read over time walks a part in reverse with a ring of the last K values of dx; the
+//! K−1 tokens after the part need dx alone, so their dh, x and rstd, not their X or G.
+//!
+//! With G = ∂L/∂X', k̂ = r·k, e = v − p and the read's dx:
+//!
+//! ```text
+//! G  += dx ⊗ w           g   = k̂ᵀG              dX = G − β k̂ gᵀ
+//! dv  = β g              dβ  = g·e              dk = r (dk̂ − k̂ · β(g·e − p·g)),  dk̂ = β (G e − X g)
+//! ```
+
+use std::ops::Range;
+
+use super::forward::Outputs;
+use super::simd::{Accum, Kernel, add_scaled, dispatch, dot, load, mix, round_to, store};
+use super::weights::{Sums, Weights, store_all, swap_outer, transpose};
+use super::{SMALLEST_PART, parallel, split, useful_threads, within_sequences};
+use crate::problem::{Boundary, Read, Rewrite, Sizes};
+use crate::tensor::{RowsMut, Tensor};
+
+/// Incoming gradients of X', h, v and β; `None` is zero.
+#[derive(Default)]
+pub struct Incoming {
+    pub state: Option<Tensor>,
+    pub context: Option<Tensor>,
+    pub value: Option<Tensor>,
+    pub gate: Option<Tensor>,
+}
+
+/// Gradients to fill: of the state, of the rewrite's inputs, of the read's parameters.
+#[derive(Default)]
+pub struct Gradients {
+    pub state: Option<Tensor>,
+    pub direction: Option<Tensor>,
+    pub value: Option<Tensor>,
+    pub gate: Option<Tensor>,
+    pub compress: Option<Tensor>,
+    pub norm_weight: Option<Tensor>,
+    pub gate_weight: Option<Tensor>,
+    pub gate_bias: Option<Tensor>,
+    pub value_weight: Option<Tensor>,
+    pub value_bias: Option<Tensor>,
+}
+
+/// Runs a boundary backward on `threads` threads; `saved` is what the forward filled.
+pub fn backward<A: Accum>(
+    boundary: &Boundary,
+    saved: &Outputs,
+    incoming: &Incoming,
+    gradients: &mut Gradients,
+    threads: usize,
+) {
+    let Sizes { d, m, .. } = boundary.sizes;
+    let bounds = parallel::partition(boundary.sizes.tokens(), SMALLEST_PART);
+    let weights = boundary.read.as_ref().map(|read| Weights::<A>::new(read, boundary.sizes));
+    let zeros = boundary.read.as_ref().map(|read| Sums::<A>::zeros(read, boundary.sizes));
+    let mut sums = vec![zeros; bounds.len() - 1];
+    {
+        let mut states = split(&mut gradients.state, d * m, &bounds).into_iter();
+        let mut directions = split(&mut gradients.direction, d, &bounds).into_iter();
+        let mut values = split(&mut gradients.value, m, &bounds).into_iter();
+        let mut gates = split(&mut gradients.gate, 1, &bounds).into_iter();
+        let parts: Vec<Part<'_, A>> = bounds
+            .windows(2)
+            .zip(&mut sums)
+            .map(|(pair, sums)| Part {
+                boundary,
+                weights: weights.as_ref(),
+                saved,
+                incoming,
+                tokens: pair[0]..pair[1],
+                state: states.next().flatten(),
+                direction: directions.next().flatten(),
+                value: values.next().flatten(),
+                gate: gates.next().flatten(),
+                sums: sums.as_mut(),
+            })
+            .collect();
+        parallel::for_each(parts, useful_threads(boundary.state.len(), threads), dispatch);
+    }
+    if let Some(read) = &boundary.read {
+        store_parameters(read, m, sums.into_iter().flatten(), gradients);
+    }
+}
+
+/// Adds the parts in their order, whoever computed them, and stores the parameters' gradients.
+fn store_parameters<A: Accum>(
+    read: &Read,
+    m: usize,
+    mut sums: impl Iterator<Item = Sums<A>>,
+    to: &mut Gradients,
+) {
+    let Some(mut total) = sums.next() else { return };
+    sums.for_each(|part| total.add(&part));
+    if !total.compress.is_empty() {
+        let rows = swap_outer(&total.compress, read.taps(), m);
+        let d = rows.len() / (m * read.taps());
+        total.compress = transpose(&rows, m * read.taps(), d);
+    }
+    store_all(&mut to.compress, &total.compress);
+    store_all(&mut to.norm_weight, &total.norm);
+    store_all(&mut to.gate_weight, &total.gate);
+    store_all(&mut to.gate_bias, &[total.gate_bias]);
+    store_all(&mut to.value_weight, &total.value);
+    store_all(&mut to.value_bias, &total.value_bias);
+}
+
+/// Consecutive tokens, the rows of every gradient that belong to them, and their parameter sums.
+struct Part<'a, A> {
+    boundary: &'a Boundary,
+    weights: Option<&'a Weights<A>>,
+    saved: &'a Outputs,
+    incoming: &'a Incoming,
+    tokens: Range<usize>,
+    state: Option<RowsMut<'a>>,
+    direction: Option<RowsMut<'a>>,
+    value: Option<RowsMut<'a>>,
+    gate: Option<RowsMut<'a>>,
+    sums: Option<&'a mut Sums<A>>,
+}
+
+/// One token's rows, widened.
+struct Scratch<A> {
+    /// X [m][d]
+    state: Vec<A>,
+    /// X' [m][d], where there is a rewrite
+    rewritten: Vec<A>,
+    /// G, then dX [m][d]
+    grad: Vec<A>,
+    /// k [d]
+    direction: Vec<A>,
+    /// x, then x̂ [d]
+    x: Vec<A>,
+    /// h, and later dk̂ [d]
+    row: Vec<A>,
+    /// dh' [d]
+    dh: Vec<A>,
+    /// dx of this token and the K−1 after it [K][d], token t in slot t mod K
+    dx: Vec<A>,
+    /// gradient of the value's linear map [m]
+    dvalue: Vec<A>,
+}
+
+impl<A: Accum> Scratch<A> {
+    fn new(d: usize, m: usize, taps: usize) -> Scratch<A> {
+        let zeros = |rows: usize| vec![A::default(); rows * d];
+        Scratch {
+            state: zeros(m),
+            rewritten: zeros(m),
+            grad: zeros(m),
+            direction: zeros(1),
+            x: zeros(1),
+            row: zeros(1),
+            dh: zeros(1),
+            dx: zeros(taps),
+            dvalue: vec![A::default(); m],
+        }
+    }
+}
+
+impl<A: Accum> Kernel for Part<'_, A> {
+    #[inline(always)]
+    fn run(mut self) {
+        let boundary = self.boundary;
+        let Sizes { time, d, m, .. } = boundary.sizes;
+        let taps = boundary.read.as_ref().map_or(1, Read::taps);
+        let mut scratch = Scratch::new(d, m, taps);
+        for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
+            let last = sequence.end.min(tokens.end + taps - 1);
+            for token in (tokens.start..last).rev() {
+                let own = token < tokens.end;
+                if own {
+                    self.load_token(token, &mut scratch);
+                }
+                if let (Some(read), Some(weights)) = (&boundary.read, self.weights) {
+                    self.read_row(read, weights, token, own, &mut scratch);
+                    if own {
+                        let after = (sequence.end - token).min(taps);
+                        self.compress_row(weights, token, taps, after, &mut scratch);
+                    }
+                }
+                if own {
+                    self.rewrite_row(token, &mut scratch);
+                }
+            }
+        }
+    }
+}
+
+impl<'a, A: Accum> Part<'a, A> {
+    /// X, k and G of an own token, and X' rebuilt as the forward stored it.
+    #[inline(always)]
+    fn load_token(&self, token: usize, scratch: &mut Scratch<A>) {
+        let Sizes { d, m, .. } = self.boundary.sizes;
+        load(self.boundary.state.rows(d * m), token, m, &mut scratch.state);
+        match &self.incoming.state {
+            Some(grad) => load(grad.rows(d * m), token, m, &mut scratch.grad),
+            None => scratch.grad.fill(A::default()),
+        }
+        let Some(rewrite) = &self.boundary.rewrite else { return };
+        load(rewrite.direction.rows(d), token, 1, &mut scratch.direction);
+        if self.boundary.read.is_none() {
+            return;
+        }
+        let (r, readout, value, gate) = self.rewrite_scalars(rewrite, token);
+        scratch.rewritten.copy_from_slice(&scratch.state);
+        for (j, channel) in scratch.rewritten.chunks_exact_mut(d).enumerate() {
+            let scale = gate * r * (value[j] - readout[j]);
+            if scale != A::default() {
+                add_scaled(channel, scale, &scratch.direction);
+            }
+        }
+        round_to(self.boundary.state.dtype, &mut scratch.rewritten);
+    }
+
+    /// (r, p, v, β) of a token.
+    #[inline(always)]
+    fn rewrite_scalars(&self, rewrite: &'a Rewrite, token: usize) -> (A, &'a [A], &'a [A], A) {
+        let m = self.boundary.sizes.m;
+        let stats: &[A] = self.saved.stats.as_ref().map_or(&[], |stats| stats.rows(1 + m).row(token));
+        let value = rewrite.value.rows(m).row::<A>(token);
+        (stats[0], &stats[1..], value, rewrite.gate.rows(1).row::<A>(token)[0])
+    }
+
+    /// dh, dv, dβ of the read → dx of this token; parameter gradients if the token is this part's own.
+    #[inline(always)]
+    fn read_row(
+        &mut self,
+        read: &Read,
+        weights: &Weights<A>,
+        token: usize,
+        own: bool,
+        scratch: &mut Scratch<A>,
+    ) {
+        let Sizes { d, .. } = self.boundary.sizes;
+        let taps = read.taps();
+        self.load_read(weights, token, scratch);
+        let dgate = self.logit_grads(read, token, &mut scratch.dvalue);
+        let Scratch { x, row, dh, dx, dvalue, .. } = scratch;
+        let mut sums = self.sums.as_deref_mut().filter(|_| own);
+        let from_x = read.value_from_compressed;
+        if let (Some(sums), true) = (&mut sums, from_x) {
+            add_outer(&mut sums.value, dvalue, x); // before x becomes x̂
+        }
+        if let Some(weight) = &weights.gate {
+            add_scaled(dh, dgate, weight);
+        }
+        if let (Some(weight), false) = (&weights.value, from_x) {
+            add_rows(dh, dvalue, weight);
+        }
+        let rstd = self.saved.rstd.as_ref().map_or(A::from_f64(1.0), |rstd| rstd.rows(1).row(token)[0]);
+        x.iter_mut().for_each(|x| *x = *x * rstd);
+        if let Some(sums) = &mut sums {
+            row.iter_mut().zip(&*x).zip(&weights.norm).for_each(|((h, x), norm)| *h = *x * *norm);
+            sums.norm.iter_mut().zip(&*dh).zip(&*x).for_each(|((sum, dh), x)| *sum += *dh * *x);
+            sums.gate.iter_mut().zip(&*row).for_each(|(sum, h)| *sum += dgate * *h);
+            sums.gate_bias += dgate;
+            sums.value_bias.iter_mut().zip(&*dvalue).for_each(|(sum, dvalue)| *sum += *dvalue);
+            if !from_x {
+                add_outer(&mut sums.value, dvalue, row);
+            }
+        }
+        let dx = &mut dx[token % taps * d..][..d];
+        dh.iter_mut().zip(&weights.norm).for_each(|(dh, norm)| *dh = *dh * *norm);
+        if read.norm_eps.is_some() {
+            let mean = dot(dh, x) / A::from_f64(d as f64);
+            dx.iter_mut().zip(&*dh).zip(&*x).for_each(|((dx, dh), x)| *dx = rstd * (*dh - mean * *x));
+        } else {
+            dx.copy_from_slice(dh);
+        }
+        if let (Some(weight), true) = (&weights.value, from_x) {
+            add_rows(dx, dvalue, weight);
+        }
+    }
+
+    /// x, as the forward read it, and dh.
+    #[inline(always)]
+    fn load_read(&self, weights: &Weights<A>, token: usize, scratch: &mut Scratch<A>) {
+        let d = self.boundary.sizes.d;
+        let Scratch { state, rewritten, x, dh, .. } = scratch;
+        let states = if self.boundary.rewrite.is_some() { rewritten } else { state };
+        match (&self.saved.compressed, &weights.compress) {
+            (Some(saved), _) => load(saved.rows(d), token, 1, x),
+            (None, Some(weight)) => mix(x, false, weight, states),
+            (None, None) => x.copy_from_slice(states),
+        }
+        match &self.incoming.context {
+            Some(grad) => load(grad.rows(d), token, 1, dh),
+            None => dh.fill(A::default()),
+        }
+    }
+
+    /// dv, dβ → gradients of the linear maps' outputs: fills `dvalue`, returns the gate's.
+    #[inline(always)]
+    fn logit_grads(&self, read: &Read, token: usize, dvalue: &mut [A]) -> A {
+        let m = self.boundary.sizes.m;
+        let one = A::from_f64(1.0);
+        dvalue.fill(A::default());
+        if let (Some(grad), Some(value)) = (&self.incoming.value, &self.saved.value) {
+            dvalue.copy_from_slice(grad.rows(m).row(token));
+            if let Some(scale) = read.value_scale {
+                let value = value.rows(m).row::<A>(token);
+                let slope = |v: A| v * (one - v / A::from_f64(scale));
+                dvalue.iter_mut().zip(value).for_each(|(dvalue, v)| *dvalue = *dvalue * slope(*v));
+            }
+        }
+        match (&self.incoming.gate, &self.saved.gate) {
+            (Some(grad), Some(gate)) => {
+                let gate = gate.rows(1).row::<A>(token)[0];
+                grad.rows(1).row::<A>(token)[0] * gate * (one - gate * A::from_f64(0.5))
+            }
+            _ => A::default(),
+        }
+    }
+
+    /// G_t += Σ_s dx_{t+s} ⊗ w_s and dw_s += dx_{t+s} ⊗ X'_t, over the `after` tokens that exist.
+    #[inline(always)]
+    fn compress_row(
+        &mut self,
+        weights: &Weights<A>,
+        token: usize,
+        taps: usize,
+        after: usize,
+        scratch: &mut Scratch<A>,
+    ) {
+        let Scratch { state, rewritten, grad, dx, .. } = scratch;
+        let states = if self.boundary.rewrite.is_some() { rewritten } else { state };
+        let d = dx.len() / taps;
+        let Some(weight) = &weights.compress else {
+            return add_scaled(grad, A::from_f64(1.0), dx);
+        };
+        let Some(sums) = self.sums.as_deref_mut() else { return };
+        let size = states.len();
+        for tap in 0..after {
+            let dx = &dx[(token + tap) % taps * d..][..d];
+            let weight = &weight[tap * size..][..size];
+            let sum = &mut sums.compress[tap * size..][..size];
+            for first in (0..size).step_by(d) {
+                let (state, weight) = (&states[first..first + d], &weight[first..first + d]);
+                let (grad, sum) = (&mut grad[first..first + d], &mut sum[first..first + d]);
+                for i in 0..d {
+                    grad[i] += weight[i] * dx[i];
+                    sum[i] += state[i] * dx[i];
+                }
+            }
+        }
+    }
+
+    /// G → dX, dk, dv, dβ of this token.
+    #[inline(always)]
+    fn rewrite_row(&mut self, token: usize, scratch: &mut Scratch<A>) {
+        let Sizes { d, m, .. } = self.boundary.sizes;
+        let Scratch { state, grad, direction: k, row: dk, .. } = scratch;
+        if let Some(rewrite) = &self.boundary.rewrite {
+            let (r, readout, value, gate) = self.rewrite_scalars(rewrite, token);
+            let (mut g_e, mut g_p) = (A::default(), A::default());
+            dk.fill(A::default());
+            for j in 0..m {
+                let (state, grad) = (&state[j * d..(j + 1) * d], &mut grad[j * d..(j + 1) * d]);
+                let g = r * dot(k, grad);
+                let error = value[j] - readout[j];
+                g_e += g * error;
+                g_p += g * readout[j];
+                if let Some(dvalue) = &mut self.value {
+                    dvalue.row::<A>(token)[j] = gate * g;
+                }
+                let scale = gate * r * g;
+                for i in 0..d {
+                    dk[i] += grad[i] * error - state[i] * g;
+                    grad[i] = grad[i] - scale * k[i];
+                }
+            }
+            if let Some(dgate) = &mut self.gate {
+                dgate.row::<A>(token)[0] = g_e;
+            }
+            if let Some(stored) = &mut self.direction {
+                let along = r * gate * (g_e - g_p); // k̂ᵀdk̂, without another reduction
+                dk.iter_mut().zip(&*k).for_each(|(dk, k)| *dk = r * (gate * *dk - along * *k));
+                store(stored, token, 1, dk);
+            }
+        }
+        if let Some(stored) = &mut self.state {
+            store(stored, token, m, grad);
+        }
+    }
+}
+
+/// sumsⱼ += scaleⱼ · row
+#[inline(always)]
+fn add_outer<A: Accum>(sums: &mut [A], scale: &[A], row: &[A]) {
+    sums.chunks_exact_mut(row.len()).zip(scale).for_each(|(sum, scale)| add_scaled(sum, *scale, row));
+}
+
+/// to += Σⱼ scaleⱼ · rowⱼ
+#[inline(always)]
+fn add_rows<A: Accum>(to: &mut [A], scale: &[A], rows: &[A]) {
+    rows.chunks_exact(to.len()).zip(scale).for_each(|(row, scale)| add_scaled(to, *scale, row));
+}

@@ -1,0 +1,157 @@
+//! `expand`: x (…, d) → X (…, d, m), X_t,ij = Σ_s w_ijs x_{t−s,i}, or repetition without a weight.
+//!
+//! Moved per token: d in and m·d out forward, m·d + d in and d out backward; the K taps are read from
+//! cache.
+
+use std::ops::Range;
+
+use super::simd::{Accum, Kernel, dispatch, load, mix, store};
+use super::weights::{store_all, swap_outer, transpose, widen};
+use super::{SMALLEST_PART, parallel, useful_threads, within_sequences};
+use crate::problem::{Expand, Sizes};
+use crate::tensor::{RowsMut, Tensor};
+
+/// [K][m][d] from (d, m, K).
+fn taps_outermost<A: Accum>(weight: &Tensor, sizes: Sizes, taps: usize) -> Vec<A> {
+    swap_outer(&transpose(&widen(weight), sizes.d, sizes.m * taps), sizes.m, taps)
+}
+
+/// Fills `state` from `x`.
+pub fn forward<A: Accum>(expand: &Expand, x: &Tensor, state: &mut Tensor, threads: usize) {
+    let Sizes { d, m, .. } = expand.sizes;
+    let threads = useful_threads(state.len(), threads);
+    let bounds = parallel::partition(expand.sizes.tokens(), SMALLEST_PART);
+    let weight =
+        expand.weight.as_ref().map(|weight| taps_outermost::<A>(weight, expand.sizes, expand.taps()));
+    let outputs = state.split_rows(m * d, &bounds);
+    let parts = bounds.windows(2).zip(outputs).map(|(pair, state)| {
+        let tokens = pair[0]..pair[1];
+        Forward { expand, weight: weight.as_deref(), x, tokens, state }
+    });
+    parallel::for_each(parts.collect(), threads, dispatch);
+}
+
+struct Forward<'a, A> {
+    expand: &'a Expand,
+    weight: Option<&'a [A]>,
+    x: &'a Tensor,
+    tokens: Range<usize>,
+    state: RowsMut<'a>,
+}
+
+impl<A: Accum> Kernel for Forward<'_, A> {
+    #[inline(always)]
+    fn run(mut self) {
+        let Sizes { d, m, time, .. } = self.expand.sizes;
+        let mut row = vec![A::default(); d];
+        let mut channels = vec![A::default(); m * d];
+        for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
+            for token in tokens {
+                channels.fill(A::default());
+                let before = (token - sequence.start + 1).min(self.expand.taps());
+                for tap in 0..before {
+                    load(self.x.rows(d), token - tap, 1, &mut row);
+                    for (j, channel) in channels.chunks_exact_mut(d).enumerate() {
+                        match self.weight {
+                            Some(weight) => mix(channel, true, &weight[(tap * m + j) * d..][..d], &row),
+                            None => channel.copy_from_slice(&row),
+                        }
+                    }
+                }
+                store(&mut self.state, token, m, &channels);
+            }
+        }
+    }
+}
+
+/// dX (`grad`) → dx and, where there is a weight, dw.
+pub fn backward<A: Accum>(
+    expand: &Expand,
+    x: &Tensor,
+    grad: &Tensor,
+    grad_x: &mut Tensor,
+    grad_weight: &mut Option<Tensor>,
+    threads: usize,
+) {
+    let Sizes { d, m, .. } = expand.sizes;
+    let taps = expand.taps();
+    let threads = useful_threads(grad.len(), threads);
+    let bounds = parallel::partition(expand.sizes.tokens(), SMALLEST_PART);
+    let weight = expand.weight.as_ref().map(|weight| taps_outermost::<A>(weight, expand.sizes, taps));
+    let mut sums = vec![vec![A::default(); weight.as_ref().map_or(0, Vec::len)]; bounds.len() - 1];
+    let outputs = grad_x.split_rows(d, &bounds);
+    let parts = bounds.windows(2).zip(outputs).zip(&mut sums).map(|((pair, grad_x), sums)| {
+        let tokens = pair[0]..pair[1];
+        Backward { expand, weight: weight.as_deref(), x, grad, tokens, grad_x, sums }
+    });
+    parallel::for_each(parts.collect(), threads, dispatch);
+    let mut sums = sums.into_iter();
+    let mut total = sums.next().unwrap_or_default();
+    sums.for_each(|part| total.iter_mut().zip(&part).for_each(|(to, from)| *to += *from));
+    if grad_weight.is_some() {
+        store_all(grad_weight, &transpose(&swap_outer(&total, taps, m), m * taps, d));
+    }
+}
+
+struct Backward<'a, A> {
+    expand: &'a Expand,
+    weight: Option<&'a [A]>,
+    x: &'a Tensor,
+    grad: &'a Tensor,
+    tokens: Range<usize>,
+    grad_x: RowsMut<'a>,
+    sums: &'a mut [A],
+}
+
+impl<A: Accum> Kernel for Backward<'_, A> {
+    #[inline(always)]
+    fn run(mut self) {
+        let Sizes { d, m, time, .. } = self.expand.sizes;
+        let taps = self.expand.taps();
+        let mut row = vec![A::default(); d];
+        // dX of this token and the K−1 after it, token t in slot t mod K: each is widened once.
+        let mut ring = vec![A::default(); taps * m * d];
+        for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
+            let last = sequence.end.min(tokens.end + taps - 1);
+            for token in (tokens.start..last).rev() {
+                let slot = token % taps * m * d;
+                load(self.grad.rows(m * d), token, m, &mut ring[slot..slot + m * d]);
+                if token >= tokens.end {
+                    continue;
+                }
+                self.add_weight_grad(token, token - sequence.start + 1, &ring[slot..slot + m * d], &mut row);
+                row.fill(A::default());
+                for tap in 0..(sequence.end - token).min(taps) {
+                    let grads = &ring[(token + tap) % taps * m * d..][..m * d];
+                    match self.weight {
+                        Some(weight) => mix(&mut row, true, &weight[tap * m * d..][..m * d], grads),
+                        None => grads.chunks_exact(d).for_each(|grad| {
+                            row.iter_mut().zip(grad).for_each(|(to, from)| *to += *from);
+                        }),
+                    }
+                }
+                store(&mut self.grad_x, token, 1, &row);
+            }
+        }
+    }
+}
+
+impl<A: Accum> Backward<'_, A> {
+    /// dw_s += dX_t ⊗ x_{t−s} over the `before` tokens that exist.
+    #[inline(always)]
+    fn add_weight_grad(&mut self, token: usize, before: usize, grads: &[A], row: &mut [A]) {
+        if self.weight.is_none() {
+            return;
+        }
+        let d = row.len();
+        for tap in 0..before.min(self.expand.taps()) {
+            load(self.x.rows(d), token - tap, 1, row);
+            let sums = &mut self.sums[tap * grads.len()..][..grads.len()];
+            for (sum, grad) in sums.chunks_exact_mut(d).zip(grads.chunks_exact(d)) {
+                for i in 0..d {
+                    sum[i] += grad[i] * row[i];
+                }
+            }
+        }
+    }
+}

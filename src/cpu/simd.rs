@@ -1,0 +1,398 @@
+//! What every row kernel is written with: a choice of instruction set made once per call, element
+//! conversion, and a handful of loops over contiguous rows that the compiler vectorises.
+//!
+//! A kernel implements [`Kernel`] with an `#[inline(always)]` body; [`dispatch`] compiles that body
+//! three times (AVX-512, AVX2+FMA, whatever the target guarantees) and picks at run time.
+
+use half::{bf16, f16};
+
+use crate::tensor::{Dtype, Element, Rows, RowsMut};
+
+/// A body of code to run under the best instruction set of this machine.
+pub trait Kernel {
+    fn run(self);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn avx512<K: Kernel>(kernel: K) {
+    kernel.run();
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn avx2<K: Kernel>(kernel: K) {
+    kernel.run();
+}
+
+/// Runs `kernel` compiled for the widest vectors present.
+#[inline]
+pub fn dispatch<K: Kernel>(kernel: K) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let f16c = is_x86_feature_detected!("f16c") && is_x86_feature_detected!("fma");
+        if f16c
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+        {
+            // SAFETY: every feature the function is compiled for was just detected.
+            return unsafe { avx512(kernel) };
+        }
+        if f16c && is_x86_feature_detected!("avx2") {
+            // SAFETY: as above.
+            return unsafe { avx2(kernel) };
+        }
+    }
+    kernel.run();
+}
+
+/// The type sums are kept in: f64 for float64 tensors, f32 for everything else.
+pub trait Accum:
+    Element
+    + Default
+    + PartialEq
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
+    + std::ops::AddAssign
+{
+    fn from_f32(value: f32) -> Self;
+    fn from_f64(value: f64) -> Self;
+    fn to_f32(self) -> f32;
+    fn to_f64(self) -> f64;
+    fn sqrt(self) -> Self;
+}
+
+impl Accum for f32 {
+    #[inline(always)]
+    fn from_f32(value: f32) -> f32 {
+        value
+    }
+    #[inline(always)]
+    fn from_f64(value: f64) -> f32 {
+        value as f32
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        self as f64
+    }
+    #[inline(always)]
+    fn sqrt(self) -> f32 {
+        f32::sqrt(self)
+    }
+}
+
+impl Accum for f64 {
+    #[inline(always)]
+    fn from_f32(value: f32) -> f64 {
+        value as f64
+    }
+    #[inline(always)]
+    fn from_f64(value: f64) -> f64 {
+        value
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self as f32
+    }
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        self
+    }
+    #[inline(always)]
+    fn sqrt(self) -> f64 {
+        f64::sqrt(self)
+    }
+}
+
+/// An element as the kernels convert it.
+trait Convert: Element {
+    fn widen<A: Accum>(self) -> A;
+    fn narrow<A: Accum>(value: A) -> Self;
+}
+
+impl Convert for f32 {
+    #[inline(always)]
+    fn widen<A: Accum>(self) -> A {
+        A::from_f32(self)
+    }
+    #[inline(always)]
+    fn narrow<A: Accum>(value: A) -> f32 {
+        value.to_f32()
+    }
+}
+
+impl Convert for f64 {
+    #[inline(always)]
+    fn widen<A: Accum>(self) -> A {
+        A::from_f64(self)
+    }
+    #[inline(always)]
+    fn narrow<A: Accum>(value: A) -> f64 {
+        value.to_f64()
+    }
+}
+
+impl Convert for bf16 {
+    #[inline(always)]
+    fn widen<A: Accum>(self) -> A {
+        A::from_f32(f32::from_bits((self.to_bits() as u32) << 16))
+    }
+    /// Round to nearest even on the bits, branch-free so that it vectorises; NaN stays NaN.
+    #[inline(always)]
+    fn narrow<A: Accum>(value: A) -> bf16 {
+        let value = value.to_f32();
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        let quiet = (bits >> 16) | 0x40;
+        bf16::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
+    }
+}
+
+impl Convert for f16 {
+    #[inline(always)]
+    fn widen<A: Accum>(self) -> A {
+        A::from_f32(f16_to_f32(self.to_bits() as u32))
+    }
+    #[inline(always)]
+    fn narrow<A: Accum>(value: A) -> f16 {
+        f16::from_bits(f32_to_f16(value.to_f32()))
+    }
+}
+
+/// Exponent and mantissa move 13 bits up and the bias is corrected by one exact multiplication, which
+/// also normalises subnormals; only infinity and NaN need their exponent filled in.
+#[inline(always)]
+fn f16_to_f32(bits: u32) -> f32 {
+    let sign = (bits & 0x8000) << 16;
+    let magnitude = (bits & 0x7fff) << 13;
+    let scaled = f32::from_bits(magnitude) * f32::from_bits(0x7780_0000); // × 2^112
+    let special = magnitude | 0x7f80_0000;
+    let magnitude = if magnitude >= 0x0f80_0000 { special } else { scaled.to_bits() };
+    f32::from_bits(magnitude | sign)
+}
+
+/// Rounds to nearest even: in the mantissa bits for normal results, by the addition of 0.5 for
+/// subnormal ones (whose last place is 2^-24, the last place of 0.5 in f32).
+#[inline(always)]
+fn f32_to_f16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let magnitude = bits & 0x7fff_ffff;
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
+    let odd = (magnitude >> 13) & 1;
+    let normal = magnitude.wrapping_sub(0x3800_0000).wrapping_add(0xfff + odd) >> 13;
+    let overflow = if magnitude > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
+    let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
+    let half = if magnitude >= 0x477f_f000 { overflow } else { finite };
+    (half | ((bits >> 16) & 0x8000)) as u16
+}
+
+/// Loads a row `(d, m)` as stored into `channels`, `m` contiguous runs of `d`: the maths is then the
+/// same contiguous loop for every `m`.
+#[inline(always)]
+pub fn load<A: Accum>(rows: Rows<'_>, row: usize, m: usize, channels: &mut [A]) {
+    match rows.dtype() {
+        Dtype::F32 => load_as::<f32, A>(rows, row, m, channels),
+        Dtype::F64 => load_as::<f64, A>(rows, row, m, channels),
+        Dtype::Bf16 => load_as::<bf16, A>(rows, row, m, channels),
+        Dtype::F16 => load_as::<f16, A>(rows, row, m, channels),
+    }
+}
+
+/// Stores `channels` as a row `(d, m)`, and brings them back rounded to what was stored.
+#[inline(always)]
+pub fn store<A: Accum>(rows: &mut RowsMut<'_>, row: usize, m: usize, channels: &[A]) {
+    match rows.dtype() {
+        Dtype::F32 => interleave(channels, m, rows.row::<f32>(row)),
+        Dtype::F64 => interleave(channels, m, rows.row::<f64>(row)),
+        Dtype::Bf16 => interleave(channels, m, rows.row::<bf16>(row)),
+        Dtype::F16 => interleave(channels, m, rows.row::<f16>(row)),
+    }
+}
+
+/// Rounds values to `dtype` and back: what a reader of the stored tensor would see.
+#[inline(always)]
+pub fn round_to<A: Accum>(dtype: Dtype, values: &mut [A]) {
+    match dtype {
+        Dtype::Bf16 => values.iter_mut().for_each(|value| *value = bf16::narrow(*value).widen()),
+        Dtype::F16 => values.iter_mut().for_each(|value| *value = f16::narrow(*value).widen()),
+        Dtype::F32 | Dtype::F64 => {}
+    }
+}
+
+#[inline(always)]
+fn load_as<T: Convert, A: Accum>(rows: Rows<'_>, row: usize, m: usize, channels: &mut [A]) {
+    let stored = rows.row::<T>(row);
+    let d = channels.len() / m;
+    match m {
+        1 => channels.iter_mut().zip(stored).for_each(|(to, from)| *to = from.widen()),
+        2 => deinterleave::<T, A, 2>(stored, channels, d),
+        4 => deinterleave::<T, A, 4>(stored, channels, d),
+        8 => deinterleave::<T, A, 8>(stored, channels, d),
+        _ => {
+            for (j, channel) in channels.chunks_exact_mut(d).enumerate() {
+                channel.iter_mut().zip(stored.chunks_exact(m)).for_each(|(to, from)| *to = from[j].widen());
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn deinterleave<T: Convert, A: Accum, const M: usize>(stored: &[T], channels: &mut [A], d: usize) {
+    let mut channel = channels.chunks_exact_mut(d);
+    let channel: [&mut [A]; M] = std::array::from_fn(|_| channel.next().expect("m channels"));
+    let (stored, _) = stored.as_chunks::<M>();
+    for (i, from) in stored.iter().enumerate().take(d) {
+        for j in 0..M {
+            // SAFETY of the plain index: `channel[j]` has d elements; the check is hoisted by `take`.
+            channel[j][i] = from[j].widen();
+        }
+    }
+}
+
+#[inline(always)]
+fn interleave<T: Convert, A: Accum>(channels: &[A], m: usize, stored: &mut [T]) {
+    let d = channels.len() / m;
+    match m {
+        1 => stored.iter_mut().zip(channels).for_each(|(to, from)| *to = T::narrow(*from)),
+        2 => interleave_as::<T, A, 2>(channels, stored, d),
+        4 => interleave_as::<T, A, 4>(channels, stored, d),
+        8 => interleave_as::<T, A, 8>(channels, stored, d),
+        _ => {
+            for (j, channel) in channels.chunks_exact(d).enumerate() {
+                stored.chunks_exact_mut(m).zip(channel).for_each(|(to, from)| to[j] = T::narrow(*from));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn interleave_as<T: Convert, A: Accum, const M: usize>(channels: &[A], stored: &mut [T], d: usize) {
+    let channel: [&[A]; M] = std::array::from_fn(|j| &channels[j * d..(j + 1) * d]);
+    let (stored, _) = stored.as_chunks_mut::<M>();
+    for (i, to) in stored.iter_mut().enumerate().take(d) {
+        for j in 0..M {
+            to[j] = T::narrow(channel[j][i]);
+        }
+    }
+}
+
+/// Lanes of a running sum: two AVX-512 vectors of f32, enough to hide the latency of an addition.
+const LANES: usize = 32;
+
+/// Σ aᵢ bᵢ
+#[inline(always)]
+pub fn dot<A: Accum>(a: &[A], b: &[A]) -> A {
+    let mut sums = [A::default(); LANES];
+    let (a_body, a_tail) = a.as_chunks::<LANES>();
+    let (b_body, b_tail) = b.as_chunks::<LANES>();
+    for (a, b) in a_body.iter().zip(b_body) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    for ((sum, a), b) in sums.iter_mut().zip(a_tail).zip(b_tail) {
+        *sum += *a * *b;
+    }
+    total(sums)
+}
+
+/// The sum of the lanes, as a tree.
+#[inline(always)]
+pub fn total<A: Accum>(mut sums: [A; LANES]) -> A {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            sums[lane] = sums[lane] + sums[lane + width];
+        }
+        width /= 2;
+    }
+    sums[0]
+}
+
+/// to += scale · from
+#[inline(always)]
+pub fn add_scaled<A: Accum>(to: &mut [A], scale: A, from: &[A]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to += scale * *from);
+}
+
+/// to = (or +=, if `add`) Σⱼ weightⱼ ⊙ channelⱼ, four channels a pass.
+#[inline(always)]
+pub fn mix<A: Accum>(to: &mut [A], add: bool, weight: &[A], channels: &[A]) {
+    let d = to.len();
+    if !add {
+        to.fill(A::default());
+    }
+    let mut first = 0;
+    while first + 4 * d <= channels.len() {
+        let w: [&[A]; 4] = std::array::from_fn(|j| &weight[first + j * d..first + (j + 1) * d]);
+        let x: [&[A]; 4] = std::array::from_fn(|j| &channels[first + j * d..first + (j + 1) * d]);
+        for i in 0..d {
+            to[i] += (w[0][i] * x[0][i] + w[1][i] * x[1][i]) + (w[2][i] * x[2][i] + w[3][i] * x[3][i]);
+        }
+        first += 4 * d;
+    }
+    for (w, x) in weight[first..].chunks_exact(d).zip(channels[first..].chunks_exact(d)) {
+        for i in 0..d {
+            to[i] += w[i] * x[i];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_conversions_agree_with_the_half_crate_on_every_bit_pattern() {
+        for bits in 0..=u16::MAX {
+            let (ours, theirs) = (f16_to_f32(bits as u32), f16::from_bits(bits).to_f32());
+            assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{bits:#x}");
+        }
+        // every 97th float, the edges and their neighbours
+        for bits in (0..=u32::MAX).step_by(97).chain([
+            0x477f_efff,
+            0x477f_f000,
+            0x3880_0000,
+            0x387f_ffff,
+            0x3300_0000,
+        ]) {
+            let value = f32::from_bits(bits);
+            let (ours, theirs) = (f16::from_bits(f32_to_f16(value)), f16::from_f32(value));
+            assert!(
+                ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()),
+                "f16 {value:e}"
+            );
+            let (ours, theirs) = (<bf16 as Convert>::narrow(value), bf16::from_f32(value));
+            assert!(
+                ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()),
+                "bf16 {value:e}"
+            );
+        }
+    }
+
+    #[test]
+    fn dot_and_mix_agree_with_their_definitions() {
+        for d in [1, 31, 32, 63, 100] {
+            for m in [1, 3, 4, 6] {
+                let a: Vec<f64> = (0..d * m).map(|i| (i as f64).sin()).collect();
+                let b: Vec<f64> = (0..d * m).map(|i| (i as f64 * 0.7).cos()).collect();
+                let expected: f64 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
+                assert!((dot(&a, &b) - expected).abs() < 1e-12);
+                let mut to = vec![1.0; d];
+                mix(&mut to, true, &a, &b);
+                for i in 0..d {
+                    let expected: f64 = 1.0 + (0..m).map(|j| a[j * d + i] * b[j * d + i]).sum::<f64>();
+                    assert!((to[i] - expected).abs() < 1e-12);
+                }
+            }
+        }
+    }
+}

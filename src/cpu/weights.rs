@@ -1,0 +1,149 @@
+//! Parameters of a read, widened once per call, and the sums of their gradients.
+
+use super::simd::{Accum, Kernel, dispatch, load};
+use crate::problem::{Read, Sizes};
+use crate::tensor::{RowsMut, Tensor};
+
+/// A read's parameters in the accumulation type, every one a run of contiguous rows of d.
+pub struct Weights<A> {
+    /// [K][m][d]; None: identity
+    pub compress: Option<Vec<A>>,
+    /// [d], ones where there is no weight
+    pub norm: Vec<A>,
+    /// [d]
+    pub gate: Option<Vec<A>>,
+    pub gate_bias: A,
+    /// [m][d]
+    pub value: Option<Vec<A>>,
+    /// [m]
+    pub value_bias: Vec<A>,
+    /// γ ⊙ w_β: the logit is linear in x, so γ is folded in once
+    pub gate_folded: Vec<A>,
+    /// γ ⊙ W_v, or W_v where v reads x
+    pub value_folded: Vec<A>,
+}
+
+impl<A: Accum> Weights<A> {
+    pub fn new(read: &Read, sizes: Sizes) -> Weights<A> {
+        let Sizes { d, m, .. } = sizes;
+        let norm = widen_or(&read.norm_weight, vec![A::from_f64(1.0); d]);
+        let gate = read.gate_weight.as_ref().map(widen);
+        let value: Option<Vec<A>> = read.value_weight.as_ref().map(widen);
+        let times_norm = |row: &[A]| -> Vec<A> { row.iter().zip(&norm).map(|(w, g)| *w * *g).collect() };
+        let gate_folded = gate.as_deref().map_or(Vec::new(), times_norm);
+        let value_folded = match &value {
+            None => Vec::new(),
+            Some(value) if read.value_from_compressed => value.clone(),
+            Some(value) => value.chunks_exact(d).flat_map(times_norm).collect(),
+        };
+        Weights {
+            compress: read.compress.as_ref().map(|weight| transpose(&widen(weight), d, m * read.taps())),
+            gate_bias: widen_or(&read.gate_bias, vec![A::default()])[0],
+            value_bias: widen_or(&read.value_bias, vec![A::default(); m]),
+            norm,
+            gate,
+            value,
+            gate_folded,
+            value_folded,
+        }
+        .with_taps_outermost(m, read.taps())
+    }
+
+    /// (d, m, K) arrives as [m][K][d]; the kernels walk one tap after the other.
+    fn with_taps_outermost(mut self, m: usize, taps: usize) -> Self {
+        if let Some(weight) = &mut self.compress {
+            *weight = swap_outer(weight, m, taps);
+        }
+        self
+    }
+}
+
+/// [a][b][d] → [b][a][d]
+pub fn swap_outer<A: Accum>(rows: &[A], a: usize, b: usize) -> Vec<A> {
+    let d = rows.len() / (a * b);
+    let order = (0..b).flat_map(|j| (0..a).map(move |i| (i * b + j) * d));
+    order.flat_map(|first| rows[first..first + d].iter().copied()).collect()
+}
+
+/// (d, n) → [n][d]
+pub fn transpose<A: Accum>(matrix: &[A], d: usize, n: usize) -> Vec<A> {
+    (0..n).flat_map(|j| (0..d).map(move |i| matrix[i * n + j])).collect()
+}
+
+/// All elements of a tensor in the accumulation type.
+pub fn widen<A: Accum>(tensor: &Tensor) -> Vec<A> {
+    struct Widen<'a, A> {
+        tensor: &'a Tensor,
+        values: &'a mut [A],
+    }
+    impl<A: Accum> Kernel for Widen<'_, A> {
+        #[inline(always)]
+        fn run(self) {
+            load(self.tensor.rows(self.tensor.len()), 0, 1, self.values);
+        }
+    }
+    let mut values = vec![A::default(); tensor.len()];
+    dispatch(Widen { tensor, values: &mut values });
+    values
+}
+
+fn widen_or<A: Accum>(tensor: &Option<Tensor>, otherwise: Vec<A>) -> Vec<A> {
+    tensor.as_ref().map_or(otherwise, widen)
+}
+
+/// Sums of parameter gradients over the tokens of one part, in the layout of [`Weights`].
+#[derive(Clone)]
+pub struct Sums<A> {
+    pub compress: Vec<A>,
+    pub norm: Vec<A>,
+    pub gate: Vec<A>,
+    pub gate_bias: A,
+    pub value: Vec<A>,
+    pub value_bias: Vec<A>,
+}
+
+impl<A: Accum> Sums<A> {
+    pub fn zeros(read: &Read, sizes: Sizes) -> Sums<A> {
+        let zeros = |tensor: &Option<Tensor>| vec![A::default(); tensor.as_ref().map_or(0, Tensor::len)];
+        Sums {
+            compress: zeros(&read.compress),
+            norm: zeros(&read.norm_weight),
+            gate: zeros(&read.gate_weight),
+            gate_bias: A::default(),
+            value: zeros(&read.value_weight),
+            value_bias: vec![A::default(); if read.value_weight.is_some() { sizes.m } else { 0 }],
+        }
+    }
+
+    pub fn add(&mut self, other: &Sums<A>) {
+        for (to, from) in [
+            (&mut self.compress, &other.compress),
+            (&mut self.norm, &other.norm),
+            (&mut self.gate, &other.gate),
+            (&mut self.value, &other.value),
+            (&mut self.value_bias, &other.value_bias),
+        ] {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to += *from);
+        }
+        self.gate_bias += other.gate_bias;
+    }
+}
+
+/// Stores a whole gradient, rounded to the parameter's dtype.
+pub fn store_all<A: Accum>(output: &mut Option<Tensor>, values: &[A]) {
+    struct Store<'a, A> {
+        rows: RowsMut<'a>,
+        values: &'a [A],
+    }
+    impl<A: Accum> Kernel for Store<'_, A> {
+        #[inline(always)]
+        fn run(mut self) {
+            super::simd::store(&mut self.rows, 0, 1, self.values);
+        }
+    }
+    let Some(tensor) = output else { return };
+    let width = tensor.len();
+    if let Some(rows) = tensor.split_rows(width, &[0, 1]).pop() {
+        dispatch(Store { rows, values });
+    }
+}

@@ -1,0 +1,77 @@
+//! Every way a call can be refused, as whole sentences that name the argument, what was expected
+//! and what came.
+
+use pyo3::PyErr;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+
+/// Why an operator refused its arguments.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A tensor of the wrong size: a `ValueError`.
+    #[error("`{name}` must have shape {expected}, got {got}")]
+    Shape { name: &'static str, expected: String, got: String },
+
+    /// A tensor of the wrong element type: a `TypeError`.
+    #[error("`{name}` must have dtype {expected}, got {got}")]
+    Dtype { name: &'static str, expected: String, got: String },
+
+    /// A tensor that lives elsewhere: a `ValueError`.
+    #[error("`{name}` must be on {expected}, got a tensor on {got}")]
+    Device { name: &'static str, expected: String, got: String },
+
+    /// Not a tensor at all, or a tensor without plain memory behind it: a `TypeError`.
+    #[error("`{name}` must be {expected}, got {got}")]
+    Kind { name: &'static str, expected: &'static str, got: String },
+
+    /// A number or a combination of arguments without meaning: a `ValueError`.
+    #[error("{0}")]
+    Argument(String),
+
+    /// The machine failed us, not the caller: a `RuntimeError`.
+    #[error("{0}")]
+    Runtime(String),
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> PyErr {
+        let message = error.to_string();
+        match error {
+            Error::Dtype { .. } | Error::Kind { .. } => PyTypeError::new_err(message),
+            Error::Runtime(_) => PyRuntimeError::new_err(message),
+            _ => PyValueError::new_err(message),
+        }
+    }
+}
+
+/// A shape as Python writes it: `(8, 1024, 768)`, `(4,)`, `()`.
+pub fn shape_text(shape: &[usize]) -> String {
+    let sizes: Vec<String> = shape.iter().map(usize::to_string).collect();
+    match sizes.as_slice() {
+        [one] => format!("({one},)"),
+        many => format!("({})", many.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_read_like_python() {
+        assert_eq!(shape_text(&[]), "()");
+        assert_eq!(shape_text(&[4]), "(4,)");
+        assert_eq!(shape_text(&[8, 1024, 768]), "(8, 1024, 768)");
+    }
+
+    #[test]
+    fn a_refusal_is_one_sentence() {
+        let error = Error::Shape {
+            name: "direction",
+            expected: shape_text(&[8, 1024, 768]),
+            got: shape_text(&[8, 1024, 512]),
+        };
+        assert_eq!(error.to_string(), "`direction` must have shape (8, 1024, 768), got (8, 1024, 512)");
+    }
+}

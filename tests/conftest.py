@@ -1,0 +1,25 @@
+"""Every test starts from the same seed and leaves torch's global settings as it found them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+# The same examples on every run: a failure in CI is a failure here. No deadline, because the first
+# call of an operator may compile or load something.
+settings.register_profile("ddl", derandomize=True, database=None, deadline=None, max_examples=60)
+settings.load_profile("ddl")
+
+
+@pytest.fixture(autouse=True)
+def _same_start() -> Iterator[None]:
+    """Seed 0, and restore the thread count and default dtype that a test may have changed."""
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(dtype)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)

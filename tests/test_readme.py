@@ -1,0 +1,123 @@
+"""The README holds what it promises: its Python runs, its commands exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+SHELL = "\n".join(text for language, text in BLOCKS if language == "bash")
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+
+
+class CausalSelfAttention(nn.Module):
+    """nanoGPT's, less the dropout."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (*x.shape[:2], self.n_head, -1)
+        q, k, v = (part.view(heads).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=-1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Sequential):
+    """nanoGPT's, less the dropout."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__(
+            nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias),
+            nn.GELU(),
+            nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias),
+        )
+
+
+def layer_norm(width: int, bias: bool) -> nn.LayerNorm:
+    return nn.LayerNorm(width, bias=bias)
+
+
+@pytest.fixture(scope="module")
+def namespace() -> dict:
+    """What the README's Python leaves behind when all of it runs in order.
+
+    It starts where the reader starts: inside nanoGPT's model.py.
+    """
+    torch.manual_seed(0)
+    names = {
+        "torch": torch,
+        "nn": nn,
+        "LayerNorm": layer_norm,
+        "CausalSelfAttention": CausalSelfAttention,
+        "MLP": MLP,
+        "config": SimpleNamespace(n_layer=2, n_head=4, n_embd=64, bias=False),
+    }
+    assert PYTHON, "the README has Python blocks"
+    for number, text in enumerate(PYTHON, start=1):
+        exec(compile(text, f"README.md, python block {number}", "exec"), names)
+    return names
+
+
+def test_python_blocks_run(namespace):
+    assert {"Block", "stream", "h"} <= namespace.keys()
+
+
+def test_nanogpt_block_trains(namespace):
+    block = namespace["Block"](namespace["config"])
+    x = torch.randn(2, 8, 64, requires_grad=True)
+    block(x).square().mean().backward()
+    gradients = {name: p.grad for name, p in block.named_parameters()}
+    assert x.grad is not None
+    gradients["x"] = x.grad
+    for name, gradient in gradients.items():
+        assert gradient is not None, name
+        assert gradient.isfinite().all(), name
+        assert gradient.abs().sum() > 0, name
+
+
+def test_stream_gives_a_normalised_readout(namespace):
+    h = namespace["h"]
+    assert h.shape == namespace["tok_emb"].shape
+    torch.testing.assert_close(h.square().mean(-1), torch.ones(h.shape[:-1]), rtol=1e-2, atol=0)
+
+
+def test_make_targets_exist():
+    named = set(re.findall(r"\bmake ([a-z][a-z-]*)", README))
+    makefile = (ROOT / "Makefile").read_text()
+    assert {"demo", "test"} <= named
+    assert named <= set(re.findall(r"^([a-z][a-z-]*):", makefile, flags=re.MULTILINE))
+
+
+def test_ddl_subcommands_exist(capsys):
+    from ddl.cli import main
+
+    named = set(re.findall(r"^ddl ([a-z]+)", SHELL, flags=re.MULTILINE))
+    assert {"train", "sample"} <= named
+    for subcommand in sorted(named):
+        with pytest.raises(SystemExit) as stop:
+            main([subcommand, "--help"])
+        assert stop.value.code in (0, None), capsys.readouterr().err
+
+
+def test_linked_files_exist():
+    links = re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r'src="([^":]+)"', README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_layout_names_real_files():
+    layout = next(text for language, text in BLOCKS if language == "text")
+    paths = [line.split()[0] for line in layout.splitlines() if line.strip()]
+    assert [path for path in paths if not (ROOT / path).exists()] == []

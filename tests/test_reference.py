@@ -179,7 +179,7 @@ def test_eps_k_exactly(eps_k: float, seed: int, d: int, exponent: float) -> None
 
 
 def test_direction_zero() -> None:
-    """k = 0 leaves the state alone, with the finite gradient β X e/ε_k; without ε_k it is NaN."""
+    """k = 0 leaves the state alone, with the gradient β G v/ε_k; without ε_k it is NaN."""
     X, k = torch.randn(4, 2, dtype=F64), torch.zeros(4, dtype=F64, requires_grad=True)
     v, beta, G = torch.randn(2, dtype=F64), torch.tensor(0.8, dtype=F64), torch.randn(4, 2).double()
     result = reference.rewrite(X, k, v, beta, eps_k=0.25)

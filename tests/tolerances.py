@@ -94,13 +94,15 @@ def assert_close(
     *,
     gradient: bool = False,
     scale: float | None = None,
+    depth: int = 1,
 ) -> None:
     """Fail, naming the tensor, unless `actual` equals `expected` up to the roundings of `dtype`.
 
     dtype: the coarsest storage type on the way to `actual`. gradient: use the bounds of a backward
     pass. scale: what errors are relative to, where the mathematics says that `expected` vanishes
-    (against an expected tensor of zeros and no scale, only zeros pass). NaN and infinities have to
-    be at the same places in both.
+    (against an expected tensor of zeros and no scale, only zeros pass). depth: how many operators
+    in sequence `actual` went through; their errors add. NaN and infinities have to be at the same
+    places in both.
     """
     shapes = tuple(actual.shape), tuple(expected.shape)
     assert shapes[0] == shapes[1], f"{name}: shape {shapes[0]}, expected {shapes[1]}"
@@ -111,7 +113,7 @@ def assert_close(
     assert wild_equal, f"{name}: NaN, Inf or -Inf, expected another of them"
     a, e = a[finite], e[finite]
     max_error, rms_error = errors(a, e, scale)
-    max_bound, rms_bound = bounds(dtype, gradient=gradient)
+    max_bound, rms_bound = (depth * bound for bound in bounds(dtype, gradient=gradient))
     report = f"{name}: max error {max_error:.2e} of scale (allowed {max_bound:.2e})"
     assert max_error <= max_bound, report
     if e.numel() >= LEAST_FOR_RMS:

@@ -15,9 +15,9 @@ STORED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensors(**tensors: Any) -> None:
-    """Every argument that is not None is a dense tensor, and none carries a forward-mode tangent.
+    """Every argument that is not None is a dense tensor outside of functional transforms.
 
-    Raises TypeError, or NotImplementedError under forward-mode differentiation.
+    Raises TypeError, or NotImplementedError under forward-mode differentiation and torch.func.
     """
     for name, tensor in tensors.items():
         if tensor is None:
@@ -26,8 +26,15 @@ def check_tensors(**tensors: Any) -> None:
             raise TypeError(f"`{name}` must be a torch.Tensor, got {type(tensor).__name__}")
         if tensor.layout is not torch.strided:
             raise TypeError(f"`{name}` must be a dense tensor, got layout {tensor.layout}")
+    if torch.compiler.is_compiling():
+        return
     if torch.autograd.forward_ad._current_level >= 0:
         _refuse_tangents(tensors)
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            "the fused operators must be called outside of torch.func transforms "
+            "(vmap, grad, vjp, jvp, …), got a call inside one: use `ddl.reference` there"
+        )
 
 
 def _refuse_tangents(tensors: dict[str, Any]) -> None:

@@ -17,8 +17,11 @@ from typing import Any, Literal, TypeVar, get_args
 Residual = Literal["additive", "ddl", "ddl-cc", "ddl-cc-noec", "ddl-tc", "ddl-tc-noec"]
 RESIDUALS: tuple[str, ...] = get_args(Residual)
 
-# Residual → (compress, expand), the vocabulary of `DeltaStream`; `additive` has no stream state.
-STREAMS = {
+Compress = Literal["identity", "channel", "token"]
+Expand = Literal["repeat", "conv"]
+
+# The vocabulary of `DeltaStream`; the additive residual has none of it.
+STREAMS: dict[str, tuple[Compress, Expand]] = {
     "ddl": ("identity", "repeat"),
     "ddl-cc": ("channel", "conv"),
     "ddl-cc-noec": ("channel", "repeat"),

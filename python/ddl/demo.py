@@ -58,9 +58,9 @@ class Contestant:
         self.run.log({"step": self.trainer.steps_done, "validation_loss": self.validation_loss})
 
 
-def demo(config: DemoConfig, console: Console) -> list[Contestant]:
+def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) -> list[Contestant]:
     """Train both, print the comparison, write the plot, show a sample of each."""
-    device = pick_device(config.device)
+    device = pick_device(config.device, config.residual)
     corpus = data.load(data.EMBEDDED)
     pair = [
         _enter(demo_training(config, residual), corpus, device)
@@ -79,7 +79,11 @@ def demo(config: DemoConfig, console: Console) -> list[Contestant]:
     plot_losses({c.name: c.run.metrics() for c in pair}, plot)
     for contestant in pair:
         contestant.run.save(contestant.trainer.model)
-        console.print(Panel(Text(_sample(contestant, config.seed)), title=f"{contestant.name} writes"))
+        console.print(
+            Panel(
+                Text(_sample(contestant, config.seed, samples)), title=f"{contestant.name} writes"
+            )
+        )
     console.print(f"Loss plot: {plot}", highlight=False, soft_wrap=True)
     return pair
 
@@ -150,13 +154,13 @@ def verdict(pair: list[Contestant]) -> str:
     return f"{best.name} is better: its validation loss is {gap:.4f} nats per byte lower."
 
 
-def _sample(contestant: Contestant, seed: int) -> str:
+def _sample(contestant: Contestant, seed: int, tokens: int) -> str:
     trainer = contestant.trainer
     text = complete(
         trainer.model,
         trainer.corpus.tokenizer,
         PROMPT,
-        tokens=SAMPLE_TOKENS,
+        tokens=tokens,
         temperature=0.8,
         top_k=40,
         seed=seed,

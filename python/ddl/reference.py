@@ -143,7 +143,7 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
     if weight.ndim != 3 or weight.shape[:2] != (d, m):
         raise ValueError(f"`weight` must have shape ({d}, {m}, K), got {tuple(weight.shape)}")
     if x.ndim < 2:
-        raise ValueError(f"`x` must have shape (…, T, d) to be convolved, got {tuple(x.shape)}")
+        raise ValueError(f"`x` must have shape (…, time, hidden_size), got {tuple(x.shape)}")
     u, w = _widen(x, x, weight)
     X = u[..., None] * w[..., 0]  # (…, T, d, m)
     for s in range(1, w.shape[-1]):
@@ -212,7 +212,8 @@ def _compress(X: Tensor, weight: Tensor | None) -> Tensor:
     d, m = X.shape[-2:]
     if weight is None:
         if m != 1:
-            raise ValueError(f"`compress` must be given for {m} value channels, got None")
+            expected = f"a weight of shape ({d}, {m}) or ({d}, {m}, K) for {m} value channels"
+            raise ValueError(f"`compress` must be {expected}, got None")
         return X[..., 0]
     if weight.ndim not in (2, 3) or weight.shape[:2] != (d, m):
         expected = f"({d}, {m}) or ({d}, {m}, K)"
@@ -221,7 +222,8 @@ def _compress(X: Tensor, weight: Tensor | None) -> Tensor:
     if w.ndim == 2:
         return (X * w).sum(-1)
     if X.ndim < 3:
-        raise ValueError(f"`state` must have shape (…, T, {d}, {m}), got {tuple(X.shape)}")
+        expected = "(…, time, hidden_size, value_channels)"
+        raise ValueError(f"`state` must have shape {expected}, got {tuple(X.shape)}")
     x = (X * w[..., 0]).sum(-1)
     for s in range(1, w.shape[-1]):
         x = x + _delay((X * w[..., s]).sum(-1), s)

@@ -88,12 +88,17 @@ def refuse_existing(config: TrainConfig) -> None:
         )
 
 
-def load_run(path: Path, device: torch.device) -> tuple[GPT, Tokenizer, TrainConfig]:
-    """The model, tokenizer and configuration of a finished run.
+def load_config(path: Path) -> TrainConfig:
+    """The configuration of a run; InputError when it is missing or damaged."""
+    return from_json(TrainConfig, _read(path, CONFIG))
+
+
+def load_run(path: Path, device: torch.device) -> tuple[GPT, Tokenizer]:
+    """Model and tokenizer of a finished run.
 
     Raises InputError when a file is missing, damaged, or does not fit the others.
     """
-    config = from_json(TrainConfig, _read(path, CONFIG))
+    config = load_config(path)
     try:
         tokenizer = restore(json.loads(_read(path, TOKENIZER)))
     except json.JSONDecodeError as error:
@@ -108,15 +113,16 @@ def load_run(path: Path, device: torch.device) -> tuple[GPT, Tokenizer, TrainCon
         raise InputError(
             f"`{path / WEIGHTS}` must hold the weights of this run's model, got: {reason}"
         ) from error
-    return model.eval(), tokenizer, config
+    return model.eval(), tokenizer
 
 
 def _read(path: Path, name: str) -> str:
     try:
         return (path / name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
         raise InputError(
-            f"`run` must be a run directory with {name}, got {path}: {error}"
+            f"`run` must be a run directory with {name}, got {path}: {reason}"
         ) from error
 
 
@@ -134,8 +140,8 @@ def plot_losses(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
         for key, style in styles.items():
             points = [(r["step"], r[key]) for r in records if key in r]
             if points:
-                label = name if key == "validation_loss" else None
-                axes.plot(*zip(*points, strict=True), color=colour, label=label, **style)
+                axes.plot(*zip(*points, strict=True), color=colour, **style)
+        axes.plot([], [], color=colour, label=name)  # one legend entry for both curves
     axes.set(xlabel="step", ylabel="loss, nats per token", title="validation (dots) and training")
     axes.grid(alpha=0.3)
     axes.legend()

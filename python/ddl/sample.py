@@ -8,15 +8,16 @@ import torch
 
 from ddl.config import InputError, SampleConfig
 from ddl.models import GPT
-from ddl.runs import load_run
+from ddl.runs import load_config, load_run
 from ddl.tokenizer import Tokenizer
 from ddl.train import pick_device
 
 
 def sample(config: SampleConfig) -> str:
     """The prompt and its continuation by the run's model. Raises InputError."""
-    device = pick_device(config.device)
-    model, tokenizer, _ = load_run(config.run, device)
+    trained = load_config(config.run)
+    device = pick_device(config.device, trained.model.residual)
+    model, tokenizer = load_run(config.run, device)
     return complete(
         model,
         tokenizer,
@@ -52,5 +53,5 @@ def complete(
 
 
 def printable(text: str) -> str:
-    """`text` with control characters but newline and tab replaced: a byte model may write escapes."""
+    """Replace control characters but newline and tab: a byte model may write escape sequences."""
     return "".join("\ufffd" if category(c) == "Cc" and c not in "\n\t" else c for c in text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,7 +117,7 @@ def train(config: TrainConfig, console: Console) -> RunDirectory:
 
     Raises InputError for input that cannot be used, DivergedError when the loss is not finite.
     """
-    device = pick_device(config.device)
+    device = pick_device(config.device, config.model.residual)
     corpus = data.load(config.data.source)
     refuse_existing(config)  # before the model is built, which may take a while
     trainer = Trainer(config, corpus, device)
@@ -213,6 +214,7 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         if requested.is_set():
             raise KeyboardInterrupt
         requested.set()
+        print("\nStopping after this step; Ctrl-C again aborts.", file=sys.stderr)
 
     if threading.current_thread() is not threading.main_thread():
         yield requested.is_set
@@ -224,13 +226,24 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto` is the GPU when there is one; InputError for a GPU that is not there."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("`device` must be cpu here, where torch finds no GPU, got 'cuda'")
-    return torch.device(name)
+def pick_device(name: str, residual: str) -> torch.device:
+    """`auto` is the GPU when there is one and the residual's operators have kernels for it.
+
+    Raises InputError for "cuda" where that is not so.
+    """
+    reason = None
+    if not torch.cuda.is_available():
+        reason = "torch finds no GPU"
+    elif residual != "additive" and not has_cuda_kernels():
+        reason = f"the operators of {residual} have no CUDA kernels yet"
+    if name == "cuda" and reason:
+        raise InputError(f"`device` must be cpu, because {reason}, got 'cuda'")
+    return torch.device("cpu" if name == "cpu" or reason else "cuda")
+
+
+def has_cuda_kernels() -> bool:
+    """Whether this version of the package registered its operators for GPUs."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key("ddl::rewrite_read", "CUDA")
 
 
 def make_repeatable(device: torch.device) -> None:

@@ -161,6 +161,7 @@ impl<A: Accum> Scratch<A> {
 }
 
 impl<A: Accum> Kernel for Part<'_, A> {
+    type Output = ();
     #[inline(always)]
     fn run(mut self) {
         let boundary = self.boundary;
@@ -194,6 +195,11 @@ impl<'a, A: Accum> Part<'a, A> {
     #[inline(always)]
     fn load_token(&self, token: usize, scratch: &mut Scratch<A>) {
         let Sizes { d, m, .. } = self.boundary.sizes;
+        let before = token.saturating_sub(1); // tokens descend
+        self.boundary.state.rows(d * m).prefetch(before);
+        if let Some(grad) = &self.incoming.state {
+            grad.rows(d * m).prefetch(before);
+        }
         load(self.boundary.state.rows(d * m), token, m, &mut scratch.state);
         match &self.incoming.state {
             Some(grad) => load(grad.rows(d * m), token, m, &mut scratch.grad),

@@ -40,6 +40,7 @@ struct Forward<'a, A> {
 }
 
 impl<A: Accum> Kernel for Forward<'_, A> {
+    type Output = ();
     #[inline(always)]
     fn run(mut self) {
         let Sizes { d, m, time, .. } = self.expand.sizes;
@@ -104,6 +105,7 @@ struct Backward<'a, A> {
 }
 
 impl<A: Accum> Kernel for Backward<'_, A> {
+    type Output = ();
     #[inline(always)]
     fn run(mut self) {
         let Sizes { d, m, time, .. } = self.expand.sizes;

@@ -10,42 +10,60 @@ use crate::tensor::{Dtype, Element, Rows, RowsMut};
 
 /// A body of code to run under the best instruction set of this machine.
 pub trait Kernel {
-    fn run(self);
+    type Output;
+    fn run(self) -> Self::Output;
 }
 
+// Never inlined: a loop compiled on its own is vectorised the same way wherever it is called from.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn avx512<K: Kernel>(kernel: K) {
-    kernel.run();
+#[inline(never)]
+fn avx512<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn avx2<K: Kernel>(kernel: K) {
-    kernel.run();
+#[inline(never)]
+fn avx2<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run()
 }
+
+/// Instruction sets we compile for, asked of the processor once.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, PartialEq)]
+enum Level {
+    Portable,
+    Avx2,
+    Avx512,
+}
+
+#[cfg(target_arch = "x86_64")]
+static LEVEL: std::sync::LazyLock<Level> = std::sync::LazyLock::new(|| {
+    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    let avx512 = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl");
+    match (avx2 && is_x86_feature_detected!("f16c"), avx512) {
+        (true, true) => Level::Avx512,
+        (true, false) => Level::Avx2,
+        _ => Level::Portable,
+    }
+});
 
 /// Runs `kernel` compiled for the widest vectors present.
 #[inline]
-pub fn dispatch<K: Kernel>(kernel: K) {
+pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]
-    {
-        let f16c = is_x86_feature_detected!("f16c") && is_x86_feature_detected!("fma");
-        if f16c
-            && is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-        {
-            // SAFETY: every feature the function is compiled for was just detected.
-            return unsafe { avx512(kernel) };
-        }
-        if f16c && is_x86_feature_detected!("avx2") {
-            // SAFETY: as above.
-            return unsafe { avx2(kernel) };
-        }
+    match *LEVEL {
+        // SAFETY: `LEVEL` saw every feature the function is compiled for.
+        Level::Avx512 => return unsafe { avx512(kernel) },
+        // SAFETY: as above.
+        Level::Avx2 => return unsafe { avx2(kernel) },
+        Level::Portable => {}
     }
-    kernel.run();
+    kernel.run()
 }
 
 /// The type sums are kept in: f64 for float64 tensors, f32 for everything else.
@@ -196,24 +214,22 @@ fn f32_to_f16(value: f32) -> u16 {
 
 /// Loads a row `(d, m)` as stored into `channels`, `m` contiguous runs of `d`: the maths is then the
 /// same contiguous loop for every `m`.
-#[inline(always)]
 pub fn load<A: Accum>(rows: Rows<'_>, row: usize, m: usize, channels: &mut [A]) {
     match rows.dtype() {
-        Dtype::F32 => load_as::<f32, A>(rows, row, m, channels),
-        Dtype::F64 => load_as::<f64, A>(rows, row, m, channels),
-        Dtype::Bf16 => load_as::<bf16, A>(rows, row, m, channels),
-        Dtype::F16 => load_as::<f16, A>(rows, row, m, channels),
+        Dtype::F32 => dispatch(Load { stored: rows.row::<f32>(row), m, channels }),
+        Dtype::F64 => dispatch(Load { stored: rows.row::<f64>(row), m, channels }),
+        Dtype::Bf16 => dispatch(Load { stored: rows.row::<bf16>(row), m, channels }),
+        Dtype::F16 => dispatch(Load { stored: rows.row::<f16>(row), m, channels }),
     }
 }
 
-/// Stores `channels` as a row `(d, m)`, and brings them back rounded to what was stored.
-#[inline(always)]
+/// Stores `channels` as a row `(d, m)`.
 pub fn store<A: Accum>(rows: &mut RowsMut<'_>, row: usize, m: usize, channels: &[A]) {
     match rows.dtype() {
-        Dtype::F32 => interleave(channels, m, rows.row::<f32>(row)),
-        Dtype::F64 => interleave(channels, m, rows.row::<f64>(row)),
-        Dtype::Bf16 => interleave(channels, m, rows.row::<bf16>(row)),
-        Dtype::F16 => interleave(channels, m, rows.row::<f16>(row)),
+        Dtype::F32 => dispatch(Store { stored: rows.row::<f32>(row), m, channels }),
+        Dtype::F64 => dispatch(Store { stored: rows.row::<f64>(row), m, channels }),
+        Dtype::Bf16 => dispatch(Store { stored: rows.row::<bf16>(row), m, channels }),
+        Dtype::F16 => dispatch(Store { stored: rows.row::<f16>(row), m, channels }),
     }
 }
 
@@ -227,18 +243,56 @@ pub fn round_to<A: Accum>(dtype: Dtype, values: &mut [A]) {
     }
 }
 
-#[inline(always)]
-fn load_as<T: Convert, A: Accum>(rows: Rows<'_>, row: usize, m: usize, channels: &mut [A]) {
-    let stored = rows.row::<T>(row);
-    let d = channels.len() / m;
-    match m {
-        1 => channels.iter_mut().zip(stored).for_each(|(to, from)| *to = from.widen()),
-        2 => deinterleave::<T, A, 2>(stored, channels, d),
-        4 => deinterleave::<T, A, 4>(stored, channels, d),
-        8 => deinterleave::<T, A, 8>(stored, channels, d),
-        _ => {
-            for (j, channel) in channels.chunks_exact_mut(d).enumerate() {
-                channel.iter_mut().zip(stored.chunks_exact(m)).for_each(|(to, from)| *to = from[j].widen());
+struct Load<'a, T, A> {
+    stored: &'a [T],
+    m: usize,
+    channels: &'a mut [A],
+}
+
+impl<T: Convert, A: Accum> Kernel for Load<'_, T, A> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let Load { stored, m, channels } = self;
+        let d = channels.len() / m;
+        match m {
+            1 => channels.iter_mut().zip(stored).for_each(|(to, from)| *to = from.widen()),
+            2 => deinterleave::<T, A, 2>(stored, channels, d),
+            4 => deinterleave::<T, A, 4>(stored, channels, d),
+            8 => deinterleave::<T, A, 8>(stored, channels, d),
+            _ => {
+                for (j, channel) in channels.chunks_exact_mut(d).enumerate() {
+                    channel
+                        .iter_mut()
+                        .zip(stored.chunks_exact(m))
+                        .for_each(|(to, from)| *to = from[j].widen());
+                }
+            }
+        }
+    }
+}
+
+struct Store<'a, T, A> {
+    stored: &'a mut [T],
+    m: usize,
+    channels: &'a [A],
+}
+
+impl<T: Convert, A: Accum> Kernel for Store<'_, T, A> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let Store { stored, m, channels } = self;
+        let d = channels.len() / m;
+        match m {
+            1 => stored.iter_mut().zip(channels).for_each(|(to, from)| *to = T::narrow(*from)),
+            2 => interleave::<T, A, 2>(channels, stored, d),
+            4 => interleave::<T, A, 4>(channels, stored, d),
+            8 => interleave::<T, A, 8>(channels, stored, d),
+            _ => {
+                for (j, channel) in channels.chunks_exact(d).enumerate() {
+                    stored.chunks_exact_mut(m).zip(channel).for_each(|(to, from)| to[j] = T::narrow(*from));
+                }
             }
         }
     }
@@ -248,36 +302,21 @@ fn load_as<T: Convert, A: Accum>(rows: Rows<'_>, row: usize, m: usize, channels:
 fn deinterleave<T: Convert, A: Accum, const M: usize>(stored: &[T], channels: &mut [A], d: usize) {
     let mut channel = channels.chunks_exact_mut(d);
     let channel: [&mut [A]; M] = std::array::from_fn(|_| channel.next().expect("m channels"));
-    let (stored, _) = stored.as_chunks::<M>();
-    for (i, from) in stored.iter().enumerate().take(d) {
+    let stored = &stored.as_chunks::<M>().0[..d];
+    assert!(channel.iter().all(|channel| channel.len() == d)); // no bounds checks below
+    for (i, from) in stored.iter().enumerate() {
         for j in 0..M {
-            // SAFETY of the plain index: `channel[j]` has d elements; the check is hoisted by `take`.
             channel[j][i] = from[j].widen();
         }
     }
 }
 
 #[inline(always)]
-fn interleave<T: Convert, A: Accum>(channels: &[A], m: usize, stored: &mut [T]) {
-    let d = channels.len() / m;
-    match m {
-        1 => stored.iter_mut().zip(channels).for_each(|(to, from)| *to = T::narrow(*from)),
-        2 => interleave_as::<T, A, 2>(channels, stored, d),
-        4 => interleave_as::<T, A, 4>(channels, stored, d),
-        8 => interleave_as::<T, A, 8>(channels, stored, d),
-        _ => {
-            for (j, channel) in channels.chunks_exact(d).enumerate() {
-                stored.chunks_exact_mut(m).zip(channel).for_each(|(to, from)| to[j] = T::narrow(*from));
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn interleave_as<T: Convert, A: Accum, const M: usize>(channels: &[A], stored: &mut [T], d: usize) {
+fn interleave<T: Convert, A: Accum, const M: usize>(channels: &[A], stored: &mut [T], d: usize) {
     let channel: [&[A]; M] = std::array::from_fn(|j| &channels[j * d..(j + 1) * d]);
-    let (stored, _) = stored.as_chunks_mut::<M>();
-    for (i, to) in stored.iter_mut().enumerate().take(d) {
+    let stored = &mut stored.as_chunks_mut::<M>().0[..d];
+    assert!(channel.iter().all(|channel| channel.len() == d)); // no bounds checks below
+    for (i, to) in stored.iter_mut().enumerate() {
         for j in 0..M {
             to[j] = T::narrow(channel[j][i]);
         }
@@ -288,33 +327,48 @@ fn interleave_as<T: Convert, A: Accum, const M: usize>(channels: &[A], stored: &
 const LANES: usize = 32;
 
 /// Σ aᵢ bᵢ
-#[inline(always)]
 pub fn dot<A: Accum>(a: &[A], b: &[A]) -> A {
-    let mut sums = [A::default(); LANES];
-    let (a_body, a_tail) = a.as_chunks::<LANES>();
-    let (b_body, b_tail) = b.as_chunks::<LANES>();
-    for (a, b) in a_body.iter().zip(b_body) {
-        for lane in 0..LANES {
-            sums[lane] += a[lane] * b[lane];
-        }
-    }
-    for ((sum, a), b) in sums.iter_mut().zip(a_tail).zip(b_tail) {
-        *sum += *a * *b;
-    }
-    total(sums)
+    dispatch(Dot { a, b })
 }
 
-/// The sum of the lanes, as a tree.
-#[inline(always)]
-pub fn total<A: Accum>(mut sums: [A; LANES]) -> A {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for lane in 0..width {
-            sums[lane] = sums[lane] + sums[lane + width];
+struct Dot<'a, A> {
+    a: &'a [A],
+    b: &'a [A],
+}
+
+impl<A: Accum> Kernel for Dot<'_, A> {
+    type Output = A;
+    #[inline(always)]
+    fn run(self) -> A {
+        let mut sums = [A::default(); LANES];
+        let (a_body, a_tail) = self.a.as_chunks::<LANES>();
+        let (b_body, b_tail) = self.b.as_chunks::<LANES>();
+        for (a, b) in a_body.iter().zip(b_body) {
+            for lane in 0..LANES {
+                sums[lane] += a[lane] * b[lane];
+            }
         }
-        width /= 2;
+        let mut tail = A::default();
+        for (a, b) in a_tail.iter().zip(b_tail) {
+            tail += *a * *b;
+        }
+        total(sums) + tail
     }
-    sums[0]
+}
+
+/// The sum of the lanes, eight at a time and then as a tree. The black box sends the lanes through memory
+/// once: seen whole, the tree persuades LLVM to keep the loop above in two-lane vectors (8× slower).
+#[inline(always)]
+fn total<A: Accum>(lanes: [A; LANES]) -> A {
+    let lanes = std::hint::black_box(lanes);
+    let mut sums = [A::default(); 8];
+    for chunk in lanes.as_chunks::<8>().0 {
+        for lane in 0..8 {
+            sums[lane] += chunk[lane];
+        }
+    }
+    let [a, b, c, d, e, f, g, h] = sums;
+    ((a + e) + (b + f)) + ((c + g) + (d + h))
 }
 
 /// to += scale · from

@@ -1,8 +1,8 @@
 //! Parameters of a read, widened once per call, and the sums of their gradients.
 
-use super::simd::{Accum, Kernel, dispatch, load};
+use super::simd::{Accum, load, store};
 use crate::problem::{Read, Sizes};
-use crate::tensor::{RowsMut, Tensor};
+use crate::tensor::Tensor;
 
 /// A read's parameters in the accumulation type, every one a run of contiguous rows of d.
 pub struct Weights<A> {
@@ -72,18 +72,8 @@ pub fn transpose<A: Accum>(matrix: &[A], d: usize, n: usize) -> Vec<A> {
 
 /// All elements of a tensor in the accumulation type.
 pub fn widen<A: Accum>(tensor: &Tensor) -> Vec<A> {
-    struct Widen<'a, A> {
-        tensor: &'a Tensor,
-        values: &'a mut [A],
-    }
-    impl<A: Accum> Kernel for Widen<'_, A> {
-        #[inline(always)]
-        fn run(self) {
-            load(self.tensor.rows(self.tensor.len()), 0, 1, self.values);
-        }
-    }
     let mut values = vec![A::default(); tensor.len()];
-    dispatch(Widen { tensor, values: &mut values });
+    load(tensor.rows(tensor.len()), 0, 1, &mut values);
     values
 }
 
@@ -131,19 +121,9 @@ impl<A: Accum> Sums<A> {
 
 /// Stores a whole gradient, rounded to the parameter's dtype.
 pub fn store_all<A: Accum>(output: &mut Option<Tensor>, values: &[A]) {
-    struct Store<'a, A> {
-        rows: RowsMut<'a>,
-        values: &'a [A],
-    }
-    impl<A: Accum> Kernel for Store<'_, A> {
-        #[inline(always)]
-        fn run(mut self) {
-            super::simd::store(&mut self.rows, 0, 1, self.values);
-        }
-    }
     let Some(tensor) = output else { return };
     let width = tensor.len();
-    if let Some(rows) = tensor.split_rows(width, &[0, 1]).pop() {
-        dispatch(Store { rows, values });
+    if let Some(mut rows) = tensor.split_rows(width, &[0, 1]).pop() {
+        store(&mut rows, 0, 1, values);
     }
 }

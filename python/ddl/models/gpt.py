@@ -30,7 +30,8 @@ class GPTOutput(NamedTuple):
     """What `GPT` returns.
 
     logits: (B, T, vocab_size), in the dtype of the matrix products.
-    loss: scalar float32, mean next-token cross-entropy in nats; None without labels.
+    loss: scalar, mean next-token cross-entropy in nats, float32 (float64 for a float64 model);
+        None without labels.
     """
 
     logits: Tensor
@@ -68,12 +69,12 @@ class Rotary(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rotate x (B, T, H, head_dim) by its position T; float32 for any storage type."""
+        """Rotate x (B, T, H, head_dim) by its position T → float32, or float64 for float64."""
         if self.cos.device != x.device:  # a meta model that load_state_dict(assign=True) filled
             self.cos = self.cos.new_empty(0, device=x.device)
             self.reset_parameters()
         cos, sin = self.cos[: x.shape[1], None], self.sin[: x.shape[1], None]  # (T, 1, head_dim/2)
-        x1, x2 = x.float().chunk(2, dim=-1)
+        x1, x2 = _wide(x).chunk(2, dim=-1)
         return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1)
 
 
@@ -95,8 +96,11 @@ class Attention(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         heads = (*h.shape[:2], -1, self.head_dim)
         q, k, v = (c(h).view(heads) for c in (self.c_q, self.c_k, self.c_v))  # (B, T, H, head_dim)
-        q, k = self.q_rms(self.rotary(q)), self.k_rms(self.rotary(k))
-        # RoPE and the norms ran in float32; attention runs in what the matrix products gave.
+        # Rotated in float32, normalised in the norm's dtype (float32 under autocast); attention
+        # runs in the dtype of the matrix products.
+        norm_dtype = self.q_rms.weight.dtype
+        q = self.q_rms(self.rotary(q).to(norm_dtype))
+        k = self.k_rms(self.rotary(k).to(norm_dtype))
         q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, T, head_dim)
         return self.c_proj(y.transpose(1, 2).flatten(2))
@@ -185,7 +189,7 @@ class GPT(nn.Module):
             raise ValueError(f"`labels` must have {expected}, got {tuple(labels.shape)}")
         # The labels move instead of the logits: slicing those would copy them all.
         targets = F.pad(labels[:, 1:], (0, 1), value=IGNORE)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
+        loss = F.cross_entropy(_wide(logits.flatten(0, 1)), targets.flatten(), ignore_index=IGNORE)
         return GPTOutput(logits, loss)
 
     @torch.no_grad()
@@ -248,10 +252,14 @@ def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | 
     compress, expand = STREAMS[config.residual]
     return DeltaStream(
         config.hidden_size,
-        sublayers,
+        list(sublayers),
         value_channels=1 if config.residual == "ddl" else config.value_channels,
         compress=compress,
+        kernel_size=config.compress_kernel_size,
         expand=expand,
+        expand_kernel_size=config.expand_kernel_size,
+        sublayers_per_compressor=config.sublayers_per_compressor,
+        norm_eps=NORM_EPS,
         gate=config.gate,
         gate_hidden=config.gate_hidden,
         value=config.value,
@@ -260,8 +268,12 @@ def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | 
         value_from=config.value_from,
         beta_init=config.beta_init,
         eps_k=config.eps_k,
-        sublayers_per_compressor=config.sublayers_per_compressor,
     )
+
+
+def _wide(x: Tensor) -> Tensor:
+    """x in float32, or float64 for float64."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _sample(

@@ -1,0 +1,154 @@
+"""What the modules refuse, in sentences that name the caller's arguments."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddl import DeltaResidual, DeltaStream, Expand, Read
+
+zeros = torch.zeros
+
+
+def one_sublayer(**options: Any) -> DeltaStream:
+    return DeltaStream(8, [nn.Identity()], **options)
+
+
+RESIDUAL_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"hidden_size": 0}, "`hidden_size` must be an integer of at least 1, got 0"),
+    ({"value_channels": 1.5}, "`value_channels` must be an integer of at least 1, got 1.5"),
+    ({"gate_hidden": -1}, "`gate_hidden` must be an integer of at least 1, got -1"),
+    ({"mapping": "q"}, '`mapping` must be "k" or "v", got \'q\''),
+    ({"gate": "deep"}, '`gate` must be "linear" or "mlp", got \'deep\''),
+    ({"value": "tanh"}, '`value` must be "linear" or "sigmoid" or "constant", got \'tanh\''),
+    ({"value_from": "x"}, '`value_from` must be "context" or "compressed", got \'x\''),
+    ({"value_scale": 0.0}, "`value_scale` must be a positive finite number, got 0.0"),
+    ({"eps_k": 0.0}, "`eps_k` must be a positive finite number, got 0.0"),
+    ({"eps_k": math.nan}, "`eps_k` must be a positive finite number, got nan"),
+    ({"beta_init": 2.0}, "`beta_init` must be between 0 and 2, got 2.0"),
+    (
+        {"mapping": "v", "value": "constant"},
+        '`value` must be "linear" or "sigmoid" with mapping="v", got "constant"',
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), RESIDUAL_OPTIONS)
+def test_residual_options(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        DeltaResidual(**{"hidden_size": 8, **options})
+
+
+RESIDUAL_SHAPES: list[tuple[dict[str, tuple[int, ...]], str]] = [
+    ({"x": (2, 5, 7)}, "`x` must have shape (…, 7, 3), got (2, 5, 7)"),
+    ({"x": (2, 5, 7, 4)}, "`x` must have shape (…, 7, 3), got (2, 5, 7, 4)"),
+    ({"x": (3,)}, "`x` must have shape (…, 7, 3), got (3,)"),
+    ({"sublayer_out": (2, 5, 8)}, "`sublayer_out` must have shape (2, 5, 7), got (2, 5, 8)"),
+    ({"sublayer_out": (2, 4, 7)}, "`sublayer_out` must have shape (2, 5, 7), got (2, 4, 7)"),
+    ({"context": (2, 5, 8)}, "`context` must have shape (2, 5, 7), got (2, 5, 8)"),
+    ({"context": (1, 5, 7)}, "`context` must have shape (2, 5, 7), got (1, 5, 7)"),
+    ({"compressed": (2, 7)}, "`compressed` must have shape (2, 5, 7), got (2, 7)"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), RESIDUAL_SHAPES)
+@pytest.mark.parametrize("mapping", ["k", "v"])
+def test_residual_shapes(change: dict[str, tuple[int, ...]], sentence: str, mapping: str) -> None:
+    shapes = {"x": (2, 5, 7, 3), **dict.fromkeys(("sublayer_out", "context"), (2, 5, 7)), **change}
+    module = DeltaResidual(7, 3, mapping=mapping, value_from="compressed")
+    inputs = {name: zeros(shape) for name, shape in {"compressed": (2, 5, 7), **shapes}.items()}
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        module(**inputs)
+
+
+def test_a_scalar_state_of_another_width() -> None:
+    h = zeros(2, 7)
+    sentence = "`x` must have shape (…, 7), got (2, 8)"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        DeltaResidual(7)(zeros(2, 8), h, context=h)
+
+
+def test_the_raw_read_is_asked_for() -> None:
+    h = zeros(2, 7)
+    sentence = r"`compressed` must be the raw read .* 3 value channels, got None"
+    with pytest.raises(ValueError, match=sentence):
+        DeltaResidual(7, 3, value_from="compressed")(zeros(2, 7, 3), h, context=h)
+
+
+STREAM: list[tuple[Any, str]] = [
+    (
+        lambda: Read(8, 4),
+        '`compress` must be "channel" or "token" for 4 value channels, got "identity"',
+    ),
+    (
+        lambda: Read(8, 4, compress="conv"),
+        '`compress` must be "identity" or "channel" or "token", got \'conv\'',
+    ),
+    (
+        lambda: Read(8, parameterization="low-rank"),
+        '`parameterization` must be "direct" or "factored", got \'low-rank\'',
+    ),
+    (
+        lambda: Read(8, norm_eps=-1.0),
+        "`norm_eps` must be a positive finite number, got -1.0",
+    ),
+    (
+        lambda: Read(8, 4, compress="token", kernel_size=0),
+        "`kernel_size` must be an integer of at least 1, got 0",
+    ),
+    (
+        lambda: Read(8, 4, compress="channel", shared=Read(8, 2, compress="channel")),
+        "`shared` must be a Read with hidden_size=8, value_channels=4 and compress='channel', got "
+        "Read(hidden_size=8, value_channels=2, compress='channel', parameterization='direct')",
+    ),
+    (lambda: Expand(8, 4, kind="tile"), '`kind` must be "repeat" or "conv", got \'tile\''),
+    (lambda: DeltaStream(8, []), "`sublayers` must hold at least one module, got none"),
+    (
+        lambda: one_sublayer(expand="tile"),
+        '`expand` must be "repeat" or "conv", got \'tile\'',
+    ),
+    (
+        lambda: one_sublayer(expand_kernel_size=0),
+        "`expand_kernel_size` must be an integer of at least 1, got 0",
+    ),
+    (
+        lambda: one_sublayer(sublayers_per_compressor=0),
+        "`sublayers_per_compressor` must be an integer of at least 1, got 0",
+    ),
+    (
+        lambda: Read(8, 4, compress="channel")(zeros(2, 3, 8)),
+        "`state` must have shape (…, 8, 4), got (2, 3, 8)",
+    ),
+    (lambda: Read(8)(zeros(2, 3, 9)), "`state` must have shape (…, 8), got (2, 3, 9)"),
+    (
+        lambda: Read(8, 4, compress="token")(zeros(8, 4)),
+        "`state` must have shape (…, time, hidden_size, value_channels), got (8, 4)",
+    ),
+    (lambda: Expand(8, 4)(zeros(2, 3, 9)), "`x` must have shape (…, 8), got (2, 3, 9)"),
+    (lambda: one_sublayer()(zeros(2, 3, 9)), "`x` must have shape (…, 8), got (2, 3, 9)"),
+    (
+        lambda: DeltaStream(8, [nn.Identity(), nn.Linear(8, 9)])(zeros(2, 3, 8)),
+        "`sublayers[1]` must return shape (2, 3, 8), got (2, 3, 9)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "sentence"), STREAM, ids=[s.split("`")[1] for _, s in STREAM])
+def test_read_expand_and_stream(build: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        build()
+
+
+def test_a_sublayer_that_returns_a_tuple() -> None:
+    class Attention(nn.Module):
+        def forward(self, h: Tensor) -> tuple[Tensor, None]:
+            return h, None
+
+    sentence = "`sublayers[0]` must return a torch.Tensor, got tuple"
+    with pytest.raises(TypeError, match=f"^{re.escape(sentence)}$"):
+        DeltaStream(8, [Attention()])(zeros(2, 3, 8))

@@ -232,28 +232,6 @@ impl<'a> Rows<'a> {
     pub fn row<T: Element>(&self, row: usize) -> &'a [T] {
         &self.tensor.elements::<T>()[row * self.width..(row + 1) * self.width]
     }
-
-    /// Asks for a row that will be loaded soon. Rows are short next to a page, where the hardware's own
-    /// prefetch starts anew, and the maths between two of them leaves the memory idle.
-    #[inline(always)]
-    pub fn prefetch(&self, row: usize) {
-        let bytes = self.width * self.tensor.dtype.size();
-        if (row + 1) * bytes <= self.tensor.len() * self.tensor.dtype.size() {
-            prefetch_lines(self.tensor.ptr.wrapping_add(row * bytes), bytes);
-        }
-    }
-}
-
-#[inline(always)]
-fn prefetch_lines(first: *const u8, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for line in (0..bytes).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a hint; it never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(first.wrapping_add(line).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (first, bytes);
 }
 
 /// Rows `start..end` of an output, owned by one partition.

@@ -5,7 +5,9 @@ Real tensors are checked natively (src/problem.rs), where it costs nothing; the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -22,10 +24,10 @@ def check_tensors(**tensors: Any) -> None:
     for name, tensor in tensors.items():
         if tensor is None:
             continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"`{name}` must be a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.layout is not torch.strided:
-            raise TypeError(f"`{name}` must be a dense tensor, got layout {tensor.layout}")
+        check_is_tensor(name, tensor)
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            got = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+            raise TypeError(f"`{name}` must be a dense tensor, got {got}")
     if torch.compiler.is_compiling():
         return
     if torch.autograd.forward_ad._current_level >= 0:
@@ -40,11 +42,22 @@ def check_tensors(**tensors: Any) -> None:
 def _refuse_tangents(tensors: dict[str, Any]) -> None:
     """A custom operator would drop a tangent without a word; say so instead."""
     for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+        if tensor is None:
+            continue
+        if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
             raise NotImplementedError(
                 f"`{name}` must come without a forward-mode tangent, got a dual tensor: "
                 "the fused operators have reverse-mode derivatives only, use `ddl.reference`"
             )
+
+
+# --- one tensor ------------------------------------------------------------------------------------
+
+
+def check_is_tensor(name: str, tensor: Any) -> None:
+    """Raises TypeError unless `tensor` is a torch.Tensor."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"`{name}` must be a torch.Tensor, got {type(tensor).__name__}")
 
 
 def check_shape(name: str, tensor: Tensor, expected: Sequence[Any]) -> None:
@@ -53,25 +66,91 @@ def check_shape(name: str, tensor: Tensor, expected: Sequence[Any]) -> None:
         raise ValueError(f"`{name}` must have shape {tuple(expected)}, got {tuple(tensor.shape)}")
 
 
+def check_dtype(name: str, tensor: Tensor) -> None:
+    """Raises TypeError unless `tensor` has a dtype that the operators know."""
+    if tensor.dtype not in STORED and tensor.dtype != torch.float64:
+        raise TypeError(
+            f"`{name}` must have dtype float32, float64, bfloat16 or float16, got {tensor.dtype}"
+        )
+
+
 def check_stored(name: str, tensor: Tensor, state: Tensor) -> None:
     """Raises unless `tensor` is on the state's device, in a dtype that goes with the state's."""
+    _check_beside(name, tensor, state, (torch.float64,) if _double(state) else STORED)
+
+
+def _check_gate(name: str, tensor: Tensor, state: Tensor) -> None:
+    """The same for values and gates: float32, or float64 beside a float64 state."""
+    _check_beside(name, tensor, state, (torch.float64 if _double(state) else torch.float32,))
+
+
+def _check_beside(
+    name: str, tensor: Tensor, state: Tensor, allowed: tuple[torch.dtype, ...]
+) -> None:
     if tensor.device != state.device:
         raise ValueError(f"`{name}` must be on {state.device}, got a tensor on {tensor.device}")
-    allowed = (torch.float64,) if state.dtype == torch.float64 else STORED
+    check_dtype(name, tensor)
     if tensor.dtype not in allowed:
-        names = " or ".join(map(str, allowed))
-        raise TypeError(f"`{name}` must have dtype {names}, got {tensor.dtype}")
+        raise TypeError(f"`{name}` must have dtype {_either(allowed)}, got {tensor.dtype}")
+
+
+def _double(state: Tensor) -> bool:
+    return state.dtype == torch.float64
+
+
+def _either(dtypes: tuple[torch.dtype, ...]) -> str:
+    return " or ".join(map(str, dtypes))
+
+
+# --- arguments of the modules ----------------------------------------------------------------------
+
+
+def check_stream(
+    name: str, stream: Any, size: tuple[int, ...], *, over_time: bool = False
+) -> None:
+    """Raises unless `stream` is a tensor of shape (…, *size), with a time axis where one is needed.
+
+    size: (hidden_size,), or (hidden_size, value_channels).
+    """
+    check_is_tensor(name, stream)
+    if tuple(stream.shape[-len(size) :]) != size:
+        expected = ", ".join(map(str, size))
+        raise ValueError(f"`{name}` must have shape (…, {expected}), got {tuple(stream.shape)}")
+    if over_time and stream.ndim == len(size):
+        axes = ", ".join(("hidden_size", "value_channels")[: len(size)])
+        raise ValueError(f"`{name}` must have shape (…, time, {axes}), got {tuple(stream.shape)}")
+    check_dtype(name, stream)
+
+
+def check_features(name: str, features: Any, shape: tuple[Any, ...], state: Tensor) -> None:
+    """Raises unless `features` is a tensor of `shape` that goes with the state."""
+    check_is_tensor(name, features)
+    check_shape(name, features, shape)
+    check_stored(name, features, state)
+
+
+def check_returned(name: str, returned: Any, context: Tensor) -> None:
+    """Raises unless a sublayer returned a tensor of its context's shape."""
+    if not isinstance(returned, Tensor):
+        raise TypeError(f"`{name}` must return a torch.Tensor, got {type(returned).__name__}")
+    if returned.shape != context.shape:
+        expected, got = tuple(context.shape), tuple(returned.shape)
+        raise ValueError(f"`{name}` must return shape {expected}, got {got}")
+
+
+# --- arguments of the operators --------------------------------------------------------------------
 
 
 def check_state(state: Tensor, *, over_time: bool = False) -> None:
     """Raises unless `state` is (…, d, m), with a time axis before these where one is needed."""
-    expected = "(…, time, hidden_size, value_channels)" if over_time else "(…, hidden_size, value_channels)"
-    if state.ndim < 2 + over_time or 0 in state.shape[-2:]:
-        raise ValueError(f"`state` must have shape {expected}, got {tuple(state.shape)}")
-    if state.dtype not in (*STORED, torch.float64):
-        raise TypeError(
-            f"`state` must have dtype float32, float64, bfloat16 or float16, got {state.dtype}"
+    shape = tuple(state.shape)
+    if over_time and len(shape) < 3:
+        raise ValueError(
+            f"`state` must have shape (…, time, hidden_size, value_channels), got {shape}"
         )
+    if len(shape) < 2 or 0 in shape[-2:]:
+        raise ValueError(f"`state` must have shape (…, hidden_size, value_channels), got {shape}")
+    check_dtype("state", state)
 
 
 def check_rewrite(
@@ -80,13 +159,12 @@ def check_rewrite(
     """Checks the arguments of a rewrite."""
     check_state(state)
     *batch, d, m = state.shape
-    for name, tensor, shape in (
-        ("direction", direction, (*batch, d)),
-        ("value", value, (*batch, m)),
-        ("gate", gate, tuple(batch)),
-    ):
-        check_shape(name, tensor, shape)
-        check_stored(name, tensor, state)
+    check_shape("direction", direction, (*batch, d))
+    check_stored("direction", direction, state)
+    check_shape("value", value, (*batch, m))
+    _check_gate("value", value, state)
+    check_shape("gate", gate, batch)
+    _check_gate("gate", gate, state)
     check_positive("eps_k", eps_k)
 
 
@@ -105,15 +183,9 @@ def check_read(
     """Checks the arguments of a read."""
     over_time = compress is not None and compress.ndim == 3
     check_state(state, over_time=over_time)
+    _check_compress(state, compress, over_time)
     d, m = state.shape[-2:]
-    if compress is None and m != 1:
-        raise ValueError(
-            f"`compress` must be a weight of shape ({d}, {m}) or ({d}, {m}, K) "
-            f"for {m} value channels, got None"
-        )
-    taps = compress.shape[2:] if compress is not None else ()
     for name, tensor, shape in (
-        ("compress", compress, (d, m, *taps)),
         ("norm_weight", norm_weight, (d,)),
         ("gate_weight", gate_weight, (d,)),
         ("gate_bias", gate_bias, ()),
@@ -123,41 +195,87 @@ def check_read(
         if tensor is not None:
             check_shape(name, tensor, shape)
             check_stored(name, tensor, state)
-    check_positive("norm_eps", norm_eps)
-    check_positive("value_scale", value_scale)
+    for name, bias, weight in (
+        ("gate", gate_bias, gate_weight),
+        ("value", value_bias, value_weight),
+    ):
+        if bias is not None and weight is None:
+            needed = f"`{name}_weight`"
+            raise ValueError(f"`{name}_bias` must come with {needed}, got None for {needed}")
+    check_positive("norm_eps", norm_eps, optional=True)
+    check_positive("value_scale", value_scale, optional=True)
+
+
+def _check_compress(state: Tensor, compress: Tensor | None, over_time: bool) -> None:
+    d, m = state.shape[-2:]
+    if compress is None:
+        if m != 1:
+            raise ValueError(
+                f"`compress` must be a weight of shape ({d}, {m}) or ({d}, {m}, K) "
+                f"for {m} value channels, got None"
+            )
+        return
+    taps = compress.shape[2:] if over_time else ()
+    if 0 in taps:
+        raise ValueError("`compress` must have at least one tap, got 0")
+    check_shape("compress", compress, (d, m, *taps))
+    check_stored("compress", compress, state)
+
+
+def check_context_dtype(state: Tensor, dtype: Any) -> None:
+    """Raises TypeError unless `dtype` is None or one that a context beside this state can have."""
+    allowed = (torch.float64,) if _double(state) else STORED
+    if dtype is not None and dtype not in allowed:
+        raise TypeError(f"`context_dtype` must be {_either(allowed)}, got {dtype!r}")
 
 
 def check_expand(x: Tensor, weight: Tensor | None, value_channels: int) -> None:
     """Checks the arguments of an expansion."""
-    if value_channels < 1:
-        raise ValueError(f"`value_channels` must be at least 1, got {value_channels}")
+    check_count("value_channels", value_channels)
     needed = 1 if weight is None else 2
     if x.ndim < needed or x.shape[-1] == 0:
         expected = "(…, hidden_size)" if weight is None else "(…, time, hidden_size)"
         raise ValueError(f"`x` must have shape {expected}, got {tuple(x.shape)}")
+    check_dtype("x", x)
     if weight is None:
         return
     d, m = x.shape[-1], value_channels
     if weight.ndim != 3 or weight.shape[2] == 0:
-        raise ValueError(f"`weight` must have shape ({d}, {m}, K), got {tuple(weight.shape)}")
+        got = tuple(weight.shape)
+        raise ValueError(f"`weight` must have shape ({d}, {m}, K) with K ≥ 1, got {got}")
     check_shape("weight", weight, (d, m, weight.shape[2]))
     check_stored("weight", weight, x)
 
 
-def check_positive(name: str, number: float | None) -> None:
-    """Raises ValueError unless `number` is None or positive and finite."""
-    if number is not None and not 0 < number < float("inf"):
-        raise ValueError(f"`{name}` must be a positive finite number, got {number}")
+# --- numbers and names -----------------------------------------------------------------------------
 
 
-def check_count(name: str, number: int) -> None:
+def check_positive(name: str, number: Any, *, optional: bool = False) -> None:
+    """Raises ValueError unless `number` is positive and finite, or None where it is optional."""
+    if number is None and optional:
+        return
+    if not _is_number(number) or not 0 < number < math.inf:
+        raise ValueError(f"`{name}` must be a positive finite number, got {number!r}")
+
+
+def check_between(name: str, number: Any, low: float, high: float) -> None:
+    """Raises ValueError unless low < number < high."""
+    if not _is_number(number) or not low < number < high:
+        raise ValueError(f"`{name}` must be between {low} and {high}, got {number!r}")
+
+
+def check_count(name: str, number: Any) -> None:
     """Raises ValueError unless `number` is an integer of at least 1."""
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+    if not isinstance(number, (int, torch.SymInt)) or isinstance(number, bool) or number < 1:
         raise ValueError(f"`{name}` must be an integer of at least 1, got {number!r}")
 
 
-def check_choice(name: str, choice: str, choices: Sequence[str]) -> None:
+def check_choice(name: str, choice: Any, choices: Sequence[str]) -> None:
     """Raises ValueError unless `choice` is one of `choices`."""
     if choice not in choices:
         known = " or ".join(f'"{known}"' for known in choices)
         raise ValueError(f"`{name}` must be {known}, got {choice!r}")
+
+
+def _is_number(number: Any) -> bool:
+    return isinstance(number, (Real, torch.SymFloat)) and not isinstance(number, bool)

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from . import ops
-from ._checks import check_expand, check_tensors
+from ._checks import (
+    check_choice,
+    check_context_dtype,
+    check_expand,
+    check_positive,
+    check_tensors,
+)
 from .types import ReadResult, RewriteReadResult
 
 __all__ = ["expand", "read", "rewrite", "rewrite_read"]
@@ -28,6 +34,7 @@ def rewrite(
         direction: k (…, d), of any length.
         value: v (…, m).
         gate: β (…,), meant to be in [0, 2]: 0 keeps X bit for bit, 1 makes k̂ᵀX' = vᵀ, 2 reflects.
+            Any real number is taken as it is; beyond [0, 2] the write overshoots, |1 − β| > 1.
         eps_k: ε_k, in units of |k|.
 
     Returns:
@@ -37,6 +44,7 @@ def rewrite(
         ValueError: a shape, device or number that does not fit; TypeError: a dtype or layout.
     """
     check_tensors(state=state, direction=direction, value=value, gate=gate)
+    check_positive("eps_k", eps_k)
     value, gate = _gates(state, value, gate)
     return torch.ops.ddl.rewrite(state, direction, value, gate, eps_k)[0]
 
@@ -117,6 +125,7 @@ def rewrite_read(
         value_scale, value_from, context_dtype,
     )  # fmt: skip
     check_tensors(direction=direction, value=value, gate=gate)
+    check_positive("eps_k", eps_k)
     value, gate = _gates(state, value, gate)
     new_state, context, new_value, new_gate, *_ = torch.ops.ddl.rewrite_read(
         state, direction, value, gate, eps_k, *arguments
@@ -166,8 +175,7 @@ def _read_arguments(
     context_dtype: torch.dtype | None,
 ) -> tuple[object, ...]:
     """The read's arguments as the operator takes them."""
-    if value_from not in ("context", "compressed"):
-        raise ValueError(f'`value_from` must be "context" or "compressed", got {value_from!r}')
+    check_choice("value_from", value_from, ("context", "compressed"))
     check_tensors(
         state=state,
         compress=compress,
@@ -177,6 +185,9 @@ def _read_arguments(
         value_weight=value_weight,
         value_bias=value_bias,
     )
+    check_positive("norm_eps", norm_eps, optional=True)
+    check_positive("value_scale", value_scale, optional=True)
+    check_context_dtype(state, context_dtype)
     if context_dtype is None:
         context_dtype = _autocast_dtype(state)
     return (

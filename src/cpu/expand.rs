@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::simd::{Accum, Kernel, dispatch, load, mix, store};
+use super::simd::{Accum, Kernel, add_product, dispatch, load, mix, store};
 use super::weights::{store_all, swap_outer, transpose, widen};
 use super::{SMALLEST_PART, parallel, useful_threads, within_sequences};
 use crate::problem::{Expand, Sizes};
@@ -150,9 +150,7 @@ impl<A: Accum> Backward<'_, A> {
             load(self.x.rows(d), token - tap, 1, row);
             let sums = &mut self.sums[tap * grads.len()..][..grads.len()];
             for (sum, grad) in sums.chunks_exact_mut(d).zip(grads.chunks_exact(d)) {
-                for i in 0..d {
-                    sum[i] += grad[i] * row[i];
-                }
+                add_product(sum, grad, row);
             }
         }
     }

@@ -92,7 +92,6 @@ impl<A: Accum> Kernel for Part<'_, A> {
             sums.fill(A::default());
             for token in tokens.start - halo..tokens.end {
                 let own = token >= tokens.start;
-                boundary.state.rows(m * d).prefetch(token + 1);
                 load(boundary.state.rows(m * d), token, m, &mut state);
                 if let Some(rewrite) = &boundary.rewrite {
                     self.rewrite_row(rewrite, token, own, &mut state, &mut direction);

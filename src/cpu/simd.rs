@@ -301,9 +301,8 @@ impl<T: Convert, A: Accum> Kernel for Store<'_, T, A> {
 #[inline(always)]
 fn deinterleave<T: Convert, A: Accum, const M: usize>(stored: &[T], channels: &mut [A], d: usize) {
     let mut channel = channels.chunks_exact_mut(d);
-    let channel: [&mut [A]; M] = std::array::from_fn(|_| channel.next().expect("m channels"));
+    let channel: [&mut [A]; M] = std::array::from_fn(|_| &mut channel.next().expect("m channels")[..d]);
     let stored = &stored.as_chunks::<M>().0[..d];
-    assert!(channel.iter().all(|channel| channel.len() == d)); // no bounds checks below
     for (i, from) in stored.iter().enumerate() {
         for j in 0..M {
             channel[j][i] = from[j].widen();
@@ -313,9 +312,8 @@ fn deinterleave<T: Convert, A: Accum, const M: usize>(stored: &[T], channels: &m
 
 #[inline(always)]
 fn interleave<T: Convert, A: Accum, const M: usize>(channels: &[A], stored: &mut [T], d: usize) {
-    let channel: [&[A]; M] = std::array::from_fn(|j| &channels[j * d..(j + 1) * d]);
+    let channel: [&[A]; M] = std::array::from_fn(|j| &channels[j * d..][..d]);
     let stored = &mut stored.as_chunks_mut::<M>().0[..d];
-    assert!(channel.iter().all(|channel| channel.len() == d)); // no bounds checks below
     for (i, to) in stored.iter_mut().enumerate() {
         for j in 0..M {
             to[j] = T::narrow(channel[j][i]);
@@ -377,6 +375,12 @@ pub fn add_scaled<A: Accum>(to: &mut [A], scale: A, from: &[A]) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += scale * *from);
 }
 
+/// to += a ⊙ b
+#[inline(always)]
+pub fn add_product<A: Accum>(to: &mut [A], a: &[A], b: &[A]) {
+    to.iter_mut().zip(a).zip(b).for_each(|((to, a), b)| *to += *a * *b);
+}
+
 /// to = (or +=, if `add`) Σⱼ weightⱼ ⊙ channelⱼ, four channels a pass.
 #[inline(always)]
 pub fn mix<A: Accum>(to: &mut [A], add: bool, weight: &[A], channels: &[A]) {
@@ -386,17 +390,15 @@ pub fn mix<A: Accum>(to: &mut [A], add: bool, weight: &[A], channels: &[A]) {
     }
     let mut first = 0;
     while first + 4 * d <= channels.len() {
-        let w: [&[A]; 4] = std::array::from_fn(|j| &weight[first + j * d..first + (j + 1) * d]);
-        let x: [&[A]; 4] = std::array::from_fn(|j| &channels[first + j * d..first + (j + 1) * d]);
+        let w: [&[A]; 4] = std::array::from_fn(|j| &weight[first + j * d..][..d]);
+        let x: [&[A]; 4] = std::array::from_fn(|j| &channels[first + j * d..][..d]);
         for i in 0..d {
             to[i] += (w[0][i] * x[0][i] + w[1][i] * x[1][i]) + (w[2][i] * x[2][i] + w[3][i] * x[3][i]);
         }
         first += 4 * d;
     }
     for (w, x) in weight[first..].chunks_exact(d).zip(channels[first..].chunks_exact(d)) {
-        for i in 0..d {
-            to[i] += w[i] * x[i];
-        }
+        add_product(to, w, x);
     }
 }
 

@@ -129,6 +129,12 @@ impl Tensor {
             .collect()
     }
 
+    fn span(&self, width: usize, row: usize) -> Span {
+        let bytes = width * self.dtype.size();
+        let inside = (row + 1) * width <= self.len();
+        Span { at: self.ptr as usize + row * bytes, bytes: if inside { bytes } else { 0 } }
+    }
+
     /// 0.1 µs: torch's own function table (DLPack 1.3), where this torch has one.
     fn through_dlpack(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
         let Some(api) = ExchangeApi::from_object(object.as_borrowed())? else {
@@ -232,6 +238,64 @@ impl<'a> Rows<'a> {
     pub fn row<T: Element>(&self, row: usize) -> &'a [T] {
         &self.tensor.elements::<T>()[row * self.width..(row + 1) * self.width]
     }
+
+    /// Where a row lies, for [`Ahead`]; nothing past the end.
+    #[inline(always)]
+    pub fn span(&self, row: usize) -> Span {
+        self.tensor.span(self.width, row)
+    }
+}
+
+/// The rows a kernel loads next, asked for a few cache lines at a time.
+///
+/// Rows are short next to the latency of memory: the hardware's own prefetch has hardly begun when a row
+/// ends, and idles through the maths that follows. A burst of requests for a whole row would wait for
+/// itself (16 lines can be on their way), so the maths calls [`Ahead::step`] between its loops.
+#[derive(Default)]
+pub struct Ahead {
+    spans: [Span; 6],
+    /// lines asked for by one step
+    lines: usize,
+}
+
+/// Memory to ask for: address and bytes left.
+#[derive(Clone, Copy, Default)]
+pub struct Span {
+    at: usize,
+    bytes: usize,
+}
+
+impl Ahead {
+    /// Asks for all of `spans` within `steps` steps.
+    pub fn new(spans: [Span; 6], steps: usize) -> Ahead {
+        let bytes: usize = spans.iter().map(|span| span.bytes).sum();
+        Ahead { spans, lines: bytes.div_ceil(64 * steps.max(1)) }
+    }
+
+    #[inline(always)]
+    pub fn step(&mut self) {
+        let mut lines = self.lines;
+        for span in &mut self.spans {
+            while span.bytes > 0 && lines > 0 {
+                prefetch(span.at);
+                span.at += 64;
+                span.bytes = span.bytes.saturating_sub(64);
+                lines -= 1;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn prefetch(line: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint; it never faults, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line as *const i8) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
 }
 
 /// Rows `start..end` of an output, owned by one partition.
@@ -245,6 +309,12 @@ pub struct RowsMut<'a> {
 impl RowsMut<'_> {
     pub fn dtype(&self) -> Dtype {
         self.tensor.dtype
+    }
+
+    /// Where a row lies: a store, too, waits for its line.
+    #[inline(always)]
+    pub fn span(&self, row: usize) -> Span {
+        self.tensor.span(self.width, row)
     }
 
     #[inline(always)]

@@ -150,13 +150,12 @@ def test_values_and_gates_are_computed_in_float32(
         result = module(**inputs)
     assert result.dtype == dtype
     value, gate = seen
-    source = inputs["context" if mapping == "k" else "sublayer_out"].float()
-    bias = module.value.bias.float() if mapping == "k" else None
-    assert torch.equal(value, F.linear(source, module.value.weight.float(), bias))
-    logit = F.linear(
-        inputs["context"].float(), module.gate.weight.float(), module.gate.bias.float()
-    )
-    assert torch.equal(gate, 2 * torch.sigmoid(logit)[..., 0])
+    assert value.dtype == gate.dtype == F32
+    source = inputs["context" if mapping == "k" else "sublayer_out"].double()
+    bias = module.value.bias.double() if mapping == "k" else None
+    assert_close("v", value, F.linear(source, module.value.weight.double(), bias), F32)
+    exact = [t.double() for t in (inputs["context"], module.gate.weight, module.gate.bias)]
+    assert_close("beta", gate, 2 * torch.sigmoid(F.linear(*exact))[..., 0], F32)
 
 
 def test_autocast_takes_mixed_dtypes() -> None:

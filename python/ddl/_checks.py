@@ -15,14 +15,19 @@ from torch import Tensor
 
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
+# Tensors that an operator can do without.
+OPTIONAL = frozenset(
+    ("compress", "norm_weight", "gate_weight", "gate_bias", "value_weight", "value_bias", "weight")
+)
+
 
 def check_tensors(**tensors: Any) -> None:
-    """Every argument that is not None is a dense tensor outside of functional transforms.
+    """Every argument, but for optional ones that are None, is a dense tensor outside of transforms.
 
     Raises TypeError, or NotImplementedError under forward-mode differentiation and torch.func.
     """
     for name, tensor in tensors.items():
-        if tensor is None:
+        if tensor is None and name in OPTIONAL:
             continue
         check_is_tensor(name, tensor)
         if tensor.layout is not torch.strided or tensor.is_nested:
@@ -130,12 +135,13 @@ def check_features(name: str, features: Any, shape: tuple[Any, ...], state: Tens
 
 
 def check_returned(name: str, returned: Any, context: Tensor) -> None:
-    """Raises unless a sublayer returned a tensor of its context's shape."""
+    """Raises unless a sublayer returned a tensor of its context's shape that goes with it."""
     if not isinstance(returned, Tensor):
         raise TypeError(f"`{name}` must return a torch.Tensor, got {type(returned).__name__}")
     if returned.shape != context.shape:
         expected, got = tuple(context.shape), tuple(returned.shape)
         raise ValueError(f"`{name}` must return shape {expected}, got {got}")
+    check_stored(name, returned, context)
 
 
 # --- arguments of the operators --------------------------------------------------------------------
@@ -256,6 +262,12 @@ def check_positive(name: str, number: Any, *, optional: bool = False) -> None:
         return
     if not _is_number(number) or not 0 < number < math.inf:
         raise ValueError(f"`{name}` must be a positive finite number, got {number!r}")
+
+
+def check_finite(name: str, number: Any) -> None:
+    """Raises ValueError unless `number` is a finite number."""
+    if not _is_number(number) or not -math.inf < number < math.inf:
+        raise ValueError(f"`{name}` must be a finite number, got {number!r}")
 
 
 def check_between(name: str, number: Any, low: float, high: float) -> None:

@@ -6,10 +6,19 @@ import math
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import functional
-from ._checks import check_choice, check_count, check_positive
+from ._checks import (
+    check_between,
+    check_choice,
+    check_count,
+    check_features,
+    check_finite,
+    check_positive,
+    check_stream,
+)
 
 __all__ = ["DeltaResidual"]
 
@@ -78,9 +87,9 @@ class DeltaResidual(nn.Module):
         check_choice("value", value, get_args(Value))
         check_choice("value_from", value_from, get_args(ValueFrom))
         check_positive("value_scale", value_scale)
-        check_positive("eps_k", eps_k)
-        if not 0 < beta_init < 2:
-            raise ValueError(f"`beta_init` must be between 0 and 2, got {beta_init}")
+        check_finite("value_constant", value_constant)
+        check_between("beta_init", beta_init, 0, 2)
+        check_positive("eps_k", eps_k, optional=True)
         if mapping == "v" and value == "constant":
             raise ValueError('`value` must be "linear" or "sigmoid" with mapping="v", got "constant"')
         self.hidden_size, self.value_channels = hidden_size, value_channels
@@ -89,19 +98,22 @@ class DeltaResidual(nn.Module):
         self.beta_init = beta_init
         self.eps_k = math.sqrt(1e-5 * hidden_size) if eps_k is None else eps_k
 
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self._make_layers(gate, gate_hidden, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def _make_layers(self, gate: Gate, gate_hidden: int, **factory: Any) -> None:
+        d = self.hidden_size
         self.gate: nn.Module
         if gate == "linear":
-            self.gate = nn.Linear(hidden_size, 1, **factory)
+            self.gate = nn.Linear(d, 1, **factory)
         else:
-            hidden = nn.Linear(hidden_size, gate_hidden, bias=False, **factory)
+            hidden = nn.Linear(d, gate_hidden, bias=False, **factory)
             self.gate = nn.Sequential(hidden, nn.Tanh(), nn.Linear(gate_hidden, 1, **factory))
         self.value = self.direction = None
-        if value != "constant":
-            self.value = nn.Linear(hidden_size, value_channels, bias=mapping == "k", **factory)
-        if mapping == "v":
-            self.direction = nn.Linear(hidden_size, hidden_size, bias=False, **factory)
-        self.reset_parameters()
+        if self.value_kind != "constant":
+            self.value = nn.Linear(d, self.value_channels, bias=self.mapping == "k", **factory)
+        if self.mapping == "v":
+            self.direction = nn.Linear(d, d, bias=False, **factory)
 
     def reset_parameters(self) -> None:
         """β = beta_init everywhere; value, hidden gate and direction weights normal, std 0.5/√d."""
@@ -131,11 +143,15 @@ class DeltaResidual(nn.Module):
 
         Returns:
             The rewritten state, in the shape and dtype of x.
+
+        Raises:
+            ValueError: a shape or device that does not fit; TypeError: a dtype, or no tensor at all.
         """
+        self._check(x, sublayer_out, context, compressed)
         if self.value_channels == 1:
             compressed = x if compressed is None else compressed
             x = x.unsqueeze(-1)
-        value, gate = self.complete(context, compressed, *self._linear(context, compressed))
+        value, gate = self.complete(context, *self._linear(context, compressed))
         direction, value = self.write(sublayer_out, context, value)
         x = functional.rewrite(x, direction, value, gate, eps_k=self.eps_k)
         return x.squeeze(-1) if self.value_channels == 1 else x
@@ -156,11 +172,11 @@ class DeltaResidual(nn.Module):
         return arguments
 
     def complete(
-        self, context: Tensor, compressed: Tensor | None, value: Tensor | None, gate: Tensor | None
+        self, context: Tensor, value: Tensor | None, gate: Tensor | None
     ) -> tuple[Tensor | None, Tensor]:
         """Adds what a read cannot compute: a two-layer gate, a constant value."""
         if gate is None:
-            gate = 2 * torch.sigmoid(_in_float32(self.gate, context).squeeze(-1))
+            gate = _gate(_in_float32(self.gate, context))
         if self.value_kind == "constant":
             value = gate.new_full((*gate.shape, self.value_channels), self.value_constant)
         return value, gate
@@ -175,24 +191,40 @@ class DeltaResidual(nn.Module):
         assert self.direction is not None and self.value is not None
         return self.direction(context), self._phi(_in_float32(self.value, sublayer_out))
 
+    def _check(
+        self, x: Tensor, sublayer_out: Tensor, context: Tensor, compressed: Tensor | None
+    ) -> None:
+        """Names the caller's arguments, where the operator would speak of state and direction."""
+        d, m = self.hidden_size, self.value_channels
+        check_stream("x", x, (d,) if m == 1 else (d, m))
+        shape = (*x.shape[: -1 if m == 1 else -2], d)
+        check_features("sublayer_out", sublayer_out, shape, x)
+        check_features("context", context, shape, x)
+        if compressed is not None:
+            check_features("compressed", compressed, shape, x)
+        elif m > 1 and self.mapping == "k" and self.value is not None:
+            if self.value_from == "compressed":
+                raise ValueError(
+                    '`compressed` must be the raw read (…, hidden_size) with value_from="compressed" '
+                    f"and {m} value channels, got None"
+                )
+
     def _linear(
         self, context: Tensor, compressed: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """(value, gate) where they are linear, as the read computes them; else None."""
-        gate = value = None
-        if isinstance(self.gate, nn.Linear):
-            gate = 2 * torch.sigmoid(_in_float32(self.gate, context).squeeze(-1))
-        if self.mapping == "k" and self.value is not None:
-            source = context
-            if self.value_from == "compressed":
-                if compressed is None:
-                    raise ValueError(
-                        '`compressed` must be the raw read (…, hidden_size) with value_from="compressed" '
-                        f"and {self.value_channels} value channels, got None"
-                    )
-                source = compressed
-            value = self._phi(_in_float32(self.value, source))
-        return value, gate
+        value = self.value if self.mapping == "k" else None
+        gate = self.gate if isinstance(self.gate, nn.Linear) else None
+        if value is None or gate is None or self.value_from == "compressed":
+            source = compressed if self.value_from == "compressed" else context
+            return (
+                None if value is None else self._phi(_in_float32(value, source)),
+                None if gate is None else _gate(_in_float32(gate, context)),
+            )
+        # One product with both weights reads the context once, and its gradient needs no addition.
+        weight = torch.cat((gate.weight, value.weight))
+        both = _linear_in_float32(context, weight, torch.cat((gate.bias, value.bias)))
+        return self._phi(both[..., 1:]), _gate(both[..., :1])
 
     def _phi(self, linear: Tensor) -> Tensor:
         return self.value_scale * torch.sigmoid(linear) if self.value_kind == "sigmoid" else linear
@@ -205,11 +237,23 @@ class DeltaResidual(nn.Module):
         )
 
 
+def _gate(logit: Tensor) -> Tensor:
+    return 2 * torch.sigmoid(logit.squeeze(-1))
+
+
 def _in_float32(module: nn.Module, x: Tensor) -> Tensor:
-    """module(x) in float32 (float64 for float64), parameters included, autocast or not."""
+    """A linear layer, or the two-layer gate, in float32 (float64 for float64), autocast or not."""
+    if isinstance(module, nn.Sequential):
+        return _in_float32(module[2], torch.tanh(_in_float32(module[0], x)))
+    return _linear_in_float32(x, module.weight, module.bias)
+
+
+def _linear_in_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    parameters = {name: p.to(dtype) for name, p in module.named_parameters()}
-    if x.device.type == "meta":
-        return torch.func.functional_call(module, parameters, (x.to(dtype),))
-    with torch.autocast(x.device.type, enabled=False):
-        return torch.func.functional_call(module, parameters, (x.to(dtype),))
+    x, weight = x.to(dtype), weight.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    device = x.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return F.linear(x, weight, bias)
+    with torch.autocast(device, enabled=False):
+        return F.linear(x, weight, bias)

@@ -14,12 +14,13 @@
 
 use std::ops::Range;
 
+use super::buffer::Buffer;
 use super::forward::Outputs;
 use super::simd::{Accum, Kernel, add_product, add_scaled, dispatch, dot, load, mix, round_to, store};
 use super::weights::{Sums, Weights, store_all, swap_outer, transpose};
 use super::{SMALLEST_PART, parallel, split, useful_threads, within_sequences};
 use crate::problem::{Boundary, Read, Rewrite, Sizes};
-use crate::tensor::{RowsMut, Tensor};
+use crate::tensor::{Ahead, RowsMut, Tensor};
 
 /// Incoming gradients of X', h, v and β; `None` is zero.
 #[derive(Default)]
@@ -56,8 +57,8 @@ pub fn backward<A: Accum>(
     let Sizes { d, m, .. } = boundary.sizes;
     let bounds = parallel::partition(boundary.sizes.tokens(), SMALLEST_PART);
     let weights = boundary.read.as_ref().map(|read| Weights::<A>::new(read, boundary.sizes));
-    let zeros = boundary.read.as_ref().map(|read| Sums::<A>::zeros(read, boundary.sizes));
-    let mut sums = vec![zeros; bounds.len() - 1];
+    let zeros = || boundary.read.as_ref().map(|read| Sums::<A>::zeros(read, boundary.sizes));
+    let mut sums: Vec<Option<Sums<A>>> = bounds[1..].iter().map(|_| zeros()).collect();
     {
         let mut states = split(&mut gradients.state, d * m, &bounds).into_iter();
         let mut directions = split(&mut gradients.direction, d, &bounds).into_iter();
@@ -77,6 +78,7 @@ pub fn backward<A: Accum>(
                 value: values.next().flatten(),
                 gate: gates.next().flatten(),
                 sums: sums.as_mut(),
+                ahead: Ahead::default(),
             })
             .collect();
         parallel::for_each(parts, useful_threads(boundary.state.len(), threads), dispatch);
@@ -98,7 +100,7 @@ fn store_parameters<A: Accum>(
     if !total.compress.is_empty() {
         let rows = swap_outer(&total.compress, read.taps(), m);
         let d = rows.len() / (m * read.taps());
-        total.compress = transpose(&rows, m * read.taps(), d);
+        total.compress = transpose(&rows, m * read.taps(), d).into();
     }
     store_all(&mut to.compress, &total.compress);
     store_all(&mut to.norm_weight, &total.norm);
@@ -120,33 +122,34 @@ struct Part<'a, A> {
     value: Option<RowsMut<'a>>,
     gate: Option<RowsMut<'a>>,
     sums: Option<&'a mut Sums<A>>,
+    ahead: Ahead,
 }
 
 /// One token's rows, widened.
 struct Scratch<A> {
     /// X [m][d]
-    state: Vec<A>,
+    state: Buffer<A>,
     /// X' [m][d], where there is a rewrite
-    rewritten: Vec<A>,
+    rewritten: Buffer<A>,
     /// G, then dX [m][d]
-    grad: Vec<A>,
+    grad: Buffer<A>,
     /// k [d]
-    direction: Vec<A>,
+    direction: Buffer<A>,
     /// x, then x̂ [d]
-    x: Vec<A>,
+    x: Buffer<A>,
     /// h, and later dk̂ [d]
-    row: Vec<A>,
+    row: Buffer<A>,
     /// dh' [d]
-    dh: Vec<A>,
+    dh: Buffer<A>,
     /// dx of this token and the K−1 after it [K][d], token t in slot t mod K
-    dx: Vec<A>,
+    dx: Buffer<A>,
     /// gradient of the value's linear map [m]
-    dvalue: Vec<A>,
+    dvalue: Buffer<A>,
 }
 
 impl<A: Accum> Scratch<A> {
     fn new(d: usize, m: usize, taps: usize) -> Scratch<A> {
-        let zeros = |rows: usize| vec![A::default(); rows * d];
+        let zeros = |rows: usize| Buffer::zeros(rows * d);
         Scratch {
             state: zeros(m),
             rewritten: zeros(m),
@@ -156,7 +159,7 @@ impl<A: Accum> Scratch<A> {
             row: zeros(1),
             dh: zeros(1),
             dx: zeros(taps),
-            dvalue: vec![A::default(); m],
+            dvalue: Buffer::zeros(m),
         }
     }
 }
@@ -191,8 +194,9 @@ impl<A: Accum> Kernel for Part<'_, A> {
 impl<'a, A: Accum> Part<'a, A> {
     /// X, k and G of an own token, and X' rebuilt as the forward stored it.
     #[inline(always)]
-    fn load_token(&self, token: usize, scratch: &mut Scratch<A>) {
+    fn load_token(&mut self, token: usize, scratch: &mut Scratch<A>) {
         let Sizes { d, m, .. } = self.boundary.sizes;
+        self.ahead = self.rows_ahead(token + 1);
         load(self.boundary.state.rows(d * m), token, m, &mut scratch.state);
         match &self.incoming.state {
             Some(grad) => load(grad.rows(d * m), token, m, &mut scratch.grad),
@@ -210,8 +214,24 @@ impl<'a, A: Accum> Part<'a, A> {
             if scale != A::default() {
                 add_scaled(channel, scale, &scratch.direction);
             }
+            self.ahead.step();
         }
         round_to(self.boundary.state.dtype, &mut scratch.rewritten);
+    }
+
+    /// What the next token will load and store.
+    #[inline(always)]
+    fn rows_ahead(&self, token: usize) -> Ahead {
+        let Sizes { d, m, .. } = self.boundary.sizes;
+        let spans = [
+            Some(self.boundary.state.rows(d * m).span(token)),
+            self.incoming.state.as_ref().map(|grad| grad.rows(d * m).span(token)),
+            self.incoming.context.as_ref().map(|grad| grad.rows(d).span(token)),
+            self.boundary.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(d).span(token)),
+            self.state.as_ref().map(|rows| rows.span(token)),
+            self.direction.as_ref().map(|rows| rows.span(token)),
+        ];
+        Ahead::new(spans.map(Option::unwrap_or_default), 5 * m + 4)
     }
 
     /// (r, p, v, β) of a token.
@@ -249,6 +269,7 @@ impl<'a, A: Accum> Part<'a, A> {
         if let (Some(weight), false) = (&weights.value, from_x) {
             add_rows(dh, dvalue, weight);
         }
+        self.ahead.step();
         let rstd = self.saved.rstd.as_ref().map_or(A::from_f64(1.0), |rstd| rstd.rows(1).row(token)[0]);
         x.iter_mut().for_each(|x| *x = *x * rstd);
         if let Some(sums) = &mut sums {
@@ -261,6 +282,7 @@ impl<'a, A: Accum> Part<'a, A> {
                 add_outer(&mut sums.value, dvalue, row);
             }
         }
+        self.ahead.step();
         let dx = &mut dx[token % taps * d..][..d];
         dh.iter_mut().zip(&weights.norm).for_each(|(dh, norm)| *dh = *dh * *norm);
         if read.norm_eps.is_some() {
@@ -329,8 +351,10 @@ impl<'a, A: Accum> Part<'a, A> {
             let dx = &dx[(token + tap) % taps * d..][..d];
             let weight = &weight[tap * size..][..size];
             for first in (0..size).step_by(d) {
+                self.ahead.step();
                 let channel = first..first + d;
                 add_product(&mut grad[channel.clone()], dx, &weight[channel.clone()]);
+                self.ahead.step();
                 if let Some(sums) = self.sums.as_deref_mut() {
                     add_product(&mut sums.compress[tap * size..][channel.clone()], dx, &states[channel]);
                 }
@@ -350,6 +374,7 @@ impl<'a, A: Accum> Part<'a, A> {
             for j in 0..m {
                 let (state, grad) = (&state[j * d..(j + 1) * d], &mut grad[j * d..(j + 1) * d]);
                 let g = r * dot(k, grad);
+                self.ahead.step();
                 let error = value[j] - readout[j];
                 g_e += g * error;
                 g_p += g * readout[j];
@@ -357,6 +382,7 @@ impl<'a, A: Accum> Part<'a, A> {
                     dvalue.row::<A>(token)[j] = gate * g;
                 }
                 let scale = gate * r * g;
+                self.ahead.step();
                 for (((dk, grad), state), k) in dk.iter_mut().zip(grad).zip(state).zip(&*k) {
                     *dk += *grad * error - *state * g;
                     *grad = *grad - scale * *k;

@@ -5,16 +5,12 @@
 
 use std::ops::Range;
 
+use super::buffer::Buffer;
 use super::simd::{Accum, Kernel, add_product, dispatch, load, mix, store};
-use super::weights::{store_all, swap_outer, transpose, widen};
+use super::weights::{store_all, swap_outer, taps_outermost, transpose};
 use super::{SMALLEST_PART, parallel, useful_threads, within_sequences};
 use crate::problem::{Expand, Sizes};
 use crate::tensor::{RowsMut, Tensor};
-
-/// [K][m][d] from (d, m, K).
-fn taps_outermost<A: Accum>(weight: &Tensor, sizes: Sizes, taps: usize) -> Vec<A> {
-    swap_outer(&transpose(&widen(weight), sizes.d, sizes.m * taps), sizes.m, taps)
-}
 
 /// Fills `state` from `x`.
 pub fn forward<A: Accum>(expand: &Expand, x: &Tensor, state: &mut Tensor, threads: usize) {
@@ -44,8 +40,8 @@ impl<A: Accum> Kernel for Forward<'_, A> {
     #[inline(always)]
     fn run(mut self) {
         let Sizes { d, m, time, .. } = self.expand.sizes;
-        let mut row = vec![A::default(); d];
-        let mut channels = vec![A::default(); m * d];
+        let mut row = Buffer::<A>::zeros(d);
+        let mut channels = Buffer::<A>::zeros(m * d);
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
             for token in tokens {
                 channels.fill(A::default());
@@ -79,7 +75,8 @@ pub fn backward<A: Accum>(
     let threads = useful_threads(grad.len(), threads);
     let bounds = parallel::partition(expand.sizes.tokens(), SMALLEST_PART);
     let weight = expand.weight.as_ref().map(|weight| taps_outermost::<A>(weight, expand.sizes, taps));
-    let mut sums = vec![vec![A::default(); weight.as_ref().map_or(0, Vec::len)]; bounds.len() - 1];
+    let mut sums =
+        vec![vec![A::default(); weight.as_ref().map_or(0, |weight| weight.len())]; bounds.len() - 1];
     let outputs = grad_x.split_rows(d, &bounds);
     let parts = bounds.windows(2).zip(outputs).zip(&mut sums).map(|((pair, grad_x), sums)| {
         let tokens = pair[0]..pair[1];
@@ -110,9 +107,9 @@ impl<A: Accum> Kernel for Backward<'_, A> {
     fn run(mut self) {
         let Sizes { d, m, time, .. } = self.expand.sizes;
         let taps = self.expand.taps();
-        let mut row = vec![A::default(); d];
+        let mut row = Buffer::<A>::zeros(d);
         // dX of this token and the K−1 after it, token t in slot t mod K: each is widened once.
-        let mut ring = vec![A::default(); taps * m * d];
+        let mut ring = Buffer::<A>::zeros(taps * m * d);
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
             let last = sequence.end.min(tokens.end + taps - 1);
             for token in (tokens.start..last).rev() {

@@ -6,11 +6,12 @@
 
 use std::ops::Range;
 
+use super::buffer::Buffer;
 use super::simd::{Accum, Kernel, add_scaled, dispatch, dot, load, mix, round_to, store};
 use super::weights::Weights;
 use super::{SMALLEST_PART, parallel, split, useful_threads, within_sequences};
 use crate::problem::{Boundary, Read, Rewrite, Sizes};
-use crate::tensor::{RowsMut, Tensor};
+use crate::tensor::{Ahead, RowsMut, Tensor};
 
 /// What a forward fills; `None` where its half is absent or the number not asked for.
 #[derive(Default)]
@@ -56,6 +57,7 @@ pub fn forward<A: Accum>(boundary: &Boundary, outputs: &mut Outputs, threads: us
             gate: gates.next().flatten(),
             compressed: compressed.next().flatten(),
             rstd: rstds.next().flatten(),
+            ahead: Ahead::default(),
         })
         .collect();
     parallel::for_each(parts, useful_threads(boundary.state.len(), threads), dispatch);
@@ -73,6 +75,7 @@ struct Part<'a, A> {
     gate: Option<RowsMut<'a>>,
     compressed: Option<RowsMut<'a>>,
     rstd: Option<RowsMut<'a>>,
+    ahead: Ahead,
 }
 
 impl<A: Accum> Kernel for Part<'_, A> {
@@ -82,17 +85,19 @@ impl<A: Accum> Kernel for Part<'_, A> {
         let boundary = self.boundary;
         let Sizes { time, d, m, .. } = boundary.sizes;
         let taps = boundary.read.as_ref().map_or(1, Read::taps);
-        let mut state = vec![A::default(); m * d];
-        let mut direction = vec![A::default(); d];
+        let mut state = Buffer::<A>::zeros(m * d);
+        let mut direction = Buffer::<A>::zeros(d);
         // Partial sums of x for this token and the K−1 after it; x_t lives in slot t mod K.
-        let mut sums = vec![A::default(); taps * d];
+        let mut sums = Buffer::<A>::zeros(taps * d);
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
             // The halo is rewritten again, not stored: its states feed the first reads of this part.
             let halo = (taps - 1).min(tokens.start - sequence.start);
             sums.fill(A::default());
             for token in tokens.start - halo..tokens.end {
                 let own = token >= tokens.start;
-                load(boundary.state.rows(m * d), token, m, &mut state);
+                let states = boundary.state.rows(m * d);
+                self.ahead = self.rows_ahead(token + 1);
+                load(states, token, m, &mut state);
                 if let Some(rewrite) = &boundary.rewrite {
                     self.rewrite_row(rewrite, token, own, &mut state, &mut direction);
                 }
@@ -109,6 +114,18 @@ impl<A: Accum> Kernel for Part<'_, A> {
 }
 
 impl<A: Accum> Part<'_, A> {
+    /// What the next token will load and store.
+    #[inline(always)]
+    fn rows_ahead(&self, token: usize) -> Ahead {
+        let Sizes { d, m, .. } = self.boundary.sizes;
+        let direction = self.boundary.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(d).span(token));
+        let stored = [&self.state, &self.context, &self.compressed];
+        let [state, context, compressed] = stored.map(|rows| rows.as_ref().map(|rows| rows.span(token)));
+        let spans =
+            [Some(self.boundary.state.rows(m * d).span(token)), direction, state, context, compressed, None];
+        Ahead::new(spans.map(Option::unwrap_or_default), 3 * m + 2)
+    }
+
     /// X ← X + β k̂ (v − k̂ᵀX)ᵀ, rounded as stored.
     #[inline(always)]
     fn rewrite_row(&mut self, rewrite: &Rewrite, token: usize, own: bool, state: &mut [A], k: &mut [A]) {
@@ -119,6 +136,7 @@ impl<A: Accum> Part<'_, A> {
         let r = inverse_norm(dot(k, k), rewrite.eps_k);
         for (j, channel) in state.chunks_exact_mut(d).enumerate() {
             let readout = r * dot(k, channel);
+            self.ahead.step();
             if let Some(stats) = self.stats.as_mut().filter(|_| own) {
                 stats.row::<A>(token)[1 + j] = readout;
             }
@@ -126,6 +144,7 @@ impl<A: Accum> Part<'_, A> {
             if scale != A::default() {
                 add_scaled(channel, scale, k); // skipped at β = 0: X comes back bit for bit, −0 too
             }
+            self.ahead.step();
         }
         if let Some(stats) = self.stats.as_mut().filter(|_| own) {
             stats.row::<A>(token)[0] = r;
@@ -144,6 +163,7 @@ impl<A: Accum> Part<'_, A> {
             store(saved, token, 1, x);
             round_to(saved.dtype(), x); // the backward sees the stored x: let the forward see it too
         }
+        self.ahead.step();
         let rstd = match read.norm_eps {
             Some(eps) => inverse_norm_mean(dot(x, x), d, eps),
             None => A::from_f64(1.0),

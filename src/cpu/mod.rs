@@ -2,6 +2,7 @@
 //! the widest vectors of the machine.
 
 pub mod backward;
+pub mod buffer;
 pub mod expand;
 pub mod forward;
 pub mod parallel;

@@ -1,5 +1,6 @@
 //! Parameters of a read, widened once per call, and the sums of their gradients.
 
+use super::buffer::Buffer;
 use super::simd::{Accum, load, store};
 use crate::problem::{Read, Sizes};
 use crate::tensor::Tensor;
@@ -7,27 +8,27 @@ use crate::tensor::Tensor;
 /// A read's parameters in the accumulation type, every one a run of contiguous rows of d.
 pub struct Weights<A> {
     /// [K][m][d]; None: identity
-    pub compress: Option<Vec<A>>,
+    pub compress: Option<Buffer<A>>,
     /// [d], ones where there is no weight
-    pub norm: Vec<A>,
+    pub norm: Buffer<A>,
     /// [d]
-    pub gate: Option<Vec<A>>,
+    pub gate: Option<Buffer<A>>,
     pub gate_bias: A,
     /// [m][d]
-    pub value: Option<Vec<A>>,
+    pub value: Option<Buffer<A>>,
     /// [m]
     pub value_bias: Vec<A>,
     /// γ ⊙ w_β: the logit is linear in x, so γ is folded in once
-    pub gate_folded: Vec<A>,
+    pub gate_folded: Buffer<A>,
     /// γ ⊙ W_v, or W_v where v reads x
-    pub value_folded: Vec<A>,
+    pub value_folded: Buffer<A>,
 }
 
 impl<A: Accum> Weights<A> {
     pub fn new(read: &Read, sizes: Sizes) -> Weights<A> {
         let Sizes { d, m, .. } = sizes;
         let norm = widen_or(&read.norm_weight, vec![A::from_f64(1.0); d]);
-        let gate = read.gate_weight.as_ref().map(widen);
+        let gate: Option<Vec<A>> = read.gate_weight.as_ref().map(widen);
         let value: Option<Vec<A>> = read.value_weight.as_ref().map(widen);
         let times_norm = |row: &[A]| -> Vec<A> { row.iter().zip(&norm).map(|(w, g)| *w * *g).collect() };
         let gate_folded = gate.as_deref().map_or(Vec::new(), times_norm);
@@ -37,25 +38,21 @@ impl<A: Accum> Weights<A> {
             Some(value) => value.chunks_exact(d).flat_map(times_norm).collect(),
         };
         Weights {
-            compress: read.compress.as_ref().map(|weight| transpose(&widen(weight), d, m * read.taps())),
+            compress: read.compress.as_ref().map(|weight| taps_outermost(weight, sizes, read.taps())),
             gate_bias: widen_or(&read.gate_bias, vec![A::default()])[0],
             value_bias: widen_or(&read.value_bias, vec![A::default(); m]),
-            norm,
-            gate,
-            value,
-            gate_folded,
-            value_folded,
+            norm: norm.into(),
+            gate: gate.map(Buffer::from),
+            value: value.map(Buffer::from),
+            gate_folded: gate_folded.into(),
+            value_folded: value_folded.into(),
         }
-        .with_taps_outermost(m, read.taps())
     }
+}
 
-    /// (d, m, K) arrives as [m][K][d]; the kernels walk one tap after the other.
-    fn with_taps_outermost(mut self, m: usize, taps: usize) -> Self {
-        if let Some(weight) = &mut self.compress {
-            *weight = swap_outer(weight, m, taps);
-        }
-        self
-    }
+/// (d, m, K) → [K][m][d]: the kernels walk one tap after the other, each a contiguous row per channel.
+pub fn taps_outermost<A: Accum>(weight: &Tensor, sizes: Sizes, taps: usize) -> Buffer<A> {
+    swap_outer(&transpose(&widen(weight), sizes.d, sizes.m * taps), sizes.m, taps).into()
 }
 
 /// [a][b][d] → [b][a][d]
@@ -82,26 +79,25 @@ fn widen_or<A: Accum>(tensor: &Option<Tensor>, otherwise: Vec<A>) -> Vec<A> {
 }
 
 /// Sums of parameter gradients over the tokens of one part, in the layout of [`Weights`].
-#[derive(Clone)]
 pub struct Sums<A> {
-    pub compress: Vec<A>,
-    pub norm: Vec<A>,
-    pub gate: Vec<A>,
+    pub compress: Buffer<A>,
+    pub norm: Buffer<A>,
+    pub gate: Buffer<A>,
     pub gate_bias: A,
-    pub value: Vec<A>,
-    pub value_bias: Vec<A>,
+    pub value: Buffer<A>,
+    pub value_bias: Buffer<A>,
 }
 
 impl<A: Accum> Sums<A> {
     pub fn zeros(read: &Read, sizes: Sizes) -> Sums<A> {
-        let zeros = |tensor: &Option<Tensor>| vec![A::default(); tensor.as_ref().map_or(0, Tensor::len)];
+        let zeros = |tensor: &Option<Tensor>| Buffer::zeros(tensor.as_ref().map_or(0, Tensor::len));
         Sums {
             compress: zeros(&read.compress),
             norm: zeros(&read.norm_weight),
             gate: zeros(&read.gate_weight),
             gate_bias: A::default(),
             value: zeros(&read.value_weight),
-            value_bias: vec![A::default(); if read.value_weight.is_some() { sizes.m } else { 0 }],
+            value_bias: Buffer::zeros(if read.value_weight.is_some() { sizes.m } else { 0 }),
         }
     }
 

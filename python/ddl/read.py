@@ -1,0 +1,234 @@
+"""Read and Expand: the way out of an expanded residual stream, and the way in."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import functional
+from ._checks import check_choice, check_count, check_positive, check_stream
+
+__all__ = ["Compress", "Expand", "ExpandKind", "Parameterization", "Read"]
+
+Compress = Literal["identity", "channel", "token"]
+Parameterization = Literal["direct", "factored"]
+ExpandKind = Literal["repeat", "conv"]
+
+
+class Read(nn.Module):
+    """Compress the state to d features and normalise them: X (…, d, m) → h (…, d).
+
+    compress: "identity" (m = 1, x = X), "channel" (x_i = Σ_j w_ij X_ij) or "token" (causal over time,
+    x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, s < kernel_size). Then h = RMSNorm(x)·γ. With one value channel the
+    state is (…, d).
+
+    parameterization: "direct", w itself is the parameter, (d, m) or (d, m, K); "factored", as in the
+    papers' code, w is a convolution kernel followed by a read vector r (m,):
+    token w_ijs = r_j c_ijs with c (d, m, K); channel w = c ∗ r with c (d, K) a same-padded correlation over
+    the value axis, centred or causal. Both start as the mean over the value channels.
+
+    shared: another Read of the same size and `compress` whose compression this one uses, kernel_size and
+    parameterization included (its parameters stay with their owner); only the norm is this one's own.
+
+    Source: DDL (arXiv 2601.00417, newest version), channel and token compression.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        value_channels: int = 1,
+        *,
+        compress: Compress = "identity",
+        kernel_size: int = 4,
+        parameterization: Parameterization = "direct",
+        causal: bool = False,
+        norm_eps: float = 1e-5,
+        shared: Read | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("hidden_size", hidden_size)
+        check_count("value_channels", value_channels)
+        check_count("kernel_size", kernel_size)
+        check_choice("compress", compress, get_args(Compress))
+        check_choice("parameterization", parameterization, get_args(Parameterization))
+        check_positive("norm_eps", norm_eps)
+        if compress == "identity" and value_channels != 1:
+            raise ValueError(
+                f'`compress` must be "channel" or "token" for {value_channels} value channels, '
+                'got "identity"'
+            )
+        self.hidden_size, self.value_channels = hidden_size, value_channels
+        self.compress, self.kernel_size = compress, kernel_size
+        self.parameterization, self.causal, self.norm_eps = parameterization, causal, norm_eps
+        self._shared = self._share(shared)
+        self._make_parameters(device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def _share(self, owner: Read | None) -> tuple[Read, ...]:
+        """Takes over an owner's compression; returns it in a tuple: not a submodule of this one."""
+        if owner is None:
+            return ()
+        size = (self.hidden_size, self.value_channels, self.compress)
+        if not isinstance(owner, Read) or size != (
+            owner.hidden_size, owner.value_channels, owner.compress
+        ):  # fmt: skip
+            got = f"Read({owner.extra_repr()})" if isinstance(owner, Read) else type(owner).__name__
+            raise ValueError(
+                f"`shared` must be a Read with hidden_size={size[0]}, value_channels={size[1]} "
+                f"and compress={size[2]!r}, got {got}"
+            )
+        self.kernel_size, self.causal = owner.kernel_size, owner.causal
+        self.parameterization = owner.parameterization
+        return (owner,)
+
+    def _make_parameters(self, **factory: Any) -> None:
+        d, m = self.hidden_size, self.value_channels
+        self.norm_weight = _parameter(d, **factory)
+        self.compress_weight = self.compress_kernel = self.compress_read = None
+        if self._shared or self.compress == "identity":
+            return
+        token = self.compress == "token"
+        if self.parameterization == "direct":
+            self.compress_weight = _parameter(d, m, *[self.kernel_size] * token, **factory)
+        else:
+            self.compress_kernel = _parameter(d, *[m] * token, self.kernel_size, **factory)
+            self.compress_read = _parameter(m, **factory)
+
+    def reset_parameters(self) -> None:
+        """γ = 1; the compression is the mean over the value channels of the current token."""
+        nn.init.ones_(self.norm_weight)
+        mean = 1 / self.value_channels
+        with torch.no_grad():
+            if self.compress_weight is not None:
+                self.compress_weight.zero_()
+                now = self.compress_weight[..., 0] if self.compress == "token" else self.compress_weight
+                now.fill_(mean)
+            if self.compress_kernel is not None and self.compress_read is not None:
+                self.compress_kernel.zero_()
+                self.compress_kernel[..., 0 if self.compress == "token" else self._centre].fill_(1)
+                self.compress_read.fill_(mean)
+
+    @property
+    def _centre(self) -> int:
+        """The tap of a same-padded correlation that reads its own position."""
+        return self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
+
+    def effective_weight(self) -> Tensor | None:
+        """w: (d, m) for channel, (d, m, K) for token compression, None for the identity."""
+        if self._shared:
+            return self._shared[0].effective_weight()
+        if self.compress_kernel is None or self.compress_read is None:
+            return self.compress_weight
+        if self.compress == "token":
+            return self.compress_kernel * self.compress_read[:, None]
+        # w_ij = Σ_s c_is r_{j−s+centre}: the correlation, then r, as one (K, m) matrix of shifted r.
+        m, taps, centre = self.value_channels, self.kernel_size, self._centre
+        padded = F.pad(self.compress_read, (taps, taps))
+        shifted = torch.stack([padded[taps + centre - s :][:m] for s in range(taps)])
+        return self.compress_kernel @ shifted
+
+    def arguments(self) -> dict[str, Any]:
+        """This read as arguments of `ddl.functional.read`."""
+        return {
+            "compress": self.effective_weight(),
+            "norm_weight": self.norm_weight,
+            "norm_eps": self.norm_eps,
+        }
+
+    def forward(self, state: Tensor, *, return_compressed: bool = False) -> Any:
+        """X → h, or (h, x) with the raw read where `return_compressed` is set.
+
+        Raises ValueError for a state of another shape, TypeError for a dtype the operators do not know.
+        """
+        d, m = self.hidden_size, self.value_channels
+        check_stream("state", state, (d,) if m == 1 else (d, m), over_time=self.compress == "token")
+        state = state.unsqueeze(-1) if self.value_channels == 1 else state
+        if not return_compressed:
+            return functional.read(state, **self.arguments()).context
+        weight = self.effective_weight()
+        x = functional.read(
+            state, compress=weight, norm_eps=None, context_dtype=state.dtype
+        ).context
+        h = functional.read(
+            x.unsqueeze(-1), norm_weight=self.norm_weight, norm_eps=self.norm_eps
+        ).context
+        return h, x
+
+    def extra_repr(self) -> str:
+        factored = self.compress == "channel" and self.parameterization == "factored"
+        kernel = self.compress == "token" or factored
+        return (
+            f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
+            f"compress={self.compress!r}"
+            + f", kernel_size={self.kernel_size}" * kernel
+            + f", parameterization={self.parameterization!r}"
+            + f", causal={self.causal}" * factored
+            + ", shared" * bool(self._shared)
+        )
+
+
+class Expand(nn.Module):
+    """Open the stream: x (…, T, d) → X (…, T, d, m); (…, T, d) again with one value channel.
+
+    kind: "repeat", x in every value channel; "conv", a depthwise causal convolution over time,
+    X_t,ij = Σ_s w_ijs x_{t−s,i}, that starts as repetition (tap 0 is 1, the others 0).
+
+    Source: DDL (arXiv 2601.00417, newest version), embedding convolution (EC).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        value_channels: int = 1,
+        *,
+        kind: ExpandKind = "repeat",
+        kernel_size: int = 4,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("hidden_size", hidden_size)
+        check_count("value_channels", value_channels)
+        check_count("kernel_size", kernel_size)
+        check_choice("kind", kind, get_args(ExpandKind))
+        self.hidden_size, self.value_channels = hidden_size, value_channels
+        self.kind, self.kernel_size = kind, kernel_size
+        self.weight = None
+        if kind == "conv":
+            size = (hidden_size, value_channels, kernel_size)
+            self.weight = _parameter(*size, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The identity: every value channel starts as x."""
+        if self.weight is not None:
+            with torch.no_grad():
+                self.weight.zero_()
+                self.weight[..., 0].fill_(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, T, d) → X (…, T, d, m).
+
+        Raises ValueError for another shape, TypeError for a dtype the operators do not know.
+        """
+        check_stream("x", x, (self.hidden_size,), over_time=self.weight is not None)
+        if self.weight is None and self.value_channels == 1:
+            return x
+        state = functional.expand(x, self.weight, value_channels=self.value_channels)
+        return state.squeeze(-1) if self.value_channels == 1 else state
+
+    def extra_repr(self) -> str:
+        kernel = f", kernel_size={self.kernel_size}" if self.kind == "conv" else ""
+        return (
+            f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
+            f"kind={self.kind!r}{kernel}"
+        )
+
+
+def _parameter(*size: int, **factory: Any) -> nn.Parameter:
+    return nn.Parameter(torch.empty(size, **factory))

@@ -1,4 +1,4 @@
-"""Interleaved timing, ratios with their uncertainty, the correctness gate, and the copy to compare with."""
+"""Interleaved timing, ratios and their uncertainty, the correctness gate, copies to compare with."""
 
 from __future__ import annotations
 
@@ -16,28 +16,32 @@ Timed = Callable[[], tuple[float, ...]]  # runs something once and returns the s
 RESAMPLES = 1000
 
 
-class RedGate(AssertionError):
+class RedGateError(AssertionError):
     """Two computations that must agree do not: no time of either may be reported."""
 
 
 def gate(
     pairs: Mapping[str, tuple[Tensor, Tensor]], tolerance: float, scales: Mapping[str, str] = {}
 ) -> float:
-    """The largest rms error of `actual` among (actual, expected), relative to the rms of `expected`.
+    """The largest rms error among pairs (actual, expected), relative to the rms of the expected.
 
-    scales: name of a tensor → name of the one whose rms is the scale for it, where that is larger (a sum
-    over tokens may cancel). Raises RedGate, naming the tensor, for an error above `tolerance`, a
-    difference of shapes, or a number that is not finite.
+    scales: name of a tensor → name of another whose rms is the scale for it where that is larger,
+    because a sum over tokens may cancel. Raises RedGateError, naming the tensor, for an error above
+    `tolerance`, a difference of shapes, or a number that is not finite.
     """
     worst = 0.0
     for name, (actual, expected) in pairs.items():
         if actual.shape != expected.shape:
-            raise RedGate(f"{name}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+            raise RedGateError(
+                f"{name}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+            )
         scale = max(_rms(expected), _rms(pairs[scales.get(name, name)][1]))
         difference = _rms(actual.double() - expected.double())
         error = difference / scale if scale > 0 else difference
         if not error <= tolerance:  # NaN is red as well
-            raise RedGate(f"{name}: rms error {error:.1e} of its scale, allowed {tolerance:.1e}")
+            raise RedGateError(
+                f"{name}: rms error {error:.1e} of its scale, allowed {tolerance:.1e}"
+            )
         worst = max(worst, error)
     return worst
 
@@ -51,8 +55,8 @@ def interleave(
 ) -> dict[str, list[tuple[float, ...]]]:
     """Seconds of every step, `rounds` tuples per name: all steps run once in every round.
 
-    Whatever slows the machine for a while then slows all alike. Every round starts with another step,
-    and every second one runs backwards, so that nobody always follows the same neighbour.
+    Whatever slows the machine for a while then slows all alike. Every round starts with another
+    step, and every second one runs backwards, so that nobody always follows the same neighbour.
     """
     names = list(steps)
     for _ in range(warmup):
@@ -95,8 +99,8 @@ def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> 
 def copies(like: Tensor) -> dict[str, Timed]:
     """Two copies of a tensor to time beside it, each moving twice its bytes.
 
-    "copy": `copy_` between memory that is there, the bandwidth. "clone": a fresh result, which pays for
-    its pages as every freshly allocated output of an operator does.
+    "copy": `copy_` between memory that is there, the bandwidth. "clone": into a fresh result, which
+    pays for its pages as every freshly allocated output of an operator does.
     """
     source = like.detach().clone()
     target = torch.empty_like(source)

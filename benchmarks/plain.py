@@ -1,9 +1,9 @@
 """The delta stream in plain PyTorch, written to be fast: the peer of the fused operators.
 
 `ddl.reference` is written to be read; this is what a careful user would write without ddl-rs. Every
-contraction takes the form that was fastest on a CPU among those tried (LOG.md has the candidates), which
-differs between eager mode, where matrix products avoid temporaries, and torch.compile, which fuses
-what is elementwise. Nothing here is timed before it agreed with the fused stream.
+contraction takes the form that was fastest on a CPU among those tried (LOG.md has the candidates).
+It differs between eager mode, where matrix products avoid temporaries, and torch.compile, which
+fuses what is elementwise. Nothing here is timed before it agreed with the fused stream.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps_k
 
 
 def compress(state: Tensor, weight: Tensor | None) -> Tensor:
-    """x (B, T, d) of a state (B, T, d, m), or (B, T, d) for the identity. Weights as in `ddl.Read`."""
+    """x (B, T, d) of a state (B, T, d, m). Weights as in `ddl.Read`; None returns the state."""
     if weight is None:
         return state
     if weight.ndim == 3:

@@ -1,7 +1,7 @@
 """Where and when a benchmark ran, and the files it leaves: results/NAME.jsonl and results/NAME.md.
 
-A line of the JSONL file is one run with every time that was taken; the Markdown file is the table of
-the last run. Neither names the machine or any of its paths.
+A line of the JSONL file is one run with every time that was taken; the Markdown file is the table
+of the last run. Neither names the machine or any of its paths.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ def describe(where: dict[str, Any]) -> str:
     tree = "no commit" if at is None else at["hash"][:10] + (" + changes" if at["dirty"] else "")
     return (
         f"{where['date']} · {machine['cpu']}, {machine['cores']} cores, {machine['simd']}, "
-        f"{machine['memory_gib']:g} GiB · {where['threads']} threads, load before "
-        f"{where['load_average'][0]:g} · torch {where['torch']} · {tree}, extension {where['native']}"
+        f"{machine['memory_gib']:g} GiB · {where['threads']} threads, load average before "
+        f"{where['load_average'][0]:g} · torch {where['torch']} · {tree}, extension "
+        f"{where['native']}"
     )
 
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,6 @@ def test_meta_is_read_without_executing_it(tmp_path: Path) -> None:
     [
         b"",
         b"no pickle",
-        b"\x80\x04r\xff\xff\xff\x7f.",  # LONG_BINPUT: the C unpickler would make a table of 16 GB
         pickle.dumps([1, 2]),
         pickle.dumps({"itos": {}}),
         pickle.dumps({"itos": {1: "a"}}),
@@ -117,6 +117,17 @@ def test_damaged_meta(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"must be nanoGPT's meta\.pkl, plain dicts"):
         read_meta(path)
+
+
+def test_meta_cannot_ask_for_memory(tmp_path: Path) -> None:
+    path = tmp_path / "meta.pkl"
+    path.write_bytes(b"\x80\x04}r\x00\x00\x80\x00.")  # a dict, remembered as number 2²³
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"KeyError: 'itos'$"):
+        read_meta(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20  # the C unpickler makes a table of 2²⁴ pointers
 
 
 def test_batches_are_windows_and_repeat_with_the_seed() -> None:

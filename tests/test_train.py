@@ -69,6 +69,26 @@ def test_same_seed_same_losses(tmp_path: Path, residual: str) -> None:
     assert losses(replace(config, seed=2)) != first
 
 
+def test_batches_depend_on_the_seed_and_not_on_the_residual(tmp_path: Path) -> None:
+    corpus = data.load("topics")
+    trainers = [
+        Trainer(replace(short(tmp_path, residual), seed=seed), corpus, CPU)
+        for residual, seed in (("additive", 1), ("ddl-cc", 1), ("ddl-cc", 2))
+    ]
+    first = [data.batch(corpus.train, 4, 32, trainer.generator) for trainer in trainers]
+    assert torch.equal(first[0], first[1])
+    assert not torch.equal(first[1], first[2])
+
+
+def test_evaluation_weighs_every_window_alike(tmp_path: Path) -> None:
+    trainer = Trainer(short(tmp_path), data.load("topics"), CPU)
+    windows = torch.cat(list(data.evaluation_batches(trainer.corpus.validation, 1, 32, 21)))
+    each = torch.stack([trainer.model(w[None], labels=w[None]).loss for w in windows])
+    corpus = replace(trainer.corpus, validation=windows.flatten().numpy())
+    trainer = Trainer(short(tmp_path, eval_batches=0), corpus, CPU)  # 8 + 8 + 5 windows
+    assert trainer.evaluate() == pytest.approx(each.mean().item(), rel=1e-5)
+
+
 def test_accumulation_equals_one_large_batch(tmp_path: Path) -> None:
     large = short(tmp_path, batch_size=6, accumulation=1)
     split = replace(large, batch_size=2, accumulation=3)
@@ -355,4 +375,5 @@ def test_demo_compares_two_trainings_that_start_alike(
         load_run(tmp_path / contestant.name, CPU)
     additive, delta = (c.trainer.config for c in pair)
     assert replace(additive, model=delta.model, out=delta.out) == delta
-    assert replace(additive.model, residual="ddl-cc") == delta.model
+    assert additive.model == short(tmp_path, "additive").model
+    assert delta.model == short(tmp_path, "ddl-cc").model

@@ -1,6 +1,6 @@
 """Argument checks as sentences, for tensors without data and for what native code never sees.
 
-Real tensors are checked natively (src/problem.rs), where it costs nothing; the sentences are the same.
+Real tensors are checked natively (src/problem.rs), where it costs nothing, in the same sentences.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _refuse_tangents(tensors: dict[str, Any]) -> None:
             )
 
 
-# --- one tensor ------------------------------------------------------------------------------------
+# --- one tensor -----------------------------------------------------------------------------------
 
 
 def check_is_tensor(name: str, tensor: Any) -> None:
@@ -107,12 +107,10 @@ def _either(dtypes: tuple[torch.dtype, ...]) -> str:
     return " or ".join(map(str, dtypes))
 
 
-# --- arguments of the modules ----------------------------------------------------------------------
+# --- arguments of the modules ---------------------------------------------------------------------
 
 
-def check_stream(
-    name: str, stream: Any, size: tuple[int, ...], *, over_time: bool = False
-) -> None:
+def check_stream(name: str, stream: Any, size: tuple[int, ...], *, over_time: bool = False) -> None:
     """Raises unless `stream` is a tensor of shape (…, *size), with a time axis where one is needed.
 
     size: (hidden_size,), or (hidden_size, value_channels).
@@ -144,7 +142,7 @@ def check_returned(name: str, returned: Any, context: Tensor) -> None:
     check_stored(name, returned, context)
 
 
-# --- arguments of the operators --------------------------------------------------------------------
+# --- arguments of the operators -------------------------------------------------------------------
 
 
 def check_state(state: Tensor, *, over_time: bool = False) -> None:
@@ -253,7 +251,7 @@ def check_expand(x: Tensor, weight: Tensor | None, value_channels: int) -> None:
     check_stored("weight", weight, x)
 
 
-# --- numbers and names -----------------------------------------------------------------------------
+# --- numbers and names ----------------------------------------------------------------------------
 
 
 def check_positive(name: str, number: Any, *, optional: bool = False) -> None:

@@ -1,9 +1,9 @@
 """The operators as functions: fused, differentiable, the same signatures as `ddl.reference`.
 
-Vocabulary: the state X (…, d, m) is the residual stream with m value channels, the direction k (…, d) a
-sublayer's output, the value v (…, m) what is written, the gate β (…,) how much of it, the context
-h (…, d) what a sublayer reads. Storage types are float32, bfloat16 and float16 in any mix, or float64
-throughout; sums are kept in float32 (float64); v and β are float32 (float64).
+Vocabulary: the state X (…, d, m) is the residual stream with m value channels, the direction
+k (…, d) a sublayer's output, the value v (…, m) what is written, the gate β (…,) how much of it,
+the context h (…, d) what a sublayer reads. Storage types are float32, bfloat16 and float16 in any
+mix, or float64 throughout; sums are kept in float32 (float64); v and β are float32 (float64).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ._checks import (
     check_context_dtype,
     check_expand,
     check_positive,
+    check_state,
     check_tensors,
 )
 from .types import ReadResult, RewriteReadResult
@@ -45,6 +46,8 @@ def rewrite(
     """
     check_tensors(state=state, direction=direction, value=value, gate=gate)
     check_positive("eps_k", eps_k)
+    if state.ndim < 2:  # before outputs are allocated by the last two sizes
+        check_state(state)
     value, gate = _gates(state, value, gate)
     return torch.ops.ddl.rewrite(state, direction, value, gate, eps_k)[0]
 
@@ -67,8 +70,8 @@ def read(
 
     Args:
         state: X (…, d, m).
-        compress: None (m = 1: x is the state) | (d, m), x_i = Σ_j w_ij X_ij | (d, m, K), causal over the
-            time axis −3: x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij} with zeros before t = 0.
+        compress: None (m = 1: x is the state) | (d, m), x_i = Σ_j w_ij X_ij | (d, m, K), causal
+            over the time axis −3: x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij} with zeros before t = 0.
         norm_weight: γ (d,), None for ones.
         norm_eps: ε_n; None for no normalisation.
         gate_weight, gate_bias: w_β (d,) and b_β (); no gate without the weight.
@@ -188,6 +191,8 @@ def _read_arguments(
     check_positive("norm_eps", norm_eps, optional=True)
     check_positive("value_scale", value_scale, optional=True)
     check_context_dtype(state, context_dtype)
+    if state.ndim < 2:  # as in `rewrite`
+        check_state(state)
     if context_dtype is None:
         context_dtype = _autocast_dtype(state)
     return (

@@ -21,17 +21,20 @@ ExpandKind = Literal["repeat", "conv"]
 class Read(nn.Module):
     """Compress the state to d features and normalise them: X (…, d, m) → h (…, d).
 
-    compress: "identity" (m = 1, x = X), "channel" (x_i = Σ_j w_ij X_ij) or "token" (causal over time,
-    x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, s < kernel_size). Then h = RMSNorm(x)·γ. With one value channel the
-    state is (…, d).
+    compress: "identity" (m = 1, x = X), "channel" (x_i = Σ_j w_ij X_ij) or "token" (causal over
+    time, x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, s < kernel_size). Then h = RMSNorm(x)·γ. With one value
+    channel the state is (…, d).
 
-    parameterization: "direct", w itself is the parameter, (d, m) or (d, m, K); "factored", as in the
-    papers' code, w is a convolution kernel followed by a read vector r (m,):
-    token w_ijs = r_j c_ijs with c (d, m, K); channel w = c ∗ r with c (d, K) a same-padded correlation over
-    the value axis, centred or causal. Both start as the mean over the value channels.
+    parameterization: "direct", w itself is the parameter, (d, m) or (d, m, K); "factored", as in
+    the papers' code, w is a convolution kernel followed by a read vector r (m,): token w_ijs =
+    r_j c_ijs with c (d, m, K); channel w = c ∗ r with c (d, K) a same-padded correlation over the
+    value axis, centred or causal. Both start as the mean over the value channels.
 
-    shared: another Read of the same size and `compress` whose compression this one uses, kernel_size and
-    parameterization included (its parameters stay with their owner); only the norm is this one's own.
+    shared: another Read of the same size and `compress`, whose compression this one uses as it is,
+    kernel_size and parameterization included (its parameters stay with their owner); only the norm
+    is this one's own.
+
+    Raises ValueError for an option that is unknown or does not fit.
 
     Source: DDL (arXiv 2601.00417, newest version), channel and token compression.
     """
@@ -106,8 +109,8 @@ class Read(nn.Module):
         with torch.no_grad():
             if self.compress_weight is not None:
                 self.compress_weight.zero_()
-                now = self.compress_weight[..., 0] if self.compress == "token" else self.compress_weight
-                now.fill_(mean)
+                token = self.compress == "token"
+                (self.compress_weight[..., 0] if token else self.compress_weight).fill_(mean)
             if self.compress_kernel is not None and self.compress_read is not None:
                 self.compress_kernel.zero_()
                 self.compress_kernel[..., 0 if self.compress == "token" else self._centre].fill_(1)
@@ -126,7 +129,7 @@ class Read(nn.Module):
             return self.compress_weight
         if self.compress == "token":
             return self.compress_kernel * self.compress_read[:, None]
-        # w_ij = Σ_s c_is r_{j−s+centre}: the correlation, then r, as one (K, m) matrix of shifted r.
+        # w_ij = Σ_s c_is r_{j−s+centre}: the correlation, then r, as a (K, m) matrix of shifted r.
         m, taps, centre = self.value_channels, self.kernel_size, self._centre
         padded = F.pad(self.compress_read, (taps, taps))
         shifted = torch.stack([padded[taps + centre - s :][:m] for s in range(taps)])
@@ -143,7 +146,7 @@ class Read(nn.Module):
     def forward(self, state: Tensor, *, return_compressed: bool = False) -> Any:
         """X → h, or (h, x) with the raw read where `return_compressed` is set.
 
-        Raises ValueError for a state of another shape, TypeError for a dtype the operators do not know.
+        Raises ValueError for another shape, TypeError for a dtype the operators do not know.
         """
         d, m = self.hidden_size, self.value_channels
         check_stream("state", state, (d,) if m == 1 else (d, m), over_time=self.compress == "token")

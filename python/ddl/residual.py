@@ -29,34 +29,39 @@ ValueFrom = Literal["context", "compressed"]
 
 
 class DeltaResidual(nn.Module):
-    """X' = X + β k̂ (v − k̂ᵀX)ᵀ in place of x + F(x): read along k̂, compare with v, write the difference.
+    """X' = X + β k̂ (v − k̂ᵀX)ᵀ in place of x + F(x): read along k̂, compare with v, write.
 
-    Shapes: with one value channel the state x is (…, d), like any residual stream; with m > 1 it is
-    (…, d, m). The sublayer's output and the context are (…, d).
+    Shapes: with one value channel the state x is (…, d), like any residual stream; with m > 1 it
+    is (…, d, m). The sublayer's output and the context are (…, d).
 
         h = norm(x);  x = residual(x, F(h), context=h)
 
-    k-Map (default): the direction k is F(h), the value v = φ(W_v z + b_v). v-Map: v = φ(W_v F(h)) and
-    k = W_k h. Gate: β = 2·sigmoid(g(h)) with g linear, or linear–tanh–linear ("mlp"). Values and gates
-    are computed in float32 whatever the storage type.
+    k-Map (default): the direction k is F(h), the value v = φ(W_v z + b_v). v-Map: v = φ(W_v F(h))
+    and k = W_k h. Gate: β = 2·sigmoid(g(h)) with g linear, or linear–tanh–linear ("mlp"). Values
+    and gates are computed in float32 whatever the storage type.
 
-    Zero-initialised output projections. F(h) = 0 means k = 0: nothing is written (k̂ = 0), and the gradient
-    reaches the projection multiplied by 1/√(|k|² + ε_k²) = 1/ε_k. With ε_k = 1e-5 that is 100,000: one such
-    step drowns every other gradient under a clipped global norm and lingers in Adam's second moment. It is
-    the true slope of the function, but only within 1e-5 of zero, a distance no optimiser step respects.
-    So ε_k is √(1e-5·d) by default: k̂ = RMSNorm(k)/√d with RMSNorm's customary ε of 1e-5. The gradient at
-    k = 0 is then about that of a small random projection in every dtype, gradients stay exact derivatives
-    everywhere, and k̂ keeps unit length (to 0.1 % from a root mean square of 0.07 on).
+    Zero-initialised output projections. F(h) = 0 means k = 0: nothing is written (k̂ = 0), and the
+    gradient reaches the projection multiplied by 1/√(|k|² + ε_k²) = 1/ε_k. With ε_k = 1e-5 that is
+    100,000: one such step drowns every other gradient under a clipped global norm and lingers in
+    Adam's second moment. It is the true slope of the function, but only within 1e-5 of zero, a
+    distance no optimiser step respects. So ε_k is √(1e-5·d) by default: k̂ = RMSNorm(k)/√d with
+    RMSNorm's customary ε of 1e-5. The gradient at k = 0 is then about that of a small random
+    projection in every dtype, gradients stay exact derivatives everywhere, and k̂ keeps unit length
+    (to 0.1 % from a root mean square of 0.07 on).
 
     Args:
         hidden_size: d.
         value_channels: m.
         mapping: "k" or "v".
         gate: "linear" or "mlp", the latter with `gate_hidden` hidden units.
-        value: φ — "linear", "sigmoid" (value_scale·sigmoid), or "constant" (v = value_constant, k-Map).
+        value: φ — "linear", "sigmoid" (value_scale·sigmoid), or "constant" (v = value_constant,
+            k-Map only).
         value_from: z — the normalised read ("context", h) or the raw one ("compressed", x).
         beta_init: β at initialisation, in (0, 2); the gate's weight starts at zero.
         eps_k: ε_k in units of |k|; None for √(1e-5·d). The papers' checkpoints want 1e-5.
+
+    Raises:
+        ValueError: an option that is unknown or has no meaning, an infinite or negative ε_k.
 
     Source: DDL (arXiv 2601.00417), eq. 2.5 and Appendix B.
     """
@@ -91,7 +96,9 @@ class DeltaResidual(nn.Module):
         check_between("beta_init", beta_init, 0, 2)
         check_positive("eps_k", eps_k, optional=True)
         if mapping == "v" and value == "constant":
-            raise ValueError('`value` must be "linear" or "sigmoid" with mapping="v", got "constant"')
+            raise ValueError(
+                '`value` must be "linear" or "sigmoid" with mapping="v", got "constant"'
+            )
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.mapping, self.value_kind, self.value_from = mapping, value, value_from
         self.value_scale, self.value_constant = value_scale, value_constant
@@ -103,7 +110,7 @@ class DeltaResidual(nn.Module):
 
     def _make_layers(self, gate: Gate, gate_hidden: int, **factory: Any) -> None:
         d = self.hidden_size
-        self.gate: nn.Module
+        self.gate: nn.Linear | nn.Sequential
         if gate == "linear":
             self.gate = nn.Linear(d, 1, **factory)
         else:
@@ -123,9 +130,9 @@ class DeltaResidual(nn.Module):
                 nn.init.normal_(linear.weight, std=std)
                 if linear.bias is not None:
                     nn.init.zeros_(linear.bias)
-        if isinstance(self.gate, nn.Sequential):
-            nn.init.normal_(self.gate[0].weight, std=std)
-        last = self.gate[-1] if isinstance(self.gate, nn.Sequential) else self.gate
+        *hidden, last = (layer for layer in self.gate.modules() if isinstance(layer, nn.Linear))
+        for linear in hidden:
+            nn.init.normal_(linear.weight, std=std)
         nn.init.zeros_(last.weight)
         nn.init.constant_(last.bias, math.log(self.beta_init / (2 - self.beta_init)))
 
@@ -138,14 +145,14 @@ class DeltaResidual(nn.Module):
             x: the state, (…, d) for one value channel, (…, d, m) otherwise.
             sublayer_out: F(h), (…, d).
             context: h, what the sublayer read, (…, d).
-            compressed: the raw read x (…, d), for value_from="compressed"; with one value channel it
-                is the state itself by default.
+            compressed: the raw read x (…, d), for value_from="compressed"; with one value channel
+                it is the state itself by default.
 
         Returns:
             The rewritten state, in the shape and dtype of x.
 
         Raises:
-            ValueError: a shape or device that does not fit; TypeError: a dtype, or no tensor at all.
+            ValueError: a shape or device that does not fit; TypeError: a dtype, or no tensor.
         """
         self._check(x, sublayer_out, context, compressed)
         if self.value_channels == 1:
@@ -188,7 +195,8 @@ class DeltaResidual(nn.Module):
         if self.mapping == "k":
             assert value is not None  # from the read, or constant
             return sublayer_out, value
-        assert self.direction is not None and self.value is not None
+        assert self.direction is not None
+        assert self.value is not None
         return self.direction(context), self._phi(_in_float32(self.value, sublayer_out))
 
     def _check(
@@ -202,29 +210,31 @@ class DeltaResidual(nn.Module):
         check_features("context", context, shape, x)
         if compressed is not None:
             check_features("compressed", compressed, shape, x)
-        elif m > 1 and self.mapping == "k" and self.value is not None:
-            if self.value_from == "compressed":
-                raise ValueError(
-                    '`compressed` must be the raw read (…, hidden_size) with value_from="compressed" '
-                    f"and {m} value channels, got None"
-                )
 
-    def _linear(
-        self, context: Tensor, compressed: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def _linear(self, context: Tensor, raw: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """(value, gate) where they are linear, as the read computes them; else None."""
         value = self.value if self.mapping == "k" else None
         gate = self.gate if isinstance(self.gate, nn.Linear) else None
         if value is None or gate is None or self.value_from == "compressed":
-            source = compressed if self.value_from == "compressed" else context
             return (
-                None if value is None else self._phi(_in_float32(value, source)),
+                None if value is None else self._phi(_in_float32(value, self._z(context, raw))),
                 None if gate is None else _gate(_in_float32(gate, context)),
             )
         # One product with both weights reads the context once, and its gradient needs no addition.
         weight = torch.cat((gate.weight, value.weight))
         both = _linear_in_float32(context, weight, torch.cat((gate.bias, value.bias)))
         return self._phi(both[..., 1:]), _gate(both[..., :1])
+
+    def _z(self, context: Tensor, raw: Tensor | None) -> Tensor:
+        """What the value is computed from."""
+        if self.value_from == "context":
+            return context
+        if raw is None:
+            raise ValueError(
+                "`compressed` must be the raw read (…, hidden_size) with "
+                f'value_from="compressed" and {self.value_channels} value channels, got None'
+            )
+        return raw
 
     def _phi(self, linear: Tensor) -> Tensor:
         return self.value_scale * torch.sigmoid(linear) if self.value_kind == "sigmoid" else linear
@@ -241,11 +251,14 @@ def _gate(logit: Tensor) -> Tensor:
     return 2 * torch.sigmoid(logit.squeeze(-1))
 
 
-def _in_float32(module: nn.Module, x: Tensor) -> Tensor:
-    """A linear layer, or the two-layer gate, in float32 (float64 for float64), autocast or not."""
-    if isinstance(module, nn.Sequential):
-        return _in_float32(module[2], torch.tanh(_in_float32(module[0], x)))
-    return _linear_in_float32(x, module.weight, module.bias)
+def _in_float32(module: nn.Linear | nn.Sequential, x: Tensor) -> Tensor:
+    """A linear layer, or a sequence of them, in float32 (float64 for float64), autocast or not."""
+    for layer in (module,) if isinstance(module, nn.Linear) else module:
+        if isinstance(layer, nn.Linear):
+            x = _linear_in_float32(x, layer.weight, layer.bias)
+        else:
+            x = layer(x)
+    return x
 
 
 def _linear_in_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, get_args
 
+import torch
 from torch import Tensor, nn
 
 from . import functional
@@ -16,12 +17,13 @@ __all__ = ["DeltaStream", "Expand", "Read"]
 
 
 class DeltaStream(nn.Module):
-    """A whole trunk on an expanded residual stream: expand, then read – sublayer – rewrite, readout.
+    """A whole trunk on an expanded residual stream: expand, read – sublayer – rewrite, readout.
 
-    h = stream(x): x (B, T, d), the embeddings → h (B, T, d), the normalised readout. Every sublayer F maps
-    a context (B, T, d) to (B, T, d), without norm or residual of its own; further arguments of `forward`
-    go to each of them. Each rewrite is fused with the read after it, so that the state moves once
-    through memory between two sublayers. It computes what this loop computes, from the same parameters:
+    h = stream(x): x (B, T, d), the embeddings → h (B, T, d), the normalised readout. Every sublayer
+    F maps a context (B, T, d) to (B, T, d), without norm or residual of its own; further arguments
+    of `forward` go to each of them. Each rewrite is fused with the read after it, so that the state
+    moves once through memory between two sublayers. It computes what this loop computes, from the
+    same parameters:
 
         X = stream.expand(x)
         for read, F, residual in zip(stream.reads, stream.sublayers, stream.residuals):
@@ -33,12 +35,15 @@ class DeltaStream(nn.Module):
         hidden_size: d.
         sublayers: the F's in order, attention and MLP in turn for a Transformer.
         value_channels: m.
-        compress, kernel_size, parameterization, causal, norm_eps: as in Read. compress=None is "identity" for
-            one value channel and "channel" for more.
+        compress, kernel_size, parameterization, causal, norm_eps: as in Read. compress=None is
+            "identity" for one value channel and "channel" for more.
         expand, expand_kernel_size: kind and kernel_size of Expand.
-        sublayers_per_compressor: consecutive sublayers that share one compression (the papers share it in
-            a block of attention and MLP: 2).
+        sublayers_per_compressor: consecutive sublayers that share one compression (the papers share
+            it in a block of attention and MLP: 2).
         residual: further keyword arguments of DeltaResidual.
+
+    Raises:
+        ValueError: an option that is unknown or does not fit.
 
     Source: DDL (arXiv 2601.00417, newest version), variants CC and TC with and without EC.
     """
@@ -98,10 +103,10 @@ class DeltaStream(nn.Module):
             module.reset_parameters()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """x (B, T, d) → the normalised readout (B, T, d); `args` and `kwargs` go to every sublayer.
+        """x (B, T, d) → the normalised readout (B, T, d); the rest goes to every sublayer.
 
-        Raises ValueError where x or what a sublayer returns has another shape, TypeError where it is
-        no tensor, or of a dtype that the operators do not know.
+        Raises ValueError where x or what a sublayer returns has another shape, TypeError where it
+        is no tensor, or of a dtype that the operators do not know.
         """
         check_stream("x", x, (self.expand.hidden_size,), over_time=True)
         state = self.expand(x)
@@ -113,6 +118,7 @@ class DeltaStream(nn.Module):
         ):
             written = sublayer(context, *args, **kwargs)
             check_returned(f"sublayers[{index}]", written, context)
+            assert isinstance(residual, DeltaResidual)
             value, gate = residual.complete(context, value, gate)
             direction, value = residual.write(written, context, value)
             state, context, value, gate = functional.rewrite_read(
@@ -124,7 +130,8 @@ class DeltaStream(nn.Module):
         """Arguments of every read, the last one the readout's; a shared weight is formed once."""
         weights: dict[int, Tensor | None] = {}
         arguments = []
-        for read, residual in zip((*self.reads, self.readout), (*self.residuals, None), strict=True):
+        residuals = (*self.residuals, None)
+        for read, residual in zip((*self.reads, self.readout), residuals, strict=True):
             owner = read._shared[0] if read._shared else read
             if id(owner) not in weights:
                 weights[id(owner)] = owner.effective_weight()

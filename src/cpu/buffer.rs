@@ -63,7 +63,7 @@ mod tests {
     fn buffers_start_on_a_cache_line() {
         for len in [0, 1, 63, 1000] {
             let mut buffer = Buffer::<f32>::zeros(len);
-            assert!(buffer.len() == len && buffer.as_ptr().addr() % LINE == 0);
+            assert!(buffer.len() == len && buffer.as_ptr().addr().is_multiple_of(LINE));
             buffer.fill(1.0);
         }
         assert_eq!(*Buffer::from(vec![1.0, 2.0f64]), [1.0, 2.0]);

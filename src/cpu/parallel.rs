@@ -102,7 +102,7 @@ fn rayon_for_each<T: Send>(items: Vec<T>, threads: usize, work: impl Fn(T) + Syn
     };
     match pool {
         // one item at a time, so that a slow part is not queued behind another
-        Some(pool) => pool.install(|| items.into_par_iter().with_max_len(1).for_each(|item| work(item))),
+        Some(pool) => pool.install(|| items.into_par_iter().with_max_len(1).for_each(&work)),
         None => items.into_iter().for_each(work), // no threads to be had: slower, still right
     }
 }

@@ -29,9 +29,10 @@ fn avx2<K: Kernel>(kernel: K) -> K::Output {
     kernel.run()
 }
 
-/// Instruction sets we compile for, asked of the processor once.
+/// Instruction sets we compile for, asked of the processor once. `DDL_SIMD=portable` or `=avx2` in the
+/// environment lowers the choice, so that every path is tested on one machine.
 #[cfg(target_arch = "x86_64")]
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
 enum Level {
     Portable,
     Avx2,
@@ -45,11 +46,17 @@ static LEVEL: std::sync::LazyLock<Level> = std::sync::LazyLock::new(|| {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl");
-    match (avx2 && is_x86_feature_detected!("f16c"), avx512) {
+    let present = match (avx2 && is_x86_feature_detected!("f16c"), avx512) {
         (true, true) => Level::Avx512,
         (true, false) => Level::Avx2,
         _ => Level::Portable,
-    }
+    };
+    let wanted = match std::env::var("DDL_SIMD").as_deref() {
+        Ok("portable") => Level::Portable,
+        Ok("avx2") => Level::Avx2,
+        _ => Level::Avx512,
+    };
+    if wanted < present { wanted } else { present }
 });
 
 /// Runs `kernel` compiled for the widest vectors present.

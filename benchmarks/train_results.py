@@ -1,0 +1,154 @@
+"""What the training-step benchmark reports: ratios, floors, the table and the record."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any
+
+from contestants import TOLERANCE, Contestant
+from measure import ratio, ratio_interval
+from report import Table
+
+GOAL = {"ddl": 0.97, "ddl-cc": 0.90, "ddl-tc": 0.85}  # ratio to additive; -noec does less work
+PAPER = {  # the paper's published code, measured on two cores
+    "eager": {"ddl": 0.91, "ddl-cc": 0.48, "ddl-tc": 0.48},
+    "compiled": {"ddl": 0.97, "ddl-cc": 0.58, "ddl-tc": 0.54},
+}
+COLUMNS = (
+    "mode", "residual", "form",
+    "ms", "quartiles", "ratio", "95 %", "goal", "floor", "paper", "vs plain",
+)  # fmt: skip
+
+
+def boundary_elements(residual: str) -> int:
+    """Elements per token and feature that one boundary must move, forward and backward.
+
+    A boundary rewrites X by the last sublayer's k and reads h for the next: forward X, k, X', h,
+    backward G, X, k, dh, dX, dk; a token read also stores and loads x. Additive: an addition and a
+    norm, each tensor moved once.
+    """
+    if residual == "additive":
+        return 4 + 4
+    m = 1 if residual == "ddl" else 4
+    token = 2 if residual.startswith("ddl-tc") else 0
+    return (2 * m + 2) + (3 * m + 3) + token
+
+
+def floor(residual: str, args: argparse.Namespace, additive: float, gb_s: float) -> float:
+    """The ratio to expect if all boundaries moved just these bytes, at the bandwidth of a copy.
+
+    The additive step keeps its measured time, and the bytes a variant moves beyond it are added.
+    Eager PyTorch moves more than 8 elements for an addition and a norm, so an eager ratio may come
+    out above. Opening read and expansion together move about what one boundary does, hence one more
+    than there are sublayers.
+    """
+    features = (2 * args.layers + 1) * args.batch * args.time * args.hidden_size
+    more = boundary_elements(residual) - boundary_elements("additive")
+    return additive / (additive + more * features * 4 / (gb_s * 1e9))
+
+
+def summarise(
+    c: Contestant, others: list[Contestant], copied: dict[str, Any], args: argparse.Namespace
+) -> dict[str, Any]:
+    """Everything that is reported of one contestant, as JSON types."""
+    # Goals and the paper's numbers mean something at their own configuration only.
+    ours = c.form == "fused" and args.reference
+    summary: dict[str, Any] = {
+        "residual": c.residual,
+        "form": c.form,
+        "mode": c.mode,
+        "gate": {"red": c.red, "worst": c.error, "tolerance": TOLERANCE},
+        "goal": GOAL.get(c.residual.removesuffix("-noec")) if ours else None,
+        "paper": PAPER[c.mode].get(c.residual) if ours else None,
+    }
+    if c.red is not None:
+        return summary
+    summary |= {"median": c.median, "quartiles": quartiles(c.seconds), "seconds": c.seconds}
+    base = find(others, "additive", "plain", c.mode)
+    if base is not None:
+        summary["ratio"] = ratio(base.seconds, c.seconds)
+        summary["interval"] = ratio_interval(base.seconds, c.seconds)
+        summary["floor"] = floor(c.residual, args, base.median, copied[c.mode]["copy_gb_s"])
+    peer = find(others, c.residual, "plain", c.mode)
+    if c.form == "fused" and peer is not None:
+        summary["faster_than_plain"] = ratio(peer.seconds, c.seconds)
+    return summary
+
+
+def quartiles(seconds: list[float]) -> tuple[float, float]:
+    if len(seconds) < 2:
+        return seconds[0], seconds[0]
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return low, high
+
+
+def find(contestants: list[Contestant], *key: str) -> Contestant | None:
+    """The contestant (residual, form, mode), if it was timed."""
+    for c in contestants:
+        if (c.residual, c.form, c.mode) == key and c.red is None:
+            return c
+    return None
+
+
+def tabulate(
+    contestants: list[Contestant], copied: dict[str, Any], args: argparse.Namespace
+) -> Table:
+    table = Table(
+        f"Training step, {' + '.join(parts(args))}: d {args.hidden_size}, {args.layers} layers, "
+        f"{args.heads} heads, T {args.time}, B {args.batch}, float32, {args.threads} threads",
+        COLUMNS,
+        labels=3,
+    )
+    for c in contestants:
+        s = summarise(c, contestants, copied, args)
+        goal, paper = (f"{s[key]:.2f}" if s[key] is not None else "" for key in ("goal", "paper"))
+        bound = f"{s['floor']:.3f}" if "floor" in s and c.residual != "additive" else ""
+        faster = f"{s['faster_than_plain']:.2f}×" if "faster_than_plain" in s else ""
+        table.add(c.mode, c.residual, c.form, *timing_cells(s), goal, bound, paper, faster)
+    reasons = dict.fromkeys(c.red for c in contestants if c.red is not None)
+    errors = [c.error for c in contestants if c.error is not None]
+    table.notes = [
+        *(f"RED, not timed: {reason}" for reason in reasons),
+        f"ratio: median(additive) / median of {args.rounds} interleaved rounds; 95 %: of the ratio "
+        "over resampled rounds; floor: the ratio if every boundary moved its bytes at copy speed; "
+        "paper: its published code; vs plain: median(plain) / median(fused).",
+        *(
+            f"{mode}: copy {c['copy_gb_s']:.1f} GB/s, clone {c['clone_gb_s']:.1f} GB/s, "
+            "bytes read and written"
+            for mode, c in copied.items()
+        ),
+        f"gate: largest rms error {max(errors, default=float('nan')):.1e}, allowed {TOLERANCE:.0e}",
+    ]
+    return table
+
+
+def timing_cells(s: dict[str, Any]) -> list[str]:
+    """Milliseconds, quartiles, ratio with a mark where it reaches its goal, interval."""
+    if s["gate"]["red"] is not None:
+        return ["RED", "", "", ""]
+    low, high = s["quartiles"]
+    cells = [f"{1e3 * s['median']:.1f}", f"{1e3 * low:.1f}–{1e3 * high:.1f}"]
+    if "ratio" not in s:
+        return [*cells, "", ""]
+    mark = "" if s["goal"] is None else " ✓" if s["ratio"] >= s["goal"] else " ✗"
+    return [*cells, f"{s['ratio']:.3f}{mark}", "{:.3f}–{:.3f}".format(*s["interval"])]
+
+
+def parts(args: argparse.Namespace) -> list[str]:
+    """What a timed step consists of."""
+    return ["zero_grad", "forward", "backward"] + ["AdamW (fused)"] * args.adamw
+
+
+def to_record(
+    contestants: list[Contestant], copied: dict[str, Any], args: argparse.Namespace
+) -> dict[str, Any]:
+    """The run as JSON types, less where and when it was."""
+    sizes = ("hidden_size", "layers", "heads", "time", "batch", "rounds", "backend", "quick")
+    return {
+        "benchmark": "train_step",
+        "config": {name: getattr(args, name) for name in sizes} | {"dtype": "float32"},
+        "step": parts(args),
+        "copies": copied,
+        "results": [summarise(c, contestants, copied, args) for c in contestants],
+    }

@@ -1,0 +1,134 @@
+"""Whatever the operators are given: a result of the right shapes or an exception, never a crash.
+
+A panic in native code arrives as a PanicException, which is no `Exception`, and fails these tests.
+Two things are for `ddl.functional` to refuse and not thrown at the operators here: None for a
+tensor that is needed, and a state or x without axes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+import ddl  # noqa: F401  registers torch.ops.ddl
+
+REFUSALS = (ValueError, TypeError, RuntimeError)  # NotImplementedError is a RuntimeError
+FORWARD = ["rewrite", "read", "rewrite_read", "expand"]
+BACKWARD = [f"{name}_backward" for name in FORWARD]
+NEEDED = ("state", "direction", "value", "gate", "x", "grad_state", "stats")
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+DTYPES = [*FLOATS, torch.int64, torch.bool, torch.complex64, torch.float8_e5m2]
+BATCHES = [(), (3,), (2, 3), (0,), (2, 0), (1, 1, 2)]
+POSITIVE = [0.1, 1e-300, 1e300]
+ANY_NUMBER = [*POSITIVE, 0.0, -1.0, float("nan"), float("inf")]
+FILL = [0.0, 1.0, -2.5, float("nan"), float("inf"), 1e38]
+
+
+@st.composite
+def tensors(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of this shape: any numbers, any strides, rarely elsewhere."""
+    x = torch.full(shape, draw(st.sampled_from(FILL))).to(dtype)
+    layout = draw(st.sampled_from(["dense"] * 4 + ["transposed", "expanded", "sliced", "meta"]))
+    if layout == "transposed" and x.ndim > 1:
+        return x.mT.clone(memory_format=torch.contiguous_format).mT
+    if layout == "expanded" and 0 not in shape and x.ndim > 0:
+        return x[..., :1].expand(shape)
+    if layout == "sliced" and x.ndim > 0:
+        return torch.cat([x, x], -1)[..., : shape[-1]]
+    return x.to("meta") if layout == "meta" else x
+
+
+def right(
+    draw: st.DrawFn, batch: tuple[int, ...], taps: int
+) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Shapes and dtypes that go together, by the names of the schemas; taps = 0: no token axis."""
+    d, m = draw(st.sampled_from([1, 2, 5])), draw(st.sampled_from([1, 2, 3]))
+    double = draw(st.booleans())
+    stored = torch.float64 if double else draw(st.sampled_from([FLOATS[0], *FLOATS[2:]]))
+    small = torch.float64 if double else torch.float32
+    over_time = (taps,) if taps else ()
+    read = {"compress": (d, m, *over_time), "gate_weight": (d,), "gate_bias": ()}
+    read |= {
+        "norm_weight": (d,),
+        "value_weight": (m, d),
+        "value_bias": (m,),
+        "weight": (d, m, taps),
+    }
+    tokens = {"state": (d, m), "direction": (d,), "x": (d,), "grad_state": (d, m)}
+    tokens |= {"grad_context": (d,), "compressed": (d,)}
+    gates = {"value": (m,), "gate": (), "stats": (1 + m,), "new_value": (m,), "new_gate": ()}
+    gates |= {"rstd": (), "grad_new_value": (m,), "grad_new_gate": ()}
+    shapes = {n: (shape, stored) for n, shape in read.items()}
+    shapes |= {n: ((*batch, *last), stored) for n, last in tokens.items()}
+    shapes |= {n: ((*batch, *last), small) for n, last in gates.items()}
+    return shapes | {"value_channels": ((m,), None)}
+
+
+@st.composite
+def arguments(draw: st.DrawFn, name: str) -> list[Any]:
+    """Arguments of torch.ops.ddl.<name>, up to three of them wrong."""
+    batch, taps = draw(st.sampled_from(BATCHES)), draw(st.sampled_from([0, 1, 4]))
+    shapes = right(draw, batch, taps)
+    schema = getattr(torch.ops.ddl, name).default._schema.arguments
+    wrong = draw(st.sets(st.sampled_from([argument.name for argument in schema]), max_size=3))
+    absent = draw(st.sets(st.sampled_from(["gate", "value", "norm_w", "norm_eps", "grad_"])))
+    values: list[Any] = []
+    for n in (argument.name for argument in schema):
+        group = any(n.startswith((a, f"new_{a}")) for a in absent)
+        group |= n == "rstd" and "norm_eps" in absent
+        stand_in = n in ("new_value", "new_gate", "rstd", "compressed")
+        if n == "value_channels":
+            values.append(draw(st.integers(-1, 3)) if n in wrong else shapes[n][0][0])
+        elif n == "value_from_compressed":
+            values.append(draw(st.booleans()))
+        elif n == "context_dtype":
+            values.append(None)
+        elif n not in shapes:
+            numbers = ANY_NUMBER if n in wrong else POSITIVE
+            optional = group or (n == "value_scale" and draw(st.booleans()))
+            values.append(None if optional else draw(st.sampled_from(numbers)))
+        elif n in wrong:
+            axes = st.lists(st.integers(0, 5), min_size=n in ("state", "x"), max_size=5)
+            shape = draw(st.one_of(axes.map(tuple), st.just(shapes[n][0]), st.just((0, 0))))
+            values.append(draw(tensors(shape, draw(st.sampled_from(DTYPES)))))
+        elif n not in NEEDED and not stand_in and (group or (n == "weight" and not taps)):
+            values.append(None)
+        elif stand_in and (group or (n == "compressed" and not taps)):
+            values.append(torch.empty(0, 0))
+        else:
+            values.append(draw(tensors(*shapes[n])))
+    return values
+
+
+def outcome(name: str, values: list[Any]) -> Any:
+    """(shape, dtype) of every result, or what the exception says."""
+    try:
+        results = getattr(torch.ops.ddl, name)(*values)
+    except REFUSALS as error:
+        return str(error)
+    results = (results,) if isinstance(results, Tensor) else results
+    return [(tuple(result.shape), result.dtype) for result in results]
+
+
+@given(st.data())
+@settings(max_examples=400)
+def test_forward(data: st.DataObject) -> None:
+    """And meta tensors are taken and refused like real ones, with results of the same shapes."""
+    name = data.draw(st.sampled_from(FORWARD))
+    values = data.draw(arguments(name))
+    real = outcome(name, values)
+    if not any(isinstance(x, Tensor) and x.is_meta for x in values):
+        meta = outcome(name, [x.to("meta") if isinstance(x, Tensor) else x for x in values])
+        assert isinstance(meta, list) == isinstance(real, list), (real, meta)
+        assert not isinstance(real, list) or real == meta
+
+
+@given(st.data())
+@settings(max_examples=400)
+def test_backward(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(BACKWARD))
+    outcome(name, data.draw(arguments(name)))

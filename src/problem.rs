@@ -22,7 +22,7 @@ impl Sizes {
 }
 
 /// The rewriting half: X' = X + β k̂ (v − k̂ᵀX)ᵀ.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Rewrite {
     /// k (…, d)
     pub direction: Tensor,
@@ -35,7 +35,7 @@ pub struct Rewrite {
 }
 
 /// The reading half: x = compress(X'), h = norm(x), v = φ(W z + b), β = 2σ(w·h + b).
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Read {
     /// (d, m) over channels, (d, m, K) over channels and time; None for m = 1 without mixing
     pub compress: Option<Tensor>,
@@ -73,7 +73,7 @@ impl Read {
 }
 
 /// A boundary: either half or both.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Boundary {
     pub sizes: Sizes,
     /// leading shape, without (d, m)
@@ -187,7 +187,7 @@ impl Boundary {
 }
 
 /// Expansion of x (…, d) to a state (…, d, m), by repetition or by a causal depthwise convolution.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Expand {
     pub sizes: Sizes,
     pub batch: Vec<usize>,

@@ -66,7 +66,7 @@ impl Element for f16 {
 }
 
 /// A contiguous CPU tensor, borrowed for one call (see the contract above).
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Tensor {
     pub name: &'static str,
     pub shape: Vec<usize>,
@@ -151,8 +151,9 @@ impl Tensor {
             let on_cpu = matches!(view.device.device_type.0, 1 | 3);
             // SAFETY: the producer promises `ndim` readable sizes and strides during the call.
             let (shape, strides) = unsafe { (sizes(view.shape, view.ndim), sizes(view.strides, view.ndim)) };
+            let compact = view.strides.is_null() || is_contiguous(&shape, &strides);
             let missing = view.data.is_null() && !shape.contains(&0);
-            if !on_cpu || missing || !is_contiguous(&shape, &strides) {
+            if !on_cpu || missing || !compact {
                 return None;
             }
             let ptr = view.data.cast::<u8>().wrapping_add(view.byte_offset as usize);
@@ -335,8 +336,9 @@ fn tensor_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
 }
 
 /// # Safety
-/// `first` points to `count` readable sizes (or is null where `count` is 0).
+/// `first` is null or points to `count` readable sizes.
 unsafe fn sizes(first: *mut i64, count: i32) -> Vec<usize> {
+    let count = if first.is_null() { 0 } else { count };
     // SAFETY: as above.
     (0..count as usize).map(|axis| unsafe { *first.add(axis) } as usize).collect()
 }

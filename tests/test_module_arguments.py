@@ -30,7 +30,11 @@ RESIDUAL_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"value_scale": 0.0}, "`value_scale` must be a positive finite number, got 0.0"),
     ({"eps_k": 0.0}, "`eps_k` must be a positive finite number, got 0.0"),
     ({"eps_k": math.nan}, "`eps_k` must be a positive finite number, got nan"),
+    ({"value_constant": math.inf}, "`value_constant` must be a finite number, got inf"),
+    ({"beta_init": 0.0}, "`beta_init` must be between 0 and 2, got 0.0"),
     ({"beta_init": 2.0}, "`beta_init` must be between 0 and 2, got 2.0"),
+    ({"beta_init": math.nan}, "`beta_init` must be between 0 and 2, got nan"),
+    ({"beta_init": "1"}, "`beta_init` must be between 0 and 2, got '1'"),
     (
         {"mapping": "v", "value": "constant"},
         '`value` must be "linear" or "sigmoid" with mapping="v", got "constant"',
@@ -64,6 +68,45 @@ def test_residual_shapes(change: dict[str, tuple[int, ...]], sentence: str, mapp
     inputs = {name: zeros(shape) for name, shape in {"compressed": (2, 5, 7), **shapes}.items()}
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         module(**inputs)
+
+
+F32_OR_HALF = "torch.float32 or torch.bfloat16 or torch.float16"
+RESIDUAL_KINDS: list[tuple[dict[str, Any], str]] = [
+    ({"x": None}, "`x` must be a torch.Tensor, got NoneType"),
+    ({"sublayer_out": (zeros(2, 7), None)}, "`sublayer_out` must be a torch.Tensor, got tuple"),
+    ({"context": 1.0}, "`context` must be a torch.Tensor, got float"),
+    ({"compressed": [0.0]}, "`compressed` must be a torch.Tensor, got list"),
+    (
+        {"x": zeros(2, 7, 3, dtype=torch.int64)},
+        "`x` must have dtype float32, float64, bfloat16 or float16, got torch.int64",
+    ),
+    (
+        {"sublayer_out": zeros(2, 7, dtype=torch.float64)},
+        f"`sublayer_out` must have dtype {F32_OR_HALF}, got torch.float64",
+    ),
+    (
+        {"context": zeros(2, 7, dtype=torch.float64)},
+        f"`context` must have dtype {F32_OR_HALF}, got torch.float64",
+    ),
+    (
+        {"compressed": zeros(2, 7, dtype=torch.bool)},
+        "`compressed` must have dtype float32, float64, bfloat16 or float16, got torch.bool",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), RESIDUAL_KINDS)
+def test_residual_kinds(change: dict[str, Any], sentence: str) -> None:
+    inputs = {"x": zeros(2, 7, 3), **dict.fromkeys(("sublayer_out", "context"), zeros(2, 7))}
+    with pytest.raises(TypeError, match=f"^{re.escape(sentence)}$"):
+        DeltaResidual(7, 3)(**{**inputs, **change})
+
+
+@pytest.mark.parametrize("name", ["sublayer_out", "context", "compressed"])
+def test_residual_devices(name: str) -> None:
+    inputs = {"x": zeros(2, 7, 3), **dict.fromkeys(("sublayer_out", "context"), zeros(2, 7))}
+    with pytest.raises(ValueError, match=f"^`{name}` must be on cpu, got a tensor on meta$"):
+        DeltaResidual(7, 3)(**{**inputs, name: zeros(2, 7, device="meta")})
 
 
 def test_a_scalar_state_of_another_width() -> None:
@@ -106,6 +149,21 @@ STREAM: list[tuple[Any, str]] = [
         "`shared` must be a Read with hidden_size=8, value_channels=4 and compress='channel', got "
         "Read(hidden_size=8, value_channels=2, compress='channel', parameterization='direct')",
     ),
+    (
+        lambda: Read(8, 4, compress="token", shared=Read(8, 4, compress="channel")),
+        "`shared` must be a Read with hidden_size=8, value_channels=4 and compress='token', got "
+        "Read(hidden_size=8, value_channels=4, compress='channel', parameterization='direct')",
+    ),
+    (
+        lambda: Read(8, shared=Read(9)),
+        "`shared` must be a Read with hidden_size=8, value_channels=1 and compress='identity', got "
+        "Read(hidden_size=9, value_channels=1, compress='identity', parameterization='direct')",
+    ),
+    (
+        lambda: Read(8, shared=nn.Linear(8, 8)),
+        "`shared` must be a Read with hidden_size=8, value_channels=1 and compress='identity', got "
+        "Linear",
+    ),
     (lambda: Expand(8, 4, kind="tile"), '`kind` must be "repeat" or "conv", got \'tile\''),
     (lambda: DeltaStream(8, []), "`sublayers` must hold at least one module, got none"),
     (
@@ -129,6 +187,15 @@ STREAM: list[tuple[Any, str]] = [
         lambda: Read(8, 4, compress="token")(zeros(8, 4)),
         "`state` must have shape (…, time, hidden_size, value_channels), got (8, 4)",
     ),
+    (
+        lambda: Read(8, compress="token")(zeros(8)),
+        "`state` must have shape (…, time, hidden_size), got (8,)",
+    ),
+    (
+        lambda: Expand(8, 4, kind="conv")(zeros(8)),
+        "`x` must have shape (…, time, hidden_size), got (8,)",
+    ),
+    (lambda: one_sublayer()(zeros(8)), "`x` must have shape (…, time, hidden_size), got (8,)"),
     (lambda: Expand(8, 4)(zeros(2, 3, 9)), "`x` must have shape (…, 8), got (2, 3, 9)"),
     (lambda: one_sublayer()(zeros(2, 3, 9)), "`x` must have shape (…, 8), got (2, 3, 9)"),
     (
@@ -144,11 +211,45 @@ def test_read_expand_and_stream(build: Any, sentence: str) -> None:
         build()
 
 
-def test_a_sublayer_that_returns_a_tuple() -> None:
-    class Attention(nn.Module):
-        def forward(self, h: Tensor) -> tuple[Tensor, None]:
-            return h, None
+class Returns(nn.Module):
+    """A sublayer that returns something else than a tensor like its context."""
 
-    sentence = "`sublayers[0]` must return a torch.Tensor, got tuple"
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, h: Tensor) -> Any:
+        return self.change(h)
+
+
+KNOWN = "float32, float64, bfloat16 or float16"
+KINDS: list[tuple[Any, str]] = [
+    (
+        lambda: DeltaStream(8, [Returns(lambda h: (h, None))])(zeros(2, 3, 8)),
+        "`sublayers[0]` must return a torch.Tensor, got tuple",
+    ),
+    (
+        lambda: DeltaStream(8, [nn.Identity(), Returns(lambda h: None)])(zeros(2, 3, 8)),
+        "`sublayers[1]` must return a torch.Tensor, got NoneType",
+    ),
+    (
+        lambda: DeltaStream(8, [Returns(lambda h: h.double())])(zeros(2, 3, 8)),
+        f"`sublayers[0]` must have dtype {F32_OR_HALF}, got torch.float64",
+    ),
+    (
+        lambda: one_sublayer(value_channels=2)(zeros(2, 3, 8, dtype=torch.int64)),
+        f"`x` must have dtype {KNOWN}, got torch.int64",
+    ),
+    (lambda: one_sublayer()([0.0]), "`x` must be a torch.Tensor, got list"),
+    (lambda: Expand(8)(None), "`x` must be a torch.Tensor, got NoneType"),
+    (
+        lambda: Read(8)(zeros(2, 8, dtype=torch.complex64)),
+        f"`state` must have dtype {KNOWN}, got torch.complex64",
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "sentence"), KINDS)
+def test_kinds_of_tensors_in_read_expand_and_stream(build: Any, sentence: str) -> None:
     with pytest.raises(TypeError, match=f"^{re.escape(sentence)}$"):
-        DeltaStream(8, [Attention()])(zeros(2, 3, 8))
+        build()

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::simd::Accum;
+use super::convert::Accum;
 
 const LINE: usize = 64;
 

@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use super::buffer::Buffer;
-use super::simd::{Accum, Kernel, add_product, dispatch, load, mix, store};
+use super::convert::Accum;
+use super::simd::{Kernel, add_product, dispatch, load, mix, store};
 use super::weights::{store_all, swap_outer, taps_outermost, transpose};
 use super::{SMALLEST_PART, parallel, useful_threads, within_sequences};
 use crate::problem::{Expand, Sizes};

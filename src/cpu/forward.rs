@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use super::buffer::Buffer;
-use super::simd::{Accum, Kernel, add_scaled, dispatch, dot, load, mix, round_to, store};
+use super::convert::Accum;
+use super::simd::{Kernel, add_scaled, dispatch, dot, load, mix, round_to, store};
 use super::weights::Weights;
 use super::{SMALLEST_PART, parallel, split, useful_threads, within_sequences};
 use crate::problem::{Boundary, Read, Rewrite, Sizes};

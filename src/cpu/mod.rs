@@ -2,7 +2,9 @@
 //! the widest vectors of the machine.
 
 pub mod backward;
+mod backward_read;
 pub mod buffer;
+pub mod convert;
 pub mod expand;
 pub mod forward;
 pub mod parallel;

@@ -1,7 +1,8 @@
 //! Parameters of a read, widened once per call, and the sums of their gradients.
 
 use super::buffer::Buffer;
-use super::simd::{Accum, load, store};
+use super::convert::Accum;
+use super::simd::{load, store};
 use crate::problem::{Read, Sizes};
 use crate::tensor::Tensor;
 

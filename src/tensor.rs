@@ -251,7 +251,7 @@ impl<'a> Rows<'a> {
 ///
 /// Rows are short next to the latency of memory: the hardware's own prefetch has hardly begun when a row
 /// ends, and idles through the maths that follows. A burst of requests for a whole row would wait for
-/// itself (16 lines can be on their way), so the maths calls [`Ahead::step`] between its loops.
+/// itself (a core has some 16 under way), so the maths calls [`Ahead::step`] between its loops.
 #[derive(Default)]
 pub struct Ahead {
     spans: [Span; 6],

@@ -1,9 +1,8 @@
-//! `rewrite`, `read` and `rewrite_read`, backward, one token row at a time (DESIGN: one reduction pass).
+//! `rewrite`, `read` and `rewrite_read`, backward, one token row at a time.
 //!
 //! Moved per token: G, X, k and dh in, dX and dk out — (3m + 3)·d elements. X' is rebuilt in cache from
 //! X, k, e and β. A read over time keeps a ring of K values of dx, computed K−1 tokens ahead of dX: the
-//! tokens after the part need dx alone, so their dh, x and rstd, not their X or G. Tokens ascend, because
-//! the hardware prefetches ascending rows (descending ones came at a third of the bandwidth).
+//! tokens after the part need dx alone, so their dh, x and rstd, not their X or G.
 //!
 //! With G = ∂L/∂X', k̂ = r·k, e = v − p and the read's dx:
 //!

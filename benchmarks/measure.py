@@ -1,4 +1,4 @@
-"""Interleaved timing, ratios and their uncertainty, the correctness gate, copies to compare with."""
+"""Interleaved timing, ratios and their uncertainty, the correctness gate, copies to compare to."""
 
 from __future__ import annotations
 

@@ -38,9 +38,7 @@ def compress(state: Tensor, weight: Tensor | None) -> Tensor:
         return state
     if weight.ndim == 3:
         return _causal_conv(state.flatten(2), weight, groups=len(weight))
-    if torch.compiler.is_compiling():
-        return (state * weight).sum(-1)
-    return torch.linalg.vecdot(state, weight)
+    return (state * weight).sum(-1)
 
 
 def expand(x: Tensor, weight: Tensor | None, value_channels: int) -> Tensor:

@@ -42,7 +42,7 @@ class Table:
         return f"### {self.title}\n\n{body}\n{notes}"
 
     def show(self) -> None:
-        """Print to standard output: coloured in a terminal, Markdown elsewhere or without rich."""
+        """Print to standard output: with rich in a terminal wide enough for it, else Markdown."""
         if not (sys.stdout.isatty() and self._show_rich()):
             print(self.markdown(), flush=True)
 
@@ -53,10 +53,12 @@ class Table:
             return False
         rich = table.Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD)
         for i, column in enumerate(self.columns):
-            rich.add_column(column, justify="left" if i < self.labels else "right")
+            rich.add_column(column, justify="left" if i < self.labels else "right", no_wrap=True)
         for row in self.rows:
             rich.add_row(*row)
         out = console.Console(highlight=False)
+        if console.Console(width=1000).measure(rich).maximum > out.width:
+            return False  # it would cut numbers off
         out.print(rich, *self.notes, sep="\n", markup=False)
         return True
 

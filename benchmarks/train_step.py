@@ -6,8 +6,8 @@
 A step is zero_grad(set_to_none), forward with loss, backward; with --adamw the optimizer's too.
 All models of one mode, eager or compiled, take turns in one process. Before anything is timed,
 logits, loss and all gradients of every form of a variant must agree with plain PyTorch in eager
-mode, at the very sizes that are timed. Of a variant that fails no form is timed, and the exit status
-is 1.
+mode, at the very sizes that are timed. Of a variant that fails no form is timed, and the exit
+status is 1.
 """
 
 from __future__ import annotations

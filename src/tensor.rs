@@ -291,9 +291,9 @@ impl Ahead {
 fn prefetch(line: usize) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: a hint; it never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line as *const i8) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line as *const i8) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = line;

@@ -152,6 +152,18 @@ def test_initialisation() -> None:
     assert model.trunk.sublayers[1].c_fc1.out_features == 341  # ⌊8·128/3⌋
 
 
+@pytest.mark.parametrize("value", ["linear", "sigmoid", "constant"])
+def test_values_start_where_the_config_says(value: str) -> None:
+    with torch.device("meta"):
+        later = make("ddl-cc", value=value, value_init=0.75).to_empty(device="cpu")
+    later.reset_parameters()
+    for model in (make("ddl-cc", value=value, value_init=0.75), later):
+        linears = [r.value for r in model.trunk.residuals if r.value is not None]
+        assert len(linears) == (0 if value == "constant" else 4)
+        expected = 0.75 if value == "linear" else 0.0
+        assert all((v.bias == expected).all() for v in linears)
+
+
 def test_rotary_keeps_norms_and_sees_distances_only() -> None:
     rotary = Rotary(8, 16)
     q, k = torch.randn(8), torch.randn(8)
@@ -319,6 +331,7 @@ def test_other_errors() -> None:
         ({"hidden_size": 62}, "`hidden_size` must be a multiple of 2·num_heads = 4, got 62"),
         ({"beta_init": 2}, "`beta_init` must be between 0 and 2, both excluded, got 2"),
         ({"beta_init": 0}, "`beta_init` must be a positive number, got 0"),
+        ({"value_init": math.nan}, "`value_init` must be a finite number, got nan"),
         ({"eps_k": -1.0}, "`eps_k` must be a positive number, got -1.0"),
         ({"gate": "tanh"}, "`gate` must be one of linear, mlp, got 'tanh'"),
     ],

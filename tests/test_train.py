@@ -25,14 +25,12 @@ from ddl.config import (
     OptimConfig,
     SampleConfig,
     TrainConfig,
-    from_json,
-    to_json,
 )
 from ddl.demo import demo
 from ddl.models import GPT
 from ddl.optim import learning_rate, parameter_groups
 from ddl.presets import PRESETS
-from ddl.runs import RunDirectory, load_config, load_run
+from ddl.runs import RunDirectory, from_json, load_config, load_run, to_json
 from ddl.sample import printable, sample
 from ddl.train import Trainer, has_cuda_kernels, pick_device, stop_on_interrupt, train, train_steps
 

@@ -6,13 +6,11 @@ A value that cannot be used raises `InputError` with one sentence that names the
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 Residual = Literal["additive", "ddl", "ddl-cc", "ddl-cc-noec", "ddl-tc", "ddl-tc-noec"]
 RESIDUALS: tuple[str, ...] = get_args(Residual)
@@ -56,6 +54,13 @@ def _check_counts(config: Any, names: str, *, least: int = 1) -> None:
         value = getattr(config, name)
         whole = isinstance(value, int) and not isinstance(value, bool)
         _require(whole and value >= least, name, f"a whole number of at least {least}", value)
+
+
+def _check_finite(config: Any, names: str) -> None:
+    for name in names.split():
+        value = getattr(config, name)
+        number = isinstance(value, int | float) and math.isfinite(value)
+        _require(number, name, "a finite number", value)
 
 
 def _check_positive(config: Any, names: str) -> None:
@@ -102,6 +107,9 @@ class GPTConfig:
     """β at initialisation, between 0 (keep) and 2 (reflect); 1 replaces."""
     value: Literal["linear", "sigmoid", "constant"] = "linear"
     """What is written: a linear map, scale·sigmoid of one, or a constant."""
+    value_init: float = 0.5
+    """Bias of the `linear` value at initialisation. A value that starts around zero has a random
+    sign in every token, so a sublayer would first have to learn which way its output is written."""
     value_scale: float = 4.0
     """Scale of the `sigmoid` value."""
     value_constant: float = 2.0
@@ -118,6 +126,7 @@ class GPTConfig:
         _check_counts(self, "gate_hidden")
         _check_positive(self, "rope_base beta_init value_scale")
         _require(self.beta_init < 2, "beta_init", "between 0 and 2, both excluded", self.beta_init)
+        _check_finite(self, "value_init value_constant")
         if self.eps_k is not None:
             _check_positive(self, "eps_k")
         pairs = 2 * self.num_heads  # every head is rotated in pairs
@@ -260,38 +269,3 @@ class DemoConfig:
         if self.steps is not None:
             _check_counts(self, "steps")
         _require(self.residual != "additive", "residual", "another than additive", self.residual)
-
-
-def to_json(config: Any) -> str:
-    """A configuration as indented JSON; `from_json` reads it back."""
-    return json.dumps(dataclasses.asdict(config), indent=2, default=str)
-
-
-Config = TypeVar("Config")
-
-
-def from_json(kind: type[Config], text: str) -> Config:
-    """Build a configuration dataclass from `to_json`'s text.
-
-    Raises `InputError` on text that is not JSON, unknown or missing fields, and bad values.
-    """
-    try:
-        return _build(kind, json.loads(text))
-    except (json.JSONDecodeError, TypeError) as error:
-        raise InputError(f"`config.json` must hold a {kind.__name__}, got: {error}") from error
-
-
-def _build(kind: type[Config], values: dict[str, Any]) -> Config:
-    hints = typing.get_type_hints(kind)
-    if not isinstance(values, dict):
-        raise TypeError(f"{type(values).__name__} instead of an object")
-    made = dict(values)
-    for name, value in values.items():
-        hint = hints.get(name)
-        if dataclasses.is_dataclass(hint):
-            made[name] = _build(typing.cast(type, hint), value)
-        elif isinstance(value, list):
-            made[name] = tuple(value)
-        elif name == "out" and value is not None:
-            made[name] = Path(value)
-    return kind(**made)

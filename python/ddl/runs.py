@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import nn
 
-from ddl.config import InputError, TrainConfig, from_json, to_json
+from ddl.config import InputError, TrainConfig
 from ddl.models import GPT
 from ddl.tokenizer import Tokenizer, describe, restore
 
@@ -22,6 +24,7 @@ WEIGHTS, PLOT = "model.safetensors", "loss.png"
 FILES = (CONFIG, TOKENIZER, METRICS, WEIGHTS, PLOT)
 
 Record = dict[str, Any]
+Config = TypeVar("Config")
 
 
 class RunDirectory:
@@ -148,3 +151,35 @@ def plot_losses(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)
+
+
+def to_json(config: Any) -> str:
+    """A configuration as indented JSON; `from_json` reads it back."""
+    return json.dumps(dataclasses.asdict(config), indent=2, default=str)
+
+
+def from_json(kind: type[Config], text: str) -> Config:
+    """Build a configuration dataclass from `to_json`'s text.
+
+    Raises `InputError` on text that is not JSON, unknown or missing fields, and bad values.
+    """
+    try:
+        return _build(kind, json.loads(text))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise InputError(f"`config.json` must hold a {kind.__name__}, got: {error}") from error
+
+
+def _build(kind: type[Config], values: dict[str, Any]) -> Config:
+    hints = typing.get_type_hints(kind)
+    if not isinstance(values, dict):
+        raise TypeError(f"{type(values).__name__} instead of an object")
+    made = dict(values)
+    for name, value in values.items():
+        hint = hints.get(name)
+        if dataclasses.is_dataclass(hint):
+            made[name] = _build(typing.cast(type, hint), value)
+        elif isinstance(value, list):
+            made[name] = tuple(value)
+        elif name == "out" and value is not None:
+            made[name] = Path(value)
+    return kind(**made)

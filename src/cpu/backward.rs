@@ -16,7 +16,7 @@ use std::ops::Range;
 use super::buffer::Buffer;
 use super::convert::Accum;
 use super::forward::Outputs;
-use super::simd::{Kernel, add_scaled, dispatch, dot, load, round_to, store};
+use super::simd::{Kernel, dispatch, dot, load, round_to, set_scaled_sum, store};
 use super::weights::{Sums, Weights, store_all, swap_outer, transpose};
 use super::{SMALLEST_PART, parallel, split, useful_threads, within_sequences};
 use crate::problem::{Boundary, Read, Rewrite, Sizes};
@@ -208,12 +208,10 @@ impl<'a, A: Accum> Part<'a, A> {
             return;
         }
         let (r, readout, value, gate) = self.rewrite_scalars(rewrite, token);
-        scratch.rewritten.copy_from_slice(&scratch.state);
-        for (j, channel) in scratch.rewritten.chunks_exact_mut(d).enumerate() {
+        let Scratch { state, rewritten, direction, .. } = scratch;
+        for (j, channel) in rewritten.chunks_exact_mut(d).enumerate() {
             let scale = gate * r * (value[j] - readout[j]);
-            if scale != A::default() {
-                add_scaled(channel, scale, &scratch.direction);
-            }
+            set_scaled_sum(channel, &state[j * d..(j + 1) * d], scale, direction);
             self.ahead.step();
         }
         round_to(self.boundary.state.dtype, &mut scratch.rewritten);

@@ -8,7 +8,7 @@
 
 use super::backward::{Part, Scratch};
 use super::convert::Accum;
-use super::simd::{add_product, add_scaled, dot, load, mix};
+use super::simd::{add_rows, add_scaled, dot, load, mix};
 use super::weights::Weights;
 use crate::problem::{Read, Sizes};
 
@@ -122,17 +122,22 @@ impl<A: Accum> Part<'_, A> {
         let Some(weight) = &weights.compress else {
             return add_scaled(grad, A::from_f64(1.0), dx);
         };
+        let Some(sums) = self.sums.as_deref_mut() else { return };
         let size = states.len();
         for tap in 0..after {
             let dx = &dx[(token + tap) % taps * d..][..d];
             let weight = &weight[tap * size..][..size];
+            let sum = &mut sums.compress[tap * size..][..size];
             for first in (0..size).step_by(d) {
                 self.ahead.step();
                 let channel = first..first + d;
-                add_product(&mut grad[channel.clone()], dx, &weight[channel.clone()]);
-                self.ahead.step();
-                if let Some(sums) = self.sums.as_deref_mut() {
-                    add_product(&mut sums.compress[tap * size..][channel.clone()], dx, &states[channel]);
+                let (weight, states) = (&weight[channel.clone()], &states[channel.clone()]);
+                let (grad, sum) = (&mut grad[channel.clone()], &mut sum[channel]);
+                for ((((grad, sum), dx), weight), state) in
+                    grad.iter_mut().zip(sum).zip(dx).zip(weight).zip(states)
+                {
+                    *grad += *weight * *dx;
+                    *sum += *state * *dx;
                 }
             }
         }
@@ -143,10 +148,4 @@ impl<A: Accum> Part<'_, A> {
 #[inline(always)]
 fn add_outer<A: Accum>(sums: &mut [A], scale: &[A], row: &[A]) {
     sums.chunks_exact_mut(row.len()).zip(scale).for_each(|(sum, scale)| add_scaled(sum, *scale, row));
-}
-
-/// to += Σⱼ scaleⱼ · rowⱼ
-#[inline(always)]
-fn add_rows<A: Accum>(to: &mut [A], scale: &[A], rows: &[A]) {
-    rows.chunks_exact(to.len()).zip(scale).for_each(|(row, scale)| add_scaled(to, *scale, row));
 }

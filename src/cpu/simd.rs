@@ -237,6 +237,28 @@ pub fn add_scaled<A: Accum>(to: &mut [A], scale: A, from: &[A]) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += scale * *from);
 }
 
+/// to = from + scale · row
+#[inline(always)]
+pub fn set_scaled_sum<A: Accum>(to: &mut [A], from: &[A], scale: A, row: &[A]) {
+    to.iter_mut().zip(from).zip(row).for_each(|((to, from), row)| *to = *from + scale * *row);
+}
+
+/// to += Σⱼ scaleⱼ · rowⱼ, four rows a pass.
+#[inline(always)]
+pub fn add_rows<A: Accum>(to: &mut [A], scale: &[A], rows: &[A]) {
+    let d = to.len();
+    let (four, rest) = scale.as_chunks::<4>();
+    for (at, [a, b, c, e]) in four.iter().enumerate() {
+        let row: [&[A]; 4] = std::array::from_fn(|j| &rows[(4 * at + j) * d..][..d]);
+        for i in 0..d {
+            to[i] += (*a * row[0][i] + *b * row[1][i]) + (*c * row[2][i] + *e * row[3][i]);
+        }
+    }
+    for (scale, row) in rest.iter().zip(rows[4 * four.len() * d..].chunks_exact(d)) {
+        add_scaled(to, *scale, row);
+    }
+}
+
 /// to += a ⊙ b
 #[inline(always)]
 pub fn add_product<A: Accum>(to: &mut [A], a: &[A], b: &[A]) {

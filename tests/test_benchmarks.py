@@ -1,0 +1,244 @@
+"""The benchmarks run end to end at tiny sizes, leave valid records, never time what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from ddl.config import RESIDUALS
+from ddl.models import GPT, GPTConfig
+
+ROOT = Path(__file__).parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+ROUNDS = 3
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a benchmark's module the way `python benchmarks/…` finds it."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def load(name: str) -> ModuleType:
+        return __import__(name)
+
+    return load
+
+
+def run(script: str, out: Path, *options: str) -> dict[str, Any]:
+    """Run a benchmark in a process of its own; its one record."""
+    command = [sys.executable, str(BENCHMARKS / script), "--quick", "--threads", "1"]
+    command += ["--rounds", str(ROUNDS), "--out", str(out), *options]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    name = script.removesuffix(".py")
+    lines = (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 1
+    assert (out / f"{name}.md").read_text(encoding="utf-8").splitlines()[0] in done.stdout
+    assert str(ROOT) not in lines[0]
+    assert str(out) not in lines[0]
+    return json.loads(lines[0])
+
+
+def assert_describes_the_run(record: dict[str, Any]) -> None:
+    assert record["torch"] == torch.__version__
+    assert record["threads"] == 1
+    assert record["machine"]["cores"] >= 1
+    assert record["machine"]["memory_gib"] > 0
+    assert record["machine"]["cpu"]
+    assert len(record["load_average"]) == 3
+    assert len(record["native"]) == 12
+    commit = record["commit"]
+    assert commit is None or len(commit["hash"]) == 40
+
+
+def test_train_step_eager_with_peers(tmp_path: Path) -> None:
+    record = run("train_step.py", tmp_path, "--no-compile")
+    assert_describes_the_run(record)
+    assert record["step"] == ["zero_grad", "forward", "backward"]
+    assert record["copies"]["eager"]["copy_gb_s"] > 0
+    results = {(r["residual"], r["form"]): r for r in record["results"]}
+    fused = {(residual, "fused") for residual in RESIDUALS if residual != "additive"}
+    assert set(results) == fused | {(residual, "plain") for residual in RESIDUALS}
+    additive = results["additive", "plain"]
+    assert additive["ratio"] == 1
+    for result in results.values():
+        assert result["gate"]["red"] is None
+        assert result["gate"]["worst"] <= result["gate"]["tolerance"]
+        assert len(result["seconds"]) == ROUNDS
+        assert result["median"] == statistics.median(result["seconds"]) > 0
+        assert result["ratio"] == pytest.approx(additive["median"] / result["median"])
+        low, high = result["interval"]
+        assert low <= result["ratio"] * (1 + 1e-9)
+        assert high >= result["ratio"] * (1 - 1e-9)
+    for key in fused:
+        plain = results[key[0], "plain"]
+        faster = plain["median"] / results[key]["median"]
+        assert results[key]["faster_than_plain"] == pytest.approx(faster)
+        assert 0 < results[key]["floor"] < 1
+
+
+def test_train_step_compiled_with_adamw(tmp_path: Path) -> None:
+    options = ("--no-eager", "--adamw", "--variants", "ddl-tc", "--layers", "1")
+    record = run("train_step.py", tmp_path, *options, "--backend", "aot_eager")
+    assert record["step"][-1] == "AdamW (fused)"
+    forms = [(r["residual"], r["form"], r["mode"]) for r in record["results"]]
+    assert forms == [
+        ("additive", "plain", "compiled"),
+        ("ddl-tc", "fused", "compiled"),
+        ("ddl-tc", "plain", "compiled"),
+    ]
+    assert all(len(r["seconds"]) == ROUNDS for r in record["results"])
+
+
+def test_ops(tmp_path: Path) -> None:
+    record = run("ops.py", tmp_path, "--sizes", "63", "--channels", "1", "4")
+    assert_describes_the_run(record)
+    results = {(r["op"], r["form"], r["m"]): r for r in record["results"]}
+    assert len(results) == len(record["results"]) == 2 + 4 + 4 + 3
+    for result in results.values():
+        assert result["gate"]["red"] is None
+        state = 4 * result["batch"] * result["time"] * result["d"] * result["m"]
+        assert result["state_bytes"] == state
+        assert result["copy"]["bytes"] == result["clone"]["bytes"] == 2 * state
+        for name in ("forward", "backward", "copy", "clone"):
+            part = result[name]
+            assert len(part["seconds"]) == ROUNDS
+            assert part["gb_s"] == pytest.approx(part["bytes"] / part["median"] / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("case", "forward", "backward"),  # in d elements per token, m = 4
+    [
+        (("rewrite", ""), 4 + 1 + 4, 4 + 4 + 1 + 4 + 1),  # X k X'; G X k dX dk
+        (("read", "channel"), 4 + 1, 4 + 1 + 4),  # X h; X dh dX
+        (("read", "token"), 4 + 1 + 1, 4 + 1 + 4 + 1),  # and x
+        (("rewrite_read", "channel"), 10, 15),
+        (("rewrite_read", "token"), 11, 16),
+        (("expand", "repeat"), 1 + 4, 4 + 1),  # x X; G dx
+        (("expand", "conv"), 1 + 4, 4 + 1 + 1),  # and x
+    ],
+)
+def test_bytes_that_must_move(load: Any, case: Any, forward: int, backward: int) -> None:
+    ops = load("ops")
+    problem = ops.build(ops.Case(*case, d=63, m=4, batch=2, time=5))
+    row = 2 * 5 * 63 * 4
+    assert (problem.forward_bytes, problem.backward_bytes) == (forward * row, backward * row)
+
+
+def test_floor_counts_what_the_operator_benchmark_counts(load: Any) -> None:
+    results, ops = load("train_results"), load("ops")
+    for residual, form, m in [("ddl", "identity", 1), ("ddl-cc", "channel", 4)]:
+        problem = ops.build(ops.Case("rewrite_read", form, d=8, m=m, batch=2, time=5))
+        row = 2 * 5 * 8 * 4
+        moved = (problem.forward_bytes + problem.backward_bytes) / row
+        assert results.boundary_elements(residual) == moved
+    assert results.boundary_elements("ddl-tc-noec") == 11 + 16
+
+
+def test_a_wrong_model_is_not_timed(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_step, plain = load("train_step"), load("plain")
+    right = plain.rewrite
+
+    def wrong(state: Any, direction: Any, value: Any, gate: Any, eps_k: float) -> Any:
+        return right(state, direction, value, 1.001 * gate, eps_k)
+
+    monkeypatch.setattr(plain, "rewrite", wrong)
+    options = ["--quick", "--no-compile", "--threads", "1", "--variants", "ddl-cc"]
+    assert train_step.main([*options, "--out", str(tmp_path)]) == 1
+    results = json.loads((tmp_path / "train_step.jsonl").read_text())["results"]
+    assert [r["residual"] for r in results if "seconds" in r] == ["additive"]
+    assert all(r["gate"]["red"] for r in results if r["residual"] == "ddl-cc")
+    assert "RED" in (tmp_path / "train_step.md").read_text(encoding="utf-8")
+
+
+def test_a_wrong_operator_is_not_timed(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = load("ops")
+    right = ops.reference.rewrite
+    monkeypatch.setattr(
+        ops.reference, "rewrite", lambda **arguments: right(**arguments | {"eps_k": 0.5})
+    )
+    options = ["--quick", "--threads", "1", "--ops", "rewrite", "--channels", "4"]
+    assert ops.main([*options, "--out", str(tmp_path)]) == 1
+    (result,) = json.loads((tmp_path / "ops.jsonl").read_text())["results"]
+    assert result["gate"]["red"]
+    assert "forward" not in result
+
+
+def test_gate(load: Any) -> None:
+    measure = load("measure")
+    one, two = torch.ones(4), torch.full((4,), 2.0)
+    assert measure.gate({"a": (one, one)}, 1e-6) == 0
+    assert measure.gate({"a": (one * (1 + 1e-4), one)}, 1e-3) == pytest.approx(1e-4, rel=1e-2)
+    for actual in (one * 1.01, one * math.nan, torch.ones(5)):
+        with pytest.raises(measure.RedGateError, match=r"^a: "):
+            measure.gate({"a": (actual, one)}, 1e-3)
+    nearly = one + 1.5e-3  # too far from one, but not on the scale of `b`
+    assert measure.gate({"a": (nearly, one), "b": (two, two)}, 1e-3, {"a": "b"}) < 1e-3
+
+
+def test_steps_are_interleaved(load: Any) -> None:
+    measure = load("measure")
+    order: list[str] = []
+
+    def step(name: str) -> Any:
+        def run() -> tuple[float, ...]:
+            order.append(name)
+            return (float(len(order)),)
+
+        return run
+
+    names = ["a", "b", "c"]
+    times = measure.interleave({name: step(name) for name in names}, 6, warmup=1)
+    rounds = [order[i : i + 3] for i in range(3, len(order), 3)]
+    assert len(rounds) == 6
+    assert all(sorted(one) == names for one in rounds)
+    assert {one[0] for one in rounds} == set(names)
+    followers = {(a, b) for one in rounds for a, b in pairwise(one)}
+    assert len(followers) == 6  # everyone follows everyone
+    assert times["a"] == [(float(order.index("a", 3 * k) + 1),) for k in range(1, 7)]
+
+
+def test_ratio_and_its_interval(load: Any) -> None:
+    measure = load("measure")
+    torch.manual_seed(1)
+    slow = (2 + 0.1 * torch.randn(40, dtype=torch.float64)).tolist()
+    fast = (1 + 0.1 * torch.randn(40, dtype=torch.float64)).tolist()
+    low, high = measure.ratio_interval(slow, fast)
+    assert low < measure.ratio(slow, fast) < high
+    assert low < 2 < high
+    assert high - low < 0.3
+
+
+def test_plain_stream_has_the_state_dict_of_the_fused_one(load: Any) -> None:
+    plain = load("plain")
+    sizes = {"vocab_size": 16, "num_layers": 1, "num_heads": 2, "hidden_size": 16}
+    model = GPT(GPTConfig(residual="ddl-tc", **sizes))
+    state, peer = model.state_dict(), plain.peer(model).state_dict()
+    assert state.keys() == peer.keys()
+    assert all(state[name].data_ptr() == peer[name].data_ptr() for name in state)
+    with pytest.raises(ValueError, match=r"^`stream` must map k and read its value from h"):
+        plain.peer(GPT(GPTConfig(residual="ddl", value_from="compressed", **sizes)))
+
+
+def test_tables_read_well_without_rich(load: Any) -> None:
+    table = load("report").Table("Title", ("name", "ms"), notes=["A note."])
+    table.add("additive", "1.5")
+    assert table.markdown() == (
+        "### Title\n\n| name     |  ms |\n|----------|----:|\n| additive | 1.5 |\n\nA note.\n"
+    )

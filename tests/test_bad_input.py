@@ -6,6 +6,7 @@ tensor: test_bad_arguments.py. The modules' own sentences: test_module_arguments
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -139,6 +140,18 @@ def test_tensors(case: Case, call: Any, where: str) -> None:
     given = elsewhere(where, arguments(case.name, case.change))
     with refused(case.error, case.sentence):
         call(case.name, given)
+
+
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("rewrite", "eps_k"), ("rewrite_read", "norm_eps"), ("read", "value_scale")],
+)
+def test_numbers_given_to_an_operator(name: str, number: str, bad: float, where: str) -> None:
+    given = elsewhere(where, arguments(name, {number: bad}))
+    with pytest.raises(ValueError, match=f"^`{number}` must be a positive finite number, got "):
+        call_operator(name, given)
 
 
 @pytest.mark.parametrize("call", [call_function, call_operator])

@@ -164,6 +164,14 @@ STREAM: list[tuple[Any, str]] = [
         "`shared` must be a Read with hidden_size=8, value_channels=1 and compress='identity', got "
         "Linear",
     ),
+    (lambda: Read(0), "`hidden_size` must be an integer of at least 1, got 0"),
+    (lambda: Read(8, 0), "`value_channels` must be an integer of at least 1, got 0"),
+    (lambda: Expand(True), "`hidden_size` must be an integer of at least 1, got True"),
+    (lambda: Expand(8, -1), "`value_channels` must be an integer of at least 1, got -1"),
+    (
+        lambda: Expand(8, 4, kernel_size=0),
+        "`kernel_size` must be an integer of at least 1, got 0",
+    ),
     (lambda: Expand(8, 4, kind="tile"), '`kind` must be "repeat" or "conv", got \'tile\''),
     (lambda: DeltaStream(8, []), "`sublayers` must hold at least one module, got none"),
     (

@@ -1,4 +1,4 @@
-"""Every path of the native code, chosen by environment: instruction sets, and threads without OpenMP."""
+"""Every path of the native code, chosen by environment: instruction sets, rayon's threads."""
 
 from __future__ import annotations
 
@@ -41,4 +41,6 @@ def test_more_than_two_to_the_31_elements():
     value, gate = torch.zeros(tokens, m), torch.ones(tokens)
     new = functional.rewrite(state, direction, value, gate, eps_k=1e-3)
     tail = functional.rewrite(state[-3:], direction[-3:], value[-3:], gate[-3:], eps_k=1e-3)
-    assert state.numel() > 2**31 and torch.equal(new[-3:], tail) and not new[:-3].any()
+    assert state.numel() > 2**31
+    assert torch.equal(new[-3:], tail)
+    assert not new[:-3].any()

@@ -1,4 +1,4 @@
-"""The operators as citizens of PyTorch: opcheck, gradcheck, compile, autocast, checkpoint, export."""
+"""The operators in PyTorch: opcheck, gradcheck, compile, autocast, checkpoint, export."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from torch.utils.checkpoint import checkpoint
 
 import ddl
 from ddl import functional
-
 from op_cases import F32, F64, inputs, parameters
 
 CASES = [(1, "identity"), (3, "channel"), (2, "token")]
 
 
-def leaves(dtype: torch.dtype, m: int, compress: str, *, d: int = 6) -> dict[str, torch.Tensor | None]:
+def leaves(
+    dtype: torch.dtype, m: int, compress: str, *, d: int = 6
+) -> dict[str, torch.Tensor | None]:
     tensors = inputs((2, 5), d, m) | parameters(d, m, compress, taps=3)
     return {n: None if t is None else t.to(dtype).requires_grad_() for n, t in tensors.items()}
 
@@ -57,7 +58,11 @@ def test_gradcheck(name, m, compress, options):
 
     def differentiable(*arguments):
         outputs = getattr(torch.ops.ddl, name)(*arguments)
-        return outputs if isinstance(outputs, torch.Tensor) else [o for o in outputs if o.requires_grad]
+        return (
+            outputs
+            if isinstance(outputs, torch.Tensor)
+            else [o for o in outputs if o.requires_grad]
+        )
 
     assert torch.autograd.gradcheck(differentiable, arguments)
 
@@ -93,7 +98,9 @@ def test_compiled_equals_eager(m, compress):
         actual, wanted = gradients(model, output), gradients(model, expected)
         assert actual.keys() == wanted.keys() == dict(model.named_parameters()).keys()
         for name in wanted:
-            torch.testing.assert_close(actual[name], wanted[name], msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(
+                actual[name], wanted[name], msg=lambda m, name=name: f"{name}: {m}"
+            )
     torch._dynamo.reset()
 
 
@@ -110,7 +117,10 @@ def test_checkpointing(m, compress):
 
 def test_export_with_dynamic_batch_and_time():
     model = Trunk(2, "token")
-    sizes = {0: torch.export.Dim("batch", min=2, max=64), 1: torch.export.Dim("time", min=2, max=512)}
+    sizes = {
+        0: torch.export.Dim("batch", min=2, max=64),
+        1: torch.export.Dim("time", min=2, max=512),
+    }
     program = torch.export.export(model, (torch.randn(2, 5, 6),), dynamic_shapes=(sizes,))
     for shape in ((2, 5, 6), (3, 9, 6)):
         x = torch.randn(shape)
@@ -126,8 +136,11 @@ def test_autocast_gives_the_next_sublayer_its_dtype(m, compress):
     x = torch.randn(2, 5, 6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = model(x)
-    assert seen == [torch.bfloat16] * 3 and output.dtype == torch.bfloat16
-    assert all(g.dtype == F32 and g.isfinite().all() for g in gradients(model, output.float()).values())
+    assert seen == [torch.bfloat16] * 3
+    assert output.dtype == torch.bfloat16
+    assert all(
+        g.dtype == F32 and g.isfinite().all() for g in gradients(model, output.float()).values()
+    )
     error = (output.float() - model(x)).square().mean().sqrt() / model(x).square().mean().sqrt()
     assert error < 0.05  # three bfloat16 matrix products, 2⁻⁸ each, and cancellation
 
@@ -144,7 +157,8 @@ def test_gradients_nobody_asked_for_cost_nothing_and_stay_none():
     t = leaves(F64, 2, "token")
     state = t["state"].detach()
     functional.rewrite_read(**(t | {"state": state}), eps_k=0.1).value.sum().backward()
-    assert state.grad is None and t["gate_weight"].grad.abs().sum() == 0
+    assert state.grad is None
+    assert t["gate_weight"].grad.abs().sum() == 0
     assert t["value_weight"].grad.abs().sum() > 0
 
 
@@ -154,7 +168,9 @@ def test_double_backward_refuses(name):
     outputs = getattr(torch.ops.ddl, name)(*arguments)
     first = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
     (grad,) = torch.autograd.grad(first.square().sum(), arguments[0], create_graph=True)
-    with pytest.raises(NotImplementedError, match=f"double backward of `ddl.{name}` must go through"):
+    with pytest.raises(
+        NotImplementedError, match=f"double backward of `ddl.{name}` must go through"
+    ):
         grad.sum().backward()
 
 
@@ -169,7 +185,9 @@ def test_forward_mode_refuses():
     state = torch.randn(2, 5, 6, 2, dtype=F64)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(state, torch.ones_like(state))
-        with pytest.raises(NotImplementedError, match="`state` must come without a forward-mode tangent"):
+        with pytest.raises(
+            NotImplementedError, match="`state` must come without a forward-mode tangent"
+        ):
             rewrite_of_state()(dual)
 
 

@@ -1,11 +1,11 @@
 """The operators as PyTorch sees them: schemas, kernels, fake kernels, autograd.
 
-`rewrite`, `read`, `rewrite_read` and `expand` are `torch.library` operators (`torch.ops.ddl.…`), and
-so are their backwards. This is the only file that calls `_native`: it allocates every output and
-hands native code borrowed memory. `ddl.functional` is how to call these.
+`rewrite`, `read`, `rewrite_read` and `expand` are `torch.library` operators (`torch.ops.ddl.…`),
+and so are their backwards. This is the only file that calls `_native`: it allocates every output
+and hands native code borrowed memory. `ddl.functional` is how to call these.
 
-Where an output is absent (no gate asked for, nothing saved) a tensor of shape (0, 0) stands in, because
-operator schemas have no optional outputs.
+Where an output is absent (no gate asked for, nothing saved) a tensor of shape (0, 0) stands in,
+because operator schemas have no optional outputs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from . import _native
-from ._checks import check_expand, check_read, check_rewrite, check_state
+from ._checks import check_expand, check_read, check_rewrite
 
 _READ = (
-    "Tensor? compress, Tensor? norm_weight, float? norm_eps, Tensor? gate_weight, Tensor? gate_bias, "
-    "Tensor? value_weight, Tensor? value_bias, float? value_scale, bool value_from_compressed"
+    "Tensor? compress, Tensor? norm_weight, float? norm_eps, Tensor? gate_weight, "
+    "Tensor? gate_bias, Tensor? value_weight, Tensor? value_bias, float? value_scale, bool value_from_compressed"
 )
 _REWRITE = "Tensor direction, Tensor value, Tensor gate, float eps_k"
 _READ_GRADS = "Tensor? grad_context, Tensor? grad_new_value, Tensor? grad_new_gate"
@@ -42,8 +42,8 @@ _SCHEMAS = {
     "read_backward": f"({_READ_GRADS}, Tensor state, {_READ}, {_READ_SAVED})"
     f" -> ({', '.join(['Tensor'] * 7)})",
     # -> gradients of state, direction, value, gate and of the six parameters
-    "rewrite_read_backward": f"(Tensor? grad_state, {_READ_GRADS}, Tensor state, {_REWRITE}, {_READ},"
-    f" {_READ_SAVED}, Tensor stats) -> ({', '.join(['Tensor'] * 10)})",
+    "rewrite_read_backward": f"(Tensor? grad_state, {_READ_GRADS}, Tensor state, {_REWRITE},"
+    f" {_READ}, {_READ_SAVED}, Tensor stats) -> ({', '.join(['Tensor'] * 10)})",
     # -> gradients of x and weight
     "expand_backward": "(Tensor grad_state, Tensor x, Tensor? weight) -> (Tensor, Tensor)",
 }
@@ -58,7 +58,7 @@ def gate_dtype(state: Tensor) -> torch.dtype:
     return torch.float64 if state.dtype == torch.float64 else torch.float32
 
 
-# --- outputs ---------------------------------------------------------------------------------------
+# --- outputs ------------------------------------------------------------------------------------
 # One function per operator allocates its outputs: the fake kernel is that function, the real kernel
 # fills what it returns.
 
@@ -130,7 +130,7 @@ def _expand_backward_outputs(
     return _like(x), _like_or_absent(weight, x)
 
 
-# --- CPU kernels -----------------------------------------------------------------------------------
+# --- CPU kernels --------------------------------------------------------------------------------
 
 
 def _dense(argument: Any) -> Any:
@@ -163,9 +163,7 @@ def _rewrite_read(*arguments: Any) -> tuple[Tensor, ...]:
     state, *rest = map(_dense, arguments)
     outputs = new_state, *read_outputs, stats = _rewrite_read_outputs(state, *rest)
     saved = (new_state, stats, *map(_given, read_outputs))
-    _native.rewrite_read(
-        state, tuple(rest[:4]), tuple(rest[4:13]), saved, torch.get_num_threads()
-    )
+    _native.rewrite_read(state, tuple(rest[:4]), tuple(rest[4:13]), saved, torch.get_num_threads())
     return outputs
 
 
@@ -224,9 +222,7 @@ def _rewrite_read_backward(*arguments: Any) -> tuple[Tensor, ...]:
     return outputs
 
 
-def _expand_backward(
-    grad_state: Tensor, x: Tensor, weight: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _expand_backward(grad_state: Tensor, x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     outputs = grad_x, grad_weight = _expand_backward_outputs(grad_state, x, weight)
     _native.expand_backward(
         _dense(x),
@@ -239,9 +235,9 @@ def _expand_backward(
     return outputs
 
 
-# --- fake kernels ----------------------------------------------------------------------------------
-# Shapes and dtypes without data, for torch.compile, export and the meta device. Native code checks the
-# real tensors; here the same sentences come from `_checks`.
+# --- fake kernels -------------------------------------------------------------------------------
+# Shapes and dtypes without data, for torch.compile, export and the meta device. Native code checks
+# the real tensors; here the same sentences come from `_checks`.
 
 
 def _rewrite_fake(state: Tensor, *rewrite: Any) -> tuple[Tensor, Tensor]:
@@ -265,9 +261,9 @@ def _expand_fake(x: Tensor, weight: Tensor | None, value_channels: int) -> Tenso
     return _expand_outputs(x, weight, value_channels)
 
 
-# --- autograd --------------------------------------------------------------------------------------
-# Backwards are operators too, so that compile, checkpointing and export see one node each. Gradients
-# that nobody asked for arrive as None (no zeros are made for them).
+# --- autograd -----------------------------------------------------------------------------------
+# Backwards are operators too, so that compile, checkpointing and export see one node each.
+# Gradients that nobody asked for arrive as None (no zeros are made for them).
 
 
 def _rewrite_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -358,12 +354,13 @@ def _refuse(transform: str, name: str) -> Any:
 
 
 _ops = torch.ops.ddl
-for _name, _kernel, _fake, _setup, _grad in [
+_forward: list[tuple[str, Any, Any, Any, Any]] = [
     ("rewrite", _rewrite, _rewrite_fake, _rewrite_setup, _rewrite_grad),
     ("read", _read, _read_fake, _read_setup, _read_grad),
     ("rewrite_read", _rewrite_read, _rewrite_read_fake, _rewrite_read_setup, _rewrite_read_grad),
     ("expand", _expand, _expand_fake, _expand_setup, _expand_grad),
-]:
+]
+for _name, _kernel, _fake, _setup, _grad in _forward:
     _library.impl(_name, _kernel, "CPU")
     torch.library.register_fake(f"ddl::{_name}", _fake, lib=_library)
     torch.library.register_autograd(f"ddl::{_name}", _grad, setup_context=_setup, lib=_library)

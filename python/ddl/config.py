@@ -117,7 +117,7 @@ class GPTConfig:
     value_from: Literal["context", "compressed"] = "context"
     """The value reads the normalised context ([P3]) or the raw read (published code)."""
     eps_k: float | None = None
-    """ε_k in k / √(|k|² + ε_k²); None is √(1e-5·d), the RMSNorm convention."""
+    """ε_k in k / √(|k|² + ε_k²); None is 0.01·√d, which lets zero projections train."""
 
     def __post_init__(self) -> None:
         _check_literals(self)

@@ -20,7 +20,8 @@ from ._checks import check_expand, check_read, check_rewrite
 
 _READ = (
     "Tensor? compress, Tensor? norm_weight, float? norm_eps, Tensor? gate_weight, "
-    "Tensor? gate_bias, Tensor? value_weight, Tensor? value_bias, float? value_scale, bool value_from_compressed"
+    "Tensor? gate_bias, Tensor? value_weight, Tensor? value_bias, float? value_scale, "
+    "bool value_from_compressed"
 )
 _REWRITE = "Tensor direction, Tensor value, Tensor gate, float eps_k"
 _READ_GRADS = "Tensor? grad_context, Tensor? grad_new_value, Tensor? grad_new_gate"

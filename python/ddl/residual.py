@@ -44,10 +44,10 @@ class DeltaResidual(nn.Module):
     gradient reaches the projection multiplied by 1/√(|k|² + ε_k²) = 1/ε_k. With ε_k = 1e-5 that is
     100,000: one such step drowns every other gradient under a clipped global norm and lingers in
     Adam's second moment. It is the true slope of the function, but only within 1e-5 of zero, a
-    distance no optimiser step respects. So ε_k is √(1e-5·d) by default: k̂ = RMSNorm(k)/√d with
-    RMSNorm's customary ε of 1e-5. The gradient at k = 0 is then about that of a small random
-    projection in every dtype, gradients stay exact derivatives everywhere, and k̂ keeps unit length
-    (to 0.1 % from a root mean square of 0.07 on).
+    distance no optimiser step respects. So ε_k is 0.01·√d by default: k̂ fades out where the root
+    mean square of k falls below 0.01. The gradient at k = 0 is then some ten times that of a small
+    random projection, in every dtype; gradients stay exact derivatives everywhere; and |k̂|² is 0.99
+    at a root mean square of 0.1, 0.999 at 0.3.
 
     Args:
         hidden_size: d.
@@ -56,9 +56,12 @@ class DeltaResidual(nn.Module):
         gate: "linear" or "mlp", the latter with `gate_hidden` hidden units.
         value: φ — "linear", "sigmoid" (value_scale·sigmoid), or "constant" (v = value_constant,
             k-Map only).
+        value_init: b_v of a linear value at initialisation. A value that starts around zero has a
+            random sign in every token, so a sublayer would first have to learn which way its output
+            is written (measured: benchmarks/LOG.md).
         value_from: z — the normalised read ("context", h) or the raw one ("compressed", x).
         beta_init: β at initialisation, in (0, 2); the gate's weight starts at zero.
-        eps_k: ε_k in units of |k|; None for √(1e-5·d). The papers' checkpoints want 1e-5.
+        eps_k: ε_k in units of |k|; None for 0.01·√d. The papers' checkpoints want 1e-5.
 
     Raises:
         ValueError: an option that is unknown or has no meaning, an infinite or negative ε_k.
@@ -75,6 +78,7 @@ class DeltaResidual(nn.Module):
         gate: Gate = "linear",
         gate_hidden: int = 128,
         value: Value = "linear",
+        value_init: float = 0.5,
         value_scale: float = 4.0,
         value_constant: float = 2.0,
         value_from: ValueFrom = "context",
@@ -92,6 +96,7 @@ class DeltaResidual(nn.Module):
         check_choice("value", value, get_args(Value))
         check_choice("value_from", value_from, get_args(ValueFrom))
         check_positive("value_scale", value_scale)
+        check_finite("value_init", value_init)
         check_finite("value_constant", value_constant)
         check_between("beta_init", beta_init, 0, 2)
         check_positive("eps_k", eps_k, optional=True)
@@ -101,9 +106,10 @@ class DeltaResidual(nn.Module):
             )
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.mapping, self.value_kind, self.value_from = mapping, value, value_from
+        self.value_init = value_init
         self.value_scale, self.value_constant = value_scale, value_constant
         self.beta_init = beta_init
-        self.eps_k = math.sqrt(1e-5 * hidden_size) if eps_k is None else eps_k
+        self.eps_k = 0.01 * math.sqrt(hidden_size) if eps_k is None else eps_k
 
         self._make_layers(gate, gate_hidden, device=device, dtype=dtype)
         self.reset_parameters()
@@ -123,13 +129,14 @@ class DeltaResidual(nn.Module):
             self.direction = nn.Linear(d, d, bias=False, **factory)
 
     def reset_parameters(self) -> None:
-        """β = beta_init everywhere; value, hidden gate and direction weights normal, std 0.5/√d."""
+        """β = beta_init everywhere, v around value_init; other weights normal, std 0.5/√d."""
         std = 0.5 / math.sqrt(self.hidden_size)
         for linear in (self.value, self.direction):
             if linear is not None:
                 nn.init.normal_(linear.weight, std=std)
                 if linear.bias is not None:
-                    nn.init.zeros_(linear.bias)
+                    start = self.value_init if self.value_kind == "linear" else 0.0
+                    nn.init.constant_(linear.bias, start)
         *hidden, last = (layer for layer in self.gate.modules() if isinstance(layer, nn.Linear))
         for linear in hidden:
             nn.init.normal_(linear.weight, std=std)

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl.config import STREAMS, GPTConfig
-from ddl.residual import DeltaResidual
 from ddl.stream import DeltaStream
 
 NORM_EPS = 1e-5
@@ -157,13 +156,11 @@ class GPT(nn.Module):
         # Before the trunk exists, so that the random stream up to here knows no residual variant.
         self._reset_backbone(sublayers)
         self.trunk = make_trunk(config, sublayers)
-        self._reset_values()
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew: first the backbone, then what the residual adds."""
         self._reset_backbone(self.trunk.sublayers)
         self.trunk.reset_parameters()
-        self._reset_values()
 
     @torch.no_grad()
     def _reset_backbone(self, sublayers: nn.ModuleList) -> None:
@@ -175,12 +172,6 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=std)
             elif isinstance(module, nn.RMSNorm | Rotary):
                 module.reset_parameters()
-
-    def _reset_values(self) -> None:
-        if self.config.value == "linear":
-            for module in self.trunk.modules():
-                if isinstance(module, DeltaResidual) and isinstance(module.value, nn.Linear):
-                    nn.init.constant_(module.value.bias, self.config.value_init)
 
     def forward(self, idx: Tensor, labels: Tensor | None = None) -> GPTOutput:
         """Logits of the next token, and the loss if `labels` are given.
@@ -272,6 +263,7 @@ def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | 
         gate=config.gate,
         gate_hidden=config.gate_hidden,
         value=config.value,
+        value_init=config.value_init,
         value_scale=config.value_scale,
         value_constant=config.value_constant,
         value_from=config.value_from,

@@ -151,7 +151,7 @@ def build(case: Case) -> Problem:
     if case.op != "read":
         inputs |= {"direction": normal(*batch, d), "value": normal(*batch, m)}
         inputs["gate"] = (2 * torch.rand(batch, generator=generator)).requires_grad_()
-        numbers["eps_k"] = 0.01 * math.sqrt(d)
+        numbers["eps_k"] = 0.02 * math.sqrt(d)
         forward, backward = forward + row + whole, backward + whole + 2 * row  # k, X'; G, k, dk
     if case.op != "rewrite":
         inputs |= read_parameters(case, normal)

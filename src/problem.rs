@@ -246,5 +246,6 @@ fn positive(name: &str, number: f64) -> Result<()> {
     if number > 0.0 && number.is_finite() {
         return Ok(());
     }
-    Err(Error::Argument(format!("`{name}` must be a positive finite number, got {number}")))
+    let got = format!("{number:?}").to_lowercase(); // as Python writes it: 0.0, nan, -inf
+    Err(Error::Argument(format!("`{name}` must be a positive finite number, got {got}")))
 }

@@ -21,6 +21,7 @@ def one_sublayer(**options: Any) -> DeltaStream:
 
 RESIDUAL_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": 0}, "`hidden_size` must be an integer of at least 1, got 0"),
+    ({"value_init": float("inf")}, "`value_init` must be a finite number, got inf"),
     ({"value_channels": 1.5}, "`value_channels` must be an integer of at least 1, got 1.5"),
     ({"gate_hidden": -1}, "`gate_hidden` must be an integer of at least 1, got -1"),
     ({"mapping": "q"}, '`mapping` must be "k" or "v", got \'q\''),

@@ -141,7 +141,9 @@ def test_any_mix_of_storage_types(stored):
     )
 
 
-@pytest.mark.parametrize("batch", [(), (7,), (2, 3, 5), (0,), (3, 0), (1, 1), (2, 65), (1, 4097)])
+@pytest.mark.parametrize(
+    "batch", [(), (7,), (2, 3, 5), (0,), (3, 0), (0, 0), (1, 1), (2, 65), (1, 4097)]
+)
 @pytest.mark.parametrize("compress", ["channel", "token"])
 def test_any_batch_shape(batch, compress):
     if compress == "token" and batch == ():

@@ -81,7 +81,7 @@ def by_hand(
     if value == "sigmoid":
         v = 4 / (1 + torch.exp(-v))
     state = x[..., None] if p.value_channels == 1 else x
-    return reference.rewrite(state, k, v, beta, eps_k=0.01 * math.sqrt(D)).view_as(x)
+    return reference.rewrite(state, k, v, beta, eps_k=0.02 * math.sqrt(D)).view_as(x)
 
 
 @pytest.mark.parametrize("dtype", [F64, F32], ids=str)
@@ -119,13 +119,13 @@ def test_every_gate_starts_at_beta_init(gate: str, beta_init: float) -> None:
     module = DeltaResidual(D, gate=gate, beta_init=beta_init, value="constant", value_constant=1.0)
     k, x = normal(4, D, dtype=F32), torch.zeros(4, D)
     written = module(x, k, context=100 * normal(4, D, seed=1, dtype=F32))
-    unit = k / (k.square().sum(-1, keepdim=True) + 1e-4 * D).sqrt()
+    unit = k / (k.square().sum(-1, keepdim=True) + 4e-4 * D).sqrt()
     assert_close("beta k", written, beta_init * unit, F32)
 
 
 def test_the_direction_is_the_rmsnorm_of_the_sublayer() -> None:
-    """ε_k = 0.01·√d, unless it is given: k̂ = RMSNorm(k; 1e-4)/√d, also for small k."""
-    for eps_k, norm_eps in ((None, 1e-4), (0.3, 0.09 / D)):
+    """ε_k = 0.02·√d, unless it is given: k̂ = RMSNorm(k; 4e-4)/√d, also for small k."""
+    for eps_k, norm_eps in ((None, 4e-4), (0.3, 0.09 / D)):
         module = DeltaResidual(D, value="constant", value_constant=1.0, eps_k=eps_k)
         k = 0.01 * normal(4, D, dtype=F32)
         written = module(torch.zeros(4, D), k, context=k)

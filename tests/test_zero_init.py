@@ -1,7 +1,7 @@
 """Zero-initialised output projections train: k = 0 exactly, and gradients are of the usual size.
 
 With ε_k = 1e-5, as in the papers' code, the gradient reaches such a projection multiplied by 1e5.
-The default, ε_k = 0.01·√d, bounds that; the docstring of DeltaResidual has the reason.
+The default, ε_k = 0.02·√d, bounds that; the docstring of DeltaResidual has the reason.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class GPTConfig:
     """β at initialisation, between 0 (keep) and 2 (reflect); 1 replaces."""
     value: Literal["linear", "sigmoid", "constant"] = "linear"
     """What is written: a linear map, scale·sigmoid of one, or a constant."""
-    value_init: float = 0.5
+    value_init: float = 1.0
     """Bias of the `linear` value at initialisation. A value that starts around zero has a random
     sign in every token, so a sublayer would first have to learn which way its output is written."""
     value_scale: float = 4.0
@@ -117,7 +117,7 @@ class GPTConfig:
     value_from: Literal["context", "compressed"] = "context"
     """The value reads the normalised context ([P3]) or the raw read (published code)."""
     eps_k: float | None = None
-    """ε_k in k / √(|k|² + ε_k²); None is 0.01·√d, which lets zero projections train."""
+    """ε_k in k / √(|k|² + ε_k²); None is 0.02·√d, which lets zero projections train."""
 
     def __post_init__(self) -> None:
         _check_literals(self)

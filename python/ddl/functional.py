@@ -15,7 +15,7 @@ from . import ops
 from ._checks import (
     check_choice,
     check_context_dtype,
-    check_expand,
+    check_count,
     check_positive,
     check_state,
     check_tensors,
@@ -153,7 +153,7 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
         (…, d, m) in the dtype of x.
     """
     check_tensors(x=x, weight=weight)
-    check_expand(x, weight, value_channels)
+    check_count("value_channels", value_channels)
     return torch.ops.ddl.expand(x, weight, value_channels)
 
 

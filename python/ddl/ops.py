@@ -4,7 +4,7 @@
 and so are their backwards. This is the only file that calls `_native`: it allocates every output
 and hands native code borrowed memory. `ddl.functional` is how to call these.
 
-Where an output is absent (no gate asked for, nothing saved) a tensor of shape (0, 0) stands in,
+Where an output is absent (no gate asked for, nothing saved) an empty uint8 tensor stands in,
 because operator schemas have no optional outputs.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from ._checks import check_expand, check_read, check_rewrite
+from ._checks import check_context_dtype, check_expand, check_read, check_rewrite, check_state
 
 _READ = (
     "Tensor? compress, Tensor? norm_weight, float? norm_eps, Tensor? gate_weight, "
@@ -69,7 +69,11 @@ def _small(state: Tensor, *last: int) -> Tensor:
 
 
 def _absent(state: Tensor) -> Tensor:
-    return state.new_empty((0, 0))  # no real output has this shape: d and m are at least 1
+    return state.new_empty(0, dtype=torch.uint8)  # no real output has this dtype
+
+
+def _is_absent(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.uint8
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -81,11 +85,14 @@ def _like_or_absent(tensor: Tensor | None, state: Tensor) -> Tensor:
 
 
 def _rewrite_outputs(state: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    check_state(state)
     return _like(state), _small(state, 1 + state.shape[-1])
 
 
 def _read_outputs(state: Tensor, *read: Any) -> tuple[Tensor, ...]:
     compress, _, norm_eps, gate_weight, _, value_weight, _, _, _, context_dtype = read
+    check_state(state)
+    check_context_dtype(state, context_dtype)
     context = state.new_empty(state.shape[:-1], dtype=context_dtype or state.dtype)
     return (
         context,
@@ -102,6 +109,7 @@ def _rewrite_read_outputs(state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _expand_outputs(x: Tensor, weight: Tensor | None, value_channels: int) -> Tensor:
+    check_expand(x, weight, value_channels)
     return x.new_empty((*x.shape, value_channels))
 
 
@@ -141,7 +149,7 @@ def _dense(argument: Any) -> Any:
 
 def _given(tensor: Tensor | None) -> Tensor | None:
     """None for a stand-in."""
-    return None if tensor is None or tensor.shape == (0, 0) else tensor.contiguous()
+    return None if tensor is None or _is_absent(tensor) else tensor.contiguous()
 
 
 def _rewrite(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -238,7 +246,8 @@ def _expand_backward(grad_state: Tensor, x: Tensor, weight: Tensor | None) -> tu
 
 # --- fake kernels -------------------------------------------------------------------------------
 # Shapes and dtypes without data, for torch.compile, export and the meta device. Native code checks
-# the real tensors; here the same sentences come from `_checks`.
+# the real tensors; here the same sentences come from `_checks`. (`expand` and the backwards have
+# no more to check than their outputs do.)
 
 
 def _rewrite_fake(state: Tensor, *rewrite: Any) -> tuple[Tensor, Tensor]:
@@ -255,11 +264,6 @@ def _rewrite_read_fake(state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     check_rewrite(state, *arguments[:4])
     check_read(state, *arguments[4:13])
     return _rewrite_read_outputs(state, *arguments)
-
-
-def _expand_fake(x: Tensor, weight: Tensor | None, value_channels: int) -> Tensor:
-    check_expand(x, weight, value_channels)
-    return _expand_outputs(x, weight, value_channels)
 
 
 # --- autograd -----------------------------------------------------------------------------------
@@ -314,7 +318,7 @@ def _save_read(
     ctx.numbers = (norm_eps, value_scale, from_compressed)
     saved = output[1:]
     ctx.save_for_backward(*inputs, compress, norm_weight, *linear, *saved)
-    absent = [out for out in saved[:2] if out.shape == (0, 0)]
+    absent = [out for out in saved[:2] if _is_absent(out)]
     ctx.mark_non_differentiable(*absent, *saved[2:])
     ctx.set_materialize_grads(False)
 
@@ -330,7 +334,7 @@ def _load_read(ctx: Any, inputs: int) -> tuple[tuple[Any, ...], tuple[Any, ...],
 
 def _around_numbers(parameters: Any) -> tuple[Any, ...]:
     """Gradients of a read's arguments in schema order: None for numbers and absent parameters."""
-    grads = [None if grad.shape == (0, 0) else grad for grad in parameters]
+    grads = [None if _is_absent(grad) else grad for grad in parameters]
     return (*grads[:2], None, *grads[2:], None, None, None)
 
 
@@ -359,7 +363,7 @@ _forward: list[tuple[str, Any, Any, Any, Any]] = [
     ("rewrite", _rewrite, _rewrite_fake, _rewrite_setup, _rewrite_grad),
     ("read", _read, _read_fake, _read_setup, _read_grad),
     ("rewrite_read", _rewrite_read, _rewrite_read_fake, _rewrite_read_setup, _rewrite_read_grad),
-    ("expand", _expand, _expand_fake, _expand_setup, _expand_grad),
+    ("expand", _expand, _expand_outputs, _expand_setup, _expand_grad),
 ]
 for _name, _kernel, _fake, _setup, _grad in _forward:
     _library.impl(_name, _kernel, "CPU")

@@ -44,10 +44,10 @@ class DeltaResidual(nn.Module):
     gradient reaches the projection multiplied by 1/√(|k|² + ε_k²) = 1/ε_k. With ε_k = 1e-5 that is
     100,000: one such step drowns every other gradient under a clipped global norm and lingers in
     Adam's second moment. It is the true slope of the function, but only within 1e-5 of zero, a
-    distance no optimiser step respects. So ε_k is 0.01·√d by default: k̂ fades out where the root
-    mean square of k falls below 0.01. The gradient at k = 0 is then some ten times that of a small
-    random projection, in every dtype; gradients stay exact derivatives everywhere; and |k̂|² is 0.99
-    at a root mean square of 0.1, 0.999 at 0.3.
+    distance no optimiser step respects. So ε_k is 0.02·√d by default: k̂ fades out where the root
+    mean square of k falls below 0.02. The gradient at k = 0 is then some ten times that of a small
+    random projection, in every dtype; gradients stay exact derivatives everywhere; and |k̂|² is 0.96
+    at a root mean square of 0.1, 0.996 at 0.3.
 
     Args:
         hidden_size: d.
@@ -61,7 +61,7 @@ class DeltaResidual(nn.Module):
             is written (measured: benchmarks/LOG.md).
         value_from: z — the normalised read ("context", h) or the raw one ("compressed", x).
         beta_init: β at initialisation, in (0, 2); the gate's weight starts at zero.
-        eps_k: ε_k in units of |k|; None for 0.01·√d. The papers' checkpoints want 1e-5.
+        eps_k: ε_k in units of |k|; None for 0.02·√d. The papers' checkpoints want 1e-5.
 
     Raises:
         ValueError: an option that is unknown or has no meaning, an infinite or negative ε_k.
@@ -78,7 +78,7 @@ class DeltaResidual(nn.Module):
         gate: Gate = "linear",
         gate_hidden: int = 128,
         value: Value = "linear",
-        value_init: float = 0.5,
+        value_init: float = 1.0,
         value_scale: float = 4.0,
         value_constant: float = 2.0,
         value_from: ValueFrom = "context",
@@ -109,7 +109,7 @@ class DeltaResidual(nn.Module):
         self.value_init = value_init
         self.value_scale, self.value_constant = value_scale, value_constant
         self.beta_init = beta_init
-        self.eps_k = 0.01 * math.sqrt(hidden_size) if eps_k is None else eps_k
+        self.eps_k = 0.02 * math.sqrt(hidden_size) if eps_k is None else eps_k
 
         self._make_layers(gate, gate_hidden, device=device, dtype=dtype)
         self.reset_parameters()

@@ -234,3 +234,18 @@ def test_any_batch_shape(shape: tuple[int, ...]) -> None:
     module = make(3, F32)
     x, k = normal(*shape, D, 3, dtype=F32), normal(*shape, D, dtype=F32)
     assert module(x, k, context=k).shape == x.shape
+
+
+def test_a_models_own_initialisation_of_linear_layers_leaves_gate_and_value_alone() -> None:
+    """nanoGPT's `apply(_init_weights)`: every nn.Linear normal with a zero bias."""
+
+    def init_weights(module: torch.nn.Module) -> None:
+        if isinstance(module, torch.nn.Linear):
+            torch.nn.init.normal_(module.weight, std=0.02)
+            torch.nn.init.zeros_(module.bias)
+
+    for gate in ("linear", "mlp"):
+        module = DeltaResidual(D, 3, gate=gate, beta_init=0.2)
+        before = {name: p.clone() for name, p in module.named_parameters()}
+        module.apply(init_weights)
+        assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())

@@ -28,10 +28,10 @@ PRESETS: dict[str, TrainConfig] = {
     "demo": TrainConfig(
         model=DEMO,
         optim=OptimConfig(lr=2e-3, warmup_steps=40),
-        steps=450,
+        steps=400,
         batch_size=8,
         accumulation=1,
-        eval_every=90,
+        eval_every=80,
         eval_batches=0,
         precision="float32",
     ),

@@ -116,17 +116,17 @@ class DeltaResidual(nn.Module):
 
     def _make_layers(self, gate: Gate, gate_hidden: int, **factory: Any) -> None:
         d = self.hidden_size
-        self.gate: nn.Linear | nn.Sequential
+        self.gate: Projection | nn.Sequential
         if gate == "linear":
-            self.gate = nn.Linear(d, 1, **factory)
+            self.gate = Projection(d, 1, **factory)
         else:
-            hidden = nn.Linear(d, gate_hidden, bias=False, **factory)
-            self.gate = nn.Sequential(hidden, nn.Tanh(), nn.Linear(gate_hidden, 1, **factory))
+            hidden = Projection(d, gate_hidden, bias=False, **factory)
+            self.gate = nn.Sequential(hidden, nn.Tanh(), Projection(gate_hidden, 1, **factory))
         self.value = self.direction = None
         if self.value_kind != "constant":
-            self.value = nn.Linear(d, self.value_channels, bias=self.mapping == "k", **factory)
+            self.value = Projection(d, self.value_channels, bias=self.mapping == "k", **factory)
         if self.mapping == "v":
-            self.direction = nn.Linear(d, d, bias=False, **factory)
+            self.direction = Projection(d, d, bias=False, **factory)
 
     def reset_parameters(self) -> None:
         """β = beta_init everywhere, v around value_init; other weights normal, std 0.5/√d."""
@@ -137,7 +137,7 @@ class DeltaResidual(nn.Module):
                 if linear.bias is not None:
                     start = self.value_init if self.value_kind == "linear" else 0.0
                     nn.init.constant_(linear.bias, start)
-        *hidden, last = (layer for layer in self.gate.modules() if isinstance(layer, nn.Linear))
+        *hidden, last = (layer for layer in self.gate.modules() if isinstance(layer, Projection))
         for linear in hidden:
             nn.init.normal_(linear.weight, std=std)
         nn.init.zeros_(last.weight)
@@ -175,7 +175,7 @@ class DeltaResidual(nn.Module):
     def fused(self) -> dict[str, Any]:
         """Arguments with which `ddl.functional.read` computes value and gate itself."""
         arguments: dict[str, Any] = {}
-        if isinstance(self.gate, nn.Linear):
+        if isinstance(self.gate, Projection):
             arguments["gate_weight"] = self.gate.weight.squeeze(0)
             arguments["gate_bias"] = self.gate.bias.squeeze(0)
         if self.mapping == "k" and self.value is not None:
@@ -221,7 +221,7 @@ class DeltaResidual(nn.Module):
     def _linear(self, context: Tensor, raw: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """(value, gate) where they are linear, as the read computes them; else None."""
         value = self.value if self.mapping == "k" else None
-        gate = self.gate if isinstance(self.gate, nn.Linear) else None
+        gate = self.gate if isinstance(self.gate, Projection) else None
         if value is None or gate is None or self.value_from == "compressed":
             return (
                 None if value is None else self._phi(_in_float32(value, self._z(context, raw))),
@@ -254,14 +254,37 @@ class DeltaResidual(nn.Module):
         )
 
 
+class Projection(nn.Module):
+    """W x + b with the names of nn.Linear but not its type.
+
+    A model that initialises every nn.Linear its own way, as nanoGPT's `apply(self._init_weights)`
+    does, leaves gates and values as DeltaResidual set them.
+    """
+
+    bias: nn.Parameter  # None where there is none, typed as torch types nn.Linear's
+
+    def __init__(self, size_in: int, size_out: int, *, bias: bool = True, **factory: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size_out, size_in, **factory))
+        start = nn.Parameter(torch.empty(size_out, **factory)) if bias else None
+        self.register_parameter("bias", start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        size_out, size_in = self.weight.shape
+        return f"{size_in} → {size_out}, bias={self.bias is not None}"
+
+
 def _gate(logit: Tensor) -> Tensor:
     return 2 * torch.sigmoid(logit.squeeze(-1))
 
 
-def _in_float32(module: nn.Linear | nn.Sequential, x: Tensor) -> Tensor:
+def _in_float32(module: Projection | nn.Sequential, x: Tensor) -> Tensor:
     """A linear layer, or a sequence of them, in float32 (float64 for float64), autocast or not."""
-    for layer in (module,) if isinstance(module, nn.Linear) else module:
-        if isinstance(layer, nn.Linear):
+    for layer in (module,) if isinstance(module, Projection) else module:
+        if isinstance(layer, Projection):
             x = _linear_in_float32(x, layer.weight, layer.bias)
         else:
             x = layer(x)

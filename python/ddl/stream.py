@@ -26,9 +26,9 @@ class DeltaStream(nn.Module):
     same parameters:
 
         X = stream.expand(x)
-        for read, F, residual in zip(stream.reads, stream.sublayers, stream.residuals):
+        for read, sublayer, residual in zip(stream.reads, stream.sublayers, stream.residuals):
             h = read(X)
-            X = residual(X, F(h), context=h)
+            X = residual(X, sublayer(h), context=h)
         h = stream.readout(X)
 
     Args:
@@ -70,6 +70,7 @@ class DeltaStream(nn.Module):
         check_count("sublayers_per_compressor", sublayers_per_compressor)
         check_choice("expand", expand, get_args(ExpandKind))
         check_count("expand_kernel_size", expand_kernel_size)
+        sublayers = list(sublayers)
         if len(sublayers) == 0:
             raise ValueError("`sublayers` must hold at least one module, got none")
         self.sublayers = nn.ModuleList(sublayers)

@@ -155,6 +155,8 @@ def test_train_writes_a_run_that_samples(tmp_path: Path) -> None:
     assert [r["step"] for r in records] == [2, 3, 4, 6, 6]
     assert all(math.isfinite(v) for r in records for v in r.values())
 
+    modes = {oct(file.stat().st_mode) for file in run.path.iterdir()}
+    assert len(modes) == 1  # the weights are as readable as the rest
     assert load_config(run.path) == config
     model, _ = load_run(run.path, CPU)
     idx = torch.randint(256, (1, 20))

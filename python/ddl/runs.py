@@ -71,9 +71,8 @@ class RunDirectory:
         temporary = self.path / f"{WEIGHTS}.{os.getpid()}.tmp"
         try:
             safetensors.torch.save_model(model, str(temporary))
-            shutil.copymode(
-                self.path / CONFIG, temporary
-            )  # safetensors makes it unreadable to others
+            # safetensors makes files that others cannot read.
+            shutil.copymode(self.path / CONFIG, temporary)
             temporary.replace(self.path / WEIGHTS)
         finally:
             temporary.unlink(missing_ok=True)

@@ -152,6 +152,15 @@ def test_any_batch_shape(batch, compress):
     compare("rewrite_read", tensors, F64, eps_k=0.1)
 
 
+def test_no_tokens_of_any_width():
+    d = 2**44  # nothing to store, so the width may be anything
+    state, direction = torch.empty(0, d, 1), torch.empty(0, d)
+    new = functional.rewrite(state, direction, torch.empty(0, 1), torch.empty(0), eps_k=0.1)
+    assert new.shape == state.shape
+    assert functional.read(state).context.shape == (0, d)
+    assert functional.expand(direction, value_channels=1).shape == state.shape
+
+
 @pytest.mark.parametrize("taps", [1, 2, 7, 64, 200])
 def test_token_compression_longer_than_a_part_or_the_sequence(taps):
     tensors = inputs((3, 130), 5, 2) | parameters(5, 2, "token", taps)

@@ -28,10 +28,10 @@ PRESETS: dict[str, TrainConfig] = {
     "demo": TrainConfig(
         model=DEMO,
         optim=OptimConfig(lr=2e-3, warmup_steps=40),
-        steps=400,
+        steps=360,
         batch_size=8,
         accumulation=1,
-        eval_every=80,
+        eval_every=72,
         eval_batches=0,
         precision="float32",
     ),

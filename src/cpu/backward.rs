@@ -56,7 +56,8 @@ pub fn backward<A: Accum>(
 ) {
     let Sizes { d, m, .. } = boundary.sizes;
     let bounds = parallel::partition(boundary.sizes.tokens(), SMALLEST_PART);
-    let weights = boundary.read.as_ref().map(|read| Weights::<A>::new(read, boundary.sizes));
+    let read = boundary.read.as_ref().filter(|_| boundary.sizes.tokens() > 0);
+    let weights = read.map(|read| Weights::<A>::new(read, boundary.sizes));
     let zeros = || boundary.read.as_ref().map(|read| Sums::<A>::zeros(read, boundary.sizes));
     let mut sums: Vec<Option<Sums<A>>> = bounds[1..].iter().map(|_| zeros()).collect();
     {
@@ -168,6 +169,9 @@ impl<A: Accum> Kernel for Part<'_, A> {
     type Output = ();
     #[inline(always)]
     fn run(mut self) {
+        if self.tokens.is_empty() {
+            return; // before scratch is made for a width that no memory stands behind
+        }
         let boundary = self.boundary;
         let Sizes { time, d, m, .. } = boundary.sizes;
         let taps = boundary.read.as_ref().map_or(1, Read::taps);

@@ -40,6 +40,9 @@ impl<A: Accum> Kernel for Forward<'_, A> {
     type Output = ();
     #[inline(always)]
     fn run(mut self) {
+        if self.tokens.is_empty() {
+            return;
+        }
         let Sizes { d, m, time, .. } = self.expand.sizes;
         let mut row = Buffer::<A>::zeros(d);
         let mut channels = Buffer::<A>::zeros(m * d);
@@ -106,6 +109,9 @@ impl<A: Accum> Kernel for Backward<'_, A> {
     type Output = ();
     #[inline(always)]
     fn run(mut self) {
+        if self.tokens.is_empty() {
+            return;
+        }
         let Sizes { d, m, time, .. } = self.expand.sizes;
         let taps = self.expand.taps();
         let mut row = Buffer::<A>::zeros(d);

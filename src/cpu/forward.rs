@@ -36,6 +36,9 @@ pub struct Outputs {
 /// Runs a boundary forward on `threads` threads.
 pub fn forward<A: Accum>(boundary: &Boundary, outputs: &mut Outputs, threads: usize) {
     let Sizes { d, m, .. } = boundary.sizes;
+    if boundary.sizes.tokens() == 0 {
+        return; // before scratch is made for a width that no memory stands behind
+    }
     let bounds = parallel::partition(boundary.sizes.tokens(), SMALLEST_PART);
     let weights = boundary.read.as_ref().map(|read| Weights::<A>::new(read, boundary.sizes));
     let mut states = split(&mut outputs.state, d * m, &bounds).into_iter();

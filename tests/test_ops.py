@@ -152,6 +152,17 @@ def test_any_batch_shape(batch, compress):
     compare("rewrite_read", tensors, F64, eps_k=0.1)
 
 
+@pytest.mark.parametrize("compress", ["channel", "token"])
+def test_a_narrow_context_does_not_narrow_what_is_read(compress):
+    tensors = {"state": 1e6 * inputs((1, 40), 63, 4)["state"]} | parameters(63, 4, compress)
+    tensors = {n: t.float() for n, t in tensors.items()}
+    narrow = functional.read(**tensors, context_dtype=F16)
+    exact = reference.read(**{n: t.double() for n, t in tensors.items()})
+    assert_close("context", narrow.context, exact.context, F16)
+    assert_close("value", narrow.value, exact.value, F32)
+    assert_close("gate", narrow.gate, exact.gate, F32)
+
+
 def test_no_tokens_of_any_width():
     d = 2**44  # nothing to store, so the width may be anything
     state, direction = torch.empty(0, d, 1), torch.empty(0, d)

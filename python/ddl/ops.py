@@ -98,7 +98,10 @@ def _read_outputs(state: Tensor, *read: Any) -> tuple[Tensor, ...]:
         context,
         _absent(state) if value_weight is None else _small(state, state.shape[-1]),
         _absent(state) if gate_weight is None else _small(state),
-        _like(context) if compress is not None and compress.ndim == 3 else _absent(state),
+        # x in the state's dtype: a narrower context's would round it, or overflow, before the norm
+        state.new_empty(state.shape[:-1])
+        if compress is not None and compress.ndim == 3
+        else _absent(state),
         _absent(state) if norm_eps is None else _small(state),
     )
 

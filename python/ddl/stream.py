@@ -31,6 +31,9 @@ class DeltaStream(nn.Module):
             X = residual(X, sublayer(h), context=h)
         h = stream.readout(X)
 
+    (With value_from="compressed" the loop passes the raw read on: `h, x = read(X,
+    return_compressed=True)` and `residual(…, compressed=x)`.)
+
     Args:
         hidden_size: d.
         sublayers: the F's in order, attention and MLP in turn for a Transformer.

@@ -2,7 +2,7 @@
 //! and what came.
 
 use pyo3::PyErr;
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyTypeError, PyValueError};
 
 /// Why an operator refused its arguments.
 #[derive(Debug, thiserror::Error)]
@@ -26,10 +26,6 @@ pub enum Error {
     /// A number or a combination of arguments without meaning: a `ValueError`.
     #[error("{0}")]
     Argument(String),
-
-    /// The machine failed us, not the caller: a `RuntimeError`.
-    #[error("{0}")]
-    Runtime(String),
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -39,7 +35,6 @@ impl From<Error> for PyErr {
         let message = error.to_string();
         match error {
             Error::Dtype { .. } | Error::Kind { .. } => PyTypeError::new_err(message),
-            Error::Runtime(_) => PyRuntimeError::new_err(message),
             _ => PyValueError::new_err(message),
         }
     }

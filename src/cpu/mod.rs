@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use crate::tensor::{RowsMut, Tensor};
 
-/// Fewest tokens in a part: bounds the halo of K−1 tokens and the memory of the partial sums.
+/// Fewest tokens in a part: keeps a halo of K−1 tokens cheap while K is much smaller.
 pub const SMALLEST_PART: usize = 64;
 
 /// Below this many state elements a second thread costs more than it brings.

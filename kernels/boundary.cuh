@@ -1,0 +1,210 @@
+// A boundary between two sublayers: its arguments, its sizes, and the arithmetic that forward and
+// backward share. Names follow the reference (python/ddl/reference.py): state X (tokens, D, M),
+// direction k, value v, gate β, compressed x, context h.
+#pragma once
+
+#include "common.cuh"
+
+// What READ can be.
+constexpr int NONE = 0, IDENTITY = 1, CHANNEL = 2, TOKEN = 3;
+
+// A thread owns packets of FEATURES neighbouring features, THREADS packets apart.
+constexpr int PACKETS = D / FEATURES;
+constexpr int ROWS = (PACKETS + THREADS - 1) / THREADS;
+constexpr int ELEMENTS = FEATURES * M;  // of the state in a packet
+static_assert(D % FEATURES == 0 && THREADS % 32 == 0 && TAPS >= 1, "the plan's promises");
+static_assert(READ != IDENTITY || M == 1, "an identity read has one channel");
+static_assert(READ == TOKEN || TAPS == 1, "only token reads look back");
+
+// Where the sums of parameter gradients stand: slot-major rows of D, then the biases' own.
+constexpr int COMPRESS_SLOTS = READ == CHANNEL || READ == TOKEN ? M * TAPS : 0;
+constexpr int NORM_SLOT = COMPRESS_SLOTS;
+constexpr int GATE_SLOT = NORM_SLOT + NORM_WEIGHT;
+constexpr int VALUE_SLOT = GATE_SLOT + GATE;
+constexpr int SLOTS = VALUE_SLOT + VALUE * M;
+constexpr int TAIL = (1 + M + 7) / 8 * 8;
+constexpr long long PARTIAL = static_cast<long long>(SLOTS) * D + TAIL;
+
+struct Boundary {
+  const STATE_T* state;
+  const DIRECTION_T* direction;
+  const Real* value;
+  const Real* gate;
+  const COMPRESS_T* compress;  // (D, M), or tap-major (TAPS, D, M)
+  const NORM_T* norm_weight;
+  const GATE_T* gate_weight;
+  const GATE_BIAS_T* gate_bias;
+  const VALUE_T* value_weight;
+  const VALUE_BIAS_T* value_bias;
+  STATE_T* new_state;
+  Real* stats;  // r, p
+  CONTEXT_T* context;
+  Real* new_value;
+  Real* new_gate;
+  STATE_T* compressed;
+  Real* rstd;
+  Real* scratch;
+  double eps_k, norm_eps, value_scale;
+  long long tokens, time, chunk;
+};
+
+// First feature of the thread's packet in row `row`, and whether there is one.
+__device__ __forceinline__ int feature_of(int row) {
+  return (static_cast<int>(threadIdx.x) + row * THREADS) * FEATURES;
+}
+__device__ __forceinline__ bool is_inside(int row) {
+  return (row + 1) * THREADS <= PACKETS || feature_of(row) < D;
+}
+
+// --- the rewrite --------------------------------------------------------------------------------
+
+// r, and β k̂ eᵀ as factors of k, one per channel, of one token.
+struct Write {
+  Real r;
+  Real readout[M];  // p = k̂ᵀX
+  Real error[M];    // e = v − p
+  Real factor[M];   // β r e
+
+  __device__ __forceinline__ void finish(const Real* value, Real gate) {
+#pragma unroll
+    for (int j = 0; j < M; ++j) {
+      error[j] = value[j] - readout[j];
+      factor[j] = times(times(gate, r), error[j]);
+    }
+  }
+};
+
+// X' as it is stored. Where nothing is written X comes back bit for bit, −0 and a NaN in k included.
+__device__ __forceinline__ STATE_T rewritten(STATE_T x, Real factor, Real k) {
+  return factor == Real(0) ? x : narrow_to<STATE_T>(multiply_add(factor, k, widen(x)));
+}
+
+// --- the read -----------------------------------------------------------------------------------
+
+using Features = Packet<Real, FEATURES>;
+
+// w_s of a packet's features: FEATURES × M numbers.
+struct Compress {
+  Packet<COMPRESS_T, ELEMENTS> weight;
+
+  __device__ __forceinline__ void load(const Boundary& b, int feature, int tap = 0) {
+    if constexpr (READ == CHANNEL || READ == TOKEN) {
+      weight.load_shared(b.compress + (static_cast<long long>(tap) * D + feature) * M);
+    }
+  }
+  __device__ __forceinline__ Real at(int f, int j) const {
+    return READ == IDENTITY ? Real(1) : weight[f * M + j];
+  }
+};
+
+// γ, w_β and W_v of a packet's features.
+struct Parameters {
+  Packet<NORM_T, FEATURES> norm;
+  Packet<GATE_T, FEATURES> gate;
+  Packet<VALUE_T, FEATURES> value[VALUE ? M : 1];
+
+  __device__ __forceinline__ void load_norm(const Boundary& b, int feature) {
+    if constexpr (NORM_WEIGHT) norm.load_shared(b.norm_weight + feature);
+  }
+  __device__ __forceinline__ void load(const Boundary& b, int feature) {
+    load_norm(b, feature);
+    if constexpr (GATE) gate.load_shared(b.gate_weight + feature);
+    if constexpr (VALUE) {
+#pragma unroll
+      for (int j = 0; j < M; ++j) {
+        value[j].load_shared(b.value_weight + static_cast<long long>(j) * D + feature);
+      }
+    }
+  }
+  __device__ __forceinline__ Real gamma(int f) const { return NORM_WEIGHT ? norm[f] : Real(1); }
+};
+
+// The K rows of a token read that are still being filled, or still needed: row 0 belongs to the token
+// at hand, row s to the one s steps on. Every thread keeps the columns of its own features, so no
+// barrier is ever needed. WINDOW says where: registers, shared memory or scratch.
+struct Window {
+#if WINDOW == 0
+  Real held[TAPS][ROWS][FEATURES];
+
+  __device__ Window(const Boundary&, Real*) {}
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int s = 0; s < TAPS; ++s)
+#pragma unroll
+      for (int row = 0; row < ROWS; ++row)
+#pragma unroll
+        for (int f = 0; f < FEATURES; ++f) held[s][row][f] = Real(0);
+  }
+  __device__ __forceinline__ void get(int s, int row, Real (&x)[FEATURES]) const {
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) x[f] = held[s][row][f];
+  }
+  __device__ __forceinline__ void put(int s, int row, const Real (&x)[FEATURES]) {
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) held[s][row][f] = x[f];
+  }
+  // Forward: what was row s is row s − 1 of the next token; the last row begins empty.
+  __device__ __forceinline__ void advance() {
+#pragma unroll
+    for (int s = 0; s < TAPS; ++s)
+#pragma unroll
+      for (int row = 0; row < ROWS; ++row)
+#pragma unroll
+        for (int f = 0; f < FEATURES; ++f) {
+          held[s][row][f] = s + 1 < TAPS ? held[s + 1 < TAPS ? s + 1 : s][row][f] : Real(0);
+        }
+  }
+  // Backward: what was row s is row s + 1 of the token before.
+  __device__ __forceinline__ void retreat() {
+#pragma unroll
+    for (int s = TAPS - 1; s > 0; --s)
+#pragma unroll
+      for (int row = 0; row < ROWS; ++row)
+#pragma unroll
+        for (int f = 0; f < FEATURES; ++f) held[s][row][f] = held[s - 1][row][f];
+  }
+#else
+  Real* rows;
+  int head = 0;  // where row 0 stands in the ring
+
+  __device__ Window(const Boundary& b, Real* shared) {
+    rows = WINDOW == 1 ? shared : b.scratch + static_cast<long long>(blockIdx.x) * TAPS * D;
+  }
+  __device__ __forceinline__ void clear() {
+    for (int s = 0; s < TAPS; ++s) clear_row(s);
+  }
+  __device__ __forceinline__ void clear_row(int s) {
+    const Real zeros[FEATURES] = {};
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row)
+      if (is_inside(row)) put(s, row, zeros);
+  }
+  __device__ __forceinline__ Real* at(int s, int row) const {
+    const int slot = head + s;
+    return rows + static_cast<long long>(slot < TAPS ? slot : slot - TAPS) * D + feature_of(row);
+  }
+  __device__ __forceinline__ void get(int s, int row, Real (&x)[FEATURES]) const {
+    Features packet;
+    packet.get(at(s, row));
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) x[f] = packet.element[f];
+  }
+  __device__ __forceinline__ void put(int s, int row, const Real (&x)[FEATURES]) {
+    Features packet;
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) packet.element[f] = x[f];
+    packet.put(at(s, row));
+  }
+  __device__ __forceinline__ void advance() {
+    clear_row(0);
+    head = head + 1 < TAPS ? head + 1 : 0;
+  }
+  __device__ __forceinline__ void retreat() { head = head > 0 ? head - 1 : TAPS - 1; }
+#endif
+};
+
+#if WINDOW == 0
+#define UNROLL_TAPS _Pragma("unroll")
+#else
+#define UNROLL_TAPS _Pragma("unroll 1")
+#endif

@@ -1,0 +1,211 @@
+// The vocabulary of the kernels: storage types, packets, sums over a block.
+//
+// No CUDA header is included, so that NVRTC alone, without a toolkit's include folder, compiles
+// everything here. What a kernel does is fixed at compile time by macros; `src/cuda/specialisation.rs`
+// lists them. Arithmetic is in `Real` (float, double for float64 states), whatever the storage.
+#pragma once
+
+using Real = REAL;
+
+struct bf16 {
+  unsigned short bits;
+};
+struct f16 {
+  unsigned short bits;
+};
+
+// --- storage types ------------------------------------------------------------------------------
+
+__device__ __forceinline__ Real widen(float x) { return static_cast<Real>(x); }
+__device__ __forceinline__ Real widen(double x) { return static_cast<Real>(x); }
+__device__ __forceinline__ Real widen(bf16 x) {
+  return static_cast<Real>(__uint_as_float(static_cast<unsigned>(x.bits) << 16));
+}
+__device__ __forceinline__ Real widen(f16 x) {
+#ifdef CUDA_ON_CPU
+  return static_cast<Real>(*reinterpret_cast<const _Float16*>(&x));
+#else
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return static_cast<Real>(wide);
+#endif
+}
+
+// Rounded to nearest even. The second argument only names the type.
+__device__ __forceinline__ float narrow(Real x, float) { return static_cast<float>(x); }
+__device__ __forceinline__ double narrow(Real x, double) { return static_cast<double>(x); }
+__device__ __forceinline__ bf16 narrow(Real x, bf16) {
+  const float single = static_cast<float>(x);
+#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 800
+  bf16 rounded;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded.bits) : "f"(single));
+  return rounded;
+#else
+  const unsigned bits = __float_as_uint(single);
+  const bool nan = single != single;
+  const unsigned rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+  return {static_cast<unsigned short>(nan ? bits >> 16 | 0x40u : rounded >> 16)};
+#endif
+}
+__device__ __forceinline__ f16 narrow(Real x, f16) {
+#ifdef CUDA_ON_CPU
+  f16 rounded;
+  *reinterpret_cast<_Float16*>(&rounded) = static_cast<_Float16>(static_cast<float>(x));
+#else
+  f16 rounded;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(rounded.bits) : "f"(static_cast<float>(x)));
+#endif
+  return rounded;
+}
+
+template <class T> __device__ __forceinline__ T narrow_to(Real x) { return narrow(x, T{}); }
+
+// --- arithmetic that must round the same wherever it stands -------------------------------------
+// The backward rebuilds X' and has to get the bits that the forward stored, so the compiler may not
+// contract these products and sums in one kernel and not in the other.
+
+__device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ float multiply_add(float a, float b, float c) {
+  return __fmaf_rn(a, b, c);
+}
+__device__ __forceinline__ double multiply_add(double a, double b, double c) {
+  return __fma_rn(a, b, c);
+}
+__device__ __forceinline__ float inverse_root(float x) { return rsqrtf(x); }
+__device__ __forceinline__ double inverse_root(double x) { return rsqrt(x); }
+__device__ __forceinline__ Real sigmoid(Real x) { return Real(1) / (Real(1) + exp(-x)); }
+
+// --- packets ------------------------------------------------------------------------------------
+
+template <int BYTES> struct Access;  // the built-in type of one memory access
+template <> struct Access<16> { using Type = uint4; };
+template <> struct Access<8> { using Type = uint2; };
+template <> struct Access<4> { using Type = unsigned; };
+template <> struct Access<2> { using Type = unsigned short; };
+
+// Widest power of two, up to 16 and to what pointers are aligned to, that divides `bytes`.
+__host__ __device__ constexpr int access_bytes(int bytes, int element) {
+  int width = element;
+  while (2 * width <= ALIGN && bytes % (2 * width) == 0) width *= 2;
+  return width;
+}
+
+// N neighbouring elements of T that travel together, in as few accesses as they fit.
+template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T))) Packet {
+  static constexpr int WIDTH = access_bytes(N * sizeof(T), sizeof(T));
+  static constexpr int COUNT = N * sizeof(T) / WIDTH;
+  using Word = typename Access<WIDTH>::Type;
+
+  T element[N];
+
+  __device__ __forceinline__ Real operator[](int i) const { return widen(element[i]); }
+  __device__ __forceinline__ void set(int i, Real x) { element[i] = narrow_to<T>(x); }
+
+  // What many tokens share (parameters): through the cache, and meant to stay there.
+  __device__ __forceinline__ void load_shared(const T* from) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) word(i) = __ldg(reinterpret_cast<const Word*>(from) + i);
+  }
+  // What belongs to one token: it passes through and should not displace the parameters.
+  __device__ __forceinline__ void load(const T* from) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) word(i) = __ldcs(reinterpret_cast<const Word*>(from) + i);
+  }
+  __device__ __forceinline__ void store(T* to) const {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) __stcs(reinterpret_cast<Word*>(to) + i, word(i));
+  }
+  // Memory of this thread alone: shared memory or scratch, read again soon.
+  __device__ __forceinline__ void get(const T* from) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) word(i) = reinterpret_cast<const Word*>(from)[i];
+  }
+  __device__ __forceinline__ void put(T* to) const {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) reinterpret_cast<Word*>(to)[i] = word(i);
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < N; ++i) element[i] = narrow_to<T>(Real(0));
+  }
+
+ private:
+  __device__ __forceinline__ Word& word(int i) { return reinterpret_cast<Word*>(element)[i]; }
+  __device__ __forceinline__ const Word& word(int i) const {
+    return reinterpret_cast<const Word*>(element)[i];
+  }
+};
+
+template <class T, int N>
+__device__ __forceinline__ void copy(Packet<T, N>& to, const Packet<T, N>& from) {
+  to = from;
+}
+template <class A, class B, int N>
+__device__ __forceinline__ void copy(Packet<A, N>& to, const Packet<B, N>& from) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) to.set(i, from[i]);
+}
+
+// --- sums over a block --------------------------------------------------------------------------
+
+constexpr int WARPS = THREADS / 32;
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+// Sums P numbers (a power of two, at most 32) over the warp. While more than one number is left, the
+// halves of the warp swap halves of the numbers, so that P numbers cost about P + log2(32/P) shuffles
+// instead of 5·P. Lane l ends up with number l·P/32.
+template <int P> __device__ __forceinline__ Real warp_sum(Real (&x)[P]) {
+  int lanes = 16;
+#pragma unroll
+  for (int half = P / 2; half > 0; half /= 2, lanes /= 2) {
+    const bool upper = threadIdx.x & lanes;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const Real kept = upper ? x[i + half] : x[i];
+      const Real sent = upper ? x[i] : x[i + half];
+      x[i] = kept + __shfl_xor_sync(ALL_LANES, sent, lanes);
+    }
+  }
+#pragma unroll
+  for (; lanes > 0; lanes /= 2) x[0] += __shfl_xor_sync(ALL_LANES, x[0], lanes);
+  return x[0];
+}
+
+// Sums of N numbers over the block, the same bits in every thread. Two buffers take turns, so that
+// one barrier is enough: whoever writes a buffer again has passed the barrier of the other one.
+template <int MOST> struct BlockSum {
+  using Buffer = Real[2][MOST > 0 ? MOST : 1][WARPS];
+
+  Buffer& buffer;
+  int turn = 0;
+
+  __device__ explicit BlockSum(Buffer& buffer) : buffer(buffer) {}
+
+  template <int N> __device__ __forceinline__ void operator()(Real (&x)[N]) {
+    static_assert(N <= MOST, "the buffer is made for the longest sum");
+    gather<N, 0>(x);
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      x[n] = Real(0);
+#pragma unroll
+      for (int warp = 0; warp < WARPS; ++warp) x[n] += buffer[turn][n][warp];
+    }
+    turn ^= 1;
+  }
+
+ private:
+  // Numbers FIRST … N−1, the largest power of two of them at a time.
+  template <int N, int FIRST> __device__ __forceinline__ void gather(const Real (&x)[N]) {
+    constexpr int LEFT = N - FIRST;
+    constexpr int P = LEFT >= 32 ? 32 : LEFT >= 16 ? 16 : LEFT >= 8 ? 8 : LEFT >= 4 ? 4 : LEFT >= 2 ? 2 : 1;
+    Real group[P];
+#pragma unroll
+    for (int i = 0; i < P; ++i) group[i] = x[FIRST + i];
+    const Real sum = warp_sum<P>(group);
+    const int lane = threadIdx.x % 32;
+    if (lane % (32 / P) == 0) buffer[turn][FIRST + lane / (32 / P)][threadIdx.x / 32] = sum;
+    if constexpr (FIRST + P < N) gather<N, FIRST + P>(x);
+  }
+};

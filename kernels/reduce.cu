@@ -1,0 +1,64 @@
+// reduce: adds the blocks' rows of parameter-gradient sums and writes the gradients as their parameters
+// are laid out. Reads blocks · (SLOTS·D + 1 + M) numbers once, which mostly are still in L2.
+//
+// A block takes 32 neighbouring columns, its 8 warps every eighth row each; the warps' sums are added in
+// their order. Nothing depends on timing, so results repeat bit for bit.
+
+#include "boundary.cuh"
+
+constexpr int COLUMNS = 32, STRIDES = 8;
+
+struct Reduce {
+  const Real* partial;
+  long long blocks;
+  const NORM_T* norm_weight;
+  COMPRESS_T* compress;
+  NORM_T* norm;
+  GATE_T* gate;
+  GATE_BIAS_T* gate_bias;
+  VALUE_T* value;
+  VALUE_BIAS_T* value_bias;
+};
+
+template <class T> __device__ __forceinline__ void store(T* to, long long at, Real x) {
+  if (to) to[at] = narrow_to<T>(x);
+}
+
+// Where a column of the sums belongs.
+__device__ void store_column(const Reduce& r, long long column, Real sum) {
+  const long long slot = column / D, i = column % D;
+  if (slot >= SLOTS) {
+    const long long j = column - static_cast<long long>(SLOTS) * D;
+    if (j == 0 && GATE_BIAS) store(r.gate_bias, 0, sum);
+    if (j > 0 && j <= M && VALUE_BIAS) store(r.value_bias, j - 1, sum);
+  } else if (slot < COMPRESS_SLOTS) {
+    const long long tap = slot / M, j = slot % M;
+    store(r.compress, (i * M + j) * TAPS + tap, sum);
+  } else if (slot < GATE_SLOT) {
+    store(r.norm, i, sum);
+  } else {
+    const bool gate = slot < VALUE_SLOT;
+    const bool normed = NORM_WEIGHT && (gate || !VALUE_FROM_COMPRESSED);
+    if (normed) sum *= widen(r.norm_weight[i]);
+    if (gate) store(r.gate, i, sum);
+    else store(r.value, (slot - VALUE_SLOT) * D + i, sum);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256) reduce(const Reduce r) {
+  __shared__ Real sums[STRIDES][COLUMNS];
+  const int lane = threadIdx.x % COLUMNS, stride = threadIdx.x / COLUMNS;
+  const long long column = blockIdx.x * static_cast<long long>(COLUMNS) + lane;
+  const bool inside = column < static_cast<long long>(SLOTS) * D + 1 + M;
+  Real sum = Real(0);
+  if (inside) {
+#pragma unroll 4
+    for (long long row = stride; row < r.blocks; row += STRIDES) sum += r.partial[row * PARTIAL + column];
+  }
+  sums[stride][lane] = sum;
+  __syncthreads();
+  if (stride > 0 || !inside) return;
+#pragma unroll
+  for (int other = 1; other < STRIDES; ++other) sum += sums[other][lane];
+  store_column(r, column, sum);
+}

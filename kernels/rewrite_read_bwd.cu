@@ -1,0 +1,376 @@
+// rewrite, read and rewrite_read, backward: gradients of X', h, v', β' → of X, k, v, β and parameters.
+//
+// Moved per token, in elements: G, X and dX M·D each, k, dh and dk D each; a token read also takes x.
+// X' is not read: it is rebuilt from X, k and the saved r, p, to the bits that the forward stored.
+//
+// With G = ∂L/∂X' from above, k̂ = r·k, e = v − p, u = γ·dh', x̂ = rstd·x:
+//
+//     dh' = dh + dβl·w_β + dvl·W_v      a = rstd·u      c = mean(u·x̂)      dx = a − c·rstd·x̂
+//     G  += dx ⊗ w      g = k̂ᵀG         dX = G − β k̂ gᵀ      dv = β g      dβ = g·e
+//     dk  = r (dk̂ − k̂·β(g·e − p·g))     dk̂ = β (G e − X g)
+//
+// (dβl, dvl: gradients of the next gate's and values' linear maps; values that read x add dvl·W_v to a
+// instead.) g need not wait for c, as g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂: one sum over the
+// block, of 1 + 2M numbers.
+//
+// A block walks its `chunk` tokens from the last to the first. A token read keeps dx of K tokens in its
+// window; the K − 1 tokens behind the chunk need dx alone, so their dh, x and rstd, not their X or G.
+//
+// Parameter gradients are summed over the block's tokens by the thread that owns the feature, without
+// atomics, into one row of `partial` per block; `reduce` adds the rows in order. dw_β and, of values
+// that read h, dW_v are summed without their factor γ, which `reduce` puts in.
+
+#include "boundary.cuh"
+
+struct Gradients {
+  const STATE_T* grad_state;
+  const CONTEXT_T* grad_context;
+  const Real* grad_new_value;
+  const Real* grad_new_gate;
+  STATE_T* state;
+  DIRECTION_T* direction;
+  Real* value;
+  Real* gate;
+  Real* partial;
+};
+
+struct Backward {
+  Boundary b;
+  Gradients g;
+};
+
+#include "sums.cuh"
+
+template <bool FIRST, class A, class B> struct Choose { using Type = A; };
+template <class A, class B> struct Choose<false, A, B> { using Type = B; };
+
+constexpr int HELD = HOLD ? ROWS : 1;
+// c, then k̂ᵀ(G + w a), then k̂ᵀ(w x̂), where they are needed.
+constexpr int ALONG_AT = NORM, NORMED_AT = NORM + M;
+constexpr int BLOCK_SUMS = NORM + (REWRITE ? M + (NORM ? M : 0) : 0);
+
+// What every thread knows of a token.
+struct Scalars {
+  Write write;
+  Real gate;           // β
+  Real rstd;
+  Real logit;          // dβl
+  Real linear[M];      // dvl
+};
+
+struct Pass {
+  const Boundary& b;
+  const Gradients& g;
+  BlockSum<BLOCK_SUMS> sum;
+  Sums sums;
+  Packet<STATE_T, ELEMENTS> state[HELD];
+  // A token read adds what later tokens read of this one: it keeps the sum unrounded.
+  Packet<typename Choose<READ == TOKEN, Real, STATE_T>::Type, ELEMENTS> grad[HELD];
+  Packet<DIRECTION_T, FEATURES> direction[HELD];
+  Real x[ROWS][FEATURES];
+  Real dh[ROWS][FEATURES];
+  Real dx[ROWS][FEATURES];  // a, then dx
+  Real tail[1 + M] = {};    // db_β, db_v
+
+  __device__ Pass(const Backward& all, typename BlockSum<BLOCK_SUMS>::Buffer& buffer, Real* shared)
+      : b(all.b), g(all.g), sum(buffer), sums(all.g.partial, shared) {}
+
+  __device__ __forceinline__ void load(Window* window, long long token, int row) {
+    const int feature = feature_of(row), at = row % HELD;
+    const long long first = (token * D + feature) * M;
+    Packet<STATE_T, ELEMENTS> incoming;
+    if constexpr (HOLD) {
+      state[at].load(b.state + first);
+      if (g.grad_state) incoming.load(g.grad_state + first); else incoming.clear();
+      if constexpr (REWRITE) direction[at].load(b.direction + token * D + feature);
+    } else {  // read again after the sum: let it stay in the cache
+      state[at].get(b.state + first);
+      if (g.grad_state) incoming.get(g.grad_state + first); else incoming.clear();
+      if constexpr (REWRITE) direction[at].get(b.direction + token * D + feature);
+    }
+    copy(grad[at], incoming);
+    if constexpr (READ == TOKEN) add_later(*window, row);
+  }
+
+  // G_t += Σ_{s ≥ 1} w_s dx_{t+s}
+  __device__ __forceinline__ void add_later(const Window& window, int row) {
+    auto& total = grad[row % HELD];
+    UNROLL_TAPS
+    for (int tap = 1; tap < TAPS; ++tap) {
+      Real later[FEATURES];
+      window.get(tap, row, later);
+      Compress compress;
+      compress.load(b, feature_of(row), tap);
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f)
+#pragma unroll
+        for (int j = 0; j < M; ++j) {
+          total.set(f * M + j, total[f * M + j] + compress.at(f, j) * later[f]);
+        }
+    }
+  }
+
+  __device__ __forceinline__ Scalars scalars(long long token, bool own) {
+    Scalars s;
+    if constexpr (REWRITE) {
+      if (own) {
+        Real value[M];
+        s.gate = b.gate[token];
+        s.write.r = b.stats[token * (1 + M)];
+#pragma unroll
+        for (int j = 0; j < M; ++j) {
+          value[j] = b.value[token * M + j];
+          s.write.readout[j] = b.stats[token * (1 + M) + 1 + j];
+        }
+        s.write.finish(value, s.gate);
+      }
+    }
+    s.rstd = NORM ? b.rstd[token] : Real(1);
+    s.logit = Real(0);
+    if constexpr (GATE) {
+      if (g.grad_new_gate) {
+        const Real gate = b.new_gate[token];
+        s.logit = g.grad_new_gate[token] * gate * (Real(1) - gate / Real(2));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < M; ++j) {
+      s.linear[j] = Real(0);
+      if constexpr (VALUE) {
+        if (g.grad_new_value) s.linear[j] = g.grad_new_value[token * M + j];
+        if constexpr (VALUE_SIGMOID) {
+          const Real value = b.new_value[token * M + j];
+          s.linear[j] *= value * (Real(1) - value / Real(b.value_scale));
+        }
+      }
+    }
+    return s;
+  }
+
+  // x of a row: saved by a token read, else rebuilt from X'.
+  __device__ __forceinline__ void compress(const Scalars& s, long long token, int row) {
+    if constexpr (READ == TOKEN) {
+      Packet<STATE_T, FEATURES> saved;
+      saved.load(b.compressed + token * D + feature_of(row));
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f) x[row][f] = saved[f];
+    } else {
+      Compress compress;
+      compress.load(b, feature_of(row));
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f) {
+        x[row][f] = Real(0);
+#pragma unroll
+        for (int j = 0; j < M; ++j) x[row][f] += compress.at(f, j) * new_state(s, row, f, j);
+      }
+    }
+  }
+
+  __device__ __forceinline__ Real new_state(const Scalars& s, int row, int f, int j) const {
+    const STATE_T x = state[row % HELD].element[f * M + j];
+    if constexpr (!REWRITE) return widen(x);
+    return widen(rewritten(x, s.write.factor[j], direction[row % HELD][f]));
+  }
+
+  // dh' and a of a row, from dh and what gate and values ask of the context.
+  __device__ __forceinline__ void read_row(const Scalars& s, long long token, int row) {
+    const int feature = feature_of(row);
+    Parameters parameters;
+    parameters.load(b, feature);
+    Packet<CONTEXT_T, FEATURES> context;
+    if (g.grad_context) context.load(g.grad_context + token * D + feature); else context.clear();
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) {
+      Real value = Real(0);
+      if constexpr (VALUE) {
+#pragma unroll
+        for (int j = 0; j < M; ++j) value += s.linear[j] * parameters.value[j][f];
+      }
+      Real total = context[f];
+      if constexpr (GATE) total += s.logit * parameters.gate[f];
+      if constexpr (VALUE && !VALUE_FROM_COMPRESSED) total += value;
+      dh[row][f] = total;
+      dx[row][f] = s.rstd * parameters.gamma(f) * total + (VALUE_FROM_COMPRESSED ? value : Real(0));
+    }
+  }
+
+  // A row's shares of c and, of an own token, of k̂ᵀ(G + w a) and k̂ᵀ(w x̂) (r is put in later).
+  __device__ __forceinline__ void add_row(
+      const Scalars& s, int row, bool own, Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) const {
+    if constexpr (NORM) {
+      Parameters parameters;
+      parameters.load_norm(b, feature_of(row));
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f) {
+        totals[0] += parameters.gamma(f) * dh[row][f] * x[row][f] * s.rstd;
+      }
+    }
+    if constexpr (!REWRITE) return;
+    if (!own) return;
+    Compress compress;
+    if constexpr (READ != NONE) compress.load(b, feature_of(row));
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) {
+      const Real k = direction[row % HELD][f];
+#pragma unroll
+      for (int j = 0; j < M; ++j) {
+        Real grad = this->grad[row % HELD][f * M + j];
+        if constexpr (READ != NONE) grad += compress.at(f, j) * dx[row][f];
+        totals[ALONG_AT + j] += k * grad;
+        if constexpr (NORM) totals[NORMED_AT + j] += k * compress.at(f, j) * x[row][f] * s.rstd;
+      }
+    }
+  }
+
+  // The sums of parameter gradients take a row of an own token.
+  __device__ __forceinline__ void add_parameters(const Scalars& s, Window* window, int row) {
+    Real share[FEATURES];
+    if constexpr (COMPRESS_SLOTS > 0) {
+      UNROLL_SUMS
+      for (int tap = 0; tap < TAPS; ++tap) {
+        Real later[FEATURES];
+        if constexpr (READ == TOKEN) window->get(tap, row, later);
+#pragma unroll
+        for (int j = 0; j < M; ++j) {
+#pragma unroll
+          for (int f = 0; f < FEATURES; ++f) {
+            share[f] = (READ == TOKEN ? later[f] : dx[row][f]) * new_state(s, row, f, j);
+          }
+          sums.add(tap * M + j, row, share);
+        }
+      }
+    }
+    if constexpr (NORM_WEIGHT) {
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f) share[f] = dh[row][f] * x[row][f] * s.rstd;
+      sums.add(NORM_SLOT, row, share);
+    }
+    if constexpr (GATE) {
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f) share[f] = s.logit * x[row][f] * s.rstd;
+      sums.add(GATE_SLOT, row, share);
+    }
+    if constexpr (VALUE) {
+      const Real scale = VALUE_FROM_COMPRESSED ? Real(1) : s.rstd;
+#pragma unroll
+      for (int j = 0; j < M; ++j) {
+#pragma unroll
+        for (int f = 0; f < FEATURES; ++f) share[f] = s.linear[j] * x[row][f] * scale;
+        sums.add(VALUE_SLOT + j, row, share);
+      }
+    }
+  }
+
+  // G += dx ⊗ w, then dX and dk of a row, given g and k̂ᵀdk̂/r.
+  __device__ __forceinline__ void store_row(
+      const Scalars& s, const Real (&g_of)[M], Real along, long long token, int row) {
+    const int feature = feature_of(row), at = row % HELD;
+    Compress compress;
+    if constexpr (READ != NONE) compress.load(b, feature);
+    Packet<STATE_T, ELEMENTS> outgoing;
+    Packet<DIRECTION_T, FEATURES> turning;
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) {
+      Real k = Real(0), dk = Real(0);
+      if constexpr (REWRITE) k = direction[at][f];
+#pragma unroll
+      for (int j = 0; j < M; ++j) {
+        Real grad = this->grad[at][f * M + j];
+        if constexpr (READ != NONE) grad += compress.at(f, j) * dx[row][f];
+        if constexpr (REWRITE) {
+          dk += grad * s.write.error[j] - state[at][f * M + j] * g_of[j];
+          grad -= s.gate * s.write.r * g_of[j] * k;
+        }
+        outgoing.set(f * M + j, grad);
+      }
+      if constexpr (REWRITE) turning.set(f, s.write.r * (s.gate * dk - along * k));
+    }
+    outgoing.store(g.state + (token * D + feature) * M);
+    if constexpr (REWRITE) turning.put(g.direction + token * D + feature);
+  }
+
+  // One token; of a token behind the chunk (not its own) dx alone.
+  __device__ __forceinline__ void run(Window* window, long long token, bool own) {
+    const Scalars s = scalars(token, own);
+    Real totals[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1] = {};
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) {
+      if (!is_inside(row)) continue;
+      if (own) load(window, token, row);
+      if constexpr (READ != NONE) {
+        compress(s, token, row);
+        read_row(s, token, row);
+      }
+      add_row(s, row, own, totals);
+    }
+    if constexpr (BLOCK_SUMS > 0) sum(totals);
+    const Real shift = NORM ? totals[0] / Real(D) * s.rstd : Real(0);  // c·rstd
+    Real g_of[M] = {}, along = Real(0);
+    if constexpr (REWRITE) {
+      if (own) along = finish(s, totals, shift, token, g_of);
+    }
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) {
+      if (!is_inside(row)) continue;
+      if constexpr (READ != NONE) {
+#pragma unroll
+        for (int f = 0; f < FEATURES; ++f) dx[row][f] -= shift * x[row][f] * s.rstd;
+      }
+      if constexpr (READ == TOKEN) window->put(0, row, dx[row]);
+      if (!own) continue;
+      if constexpr (!HOLD) load(window, token, row);
+      add_parameters(s, window, row);
+      store_row(s, g_of, along, token, row);
+    }
+    if constexpr (READ == TOKEN) window->retreat();
+    if (!own) return;
+    tail[0] += s.logit;
+#pragma unroll
+    for (int j = 0; j < M; ++j) tail[1 + j] += s.linear[j];
+  }
+
+  // g = k̂ᵀG, and dv, dβ, each by one thread; returns k̂ᵀdk̂, which needs no sum of its own.
+  __device__ __forceinline__ Real finish(
+      const Scalars& s, const Real* totals, Real shift, long long token, Real (&g_of)[M]) const {
+    Real g_e = Real(0), g_p = Real(0);
+#pragma unroll
+    for (int j = 0; j < M; ++j) {
+      Real total = totals[ALONG_AT + j];
+      if constexpr (NORM) total -= shift * totals[NORMED_AT + j];
+      g_of[j] = s.write.r * total;
+      g_e += g_of[j] * s.write.error[j];
+      g_p += g_of[j] * s.write.readout[j];
+      if (threadIdx.x == j % 32) g.value[token * M + j] = s.gate * g_of[j];
+    }
+    if (threadIdx.x == 0) g.gate[token] = g_e;
+    return s.write.r * s.gate * (g_e - g_p);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ Real buffer[2][BLOCK_SUMS > 0 ? BLOCK_SUMS : 1][WARPS];
+  const Boundary& b = all.b;
+  const long long first = blockIdx.x * b.chunk;
+  const long long last = (first + b.chunk < b.tokens ? first + b.chunk : b.tokens) - 1;
+  Real* const window_rows = reinterpret_cast<Real*>(shared);
+  Pass pass(all, buffer, window_rows + (READ == TOKEN && WINDOW == 1 ? TAPS * D : 0));
+  if constexpr (READ == TOKEN) {
+    Window window(b, window_rows);
+    window.clear();
+    long long position = last % b.time;
+    const long long behind = b.time - 1 - position;
+    for (long long token = last + (behind < TAPS - 1 ? behind : TAPS - 1); token > last; --token) {
+      pass.run(&window, token, false);
+    }
+    for (long long token = last; token >= first; --token) {
+      pass.run(&window, token, true);
+      if (--position >= 0) continue;
+      position = b.time - 1;
+      window.clear();
+    }
+  } else {
+    for (long long token = last; token >= first; --token) pass.run(nullptr, token, true);
+  }
+  pass.sums.store(all.g.partial, pass.tail);
+}

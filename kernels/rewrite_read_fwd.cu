@@ -1,0 +1,238 @@
+// rewrite, read and rewrite_read, forward: X, k, v, β → X', h, v', β'.
+//
+// Moved per token, in elements: X in M·D, k in D, X' out M·D, h out D; a token read also saves x, D.
+// Saved for the backward beside that: r, p (1 + M numbers) and rstd. Parameters are read by every
+// token and stay in L1/L2.
+//
+// A block takes `chunk` consecutive tokens, one after the other, its threads a token's features. Two
+// sums run over the block: {|k|², kᵀX} before the rewrite and {Σx², w_β·γx, W_v·γx} after it, 1 + M
+// and up to 2 + M numbers. Between them X stays in registers (HOLD), so it crosses memory once each
+// way. As soon as X' is stored the next token's X and k are asked for: they travel while this token's
+// second sum and its context are worked on, and other blocks of the multiprocessor fill what is left.
+//
+// A token read adds X'_t to the K rows x_t … x_{t+K−1} of its window and emits the first. A chunk that
+// starts within a sequence begins K − 1 tokens early: these are rewritten again, but not stored.
+
+#include "boundary.cuh"
+
+constexpr int HELD = HOLD ? ROWS : 1;
+constexpr int REWRITE_SUMS = REWRITE ? 1 + M : 0;
+constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATE, READ_SUMS = NORM + GATE + VALUE * M;
+constexpr int MOST_SUMS = REWRITE_SUMS > READ_SUMS ? REWRITE_SUMS : READ_SUMS;
+
+struct Forward {
+  const Boundary& b;
+  BlockSum<MOST_SUMS> sum;
+  Packet<STATE_T, ELEMENTS> state[HELD];
+  Packet<DIRECTION_T, FEATURES> direction[HELD];
+  Real x[ROWS][FEATURES];
+
+  __device__ Forward(const Boundary& b, typename BlockSum<MOST_SUMS>::Buffer& buffer)
+      : b(b), sum(buffer) {}
+
+  __device__ __forceinline__ void load(long long token, int row) {
+    const int feature = feature_of(row);
+    if constexpr (HOLD) {
+      state[row].load(b.state + (token * D + feature) * M);
+      if constexpr (REWRITE) direction[row].load(b.direction + token * D + feature);
+    } else {  // read again after the first sum: let it stay in the cache
+      state[0].get(b.state + (token * D + feature) * M);
+      if constexpr (REWRITE) direction[0].get(b.direction + token * D + feature);
+    }
+  }
+
+  __device__ __forceinline__ void load(long long token) {
+    if constexpr (HOLD) {
+#pragma unroll
+      for (int row = 0; row < ROWS; ++row)
+        if (is_inside(row)) load(token, row);
+    }
+  }
+
+  // r, p and the factors of k: the first sum.
+  __device__ __forceinline__ Write compare(long long token, bool own) {
+    Real value[M];
+#pragma unroll
+    for (int j = 0; j < M; ++j) value[j] = b.value[token * M + j];
+    const Real gate = b.gate[token];
+    Real sums[1 + M] = {};
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) {
+      if (!is_inside(row)) continue;
+      if constexpr (!HOLD) load(token, row);
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f) {
+        const Real k = direction[row % HELD][f];
+        sums[0] += k * k;
+#pragma unroll
+        for (int j = 0; j < M; ++j) sums[1 + j] += k * state[row % HELD][f * M + j];
+      }
+    }
+    sum(sums);
+    Write write;
+    write.r = inverse_root(sums[0] + Real(b.eps_k) * Real(b.eps_k));
+#pragma unroll
+    for (int j = 0; j < M; ++j) write.readout[j] = times(write.r, sums[1 + j]);
+    write.finish(value, gate);
+    if (own && threadIdx.x == 0) {
+      b.stats[token * (1 + M)] = write.r;
+#pragma unroll
+      for (int j = 0; j < M; ++j) b.stats[token * (1 + M) + 1 + j] = write.readout[j];
+    }
+    return write;
+  }
+
+  // X → X' of a row, stored if it is the block's own.
+  __device__ __forceinline__ void rewrite(long long token, int row, const Write& write, bool own) {
+    auto& packet = state[row % HELD];
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) {
+      const Real k = direction[row % HELD][f];
+#pragma unroll
+      for (int j = 0; j < M; ++j) {
+        packet.element[f * M + j] = rewritten(packet.element[f * M + j], write.factor[j], k);
+      }
+    }
+    if (own) packet.store(b.new_state + (token * D + feature_of(row)) * M);
+  }
+
+  // Σ_j w_ij X'_ij with the weights of one tap.
+  __device__ __forceinline__ void mix(int row, int tap, Real (&to)[FEATURES]) const {
+    Compress compress;
+    compress.load(b, feature_of(row), tap);
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f)
+#pragma unroll
+      for (int j = 0; j < M; ++j) to[f] += compress.at(f, j) * state[row % HELD][f * M + j];
+  }
+
+  // x of a row that looks back: what the window has of it, and this token's share.
+  __device__ __forceinline__ void compress_over_time(Window& window, long long token, int row, bool own) {
+    UNROLL_TAPS
+    for (int tap = TAPS - 1; tap > 0; --tap) {
+      Real later[FEATURES];
+      window.get(tap, row, later);
+      mix(row, tap, later);
+      window.put(tap, row, later);
+    }
+    window.get(0, row, x[row]);
+    mix(row, 0, x[row]);
+    Packet<STATE_T, FEATURES> saved;  // the backward sees the stored x: let the forward see it too
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) {
+      saved.set(f, x[row][f]);
+      x[row][f] = saved[f];
+    }
+    if (own) saved.store(b.compressed + token * D + feature_of(row));
+  }
+
+  // A row's shares of Σx², of the gate's logit and of the values, all linear in x but for rstd.
+  __device__ __forceinline__ void add_read(int row, Real (&sums)[READ_SUMS > 0 ? READ_SUMS : 1]) const {
+    Parameters parameters;
+    parameters.load(b, feature_of(row));
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) {
+      const Real x = this->x[row][f], normed = x * parameters.gamma(f);
+      if constexpr (NORM) sums[0] += x * x;
+      if constexpr (GATE) sums[GATE_AT] += normed * parameters.gate[f];
+      if constexpr (VALUE) {
+#pragma unroll
+        for (int j = 0; j < M; ++j) {
+          sums[VALUE_AT + j] += (VALUE_FROM_COMPRESSED ? x : normed) * parameters.value[j][f];
+        }
+      }
+    }
+  }
+
+  // β' and v', each by one thread; returns rstd.
+  __device__ __forceinline__ Real finish_read(long long token, const Real* sums) const {
+    const Real rstd = NORM ? inverse_root(sums[0] / Real(D) + Real(b.norm_eps)) : Real(1);
+    if constexpr (NORM) {
+      if (threadIdx.x == 0) b.rstd[token] = rstd;
+    }
+    if constexpr (GATE) {
+      const Real bias = GATE_BIAS ? widen(*b.gate_bias) : Real(0);
+      if (threadIdx.x == 0) b.new_gate[token] = Real(2) * sigmoid(rstd * sums[GATE_AT] + bias);
+    }
+    if constexpr (VALUE) {
+#pragma unroll
+      for (int j = 0; j < M; ++j) {
+        if (threadIdx.x != j % 32) continue;
+        const Real bias = VALUE_BIAS ? widen(b.value_bias[j]) : Real(0);
+        const Real linear = (VALUE_FROM_COMPRESSED ? Real(1) : rstd) * sums[VALUE_AT + j] + bias;
+        b.new_value[token * M + j] =
+            VALUE_SIGMOID ? Real(b.value_scale) * sigmoid(linear) : linear;
+      }
+    }
+    return rstd;
+  }
+
+  __device__ __forceinline__ void store_context(long long token, Real rstd) const {
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) {
+      if (!is_inside(row)) continue;
+      Parameters parameters;
+      parameters.load_norm(b, feature_of(row));
+      Packet<CONTEXT_T, FEATURES> context;
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f) context.set(f, x[row][f] * rstd * parameters.gamma(f));
+      context.put(b.context + token * D + feature_of(row));  // the sublayer reads it next: keep it near
+    }
+  }
+
+  // One token, whose X and k have been asked for; asks for those of `next`.
+  __device__ __forceinline__ void run(Window* window, long long token, bool own, long long next) {
+    Write write;
+    if constexpr (REWRITE) write = compare(token, own);
+    Real sums[READ_SUMS > 0 ? READ_SUMS : 1] = {};
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) {
+      if (!is_inside(row)) continue;
+      if constexpr (!HOLD) load(token, row);
+      if constexpr (REWRITE) rewrite(token, row, write, own);
+      if constexpr (READ == TOKEN) {
+        compress_over_time(*window, token, row, own);
+      } else if constexpr (READ != NONE) {
+#pragma unroll
+        for (int f = 0; f < FEATURES; ++f) x[row][f] = Real(0);
+        mix(row, 0, x[row]);
+      }
+      if constexpr (READ_SUMS > 0) add_read(row, sums);
+    }
+    if (next >= 0) load(next);
+    if constexpr (READ == NONE) return;
+    if constexpr (READ == TOKEN) window->advance();
+    if (!own) return;  // the whole block alike
+    if constexpr (READ_SUMS > 0) sum(sums);
+    store_context(token, finish_read(token, sums));
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(const Boundary b) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ Real buffer[2][MOST_SUMS > 0 ? MOST_SUMS : 1][WARPS];
+  const long long first = blockIdx.x * b.chunk;
+  const long long last = first + b.chunk < b.tokens ? first + b.chunk : b.tokens;
+  Forward forward(b, buffer);
+  if constexpr (READ == TOKEN) {
+    Window window(b, reinterpret_cast<Real*>(shared));
+    long long position = first % b.time;
+    const long long halo = position < TAPS - 1 ? position : TAPS - 1;
+    position -= halo;
+    forward.load(first - halo);
+    window.clear();
+    for (long long token = first - halo; token < last; ++token) {
+      if (position == b.time) {
+        window.clear();
+        position = 0;
+      }
+      ++position;
+      forward.run(&window, token, token >= first, token + 1 < last ? token + 1 : -1);
+    }
+  } else {
+    forward.load(first);
+    for (long long token = first; token < last; ++token) {
+      forward.run(nullptr, token, true, token + 1 < last ? token + 1 : -1);
+    }
+  }
+}

@@ -74,9 +74,24 @@ struct Write {
   }
 };
 
-// X' as it is stored. Where nothing is written X comes back bit for bit, −0 and a NaN in k included.
-__device__ __forceinline__ STATE_T rewritten(STATE_T x, Real factor, Real k) {
-  return factor == Real(0) ? x : narrow_to<STATE_T>(multiply_add(factor, k, widen(x)));
+// X' before it is rounded. Where nothing is written X comes back as it was, −0 and a NaN in k included.
+__device__ __forceinline__ Real rewritten(Real x, Real factor, Real k) {
+  return factor == Real(0) ? x : multiply_add(factor, k, x);
+}
+
+// X' of a packet as it is stored.
+__device__ __forceinline__ Packet<STATE_T, ELEMENTS> rewritten(
+    const Packet<STATE_T, ELEMENTS>& state, const Packet<DIRECTION_T, FEATURES>& k, const Write& write) {
+  Real x[ELEMENTS];
+#pragma unroll
+  for (int f = 0; f < FEATURES; ++f)
+#pragma unroll
+    for (int j = 0; j < M; ++j) {
+      x[f * M + j] = rewritten(state[f * M + j], write.factor[j], k[f]);
+    }
+  Packet<STATE_T, ELEMENTS> stored;
+  stored.set(x);
+  return stored;
 }
 
 // --- the read -----------------------------------------------------------------------------------

@@ -31,34 +31,57 @@ __device__ __forceinline__ Real widen(f16 x) {
 #endif
 }
 
-// Rounded to nearest even. The second argument only names the type.
-__device__ __forceinline__ float narrow(Real x, float) { return static_cast<float>(x); }
-__device__ __forceinline__ double narrow(Real x, double) { return static_cast<double>(x); }
-__device__ __forceinline__ bf16 narrow(Real x, bf16) {
+// Rounded to nearest even.
+__device__ __forceinline__ void narrow(Real x, float& to) { to = static_cast<float>(x); }
+__device__ __forceinline__ void narrow(Real x, double& to) { to = static_cast<double>(x); }
+__device__ __forceinline__ void narrow(Real x, bf16& to) {
   const float single = static_cast<float>(x);
 #if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 800
-  bf16 rounded;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded.bits) : "f"(single));
-  return rounded;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(single));
 #else
   const unsigned bits = __float_as_uint(single);
-  const bool nan = single != single;
   const unsigned rounded = bits + 0x7fffu + (bits >> 16 & 1u);
-  return {static_cast<unsigned short>(nan ? bits >> 16 | 0x40u : rounded >> 16)};
+  to.bits = static_cast<unsigned short>(single != single ? 0x7fffu : rounded >> 16);
 #endif
 }
-__device__ __forceinline__ f16 narrow(Real x, f16) {
+__device__ __forceinline__ void narrow(Real x, f16& to) {
 #ifdef CUDA_ON_CPU
-  f16 rounded;
-  *reinterpret_cast<_Float16*>(&rounded) = static_cast<_Float16>(static_cast<float>(x));
+  *reinterpret_cast<_Float16*>(&to) = static_cast<_Float16>(static_cast<float>(x));
 #else
-  f16 rounded;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(rounded.bits) : "f"(static_cast<float>(x)));
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(static_cast<float>(x)));
 #endif
-  return rounded;
 }
 
-template <class T> __device__ __forceinline__ T narrow_to(Real x) { return narrow(x, T{}); }
+// Two at once, as the hardware does it: half the conversions, and no halves to be put together.
+#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 800
+__device__ __forceinline__ unsigned narrow_pair(Real low, Real high, bf16) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
+      : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
+  return pair;
+}
+__device__ __forceinline__ unsigned narrow_pair(Real low, Real high, f16) {
+  unsigned pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;"
+      : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
+  return pair;
+}
+#else
+template <class T> __device__ __forceinline__ unsigned narrow_pair(Real low, Real high, T) {
+  T pair[2];
+  narrow(low, pair[0]);
+  narrow(high, pair[1]);
+  return pair[0].bits | static_cast<unsigned>(pair[1].bits) << 16;
+}
+#endif
+
+// The half of a word, widened: for bf16 a shift or a mask is all it takes.
+__device__ __forceinline__ Real widen_half(unsigned pair, bool high, bf16) {
+  return static_cast<Real>(__uint_as_float(high ? pair & 0xffff0000u : pair << 16));
+}
+__device__ __forceinline__ Real widen_half(unsigned pair, bool high, f16) {
+  return widen(f16{static_cast<unsigned short>(high ? pair >> 16 : pair)});
+}
 
 // --- arithmetic that must round the same wherever it stands -------------------------------------
 // The backward rebuilds X' and has to get the bits that the forward stored, so the compiler may not
@@ -95,12 +118,29 @@ __host__ __device__ constexpr int access_bytes(int bytes, int element) {
 template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T))) Packet {
   static constexpr int WIDTH = access_bytes(N * sizeof(T), sizeof(T));
   static constexpr int COUNT = N * sizeof(T) / WIDTH;
+  static constexpr bool PAIRS = sizeof(T) == 2 && WIDTH >= 4;
   using Word = typename Access<WIDTH>::Type;
 
   T element[N];
 
-  __device__ __forceinline__ Real operator[](int i) const { return widen(element[i]); }
-  __device__ __forceinline__ void set(int i, Real x) { element[i] = narrow_to<T>(x); }
+  __device__ __forceinline__ Real operator[](int i) const {
+    if constexpr (PAIRS) return widen_half(pair(i / 2), i % 2, T{});
+    else return widen(element[i]);
+  }
+  // Rounds all N numbers in.
+  __device__ __forceinline__ void set(const Real (&x)[N]) {
+    if constexpr (PAIRS) {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) pair(i) = narrow_pair(x[2 * i], x[2 * i + 1], T{});
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) narrow(x[i], element[i]);
+    }
+  }
+  __device__ __forceinline__ void clear() {
+    const Real zeros[N] = {};
+    set(zeros);
+  }
 
   // What many tokens share (parameters): through the cache, and meant to stay there.
   __device__ __forceinline__ void load_shared(const T* from) {
@@ -125,12 +165,14 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) reinterpret_cast<Word*>(to)[i] = word(i);
   }
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < N; ++i) element[i] = narrow_to<T>(Real(0));
-  }
 
  private:
+  __device__ __forceinline__ unsigned& pair(int i) {
+    return reinterpret_cast<unsigned*>(element)[i];
+  }
+  __device__ __forceinline__ const unsigned& pair(int i) const {
+    return reinterpret_cast<const unsigned*>(element)[i];
+  }
   __device__ __forceinline__ Word& word(int i) { return reinterpret_cast<Word*>(element)[i]; }
   __device__ __forceinline__ const Word& word(int i) const {
     return reinterpret_cast<const Word*>(element)[i];
@@ -143,8 +185,10 @@ __device__ __forceinline__ void copy(Packet<T, N>& to, const Packet<T, N>& from)
 }
 template <class A, class B, int N>
 __device__ __forceinline__ void copy(Packet<A, N>& to, const Packet<B, N>& from) {
+  Real x[N];
 #pragma unroll
-  for (int i = 0; i < N; ++i) to.set(i, from[i]);
+  for (int i = 0; i < N; ++i) x[i] = from[i];
+  to.set(x);
 }
 
 // --- sums over a block --------------------------------------------------------------------------

@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) expand_fwd(const Expand e)
   past.begin(e.x, c, feature);
   for (long long token = c.first; token < c.last; ++token) {
     past.push(e.x + token * D + feature);
-    Packet<STATE_T, ELEMENTS> state;
+    Real channels[ELEMENTS];
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f)
 #pragma unroll
@@ -110,8 +110,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) expand_fwd(const Expand e)
         Real sum = Real(0);
         UNROLL_TAPS
         for (int tap = 0; tap < TAPS; ++tap) sum += weight.at(f, j, tap) * past.x[tap][f];
-        state.set(f * M + j, CONV ? sum : past.x[0][f]);
+        channels[f * M + j] = CONV ? sum : past.x[0][f];
       }
+    Packet<STATE_T, ELEMENTS> state;
+    state.set(channels);
     state.store(e.state + (token * D + feature) * M);
   }
 }
@@ -147,8 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) expand_bwd(const ExpandBac
         }
     if (token - (TAPS - 1) >= c.first) {
       Packet<X_T, FEATURES> complete;
-#pragma unroll
-      for (int f = 0; f < FEATURES; ++f) complete.set(f, dx[TAPS - 1][f]);
+      complete.set(dx[TAPS - 1]);
       complete.store(e.grad_x + (token - (TAPS - 1)) * D + feature);
     }
     UNROLL_TAPS

@@ -21,7 +21,7 @@ struct Reduce {
 };
 
 template <class T> __device__ __forceinline__ void store(T* to, long long at, Real x) {
-  if (to) to[at] = narrow_to<T>(x);
+  if (to) narrow(x, to[at]);
 }
 
 // Where a column of the sums belongs.

@@ -58,6 +58,14 @@ struct Scalars {
   Real linear[M];      // dvl
 };
 
+// What the rewrite's backward needs of g = k̂ᵀG.
+struct Turn {
+  Real g[M] = {};
+  Real back[M] = {};      // β r g: what G loses along k
+  Real scale = Real(0);   // dk = scale·(G e − X g) − along·k
+  Real along = Real(0);
+};
+
 struct Pass {
   const Boundary& b;
   const Gradients& g;
@@ -67,10 +75,11 @@ struct Pass {
   // A token read adds what later tokens read of this one: it keeps the sum unrounded.
   Packet<typename Choose<READ == TOKEN, Real, STATE_T>::Type, ELEMENTS> grad[HELD];
   Packet<DIRECTION_T, FEATURES> direction[HELD];
-  Real x[ROWS][FEATURES];
-  Real dh[ROWS][FEATURES];
-  Real dx[ROWS][FEATURES];  // a, then dx
-  Real tail[1 + M] = {};    // db_β, db_v
+  Packet<STATE_T, ELEMENTS> stored[HELD];  // X'
+  Real normed[ROWS][FEATURES];             // x̂
+  Real dh[ROWS][FEATURES];                 // dh'
+  Real dx[ROWS][FEATURES];                 // a, then dx
+  Real tail[1 + M] = {};                   // db_β, db_v
 
   __device__ Pass(const Backward& all, typename BlockSum<BLOCK_SUMS>::Buffer& buffer, Real* shared)
       : b(all.b), g(all.g), sum(buffer), sums(all.g.partial, shared) {}
@@ -94,7 +103,10 @@ struct Pass {
 
   // G_t += Σ_{s ≥ 1} w_s dx_{t+s}
   __device__ __forceinline__ void add_later(const Window& window, int row) {
-    auto& total = grad[row % HELD];
+    auto& packet = grad[row % HELD];
+    Real total[ELEMENTS];
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) total[i] = packet[i];
     UNROLL_TAPS
     for (int tap = 1; tap < TAPS; ++tap) {
       Real later[FEATURES];
@@ -104,10 +116,16 @@ struct Pass {
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f)
 #pragma unroll
-        for (int j = 0; j < M; ++j) {
-          total.set(f * M + j, total[f * M + j] + compress.at(f, j) * later[f]);
-        }
+        for (int j = 0; j < M; ++j) total[f * M + j] += compress.at(f, j) * later[f];
     }
+    packet.set(total);
+  }
+
+  // X' of an own token's row.
+  __device__ __forceinline__ void rebuild(const Scalars& s, int row) {
+    const int at = row % HELD;
+    if constexpr (REWRITE) stored[at] = rewritten(state[at], direction[at], s.write);
+    else stored[at] = state[at];
   }
 
   __device__ __forceinline__ Scalars scalars(long long token, bool own) {
@@ -147,29 +165,23 @@ struct Pass {
     return s;
   }
 
-  // x of a row: saved by a token read, else rebuilt from X'.
+  // x̂ of a row, from x as a token read saved it, else from X'.
   __device__ __forceinline__ void compress(const Scalars& s, long long token, int row) {
-    if constexpr (READ == TOKEN) {
-      Packet<STATE_T, FEATURES> saved;
-      saved.load(b.compressed + token * D + feature_of(row));
+    Packet<STATE_T, FEATURES> saved;
+    Compress compress;
+    if constexpr (READ == TOKEN) saved.load(b.compressed + token * D + feature_of(row));
+    else compress.load(b, feature_of(row));
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) x[row][f] = saved[f];
-    } else {
-      Compress compress;
-      compress.load(b, feature_of(row));
+    for (int f = 0; f < FEATURES; ++f) {
+      Real x = Real(0);
+      if constexpr (READ == TOKEN) {
+        x = saved[f];
+      } else {
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) {
-        x[row][f] = Real(0);
-#pragma unroll
-        for (int j = 0; j < M; ++j) x[row][f] += compress.at(f, j) * new_state(s, row, f, j);
+        for (int j = 0; j < M; ++j) x += compress.at(f, j) * stored[row % HELD][f * M + j];
       }
+      normed[row][f] = x * s.rstd;
     }
-  }
-
-  __device__ __forceinline__ Real new_state(const Scalars& s, int row, int f, int j) const {
-    const STATE_T x = state[row % HELD].element[f * M + j];
-    if constexpr (!REWRITE) return widen(x);
-    return widen(rewritten(x, s.write.factor[j], direction[row % HELD][f]));
   }
 
   // dh' and a of a row, from dh and what gate and values ask of the context.
@@ -202,7 +214,7 @@ struct Pass {
       parameters.load_norm(b, feature_of(row));
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) {
-        totals[0] += parameters.gamma(f) * dh[row][f] * x[row][f] * s.rstd;
+        totals[0] += parameters.gamma(f) * dh[row][f] * normed[row][f];
       }
     }
     if constexpr (!REWRITE) return;
@@ -212,12 +224,13 @@ struct Pass {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
       const Real k = direction[row % HELD][f];
+      const Real k_a = READ != NONE ? k * dx[row][f] : Real(0);
+      const Real k_normed = NORM ? k * normed[row][f] : Real(0);
 #pragma unroll
       for (int j = 0; j < M; ++j) {
-        Real grad = this->grad[row % HELD][f * M + j];
-        if constexpr (READ != NONE) grad += compress.at(f, j) * dx[row][f];
-        totals[ALONG_AT + j] += k * grad;
-        if constexpr (NORM) totals[NORMED_AT + j] += k * compress.at(f, j) * x[row][f] * s.rstd;
+        totals[ALONG_AT + j] += k * grad[row % HELD][f * M + j];
+        if constexpr (READ != NONE) totals[ALONG_AT + j] += k_a * compress.at(f, j);
+        if constexpr (NORM) totals[NORMED_AT + j] += k_normed * compress.at(f, j);
       }
     }
   }
@@ -234,7 +247,7 @@ struct Pass {
         for (int j = 0; j < M; ++j) {
 #pragma unroll
           for (int f = 0; f < FEATURES; ++f) {
-            share[f] = (READ == TOKEN ? later[f] : dx[row][f]) * new_state(s, row, f, j);
+            share[f] = (READ == TOKEN ? later[f] : dx[row][f]) * stored[row % HELD][f * M + j];
           }
           sums.add(tap * M + j, row, share);
         }
@@ -242,51 +255,56 @@ struct Pass {
     }
     if constexpr (NORM_WEIGHT) {
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) share[f] = dh[row][f] * x[row][f] * s.rstd;
+      for (int f = 0; f < FEATURES; ++f) share[f] = dh[row][f] * normed[row][f];
       sums.add(NORM_SLOT, row, share);
     }
     if constexpr (GATE) {
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) share[f] = s.logit * x[row][f] * s.rstd;
+      for (int f = 0; f < FEATURES; ++f) share[f] = s.logit * normed[row][f];
       sums.add(GATE_SLOT, row, share);
     }
     if constexpr (VALUE) {
-      const Real scale = VALUE_FROM_COMPRESSED ? Real(1) : s.rstd;
 #pragma unroll
       for (int j = 0; j < M; ++j) {
+        const Real scale = VALUE_FROM_COMPRESSED ? s.linear[j] / s.rstd : s.linear[j];
 #pragma unroll
-        for (int f = 0; f < FEATURES; ++f) share[f] = s.linear[j] * x[row][f] * scale;
+        for (int f = 0; f < FEATURES; ++f) share[f] = scale * normed[row][f];
         sums.add(VALUE_SLOT + j, row, share);
       }
     }
   }
 
-  // G += dx ⊗ w, then dX and dk of a row, given g and k̂ᵀdk̂/r.
+  // G += dx ⊗ w, then dX and dk of a row.
   __device__ __forceinline__ void store_row(
-      const Scalars& s, const Real (&g_of)[M], Real along, long long token, int row) {
+      const Scalars& s, const Turn& turn, long long token, int row) {
     const int feature = feature_of(row), at = row % HELD;
     Compress compress;
     if constexpr (READ != NONE) compress.load(b, feature);
-    Packet<STATE_T, ELEMENTS> outgoing;
-    Packet<DIRECTION_T, FEATURES> turning;
+    Real outgoing[ELEMENTS], dk[FEATURES];
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
-      Real k = Real(0), dk = Real(0);
+      Real k = Real(0), unit = Real(0);  // unit: dk̂/β
       if constexpr (REWRITE) k = direction[at][f];
 #pragma unroll
       for (int j = 0; j < M; ++j) {
         Real grad = this->grad[at][f * M + j];
         if constexpr (READ != NONE) grad += compress.at(f, j) * dx[row][f];
         if constexpr (REWRITE) {
-          dk += grad * s.write.error[j] - state[at][f * M + j] * g_of[j];
-          grad -= s.gate * s.write.r * g_of[j] * k;
+          unit += grad * s.write.error[j] - state[at][f * M + j] * turn.g[j];
+          grad -= turn.back[j] * k;
         }
-        outgoing.set(f * M + j, grad);
+        outgoing[f * M + j] = grad;
       }
-      if constexpr (REWRITE) turning.set(f, s.write.r * (s.gate * dk - along * k));
+      dk[f] = turn.scale * unit - turn.along * k;
     }
-    outgoing.store(g.state + (token * D + feature) * M);
-    if constexpr (REWRITE) turning.put(g.direction + token * D + feature);
+    Packet<STATE_T, ELEMENTS> grad_state;
+    grad_state.set(outgoing);
+    grad_state.store(g.state + (token * D + feature) * M);
+    if constexpr (REWRITE) {
+      Packet<DIRECTION_T, FEATURES> grad_direction;
+      grad_direction.set(dk);
+      grad_direction.put(g.direction + token * D + feature);  // the sublayer's backward is next
+    }
   }
 
   // One token; of a token behind the chunk (not its own) dx alone.
@@ -298,6 +316,7 @@ struct Pass {
       if (!is_inside(row)) continue;
       if (own) load(window, token, row);
       if constexpr (READ != NONE) {
+        if constexpr (READ != TOKEN) rebuild(s, row);
         compress(s, token, row);
         read_row(s, token, row);
       }
@@ -305,22 +324,23 @@ struct Pass {
     }
     if constexpr (BLOCK_SUMS > 0) sum(totals);
     const Real shift = NORM ? totals[0] / Real(D) * s.rstd : Real(0);  // c·rstd
-    Real g_of[M] = {}, along = Real(0);
+    Turn turn;
     if constexpr (REWRITE) {
-      if (own) along = finish(s, totals, shift, token, g_of);
+      if (own) turn = finish(s, totals, shift, token);
     }
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
       if constexpr (READ != NONE) {
 #pragma unroll
-        for (int f = 0; f < FEATURES; ++f) dx[row][f] -= shift * x[row][f] * s.rstd;
+        for (int f = 0; f < FEATURES; ++f) dx[row][f] -= shift * normed[row][f];
       }
       if constexpr (READ == TOKEN) window->put(0, row, dx[row]);
       if (!own) continue;
       if constexpr (!HOLD) load(window, token, row);
+      if constexpr (COMPRESS_SLOTS > 0 && (!HOLD || READ == TOKEN)) rebuild(s, row);
       add_parameters(s, window, row);
-      store_row(s, g_of, along, token, row);
+      store_row(s, turn, token, row);
     }
     if constexpr (READ == TOKEN) window->retreat();
     if (!own) return;
@@ -329,21 +349,25 @@ struct Pass {
     for (int j = 0; j < M; ++j) tail[1 + j] += s.linear[j];
   }
 
-  // g = k̂ᵀG, and dv, dβ, each by one thread; returns k̂ᵀdk̂, which needs no sum of its own.
-  __device__ __forceinline__ Real finish(
-      const Scalars& s, const Real* totals, Real shift, long long token, Real (&g_of)[M]) const {
+  // g = k̂ᵀG, and dv, dβ, each by one thread; k̂ᵀdk̂ follows without a sum of its own.
+  __device__ __forceinline__ Turn finish(
+      const Scalars& s, const Real* totals, Real shift, long long token) const {
+    Turn turn;
     Real g_e = Real(0), g_p = Real(0);
+    turn.scale = s.write.r * s.gate;
 #pragma unroll
     for (int j = 0; j < M; ++j) {
       Real total = totals[ALONG_AT + j];
       if constexpr (NORM) total -= shift * totals[NORMED_AT + j];
-      g_of[j] = s.write.r * total;
-      g_e += g_of[j] * s.write.error[j];
-      g_p += g_of[j] * s.write.readout[j];
-      if (threadIdx.x == j % 32) g.value[token * M + j] = s.gate * g_of[j];
+      turn.g[j] = s.write.r * total;
+      turn.back[j] = turn.scale * turn.g[j];
+      g_e += turn.g[j] * s.write.error[j];
+      g_p += turn.g[j] * s.write.readout[j];
+      if (threadIdx.x == j % 32) g.value[token * M + j] = s.gate * turn.g[j];
     }
     if (threadIdx.x == 0) g.gate[token] = g_e;
-    return s.write.r * s.gate * (g_e - g_p);
+    turn.along = s.write.r * turn.scale * (g_e - g_p);
+    return turn;
   }
 };
 

@@ -85,14 +85,7 @@ struct Forward {
   // X → X' of a row, stored if it is the block's own.
   __device__ __forceinline__ void rewrite(long long token, int row, const Write& write, bool own) {
     auto& packet = state[row % HELD];
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) {
-      const Real k = direction[row % HELD][f];
-#pragma unroll
-      for (int j = 0; j < M; ++j) {
-        packet.element[f * M + j] = rewritten(packet.element[f * M + j], write.factor[j], k);
-      }
-    }
+    packet = rewritten(packet, direction[row % HELD], write);
     if (own) packet.store(b.new_state + (token * D + feature_of(row)) * M);
   }
 
@@ -118,11 +111,9 @@ struct Forward {
     window.get(0, row, x[row]);
     mix(row, 0, x[row]);
     Packet<STATE_T, FEATURES> saved;  // the backward sees the stored x: let the forward see it too
+    saved.set(x[row]);
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) {
-      saved.set(f, x[row][f]);
-      x[row][f] = saved[f];
-    }
+    for (int f = 0; f < FEATURES; ++f) x[row][f] = saved[f];
     if (own) saved.store(b.compressed + token * D + feature_of(row));
   }
 
@@ -173,9 +164,11 @@ struct Forward {
       if (!is_inside(row)) continue;
       Parameters parameters;
       parameters.load_norm(b, feature_of(row));
-      Packet<CONTEXT_T, FEATURES> context;
+      Real h[FEATURES];
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) context.set(f, x[row][f] * rstd * parameters.gamma(f));
+      for (int f = 0; f < FEATURES; ++f) h[f] = x[row][f] * rstd * parameters.gamma(f);
+      Packet<CONTEXT_T, FEATURES> context;
+      context.set(h);
       context.put(b.context + token * D + feature_of(row));  // the sublayer reads it next: keep it near
     }
   }

@@ -179,7 +179,7 @@ def test_a_mix_of_devices(name: str, home: str, call: Any) -> None:
             TypeError,
             "`x` must be a tensor with memory behind it, got FakeTensor",
         ),
-        (zeros(B, D).to("meta"), ValueError, "`x` must be on cpu, got a tensor on meta"),
+        (zeros(B, D).to("meta"), ValueError, "`x` must be on cpu or cuda, got a tensor on meta"),
         (
             zeros(B, D, dtype=torch.complex64).conj(),
             TypeError,

@@ -221,14 +221,14 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     missing = tmp_path / "missing.txt"
     bins = "a directory with train.bin and val.bin"
     cases = {
-        missing: f"`data.source` must be a text file or a directory, got {missing}, which cannot be"
+        missing: f"`data` must be a text file or a directory, got {missing}, which cannot be"
         " read: No such file or directory",
-        empty: f"`data.source` must be a text file or a directory, got {empty}, which is empty",
-        tmp_path: f"`data.source` = {tmp_path} must be {bins}, got {tmp_path / 'train.bin'}, which"
+        empty: f"`data` must be a text file or a directory, got {empty}, which is empty",
+        tmp_path: f"`data` = {tmp_path} must be {bins}, got {tmp_path / 'train.bin'}, which"
         " cannot be read: No such file or directory",
-        odd: f"`data.source` = {odd} must be {bins}, got {odd / 'train.bin'}, whose 3 bytes are no"
+        odd: f"`data` = {odd} must be {bins}, got {odd / 'train.bin'}, whose 3 bytes are no"
         " whole number of 2-byte tokens",
-        None: "`data.source` must name a UTF-8 text file or a directory with train.bin and val.bin,"
+        None: "`data` must name a UTF-8 text file or a directory with train.bin and val.bin,"
         " got nothing",
     }
     for source, sentence in cases.items():

@@ -6,11 +6,12 @@ import math
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ddl import DeltaResidual, DeltaStream, Expand, Read
+from ddl import DeltaResidual, DeltaStream, Expand, Read, functional
 
 zeros = torch.zeros
 
@@ -32,14 +33,15 @@ RESIDUAL_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"eps_k": 0.0}, "`eps_k` must be a positive finite number, got 0.0"),
     ({"eps_k": math.nan}, "`eps_k` must be a positive finite number, got nan"),
     ({"value_constant": math.inf}, "`value_constant` must be a finite number, got inf"),
-    ({"beta_init": 0.0}, "`beta_init` must be between 0 and 2, got 0.0"),
-    ({"beta_init": 2.0}, "`beta_init` must be between 0 and 2, got 2.0"),
-    ({"beta_init": math.nan}, "`beta_init` must be between 0 and 2, got nan"),
-    ({"beta_init": "1"}, "`beta_init` must be between 0 and 2, got '1'"),
+    ({"beta_init": 0.0}, "`beta_init` must be between 0 and 2, both excluded, got 0.0"),
+    ({"beta_init": 2.0}, "`beta_init` must be between 0 and 2, both excluded, got 2.0"),
+    ({"beta_init": math.nan}, "`beta_init` must be between 0 and 2, both excluded, got nan"),
+    ({"beta_init": "1"}, "`beta_init` must be between 0 and 2, both excluded, got '1'"),
     (
         {"mapping": "v", "value": "constant"},
         '`value` must be "linear" or "sigmoid" with mapping="v", got "constant"',
     ),
+    ({"eps_k": 1e-19}, "`eps_k` must be at least 1e-18, got 1e-19"),
 ]
 
 
@@ -65,7 +67,7 @@ RESIDUAL_SHAPES: list[tuple[dict[str, tuple[int, ...]], str]] = [
 @pytest.mark.parametrize("mapping", ["k", "v"])
 def test_residual_shapes(change: dict[str, tuple[int, ...]], sentence: str, mapping: str) -> None:
     shapes = {"x": (2, 5, 7, 3), **dict.fromkeys(("sublayer_out", "context"), (2, 5, 7)), **change}
-    module = DeltaResidual(7, 3, mapping=mapping, value_from="compressed")
+    module = DeltaResidual(7, 3, mapping=mapping)
     inputs = {name: zeros(shape) for name, shape in {"compressed": (2, 5, 7), **shapes}.items()}
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         module(**inputs)
@@ -117,11 +119,17 @@ def test_a_scalar_state_of_another_width() -> None:
         DeltaResidual(7)(zeros(2, 8), h, context=h)
 
 
-def test_the_raw_read_is_asked_for() -> None:
-    h = zeros(2, 7)
-    sentence = r"`compressed` must be the raw read .* 3 value channels, got None"
-    with pytest.raises(ValueError, match=sentence):
-        DeltaResidual(7, 3, value_from="compressed")(zeros(2, 7, 3), h, context=h)
+@pytest.mark.parametrize("m", [1, 3])
+def test_the_raw_read_is_asked_for(m: int) -> None:
+    """Also where the state is a vector: the read of it may compress over tokens."""
+    x, h = zeros(2, 7) if m == 1 else zeros(2, 7, m), zeros(2, 7)
+    sentence = (
+        '`compressed` must be the raw read, of shape (2, 7), with value_from="compressed", got '
+        "None: `read(x, return_compressed=True)` returns it, and where the context is the norm of "
+        "x itself it is x"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        DeltaResidual(7, m, value_from="compressed")(x, h, context=h)
 
 
 STREAM: list[tuple[Any, str]] = [
@@ -174,6 +182,15 @@ STREAM: list[tuple[Any, str]] = [
         "`kernel_size` must be an integer of at least 1, got 0",
     ),
     (lambda: Expand(8, 4, kind="tile"), '`kind` must be "repeat" or "conv", got \'tile\''),
+    (
+        lambda: one_sublayer(compress=""),
+        '`compress` must be "identity" or "channel" or "token", got \'\'',
+    ),
+    (
+        lambda: one_sublayer(value_channels=2, compress="conv"),
+        '`compress` must be "identity" or "channel" or "token", got \'conv\'',
+    ),
+    (lambda: Read(8, norm_eps=1e-37), "`norm_eps` must be at least 1e-36, got 1e-37"),
     (lambda: DeltaStream(8, []), "`sublayers` must hold at least one module, got none"),
     (
         lambda: one_sublayer(expand="tile"),
@@ -232,7 +249,26 @@ class Returns(nn.Module):
 
 
 KNOWN = "float32, float64, bfloat16 or float16"
+OPTIONS = "mapping, gate, gate_hidden, value, value_init, value_scale, value_constant, value_from"
 KINDS: list[tuple[Any, str]] = [
+    (
+        lambda: DeltaStream(8, nn.Linear(8, 8)),
+        "`sublayers` must be a sequence of modules, got Linear",
+    ),
+    (
+        lambda: DeltaStream(8, nn.Sequential(nn.Linear(8, 8), nn.Tanh())),
+        "`sublayers` must be a sequence of modules, got Sequential",
+    ),
+    (lambda: DeltaStream(8, None), "`sublayers` must be a sequence of modules, got NoneType"),
+    (
+        lambda: DeltaStream(8, [nn.Identity(), torch.tanh]),
+        "`sublayers[1]` must be a torch.nn.Module, got builtin_function_or_method",
+    ),
+    (
+        lambda: one_sublayer(value_chanels=4),
+        f"`value_chanels` must be an option of DeltaStream or of DeltaResidual ({OPTIONS}, "
+        "beta_init, eps_k, device, dtype), got an unknown one",
+    ),
     (
         lambda: DeltaStream(8, [Returns(lambda h: (h, None))])(zeros(2, 3, 8)),
         "`sublayers[0]` must return a torch.Tensor, got tuple",
@@ -262,3 +298,30 @@ KINDS: list[tuple[Any, str]] = [
 def test_kinds_of_tensors_in_read_expand_and_stream(build: Any, sentence: str) -> None:
     with pytest.raises(TypeError, match=f"^{re.escape(sentence)}$"):
         build()
+
+
+def test_sublayers_of_every_kind_of_sequence() -> None:
+    modules = [nn.Identity(), nn.Tanh()]
+    for given in (modules, tuple(modules), iter(modules), nn.ModuleList(modules)):
+        assert list(DeltaStream(8, given).sublayers) == modules
+
+
+def test_numpy_integers_are_integers() -> None:
+    four, two = np.int64(4), np.int32(2)
+    stream = DeltaStream(
+        np.int64(8),
+        [nn.Identity()],
+        value_channels=two,
+        compress="token",
+        kernel_size=four,
+        expand="conv",
+        expand_kernel_size=two,
+        sublayers_per_compressor=np.uint8(1),
+        gate="mlp",
+        gate_hidden=np.int16(3),
+    )
+    assert stream(zeros(2, 3, 8)).shape == (2, 3, 8)
+    assert functional.expand(zeros(2, 8), value_channels=four).shape == (2, 8, 4)
+    for bad in (np.bool_(True), np.float64(4), torch.tensor(4)):
+        with pytest.raises(ValueError, match=r"^`hidden_size` must be an integer of at least 1, "):
+            DeltaResidual(bad)

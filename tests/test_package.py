@@ -74,12 +74,12 @@ def test_linked_libraries_are_seen_where_there_are_some():
 
 @pytest.fixture(scope="module")
 def fresh_import() -> dict:
-    """What `import ddl` costs and loads in a new process where torch is imported already."""
+    """What `ddl`'s names cost and load in a new process where torch is imported already."""
     code = (
         "import json, sys, time, torch\n"
         "before = set(sys.modules)\n"
         "start = time.process_time()\n"  # not the wall clock: other tests share the cores
-        "import ddl\n"
+        "from ddl import DeltaResidual, DeltaStream, functional, reference\n"
         "seconds = time.process_time() - start\n"
         "print(json.dumps({'seconds': seconds, 'loaded': sorted(set(sys.modules) - before)}))\n"
     )
@@ -98,6 +98,13 @@ def test_import_loads_torch_and_nothing_else_large(fresh_import):
     optional = {"matplotlib", "numpy", "rich", "safetensors", "tokenizers", "transformers", "tyro"}
     assert loaded & optional == set()
     assert "torch._dynamo" not in fresh_import["loaded"]
+
+
+def test_import_alone_loads_no_torch():
+    """It is the command line's, too."""
+    before, after = ("assert 'torch' not in sys.modules", "assert 'torch' in sys.modules")
+    code = f"import sys, ddl; {before}; ddl.Read; {after}"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def requirements(extra: str | None) -> list[Requirement]:

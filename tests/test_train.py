@@ -8,8 +8,6 @@ import math
 import os
 import re
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from ddl import DeltaResidual, Expand, Read, cli, data
+from ddl import DeltaResidual, Expand, Read, data
 from ddl.config import (
     DemoConfig,
     DivergedError,
@@ -187,6 +185,30 @@ def test_existing_run_is_refused_then_replaced_alone(tmp_path: Path) -> None:
     assert (run.path / "notes.txt").read_text() == "mine"
 
 
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    config = short(tmp_path, "additive", steps=1)
+    out = config.directory
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    expected = (
+        f"`out` must be a new or empty directory, got {out}, which has other files:"
+        " choose another or add --overwrite, which leaves them alone"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        train(config, quiet())
+    assert [file.name for file in out.iterdir()] == ["notes.txt"]
+    expected = f"`out` must be a directory, got {out / 'notes.txt'}: Not a directory"
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+            train(replace(config, out=out / "notes.txt", overwrite=overwrite), quiet())
+    train(replace(config, overwrite=True), quiet())
+    assert (out / "notes.txt").read_text() == "mine"
+    assert (out / "model.safetensors").exists()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    train(replace(config, out=empty), quiet())
+
+
 def test_failed_save_leaves_the_old_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +240,8 @@ def test_ctrl_c_finishes_the_step_and_saves(tmp_path: Path) -> None:
         patch.setattr(RunDirectory, "log", log)
         run = train(config, console := recorder())
     assert 3 <= len(run.metrics()) <= 5
-    assert "Stopped after" in console.export_text()
+    assert "Stopped after" in (text := console.export_text())
+    assert re.search(r"mean loss \d\.\d{3}", text)
     load_run(run.path, CPU)
     with stop_on_interrupt() as stopped:
         assert not stopped()
@@ -296,64 +319,6 @@ def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_printable() -> None:
     assert printable("a\tb\n\x1b[31mü\x07犬\x9b") == "a\tb\n\ufffd[31mü\ufffd犬\ufffd"
-
-
-def test_command_line_as_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def ddl(*args: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-        command = [sys.executable, "-m", "ddl.cli", *args]
-        return subprocess.run(command, capture_output=True, text=True, env=environment)
-
-    out = str(tmp_path / "run")
-    sizes = ["--model.hidden-size", "32", "--model.block-size", "32", "--steps", "3"]
-    trained = ddl("train", "tiny", *sizes, "--device", "cpu", "--out", out)
-    assert trained.returncode == 0, trained.stderr
-    assert "validation loss" in trained.stdout
-    again = ddl("train", "tiny", *sizes, "--device", "cpu", "--out", out)
-    assert again.returncode == 1
-    assert again.stderr.startswith("ddl train: `out` must be a directory without a run, got ")
-    assert len(again.stderr.splitlines()) == 1
-    assert cli.main(["sample", out, "--prompt", "class", "--tokens", "5", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.startswith("class")
-
-
-def test_command_line_errors(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cases = {
-        ("train", "huge"): (
-            "ddl train: `preset` must be one of tiny, demo, small, medium, got 'huge'"
-        ),
-        ("train", "small", "--device", "cpu"): (
-            "ddl train: `data.source` must name a UTF-8 text file or a directory with train.bin"
-            " and val.bin, got nothing"
-        ),
-        ("sample", "/nowhere"): (
-            "ddl sample: `run` must be a run directory with config.json, got /nowhere:"
-            " No such file or directory"
-        ),
-    }
-    for args, sentence in cases.items():
-        assert cli.main(args) == 1
-        assert capsys.readouterr().err == sentence + "\n"
-    assert cli.main(["frobnicate"]) == 2
-    expected = "ddl: the command must be one of train, sample, demo, got 'frobnicate'\n"
-    assert capsys.readouterr().err == expected
-    assert cli.main([]) == 2
-    assert cli.main(["--help"]) == 0
-    assert "ddl sample RUN" in capsys.readouterr().out
-    monkeypatch.setitem(sys.modules, "tyro", None)
-    assert cli.main(["train"]) == 1
-    expected = "ddl train: `ddl train` needs the `train` extra: pip install 'ddl-rs[train]'\n"
-    assert capsys.readouterr().err == expected
-
-
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["train", "--help"])
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for piece in ("--model.residual", "--optim.warmup-steps", "--data.source", "papers' recipe"):
-        assert piece in text
 
 
 def test_demo_compares_two_trainings_that_start_alike(

@@ -5,12 +5,19 @@
 `DeltaResidual` is the drop-in for one addition; `DeltaStream` is the fused way through a whole
 trunk with an expanded residual stream; `ddl.functional` has the operators, `ddl.reference` the
 equations in plain PyTorch. Formulas: Deep Delta Learning, arXiv 2601.00417.
+
+A name is imported when it is first used: `import ddl` alone loads no torch and registers no
+operators (`import ddl.ops` does).
 """
 
-from . import functional, reference
-from ._native import __version__
-from .residual import DeltaResidual
-from .stream import DeltaStream, Expand, Read
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import functional, reference
+    from ._native import __version__
+    from .residual import DeltaResidual
+    from .stream import DeltaStream, Expand, Read
 
 __all__ = [
     "DeltaResidual",
@@ -21,3 +28,27 @@ __all__ = [
     "functional",
     "reference",
 ]
+
+# torch takes a second to load, for which `ddl --help` and a mistyped option need not wait.
+_HOMES = {
+    "DeltaResidual": ".residual",
+    "DeltaStream": ".stream",
+    "Expand": ".read",
+    "Read": ".read",
+    "__version__": "._native",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name], __name__), name)
+    else:
+        value = import_module(f".{name}", __name__)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

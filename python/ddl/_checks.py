@@ -1,17 +1,20 @@
 """Argument checks as sentences, for tensors without data and for what native code never sees.
 
 Real tensors are checked natively (src/problem.rs), where it costs nothing, in the same sentences.
+Numbers and options: _options.py.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from ._options import LEAST_EPS_K, LEAST_NORM_EPS, check_counts, check_positive
+
+Module = TypeVar("Module", bound=nn.Module)
 
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -142,6 +145,26 @@ def check_returned(name: str, returned: Any, context: Tensor) -> None:
     check_stored(name, returned, context)
 
 
+def unwrapped(name: str, module: Any, kind: type[Module]) -> Module:
+    """`module` itself, where calling it is calling a `kind`.
+
+    For modules whose parameters go straight into an operator: a wrapper around one, a subclass with
+    another forward, or a forward set on the instance would be passed over without a word. Raises
+    TypeError for these.
+    """
+    if not isinstance(module, kind):
+        got = type(module).__name__
+    elif type(module).forward is not kind.forward or "forward" in vars(module):
+        got = f"{type(module).__name__} with another forward"
+    else:
+        return module
+    raise TypeError(
+        f"`{name}` must be a {kind.__name__} with its own forward, because its parameters are used "
+        f"without calling it, got {got}: to compute a parameter in another way, use "
+        "torch.nn.utils.parametrize"
+    )
+
+
 # --- arguments of the operators -------------------------------------------------------------------
 
 
@@ -169,7 +192,7 @@ def check_rewrite(
     _check_gate("value", value, state)
     check_shape("gate", gate, batch)
     _check_gate("gate", gate, state)
-    check_positive("eps_k", eps_k)
+    check_positive("eps_k", eps_k, least=LEAST_EPS_K)
 
 
 def check_read(
@@ -206,7 +229,7 @@ def check_read(
         if bias is not None and weight is None:
             needed = f"`{name}_weight`"
             raise ValueError(f"`{name}_bias` must come with {needed}, got None for {needed}")
-    check_positive("norm_eps", norm_eps, optional=True)
+    check_positive("norm_eps", norm_eps, optional=True, least=LEAST_NORM_EPS)
     check_positive("value_scale", value_scale, optional=True)
 
 
@@ -235,7 +258,7 @@ def check_context_dtype(state: Tensor, dtype: Any) -> None:
 
 def check_expand(x: Tensor, weight: Tensor | None, value_channels: int) -> None:
     """Checks the arguments of an expansion."""
-    check_count("value_channels", value_channels)
+    check_counts(value_channels=value_channels)
     needed = 1 if weight is None else 2
     if x.ndim < needed or x.shape[-1] == 0:
         expected = "(…, hidden_size)" if weight is None else "(…, time, hidden_size)"
@@ -249,43 +272,3 @@ def check_expand(x: Tensor, weight: Tensor | None, value_channels: int) -> None:
         raise ValueError(f"`weight` must have shape ({d}, {m}, K) with K ≥ 1, got {got}")
     check_shape("weight", weight, (d, m, weight.shape[2]))
     check_stored("weight", weight, x)
-
-
-# --- numbers and names ----------------------------------------------------------------------------
-
-
-def check_positive(name: str, number: Any, *, optional: bool = False) -> None:
-    """Raises ValueError unless `number` is positive and finite, or None where it is optional."""
-    if number is None and optional:
-        return
-    if not _is_number(number) or not 0 < number < math.inf:
-        raise ValueError(f"`{name}` must be a positive finite number, got {number!r}")
-
-
-def check_finite(name: str, number: Any) -> None:
-    """Raises ValueError unless `number` is a finite number."""
-    if not _is_number(number) or not -math.inf < number < math.inf:
-        raise ValueError(f"`{name}` must be a finite number, got {number!r}")
-
-
-def check_between(name: str, number: Any, low: float, high: float) -> None:
-    """Raises ValueError unless low < number < high."""
-    if not _is_number(number) or not low < number < high:
-        raise ValueError(f"`{name}` must be between {low} and {high}, got {number!r}")
-
-
-def check_count(name: str, number: Any) -> None:
-    """Raises ValueError unless `number` is an integer of at least 1."""
-    if not isinstance(number, (int, torch.SymInt)) or isinstance(number, bool) or number < 1:
-        raise ValueError(f"`{name}` must be an integer of at least 1, got {number!r}")
-
-
-def check_choice(name: str, choice: Any, choices: Sequence[str]) -> None:
-    """Raises ValueError unless `choice` is one of `choices`."""
-    if choice not in choices:
-        known = " or ".join(f'"{known}"' for known in choices)
-        raise ValueError(f"`{name}` must be {known}, got {choice!r}")
-
-
-def _is_number(number: Any) -> bool:
-    return isinstance(number, (Real, torch.SymFloat)) and not isinstance(number, bool)

@@ -1,22 +1,28 @@
-"""The `ddl` command. Nothing heavy is imported before a subcommand runs."""
+"""The `ddl` command. Nothing heavy is imported before a subcommand has understood its arguments."""
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import os
+import re
 import sys
+import typing
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from typing import Any, NamedTuple
 
 from ddl.config import DemoConfig, DivergedError, InputError, SampleConfig, TrainConfig
 from ddl.presets import PRESETS
 
 EXTRA = {"tyro", "rich", "safetensors", "matplotlib", "numpy"}  # what the `train` extra brings
 
-TRAIN = """Train a language model. A preset sets the defaults below; options override them.
+TRAIN = """Train a language model. A preset, named first, sets the defaults of the options.
 
-tiny: seconds on a CPU · demo: minutes on a CPU (the default) · small: 124 M and medium: 353 M
-parameters with the papers' recipe; they need --data.source and a GPU.
+tiny: seconds on a CPU · demo: minutes on a CPU (the default) · small: 124 M and medium: 354 M
+parameters with the papers' recipe; they need --data and a GPU.
 
-ddl train demo --model.residual additive --data.source shakespeare.txt"""
+ddl train demo --model.residual additive --data shakespeare.txt"""
 
 SAMPLE = """Continue a prompt with the model of a run directory.
 
@@ -27,14 +33,21 @@ carries: same seed, same batches, same backbone. Prints which is better and how 
 
 
 def _train(args: list[str]) -> None:
-    import tyro
-
-    name = args.pop(0) if args and not args[0].startswith("-") else "demo"
+    named = args[:1] if args and not args[0].startswith("-") else []
+    name, options = named[0] if named else "demo", args[len(named) :]
     if name not in PRESETS:
         raise InputError(f"`preset` must be one of {', '.join(PRESETS)}, got {name!r}")
-    config = tyro.cli(
-        TrainConfig, prog=f"ddl train {name}", description=TRAIN, args=args, default=PRESETS[name]
-    )
+    tyro: dict[str, Any] = {
+        "prog": f"ddl train {name if named else '[PRESET]'}",
+        "description": TRAIN,
+        "default": PRESETS[name],
+    }
+    if any(option in PRESETS for option in options):  # unless as the value of another
+        _, unknown = _parse(TrainConfig, options, return_unknown_args=True, **tyro)
+        late = next((option for option in unknown if option in PRESETS), None)
+        if late is not None:
+            raise InputError(f"`preset` must come first, as in `ddl train {late}`, got it later")
+    config = _parse(TrainConfig, options, **tyro)
     from rich.console import Console
 
     from ddl.train import train
@@ -43,21 +56,14 @@ def _train(args: list[str]) -> None:
 
 
 def _sample(args: list[str]) -> None:
-    import tyro
-
-    positional = (tyro.conf.PositionalRequiredArgs,)
-    config = tyro.cli(
-        SampleConfig, prog="ddl sample", description=SAMPLE, args=args, config=positional
-    )
+    config = _parse(SampleConfig, args, prog="ddl sample", description=SAMPLE, positional=True)
     from ddl.sample import printable, sample
 
     print(printable(sample(config)))
 
 
 def _demo(args: list[str]) -> None:
-    import tyro
-
-    config = tyro.cli(DemoConfig, prog="ddl demo", description=DEMO, args=args)
+    config = _parse(DemoConfig, args, prog="ddl demo", description=DEMO)
     from rich.console import Console
 
     from ddl.demo import demo
@@ -65,16 +71,49 @@ def _demo(args: list[str]) -> None:
     demo(config, Console())
 
 
-COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
-    "train": ("train a language model: ddl train [preset] [--overrides]", _train),
-    "sample": ("continue a prompt: ddl sample RUN --prompt TEXT", _sample),
-    "demo": ("compare the additive residual with DDL in a few minutes", _demo),
+def _parse(kind: Any, args: list[str], *, positional: bool = False, **options: Any) -> Any:
+    """The configuration of this kind that the arguments describe.
+
+    tyro answers a value that a configuration refuses with the name of its class and exits. Here the
+    refusal itself is raised, for `main` to name the option.
+    """
+    import tyro
+
+    config = (tyro.conf.PositionalRequiredArgs,) if positional else ()
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(kind, args=args, config=config, **options)
+    except SystemExit as stop:
+        cause = stop.__context__
+        while cause is not None and not isinstance(cause, InputError):
+            cause = cause.__context__
+        if cause is not None:
+            raise cause from None
+        print(said.getvalue(), end="", file=sys.stderr)
+        raise
+
+
+class Command(NamedTuple):
+    """A subcommand: a line for `ddl --help`, its options, what it does with its arguments."""
+
+    summary: str
+    options: type
+    run: Callable[[list[str]], None]
+
+
+COMMANDS = {
+    "train": Command(
+        "train a language model: ddl train [preset] [--overrides]", TrainConfig, _train
+    ),
+    "sample": Command("continue a prompt: ddl sample RUN --prompt TEXT", SampleConfig, _sample),
+    "demo": Command("compare the additive residual with DDL in a few minutes", DemoConfig, _demo),
 }
 
 
 def usage() -> str:
     """The text of `ddl --help`."""
-    lines = [f"  {name:8}{summary}" for name, (summary, _) in COMMANDS.items()]
+    lines = [f"  {name:8}{command.summary}" for name, command in COMMANDS.items()]
     commands = "\n".join(lines)
     return (
         "usage: ddl COMMAND …\n\nDeep Delta Learning: the residual stream as a delta rule.\n"
@@ -94,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ddl: the command must be one of {known}, got {name!r}", file=sys.stderr)
         return 2
     try:
-        COMMANDS[name][1](args)
+        COMMANDS[name].run(args)
     except (InputError, DivergedError, ModuleNotFoundError) as error:
         sentence = explain(name, error)
         if sentence is None or os.environ.get("DDL_TRACEBACK"):
@@ -110,10 +149,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 def explain(command: str, error: Exception) -> str | None:
     """The sentence for an error that the user can mend, None for one that is a defect."""
     if isinstance(error, InputError | DivergedError):
-        return str(error)
+        flags = _flags(COMMANDS[command].options)
+        # `num_layers` and `optim.lr` are what the command line calls --model.num-layers, --optim.lr
+        return re.sub(r"`(?:\w+\.)?(\w+)`", lambda m: flags.get(m[1], m[0]), str(error))
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRA:
         return f"`ddl {command}` needs the `train` extra: pip install 'ddl-rs[train]'"
     return None
+
+
+def _flags(kind: Any, prefix: str = "--") -> dict[str, str]:
+    """The option for every field of a configuration, those of the parts in it included."""
+    flags: dict[str, str] = {}
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[field.name]):
+            flags |= _flags(hints[field.name], f"{prefix}{field.name}.")
+        elif field.default is not dataclasses.MISSING:  # without one it has no flag
+            flags[field.name] = f"`{prefix}{field.name.replace('_', '-')}`"
+    return flags
 
 
 if __name__ == "__main__":

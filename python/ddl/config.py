@@ -27,6 +27,26 @@ STREAMS: dict[str, tuple[Compress, Expand]] = {
     "ddl-tc-noec": ("token", "repeat"),
 }
 
+# Options that others leave without effect: names, then the option they need and its values.
+USED_WITH: dict[str, tuple[str, ...]] = {
+    "gate gate_hidden beta_init eps_k": ("residual", *STREAMS),
+    "value value_init value_scale value_constant value_from": ("residual", *STREAMS),
+    "value_channels sublayers_per_compressor": (
+        "residual", *(name for name, (compress, _) in STREAMS.items() if compress != "identity")
+    ),
+    "compress_kernel_size": (
+        "residual", *(name for name, (compress, _) in STREAMS.items() if compress == "token")
+    ),
+    "expand_kernel_size": (
+        "residual", *(name for name, (_, expand) in STREAMS.items() if expand == "conv")
+    ),
+    "gate_hidden": ("gate", "mlp"),
+    "value_init": ("value", "linear"),
+    "value_scale": ("value", "sigmoid"),
+    "value_constant": ("value", "constant"),
+    "value_from": ("value", "linear", "sigmoid"),
+}  # fmt: skip
+
 
 class InputError(ValueError):
     """What the user gave cannot be used; the message is one sentence, all that the CLI prints."""
@@ -72,7 +92,8 @@ def _check_positive(config: Any, names: str) -> None:
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The papers' Transformer ([P3]): RMSNorm, RoPE, QK-norm, SwiGLU, tied head, no biases."""
+    """The Transformer of Deep Delta Learning (arXiv 2601.00417): RMSNorm, RoPE, QK-norm, SwiGLU,
+    tied head, no biases. An option that the others leave without effect must keep its default."""
 
     residual: Residual = "ddl-cc"
     """How a sublayer's output joins the stream. additive: x + F(norm(x)). ddl: delta rule, scalar
@@ -115,7 +136,8 @@ class GPTConfig:
     value_constant: float = 2.0
     """The `constant` value."""
     value_from: Literal["context", "compressed"] = "context"
-    """The value reads the normalised context ([P3]) or the raw read (published code)."""
+    """The value reads the normalised context (arXiv 2601.00417) or, as in the published code, the
+    raw read."""
     eps_k: float | None = None
     """ε_k in k / √(|k|² + ε_k²); None is 0.02·√d, which lets zero projections train."""
 
@@ -129,9 +151,20 @@ class GPTConfig:
         _check_finite(self, "value_init value_constant")
         if self.eps_k is not None:
             _check_positive(self, "eps_k")
+            _require(self.eps_k >= 1e-18, "eps_k", "at least 1e-18", self.eps_k)
+        self._check_used()
         pairs = 2 * self.num_heads  # every head is rotated in pairs
         expected = f"a multiple of 2·num_heads = {pairs}"
         _require(self.hidden_size % pairs == 0, "hidden_size", expected, self.hidden_size)
+
+    def _check_used(self) -> None:
+        """Refuse options without effect, as DeltaStream does; a default passes."""
+        for names, (option, *known) in USED_WITH.items():
+            for name in names.split():
+                given, default = getattr(self, name), getattr(GPTConfig, name)
+                used = getattr(self, option) in known
+                expected = f"left at {default} unless `{option}` is {' or '.join(known)}"
+                _require(used or given == default, name, expected, given)
 
     @property
     def head_dim(self) -> int:
@@ -143,17 +176,8 @@ class GPTConfig:
 
 
 @dataclass(frozen=True)
-class DataConfig:
-    """What to learn from."""
-
-    source: str | None = "topics"
-    """A UTF-8 text file (read as bytes), a directory with nanoGPT's train.bin and val.bin, or
-    `topics`: the language documentation that comes with every Python."""
-
-
-@dataclass(frozen=True)
 class OptimConfig:
-    """AdamW with warm-up, cosine decay and gradient clipping ([P3] training details)."""
+    """AdamW with warm-up, cosine decay and gradient clipping, as in arXiv 2601.00417."""
 
     lr: float = 1e-3
     """Peak learning rate."""
@@ -182,8 +206,11 @@ class TrainConfig:
     """One training run."""
 
     model: GPTConfig = field(default_factory=GPTConfig)
-    data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    data: str | None = "topics"
+    """What to learn from: a UTF-8 text file (read as bytes), a directory with nanoGPT's train.bin
+    and val.bin, or `topics`, the documentation that comes with every Python. The presets small and
+    medium name none."""
     steps: int = 100_000
     """Optimizer steps."""
     batch_size: int = 12
@@ -195,7 +222,7 @@ class TrainConfig:
     eval_batches: int = 100
     """Batches per evaluation, spread evenly over the validation part; 0 takes all of it."""
     log_every: int = 10
-    """Steps between lines in metrics.jsonl."""
+    """Steps between lines in metrics.jsonl, whose loss is the mean over these steps."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     """bfloat16 runs forward and backward under autocast; weights stay float32."""
     compile: bool = False
@@ -205,9 +232,9 @@ class TrainConfig:
     seed: int = 1337
     """Seed of the initialisation and of the order of the batches."""
     out: Path | None = None
-    """Run directory; by default runs/RESIDUAL-dHIDDEN-LLAYERS-sSEED."""
+    """Run directory, new or empty; by default runs/RESIDUAL-dHIDDEN-LLAYERS-sSEED."""
     overwrite: bool = False
-    """Replace an existing run directory."""
+    """Replace the run in an existing run directory; other files there stay."""
 
     def __post_init__(self) -> None:
         _check_literals(self)

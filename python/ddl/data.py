@@ -59,7 +59,7 @@ def load(source: str | Path | None) -> Corpus:
     """
     if source is None:
         raise InputError(
-            "`data.source` must name a UTF-8 text file or a directory with train.bin and val.bin,"
+            "`data` must name a UTF-8 text file or a directory with train.bin and val.bin,"
             " got nothing"
         )
     if str(source) == EMBEDDED:
@@ -67,7 +67,7 @@ def load(source: str | Path | None) -> Corpus:
     path = Path(source)
     if path.is_dir():
         return _load_directory(path)
-    tokens = _map(path, "`data.source`", "a text file or a directory", np.uint8)
+    tokens = _map(path, "`data`", "a text file or a directory", np.uint8)
     _check_utf8(path, tokens)
     return _split(f"`{path}`", tokens)
 
@@ -82,7 +82,7 @@ def embedded_text() -> bytes:
         from pydoc_data import topics
     except ImportError as error:
         raise InputError(
-            "`data.source` must name a text file here, because this Python lacks pydoc_data.topics"
+            "`data` must name a text file here, because this Python lacks pydoc_data.topics"
         ) from error
     paragraphs = "\n\n".join(topics.topics.values()).split("\n\n")
     return "\n\n".join(dict.fromkeys(paragraphs)).encode("utf-8")
@@ -120,8 +120,8 @@ def _split(name: str, tokens: Tokens) -> Corpus:
 
 def _load_directory(path: Path) -> Corpus:
     expected = "a directory with train.bin and val.bin"
-    train = _map(path / "train.bin", f"`data.source` = {path}", expected, np.uint16)
-    validation = _map(path / "val.bin", f"`data.source` = {path}", expected, np.uint16)
+    train = _map(path / "train.bin", f"`data` = {path}", expected, np.uint16)
+    validation = _map(path / "val.bin", f"`data` = {path}", expected, np.uint16)
     meta = path / "meta.pkl"
     tokenizer: Tokenizer = read_meta(meta) if meta.exists() else GPT2Tokenizer()
     return Corpus(f"`{path}`", train, validation, tokenizer)
@@ -153,6 +153,6 @@ def _check_utf8(path: Path, tokens: Tokens) -> None:
         except UnicodeDecodeError as error:
             at = start - carried + error.start
             raise InputError(
-                f"`data.source` must be UTF-8 text, got {path}, whose byte {at} is"
+                f"`data` must be UTF-8 text, got {path}, whose byte {at} is"
                 f" {error.object[error.start]:#04x} ({error.reason})"
             ) from error

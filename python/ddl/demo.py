@@ -22,6 +22,7 @@ from ddl.train import Trainer, check_finite, pick_device, progress_bar, stop_on_
 
 PROMPT = "The statement "
 SAMPLE_TOKENS = 300
+MEAN_OVER = 20  # steps, for the loss beside the bar
 
 
 @dataclass
@@ -122,9 +123,9 @@ def race(pair: list[Contestant], steps: int, console: Console) -> None:
                     contestant.evaluate()
                 values = ", ".join(f"{c.name} {c.validation_loss:.4f}" for c in pair)
                 bar.console.print(f"step {step}: validation loss {values}", highlight=False)
-            losses = " / ".join(f"{statistics.fmean(c.losses[-20:]):.3f}" for c in pair)
+            losses = " / ".join(f"{statistics.fmean(c.losses[-MEAN_OVER:]):.3f}" for c in pair)
             speed = " / ".join(f"{c.tokens_per_second:,.0f}" for c in pair)
-            bar.update(task, completed=step, loss=f"loss {losses}", speed=f"{speed} tok/s")
+            bar.update(task, completed=step, loss=f"mean loss {losses}", speed=f"{speed} tok/s")
             if last:
                 break
 

@@ -12,14 +12,8 @@ import torch
 from torch import Tensor
 
 from . import ops
-from ._checks import (
-    check_choice,
-    check_context_dtype,
-    check_count,
-    check_positive,
-    check_state,
-    check_tensors,
-)
+from ._checks import check_context_dtype, check_tensors
+from ._options import check_choice, check_counts, check_positive
 from .types import ReadResult, RewriteReadResult
 
 __all__ = ["expand", "read", "rewrite", "rewrite_read"]
@@ -46,8 +40,6 @@ def rewrite(
     """
     check_tensors(state=state, direction=direction, value=value, gate=gate)
     check_positive("eps_k", eps_k)
-    if state.ndim < 2:  # before outputs are allocated by the last two sizes
-        check_state(state)
     value, gate = _gates(state, value, gate)
     return torch.ops.ddl.rewrite(state, direction, value, gate, eps_k)[0]
 
@@ -153,7 +145,7 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
         (…, d, m) in the dtype of x.
     """
     check_tensors(x=x, weight=weight)
-    check_count("value_channels", value_channels)
+    check_counts(value_channels=value_channels)
     return torch.ops.ddl.expand(x, weight, value_channels)
 
 
@@ -190,9 +182,7 @@ def _read_arguments(
     )
     check_positive("norm_eps", norm_eps, optional=True)
     check_positive("value_scale", value_scale, optional=True)
-    check_context_dtype(state, context_dtype)
-    if state.ndim < 2:  # as in `rewrite`
-        check_state(state)
+    check_context_dtype(state, context_dtype)  # also what is no dtype, which no schema lets in
     if context_dtype is None:
         context_dtype = _autocast_dtype(state)
     return (

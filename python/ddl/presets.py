@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddl.config import DataConfig, GPTConfig, OptimConfig, TrainConfig
+from ddl.config import GPTConfig, OptimConfig, TrainConfig
 
 SMALL = GPTConfig()
 MEDIUM = GPTConfig(num_layers=24, num_heads=8, hidden_size=1024)
@@ -12,7 +12,7 @@ DEMO = GPTConfig(vocab_size=256, block_size=256, num_layers=4, num_heads=4, hidd
 TINY = GPTConfig(vocab_size=256, block_size=64, num_layers=2, num_heads=2, hidden_size=64)
 
 # The papers' recipe: 480 sequences of 1,024 tokens per step. It needs a corpus of its own.
-_PAPER = TrainConfig(data=DataConfig(source=None))
+_PAPER = TrainConfig(data=None)
 
 PRESETS: dict[str, TrainConfig] = {
     "tiny": TrainConfig(

@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import functional
-from ._checks import check_choice, check_count, check_positive, check_stream
+from ._checks import check_stream
+from ._options import LEAST_NORM_EPS, check_choice, check_counts, check_positive, check_used
+from .projection import form_pruned
 
 __all__ = ["Compress", "Expand", "ExpandKind", "Parameterization", "Read"]
 
@@ -21,20 +23,28 @@ ExpandKind = Literal["repeat", "conv"]
 class Read(nn.Module):
     """Compress the state to d features and normalise them: X (…, d, m) → h (…, d).
 
-    compress: "identity" (m = 1, x = X), "channel" (x_i = Σ_j w_ij X_ij) or "token" (causal over
-    time, x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, s < kernel_size). Then h = RMSNorm(x)·γ. With one value
-    channel the state is (…, d).
+    h = RMSNorm(x)·γ of the compressed state x. With one value channel the state is (…, d).
 
-    parameterization: "direct", w itself is the parameter, (d, m) or (d, m, K); "factored", as in
-    the papers' code, w is a convolution kernel followed by a read vector r (m,): token w_ijs =
-    r_j c_ijs with c (d, m, K); channel w = c ∗ r with c (d, K) a same-padded correlation over the
-    value axis, centred or causal. Both start as the mean over the value channels.
+    Args:
+        hidden_size: d.
+        value_channels: m.
+        compress: "identity" (m = 1, x = X), "channel" (x_i = Σ_j w_ij X_ij) or "token" (causal over
+            time, x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, s < K).
+        kernel_size: K, the taps of a token compression or of a factored one.
+        parameterization: "direct", w itself is the parameter, (d, m) or (d, m, K); "factored", as
+            in the papers' code, w is a convolution kernel followed by a read vector r (m,): token
+            w_ijs = r_j c_ijs with c (d, m, K); channel w = c ∗ r with c (d, K) a same-padded
+            correlation over the value axis. Both start as the mean over the value channels.
+        causal: whether that correlation over the value axis is causal; it is centred else.
+        norm_eps: ε of the RMSNorm.
+        shared: another Read of the same size and `compress`, whose compression this one uses as it
+            is, its kernel_size, parameterization and causal included (the parameters stay with
+            their owner); only the norm is this one's own.
+        device, dtype: of the parameters.
 
-    shared: another Read of the same size and `compress`, whose compression this one uses as it is,
-    kernel_size and parameterization included (its parameters stay with their owner); only the norm
-    is this one's own.
-
-    Raises ValueError for an option that is unknown or does not fit.
+    Raises:
+        ValueError: an option that is unknown, does not fit or, where it has no effect, is set to
+            other than its default.
 
     Source: DDL (arXiv 2601.00417, newest version), channel and token compression.
     """
@@ -54,17 +64,18 @@ class Read(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_count("hidden_size", hidden_size)
-        check_count("value_channels", value_channels)
-        check_count("kernel_size", kernel_size)
+        check_counts(
+            hidden_size=hidden_size, value_channels=value_channels, kernel_size=kernel_size
+        )
         check_choice("compress", compress, get_args(Compress))
         check_choice("parameterization", parameterization, get_args(Parameterization))
-        check_positive("norm_eps", norm_eps)
+        check_positive("norm_eps", norm_eps, least=LEAST_NORM_EPS)
         if compress == "identity" and value_channels != 1:
             raise ValueError(
                 f'`compress` must be "channel" or "token" for {value_channels} value channels, '
                 'got "identity"'
             )
+        _check_used(compress, kernel_size, parameterization, causal, shared)
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.compress, self.kernel_size = compress, kernel_size
         self.parameterization, self.causal, self.norm_eps = parameterization, causal, norm_eps
@@ -87,7 +98,7 @@ class Read(nn.Module):
             )
         self.kernel_size, self.causal = owner.kernel_size, owner.causal
         self.parameterization = owner.parameterization
-        return (owner,)
+        return owner._shared or (owner,)
 
     def _make_parameters(self, **factory: Any) -> None:
         d, m = self.hidden_size, self.value_channels
@@ -125,6 +136,7 @@ class Read(nn.Module):
         """w: (d, m) for channel, (d, m, K) for token compression, None for the identity."""
         if self._shared:
             return self._shared[0].effective_weight()
+        form_pruned(self)  # who shares it may be called without it
         if self.compress_kernel is None or self.compress_read is None:
             return self.compress_weight
         if self.compress == "token":
@@ -178,8 +190,18 @@ class Read(nn.Module):
 class Expand(nn.Module):
     """Open the stream: x (…, T, d) → X (…, T, d, m); (…, T, d) again with one value channel.
 
-    kind: "repeat", x in every value channel; "conv", a depthwise causal convolution over time,
-    X_t,ij = Σ_s w_ijs x_{t−s,i}, that starts as repetition (tap 0 is 1, the others 0).
+    Args:
+        hidden_size: d.
+        value_channels: m.
+        kind: "repeat", x in every value channel; "conv", a depthwise causal convolution over time,
+            X_t,ij = Σ_s w_ijs x_{t−s,i}, s < K, that starts as repetition (tap 0 is 1, the others
+            0).
+        kernel_size: K of a "conv".
+        device, dtype: of the parameters.
+
+    Raises:
+        ValueError: an option that is unknown, out of range or, where it has no effect, set to other
+            than its default.
 
     Source: DDL (arXiv 2601.00417, newest version), embedding convolution (EC).
     """
@@ -195,10 +217,11 @@ class Expand(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_count("hidden_size", hidden_size)
-        check_count("value_channels", value_channels)
-        check_count("kernel_size", kernel_size)
+        check_counts(
+            hidden_size=hidden_size, value_channels=value_channels, kernel_size=kernel_size
+        )
         check_choice("kind", kind, get_args(ExpandKind))
+        check_used(kernel_size=(kernel_size, 4, kind == "conv", 'kind="conv"'))
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.kind, self.kernel_size = kind, kernel_size
         self.weight = None
@@ -231,6 +254,39 @@ class Expand(nn.Module):
             f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
             f"kind={self.kind!r}{kernel}"
         )
+
+
+def _check_used(
+    compress: str, kernel_size: int, parameterization: str, causal: bool, shared: Read | None
+) -> None:
+    """Refuses options of the compression that this Read does not have, or takes from another."""
+    factored = parameterization == "factored"
+    if shared is not None:
+        check_used(
+            parameterization=(parameterization, "direct", False, "shared=None"),
+            kernel_size=(kernel_size, 4, False, "shared=None"),
+            causal=(causal, False, False, "shared=None"),
+        )
+    check_used(
+        parameterization=(
+            parameterization,
+            "direct",
+            compress != "identity",
+            'compress="channel" or "token"',
+        ),
+        kernel_size=(
+            kernel_size,
+            4,
+            compress == "token" or factored,
+            'compress="token" or parameterization="factored"',
+        ),
+        causal=(
+            causal,
+            False,
+            compress == "channel" and factored,
+            'compress="channel" and parameterization="factored"',
+        ),
+    )
 
 
 def _parameter(*size: int, **factory: Any) -> nn.Parameter:

@@ -6,19 +6,20 @@ import math
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import functional
-from ._checks import (
+from ._checks import check_features, check_stream, unwrapped
+from ._options import (
+    LEAST_EPS_K,
     check_between,
     check_choice,
-    check_count,
-    check_features,
+    check_counts,
     check_finite,
     check_positive,
-    check_stream,
+    check_used,
 )
+from .projection import Projection, project, taken
 
 __all__ = ["DeltaResidual"]
 
@@ -49,22 +50,32 @@ class DeltaResidual(nn.Module):
     random projection, in every dtype; gradients stay exact derivatives everywhere; and |k̂|² is 0.96
     at a root mean square of 0.1, 0.996 at 0.3.
 
+    `gate` and `value` hold weights that are taken without calling them: forward hooks on them do
+    not fire, and a wrapper in their place is refused. torch.nn.utils.parametrize and prune work.
+
     Args:
         hidden_size: d.
         value_channels: m.
-        mapping: "k" or "v".
-        gate: "linear" or "mlp", the latter with `gate_hidden` hidden units.
+        mapping: "k", the sublayer gives the direction and the read the value; "v", the sublayer
+            gives the value and the context the direction.
+        gate: "linear", or "mlp" with a hidden layer.
+        gate_hidden: hidden units of an "mlp" gate.
         value: φ — "linear", "sigmoid" (value_scale·sigmoid), or "constant" (v = value_constant,
             k-Map only).
-        value_init: b_v of a linear value at initialisation. A value that starts around zero has a
-            random sign in every token, so a sublayer would first have to learn which way its output
-            is written (measured: benchmarks/LOG.md).
-        value_from: z — the normalised read ("context", h) or the raw one ("compressed", x).
+        value_init: b_v of a linear value at initialisation (k-Map only). A value that starts around
+            zero has a random sign in every token, so a sublayer would first have to learn which way
+            its output is written (measured: benchmarks/LOG.md).
+        value_scale: scale of a "sigmoid" value.
+        value_constant: the "constant" value.
+        value_from: z of the k-Map — "context", the normalised read h, or "compressed", the raw read
+            x, which `forward` then asks for.
         beta_init: β at initialisation, in (0, 2); the gate's weight starts at zero.
         eps_k: ε_k in units of |k|; None for 0.02·√d. The papers' checkpoints want 1e-5.
+        device, dtype: of the parameters.
 
     Raises:
-        ValueError: an option that is unknown or has no meaning, an infinite or negative ε_k.
+        ValueError: an option that is unknown, out of range, or, where it has no effect, set to
+            other than its default.
 
     Source: DDL (arXiv 2601.00417), eq. 2.5 and Appendix B.
     """
@@ -88,9 +99,9 @@ class DeltaResidual(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_count("hidden_size", hidden_size)
-        check_count("value_channels", value_channels)
-        check_count("gate_hidden", gate_hidden)
+        check_counts(
+            hidden_size=hidden_size, value_channels=value_channels, gate_hidden=gate_hidden
+        )
         check_choice("mapping", mapping, get_args(Mapping))
         check_choice("gate", gate, get_args(Gate))
         check_choice("value", value, get_args(Value))
@@ -99,13 +110,23 @@ class DeltaResidual(nn.Module):
         check_finite("value_init", value_init)
         check_finite("value_constant", value_constant)
         check_between("beta_init", beta_init, 0, 2)
-        check_positive("eps_k", eps_k, optional=True)
+        check_positive("eps_k", eps_k, optional=True, least=LEAST_EPS_K)
         if mapping == "v" and value == "constant":
             raise ValueError(
                 '`value` must be "linear" or "sigmoid" with mapping="v", got "constant"'
             )
+        linear, constant = value == "linear" and mapping == "k", value == "constant"
+        read = mapping == "k" and not constant
+        check_used(
+            gate_hidden=(gate_hidden, 128, gate == "mlp", 'gate="mlp"'),
+            value_init=(value_init, 1.0, linear, 'value="linear" and mapping="k"'),
+            value_scale=(value_scale, 4.0, value == "sigmoid", 'value="sigmoid"'),
+            value_constant=(value_constant, 2.0, constant, 'value="constant"'),
+            value_from=(value_from, "context", read, 'mapping="k" and not value="constant"'),
+        )
         self.hidden_size, self.value_channels = hidden_size, value_channels
-        self.mapping, self.value_kind, self.value_from = mapping, value, value_from
+        self.mapping, self.gate_kind = mapping, gate
+        self.value_kind, self.value_from = value, value_from
         self.value_init = value_init
         self.value_scale, self.value_constant = value_scale, value_constant
         self.beta_init = beta_init
@@ -152,21 +173,21 @@ class DeltaResidual(nn.Module):
             x: the state, (…, d) for one value channel, (…, d, m) otherwise.
             sublayer_out: F(h), (…, d).
             context: h, what the sublayer read, (…, d).
-            compressed: the raw read x (…, d), for value_from="compressed"; with one value channel
-                it is the state itself by default.
+            compressed: the raw read x (…, d), what the context is the norm of. Needed with
+                value_from="compressed", and used then alone. `read(X, return_compressed=True)` of
+                a `Read` returns it; where h = norm(x) without a `Read`, it is the state x.
 
         Returns:
             The rewritten state, in the shape and dtype of x.
 
         Raises:
-            ValueError: a shape or device that does not fit; TypeError: a dtype, or no tensor.
+            ValueError: a shape or device that does not fit, no `compressed` where it is needed.
+            TypeError: a dtype, no tensor, a `gate` or `value` that was wrapped.
         """
         self._check(x, sublayer_out, context, compressed)
-        if self.value_channels == 1:
-            compressed = x if compressed is None else compressed
-            x = x.unsqueeze(-1)
         value, gate = self.complete(context, *self._linear(context, compressed))
         direction, value = self.write(sublayer_out, context, value)
+        x = x.unsqueeze(-1) if self.value_channels == 1 else x
         x = functional.rewrite(x, direction, value, gate, eps_k=self.eps_k)
         return x.squeeze(-1) if self.value_channels == 1 else x
 
@@ -175,11 +196,13 @@ class DeltaResidual(nn.Module):
     def fused(self) -> dict[str, Any]:
         """Arguments with which `ddl.functional.read` computes value and gate itself."""
         arguments: dict[str, Any] = {}
-        if isinstance(self.gate, Projection):
-            arguments["gate_weight"] = self.gate.weight.squeeze(0)
-            arguments["gate_bias"] = self.gate.bias.squeeze(0)
-        if self.mapping == "k" and self.value is not None:
-            arguments["value_weight"], arguments["value_bias"] = self.value.weight, self.value.bias
+        if self.gate_kind == "linear":
+            gate = taken("gate", self.gate)
+            arguments["gate_weight"] = gate.weight.squeeze(0)
+            arguments["gate_bias"] = gate.bias.squeeze(0)
+        if self._value_is_read:
+            value = taken("value", self.value)
+            arguments["value_weight"], arguments["value_bias"] = value.weight, value.bias
             arguments["value_from"] = self.value_from
             if self.value_kind == "sigmoid":
                 arguments["value_scale"] = self.value_scale
@@ -190,7 +213,7 @@ class DeltaResidual(nn.Module):
     ) -> tuple[Tensor | None, Tensor]:
         """Adds what a read cannot compute: a two-layer gate, a constant value."""
         if gate is None:
-            gate = _gate(_in_float32(self.gate, context))
+            gate = self._mlp_gate(context)
         if self.value_kind == "constant":
             value = gate.new_full((*gate.shape, self.value_channels), self.value_constant)
         return value, gate
@@ -203,8 +226,7 @@ class DeltaResidual(nn.Module):
             assert value is not None  # from the read, or constant
             return sublayer_out, value
         assert self.direction is not None
-        assert self.value is not None
-        return self.direction(context), self._phi(_in_float32(self.value, sublayer_out))
+        return self.direction(context), self._phi(_applied("value", self.value, sublayer_out))
 
     def _check(
         self, x: Tensor, sublayer_out: Tensor, context: Tensor, compressed: Tensor | None
@@ -217,31 +239,37 @@ class DeltaResidual(nn.Module):
         check_features("context", context, shape, x)
         if compressed is not None:
             check_features("compressed", compressed, shape, x)
+        elif self.value_from == "compressed":
+            raise ValueError(
+                f"`compressed` must be the raw read, of shape {tuple(shape)}, with "
+                'value_from="compressed", got None: `read(x, return_compressed=True)` returns it, '
+                "and where the context is the norm of x itself it is x"
+            )
+
+    @property
+    def _value_is_read(self) -> bool:
+        """Whether the value is computed from what was read (else constant, or the sublayer's)."""
+        return self.mapping == "k" and self.value_kind != "constant"
 
     def _linear(self, context: Tensor, raw: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """(value, gate) where they are linear, as the read computes them; else None."""
-        value = self.value if self.mapping == "k" else None
-        gate = self.gate if isinstance(self.gate, Projection) else None
+        gate = taken("gate", self.gate) if self.gate_kind == "linear" else None
+        value = taken("value", self.value) if self._value_is_read else None
         if value is None or gate is None or self.value_from == "compressed":
+            z = context if raw is None or self.value_from == "context" else raw
             return (
-                None if value is None else self._phi(_in_float32(value, self._z(context, raw))),
-                None if gate is None else _gate(_in_float32(gate, context)),
+                None if value is None else self._phi(project(z, value.weight, value.bias)),
+                None if gate is None else _gate(project(context, gate.weight, gate.bias)),
             )
         # One product with both weights reads the context once, and its gradient needs no addition.
         weight = torch.cat((gate.weight, value.weight))
-        both = _linear_in_float32(context, weight, torch.cat((gate.bias, value.bias)))
+        both = project(context, weight, torch.cat((gate.bias, value.bias)))
         return self._phi(both[..., 1:]), _gate(both[..., :1])
 
-    def _z(self, context: Tensor, raw: Tensor | None) -> Tensor:
-        """What the value is computed from."""
-        if self.value_from == "context":
-            return context
-        if raw is None:
-            raise ValueError(
-                "`compressed` must be the raw read (…, hidden_size) with "
-                f'value_from="compressed" and {self.value_channels} value channels, got None'
-            )
-        return raw
+    def _mlp_gate(self, h: Tensor) -> Tensor:
+        for layer in unwrapped("gate", self.gate, nn.Sequential):
+            h = _applied("gate", layer, h) if isinstance(layer, Projection) else layer(h)
+        return _gate(h)
 
     def _phi(self, linear: Tensor) -> Tensor:
         return self.value_scale * torch.sigmoid(linear) if self.value_kind == "sigmoid" else linear
@@ -254,49 +282,10 @@ class DeltaResidual(nn.Module):
         )
 
 
-class Projection(nn.Module):
-    """W x + b with the names of nn.Linear but not its type.
-
-    A model that initialises every nn.Linear its own way, as nanoGPT's `apply(self._init_weights)`
-    does, leaves gates and values as DeltaResidual set them.
-    """
-
-    bias: nn.Parameter  # None where there is none, typed as torch types nn.Linear's
-
-    def __init__(self, size_in: int, size_out: int, *, bias: bool = True, **factory: Any) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size_out, size_in, **factory))
-        start = nn.Parameter(torch.empty(size_out, **factory)) if bias else None
-        self.register_parameter("bias", start)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        size_out, size_in = self.weight.shape
-        return f"{size_in} → {size_out}, bias={self.bias is not None}"
-
-
 def _gate(logit: Tensor) -> Tensor:
     return 2 * torch.sigmoid(logit.squeeze(-1))
 
 
-def _in_float32(module: Projection | nn.Sequential, x: Tensor) -> Tensor:
-    """A linear layer, or a sequence of them, in float32 (float64 for float64), autocast or not."""
-    for layer in (module,) if isinstance(module, Projection) else module:
-        if isinstance(layer, Projection):
-            x = _linear_in_float32(x, layer.weight, layer.bias)
-        else:
-            x = layer(x)
-    return x
-
-
-def _linear_in_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    x, weight = x.to(dtype), weight.to(dtype)
-    bias = None if bias is None else bias.to(dtype)
-    device = x.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return F.linear(x, weight, bias)
-    with torch.autocast(device, enabled=False):
-        return F.linear(x, weight, bias)
+def _applied(name: str, module: Any, x: Tensor) -> Tensor:
+    layer = taken(name, module)
+    return project(x, layer.weight, layer.bias)

@@ -38,8 +38,8 @@ class RunDirectory:
     def create(cls, config: TrainConfig, tokenizer: Tokenizer) -> RunDirectory:
         """Make the directory and write what describes the run.
 
-        A directory with a run in it is refused unless `config.overwrite`, which removes that run's
-        files and nothing else. Raises InputError.
+        A directory that is not empty is refused unless `config.overwrite`, which removes the files
+        of a run in it and nothing else. Raises InputError.
         """
         refuse_existing(config)
         path = config.directory
@@ -85,13 +85,24 @@ class RunDirectory:
 
 
 def refuse_existing(config: TrainConfig) -> None:
-    """Raise InputError if the run directory has a run in it, unless `config.overwrite`."""
+    """Raise InputError unless the run directory is new or empty, or `config.overwrite` is set."""
     path = config.directory
-    if not config.overwrite and any(os.path.exists(path / name) for name in FILES):
-        raise InputError(
-            f"`out` must be a directory without a run, got {path}, which has one:"
-            " choose another or add --overwrite"
-        )
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"`out` must be a directory, got {path}: {error.strerror}") from error
+    if not names or config.overwrite:
+        return
+    if any(name in FILES for name in names):
+        expected, got, hint = "a directory without a run", "one", ""
+    else:
+        expected, got, hint = "a new or empty directory", "other files", ", which leaves them alone"
+    raise InputError(
+        f"`out` must be {expected}, got {path}, which has {got}:"
+        f" choose another or add --overwrite{hint}"
+    )
 
 
 def load_config(path: Path) -> TrainConfig:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from inspect import signature
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from . import functional
-from ._checks import check_choice, check_count, check_returned, check_stream
+from ._checks import check_returned, check_stream, unwrapped
+from ._options import check_choice, check_counts, check_used
+from .projection import form_pruned
 from .read import Compress, Expand, ExpandKind, Parameterization, Read
 from .residual import DeltaResidual
 
@@ -34,19 +37,40 @@ class DeltaStream(nn.Module):
     (With value_from="compressed" the loop passes the raw read on: `h, x = read(X,
     return_compressed=True)` and `residual(…, compressed=x)`.)
 
+    Reads and residuals give their parameters to the fused operators and are not called themselves:
+    forward hooks on them, or on their gates and values, do not fire here, and a wrapper around one
+    is refused. torch.nn.utils.parametrize and prune work. Who replaces a read whose compression
+    others share replaces these, too.
+
     Args:
         hidden_size: d.
         sublayers: the F's in order, attention and MLP in turn for a Transformer.
         value_channels: m.
-        compress, kernel_size, parameterization, causal, norm_eps: as in Read. compress=None is
-            "identity" for one value channel and "channel" for more.
-        expand, expand_kernel_size: kind and kernel_size of Expand.
+        compress: how a read gets from (d, m) to d features; None for the first that fits.
+            "identity": the state as it is, for m = 1.
+            "channel": a weighted sum over the value channels.
+            "token": a weighted sum over the value channels of the last kernel_size tokens.
+        kernel_size, parameterization, causal, norm_eps: as in Read.
+        expand: how the embeddings become m value channels.
+            "repeat": each is a copy.
+            "conv": each is a causal depthwise convolution over the last expand_kernel_size tokens.
+        expand_kernel_size: as Expand's kernel_size.
         sublayers_per_compressor: consecutive sublayers that share one compression (the papers share
             it in a block of attention and MLP: 2).
-        residual: further keyword arguments of DeltaResidual.
+        device, dtype: of the parameters.
+        residual: mapping, gate, gate_hidden, value, value_init, value_scale, value_constant,
+            value_from, beta_init and eps_k of DeltaResidual. What a sublayer writes depends on
+            mapping="k": along its output, the value comes from the read (the default).
+            mapping="v": its output as the value, along a direction from the context.
+            value="linear": a linear map (the default).
+            value="sigmoid": value_scale·sigmoid of a linear map.
+            value="constant": value_constant in every value channel.
 
     Raises:
-        ValueError: an option that is unknown or does not fit.
+        ValueError: an option that is unknown, does not fit or, where it has no effect, is set to
+            other than its default.
+        TypeError: `sublayers` that are no modules, an option that neither this class nor
+            DeltaResidual has.
 
     Source: DDL (arXiv 2601.00417, newest version), variants CC and TC with and without EC.
     """
@@ -54,7 +78,7 @@ class DeltaStream(nn.Module):
     def __init__(
         self,
         hidden_size: int,
-        sublayers: Sequence[nn.Module],
+        sublayers: Iterable[nn.Module],
         *,
         value_channels: int = 1,
         compress: Compress | None = None,
@@ -70,36 +94,49 @@ class DeltaStream(nn.Module):
         **residual: Any,
     ) -> None:
         super().__init__()
-        check_count("sublayers_per_compressor", sublayers_per_compressor)
+        check_counts(
+            value_channels=value_channels,
+            expand_kernel_size=expand_kernel_size,
+            sublayers_per_compressor=sublayers_per_compressor,
+        )
         check_choice("expand", expand, get_args(ExpandKind))
-        check_count("expand_kernel_size", expand_kernel_size)
-        sublayers = list(sublayers)
-        if len(sublayers) == 0:
-            raise ValueError("`sublayers` must hold at least one module, got none")
-        self.sublayers = nn.ModuleList(sublayers)
+        if compress is None:
+            compress = "identity" if value_channels == 1 else "channel"
+        every = sublayers_per_compressor
+        check_used(
+            expand_kernel_size=(expand_kernel_size, 4, expand == "conv", 'expand="conv"'),
+            sublayers_per_compressor=(
+                every,
+                2,
+                compress != "identity",
+                'compress="channel" or "token"',
+            ),
+        )
+        _check_known(residual)
+        self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
+        self.hidden_size, self.value_channels = hidden_size, value_channels
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.expand = Expand(
             hidden_size, value_channels, kind=expand, kernel_size=expand_kernel_size, **factory
         )
 
-        options: dict[str, Any] = {
-            "compress": compress or ("identity" if value_channels == 1 else "channel"),
+        common: dict[str, Any] = {"compress": compress, "norm_eps": norm_eps, **factory}
+        own: dict[str, Any] = {
             "kernel_size": kernel_size,
             "parameterization": parameterization,
             "causal": causal,
-            "norm_eps": norm_eps,
-            **factory,
         }
         reads: list[Read] = []
-        for index in range(len(sublayers)):
-            first = index % sublayers_per_compressor
-            shared = reads[index - first] if first else None
-            reads.append(Read(hidden_size, value_channels, shared=shared, **options))
+        for index in range(len(self.sublayers)):
+            first = index - index % every
+            options = own if first == index else {"shared": reads[first]}
+            reads.append(Read(hidden_size, value_channels, **options, **common))
         self.reads = nn.ModuleList(reads)
         self.residuals = nn.ModuleList(
-            DeltaResidual(hidden_size, value_channels, **residual, **factory) for _ in sublayers
+            DeltaResidual(hidden_size, value_channels, **residual, **factory)
+            for _ in self.sublayers
         )
-        self.readout = Read(hidden_size, value_channels, **options)
+        self.readout = Read(hidden_size, value_channels, **own, **common)
 
     def reset_parameters(self) -> None:
         """Resets expansion, reads, residuals and readout; the sublayers are the caller's."""
@@ -109,13 +146,14 @@ class DeltaStream(nn.Module):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """x (B, T, d) → the normalised readout (B, T, d); the rest goes to every sublayer.
 
-        Raises ValueError where x or what a sublayer returns has another shape, TypeError where it
-        is no tensor, or of a dtype that the operators do not know.
+        Raises ValueError where x or what a sublayer returns has another shape, or a read shares the
+        compression of one that was replaced; TypeError where x or what a sublayer returns is no
+        tensor, or of a dtype that the operators do not know, or a read or residual is wrapped.
         """
-        check_stream("x", x, (self.expand.hidden_size,), over_time=True)
-        state = self.expand(x)
-        state = state.unsqueeze(-1) if self.expand.value_channels == 1 else state
+        check_stream("x", x, (self.hidden_size,), over_time=True)
         arguments = self._read_arguments()
+        state = self.expand(x)
+        state = state.unsqueeze(-1) if self.value_channels == 1 else state
         context, value, gate = functional.read(state, **arguments[0])
         for index, (sublayer, residual, after) in enumerate(
             zip(self.sublayers, self.residuals, arguments[1:], strict=True)
@@ -132,19 +170,56 @@ class DeltaStream(nn.Module):
 
     def _read_arguments(self) -> list[dict[str, Any]]:
         """Arguments of every read, the last one the readout's; a shared weight is formed once."""
+        reads = [unwrapped(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
+        reads.append(unwrapped("readout", self.readout, Read))
         weights: dict[int, Tensor | None] = {}
         arguments = []
-        residuals = (*self.residuals, None)
-        for read, residual in zip((*self.reads, self.readout), residuals, strict=True):
+        for index, read in enumerate(reads):
+            form_pruned(read)
+            if not read._shared:
+                weights[id(read)] = read.effective_weight()
             owner = read._shared[0] if read._shared else read
             if id(owner) not in weights:
-                weights[id(owner)] = owner.effective_weight()
+                raise ValueError(
+                    f"`reads[{index}]` must share the compression of a read before it, got that of "
+                    "one that was replaced: replace it, too, by Read(…, shared=stream.reads[…])"
+                )
             arguments.append(
                 {
                     "compress": weights[id(owner)],
                     "norm_weight": read.norm_weight,
                     "norm_eps": read.norm_eps,
-                    **(residual.fused() if residual is not None else {}),
                 }
             )
+        for index, residual in enumerate(self.residuals):
+            arguments[index] |= unwrapped(f"residuals[{index}]", residual, DeltaResidual).fused()
         return arguments
+
+
+def _checked_sublayers(sublayers: Any) -> list[nn.Module]:
+    """The modules as a list. One module is no sequence, an nn.Sequential is one module."""
+    single = isinstance(sublayers, nn.Module) and not isinstance(sublayers, nn.ModuleList)
+    if single or not isinstance(sublayers, Iterable):
+        got = type(sublayers).__name__
+        raise TypeError(f"`sublayers` must be a sequence of modules, got {got}")
+    listed = list(sublayers)
+    if len(listed) == 0:
+        raise ValueError("`sublayers` must hold at least one module, got none")
+    for index, sublayer in enumerate(listed):
+        if not isinstance(sublayer, nn.Module):
+            got = type(sublayer).__name__
+            raise TypeError(f"`sublayers[{index}]` must be a torch.nn.Module, got {got}")
+    return listed
+
+
+def _check_known(options: dict[str, Any]) -> None:
+    """Raises TypeError for what is no option of DeltaResidual, in the name of DeltaStream."""
+    known = [
+        name for name, p in signature(DeltaResidual).parameters.items() if p.kind == p.KEYWORD_ONLY
+    ]
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"`{name}` must be an option of DeltaStream or of DeltaResidual "
+                f"({', '.join(known)}), got an unknown one"
+            )

@@ -118,7 +118,7 @@ def train(config: TrainConfig, console: Console) -> RunDirectory:
     Raises InputError for input that cannot be used, DivergedError when the loss is not finite.
     """
     device = pick_device(config.device, config.model.residual)
-    corpus = data.load(config.data.source)
+    corpus = data.load(config.data)
     refuse_existing(config)  # before the model is built, which may take a while
     trainer = Trainer(config, corpus, device)
     run = RunDirectory.create(config, corpus.tokenizer)
@@ -133,7 +133,7 @@ def train(config: TrainConfig, console: Console) -> RunDirectory:
             run.log(record)
             if "loss" in record:
                 speed = f"{record['tokens_per_second']:,.0f} tok/s"
-                loss = f"loss {record['loss']:.3f}"
+                loss = f"mean loss {record['loss']:.3f}"
                 bar.update(task, completed=record["step"], loss=loss, speed=speed)
             else:
                 bar.console.print(
@@ -190,7 +190,7 @@ def check_finite(loss: float, step: int) -> None:
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar with steps, loss, tokens per second and the remaining time."""
+    """A bar with steps, mean loss since the last update, tokens per second, remaining time."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""The papers' Transformer ([P3], experiments), with the residual as its one choice.
+"""The Transformer of Deep Delta Learning (arXiv 2601.00417), with the residual as its one choice.
 
     x = wte(idx);  h = trunk(x);  logits = h · wteᵀ
 
@@ -164,7 +164,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _reset_backbone(self, sublayers: nn.ModuleList) -> None:
-        """[P3]'s µP-style start: embedding std 0.02, hidden matrices std 0.5/√d, norms one."""
+        """The paper's µP-style start: embedding std 0.02, hidden matrices std 0.5/√d, norms one."""
         std = HIDDEN_STD_FACTOR / math.sqrt(self.config.hidden_size)
         nn.init.normal_(self.wte.weight, std=EMBEDDING_STD)
         for module in sublayers.modules():

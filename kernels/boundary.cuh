@@ -134,6 +134,47 @@ struct Parameters {
   __device__ __forceinline__ Real gamma(int f) const { return NORM_WEIGHT ? norm[f] : Real(1); }
 };
 
+// A row of D numbers between the passes over a token, every column one thread's own: in registers where
+// packets are held there too, else in shared memory.
+struct Columns {
+#if HOLD
+  Real held[ROWS][FEATURES];
+
+  __device__ explicit Columns(Real*) {}
+  __device__ __forceinline__ void get(int row, Real (&x)[FEATURES]) const {
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) x[f] = held[row][f];
+  }
+  __device__ __forceinline__ void put(int row, const Real (&x)[FEATURES]) {
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) held[row][f] = x[f];
+  }
+#else
+  Real* columns;
+
+  __device__ explicit Columns(Real* shared) : columns(shared) {}
+  __device__ __forceinline__ void get(int row, Real (&x)[FEATURES]) const {
+    Features packet;
+    packet.get(columns + feature_of(row));
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) x[f] = packet.element[f];
+  }
+  __device__ __forceinline__ void put(int row, const Real (&x)[FEATURES]) {
+    Features packet;
+    packet.set(x);
+    packet.put(columns + feature_of(row));
+  }
+#endif
+};
+
+// Registers can be indexed by constants only; what lies in memory is walked row by row, so that a wide
+// state does not ask for more registers than there are.
+#if HOLD || (READ == 3 && WINDOW == 0) || (defined(BACKWARD) && SUMS == 0)
+#define UNROLL_ROWS _Pragma("unroll")
+#else
+#define UNROLL_ROWS _Pragma("unroll 1")
+#endif
+
 // The K rows of a token read that are still being filled, or still needed: row 0 belongs to the token
 // at hand, row s to the one s steps on. Every thread keeps the columns of its own features, so no
 // barrier is ever needed. WINDOW says where: registers, shared memory or scratch.
@@ -218,7 +259,8 @@ struct Window {
 #endif
 };
 
-#if WINDOW == 0
+// Registers can be indexed by constants only, and a few taps are faster side by side.
+#if WINDOW == 0 || TAPS <= 8
 #define UNROLL_TAPS _Pragma("unroll")
 #else
 #define UNROLL_TAPS _Pragma("unroll 1")

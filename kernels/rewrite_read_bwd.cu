@@ -20,6 +20,7 @@
 // atomics, into one row of `partial` per block; `reduce` adds the rows in order. dw_β and, of values
 // that read h, dW_v are summed without their factor γ, which `reduce` puts in.
 
+#define BACKWARD
 #include "boundary.cuh"
 
 struct Gradients {
@@ -76,13 +77,19 @@ struct Pass {
   Packet<typename Choose<READ == TOKEN, Real, STATE_T>::Type, ELEMENTS> grad[HELD];
   Packet<DIRECTION_T, FEATURES> direction[HELD];
   Packet<STATE_T, ELEMENTS> stored[HELD];  // X'
-  Real normed[ROWS][FEATURES];             // x̂
-  Real dh[ROWS][FEATURES];                 // dh'
-  Real dx[ROWS][FEATURES];                 // a, then dx
+  Columns normed;                          // x̂
+  Columns context;                         // dh'
+  Columns read;                            // a, whereof dx = a − c·rstd·x̂
   Real tail[1 + M] = {};                   // db_β, db_v
 
   __device__ Pass(const Backward& all, typename BlockSum<BLOCK_SUMS>::Buffer& buffer, Real* shared)
-      : b(all.b), g(all.g), sum(buffer), sums(all.g.partial, shared) {}
+      : b(all.b),
+        g(all.g),
+        sum(buffer),
+        sums(all.g.partial, shared + (HOLD ? 0 : 3 * D)),
+        normed(shared),
+        context(shared + D),
+        read(shared + 2 * D) {}
 
   __device__ __forceinline__ void load(Window* window, long long token, int row) {
     const int feature = feature_of(row), at = row % HELD;
@@ -166,7 +173,8 @@ struct Pass {
   }
 
   // x̂ of a row, from x as a token read saved it, else from X'.
-  __device__ __forceinline__ void compress(const Scalars& s, long long token, int row) {
+  __device__ __forceinline__ void compress(
+      const Scalars& s, long long token, int row, Real (&normed)[FEATURES]) const {
     Packet<STATE_T, FEATURES> saved;
     Compress compress;
     if constexpr (READ == TOKEN) saved.load(b.compressed + token * D + feature_of(row));
@@ -180,17 +188,18 @@ struct Pass {
 #pragma unroll
         for (int j = 0; j < M; ++j) x += compress.at(f, j) * stored[row % HELD][f * M + j];
       }
-      normed[row][f] = x * s.rstd;
+      normed[f] = x * s.rstd;
     }
   }
 
   // dh' and a of a row, from dh and what gate and values ask of the context.
-  __device__ __forceinline__ void read_row(const Scalars& s, long long token, int row) {
+  __device__ __forceinline__ void read_row(
+      const Scalars& s, long long token, int row, Real (&dh)[FEATURES], Real (&a)[FEATURES]) const {
     const int feature = feature_of(row);
     Parameters parameters;
     parameters.load(b, feature);
-    Packet<CONTEXT_T, FEATURES> context;
-    if (g.grad_context) context.load(g.grad_context + token * D + feature); else context.clear();
+    Packet<CONTEXT_T, FEATURES> incoming;
+    if (g.grad_context) incoming.load(g.grad_context + token * D + feature); else incoming.clear();
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
       Real value = Real(0);
@@ -198,23 +207,23 @@ struct Pass {
 #pragma unroll
         for (int j = 0; j < M; ++j) value += s.linear[j] * parameters.value[j][f];
       }
-      Real total = context[f];
-      if constexpr (GATE) total += s.logit * parameters.gate[f];
-      if constexpr (VALUE && !VALUE_FROM_COMPRESSED) total += value;
-      dh[row][f] = total;
-      dx[row][f] = s.rstd * parameters.gamma(f) * total + (VALUE_FROM_COMPRESSED ? value : Real(0));
+      dh[f] = incoming[f];
+      if constexpr (GATE) dh[f] += s.logit * parameters.gate[f];
+      if constexpr (VALUE && !VALUE_FROM_COMPRESSED) dh[f] += value;
+      a[f] = s.rstd * parameters.gamma(f) * dh[f] + (VALUE_FROM_COMPRESSED ? value : Real(0));
     }
   }
 
   // A row's shares of c and, of an own token, of k̂ᵀ(G + w a) and k̂ᵀ(w x̂) (r is put in later).
   __device__ __forceinline__ void add_row(
-      const Scalars& s, int row, bool own, Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) const {
+      int row, bool own, const Real (&normed)[FEATURES], const Real (&dh)[FEATURES],
+      const Real (&a)[FEATURES], Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) const {
     if constexpr (NORM) {
       Parameters parameters;
       parameters.load_norm(b, feature_of(row));
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) {
-        totals[0] += parameters.gamma(f) * dh[row][f] * normed[row][f];
+        totals[0] += parameters.gamma(f) * dh[f] * normed[f];
       }
     }
     if constexpr (!REWRITE) return;
@@ -224,8 +233,8 @@ struct Pass {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
       const Real k = direction[row % HELD][f];
-      const Real k_a = READ != NONE ? k * dx[row][f] : Real(0);
-      const Real k_normed = NORM ? k * normed[row][f] : Real(0);
+      const Real k_a = READ != NONE ? k * a[f] : Real(0);
+      const Real k_normed = NORM ? k * normed[f] : Real(0);
 #pragma unroll
       for (int j = 0; j < M; ++j) {
         totals[ALONG_AT + j] += k * grad[row % HELD][f * M + j];
@@ -236,7 +245,9 @@ struct Pass {
   }
 
   // The sums of parameter gradients take a row of an own token.
-  __device__ __forceinline__ void add_parameters(const Scalars& s, Window* window, int row) {
+  __device__ __forceinline__ void add_parameters(
+      const Scalars& s, Window* window, int row, const Real (&normed)[FEATURES],
+      const Real (&dx)[FEATURES]) {
     Real share[FEATURES];
     if constexpr (COMPRESS_SLOTS > 0) {
       UNROLL_SUMS
@@ -247,20 +258,22 @@ struct Pass {
         for (int j = 0; j < M; ++j) {
 #pragma unroll
           for (int f = 0; f < FEATURES; ++f) {
-            share[f] = (READ == TOKEN ? later[f] : dx[row][f]) * stored[row % HELD][f * M + j];
+            share[f] = (READ == TOKEN ? later[f] : dx[f]) * stored[row % HELD][f * M + j];
           }
           sums.add(tap * M + j, row, share);
         }
       }
     }
     if constexpr (NORM_WEIGHT) {
+      Real dh[FEATURES];
+      context.get(row, dh);
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) share[f] = dh[row][f] * normed[row][f];
+      for (int f = 0; f < FEATURES; ++f) share[f] = dh[f] * normed[f];
       sums.add(NORM_SLOT, row, share);
     }
     if constexpr (GATE) {
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) share[f] = s.logit * normed[row][f];
+      for (int f = 0; f < FEATURES; ++f) share[f] = s.logit * normed[f];
       sums.add(GATE_SLOT, row, share);
     }
     if constexpr (VALUE) {
@@ -268,7 +281,7 @@ struct Pass {
       for (int j = 0; j < M; ++j) {
         const Real scale = VALUE_FROM_COMPRESSED ? s.linear[j] / s.rstd : s.linear[j];
 #pragma unroll
-        for (int f = 0; f < FEATURES; ++f) share[f] = scale * normed[row][f];
+        for (int f = 0; f < FEATURES; ++f) share[f] = scale * normed[f];
         sums.add(VALUE_SLOT + j, row, share);
       }
     }
@@ -276,7 +289,7 @@ struct Pass {
 
   // G += dx ⊗ w, then dX and dk of a row.
   __device__ __forceinline__ void store_row(
-      const Scalars& s, const Turn& turn, long long token, int row) {
+      const Scalars& s, const Turn& turn, long long token, int row, const Real (&dx)[FEATURES]) {
     const int feature = feature_of(row), at = row % HELD;
     Compress compress;
     if constexpr (READ != NONE) compress.load(b, feature);
@@ -288,7 +301,7 @@ struct Pass {
 #pragma unroll
       for (int j = 0; j < M; ++j) {
         Real grad = this->grad[at][f * M + j];
-        if constexpr (READ != NONE) grad += compress.at(f, j) * dx[row][f];
+        if constexpr (READ != NONE) grad += compress.at(f, j) * dx[f];
         if constexpr (REWRITE) {
           unit += grad * s.write.error[j] - state[at][f * M + j] * turn.g[j];
           grad -= turn.back[j] * k;
@@ -307,41 +320,58 @@ struct Pass {
     }
   }
 
+  // Before the sum: what a row adds to it, and x̂, dh' and a for after it.
+  __device__ __forceinline__ void before_sum(
+      const Scalars& s, Window* window, long long token, bool own, int row,
+      Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) {
+    Real normed[FEATURES] = {}, dh[FEATURES] = {}, a[FEATURES] = {};
+    if (own) load(window, token, row);
+    if constexpr (READ != NONE) {
+      if constexpr (READ != TOKEN) rebuild(s, row);
+      compress(s, token, row, normed);
+      read_row(s, token, row, dh, a);
+      this->normed.put(row, normed);
+      context.put(row, dh);
+      read.put(row, a);
+    }
+    add_row(row, own, normed, dh, a, totals);
+  }
+
+  // After it: dx, the shares of parameter gradients, dX and dk.
+  __device__ __forceinline__ void after_sum(
+      const Scalars& s, const Turn& turn, Real shift, Window* window, long long token, bool own,
+      int row) {
+    Real normed[FEATURES] = {}, dx[FEATURES] = {};
+    if constexpr (READ != NONE) {
+      this->normed.get(row, normed);
+      read.get(row, dx);
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f) dx[f] -= shift * normed[f];
+    }
+    if constexpr (READ == TOKEN) window->put(0, row, dx);
+    if (!own) return;
+    if constexpr (!HOLD) load(window, token, row);
+    if constexpr (COMPRESS_SLOTS > 0 && (!HOLD || READ == TOKEN)) rebuild(s, row);
+    add_parameters(s, window, row, normed, dx);
+    store_row(s, turn, token, row, dx);
+  }
+
   // One token; of a token behind the chunk (not its own) dx alone.
   __device__ __forceinline__ void run(Window* window, long long token, bool own) {
     const Scalars s = scalars(token, own);
     Real totals[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1] = {};
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
-      if (!is_inside(row)) continue;
-      if (own) load(window, token, row);
-      if constexpr (READ != NONE) {
-        if constexpr (READ != TOKEN) rebuild(s, row);
-        compress(s, token, row);
-        read_row(s, token, row);
-      }
-      add_row(s, row, own, totals);
-    }
+    UNROLL_ROWS
+    for (int row = 0; row < ROWS; ++row)
+      if (is_inside(row)) before_sum(s, window, token, own, row, totals);
     if constexpr (BLOCK_SUMS > 0) sum(totals);
     const Real shift = NORM ? totals[0] / Real(D) * s.rstd : Real(0);  // c·rstd
     Turn turn;
     if constexpr (REWRITE) {
       if (own) turn = finish(s, totals, shift, token);
     }
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
-      if (!is_inside(row)) continue;
-      if constexpr (READ != NONE) {
-#pragma unroll
-        for (int f = 0; f < FEATURES; ++f) dx[row][f] -= shift * normed[row][f];
-      }
-      if constexpr (READ == TOKEN) window->put(0, row, dx[row]);
-      if (!own) continue;
-      if constexpr (!HOLD) load(window, token, row);
-      if constexpr (COMPRESS_SLOTS > 0 && (!HOLD || READ == TOKEN)) rebuild(s, row);
-      add_parameters(s, window, row);
-      store_row(s, turn, token, row);
-    }
+    UNROLL_ROWS
+    for (int row = 0; row < ROWS; ++row)
+      if (is_inside(row)) after_sum(s, turn, shift, window, token, own, row);
     if constexpr (READ == TOKEN) window->retreat();
     if (!own) return;
     tail[0] += s.logit;

@@ -25,10 +25,10 @@ struct Forward {
   BlockSum<MOST_SUMS> sum;
   Packet<STATE_T, ELEMENTS> state[HELD];
   Packet<DIRECTION_T, FEATURES> direction[HELD];
-  Real x[ROWS][FEATURES];
+  Columns x;
 
-  __device__ Forward(const Boundary& b, typename BlockSum<MOST_SUMS>::Buffer& buffer)
-      : b(b), sum(buffer) {}
+  __device__ Forward(const Boundary& b, typename BlockSum<MOST_SUMS>::Buffer& buffer, Real* shared)
+      : b(b), sum(buffer), x(shared) {}
 
   __device__ __forceinline__ void load(long long token, int row) {
     const int feature = feature_of(row);
@@ -56,7 +56,7 @@ struct Forward {
     for (int j = 0; j < M; ++j) value[j] = b.value[token * M + j];
     const Real gate = b.gate[token];
     Real sums[1 + M] = {};
-#pragma unroll
+    UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
       if constexpr (!HOLD) load(token, row);
@@ -100,7 +100,8 @@ struct Forward {
   }
 
   // x of a row that looks back: what the window has of it, and this token's share.
-  __device__ __forceinline__ void compress_over_time(Window& window, long long token, int row, bool own) {
+  __device__ __forceinline__ void compress_over_time(
+      Window& window, long long token, int row, bool own, Real (&x)[FEATURES]) const {
     UNROLL_TAPS
     for (int tap = TAPS - 1; tap > 0; --tap) {
       Real later[FEATURES];
@@ -108,28 +109,29 @@ struct Forward {
       mix(row, tap, later);
       window.put(tap, row, later);
     }
-    window.get(0, row, x[row]);
-    mix(row, 0, x[row]);
+    window.get(0, row, x);
+    mix(row, 0, x);
     Packet<STATE_T, FEATURES> saved;  // the backward sees the stored x: let the forward see it too
-    saved.set(x[row]);
+    saved.set(x);
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) x[row][f] = saved[f];
+    for (int f = 0; f < FEATURES; ++f) x[f] = saved[f];
     if (own) saved.store(b.compressed + token * D + feature_of(row));
   }
 
   // A row's shares of Σx², of the gate's logit and of the values, all linear in x but for rstd.
-  __device__ __forceinline__ void add_read(int row, Real (&sums)[READ_SUMS > 0 ? READ_SUMS : 1]) const {
+  __device__ __forceinline__ void add_read(
+      int row, const Real (&x)[FEATURES], Real (&sums)[READ_SUMS > 0 ? READ_SUMS : 1]) const {
     Parameters parameters;
     parameters.load(b, feature_of(row));
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
-      const Real x = this->x[row][f], normed = x * parameters.gamma(f);
-      if constexpr (NORM) sums[0] += x * x;
+      const Real normed = x[f] * parameters.gamma(f);
+      if constexpr (NORM) sums[0] += x[f] * x[f];
       if constexpr (GATE) sums[GATE_AT] += normed * parameters.gate[f];
       if constexpr (VALUE) {
 #pragma unroll
         for (int j = 0; j < M; ++j) {
-          sums[VALUE_AT + j] += (VALUE_FROM_COMPRESSED ? x : normed) * parameters.value[j][f];
+          sums[VALUE_AT + j] += (VALUE_FROM_COMPRESSED ? x[f] : normed) * parameters.value[j][f];
         }
       }
     }
@@ -159,14 +161,15 @@ struct Forward {
   }
 
   __device__ __forceinline__ void store_context(long long token, Real rstd) const {
-#pragma unroll
+    UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
       Parameters parameters;
       parameters.load_norm(b, feature_of(row));
       Real h[FEATURES];
+      x.get(row, h);
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) h[f] = x[row][f] * rstd * parameters.gamma(f);
+      for (int f = 0; f < FEATURES; ++f) h[f] *= rstd * parameters.gamma(f);
       Packet<CONTEXT_T, FEATURES> context;
       context.set(h);
       context.put(b.context + token * D + feature_of(row));  // the sublayer reads it next: keep it near
@@ -178,19 +181,17 @@ struct Forward {
     Write write;
     if constexpr (REWRITE) write = compare(token, own);
     Real sums[READ_SUMS > 0 ? READ_SUMS : 1] = {};
-#pragma unroll
+    UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
       if constexpr (!HOLD) load(token, row);
       if constexpr (REWRITE) rewrite(token, row, write, own);
-      if constexpr (READ == TOKEN) {
-        compress_over_time(*window, token, row, own);
-      } else if constexpr (READ != NONE) {
-#pragma unroll
-        for (int f = 0; f < FEATURES; ++f) x[row][f] = Real(0);
-        mix(row, 0, x[row]);
-      }
-      if constexpr (READ_SUMS > 0) add_read(row, sums);
+      if constexpr (READ == NONE) continue;
+      Real x[FEATURES] = {};
+      if constexpr (READ == TOKEN) compress_over_time(*window, token, row, own, x);
+      else mix(row, 0, x);
+      if constexpr (READ_SUMS > 0) add_read(row, x, sums);
+      this->x.put(row, x);
     }
     if (next >= 0) load(next);
     if constexpr (READ == NONE) return;
@@ -206,9 +207,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(c
   __shared__ Real buffer[2][MOST_SUMS > 0 ? MOST_SUMS : 1][WARPS];
   const long long first = blockIdx.x * b.chunk;
   const long long last = first + b.chunk < b.tokens ? first + b.chunk : b.tokens;
-  Forward forward(b, buffer);
+  Real* const window_rows = reinterpret_cast<Real*>(shared);
+  Forward forward(b, buffer, window_rows + (READ == TOKEN && WINDOW == 1 ? TAPS * D : 0));
   if constexpr (READ == TOKEN) {
-    Window window(b, reinterpret_cast<Real*>(shared));
+    Window window(b, window_rows);
     long long position = first % b.time;
     const long long halo = position < TAPS - 1 ? position : TAPS - 1;
     position -= halo;

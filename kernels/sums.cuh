@@ -11,7 +11,7 @@
 #else
 #define UNROLL_SLOTS _Pragma("unroll 1")
 #endif
-#if WINDOW == 0 || SUMS == 0
+#if SUMS == 0 || WINDOW == 0 || TAPS <= 8
 #define UNROLL_SUMS _Pragma("unroll")
 #else
 #define UNROLL_SUMS _Pragma("unroll 1")

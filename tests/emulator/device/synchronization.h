@@ -1,0 +1,89 @@
+// Barriers, votes and shuffles. Each passes on where it was called from: a default argument is
+// evaluated at the caller.
+#pragma once
+
+#include "runtime.h"
+
+#define EMULATOR_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
+#define EMULATOR_SITE(operation) (emulator::Site{operation, file, line})
+
+inline void __syncthreads(EMULATOR_CALLER) {
+  emulator::barrier(EMULATOR_SITE("__syncthreads"), 0);
+}
+
+inline int __syncthreads_count(int predicate, EMULATOR_CALLER) {
+  return emulator::barrier(EMULATOR_SITE("__syncthreads_count"), predicate);
+}
+
+inline int __syncthreads_or(int predicate, EMULATOR_CALLER) {
+  return emulator::barrier(EMULATOR_SITE("__syncthreads_or"), predicate) != 0;
+}
+
+inline int __syncthreads_and(int predicate, EMULATOR_CALLER) {
+  return emulator::barrier(EMULATOR_SITE("__syncthreads_and"), !predicate) == 0;
+}
+
+inline void __syncwarp(unsigned mask = 0xffffffffu, EMULATOR_CALLER) {
+  emulator::sync_warp(EMULATOR_SITE("__syncwarp"), mask);
+}
+
+inline unsigned __ballot_sync(unsigned mask, int predicate, EMULATOR_CALLER) {
+  return emulator::ballot(EMULATOR_SITE("__ballot_sync"), mask, predicate);
+}
+
+inline int __any_sync(unsigned mask, int predicate, EMULATOR_CALLER) {
+  return emulator::ballot(EMULATOR_SITE("__any_sync"), mask, predicate) != 0;
+}
+
+inline int __all_sync(unsigned mask, int predicate, EMULATOR_CALLER) {
+  return emulator::ballot(EMULATOR_SITE("__all_sync"), mask, !predicate) == 0;
+}
+
+namespace emulator {
+
+template <class T>
+T shuffle_value(Site site, unsigned mask, T value, int source_lane) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "CUDA shuffles values of 4 or 8 bytes");
+  Bits bits = 0;
+  __builtin_memcpy(&bits, &value, sizeof(T));
+  bits = shuffle(site, mask, bits, source_lane);
+  __builtin_memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+// The first lane of the calling lane's group of `width` lanes; shuffles stay within a group.
+inline int group_start(int width) { return lane() & ~(width - 1); }
+
+}  // namespace emulator
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32, EMULATOR_CALLER) {
+  const int from = emulator::group_start(width) + (source & (width - 1));
+  return emulator::shuffle_value(EMULATOR_SITE("__shfl_sync"), mask, value, from);
+}
+
+// In the other three, a lane whose source lies outside its group keeps its own value.
+
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, EMULATOR_CALLER) {
+  const int lane = emulator::lane(), source = lane ^ lane_mask;
+  const bool inside = source < emulator::group_start(width) + width;
+  return emulator::shuffle_value(EMULATOR_SITE("__shfl_xor_sync"), mask, value,
+                                 inside ? source : lane);
+}
+
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, EMULATOR_CALLER) {
+  const int lane = emulator::lane(), source = lane + int(delta);
+  const bool inside = source < emulator::group_start(width) + width;
+  return emulator::shuffle_value(EMULATOR_SITE("__shfl_down_sync"), mask, value,
+                                 inside ? source : lane);
+}
+
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EMULATOR_CALLER) {
+  const int lane = emulator::lane(), source = lane - int(delta);
+  const bool inside = source >= emulator::group_start(width);
+  return emulator::shuffle_value(EMULATOR_SITE("__shfl_up_sync"), mask, value,
+                                 inside ? source : lane);
+}

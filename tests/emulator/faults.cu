@@ -1,0 +1,240 @@
+// Kernels for ../test_emulator.py. Those above the line are correct and must run under every order
+// of threads; each of those below has one bug, which must be reported.
+#include "faults.cuh"
+
+// out[i] = the sum of 0 … n-1, for every thread i of a block of n.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) sum_of_block(const Argument a) {
+  const int threads = blockDim.x * blockDim.y * blockDim.z;
+  const int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  const float sum = block_sum(float(thread), thread, threads);
+  a.out[blockIdx.x * threads + thread] = block_sum(sum, thread, threads) / float(threads);
+}
+
+// out[i] = the block's values reversed, through shared memory whose size the launch chooses.
+extern "C" __global__ void reverse(const Argument a) {
+  extern __shared__ __align__(16) float values[];
+  const int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+  for (int round = 0; round < 2; ++round) {
+    values[threadIdx.x] = float(block * 1000 + int(threadIdx.x) + round);
+    __syncthreads();
+    a.out[block * blockDim.x + threadIdx.x] = values[blockDim.x - 1 - threadIdx.x];
+    __syncthreads();  // before the next round overwrites what others still read
+  }
+}
+
+// Every way to exchange values between lanes, the last warp perhaps partial. 1 where all are right.
+extern "C" __global__ void lanes(const Argument a) {
+  const int lane = threadIdx.x % 32;
+  const int first = threadIdx.x - lane;
+  const int count = min(32, int(blockDim.x) - first);
+  const unsigned exist = count == 32 ? ~0u : (1u << count) - 1;
+  const unsigned all = 0xffffffffu;
+  bool right = __shfl_sync(all, lane, 5 % count) == 5 % count;
+  right &= __shfl_up_sync(exist, lane, 1) == max(lane - 1, 0);
+  right &= __shfl_down_sync(all, double(lane), 1, 1) == lane;
+  right &= __shfl_xor_sync(exist, lane, count == 32 ? 16 : 0) == (count == 32 ? lane ^ 16 : lane);
+  right &= __shfl_xor_sync(all, 1ll << 40, 0) == 1ll << 40;
+  right &= __ballot_sync(all, lane % 2) == (exist & 0xaaaaaaaau);
+  right &= __any_sync(all, lane == 0) == 1 && __any_sync(all, 0) == 0;
+  right &= __all_sync(all, lane >= 0) == 1 && __all_sync(all, lane > 0) == 0;
+  right &= __syncthreads_count(lane == 0) == int(blockDim.x + 31) / 32;
+  right &= __syncthreads_or(threadIdx.x == 0) == 1;
+  right &= __syncthreads_and(threadIdx.x == 0) == (blockDim.x == 1);
+  a.out[blockIdx.x * blockDim.x + threadIdx.x] = right ? 1.0f : 0.0f;
+}
+
+// Neighbours exchange through shared memory, in order by __syncwarp alone; each half for itself.
+extern "C" __global__ void warp_neighbours(const Argument a) {
+  __shared__ float values[THREADS];
+  const unsigned half = threadIdx.x % 32 < 16 ? 0xffffu : 0xffff0000u;
+  for (int round = 0; round < 3; ++round) {
+    values[threadIdx.x] = float(threadIdx.x + round);
+    __syncwarp(half);
+    a.out[blockIdx.x * blockDim.x + threadIdx.x] = values[threadIdx.x ^ 1];
+    __syncwarp(half);
+  }
+}
+
+// out[2 i + 1], out[2 i + 2]: when thread i began, and when it went on after its warp was there.
+extern "C" __global__ void tickets(const Argument a) {
+  const int thread = blockIdx.x * blockDim.x + threadIdx.x;
+  a.out[2 * thread + 1] = atomicAdd(a.out, 1.0f);
+  __syncwarp();
+  a.out[2 * thread + 2] = atomicAdd(a.out, 1.0f);
+}
+
+// All blocks must run at once, or each gives up. A GPU promises nothing of the kind.
+extern "C" __global__ void blocks_meet(const Argument a) {
+  atomicAdd(a.out, 1.0f);
+  for (int i = 0; i < 1 << 28 && atomicAdd(a.out, 0.0f) < float(gridDim.x); ++i) {
+  }
+  a.out[1 + blockIdx.x] = atomicAdd(a.out, 0.0f);
+}
+
+extern "C" __global__ void count_threads(const Argument a) { atomicAdd(a.out, 1.0f); }
+
+// ------------------------------------------------------------------------------------------------
+
+extern "C" __global__ void some_threads_at_barrier(const Argument a) {
+  if (threadIdx.x < 64) __syncthreads();
+  a.out[threadIdx.x] = 1.0f;
+}
+
+extern "C" __global__ void two_barriers(const Argument a) {
+  if (threadIdx.x & 1) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+  a.out[threadIdx.x] = 1.0f;
+}
+
+extern "C" __global__ void barrier_after_return(const Argument a) {
+  if (threadIdx.x == 37) return;
+  __syncthreads();
+  a.out[threadIdx.x] = 1.0f;
+}
+
+extern "C" __global__ void half_a_warp_shuffles(const Argument a) {
+  float sum = 1.0f;
+  if (threadIdx.x % 32 < 16) sum = warp_sum(sum);
+  __syncthreads();  // half of each warp is here
+  a.out[threadIdx.x] = sum;
+}
+
+extern "C" __global__ void two_shuffles(const Argument a) {
+  float value = 1.0f;
+  if (threadIdx.x % 32 < 16) {
+    value = __shfl_xor_sync(0xffffffffu, value, 1);
+  } else {
+    value = __shfl_xor_sync(0xffffffffu, value, 2);
+  }
+  a.out[threadIdx.x] = value;
+}
+
+extern "C" __global__ void exited_lane(const Argument a) {
+  if (threadIdx.x == 37) return;
+  a.out[threadIdx.x] = warp_sum(1.0f);
+}
+
+extern "C" __global__ void lane_not_in_mask(const Argument a) {
+  a.out[threadIdx.x] = __shfl_sync(0x0000ffffu, 1.0f, 0);
+}
+
+extern "C" __global__ void source_not_in_mask(const Argument a) {
+  if (threadIdx.x % 32 < 16) a.out[threadIdx.x] = __shfl_sync(0x0000ffffu, 1.0f, 16);
+}
+
+extern "C" __global__ void unwritten_static(const Argument a) {
+  __shared__ float values[THREADS];
+  if (threadIdx.x != 7) values[threadIdx.x] = 1.0f;
+  __syncthreads();
+  a.out[threadIdx.x] = values[threadIdx.x];
+}
+
+extern "C" __global__ void unwritten_dynamic(const Argument a) {
+  extern __shared__ float values[];
+  if (threadIdx.x != 7 || blockIdx.x == 0) values[threadIdx.x] = 1.0f;  // block 1 finds its own
+  __syncthreads();
+  a.out[blockIdx.x * blockDim.x + threadIdx.x] = values[threadIdx.x];
+}
+
+extern "C" __global__ void missing_barrier(const Argument a) {
+  __shared__ float values[THREADS];
+  values[threadIdx.x] = 1.0f;
+  a.out[blockIdx.x * blockDim.x + threadIdx.x] =
+      values[(threadIdx.x + blockDim.x - 1) % blockDim.x];
+}
+
+// The read is in order, the write of the next round is not.
+extern "C" __global__ void missing_second_barrier(const Argument a) {
+  __shared__ float values[THREADS];
+  float sum = 0.0f;
+  for (int round = 0; round < 2; ++round) {
+    values[threadIdx.x] = float(round);
+    __syncthreads();
+    sum += values[(threadIdx.x + 1) % blockDim.x];
+  }
+  a.out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+}
+
+extern "C" __global__ void missing_warp_barrier(const Argument a) {
+  __shared__ float values[THREADS];
+  values[threadIdx.x] = 1.0f;
+  __shfl_sync(0xffffffffu, 0, 0);  // is no barrier for memory
+  a.out[blockIdx.x * blockDim.x + threadIdx.x] = values[threadIdx.x ^ 1];  // of another lane
+}
+
+// Every block owns out[0 … n-1].
+extern "C" __global__ void blocks_race(const Argument a) { a.out[threadIdx.x] += 1.0f; }
+
+extern "C" __global__ void write_at_index(const Argument a) {
+  if (threadIdx.x == 3) a.out[a.index] = 1.0f;
+}
+
+extern "C" __global__ void read_at_index(const Argument a) {
+  a.out[threadIdx.x] = a.out[threadIdx.x == 3 ? a.index : 0];
+}
+
+extern "C" __global__ void dynamic_at_index(const Argument a) {
+  extern __shared__ float values[];
+  if (threadIdx.x == 3) values[a.index] = 1.0f;  // dynamic
+}
+
+extern "C" __global__ void static_at_index(const Argument a) {
+  __shared__ float values[8];
+  if (threadIdx.x == 3) values[a.index] = 1.0f;
+}
+
+__device__ void write_through(float* values, long long index) { values[index] = 1.0f; }
+
+extern "C" __global__ void static_pointer_at_index(const Argument a) {
+  __shared__ float values[8];
+  if (threadIdx.x == 3) write_through(values, a.index);
+}
+
+extern "C" __global__ void local_at_index(const Argument a) {
+  float values[8] = {};
+  values[a.index] = 1.0f;
+  a.out[threadIdx.x] = values[threadIdx.x % 8];
+}
+
+extern "C" __global__ void misaligned_16(const Argument a) {
+  const uint4 bits = *reinterpret_cast<const uint4*>(a.out + a.index);
+  a.out[0] = __uint_as_float(bits.x);
+}
+
+extern "C" __global__ void misaligned_8(const Argument a) {
+  *reinterpret_cast<uint2*>(a.out + a.index) = make_uint2(1, 2);
+}
+
+extern "C" __global__ void null_pointer(const Argument a) {
+  float* address = blockIdx.x == 2 && threadIdx.x == 5 ? nullptr : a.out + threadIdx.x;
+  *address = 1.0f;
+}
+
+extern "C" __global__ void divide_by(const Argument a) { a.out[0] = float(7 / a.index); }
+
+extern "C" __global__ void shift_by(const Argument a) { a.out[0] = float(1 << a.index); }
+
+extern "C" __global__ void overflow(const Argument a) {
+  a.out[0] = float(int(a.index) + int(threadIdx.x) + 1);
+}
+
+__device__ float deep(const Argument& a, long long depth) {
+  volatile float frame[256];
+  frame[depth % 256] = 1.0f;
+  return depth == 0 ? a.out[0] : deep(a, depth - 1) + frame[depth % 256];
+}
+
+extern "C" __global__ void stack_overflow(const Argument a) { a.out[0] = deep(a, a.index); }
+
+extern "C" __global__ void trap(const Argument) { __trap(); }
+
+extern "C" __global__ void __launch_bounds__((THREADS) / 2) too_many_threads(const Argument) {}
+
+extern "C" __global__ void too_much_static(const Argument a) {
+  __shared__ float values[48 * 1024 / 4 + 1];
+  values[threadIdx.x] = 1.0f;
+  a.out[threadIdx.x] = values[threadIdx.x];
+}

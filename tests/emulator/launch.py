@@ -1,0 +1,60 @@
+"""Runs kernels that `build` compiled."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class LaunchError(RuntimeError):
+    """A launch that a GPU would refuse, or that does something undefined there."""
+
+
+class Module:
+    """The kernels of one shared object."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+
+    def launch(
+        self,
+        kernel: str,
+        grid: Sequence[int],
+        block: Sequence[int],
+        argument: ctypes.Structure,
+        shared_bytes: int = 0,
+    ) -> None:
+        """Runs a grid of up to three dimensions of blocks of up to three dimensions.
+
+        argument: laid out like the kernel's parameter.
+
+        Raises LaunchError, and TypeError if `argument` has not the size of the parameter.
+        """
+        expected = self.argument_bytes(kernel)
+        if ctypes.sizeof(argument) != expected:
+            raise TypeError(
+                f"`argument` of {kernel} must have {expected} bytes, got {ctypes.sizeof(argument)}."
+            )
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+        error = ctypes.create_string_buffer(4096)
+        failed = self._library[f"ddl_emulated_{kernel}"](
+            _three(grid),
+            _three(block),
+            ctypes.c_size_t(shared_bytes),
+            parameters,
+            error,
+            ctypes.c_size_t(len(error)),
+        )
+        if failed:
+            raise LaunchError(error.value.decode(errors="replace"))
+
+    def argument_bytes(self, kernel: str) -> int:
+        """The size of the structure that a kernel takes."""
+        size = self._library[f"ddl_emulated_{kernel}_argument_bytes"]
+        size.restype = ctypes.c_size_t
+        return int(size())
+
+
+def _three(sizes: Sequence[int]) -> ctypes.Array[ctypes.c_uint]:
+    return (ctypes.c_uint * 3)(*sizes, *[1] * (3 - len(sizes)))

@@ -1,5 +1,6 @@
 # Every target sets up what it needs: a virtual environment with the pinned dependencies and a
-# release build of the extension. A second call finds both ready and starts at once.
+# release build of the extension, with the emulated GPU that the tests use. A second call finds both
+# ready and starts at once.
 
 PYTHON ?= python3
 ARGS   ?=
@@ -15,7 +16,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels 
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rust check format bench lock clean
+.PHONY: help setup demo test test-rust check format bench bench-gpu sanitize lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -41,7 +42,7 @@ test-rust: $(DEPS) ## the Rust tests
 
 check: $(DEPS) ## formatting, lints and types, changing nothing
 	cargo fmt --check
-	cargo clippy --release --all-targets -- -D warnings
+	cargo clippy --release --all-targets --features emulator -- -D warnings
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
@@ -54,6 +55,12 @@ format: $(DEPS) ## format Rust and Python in place
 bench: $(EXT) ## the training-step and operator benchmarks
 	$(PY) benchmarks/train_step.py
 	$(PY) benchmarks/ops.py
+
+bench-gpu: $(EXT) ## everything measured on a GPU, in 8 minutes (ARGS="--only ops,train")
+	$(PY) benchmarks/gpu.py $(ARGS)
+
+sanitize: $(EXT) ## part of the GPU tests under NVIDIA's compute-sanitizer
+	$(PY) tests/cuda/sanitize.py $(ARGS)
 
 lock: $(DEPS) ## rewrite requirements-dev.lock from pyproject.toml
 	$(PY) -m pip install --quiet uv
@@ -80,5 +87,6 @@ $(DEPS): requirements-dev.lock
 $(EXT): $(DEPS) $(NATIVE_SOURCES)
 	$(need_cargo)
 	@echo "Building the extension (release)."
-	@env -u CONDA_PREFIX VIRTUAL_ENV="$(CURDIR)/$(VENV)" PIP_QUIET=1 $(PY) -m maturin develop --release --locked
+	@env -u CONDA_PREFIX VIRTUAL_ENV="$(CURDIR)/$(VENV)" PIP_QUIET=1 $(PY) -m maturin develop --release --locked \
+	    --features extension-module,emulator
 	@touch $@

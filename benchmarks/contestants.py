@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ class Contestant:
     optimizer: torch.optim.Optimizer | None
     hidden_size: int
     error: float | None = None  # largest in the gate
+    drift: float | None = None  # of its gradients in bfloat16
     red: str | None = None
     seconds: list[float] = field(default_factory=list)
 
@@ -47,8 +48,15 @@ class Contestant:
 def enter(args: argparse.Namespace, mode: str) -> list[Contestant]:
     """The contestants of a mode; the forms of one variant share their parameters."""
     contestants = []
+    backbone = GPTConfig(
+        vocab_size=256,
+        block_size=args.time,
+        num_layers=args.layers,
+        num_heads=args.heads,
+        hidden_size=args.hidden_size,
+    )
     for residual in args.variants:
-        model = make(residual, args)
+        model = make(replace(backbone, residual=residual))
         oracle = model if residual == "additive" else plain.peer(model)
         forms = {"plain": oracle} if residual == "additive" else {"fused": model, "plain": oracle}
         optimizer = torch.optim.AdamW(model.parameters(), fused=True) if args.adamw else None
@@ -62,18 +70,11 @@ def enter(args: argparse.Namespace, mode: str) -> list[Contestant]:
     return contestants
 
 
-def make(residual: str, args: argparse.Namespace) -> GPT:
+def make(config: GPTConfig, device: str | torch.device = "cpu") -> GPT:
     """A model whose backbone is the same for every residual."""
     torch.manual_seed(0)
-    config = GPTConfig(
-        residual=residual,
-        vocab_size=256,
-        block_size=args.time,
-        num_layers=args.layers,
-        num_heads=args.heads,
-        hidden_size=args.hidden_size,
-    )
-    model = GPT(config)
+    with torch.device(device):
+        model = GPT(config)
     perturb_(model)
     return model
 
@@ -85,7 +86,8 @@ def perturb_(model: GPT) -> None:
     for name, parameter in model.trunk.named_parameters():
         if not name.startswith("sublayers."):
             size = 0.5 / parameter.shape[-1] ** 0.5 if "residuals" in name else 0.1
-            parameter += size * torch.randn(parameter.shape, generator=generator)
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter += size * noise.to(parameter.device)
 
 
 def compiled(model: nn.Module, backend: str) -> nn.Module:

@@ -1,14 +1,16 @@
 """The delta stream in plain PyTorch, written to be fast: the peer of the fused operators.
 
-`ddl.reference` is written to be read; this is what a careful user would write without ddl-rs. Every
-contraction takes the form that was fastest on a CPU among those tried (LOG.md has the candidates).
-It differs between eager mode, where matrix products avoid temporaries, and torch.compile, which
-fuses what is elementwise. Nothing here is timed before it agreed with the fused stream.
+`ddl.reference` is written to be read; this is what a careful user would write without ddl-rs, in
+one of two styles: "products" are matrix products and convolutions, which avoid temporaries in eager
+mode; "broadcasts" are elementwise products and sums, which torch.compile fuses. Each contraction
+takes the form that was fastest on a CPU among those tried (LOG.md has the candidates). Nothing here
+is timed before it agreed with the fused stream or the reference.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import reduce
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,38 +19,62 @@ from torch import Tensor, nn
 from ddl import DeltaStream, Read
 from ddl.models import GPT
 
+Style = Literal["products", "broadcasts"]
 
-def rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps_k: float) -> Tensor:
+
+def rewrite(
+    state: Tensor,
+    direction: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    eps_k: float,
+    style: Style | None = None,
+) -> Tensor:
     """X' = X + β k̂ (v − k̂ᵀX)ᵀ. X (…, d, m), or (…, d) for m = 1; k (…, d); v (…, m); β (…, 1)."""
     r = torch.rsqrt(direction.square().sum(-1, keepdim=True) + eps_k**2)  # (…, 1)
     if state.ndim == direction.ndim:
         p = r * (direction * state).sum(-1, keepdim=True)
-        return torch.addcmul(state, gate * r * (value - p), direction)
+        return torch.addcmul(state, (gate * r * (value - p)).to(state.dtype), direction)
+    if style is None:
+        style = "broadcasts" if torch.compiler.is_compiling() else "products"
     k = r * direction
-    if torch.compiler.is_compiling():
+    if style == "broadcasts":
         p = (k[..., None] * state).sum(-2)
-        return state + k[..., None] * (gate * (value - p))[..., None, :]
+        return state + k[..., None] * (gate * (value - p)).to(state.dtype)[..., None, :]
     p = (k[..., None, :] @ state).squeeze(-2)  # (…, m)
-    return state + k[..., None] @ (gate * (value - p))[..., None, :]
+    return state + k[..., None] @ (gate * (value - p)).to(state.dtype)[..., None, :]
 
 
-def compress(state: Tensor, weight: Tensor | None) -> Tensor:
+def compress(state: Tensor, weight: Tensor | None, style: Style = "products") -> Tensor:
     """x (B, T, d) of a state (B, T, d, m). Weights as in `ddl.Read`; None returns the state."""
     if weight is None:
         return state
-    if weight.ndim == 3:
+    if weight.ndim == 2:
+        return (state * weight).sum(-1)
+    if style == "products":
         return _causal_conv(state.flatten(2), weight, groups=len(weight))
-    return (state * weight).sum(-1)
+    terms = (_later((state * w).sum(-1), steps) for steps, w in enumerate(weight.unbind(-1)))
+    return reduce(torch.add, terms)
 
 
-def expand(x: Tensor, weight: Tensor | None, value_channels: int) -> Tensor:
+def expand(
+    x: Tensor, weight: Tensor | None, value_channels: int, style: Style = "products"
+) -> Tensor:
     """x (B, T, d) to a state (B, T, d, m); x itself for m = 1 without a weight."""
-    if weight is not None:
+    if weight is not None and style == "products":
         state = _causal_conv(x, weight.flatten(0, 1).unsqueeze(1), groups=x.shape[-1])
         return state.unflatten(-1, weight.shape[:2])
+    if weight is not None:
+        taps = enumerate(weight.unbind(-1))
+        return reduce(torch.add, (_later(x, steps)[..., None] * w for steps, w in taps))
     if value_channels == 1:
         return x
     return x.unsqueeze(-1).repeat(1, 1, 1, value_channels)
+
+
+def _later(x: Tensor, steps: int) -> Tensor:
+    """x (B, T, d) moved later in time by `steps` tokens, behind zeros."""
+    return F.pad(x, (0, 0, steps, 0))[:, : x.shape[1]]
 
 
 def _causal_conv(x: Tensor, weight: Tensor, groups: int) -> Tensor:
@@ -106,6 +132,7 @@ def _read(read: Read, state: Tensor) -> Tensor:
 
 def peer(model: GPT) -> GPT:
     """The same model on the same parameters, its trunk in plain PyTorch."""
-    other = GPT(model.config)
+    with torch.device("meta"):  # all of its parameters are replaced
+        other = GPT(model.config)
     other.wte, other.trunk = model.wte, PlainStream(model.trunk)
     return other

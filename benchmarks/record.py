@@ -54,7 +54,7 @@ def cpu_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     if sys.platform == "darwin":
-        return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+        return output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
     return platform.processor() or platform.machine()
 
 
@@ -68,10 +68,10 @@ def commit() -> dict[str, Any] | None:
 
     Results themselves do not make it dirty: a second benchmark runs beside the first one's record.
     """
-    digest = _output("git", "-C", str(ROOT), "rev-parse", "HEAD")
+    digest = output("git", "-C", str(ROOT), "rev-parse", "HEAD")
     if not digest:
         return None
-    changes = _output(
+    changes = output(
         "git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!benchmarks/results"
     )
     return {"hash": digest, "dirty": changes != ""}
@@ -85,10 +85,15 @@ def native_digest() -> str:
 
 def write(name: str, record: dict[str, Any], summary: str, folder: Path) -> None:
     """Append `record` to NAME.jsonl and replace NAME.md by `summary`, under `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    append(folder / f"{name}.jsonl", record)
     (folder / f"{name}.md").write_text(summary, encoding="utf-8")
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Add a line to a JSONL file, for good: the file is closed again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def describe(where: dict[str, Any]) -> str:
@@ -103,7 +108,7 @@ def describe(where: dict[str, Any]) -> str:
     )
 
 
-def _output(*command: str) -> str | None:
+def output(*command: str) -> str | None:
     """Standard output without surrounding space, None if the command is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -9,6 +9,7 @@ from typing import Any
 from contestants import TOLERANCE, Contestant
 from measure import ratio, ratio_interval
 from report import Table
+from traffic import boundary
 
 GOAL = {"ddl": 0.97, "ddl-cc": 0.90, "ddl-tc": 0.85}  # ratio to additive; -noec does less work
 PAPER = {  # the paper's published code, measured on two cores
@@ -21,31 +22,27 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def boundary_elements(residual: str) -> int:
-    """Elements per token and feature that one boundary must move, forward and backward.
-
-    A boundary rewrites X by the last sublayer's k and reads h for the next: forward X, k, X', h,
-    backward G, X, k, dh, dX, dk; a token read also stores and loads x. Additive: an addition and a
-    norm, each tensor moved once.
-    """
-    if residual == "additive":
-        return 4 + 4
-    m = 1 if residual == "ddl" else 4
-    token = 2 if residual.startswith("ddl-tc") else 0
-    return (2 * m + 2) + (3 * m + 3) + token
-
-
-def floor(residual: str, args: argparse.Namespace, additive: float, gb_s: float) -> float:
-    """The ratio to expect if all boundaries moved just these bytes, at the bandwidth of a copy.
+def floor(
+    residual: str, boundaries: int, additive: float, gb_s: float, *, state: int, features: int
+) -> float:
+    """The ratio to expect if all boundaries moved just their bytes, at the bandwidth of a copy.
 
     The additive step keeps its measured time, and the bytes a variant moves beyond it are added.
-    Eager PyTorch moves more than 8 elements for an addition and a norm, so an eager ratio may come
-    out above. Opening read and expansion together move about what one boundary does, hence one more
-    than there are sublayers.
+    Eager PyTorch moves more than that for an addition and a norm, so an eager ratio may come out
+    above. boundaries: features in all of them; state, features: bytes of elements as in `boundary`.
     """
-    features = (2 * args.layers + 1) * args.batch * args.time * args.hidden_size
-    more = boundary_elements(residual) - boundary_elements("additive")
-    return additive / (additive + more * features * 4 / (gb_s * 1e9))
+    sizes = {"state": state, "features": features}
+    more = boundary(residual, **sizes) - boundary("additive", **sizes)
+    return additive / (additive + more * boundaries / (gb_s * 1e9))
+
+
+def boundary_features(layers: int, tokens: int, hidden_size: int) -> int:
+    """Features in all boundaries of a model.
+
+    Opening read and expansion together move about what one boundary does, hence one more than there
+    are sublayers.
+    """
+    return (2 * layers + 1) * tokens * hidden_size
 
 
 def summarise(
@@ -69,7 +66,9 @@ def summarise(
     if base is not None:
         summary["ratio"] = ratio(base.seconds, c.seconds)
         summary["interval"] = ratio_interval(base.seconds, c.seconds)
-        summary["floor"] = floor(c.residual, args, base.median, copied[c.mode]["copy_gb_s"])
+        boundaries = boundary_features(args.layers, args.batch * args.time, args.hidden_size)
+        rate = copied[c.mode]["copy_gb_s"]
+        summary["floor"] = floor(c.residual, boundaries, base.median, rate, state=4, features=4)
     peer = find(others, c.residual, "plain", c.mode)
     if c.form == "fused" and peer is not None:
         summary["faster_than_plain"] = ratio(peer.seconds, c.seconds)

@@ -16,7 +16,7 @@
 #include "boundary.cuh"
 
 constexpr int HELD = HOLD ? ROWS : 1;
-constexpr int REWRITE_SUMS = REWRITE ? 1 + M : 0;
+constexpr int REWRITE_SUMS = 1 + M;
 constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATE, READ_SUMS = NORM + GATE + VALUE * M;
 constexpr int MOST_SUMS = REWRITE_SUMS > READ_SUMS ? REWRITE_SUMS : READ_SUMS;
 
@@ -204,7 +204,7 @@ struct Forward {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(const Boundary b) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ Real buffer[2][MOST_SUMS > 0 ? MOST_SUMS : 1][WARPS];
+  __shared__ Real buffer[2][MOST_SUMS][WARPS];
   const long long first = blockIdx.x * b.chunk;
   const long long last = first + b.chunk < b.tokens ? first + b.chunk : b.tokens;
   Real* const window_rows = reinterpret_cast<Real*>(shared);

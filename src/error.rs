@@ -2,7 +2,7 @@
 //! and what came.
 
 use pyo3::PyErr;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 
 /// Why an operator refused its arguments.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +26,22 @@ pub enum Error {
     /// A number or a combination of arguments without meaning: a `ValueError`.
     #[error("{0}")]
     Argument(String),
+
+    /// Scratch memory that the allocator refused: a `MemoryError`.
+    #[error(
+        "`{operator}` asked for {} of scratch memory, which could not be had; \
+         take fewer taps, value channels or features, or free memory",
+        memory_text(*.bytes)
+    )]
+    Memory { operator: &'static str, bytes: usize },
+
+    /// A GPU, its driver or its compiler that cannot do what is asked: a `RuntimeError`.
+    #[error("{0}")]
+    Cuda(String),
+
+    /// What a call into Python raised, to be raised again: torch is out of memory, say.
+    #[error("{0}")]
+    Python(PyErr),
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -35,6 +51,9 @@ impl From<Error> for PyErr {
         let message = error.to_string();
         match error {
             Error::Dtype { .. } | Error::Kind { .. } => PyTypeError::new_err(message),
+            Error::Memory { .. } => PyMemoryError::new_err(message),
+            Error::Cuda(_) => PyRuntimeError::new_err(message),
+            Error::Python(raised) => raised,
             _ => PyValueError::new_err(message),
         }
     }
@@ -49,6 +68,14 @@ pub fn shape_text(shape: &[usize]) -> String {
     }
 }
 
+/// Bytes as people read them: `1.5 GiB`, `640 MiB`.
+fn memory_text(bytes: usize) -> String {
+    match bytes >> 20 {
+        mib @ 0..1024 => format!("{} MiB", mib.max(1)),
+        mib => format!("{:.1} GiB", mib as f64 / 1024.0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,6 +85,11 @@ mod tests {
         assert_eq!(shape_text(&[]), "()");
         assert_eq!(shape_text(&[4]), "(4,)");
         assert_eq!(shape_text(&[8, 1024, 768]), "(8, 1024, 768)");
+    }
+
+    #[test]
+    fn memory_reads_in_its_unit() {
+        assert_eq!([1, 640 << 20, 3 << 29].map(memory_text), ["1 MiB", "640 MiB", "1.5 GiB"]);
     }
 
     #[test]

@@ -83,12 +83,18 @@ pub struct Boundary {
     pub read: Option<Read>,
 }
 
+/// Smallest ε_k and norm ε: where k or x is 0 they are all that stands under the root, and float32 has to
+/// keep ε_k² and ε with room to spare on every backend, subnormal numbers flushed or not.
+const LEAST_EPS_K: f64 = 1e-18;
+const LEAST_NORM_EPS: f64 = 1e-36;
+
 const STORED: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
 impl Boundary {
     pub fn new(state: Tensor, rewrite: Option<Rewrite>, read: Option<Read>) -> Result<Boundary> {
         let over_time = read.as_ref().is_some_and(Read::over_time);
         let (sizes, batch) = state_sizes(&state, over_time)?;
+        state.expect_reachable()?;
         let boundary = Boundary { sizes, batch, state, rewrite, read };
         if let Some(rewrite) = &boundary.rewrite {
             boundary.check_rewrite(rewrite)?;
@@ -97,6 +103,15 @@ impl Boundary {
             boundary.check_read(read)?;
         }
         Ok(boundary)
+    }
+
+    /// What callers know it by.
+    pub fn operator(&self) -> &'static str {
+        match (&self.rewrite, &self.read) {
+            (Some(_), Some(_)) => "rewrite_read",
+            (Some(_), None) => "rewrite",
+            (None, _) => "read",
+        }
     }
 
     pub fn double(&self) -> bool {
@@ -113,7 +128,8 @@ impl Boundary {
         [&self.batch, last].concat()
     }
 
-    /// Fails unless `tensor` has the leading shape followed by `last`, and a dtype that goes with the state.
+    /// Fails unless `tensor` has the leading shape followed by `last`, lies beside the state and has a
+    /// dtype that goes with it.
     pub fn check_stored(&self, tensor: &Tensor, last: &[usize]) -> Result<()> {
         tensor.expect_shape(&self.batch_and(last))?;
         self.check_dtype(tensor)
@@ -122,10 +138,12 @@ impl Boundary {
     /// The same for the small float32 (float64) tensors: v, β, statistics.
     pub fn check_gate(&self, tensor: &Tensor, last: &[usize]) -> Result<()> {
         tensor.expect_shape(&self.batch_and(last))?;
+        tensor.expect_beside(&self.state)?;
         tensor.expect_dtype(&[self.gate_dtype()])
     }
 
     fn check_dtype(&self, tensor: &Tensor) -> Result<()> {
+        tensor.expect_beside(&self.state)?;
         tensor.expect_dtype(if self.double() { &[Dtype::F64] } else { &STORED })
     }
 
@@ -140,7 +158,8 @@ impl Boundary {
         self.check_stored(&rewrite.direction, &[d])?;
         self.check_gate(&rewrite.value, &[m])?;
         self.check_gate(&rewrite.gate, &[])?;
-        positive("eps_k", rewrite.eps_k)
+        positive("eps_k", rewrite.eps_k)?;
+        at_least("eps_k", rewrite.eps_k, LEAST_EPS_K)
     }
 
     fn check_read(&self, read: &Read) -> Result<()> {
@@ -178,6 +197,7 @@ impl Boundary {
         }
         if let Some(eps) = read.norm_eps {
             positive("norm_eps", eps)?;
+            at_least("norm_eps", eps, LEAST_NORM_EPS)?;
         }
         if let Some(scale) = read.value_scale {
             positive("value_scale", scale)?;
@@ -200,6 +220,8 @@ impl Expand {
     pub fn new(x: &Tensor, weight: Option<Tensor>, state: &Tensor) -> Result<Expand> {
         let (sizes, batch) = state_sizes(state, weight.is_some())?;
         x.expect_shape(&[&batch[..], &[sizes.d]].concat())?;
+        x.expect_reachable()?;
+        state.expect_beside(x)?;
         let double = x.dtype == Dtype::F64;
         let stored: &[Dtype] = if double { &[Dtype::F64] } else { &STORED };
         state.expect_dtype(stored)?;
@@ -212,6 +234,7 @@ impl Expand {
                 });
             }
             weight.expect_shape(&[sizes.d, sizes.m, weight.shape[2]])?;
+            weight.expect_beside(x)?;
             weight.expect_dtype(stored)?;
         }
         Ok(Expand { sizes, batch, weight })
@@ -246,6 +269,17 @@ fn positive(name: &str, number: f64) -> Result<()> {
     if number > 0.0 && number.is_finite() {
         return Ok(());
     }
-    let got = format!("{number:?}").to_lowercase(); // as Python writes it: 0.0, nan, -inf
-    Err(Error::Argument(format!("`{name}` must be a positive finite number, got {got}")))
+    Err(Error::Argument(format!("`{name}` must be a positive finite number, got {}", number_text(number))))
+}
+
+fn at_least(name: &str, number: f64, least: f64) -> Result<()> {
+    if number >= least {
+        return Ok(());
+    }
+    Err(Error::Argument(format!("`{name}` must be at least {least:e}, got {}", number_text(number))))
+}
+
+/// A number as Python writes it: `0.0`, `nan`, `-inf`.
+fn number_text(number: f64) -> String {
+    format!("{number:?}").to_lowercase()
 }

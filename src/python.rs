@@ -1,10 +1,14 @@
 //! `ddl._native`: borrow the tensors, check them, release the GIL, dispatch. Only `ops.py` calls it.
 
+mod device;
+
 use pyo3::prelude::*;
 
+use self::device::on_device;
 use crate::cpu::backward::{self, Gradients, Incoming};
 use crate::cpu::expand;
 use crate::cpu::forward::{self, Outputs};
+use crate::cuda;
 use crate::error::Error;
 use crate::problem::{Boundary, Expand, Read, Rewrite};
 use crate::tensor::{Dtype, Tensor};
@@ -33,8 +37,16 @@ struct ReadArguments<'py>(
 /// (state, stats, context, value, gate, compressed, rstd)
 type Saved<'py> = [Option<Any<'py>>; 7];
 
+/// What a call on a GPU works with: torch's stream, and `allocate(like, bytes)` for memory beside a tensor.
+struct Resources<'py> {
+    stream: u64,
+    allocate: Option<Any<'py>>,
+}
+
 /// Forward of `rewrite` (read None), `read` (rewrite None) or `rewrite_read`, into allocated outputs.
 #[pyfunction]
+#[pyo3(signature = (state, rewrite, read, outputs, threads, stream=0, allocate=None))]
+#[allow(clippy::too_many_arguments)]
 fn rewrite_read(
     py: Python<'_>,
     state: Any<'_>,
@@ -42,19 +54,28 @@ fn rewrite_read(
     read: Option<ReadArguments<'_>>,
     outputs: Saved<'_>,
     threads: usize,
+    stream: u64,
+    allocate: Option<Any<'_>>,
 ) -> PyResult<()> {
     let boundary = boundary(&state, rewrite, read)?;
     let mut outputs = saved(&boundary, &outputs)?;
-    py.detach(|| match boundary.double() {
+    let resources = Resources { stream, allocate };
+    if on_device(py, &boundary.state, &state, resources, |call| {
+        cuda::boundary::forward(&boundary, &outputs, call)
+    })? {
+        return Ok(());
+    }
+    let done = py.detach(|| match boundary.double() {
         true => forward::forward::<f64>(&boundary, &mut outputs, threads),
         false => forward::forward::<f32>(&boundary, &mut outputs, threads),
     });
-    Ok(())
+    Ok(done.map_err(|short| short.of(boundary.operator()))?)
 }
 
 /// Backward of the same; `incoming` are gradients of (state, context, value, gate), `gradients` those of
 /// (state, direction, value, gate, compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias).
 #[pyfunction]
+#[pyo3(signature = (state, rewrite, read, outputs, incoming, gradients, threads, stream=0, allocate=None))]
 #[allow(clippy::too_many_arguments)]
 fn rewrite_read_backward(
     py: Python<'_>,
@@ -65,41 +86,57 @@ fn rewrite_read_backward(
     incoming: [Option<Any<'_>>; 4],
     gradients: [Option<Any<'_>>; 10],
     threads: usize,
+    stream: u64,
+    allocate: Option<Any<'_>>,
 ) -> PyResult<()> {
     let boundary = boundary(&state, rewrite, read)?;
     let saved = saved(&boundary, &outputs)?;
     let incoming = incoming_gradients(&boundary, &incoming)?;
     let mut gradients = outgoing_gradients(&boundary, &gradients)?;
-    py.detach(|| match boundary.double() {
+    let resources = Resources { stream, allocate };
+    if on_device(py, &boundary.state, &state, resources, |call| {
+        cuda::boundary::backward(&boundary, &saved, &incoming, &gradients, call)
+    })? {
+        return Ok(());
+    }
+    let done = py.detach(|| match boundary.double() {
         true => backward::backward::<f64>(&boundary, &saved, &incoming, &mut gradients, threads),
         false => backward::backward::<f32>(&boundary, &saved, &incoming, &mut gradients, threads),
     });
-    Ok(())
+    Ok(done.map_err(|short| short.of(boundary.operator()))?)
 }
 
 /// Forward of `expand` into the allocated `state`.
 #[pyfunction]
-#[pyo3(signature = (x, weight, state, threads))]
+#[pyo3(signature = (x, weight, state, threads, stream=0, allocate=None))]
 fn expand_forward(
     py: Python<'_>,
     x: Any<'_>,
     weight: Option<Any<'_>>,
     state: Any<'_>,
     threads: usize,
+    stream: u64,
+    allocate: Option<Any<'_>>,
 ) -> PyResult<()> {
-    let (x, weight) = (Tensor::borrow("x", &x)?, borrow("weight", &weight)?);
+    let like = x;
+    let (x, weight) = (Tensor::borrow("x", &like)?, borrow("weight", &weight)?);
     let mut state = Tensor::borrow("state", &state)?;
     let problem = Expand::new(&x, weight, &state)?;
-    py.detach(|| match x.dtype {
+    let resources = Resources { stream, allocate };
+    if on_device(py, &x, &like, resources, |call| cuda::expand::forward(&problem, &x, &state, call))? {
+        return Ok(());
+    }
+    let done = py.detach(|| match x.dtype {
         Dtype::F64 => expand::forward::<f64>(&problem, &x, &mut state, threads),
         _ => expand::forward::<f32>(&problem, &x, &mut state, threads),
     });
-    Ok(())
+    Ok(done.map_err(|short| short.of("expand"))?)
 }
 
 /// Backward of `expand`: `grad` of the state into `grad_x` and, with a weight, `grad_weight`.
 #[pyfunction]
-#[pyo3(signature = (x, weight, grad, grad_x, grad_weight, threads))]
+#[pyo3(signature = (x, weight, grad, grad_x, grad_weight, threads, stream=0, allocate=None))]
+#[allow(clippy::too_many_arguments)]
 fn expand_backward(
     py: Python<'_>,
     x: Any<'_>,
@@ -108,21 +145,29 @@ fn expand_backward(
     grad_x: Any<'_>,
     grad_weight: Option<Any<'_>>,
     threads: usize,
+    stream: u64,
+    allocate: Option<Any<'_>>,
 ) -> PyResult<()> {
-    let (x, weight) = (Tensor::borrow("x", &x)?, borrow("weight", &weight)?);
+    let like = x;
+    let (x, weight) = (Tensor::borrow("x", &like)?, borrow("weight", &weight)?);
     let grad = Tensor::borrow("grad_state", &grad)?;
     let mut grad_x = Tensor::borrow("grad_x", &grad_x)?;
-    let mut grad_weight = borrow("grad_weight", &grad_weight)?;
     let problem = Expand::new(&x, weight, &grad)?;
     grad_x.expect_shape(&x.shape)?;
-    if let (Some(grad), Some(weight)) = (&grad_weight, &problem.weight) {
-        grad.expect_shape(&weight.shape)?;
+    grad_x.expect_beside(&x)?;
+    grad_x.expect_dtype(&[x.dtype])?;
+    let mut grad_weight = parameter("grad_weight", &grad_weight, problem.weight.as_ref())?;
+    let resources = Resources { stream, allocate };
+    if on_device(py, &x, &like, resources, |call| {
+        cuda::expand::backward(&problem, &x, &grad, &grad_x, &grad_weight, call)
+    })? {
+        return Ok(());
     }
-    py.detach(|| match x.dtype {
+    let done = py.detach(|| match x.dtype {
         Dtype::F64 => expand::backward::<f64>(&problem, &x, &grad, &mut grad_x, &mut grad_weight, threads),
         _ => expand::backward::<f32>(&problem, &x, &grad, &mut grad_x, &mut grad_weight, threads),
     });
-    Ok(())
+    Ok(done.map_err(|short| short.of("expand"))?)
 }
 
 fn borrow(name: &'static str, object: &Option<Any<'_>>) -> PyResult<Option<Tensor>> {
@@ -201,16 +246,8 @@ fn incoming_gradients(
 fn outgoing_gradients(boundary: &Boundary, gradients: &[Option<Any<'_>>; 10]) -> PyResult<Gradients> {
     let (d, m) = (boundary.sizes.d, boundary.sizes.m);
     let [state, direction, value, gate, ..] = gradients;
-    let parameter = |name, at: usize, like: Option<&Tensor>| -> PyResult<Option<Tensor>> {
-        let Some(gradient) = borrow(name, &gradients[at])? else { return Ok(None) };
-        let Some(like) = like else {
-            return Err(Error::Argument(format!("`{name}` must be None without its parameter")).into());
-        };
-        gradient.expect_shape(&like.shape)?;
-        gradient.expect_dtype(&[like.dtype])?;
-        Ok(Some(gradient))
-    };
     let read = boundary.read.as_ref();
+    let parameter = |name, at: usize, like| parameter(name, &gradients[at], like);
     Ok(Gradients {
         state: stored(boundary, "grad_state", state, &[d, m])?,
         direction: stored(boundary, "grad_direction", direction, &[d])?,
@@ -223,6 +260,22 @@ fn outgoing_gradients(boundary: &Boundary, gradients: &[Option<Any<'_>>; 10]) ->
         value_weight: parameter("grad_value_weight", 8, read.and_then(|read| read.value_weight.as_ref()))?,
         value_bias: parameter("grad_value_bias", 9, read.and_then(|read| read.value_bias.as_ref()))?,
     })
+}
+
+/// The gradient of a parameter, which it has to be like.
+fn parameter(
+    name: &'static str,
+    object: &Option<Any<'_>>,
+    like: Option<&Tensor>,
+) -> PyResult<Option<Tensor>> {
+    let Some(gradient) = borrow(name, object)? else { return Ok(None) };
+    let Some(like) = like else {
+        return Err(Error::Argument(format!("`{name}` must be None without its parameter")).into());
+    };
+    gradient.expect_shape(&like.shape)?;
+    gradient.expect_beside(like)?;
+    gradient.expect_dtype(&[like.dtype])?;
+    Ok(Some(gradient))
 }
 
 /// An optional tensor of the state's leading shape, in any stored dtype.
@@ -257,5 +310,6 @@ pub fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(rewrite_read_backward, module)?)?;
     module.add_function(wrap_pyfunction!(expand_forward, module)?)?;
     module.add_function(wrap_pyfunction!(expand_backward, module)?)?;
+    device::add_functions(module)?;
     Ok(())
 }

@@ -4,11 +4,17 @@
 //!
 //! A [`Tensor`] is made in [`Tensor::borrow`] alone, from a live `torch.Tensor` that the calling Python
 //! frame holds until the native function returns, so the memory outlives every use here. It is kept
-//! only if it is strided, contiguous, on the CPU and of a dtype we know; `len()` elements from `ptr`
-//! are then readable. Outputs are allocated by `ops.py` for this one call (`torch.empty`), so they are
-//! writable and overlap nothing. Two threads never store the same row: the callers in `cpu/` hand
-//! every row to exactly one partition. With the GIL released nobody else writes the inputs unless the
-//! user's own threads race on them, which is as undefined as it is for every torch operator.
+//! only if it is strided, contiguous and of a dtype we know; `len()` elements from `ptr` are then
+//! readable where the tensor lives. On the CPU they are read through [`Tensor::elements`] and what is built
+//! on it, which refuse every other device. A GPU's are touched by kernels alone, which take the address
+//! and run on the stream that torch allocated for and frees after. One that is only compiled for has no
+//! memory at all, and nothing is launched. Outputs are allocated by `ops.py` for
+//! this one call (`torch.empty`), so they are writable and overlap nothing. Two threads never store the
+//! same row: the callers in `cpu/` hand every row to exactly one partition. With the GIL released nobody
+//! else writes the inputs unless the user's own threads race on them, which is as undefined as it is for
+//! every torch operator.
+
+mod rows;
 
 use std::ffi::c_void;
 
@@ -18,10 +24,13 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
+use crate::cuda::notes;
 use crate::error::{Error, Result, shape_text};
 
+pub use rows::{Ahead, Rows, RowsMut};
+
 /// Element types of tensors we read and write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     F32,
     F64,
@@ -65,12 +74,33 @@ impl Element for f16 {
     const DTYPE: Dtype = Dtype::F16;
 }
 
-/// A contiguous CPU tensor, borrowed for one call (see the contract above).
+/// Where a tensor lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Device {
+    Cpu,
+    /// torch's `cuda:index`
+    Cuda(usize),
+    /// somewhere we cannot work, as torch calls it
+    Elsewhere(String),
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Device::Cpu => f.write_str("cpu"),
+            Device::Cuda(index) => write!(f, "cuda:{index}"),
+            Device::Elsewhere(name) => f.write_str(name),
+        }
+    }
+}
+
+/// A contiguous tensor, borrowed for one call (see the contract above).
 #[derive(Debug)]
 pub struct Tensor {
     pub name: &'static str,
     pub shape: Vec<usize>,
     pub dtype: Dtype,
+    pub device: Device,
     ptr: *mut u8,
 }
 
@@ -86,10 +116,11 @@ impl Tensor {
             let got = object.get_type().name()?.to_string();
             return Err(Error::Kind { name, expected: "a torch.Tensor", got }.into());
         }
-        if let Some(tensor) = Tensor::through_dlpack(name, object)? {
+        let without_memory = notes::is_noting();
+        if !without_memory && let Some(tensor) = Tensor::through_dlpack(name, object)? {
             return Ok(tensor);
         }
-        Tensor::through_attributes(name, object)
+        Tensor::through_attributes(name, object, without_memory)
     }
 
     pub fn len(&self) -> usize {
@@ -106,33 +137,23 @@ impl Tensor {
         if self.is_empty() {
             return &[];
         }
+        assert!(self.is_readable(), "only the CPU's own memory is touched here");
         // SAFETY: contiguous and alive for `len()` elements of this dtype (module contract).
         unsafe { std::slice::from_raw_parts(self.ptr.cast::<T>(), self.len()) }
     }
 
-    /// Rows of `width` elements, to be loaded by any thread.
-    pub fn rows(&self, width: usize) -> Rows<'_> {
-        Rows { tensor: self, width }
+    /// Where the first element lies, for a kernel.
+    pub fn address(&self) -> u64 {
+        self.ptr as u64
     }
 
-    /// Cuts an output into consecutive groups of rows, one owner each; `bounds` ascend from 0 to all.
-    pub fn split_rows(&mut self, width: usize, bounds: &[usize]) -> Vec<RowsMut<'_>> {
-        let rows = *bounds.last().expect("bounds name at least one group");
-        assert!(bounds[0] == 0 && rows * width == self.len(), "bounds cover the tensor");
-        let tensor: &Tensor = self;
-        bounds
-            .windows(2)
-            .map(|pair| {
-                assert!(pair[0] <= pair[1], "bounds ascend");
-                RowsMut { tensor, width, start: pair[0], end: pair[1] }
-            })
-            .collect()
+    /// Where an element lies, for a kernel.
+    pub fn address_of(&self, element: usize) -> u64 {
+        self.address() + (element * self.dtype.size()) as u64
     }
 
-    fn span(&self, width: usize, row: usize) -> Span {
-        let bytes = width * self.dtype.size();
-        let inside = (row + 1) * width <= self.len();
-        Span { at: self.ptr as usize + row * bytes, bytes: if inside { bytes } else { 0 } }
+    fn is_readable(&self) -> bool {
+        matches!(self.device, Device::Cpu) && !self.ptr.is_null()
     }
 
     /// 0.1 µs: torch's own function table (DLPack 1.3), where this torch has one.
@@ -148,23 +169,31 @@ impl Tensor {
                 (4, 16, 1) => Dtype::Bf16,
                 _ => return None,
             };
-            let on_cpu = matches!(view.device.device_type.0, 1 | 3);
+            let device = match view.device.device_type.0 {
+                1 | 3 => Device::Cpu, // plain and pinned
+                2 => Device::Cuda(view.device.device_id as usize),
+                _ => return None,
+            };
             // SAFETY: the producer promises `ndim` readable sizes and strides during the call.
             let (shape, strides) = unsafe { (sizes(view.shape, view.ndim), sizes(view.strides, view.ndim)) };
             let compact = view.strides.is_null() || is_contiguous(&shape, &strides);
             let missing = view.data.is_null() && !shape.contains(&0);
-            if !on_cpu || missing || !compact {
+            if missing || !compact {
                 return None;
             }
             let ptr = view.data.cast::<u8>().wrapping_add(view.byte_offset as usize);
-            Some(Tensor { name, shape, dtype, ptr })
+            Some(Tensor { name, shape, dtype, device, ptr })
         });
         // Whatever the table refuses (sparse, fake, meta, …) the attributes below explain.
         Ok(seen.unwrap_or(None))
     }
 
     /// Older torch, and everything that has to be refused with a reason.
-    fn through_attributes(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    fn through_attributes(
+        name: &'static str,
+        object: &Bound<'_, PyAny>,
+        without_memory: bool,
+    ) -> PyResult<Tensor> {
         let text =
             |attribute: &str| -> PyResult<String> { Ok(object.getattr(attribute)?.str()?.to_string()) };
         let layout = text("layout")?;
@@ -173,11 +202,12 @@ impl Tensor {
                 Error::Kind { name, expected: "a dense tensor", got: format!("layout {layout}") }.into()
             );
         }
-        let device = object.getattr("device")?;
-        if device.getattr("type")?.extract::<String>()? != "cpu" {
-            let got = device.str()?.to_string();
-            return Err(Error::Device { name, expected: "cpu".into(), got }.into());
-        }
+        let place = object.getattr("device")?;
+        let device = match place.getattr("type")?.extract::<String>()?.as_str() {
+            "cpu" => Device::Cpu,
+            "cuda" => Device::Cuda(place.getattr("index")?.extract()?),
+            _ => Device::Elsewhere(place.str()?.to_string()),
+        };
         let dtype = match text("dtype")?.as_str() {
             "torch.float32" => Dtype::F32,
             "torch.float64" => Dtype::F64,
@@ -196,12 +226,16 @@ impl Tensor {
                 Error::Kind { name, expected: "contiguous", got: format!("strides {strides:?}") }.into()
             );
         }
+        if without_memory || matches!(device, Device::Elsewhere(_)) {
+            // Only compiled for, which takes no memory; or refused by whoever knows where it should be.
+            return Ok(Tensor { name, shape, dtype, device, ptr: std::ptr::null_mut() });
+        }
         let ptr = object.call_method0("data_ptr")?.extract::<usize>()? as *mut c_void;
         if ptr.is_null() && !shape.contains(&0) {
             let got = object.get_type().name()?.to_string();
             return Err(Error::Kind { name, expected: "a tensor with memory behind it", got }.into());
         }
-        Ok(Tensor { name, shape, dtype, ptr: ptr.cast() })
+        Ok(Tensor { name, shape, dtype, device, ptr: ptr.cast() })
     }
 
     /// Fails unless the shape is `expected`.
@@ -213,6 +247,25 @@ impl Tensor {
         Err(Error::Shape { name: self.name, expected, got })
     }
 
+    /// Fails unless the tensor is where `other` is.
+    pub fn expect_beside(&self, other: &Tensor) -> Result<()> {
+        if self.device == other.device {
+            return Ok(());
+        }
+        let (expected, got) = (other.device.to_string(), self.device.to_string());
+        Err(Error::Device { name: self.name, expected, got })
+    }
+
+    /// Fails unless the tensor is where operators can work.
+    pub fn expect_reachable(&self) -> Result<()> {
+        match &self.device {
+            Device::Elsewhere(got) => {
+                Err(Error::Device { name: self.name, expected: "cpu or cuda".into(), got: got.clone() })
+            }
+            Device::Cpu | Device::Cuda(_) => Ok(()),
+        }
+    }
+
     /// Fails unless the dtype is one of `expected`.
     pub fn expect_dtype(&self, expected: &[Dtype]) -> Result<()> {
         if expected.contains(&self.dtype) {
@@ -220,113 +273,6 @@ impl Tensor {
         }
         let names: Vec<&str> = expected.iter().map(|dtype| dtype.name()).collect();
         Err(Error::Dtype { name: self.name, expected: names.join(" or "), got: self.dtype.name().into() })
-    }
-}
-
-/// Rows of a borrowed tensor.
-#[derive(Clone, Copy)]
-pub struct Rows<'a> {
-    tensor: &'a Tensor,
-    pub width: usize,
-}
-
-impl<'a> Rows<'a> {
-    pub fn dtype(&self) -> Dtype {
-        self.tensor.dtype
-    }
-
-    #[inline(always)]
-    pub fn row<T: Element>(&self, row: usize) -> &'a [T] {
-        &self.tensor.elements::<T>()[row * self.width..(row + 1) * self.width]
-    }
-
-    /// Where a row lies, for [`Ahead`]; nothing past the end.
-    #[inline(always)]
-    pub fn span(&self, row: usize) -> Span {
-        self.tensor.span(self.width, row)
-    }
-}
-
-/// The rows a kernel loads next, asked for a few cache lines at a time.
-///
-/// Rows are short next to the latency of memory: the hardware's own prefetch has hardly begun when a row
-/// ends, and idles through the maths that follows. A burst of requests for a whole row would wait for
-/// itself (a core has some 16 under way), so the maths calls [`Ahead::step`] between its loops.
-#[derive(Default)]
-pub struct Ahead {
-    spans: [Span; 6],
-    /// lines asked for by one step
-    lines: usize,
-}
-
-/// Memory to ask for: address and bytes left.
-#[derive(Clone, Copy, Default)]
-pub struct Span {
-    at: usize,
-    bytes: usize,
-}
-
-impl Ahead {
-    /// Asks for all of `spans` within `steps` steps.
-    pub fn new(spans: [Span; 6], steps: usize) -> Ahead {
-        let bytes: usize = spans.iter().map(|span| span.bytes).sum();
-        Ahead { spans, lines: bytes.div_ceil(64 * steps.max(1)) }
-    }
-
-    #[inline(always)]
-    pub fn step(&mut self) {
-        let mut lines = self.lines;
-        for span in &mut self.spans {
-            while span.bytes > 0 && lines > 0 {
-                prefetch(span.at);
-                span.at += 64;
-                span.bytes = span.bytes.saturating_sub(64);
-                lines -= 1;
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn prefetch(line: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a hint; it never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line as *const i8) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = line;
-}
-
-/// Rows `start..end` of an output, owned by one partition.
-pub struct RowsMut<'a> {
-    tensor: &'a Tensor,
-    pub width: usize,
-    start: usize,
-    end: usize,
-}
-
-impl RowsMut<'_> {
-    pub fn dtype(&self) -> Dtype {
-        self.tensor.dtype
-    }
-
-    /// Where a row lies: a store, too, waits for its line.
-    #[inline(always)]
-    pub fn span(&self, row: usize) -> Span {
-        self.tensor.span(self.width, row)
-    }
-
-    #[inline(always)]
-    pub fn row<T: Element>(&mut self, row: usize) -> &mut [T] {
-        assert!(T::DTYPE == self.tensor.dtype, "dtype is checked before use");
-        assert!((self.start..self.end).contains(&row), "a partition stores its own rows");
-        // SAFETY: inside the tensor, and `split_rows` gave this row to nobody else.
-        unsafe {
-            let first = self.tensor.ptr.cast::<T>().add(row * self.width);
-            std::slice::from_raw_parts_mut(first, self.width)
-        }
     }
 }
 

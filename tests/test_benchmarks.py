@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddl import functional, reference
 from ddl.config import RESIDUALS
 from ddl.models import GPT, GPTConfig
 
@@ -131,20 +132,63 @@ def test_ops(tmp_path: Path) -> None:
     ],
 )
 def test_bytes_that_must_move(load: Any, case: Any, forward: int, backward: int) -> None:
-    ops = load("ops")
-    problem = ops.build(ops.Case(*case, d=63, m=4, batch=2, time=5))
+    problems = load("problems")
+    problem = problems.build(problems.Case(*case, d=63, m=4, batch=2, time=5))
     row = 2 * 5 * 63 * 4
     assert (problem.forward_bytes, problem.backward_bytes) == (forward * row, backward * row)
 
 
+def test_bytes_follow_the_storage_types(load: Any) -> None:
+    problems = load("problems")
+    wide = problems.Case("rewrite_read", "token", 8, 4, 2, 5, torch.float32, torch.bfloat16)
+    problem, row = problems.build(wide), 2 * 5 * 8
+    # X X' and x in float32, k and h in bfloat16; G X dX and x, k dh dk
+    assert problem.forward_bytes == row * (4 * (4 + 4 + 1) + 2 * (1 + 1))
+    assert problem.backward_bytes == row * (4 * (4 + 4 + 4 + 1) + 2 * (1 + 1 + 1))
+    moving = [*problem.outputs(functional.rewrite_read)[:2], *problem.inputs.values()]
+    assert sum(t.nbytes for t in moving[:4]) + row * 4 == problem.forward_bytes
+
+
 def test_floor_counts_what_the_operator_benchmark_counts(load: Any) -> None:
-    results, ops = load("train_results"), load("ops")
-    for residual, form, m in [("ddl", "identity", 1), ("ddl-cc", "channel", 4)]:
-        problem = ops.build(ops.Case("rewrite_read", form, d=8, m=m, batch=2, time=5))
-        row = 2 * 5 * 8 * 4
-        moved = (problem.forward_bytes + problem.backward_bytes) / row
-        assert results.boundary_elements(residual) == moved
-    assert results.boundary_elements("ddl-tc-noec") == 11 + 16
+    traffic = load("traffic")
+    assert traffic.boundary("additive") == 4 + 4
+    assert traffic.boundary("ddl") == 4 + 6
+    assert traffic.boundary("ddl-cc") == 10 + 15
+    assert traffic.boundary("ddl-tc-noec") == 11 + 16
+    assert traffic.boundary("ddl-cc", state=4, features=2) == 4 * 20 + 2 * 5
+
+
+def with_wrong_gradient(name: str) -> Any:
+    """`rewrite_read` with one gradient 1 % too large."""
+
+    def operator(**arguments: Any) -> Any:
+        right = arguments[name].detach()
+        arguments[name] = right + 1.01 * (arguments[name] - right)
+        return functional.rewrite_read(**arguments)
+
+    return operator
+
+
+def test_the_check_of_an_operator_names_what_is_wrong(
+    load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many sequences the reference takes at a time."""
+    problems, measure = load("problems"), load("measure")
+    case = problems.Case("rewrite_read", "token", 7, 4, 3, 6)
+    problem = problems.build(case)
+
+    def wrong(**arguments: Any) -> Any:
+        result = functional.rewrite_read(**arguments)
+        return result._replace(gate=result.gate + 1e-3 * arguments["gate_bias"])
+
+    for at_once in (1, 2 * case.time * case.d * case.m, problems.AT_ONCE):
+        monkeypatch.setattr(problems, "AT_ONCE", at_once)
+        assert 0 < problems.check(case, problem, functional.rewrite_read) < 1
+        with pytest.raises(measure.RedGateError, match=r"^output 3: rms error"):
+            problems.check(case, problem, wrong)
+        for name in ("direction", "norm_weight"):  # of every token, and summed over tokens
+            with pytest.raises(measure.RedGateError, match=rf"^{name}: rms error"):
+                problems.check(case, problem, with_wrong_gradient(name))
 
 
 def test_a_wrong_model_is_not_timed(
@@ -169,9 +213,9 @@ def test_a_wrong_operator_is_not_timed(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ops = load("ops")
-    right = ops.reference.rewrite
+    right = reference.rewrite
     monkeypatch.setattr(
-        ops.reference, "rewrite", lambda **arguments: right(**arguments | {"eps_k": 0.5})
+        reference, "rewrite", lambda **arguments: right(**arguments | {"eps_k": 0.5})
     )
     options = ["--quick", "--threads", "1", "--ops", "rewrite", "--channels", "4"]
     assert ops.main([*options, "--out", str(tmp_path)]) == 1

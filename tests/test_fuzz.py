@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-import ddl  # noqa: F401  registers torch.ops.ddl
+import ddl.ops  # noqa: F401  registers torch.ops.ddl
 
 REFUSALS = (ValueError, TypeError, RuntimeError)  # NotImplementedError is a RuntimeError
 FORWARD = ["rewrite", "read", "rewrite_read", "expand"]

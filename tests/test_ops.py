@@ -22,8 +22,11 @@ def run(module, name: str, tensors: dict[str, Tensor | None], dtype: torch.dtype
     outputs = getattr(module, name)(**leaves, **options)
     outputs = {"state": outputs} if isinstance(outputs, Tensor) else outputs._asdict()
     outputs = {n: t for n, t in outputs.items() if t is not None}
-    generator = torch.Generator().manual_seed(1)
-    weights = {n: torch.randn(t.shape, generator=generator, dtype=F64) for n, t in outputs.items()}
+    generator = torch.Generator().manual_seed(1)  # the same numbers on every device
+    weights = {
+        n: torch.randn(t.shape, generator=generator, dtype=F64, device="cpu").to(t.device)
+        for n, t in outputs.items()
+    }
     sum((outputs[n].to(F64) * weights[n].to(dtype).to(F64)).sum() for n in outputs).backward()
     return outputs, {n: leaf.grad for n, leaf in leaves.items()}
 

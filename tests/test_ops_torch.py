@@ -134,7 +134,7 @@ def test_autocast_gives_the_next_sublayer_its_dtype(m, compress):
     for sublayer in model.stream.sublayers:
         sublayer.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
     x = torch.randn(2, 5, 6)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
         output = model(x)
     assert seen == [torch.bfloat16] * 3
     assert output.dtype == torch.bfloat16
@@ -147,7 +147,7 @@ def test_autocast_gives_the_next_sublayer_its_dtype(m, compress):
 
 def test_autocast_keeps_the_gate_in_float32():
     t = leaves(F32, 2, "channel")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(t["state"].device.type, dtype=torch.bfloat16):
         result = functional.rewrite_read(**t, eps_k=0.1)
     assert (result.state.dtype, result.context.dtype) == (F32, torch.bfloat16)
     assert result.value.dtype == result.gate.dtype == F32

@@ -158,7 +158,7 @@ def default_of(build: Any, name: str) -> Any:
         (
             {"residual": "ddl-cc", "compress_kernel_size": 3},
             "`compress_kernel_size` must be left at 4 unless `residual` is ddl-tc or ddl-tc-noec,"
-            " got 3",
+            " or `compress_parameterization` is factored, got 3",
         ),
         (
             {"residual": "ddl-tc-noec", "expand_kernel_size": 3},

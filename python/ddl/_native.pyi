@@ -1,3 +1,5 @@
+from collections.abc import Callable, Sequence
+
 from torch import Tensor
 
 __version__: str
@@ -5,9 +7,16 @@ __version__: str
 _Rewrite = tuple[Tensor, Tensor, Tensor, float]
 _Read = tuple[object, ...]
 _Optional = tuple[Tensor | None, ...]
+_Allocate = Callable[[Tensor, int], Tensor]
 
 def rewrite_read(
-    state: Tensor, rewrite: _Rewrite | None, read: _Read | None, outputs: _Optional, threads: int
+    state: Tensor,
+    rewrite: _Rewrite | None,
+    read: _Read | None,
+    outputs: _Optional,
+    threads: int,
+    stream: int = 0,
+    allocate: _Allocate | None = None,
 ) -> None: ...
 def rewrite_read_backward(
     state: Tensor,
@@ -17,8 +26,17 @@ def rewrite_read_backward(
     incoming: _Optional,
     gradients: _Optional,
     threads: int,
+    stream: int = 0,
+    allocate: _Allocate | None = None,
 ) -> None: ...
-def expand_forward(x: Tensor, weight: Tensor | None, state: Tensor, threads: int) -> None: ...
+def expand_forward(
+    x: Tensor,
+    weight: Tensor | None,
+    state: Tensor,
+    threads: int,
+    stream: int = 0,
+    allocate: _Allocate | None = None,
+) -> None: ...
 def expand_backward(
     x: Tensor,
     weight: Tensor | None,
@@ -26,4 +44,19 @@ def expand_backward(
     grad_x: Tensor,
     grad_weight: Tensor | None,
     threads: int,
+    stream: int = 0,
+    allocate: _Allocate | None = None,
 ) -> None: ...
+def why_unavailable(index: int) -> str | None: ...
+def note_kernels(architecture: str | None, index: int) -> None: ...
+def end_noting(compile: bool) -> list[tuple[str, str, str, int, int, int, float, bool]]: ...
+
+# Where built with the feature `emulator`, for the tests.
+def emulate(
+    build: Callable[[str, Sequence[str]], object] | None,
+    *,
+    multiprocessors: int = 2,
+    shared_per_block: int = 65_536,
+    plan: dict[str, int] | None = None,
+) -> None: ...
+def pretend_gpu(index: int | None) -> None: ...

@@ -31,11 +31,8 @@ STREAMS: dict[str, tuple[Compress, Expand]] = {
 USED_WITH: dict[str, tuple[str, ...]] = {
     "gate gate_hidden beta_init eps_k": ("residual", *STREAMS),
     "value value_init value_scale value_constant value_from": ("residual", *STREAMS),
-    "value_channels sublayers_per_compressor": (
+    "value_channels sublayers_per_compressor compress_parameterization": (
         "residual", *(name for name, (compress, _) in STREAMS.items() if compress != "identity")
-    ),
-    "compress_kernel_size": (
-        "residual", *(name for name, (compress, _) in STREAMS.items() if compress == "token")
     ),
     "expand_kernel_size": (
         "residual", *(name for name, (_, expand) in STREAMS.items() if expand == "conv")
@@ -106,7 +103,9 @@ class GPTConfig:
     num_layers: int = 12
     """Blocks; each is one attention and one MLP sublayer."""
     num_heads: int = 6
-    """Attention heads of width hidden_size / num_heads."""
+    """Attention heads."""
+    head_size: int | None = None
+    """Width of an attention head; None is hidden_size / num_heads."""
     hidden_size: int = 768
     """Width d of the residual stream. The MLP's hidden width is ⌊8d/3⌋."""
     rope_base: float = 10000.0
@@ -115,7 +114,12 @@ class GPTConfig:
     value_channels: int = 4
     """Value channels m of ddl-cc and ddl-tc (ddl has one)."""
     compress_kernel_size: int = 4
-    """Tokens that ddl-tc's compression looks at."""
+    """Tokens that ddl-tc's compression looks at; taps of ddl-cc's factored one."""
+    compress_parameterization: Literal["direct", "factored"] = "direct"
+    """What a compressor learns: its weights, or, as in the papers' code, a convolution kernel and a
+    read vector whose product they are."""
+    compress_causal: bool = False
+    """Whether ddl-cc's factored kernel looks back along the value channels; else it is centred."""
     expand_kernel_size: int = 4
     """Tokens that the embedding convolution looks at."""
     sublayers_per_compressor: int = 2
@@ -146,6 +150,8 @@ class GPTConfig:
         _check_counts(self, "vocab_size block_size num_layers num_heads hidden_size value_channels")
         _check_counts(self, "compress_kernel_size expand_kernel_size sublayers_per_compressor")
         _check_counts(self, "gate_hidden")
+        causal = self.compress_causal
+        _require(isinstance(causal, bool), "compress_causal", "true or false", causal)
         _check_positive(self, "rope_base beta_init value_scale")
         _require(self.beta_init < 2, "beta_init", "between 0 and 2, both excluded", self.beta_init)
         _check_finite(self, "value_init value_constant")
@@ -153,7 +159,15 @@ class GPTConfig:
             _check_positive(self, "eps_k")
             _require(self.eps_k >= 1e-18, "eps_k", "at least 1e-18", self.eps_k)
         self._check_used()
-        pairs = 2 * self.num_heads  # every head is rotated in pairs
+        self._check_heads()
+
+    def _check_heads(self) -> None:
+        """Every head is rotated in pairs."""
+        if self.head_size is not None:
+            _check_counts(self, "head_size")
+            _require(self.head_size % 2 == 0, "head_size", "even", self.head_size)
+            return
+        pairs = 2 * self.num_heads
         expected = f"a multiple of 2·num_heads = {pairs}"
         _require(self.hidden_size % pairs == 0, "hidden_size", expected, self.hidden_size)
 
@@ -161,14 +175,31 @@ class GPTConfig:
         """Refuse options without effect, as DeltaStream does; a default passes."""
         for names, (option, *known) in USED_WITH.items():
             for name in names.split():
-                given, default = getattr(self, name), getattr(GPTConfig, name)
-                used = getattr(self, option) in known
-                expected = f"left at {default} unless `{option}` is {' or '.join(known)}"
-                _require(used or given == default, name, expected, given)
+                self._require_used(
+                    name, getattr(self, option) in known, f"`{option}` is {' or '.join(known)}"
+                )
+        compress, _ = STREAMS.get(self.residual, ("identity", "repeat"))
+        factored = self.compress_parameterization == "factored"
+        option = "`compress_parameterization` is factored"
+        self._require_used(
+            "compress_kernel_size",
+            compress == "token" or factored,
+            f"`residual` is ddl-tc or ddl-tc-noec, or {option}",
+        )
+        self._require_used(
+            "compress_causal",
+            compress == "channel" and factored,
+            f"`residual` is ddl-cc or ddl-cc-noec and {option}",
+        )
+
+    def _require_used(self, name: str, used: bool, when: str) -> None:
+        given, default = getattr(self, name), getattr(GPTConfig, name)
+        _require(used or given == default, name, f"left at {default} unless {when}", given)
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+        """Width of an attention head."""
+        return self.head_size or self.hidden_size // self.num_heads
 
     @property
     def mlp_hidden(self) -> int:

@@ -1,8 +1,8 @@
 """The operators as PyTorch sees them: schemas, kernels, fake kernels, autograd.
 
 `rewrite`, `read`, `rewrite_read` and `expand` are `torch.library` operators (`torch.ops.ddl.…`),
-and so are their backwards. This is the only file that calls `_native`: it allocates every output
-and hands native code borrowed memory. `ddl.functional` is how to call these.
+and so are their backwards. This is the only file that has `_native` compute: it allocates every
+output and hands native code borrowed memory. `ddl.functional` is how to call these.
 
 Where an output is absent (no gate asked for, nothing saved) an empty uint8 tensor stands in,
 because operator schemas have no optional outputs.
@@ -10,6 +10,7 @@ because operator schemas have no optional outputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -142,7 +143,25 @@ def _expand_backward_outputs(
     return _like(x), _like_or_absent(weight, x)
 
 
-# --- CPU kernels --------------------------------------------------------------------------------
+# --- kernels ------------------------------------------------------------------------------------
+# The same for CPU and CUDA tensors: native code looks where they are.
+
+# The second form for a torch without the first, which skips making an object of the stream.
+_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+    lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+
+
+def _resources(state: Tensor) -> tuple[int, int, Callable[[Tensor, int], Tensor]]:
+    """What native code works with: CPU threads, or a GPU's stream and memory."""
+    if state.is_cuda:
+        return 0, _current_stream(state.device.index), _scratch
+    return torch.get_num_threads(), 0, _scratch
+
+
+def _scratch(like: Tensor, size: int) -> Tensor:
+    """Bytes beside `like` for the length of a call; the stream orders what comes after."""
+    return like.new_empty(size, dtype=torch.uint8)
 
 
 def _dense(argument: Any) -> Any:
@@ -159,7 +178,7 @@ def _rewrite(*arguments: Any) -> tuple[Tensor, Tensor]:
     state, *rewrite = map(_dense, arguments)
     new_state, stats = outputs = _rewrite_outputs(state)
     saved = (new_state, stats, None, None, None, None, None)
-    _native.rewrite_read(state, tuple(rewrite), None, saved, torch.get_num_threads())
+    _native.rewrite_read(state, tuple(rewrite), None, saved, *_resources(state))
     return outputs
 
 
@@ -167,7 +186,7 @@ def _read(*arguments: Any) -> tuple[Tensor, ...]:
     state, *read = map(_dense, arguments)
     outputs = _read_outputs(state, *read)
     saved = (None, None, *map(_given, outputs))
-    _native.rewrite_read(state, None, tuple(read[:9]), saved, torch.get_num_threads())
+    _native.rewrite_read(state, None, tuple(read[:9]), saved, *_resources(state))
     return outputs
 
 
@@ -175,13 +194,13 @@ def _rewrite_read(*arguments: Any) -> tuple[Tensor, ...]:
     state, *rest = map(_dense, arguments)
     outputs = new_state, *read_outputs, stats = _rewrite_read_outputs(state, *rest)
     saved = (new_state, stats, *map(_given, read_outputs))
-    _native.rewrite_read(state, tuple(rest[:4]), tuple(rest[4:13]), saved, torch.get_num_threads())
+    _native.rewrite_read(state, tuple(rest[:4]), tuple(rest[4:13]), saved, *_resources(state))
     return outputs
 
 
 def _expand(x: Tensor, weight: Tensor | None, value_channels: int) -> Tensor:
     state = _expand_outputs(x, weight, value_channels)
-    _native.expand_forward(_dense(x), _dense(weight), state, torch.get_num_threads())
+    _native.expand_forward(_dense(x), _dense(weight), state, *_resources(x))
     return state
 
 
@@ -195,7 +214,7 @@ def _rewrite_backward(*arguments: Any) -> tuple[Tensor, ...]:
         (None, stats, None, None, None, None, None),
         (grad_state, None, None, None),
         (*outputs, None, None, None, None, None, None),
-        torch.get_num_threads(),
+        *_resources(state),
     )
     return outputs
 
@@ -212,7 +231,7 @@ def _read_backward(*arguments: Any) -> tuple[Tensor, ...]:
         (None, None, None, new_value, new_gate, compressed, rstd),
         (None, *grads),
         (grad_state, None, None, None, *map(_given, grad_parameters)),
-        torch.get_num_threads(),
+        *_resources(state),
     )
     return outputs
 
@@ -229,7 +248,7 @@ def _rewrite_read_backward(*arguments: Any) -> tuple[Tensor, ...]:
         (None, stats, None, new_value, new_gate, compressed, rstd),
         tuple(grads),
         (*outputs[:4], *map(_given, outputs[4:])),
-        torch.get_num_threads(),
+        *_resources(state),
     )
     return outputs
 
@@ -242,7 +261,7 @@ def _expand_backward(grad_state: Tensor, x: Tensor, weight: Tensor | None) -> tu
         grad_state.contiguous(),
         grad_x,
         _given(grad_weight),
-        torch.get_num_threads(),
+        *_resources(x),
     )
     return outputs
 
@@ -362,6 +381,9 @@ def _refuse(transform: str, name: str) -> Any:
 
 
 _ops = torch.ops.ddl
+
+# What runs an operator, by name: `ddl.cuda.warmup` goes through them without dispatch.
+KERNELS: dict[str, Callable[..., Any]] = {}
 _forward: list[tuple[str, Any, Any, Any, Any]] = [
     ("rewrite", _rewrite, _rewrite_fake, _rewrite_setup, _rewrite_grad),
     ("read", _read, _read_fake, _read_setup, _read_grad),
@@ -369,7 +391,9 @@ _forward: list[tuple[str, Any, Any, Any, Any]] = [
     ("expand", _expand, _expand_outputs, _expand_setup, _expand_grad),
 ]
 for _name, _kernel, _fake, _setup, _grad in _forward:
+    KERNELS[_name] = _kernel
     _library.impl(_name, _kernel, "CPU")
+    _library.impl(_name, _kernel, "CUDA")
     torch.library.register_fake(f"ddl::{_name}", _fake, lib=_library)
     torch.library.register_autograd(f"ddl::{_name}", _grad, setup_context=_setup, lib=_library)
     torch.library.register_vmap(f"ddl::{_name}", _refuse("vmap", _name), lib=_library)
@@ -381,7 +405,9 @@ for _name, _kernel, _fake in [
     ("expand", _expand_backward, _expand_backward_outputs),
 ]:
     _backward = f"ddl::{_name}_backward"
+    KERNELS[f"{_name}_backward"] = _kernel
     _library.impl(f"{_name}_backward", _kernel, "CPU")
+    _library.impl(f"{_name}_backward", _kernel, "CUDA")
     torch.library.register_fake(_backward, _fake, lib=_library)
     torch.library.register_autograd(_backward, _refuse("double backward", _name), lib=_library)
     torch.library.register_vmap(_backward, _refuse("vmap", _name), lib=_library)

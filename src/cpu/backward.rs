@@ -13,12 +13,12 @@
 
 use std::ops::Range;
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Result};
 use super::convert::Accum;
 use super::forward::Outputs;
 use super::simd::{Kernel, dispatch, dot, load, round_to, set_scaled_sum, store};
-use super::weights::{Sums, Weights, store_all, swap_outer, transpose};
-use super::{SMALLEST_PART, parallel, split, useful_threads, within_sequences};
+use super::weights::{Sums, Weights, reverse_axes, store_all};
+use super::{parallel, split, useful_threads, within_sequences};
 use crate::problem::{Boundary, Read, Rewrite, Sizes};
 use crate::tensor::{Ahead, RowsMut, Tensor};
 
@@ -53,18 +53,18 @@ pub fn backward<A: Accum>(
     incoming: &Incoming,
     gradients: &mut Gradients,
     threads: usize,
-) {
+) -> Result<()> {
     let Sizes { d, m, .. } = boundary.sizes;
-    let bounds = parallel::partition(boundary.sizes.tokens(), SMALLEST_PART);
+    let taps = boundary.read.as_ref().map_or(1, Read::taps);
+    let bounds = parallel::partition(boundary.sizes.tokens(), taps);
     let read = boundary.read.as_ref().filter(|_| boundary.sizes.tokens() > 0);
-    let weights = read.map(|read| Weights::<A>::new(read, boundary.sizes));
-    let zeros = || boundary.read.as_ref().map(|read| Sums::<A>::zeros(read, boundary.sizes));
-    let mut sums: Vec<Option<Sums<A>>> = bounds[1..].iter().map(|_| zeros()).collect();
+    let weights = read.map(|read| Weights::<A>::new(read, boundary.sizes)).transpose()?;
+    let mut sums: Vec<Option<Sums<A>>> = bounds[1..].iter().map(|_| None).collect();
     {
-        let mut states = split(&mut gradients.state, d * m, &bounds).into_iter();
-        let mut directions = split(&mut gradients.direction, d, &bounds).into_iter();
-        let mut values = split(&mut gradients.value, m, &bounds).into_iter();
-        let mut gates = split(&mut gradients.gate, 1, &bounds).into_iter();
+        let mut states = split(&mut gradients.state, d * m, &bounds);
+        let mut directions = split(&mut gradients.direction, d, &bounds);
+        let mut values = split(&mut gradients.value, m, &bounds);
+        let mut gates = split(&mut gradients.gate, 1, &bounds);
         let parts: Vec<Part<'_, A>> = bounds
             .windows(2)
             .zip(&mut sums)
@@ -74,41 +74,37 @@ pub fn backward<A: Accum>(
                 saved,
                 incoming,
                 tokens: pair[0]..pair[1],
-                state: states.next().flatten(),
-                direction: directions.next().flatten(),
-                value: values.next().flatten(),
-                gate: gates.next().flatten(),
-                sums: sums.as_mut(),
+                state: states(),
+                direction: directions(),
+                value: values(),
+                gate: gates(),
+                sums,
                 ahead: Ahead::default(),
             })
             .collect();
-        parallel::for_each(parts, useful_threads(boundary.state.len(), threads), dispatch);
+        parallel::for_each(parts, useful_threads(boundary.state.len(), threads), dispatch)?;
     }
-    if let Some(read) = &boundary.read {
-        store_parameters(read, m, sums.into_iter().flatten(), gradients);
-    }
+    store_parameters(boundary, sums.into_iter().flatten(), gradients)
 }
 
 /// Adds the parts in their order, whoever computed them, and stores the parameters' gradients.
 fn store_parameters<A: Accum>(
-    read: &Read,
-    m: usize,
+    boundary: &Boundary,
     mut sums: impl Iterator<Item = Sums<A>>,
     to: &mut Gradients,
-) {
-    let Some(mut total) = sums.next() else { return };
+) -> Result<()> {
+    let Some(read) = &boundary.read else { return Ok(()) };
+    let Sizes { d, m, .. } = boundary.sizes;
+    let no_tokens = || Sums::zeros(read, boundary.sizes);
+    let mut total = sums.next().map_or_else(no_tokens, Ok)?;
     sums.for_each(|part| total.add(&part));
-    if !total.compress.is_empty() {
-        let rows = swap_outer(&total.compress, read.taps(), m);
-        let d = rows.len() / (m * read.taps());
-        total.compress = transpose(&rows, m * read.taps(), d).into();
-    }
-    store_all(&mut to.compress, &total.compress);
+    store_all(&mut to.compress, &reverse_axes(&total.compress, [read.taps(), m, d])?);
     store_all(&mut to.norm_weight, &total.norm);
     store_all(&mut to.gate_weight, &total.gate);
     store_all(&mut to.gate_bias, &[total.gate_bias]);
     store_all(&mut to.value_weight, &total.value);
     store_all(&mut to.value_bias, &total.value_bias);
+    Ok(())
 }
 
 /// Consecutive tokens, the rows of every gradient that belong to them, and their parameter sums.
@@ -122,7 +118,7 @@ pub(super) struct Part<'a, A> {
     pub(super) direction: Option<RowsMut<'a>>,
     pub(super) value: Option<RowsMut<'a>>,
     pub(super) gate: Option<RowsMut<'a>>,
-    pub(super) sums: Option<&'a mut Sums<A>>,
+    pub(super) sums: &'a mut Option<Sums<A>>,
     pub(super) ahead: Ahead,
 }
 
@@ -149,33 +145,35 @@ pub(super) struct Scratch<A> {
 }
 
 impl<A: Accum> Scratch<A> {
-    fn new(d: usize, m: usize, taps: usize) -> Scratch<A> {
+    fn new(d: usize, m: usize, taps: usize) -> Result<Scratch<A>> {
         let zeros = |rows: usize| Buffer::zeros(rows * d);
-        Scratch {
-            state: zeros(m),
-            rewritten: zeros(m),
-            grad: zeros(m),
-            direction: zeros(1),
-            x: zeros(1),
-            row: zeros(1),
-            dh: zeros(1),
-            dx: zeros(taps),
-            dvalue: Buffer::zeros(m),
-        }
+        Ok(Scratch {
+            state: zeros(m)?,
+            rewritten: zeros(m)?,
+            grad: zeros(m)?,
+            direction: zeros(1)?,
+            x: zeros(1)?,
+            row: zeros(1)?,
+            dh: zeros(1)?,
+            dx: zeros(taps)?,
+            dvalue: Buffer::zeros(m)?,
+        })
     }
 }
 
 impl<A: Accum> Kernel for Part<'_, A> {
-    type Output = ();
+    type Output = Result<()>;
     #[inline(always)]
-    fn run(mut self) {
-        if self.tokens.is_empty() {
-            return; // before scratch is made for a width that no memory stands behind
-        }
+    fn run(mut self) -> Result<()> {
         let boundary = self.boundary;
         let Sizes { time, d, m, .. } = boundary.sizes;
+        if self.tokens.is_empty() {
+            return Ok(()); // before scratch is made for a width that no memory stands behind
+        }
         let taps = boundary.read.as_ref().map_or(1, Read::taps);
-        let mut scratch = Scratch::new(d, m, taps);
+        // Scratch before the sums that outlive it: the next part's then lies in the same, warm, memory.
+        let mut scratch = Scratch::new(d, m, taps)?;
+        *self.sums = boundary.read.as_ref().map(|read| Sums::zeros(read, boundary.sizes)).transpose()?;
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
             // A read over time gives x_t gradients of h_t … h_{t+K−1}: dx runs K−1 tokens ahead of dX.
             let ahead = taps - 1;
@@ -192,6 +190,7 @@ impl<A: Accum> Kernel for Part<'_, A> {
                 self.rewrite_row(token, &mut scratch);
             }
         }
+        Ok(())
     }
 }
 

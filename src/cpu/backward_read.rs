@@ -28,7 +28,7 @@ impl<A: Accum> Part<'_, A> {
         self.load_read(weights, token, scratch);
         let dgate = self.logit_grads(read, token, &mut scratch.dvalue);
         let Scratch { x, row, dh, dx, dvalue, .. } = scratch;
-        let mut sums = self.sums.as_deref_mut().filter(|_| own);
+        let mut sums = self.sums.as_mut().filter(|_| own);
         let from_x = read.value_from_compressed;
         if let (Some(sums), true) = (&mut sums, from_x) {
             add_outer(&mut sums.value, dvalue, x); // before x becomes x̂
@@ -122,7 +122,7 @@ impl<A: Accum> Part<'_, A> {
         let Some(weight) = &weights.compress else {
             return add_scaled(grad, A::from_f64(1.0), dx);
         };
-        let Some(sums) = self.sums.as_deref_mut() else { return };
+        let Some(sums) = self.sums.as_mut() else { return };
         let size = states.len();
         for tap in 0..after {
             let dx = &dx[(token + tap) % taps * d..][..d];

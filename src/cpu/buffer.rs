@@ -1,10 +1,29 @@
 //! Scratch memory that starts on a cache line: a 64-byte vector that straddles two costs twice.
+//!
+//! Its size follows the user's shapes (d·m·K and more), so it may well be refused; whoever asks for it
+//! carries the refusal out to Python, where it is a `MemoryError`.
 
 use std::ops::{Deref, DerefMut};
 
 use super::convert::Accum;
+use crate::error::Error;
 
 const LINE: usize = 64;
+
+/// The allocator refused this many bytes.
+#[derive(Debug)]
+pub struct OutOfMemory {
+    pub bytes: usize,
+}
+
+impl OutOfMemory {
+    /// As callers of `operator` get to see it.
+    pub fn of(self, operator: &'static str) -> Error {
+        Error::Memory { operator, bytes: self.bytes }
+    }
+}
+
+pub type Result<T> = std::result::Result<T, OutOfMemory>;
 
 /// A slice of zeros, aligned to a cache line.
 pub struct Buffer<A> {
@@ -14,18 +33,14 @@ pub struct Buffer<A> {
 }
 
 impl<A: Accum> Buffer<A> {
-    pub fn zeros(len: usize) -> Buffer<A> {
-        let values = vec![A::default(); len + LINE / size_of::<A>()];
+    pub fn zeros(len: usize) -> Result<Buffer<A>> {
+        let padded = len.saturating_add(LINE / size_of::<A>());
+        let refused = |_| OutOfMemory { bytes: padded.saturating_mul(size_of::<A>()) };
+        let mut values = Vec::new();
+        values.try_reserve_exact(padded).map_err(refused)?;
+        values.resize(padded, A::default());
         let start = values.as_ptr().align_offset(LINE);
-        Buffer { values, start, len }
-    }
-}
-
-impl<A: Accum> From<Vec<A>> for Buffer<A> {
-    fn from(values: Vec<A>) -> Buffer<A> {
-        let mut buffer = Buffer::zeros(values.len());
-        buffer.copy_from_slice(&values);
-        buffer
+        Ok(Buffer { values, start, len })
     }
 }
 
@@ -62,10 +77,16 @@ mod tests {
     #[test]
     fn buffers_start_on_a_cache_line() {
         for len in [0, 1, 63, 1000] {
-            let mut buffer = Buffer::<f32>::zeros(len);
+            let mut buffer = Buffer::<f32>::zeros(len).unwrap();
             assert!(buffer.len() == len && buffer.as_ptr().addr().is_multiple_of(LINE));
             buffer.fill(1.0);
         }
-        assert_eq!(*Buffer::from(vec![1.0, 2.0f64]), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn a_refusal_says_how_much_was_asked_for() {
+        for (len, bytes) in [(1 << 58, (1 << 61) + 64), (usize::MAX, usize::MAX)] {
+            assert_eq!(Buffer::<f64>::zeros(len).err().map(|short| short.bytes), Some(bytes));
+        }
     }
 }

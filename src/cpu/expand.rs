@@ -5,27 +5,27 @@
 
 use std::ops::Range;
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Result};
 use super::convert::Accum;
 use super::simd::{Kernel, add_product, dispatch, load, mix, store};
-use super::weights::{store_all, swap_outer, taps_outermost, transpose};
-use super::{SMALLEST_PART, parallel, useful_threads, within_sequences};
+use super::weights::{reverse_axes, store_all, taps_outermost};
+use super::{parallel, useful_threads, within_sequences};
 use crate::problem::{Expand, Sizes};
 use crate::tensor::{RowsMut, Tensor};
 
 /// Fills `state` from `x`.
-pub fn forward<A: Accum>(expand: &Expand, x: &Tensor, state: &mut Tensor, threads: usize) {
+pub fn forward<A: Accum>(expand: &Expand, x: &Tensor, state: &mut Tensor, threads: usize) -> Result<()> {
     let Sizes { d, m, .. } = expand.sizes;
     let threads = useful_threads(state.len(), threads);
-    let bounds = parallel::partition(expand.sizes.tokens(), SMALLEST_PART);
-    let weight =
-        expand.weight.as_ref().map(|weight| taps_outermost::<A>(weight, expand.sizes, expand.taps()));
+    let bounds = parallel::partition(expand.sizes.tokens(), 1); // x is at hand: nothing is done twice
+    let taps = |weight| taps_outermost::<A>(weight, expand.sizes, expand.taps());
+    let weight = expand.weight.as_ref().map(taps).transpose()?;
     let outputs = state.split_rows(m * d, &bounds);
     let parts = bounds.windows(2).zip(outputs).map(|(pair, state)| {
         let tokens = pair[0]..pair[1];
         Forward { expand, weight: weight.as_deref(), x, tokens, state }
     });
-    parallel::for_each(parts.collect(), threads, dispatch);
+    parallel::for_each(parts.collect(), threads, dispatch)
 }
 
 struct Forward<'a, A> {
@@ -37,15 +37,15 @@ struct Forward<'a, A> {
 }
 
 impl<A: Accum> Kernel for Forward<'_, A> {
-    type Output = ();
+    type Output = Result<()>;
     #[inline(always)]
-    fn run(mut self) {
+    fn run(mut self) -> Result<()> {
         if self.tokens.is_empty() {
-            return;
+            return Ok(());
         }
         let Sizes { d, m, time, .. } = self.expand.sizes;
-        let mut row = Buffer::<A>::zeros(d);
-        let mut channels = Buffer::<A>::zeros(m * d);
+        let mut row = Buffer::<A>::zeros(d)?;
+        let mut channels = Buffer::<A>::zeros(m * d)?;
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
             for token in tokens {
                 channels.fill(A::default());
@@ -62,6 +62,7 @@ impl<A: Accum> Kernel for Forward<'_, A> {
                 store(&mut self.state, token, m, &channels);
             }
         }
+        Ok(())
     }
 }
 
@@ -73,26 +74,26 @@ pub fn backward<A: Accum>(
     grad_x: &mut Tensor,
     grad_weight: &mut Option<Tensor>,
     threads: usize,
-) {
+) -> Result<()> {
     let Sizes { d, m, .. } = expand.sizes;
     let taps = expand.taps();
     let threads = useful_threads(grad.len(), threads);
-    let bounds = parallel::partition(expand.sizes.tokens(), SMALLEST_PART);
-    let weight = expand.weight.as_ref().map(|weight| taps_outermost::<A>(weight, expand.sizes, taps));
-    let mut sums =
-        vec![vec![A::default(); weight.as_ref().map_or(0, |weight| weight.len())]; bounds.len() - 1];
+    let bounds = parallel::partition(expand.sizes.tokens(), taps);
+    let outermost = |weight| taps_outermost::<A>(weight, expand.sizes, taps);
+    let weight = expand.weight.as_ref().map(outermost).transpose()?;
+    let mut sums: Vec<Option<Buffer<A>>> = bounds[1..].iter().map(|_| None).collect();
     let outputs = grad_x.split_rows(d, &bounds);
     let parts = bounds.windows(2).zip(outputs).zip(&mut sums).map(|((pair, grad_x), sums)| {
         let tokens = pair[0]..pair[1];
         Backward { expand, weight: weight.as_deref(), x, grad, tokens, grad_x, sums }
     });
-    parallel::for_each(parts.collect(), threads, dispatch);
-    let mut sums = sums.into_iter();
-    let mut total = sums.next().unwrap_or_default();
+    parallel::for_each(parts.collect(), threads, dispatch)?;
+    let mut sums = sums.into_iter().flatten();
+    let no_tokens = || Buffer::zeros(weight.as_ref().map_or(0, |weight| weight.len()));
+    let mut total = sums.next().map_or_else(no_tokens, Ok)?;
     sums.for_each(|part| total.iter_mut().zip(&part).for_each(|(to, from)| *to += *from));
-    if grad_weight.is_some() {
-        store_all(grad_weight, &transpose(&swap_outer(&total, taps, m), m * taps, d));
-    }
+    store_all(grad_weight, &reverse_axes(&total, [taps, m, d])?);
+    Ok(())
 }
 
 struct Backward<'a, A> {
@@ -102,21 +103,22 @@ struct Backward<'a, A> {
     grad: &'a Tensor,
     tokens: Range<usize>,
     grad_x: RowsMut<'a>,
-    sums: &'a mut [A],
+    sums: &'a mut Option<Buffer<A>>,
 }
 
 impl<A: Accum> Kernel for Backward<'_, A> {
-    type Output = ();
+    type Output = Result<()>;
     #[inline(always)]
-    fn run(mut self) {
+    fn run(mut self) -> Result<()> {
         if self.tokens.is_empty() {
-            return;
+            return Ok(());
         }
         let Sizes { d, m, time, .. } = self.expand.sizes;
         let taps = self.expand.taps();
-        let mut row = Buffer::<A>::zeros(d);
+        let mut row = Buffer::<A>::zeros(d)?;
         // dX of this token and the K−1 after it, token t in slot t mod K: each is widened once.
-        let mut ring = Buffer::<A>::zeros(taps * m * d);
+        let mut ring = Buffer::<A>::zeros(taps * m * d)?;
+        *self.sums = self.weight.map(|weight| Buffer::zeros(weight.len())).transpose()?;
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
             let last = sequence.end.min(tokens.end + taps - 1);
             for token in (tokens.start..last).rev() {
@@ -139,6 +141,7 @@ impl<A: Accum> Kernel for Backward<'_, A> {
                 store(&mut self.grad_x, token, 1, &row);
             }
         }
+        Ok(())
     }
 }
 
@@ -146,13 +149,11 @@ impl<A: Accum> Backward<'_, A> {
     /// dw_s += dX_t ⊗ x_{t−s} over the `before` tokens that exist.
     #[inline(always)]
     fn add_weight_grad(&mut self, token: usize, before: usize, grads: &[A], row: &mut [A]) {
-        if self.weight.is_none() {
-            return;
-        }
+        let Some(sums) = self.sums else { return };
         let d = row.len();
         for tap in 0..before.min(self.expand.taps()) {
             load(self.x.rows(d), token - tap, 1, row);
-            let sums = &mut self.sums[tap * grads.len()..][..grads.len()];
+            let sums = &mut sums[tap * grads.len()..][..grads.len()];
             for (sum, grad) in sums.chunks_exact_mut(d).zip(grads.chunks_exact(d)) {
                 add_product(sum, grad, row);
             }

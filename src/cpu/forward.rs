@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Result};
 use super::convert::Accum;
 use super::simd::{Kernel, add_scaled, dispatch, dot, load, mix, round_to, store};
 use super::weights::Weights;
-use super::{SMALLEST_PART, parallel, split, useful_threads, within_sequences};
+use super::{parallel, split, useful_threads, within_sequences};
 use crate::problem::{Boundary, Read, Rewrite, Sizes};
 use crate::tensor::{Ahead, RowsMut, Tensor};
 
@@ -34,37 +34,38 @@ pub struct Outputs {
 }
 
 /// Runs a boundary forward on `threads` threads.
-pub fn forward<A: Accum>(boundary: &Boundary, outputs: &mut Outputs, threads: usize) {
+pub fn forward<A: Accum>(boundary: &Boundary, outputs: &mut Outputs, threads: usize) -> Result<()> {
     let Sizes { d, m, .. } = boundary.sizes;
     if boundary.sizes.tokens() == 0 {
-        return; // before scratch is made for a width that no memory stands behind
+        return Ok(()); // before scratch is made for a width that no memory stands behind
     }
-    let bounds = parallel::partition(boundary.sizes.tokens(), SMALLEST_PART);
-    let weights = boundary.read.as_ref().map(|read| Weights::<A>::new(read, boundary.sizes));
-    let mut states = split(&mut outputs.state, d * m, &bounds).into_iter();
-    let mut stats = split(&mut outputs.stats, 1 + m, &bounds).into_iter();
-    let mut contexts = split(&mut outputs.context, d, &bounds).into_iter();
-    let mut values = split(&mut outputs.value, m, &bounds).into_iter();
-    let mut gates = split(&mut outputs.gate, 1, &bounds).into_iter();
-    let mut compressed = split(&mut outputs.compressed, d, &bounds).into_iter();
-    let mut rstds = split(&mut outputs.rstd, 1, &bounds).into_iter();
+    let taps = boundary.read.as_ref().map_or(1, Read::taps);
+    let bounds = parallel::partition(boundary.sizes.tokens(), taps);
+    let weights = boundary.read.as_ref().map(|read| Weights::<A>::new(read, boundary.sizes)).transpose()?;
+    let mut states = split(&mut outputs.state, d * m, &bounds);
+    let mut stats = split(&mut outputs.stats, 1 + m, &bounds);
+    let mut contexts = split(&mut outputs.context, d, &bounds);
+    let mut values = split(&mut outputs.value, m, &bounds);
+    let mut gates = split(&mut outputs.gate, 1, &bounds);
+    let mut compressed = split(&mut outputs.compressed, d, &bounds);
+    let mut rstds = split(&mut outputs.rstd, 1, &bounds);
     let parts: Vec<Part<'_, A>> = bounds
         .windows(2)
         .map(|pair| Part {
             boundary,
             weights: weights.as_ref(),
             tokens: pair[0]..pair[1],
-            state: states.next().flatten(),
-            stats: stats.next().flatten(),
-            context: contexts.next().flatten(),
-            value: values.next().flatten(),
-            gate: gates.next().flatten(),
-            compressed: compressed.next().flatten(),
-            rstd: rstds.next().flatten(),
+            state: states(),
+            stats: stats(),
+            context: contexts(),
+            value: values(),
+            gate: gates(),
+            compressed: compressed(),
+            rstd: rstds(),
             ahead: Ahead::default(),
         })
         .collect();
-    parallel::for_each(parts, useful_threads(boundary.state.len(), threads), dispatch);
+    parallel::for_each(parts, useful_threads(boundary.state.len(), threads), dispatch)
 }
 
 /// Consecutive tokens and the rows of every output that belong to them.
@@ -83,16 +84,16 @@ struct Part<'a, A> {
 }
 
 impl<A: Accum> Kernel for Part<'_, A> {
-    type Output = ();
+    type Output = Result<()>;
     #[inline(always)]
-    fn run(mut self) {
+    fn run(mut self) -> Result<()> {
         let boundary = self.boundary;
         let Sizes { time, d, m, .. } = boundary.sizes;
         let taps = boundary.read.as_ref().map_or(1, Read::taps);
-        let mut state = Buffer::<A>::zeros(m * d);
-        let mut direction = Buffer::<A>::zeros(d);
+        let mut state = Buffer::<A>::zeros(m * d)?;
+        let mut direction = Buffer::<A>::zeros(d)?;
         // Partial sums of x for this token and the K−1 after it; x_t lives in slot t mod K.
-        let mut sums = Buffer::<A>::zeros(taps * d);
+        let mut sums = Buffer::<A>::zeros(taps * d)?;
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
             // The halo is rewritten again, not stored: its states feed the first reads of this part.
             let halo = (taps - 1).min(tokens.start - sequence.start);
@@ -114,6 +115,7 @@ impl<A: Accum> Kernel for Part<'_, A> {
                 }
             }
         }
+        Ok(())
     }
 }
 

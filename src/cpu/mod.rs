@@ -15,9 +15,6 @@ use std::ops::Range;
 
 use crate::tensor::{RowsMut, Tensor};
 
-/// Fewest tokens in a part: keeps a halo of K−1 tokens cheap while K is much smaller.
-pub const SMALLEST_PART: usize = 64;
-
 /// Below this many state elements a second thread costs more than it brings.
 const SERIAL: usize = 16_384;
 
@@ -26,12 +23,14 @@ pub fn useful_threads(elements: usize, threads: usize) -> usize {
     if elements < SERIAL { 1 } else { threads.max(1) }
 }
 
-/// An output cut into one piece per part; as many `None`s where the output is not asked for.
-pub fn split<'a>(output: &'a mut Option<Tensor>, width: usize, bounds: &[usize]) -> Vec<Option<RowsMut<'a>>> {
-    match output {
-        Some(tensor) => tensor.split_rows(width, bounds).into_iter().map(Some).collect(),
-        None => bounds[1..].iter().map(|_| None).collect(),
-    }
+/// An output cut at `bounds`: every call gives the next part's piece; `None` where it is not asked for.
+pub fn split<'a>(
+    output: &'a mut Option<Tensor>,
+    width: usize,
+    bounds: &[usize],
+) -> impl FnMut() -> Option<RowsMut<'a>> {
+    let mut pieces = output.as_mut().map(|tensor| tensor.split_rows(width, bounds).into_iter());
+    move || pieces.as_mut()?.next()
 }
 
 /// `tokens` cut where sequences of `time` tokens end: (tokens of the piece, tokens of its sequence).

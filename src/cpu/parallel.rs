@@ -9,21 +9,39 @@
 //! parallel` of torch compiles to on Linux — is found in the running process; rayon serves elsewhere.
 
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
-/// Ends of the parts of `tokens` tokens: at most 64 parts of at least `smallest` tokens.
-pub fn partition(tokens: usize, smallest: usize) -> Vec<usize> {
-    let parts = (tokens / smallest).clamp(1, 64);
+/// Most parts: enough for the threads of one machine to share evenly, few enough to add their sums.
+const MOST_PARTS: usize = 64;
+
+/// Fewest tokens in a part, so that what a part costs by itself (scratch, a lock) stays small beside them.
+const SMALLEST_PART: usize = 64;
+
+/// Fewest tokens in a part for every tap of an operator over time. A part begins K−1 tokens early and
+/// throws these away, and keeps sums for the gradient of a weight of d·m·K elements: with 4K tokens or
+/// more in a part, a quarter at most of the work is done twice, and all the sums together are a quarter
+/// at most of the state's elements (one part excepted).
+const TOKENS_PER_TAP: usize = 4;
+
+/// Ends of the parts of `tokens` tokens that an operator looking back `taps` − 1 tokens works through.
+pub fn partition(tokens: usize, taps: usize) -> Vec<usize> {
+    let smallest = SMALLEST_PART.max(TOKENS_PER_TAP.saturating_mul(taps));
+    let parts = (tokens / smallest).clamp(1, MOST_PARTS);
     (0..=parts).map(|part| (tokens as u128 * part as u128 / parts as u128) as usize).collect()
 }
 
-/// Runs `work` once for every item, on up to `threads` threads; each item goes to exactly one.
-pub fn for_each<T: Send>(items: Vec<T>, threads: usize, work: impl Fn(T) + Sync) {
+/// Runs `work` once for every item, on up to `threads` threads; each item goes to exactly one. Returns
+/// the first failure; some items may then be left undone.
+pub fn for_each<T: Send, E: Send>(
+    items: Vec<T>,
+    threads: usize,
+    work: impl Fn(T) -> Result<(), E> + Sync,
+) -> Result<(), E> {
     let threads = threads.min(items.len());
     if threads <= 1 {
-        return items.into_iter().for_each(work);
+        return items.into_iter().try_for_each(work);
     }
     let Some(gomp_parallel) = gomp_parallel() else {
         return rayon_for_each(items, threads, work);
@@ -31,7 +49,7 @@ pub fn for_each<T: Send>(items: Vec<T>, threads: usize, work: impl Fn(T) + Sync)
     let queue = Queue {
         items: items.into_iter().map(|item| Mutex::new(Some(item))).collect(),
         next: AtomicUsize::new(0),
-        panicked: Mutex::new(None),
+        outcome: Mutex::new(Ok(Ok(()))),
         work: &work,
     };
     // SAFETY: `drain` has the signature GOMP_parallel calls, unwinds nothing into C, and the queue
@@ -39,33 +57,38 @@ pub fn for_each<T: Send>(items: Vec<T>, threads: usize, work: impl Fn(T) + Sync)
     unsafe {
         gomp_parallel(drain_extern(&queue), (&raw const queue).cast_mut().cast(), threads as u32, 0);
     }
-    if let Some(panic) = queue.panicked.into_inner().expect("no thread holds the lock") {
-        std::panic::resume_unwind(panic);
-    }
+    let outcome = queue.outcome.into_inner().expect("no thread holds the lock");
+    outcome.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-struct Queue<'a, T, F> {
+struct Queue<'a, T, F, E> {
     items: Vec<Mutex<Option<T>>>,
     next: AtomicUsize,
-    panicked: Mutex<Option<Box<dyn std::any::Any + Send>>>,
+    /// the first panic or failure
+    outcome: Mutex<std::thread::Result<Result<(), E>>>,
     work: &'a F,
 }
 
 type Body = unsafe extern "C" fn(*mut c_void);
 type GompParallel = unsafe extern "C" fn(Body, *mut c_void, u32, u32);
 
-fn drain_extern<T: Send, F: Fn(T) + Sync>(_queue: &Queue<'_, T, F>) -> Body {
-    drain::<T, F>
+fn drain_extern<T: Send, E: Send, F: Fn(T) -> Result<(), E> + Sync>(_: &Queue<'_, T, F, E>) -> Body {
+    drain::<T, E, F>
 }
 
-unsafe extern "C" fn drain<T: Send, F: Fn(T) + Sync>(queue: *mut c_void) {
+unsafe extern "C" fn drain<T: Send, E: Send, F: Fn(T) -> Result<(), E> + Sync>(queue: *mut c_void) {
     // SAFETY: `for_each` passes its own queue, which is Sync: items behind locks, shared work.
-    let queue = unsafe { &*queue.cast::<Queue<'_, T, F>>() };
+    let queue = unsafe { &*queue.cast::<Queue<'_, T, F, E>>() };
     while let Some(slot) = queue.items.get(queue.next.fetch_add(1, Ordering::Relaxed)) {
         let item = slot.lock().ok().and_then(|mut slot| slot.take());
-        let outcome = catch_unwind(AssertUnwindSafe(|| item.map(queue.work)));
-        if let (Err(panic), Ok(mut seen)) = (outcome, queue.panicked.lock()) {
-            seen.get_or_insert(panic);
+        let outcome = catch_unwind(AssertUnwindSafe(|| item.map_or(Ok(()), queue.work)));
+        if matches!(outcome, Ok(Ok(()))) {
+            continue;
+        }
+        if let Ok(mut first) = queue.outcome.lock()
+            && matches!(*first, Ok(Ok(())))
+        {
+            *first = outcome;
         }
     }
 }
@@ -84,27 +107,35 @@ fn gomp_parallel() -> Option<GompParallel> {
     })
 }
 
-fn rayon_for_each<T: Send>(items: Vec<T>, threads: usize, work: impl Fn(T) + Sync) {
+fn rayon_for_each<T: Send, E: Send>(
+    items: Vec<T>,
+    threads: usize,
+    work: impl Fn(T) -> Result<(), E> + Sync,
+) -> Result<(), E> {
     use rayon::prelude::*;
 
-    static POOL: Mutex<Option<(usize, std::sync::Arc<rayon::ThreadPool>)>> = Mutex::new(None);
-    let pool = {
-        let mut kept = POOL.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        match kept.as_ref() {
-            Some((size, pool)) if *size == threads => Some(pool.clone()),
-            _ => {
-                let built = rayon::ThreadPoolBuilder::new().num_threads(threads).build().ok();
-                let built = built.map(std::sync::Arc::new);
-                *kept = built.clone().map(|pool| (threads, pool));
-                built
-            }
-        }
-    };
-    match pool {
+    match rayon_pool(threads) {
         // one item at a time, so that a slow part is not queued behind another
-        Some(pool) => pool.install(|| items.into_par_iter().with_max_len(1).for_each(&work)),
-        None => items.into_iter().for_each(work), // no threads to be had: slower, still right
+        Some(pool) => pool.install(|| items.into_par_iter().with_max_len(1).try_for_each(&work)),
+        None => items.into_iter().try_for_each(work), // no threads to be had: slower, still right
     }
+}
+
+/// The pool of the last call, or a new one for another number of threads or another process.
+fn rayon_pool(threads: usize) -> Option<Arc<rayon::ThreadPool>> {
+    static POOL: Mutex<Option<(u32, Arc<rayon::ThreadPool>)>> = Mutex::new(None);
+    let mut kept = POOL.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let process = std::process::id();
+    if let Some((owner, _)) = &*kept
+        && *owner != process
+    {
+        std::mem::forget(kept.take()); // a fork has none of its threads: they cannot even be told to end
+    }
+    if kept.as_ref().is_none_or(|(_, pool)| pool.current_num_threads() != threads) {
+        let built = rayon::ThreadPoolBuilder::new().num_threads(threads).build().ok();
+        *kept = built.map(|pool| (process, Arc::new(pool)));
+    }
+    kept.as_ref().map(|(_, pool)| pool.clone())
 }
 
 #[cfg(test)]
@@ -114,20 +145,31 @@ mod tests {
     #[test]
     fn parts_cover_all_tokens_in_order() {
         for tokens in [0, 1, 63, 64, 129, 100_000] {
-            let ends = partition(tokens, 64);
-            assert_eq!((ends[0], *ends.last().unwrap()), (0, tokens));
-            assert!(ends.windows(2).all(|pair| pair[0] <= pair[1]) && ends.len() <= 65);
+            for taps in [1, 4, 17, 512, usize::MAX] {
+                let ends = partition(tokens, taps);
+                assert_eq!((ends[0], *ends.last().unwrap()), (0, tokens));
+                assert!(ends.windows(2).all(|pair| pair[0] <= pair[1]) && ends.len() <= 1 + MOST_PARTS);
+                let sums = (ends.len() - 1).saturating_mul(taps); // in states of one token
+                assert!(ends.len() == 2 || sums <= tokens / TOKENS_PER_TAP);
+            }
         }
+        assert_eq!(partition(1000, 4).len(), 1 + 1000 / SMALLEST_PART);
     }
 
     #[test]
-    fn every_item_is_worked_on_once_and_panics_come_back() {
+    fn every_item_is_worked_on_once_and_failures_and_panics_come_back() {
         let done: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
-        for_each((0..100).collect(), 3, |i: usize| {
+        let count = |i: usize| {
             done[i].fetch_add(1, Ordering::Relaxed);
-        });
+            Ok::<(), ()>(())
+        };
+        assert_eq!(for_each((0..100).collect(), 3, count), Ok(()));
         assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1));
-        let panic = catch_unwind(|| for_each(vec![1, 2, 3], 2, |i| assert!(i != 2, "two")));
-        assert!(panic.is_err());
+        for threads in [1, 2] {
+            let not_two = |i| if i == 2 { Err("two") } else { Ok(()) };
+            assert_eq!(for_each(vec![1, 2, 3], threads, not_two), Err("two"));
+            let panics = |i| if i == 2 { panic!("two") } else { Ok::<(), ()>(()) };
+            assert!(catch_unwind(|| for_each(vec![1, 2, 3], threads, panics)).is_err());
+        }
     }
 }

@@ -60,7 +60,9 @@ class Rotary(nn.Module):
         """Compute the tables on the device where they are."""
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=self.cos.device)
         positions = torch.arange(self.length, dtype=torch.float32, device=self.cos.device)
-        angles = torch.outer(positions, self.base ** (-pairs / self.head_dim))
+        # 1/base^x and base^−x differ in the last bit, and position 1000 makes 1e-5 of that: this is
+        # what the published models were trained with.
+        angles = torch.outer(positions, 1.0 / self.base ** (pairs / self.head_dim))
         self.cos, self.sin = angles.cos(), angles.sin()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Rotary:
@@ -83,12 +85,12 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        d = config.hidden_size
+        d, width = config.hidden_size, config.num_heads * config.head_dim
         self.head_dim = config.head_dim
-        self.c_q = nn.Linear(d, d, bias=False)
-        self.c_k = nn.Linear(d, d, bias=False)
-        self.c_v = nn.Linear(d, d, bias=False)
-        self.c_proj = nn.Linear(d, d, bias=False)
+        self.c_q = nn.Linear(d, width, bias=False)
+        self.c_k = nn.Linear(d, width, bias=False)
+        self.c_v = nn.Linear(d, width, bias=False)
+        self.c_proj = nn.Linear(width, d, bias=False)
         self.q_rms = nn.RMSNorm(self.head_dim, eps=NORM_EPS)
         self.k_rms = nn.RMSNorm(self.head_dim, eps=NORM_EPS)
         self.rotary = Rotary(self.head_dim, config.block_size, config.rope_base)
@@ -256,6 +258,8 @@ def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | 
         value_channels=1 if config.residual == "ddl" else config.value_channels,
         compress=compress,
         kernel_size=config.compress_kernel_size,
+        parameterization=config.compress_parameterization,
+        causal=config.compress_causal,
         expand=expand,
         expand_kernel_size=config.expand_kernel_size,
         sublayers_per_compressor=config.sublayers_per_compressor,

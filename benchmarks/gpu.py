@@ -1,0 +1,200 @@
+"""Everything that is claimed of a GPU, measured in one command, under 8 minutes on an H100.
+
+    python benchmarks/gpu.py                          # all parts, into benchmarks/results
+    python benchmarks/gpu.py --only ops,train         # some of them
+    python benchmarks/gpu.py --quick                  # tiny sizes: seconds, recorded nowhere
+    python benchmarks/gpu.py --quick --device cpu     # the same code where there is no GPU
+
+It needs the installed wheel, PyTorch and this folder, no Rust. Every operator and model first has
+to agree with ddl.reference or plain PyTorch on the device, at the sizes to be timed; one that does
+not is reported red, without times, and the exit status is 1. A record is on disk, in gpu.jsonl, as
+soon as it is known, so a run that is stopped leaves what it measured. Parts come in the order of
+their importance; what --minutes leaves no time for is named in a line.
+
+    copy             bandwidth of device-to-device copies, by size
+    compile          all kernels of `ops`, side by side
+    ops              every operator: microseconds, GB/s, share of the copy; d, m, types of the state
+    launch           what a call costs the host
+    train            training steps, additive against every variant; speed and peak memory
+    prefill          a prompt to its first token
+    plain            `ops` in plain PyTorch, eager, beside the fused operators
+    train-compiled   `train` under torch.compile
+    plain-compiled   `plain` under torch.compile
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import ddl.cuda
+import gpu_report
+import record
+from ddl.config import RESIDUALS
+from ddl.presets import PRESETS, TINY
+from gpu_clock import Clock, describe
+from gpu_launch import launches
+from gpu_log import Budget, Line, Log
+from gpu_models import Setting
+from gpu_ops import cases, compile_ahead, full_name, plain_forms, race
+from gpu_train import prefill, train
+from measure import gb_per_second, interleave
+from report import progress
+
+MAIN = ("additive", "ddl", "ddl-cc", "ddl-tc")
+# Sequences of 1,024 tokens that a GPU of 80 GB has memory for.
+BATCHES = {"small": 32, "medium": 16}
+FULL = {
+    "sizes": (768, 1024, 2048, 4096),
+    "channels": (1, 4, 8),
+    "batch": 32,
+    "time": 1024,
+    "rounds": 10,
+    "calls": 200,
+    "copy_bytes": 2**31,
+    "prefill": (1, 16),
+    "backend": "inductor",
+}
+QUICK = FULL | {
+    "sizes": (32,),
+    "channels": (1, 4),
+    "batch": 2,
+    "time": 24,
+    "rounds": 3,
+    "calls": 3,
+    "copy_bytes": 2**20,
+    "prefill": (1, 2),
+    "backend": "aot_eager",
+}
+
+Pieces = dict[str, Callable[[], list[Line]]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse(arguments)
+    budget = Budget(args.minutes)
+    torch.backends.cudnn.allow_tf32 = False  # what is called float32 is float32
+    device = torch.device("cuda", 0) if args.device == "cuda" else torch.device("cpu")
+    where = record.environment() | describe(device)
+    if args.commit is not None:
+        where["commit"] = {"hash": args.commit, "dirty": False}
+    log = Log(where, None if args.out is None else args.out / "gpu.jsonl")
+    config = {name: getattr(args, name) for name in FULL}
+    log.write("run", config=config | {"only": args.only}, **where)
+    clock = Clock(device, args.copy_bytes)
+    for part, (pieces, expected) in parts(args, clock, where["device"]).items():
+        if part in args.only:
+            budget.run(log, part, pieces, expected)
+            progress("")
+            print(f"{part}: done after {budget.spent:.0f} s", flush=True)
+    return report(log, where, args)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", type=lambda text: text.split(","), help="parts, by commas")
+    parser.add_argument("--minutes", type=float, default=7.5, help="for everything (7.5)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, few rounds")
+    parser.add_argument("--out", type=Path, help="folder of the records (benchmarks/results)")
+    parser.add_argument("--commit", help="what the wheel was built from, outside a repository")
+    args = parser.parse_args(arguments)
+    args.only = PARTS if args.only is None else args.only
+    for part in args.only:
+        if part not in PARTS:
+            parser.error(f"--only must name parts, which are {', '.join(PARTS)}, got {part!r}")
+    if args.device == "cuda" and (reason := ddl.cuda.why_unavailable(0)):
+        parser.error(f"--device cuda cannot be used: {reason}")
+    if args.out is None and not args.quick:
+        args.out = record.RESULTS
+    vars(args).update(QUICK if args.quick else FULL)
+    return args
+
+
+PARTS = (
+    "copy", "compile", "ops", "launch", "train", "prefill", "plain", "train-compiled",
+    "plain-compiled",
+)  # fmt: skip
+
+
+def parts(
+    args: argparse.Namespace, clock: Clock, device_name: str
+) -> dict[str, tuple[Pieces, float]]:
+    """The pieces of every part, and the seconds that one may take before that is known."""
+    every, rounds = cases(args), args.rounds
+    timed = {"clock": clock, "rounds": rounds, "backend": args.backend}
+    goals = gpu_report.ratio_goals(device_name)
+    run = partial(train, clock=clock, rounds=rounds, goals=goals)
+
+    def ops(forms: Callable[..., list[str]]) -> Pieces:
+        return {full_name(case): partial(race, case, forms(case), **timed) for case in every}
+
+    def trained(chosen: list[Setting]) -> Pieces:
+        return {setting.name: partial(run, setting) for setting in chosen}
+
+    eager, compiled = settings(args, "eager"), settings(args, "compiled")
+    prompts = [setting for setting in eager if setting.precision == "bfloat16"]
+    filled = partial(prefill, clock=clock, rounds=rounds, batches=args.prefill)
+    return {
+        "copy": ({"copy": lambda: bandwidth(clock, rounds)}, 5),
+        "compile": ({"compile": lambda: compile_ahead(every, clock.device)}, 30),
+        "ops": (ops(lambda case: ["fused"]), 2),
+        "launch": ({"launch": lambda: launches(clock, args.calls, rounds)}, 10),
+        "train": (trained(eager), 20),
+        "prefill": ({s.name: partial(filled, s) for s in prompts}, 10),
+        "plain": (ops(lambda case: ["fused", *plain_forms(case)]), 2),
+        "train-compiled": (trained(compiled[:1]), 45 * len(MAIN)),
+        "plain-compiled": (ops(lambda case: ["fused", "compiled broadcasts"]), 10),
+    }
+
+
+def settings(args: argparse.Namespace, mode: str) -> list[Setting]:
+    """What is trained: the papers' two models, in two precisions."""
+    chosen = []
+    for preset, batch in BATCHES.items():
+        config = TINY if args.quick else PRESETS[preset].model
+        config = replace(config, num_layers=1, block_size=args.time) if args.quick else config
+        most = args.batch if args.quick else batch
+        every = preset == "small" and mode == "eager"
+        for precision in ("autocast", "bfloat16"):
+            residuals = RESIDUALS if every else MAIN
+            chosen.append(Setting(preset, config, residuals, precision, mode, most, args.backend))
+    return chosen
+
+
+def bandwidth(clock: Clock, rounds: int) -> list[Line]:
+    """GB/s, read and written, of copies up to the size that everything else is compared to."""
+    lines = []
+    for shift in (4, 2, 0):
+        part = Clock(clock.device, clock.copy_bytes >> shift)
+        seconds = interleave({"copy": part.timed()}, 3 * rounds, what="copy")["copy"]
+        rate = gb_per_second(part.copied_bytes, [taken for (taken,) in seconds])
+        moved = part.copied_bytes
+        lines.append({"what": f"copy of {moved // 2} bytes", "bytes": moved, "gb_s": rate})
+    return lines
+
+
+def report(log: Log, where: Line, args: argparse.Namespace) -> int:
+    """Print the tables; leave them beside the records; 1 if anything went wrong."""
+    tables = gpu_report.tables(log.lines)
+    machine = f"{where['device']}, driver {where['driver']} · {record.describe(where)}"
+    closing = "\n".join([*gpu_report.remarks(log), machine])
+    for table in tables:
+        table.show()
+    print(closing)
+    if args.out is not None:
+        summary = "\n".join([*(table.markdown() for table in tables), closing, ""])
+        (args.out / "gpu.md").write_text(summary, encoding="utf-8")
+    return 1 if log.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

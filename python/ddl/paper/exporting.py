@@ -1,0 +1,103 @@
+"""Our state dicts to those of the paper's code: the inverse of importing.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ddl.config import GPTConfig, InputError
+
+from . import names, options
+from .importing import State, check_shapes, shapes_of
+from .names import EMBEDDING, HEAD, LAYOUTS, Layout
+
+
+def revert(
+    config: GPTConfig, state_dict: Mapping[str, Tensor], *, layout: Layout = "c_proj"
+) -> tuple[dict[str, Any], State]:
+    """A model of ours as the paper's config.json and state dict: the inverse of `convert`.
+
+    Every tensor comes back bit for bit, in the names of `layout`: "c_proj", the code of the papers,
+    or "o_proj", the newest. A compressor whose weights are learned directly is written as a kernel
+    and a trivial read vector. Projections to a constant value, which the published model wants and
+    never uses, are zeros.
+
+    Raises InputError for a model that the published code does not have, and for a state dict that
+    is not the config's.
+    """
+    if layout not in LAYOUTS:
+        raise InputError(f"`layout` must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    _check_published(config)
+    shapes = shapes_of(config)
+    names.check_keys(
+        "state_dict",
+        "the config's model",
+        missing=[name for name in shapes if name not in state_dict],
+        unknown=[name for name in state_dict if name not in shapes],
+    )
+    check_shapes({name: (state_dict[name], shape) for name, shape in shapes.items()})
+    config, state = _factored(config, dict(state_dict))
+    width = config.hidden_size
+    channels = 1 if config.residual == "ddl" else config.value_channels
+    theirs: State = {}
+    for name, ours in names.pairs(
+        config.residual, config.num_layers, config.gate, config.value
+    ).items():
+        if ours is None:
+            size = (channels,) if name.endswith("bias") else (channels, width)
+            tensor = state["wte.weight"].new_zeros(size)
+        else:
+            tensor = names.to_theirs(name, state[ours])
+        name, tensor = names.to_layout(name, tensor, layout, config)
+        theirs[name] = tensor
+    theirs[HEAD] = theirs[EMBEDDING]
+    kind = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}[layout]
+    return {"model_type": kind} | options.to_theirs(config), theirs
+
+
+def _check_published(config: GPTConfig) -> None:
+    """Raises InputError for what the published code has no option for."""
+    compress = names.stream(config.residual)[0]
+    taps, channels = config.compress_kernel_size, config.value_channels
+    if config.residual != "additive" and config.value != "constant":
+        _require(config, "value_from", "compressed")
+    if compress in ("channel", "token"):
+        _require(config, "sublayers_per_compressor", 2)
+    factored = config.compress_parameterization == "factored"
+    if compress == "channel" and factored and taps > channels:
+        raise InputError(
+            f"`compress_kernel_size` must be at most value_channels = {channels} in the paper's "
+            f"code, got {taps}"
+        )
+
+
+def _require(config: GPTConfig, name: str, expected: Any) -> None:
+    got = getattr(config, name)
+    if got != expected:
+        raise InputError(f"`{name}` must be {expected} in the paper's code, got {got}")
+
+
+def _factored(config: GPTConfig, state: State) -> tuple[GPTConfig, State]:
+    """The same model with its compressors factored into a kernel and a trivial read vector.
+
+    Over time, r = 1. Over the value channels, a centred kernel of m taps and r = 1 at its centre, 0
+    elsewhere: w_ij = Σ_s c_is r_{j−s+centre} = c_ij.
+    """
+    compress = names.stream(config.residual)[0]
+    if compress not in ("channel", "token") or config.compress_parameterization == "factored":
+        return config, state
+    changes: dict[str, Any] = {"compress_parameterization": "factored"}
+    channels = config.value_channels
+    for name in [name for name in state if name.endswith("compress_weight")]:
+        weight = state.pop(name)
+        read = weight.new_ones(channels)
+        if compress == "channel":
+            changes["compress_kernel_size"] = channels
+            read = weight.new_zeros(channels)
+            read[(channels - 1) // 2] = 1
+        stem = name.removesuffix("weight")
+        state |= {f"{stem}kernel": weight, f"{stem}read": read}
+    return replace(config, **changes), state

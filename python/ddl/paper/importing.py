@@ -1,0 +1,228 @@
+"""State dicts of the paper's code to ours: pure functions, no files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from ddl.config import RESIDUALS, STREAMS, GPTConfig, InputError, Residual
+from ddl.models import GPT
+
+from . import names, options
+from .names import EMBEDDING, EXPANSION, HEAD, listed
+
+Variant = Literal["auto"] | Residual
+State = dict[str, Tensor]
+
+
+class Translation(NamedTuple):
+    """A checkpoint in our terms.
+
+    config, state: for `GPT(config).load_state_dict(state)`.
+    assumed: options that neither the weights nor config.json told, with the published defaults.
+    unused: parameters of the checkpoint that its model never uses, which ours does not have.
+    """
+
+    config: GPTConfig
+    state: State
+    assumed: dict[str, Any]
+    unused: list[str]
+
+
+def convert(
+    state_dict: Mapping[str, Tensor],
+    config: Mapping[str, Any] | None = None,
+    *,
+    variant: Variant = "auto",
+) -> tuple[GPTConfig, State]:
+    """A state dict of the paper's code as a configuration and a state dict of `ddl.models.GPT`.
+
+    Names and shapes tell the variant, all sizes and the gate, in any published layout; `config`,
+    the published config.json, tells the rest, and where it is silent, its defaults hold. Tensors
+    keep their dtype and may share memory with those given. Projections to a constant value, which
+    the published model carries along unused, are left out.
+
+    Raises InputError for missing and unknown keys, shapes that do not fit, a config that
+    contradicts the weights, options that have no counterpart here, another `variant`.
+    """
+    return translate(state_dict, config, variant=variant)[:2]
+
+
+def translate(
+    state_dict: Mapping[str, Tensor],
+    config: Mapping[str, Any] | None = None,
+    *,
+    variant: Variant = "auto",
+) -> Translation:
+    """`convert`, with what was assumed and what was left out."""
+    if variant != "auto" and variant not in RESIDUALS:
+        known = ", ".join(("auto", *RESIDUALS))
+        raise InputError(f"`variant` must be one of {known}, got {variant!r}")
+    options.check_fixed(config or {})
+    state, called = _read(state_dict)
+    residual = _recognise(state) if variant == "auto" else variant
+    gate = "mlp" if any(".beta_in." in name or ".beta_out." in name for name in state) else "linear"
+    read = options.Options(config, residual)
+    fields = options.to_ours(read, residual)
+    pairs = names.pairs(residual, _blocks(state), gate, fields.get("value", "linear"))
+    names.check_keys(
+        "state_dict",
+        f"a published {residual} model",
+        missing=[name for name, ours in pairs.items() if ours and name not in state],
+        unknown=[called[name] for name in state if name not in pairs],
+    )
+    ours = GPTConfig(residual=residual, **_sizes(state, residual, gate), **fields)
+    options.check_sizes(config or {}, ours)
+    return Translation(
+        config=ours,
+        state=_ours(state, pairs, ours),
+        assumed=read.assumed,
+        unused=[called[name] for name in state if pairs[name] is None],
+    )
+
+
+# --- theirs ---------------------------------------------------------------------------------------
+
+
+def _read(state_dict: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
+    """The state dict in the layout c_proj without its tied head, and what it called every name."""
+    cleaned: dict[str, tuple[str, Tensor]] = {}
+    for original, tensor in state_dict.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise InputError(
+                f"`state_dict` must hold floating-point tensors, got {got} for {original}"
+            )
+        name = names.clean(str(original))
+        if name in cleaned:
+            raise InputError(
+                f"`state_dict` must hold {name} once, got {cleaned[name][0]} and {original}"
+            )
+        cleaned[name] = original, tensor
+    _untie(cleaned)
+    embedding = cleaned.get(EMBEDDING)
+    width = embedding[1].shape[-1] if embedding is not None and embedding[1].ndim else 0
+    state: State = {}
+    called: dict[str, str] = {}
+    for name, (original, tensor) in cleaned.items():
+        name, tensor = names.from_layout(name, tensor, width)
+        if name in state:
+            raise InputError(
+                f"`state_dict` must be of one layout, got {called[name]} and {original}"
+            )
+        state[name], called[name] = tensor, original
+    return state, called
+
+
+def _untie(cleaned: dict[str, tuple[str, Tensor]]) -> None:
+    """Removes the head, which is the embedding; safetensors may have kept it as the only one."""
+    if HEAD not in cleaned:
+        return
+    original, head = cleaned.pop(HEAD)
+    kept = cleaned.setdefault(EMBEDDING, (original, head))[1]
+    if kept.data_ptr() != head.data_ptr() and not torch.equal(kept, head):
+        raise InputError(f"`{HEAD}` must be equal to `{EMBEDDING}`, got another tensor")
+
+
+def _recognise(state: State) -> Residual:
+    """The residual that the names tell."""
+    if not any(".ddl_attn." in name or ".ddl_mlp." in name for name in state):
+        return "additive"
+    kernels = [match for name in state if (match := names.COMPRESSOR.fullmatch(name))]
+    if not kernels:
+        return "ddl"
+    over_time = any(match[2] for match in kernels)
+    wanted = ("token" if over_time else "channel", "conv" if EXPANSION in state else "repeat")
+    return cast(Residual, next(name for name, stream in STREAMS.items() if stream == wanted))
+
+
+def _blocks(state: State) -> int:
+    """How many blocks there are."""
+    numbers = {
+        int(match[1]) for name in state if (match := re.match(r"transformer\.h\.(\d+)\.", name))
+    }
+    if not numbers or numbers != set(range(len(numbers))):
+        got = f"blocks {listed([str(number) for number in sorted(numbers)])}"
+        raise InputError(
+            "`state_dict` must hold the blocks transformer.h.0, .1, … of the paper's code, got "
+            f"{got if numbers else f'the keys {listed(list(state))}' if state else 'nothing'}"
+        )
+    return len(numbers)
+
+
+def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
+    """Fields of GPTConfig that the shapes tell."""
+
+    def size(name: str, *shape: str) -> tuple[int, ...]:
+        """The shape of a tensor, after a check that it has as many dimensions as named."""
+        got = tuple(state[name].shape)
+        if len(got) != len(shape):
+            raise InputError(f"`{name}` must have shape ({', '.join(shape)}), got {got}")
+        return got
+
+    vocab_size, width = size(EMBEDDING, "vocab_size", "hidden_size")
+    (head_dim,) = size("transformer.h.0.attn.q_rms.weight", "head_dim")
+    rows, _ = size("transformer.h.0.attn.c_q.weight", "num_attention_heads·head_dim", "hidden_size")
+    heads = rows // max(head_dim, 1)
+    usual = heads > 0 and head_dim * heads == width
+    fields: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "num_layers": _blocks(state),
+        "num_heads": heads,
+        "head_size": None if usual else head_dim,
+    }
+    if residual == "additive":
+        return fields
+    fields["gate"] = gate
+    if gate == "mlp":
+        hidden = "ddl_beta_hidden_size"
+        fields["gate_hidden"], _ = size(
+            "transformer.h.0.ddl_attn.beta_in.weight", hidden, "hidden_size"
+        )
+    compress, expand = names.stream(residual)
+    if compress != "identity":
+        kernel = names.TOKEN_KERNEL if compress == "token" else names.CHANNEL_KERNEL
+        *_, fields["compress_kernel_size"] = size(f"readout.{kernel}", "rows", "kernel_size")
+        (fields["value_channels"],) = size("readout.read", "ddl_value_channels")
+    if expand == "conv":
+        *_, fields["expand_kernel_size"] = size(EXPANSION, "rows", "1", "kernel_size")
+    return fields
+
+
+def _ours(state: State, pairs: Mapping[str, str | None], config: GPTConfig) -> State:
+    """The tensors under our names, each checked against the shape that the config asks for."""
+    wanted = shapes_of(config)
+    meta = {
+        name: names.to_theirs(name, torch.empty(wanted[ours], device="meta")).shape
+        for name, ours in pairs.items()
+        if ours is not None
+    }
+    check_shapes({name: (state[name], tuple(shape)) for name, shape in meta.items()})
+    return {
+        ours: names.to_ours(name, state[name], wanted[ours])
+        for name, ours in pairs.items()
+        if ours is not None
+    }
+
+
+def shapes_of(config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    """Our state dict's names and shapes."""
+    with torch.device("meta"):
+        state = GPT(config).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def check_shapes(tensors: Mapping[str, tuple[Tensor, tuple[int, ...]]]) -> None:
+    """Raises InputError for tensors that have another shape than the one beside them."""
+    wrong = [
+        f"{tuple(tensor.shape)} instead of {shape} for {name}"
+        for name, (tensor, shape) in tensors.items()
+        if tuple(tensor.shape) != shape
+    ]
+    if wrong:
+        raise InputError(f"the parameters must have the config's shapes, got {listed(wrong)}")

@@ -1,0 +1,161 @@
+"""What the paper's code calls every parameter, and what it is called here.
+
+Three generations of that code are published; they differ in names and shapes, not in what they
+compute. A *layout* is one of the two in use, named after the attention's output projection:
+
+    c_proj  compress.shortconv.weight (d·m, K)   input_embed.conv.weight (d·m, 1, K)   *.c_proj
+    o_proj  compress.weight (d, m, K)            input_embed.weight (d, m, K)          *.o_proj
+
+The first generation stored its kernels as nn.Conv1d does: compress.shortconv.conv.weight (d·m, 1,
+K) over time, compress.shortconv.weight (d, 1, K) over the value channels. It is read, not written.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from ddl.config import STREAMS, GPTConfig, InputError, Residual
+
+Layout = Literal["c_proj", "o_proj"]
+LAYOUTS: tuple[str, ...] = get_args(Layout)
+
+EMBEDDING, HEAD = "transformer.wte.weight", "lm_head.weight"
+TOKEN_KERNEL, CHANNEL_KERNEL, EXPANSION = "shortconv.weight", "weight", "input_embed.conv.weight"
+SUBLAYERS = {
+    "attn": ("ln_1", ("c_q", "c_k", "c_v", "c_proj", "q_rms", "k_rms")),
+    "mlp": ("ln_2", ("c_fc1", "c_fc2", "c_proj")),
+}
+GATES = {
+    "linear": {"beta.weight": "gate.weight", "beta.bias": "gate.bias"},
+    "mlp": {
+        "beta_in.weight": "gate.0.weight",
+        "beta_out.weight": "gate.2.weight",
+        "beta_out.bias": "gate.2.bias",
+    },
+}
+COMPRESSOR = re.compile(r"((?:transformer\.h\.\d+\.compress|readout)\.)(shortconv\.)?weight")
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+def stream(residual: Residual) -> tuple[str, str]:
+    """How a residual compresses and expands; the additive one does neither."""
+    return STREAMS.get(residual, ("", ""))
+
+
+def pairs(residual: Residual, num_layers: int, gate: str, value: str) -> dict[str, str | None]:
+    """Name in the layout c_proj → name here, or None for what the published model has but never
+    uses: the projection to a constant value. The tied `lm_head.weight` is not among them."""
+    additive = residual == "additive"
+    names: dict[str, str | None] = {EMBEDDING: "wte.weight"}
+    names["ln_f.weight"] = "trunk.readout.weight" if additive else "trunk.readout.norm_weight"
+    for block in range(num_layers):
+        there = f"transformer.h.{block}."
+        for index, (kind, (norm, parameters)) in enumerate(SUBLAYERS.items(), 2 * block):
+            for name in parameters:
+                names[f"{there}{kind}.{name}.weight"] = f"trunk.sublayers.{index}.{name}.weight"
+            if additive:
+                names[f"{there}{norm}.weight"] = f"trunk.norms.{index}.weight"
+                continue
+            names[f"{there}{norm}.weight"] = f"trunk.reads.{index}.norm_weight"
+            for name in GATES[gate]:
+                names[f"{there}ddl_{kind}.{name}"] = f"trunk.residuals.{index}.{GATES[gate][name]}"
+            for name in ("weight", "bias"):
+                used = f"trunk.residuals.{index}.value.{name}"
+                names[f"{there}ddl_{kind}.v_proj.{name}"] = used if value != "constant" else None
+        names |= _compressor(residual, f"{there}compress.", f"trunk.reads.{2 * block}.")
+    names |= _compressor(residual, "readout.", "trunk.readout.")
+    if stream(residual)[1] == "conv":
+        names[EXPANSION] = "trunk.expand.weight"
+    return names
+
+
+def _compressor(residual: Residual, there: str, here: str) -> dict[str, str | None]:
+    kernels = {"token": TOKEN_KERNEL, "channel": CHANNEL_KERNEL}
+    kernel = kernels.get(stream(residual)[0])
+    if kernel is None:
+        return {}
+    return {f"{there}{kernel}": f"{here}compress_kernel", f"{there}read": f"{here}compress_read"}
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+
+def over_time(name: str) -> bool:
+    """Whether a parameter is a convolution over time: their last tap reads the current token, the
+    first one here does, and they count (feature, value channel) as one dimension."""
+    return name.endswith((TOKEN_KERNEL, EXPANSION))
+
+
+def to_ours(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Their tensor, in the layout c_proj, as the one here of this shape."""
+    return tensor.reshape(shape).flip(-1) if over_time(name) else tensor
+
+
+def to_theirs(name: str, tensor: Tensor) -> Tensor:
+    """The tensor here as theirs, in the layout c_proj."""
+    if not over_time(name):
+        return tensor
+    flat = tensor.flip(-1).flatten(0, 1)  # (d·m, K)
+    return flat.unsqueeze(1) if name == EXPANSION else flat
+
+
+# --- layouts --------------------------------------------------------------------------------------
+
+
+def clean(name: str) -> str:
+    """A parameter's name without what torch.compile, DDP and FSDP wrap around modules."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name
+
+
+def from_layout(name: str, tensor: Tensor, hidden_size: int) -> tuple[str, Tensor]:
+    """A parameter of any published layout, its name clean, in the layout c_proj."""
+    name = name.replace(".o_proj.", ".c_proj.").replace(".shortconv.conv.", ".shortconv.")
+    cube = tensor.ndim == 3
+    if name == "input_embed.weight":
+        return EXPANSION, tensor.flatten(0, 1).unsqueeze(1) if cube else tensor
+    compressor = COMPRESSOR.fullmatch(name)
+    if compressor is None or not cube:
+        return name, tensor
+    if not compressor[2]:
+        return f"{compressor[1]}{TOKEN_KERNEL}", tensor.flatten(0, 1)
+    kernel = CHANNEL_KERNEL if len(tensor) == hidden_size else TOKEN_KERNEL
+    return f"{compressor[1]}{kernel}", tensor.squeeze(1)
+
+
+def to_layout(name: str, tensor: Tensor, layout: str, config: GPTConfig) -> tuple[str, Tensor]:
+    """A parameter of the layout c_proj in another one."""
+    if layout == "c_proj":
+        return name, tensor
+    if over_time(name):
+        tensor = tensor.reshape(config.hidden_size, config.value_channels, -1)
+        name = name.replace("shortconv.", "").replace("conv.", "")
+    return name.replace(".c_proj.", ".o_proj."), tensor
+
+
+# --- sentences ------------------------------------------------------------------------------------
+
+
+def check_keys(argument: str, what: str, *, missing: list[str], unknown: list[str]) -> None:
+    """Raises InputError with both lists unless both are empty."""
+    found = [
+        f"{len(names)} {kind} ({listed(names)})"
+        for kind, names in (("missing", missing), ("unknown", unknown))
+        if names
+    ]
+    if found:
+        raise InputError(
+            f"`{argument}` must hold the parameters of {what}, got {' and '.join(found)}"
+        )
+
+
+def listed(names: list[str], most: int = 12) -> str:
+    """The names, a dozen at most, then how many more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,180 @@
+"""The paper's config.json: what the weights do not tell, and what has no counterpart here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ddl.config import STREAMS, GPTConfig, InputError, Residual
+
+from .names import listed
+
+# What no shape tells, with the published defaults.
+DEFAULTS: dict[str, bool | int | float] = {
+    "block_size": 1024,
+    "rope_base": 10000.0,
+    "ddl_k_eps": 1e-5,
+    "ddl_v_constant": False,
+    "ddl_v_constant_value": 2.0,
+    "ddl_v_sigmoid": True,
+    "ddl_v_sigmoid_scale": 4.0,
+    "ddl_state_dv_shortconv_causal": False,
+    "ddl_beta_init": 1.0,
+}
+# The scalar state has names of its own for the constant value.
+SCALAR = {
+    "ddl_v_constant": "ddl_v_dim1_constant",
+    "ddl_v_constant_value": "ddl_v_dim1_constant_value",
+}
+# Options of the published code that change what it computes, and the values that leave it as here.
+FIXED: dict[str, tuple[Any, ...]] = {
+    "use_qk_rmsnorm": (True,),
+    "rope_ratio": (1,),
+    "rms_norm_eps": (None, 1e-5),
+    "using_groupnorm": (False,),
+    "use_output_gate": (False,),
+    "use_k_shift": (False,),
+    "use_v_shift": (False,),
+    "q_activation": (None, "identity"),
+    "k_activation": (None, "identity"),
+    "v_activation": (None, "identity"),
+    "residual_branch_mult": (None, 1),
+    "mup": (None, False),
+}
+SCALED = ("widthmup", "completep", "spectralp")  # `parameterization`s that scale logits or residual
+LEAST_BETA = 2e-6  # theirs is clamped to [1e-6, 1 − 1e-6]·2
+
+
+def check_fixed(config: Mapping[str, Any]) -> None:
+    """Raises InputError for an option that the models here do not have."""
+    for name, allowed in FIXED.items():
+        if name in config and config[name] not in allowed:
+            expected = " or ".join(_json(value) for value in allowed)
+            raise InputError(
+                f"`{name}` in config.json must be {expected}, got {_json(config[name])}: "
+                "the models here have no such option"
+            )
+    scaled = config.get("parameterization")
+    if str(scaled).lower() in SCALED:
+        raise InputError(
+            f"`parameterization` in config.json must not scale logits or residual, got {scaled}: "
+            "the models here have no such option"
+        )
+
+
+class Options:
+    """The options of a config.json, or their published defaults.
+
+    assumed: those that were asked for and that config.json does not have.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None, residual: Residual) -> None:
+        self._config = dict(config or {})
+        if residual == "ddl":
+            for name, scalar in SCALAR.items():
+                if scalar in self._config:
+                    self._config[name] = self._config[scalar]
+        self.assumed: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        default = DEFAULTS[name]
+        if name not in self._config:
+            self.assumed[name] = default
+            return default
+        value = self._config[name]
+        kinds = {bool: ("true or false", bool), int: ("a whole number", int)}
+        expected, kind = kinds.get(type(default), ("a number", (int, float)))
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise InputError(f"`{name}` in config.json must be {expected}, got {_json(value)}")
+        return value
+
+
+def to_ours(options: Options, residual: Residual) -> dict[str, Any]:
+    """Fields of GPTConfig that the weights do not tell."""
+    fields: dict[str, Any] = {
+        "block_size": options["block_size"],
+        "rope_base": float(options["rope_base"]),
+    }
+    if residual == "additive":
+        return fields
+    beta = float(options["ddl_beta_init"])
+    fields["beta_init"] = min(max(beta, LEAST_BETA), 2 - LEAST_BETA)
+    fields["eps_k"] = float(options["ddl_k_eps"])
+    if STREAMS[residual][0] != "identity":
+        fields["compress_parameterization"] = "factored"
+    if STREAMS[residual][0] == "channel":
+        fields["compress_causal"] = options["ddl_state_dv_shortconv_causal"]
+    if options["ddl_v_constant"]:
+        constant = float(options["ddl_v_constant_value"])
+        return fields | {"value": "constant", "value_constant": constant}
+    fields["value_from"] = "compressed"
+    if options["ddl_v_sigmoid"]:
+        scale = float(options["ddl_v_sigmoid_scale"])
+        return fields | {"value": "sigmoid", "value_scale": scale}
+    return fields | {"value": "linear"}
+
+
+def to_theirs(config: GPTConfig) -> dict[str, Any]:
+    """The config.json of a model here. Its compression, if any, must be factored."""
+    theirs = _sizes(config) | {
+        "block_size": config.block_size,
+        "use_qk_rmsnorm": True,
+        "rope_base": config.rope_base,
+        "rope_ratio": 1.0,
+    }
+    if config.residual == "additive":
+        return theirs
+    eps_k = 0.02 * math.sqrt(config.hidden_size) if config.eps_k is None else config.eps_k
+    theirs |= {"ddl_k_eps": eps_k, "ddl_beta_init": config.beta_init}
+    theirs |= {
+        "ddl_v_constant": config.value == "constant",
+        "ddl_v_constant_value": config.value_constant,
+        "ddl_v_sigmoid": config.value == "sigmoid",
+        "ddl_v_sigmoid_scale": config.value_scale,
+    }
+    if config.residual == "ddl":
+        theirs |= {scalar: theirs[name] for name, scalar in SCALAR.items()}
+    if STREAMS[config.residual][0] == "channel":
+        theirs["ddl_state_dv_shortconv_causal"] = config.compress_causal
+    return theirs
+
+
+def _sizes(config: GPTConfig) -> dict[str, Any]:
+    """What the weights tell, under the published names."""
+    sizes: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "hidden_size": config.hidden_size,
+        "head_dim": config.head_dim,
+    }
+    if config.residual == "additive":
+        return sizes
+    sizes["ddl_beta_single_linear"] = config.gate == "linear"
+    if config.gate == "mlp":
+        sizes["ddl_beta_hidden_size"] = config.gate_hidden
+    compress, expand = STREAMS[config.residual]
+    if compress != "identity":
+        sizes["ddl_value_channels"] = config.value_channels
+        sizes["ddl_state_shortconv_kernel_size"] = config.compress_kernel_size
+    if expand == "conv":
+        sizes["input_embed_shortconv_kernel_size"] = config.expand_kernel_size
+    return sizes
+
+
+def check_sizes(config: Mapping[str, Any], ours: GPTConfig) -> None:
+    """Raises InputError where config.json contradicts the weights."""
+    wrong = [
+        f"{name} = {_json(value)} instead of {_json(size)}"
+        for name, size in _sizes(ours).items()
+        if (value := config.get(name, size)) != size
+    ]
+    if wrong:
+        raise InputError(f"`config.json` must agree with the weights, got {listed(wrong)}")
+
+
+def _json(value: Any) -> str:
+    """A value as config.json spells it."""
+    return json.dumps(value, default=repr, ensure_ascii=False)

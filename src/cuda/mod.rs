@@ -1,0 +1,22 @@
+//! The operators on NVIDIA GPUs: kernels/*.cu compiled at run time for the GPU at hand, and launched on
+//! torch's stream in torch's context.
+//!
+//! [`boundary`] and [`expand`] say which kernels run with which arguments, [`specialisation`] what a kernel
+//! is compiled for, [`plan`] how it is cut for a device, [`compiler`] makes device code of it with [`nvrtc`]
+//! and keeps that in a [`cache`]. [`launch`] is the interface to a device, of which there are three:
+//! [`gpu`], the tests' `emulated` one, and [`notes`], which only compile.
+
+pub mod arguments;
+pub mod boundary;
+mod cache;
+mod compiler;
+#[cfg(feature = "emulator")]
+pub mod emulated;
+pub mod expand;
+pub mod gpu;
+pub mod launch;
+mod library;
+pub mod notes;
+pub mod nvrtc;
+pub mod plan;
+pub mod specialisation;

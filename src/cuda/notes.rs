@@ -1,0 +1,122 @@
+//! Compiling ahead: calls are made as usual, but their kernels are only noted, then compiled together.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rayon::prelude::*;
+
+use super::compiler::{Built, build};
+use super::gpu::Gpu;
+use super::launch::{Device, Loaded, Table, loaded};
+use super::nvrtc::{OLDEST, Target, nvrtc};
+use super::plan::{Limits, Plan};
+use super::specialisation::Specialisation;
+use crate::error::{Error, Result};
+
+/// A device that launches nothing and remembers what it was asked to load.
+pub struct Notes {
+    /// the GPU that kernels are loaded on, where they are not for another machine's
+    gpu: Option<Arc<Gpu>>,
+    target: Target,
+    limits: Limits,
+    table: Table,
+    asked: Mutex<HashMap<Specialisation, Plan>>,
+}
+
+impl Notes {
+    /// For an architecture like `sm_90`, whether or not such a GPU is there.
+    pub fn new(architecture: &str) -> Result<Notes> {
+        let known: Vec<u32> =
+            nvrtc()?.architectures.iter().copied().filter(|&known| known >= OLDEST).collect();
+        let number = architecture.strip_prefix("sm_").and_then(|number| number.parse().ok());
+        let Some(number) = number.filter(|number| known.contains(number)) else {
+            let known: Vec<String> = known.iter().map(|known| format!("sm_{known}")).collect();
+            return Err(Error::Argument(format!(
+                "`architecture` must be one of {}, got {architecture:?}",
+                known.join(", ")
+            )));
+        };
+        Ok(Notes::with(None, Target::Cubin(number), typical(number)))
+    }
+
+    pub fn for_gpu(gpu: Arc<Gpu>) -> Notes {
+        let (target, limits) = (gpu.target, *gpu.limits());
+        Notes::with(Some(gpu), target, limits)
+    }
+
+    fn with(gpu: Option<Arc<Gpu>>, target: Target, limits: Limits) -> Notes {
+        Notes { gpu, target, limits, table: Table::default(), asked: Mutex::default() }
+    }
+
+    /// Compiles all that was asked for, on every core, and loads it.
+    pub fn compile(&self) -> Result<Vec<Built>> {
+        let asked = std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut asked: Vec<_> = asked.into_iter().collect();
+        asked.sort_by_key(|(specialisation, _)| format!("{specialisation:?}")); // the same order every time
+        let build = |(specialisation, plan)| build(&specialisation, plan, &self.limits, self.target);
+        let built: Vec<Built> = asked.into_par_iter().map(build).collect::<Result<_>>()?;
+        if let Some(gpu) = &self.gpu {
+            built.iter().try_for_each(|built| loaded(&**gpu, &built.specialisation).map(|_| ()))?;
+        }
+        Ok(built)
+    }
+}
+
+/// What GPUs of an architecture offer. Their code depends on the sizes of memory, not on how many
+/// multiprocessors there are.
+fn typical(architecture: u32) -> Limits {
+    let (shared, threads) = match architecture {
+        80 => (164, 2048),
+        87 => (164, 1536),
+        90 | 100 | 103 => (228, 2048),
+        110 => (228, 1536),
+        _ => (100, 1536),
+    };
+    Limits {
+        multiprocessors: 128,
+        shared_per_block: (shared - 1) << 10,
+        shared_per_multiprocessor: shared << 10,
+        registers_per_multiprocessor: 65_536,
+        threads_per_multiprocessor: threads,
+    }
+}
+
+impl Device for Notes {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn table(&self) -> &Table {
+        &self.table
+    }
+
+    fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded> {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.insert(*specialisation, plan);
+        Ok(Loaded { kernel: specialisation.kernel, plan, function: 0 })
+    }
+
+    unsafe fn launch(&self, _: &Loaded, _: [u32; 2], _: u64, _: *mut c_void) -> Result<()> {
+        Ok(())
+    }
+}
+
+thread_local! {
+    static HERE: RefCell<Option<Arc<Notes>>> = const { RefCell::new(None) };
+}
+
+/// From now on this thread's calls are compiled for and not run; None ends that. Returns what was before.
+pub fn replace(notes: Option<Arc<Notes>>) -> Option<Arc<Notes>> {
+    HERE.with(|here| here.replace(notes))
+}
+
+/// What this thread compiles for instead of running.
+pub fn current() -> Option<Arc<Notes>> {
+    HERE.with(|here| here.borrow().clone())
+}
+
+pub fn is_noting() -> bool {
+    HERE.with(|here| here.borrow().is_some())
+}

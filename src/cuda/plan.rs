@@ -1,0 +1,271 @@
+//! How a kernel is cut for a device: threads, what a thread holds, where sums live, tokens per block.
+//!
+//! Pure functions of sizes, types and the device's limits. Correctness never depends on what is chosen
+//! here; speed does. A kernel streams memory, so it wants many bytes in flight: packets of 16 bytes, some
+//! 1024 threads per multiprocessor, everything a token needs twice in registers, and no spills.
+
+use super::specialisation::{Compress, Kernel, Specialisation};
+use crate::error::{Error, Result};
+
+/// What a device has to offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub multiprocessors: usize,
+    /// dynamic and static shared memory that one block may have
+    pub shared_per_block: usize,
+    pub shared_per_multiprocessor: usize,
+    pub registers_per_multiprocessor: usize,
+    pub threads_per_multiprocessor: usize,
+}
+
+/// Where numbers live that a thread keeps; numbered as WINDOW and SUMS in kernels/.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    Registers = 0,
+    Shared = 1,
+    Global = 2,
+}
+
+/// The rest of a kernel's macros, and the dynamic shared memory it is launched with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Plan {
+    pub threads: usize,
+    pub features: usize,
+    pub align: usize,
+    pub hold: bool,
+    pub window: Place,
+    pub sums: Place,
+    /// blocks wanted per multiprocessor
+    pub blocks: usize,
+    pub shared: usize,
+}
+
+/// Choices made by hand: tests reach every combination with them, tuning compares them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Forced {
+    pub threads: Option<usize>,
+    pub features: Option<usize>,
+    pub hold: Option<bool>,
+    pub window: Option<Place>,
+    pub sums: Option<Place>,
+    pub blocks: Option<usize>,
+    pub chunk: Option<usize>,
+}
+
+/// Every block reserves this much shared memory for itself (from sm_80 on).
+pub const RESERVED: usize = 1024;
+/// Static shared memory that the compiler accepts.
+const MOST_STATIC: usize = 48 << 10;
+/// Numbers of the state that one packet may have where several of them are held.
+const MOST_HELD: usize = 8;
+/// Numbers that a window or sums may take from the registers of one thread.
+const FEW: usize = 24;
+/// Threads of a multiprocessor that keep memory busy; beyond that registers are worth more.
+const ENOUGH_THREADS: usize = 1024;
+/// Tokens of a chunk of an expansion: keeps its row of weight-gradient sums small beside its tokens.
+const EXPAND_CHUNK: usize = 64;
+/// Blocks that a grid may have along its second axis.
+pub const MOST_CHUNKS: usize = 65_535;
+
+impl Plan {
+    /// Fails for so many value channels that no block could add up its sums.
+    pub fn new(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
+        match s.kernel {
+            Kernel::Forward | Kernel::Backward => boundary(s, limits, forced),
+            Kernel::ExpandForward | Kernel::ExpandBackward => Ok(expand(s, forced)),
+            Kernel::Reduce | Kernel::Arrange => Ok(Plan { threads: 256, ..plain(s) }),
+        }
+    }
+
+    /// The next plan to try where this one spills registers: fewer blocks, then packets read twice.
+    pub fn relaxed(&self, s: &Specialisation, limits: &Limits) -> Option<Plan> {
+        if self.blocks > 1 {
+            return Some(Plan { blocks: self.blocks - 1, ..*self });
+        }
+        let again = boundary(s, limits, &Forced { hold: Some(false), ..Forced::default() }).ok()?;
+        let needed = again.shared + static_shared(s, again.threads) + RESERVED;
+        (self.hold && needed <= limits.shared_per_block).then_some(again)
+    }
+
+    /// The macros that the plan decides.
+    pub fn defines(&self) -> [(&'static str, String); 7] {
+        [
+            ("THREADS", self.threads.to_string()),
+            ("FEATURES", self.features.to_string()),
+            ("ALIGN", self.align.to_string()),
+            ("HOLD", u8::from(self.hold).to_string()),
+            ("WINDOW", (self.window as u8).to_string()),
+            ("SUMS", (self.sums as u8).to_string()),
+            ("BLOCKS", self.blocks.to_string()),
+        ]
+    }
+
+    /// Bytes of the window in global memory, for so many blocks.
+    pub fn scratch(&self, s: &Specialisation, blocks: usize) -> usize {
+        if self.window == Place::Global { blocks * window_bytes(s) } else { 0 }
+    }
+}
+
+fn plain(s: &Specialisation) -> Plan {
+    Plan {
+        threads: 32,
+        features: 1,
+        align: if s.aligned { 16 } else { 2 },
+        hold: true,
+        window: Place::Registers,
+        sums: Place::Registers,
+        blocks: 1,
+        shared: 0,
+    }
+}
+
+fn boundary(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
+    let mut plan = plain(s);
+    plan.features = forced.features.unwrap_or_else(|| features(s));
+    let packets = s.d / plan.features;
+    let most = MOST_STATIC / static_shared(s, 32) * 32;
+    if most == 0 {
+        let channels = s.m;
+        return Err(Error::Argument(format!(
+            "`state` must have fewer value channels to be worked on by a GPU, got {channels}: \
+             move it to the CPU"
+        )));
+    }
+    let room = limits.shared_per_block.saturating_sub(RESERVED + static_shared(s, most.min(1024)));
+
+    // A warp pays a fixed price for each token, so few threads with many packets each do best, as long as
+    // they can hold these. Where they cannot, packets are read twice and columns wait in shared memory.
+    let (rows, most_rows) = if s.kernel == Kernel::Backward { (4, 4) } else { (6, 8) };
+    let few = packets.div_ceil(rows).next_multiple_of(32).min(256);
+    let may_hold = packets.div_ceil(few) <= most_rows && plan.features * s.m <= MOST_HELD;
+    plan.hold = forced.hold.unwrap_or(may_hold || columns(s) > room);
+    plan.threads = match plan.hold && !may_hold {
+        true => packets.div_ceil(rows).next_multiple_of(32).min(1024), // too wide for anything better
+        false => few,
+    };
+    plan.threads = forced.threads.unwrap_or(plan.threads).min(most);
+
+    // What outlives a token: in registers if it is little, else in shared memory if that has room.
+    let owned = packets.div_ceil(plan.threads) * plan.features;
+    let few = FEW * 4 / s.real().size();
+    if s.compress == Compress::Token && (owned * s.taps > few || !plan.hold) {
+        plan.window = Place::Shared;
+        plan.window = if shared(s, &plan) <= room { Place::Shared } else { Place::Global };
+    }
+    plan.window = forced.window.unwrap_or(plan.window);
+    if s.kernel == Kernel::Backward && (owned * s.slots() > few || !plan.hold) {
+        plan.sums = Place::Shared;
+        plan.sums = if shared(s, &plan) <= room { Place::Shared } else { Place::Global };
+    }
+    plan.sums = forced.sums.unwrap_or(plan.sums);
+    plan.shared = shared(s, &plan);
+    plan.blocks = forced.blocks.unwrap_or_else(|| blocks(s, &plan, limits));
+    Ok(plan)
+}
+
+/// A packet is 16 bytes of the state, and at least 4 of the direction, where these divide d.
+fn features(s: &Specialisation) -> usize {
+    let too_small = |features: usize| {
+        features * s.m * s.types.state.size() < 16 || features * s.types.direction.size() < 4
+    };
+    let mut features = 1;
+    while too_small(features) && s.d.is_multiple_of(2 * features) {
+        features *= 2;
+    }
+    features
+}
+
+/// As many blocks as leave each thread the registers and each block the shared memory it needs, so that
+/// others work while one waits for its sums.
+fn blocks(s: &Specialisation, plan: &Plan, limits: &Limits) -> usize {
+    let shared = plan.shared + static_shared(s, plan.threads) + RESERVED;
+    let most = (limits.shared_per_multiprocessor / shared)
+        .min(limits.threads_per_multiprocessor.min(ENOUGH_THREADS) / plan.threads)
+        .clamp(1, 32);
+    let needed = registers(s, plan);
+    (1..=most).rev().find(|blocks| needed <= most_registers(limits, blocks * plan.threads)).unwrap_or(1)
+}
+
+/// Registers that a thread can have when so many threads share a multiprocessor: each of its four parts
+/// deals them out to its warps, eight at a time.
+fn most_registers(limits: &Limits, threads: usize) -> usize {
+    let warps = threads.div_ceil(32).div_ceil(4);
+    (limits.registers_per_multiprocessor / 4 / 32 / warps / 8 * 8).min(255)
+}
+
+/// Registers that a thread needs, at the least: fitted to the fewest with which code for sm_90 does not
+/// spill. Where it still does, `compiler::build` relaxes the plan.
+fn registers(s: &Specialisation, plan: &Plan) -> usize {
+    let rows = (s.d / plan.features).div_ceil(plan.threads);
+    let elements = plan.features * s.m;
+    let held_rows = if plan.hold { rows } else { 1 };
+    let packet = if s.kernel == Kernel::Backward { 4 * elements } else { 3 * elements / 2 };
+    let held = held_rows * (packet + plan.features);
+    let window = if plan.window == Place::Registers { rows * plan.features * (s.taps - 1) } else { 0 };
+    let backward = s.kernel == Kernel::Backward;
+    let sums = if backward && plan.sums == Place::Registers { rows * plan.features * s.slots() } else { 0 };
+    16 + (2 * s.m + held + window + sums) * s.real().size() / 4
+}
+
+/// Bytes of the block sums' two buffers.
+fn static_shared(s: &Specialisation, threads: usize) -> usize {
+    let sums = match s.kernel {
+        Kernel::Backward => 1 + 2 * s.m,
+        _ => 2 + s.m,
+    };
+    2 * sums * threads.div_ceil(32) * s.real().size()
+}
+
+fn window_bytes(s: &Specialisation) -> usize {
+    s.taps * s.d * s.real().size()
+}
+
+/// Bytes of the columns that wait between the passes over a token where its packets are not held.
+fn columns(s: &Specialisation) -> usize {
+    let count = if s.kernel == Kernel::Backward { 3 } else { 1 };
+    count * s.d * s.real().size()
+}
+
+/// Dynamic shared memory: the window, the columns, the sums.
+fn shared(s: &Specialisation, plan: &Plan) -> usize {
+    let window = if plan.window == Place::Shared { window_bytes(s) } else { 0 };
+    let columns = if plan.hold { 0 } else { columns(s) };
+    let sums = if plan.sums == Place::Shared { s.slots() * s.d * s.real().size() } else { 0 };
+    window + columns + sums
+}
+
+/// A thread has one packet; there is nothing else to decide.
+fn expand(s: &Specialisation, forced: &Forced) -> Plan {
+    let features = forced.features.unwrap_or_else(|| features(s));
+    let threads = (s.d / features).next_multiple_of(32).min(256);
+    Plan { features, threads: forced.threads.unwrap_or(threads), ..plain(s) }
+}
+
+/// Tokens per block and blocks of a boundary's grid: one wave of blocks that fills the device.
+pub fn chunk(s: &Specialisation, plan: &Plan, limits: &Limits, forced: &Forced, tokens: usize) -> usize {
+    let even = tokens.div_ceil(limits.multiprocessors * plan.blocks);
+    // A chunk repeats the K − 1 tokens before it: keep that to a tenth while every multiprocessor has work.
+    let long = (10 * (s.taps - 1)).min(tokens.div_ceil(limits.multiprocessors));
+    forced.chunk.unwrap_or(even.max(long)).max(1)
+}
+
+/// Tokens per chunk of an expansion of sequences of `time` tokens: a few waves of blocks.
+pub fn expand_chunk(
+    s: &Specialisation,
+    plan: &Plan,
+    limits: &Limits,
+    forced: &Forced,
+    sequences: usize,
+    time: usize,
+) -> usize {
+    let across = (s.d / plan.features).div_ceil(plan.threads);
+    let wanted = limits.multiprocessors * (limits.threads_per_multiprocessor / plan.threads).max(1);
+    let even = (sequences * time * across).div_ceil(wanted);
+    let least = if s.compress == Compress::Token { EXPAND_CHUNK } else { 1 };
+    // A grid takes `MOST_CHUNKS` chunks: whole sequences if there are more of these than that.
+    let fewest = if sequences < MOST_CHUNKS { time.div_ceil(MOST_CHUNKS / sequences) } else { time };
+    forced.chunk.unwrap_or(even.max(least)).max(fewest).clamp(1, time)
+}
+
+#[cfg(test)]
+mod tests;

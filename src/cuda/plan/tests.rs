@@ -1,0 +1,149 @@
+use super::*;
+use crate::cuda::specialisation::{Parts, Types};
+use crate::tensor::Dtype;
+
+const LARGE: Limits = Limits {
+    multiprocessors: 132,
+    shared_per_block: 227 << 10,
+    shared_per_multiprocessor: 228 << 10,
+    registers_per_multiprocessor: 65_536,
+    threads_per_multiprocessor: 2048,
+};
+const SMALL: Limits = Limits {
+    multiprocessors: 30,
+    shared_per_block: 99 << 10,
+    shared_per_multiprocessor: 100 << 10,
+    threads_per_multiprocessor: 1536,
+    ..LARGE
+};
+const FREE: Forced =
+    Forced { threads: None, features: None, hold: None, window: None, sums: None, blocks: None, chunk: None };
+
+fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype) -> Specialisation {
+    let real = if dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
+    let types = Types {
+        state: dtype,
+        direction: dtype,
+        context: dtype,
+        compress: real,
+        norm: real,
+        gate: real,
+        gate_bias: real,
+        value: real,
+        value_bias: real,
+    };
+    let compress = if taps > 1 { Compress::Token } else { Compress::Channel };
+    let parts = Parts { norm: true, norm_weight: true, gate: true, value: true, ..Parts::default() };
+    Specialisation { kernel, d, m, taps, types, rewrite: true, compress, parts, aligned: true }
+}
+
+/// Sizes, dtypes and devices that reach every branch.
+fn every_case() -> impl Iterator<Item = (Specialisation, Limits)> {
+    let sizes = [1, 3, 63, 64, 100, 384, 768, 1000, 1600, 4096, 8192, 10_007, 20_000, 65_536];
+    let kernels = [Kernel::Forward, Kernel::Backward];
+    let types = [Dtype::Bf16, Dtype::F32, Dtype::F64];
+    sizes.into_iter().flat_map(move |d| {
+        kernels.into_iter().flat_map(move |kernel| {
+            types.into_iter().flat_map(move |dtype| {
+                [(1, 1), (4, 1), (4, 4), (3, 9), (16, 2), (100, 1)].into_iter().flat_map(move |(m, taps)| {
+                    [LARGE, SMALL].map(|limits| (specialisation(kernel, d, m, taps, dtype), limits))
+                })
+            })
+        })
+    })
+}
+
+#[test]
+fn a_plan_keeps_to_the_kernels_and_the_devices_limits() {
+    for (s, limits) in every_case() {
+        let plan = Plan::new(&s, &limits, &FREE).unwrap();
+        let about = format!("{s:?}: {plan:?}");
+        assert!(plan.threads.is_multiple_of(32) && (32..=1024).contains(&plan.threads), "{about}");
+        assert!(s.d.is_multiple_of(plan.features), "{about}");
+        assert!((1..=32).contains(&plan.blocks), "{about}");
+        let fixed = static_shared(&s, plan.threads);
+        assert!(fixed <= MOST_STATIC, "{about}");
+        assert!(plan.shared + fixed + RESERVED <= limits.shared_per_block, "{about}");
+        assert!(plan.threads * plan.blocks <= limits.threads_per_multiprocessor, "{about}");
+    }
+}
+
+#[test]
+fn a_plan_is_relaxed_to_an_end_within_the_limits() {
+    for (s, limits) in every_case() {
+        let mut plan = Plan::new(&s, &limits, &FREE).unwrap();
+        let mut steps = 0;
+        while let Some(next) = plan.relaxed(&s, &limits) {
+            assert_ne!(next, plan);
+            assert!(next.shared + static_shared(&s, next.threads) + RESERVED <= limits.shared_per_block);
+            plan = next;
+            steps += 1;
+            assert!(steps <= 64, "{s:?}");
+        }
+    }
+}
+
+#[test]
+fn numbers_live_in_registers_then_shared_memory_then_global() {
+    let places = |d, m, taps| {
+        let s = specialisation(Kernel::Backward, d, m, taps, Dtype::Bf16);
+        let plan = Plan::new(&s, &SMALL, &FREE).unwrap();
+        (plan.window, plan.sums)
+    };
+    assert_eq!(places(64, 1, 1), (Place::Registers, Place::Shared));
+    assert_eq!(places(63, 1, 2), (Place::Registers, Place::Registers));
+    assert_eq!(places(768, 4, 4), (Place::Shared, Place::Shared));
+    assert_eq!(places(4096, 4, 1), (Place::Registers, Place::Global));
+    assert_eq!(places(4096, 4, 4), (Place::Global, Place::Global));
+}
+
+#[test]
+fn packets_are_sixteen_bytes_where_they_can_be() {
+    let features = |d, m, dtype| features(&specialisation(Kernel::Forward, d, m, 1, dtype));
+    assert_eq!(features(768, 1, Dtype::Bf16), 8);
+    assert_eq!(features(768, 4, Dtype::Bf16), 2);
+    assert_eq!(features(768, 4, Dtype::F32), 1);
+    assert_eq!(features(768, 8, Dtype::Bf16), 2, "a direction of two bytes would be loaded alone");
+    assert_eq!(features(100, 1, Dtype::Bf16), 4);
+    assert_eq!(features(63, 1, Dtype::Bf16), 1);
+}
+
+#[test]
+fn too_many_value_channels_are_refused() {
+    let s = specialisation(Kernel::Backward, 8, 7000, 1, Dtype::F32);
+    let refused = Plan::new(&s, &LARGE, &FREE).unwrap_err().to_string();
+    assert!(refused.starts_with("`state` must have fewer value channels to be worked on by a GPU, got 7000"));
+}
+
+#[test]
+fn chunks_cover_the_tokens_in_one_wave() {
+    for tokens in [1, 7, 131, 132, 133, 4096, 100_000] {
+        let s = specialisation(Kernel::Forward, 768, 4, 1, Dtype::Bf16);
+        let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
+        let chunk = chunk(&s, &plan, &LARGE, &FREE, tokens);
+        assert!(chunk >= 1 && tokens.div_ceil(chunk) <= LARGE.multiprocessors * plan.blocks);
+    }
+}
+
+#[test]
+fn a_token_reads_halo_stays_small_while_there_is_work_for_all() {
+    let s = specialisation(Kernel::Forward, 768, 4, 4, Dtype::Bf16);
+    let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
+    assert_eq!(chunk(&s, &plan, &LARGE, &FREE, 132 * 40), 30);
+    assert_eq!(chunk(&s, &plan, &LARGE, &FREE, 132 * 8), 8);
+}
+
+#[test]
+fn an_expansions_chunks_fit_a_grid() {
+    let mut s = specialisation(Kernel::ExpandForward, 768, 4, 4, Dtype::Bf16);
+    for (sequences, time) in [(1, 1), (1, 10_000_000), (64, 1024), (65_534, 7), (65_535, 7), (70_000, 1)] {
+        for compress in [Compress::Token, Compress::None] {
+            s.compress = compress;
+            let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
+            let chunk = expand_chunk(&s, &plan, &LARGE, &FREE, sequences, time);
+            let per_sequence = time.div_ceil(chunk);
+            assert!((1..=time).contains(&chunk));
+            assert!(per_sequence * sequences <= MOST_CHUNKS || per_sequence == 1, "{sequences} × {time}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Rows of a borrowed CPU tensor, and asking for them ahead of time.
+
+use super::{Dtype, Element, Tensor};
+
+impl Tensor {
+    /// Rows of `width` elements, to be loaded by any thread.
+    pub fn rows(&self, width: usize) -> Rows<'_> {
+        Rows { tensor: self, width }
+    }
+
+    /// Cuts an output into consecutive groups of rows, one owner each; `bounds` ascend from 0 to all.
+    pub fn split_rows(&mut self, width: usize, bounds: &[usize]) -> Vec<RowsMut<'_>> {
+        let rows = *bounds.last().expect("bounds name at least one group");
+        assert!(bounds[0] == 0 && rows * width == self.len(), "bounds cover the tensor");
+        assert!(self.is_empty() || self.is_readable(), "only the CPU's own memory is touched here");
+        let tensor: &Tensor = self;
+        bounds
+            .windows(2)
+            .map(|pair| {
+                assert!(pair[0] <= pair[1], "bounds ascend");
+                RowsMut { tensor, width, start: pair[0], end: pair[1] }
+            })
+            .collect()
+    }
+
+    fn span(&self, width: usize, row: usize) -> Span {
+        let bytes = width * self.dtype.size();
+        let inside = (row + 1) * width <= self.len();
+        Span { at: self.ptr as usize + row * bytes, bytes: if inside { bytes } else { 0 } }
+    }
+}
+
+/// Rows of a borrowed tensor.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    tensor: &'a Tensor,
+    pub width: usize,
+}
+
+impl<'a> Rows<'a> {
+    pub fn dtype(&self) -> Dtype {
+        self.tensor.dtype
+    }
+
+    #[inline(always)]
+    pub fn row<T: Element>(&self, row: usize) -> &'a [T] {
+        &self.tensor.elements::<T>()[row * self.width..(row + 1) * self.width]
+    }
+
+    /// Where a row lies, for [`Ahead`]; nothing past the end.
+    #[inline(always)]
+    pub fn span(&self, row: usize) -> Span {
+        self.tensor.span(self.width, row)
+    }
+}
+
+/// The rows a kernel loads next, asked for a few cache lines at a time.
+///
+/// Rows are short next to the latency of memory: the hardware's own prefetch has hardly begun when a row
+/// ends, and idles through the maths that follows. A burst of requests for a whole row would wait for
+/// itself (a core has some 16 under way), so the maths calls [`Ahead::step`] between its loops.
+#[derive(Default)]
+pub struct Ahead {
+    spans: [Span; 6],
+    /// lines asked for by one step
+    lines: usize,
+}
+
+/// Memory to ask for: address and bytes left.
+#[derive(Clone, Copy, Default)]
+pub struct Span {
+    at: usize,
+    bytes: usize,
+}
+
+impl Ahead {
+    /// Asks for all of `spans` within `steps` steps.
+    pub fn new(spans: [Span; 6], steps: usize) -> Ahead {
+        let bytes: usize = spans.iter().map(|span| span.bytes).sum();
+        Ahead { spans, lines: bytes.div_ceil(64 * steps.max(1)) }
+    }
+
+    #[inline(always)]
+    pub fn step(&mut self) {
+        let mut lines = self.lines;
+        for span in &mut self.spans {
+            while span.bytes > 0 && lines > 0 {
+                prefetch(span.at);
+                span.at += 64;
+                span.bytes = span.bytes.saturating_sub(64);
+                lines -= 1;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn prefetch(line: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint; it never faults, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line as *const i8) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
+/// Rows `start..end` of an output, owned by one partition.
+pub struct RowsMut<'a> {
+    tensor: &'a Tensor,
+    pub width: usize,
+    start: usize,
+    end: usize,
+}
+
+impl RowsMut<'_> {
+    pub fn dtype(&self) -> Dtype {
+        self.tensor.dtype
+    }
+
+    /// Where a row lies: a store, too, waits for its line.
+    #[inline(always)]
+    pub fn span(&self, row: usize) -> Span {
+        self.tensor.span(self.width, row)
+    }
+
+    #[inline(always)]
+    pub fn row<T: Element>(&mut self, row: usize) -> &mut [T] {
+        assert!(T::DTYPE == self.tensor.dtype, "dtype is checked before use");
+        assert!((self.start..self.end).contains(&row), "a partition stores its own rows");
+        // SAFETY: inside the tensor, and `split_rows` gave this row to nobody else.
+        unsafe {
+            let first = self.tensor.ptr.cast::<T>().add(row * self.width);
+            std::slice::from_raw_parts_mut(first, self.width)
+        }
+    }
+}

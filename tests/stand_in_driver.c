@@ -1,0 +1,157 @@
+// Stands in for NVIDIA's driver: does nothing, checks how it is called, writes down what matters.
+//
+// Built against the real cuda.h, so that every declaration here is NVIDIA's. Environment:
+//   STAND_IN_LOG         file that lines are appended to
+//   STAND_IN_DEVICES     number of GPUs (default 2)
+//   STAND_IN_CAPABILITY  as 90 for 9.0 (the default)
+//   STAND_IN_FAIL        name of a function that fails, and its result: "cuLaunchKernel 701"
+
+#include <cuda.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char contexts[16];  // their addresses are the handles
+static __thread CUcontext stack[16];
+static __thread int depth = 0;
+static __thread CUstreamCaptureMode capture = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+static int setting(const char* name, int otherwise) {
+  const char* value = getenv(name);
+  return value ? atoi(value) : otherwise;
+}
+
+static void note(const char* format, ...) {
+  const char* path = getenv("STAND_IN_LOG");
+  FILE* file = path ? fopen(path, "a") : NULL;
+  if (!file) return;
+  va_list arguments;
+  va_start(arguments, format);
+  vfprintf(file, format, arguments);
+  va_end(arguments);
+  fputc('\n', file);
+  fclose(file);
+}
+
+static CUresult result_of(const char* name) {
+  const char* fail = getenv("STAND_IN_FAIL");
+  const size_t length = strlen(name);
+  if (!fail || strncmp(fail, name, length) != 0 || fail[length] != ' ') return CUDA_SUCCESS;
+  return (CUresult)atoi(fail + length);
+}
+
+// The device whose context is current, or -1.
+static int current_device(void) {
+  return depth ? (int)((char*)stack[depth - 1] - contexts) : -1;
+}
+
+CUresult cuInit(unsigned int flags) {
+  note("cuInit %u", flags);
+  return result_of("cuInit");
+}
+
+CUresult cuGetErrorString(CUresult error, const char** text) {
+  *text = error == 9999 ? NULL : "the driver's own words";
+  return error == 9999 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int* count) {
+  *count = setting("STAND_IN_DEVICES", 2);
+  return result_of("cuDeviceGetCount");
+}
+
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  *device = ordinal;
+  return result_of("cuDeviceGet");
+}
+
+CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
+  snprintf(name, length, "Stand-in %d", device);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  const int capability = setting("STAND_IN_CAPABILITY", 90);
+  (void)device;
+  switch ((int)attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = capability / 10; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = capability % 10; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 227 << 10; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = 228 << 10; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: *value = 65536; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
+    default: note("unexpected attribute %d", (int)attribute); return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  note("cuDevicePrimaryCtxRetain %d", device);
+  *context = (CUcontext)&contexts[device];
+  return result_of("cuDevicePrimaryCtxRetain");
+}
+
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = depth ? stack[depth - 1] : NULL;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPushCurrent(CUcontext context) {
+  stack[depth++] = context;
+  return result_of("cuCtxPushCurrent");
+}
+
+CUresult cuCtxPopCurrent(CUcontext* context) {
+  *context = stack[--depth];
+  return CUDA_SUCCESS;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  const CUstreamCaptureMode before = capture;
+  capture = *mode;
+  *mode = before;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+  const int is_code = memcmp(image, "\x7f" "ELF", 4) == 0;
+  const char* kind = is_code ? "code" : strstr((const char*)image, ".target") ? "ptx" : "neither";
+  note("cuModuleLoadData %s on %d, %s", kind, current_device(),
+       capture == CU_STREAM_CAPTURE_MODE_RELAXED ? "relaxed" : "not relaxed");
+  *module = (CUmodule)image;
+  return result_of("cuModuleLoadData");
+}
+
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+  (void)module;
+  *function = (CUfunction)strdup(name);
+  return result_of("cuModuleGetFunction");
+}
+
+CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+  note("cuFuncSetAttribute %s %d=%d", (const char*)function, (int)attribute, value);
+  return result_of("cuFuncSetAttribute");
+}
+
+CUresult cuLaunchKernel(
+    CUfunction function, unsigned int x, unsigned int y, unsigned int z, unsigned int threads_x,
+    unsigned int threads_y, unsigned int threads_z, unsigned int shared, CUstream stream,
+    void** parameters, void** extra) {
+  note("cuLaunchKernel %s on %d grid %u %u %u block %u %u %u shared %u stream %llu first %llu%s%s",
+       (const char*)function, current_device(), x, y, z, threads_x, threads_y, threads_z, shared,
+       (unsigned long long)stream, *(unsigned long long*)parameters[0], extra ? " extra" : "",
+       capture == CU_STREAM_CAPTURE_MODE_GLOBAL ? "" : " still relaxed");
+  return result_of("cuLaunchKernel");
+}
+
+// NVRTC, too, opens the driver, to ask for this.
+CUresult cuGetExportTable(const void** table, const CUuuid* id) {
+  (void)table, (void)id;
+  return CUDA_ERROR_NOT_FOUND;
+}
+
+// For the tests: what another library might have left current.
+CUresult stand_in_make_current(int device) { return cuCtxPushCurrent((CUcontext)&contexts[device]); }
+int stand_in_current(void) { return current_device(); }

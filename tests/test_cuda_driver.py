@@ -1,0 +1,221 @@
+"""What is asked of NVIDIA's driver, held against a stand-in that is built from the real cuda.h.
+
+CPU tensors are taken for tensors on a GPU; nothing is computed, so only the calls are looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddl import _native
+
+SOURCE = Path(__file__).parent / "stand_in_driver.c"
+SCRIPT = Path(__file__).parent / "compile_kernels.py"
+HEADERS = [path.parent for path in Path(torch.__file__).parents[1].glob("nvidia/*/include/cuda.h")]
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is for Linux"),
+    pytest.mark.skipif(not hasattr(_native, "pretend_gpu"), reason="needs the feature `emulator`"),
+    pytest.mark.skipif(not HEADERS, reason="cuda.h comes with a torch that is built for CUDA"),
+    pytest.mark.skipif(not shutil.which("gcc"), reason="the stand-in is built with gcc"),
+]
+
+TOKEN_READ = """
+import torch
+from ddl import _native, functional
+_native.pretend_gpu({device})
+def numbers(*shape, dtype=torch.bfloat16):
+    return torch.zeros(shape, dtype=dtype).requires_grad_()
+d, m, K = {d}, 4, 4
+state, direction = numbers(2, 50, d, m), numbers(2, 50, d)
+gates = numbers(2, 50, m, dtype=torch.float32), numbers(2, 50, dtype=torch.float32)
+def step():
+    result = functional.rewrite_read(
+        state, direction, *gates, eps_k=0.1, compress=numbers(d, m, K), norm_weight=numbers(d)
+    )
+    torch.autograd.backward([result.state, result.context], [state, direction])
+step()
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in; a folder for the loader to look in."""
+    return build(tmp_path_factory.mktemp("driver"))
+
+
+def build(folder: Path, *flags: str) -> Path:
+    output = ["-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
+    warnings = ["-Wall", "-Wextra", "-Werror"]
+    command = ["gcc", "-shared", "-fPIC", *warnings, f"-I{HEADERS[0]}", *flags, str(SOURCE)]
+    subprocess.run([*command, *output], check=True)
+    return folder
+
+
+def run(
+    driver: Path, arguments: list[str], log: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python where the stand-in is the driver."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DDL_", "STAND_IN_"))}
+    env = kept | {
+        "LD_LIBRARY_PATH": str(driver),
+        "STAND_IN_LOG": str(log),
+        "DDL_CACHE_DIR": str(log.parent / "kernels"),
+    }
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=env | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def calls(driver: Path, code: str, log: Path, **variables: str) -> list[list[str]]:
+    """The lines that the stand-in wrote, cut into words."""
+    result = run(driver, ["-c", code], log, **variables)
+    assert result.returncode == 0, result.stderr
+    return [line.split() for line in log.read_text().splitlines()]
+
+
+def failure(driver: Path, gpu: str, log: Path, **variables: str) -> str:
+    """The last line of the traceback, where a kernel is compiled and loaded ahead."""
+    result = run(
+        driver, [str(SCRIPT), _native.__file__, torch.__file__, gpu, "64"], log, **variables
+    )
+    assert result.returncode == 1, result.stdout
+    return result.stderr.splitlines()[-1]
+
+
+def test_a_step_loads_once_and_launches_in_order(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=768) + "step()\nprint(state.data_ptr())"
+    log = tmp_path / "log"
+    result = run(driver, ["-c", code], log)
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in log.read_text().splitlines()]
+    assert [line[:2] for line in lines[:2]] == [["cuInit", "0"], ["cuDevicePrimaryCtxRetain", "0"]]
+
+    loads = [line for line in lines if line[0] == "cuModuleLoadData"]
+    assert loads == [["cuModuleLoadData", "code", "on", "0,", "relaxed"]] * 4
+    launches = [line for line in lines if line[0] == "cuLaunchKernel"]
+    step = ["arrange", "rewrite_read_fwd", "arrange", "rewrite_read_bwd", "reduce"]
+    assert [line[1] for line in launches] == 2 * step
+    for line in launches:
+        words = dict(zip(line[4::4], line[5::4], strict=False))
+        assert line[2:4] == ["on", "0"], "in the GPU's primary context"
+        assert words["grid"] != "0"
+        assert line[-1].isdigit(), line  # no `extra`, and captures are as strict again as before
+    (state,) = result.stdout.split()
+    firsts = [line[-1] for line in launches if line[1] == "rewrite_read_fwd"]
+    assert firsts == [state, state], "the first field of the argument is the state"
+
+
+def test_what_was_warmed_up_is_loaded_already(driver, tmp_path):
+    warm = "_native.note_kernels(None, 1)\nstep()\n_native.end_noting(True)\nopen({log!r}, 'w')\n"
+    log = tmp_path / "log"
+    code = TOKEN_READ.format(device="None", d=64).removesuffix("step()\n")
+    code += warm.format(log=str(log)) + "_native.pretend_gpu(1)\nstep()\n"
+    lines = calls(driver, code, log)
+    assert {line[0] for line in lines} == {"cuLaunchKernel"}, "a graph may be captured from here on"
+
+
+def test_shared_memory_is_asked_for_before_it_is_used(driver, tmp_path):
+    lines = calls(driver, TOKEN_READ.format(device=0, d=2048), tmp_path / "log")
+    asked = {
+        line[1]: int(line[2].removeprefix("8="))
+        for line in lines
+        if line[0] == "cuFuncSetAttribute" and line[2].startswith("8=")
+    }
+    for line in lines:
+        if line[0] == "cuLaunchKernel":
+            shared = int(line[line.index("shared") + 1])
+            assert shared == asked.get(line[1], 0)
+    assert asked["rewrite_read_bwd"] > 48 << 10
+
+
+def test_the_context_of_a_second_gpu_is_current_for_its_calls_alone(driver, tmp_path):
+    code = (
+        "import ctypes\n"
+        "driver = ctypes.CDLL('libcuda.so.1')\n"
+        "driver.stand_in_make_current(0)\n"
+        + TOKEN_READ.format(device=1, d=64)
+        + "assert driver.stand_in_current() == 0, 'what was current is current again'\n"
+    )
+    lines = calls(driver, code, tmp_path / "log")
+    assert ["cuDevicePrimaryCtxRetain", "1"] in lines
+    assert ["cuDevicePrimaryCtxRetain", "0"] not in lines
+    used = {
+        line[3].rstrip(",") for line in lines if line[0] in ("cuModuleLoadData", "cuLaunchKernel")
+    }
+    assert used == {"1"}
+
+
+def test_a_gpu_newer_than_the_compiler_gets_ptx(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=64)
+    lines = calls(driver, code, tmp_path / "log", STAND_IN_CAPABILITY="990")
+    assert {line[1] for line in lines if line[0] == "cuModuleLoadData"} == {"ptx"}
+
+
+REFUSALS = [
+    (
+        {"STAND_IN_FAIL": "cuInit 100"},
+        "NVIDIA's driver did not start (CUDA error 100, the driver's own words): check "
+        "`nvidia-smi`, or keep the tensors on the CPU",
+    ),
+    ({"STAND_IN_DEVICES": "0"}, "NVIDIA's driver knows no GPU: check CUDA_VISIBLE_DEVICES"),
+    (
+        {"STAND_IN_CAPABILITY": "75"},
+        "cuda:0 cannot be used: it is a Stand-in 0, its compute capability is 7.5, and the kernels "
+        "need 8.0 or newer: move the tensors to the CPU, or use `ddl.reference`",
+    ),
+    (
+        {"STAND_IN_FAIL": "cuDevicePrimaryCtxRetain 2"},
+        "cuda:0 cannot be used: CUDA error 2, the driver's own words",
+    ),
+    (
+        {"STAND_IN_FAIL": "cuModuleLoadData 209"},
+        "`rewrite_read_fwd` could not be loaded on cuda:0: CUDA error 209, the driver's own words",
+    ),
+]
+
+
+@pytest.mark.parametrize(("variables", "sentence"), REFUSALS, ids=lambda x: str(x)[:40])
+def test_what_the_driver_refuses_is_said(driver, tmp_path, variables, sentence):
+    said = failure(driver, "cuda:0", tmp_path / "log", **variables)
+    assert said == f"RuntimeError: {sentence}"
+
+
+def test_a_gpu_that_is_not_there(driver, tmp_path):
+    said = failure(driver, "cuda:2", tmp_path / "log")
+    assert said == "RuntimeError: there is no cuda:2, the driver knows 2 GPUs"
+
+
+def test_a_launch_that_fails(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=64)
+    result = run(driver, ["-c", code], tmp_path / "log", STAND_IN_FAIL="cuLaunchKernel 9999")
+    assert result.stderr.splitlines()[-1] == (
+        "RuntimeError: `arrange` could not be launched on cuda:0: CUDA error 9999"
+    )
+
+
+def test_a_driver_without_a_function_that_is_needed(tmp_path):
+    folder = build(tmp_path, "-DcuLaunchKernel=cuLaunchSomething")
+    said = failure(folder, "cuda:0", tmp_path / "log")
+    assert said == (
+        "RuntimeError: NVIDIA's driver is too old (libcuda.so.1 has no `cuLaunchKernel`): "
+        "install a newer one"
+    )
+
+
+def test_without_a_cuda_tensor_the_driver_is_left_alone(driver, tmp_path):
+    code = TOKEN_READ.format(device="None", d=64) + "import ddl, ddl.cuda, ddl.models\n"
+    result = run(driver, ["-c", code], tmp_path / "log")
+    assert result.returncode == 0, result.stderr
+    assert not (tmp_path / "log").exists(), "no function was called that would be noted"

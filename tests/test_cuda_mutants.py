@@ -1,0 +1,163 @@
+"""Tests of the tests: a kernel with one small fault must not pass on the emulated GPU.
+
+Each mutant is one replacement in a copy of the kernels. What has to notice it is a sample of
+test_cuda_ops.py: two boundaries and an expansion in float64, under three orders of threads.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from emulated_device import emulated, needs_emulator
+from emulator.build import KERNELS
+from op_cases import BF16, F64, inputs, parameters
+from test_cuda_ops import check_conversions
+from test_ops import compare
+
+pytestmark = needs_emulator
+
+FORWARD, BACKWARD = "rewrite_read_fwd.cu", "rewrite_read_bwd.cu"
+MUTANTS = {
+    # barriers and buffers
+    "no barrier in the block sum": ("common.cuh", "    __syncthreads();\n", ""),
+    "one buffer for all block sums": ("common.cuh", "    turn ^= 1;\n", ""),
+    "no barrier in the reduction": ("reduce.cu", "  __syncthreads();\n", ""),
+    "a warp's sum without its last step": (
+        "common.cuh",
+        "lanes > 0; lanes /= 2",
+        "lanes > 1; lanes /= 2",
+    ),
+    "one warp too few": ("common.cuh", "warp < WARPS; ++warp", "warp < WARPS - 1; ++warp"),
+    # bounds
+    "threads beyond the last packet work": ("boundary.cuh", "feature_of(row) < D;", "true;"),
+    "the last feature is left out": (
+        "boundary.cuh",
+        "feature_of(row) < D;",
+        "feature_of(row) < D - FEATURES;",
+    ),
+    "one token too many": (
+        FORWARD,
+        "token < last; ++token) {\n      forward",
+        "token <= last; ++token) {\n      forward",
+    ),
+    "the chunk's last token is left out": (BACKWARD, ": b.tokens) - 1;", ": b.tokens) - 2;"),
+    # halos and windows
+    "a halo one token short": (
+        FORWARD,
+        "position < TAPS - 1 ? position : TAPS - 1",
+        "position < TAPS - 2 ? position : TAPS - 2",
+    ),
+    "tokens behind the chunk count twice": (
+        BACKWARD,
+        "pass.run(&window, token, false);",
+        "pass.run(&window, token, true);",
+    ),
+    "the window does not move": (FORWARD, "window->advance();", ""),
+    "sequences see each other": (FORWARD, "if (position == b.time) {", "if (false) {"),
+    "sequences see each other backward": (
+        BACKWARD,
+        "      window.clear();\n    }\n  } else",
+        "    }\n  } else",
+    ),
+    "one token behind the chunk is not looked at": (
+        BACKWARD,
+        "behind < TAPS - 1 ? behind : TAPS - 1",
+        "behind < TAPS - 2 ? behind : TAPS - 2",
+    ),
+    "a chunk starts without what came before": (
+        "expand.cu",
+        "  past.begin(e.x, c, feature);\n  for",
+        "  for",
+    ),
+    "an expansion looks one token too few behind": (
+        "expand.cu",
+        "token < c.last + TAPS - 1",
+        "token < c.last + TAPS - 2",
+    ),
+    # indices and terms
+    "channels and taps swapped": (
+        "reduce.cu",
+        "(i * M + j) * TAPS + tap",
+        "(i * TAPS + tap) * M + j",
+    ),
+    "taps in their own order": ("arrange.cu", "at % ROW * TAPS + at / ROW", "at"),
+    "values read their neighbour's weight": (
+        "boundary.cuh",
+        "static_cast<long long>(j) * D + feature",
+        "static_cast<long long>(j) * D + feature + 1",
+    ),
+    "gamma is left out of the gate's gradient": (
+        "reduce.cu",
+        "(gate || !VALUE_FROM_COMPRESSED)",
+        "!gate && !VALUE_FROM_COMPRESSED",
+    ),
+    "dk keeps its part along k": (BACKWARD, " - turn.along * k", ""),
+    "c is left out of g": (BACKWARD, "total -= shift *", "total -= Real(0) *"),
+    "eps_k is not squared": (FORWARD, "Real(b.eps_k) * Real(b.eps_k)", "Real(b.eps_k)"),
+    "halves of a pair swapped": (
+        "common.cuh",
+        "high ? pair & 0xffff0000u : pair << 16",
+        "high ? pair << 16 : pair & 0xffff0000u",
+    ),
+    "rounding towards zero": ("common.cuh", "bits + 0x7fffu + (bits >> 16 & 1u)", "bits"),
+}
+
+
+def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
+    """Raises if the kernels are wrong."""
+    for order in ("0", "1", "5"):
+        monkeypatch.setenv("DDL_EMULATOR_ORDER", order)
+        with emulated(kernels=kernels, plan={"CHUNK": 7, "THREADS": 64, "FEATURES": 1}):
+            for compress in ("channel", "token"):
+                tensors = inputs((2, 11), 100, 4) | parameters(100, 4, compress, 3)
+                compare("rewrite_read", tensors, F64, eps_k=0.1)
+            x, weight = torch.randn(2, 11, 100, dtype=F64), torch.randn(100, 4, 3, dtype=F64)
+            compare("expand", {"x": x, "weight": weight}, F64, value_channels=4)
+        with emulated(kernels=kernels):
+            tensors = inputs((2, 11), 64, 4) | parameters(64, 4, "channel")
+            compare("rewrite_read", tensors, BF16, eps_k=0.1)
+            check_conversions(BF16, 64)
+
+
+def test_the_kernels_pass(monkeypatch):
+    sample(monkeypatch)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_does_not(name, monkeypatch, tmp_path):
+    file, right, wrong = MUTANTS[name]
+    mutant = shutil.copytree(KERNELS, tmp_path / "kernels")
+    text = (KERNELS / file).read_text(encoding="utf-8")
+    assert right in text, f"{file} has changed: find the mutant a new place"
+    (mutant / file).write_text(text.replace(right, wrong), encoding="utf-8")
+    noticed = in_a_child(lambda: sample(monkeypatch, mutant))
+    assert noticed, "the sample passed"
+    assert "did not compile" not in noticed
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def in_a_child(work: Callable[[], None]) -> str:
+    """What stopped `work` in a forked process, "" if nothing did: mutants may corrupt memory."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)  # a child has none of its parent's threads
+        faulthandler.disable()  # a crash is what some are made for
+        try:
+            work()
+        except (AssertionError, RuntimeError) as error:
+            os.write(writer, f"{type(error).__name__}: {error}"[:4096].encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8", errors="replace") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return said or (f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "")

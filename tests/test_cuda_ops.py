@@ -1,0 +1,227 @@
+"""The CUDA kernels on the emulated GPU, against the reference in float64: outputs and gradients."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import test_ops
+from ddl import functional
+from emulated_device import emulated, needs_emulator
+from emulator.memory import guarded_copy
+from op_cases import BF16, F16, F32, F64, inputs, parameters
+from test_ops import compare, run
+from tolerances import assert_close
+
+pytestmark = needs_emulator
+DTYPES = pytest.mark.parametrize("dtype", [F64, F32, BF16, F16], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _emulated() -> Iterator[None]:
+    with emulated():
+        yield
+
+
+# What test_ops asks of the CPU kernels holds for these as well. Its larger tables are sampled
+# below, since every size and dtype is a kernel to compile.
+test_parameters_may_be_absent = test_ops.test_parameters_may_be_absent
+test_any_mix_of_storage_types = test_ops.test_any_mix_of_storage_types
+test_any_batch_shape = test_ops.test_any_batch_shape
+test_a_narrow_context = test_ops.test_a_narrow_context_does_not_narrow_what_is_read
+test_halo = test_ops.test_batch_elements_do_not_see_each_other_through_the_halo
+test_non_contiguous_inputs = test_ops.test_non_contiguous_inputs
+test_beta_zero = test_ops.test_beta_zero_returns_the_state_bit_for_bit
+test_nan_and_inf = test_ops.test_nan_and_inf_propagate_within_their_token
+test_nan_in_bfloat16 = test_ops.test_nan_reaches_the_state_in_bfloat16
+test_extreme_directions = test_ops.test_extreme_directions_keep_their_unit_length
+test_no_tokens = test_ops.test_no_tokens_of_any_width
+
+
+@DTYPES
+@pytest.mark.parametrize("d", [1, 63, 100, 384, 768])
+@pytest.mark.parametrize(("m", "compress"), [(1, "identity"), (4, "channel"), (4, "token")])
+def test_rewrite_read(dtype, d, m, compress):
+    tensors = inputs((2, 70 if d < 384 else 9), d, m) | parameters(d, m, compress)
+    options = {"eps_k": 1.0, "norm_eps": 1.0} if d == 1 else {"eps_k": 0.1}
+    compare("rewrite_read", tensors, dtype, **options)
+
+
+@pytest.mark.parametrize("dtype", [F64, BF16], ids=str)
+@pytest.mark.parametrize(
+    ("m", "compress"),
+    [*((m, "channel") for m in (1, 2, 3, 8, 16)), *((m, "token") for m in (1, 2, 5))],
+)
+def test_value_channels(dtype, m, compress):
+    compare("rewrite_read", inputs((2, 40), 64, m) | parameters(64, m, compress), dtype, eps_k=0.1)
+
+
+@DTYPES
+@pytest.mark.parametrize(("d", "m"), [(63, 4), (100, 3), (768, 1)])
+def test_rewrite(dtype, d, m):
+    compare("rewrite", inputs((3, 30), d, m), dtype, eps_k=0.1)
+
+
+@DTYPES
+@pytest.mark.parametrize(("m", "compress"), [(1, "identity"), (4, "channel"), (4, "token")])
+def test_read(dtype, m, compress):
+    tensors = {"state": inputs((2, 70), 100, m)["state"]} | parameters(100, m, compress)
+    compare("read", tensors, dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize(("m", "taps"), [(1, 0), (4, 0), (3, 1), (4, 4), (8, 5), (2, 12)])
+def test_expand(dtype, m, taps):
+    tensors = {"x": torch.randn(2, 90, 100, dtype=F64)}
+    if taps:
+        tensors["weight"] = torch.randn(100, m, taps, dtype=F64)
+    compare("expand", tensors, dtype, value_channels=m)
+
+
+@pytest.mark.parametrize("options", [
+    {"value_from": "compressed"},
+    {"value_from": "compressed", "value_scale": 4.0},
+    {"norm_eps": None, "norm_weight": None},
+    {"norm_eps": None, "norm_weight": None, "value_from": "compressed", "value_scale": 2.0},
+])  # fmt: skip
+@pytest.mark.parametrize("compress", ["channel", "token"])
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+def test_read_options(dtype, compress, options):
+    weights = parameters(63, 4, compress)
+    given = {n: options[n] for n in options if n in weights}
+    others = {n: option for n, option in options.items() if n not in weights}
+    compare("rewrite_read", inputs((2, 40), 63, 4) | weights | given, dtype, eps_k=0.1, **others)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("d", [2048, 2049])
+def test_conversions_round_to_nearest_even(dtype, d):
+    check_conversions(dtype, d)
+
+
+def check_conversions(dtype, d):
+    """Bits of any pattern, ties, subnormals, infinities and NaN, through a read of nothing else."""
+    bits = torch.randint(-(2**31), 2**31, (8, d))
+    bits[::2] &= ~0xFFF  # ties, in either format
+    state = bits.to(torch.int32).view(F32)
+    state[0, :2] = torch.tensor([float("inf"), float("nan")])
+    context = functional.read(state.unsqueeze(-1), norm_eps=None, context_dtype=dtype).context
+    expected = state.to(dtype)
+    nan = expected.isnan()
+    assert torch.equal(context.isnan(), nan)
+    same = context.view(torch.int16)[~nan] == expected.view(torch.int16)[~nan]
+    assert same.all(), (state[~nan][~same], context[~nan][~same])
+
+
+# --- every way a kernel can be cut --------------------------------------------------------------
+
+PLANS = [
+    pytest.param(
+        compress,
+        {"HOLD": hold, "WINDOW": window, "SUMS": sums},
+        id=f"{compress}-hold{hold}-window{window}-sums{sums}",
+    )
+    for hold, window, sums in itertools.product((0, 1), (0, 1, 2), (0, 1, 2))
+    for compress in (("token",) if window else ("token", "channel"))  # only the first has a window
+]
+
+
+@pytest.mark.parametrize(("compress", "plan"), PLANS)
+@pytest.mark.parametrize("threads", [32, 96])
+def test_any_plan(compress, plan, threads):
+    with emulated(plan=plan | {"THREADS": threads, "CHUNK": 7, "FEATURES": 2}):
+        tensors = inputs((3, 11), 100, 4) | parameters(100, 4, compress, 3)
+        compare("rewrite_read", tensors, F64, eps_k=0.1)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 11, 100])
+@pytest.mark.parametrize("taps", [1, 2, 4, 9, 20])
+def test_halos_of_any_length(chunk, taps):
+    with emulated(plan={"CHUNK": chunk}):
+        tensors = inputs((3, 11), 10, 2) | parameters(10, 2, "token", taps)
+        compare("rewrite_read", tensors, F64, eps_k=0.1)
+        weight = torch.randn(10, 2, taps, dtype=F64)
+        x = torch.randn(3, 11, 10, dtype=F64)
+        compare("expand", {"x": x, "weight": weight}, F64, value_channels=2)
+
+
+@pytest.mark.parametrize("features", [1, 2, 4, 8])
+@pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
+def test_packets_of_any_length(dtype, features):
+    with emulated(plan={"FEATURES": features}):
+        tensors = inputs((2, 9), 104, 3) | parameters(104, 3, "token")
+        compare("rewrite_read", tensors, dtype, eps_k=0.1)
+
+
+@pytest.mark.parametrize("m", [4, 8])
+def test_wide_states(m):
+    with emulated(shared_per_block=227 * 1024):
+        tensors = inputs((1, 3), 4096, m) | parameters(4096, m, "token")
+        compare("rewrite_read", tensors, BF16, eps_k=0.1)
+
+
+def test_little_shared_memory_moves_sums_and_windows_elsewhere():
+    with emulated(shared_per_block=4096):
+        tensors = inputs((2, 9), 384, 4) | parameters(384, 4, "token")
+        compare("rewrite_read", tensors, F32, eps_k=0.1)
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compress", ["channel", "token"])
+@pytest.mark.parametrize(("d", "m", "dtype"), [(63, 3, F32), (100, 4, BF16), (64, 4, F16)])
+def test_no_access_outside_of_the_inputs(compress, d, m, dtype):
+    tensors = {}
+    for name, t in (inputs((2, 13), d, m) | parameters(d, m, compress)).items():
+        kept = F32 if name in ("value", "gate") else dtype
+        aligned = 16 if t.nbytes % 16 == 0 else kept.itemsize
+        tensors[name] = guarded_copy(t.to(kept), aligned).requires_grad_()
+    outputs = functional.rewrite_read(**tensors, eps_k=0.1)
+    sum(output.float().sum() for output in outputs).backward()
+
+
+@pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
+def test_unaligned_views(dtype):
+    tensors = inputs((2, 9), 64, 4) | parameters(64, 4, "token")
+    plain, shifted = {}, {}
+    for name, t in tensors.items():
+        kept = torch.float64 if dtype == F64 else F32
+        plain[name] = t.to(kept if name in ("value", "gate") else dtype)
+        padded = torch.cat([plain[name].new_zeros(1), plain[name].flatten()])
+        shifted[name] = padded[1:].view(t.shape)
+        assert shifted[name].data_ptr() % 16 != 0
+    expected, actual = map(gradients_in_place, (plain, shifted))
+    for name in expected:
+        assert_close(name, actual[name], expected[name], dtype, gradient=True)
+
+
+def gradients_in_place(tensors):
+    """Outputs and gradients by name, on the very memory of the tensors."""
+    leaves = {name: t.detach().requires_grad_() for name, t in tensors.items()}
+    outputs = functional.rewrite_read(**leaves, eps_k=0.1)._asdict()
+    sum(output.double().square().sum() for output in outputs.values()).backward()
+    return {f"new {n}": t for n, t in outputs.items()} | {n: t.grad for n, t in leaves.items()}
+
+
+# --- order --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compress", ["identity", "channel", "token"])
+def test_results_do_not_depend_on_the_order_of_threads(compress, monkeypatch):
+    m = 1 if compress == "identity" else 4
+    drawn = inputs((2, 50), 96, m) | parameters(96, m, compress)
+    tensors = {name: None if t is None else t.float() for name, t in drawn.items()}
+    runs = []
+    for order, threads in (("0", "1"), ("1", "1"), ("7", "2"), ("8", "1")):
+        monkeypatch.setenv("DDL_EMULATOR_ORDER", order)
+        monkeypatch.setenv("DDL_EMULATOR_THREADS", threads)
+        runs.append(run(functional, "rewrite_read", tensors, F32, eps_k=0.1))
+    for outputs, gradients in runs[1:]:
+        for name, expected in (runs[0][0] | {}).items():
+            assert torch.equal(outputs[name], expected), name
+        for name, expected in runs[0][1].items():
+            assert torch.equal(gradients[name], expected), name

@@ -1,0 +1,47 @@
+"""A sample of the operators on the emulated GPU under AddressSanitizer and ThreadSanitizer.
+
+A running Python cannot load a sanitizer, so the sample runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from emulated_device import needs_emulator
+from emulator.build import sanitizer_environment
+
+pytestmark = needs_emulator
+
+TESTS = Path(__file__).parent
+SAMPLE = (
+    "(test_rewrite_read and float32-100) or test_no_access or (test_unaligned and float32)"
+    " or (test_any_plan and 96 and window1) or (test_halos and 4-5)"
+)
+
+
+@pytest.mark.parametrize("sanitizer", ["asan", "tsan"])
+def test_sample(sanitizer):
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "0"]
+    environment = {
+        **os.environ,
+        **sanitizer_environment(sanitizer),
+        "DDL_TEST_SANITIZER": sanitizer,
+        "DDL_EMULATOR_ORDER": "3",
+    }
+    run = subprocess.run(
+        [*command, "-k", SAMPLE, str(TESTS / "test_cuda_ops.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    if "unexpected memory mapping" in run.stderr:
+        pytest.skip("this kernel's address space randomisation is too wide for ThreadSanitizer")
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-5000:]
+    assert " passed" in run.stdout

@@ -12,6 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Result};
 
@@ -65,14 +66,15 @@ impl Cache {
     }
 
     fn write(&self, key: &str, binary: &Binary) -> io::Result<()> {
+        // A name that no other thread, process or machine that shares the directory comes up with.
         static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let (count, process) = (COUNT.fetch_add(1, Ordering::Relaxed), std::process::id());
+        let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
         let path = self.path(key);
-        let unfinished = path.with_extension(format!("{}-{count}", std::process::id()));
+        let unfinished = path.with_extension(format!("{process}-{count}-{nanoseconds}"));
         let written = OpenOptions::new()
             .write(true)
-            .create(true)
-            .truncate(true)
+            .create_new(true)
             .mode(0o600)
             .open(&unfinished)
             .and_then(|mut file: File| file.write_all(&encode(key, binary)))

@@ -1,8 +1,8 @@
 //! How a kernel is cut for a device: threads, what a thread holds, where sums live, tokens per block.
 //!
 //! Pure functions of sizes, types and the device's limits. Correctness never depends on what is chosen
-//! here; speed does. A kernel streams memory, so it wants many bytes in flight: packets of 16 bytes, some
-//! 1024 threads per multiprocessor, everything a token needs twice in registers, and no spills.
+//! here; speed does. A kernel streams memory, so it wants many bytes in flight: packets of 16 bytes, several
+//! for each thread, what a token needs twice kept in registers, and none of these spilled.
 
 use super::specialisation::{Compress, Kernel, Specialisation};
 use crate::error::{Error, Result};
@@ -62,7 +62,7 @@ const MOST_HELD: usize = 8;
 const FEW: usize = 24;
 /// Threads of a multiprocessor that keep memory busy; beyond that registers are worth more.
 const ENOUGH_THREADS: usize = 1024;
-/// Tokens of a chunk of an expansion: keeps its row of weight-gradient sums small beside its tokens.
+/// Tokens of a chunk of an expansion's backward: keeps its row of sums small beside its tokens.
 const EXPAND_CHUNK: usize = 64;
 /// Blocks that a grid may have along its second axis.
 pub const MOST_CHUNKS: usize = 65_535;
@@ -136,14 +136,12 @@ fn boundary(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan
     // A warp pays a fixed price for each token, so few threads with many packets each do best, as long as
     // they can hold these. Where they cannot, packets are read twice and columns wait in shared memory.
     let (rows, most_rows) = if s.kernel == Kernel::Backward { (4, 4) } else { (6, 8) };
-    let few = packets.div_ceil(rows).next_multiple_of(32).min(256);
-    let may_hold = packets.div_ceil(few) <= most_rows && plan.features * s.m <= MOST_HELD;
+    let threads = packets.div_ceil(rows).next_multiple_of(32);
+    let may_hold = packets.div_ceil(threads.min(256)) <= most_rows && plan.features * s.m <= MOST_HELD;
     plan.hold = forced.hold.unwrap_or(may_hold || columns(s) > room);
-    plan.threads = match plan.hold && !may_hold {
-        true => packets.div_ceil(rows).next_multiple_of(32).min(1024), // too wide for anything better
-        false => few,
-    };
-    plan.threads = forced.threads.unwrap_or(plan.threads).min(most);
+    let too_wide = plan.hold && !may_hold; // for the columns, or to be held without spills
+    let threads = threads.min(if too_wide { 1024 } else { 256 });
+    plan.threads = forced.threads.unwrap_or(threads).min(most);
 
     // What outlives a token: in registers if it is little, else in shared memory if that has room.
     let owned = packets.div_ceil(plan.threads) * plan.features;
@@ -261,7 +259,10 @@ pub fn expand_chunk(
     let across = (s.d / plan.features).div_ceil(plan.threads);
     let wanted = limits.multiprocessors * (limits.threads_per_multiprocessor / plan.threads).max(1);
     let even = (sequences * time * across).div_ceil(wanted);
-    let least = if s.compress == Compress::Token { EXPAND_CHUNK } else { 1 };
+    let least = match (s.kernel, s.compress) {
+        (Kernel::ExpandBackward, Compress::Token) => EXPAND_CHUNK,
+        _ => 2 * s.taps, // as many tokens are read twice as there are taps
+    };
     // A grid takes `MOST_CHUNKS` chunks: whole sequences if there are more of these than that.
     let fewest = if sequences < MOST_CHUNKS { time.div_ceil(MOST_CHUNKS / sequences) } else { time };
     forced.chunk.unwrap_or(even.max(least)).max(fewest).clamp(1, time)

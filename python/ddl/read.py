@@ -36,7 +36,7 @@ class Read(nn.Module):
             w_ijs = r_j c_ijs with c (d, m, K); channel w = c ∗ r with c (d, K) a same-padded
             correlation over the value axis. Both start as the mean over the value channels.
         causal: whether that correlation over the value axis is causal; it is centred else.
-        norm_eps: ε of the RMSNorm.
+        norm_eps: ε of the RMSNorm; None for no norm, h = x, where the sublayer brings its own.
         shared: another Read of the same size and `compress`, whose compression this one uses as it
             is, its kernel_size, parameterization and causal included (the parameters stay with
             their owner); only the norm is this one's own.
@@ -58,7 +58,7 @@ class Read(nn.Module):
         kernel_size: int = 4,
         parameterization: Parameterization = "direct",
         causal: bool = False,
-        norm_eps: float = 1e-5,
+        norm_eps: float | None = 1e-5,
         shared: Read | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -69,7 +69,7 @@ class Read(nn.Module):
         )
         check_choice("compress", compress, get_args(Compress))
         check_choice("parameterization", parameterization, get_args(Parameterization))
-        check_positive("norm_eps", norm_eps, least=LEAST_NORM_EPS)
+        check_positive("norm_eps", norm_eps, optional=True, least=LEAST_NORM_EPS)
         if compress == "identity" and value_channels != 1:
             raise ValueError(
                 f'`compress` must be "channel" or "token" for {value_channels} value channels, '
@@ -102,7 +102,7 @@ class Read(nn.Module):
 
     def _make_parameters(self, **factory: Any) -> None:
         d, m = self.hidden_size, self.value_channels
-        self.norm_weight = _parameter(d, **factory)
+        self.norm_weight = None if self.norm_eps is None else _parameter(d, **factory)
         self.compress_weight = self.compress_kernel = self.compress_read = None
         if self._shared or self.compress == "identity":
             return
@@ -115,7 +115,8 @@ class Read(nn.Module):
 
     def reset_parameters(self) -> None:
         """γ = 1; the compression is the mean over the value channels of the current token."""
-        nn.init.ones_(self.norm_weight)
+        if self.norm_weight is not None:
+            nn.init.ones_(self.norm_weight)
         mean = 1 / self.value_channels
         with torch.no_grad():
             if self.compress_weight is not None:
@@ -183,6 +184,7 @@ class Read(nn.Module):
             + f", kernel_size={self.kernel_size}" * kernel
             + f", parameterization={self.parameterization!r}"
             + f", causal={self.causal}" * factored
+            + ", norm_eps=None" * (self.norm_eps is None)
             + ", shared" * bool(self._shared)
         )
 

@@ -85,7 +85,7 @@ class DeltaStream(nn.Module):
         kernel_size: int = 4,
         parameterization: Parameterization = "direct",
         causal: bool = False,
-        norm_eps: float = 1e-5,
+        norm_eps: float | None = 1e-5,
         expand: ExpandKind = "repeat",
         expand_kernel_size: int = 4,
         sublayers_per_compressor: int = 2,

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nanogpt_standin import GPT, GPTConfig
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
@@ -63,6 +65,7 @@ def namespace() -> dict:
         "CausalSelfAttention": CausalSelfAttention,
         "MLP": MLP,
         "config": SimpleNamespace(n_layer=2, n_head=4, n_embd=64, bias=False),
+        "model": GPT(GPTConfig(block_size=16, vocab_size=50, n_layer=2, n_head=2, n_embd=16)),
     }
     assert PYTHON, "the README has Python blocks"
     for number, text in enumerate(PYTHON, start=1):

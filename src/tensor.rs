@@ -247,6 +247,16 @@ impl Tensor {
         Err(Error::Shape { name: self.name, expected, got })
     }
 
+    /// Fails unless there is memory for so many bytes.
+    pub fn expect_bytes(&self, bytes: usize) -> Result<()> {
+        let got = self.len() * self.dtype.size();
+        if got >= bytes {
+            return Ok(());
+        }
+        let name = self.name;
+        Err(Error::Argument(format!("`{name}` must have at least {bytes} bytes, got {got}")))
+    }
+
     /// Fails unless the tensor is where `other` is.
     pub fn expect_beside(&self, other: &Tensor) -> Result<()> {
         if self.device == other.device {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -55,3 +57,20 @@ def assert_same_gradients(
         options = {"gradient": True, "scale": scale, "depth": depth}
         assert_close(f"gradient of {name}", actual[name], gradient, dtype, **options)
         assert gradient.any() or name.endswith(may_vanish), f"gradient of {name} is zero"
+
+
+class Wrapper(nn.Module):
+    """What adapters do: the wrapped module's parameters in its own name, another forward."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base(*args, **kwargs)

@@ -35,6 +35,7 @@ test_a_narrow_context = test_ops.test_a_narrow_context_does_not_narrow_what_is_r
 test_halo = test_ops.test_batch_elements_do_not_see_each_other_through_the_halo
 test_non_contiguous_inputs = test_ops.test_non_contiguous_inputs
 test_beta_zero = test_ops.test_beta_zero_returns_the_state_bit_for_bit
+test_read_options = test_ops.test_read_options
 test_nan_and_inf = test_ops.test_nan_and_inf_propagate_within_their_token
 test_nan_in_bfloat16 = test_ops.test_nan_reaches_the_state_in_bfloat16
 test_extreme_directions = test_ops.test_extreme_directions_keep_their_unit_length
@@ -79,21 +80,6 @@ def test_expand(dtype, m, taps):
     if taps:
         tensors["weight"] = torch.randn(100, m, taps, dtype=F64)
     compare("expand", tensors, dtype, value_channels=m)
-
-
-@pytest.mark.parametrize("options", [
-    {"value_from": "compressed"},
-    {"value_from": "compressed", "value_scale": 4.0},
-    {"norm_eps": None, "norm_weight": None},
-    {"norm_eps": None, "norm_weight": None, "value_from": "compressed", "value_scale": 2.0},
-])  # fmt: skip
-@pytest.mark.parametrize("compress", ["channel", "token"])
-@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
-def test_read_options(dtype, compress, options):
-    weights = parameters(63, 4, compress)
-    given = {n: options[n] for n in options if n in weights}
-    others = {n: option for n, option in options.items() if n not in weights}
-    compare("rewrite_read", inputs((2, 40), 63, 4) | weights | given, dtype, eps_k=0.1, **others)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ddl.nanogpt import convert
+from helpers import Wrapper
 from nanogpt_cases import F64, B, T, make, same, tokens
 from nanogpt_standin import GPT
 
@@ -124,23 +125,6 @@ def test_a_later_block_takes_no_tensor() -> None:
     model = convert(make())
     with pytest.raises(TypeError, match=r"^`x` must be what the block before returned, got a Ten"):
         model.transformer.h[1](torch.randn(B, T, 16))
-
-
-class Wrapper(nn.Module):
-    """What adapters do: forward the attributes of what they wrap."""
-
-    def __init__(self, base: nn.Module) -> None:
-        super().__init__()
-        self.base = base
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("base"), name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.base(*args, **kwargs)
 
 
 @pytest.mark.parametrize("name", ["read_attn", "read_mlp", "res_attn", "res_mlp", "readout"])

@@ -260,3 +260,22 @@ def test_extreme_directions_keep_their_unit_length():
         new = functional.rewrite(**scaled, eps_k=1e-5)
         exact = reference.rewrite(**{n: t.double() for n, t in scaled.items()}, eps_k=1e-5)
         assert_close(f"state at |k| × {scale:g}", new, exact, F32)
+
+
+@pytest.mark.parametrize(
+    ("name", "used"),
+    [("rewrite_read", "state"), *itertools.product(["read", "rewrite_read"], OUTPUTS[1:])],
+)
+def test_parameters_of_outputs_that_nobody_used_get_no_gradient(name, used):
+    found = []
+    for module in (functional, reference):
+        torch.manual_seed(0)
+        tensors = inputs((2, 9), 20, 4) | parameters(20, 4, "channel")
+        options = {"eps_k": 0.1}
+        if name == "read":
+            tensors = {n: t for n, t in tensors.items() if n not in ("direction", "value", "gate")}
+            options = {}
+        leaves = {n: t.requires_grad_() for n, t in tensors.items()}
+        getattr(getattr(module, name)(**leaves, **options), used).sum().backward()
+        found.append({n for n in PARAMETERS[2:] if leaves[n].grad is not None})
+    assert found[0] == found[1]

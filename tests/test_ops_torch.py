@@ -158,7 +158,7 @@ def test_gradients_nobody_asked_for_cost_nothing_and_stay_none():
     state = t["state"].detach()
     functional.rewrite_read(**(t | {"state": state}), eps_k=0.1).value.sum().backward()
     assert state.grad is None
-    assert t["gate_weight"].grad.abs().sum() == 0
+    assert t["gate_weight"].grad is None
     assert t["value_weight"].grad.abs().sum() > 0
 
 

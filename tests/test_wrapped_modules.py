@@ -16,28 +16,11 @@ from torch.nn.utils import parametrize, prune
 
 from ddl import DeltaResidual, DeltaStream, Read
 from ddl.projection import Projection
-from helpers import assert_same_gradients, gradients, normal, randomise_
+from helpers import Wrapper, assert_same_gradients, gradients, normal, randomise_
 from tolerances import assert_close
 
 F64 = torch.float64
 B, T, D, M = 2, 5, 8, 3
-
-
-class Wrapper(nn.Module):
-    """What adapters do: the wrapped module's parameters in its own name, another forward."""
-
-    def __init__(self, base: nn.Module) -> None:
-        super().__init__()
-        self.base = base
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("base"), name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.base(*args, **kwargs)
 
 
 class LowRank(nn.Module):

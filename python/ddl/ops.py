@@ -160,8 +160,8 @@ def _resources(state: Tensor) -> tuple[int, int, Callable[[Tensor, int], Tensor]
 
 
 def _scratch(like: Tensor, size: int) -> Tensor:
-    """Bytes beside `like` for the length of a call; the stream orders what comes after."""
-    return like.new_empty(size, dtype=torch.uint8)
+    """Bytes, in words, beside `like` for the length of a call; the stream orders what follows."""
+    return like.new_empty(-(-size // 4), dtype=torch.float32)
 
 
 def _dense(argument: Any) -> Any:
@@ -316,7 +316,7 @@ def _read_grad(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         return (None,) * 11
     (state,), read, saved = _load_read(ctx, inputs=1)
     grad_state, *parameters = _ops.read_backward(*grads[:3], state, *read, *saved)
-    return (grad_state, *_around_numbers(parameters))
+    return (grad_state, *_around_numbers(parameters, grads[1:3]))
 
 
 def _rewrite_read_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -329,7 +329,7 @@ def _rewrite_read_grad(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         return (None,) * 15
     inputs, read, saved = _load_read(ctx, inputs=4)
     outputs = _ops.rewrite_read_backward(*grads[:4], *inputs, ctx.eps_k, *read, *saved)
-    return (*outputs[:4], None, *_around_numbers(outputs[4:]))
+    return (*outputs[:4], None, *_around_numbers(outputs[4:], grads[2:4]))
 
 
 def _save_read(
@@ -354,10 +354,19 @@ def _load_read(ctx: Any, inputs: int) -> tuple[tuple[Any, ...], tuple[Any, ...],
     return tensors[:inputs], read, saved
 
 
-def _around_numbers(parameters: Any) -> tuple[Any, ...]:
-    """Gradients of a read's arguments in schema order: None for numbers and absent parameters."""
-    grads = [None if _is_absent(grad) else grad for grad in parameters]
-    return (*grads[:2], None, *grads[2:], None, None, None)
+def _around_numbers(parameters: Any, asked: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+    """Gradients of a read's arguments in schema order.
+
+    None for numbers, for absent parameters, and for those of a value or gate that nobody used, so
+    that no optimizer decays them. asked: incoming gradients of (value, gate).
+    """
+    compress, norm, *gate, value, value_bias = (
+        None if _is_absent(grad) else grad for grad in parameters
+    )
+    value_grad, gate_grad = asked
+    gates = gate if gate_grad is not None else (None, None)
+    values = (value, value_bias) if value_grad is not None else (None, None)
+    return (compress, norm, None, *gates, *values, None, None, None)
 
 
 def _expand_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

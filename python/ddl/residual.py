@@ -185,7 +185,7 @@ class DeltaResidual(nn.Module):
             TypeError: a dtype, no tensor, a `gate` or `value` that was wrapped.
         """
         self._check(x, sublayer_out, context, compressed)
-        value, gate = self.complete(context, *self._linear(context, compressed))
+        value, gate = self.value_and_gate(context, compressed)
         direction, value = self.write(sublayer_out, context, value)
         x = x.unsqueeze(-1) if self.value_channels == 1 else x
         x = functional.rewrite(x, direction, value, gate, eps_k=self.eps_k)
@@ -207,6 +207,10 @@ class DeltaResidual(nn.Module):
             if self.value_kind == "sigmoid":
                 arguments["value_scale"] = self.value_scale
         return arguments
+
+    def value_and_gate(self, context: Tensor, raw: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """(value, gate) where the read computed neither; the value is None for mapping="v"."""
+        return self.complete(context, *self._linear(context, raw))
 
     def complete(
         self, context: Tensor, value: Tensor | None, gate: Tensor | None

@@ -45,7 +45,7 @@ pub(super) fn on_device(
     let done = py.detach(|| {
         let allocate = |bytes: usize| match noting {
             true => Ok(0),
-            false => allocate_through(&allocate, &like, bytes, &kept),
+            false => allocate_through(&allocate, &like, tensor, bytes, &kept),
         };
         let call = Call { device: &*device, stream, allocate: &allocate };
         catch_unwind(AssertUnwindSafe(|| work(&call))).unwrap_or_else(|_| {
@@ -69,10 +69,11 @@ fn device_of(py: Python<'_>, place: &Device) -> PyResult<Option<Arc<dyn Launches
     Ok(Some(py.detach(|| gpu(index))?))
 }
 
-/// Memory beside `like`, from torch.
+/// Memory beside `tensor`, which is `like` in Python, from torch.
 fn allocate_through(
     allocate: &Option<Py<PyAny>>,
     like: &Py<PyAny>,
+    tensor: &Tensor,
     bytes: usize,
     kept: &Mutex<Vec<Py<PyAny>>>,
 ) -> Result<u64> {
@@ -81,9 +82,11 @@ fn allocate_through(
     };
     Python::attach(|py| {
         let memory = allocate.bind(py).call1((like, bytes))?;
-        let address = memory.call_method0("data_ptr")?.extract::<u64>()?;
+        let scratch = Tensor::borrow("scratch", &memory)?;
+        scratch.expect_beside(tensor)?;
+        scratch.expect_bytes(bytes)?;
         kept.lock().expect("nothing panics while it is held").push(memory.unbind());
-        PyResult::Ok(address)
+        PyResult::Ok(scratch.address())
     })
     .map_err(Error::Python)
 }

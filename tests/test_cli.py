@@ -13,7 +13,8 @@ import pytest
 
 import ddl
 from ddl import cli
-from ddl.config import SampleConfig, TrainConfig
+from ddl.commands import SampleConfig
+from ddl.config import TrainConfig
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from ddl.config import RESIDUALS, GPTConfig, InputError
 from ddl.models import GPT
-from ddl.models.gpt import Rotary
+from ddl.models.sublayers import Rotary
 from ddl.presets import MEDIUM, SMALL, TINY
 from tolerances import assert_close
 

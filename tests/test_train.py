@@ -16,12 +16,11 @@ import torch
 from rich.console import Console
 
 from ddl import DeltaResidual, Expand, Read, data
+from ddl.commands import DemoConfig, SampleConfig
 from ddl.config import (
-    DemoConfig,
     DivergedError,
     InputError,
     OptimConfig,
-    SampleConfig,
     TrainConfig,
 )
 from ddl.demo import demo

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from typing import Any, NamedTuple
 
-from ddl.config import DemoConfig, DivergedError, InputError, SampleConfig, TrainConfig
+from ddl.commands import DemoConfig, SampleConfig
+from ddl.config import DivergedError, InputError, TrainConfig
 from ddl.presets import PRESETS
 
 EXTRA = {"tyro", "rich", "safetensors", "matplotlib", "numpy"}  # what the `train` extra brings

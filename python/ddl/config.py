@@ -6,11 +6,32 @@ A value that cannot be used raises `InputError` with one sentence that names the
 
 from __future__ import annotations
 
-import math
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
+
+from ddl._fields import (
+    DivergedError,
+    InputError,
+    check_counts,
+    check_finite,
+    check_literals,
+    check_positive,
+    require,
+)
+
+__all__ = [
+    "RESIDUALS",
+    "STREAMS",
+    "Compress",
+    "DivergedError",
+    "Expand",
+    "GPTConfig",
+    "InputError",
+    "OptimConfig",
+    "Residual",
+    "TrainConfig",
+]
 
 Residual = Literal["additive", "ddl", "ddl-cc", "ddl-cc-noec", "ddl-tc", "ddl-tc-noec"]
 RESIDUALS: tuple[str, ...] = get_args(Residual)
@@ -43,48 +64,6 @@ USED_WITH: dict[str, tuple[str, ...]] = {
     "value_constant": ("value", "constant"),
     "value_from": ("value", "linear", "sigmoid"),
 }  # fmt: skip
-
-
-class InputError(ValueError):
-    """What the user gave cannot be used; the message is one sentence, all that the CLI prints."""
-
-
-class DivergedError(RuntimeError):
-    """The loss is not a number any more; the message is one sentence."""
-
-
-def _require(condition: bool, name: str, expected: str, got: object) -> None:
-    if not condition:
-        raise InputError(f"`{name}` must be {expected}, got {got!r}")
-
-
-def _check_literals(config: Any) -> None:
-    """Hold every `Literal` field of a dataclass to its list of known values."""
-    for name, hint in typing.get_type_hints(type(config)).items():
-        if typing.get_origin(hint) is Literal:
-            value, known = getattr(config, name), get_args(hint)
-            _require(value in known, name, f"one of {', '.join(known)}", value)
-
-
-def _check_counts(config: Any, names: str, *, least: int = 1) -> None:
-    for name in names.split():
-        value = getattr(config, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        _require(whole and value >= least, name, f"a whole number of at least {least}", value)
-
-
-def _check_finite(config: Any, names: str) -> None:
-    for name in names.split():
-        value = getattr(config, name)
-        number = isinstance(value, int | float) and math.isfinite(value)
-        _require(number, name, "a finite number", value)
-
-
-def _check_positive(config: Any, names: str) -> None:
-    for name in names.split():
-        value = getattr(config, name)
-        number = isinstance(value, int | float) and math.isfinite(value)
-        _require(number and value > 0, name, "a positive number", value)
 
 
 @dataclass(frozen=True)
@@ -146,30 +125,30 @@ class GPTConfig:
     """ε_k in k / √(|k|² + ε_k²); None is 0.02·√d, which lets zero projections train."""
 
     def __post_init__(self) -> None:
-        _check_literals(self)
-        _check_counts(self, "vocab_size block_size num_layers num_heads hidden_size value_channels")
-        _check_counts(self, "compress_kernel_size expand_kernel_size sublayers_per_compressor")
-        _check_counts(self, "gate_hidden")
+        check_literals(self)
+        check_counts(self, "vocab_size block_size num_layers num_heads hidden_size value_channels")
+        check_counts(self, "compress_kernel_size expand_kernel_size sublayers_per_compressor")
+        check_counts(self, "gate_hidden")
         causal = self.compress_causal
-        _require(isinstance(causal, bool), "compress_causal", "true or false", causal)
-        _check_positive(self, "rope_base beta_init value_scale")
-        _require(self.beta_init < 2, "beta_init", "between 0 and 2, both excluded", self.beta_init)
-        _check_finite(self, "value_init value_constant")
+        require(isinstance(causal, bool), "compress_causal", "true or false", causal)
+        check_positive(self, "rope_base beta_init value_scale")
+        require(self.beta_init < 2, "beta_init", "between 0 and 2, both excluded", self.beta_init)
+        check_finite(self, "value_init value_constant")
         if self.eps_k is not None:
-            _check_positive(self, "eps_k")
-            _require(self.eps_k >= 1e-18, "eps_k", "at least 1e-18", self.eps_k)
+            check_positive(self, "eps_k")
+            require(self.eps_k >= 1e-18, "eps_k", "at least 1e-18", self.eps_k)
         self._check_used()
         self._check_heads()
 
     def _check_heads(self) -> None:
         """Every head is rotated in pairs."""
         if self.head_size is not None:
-            _check_counts(self, "head_size")
-            _require(self.head_size % 2 == 0, "head_size", "even", self.head_size)
+            check_counts(self, "head_size")
+            require(self.head_size % 2 == 0, "head_size", "even", self.head_size)
             return
         pairs = 2 * self.num_heads
         expected = f"a multiple of 2·num_heads = {pairs}"
-        _require(self.hidden_size % pairs == 0, "hidden_size", expected, self.hidden_size)
+        require(self.hidden_size % pairs == 0, "hidden_size", expected, self.hidden_size)
 
     def _check_used(self) -> None:
         """Refuse options without effect, as DeltaStream does; a default passes."""
@@ -194,7 +173,7 @@ class GPTConfig:
 
     def _require_used(self, name: str, used: bool, when: str) -> None:
         given, default = getattr(self, name), getattr(GPTConfig, name)
-        _require(used or given == default, name, f"left at {default} unless {when}", given)
+        require(used or given == default, name, f"left at {default} unless {when}", given)
 
     @property
     def head_dim(self) -> int:
@@ -224,12 +203,12 @@ class OptimConfig:
     """Largest gradient norm; 0 switches clipping off."""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "lr")
-        _check_counts(self, "warmup_steps", least=0)
-        _require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "between 0 and 1", self.min_lr_ratio)
-        _require(all(0 <= b < 1 for b in self.betas), "betas", "two numbers in [0, 1)", self.betas)
-        _require(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
-        _require(self.clip >= 0, "clip", "at least 0", self.clip)
+        check_positive(self, "lr")
+        check_counts(self, "warmup_steps", least=0)
+        require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "between 0 and 1", self.min_lr_ratio)
+        require(all(0 <= b < 1 for b in self.betas), "betas", "two numbers in [0, 1)", self.betas)
+        require(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
+        require(self.clip >= 0, "clip", "at least 0", self.clip)
 
 
 @dataclass(frozen=True)
@@ -268,62 +247,12 @@ class TrainConfig:
     """Replace the run in an existing run directory; other files there stay."""
 
     def __post_init__(self) -> None:
-        _check_literals(self)
-        _check_counts(self, "steps batch_size accumulation eval_every log_every")
-        _check_counts(self, "eval_batches seed", least=0)
+        check_literals(self)
+        check_counts(self, "steps batch_size accumulation eval_every log_every")
+        check_counts(self, "eval_batches seed", least=0)
 
     @property
     def directory(self) -> Path:
         model = self.model
         name = f"{model.residual}-d{model.hidden_size}-L{model.num_layers}-s{self.seed}"
         return self.out if self.out is not None else Path("runs") / name
-
-
-@dataclass(frozen=True)
-class SampleConfig:
-    """Text from a finished run."""
-
-    run: Path
-    """Run directory."""
-    prompt: str = "\n"
-    """Text to continue."""
-    tokens: int = 300
-    """Tokens to add."""
-    temperature: float = 0.8
-    """0 always takes the likeliest token, 1 samples as the model believes."""
-    top_k: int | None = 40
-    """Sample among this many likeliest tokens; None among all."""
-    seed: int = 1337
-    """Equal seeds give equal text."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes a GPU when there is one."""
-
-    def __post_init__(self) -> None:
-        _check_literals(self)
-        _check_counts(self, "tokens seed", least=0)
-        _require(self.temperature >= 0, "temperature", "at least 0", self.temperature)
-        if self.top_k is not None:
-            _check_counts(self, "top_k")
-
-
-@dataclass(frozen=True)
-class DemoConfig:
-    """The additive residual and a DDL residual, side by side."""
-
-    residual: Residual = "ddl-cc"
-    """What to compare with the additive residual."""
-    steps: int | None = None
-    """Optimizer steps of each; None is the `demo` preset's number."""
-    seed: int = 1337
-    """Seed of backbone, batches and samples."""
-    out: Path = Path("runs/demo")
-    """Where the two run directories and the plot go; an earlier demo there is replaced."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes a GPU when there is one."""
-
-    def __post_init__(self) -> None:
-        _check_literals(self)
-        _check_counts(self, "seed", least=0)
-        if self.steps is not None:
-            _check_counts(self, "steps")
-        _require(self.residual != "additive", "residual", "another than additive", self.residual)

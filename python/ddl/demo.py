@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ddl import data
-from ddl.config import DemoConfig, Residual, TrainConfig
+from ddl.commands import DemoConfig
+from ddl.config import Residual, TrainConfig
 from ddl.presets import PRESETS
 from ddl.runs import PLOT, RunDirectory, plot_losses
 from ddl.sample import complete, printable

@@ -6,7 +6,8 @@ from unicodedata import category
 
 import torch
 
-from ddl.config import InputError, SampleConfig
+from ddl.commands import SampleConfig
+from ddl.config import InputError
 from ddl.models import GPT
 from ddl.runs import load_config, load_run
 from ddl.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from cuda_device import DEVICE
 from ddl import DeltaResidual, DeltaStream
 from ddl.config import RESIDUALS, GPTConfig, OptimConfig
 from ddl.models import GPT
-from ddl.models.gpt import Rotary
+from ddl.models.sublayers import Rotary
 from ddl.optim import make_optimizer
 from helpers import assert_same_gradients, randomise_
 from read_cases import READS, name_of

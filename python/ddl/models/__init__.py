@@ -1,6 +1,7 @@
 """Language models built from the package's modules."""
 
 from ddl.config import GPTConfig
-from ddl.models.gpt import GPT, AdditiveStream, GPTOutput
+from ddl.models.gpt import GPT, GPTOutput
+from ddl.models.trunk import AdditiveStream
 
 __all__ = ["GPT", "AdditiveStream", "GPTConfig", "GPTOutput"]

@@ -10,17 +10,17 @@ start from the same numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddl.config import STREAMS, GPTConfig
+from ddl.config import GPTConfig
+from ddl.models.sublayers import Attention, Rotary, SwiGLU, wide
+from ddl.models.trunk import AdditiveStream, make_trunk
 from ddl.stream import DeltaStream
 
-NORM_EPS = 1e-5
 EMBEDDING_STD = 0.02
 HIDDEN_STD_FACTOR = 0.5  # hidden matrices start with std 0.5/√d
 IGNORE = -100  # cross_entropy's "no target here"
@@ -36,109 +36,6 @@ class GPTOutput(NamedTuple):
 
     logits: Tensor
     loss: Tensor | None
-
-
-class Rotary(nn.Module):
-    """Rotary position embedding, rotate-half layout: pairs are (i, i + head_dim/2).
-
-    The tables are float32 and never saved. Everything that could spoil them, `.bfloat16()`,
-    `.to_empty()` after construction on the meta device, `.to(device)`, goes through `_apply`, which
-    computes them anew.
-    """
-
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, head_dim: int, length: int, base: float = 10000.0) -> None:
-        super().__init__()
-        self.head_dim, self.length, self.base = head_dim, length, base
-        self.register_buffer("cos", torch.empty(length, head_dim // 2), persistent=False)
-        self.register_buffer("sin", torch.empty(length, head_dim // 2), persistent=False)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Compute the tables on the device where they are."""
-        pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=self.cos.device)
-        positions = torch.arange(self.length, dtype=torch.float32, device=self.cos.device)
-        # 1/base^x and base^−x differ in the last bit, and position 1000 makes 1e-5 of that: this is
-        # what the published models were trained with.
-        angles = torch.outer(positions, 1.0 / self.base ** (pairs / self.head_dim))
-        self.cos, self.sin = angles.cos(), angles.sin()
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Rotary:
-        super()._apply(fn, recurse)
-        self.reset_parameters()
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Rotate x (B, T, H, head_dim) by its position T → float32, or float64 for float64."""
-        if self.cos.device != x.device:  # a meta model that load_state_dict(assign=True) filled
-            self.cos = self.cos.new_empty(0, device=x.device)
-            self.reset_parameters()
-        cos, sin = self.cos[: x.shape[1], None], self.sin[: x.shape[1], None]  # (T, 1, head_dim/2)
-        x1, x2 = _wide(x).chunk(2, dim=-1)
-        return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1)
-
-
-class Attention(nn.Module):
-    """Causal multi-head attention; queries and keys are rotated, then normalised (QK-norm)."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        d, width = config.hidden_size, config.num_heads * config.head_dim
-        self.head_dim = config.head_dim
-        self.c_q = nn.Linear(d, width, bias=False)
-        self.c_k = nn.Linear(d, width, bias=False)
-        self.c_v = nn.Linear(d, width, bias=False)
-        self.c_proj = nn.Linear(width, d, bias=False)
-        self.q_rms = nn.RMSNorm(self.head_dim, eps=NORM_EPS)
-        self.k_rms = nn.RMSNorm(self.head_dim, eps=NORM_EPS)
-        self.rotary = Rotary(self.head_dim, config.block_size, config.rope_base)
-
-    def forward(self, h: Tensor) -> Tensor:
-        heads = (*h.shape[:2], -1, self.head_dim)
-        q, k, v = (c(h).view(heads) for c in (self.c_q, self.c_k, self.c_v))  # (B, T, H, head_dim)
-        # Rotated in float32, normalised in the norm's dtype (float32 under autocast); attention
-        # runs in the dtype of the matrix products.
-        norm_dtype = self.q_rms.weight.dtype
-        q = self.q_rms(self.rotary(q).to(norm_dtype))
-        k = self.k_rms(self.rotary(k).to(norm_dtype))
-        q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, T, head_dim)
-        return self.c_proj(y.transpose(1, 2).flatten(2))
-
-
-class SwiGLU(nn.Module):
-    """silu(h W₁)·(h W₂) W₃ with hidden width ⌊8d/3⌋."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.c_fc1 = nn.Linear(config.hidden_size, config.mlp_hidden, bias=False)
-        self.c_fc2 = nn.Linear(config.hidden_size, config.mlp_hidden, bias=False)
-        self.c_proj = nn.Linear(config.mlp_hidden, config.hidden_size, bias=False)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.c_proj(F.silu(self.c_fc1(h)) * self.c_fc2(h))
-
-
-class AdditiveStream(nn.Module):
-    """The plain residual stream, x = x + F(norm(x)), with a final norm: the baseline trunk."""
-
-    def __init__(self, hidden_size: int, sublayers: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.sublayers = nn.ModuleList(sublayers)
-        self.norms = nn.ModuleList(nn.RMSNorm(hidden_size, NORM_EPS) for _ in self.sublayers)
-        self.readout = nn.RMSNorm(hidden_size, NORM_EPS)
-
-    def reset_parameters(self) -> None:
-        for norm in (*self.norms, self.readout):
-            nn.init.ones_(norm.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, d) → (B, T, d)."""
-        for norm, sublayer in zip(self.norms, self.sublayers, strict=True):
-            x = x + sublayer(norm(x))
-        return self.readout(x)
 
 
 class GPT(nn.Module):
@@ -191,7 +88,7 @@ class GPT(nn.Module):
             raise ValueError(f"`labels` must have {expected}, got {tuple(labels.shape)}")
         # The labels move instead of the logits: slicing those would copy them all.
         targets = F.pad(labels[:, 1:], (0, 1), value=IGNORE)
-        loss = F.cross_entropy(_wide(logits.flatten(0, 1)), targets.flatten(), ignore_index=IGNORE)
+        loss = F.cross_entropy(wide(logits.flatten(0, 1)), targets.flatten(), ignore_index=IGNORE)
         return GPTOutput(logits, loss)
 
     @torch.no_grad()
@@ -245,40 +142,6 @@ class GPT(nn.Module):
             if low < 0 or high >= self.config.vocab_size:
                 expected = f"tokens from 0 to vocab_size - 1 = {self.config.vocab_size - 1}"
                 raise ValueError(f"`idx` must hold {expected}, got {low if low < 0 else high}")
-
-
-def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | DeltaStream:
-    """The residual stream that `config.residual` names, around the given sublayers."""
-    if config.residual == "additive":
-        return AdditiveStream(config.hidden_size, sublayers)
-    compress, expand = STREAMS[config.residual]
-    return DeltaStream(
-        config.hidden_size,
-        list(sublayers),
-        value_channels=1 if config.residual == "ddl" else config.value_channels,
-        compress=compress,
-        kernel_size=config.compress_kernel_size,
-        parameterization=config.compress_parameterization,
-        causal=config.compress_causal,
-        expand=expand,
-        expand_kernel_size=config.expand_kernel_size,
-        sublayers_per_compressor=config.sublayers_per_compressor,
-        norm_eps=NORM_EPS,
-        gate=config.gate,
-        gate_hidden=config.gate_hidden,
-        value=config.value,
-        value_init=config.value_init,
-        value_scale=config.value_scale,
-        value_constant=config.value_constant,
-        value_from=config.value_from,
-        beta_init=config.beta_init,
-        eps_k=config.eps_k,
-    )
-
-
-def _wide(x: Tensor) -> Tensor:
-    """x in float32, or float64 for float64."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def _sample(

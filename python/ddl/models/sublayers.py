@@ -1,0 +1,101 @@
+"""What every residual has in common: rotary positions, attention, the gated MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddl.config import GPTConfig
+
+NORM_EPS = 1e-5
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding, rotate-half layout: pairs are (i, i + head_dim/2).
+
+    The tables are float32 and never saved. Everything that could spoil them, `.bfloat16()`,
+    `.to_empty()` after construction on the meta device, `.to(device)`, goes through `_apply`, which
+    computes them anew.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, head_dim: int, length: int, base: float = 10000.0) -> None:
+        super().__init__()
+        self.head_dim, self.length, self.base = head_dim, length, base
+        self.register_buffer("cos", torch.empty(length, head_dim // 2), persistent=False)
+        self.register_buffer("sin", torch.empty(length, head_dim // 2), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Compute the tables on the device where they are."""
+        pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=self.cos.device)
+        positions = torch.arange(self.length, dtype=torch.float32, device=self.cos.device)
+        # 1/base^x and base^−x differ in the last bit, and position 1000 makes 1e-5 of that: this is
+        # what the published models were trained with.
+        angles = torch.outer(positions, 1.0 / self.base ** (pairs / self.head_dim))
+        self.cos, self.sin = angles.cos(), angles.sin()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Rotary:
+        super()._apply(fn, recurse)
+        self.reset_parameters()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rotate x (B, T, H, head_dim) by its position T → float32, or float64 for float64."""
+        if self.cos.device != x.device:  # a meta model that load_state_dict(assign=True) filled
+            self.cos = self.cos.new_empty(0, device=x.device)
+            self.reset_parameters()
+        cos, sin = self.cos[: x.shape[1], None], self.sin[: x.shape[1], None]  # (T, 1, head_dim/2)
+        x1, x2 = wide(x).chunk(2, dim=-1)
+        return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1)
+
+
+class Attention(nn.Module):
+    """Causal multi-head attention; queries and keys are rotated, then normalised (QK-norm)."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        d, width = config.hidden_size, config.num_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.c_q = nn.Linear(d, width, bias=False)
+        self.c_k = nn.Linear(d, width, bias=False)
+        self.c_v = nn.Linear(d, width, bias=False)
+        self.c_proj = nn.Linear(width, d, bias=False)
+        self.q_rms = nn.RMSNorm(self.head_dim, eps=NORM_EPS)
+        self.k_rms = nn.RMSNorm(self.head_dim, eps=NORM_EPS)
+        self.rotary = Rotary(self.head_dim, config.block_size, config.rope_base)
+
+    def forward(self, h: Tensor) -> Tensor:
+        heads = (*h.shape[:2], -1, self.head_dim)
+        q, k, v = (c(h).view(heads) for c in (self.c_q, self.c_k, self.c_v))  # (B, T, H, head_dim)
+        # Rotated in float32, normalised in the norm's dtype (float32 under autocast); attention
+        # runs in the dtype of the matrix products.
+        norm_dtype = self.q_rms.weight.dtype
+        q = self.q_rms(self.rotary(q).to(norm_dtype))
+        k = self.k_rms(self.rotary(k).to(norm_dtype))
+        q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, T, head_dim)
+        return self.c_proj(y.transpose(1, 2).flatten(2))
+
+
+class SwiGLU(nn.Module):
+    """silu(h W₁)·(h W₂) W₃ with hidden width ⌊8d/3⌋."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.c_fc1 = nn.Linear(config.hidden_size, config.mlp_hidden, bias=False)
+        self.c_fc2 = nn.Linear(config.hidden_size, config.mlp_hidden, bias=False)
+        self.c_proj = nn.Linear(config.mlp_hidden, config.hidden_size, bias=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.c_proj(F.silu(self.c_fc1(h)) * self.c_fc2(h))
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in float32, or float64 for float64."""
+    return x if x.dtype == torch.float64 else x.float()

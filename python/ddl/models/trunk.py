@@ -1,0 +1,60 @@
+"""The residual stream around the sublayers: plain addition, or one of the delta streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from ddl.config import STREAMS, GPTConfig
+from ddl.models.sublayers import NORM_EPS
+from ddl.stream import DeltaStream
+
+
+class AdditiveStream(nn.Module):
+    """The plain residual stream, x = x + F(norm(x)), with a final norm: the baseline trunk."""
+
+    def __init__(self, hidden_size: int, sublayers: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.sublayers = nn.ModuleList(sublayers)
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden_size, NORM_EPS) for _ in self.sublayers)
+        self.readout = nn.RMSNorm(hidden_size, NORM_EPS)
+
+    def reset_parameters(self) -> None:
+        for norm in (*self.norms, self.readout):
+            nn.init.ones_(norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, d) → (B, T, d)."""
+        for norm, sublayer in zip(self.norms, self.sublayers, strict=True):
+            x = x + sublayer(norm(x))
+        return self.readout(x)
+
+
+def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | DeltaStream:
+    """The residual stream that `config.residual` names, around the given sublayers."""
+    if config.residual == "additive":
+        return AdditiveStream(config.hidden_size, sublayers)
+    compress, expand = STREAMS[config.residual]
+    return DeltaStream(
+        config.hidden_size,
+        list(sublayers),
+        value_channels=1 if config.residual == "ddl" else config.value_channels,
+        compress=compress,
+        kernel_size=config.compress_kernel_size,
+        parameterization=config.compress_parameterization,
+        causal=config.compress_causal,
+        expand=expand,
+        expand_kernel_size=config.expand_kernel_size,
+        sublayers_per_compressor=config.sublayers_per_compressor,
+        norm_eps=NORM_EPS,
+        gate=config.gate,
+        gate_hidden=config.gate_hidden,
+        value=config.value,
+        value_init=config.value_init,
+        value_scale=config.value_scale,
+        value_constant=config.value_constant,
+        value_from=config.value_from,
+        beta_init=config.beta_init,
+        eps_k=config.eps_k,
+    )

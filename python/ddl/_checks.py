@@ -113,6 +113,14 @@ def _either(dtypes: tuple[torch.dtype, ...]) -> str:
 # --- arguments of the modules ---------------------------------------------------------------------
 
 
+def check_mask(name: str, mask: Any, x: Tensor) -> None:
+    """Raises unless `mask` is a bool tensor with an entry for each token of x (…, d)."""
+    check_is_tensor(name, mask)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"`{name}` must have dtype torch.bool, got {mask.dtype}")
+    check_shape(name, mask, x.shape[:-1])
+
+
 def check_stream(name: str, stream: Any, size: tuple[int, ...], *, over_time: bool = False) -> None:
     """Raises unless `stream` is a tensor of shape (…, *size), with a time axis where one is needed.
 

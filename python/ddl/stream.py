@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from . import functional
-from ._checks import check_returned, check_stream, unwrapped
+from ._checks import check_mask, check_returned, check_stream, unwrapped
 from ._options import check_choice, check_counts, check_used
+from .history import History
 from .projection import form_pruned
 from .read import Compress, Expand, ExpandKind, Parameterization, Read
 from .residual import DeltaResidual
+from .types import ReadResult, RewriteReadResult
 
 __all__ = ["DeltaStream", "Expand", "Read"]
 
@@ -143,18 +145,40 @@ class DeltaStream(nn.Module):
         for module in (self.expand, *self.reads, *self.residuals, self.readout):
             module.reset_parameters()
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """x (B, T, d) → the normalised readout (B, T, d); the rest goes to every sublayer.
+    def forward(
+        self,
+        x: Tensor,
+        *args: Any,
+        history: History | None = None,
+        keep: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """x (B, T, d) → the normalised readout (B, T, d).
 
-        Raises ValueError where x or what a sublayer returns has another shape, or a read shares the
-        compression of one that was replaced; TypeError where x or what a sublayer returns is no
-        tensor, or of a dtype that the operators do not know, or a read or residual is wrapped.
+        Args:
+            x: the embeddings.
+            history: what the convolutions over time saw of the tokens before x; these are added.
+                One that is empty starts a sequence. The sublayers see to theirs themselves.
+            keep: (B, T) bool, False for padding. Nothing is written into the state of such a token,
+                which stays zero, so that no convolution over time carries it into another.
+            args, kwargs: go to every sublayer.
+
+        Raises:
+            ValueError: x, `keep` or what a sublayer returns has another shape, or a read shares the
+                compression of one that was replaced.
+            TypeError: x or what a sublayer returns is no tensor, or of a dtype that the operators
+                do not know; a read or residual is wrapped.
         """
         check_stream("x", x, (self.hidden_size,), over_time=True)
         arguments = self._read_arguments()
-        state = self.expand(x)
-        state = state.unsqueeze(-1) if self.value_channels == 1 else state
-        context, value, gate = functional.read(state, **arguments[0])
+        if history is not None and x.ndim != 3:
+            expected = f"shape (batch, time, {self.hidden_size}) with a history"
+            raise ValueError(f"`x` must have {expected}, got {tuple(x.shape)}")
+        if keep is not None:
+            check_mask("keep", keep, x)
+            x = x * keep.unsqueeze(-1)
+        state = self._open(x, history)
+        context, value, gate = _read("reads.0", state, arguments[0], history)
         for index, (sublayer, residual, after) in enumerate(
             zip(self.sublayers, self.residuals, arguments[1:], strict=True)
         ):
@@ -162,11 +186,23 @@ class DeltaStream(nn.Module):
             check_returned(f"sublayers[{index}]", written, context)
             assert isinstance(residual, DeltaResidual)
             value, gate = residual.complete(context, value, gate)
+            gate = gate if keep is None else gate * keep
             direction, value = residual.write(written, context, value)
-            state, context, value, gate = functional.rewrite_read(
-                state, direction, value, gate, eps_k=residual.eps_k, **after
+            rewrite = (state, direction, value, gate, residual.eps_k)
+            state, context, value, gate = _rewrite_read(
+                f"reads.{index + 1}", rewrite, after, history
             )
         return context
+
+    def _open(self, x: Tensor, history: History | None) -> Tensor:
+        """The first state, (B, T, d, m)."""
+        kernel = self.expand.weight
+        if kernel is None or history is None:
+            state = self.expand(x)
+        else:
+            window = history.window("expand", x, kernel.shape[-1])
+            state = self.expand(window)[:, -x.shape[1] :]
+        return state.unsqueeze(-1) if self.value_channels == 1 else state
 
     def _read_arguments(self) -> list[dict[str, Any]]:
         """Arguments of every read, the last one the readout's; a shared weight is formed once."""
@@ -194,6 +230,44 @@ class DeltaStream(nn.Module):
         for index, residual in enumerate(self.residuals):
             arguments[index] |= unwrapped(f"residuals[{index}]", residual, DeltaResidual).fused()
         return arguments
+
+
+def _read(name: str, state: Tensor, read: dict[str, Any], history: History | None) -> ReadResult:
+    """`functional.read` of tokens that go on after those of `history`."""
+    taps = _taps(read)
+    if history is None or taps == 1:
+        return functional.read(state, **read)
+    # Read together with the tokens before them; the answers for those are dropped again.
+    context, value, gate = functional.read(history.window(name, state, taps), **read)
+    before = taps - 1
+    return ReadResult(
+        context[:, before:],
+        None if value is None else value[:, before:],
+        None if gate is None else gate[:, before:],
+    )
+
+
+def _rewrite_read(
+    name: str,
+    rewrite: tuple[Tensor, Tensor, Tensor, Tensor, float],
+    read: dict[str, Any],
+    history: History | None,
+) -> RewriteReadResult:
+    """`functional.rewrite_read` of tokens that go on after those of `history`."""
+    *operands, eps_k = rewrite
+    if history is not None and name in history:  # the read wants earlier states before these
+        state = functional.rewrite(*operands, eps_k=eps_k)
+        return RewriteReadResult(state, *_read(name, state, read, history))
+    result = functional.rewrite_read(*operands, eps_k=eps_k, **read)
+    if history is not None and _taps(read) > 1:
+        history.remember(name, result.state, _taps(read))
+    return result
+
+
+def _taps(read: dict[str, Any]) -> int:
+    """How many tokens a read looks at."""
+    weight = read["compress"]
+    return weight.shape[-1] if weight is not None and weight.ndim == 3 else 1
 
 
 def _checked_sublayers(sublayers: Any) -> list[nn.Module]:

@@ -17,7 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl.config import GPTConfig
+from ddl.models.cache import Cache
+from ddl.models.sampling import Sampling
 from ddl.models.sublayers import Attention, Rotary, SwiGLU, wide
+from ddl.models.tokens import on_host, place
 from ddl.models.trunk import AdditiveStream, make_trunk
 from ddl.stream import DeltaStream
 
@@ -50,8 +53,9 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
-        kinds = (Attention, SwiGLU) * config.num_layers
-        sublayers = nn.ModuleList(kind(config) for kind in kinds)
+        sublayers = nn.ModuleList()
+        for layer in range(config.num_layers):
+            sublayers.extend((Attention(config, layer), SwiGLU(config)))
         # Before the trunk exists, so that the random stream up to here knows no residual variant.
         self._reset_backbone(sublayers)
         self.trunk = make_trunk(config, sublayers)
@@ -72,15 +76,36 @@ class GPT(nn.Module):
             elif isinstance(module, nn.RMSNorm | Rotary):
                 module.reset_parameters()
 
-    def forward(self, idx: Tensor, labels: Tensor | None = None) -> GPTOutput:
+    def forward(
+        self,
+        idx: Tensor,
+        labels: Tensor | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        last: int | None = None,
+    ) -> GPTOutput:
         """Logits of the next token, and the loss if `labels` are given.
 
-        idx: (B, T) int64 or int32 tokens, T ≤ block_size. labels: (B, T) int64, usually `idx`
-        itself: they are shifted here, position t is scored against labels[t + 1], and −100 is left
-        out. Raises TypeError for a wrong dtype, ValueError for anything else.
+        Args:
+            idx: (B, T) int64 or int32 tokens, T ≤ block_size.
+            labels: (B, T) int64, usually `idx` itself: they are shifted here, position t is scored
+                against labels[t + 1], and −100 is left out.
+            attention_mask: (B, T) of ones and, for padding, zeros; with a cache (B, cache.length +
+                T), and the padding on the left. What a row's real tokens give does not depend on
+                its padding.
+            cache: what it saw comes before idx; idx is added to it. None for whole sequences.
+            last: of how many tokens at the end of idx logits are wanted; None for all.
+
+        Raises:
+            TypeError: a wrong dtype. ValueError: anything else that does not fit.
         """
         self._check_tokens(idx)
-        logits = self._logits(self.trunk(self.wte(idx)))
+        if last is not None and (labels is not None or not 1 <= last <= idx.shape[1]):
+            expected = f"from 1 to {idx.shape[1]}, the tokens of `idx`, and without `labels`"
+            raise ValueError(f"`last` must be {expected}, got {last}")
+        h = self.contexts(self.wte(idx), attention_mask=attention_mask, cache=cache)
+        logits = self._logits(h if last is None else h[:, -last:])
         if labels is None:
             return GPTOutput(logits, None)
         if labels.shape != idx.shape or idx.shape[1] < 2:
@@ -90,6 +115,20 @@ class GPT(nn.Module):
         targets = F.pad(labels[:, 1:], (0, 1), value=IGNORE)
         loss = F.cross_entropy(wide(logits.flatten(0, 1)), targets.flatten(), ignore_index=IGNORE)
         return GPTOutput(logits, loss)
+
+    def contexts(
+        self, x: Tensor, *, attention_mask: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Embeddings (B, T, d) → what the head reads, (B, T, d): `forward` without its two ends."""
+        batch, new, _ = x.shape
+        if cache is not None:
+            cache.check(self.config, batch, new)
+        tokens, keep = place(batch, new, attention_mask, cache)
+        history = None if cache is None else cache.history
+        h = self.trunk(x, tokens, history=history, keep=keep)
+        if cache is not None:
+            cache.advance(new)
+        return h
 
     @torch.no_grad()
     def generate(
@@ -107,18 +146,21 @@ class GPT(nn.Module):
         `top_k` samples among the k likeliest. Equal seeds of a CPU `generator` give equal samples
         on every device. Raises ValueError for a negative temperature, top_k < 1, an empty idx.
         """
-        if not temperature >= 0:
-            raise ValueError(f"`temperature` must be at least 0, got {temperature}")
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"`top_k` must be at least 1, got {top_k}")
+        sampling = Sampling(temperature, top_k, generator)
         if max_new_tokens < 0:
             raise ValueError(f"`max_new_tokens` must be at least 0, got {max_new_tokens}")
-        for _ in range(max_new_tokens):
-            context = idx[:, -self.config.block_size :]
-            self._check_tokens(context)
-            logits = self._logits(self.trunk(self.wte(context))[:, -1]).float()  # (B, vocab_size)
-            idx = torch.cat((idx, _sample(logits, temperature, top_k, generator)), dim=1)
-        return idx
+        self._check_tokens(idx[:, -self.config.block_size :])
+        length, block = idx.shape[1], self.config.block_size
+        out = F.pad(idx, (0, max_new_tokens))
+        cache: Cache | None = Cache(self.config)
+        new = out[:, max(0, length - block) : length]
+        for end in range(length, length + max_new_tokens):
+            if end > block:  # the window moves on, and all in it have other tokens before them
+                cache, new = None, out[:, end - block : end]
+            logits = self(new, cache=cache, last=1).logits[:, -1]
+            new = out[:, end : end + 1]
+            new.copy_(sampling.draw(logits))
+        return out
 
     def num_parameters(self) -> int:
         """Number of parameters; the tied head counts once."""
@@ -136,25 +178,8 @@ class GPT(nn.Module):
             expected = f"shape (batch, 1 to block_size = {block})"
             raise ValueError(f"`idx` must have {expected}, got {tuple(idx.shape)}")
         # On a GPU this would wait for the device; there the embedding's own assertion catches it.
-        real = idx.device.type == "cpu" and type(idx) is Tensor and idx.numel() > 0
-        if real and not torch.compiler.is_compiling():
+        if on_host(idx) and idx.numel() > 0:
             low, high = (int(x) for x in idx.aminmax())
             if low < 0 or high >= self.config.vocab_size:
                 expected = f"tokens from 0 to vocab_size - 1 = {self.config.vocab_size - 1}"
                 raise ValueError(f"`idx` must hold {expected}, got {low if low < 0 else high}")
-
-
-def _sample(
-    logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
-) -> Tensor:
-    """One token per row of logits (B, vocab_size) → (B, 1)."""
-    if temperature == 0:
-        return logits.argmax(dim=-1, keepdim=True)
-    logits = logits / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -math.inf)
-    probabilities = logits.softmax(dim=-1)
-    if generator is not None:
-        probabilities = probabilities.to(generator.device)
-    return torch.multinomial(probabilities, 1, generator=generator).to(logits.device)

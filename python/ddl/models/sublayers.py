@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl.config import GPTConfig
+from ddl.models.tokens import ALONE, Tokens
 
 NORM_EPS = 1e-5
 
@@ -45,21 +46,27 @@ class Rotary(nn.Module):
         self.reset_parameters()
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Rotate x (B, T, H, head_dim) by its position T → float32, or float64 for float64."""
+    def forward(self, x: Tensor, tokens: Tokens = ALONE) -> Tensor:
+        """Rotate x (B, T, H, head_dim) by its positions → float32, or float64 for float64."""
         if self.cos.device != x.device:  # a meta model that load_state_dict(assign=True) filled
             self.cos = self.cos.new_empty(0, device=x.device)
             self.reset_parameters()
-        cos, sin = self.cos[: x.shape[1], None], self.sin[: x.shape[1], None]  # (T, 1, head_dim/2)
+        consecutive = slice(tokens.start, tokens.start + x.shape[1])
+        where = consecutive if tokens.positions is None else tokens.positions
+        cos, sin = (table[where].unsqueeze(-2) for table in (self.cos, self.sin))
         x1, x2 = wide(x).chunk(2, dim=-1)
         return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1)
 
 
 class Attention(nn.Module):
-    """Causal multi-head attention; queries and keys are rotated, then normalised (QK-norm)."""
+    """Causal multi-head attention; queries and keys are rotated, then normalised (QK-norm).
 
-    def __init__(self, config: GPTConfig) -> None:
+    layer: which of the model's attentions it is; a cache keeps keys and values under this number.
+    """
+
+    def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
+        self.layer = layer
         d, width = config.hidden_size, config.num_heads * config.head_dim
         self.head_dim = config.head_dim
         self.c_q = nn.Linear(d, width, bias=False)
@@ -70,16 +77,22 @@ class Attention(nn.Module):
         self.k_rms = nn.RMSNorm(self.head_dim, eps=NORM_EPS)
         self.rotary = Rotary(self.head_dim, config.block_size, config.rope_base)
 
-    def forward(self, h: Tensor) -> Tensor:
+    def forward(self, h: Tensor, tokens: Tokens = ALONE) -> Tensor:
+        """h (B, T, d) → (B, T, d)."""
         heads = (*h.shape[:2], -1, self.head_dim)
         q, k, v = (c(h).view(heads) for c in (self.c_q, self.c_k, self.c_v))  # (B, T, H, head_dim)
         # Rotated in float32, normalised in the norm's dtype (float32 under autocast); attention
         # runs in the dtype of the matrix products.
         norm_dtype = self.q_rms.weight.dtype
-        q = self.q_rms(self.rotary(q).to(norm_dtype))
-        k = self.k_rms(self.rotary(k).to(norm_dtype))
+        q = self.q_rms(self.rotary(q, tokens).to(norm_dtype))
+        k = self.k_rms(self.rotary(k, tokens).to(norm_dtype))
         q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, T, head_dim)
+        causal = tokens.visible is None and tokens.start == 0
+        if tokens.cache is not None:
+            k, v = tokens.cache.extend(self.layer, k, v)  # (B, H, start + T, head_dim)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=tokens.visible, is_causal=causal
+        )  # (B, H, T, head_dim)
         return self.c_proj(y.transpose(1, 2).flatten(2))
 
 
@@ -92,7 +105,8 @@ class SwiGLU(nn.Module):
         self.c_fc2 = nn.Linear(config.hidden_size, config.mlp_hidden, bias=False)
         self.c_proj = nn.Linear(config.mlp_hidden, config.hidden_size, bias=False)
 
-    def forward(self, h: Tensor) -> Tensor:
+    def forward(self, h: Tensor, tokens: Tokens = ALONE) -> Tensor:
+        """h (B, T, d) → (B, T, d), token by token."""
         return self.c_proj(F.silu(self.c_fc1(h)) * self.c_fc2(h))
 
 

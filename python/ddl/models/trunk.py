@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor, nn
 
 from ddl.config import STREAMS, GPTConfig
+from ddl.history import History
 from ddl.models.sublayers import NORM_EPS
 from ddl.stream import DeltaStream
 
@@ -24,10 +26,20 @@ class AdditiveStream(nn.Module):
         for norm in (*self.norms, self.readout):
             nn.init.ones_(norm.weight)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, d) → (B, T, d)."""
+    def forward(
+        self,
+        x: Tensor,
+        *args: Any,
+        history: History | None = None,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T, d) → (B, T, d); `args` go to every sublayer.
+
+        `history` and `keep` are a DeltaStream's. Nothing here is convolved over time: neither is
+        used.
+        """
         for norm, sublayer in zip(self.norms, self.sublayers, strict=True):
-            x = x + sublayer(norm(x))
+            x = x + sublayer(norm(x), *args)
         return self.readout(x)
 
 

@@ -1,0 +1,90 @@
+"""Cache: what a model keeps of the tokens it has seen, so that the next one costs one token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ddl.config import GPTConfig
+from ddl.history import History
+
+LEAST_GROWTH = 64  # tokens
+
+
+class Cache:
+    """Keys and values of every attention, and the history of the residual stream.
+
+    `model(idx, cache=cache)` continues the sequences in it by idx and adds them. It belongs to one
+    batch and one model, and serves inference: under torch.no_grad() or inference_mode().
+
+    The buffers double when they are full, up to block_size, so that n tokens are copied O(n) times
+    in all. Nothing in it is read by the host.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        self.config = config
+        self.length = 0  # tokens of every sequence, padding included
+        self.history = History()
+        # One tensor (2, B, H, capacity, head_dim) per attention: keys, values.
+        self._buffers: list[Tensor | None] = [None] * config.num_layers
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where its buffers are; None as long as it is empty."""
+        first = self._buffers[0]
+        return None if first is None else first.device
+
+    def check(self, config: GPTConfig, batch: int, tokens: int) -> None:
+        """Raises ValueError unless a model of this config can add that many tokens to it."""
+        if config != self.config:
+            raise ValueError("`cache` must be made of this model's config, got one of another's")
+        first = self._buffers[0]
+        if first is not None and first.shape[1] != batch:
+            raise ValueError(
+                f"`cache` must have {batch} sequences, as the input, got {first.shape[1]}"
+            )
+        room = config.block_size - self.length
+        if tokens > room:
+            raise ValueError(
+                f"`cache` must have room for {tokens} more tokens, got one with {self.length} of "
+                f"block_size = {config.block_size}"
+            )
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add (B, H, T, head_dim) of the current tokens → all so far, (B, H, length + T, head_dim).
+
+        `length` itself moves when all layers have theirs: `advance`.
+        """
+        if keys.requires_grad:
+            raise ValueError(
+                "`cache` must be used under torch.no_grad() or torch.inference_mode(), got a "
+                "forward pass with gradients"
+            )
+        end = self.length + keys.shape[2]
+        buffer = self._room(layer, keys, end)
+        buffer[0, :, :, self.length : end] = keys
+        buffer[1, :, :, self.length : end] = values
+        return buffer[0, :, :, :end], buffer[1, :, :, :end]
+
+    def advance(self, tokens: int) -> None:
+        """The current tokens, of which every layer has been told, are part of the past."""
+        self.length += tokens
+
+    def select(self, rows: Tensor) -> None:
+        """Take these sequences, (B',) int64, in place of the batch: to reorder or repeat them."""
+        self._buffers = [b if b is None else b.index_select(1, rows) for b in self._buffers]
+        self.history.select(rows)
+
+    def _room(self, layer: int, keys: Tensor, end: int) -> Tensor:
+        """The layer's buffer, with room for `end` tokens."""
+        old = self._buffers[layer]
+        if old is not None and end <= old.shape[3]:
+            return old
+        held = 0 if old is None else old.shape[3]
+        capacity = min(max(2 * held, end + LEAST_GROWTH), self.config.block_size)
+        batch, heads, _, width = keys.shape
+        new = keys.new_empty(2, batch, heads, capacity, width)
+        if old is not None:
+            new[:, :, :, : self.length] = old[:, :, :, : self.length]
+        self._buffers[layer] = new
+        return new

@@ -20,8 +20,8 @@ from ddl.config import GPTConfig
 from ddl.models.cache import Cache
 from ddl.models.sampling import Sampling
 from ddl.models.sublayers import Attention, Rotary, SwiGLU, wide
-from ddl.models.tokens import on_host, place
-from ddl.models.trunk import AdditiveStream, make_trunk
+from ddl.models.tokens import on_host
+from ddl.models.trunk import AdditiveStream, contexts, make_trunk
 from ddl.stream import DeltaStream
 
 EMBEDDING_STD = 0.02
@@ -120,15 +120,7 @@ class GPT(nn.Module):
         self, x: Tensor, *, attention_mask: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
         """Embeddings (B, T, d) → what the head reads, (B, T, d): `forward` without its two ends."""
-        batch, new, _ = x.shape
-        if cache is not None:
-            cache.check(self.config, batch, new)
-        tokens, keep = place(batch, new, attention_mask, cache)
-        history = None if cache is None else cache.history
-        h = self.trunk(x, tokens, history=history, keep=keep)
-        if cache is not None:
-            cache.advance(new)
-        return h
+        return contexts(self.trunk, self.config, x, attention_mask=attention_mask, cache=cache)
 
     @torch.no_grad()
     def generate(

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from ddl.config import STREAMS, GPTConfig
 from ddl.history import History
+from ddl.models.cache import Cache
 from ddl.models.sublayers import NORM_EPS
+from ddl.models.tokens import place
 from ddl.stream import DeltaStream
 
 
@@ -41,6 +43,26 @@ class AdditiveStream(nn.Module):
         for norm, sublayer in zip(self.norms, self.sublayers, strict=True):
             x = x + sublayer(norm(x), *args)
         return self.readout(x)
+
+
+def contexts(
+    trunk: AdditiveStream | DeltaStream,
+    config: GPTConfig,
+    x: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    cache: Cache | None = None,
+) -> Tensor:
+    """Embeddings (B, T, d) → what the head reads, (B, T, d); the arguments are `GPT.forward`'s."""
+    batch, new, _ = x.shape
+    if cache is not None:
+        cache.check(config, batch, new)
+    tokens, keep = place(batch, new, attention_mask, cache)
+    history = None if cache is None else cache.history
+    h = trunk(x, tokens, history=history, keep=keep)
+    if cache is not None:
+        cache.advance(new)
+    return h
 
 
 def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | DeltaStream:

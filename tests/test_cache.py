@@ -187,6 +187,13 @@ def test_generate_is_the_uncached_loop():
     assert torch.equal(got, idx)
 
 
+def test_what_was_generated_can_be_trained_on():
+    model = model_of("ddl-cc").requires_grad_(True)
+    out = model.generate(tokens(2, 3), 4)
+    model(out, labels=out).loss.backward()
+    assert model.wte.weight.grad.abs().sum() > 0
+
+
 def test_last_gives_the_end_of_the_logits():
     model, idx = model_of("ddl-cc"), tokens(2, 6)
     torch.testing.assert_close(model(idx, last=2).logits, model(idx).logits[:, -2:])

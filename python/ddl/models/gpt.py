@@ -10,6 +10,7 @@ start from the same numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -122,7 +123,6 @@ class GPT(nn.Module):
         """Embeddings (B, T, d) → what the head reads, (B, T, d): `forward` without its two ends."""
         return contexts(self.trunk, self.config, x, attention_mask=attention_mask, cache=cache)
 
-    @torch.no_grad()
     def generate(
         self,
         idx: Tensor,
@@ -131,12 +131,15 @@ class GPT(nn.Module):
         temperature: float = 1.0,
         top_k: int | None = None,
         generator: torch.Generator | None = None,
+        progress: Callable[[], object] | None = None,
     ) -> Tensor:
         """Continue idx (B, T) by `max_new_tokens` sampled tokens → (B, T + max_new_tokens).
 
-        Only the last block_size tokens are looked at. temperature 0 takes the likeliest token;
-        `top_k` samples among the k likeliest. Equal seeds of a CPU `generator` give equal samples
-        on every device. Raises ValueError for a negative temperature, top_k < 1, an empty idx.
+        Only the last block_size tokens are looked at: up to there a token costs one token, thanks
+        to a cache, and beyond it a whole block. temperature 0 takes the likeliest token; `top_k`
+        samples among the k likeliest. Equal seeds of a CPU `generator` give equal samples on every
+        device; without one, or with the device's own, the host never waits. `progress` is called
+        after every token. Raises ValueError for a negative temperature, top_k < 1, an empty idx.
         """
         sampling = Sampling(temperature, top_k, generator)
         if max_new_tokens < 0:
@@ -149,9 +152,12 @@ class GPT(nn.Module):
         for end in range(length, length + max_new_tokens):
             if end > block:  # the window moves on, and all in it have other tokens before them
                 cache, new = None, out[:, end - block : end]
-            logits = self(new, cache=cache, last=1).logits[:, -1]
+            with torch.inference_mode():  # `out` was made outside: it may go into a training step
+                logits = self(new, cache=cache, last=1).logits[:, -1]
+                out[:, end : end + 1] = sampling.draw(logits)
             new = out[:, end : end + 1]
-            new.copy_(sampling.draw(logits))
+            if progress is not None:
+                progress()
         return out
 
     def num_parameters(self) -> int:

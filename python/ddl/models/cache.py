@@ -29,6 +29,12 @@ class Cache:
         self._buffers: list[Tensor | None] = [None] * config.num_layers
 
     @property
+    def batch_size(self) -> int | None:
+        """How many sequences it has; None as long as it is empty."""
+        first = self._buffers[0]
+        return None if first is None else first.shape[1]
+
+    @property
     def device(self) -> torch.device | None:
         """Where its buffers are; None as long as it is empty."""
         first = self._buffers[0]
@@ -38,10 +44,9 @@ class Cache:
         """Raises ValueError unless a model of this config can add that many tokens to it."""
         if config != self.config:
             raise ValueError("`cache` must be made of this model's config, got one of another's")
-        first = self._buffers[0]
-        if first is not None and first.shape[1] != batch:
+        if self.batch_size not in (None, batch):
             raise ValueError(
-                f"`cache` must have {batch} sequences, as the input, got {first.shape[1]}"
+                f"`cache` must have {batch} sequences, as the input, got {self.batch_size}"
             )
         room = config.block_size - self.length
         if tokens > room:

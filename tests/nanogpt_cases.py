@@ -32,6 +32,15 @@ OTHERS: dict[str, dict[str, Any]] = {
     "wide": {"value_channels": 2, "gate": "mlp", "gate_hidden": 3, "value_from": "compressed"},
     "constant": {"value_channels": 2, "value": "constant"},
     "v-map": {"value_channels": 2, "mapping": "v"},
+    "branches": {
+        "value_channels": 2,
+        "expand": "conv",  # copies would all get the same attention
+        "mapping": "v",
+        "direction": "attention",
+        "direction_hidden": 3,
+        "gate_from": "convolved",
+        "gate_kernel_size": 3,
+    },
 }
 variants = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 

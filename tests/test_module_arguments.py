@@ -26,6 +26,20 @@ RESIDUAL_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"value_channels": 1.5}, "`value_channels` must be an integer of at least 1, got 1.5"),
     ({"gate_hidden": -1}, "`gate_hidden` must be an integer of at least 1, got -1"),
     ({"mapping": "q"}, '`mapping` must be "k" or "v", got \'q\''),
+    ({"gate_kernel_size": 0}, "`gate_kernel_size` must be an integer of at least 1, got 0"),
+    ({"direction_hidden": 0.5}, "`direction_hidden` must be an integer of at least 1, got 0.5"),
+    (
+        {"gate_from": "state"},
+        '`gate_from` must be "context" or "pooled" or "convolved", got \'state\'',
+    ),
+    (
+        {"direction": "mlp"},
+        '`direction` must be "linear" or "mean" or "flatten" or "attention", got \'mlp\'',
+    ),
+    (
+        {"mapping": "v", "direction": "attention"},
+        '`direction` must be "linear", "mean" or "flatten" with 1 value channel, got "attention"',
+    ),
     ({"gate": "deep"}, '`gate` must be "linear" or "mlp", got \'deep\''),
     ({"value": "tanh"}, '`value` must be "linear" or "sigmoid" or "constant", got \'tanh\''),
     ({"value_from": "x"}, '`value_from` must be "context" or "compressed", got \'x\''),
@@ -249,7 +263,10 @@ class Returns(nn.Module):
 
 
 KNOWN = "float32, float64, bfloat16 or float16"
-OPTIONS = "mapping, gate, gate_hidden, value, value_init, value_scale, value_constant, value_from"
+OPTIONS = (
+    "mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction, direction_hidden, value, "
+    "value_init, value_scale, value_constant, value_from"
+)
 KINDS: list[tuple[Any, str]] = [
     (
         lambda: DeltaStream(8, nn.Linear(8, 8)),

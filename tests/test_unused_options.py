@@ -50,6 +50,19 @@ UNUSED: list[tuple[Any, dict[str, Any], str]] = [
         {"value_from": "compressed", "value": "constant"},
         "'context' unless mapping=\"k\" and not value=\"constant\", got 'compressed'",
     ),
+    *(
+        (DeltaResidual, {"gate_kernel_size": 3, **gate}, '4 unless gate_from="convolved", got 3')
+        for gate in ({}, {"gate_from": "pooled"}, {"gate": "mlp"})
+    ),
+    (DeltaResidual, {"direction": "mean"}, "'linear' unless mapping=\"v\", got 'mean'"),
+    *(
+        (
+            DeltaResidual,
+            {"direction_hidden": 64, **mapping},
+            '128 unless direction is not "linear", got 64',
+        )
+        for mapping in ({}, {"mapping": "v"})
+    ),
     (Read, {"kernel_size": 3}, '4 unless compress="token" or parameterization="factored", got 3'),
     (
         Read,
@@ -96,6 +109,7 @@ UNUSED: list[tuple[Any, dict[str, Any], str]] = [
         'False unless compress="channel" and parameterization="factored", got True',
     ),
     (one_sublayer, {"gate_hidden": 64}, '128 unless gate="mlp", got 64'),
+    (one_sublayer, {"direction": "flatten"}, "'linear' unless mapping=\"v\", got 'flatten'"),
 ]
 
 
@@ -164,6 +178,39 @@ def default_of(build: Any, name: str) -> Any:
             {"residual": "ddl-tc-noec", "expand_kernel_size": 3},
             "`expand_kernel_size` must be left at 4 unless `residual` is ddl-cc or ddl-tc, got 3",
         ),
+        (
+            {"gate_kernel_size": 3, "gate_from": "pooled"},
+            "`gate_kernel_size` must be left at 4 unless `gate_from` is convolved, got 3",
+        ),
+        (
+            {"direction": "mean"},
+            "`direction` must be left at linear unless `mapping` is v, got 'mean'",
+        ),
+        (
+            {"direction_hidden": 64, "mapping": "v"},
+            "`direction_hidden` must be left at 128 unless `direction` is mean or flatten or"
+            " attention, got 64",
+        ),
+        (
+            {"value_init": 0.0, "mapping": "v"},
+            "`value_init` must be left at 1.0 unless `mapping` is k, got 0.0",
+        ),
+        (
+            {"value_from": "compressed", "mapping": "v"},
+            "`value_from` must be left at context unless `mapping` is k, got 'compressed'",
+        ),
+        (
+            {"value": "constant", "mapping": "v"},
+            "`value` must be linear or sigmoid if `mapping` is v, got 'constant'",
+        ),
+        *(
+            (
+                {"mapping": "v", "direction": "attention", **single},
+                "`direction` must be linear, mean or flatten with one value channel, got"
+                " 'attention'",
+            )
+            for single in ({"residual": "ddl"}, {"value_channels": 1})
+        ),
     ],
 )
 def test_options_of_a_config(changes: dict[str, object], sentence: str) -> None:
@@ -173,8 +220,11 @@ def test_options_of_a_config(changes: dict[str, object], sentence: str) -> None:
 
 def test_the_additive_residual_has_no_options() -> None:
     changes = {
+        "mapping": "v",
         "gate": "mlp",
         "gate_hidden": 64,
+        "gate_from": "pooled",
+        "gate_kernel_size": 3,
         "beta_init": 0.5,
         "value": "sigmoid",
         "value_init": 0.0,
@@ -198,6 +248,10 @@ def test_the_additive_residual_has_no_options() -> None:
         ("ddl-cc-noec", {"value": "sigmoid", "value_scale": 2.0, "value_channels": 3}),
         ("ddl-tc", {"compress_kernel_size": 3, "expand_kernel_size": 2, "gate": "mlp"}),
         ("ddl-tc-noec", {"compress_kernel_size": 3, "value_from": "compressed"}),
+        ("ddl", {"gate_from": "convolved", "gate_kernel_size": 2, "mapping": "v"}),
+        ("ddl", {"mapping": "v", "direction": "flatten", "direction_hidden": 8}),
+        ("ddl-cc", {"mapping": "v", "direction": "attention", "value": "sigmoid"}),
+        ("ddl-tc", {"mapping": "v", "direction": "mean", "gate": "mlp", "gate_from": "pooled"}),
     ],
 )
 def test_what_the_config_takes_the_trunk_takes(residual: str, changes: dict[str, object]) -> None:

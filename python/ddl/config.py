@@ -50,7 +50,9 @@ STREAMS: dict[str, tuple[Compress, Expand]] = {
 
 # Options that others leave without effect: names, then the option they need and its values.
 USED_WITH: dict[str, tuple[str, ...]] = {
-    "gate gate_hidden beta_init eps_k": ("residual", *STREAMS),
+    "mapping beta_init eps_k": ("residual", *STREAMS),
+    "gate gate_hidden gate_from gate_kernel_size": ("residual", *STREAMS),
+    "direction": ("mapping", "v"),
     "value value_init value_scale value_constant value_from": ("residual", *STREAMS),
     "value_channels sublayers_per_compressor compress_parameterization": (
         "residual", *(name for name, (compress, _) in STREAMS.items() if compress != "identity")
@@ -59,6 +61,9 @@ USED_WITH: dict[str, tuple[str, ...]] = {
         "residual", *(name for name, (_, expand) in STREAMS.items() if expand == "conv")
     ),
     "gate_hidden": ("gate", "mlp"),
+    "gate_kernel_size": ("gate_from", "convolved"),
+    "direction_hidden": ("direction", "mean", "flatten", "attention"),
+    "value_init value_from": ("mapping", "k"),
     "value_init": ("value", "linear"),
     "value_scale": ("value", "sigmoid"),
     "value_constant": ("value", "constant"),
@@ -103,10 +108,23 @@ class GPTConfig:
     """Tokens that the embedding convolution looks at."""
     sublayers_per_compressor: int = 2
     """Consecutive sublayers that share one compressor; 2 is one per block, as in the papers."""
+    mapping: Literal["k", "v"] = "k"
+    """What a sublayer's output is: k, the direction of the rewrite, its value read from the stream;
+    v, the value, its direction from the branch `direction`."""
     gate: Literal["linear", "mlp"] = "linear"
     """Gate β of the rewrite: one linear map, or linear-tanh-linear."""
     gate_hidden: int = 128
     """Hidden width of the `mlp` gate."""
+    gate_from: Literal["context", "pooled", "convolved"] = "context"
+    """The gate reads the sublayer's normalised context, the mean of the state over its value
+    channels, or these means convolved over time. The latter two cost a pass over the state."""
+    gate_kernel_size: int = 4
+    """Tokens that a `convolved` gate looks at."""
+    direction: Literal["linear", "mean", "flatten", "attention"] = "linear"
+    """Direction of mapping v: a linear map of the context, an MLP over the mean of the value
+    channels or over all of them, or the context's attention over the value channels."""
+    direction_hidden: int = 128
+    """Hidden width of the direction's MLP; width of its attention's queries and keys."""
     beta_init: float = 1.0
     """β at initialisation, between 0 (keep) and 2 (reflect); 1 replaces."""
     value: Literal["linear", "sigmoid", "constant"] = "linear"
@@ -128,7 +146,7 @@ class GPTConfig:
         check_literals(self)
         check_counts(self, "vocab_size block_size num_layers num_heads hidden_size value_channels")
         check_counts(self, "compress_kernel_size expand_kernel_size sublayers_per_compressor")
-        check_counts(self, "gate_hidden")
+        check_counts(self, "gate_hidden gate_kernel_size direction_hidden")
         causal = self.compress_causal
         require(isinstance(causal, bool), "compress_causal", "true or false", causal)
         check_positive(self, "rope_base beta_init value_scale")
@@ -138,7 +156,20 @@ class GPTConfig:
             check_positive(self, "eps_k")
             require(self.eps_k >= 1e-18, "eps_k", "at least 1e-18", self.eps_k)
         self._check_used()
+        self._check_mapping()
         self._check_heads()
+
+    def _check_mapping(self) -> None:
+        """A sublayer that gives the value needs a value, attention something to choose from."""
+        constant = self.mapping == "v" and self.value == "constant"
+        require(not constant, "value", "linear or sigmoid if `mapping` is v", self.value)
+        single = self.residual == "ddl" or self.value_channels == 1
+        require(
+            not single or self.direction != "attention",
+            "direction",
+            "linear, mean or flatten with one value channel",
+            self.direction,
+        )
 
     def _check_heads(self) -> None:
         """Every head is rotated in pairs."""

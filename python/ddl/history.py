@@ -11,8 +11,8 @@ __all__ = ["History"]
 class History:
     """The last K − 1 tokens of everything that a stream convolves over time.
 
-    These are the embeddings before an expansion by convolution, and, for each read with token
-    compression, the states that it compresses. Before the first token there are zeros, as in the
+    These are the embeddings before an expansion by convolution, for each read with token
+    compression the states that it compresses, and the pooled states of convolved gates. Before the first token there are zeros, as in the
     convolutions themselves. It belongs to one batch of sequences; `stream(x, history=history)`
     reads and extends it. A stream without convolutions over time leaves it empty.
     """

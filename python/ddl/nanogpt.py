@@ -109,8 +109,8 @@ def _sublayer(
 ) -> Pending:
     """What the sublayer writes into X (B, T, d, m), given the read x (B, T, d)."""
     h = norm(x)
-    value, gate = residual.value_and_gate(h, x)
-    direction, value = residual.write(sublayer(h), h, value)
+    value, gate = residual.value_and_gate(state, h, x)
+    direction, value = residual.write(state, sublayer(h), h, value)
     return Pending(state, direction, value, gate, residual.eps_k)
 
 

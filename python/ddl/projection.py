@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -33,6 +34,13 @@ class Projection(nn.Module):
     def extra_repr(self) -> str:
         size_out, size_in = self.weight.shape
         return f"{size_in} → {size_out}, bias={self.bias is not None}"
+
+
+def reset_(projection: Projection, bias: float = 0.0) -> None:
+    """Weight normal with std 0.5/√(size in), so that numbers of size one give numbers of size ½."""
+    nn.init.normal_(projection.weight, std=0.5 / math.sqrt(projection.weight.shape[1]))
+    if projection.bias is not None:
+        nn.init.constant_(projection.bias, bias)
 
 
 def taken(name: str, module: Any) -> Projection:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import functional
-from ._checks import check_features, check_stream, unwrapped
+from ._checks import check_features, check_stream
 from ._options import (
     LEAST_EPS_K,
     check_between,
@@ -19,12 +19,23 @@ from ._options import (
     check_positive,
     check_used,
 )
-from .projection import Projection, project, taken
+from .direction import Direction, check_direction, make_direction
+from .gating import (
+    Gate,
+    GateFrom,
+    apply_gate,
+    check_gate,
+    make_gate,
+    make_gate_pool,
+    reset_gate,
+    squash,
+)
+from .pooling import Window
+from .projection import Projection, project, reset_, taken
 
 __all__ = ["DeltaResidual"]
 
 Mapping = Literal["k", "v"]
-Gate = Literal["linear", "mlp"]
 Value = Literal["linear", "sigmoid", "constant"]
 ValueFrom = Literal["context", "compressed"]
 
@@ -37,9 +48,9 @@ class DeltaResidual(nn.Module):
 
         h = norm(x);  x = residual(x, F(h), context=h)
 
-    k-Map (default): the direction k is F(h), the value v = φ(W_v z + b_v). v-Map: v = φ(W_v F(h))
-    and k = W_k h. Gate: β = 2·sigmoid(g(h)) with g linear, or linear–tanh–linear ("mlp"). Values
-    and gates are computed in float32 whatever the storage type.
+    k-Map (default): the direction k is F(h), the value v = φ(W_v z + b_v). v-Map: v = φ(W_v F(h)),
+    and a branch of its own gives k. Gate: β = 2·sigmoid(g(h)) with g linear, or linear–tanh–linear
+    ("mlp"). Values and gates are computed in float32 whatever the storage type.
 
     Zero-initialised output projections. F(h) = 0 means k = 0: nothing is written (k̂ = 0), and the
     gradient reaches the projection multiplied by 1/√(|k|² + ε_k²) = 1/ε_k. With ε_k = 1e-5 that is
@@ -50,16 +61,24 @@ class DeltaResidual(nn.Module):
     random projection, in every dtype; gradients stay exact derivatives everywhere; and |k̂|² is 0.96
     at a root mean square of 0.1, 0.996 at 0.3.
 
-    `gate` and `value` hold weights that are taken without calling them: forward hooks on them do
-    not fire, and a wrapper in their place is refused. torch.nn.utils.parametrize and prune work.
+    `gate` and `value` (and `query` and `key` of an attention) hold weights that are taken without
+    calling them: forward hooks on them do not fire, and a wrapper in their place is refused.
+    torch.nn.utils.parametrize and prune work.
 
     Args:
         hidden_size: d.
         value_channels: m.
         mapping: "k", the sublayer gives the direction and the read the value; "v", the sublayer
-            gives the value and the context the direction.
+            gives the value and a branch the direction.
         gate: "linear", or "mlp" with a hidden layer.
         gate_hidden: hidden units of an "mlp" gate.
+        gate_from: what the gate reads — "context", h; "pooled", the mean of the state over its
+            value channels; "convolved", these means convolved over time. Both are normalised.
+        gate_kernel_size: tokens that the convolution of a "convolved" gate looks at.
+        direction: the branch of the v-Map — "linear", W_k h; "mean" and "flatten", an MLP over the
+            mean of the state's value channels, or over all of it, normalised; "attention", the
+            context's attention over the value channels (two at least).
+        direction_hidden: hidden units of the MLP; width of the attention's queries and keys.
         value: φ — "linear", "sigmoid" (value_scale·sigmoid), or "constant" (v = value_constant,
             k-Map only).
         value_init: b_v of a linear value at initialisation (k-Map only). A value that starts around
@@ -88,6 +107,10 @@ class DeltaResidual(nn.Module):
         mapping: Mapping = "k",
         gate: Gate = "linear",
         gate_hidden: int = 128,
+        gate_from: GateFrom = "context",
+        gate_kernel_size: int = 4,
+        direction: Direction = "linear",
+        direction_hidden: int = 128,
         value: Value = "linear",
         value_init: float = 1.0,
         value_scale: float = 4.0,
@@ -99,11 +122,10 @@ class DeltaResidual(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_counts(
-            hidden_size=hidden_size, value_channels=value_channels, gate_hidden=gate_hidden
-        )
+        check_counts(hidden_size=hidden_size, value_channels=value_channels)
         check_choice("mapping", mapping, get_args(Mapping))
-        check_choice("gate", gate, get_args(Gate))
+        check_gate(gate, gate_hidden, gate_from, gate_kernel_size)
+        check_direction(direction, direction_hidden, mapping, value_channels)
         check_choice("value", value, get_args(Value))
         check_choice("value_from", value_from, get_args(ValueFrom))
         check_positive("value_scale", value_scale)
@@ -118,51 +140,43 @@ class DeltaResidual(nn.Module):
         linear, constant = value == "linear" and mapping == "k", value == "constant"
         read = mapping == "k" and not constant
         check_used(
-            gate_hidden=(gate_hidden, 128, gate == "mlp", 'gate="mlp"'),
             value_init=(value_init, 1.0, linear, 'value="linear" and mapping="k"'),
             value_scale=(value_scale, 4.0, value == "sigmoid", 'value="sigmoid"'),
             value_constant=(value_constant, 2.0, constant, 'value="constant"'),
             value_from=(value_from, "context", read, 'mapping="k" and not value="constant"'),
         )
         self.hidden_size, self.value_channels = hidden_size, value_channels
-        self.mapping, self.gate_kind = mapping, gate
+        self.mapping, self.direction_kind = mapping, direction
+        self.gate_kind, self.gate_from = gate, gate_from
         self.value_kind, self.value_from = value, value_from
         self.value_init = value_init
         self.value_scale, self.value_constant = value_scale, value_constant
         self.beta_init = beta_init
         self.eps_k = 0.02 * math.sqrt(hidden_size) if eps_k is None else eps_k
 
-        self._make_layers(gate, gate_hidden, device=device, dtype=dtype)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        size = (hidden_size, value_channels)
+        self.gate = make_gate(gate, hidden_size, gate_hidden, **factory)
+        self.gate_pool = make_gate_pool(gate_from, *size, gate_kernel_size, **factory)
+        self.value = self.direction = None
+        if value != "constant":
+            self.value = Projection(*size, bias=mapping == "k", **factory)
+        if mapping == "v":
+            self.direction = make_direction(direction, *size, direction_hidden, **factory)
         self.reset_parameters()
 
-    def _make_layers(self, gate: Gate, gate_hidden: int, **factory: Any) -> None:
-        d = self.hidden_size
-        self.gate: Projection | nn.Sequential
-        if gate == "linear":
-            self.gate = Projection(d, 1, **factory)
-        else:
-            hidden = Projection(d, gate_hidden, bias=False, **factory)
-            self.gate = nn.Sequential(hidden, nn.Tanh(), Projection(gate_hidden, 1, **factory))
-        self.value = self.direction = None
-        if self.value_kind != "constant":
-            self.value = Projection(d, self.value_channels, bias=self.mapping == "k", **factory)
-        if self.mapping == "v":
-            self.direction = Projection(d, d, bias=False, **factory)
-
     def reset_parameters(self) -> None:
-        """β = beta_init everywhere, v around value_init; other weights normal, std 0.5/√d."""
-        std = 0.5 / math.sqrt(self.hidden_size)
-        for linear in (self.value, self.direction):
-            if linear is not None:
-                nn.init.normal_(linear.weight, std=std)
-                if linear.bias is not None:
-                    start = self.value_init if self.value_kind == "linear" else 0.0
-                    nn.init.constant_(linear.bias, start)
-        *hidden, last = (layer for layer in self.gate.modules() if isinstance(layer, Projection))
-        for linear in hidden:
-            nn.init.normal_(linear.weight, std=std)
-        nn.init.zeros_(last.weight)
-        nn.init.constant_(last.bias, math.log(self.beta_init / (2 - self.beta_init)))
+        """β = beta_init everywhere, v around value_init; other weights normal, std 0.5/√(size in).
+
+        A convolution starts as the identity.
+        """
+        if self.value is not None:
+            reset_(self.value, self.value_init if self.value_kind == "linear" else 0.0)
+        if self.direction is not None:
+            self.direction.reset_parameters()
+        reset_gate(self.gate, self.beta_init)
+        if self.gate_pool is not None:
+            self.gate_pool.reset_parameters()
 
     def forward(
         self, x: Tensor, sublayer_out: Tensor, *, context: Tensor, compressed: Tensor | None = None
@@ -170,7 +184,8 @@ class DeltaResidual(nn.Module):
         """Rewrites the state with a sublayer's output.
 
         Args:
-            x: the state, (…, d) for one value channel, (…, d, m) otherwise.
+            x: the state, (…, d) for one value channel, (…, d, m) otherwise; with a time axis before
+                these for gate_from="convolved".
             sublayer_out: F(h), (…, d).
             context: h, what the sublayer read, (…, d).
             compressed: the raw read x (…, d), what the context is the norm of. Needed with
@@ -185,10 +200,10 @@ class DeltaResidual(nn.Module):
             TypeError: a dtype, no tensor, a `gate` or `value` that was wrapped.
         """
         self._check(x, sublayer_out, context, compressed)
-        value, gate = self.value_and_gate(context, compressed)
-        direction, value = self.write(sublayer_out, context, value)
-        x = x.unsqueeze(-1) if self.value_channels == 1 else x
-        x = functional.rewrite(x, direction, value, gate, eps_k=self.eps_k)
+        state = x.unsqueeze(-1) if self.value_channels == 1 else x
+        value, gate = self.value_and_gate(state, context, compressed)
+        direction, value = self.write(state, sublayer_out, context, value)
+        x = functional.rewrite(state, direction, value, gate, eps_k=self.eps_k)
         return x.squeeze(-1) if self.value_channels == 1 else x
 
     # --- the same in pieces, for DeltaStream, where the read computes what is linear in x ---------
@@ -196,7 +211,7 @@ class DeltaResidual(nn.Module):
     def fused(self) -> dict[str, Any]:
         """Arguments with which `ddl.functional.read` computes value and gate itself."""
         arguments: dict[str, Any] = {}
-        if self.gate_kind == "linear":
+        if self._gate_is_read:
             gate = taken("gate", self.gate)
             arguments["gate_weight"] = gate.weight.squeeze(0)
             arguments["gate_bias"] = gate.bias.squeeze(0)
@@ -208,36 +223,50 @@ class DeltaResidual(nn.Module):
                 arguments["value_scale"] = self.value_scale
         return arguments
 
-    def value_and_gate(self, context: Tensor, raw: Tensor | None) -> tuple[Tensor | None, Tensor]:
+    def value_and_gate(
+        self, state: Tensor, context: Tensor, raw: Tensor | None
+    ) -> tuple[Tensor | None, Tensor]:
         """(value, gate) where the read computed neither; the value is None for mapping="v"."""
-        return self.complete(context, *self._linear(context, raw))
+        return self.complete(state, context, *self._linear(context, raw))
 
     def complete(
-        self, context: Tensor, value: Tensor | None, gate: Tensor | None
+        self,
+        state: Tensor,
+        context: Tensor,
+        value: Tensor | None,
+        gate: Tensor | None,
+        window: Window | None = None,
     ) -> tuple[Tensor | None, Tensor]:
-        """Adds what a read cannot compute: a two-layer gate, a constant value."""
+        """Adds what a read cannot compute: a constant value, a gate of two layers or of the state.
+
+        state: X (…, d, m). window: as in `Pool`.
+        """
         if gate is None:
-            gate = self._mlp_gate(context)
+            z = context if self.gate_pool is None else self.gate_pool(state, window)
+            gate = apply_gate(self.gate_kind, self.gate, z)
         if self.value_kind == "constant":
             value = gate.new_full((*gate.shape, self.value_channels), self.value_constant)
         return value, gate
 
     def write(
-        self, sublayer_out: Tensor, context: Tensor, value: Tensor | None
+        self, state: Tensor, sublayer_out: Tensor, context: Tensor, value: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """(direction, value) of the rewrite, from the sublayer's output."""
         if self.mapping == "k":
             assert value is not None  # from the read, or constant
             return sublayer_out, value
         assert self.direction is not None
-        return self.direction(context), self._phi(_applied("value", self.value, sublayer_out))
+        branch = taken("value", self.value)
+        value = self._phi(project(sublayer_out, branch.weight, branch.bias))
+        return self.direction(state, context), value
 
     def _check(
         self, x: Tensor, sublayer_out: Tensor, context: Tensor, compressed: Tensor | None
     ) -> None:
         """Names the caller's arguments, where the operator would speak of state and direction."""
         d, m = self.hidden_size, self.value_channels
-        check_stream("x", x, (d,) if m == 1 else (d, m))
+        size = (d,) if m == 1 else (d, m)
+        check_stream("x", x, size, over_time=self.gate_from == "convolved")
         shape = (*x.shape[: -1 if m == 1 else -2], d)
         check_features("sublayer_out", sublayer_out, shape, x)
         check_features("context", context, shape, x)
@@ -255,25 +284,25 @@ class DeltaResidual(nn.Module):
         """Whether the value is computed from what was read (else constant, or the sublayer's)."""
         return self.mapping == "k" and self.value_kind != "constant"
 
+    @property
+    def _gate_is_read(self) -> bool:
+        """Whether the gate is one product with what was read."""
+        return self.gate_kind == "linear" and self.gate_pool is None
+
     def _linear(self, context: Tensor, raw: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """(value, gate) where they are linear, as the read computes them; else None."""
-        gate = taken("gate", self.gate) if self.gate_kind == "linear" else None
+        gate = taken("gate", self.gate) if self._gate_is_read else None
         value = taken("value", self.value) if self._value_is_read else None
         if value is None or gate is None or self.value_from == "compressed":
             z = context if raw is None or self.value_from == "context" else raw
             return (
                 None if value is None else self._phi(project(z, value.weight, value.bias)),
-                None if gate is None else _gate(project(context, gate.weight, gate.bias)),
+                None if gate is None else squash(project(context, gate.weight, gate.bias)),
             )
         # One product with both weights reads the context once, and its gradient needs no addition.
         weight = torch.cat((gate.weight, value.weight))
         both = project(context, weight, torch.cat((gate.bias, value.bias)))
-        return self._phi(both[..., 1:]), _gate(both[..., :1])
-
-    def _mlp_gate(self, h: Tensor) -> Tensor:
-        for layer in unwrapped("gate", self.gate, nn.Sequential):
-            h = _applied("gate", layer, h) if isinstance(layer, Projection) else layer(h)
-        return _gate(h)
+        return self._phi(both[..., 1:]), squash(both[..., :1])
 
     def _phi(self, linear: Tensor) -> Tensor:
         return self.value_scale * torch.sigmoid(linear) if self.value_kind == "sigmoid" else linear
@@ -281,15 +310,9 @@ class DeltaResidual(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
-            f"mapping={self.mapping!r}, value={self.value_kind!r}, value_from={self.value_from!r}, "
+            f"mapping={self.mapping!r}, "
+            + f"direction={self.direction_kind!r}, " * (self.mapping == "v")
+            + f"gate_from={self.gate_from!r}, " * (self.gate_pool is not None)
+            + f"value={self.value_kind!r}, value_from={self.value_from!r}, "
             f"beta_init={self.beta_init:g}, eps_k={self.eps_k:.3g}"
         )
-
-
-def _gate(logit: Tensor) -> Tensor:
-    return 2 * torch.sigmoid(logit.squeeze(-1))
-
-
-def _applied(name: str, module: Any, x: Tensor) -> Tensor:
-    layer = taken(name, module)
-    return project(x, layer.weight, layer.bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from inspect import signature
 from typing import Any, get_args
 
@@ -60,10 +61,11 @@ class DeltaStream(nn.Module):
         sublayers_per_compressor: consecutive sublayers that share one compression (the papers share
             it in a block of attention and MLP: 2).
         device, dtype: of the parameters.
-        residual: mapping, gate, gate_hidden, value, value_init, value_scale, value_constant,
-            value_from, beta_init and eps_k of DeltaResidual. What a sublayer writes depends on
+        residual: mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction,
+            direction_hidden, value, value_init, value_scale, value_constant, value_from, beta_init
+            and eps_k of DeltaResidual. What a sublayer writes depends on
             mapping="k": along its output, the value comes from the read (the default).
-            mapping="v": its output as the value, along a direction from the context.
+            mapping="v": its output as the value, along the `direction` of a branch.
             value="linear": a linear map (the default).
             value="sigmoid": value_scale·sigmoid of a linear map.
             value="constant": value_constant in every value channel.
@@ -185,9 +187,10 @@ class DeltaStream(nn.Module):
             written = sublayer(context, *args, **kwargs)
             check_returned(f"sublayers[{index}]", written, context)
             assert isinstance(residual, DeltaResidual)
-            value, gate = residual.complete(context, value, gate)
+            window = None if history is None else partial(history.window, f"residuals.{index}")
+            value, gate = residual.complete(state, context, value, gate, window)
             gate = gate if keep is None else gate * keep
-            direction, value = residual.write(written, context, value)
+            direction, value = residual.write(state, written, context, value)
             rewrite = (state, direction, value, gate, residual.eps_k)
             state, context, value, gate = _rewrite_read(
                 f"reads.{index + 1}", rewrite, after, history

@@ -60,6 +60,8 @@ def revert(
 
 def _check_published(config: GPTConfig) -> None:
     """Raises InputError for what the published code has no option for."""
+    _require(config, "mapping", "k")
+    _require(config, "gate_from", "context")
     compress = names.stream(config.residual)[0]
     taps, channels = config.compress_kernel_size, config.value_channels
     if config.residual != "additive" and config.value != "constant":

@@ -2,10 +2,12 @@
 //
 // Moved per token, in elements: forward x in D, X out M·D; backward dX in M·D, x in and dx out D each.
 //
-// Features do not meet, so a thread owns one packet of them and walks a chunk of one sequence, with
-// weights, the last K values of x and the sums of dw in registers: no shared memory, no barriers. The
-// backward walks forward too: dX_t adds to the K sums dx_{t−K+1} … dx_t, of which the first is then
-// complete. It looks K − 1 tokens behind its chunk for dX, and both look K − 1 tokens ahead of it for x.
+// Features do not meet, so a thread owns one packet of them and walks chunks of sequences, gridDim.y
+// apart: no shared memory, no barriers. It asks for AHEAD tokens before it works on the first. Weights, the last K values
+// of x and the sums of dw are in registers (HOLD). The backward walks forward too: dX_t adds to the K
+// sums dx_{t−K+1} … dx_t, of which the first is then complete. It looks K − 1 tokens behind its chunk
+// for dX, and both look K − 1 tokens ahead of it for x.
+// A kernel too long for that (HOLD = 0) is walked tap by tap instead: expand_by_tap.cuh.
 
 #include "common.cuh"
 
@@ -18,7 +20,7 @@ struct Expand {
   const X_T* x;
   const WEIGHT_T* weight;
   STATE_T* state;
-  long long sequences, time, chunk;
+  long long chunks, time, chunk;
 };
 
 struct ExpandBackward {
@@ -27,43 +29,48 @@ struct ExpandBackward {
   const STATE_T* grad_state;
   X_T* grad_x;
   Real* partial;
-  long long sequences, time, chunk;
+  long long chunks, time, chunk;
 };
 
 // The tokens of a chunk, and where their sequence begins and ends.
 struct Chunk {
   long long start, first, last, end;
 
-  __device__ Chunk(long long time, long long chunk) {
+  __device__ Chunk(long long index, long long time, long long chunk) {
     const long long per_sequence = (time + chunk - 1) / chunk;
-    start = blockIdx.y / per_sequence * time;
+    start = index / per_sequence * time;
     end = start + time;
-    first = start + blockIdx.y % per_sequence * chunk;
+    first = start + index % per_sequence * chunk;
     last = first + chunk < end ? first + chunk : end;
   }
 };
 
-// Kernels of usual length live in registers. Longer ones work, from local memory and slowly.
-constexpr bool SHORT = TAPS <= 8;
-#if TAPS <= 8
-#define UNROLL_TAPS _Pragma("unroll")
-#else
-#define UNROLL_TAPS _Pragma("unroll 1")
-#endif
+// The block's sums of dw for one tap.
+__device__ __forceinline__ void store_sums(
+    const ExpandBackward& e, int feature, int tap, const Real (&sums)[ELEMENTS]) {
+#pragma unroll
+  for (int j = 0; j < M; ++j) {
+    Packet<Real, FEATURES> sum;
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) sum.element[f] = sums[f * M + j];
+    sum.put(e.partial + blockIdx.y * PARTIAL + (static_cast<long long>(tap) * M + j) * D + feature);
+  }
+}
+
+#if HOLD
+// --- what outlives a token is in registers ------------------------------------------------------
+
+constexpr int AHEAD = 4;
 
 // w of a packet's features, all channels and taps.
 struct Weight {
-  Packet<WEIGHT_T, SHORT ? ELEMENTS * TAPS : 1> packet;
-  const WEIGHT_T* from;
+  Packet<WEIGHT_T, ELEMENTS * TAPS> packet;
 
-  __device__ __forceinline__ void load(const WEIGHT_T* weight, int feature) {
-    from = weight + static_cast<long long>(feature) * M * TAPS;
-    if constexpr (CONV && SHORT) packet.load_shared(from);
+  __device__ Weight(const WEIGHT_T* weight, int feature) {
+    if constexpr (CONV) packet.load_shared(weight + static_cast<long long>(feature) * M * TAPS);
   }
   __device__ __forceinline__ Real at(int f, int j, int tap) const {
-    if constexpr (!CONV) return Real(1);
-    const int i = (f * M + j) * TAPS + tap;
-    return SHORT ? packet[SHORT ? i : 0] : widen(from[i]);
+    return CONV ? packet[(f * M + j) * TAPS + tap] : Real(1);
   }
 };
 
@@ -71,22 +78,142 @@ struct Weight {
 struct Past {
   Real x[TAPS][FEATURES] = {};
 
-  __device__ __forceinline__ void push(const X_T* from) {
-    Packet<X_T, FEATURES> packet;
-    packet.load(from);
-    UNROLL_TAPS
+  // As the tokens before the chunk leave it.
+  __device__ Past(const X_T* from, const Chunk& c, int feature) {
+#pragma unroll
+    for (int back = 1; back < TAPS; ++back) {
+      if (c.first - back < c.start) continue;
+      Packet<X_T, FEATURES> packet;
+      packet.load(from + (c.first - back) * D + feature);
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f) x[back - 1][f] = packet[f];
+    }
+  }
+  __device__ __forceinline__ void push(const Packet<X_T, FEATURES>& packet) {
+#pragma unroll
     for (int tap = TAPS - 1; tap > 0; --tap)
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) x[tap][f] = x[tap - 1][f];
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) x[0][f] = packet[f];
   }
-  // What the tokens before the chunk leave for it.
-  __device__ __forceinline__ void begin(const X_T* x, const Chunk& c, int feature) {
-    const long long before = c.first - c.start < TAPS - 1 ? c.first - c.start : TAPS - 1;
-    for (long long token = c.first - before; token < c.first; ++token) push(x + token * D + feature);
+};
+
+__device__ __forceinline__ void forward(
+    const Expand& e, const Chunk& c, const Weight& weight, int feature) {
+  Past past(e.x, c, feature);
+  for (long long token = c.first; token < c.last; token += AHEAD) {
+    Packet<X_T, FEATURES> x[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i)
+      if (token + i < c.last) x[i].load(e.x + (token + i) * D + feature);
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      if (token + i >= c.last) break;
+      past.push(x[i]);
+      Real channels[ELEMENTS];
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f)
+#pragma unroll
+        for (int j = 0; j < M; ++j) {
+          Real sum = Real(0);
+#pragma unroll
+          for (int tap = 0; tap < TAPS; ++tap) sum += weight.at(f, j, tap) * past.x[tap][f];
+          channels[f * M + j] = CONV ? sum : past.x[0][f];
+        }
+      Packet<STATE_T, ELEMENTS> state;
+      state.set(channels);
+      state.store(e.state + ((token + i) * D + feature) * M);
+    }
+  }
+}
+
+// The sums of dw.
+struct Sums {
+  Real tap[TAPS][ELEMENTS] = {};
+};
+
+struct Pass {
+  const ExpandBackward& e;
+  const Chunk& c;
+  const Weight& weight;
+  Sums& sums;
+  const int feature;
+  Past past;
+  Real dx[TAPS][FEATURES] = {};  // dx_t, dx_{t−1}, …
+
+  __device__ Pass(
+      const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature)
+      : e(e), c(c), weight(weight), sums(sums), feature(feature), past(e.x, c, feature) {}
+
+  // Takes dX_t; x_t counts if the token is the chunk's own.
+  __device__ __forceinline__ void run(
+      long long token, const Packet<STATE_T, ELEMENTS>& grad, const Packet<X_T, FEATURES>& x) {
+    const bool own = token < c.last;
+    if (CONV && own) past.push(x);
+#pragma unroll
+    for (int tap = 0; tap < TAPS; ++tap)
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f)
+#pragma unroll
+        for (int j = 0; j < M; ++j) {
+          dx[tap][f] += weight.at(f, j, tap) * grad[f * M + j];
+          if (CONV && own) sums.tap[tap][f * M + j] += grad[f * M + j] * past.x[tap][f];
+        }
+    if (token - (TAPS - 1) >= c.first) {
+      Packet<X_T, FEATURES> complete;
+      complete.set(dx[TAPS - 1]);
+      complete.store(e.grad_x + (token - (TAPS - 1)) * D + feature);
+    }
+#pragma unroll
+    for (int tap = TAPS - 1; tap >= 0; --tap)
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f) dx[tap][f] = tap > 0 ? dx[tap > 0 ? tap - 1 : 0][f] : Real(0);
   }
 };
+
+__device__ __forceinline__ void backward(
+    const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature) {
+  Pass pass(e, c, weight, sums, feature);
+  const long long behind = c.last + TAPS - 1;
+  for (long long token = c.first; token < behind; token += AHEAD) {
+    Packet<STATE_T, ELEMENTS> grad[AHEAD];
+    Packet<X_T, FEATURES> x[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      grad[i].clear();
+      if (token + i < behind && token + i < c.end) {
+        grad[i].load(e.grad_state + ((token + i) * D + feature) * M);
+      }
+      if (CONV && token + i < c.last) x[i].load(e.x + (token + i) * D + feature);
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i)
+      if (token + i < behind) pass.run(token + i, grad[i], x[i]);
+  }
+}
+
+__device__ __forceinline__ void forward(const Expand& e, int feature) {
+  const Weight weight(e.weight, feature);
+  for (long long index = blockIdx.y; index < e.chunks; index += gridDim.y) {
+    forward(e, Chunk(index, e.time, e.chunk), weight, feature);
+  }
+}
+
+__device__ __forceinline__ void backward(const ExpandBackward& e, int feature) {
+  const Weight weight(e.weight, feature);
+  Sums sums;
+  for (long long index = blockIdx.y; index < e.chunks; index += gridDim.y) {
+    backward(e, Chunk(index, e.time, e.chunk), weight, sums, feature);
+  }
+  if (!CONV || !e.partial) return;
+#pragma unroll
+  for (int tap = 0; tap < TAPS; ++tap) store_sums(e, feature, tap, sums.tap[tap]);
+}
+
+#else
+#include "expand_by_tap.cuh"
+#endif
 
 __device__ __forceinline__ int own_feature() {
   return static_cast<int>(blockIdx.x * THREADS + threadIdx.x) * FEATURES;
@@ -94,78 +221,10 @@ __device__ __forceinline__ int own_feature() {
 
 extern "C" __global__ void __launch_bounds__(THREADS) expand_fwd(const Expand e) {
   const int feature = own_feature();
-  if (feature >= D) return;
-  const Chunk c(e.time, e.chunk);
-  Weight weight;
-  weight.load(e.weight, feature);
-  Past past;
-  past.begin(e.x, c, feature);
-  for (long long token = c.first; token < c.last; ++token) {
-    past.push(e.x + token * D + feature);
-    Real channels[ELEMENTS];
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-      for (int j = 0; j < M; ++j) {
-        Real sum = Real(0);
-        UNROLL_TAPS
-        for (int tap = 0; tap < TAPS; ++tap) sum += weight.at(f, j, tap) * past.x[tap][f];
-        channels[f * M + j] = CONV ? sum : past.x[0][f];
-      }
-    Packet<STATE_T, ELEMENTS> state;
-    state.set(channels);
-    state.store(e.state + (token * D + feature) * M);
-  }
+  if (feature < D) forward(e, feature);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) expand_bwd(const ExpandBackward e) {
   const int feature = own_feature();
-  if (feature >= D) return;
-  const Chunk c(e.time, e.chunk);
-  Weight weight;
-  weight.load(e.weight, feature);
-  Past past;
-  if constexpr (CONV) past.begin(e.x, c, feature);
-  Real sums[TAPS][ELEMENTS] = {};  // dw
-  Real dx[TAPS][FEATURES] = {};    // dx_t, dx_{t−1}, …
-  for (long long token = c.first; token < c.last + TAPS - 1; ++token) {
-    Packet<STATE_T, ELEMENTS> grad;
-    grad.clear();
-    if (token < c.end) grad.load(e.grad_state + (token * D + feature) * M);
-    const bool own = token < c.last;
-    if constexpr (CONV) {
-      if (own) past.push(e.x + token * D + feature);
-    }
-    UNROLL_TAPS
-    for (int tap = 0; tap < TAPS; ++tap)
-#pragma unroll
-      for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-        for (int j = 0; j < M; ++j) {
-          dx[tap][f] += weight.at(f, j, tap) * grad[f * M + j];
-          if constexpr (CONV) {
-            if (own) sums[tap][f * M + j] += grad[f * M + j] * past.x[tap][f];
-          }
-        }
-    if (token - (TAPS - 1) >= c.first) {
-      Packet<X_T, FEATURES> complete;
-      complete.set(dx[TAPS - 1]);
-      complete.store(e.grad_x + (token - (TAPS - 1)) * D + feature);
-    }
-    UNROLL_TAPS
-    for (int tap = TAPS - 1; tap >= 0; --tap)
-#pragma unroll
-      for (int f = 0; f < FEATURES; ++f) dx[tap][f] = tap > 0 ? dx[tap > 0 ? tap - 1 : 0][f] : Real(0);
-  }
-  if constexpr (!CONV) return;
-  if (!e.partial) return;
-  UNROLL_TAPS
-  for (int tap = 0; tap < TAPS; ++tap)
-#pragma unroll
-    for (int j = 0; j < M; ++j) {
-      Packet<Real, FEATURES> sum;
-#pragma unroll
-      for (int f = 0; f < FEATURES; ++f) sum.element[f] = sums[tap][f * M + j];
-      sum.put(e.partial + blockIdx.y * PARTIAL + static_cast<long long>(tap * M + j) * D + feature);
-    }
+  if (feature < D) backward(e, feature);
 }

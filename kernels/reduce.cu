@@ -7,6 +7,8 @@
 #include "boundary.cuh"
 
 constexpr int COLUMNS = 32, STRIDES = 8;
+// Columns that hold anything: behind the slots come the biases' sums, if there are biases.
+constexpr long long FILLED = static_cast<long long>(SLOTS) * D + (GATE_BIAS || VALUE_BIAS ? 1 + M : 0);
 
 struct Reduce {
   const Real* partial;
@@ -49,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256) reduce(const Reduce r) {
   __shared__ Real sums[STRIDES][COLUMNS];
   const int lane = threadIdx.x % COLUMNS, stride = threadIdx.x / COLUMNS;
   const long long column = blockIdx.x * static_cast<long long>(COLUMNS) + lane;
-  const bool inside = column < static_cast<long long>(SLOTS) * D + 1 + M;
+  const bool inside = column < FILLED;
   Real sum = Real(0);
   if (inside) {
 #pragma unroll 4

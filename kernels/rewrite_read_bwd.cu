@@ -20,52 +20,12 @@
 // atomics, into one row of `partial` per block; `reduce` adds the rows in order. dw_β and, of values
 // that read h, dW_v are summed without their factor γ, which `reduce` puts in.
 
-#define BACKWARD
-#include "boundary.cuh"
-
-struct Gradients {
-  const STATE_T* grad_state;
-  const CONTEXT_T* grad_context;
-  const Real* grad_new_value;
-  const Real* grad_new_gate;
-  STATE_T* state;
-  DIRECTION_T* direction;
-  Real* value;
-  Real* gate;
-  Real* partial;
-};
-
-struct Backward {
-  Boundary b;
-  Gradients g;
-};
-
 #include "sums.cuh"
 
 template <bool FIRST, class A, class B> struct Choose { using Type = A; };
 template <class A, class B> struct Choose<false, A, B> { using Type = B; };
 
 constexpr int HELD = HOLD ? ROWS : 1;
-// c, then k̂ᵀ(G + w a), then k̂ᵀ(w x̂), where they are needed.
-constexpr int ALONG_AT = NORM, NORMED_AT = NORM + M;
-constexpr int BLOCK_SUMS = NORM + (REWRITE ? M + (NORM ? M : 0) : 0);
-
-// What every thread knows of a token.
-struct Scalars {
-  Write write;
-  Real gate;           // β
-  Real rstd;
-  Real logit;          // dβl
-  Real linear[M];      // dvl
-};
-
-// What the rewrite's backward needs of g = k̂ᵀG.
-struct Turn {
-  Real g[M] = {};
-  Real back[M] = {};      // β r g: what G loses along k
-  Real scale = Real(0);   // dk = scale·(G e − X g) − along·k
-  Real along = Real(0);
-};
 
 struct Pass {
   const Boundary& b;
@@ -133,43 +93,6 @@ struct Pass {
     const int at = row % HELD;
     if constexpr (REWRITE) stored[at] = rewritten(state[at], direction[at], s.write);
     else stored[at] = state[at];
-  }
-
-  __device__ __forceinline__ Scalars scalars(long long token, bool own) {
-    Scalars s;
-    if constexpr (REWRITE) {
-      if (own) {
-        Real value[M];
-        s.gate = b.gate[token];
-        s.write.r = b.stats[token * (1 + M)];
-#pragma unroll
-        for (int j = 0; j < M; ++j) {
-          value[j] = b.value[token * M + j];
-          s.write.readout[j] = b.stats[token * (1 + M) + 1 + j];
-        }
-        s.write.finish(value, s.gate);
-      }
-    }
-    s.rstd = NORM ? b.rstd[token] : Real(1);
-    s.logit = Real(0);
-    if constexpr (GATE) {
-      if (g.grad_new_gate) {
-        const Real gate = b.new_gate[token];
-        s.logit = g.grad_new_gate[token] * gate * (Real(1) - gate / Real(2));
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < M; ++j) {
-      s.linear[j] = Real(0);
-      if constexpr (VALUE) {
-        if (g.grad_new_value) s.linear[j] = g.grad_new_value[token * M + j];
-        if constexpr (VALUE_SIGMOID) {
-          const Real value = b.new_value[token * M + j];
-          s.linear[j] *= value * (Real(1) - value / Real(b.value_scale));
-        }
-      }
-    }
-    return s;
   }
 
   // x̂ of a row, from x as a token read saved it, else from X'.
@@ -244,49 +167,6 @@ struct Pass {
     }
   }
 
-  // The sums of parameter gradients take a row of an own token.
-  __device__ __forceinline__ void add_parameters(
-      const Scalars& s, Window* window, int row, const Real (&normed)[FEATURES],
-      const Real (&dx)[FEATURES]) {
-    Real share[FEATURES];
-    if constexpr (COMPRESS_SLOTS > 0) {
-      UNROLL_SUMS
-      for (int tap = 0; tap < TAPS; ++tap) {
-        Real later[FEATURES];
-        if constexpr (READ == TOKEN) window->get(tap, row, later);
-#pragma unroll
-        for (int j = 0; j < M; ++j) {
-#pragma unroll
-          for (int f = 0; f < FEATURES; ++f) {
-            share[f] = (READ == TOKEN ? later[f] : dx[f]) * stored[row % HELD][f * M + j];
-          }
-          sums.add(tap * M + j, row, share);
-        }
-      }
-    }
-    if constexpr (NORM_WEIGHT) {
-      Real dh[FEATURES];
-      context.get(row, dh);
-#pragma unroll
-      for (int f = 0; f < FEATURES; ++f) share[f] = dh[f] * normed[f];
-      sums.add(NORM_SLOT, row, share);
-    }
-    if constexpr (GATE) {
-#pragma unroll
-      for (int f = 0; f < FEATURES; ++f) share[f] = s.logit * normed[f];
-      sums.add(GATE_SLOT, row, share);
-    }
-    if constexpr (VALUE) {
-#pragma unroll
-      for (int j = 0; j < M; ++j) {
-        const Real scale = VALUE_FROM_COMPRESSED ? s.linear[j] / s.rstd : s.linear[j];
-#pragma unroll
-        for (int f = 0; f < FEATURES; ++f) share[f] = scale * normed[f];
-        sums.add(VALUE_SLOT + j, row, share);
-      }
-    }
-  }
-
   // G += dx ⊗ w, then dX and dk of a row.
   __device__ __forceinline__ void store_row(
       const Scalars& s, const Turn& turn, long long token, int row, const Real (&dx)[FEATURES]) {
@@ -352,13 +232,15 @@ struct Pass {
     if (!own) return;
     if constexpr (!HOLD) load(window, token, row);
     if constexpr (COMPRESS_SLOTS > 0 && (!HOLD || READ == TOKEN)) rebuild(s, row);
-    add_parameters(s, window, row, normed, dx);
+    Real dh[FEATURES] = {};
+    if constexpr (NORM_WEIGHT) context.get(row, dh);
+    sums.take(s, window, row, stored[row % HELD], normed, dh, dx);
     store_row(s, turn, token, row, dx);
   }
 
   // One token; of a token behind the chunk (not its own) dx alone.
   __device__ __forceinline__ void run(Window* window, long long token, bool own) {
-    const Scalars s = scalars(token, own);
+    const Scalars s = load_scalars(b, g, token, own);
     Real totals[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
@@ -367,7 +249,7 @@ struct Pass {
     const Real shift = NORM ? totals[0] / Real(D) * s.rstd : Real(0);  // c·rstd
     Turn turn;
     if constexpr (REWRITE) {
-      if (own) turn = finish(s, totals, shift, token);
+      if (own) turn = finish(g, s, totals, shift, token);
     }
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
@@ -379,26 +261,6 @@ struct Pass {
     for (int j = 0; j < M; ++j) tail[1 + j] += s.linear[j];
   }
 
-  // g = k̂ᵀG, and dv, dβ, each by one thread; k̂ᵀdk̂ follows without a sum of its own.
-  __device__ __forceinline__ Turn finish(
-      const Scalars& s, const Real* totals, Real shift, long long token) const {
-    Turn turn;
-    Real g_e = Real(0), g_p = Real(0);
-    turn.scale = s.write.r * s.gate;
-#pragma unroll
-    for (int j = 0; j < M; ++j) {
-      Real total = totals[ALONG_AT + j];
-      if constexpr (NORM) total -= shift * totals[NORMED_AT + j];
-      turn.g[j] = s.write.r * total;
-      turn.back[j] = turn.scale * turn.g[j];
-      g_e += turn.g[j] * s.write.error[j];
-      g_p += turn.g[j] * s.write.readout[j];
-      if (threadIdx.x == j % 32) g.value[token * M + j] = s.gate * turn.g[j];
-    }
-    if (threadIdx.x == 0) g.gate[token] = g_e;
-    turn.along = s.write.r * turn.scale * (g_e - g_p);
-    return turn;
-  }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {

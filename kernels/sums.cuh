@@ -3,7 +3,7 @@
 // registers, shared memory, or straight in the block's row of `partial`.
 #pragma once
 
-#include "boundary.cuh"
+#include "backward.cuh"
 
 // Registers can be indexed by constants only.
 #if SUMS == 0
@@ -57,6 +57,47 @@ struct Sums {
     packet.get(at(slot, row));
   }
 #endif
+
+  // A token's row: its X', x̂, dh' and dx; a token read finds dx of the later tokens in its window.
+  __device__ __forceinline__ void take(
+      const Scalars& s, Window* window, int row, const Packet<STATE_T, ELEMENTS>& stored,
+      const Real (&normed)[FEATURES], const Real (&dh)[FEATURES], const Real (&dx)[FEATURES]) {
+    Real share[FEATURES];
+    if constexpr (COMPRESS_SLOTS > 0) {
+      UNROLL_SUMS
+      for (int tap = 0; tap < TAPS; ++tap) {
+        Real later[FEATURES];
+        if constexpr (READ == TOKEN) window->get(tap, row, later);
+#pragma unroll
+        for (int j = 0; j < M; ++j) {
+#pragma unroll
+          for (int f = 0; f < FEATURES; ++f) {
+            share[f] = (READ == TOKEN ? later[f] : dx[f]) * stored[f * M + j];
+          }
+          add(tap * M + j, row, share);
+        }
+      }
+    }
+    if constexpr (NORM_WEIGHT) {
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f) share[f] = dh[f] * normed[f];
+      add(NORM_SLOT, row, share);
+    }
+    if constexpr (GATE) {
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f) share[f] = s.logit * normed[f];
+      add(GATE_SLOT, row, share);
+    }
+    if constexpr (VALUE) {
+#pragma unroll
+      for (int j = 0; j < M; ++j) {
+        const Real scale = VALUE_FROM_COMPRESSED ? s.linear[j] / s.rstd : s.linear[j];
+#pragma unroll
+        for (int f = 0; f < FEATURES; ++f) share[f] = scale * normed[f];
+        add(VALUE_SLOT + j, row, share);
+      }
+    }
+  }
 
   // The block's row of `partial`, with the biases' sums at its end.
   __device__ __forceinline__ void store(Real* partial, const Real (&tail)[1 + M]) const {

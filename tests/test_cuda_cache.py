@@ -181,6 +181,42 @@ def test_the_log_says_what_is_compiled_for_what(cache):
     assert said == ""
 
 
+def test_a_log_that_nobody_reads_breaks_nothing(cache):
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = environment(cache, DDL_LOG="debug")
+    command = [*COMMAND, "sm_90", "64"]
+    result = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=writer, check=False)
+    os.close(writer)
+    assert result.returncode == 0
+    assert were_cached(json.loads(result.stdout)) == [False]
+
+
+def test_a_forked_process_compiles_for_itself(cache):
+    """A pool of threads would stay behind in the parent."""
+    code = (
+        "import os, signal, sys\n"
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
+        "from compile_kernels import main\n"
+        "main(*sys.argv[1:], '64', '96')\n"
+        "if os.fork() == 0:\n"
+        "    signal.alarm(60)\n"
+        "    main(*sys.argv[1:], '128', '160')\n"
+        "    sys.stdout.flush()\n"
+        "    os._exit(0)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, *COMMAND[2:], "sm_90"],
+        env=environment(cache),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert len(entries(cache)) == 4
+
+
 def test_without_nvrtc_a_sentence_says_what_to_install(cache, tmp_path):
     alone = [sys.executable, str(SCRIPT), _native.__file__, str(tmp_path / "torch" / "__init__.py")]
     env = environment(cache)

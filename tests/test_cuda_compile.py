@@ -162,6 +162,22 @@ def test_expansions_do_not_spill_registers(d, stored):
     assert {kernel.name: kernel.spilled for kernel in kernels if kernel.spilled} == {}
 
 
+@pytest.mark.parametrize(
+    ("m", "taps", "held"), [(1, 8, True), (16, 4, True), (4, 32, False), (4, 512, False)]
+)
+def test_expansions_of_any_length_keep_out_of_local_memory(m, taps, held):
+    """Which a driver would set aside for every thread that a GPU can run at once."""
+    given = {"x": zeros(1, 1, 768, dtype=BF16), "weight": zeros(768, m, taps, dtype=F32)}
+    kernels = compiled("sm_90", "expand", **given, value_channels=m)
+    assert names(kernels) >= {"expand_fwd", "expand_bwd"}
+    assert ("arrange" in names(kernels)) is not held
+    for kernel in kernels:
+        assert kernel.spilled == 0, kernel
+        if kernel.name.startswith("expand"):
+            assert kernel.shared == 0, kernel
+            assert int(macros(kernel)["THREADS"]) > 32, kernel
+
+
 # --- ddl.cuda -------------------------------------------------------------------------------------
 
 
@@ -243,5 +259,10 @@ def test_without_a_gpu_a_sentence_says_so():
     assert why.startswith("NVIDIA's driver ")
     with pytest.raises(RuntimeError, match=r"^NVIDIA's driver "):
         warmup(nn.Identity(), torch.ones(1))
-    with pytest.raises(ValueError, match=r"^`device` must be a CUDA device, got cpu$"):
-        why_unavailable("cpu")
+    for device in ("cpu", "gpu", "cuda:x", -1, None):
+        with pytest.raises(ValueError, match=rf"^`device` must be a CUDA device, got {device!r}$"):
+            why_unavailable(device)
+    with pytest.raises(TypeError, match=r"^`module` must be a torch.nn.Module, got function$"):
+        warmup(lambda x: x)
+    with pytest.raises(ValueError, match=r'^`architecture` must be a name such as "sm_90", got 90'):
+        warmup(nn.Linear(1, 1), architecture=90)

@@ -117,6 +117,14 @@ def test_a_step_loads_once_and_launches_in_order(driver, tmp_path):
     assert firsts == [state, state], "the first field of the argument is the state"
 
 
+def test_every_kernel_goes_to_the_stream_it_is_given(driver, tmp_path):
+    on_a_stream = "from ddl import ops\nops._resources = lambda state: (1, 4242, ops._scratch)\n"
+    code = TOKEN_READ.format(device=0, d=64).replace("def numbers", on_a_stream + "def numbers")
+    lines = calls(driver, code, tmp_path / "log")
+    launches = [line for line in lines if line[0] == "cuLaunchKernel"]
+    assert [line[line.index("stream") + 1] for line in launches] == ["4242"] * 5
+
+
 def test_what_was_warmed_up_is_loaded_already(driver, tmp_path):
     warm = "_native.note_kernels(None, 1)\nstep()\n_native.end_noting(True)\nopen({log!r}, 'w')\n"
     log = tmp_path / "log"
@@ -165,9 +173,13 @@ def test_a_gpu_newer_than_the_compiler_gets_ptx(driver, tmp_path):
 
 REFUSALS = [
     (
-        {"STAND_IN_FAIL": "cuInit 100"},
-        "NVIDIA's driver did not start (CUDA error 100, the driver's own words): check "
+        {"STAND_IN_FAIL": "cuInit 803"},
+        "NVIDIA's driver did not start (CUDA error 803, the driver's own words): check "
         "`nvidia-smi`, or keep the tensors on the CPU",
+    ),
+    (  # what a driver says that CUDA_VISIBLE_DEVICES leaves no GPU
+        {"STAND_IN_FAIL": "cuInit 100"},
+        "NVIDIA's driver knows no GPU: check CUDA_VISIBLE_DEVICES",
     ),
     ({"STAND_IN_DEVICES": "0"}, "NVIDIA's driver knows no GPU: check CUDA_VISIBLE_DEVICES"),
     (
@@ -183,6 +195,11 @@ REFUSALS = [
         {"STAND_IN_FAIL": "cuModuleLoadData 209"},
         "`rewrite_read_fwd` could not be loaded on cuda:0: CUDA error 209, the driver's own words",
     ),
+    (
+        {"STAND_IN_FAIL": "cuModuleLoadData 900"},
+        "`rewrite_read_fwd` could not be loaded on cuda:0: CUDA error 900, the driver's own words; "
+        "before a CUDA graph is captured, call `ddl.cuda.warmup` or run it once",
+    ),
 ]
 
 
@@ -195,6 +212,25 @@ def test_what_the_driver_refuses_is_said(driver, tmp_path, variables, sentence):
 def test_a_gpu_that_is_not_there(driver, tmp_path):
     said = failure(driver, "cuda:2", tmp_path / "log")
     assert said == "RuntimeError: there is no cuda:2, the driver knows 2 GPUs"
+
+
+def test_a_forked_process_is_told_to_spawn(driver, tmp_path):
+    code = (
+        "import os, torch\n"
+        "from ddl import cuda\n"
+        "assert cuda.why_unavailable() is None\n"
+        "if os.fork() == 0:\n"
+        "    print(cuda.why_unavailable(), flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "assert cuda.why_unavailable() is None\n"
+    )
+    result = run(driver, ["-c", code], tmp_path / "log")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == (
+        "this process was forked from one that had started NVIDIA's driver, which does not work in "
+        "both: start it by the method `spawn`\n"
+    )
 
 
 def test_a_launch_that_fails(driver, tmp_path):

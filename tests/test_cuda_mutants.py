@@ -73,14 +73,31 @@ MUTANTS = {
     ),
     "a chunk starts without what came before": (
         "expand.cu",
-        "  past.begin(e.x, c, feature);\n  for",
-        "  for",
+        "c.first - back < c.start",
+        "true",
     ),
     "an expansion looks one token too few behind": (
         "expand.cu",
-        "token < c.last + TAPS - 1",
-        "token < c.last + TAPS - 2",
+        "behind = c.last + TAPS - 1",
+        "behind = c.last + TAPS - 2",
     ),
+    "an expansion's sequences see each other": ("expand.cu", " && token + i < c.end", ""),
+    "a long kernel looks one token too far back": (
+        "expand_by_tap.cuh",
+        "token - tap - 1",
+        "token - tap - 2",
+    ),
+    "a long kernel looks one token too far ahead": (
+        "expand_by_tap.cuh",
+        "token + TILE + tap",
+        "token + TILE + tap + 1",
+    ),
+    "a long kernel's groups of taps overlap": (
+        "expand_by_tap.cuh",
+        "token - group, feature",
+        "token - group + 1, feature",
+    ),
+    "a long kernel's sequences see each other": ("expand_by_tap.cuh", "token >= c.start && ", ""),
     # indices and terms
     "channels and taps swapped": (
         "reduce.cu",
@@ -99,7 +116,7 @@ MUTANTS = {
         "!gate && !VALUE_FROM_COMPRESSED",
     ),
     "dk keeps its part along k": (BACKWARD, " - turn.along * k", ""),
-    "c is left out of g": (BACKWARD, "total -= shift *", "total -= Real(0) *"),
+    "c is left out of g": ("backward.cuh", "total -= shift *", "total -= Real(0) *"),
     "eps_k is not squared": (FORWARD, "Real(b.eps_k) * Real(b.eps_k)", "Real(b.eps_k)"),
     "halves of a pair swapped": (
         "common.cuh",
@@ -120,6 +137,9 @@ def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
                 compare("rewrite_read", tensors, F64, eps_k=0.1)
             x, weight = torch.randn(2, 11, 100, dtype=F64), torch.randn(100, 4, 3, dtype=F64)
             compare("expand", {"x": x, "weight": weight}, F64, value_channels=4)
+        with emulated(kernels=kernels, plan={"CHUNK": 7, "HOLD": 0}):
+            x, weight = torch.randn(2, 11, 6, dtype=F64), torch.randn(6, 2, 13, dtype=F64)
+            compare("expand", {"x": x, "weight": weight}, F64, value_channels=2)
         with emulated(kernels=kernels):
             tensors = inputs((2, 11), 64, 4) | parameters(64, 4, "channel")
             compare("rewrite_read", tensors, BF16, eps_k=0.1)

@@ -123,6 +123,18 @@ def test_any_plan(compress, plan, threads):
         compare("rewrite_read", tensors, F64, eps_k=0.1)
 
 
+@pytest.mark.parametrize("hold", [0, 1])
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+@pytest.mark.parametrize(("dtype", "m", "features"), [(F64, 1, 1), (BF16, 4, 2), (F32, 9, 2)])
+def test_any_plan_of_an_expansion(dtype, m, features, chunk, hold):
+    with emulated(plan={"HOLD": hold, "CHUNK": chunk, "THREADS": 32, "FEATURES": features}):
+        tensors = {"x": torch.randn(7, 19, 70, dtype=F64)}  # more chunks than blocks
+        compare("expand", tensors, dtype, value_channels=m)
+        for taps in (3, 8, 17):
+            weight = torch.randn(70, m, taps, dtype=F64)
+            compare("expand", tensors | {"weight": weight}, dtype, value_channels=m)
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 5, 11, 100])
 @pytest.mark.parametrize("taps", [1, 2, 4, 9, 20])
 def test_halos_of_any_length(chunk, taps):

@@ -41,8 +41,11 @@ class Kernel(NamedTuple):
     """Whether it was found, in memory or on disk."""
 
 
-def why_unavailable(device: torch.device | str | int = 0) -> str | None:
-    """A sentence that says why a CUDA device cannot run the operators, or None where it can."""
+def why_unavailable(device: torch.device | str | int = "cuda") -> str | None:
+    """A sentence that says why a CUDA device cannot run the operators, or None where it can.
+
+    device: "cuda", the current one, or "cuda:1", or its number. Raises ValueError for another.
+    """
     return _native.why_unavailable(_index(device))
 
 
@@ -67,10 +70,14 @@ def warmup(
         The kernels, those found in the cache included.
 
     Raises:
-        ValueError: an architecture that the compiler does not know.
+        TypeError: `module` is none. ValueError: an architecture that the compiler does not know.
         RuntimeError: no GPU, driver or compiler.
     """
     module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"`module` must be a torch.nn.Module, got {type(module).__name__}")
+    if architecture is not None and not isinstance(architecture, str):
+        raise ValueError(f'`architecture` must be a name such as "sm_90", got {architecture!r}')
     with _noting(architecture, _index(_home(module))) as noted, _autocast_like_cuda():
         _run_on_fakes(module, args, kwargs)
     return noted
@@ -134,10 +141,18 @@ def _home(module: nn.Module) -> torch.device | int:
 
 
 def _index(device: torch.device | str | int) -> int:
-    """Of a CUDA device; 0 for "cuda"."""
-    if isinstance(device, int):
-        return device
-    device = torch.device(device)
-    if device.type != "cuda":
-        raise ValueError(f"`device` must be a CUDA device, got {device}")
-    return device.index or 0
+    """The number of a CUDA device."""
+    try:
+        # A bare number means the current accelerator's to torch, and may mean another kind there.
+        known = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError):
+        known = None
+    if known is None or known.type != "cuda" or (known.index or 0) < 0:
+        raise ValueError(f"`device` must be a CUDA device, got {device!r}")
+    return _current() if known.index is None else known.index
+
+
+def _current() -> int:
+    """The current device. Where torch has not begun with CUDA it is the first, and a look at it
+    must not make torch begin."""
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else 0

@@ -83,7 +83,7 @@ pub struct Expand {
     pub x: Address,
     pub weight: Address,
     pub state: Address,
-    pub sequences: i64,
+    pub chunks: i64,
     pub time: i64,
     pub chunk: i64,
 }
@@ -96,7 +96,7 @@ pub struct ExpandBackward {
     pub grad_state: Address,
     pub grad_x: Address,
     pub partial: Address,
-    pub sequences: i64,
+    pub chunks: i64,
     pub time: i64,
     pub chunk: i64,
 }

@@ -129,11 +129,11 @@ fn cut(
     Ok(blocks)
 }
 
-/// The weight of a token read with its taps outermost.
-fn arrange(boundary: &Specialisation, from: Address, call: &Call<'_>) -> Result<Address> {
-    let specialisation = boundary.arrange();
-    let numbers = boundary.d * boundary.m * boundary.taps;
-    let to = (call.allocate)(numbers * boundary.types.compress.size())?;
+/// The weight of a token read, or of an expansion, with its taps outermost.
+pub(super) fn arrange(s: &Specialisation, from: Address, call: &Call<'_>) -> Result<Address> {
+    let specialisation = s.arrange();
+    let numbers = s.d * s.m * s.taps;
+    let to = (call.allocate)(numbers * s.types.compress.size())?;
     let loaded = call.loaded(&specialisation)?;
     call.launch(&loaded, [numbers.div_ceil(256), 1], Arrange { from, to })?;
     Ok(to)

@@ -14,6 +14,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::say;
 use crate::error::{Error, Result};
 
 /// Device code, and what the compiler said about it.
@@ -130,11 +131,11 @@ fn refuse_open_directory(directory: &Path) -> Result<()> {
 fn warn_once(directory: &Path, error: &io::Error) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        eprintln!(
-            "ddl: compiled kernels are kept for this process only, because {} cannot be written ({error}); \
+        say(&format!(
+            "compiled kernels are kept for this process only, because {} cannot be written ({error}); \
              name another directory in DDL_CACHE_DIR",
             directory.display()
-        );
+        ));
     });
 }
 

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::cache::{Binary, Cache, hash};
 use super::nvrtc::{Nvrtc, Target, nvrtc};
 use super::plan::{Limits, Plan};
+use super::say;
 use super::specialisation::Specialisation;
 use crate::error::{Error, Result};
 
@@ -18,9 +19,11 @@ macro_rules! kernel_files {
 }
 kernel_files!(
     "arrange.cu",
+    "backward.cuh",
     "boundary.cuh",
     "common.cuh",
     "expand.cu",
+    "expand_by_tap.cuh",
     "reduce.cu",
     "rewrite_read_bwd.cu",
     "rewrite_read_fwd.cu",
@@ -130,7 +133,7 @@ fn compile(
             Ok(Binary {
                 image,
                 registers: number_before(report, " registers"),
-                spilled: number_before(report, " bytes spill stores"),
+                spilled: local_memory(report),
                 shared: number_before(report, " bytes smem"),
             })
         }
@@ -148,6 +151,11 @@ fn compile(
 fn report_on<'a>(name: &str, log: &'a str) -> &'a str {
     let mine = log.split_once(&format!("entry function '{name}'")).map_or("", |(_, mine)| mine);
     mine.split("entry function").next().unwrap_or_default()
+}
+
+/// Bytes per thread that live in memory: spilled registers, and arrays that are not indexed by constants.
+fn local_memory(report: &str) -> u32 {
+    number_before(report, " bytes spill stores").max(number_before(report, " bytes stack frame"))
 }
 
 /// The number that ends where `unit` begins; 0 where the report does not mention one.
@@ -170,8 +178,8 @@ impl Built {
             return;
         }
         let Built { binary, target, seconds, .. } = self;
-        eprintln!(
-            "ddl: {} {} for {target} in {seconds:.2} s: {} registers, {} bytes spilled, \
+        say(&format!(
+            "{} {} for {target} in {seconds:.2} s: {} registers, {} bytes spilled, \
              {} bytes of shared memory ({})",
             if self.cached { "found" } else { "compiled" },
             self.specialisation.kernel.name(),
@@ -179,7 +187,7 @@ impl Built {
             binary.spilled,
             binary.shared as usize + self.plan.shared,
             self.macros(),
-        );
+        ));
     }
 }
 
@@ -283,9 +291,10 @@ mod tests {
                    ptxas info    : Used 56 registers, used 0 barriers\n";
         let numbers = |name| {
             let report = report_on(name, log);
-            [" registers", " bytes spill stores", " bytes smem"].map(|unit| number_before(report, unit))
+            [number_before(report, " registers"), local_memory(report), number_before(report, " bytes smem")]
         };
         assert_eq!(numbers("expand_bwd"), [101, 8, 32]);
+        assert_eq!(local_memory("448 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"), 448);
         assert_eq!(numbers("expand_fwd"), [56, 0, 0]);
         assert_eq!(numbers("reduce"), [0, 0, 0]);
     }

@@ -40,6 +40,7 @@ functions! {
 }
 
 // Numbers of cuda.h.
+const NO_DEVICE: c_int = 100;
 const MULTIPROCESSORS: c_int = 16;
 const THREADS_PER_MULTIPROCESSOR: c_int = 39;
 const CAPABILITY_MAJOR: c_int = 75;
@@ -50,9 +51,13 @@ const SHARED_PER_BLOCK_OPTIN: c_int = 97;
 const DYNAMIC_SHARED_BYTES: c_int = 8;
 const SHARED_CARVEOUT: c_int = 9;
 const RELAXED_CAPTURE: c_int = 2;
+/// How what a captured stream forbids begins: 900 to 908.
+const OF_A_CAPTURE: &str = "CUDA error 90";
 
 struct Gpus {
     driver: Driver,
+    /// that started the driver
+    process: u32,
     devices: Vec<OnceLock<std::result::Result<Arc<Gpu>, String>>>,
 }
 
@@ -73,6 +78,13 @@ unsafe impl Sync for Gpu {}
 /// Torch's device `cuda:index`; the reason where it cannot be used is kept and given again.
 pub fn gpu(index: usize) -> Result<Arc<Gpu>> {
     let gpus = gpus()?;
+    if gpus.process != std::process::id() {
+        return Err(Error::Cuda(
+            "this process was forked from one that had started NVIDIA's driver, which does not work in both: \
+             start it by the method `spawn`"
+                .into(),
+        ));
+    }
     let Some(slot) = gpus.devices.get(index) else {
         let count = gpus.devices.len();
         return Err(Error::Cuda(format!("there is no cuda:{index}, the driver knows {count} GPUs")));
@@ -94,18 +106,21 @@ fn find() -> std::result::Result<Gpus, String> {
         .map_err(|missing| format!("NVIDIA's driver is too old ({missing}): install a newer one"))?;
     let mut count = 0;
     // SAFETY: a number to be filled.
-    let started = unsafe {
-        driver.check((driver.cuInit)(0)).and_then(|()| driver.check((driver.cuDeviceGetCount)(&mut count)))
+    let result = unsafe {
+        match (driver.cuInit)(0) {
+            0 => (driver.cuDeviceGetCount)(&mut count),
+            fault => fault,
+        }
     };
-    started.map_err(|reason| {
+    if result == NO_DEVICE || (result == 0 && count <= 0) {
+        return Err("NVIDIA's driver knows no GPU: check CUDA_VISIBLE_DEVICES".into());
+    }
+    driver.check(result).map_err(|reason| {
         format!(
             "NVIDIA's driver did not start ({reason}): check `nvidia-smi`, or keep the tensors on the CPU"
         )
     })?;
-    if count <= 0 {
-        return Err("NVIDIA's driver knows no GPU: check CUDA_VISIBLE_DEVICES".into());
-    }
-    Ok(Gpus { driver, devices: (0..count).map(|_| OnceLock::new()).collect() })
+    Ok(Gpus { driver, process: std::process::id(), devices: (0..count).map(|_| OnceLock::new()).collect() })
 }
 
 impl Driver {
@@ -229,7 +244,8 @@ impl Drop for Current<'_> {
 }
 
 /// While it lives, this thread may load kernels although a stream is being captured in a CUDA graph:
-/// loading is no work of the stream, and without this it would break the capture.
+/// loading is no work of the stream, and without this it would break the capture. (A driver older than
+/// that of CUDA 12.3 refuses all the same.)
 struct AllowLoading<'a> {
     driver: &'a Driver,
     mode: c_int,
@@ -265,7 +281,11 @@ impl Device for Gpu {
         let name = specialisation.kernel.name();
         let fixed = built.binary.shared as usize + super::plan::RESERVED;
         let function = self.load_image(&built.binary.image, name, &built.plan, fixed).map_err(|reason| {
-            Error::Cuda(format!("`{name}` could not be loaded on cuda:{}: {reason}", self.index))
+            let advice = match reason.starts_with(OF_A_CAPTURE) {
+                true => "; before a CUDA graph is captured, call `ddl.cuda.warmup` or run it once",
+                false => "",
+            };
+            Error::Cuda(format!("`{name}` could not be loaded on cuda:{}: {reason}{advice}", self.index))
         })?;
         Ok(Loaded { kernel: specialisation.kernel, plan: built.plan, function })
     }

@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-
-use rayon::prelude::*;
+use std::thread;
 
 use super::compiler::{Built, build};
 use super::gpu::Gpu;
@@ -55,13 +56,33 @@ impl Notes {
         let asked = std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner));
         let mut asked: Vec<_> = asked.into_iter().collect();
         asked.sort_by_key(|(specialisation, _)| format!("{specialisation:?}")); // the same order every time
-        let build = |(specialisation, plan)| build(&specialisation, plan, &self.limits, self.target);
-        let built: Vec<Built> = asked.into_par_iter().map(build).collect::<Result<_>>()?;
+        let built = on_all_cores(&asked, |(specialisation, plan)| {
+            build(specialisation, *plan, &self.limits, self.target)
+        })?;
         if let Some(gpu) = &self.gpu {
             built.iter().try_for_each(|built| loaded(&**gpu, &built.specialisation).map(|_| ()))?;
         }
         Ok(built)
     }
+}
+
+/// What `work` makes of every item, in their order. On threads of its own: those of a pool would be missing
+/// in a forked process, which would wait for them for ever.
+fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
+    let next = AtomicUsize::new(0);
+    let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&index| index < items.len());
+    let some = || -> Result<Vec<(usize, R)>> {
+        std::iter::from_fn(take).map(|index| Ok((index, work(&items[index])?))).collect()
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(items.len());
+    let mut done = thread::scope(|scope| -> Result<Vec<_>> {
+        let started: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
+        let ended =
+            started.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        Ok(ended.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+    })?;
+    done.sort_by_key(|(index, _)| *index);
+    Ok(done.into_iter().map(|(_, result)| result).collect())
 }
 
 /// What GPUs of an architecture offer. Their code depends on the sizes of memory, not on how many

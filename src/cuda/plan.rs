@@ -60,12 +60,16 @@ const MOST_STATIC: usize = 48 << 10;
 const MOST_HELD: usize = 8;
 /// Numbers that a window or sums may take from the registers of one thread.
 const FEW: usize = 24;
+/// Numbers that the backward of an expansion may hold of its kernel.
+const MOST_OF_A_KERNEL: usize = 160;
+/// Threads of a block, where several blocks share a multiprocessor.
+const MOST_THREADS: usize = 256;
 /// Threads of a multiprocessor that keep memory busy; beyond that registers are worth more.
 const ENOUGH_THREADS: usize = 1024;
 /// Tokens of a chunk of an expansion's backward: keeps its row of sums small beside its tokens.
 const EXPAND_CHUNK: usize = 64;
 /// Blocks that a grid may have along its second axis.
-pub const MOST_CHUNKS: usize = 65_535;
+const MOST_BLOCKS: usize = 65_535;
 
 impl Plan {
     /// Fails for so many value channels that no block could add up its sums.
@@ -77,10 +81,19 @@ impl Plan {
         }
     }
 
-    /// The next plan to try where this one spills registers: fewer blocks, then packets read twice.
+    /// The next plan to try where this one spills registers: fewer blocks, then packets read twice; of an
+    /// expansion, packets of half the length.
     pub fn relaxed(&self, s: &Specialisation, limits: &Limits) -> Option<Plan> {
+        if !matches!(s.kernel, Kernel::Forward | Kernel::Backward) {
+            let half = Forced { features: Some(self.features / 2), ..Forced::default() };
+            return (s.kernel.expands() && self.features > 1).then(|| expand(s, &half));
+        }
         if self.blocks > 1 {
             return Some(Plan { blocks: self.blocks - 1, ..*self });
+        }
+        if !self.hold && self.threads > MOST_THREADS {
+            let fewer = Forced { hold: Some(false), threads: Some(MOST_THREADS), ..Forced::default() };
+            return boundary(s, limits, &fewer).ok();
         }
         let again = boundary(s, limits, &Forced { hold: Some(false), ..Forced::default() }).ok()?;
         let needed = again.shared + static_shared(s, again.threads) + RESERVED;
@@ -137,10 +150,11 @@ fn boundary(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan
     // they can hold these. Where they cannot, packets are read twice and columns wait in shared memory.
     let (rows, most_rows) = if s.kernel == Kernel::Backward { (4, 4) } else { (6, 8) };
     let threads = packets.div_ceil(rows).next_multiple_of(32);
-    let may_hold = packets.div_ceil(threads.min(256)) <= most_rows && plan.features * s.m <= MOST_HELD;
+    let may_hold =
+        packets.div_ceil(threads.min(MOST_THREADS)) <= most_rows && plan.features * s.m <= MOST_HELD;
     plan.hold = forced.hold.unwrap_or(may_hold || columns(s) > room);
     let too_wide = plan.hold && !may_hold; // for the columns, or to be held without spills
-    let threads = threads.min(if too_wide { 1024 } else { 256 });
+    let threads = threads.min(if too_wide { 1024 } else { MOST_THREADS });
     plan.threads = forced.threads.unwrap_or(threads).min(most);
 
     // What outlives a token: in registers if it is little, else in shared memory if that has room.
@@ -157,6 +171,12 @@ fn boundary(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan
     }
     plan.sums = forced.sums.unwrap_or(plan.sums);
     plan.shared = shared(s, &plan);
+    // Memory that has room for one such block alone leaves it the threads of two.
+    let twice = 2 * MOST_THREADS;
+    let alone = 2 * (plan.shared + static_shared(s, twice) + RESERVED) > limits.shared_per_multiprocessor;
+    if alone && !plan.hold && plan.threads == MOST_THREADS && twice <= most && forced.threads.is_none() {
+        plan.threads = twice;
+    }
     plan.blocks = forced.blocks.unwrap_or_else(|| blocks(s, &plan, limits));
     Ok(plan)
 }
@@ -232,11 +252,21 @@ fn shared(s: &Specialisation, plan: &Plan) -> usize {
     window + columns + sums
 }
 
-/// A thread has one packet; there is nothing else to decide.
+/// A thread has one packet, as long as it can hold the weights, their sums, and what K tokens leave.
 fn expand(s: &Specialisation, forced: &Forced) -> Plan {
-    let features = forced.features.unwrap_or_else(|| features(s));
-    let threads = (s.d / features).next_multiple_of(32).min(256);
-    Plan { features, threads: forced.threads.unwrap_or(threads), ..plain(s) }
+    let taps = if s.compress == Compress::Token { s.taps } else { 0 };
+    let held = |features: usize| 2 * taps * features * (s.m + 1) * s.real().size() / 4;
+    let mut features = forced.features.unwrap_or_else(|| features(s));
+    let mut shorter = features;
+    while held(shorter) > MOST_OF_A_KERNEL && shorter.is_multiple_of(2) && forced.features.is_none() {
+        shorter /= 2;
+    }
+    let hold = taps == 0 || forced.hold.unwrap_or(held(shorter) <= MOST_OF_A_KERNEL);
+    if hold {
+        features = shorter;
+    }
+    let threads = (s.d / features).next_multiple_of(32).min(128);
+    Plan { features, hold, threads: forced.threads.unwrap_or(threads), ..plain(s) }
 }
 
 /// Tokens per block and blocks of a boundary's grid: one wave of blocks that fills the device.
@@ -256,16 +286,26 @@ pub fn expand_chunk(
     sequences: usize,
     time: usize,
 ) -> usize {
-    let across = (s.d / plan.features).div_ceil(plan.threads);
-    let wanted = limits.multiprocessors * (limits.threads_per_multiprocessor / plan.threads).max(1);
-    let even = (sequences * time * across).div_ceil(wanted);
+    let [across, wanted] = expand_wave(s, plan, limits);
+    let even = (sequences * time).div_ceil(wanted.div_ceil(across));
     let least = match (s.kernel, s.compress) {
-        (Kernel::ExpandBackward, Compress::Token) => EXPAND_CHUNK,
+        (Kernel::ExpandBackward, Compress::Token) => EXPAND_CHUNK.max(2 * s.taps),
         _ => 2 * s.taps, // as many tokens are read twice as there are taps
     };
-    // A grid takes `MOST_CHUNKS` chunks: whole sequences if there are more of these than that.
-    let fewest = if sequences < MOST_CHUNKS { time.div_ceil(MOST_CHUNKS / sequences) } else { time };
-    forced.chunk.unwrap_or(even.max(least)).max(fewest).clamp(1, time)
+    forced.chunk.unwrap_or(even.max(least)).clamp(1, time)
+}
+
+/// Blocks of an expansion's grid: across the features, and at most a few waves of them down the chunks, so
+/// that rows of sums stay few however many sequences there are.
+pub fn expand_blocks(s: &Specialisation, plan: &Plan, limits: &Limits, chunks: usize) -> [usize; 2] {
+    let [across, wanted] = expand_wave(s, plan, limits);
+    [across, chunks.min(wanted.div_ceil(across)).min(MOST_BLOCKS)]
+}
+
+/// Blocks across the features, and blocks in all that fill the device.
+fn expand_wave(s: &Specialisation, plan: &Plan, limits: &Limits) -> [usize; 2] {
+    let across = (s.d / plan.features).div_ceil(plan.threads);
+    [across, limits.multiprocessors * (limits.threads_per_multiprocessor / plan.threads).max(1)]
 }
 
 #[cfg(test)]

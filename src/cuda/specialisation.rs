@@ -37,7 +37,7 @@ impl Kernel {
         }
     }
 
-    fn expands(self) -> bool {
+    pub fn expands(self) -> bool {
         matches!(self, Kernel::ExpandForward | Kernel::ExpandBackward)
     }
 }

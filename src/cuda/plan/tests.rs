@@ -84,6 +84,39 @@ fn a_plan_is_relaxed_to_an_end_within_the_limits() {
 }
 
 #[test]
+fn an_expansion_is_relaxed_to_shorter_packets_of_its_own() {
+    for (m, taps) in [(1, 8), (4, 4), (8, 4), (16, 4), (4, 512)] {
+        let s = specialisation(Kernel::ExpandBackward, 768, m, taps, Dtype::Bf16);
+        let mut plan = Plan::new(&s, &LARGE, &FREE).unwrap();
+        while let Some(next) = plan.relaxed(&s, &LARGE) {
+            assert_eq!(next.features, plan.features / 2);
+            assert_eq!((next.shared, next.blocks, next.window), (0, 1, Place::Registers));
+            assert_eq!(next.threads, (768 / next.features).min(128));
+            plan = next;
+        }
+        assert_eq!(plan.features, 1);
+    }
+    let s = specialisation(Kernel::Reduce, 768, 4, 4, Dtype::F32);
+    assert_eq!(Plan::new(&s, &LARGE, &FREE).unwrap().relaxed(&s, &LARGE), None);
+}
+
+#[test]
+fn an_expansion_holds_what_fits_in_registers() {
+    let plan = |m, taps, dtype| {
+        let s = specialisation(Kernel::ExpandBackward, 768, m, taps, dtype);
+        let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
+        (plan.features, plan.hold)
+    };
+    assert_eq!(plan(4, 4, Dtype::Bf16), (2, true));
+    assert_eq!(plan(16, 4, Dtype::Bf16), (1, true), "half as long, to be held");
+    assert_eq!(plan(4, 8, Dtype::F32), (1, true));
+    assert_eq!(plan(4, 8, Dtype::F64), (1, true));
+    assert_eq!(plan(4, 9, Dtype::F64), (1, false), "numbers of twice the size");
+    assert_eq!(plan(4, 64, Dtype::Bf16), (2, false));
+    assert_eq!(plan(4, 1, Dtype::Bf16), (2, true));
+}
+
+#[test]
 fn numbers_live_in_registers_then_shared_memory_then_global() {
     let places = |d, m, taps| {
         let s = specialisation(Kernel::Backward, d, m, taps, Dtype::Bf16);
@@ -95,6 +128,24 @@ fn numbers_live_in_registers_then_shared_memory_then_global() {
     assert_eq!(places(768, 4, 4), (Place::Shared, Place::Shared));
     assert_eq!(places(4096, 4, 1), (Place::Registers, Place::Global));
     assert_eq!(places(4096, 4, 4), (Place::Global, Place::Global));
+}
+
+#[test]
+fn a_block_that_is_alone_on_its_multiprocessor_has_more_threads() {
+    let threads = |d, m| {
+        let s = specialisation(Kernel::Backward, d, m, 1, Dtype::Bf16);
+        let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
+        assert!(!plan.hold);
+        (plan.threads, plan.blocks)
+    };
+    assert_eq!(threads(1024, 8), (128, 2));
+    assert_eq!(threads(2048, 8), (512, 1));
+    assert_eq!(threads(4096, 4), (512, 1));
+    assert_eq!(threads(8192, 4), (256, 2), "its sums are in global memory");
+    let s = specialisation(Kernel::Backward, 4096, 4, 1, Dtype::Bf16);
+    let relaxed = Plan::new(&s, &LARGE, &FREE).unwrap().relaxed(&s, &LARGE).unwrap();
+    assert_eq!((relaxed.threads, relaxed.blocks), (256, 1));
+    assert_eq!(relaxed.relaxed(&s, &LARGE), None);
 }
 
 #[test]
@@ -135,15 +186,17 @@ fn a_token_reads_halo_stays_small_while_there_is_work_for_all() {
 
 #[test]
 fn an_expansions_chunks_fit_a_grid() {
-    let mut s = specialisation(Kernel::ExpandForward, 768, 4, 4, Dtype::Bf16);
-    for (sequences, time) in [(1, 1), (1, 10_000_000), (64, 1024), (65_534, 7), (65_535, 7), (70_000, 1)] {
+    let mut s = specialisation(Kernel::ExpandBackward, 768, 4, 4, Dtype::Bf16);
+    for (sequences, time) in [(1, 1), (1, 10_000_000), (64, 1024), (65_535, 7), (1_000_000, 1)] {
         for compress in [Compress::Token, Compress::None] {
             s.compress = compress;
             let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
             let chunk = expand_chunk(&s, &plan, &LARGE, &FREE, sequences, time);
-            let per_sequence = time.div_ceil(chunk);
             assert!((1..=time).contains(&chunk));
-            assert!(per_sequence * sequences <= MOST_CHUNKS || per_sequence == 1, "{sequences} × {time}");
+            let chunks = sequences * time.div_ceil(chunk);
+            let [across, down] = expand_blocks(&s, &plan, &LARGE, chunks);
+            assert_eq!(across, 3);
+            assert!((1..=704).contains(&down) && down <= chunks, "{sequences} × {time}: {down}");
         }
     }
 }

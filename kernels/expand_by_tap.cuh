@@ -1,0 +1,123 @@
+// An expansion whose kernel is too long for registers, for expand.cu: tap by tap. TILE tokens at a time
+// share a tap's weights, which come tap-major (TAPS, D, M); dw is summed for GROUP taps at a time, and x
+// and dX are read again for each group.
+#pragma once
+
+constexpr int TILE = ELEMENTS <= 8 ? 8 : ELEMENTS <= 16 ? 4 : 1;
+constexpr int GROUP = TILE;
+
+// A token's packet, or zeros where the sequence has none.
+template <class T, int N>
+__device__ __forceinline__ void fetch(
+    Packet<T, N>& packet, const T* from, const Chunk& c, long long token, long long feature) {
+  if (token >= c.start && token < c.end) packet.get(from + (token * D + feature) * (N / FEATURES));
+  else packet.clear();
+}
+
+__device__ __forceinline__ Packet<WEIGHT_T, ELEMENTS> weights(
+    const WEIGHT_T* weight, int tap, int feature) {
+  Packet<WEIGHT_T, ELEMENTS> packet;
+  packet.load_shared(weight + (static_cast<long long>(tap) * D + feature) * M);
+  return packet;
+}
+
+__device__ __forceinline__ void forward(const Expand& e, const Chunk& c, int feature) {
+  for (long long token = c.first; token < c.last; token += TILE) {
+    Real sums[TILE][ELEMENTS] = {};
+    Packet<X_T, FEATURES> x[TILE];  // x_{t−s} of the tile's tokens t
+#pragma unroll
+    for (int i = 0; i < TILE; ++i) fetch(x[i], e.x, c, token + i, feature);
+#pragma unroll 1
+    for (int tap = 0; tap < TAPS; ++tap) {
+      const auto weight = weights(e.weight, tap, feature);
+#pragma unroll
+      for (int i = 0; i < TILE; ++i)
+#pragma unroll
+        for (int f = 0; f < FEATURES; ++f)
+#pragma unroll
+          for (int j = 0; j < M; ++j) sums[i][f * M + j] += weight[f * M + j] * x[i][f];
+#pragma unroll
+      for (int i = TILE - 1; i > 0; --i) x[i] = x[i - 1];
+      fetch(x[0], e.x, c, token - tap - 1, feature);
+    }
+#pragma unroll
+    for (int i = 0; i < TILE; ++i) {
+      if (token + i >= c.last) break;
+      Packet<STATE_T, ELEMENTS> state;
+      state.set(sums[i]);
+      state.store(e.state + ((token + i) * D + feature) * M);
+    }
+  }
+}
+
+__device__ __forceinline__ void backward_x(const ExpandBackward& e, const Chunk& c, int feature) {
+  for (long long token = c.first; token < c.last; token += TILE) {
+    Real dx[TILE][FEATURES] = {};
+    Packet<STATE_T, ELEMENTS> grad[TILE];  // dX_{t+s} of the tile's tokens t
+#pragma unroll
+    for (int i = 0; i < TILE; ++i) fetch(grad[i], e.grad_state, c, token + i, feature);
+#pragma unroll 1
+    for (int tap = 0; tap < TAPS; ++tap) {
+      const auto weight = weights(e.weight, tap, feature);
+#pragma unroll
+      for (int i = 0; i < TILE; ++i)
+#pragma unroll
+        for (int f = 0; f < FEATURES; ++f)
+#pragma unroll
+          for (int j = 0; j < M; ++j) dx[i][f] += weight[f * M + j] * grad[i][f * M + j];
+#pragma unroll
+      for (int i = 0; i + 1 < TILE; ++i) grad[i] = grad[i + 1];
+      fetch(grad[TILE - 1], e.grad_state, c, token + TILE + tap, feature);
+    }
+#pragma unroll
+    for (int i = 0; i < TILE; ++i) {
+      if (token + i >= c.last) break;
+      Packet<X_T, FEATURES> grad_x;
+      grad_x.set(dx[i]);
+      grad_x.store(e.grad_x + (token + i) * D + feature);
+    }
+  }
+}
+
+__device__ __forceinline__ void add_group(
+    const ExpandBackward& e, const Chunk& c, int group, int feature, Real (&sums)[GROUP][ELEMENTS]) {
+  Packet<X_T, FEATURES> past[GROUP];  // x_{t−s} of the group's taps s
+#pragma unroll
+  for (int i = 0; i < GROUP; ++i) fetch(past[i], e.x, c, c.first - 1 - group - i, feature);
+  for (long long token = c.first; token < c.last; ++token) {
+#pragma unroll
+    for (int i = GROUP - 1; i > 0; --i) past[i] = past[i - 1];
+    fetch(past[0], e.x, c, token - group, feature);
+    Packet<STATE_T, ELEMENTS> grad;
+    fetch(grad, e.grad_state, c, token, feature);
+#pragma unroll
+    for (int i = 0; i < GROUP; ++i)
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f)
+#pragma unroll
+        for (int j = 0; j < M; ++j) sums[i][f * M + j] += grad[f * M + j] * past[i][f];
+  }
+}
+
+__device__ __forceinline__ void forward(const Expand& e, int feature) {
+  for (long long index = blockIdx.y; index < e.chunks; index += gridDim.y) {
+    forward(e, Chunk(index, e.time, e.chunk), feature);
+  }
+}
+
+__device__ __forceinline__ void backward(const ExpandBackward& e, int feature) {
+  for (long long index = blockIdx.y; index < e.chunks; index += gridDim.y) {
+    backward_x(e, Chunk(index, e.time, e.chunk), feature);
+  }
+  if (!e.partial) return;
+#pragma unroll 1
+  for (int group = 0; group < TAPS; group += GROUP) {
+    Real sums[GROUP][ELEMENTS] = {};
+    for (long long index = blockIdx.y; index < e.chunks; index += gridDim.y) {
+      add_group(e, Chunk(index, e.time, e.chunk), group, feature, sums);
+    }
+#pragma unroll
+    for (int i = 0; i < GROUP; ++i)
+      if (group + i < TAPS) store_sums(e, feature, group + i, sums[i]);
+  }
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -34,6 +35,7 @@ class Contestant:
     error: float | None = None  # largest in the gate
     drift: float | None = None  # of its gradients in bfloat16
     red: str | None = None
+    compile_seconds: float | None = None  # of the first step; little where a cache had it all
     seconds: list[float] = field(default_factory=list)
 
     @property
@@ -113,8 +115,12 @@ def check_all(contestants: list[Contestant], batch: Tensor) -> None:
         progress(f"checking {contestant.name}")
         if expected[0] is not contestant.oracle:
             expected = contestant.oracle, results(contestant.oracle, batch)
+        started = time.perf_counter()
+        actual = results(contestant.model, batch)
+        if contestant.mode == "compiled":
+            contestant.compile_seconds = time.perf_counter() - started
         try:
-            contestant.error = check(results(contestant.model, batch), expected[1])
+            contestant.error = check(actual, expected[1])
         except RedGateError as difference:
             reasons[contestant.residual] = f"{contestant.name}: {difference}"
     for contestant in contestants:  # which form is wrong is not known: none of them is timed

@@ -92,20 +92,22 @@ def _causal_conv(x: Tensor, weight: Tensor, groups: int) -> Tensor:
 class PlainStream(nn.Module):
     """A `DeltaStream` without the fused operators, on the very modules and parameters of `stream`.
 
-    k-Map with a value read from the context, which is what the model variants are; ValueError else.
+    k-Map with value and gate read from the context, which is what the model variants are;
+    ValueError else.
     """
 
     def __init__(self, stream: DeltaStream) -> None:
         super().__init__()
         for residual in stream.residuals:
-            served = residual.mapping == "k" and residual.value_from == "context"
-            if not served or residual.value is None:
-                raise ValueError(f"`stream` must map k and read its value from h, got {residual}")
+            sources = {residual.value_from, residual.gate_from}
+            if residual.mapping != "k" or residual.value is None or sources != {"context"}:
+                expected = "map k and read its value and gate from h"
+                raise ValueError(f"`stream` must {expected}, got {residual}")
         self.sublayers, self.expand, self.reads = stream.sublayers, stream.expand, stream.reads
         self.residuals, self.readout = stream.residuals, stream.readout
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """x (B, T, d) → the normalised readout (B, T, d)."""
+    def forward(self, x: Tensor, *args: Any, history: None = None, keep: None = None) -> Tensor:
+        """x (B, T, d) → the normalised readout (B, T, d); whole sequences without padding."""
         channels = self.expand.value_channels
         state = expand(x, self.expand.weight, channels)
         if channels == 1 and state.ndim > x.ndim:  # from the convolution
@@ -118,7 +120,7 @@ class PlainStream(nn.Module):
             if residual.value_kind == "sigmoid":
                 value = residual.value_scale * torch.sigmoid(value)
             gate = 2 * torch.sigmoid(residual.gate(h))
-            state = rewrite(state, sublayer(h, *args, **kwargs), value, gate, residual.eps_k)
+            state = rewrite(state, sublayer(h, *args), value, gate, residual.eps_k)
         return _read(self.readout, state)
 
 

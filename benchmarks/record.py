@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -61,6 +62,12 @@ def cpu_model() -> str:
 def memory_gib() -> float:
     """Physical memory."""
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+
+
+def peak_gib() -> float:
+    """The most memory that this process has held so far."""
+    unit = 1 if sys.platform == "darwin" else 2**10  # getrusage counts bytes there, KiB elsewhere
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30, 1)
 
 
 def commit() -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import argparse
 import statistics
 from typing import Any
 
+import record
 from contestants import TOLERANCE, Contestant
 from measure import ratio, ratio_interval
 from report import Table
@@ -59,6 +60,8 @@ def summarise(
         "goal": GOAL.get(c.residual.removesuffix("-noec")) if ours else None,
         "paper": PAPER[c.mode].get(c.residual) if ours else None,
     }
+    if c.compile_seconds is not None:
+        summary["compile_seconds"] = c.compile_seconds
     if c.red is not None:
         return summary
     summary |= {"median": c.median, "quartiles": quartiles(c.seconds), "seconds": c.seconds}
@@ -117,9 +120,22 @@ def tabulate(
             "bytes read and written"
             for mode, c in copied.items()
         ),
+        *compile_note(contestants),
         f"gate: largest rms error {max(errors, default=float('nan')):.1e}, allowed {TOLERANCE:.0e}",
     ]
     return table
+
+
+def compile_note(contestants: list[Contestant]) -> list[str]:
+    """How long everybody waited for the compiler: nothing of it is in the times."""
+    waits = [
+        f"{c.residual} {c.form} {c.compile_seconds:.0f}"
+        for c in contestants
+        if c.compile_seconds is not None
+    ]
+    if not waits:
+        return []
+    return [f"seconds of the first compiled step, few where a cache had it: {', '.join(waits)}"]
 
 
 def timing_cells(s: dict[str, Any]) -> list[str]:
@@ -149,5 +165,6 @@ def to_record(
         "config": {name: getattr(args, name) for name in sizes} | {"dtype": "float32"},
         "step": parts(args),
         "copies": copied,
+        "peak_gib": record.peak_gib(),
         "results": [summarise(c, contestants, copied, args) for c in contestants],
     }

@@ -1,6 +1,6 @@
 """Training steps of every residual on one backbone, against the additive one and plain PyTorch.
 
-    python benchmarks/train_step.py            # the recorded configuration: many minutes
+    python benchmarks/train_step.py            # the recorded configuration: a quarter of an hour
     python benchmarks/train_step.py --quick    # the same path in small: seconds, recorded nowhere
 
 A step is zero_grad(set_to_none), forward with loss, backward; with --adamw the optimizer's too.

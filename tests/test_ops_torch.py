@@ -105,6 +105,24 @@ def test_compiled_equals_eager(m, compress):
 
 
 @pytest.mark.parametrize(("m", "compress"), CASES)
+def test_inductor_writes_no_operands(m, compress, monkeypatch):
+    """Written out in a message, the operands of the last backward grow tenfold per layer."""
+    from torch._inductor import config, exc, lowering
+
+    for target in [t for t in lowering.lowerings if str(t).startswith("ddl.")]:
+        monkeypatch.delitem(lowering.lowerings, target)  # from an earlier test
+    written = []
+    message = staticmethod(lambda target, *_: written.append(str(target)) or "")
+    monkeypatch.setattr(exc.OperatorIssue, "operator_str", message)
+    model = Trunk(m, compress)
+    with config.patch(fx_graph_cache=False):  # else nothing is lowered the second time
+        gradients(model, torch.compile(model, fullgraph=True)(torch.randn(2, 5, 6)))
+    assert any(str(target).startswith("ddl.") for target in lowering.lowerings)
+    assert written == []
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("m", "compress"), CASES)
 def test_checkpointing(m, compress):
     model = Trunk(m, compress)
     x = torch.randn(2, 5, 6)
@@ -189,6 +207,17 @@ def test_forward_mode_refuses():
             NotImplementedError, match="`state` must come without a forward-mode tangent"
         ):
             rewrite_of_state()(dual)
+
+
+def test_forward_mode_refuses_within_what_is_compiled():
+    """Where torch.compile traces the transform, the tangent would come out as zeros."""
+    state, f = torch.randn(2, 5, 6, 2, dtype=F64), rewrite_of_state()
+    compiled = torch.compile(lambda x: torch.func.jvp(f, (x,), (x,)), backend="eager")
+    with pytest.raises(
+        NotImplementedError, match="`state` must come without a forward-mode tangent"
+    ):
+        compiled(state)
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("transform", [

@@ -2,7 +2,8 @@
 
 `rewrite`, `read`, `rewrite_read` and `expand` are `torch.library` operators (`torch.ops.ddl.…`),
 and so are their backwards. This is the only file that has `_native` compute: it allocates every
-output and hands native code borrowed memory. `ddl.functional` is how to call these.
+output and hands native code borrowed memory. What autograd keeps and returns is in _autograd.py;
+`ddl.functional` is how to call these.
 
 Where an output is absent (no gate asked for, nothing saved) an empty uint8 tensor stands in,
 because operator schemas have no optional outputs.
@@ -10,6 +11,7 @@ because operator schemas have no optional outputs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from . import _native
+from ._autograd import DERIVATIVES, is_absent
 from ._checks import check_context_dtype, check_expand, check_read, check_rewrite, check_state
 
 _READ = (
@@ -71,10 +74,6 @@ def _small(state: Tensor, *last: int) -> Tensor:
 
 def _absent(state: Tensor) -> Tensor:
     return state.new_empty(0, dtype=torch.uint8)  # no real output has this dtype
-
-
-def _is_absent(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.uint8
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -171,7 +170,7 @@ def _dense(argument: Any) -> Any:
 
 def _given(tensor: Tensor | None) -> Tensor | None:
     """None for a stand-in."""
-    return None if tensor is None or _is_absent(tensor) else tensor.contiguous()
+    return None if tensor is None or is_absent(tensor) else tensor.contiguous()
 
 
 def _rewrite(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -272,6 +271,25 @@ def _expand_backward(grad_state: Tensor, x: Tensor, weight: Tensor | None) -> tu
 # no more to check than their outputs do.)
 
 
+def _announcing(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """The fake kernel, which also tells inductor, where that is loaded, what to call as it is.
+
+    Inductor finds out by itself, but on the way it writes the operands, with all that they were
+    computed from, into a message that nobody reads. What is shared there is written again for
+    everyone who uses it, so time and memory grow tenfold per layer of a model, to 15 GB at six.
+    A graph never gets there before its operators' fake kernels ran.
+    """
+
+    def announcing(*arguments: Any) -> Any:
+        lowering = sys.modules.get("torch._inductor.lowering")
+        allowed = getattr(lowering, "FALLBACK_ALLOW_LIST", None)  # not a public name
+        if allowed is not None:
+            allowed.update(f"ddl::{name}" for name in _SCHEMAS)
+        return fake(*arguments)
+
+    return announcing
+
+
 def _rewrite_fake(state: Tensor, *rewrite: Any) -> tuple[Tensor, Tensor]:
     check_rewrite(state, *rewrite)
     return _rewrite_outputs(state)
@@ -288,95 +306,7 @@ def _rewrite_read_fake(state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     return _rewrite_read_outputs(state, *arguments)
 
 
-# --- autograd -----------------------------------------------------------------------------------
-# Backwards are operators too, so that compile, checkpointing and export see one node each.
-# Gradients that nobody asked for arrive as None (no zeros are made for them).
-
-
-def _rewrite_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.eps_k = inputs
-    ctx.save_for_backward(*tensors, output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _rewrite_grad(ctx: Any, grad_state: Tensor | None, *_: None) -> tuple[Any, ...]:
-    if grad_state is None:
-        return (None,) * 5
-    *inputs, stats = ctx.saved_tensors
-    return (*_ops.rewrite_backward(grad_state, *inputs, ctx.eps_k, stats), None)
-
-
-def _read_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _save_read(ctx, inputs[:1], inputs[1:], output)
-
-
-def _read_grad(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    if all(grad is None for grad in grads[:3]):
-        return (None,) * 11
-    (state,), read, saved = _load_read(ctx, inputs=1)
-    grad_state, *parameters = _ops.read_backward(*grads[:3], state, *read, *saved)
-    return (grad_state, *_around_numbers(parameters, grads[1:3]))
-
-
-def _rewrite_read_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.eps_k = inputs[4]
-    _save_read(ctx, inputs[:4], inputs[5:], output[1:])
-
-
-def _rewrite_read_grad(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    if all(grad is None for grad in grads[:4]):
-        return (None,) * 15
-    inputs, read, saved = _load_read(ctx, inputs=4)
-    outputs = _ops.rewrite_read_backward(*grads[:4], *inputs, ctx.eps_k, *read, *saved)
-    return (*outputs[:4], None, *_around_numbers(outputs[4:], grads[2:4]))
-
-
-def _save_read(
-    ctx: Any, inputs: tuple[Tensor, ...], read: tuple[Any, ...], output: tuple[Tensor, ...]
-) -> None:
-    """Saves inputs, parameters and the read's outputs but the context; numbers stay on `ctx`."""
-    compress, norm_weight, norm_eps, *linear, value_scale, from_compressed, _ = read
-    ctx.numbers = (norm_eps, value_scale, from_compressed)
-    saved = output[1:]
-    ctx.save_for_backward(*inputs, compress, norm_weight, *linear, *saved)
-    absent = [out for out in saved[:2] if _is_absent(out)]
-    ctx.mark_non_differentiable(*absent, *saved[2:])
-    ctx.set_materialize_grads(False)
-
-
-def _load_read(ctx: Any, inputs: int) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-    """(inputs, the read's arguments as the schema orders them, the saved outputs)."""
-    tensors = ctx.saved_tensors
-    norm_eps, value_scale, from_compressed = ctx.numbers
-    parameters, saved = tensors[inputs : inputs + 6], tensors[inputs + 6 :]
-    read = (*parameters[:2], norm_eps, *parameters[2:], value_scale, from_compressed)
-    return tensors[:inputs], read, saved
-
-
-def _around_numbers(parameters: Any, asked: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-    """Gradients of a read's arguments in schema order.
-
-    None for numbers, for absent parameters, and for those of a value or gate that nobody used, so
-    that no optimizer decays them. asked: incoming gradients of (value, gate).
-    """
-    compress, norm, *gate, value, value_bias = (
-        None if _is_absent(grad) else grad for grad in parameters
-    )
-    value_grad, gate_grad = asked
-    gates = gate if gate_grad is not None else (None, None)
-    values = (value, value_bias) if value_grad is not None else (None, None)
-    return (compress, norm, None, *gates, *values, None, None, None)
-
-
-def _expand_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
-def _expand_grad(ctx: Any, grad_state: Tensor) -> tuple[Any, ...]:
-    x, weight = ctx.saved_tensors
-    grad_x, grad_weight = _ops.expand_backward(grad_state, x, weight)
-    return grad_x, None if weight is None else grad_weight, None
+# --- registration -------------------------------------------------------------------------------
 
 
 def _refuse(transform: str, name: str) -> Any:
@@ -389,21 +319,19 @@ def _refuse(transform: str, name: str) -> Any:
     return refuse
 
 
-_ops = torch.ops.ddl
-
 # What runs an operator, by name: `ddl.cuda.warmup` goes through them without dispatch.
 KERNELS: dict[str, Callable[..., Any]] = {}
-_forward: list[tuple[str, Any, Any, Any, Any]] = [
-    ("rewrite", _rewrite, _rewrite_fake, _rewrite_setup, _rewrite_grad),
-    ("read", _read, _read_fake, _read_setup, _read_grad),
-    ("rewrite_read", _rewrite_read, _rewrite_read_fake, _rewrite_read_setup, _rewrite_read_grad),
-    ("expand", _expand, _expand_outputs, _expand_setup, _expand_grad),
-]
-for _name, _kernel, _fake, _setup, _grad in _forward:
+for _name, _kernel, _fake in [
+    ("rewrite", _rewrite, _rewrite_fake),
+    ("read", _read, _read_fake),
+    ("rewrite_read", _rewrite_read, _rewrite_read_fake),
+    ("expand", _expand, _expand_outputs),
+]:
     KERNELS[_name] = _kernel
     _library.impl(_name, _kernel, "CPU")
     _library.impl(_name, _kernel, "CUDA")
-    torch.library.register_fake(f"ddl::{_name}", _fake, lib=_library)
+    torch.library.register_fake(f"ddl::{_name}", _announcing(_fake), lib=_library)
+    _setup, _grad = DERIVATIVES[_name]
     torch.library.register_autograd(f"ddl::{_name}", _grad, setup_context=_setup, lib=_library)
     torch.library.register_vmap(f"ddl::{_name}", _refuse("vmap", _name), lib=_library)
 
@@ -417,6 +345,6 @@ for _name, _kernel, _fake in [
     KERNELS[f"{_name}_backward"] = _kernel
     _library.impl(f"{_name}_backward", _kernel, "CPU")
     _library.impl(f"{_name}_backward", _kernel, "CUDA")
-    torch.library.register_fake(_backward, _fake, lib=_library)
+    torch.library.register_fake(_backward, _announcing(_fake), lib=_library)
     torch.library.register_autograd(_backward, _refuse("double backward", _name), lib=_library)
     torch.library.register_vmap(_backward, _refuse("vmap", _name), lib=_library)

@@ -1,0 +1,114 @@
+"""What autograd keeps of an operator, and what it hands back: `setup` and `grad` for each.
+
+Backwards are operators too, so that compile, checkpointing and export see one node each. Gradients
+that nobody asked for arrive as None (no zeros are made for them).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.ddl
+
+
+def is_absent(tensor: Tensor) -> bool:
+    """Whether it stands in for an output that nobody asked for (ddl/ops.py)."""
+    return tensor.dtype == torch.uint8
+
+
+def rewrite_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.eps_k = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def rewrite_grad(ctx: Any, grad_state: Tensor | None, *_: None) -> tuple[Any, ...]:
+    if grad_state is None:
+        return (None,) * 5
+    *inputs, stats = ctx.saved_tensors
+    return (*_ops.rewrite_backward(grad_state, *inputs, ctx.eps_k, stats), None)
+
+
+def read_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _save_read(ctx, inputs[:1], inputs[1:], output)
+
+
+def read_grad(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    if all(grad is None for grad in grads[:3]):
+        return (None,) * 11
+    (state,), read, saved = _load_read(ctx, inputs=1)
+    grad_state, *parameters = _ops.read_backward(*grads[:3], state, *read, *saved)
+    return (grad_state, *_around_numbers(parameters, grads[1:3]))
+
+
+def rewrite_read_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.eps_k = inputs[4]
+    _save_read(ctx, inputs[:4], inputs[5:], output[1:])
+
+
+def rewrite_read_grad(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    if all(grad is None for grad in grads[:4]):
+        return (None,) * 15
+    inputs, read, saved = _load_read(ctx, inputs=4)
+    outputs = _ops.rewrite_read_backward(*grads[:4], *inputs, ctx.eps_k, *read, *saved)
+    return (*outputs[:4], None, *_around_numbers(outputs[4:], grads[2:4]))
+
+
+def _save_read(
+    ctx: Any, inputs: tuple[Tensor, ...], read: tuple[Any, ...], output: tuple[Tensor, ...]
+) -> None:
+    """Saves inputs, parameters and the read's outputs but the context; numbers stay on `ctx`."""
+    compress, norm_weight, norm_eps, *linear, value_scale, from_compressed, _ = read
+    ctx.numbers = (norm_eps, value_scale, from_compressed)
+    saved = output[1:]
+    ctx.save_for_backward(*inputs, compress, norm_weight, *linear, *saved)
+    absent = [out for out in saved[:2] if is_absent(out)]
+    ctx.mark_non_differentiable(*absent, *saved[2:])
+    ctx.set_materialize_grads(False)
+
+
+def _load_read(ctx: Any, inputs: int) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """(inputs, the read's arguments as the schema orders them, the saved outputs)."""
+    tensors = ctx.saved_tensors
+    norm_eps, value_scale, from_compressed = ctx.numbers
+    parameters, saved = tensors[inputs : inputs + 6], tensors[inputs + 6 :]
+    read = (*parameters[:2], norm_eps, *parameters[2:], value_scale, from_compressed)
+    return tensors[:inputs], read, saved
+
+
+def _around_numbers(parameters: Any, asked: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+    """Gradients of a read's arguments in schema order.
+
+    None for numbers, for absent parameters, and for those of a value or gate that nobody used, so
+    that no optimizer decays them. asked: incoming gradients of (value, gate).
+    """
+    compress, norm, *gate, value, value_bias = (
+        None if is_absent(grad) else grad for grad in parameters
+    )
+    value_grad, gate_grad = asked
+    gates = gate if gate_grad is not None else (None, None)
+    values = (value, value_bias) if value_grad is not None else (None, None)
+    return (compress, norm, None, *gates, *values, None, None, None)
+
+
+def expand_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def expand_grad(ctx: Any, grad_state: Tensor) -> tuple[Any, ...]:
+    x, weight = ctx.saved_tensors
+    grad_x, grad_weight = _ops.expand_backward(grad_state, x, weight)
+    return grad_x, None if weight is None else grad_weight, None
+
+
+# name → (setup, grad)
+DERIVATIVES: dict[str, tuple[Any, Any]] = {
+    "rewrite": (rewrite_setup, rewrite_grad),
+    "read": (read_setup, read_grad),
+    "rewrite_read": (rewrite_read_setup, rewrite_read_grad),
+    "expand": (expand_setup, expand_grad),
+}

@@ -199,21 +199,24 @@ constexpr unsigned ALL_LANES = 0xffffffffu;
 // Sums P numbers (a power of two, at most 32) over the warp. While more than one number is left, the
 // halves of the warp swap halves of the numbers, so that P numbers cost about P + log2(32/P) shuffles
 // instead of 5·P. Lane l ends up with number l·P/32.
-template <int P> __device__ __forceinline__ Real warp_sum(Real (&x)[P]) {
-  int lanes = 16;
+template <int P, int LANES = 16> __device__ __forceinline__ Real warp_sum(Real (&x)[P]) {
+  constexpr int HALF = P / 2;
+  if constexpr (HALF == 0) {
 #pragma unroll
-  for (int half = P / 2; half > 0; half /= 2, lanes /= 2) {
-    const bool upper = threadIdx.x & lanes;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const Real kept = upper ? x[i + half] : x[i];
-      const Real sent = upper ? x[i] : x[i + half];
-      x[i] = kept + __shfl_xor_sync(ALL_LANES, sent, lanes);
+    for (int lanes = LANES; lanes > 0; lanes /= 2) {
+      x[0] += __shfl_xor_sync(ALL_LANES, x[0], lanes);
     }
-  }
+    return x[0];
+  } else {
+    Real half[HALF];  // of its own, not the front of x: that would be kept in memory
+    const bool upper = threadIdx.x & LANES;
 #pragma unroll
-  for (; lanes > 0; lanes /= 2) x[0] += __shfl_xor_sync(ALL_LANES, x[0], lanes);
-  return x[0];
+    for (int i = 0; i < HALF; ++i) {
+      const Real sent = upper ? x[i] : x[i + HALF];
+      half[i] = (upper ? x[i + HALF] : x[i]) + __shfl_xor_sync(ALL_LANES, sent, LANES);
+    }
+    return warp_sum<HALF, LANES / 2>(half);
+  }
 }
 
 // Sums of N numbers over the block, the same bits in every thread. Two buffers take turns, so that

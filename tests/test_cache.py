@@ -87,7 +87,7 @@ def test_padding_changes_nothing(residual, side):
 
 def test_every_token_attends_to_something():
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])
-    placed, keep = place(2, 4, mask, None)
+    placed, keep = place(torch.zeros(2, 4, 8), mask, None)
     want = [[[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]]
     assert torch.equal(placed.visible[0].int(), torch.tensor(want))
     assert torch.equal(placed.visible[1, 0, 3].int(), torch.tensor([1, 1, 1, 1]))
@@ -222,16 +222,54 @@ def test_what_does_not_fit_is_refused():
         model(idx, last=7)
     with pytest.raises(ValueError, match=r"^`last` must be .* without `labels`"):
         model(idx, labels=idx, last=1)
+    with pytest.raises(
+        ValueError, match=r"^`rows` must be a vector of int64 row numbers, got \(1, 2"
+    ):
+        cache.select(torch.zeros(1, 2, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"^`rows` must be a torch.Tensor, got list$"):
+        cache.select([0])
     assert cache.length == 6
+    with pytest.raises(
+        ValueError, match=r"^`cache` must be used in one dtype, got torch.float32 after torch.float"
+    ):
+        model.float()(tokens(2, 1), cache=cache)
+
+
+def test_what_was_refused_or_interrupted_can_be_done_again():
+    model, idx = model_of("ddl-tc"), tokens(2, 6)
+    cache, whole = Cache(model.config), model(idx).logits
     with pytest.raises(ValueError, match=r"^`cache` must be used under torch.no_grad"):
-        model.requires_grad_(True)(idx, cache=Cache(model.config))
+        model.requires_grad_(True)(idx[:1, :3], cache=cache)
+    model.requires_grad_(False)
+    for piece in idx.split([4, 2], dim=1):
+        hook = model.trunk.sublayers[3].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(piece, cache=cache)
+        hook.remove()
+        last = model(piece, cache=cache).logits
+    torch.testing.assert_close(last, whole[:, -2:], rtol=0, atol=TOLERANCE[torch.float64])
+
+
+def test_compiled_steps_from_a_cache():
+    model, idx = model_of("ddl-tc"), tokens(2, 6)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    cache = Cache(model.config)
+    with torch.no_grad():
+        logits = [compiled(piece, cache=cache).logits for piece in idx.split([3, 2, 1], dim=1)]
+    torch.testing.assert_close(
+        torch.cat(logits, dim=1), model(idx).logits, rtol=0, atol=TOLERANCE[torch.float64]
+    )
+    torch._dynamo.reset()
 
 
 def test_a_history_starts_with_zeros_and_keeps_the_last_tokens():
     history, x = History(), torch.arange(10.0).view(1, 5, 2)
     first = history.window("a", x[:, :1], 4)
     assert torch.equal(first, torch.cat((torch.zeros(1, 3, 2), x[:, :1]), dim=1))
+    assert "a" not in history
+    history.commit()
     history.remember("a", x[:, 1:5], 4)
+    history.commit()
     assert torch.equal(history.window("a", x[:, :1], 4)[:, :3], x[:, 2:])
     assert "a" in history
     assert "b" not in history

@@ -109,11 +109,14 @@ def unboxed(text: str) -> str:
 
 def test_usage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["frobnicate"]) == 2
-    expected = "ddl: the command must be one of train, sample, demo, got 'frobnicate'\n"
+    known = ", ".join(cli.COMMANDS)
+    expected = f"ddl: the command must be one of {known}, got 'frobnicate'\n"
     assert capsys.readouterr().err == expected
     assert cli.main([]) == 2
     assert cli.main(["--help"]) == 0
-    assert "ddl sample RUN" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "ddl sample RUN" in printed
+    assert "ddl eval RUN" in printed
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert cli.main(["train"]) == 1
     expected = "ddl train: `ddl train` needs the `train` extra: pip install 'ddl-rs[train]'\n"
@@ -148,7 +151,15 @@ def test_every_field_has_its_flag() -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [["--help"], ["train", "--help"], ["train", "--stepz"], ["train", "--steps", "0"], ["sample"]],
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["train", "--stepz"],
+        ["train", "--steps", "0"],
+        ["sample"],
+        ["eval", "--help"],
+        ["eval", "run", "--limit", "0"],
+    ],
     ids=" ".join,
 )
 def test_help_and_mistakes_load_no_torch(args: list[str]) -> None:
@@ -166,6 +177,7 @@ def test_help_and_mistakes_load_no_torch(args: list[str]) -> None:
     loaded = {name.split(".")[0] for name in json.loads(result.stdout.splitlines()[-1])}
     assert "ddl" in loaded
     assert loaded & {"torch", "numpy", "matplotlib", "safetensors"} == set()
+    assert loaded & {"transformers", "datasets", "lm_eval"} == set()
 
 
 def test_names_of_the_package() -> None:

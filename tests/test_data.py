@@ -119,6 +119,13 @@ def test_damaged_meta(tmp_path: Path, content: bytes) -> None:
         read_meta(path)
 
 
+def test_what_meta_says_is_one_printable_line(tmp_path: Path) -> None:
+    path = tmp_path / "meta.pkl"
+    path.write_bytes(b"\x80\x04\x8c\x06os\x1b[2J\x8c\x05a\nb\rc\x93.")  # a name to import
+    with pytest.raises(InputError, match=re.escape("to os\ufffd[2J.a\ufffdb\ufffdc") + "$"):
+        read_meta(path)
+
+
 def test_meta_cannot_ask_for_memory(tmp_path: Path) -> None:
     path = tmp_path / "meta.pkl"
     path.write_bytes(b"\x80\x04}r\x00\x00\x80\x00.")  # a dict, remembered as number 2²³

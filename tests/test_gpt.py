@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddl.config import RESIDUALS, GPTConfig, InputError
-from ddl.models import GPT
+from ddl.models import GPT, Cache
 from ddl.models.sublayers import Rotary
 from ddl.presets import MEDIUM, SMALL, TINY
 from tolerances import assert_close
@@ -310,22 +310,91 @@ def test_idx_errors(idx: torch.Tensor, kind: type[Exception], sentence: str) -> 
         make("additive")(idx)
 
 
-def test_other_errors() -> None:
-    model, idx = make("additive"), tokens(1, 4)
-    cases = {
-        "`labels` must have the shape of `idx`, (1, 4), with at least 2 tokens, got (1, 3)": (
-            lambda: model(idx, labels=idx[:, :3])
+IDX = torch.zeros(1, 4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"idx": [[1]]}, "`idx` must be a torch.Tensor, got list"),
+        ({"idx": IDX.to("meta")}, "`idx` must be on cpu, got a tensor on meta"),
+        ({"labels": 3}, "`labels` must be a torch.Tensor, got int"),
+        ({"labels": IDX.int()}, "`labels` must have dtype int64, got torch.int32"),
+        ({"labels": IDX.to("meta")}, "`labels` must be on cpu, got a tensor on meta"),
+        (
+            {"labels": IDX[:, :3]},
+            "`labels` must have the shape of `idx`, (1, 4), with at least 2 tokens, got (1, 3)",
         ),
-        "`labels` must have the shape of `idx`, (1, 1), with at least 2 tokens, got (1, 1)": (
-            lambda: model(idx[:, :1], labels=idx[:, :1])
+        (
+            {"idx": IDX[:, :1], "labels": IDX[:, :1]},
+            "`labels` must have the shape of `idx`, (1, 1), with at least 2 tokens, got (1, 1)",
         ),
-        "`temperature` must be at least 0, got -1": lambda: model.generate(idx, 1, temperature=-1),
-        "`top_k` must be at least 1, got 0": lambda: model.generate(idx, 1, top_k=0),
-        "`max_new_tokens` must be at least 0, got -1": lambda: model.generate(idx, -1),
-    }
-    for sentence, call in cases.items():
-        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-            call()
+        (
+            {"labels": IDX - 1},
+            "`labels` must hold tokens from 0 to vocab_size - 1 = 255, or -100, got -1",
+        ),
+        ({"attention_mask": 1}, "`attention_mask` must be a torch.Tensor, got int"),
+        ({"attention_mask": IDX[:, :2]}, "`attention_mask` must have shape (1, 4), got (1, 2)"),
+        (
+            {"attention_mask": torch.zeros(1, 4)},
+            "`attention_mask` must have dtype bool or int64, with zeros for padding, "
+            "got torch.float32",
+        ),
+        ({"attention_mask": IDX - 7}, "`attention_mask` must consist of zeros and ones, got -7"),
+        (
+            {"attention_mask": IDX.to("meta")},
+            "`attention_mask` must be on cpu, got a tensor on meta",
+        ),
+        ({"cache": {}}, "`cache` must be a ddl.models.Cache, got dict"),
+        (
+            {"last": 1.0},
+            "`last` must be from 1 to 4, the tokens of `idx`, and without `labels`, got 1.0",
+        ),
+    ],
+)
+def test_what_forward_refuses(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{re.escape(sentence)}$"):
+        make("ddl-cc")(**({"idx": IDX} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"idx": IDX[0]}, "`idx` must have shape (batch, tokens), got (4,)"),
+        ({"temperature": -1}, "`temperature` must be at least 0, got -1"),
+        ({"temperature": math.nan}, "`temperature` must be at least 0, got nan"),
+        ({"temperature": "1"}, "`temperature` must be at least 0, got '1'"),
+        ({"top_k": 0}, "`top_k` must be a whole number of at least 1, or None, got 0"),
+        ({"top_k": 2.5}, "`top_k` must be a whole number of at least 1, or None, got 2.5"),
+        ({"generator": 3}, "`generator` must be a torch.Generator, got int"),
+        ({"max_new_tokens": -1}, "`max_new_tokens` must be a whole number of at least 0, got -1"),
+        ({"max_new_tokens": 2.5}, "`max_new_tokens` must be a whole number of at least 0, got 2.5"),
+    ],
+)
+def test_what_generate_refuses(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{re.escape(sentence)}$"):
+        make("ddl-cc").generate(**({"idx": IDX, "max_new_tokens": 1} | options))
+
+
+@pytest.mark.parametrize("kind", [GPT, Cache])
+def test_what_is_no_config_is_refused(kind: type) -> None:
+    with pytest.raises(TypeError, match=r"^`config` must be a GPTConfig, got dict$"):
+        kind({})
+
+
+def test_the_lowest_temperature_takes_the_likeliest() -> None:
+    model, idx = make("ddl"), tokens(2, 4)
+    greedy = model.generate(idx, 5, temperature=0)
+    assert torch.equal(model.generate(idx, 5, temperature=1e-300), greedy)
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_a_batch_without_sequences(residual: str) -> None:
+    model, cache = make(residual), Cache(make(residual).config)
+    assert model(IDX[:0]).logits.shape == (0, 4, 256)
+    assert model.generate(IDX[:0], 3).shape == (0, 7)
+    with torch.no_grad():
+        assert model(IDX[:0], cache=cache, last=1).logits.shape == (0, 1, 256)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ OUTPUTS = ("state", "context", "value", "gate")
 
 def run(module, name: str, tensors: dict[str, Tensor | None], dtype: torch.dtype, **options):
     """Outputs and gradients, by name, of one operator on leaves of the given tensors."""
-    leaves = {n: t.clone().requires_grad_() for n, t in tensors.items() if t is not None}
+    leaves = {n: t.detach().requires_grad_() for n, t in tensors.items() if t is not None}
     outputs = getattr(module, name)(**leaves, **options)
     outputs = {"state": outputs} if isinstance(outputs, Tensor) else outputs._asdict()
     outputs = {n: t for n, t in outputs.items() if t is not None}
@@ -189,17 +189,35 @@ def test_batch_elements_do_not_see_each_other_through_the_halo():
     assert torch.equal(together, apart)
 
 
+def strided(tensor: Tensor) -> Tensor:
+    """The same numbers with gaps between them."""
+    return tensor.repeat_interleave(2, -1)[..., ::2] if tensor.ndim else tensor
+
+
 @pytest.mark.parametrize("compress", ["channel", "token"])
 def test_non_contiguous_inputs(compress):
     tensors = inputs((2, 9), 20, 2) | parameters(20, 2, compress)
-    options = {"eps_k": 0.1}
-    plain = run(functional, "rewrite_read", tensors, F64, **options)
-    strided = {n: t.repeat_interleave(2, -1)[..., ::2] if t.ndim else t for n, t in tensors.items()}
-    strided["state"] = tensors["state"].transpose(0, 1).contiguous().transpose(0, 1)
-    leaves = {n: t.requires_grad_() for n, t in strided.items()}
-    outputs = functional.rewrite_read(**leaves, **options)
-    for name, actual in outputs._asdict().items():
-        assert torch.equal(actual, plain[0][name]), name
+    spread = {n: strided(t) for n, t in tensors.items()}
+    spread["state"] = tensors["state"].transpose(0, 1).contiguous().transpose(0, 1)
+    assert [n for n, t in spread.items() if t.is_contiguous()] == ["gate_bias"]
+    dense, actual = (run(functional, "rewrite_read", t, F64, eps_k=0.1) for t in (tensors, spread))
+    for results, expected in zip(actual, dense, strict=True):
+        for name in expected:
+            assert torch.equal(results[name], expected[name]), name
+
+
+@pytest.mark.parametrize("compress", ["channel", "token"])
+def test_non_contiguous_incoming_gradients(compress):
+    tensors = inputs((2, 9), 20, 2) | parameters(20, 2, compress)
+    leaves = [t.requires_grad_() for t in tensors.values()]
+    outputs = functional.rewrite_read(**tensors, eps_k=0.1)
+    incoming = [torch.randn_like(output) for output in outputs]
+    dense, spread = (
+        torch.autograd.grad(outputs, leaves, grads, retain_graph=True)
+        for grads in (incoming, [strided(grad) for grad in incoming])
+    )
+    for name, actual, expected in zip(tensors, spread, dense, strict=True):
+        assert torch.equal(actual, expected), name
 
 
 @pytest.mark.parametrize("compress", ["channel", "token"])
@@ -242,6 +260,23 @@ def test_nan_and_inf_propagate_within_their_token(name, bad):
     assert torch.equal(outputs.context.isfinite().all(-1), ~hit)
     outputs.context.sum().backward()
     assert not leaves["norm_weight"].grad.isfinite().all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("m", "compress"), [(4, "channel"), (3, "token"), (1, "identity")])
+def test_nan_and_inf_spread_as_in_the_reference(m, compress, bad):
+    """From each argument into each output and gradient."""
+    tensors = inputs((2, 40), 20, m) | parameters(20, m, compress)
+    for name in (name for name, tensor in tensors.items() if tensor is not None):
+        spoiled = tensors | {name: tensors[name].clone()}
+        spoiled[name].view(-1)[spoiled[name].numel() // 3] = bad
+        fused, oracle = (
+            run(module, "rewrite_read", spoiled, F64, eps_k=0.1)
+            for module in (functional, reference)
+        )
+        for actual, expected in zip(fused, oracle, strict=True):
+            for n in expected:
+                assert torch.equal(actual[n].isfinite(), expected[n].isfinite()), (name, n)
 
 
 def test_nan_reaches_the_state_in_bfloat16():

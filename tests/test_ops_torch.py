@@ -50,6 +50,25 @@ def test_opcheck(name, m, compress):
 
 @pytest.mark.parametrize("name", ["rewrite", "read", "rewrite_read", "expand"])
 @pytest.mark.parametrize(("m", "compress"), CASES)
+def test_opcheck_of_the_backwards(name, m, compress):
+    arguments = [
+        x.detach() if isinstance(x, torch.Tensor) else x
+        for x in operator_arguments(name, m, compress, F64)
+    ]
+    outputs = getattr(torch.ops.ddl, name)(*arguments)
+    if name == "expand":
+        arguments = (torch.randn_like(outputs), *arguments[:2])
+    elif name == "rewrite":
+        arguments = (torch.randn_like(outputs[0]), *arguments, outputs[1])
+    else:
+        written = name == "rewrite_read"
+        grads = [torch.randn_like(x) for x in outputs[: 3 + written]]
+        arguments = (*grads, *arguments[:-1], *outputs[1 + written :])
+    torch.library.opcheck(getattr(torch.ops.ddl, f"{name}_backward").default, arguments)
+
+
+@pytest.mark.parametrize("name", ["rewrite", "read", "rewrite_read", "expand"])
+@pytest.mark.parametrize(("m", "compress"), CASES)
 @pytest.mark.parametrize("options", [
     {}, {"value_scale": 4.0}, {"value_from_compressed": True}, {"norm_eps": None},
 ], ids=str)  # fmt: skip
@@ -230,3 +249,13 @@ def test_functional_transforms_refuse(transform):
     message = "must come without a forward-mode tangent|must be called outside of torch.func"
     with pytest.raises(NotImplementedError, match=message):
         transform(rewrite_of_state(), torch.randn(2, 5, 6, 2, dtype=F64))
+
+
+def test_a_tangent_past_the_functional_forms_is_refused():
+    X, k, v, b = torch.randn(3, 4, 2), torch.randn(3, 4), torch.randn(3, 2), torch.rand(3)
+    sentence = r"^forward-mode differentiation of `ddl.rewrite` must go through `ddl.reference"
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(X, torch.ones_like(X))
+        with pytest.raises(NotImplementedError, match=sentence):
+            torch.ops.ddl.rewrite(dual, k, v, b, 0.1)
+        torch.ops.ddl.rewrite(X, k, v, b, 0.1)

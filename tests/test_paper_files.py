@@ -1,4 +1,4 @@
-"""`ddl import`: files of the paper's code in, run directories out, and the other way round."""
+"""`ddl import`: files of the paper's code in, Hugging Face's out, and the other way round."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import collections
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,19 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import ddl.hf
 from ddl.config import GPTConfig, InputError, TrainConfig
 from ddl.models import GPT
 from ddl.paper import convert, import_checkpoint, load
-from ddl.runs import RunDirectory, load_config, load_run
+from ddl.runs import RunDirectory, load_config
 from ddl.tokenizer import ByteTokenizer
+from hf_cases import byte_pair_files
 from paper_standin import PublishedGPT, published
 
-CPU = torch.device("cpu")
+WRITTEN = "config.json, generation_config.json, model.safetensors, modeling_ddl.py"
+TOKENIZER = "tokenizer.json, tokenizer_config.json"
 THEIRS = {"ddl_v_sigmoid_scale": 3.0, "ddl_state_dv_shortconv_causal": True}
 
 
@@ -79,7 +84,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_file_becomes_a_run_directory(tmp_path: Path, kind: str) -> None:
+def test_every_file_becomes_a_directory_of_hugging_faces(tmp_path: Path, kind: str) -> None:
     src, out = write(tmp_path / "theirs", kind), tmp_path / "ours"
     report = import_checkpoint(src, out)
     assert report == [
@@ -87,18 +92,24 @@ def test_every_file_becomes_a_run_directory(tmp_path: Path, kind: str) -> None:
         "assumed, because neither the weights nor config.json say: rope_base = 10000.0,"
         " ddl_beta_init = 1.0, ddl_k_eps = 1e-05, ddl_v_constant = False, ddl_v_sigmoid = True,"
         " tokens = bytes",
+        f"wrote {out}: {WRITTEN}, {TOKENIZER}",
     ]
-    loaded, _ = load_run(out, CPU)
-    assert loaded.config == convert(model().state_dict(), model().config)[0]
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    assert loaded.config.gpt == convert(model().state_dict(), model().config)[0]
     idx = torch.randint(61, (2, 24))
     torch.testing.assert_close(loaded(idx).logits, model()(idx), rtol=1e-5, atol=1e-5)
+    assert torch.equal(ddl.hf.load(out)[0](idx).logits, loaded(idx).logits)
+    assert AutoTokenizer.from_pretrained(out)("é\n").input_ids == [195, 169, 10]
 
 
 def test_there_and_back(tmp_path: Path) -> None:
     src = write(tmp_path / "theirs", ".pt")
     import_checkpoint(src, tmp_path / "ours")
     report = import_checkpoint(tmp_path / "ours", tmp_path / "again", reverse=True)
-    assert report == ["ddl-cc: 2 blocks, 2 heads of 12, hidden size 24, vocabulary 61"]
+    assert report == [
+        "ddl-cc: 2 blocks, 2 heads of 12, hidden size 24, vocabulary 61",
+        f"wrote {tmp_path / 'again'}: config.json, pytorch_model.bin",
+    ]
     assert sorted(p.name for p in (tmp_path / "again").iterdir()) == [
         "config.json",
         "pytorch_model.bin",
@@ -116,12 +127,41 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert "input_embed.weight" in load(tmp_path / "newest").state_dict
 
 
+def same(a: Path, b: Path) -> bool:
+    """Whether two directories hold the same checkpoint, bit for bit."""
+    first, second = load(a), load(b)
+    return first.config == second.config and all(
+        tensor.dtype == second.state_dict[name].dtype
+        and torch.equal(tensor, second.state_dict[name])
+        for name, tensor in first.state_dict.items()
+    )
+
+
+def test_back_from_a_run_and_from_shards(tmp_path: Path) -> None:
+    src = write(tmp_path / "theirs", ".pt")
+    import_checkpoint(src, tmp_path / "ours")
+    import_checkpoint(tmp_path / "ours", tmp_path / "expected", reverse=True)
+
+    gpt, _ = ddl.hf.load(tmp_path / "ours")
+    training = TrainConfig(model=gpt.config, data=None, out=tmp_path / "run")
+    RunDirectory.create(training, ByteTokenizer()).save(gpt)
+    ddl.hf.from_gpt(gpt).save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert (tmp_path / "shards" / "model.safetensors.index.json").exists()
+    for kind in ("run", "shards"):
+        import_checkpoint(tmp_path / kind, tmp_path / f"{kind}-back", reverse=True)
+        assert same(tmp_path / f"{kind}-back", tmp_path / "expected"), kind
+
+
 def test_a_half_precision_checkpoint_stays_one(tmp_path: Path) -> None:
     torch.save(model().bfloat16().state_dict(), tmp_path / "x.pt")
     import_checkpoint(tmp_path / "x.pt", tmp_path / "ours")
     stored = safetensors.torch.load_file(tmp_path / "ours" / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
-    assert load_run(tmp_path / "ours", CPU)[0].wte.weight.dtype == torch.float32
+    assert ddl.hf.load(tmp_path / "ours")[0].wte.weight.dtype == torch.float32
+    import_checkpoint(tmp_path / "ours", tmp_path / "back", reverse=True)
+    state = load(tmp_path / "x.pt").state_dict
+    for name, tensor in load(tmp_path / "back").state_dict.items():
+        assert torch.equal(tensor, state[name]), name
 
 
 def test_parameters_in_one_flat_buffer(tmp_path: Path) -> None:
@@ -131,7 +171,7 @@ def test_parameters_in_one_flat_buffer(tmp_path: Path) -> None:
     views = {n: part.view_as(t) for (n, t), part in zip(state.items(), parts, strict=True)}
     torch.save(views, tmp_path / "x.pt")
     import_checkpoint(tmp_path / "x.pt", tmp_path / "ours")
-    loaded, _ = load_run(tmp_path / "ours", CPU)
+    loaded, _ = ddl.hf.load(tmp_path / "ours")
     assert torch.equal(loaded.wte.weight, state["transformer.wte.weight"])
 
 
@@ -143,12 +183,30 @@ def test_config_json_counts_before_what_the_weights_carry(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("vocabulary", "kind"), [(50304, "gpt2"), (50257, "gpt2"), (256, "bytes")])
-def test_tokens_by_the_size_of_the_vocabulary(tmp_path: Path, vocabulary: int, kind: str) -> None:
+def test_tokens_by_the_size_of_the_vocabulary(
+    tmp_path: Path, vocabulary: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
     small = published("ddl", vocab_size=vocabulary, num_hidden_layers=1)
     torch.save(small.state_dict(), tmp_path / "x.pt")
     report = import_checkpoint(tmp_path / "x.pt", tmp_path / "ours")
     assert report[1].endswith(f"tokens = {kind}")
-    assert load_run(tmp_path / "ours", CPU)[1].kind == kind
+    if kind == "bytes":
+        assert report[2:] == [f"wrote {tmp_path / 'ours'}: {WRITTEN}, {TOKENIZER}"]
+        return
+    assert report[2:] == [
+        f"wrote {tmp_path / 'ours'}: {WRITTEN}",
+        "without a tokenizer: GPT-2 tokens need the package tiktoken to be read as text: pip"
+        " install tiktoken",
+    ]
+    assert ddl.hf.load(tmp_path / "ours")[1] is None
+
+    files = byte_pair_files(tmp_path / "files")
+    report = import_checkpoint(tmp_path / "x.pt", tmp_path / "whole", tokenizer=files)
+    assert report[2:] == [f"wrote {tmp_path / 'whole'}: {WRITTEN}, {TOKENIZER}"]
+    _, tokenizer = ddl.hf.load(tmp_path / "whole")
+    assert tokenizer is not None
+    assert tokenizer.decode(tokenizer.encode("to be")) == "to be"
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
@@ -253,7 +311,7 @@ def test_out_must_be_new_or_empty(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^`out` must be .* (Not a directory|File exists)"):
         import_checkpoint(src, out / "notes" / "deep")
     (out / "notes").unlink()
-    assert len(import_checkpoint(src, out)) == 2
+    assert len(import_checkpoint(src, out)) == 3
 
 
 def test_half_a_directory_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +319,7 @@ def test_half_a_directory_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(28, "No space left on device")
 
     src, out = write(tmp_path / "theirs", ".pt"), tmp_path / "out"
-    monkeypatch.setattr(RunDirectory, "save", full)
+    monkeypatch.setattr(ddl.hf.DDLForCausalLM, "save_pretrained", full)
     refused(src, out, r"^`out` must be writable, got \S+out: No space left on device$")
     monkeypatch.undo()
     import_checkpoint(src, tmp_path / "ours")
@@ -272,10 +330,15 @@ def test_half_a_directory_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_wrong_way_round(tmp_path: Path) -> None:
     src, ours, out = write(tmp_path / "theirs", ".pt"), tmp_path / "ours", tmp_path / "out"
     import_checkpoint(src, ours)
-    refused(ours, out, r"^`src` must be a checkpoint of the paper's code, .* run directory of ddl:")
+    refused(ours, out, r"^`src` must be a checkpoint of the paper's code, .* directory of ddl: the")
     refused(src.parent, out, r"^`config.json` must hold a TrainConfig, got: ", reverse=True)
+    files = byte_pair_files(tmp_path / "files")
+    pattern = r"^`tokenizer` must be left out unless the model's tokens are GPT-2's, .* for bytes$"
+    refused(src, out, pattern, tokenizer=files)
+    (ours / "model.safetensors").write_bytes(b"damaged")
+    refused(ours, out, r"model.safetensors` must hold tensors in plain dicts, got", reverse=True)
     (ours / "model.safetensors").unlink()
-    refused(ours, out, r"model.safetensors` must hold weights, got: ", reverse=True)
+    refused(ours, out, r"^`src` must name a file with weights, or a directory", reverse=True)
 
 
 def test_a_run_that_the_paper_does_not_have(tmp_path: Path) -> None:
@@ -285,3 +348,5 @@ def test_a_run_that_the_paper_does_not_have(tmp_path: Path) -> None:
     assert load_config(tmp_path / "run").model == config
     pattern = "^`value_from` must be compressed in the paper's code, got context$"
     refused(tmp_path / "run", tmp_path / "out", pattern, reverse=True)
+    with pytest.raises(InputError, match=r"^`src` must be a checkpoint of the paper's code, got"):
+        import_checkpoint(tmp_path / "run", tmp_path / "out")

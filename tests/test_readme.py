@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,11 +54,21 @@ def layer_norm(width: int, bias: bool) -> nn.LayerNorm:
 
 
 @pytest.fixture(scope="module")
-def namespace() -> dict:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the README's snippets run."""
+    path = tmp_path_factory.mktemp("readme")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def namespace(folder: Path) -> dict:
     """What the README's Python leaves behind when all of it runs in order.
 
     It starts where the reader starts: inside nanoGPT's model.py.
     """
+    pytest.importorskip("transformers")
     torch.manual_seed(0)
     names = {
         "torch": torch,
@@ -76,6 +88,9 @@ def namespace() -> dict:
 def test_python_blocks_run(namespace):
     assert {"rewrite", "Block", "stream", "residual", "model"} <= namespace.keys()
     assert namespace["loss"].isfinite()
+    assert namespace["text"].shape == (2, 24)
+    assert namespace["cache"].length == 9
+    assert type(namespace["again"]).__name__ == "DDLForCausalLM"
 
 
 def test_nanogpt_block_trains(namespace):
@@ -109,11 +124,27 @@ def test_ddl_subcommands_exist(capsys):
     from ddl.cli import main
 
     named = set(re.findall(r"^ddl ([a-z]+)", SHELL, flags=re.MULTILINE))
-    assert {"train", "sample"} <= named
+    assert {"train", "sample", "export", "eval", "import"} <= named
     for subcommand in sorted(named):
         with pytest.raises(SystemExit) as stop:
             main([subcommand, "--help"])
         assert stop.value.code in (0, None), capsys.readouterr().err
+
+
+def test_the_way_from_text_to_scores(folder, capsys):
+    """The lines that need neither a network nor a checkpoint run as they are."""
+    from ddl.cli import main
+
+    block = next(text for language, text in BLOCKS if language == "bash" and "ddl train" in text)
+    commands = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    assert [command[0] for command in commands] == ["train", "sample", "export", "eval", "import"]
+    for command in commands[:3]:
+        short = ["--steps", "2"] if command[0] == "train" else []
+        assert main([*command, *short]) == 0, capsys.readouterr().err
+    assert "The statement" in capsys.readouterr().out
+    assert (folder / "tiny-hf" / "model.safetensors").exists()
+    assert main(commands[4]) == 1
+    assert "`src` must" in capsys.readouterr().err
 
 
 def test_linked_files_exist():

@@ -196,6 +196,21 @@ def test_half_types_are_computed_in_float32(dtype: torch.dtype) -> None:
     assert torch.equal(result.gate, expected.gate)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_compiles_without_graph_breaks(autocast: bool) -> None:
+    """In float32, which autocast would contract in bfloat16."""
+    inputs = [normal(2, 5, 6, 3), normal(2, 5, 6), normal(2, 5, 3), normal(2, 5).sigmoid()]
+    inputs, arguments = [a.float() for a in inputs], cast(read_arguments(6, 3, 2), torch.float32)
+    compiled = torch.compile(reference.rewrite_read, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        results = [
+            run(*inputs, eps_k=0.1, **arguments) for run in (compiled, reference.rewrite_read)
+        ]
+    for name, a, b in zip(results[0]._fields, *results, strict=True):
+        assert_close(name, a, b, torch.float32)
+    torch._dynamo.reset()
+
+
 # --- expand --------------------------------------------------------------------------------------
 
 

@@ -61,6 +61,28 @@ def test_padding_does_not_leak_and_gets_no_gradient(options):
     assert grad[0, :4].eq(0).all()
 
 
+class InterruptionError(Exception):
+    pass
+
+
+@every_stream
+@pytest.mark.parametrize("calls", [0, 1], ids=["first call", "second call"])
+def test_an_interrupted_pass_can_be_repeated(options, calls):
+    stream, x, history = make_stream(options), normal(2, 9, D), History()
+    pieces = x.split([4, 5], dim=1)
+    done = [stream(piece, history=history) for piece in pieces[:calls]]
+
+    def interrupt(*_: Any) -> None:
+        raise InterruptionError
+
+    handle = stream.sublayers[2].register_forward_pre_hook(interrupt)
+    with pytest.raises(InterruptionError):
+        stream(pieces[calls], history=history)
+    handle.remove()
+    done += [stream(piece, history=history) for piece in pieces[calls:]]
+    close(torch.cat(done, dim=1), stream(x))
+
+
 def test_what_does_not_fit_is_refused():
     stream, x = make_stream({"value_channels": 2, "compress": "token"}), normal(2, 5, D)
     with pytest.raises(TypeError, match=r"^`keep` must have dtype torch.bool, got torch.int64$"):

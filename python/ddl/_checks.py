@@ -36,10 +36,10 @@ def check_tensors(**tensors: Any) -> None:
         if tensor.layout is not torch.strided or tensor.is_nested:
             got = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
             raise TypeError(f"`{name}` must be a dense tensor, got {got}")
-    if torch.compiler.is_compiling():
-        return
     if torch.autograd.forward_ad._current_level >= 0:
         _refuse_tangents(tensors)
+    if torch.compiler.is_compiling():
+        return
     if torch._C._are_functorch_transforms_active():
         raise NotImplementedError(
             "the fused operators must be called outside of torch.func transforms "
@@ -162,7 +162,7 @@ def unwrapped(name: str, module: Any, kind: type[Module]) -> Module:
     """
     if not isinstance(module, kind):
         got = type(module).__name__
-    elif type(module).forward is not kind.forward or "forward" in vars(module):
+    elif type(module).forward is not kind.forward or "forward" in module.__dict__:
         got = f"{type(module).__name__} with another forward"
     else:
         return module

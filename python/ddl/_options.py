@@ -20,7 +20,7 @@ def check_positive(name: str, number: Any, *, optional: bool = False, least: flo
     """
     if number is None and optional:
         return
-    if not _is_number(number) or not 0 < number < math.inf:
+    if not is_number(number) or not 0 < number < math.inf:
         raise ValueError(f"`{name}` must be a positive finite number, got {number!r}")
     if number < least:
         raise ValueError(f"`{name}` must be at least {least:g}, got {number!r}")
@@ -28,13 +28,13 @@ def check_positive(name: str, number: Any, *, optional: bool = False, least: flo
 
 def check_finite(name: str, number: Any) -> None:
     """Raises ValueError unless `number` is a finite number."""
-    if not _is_number(number) or not -math.inf < number < math.inf:
+    if not is_number(number) or not -math.inf < number < math.inf:
         raise ValueError(f"`{name}` must be a finite number, got {number!r}")
 
 
 def check_between(name: str, number: Any, low: float, high: float) -> None:
     """Raises ValueError unless low < number < high."""
-    if not _is_number(number) or not low < number < high:
+    if not is_number(number) or not low < number < high:
         raise ValueError(
             f"`{name}` must be between {low} and {high}, both excluded, got {number!r}"
         )
@@ -43,8 +43,7 @@ def check_between(name: str, number: Any, low: float, high: float) -> None:
 def check_counts(**numbers: Any) -> None:
     """Raises ValueError unless every one is an integer of at least 1, NumPy's included."""
     for name, number in numbers.items():
-        integer = isinstance(number, (Integral, torch.SymInt)) and not isinstance(number, bool)
-        if not integer or number < 1:
+        if not is_whole(number) or number < 1:
             raise ValueError(f"`{name}` must be an integer of at least 1, got {number!r}")
 
 
@@ -65,5 +64,11 @@ def check_used(**options: tuple[Any, Any, bool, str]) -> None:
             raise ValueError(f"`{name}` must be left at {default!r} unless {when}, got {given!r}")
 
 
-def _is_number(number: Any) -> bool:
+def is_whole(number: Any) -> bool:
+    """Whether it is an integer, NumPy's included."""
+    return isinstance(number, (Integral, torch.SymInt)) and not isinstance(number, bool)
+
+
+def is_number(number: Any) -> bool:
+    """Whether it is a real number."""
     return isinstance(number, (Real, torch.SymFloat)) and not isinstance(number, bool)

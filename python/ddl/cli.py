@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from typing import Any, NamedTuple
 
-from ddl.commands import DemoConfig, SampleConfig
+from ddl.commands import DemoConfig, EvalConfig, ExportConfig, ImportConfig, SampleConfig
 from ddl.config import DivergedError, InputError, TrainConfig
 from ddl.presets import PRESETS
 
-EXTRA = {"tyro", "rich", "safetensors", "matplotlib", "numpy"}  # what the `train` extra brings
+# What the extras bring.
+EXTRA = {"tyro", "rich", "safetensors", "matplotlib", "numpy"}
+HF_EXTRA = {"transformers", "accelerate", "tokenizers", "huggingface_hub"}
+EXTRA |= HF_EXTRA | {"lm_eval", "datasets"}
 
 TRAIN = """Train a language model. A preset, named first, sets the defaults of the options.
 
@@ -31,6 +34,22 @@ ddl sample runs/ddl-cc-d256-L4-s1337 --prompt "The statement" --tokens 200"""
 
 DEMO = """Train the additive baseline and a DDL model side by side on text that every Python
 carries: same seed, same batches, same backbone. Prints which is better and how fast each is."""
+
+
+EVAL = """Score a run, or a Hugging Face model, on tasks of lm-evaluation-harness.
+
+ddl eval runs/ddl-cc-d256-L4-s1337 --tasks arc_easy piqa --num-fewshot 1
+
+Without --tasks: the papers' eight benchmarks, 0-shot and 1-shot."""
+
+EXPORT = """Write the model and tokenizer of a run for Hugging Face's Auto classes.
+
+ddl export runs/ddl-cc-d256-L4-s1337 --hf exported"""
+
+IMPORT = """Write a checkpoint of the paper's code for Hugging Face's Auto classes, or back.
+
+ddl import checkpoint.pt imported
+ddl import imported theirs --reverse"""
 
 
 def _train(args: list[str]) -> None:
@@ -58,9 +77,11 @@ def _train(args: list[str]) -> None:
 
 def _sample(args: list[str]) -> None:
     config = _parse(SampleConfig, args, prog="ddl sample", description=SAMPLE, positional=True)
+    from rich.console import Console
+
     from ddl.sample import printable, sample
 
-    print(printable(sample(config)))
+    print(printable(sample(config, Console(stderr=True))))
 
 
 def _demo(args: list[str]) -> None:
@@ -70,6 +91,29 @@ def _demo(args: list[str]) -> None:
     from ddl.demo import demo
 
     demo(config, Console())
+
+
+def _eval(args: list[str]) -> None:
+    config = _parse(EvalConfig, args, prog="ddl eval", description=EVAL, positional=True)
+    from ddl.evaluation import evaluate, tables
+
+    record = evaluate(config)
+    print(tables(record))
+    print(f"wrote {record['out']}")
+
+
+def _export(args: list[str]) -> None:
+    config = _parse(ExportConfig, args, prog="ddl export", description=EXPORT, positional=True)
+    from ddl.hf.files import export_run
+
+    print(*export_run(config.run, config.hf, config.tokenizer), sep="\n")
+
+
+def _import(args: list[str]) -> None:
+    config = _parse(ImportConfig, args, prog="ddl import", description=IMPORT, positional=True)
+    from ddl.paper import import_checkpoint
+
+    print(*import_checkpoint(**vars(config)), sep="\n")
 
 
 def _parse(kind: Any, args: list[str], *, positional: bool = False, **options: Any) -> Any:
@@ -101,6 +145,7 @@ class Command(NamedTuple):
     summary: str
     options: type
     run: Callable[[list[str]], None]
+    extra: str = "train"
 
 
 COMMANDS = {
@@ -109,6 +154,18 @@ COMMANDS = {
     ),
     "sample": Command("continue a prompt: ddl sample RUN --prompt TEXT", SampleConfig, _sample),
     "demo": Command("compare the additive residual with DDL in a few minutes", DemoConfig, _demo),
+    "eval": Command(
+        "score on benchmarks: ddl eval RUN --tasks arc_easy piqa", EvalConfig, _eval, "eval"
+    ),
+    "export": Command(
+        "write a run for Hugging Face: ddl export RUN --hf DIR", ExportConfig, _export, "train,hf"
+    ),
+    "import": Command(
+        "take over a checkpoint of the paper's code: ddl import SRC OUT",
+        ImportConfig,
+        _import,
+        "train,hf",
+    ),
 }
 
 
@@ -153,8 +210,12 @@ def explain(command: str, error: Exception) -> str | None:
         flags = _flags(COMMANDS[command].options)
         # `num_layers` and `optim.lr` are what the command line calls --model.num-layers, --optim.lr
         return re.sub(r"`(?:\w+\.)?(\w+)`", lambda m: flags.get(m[1], m[0]), str(error))
-    if isinstance(error, ModuleNotFoundError) and error.name in EXTRA:
-        return f"`ddl {command}` needs the `train` extra: pip install 'ddl-rs[train]'"
+    module = str(error.name).split(".")[0] if isinstance(error, ModuleNotFoundError) else None
+    if module in EXTRA:
+        extra = COMMANDS[command].extra
+        if extra == "train" and module in HF_EXTRA:  # `ddl sample` of a Hugging Face directory
+            extra = "train,hf"
+        return f"`ddl {command}` needs the `{extra}` extra: pip install 'ddl-rs[{extra}]'"
     return None
 
 

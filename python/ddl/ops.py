@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _native
 from ._autograd import DERIVATIVES, is_absent
@@ -319,28 +320,45 @@ def _refuse(transform: str, name: str) -> Any:
     return refuse
 
 
+def _refusing_tangents(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The kernel, for calls past `ddl.functional`, which would lose a tangent without a word."""
+    refuse = _refuse("forward-mode differentiation", name)
+
+    def refusing(*arguments: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            tensors = (x for x in arguments if isinstance(x, Tensor))
+            if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+                refuse()
+        return kernel(*arguments)
+
+    return refusing
+
+
 # What runs an operator, by name: `ddl.cuda.warmup` goes through them without dispatch.
 KERNELS: dict[str, Callable[..., Any]] = {}
-for _name, _kernel, _fake in [
+_Row = tuple[str, Callable[..., Any], Callable[..., Any]]  # name, kernel, fake kernel
+_forwards: list[_Row] = [
     ("rewrite", _rewrite, _rewrite_fake),
     ("read", _read, _read_fake),
     ("rewrite_read", _rewrite_read, _rewrite_read_fake),
     ("expand", _expand, _expand_outputs),
-]:
+]
+_backwards: list[_Row] = [
+    ("rewrite", _rewrite_backward, _rewrite_backward_outputs),
+    ("read", _read_backward, _read_backward_outputs),
+    ("rewrite_read", _rewrite_read_backward, _rewrite_read_backward_outputs),
+    ("expand", _expand_backward, _expand_backward_outputs),
+]
+for _name, _kernel, _fake in _forwards:
     KERNELS[_name] = _kernel
-    _library.impl(_name, _kernel, "CPU")
-    _library.impl(_name, _kernel, "CUDA")
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_name, _refusing_tangents(_kernel, _name), _device)
     torch.library.register_fake(f"ddl::{_name}", _announcing(_fake), lib=_library)
     _setup, _grad = DERIVATIVES[_name]
     torch.library.register_autograd(f"ddl::{_name}", _grad, setup_context=_setup, lib=_library)
     torch.library.register_vmap(f"ddl::{_name}", _refuse("vmap", _name), lib=_library)
 
-for _name, _kernel, _fake in [
-    ("rewrite", _rewrite_backward, _rewrite_backward_outputs),
-    ("read", _read_backward, _read_backward_outputs),
-    ("rewrite_read", _rewrite_read_backward, _rewrite_read_backward_outputs),
-    ("expand", _expand_backward, _expand_backward_outputs),
-]:
+for _name, _kernel, _fake in _backwards:
     _backward = f"ddl::{_name}_backward"
     KERNELS[f"{_name}_backward"] = _kernel
     _library.impl(f"{_name}_backward", _kernel, "CPU")

@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.amp.autocast_mode import is_autocast_available
 
 from .types import ReadResult, RewriteReadResult
 
@@ -191,7 +190,7 @@ def _widen(like: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
 def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Around contractions, which autocast would otherwise do in a 16-bit type."""
     device = x.device.type
-    if not is_autocast_available(device):  # the meta device
+    if device == "meta" or not torch.is_autocast_enabled(device):  # no autocast for meta tensors
         return nullcontext()
     return torch.autocast(device, enabled=False)
 

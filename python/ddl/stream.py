@@ -179,6 +179,8 @@ class DeltaStream(nn.Module):
         if keep is not None:
             check_mask("keep", keep, x)
             x = x * keep.unsqueeze(-1)
+        if history is not None:
+            history.begin()
         state = self._open(x, history)
         context, value, gate = _read("reads.0", state, arguments[0], history)
         for index, (sublayer, residual, after) in enumerate(
@@ -195,6 +197,8 @@ class DeltaStream(nn.Module):
             state, context, value, gate = _rewrite_read(
                 f"reads.{index + 1}", rewrite, after, history
             )
+        if history is not None:
+            history.commit()
         return context
 
     def _open(self, x: Tensor, history: History | None) -> Tensor:
@@ -231,7 +235,8 @@ class DeltaStream(nn.Module):
                 }
             )
         for index, residual in enumerate(self.residuals):
-            arguments[index] |= unwrapped(f"residuals[{index}]", residual, DeltaResidual).fused()
+            fused = unwrapped(f"residuals[{index}]", residual, DeltaResidual).fused()
+            arguments[index].update(fused)  # `|=` is one thing that torch 2.6 cannot compile
         return arguments
 
 

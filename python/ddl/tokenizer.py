@@ -135,7 +135,8 @@ def read_meta(path: Path) -> CharTokenizer:
         if not table or not all(isinstance(entry, str) for entry in table):
             raise pickle.UnpicklingError("`itos` maps to something else than strings")
     except Exception as error:  # a damaged pickle raises nearly anything
-        detail = f"{type(error).__name__}: {error}"
+        words = f"{type(error).__name__}: {error}"  # some of them the file's, for a terminal
+        detail = "".join(c if c.isprintable() else "\ufffd" for c in words)
         raise InputError(
             f"`{path}` must be nanoGPT's meta.pkl, plain dicts of strings and numbers, got {detail}"
         ) from error

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
+from ddl._checks import check_is_tensor
 from ddl.config import GPTConfig
 from ddl.history import History
 
@@ -15,24 +18,29 @@ class Cache:
     """Keys and values of every attention, and the history of the residual stream.
 
     `model(idx, cache=cache)` continues the sequences in it by idx and adds them. It belongs to one
-    batch and one model, and serves inference: under torch.no_grad() or inference_mode().
+    batch, one model and one dtype, and serves inference: under torch.no_grad(), or throughout under
+    torch.inference_mode(). A pass that is interrupted leaves it as it was.
 
     The buffers double when they are full, up to block_size, so that n tokens are copied O(n) times
-    in all. Nothing in it is read by the host.
+    in all. Nothing in it is read by the host. Raises TypeError for anything but a GPTConfig.
     """
 
     def __init__(self, config: GPTConfig) -> None:
+        if not isinstance(config, GPTConfig):
+            raise TypeError(f"`config` must be a GPTConfig, got {type(config).__name__}")
         self.config = config
         self.length = 0  # tokens of every sequence, padding included
         self.history = History()
+        self._dtype: torch.dtype | None = None  # of the embeddings
         # One tensor (2, B, H, capacity, head_dim) per attention: keys, values.
         self._buffers: list[Tensor | None] = [None] * config.num_layers
 
     @property
     def batch_size(self) -> int | None:
         """How many sequences it has; None as long as it is empty."""
-        first = self._buffers[0]
-        return None if first is None else first.shape[1]
+        return (
+            self._buffers[0].shape[1] if self.length > 0 and self._buffers[0] is not None else None
+        )
 
     @property
     def device(self) -> torch.device | None:
@@ -40,14 +48,17 @@ class Cache:
         first = self._buffers[0]
         return None if first is None else first.device
 
-    def check(self, config: GPTConfig, batch: int, tokens: int) -> None:
-        """Raises ValueError unless a model of this config can add that many tokens to it."""
+    def check(self, config: GPTConfig, x: Tensor) -> None:
+        """Raises ValueError unless a model of this config can add x (B, T, d) to it."""
+        batch, tokens = x.shape[:2]
         if config != self.config:
             raise ValueError("`cache` must be made of this model's config, got one of another's")
         if self.batch_size not in (None, batch):
             raise ValueError(
                 f"`cache` must have {batch} sequences, as the input, got {self.batch_size}"
             )
+        if self._dtype not in (None, x.dtype):
+            self._refuse_dtype(x.dtype, self._dtype)
         room = config.block_size - self.length
         if tokens > room:
             raise ValueError(
@@ -71,18 +82,29 @@ class Cache:
         buffer[1, :, :, self.length : end] = values
         return buffer[0, :, :, :end], buffer[1, :, :, :end]
 
-    def advance(self, tokens: int) -> None:
-        """The current tokens, of which every layer has been told, are part of the past."""
-        self.length += tokens
+    def advance(self, x: Tensor) -> None:
+        """The current tokens x (B, T, d), that every layer knows by now, are part of the past."""
+        self.length += x.shape[1]
+        self._dtype = x.dtype
 
     def select(self, rows: Tensor) -> None:
         """Take these sequences, (B',) int64, in place of the batch: to reorder or repeat them."""
+        check_is_tensor("rows", rows)
+        if rows.dtype not in (torch.int64, torch.int32) or rows.ndim != 1:
+            expected = "a vector of int64 row numbers"
+            raise ValueError(f"`rows` must be {expected}, got {tuple(rows.shape)} of {rows.dtype}")
         self._buffers = [b if b is None else b.index_select(1, rows) for b in self._buffers]
         self.history.select(rows)
 
+    @staticmethod
+    def _refuse_dtype(now: torch.dtype, before: torch.dtype | None) -> NoReturn:
+        raise ValueError(f"`cache` must be used in one dtype, got {now} after {before}")
+
     def _room(self, layer: int, keys: Tensor, end: int) -> Tensor:
         """The layer's buffer, with room for `end` tokens."""
-        old = self._buffers[layer]
+        old = self._buffers[layer] if self.length > 0 else None  # else of an interrupted pass
+        if old is not None and old.dtype != keys.dtype:
+            self._refuse_dtype(keys.dtype, old.dtype)  # autocast was switched on or off
         if old is not None and end <= old.shape[3]:
             return old
         held = 0 if old is None else old.shape[3]

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ddl._checks import check_is_tensor
+from ddl._options import is_whole
 from ddl.config import GPTConfig
 from ddl.models.cache import Cache
 from ddl.models.sampling import Sampling
@@ -52,6 +54,8 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
+        if not isinstance(config, GPTConfig):
+            raise TypeError(f"`config` must be a GPTConfig, got {type(config).__name__}")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
         sublayers = nn.ModuleList()
@@ -101,17 +105,17 @@ class GPT(nn.Module):
         Raises:
             TypeError: a wrong dtype. ValueError: anything else that does not fit.
         """
-        self._check_tokens(idx)
-        if last is not None and (labels is not None or not 1 <= last <= idx.shape[1]):
+        self._check_tokens(idx, longest=self.config.block_size)
+        if labels is not None:
+            self._check_labels(labels, idx)
+        fits = last is None or (is_whole(last) and 1 <= last <= idx.shape[1] and labels is None)
+        if not fits:
             expected = f"from 1 to {idx.shape[1]}, the tokens of `idx`, and without `labels`"
-            raise ValueError(f"`last` must be {expected}, got {last}")
+            raise ValueError(f"`last` must be {expected}, got {last!r}")
         h = self.contexts(self.wte(idx), attention_mask=attention_mask, cache=cache)
         logits = self._logits(h if last is None else h[:, -last:])
         if labels is None:
             return GPTOutput(logits, None)
-        if labels.shape != idx.shape or idx.shape[1] < 2:
-            expected = f"the shape of `idx`, {tuple(idx.shape)}, with at least 2 tokens"
-            raise ValueError(f"`labels` must have {expected}, got {tuple(labels.shape)}")
         # The labels move instead of the logits: slicing those would copy them all.
         targets = F.pad(labels[:, 1:], (0, 1), value=IGNORE)
         loss = F.cross_entropy(wide(logits.flatten(0, 1)), targets.flatten(), ignore_index=IGNORE)
@@ -142,9 +146,10 @@ class GPT(nn.Module):
         after every token. Raises ValueError for a negative temperature, top_k < 1, an empty idx.
         """
         sampling = Sampling(temperature, top_k, generator)
-        if max_new_tokens < 0:
-            raise ValueError(f"`max_new_tokens` must be at least 0, got {max_new_tokens}")
-        self._check_tokens(idx[:, -self.config.block_size :])
+        if not is_whole(max_new_tokens) or max_new_tokens < 0:
+            expected = "a whole number of at least 0"
+            raise ValueError(f"`max_new_tokens` must be {expected}, got {max_new_tokens!r}")
+        self._check_tokens(idx, longest=None)
         length, block = idx.shape[1], self.config.block_size
         out = F.pad(idx, (0, max_new_tokens))
         cache: Cache | None = Cache(self.config)
@@ -168,16 +173,35 @@ class GPT(nn.Module):
         # The tied head is the embedding itself: one parameter, one name, nothing to tie again.
         return F.linear(h, self.wte.weight)
 
-    def _check_tokens(self, idx: Tensor) -> None:
+    def _check_tokens(self, idx: Any, *, longest: int | None) -> None:
+        check_is_tensor("idx", idx)
         if idx.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"`idx` must have dtype int64 or int32, got {idx.dtype}")
-        block = self.config.block_size
-        if idx.ndim != 2 or not 1 <= idx.shape[1] <= block:
-            expected = f"shape (batch, 1 to block_size = {block})"
-            raise ValueError(f"`idx` must have {expected}, got {tuple(idx.shape)}")
-        # On a GPU this would wait for the device; there the embedding's own assertion catches it.
-        if on_host(idx) and idx.numel() > 0:
-            low, high = (int(x) for x in idx.aminmax())
-            if low < 0 or high >= self.config.vocab_size:
-                expected = f"tokens from 0 to vocab_size - 1 = {self.config.vocab_size - 1}"
-                raise ValueError(f"`idx` must hold {expected}, got {low if low < 0 else high}")
+        if idx.ndim != 2 or idx.shape[1] < 1 or (longest is not None and idx.shape[1] > longest):
+            most = "tokens" if longest is None else f"1 to block_size = {longest}"
+            raise ValueError(f"`idx` must have shape (batch, {most}), got {tuple(idx.shape)}")
+        self._check_numbers("idx", idx)
+
+    def _check_labels(self, labels: Any, idx: Tensor) -> None:
+        check_is_tensor("labels", labels)
+        if labels.dtype != torch.int64:
+            raise TypeError(f"`labels` must have dtype int64, got {labels.dtype}")
+        if labels.shape != idx.shape or idx.shape[1] < 2:
+            expected = f"the shape of `idx`, {tuple(idx.shape)}, with at least 2 tokens"
+            raise ValueError(f"`labels` must have {expected}, got {tuple(labels.shape)}")
+        self._check_numbers("labels", labels, besides=IGNORE)
+
+    def _check_numbers(self, name: str, tokens: Tensor, besides: int | None = None) -> None:
+        """Raises ValueError for another device than the model's, or no token of its vocabulary."""
+        device = self.wte.weight.device
+        if tokens.device != device:
+            raise ValueError(f"`{name}` must be on {device}, got a tensor on {tokens.device}")
+        # On a GPU this would wait for the device; there torch's own assertions catch it.
+        if not on_host(tokens) or tokens.numel() == 0:
+            return
+        known = tokens if besides is None else tokens.where(tokens != besides, 0)
+        low, high = (int(x) for x in known.aminmax())
+        if low < 0 or high >= self.config.vocab_size:
+            expected = f"tokens from 0 to vocab_size - 1 = {self.config.vocab_size - 1}"
+            expected += "" if besides is None else f", or {besides}"
+            raise ValueError(f"`{name}` must hold {expected}, got {low if low < 0 else high}")

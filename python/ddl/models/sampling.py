@@ -8,6 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ddl._options import is_number, is_whole
+
+
+COLDEST = 1e-30  # float32 has its reciprocal; colder ones sample the same
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -18,16 +23,22 @@ class Sampling:
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ValueError(f"`temperature` must be at least 0, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"`top_k` must be at least 1, got {self.top_k}")
+        if not is_number(self.temperature) or not self.temperature >= 0:
+            raise ValueError(f"`temperature` must be at least 0, got {self.temperature!r}")
+        if self.top_k is not None and (not is_whole(self.top_k) or self.top_k < 1):
+            expected = "a whole number of at least 1, or None"
+            raise ValueError(f"`top_k` must be {expected}, got {self.top_k!r}")
+        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+            got = type(self.generator).__name__
+            raise TypeError(f"`generator` must be a torch.Generator, got {got}")
 
     def draw(self, logits: Tensor) -> Tensor:
         """One token per row of logits (B, vocab_size) → (B, 1)."""
         if self.temperature == 0:
             return logits.argmax(dim=-1, keepdim=True)
-        logits = logits.float() / self.temperature
+        # From the likeliest down, so that no temperature overflows.
+        logits = logits.float() - logits.float().amax(-1, keepdim=True)
+        logits = logits / max(self.temperature, COLDEST)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k).values[:, -1:]
             logits = logits.masked_fill(logits < least, -math.inf)

@@ -66,7 +66,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.num_heads = layer, config.num_heads
         d, width = config.hidden_size, config.num_heads * config.head_dim
         self.head_dim = config.head_dim
         self.c_q = nn.Linear(d, width, bias=False)
@@ -79,7 +79,7 @@ class Attention(nn.Module):
 
     def forward(self, h: Tensor, tokens: Tokens = ALONE) -> Tensor:
         """h (B, T, d) → (B, T, d)."""
-        heads = (*h.shape[:2], -1, self.head_dim)
+        heads = (*h.shape[:2], self.num_heads, self.head_dim)
         q, k, v = (c(h).view(heads) for c in (self.c_q, self.c_k, self.c_v))  # (B, T, H, head_dim)
         # Rotated in float32, normalised in the norm's dtype (float32 under autocast); attention
         # runs in the dtype of the matrix products.
@@ -87,11 +87,10 @@ class Attention(nn.Module):
         q = self.q_rms(self.rotary(q, tokens).to(norm_dtype))
         k = self.k_rms(self.rotary(k, tokens).to(norm_dtype))
         q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
-        causal = tokens.visible is None and tokens.start == 0
         if tokens.cache is not None:
             k, v = tokens.cache.extend(self.layer, k, v)  # (B, H, start + T, head_dim)
         y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=tokens.visible, is_causal=causal
+            q, k, v, attn_mask=tokens.visible, is_causal=tokens.causal
         )  # (B, H, T, head_dim)
         return self.c_proj(y.transpose(1, 2).flatten(2))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ddl._checks import check_is_tensor, check_shape
 from ddl.models.cache import Cache
 
 
@@ -15,13 +16,14 @@ class Tokens(NamedTuple):
 
     start: how many tokens the cache has of every sequence; these come after them.
     positions: (B, T) int64 for the rotation; None for start, start + 1, …
-    visible: bool, broadcast to (B, H, T, start + T), what each token attends to; None for itself
-        and everything before it, where `start` is 0, or T is 1.
+    causal: whether each token attends to itself and those before it, and these are all there is.
+    visible: bool, broadcast to (B, H, T, start + T), what each token attends to; None for all.
     cache: keys and values of the tokens before; None for none.
     """
 
     start: int = 0
     positions: Tensor | None = None
+    causal: bool = True
     visible: Tensor | None = None
     cache: Cache | None = None
 
@@ -30,28 +32,29 @@ ALONE = Tokens()  # whole sequences, without padding
 
 
 def place(
-    batch: int, new: int, attention_mask: Tensor | None, cache: Cache | None
+    x: Tensor, attention_mask: Tensor | None, cache: Cache | None
 ) -> tuple[Tokens, Tensor | None]:
-    """Where `new` more tokens of each sequence stand after those in the cache.
+    """Where the tokens of x (B, T, d) stand after those in the cache.
 
-    attention_mask: (batch, start + new), zero for padding, which has no position of its own and is
-        not attended to; None for no padding.
+    attention_mask: (B, start + T), zero for padding, which has no position of its own and is not
+        attended to; None for no padding.
 
-    Returns the tokens, and which of them are none of the padding, (batch, new) bool; None for all.
-    Raises ValueError for a mask that does not fit.
+    Returns the tokens, and which of them are none of the padding, (B, T) bool; None for all. Raises
+    ValueError or TypeError for a mask that does not fit.
     """
+    batch, new = x.shape[:2]
     start = 0 if cache is None else cache.length
     mask = None
     if attention_mask is not None:
-        mask = _checked(attention_mask, (batch, start + new), start)
+        mask = _checked(attention_mask, (batch, start + new), start, x.device)
     if mask is not None:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, start:]
-        return Tokens(start, positions, _attended(mask, start), cache), mask[:, start:]
+        return Tokens(start, positions, False, _attended(mask, start), cache), mask[:, start:]
+    if cache is None or start == 0:
+        return Tokens(cache=cache), None
     # Attention has a causal mask of its own, but only for queries that start with the keys.
-    visible = None
-    if cache is not None and start > 0 and new > 1:
-        visible = _causal(start, new, cache.device)
-    return Tokens(start, None, visible, cache), None
+    visible = _causal(start, new, cache.device) if new > 1 else None
+    return Tokens(start, None, False, visible, cache), None
 
 
 def on_host(x: Tensor) -> bool:
@@ -59,14 +62,21 @@ def on_host(x: Tensor) -> bool:
     return x.device.type == "cpu" and type(x) is Tensor and not torch.compiler.is_compiling()
 
 
-def _checked(mask: Tensor, shape: tuple[int, int], start: int) -> Tensor | None:
+def _checked(mask: Any, shape: tuple[int, int], start: int, device: torch.device) -> Tensor | None:
     """The mask as bool, or None where it is known to hide nothing."""
-    if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
-        got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"`attention_mask` must have shape {shape}, got {got}")
-    mask = mask.bool()
+    check_is_tensor("attention_mask", mask)
+    check_shape("attention_mask", mask, shape)
+    if mask.is_floating_point() or mask.is_complex():  # zeros and −∞, to be added, would pass
+        expected = "dtype bool or int64, with zeros for padding"
+        raise TypeError(f"`attention_mask` must have {expected}, got {mask.dtype}")
+    if mask.device != device:
+        raise ValueError(f"`attention_mask` must be on {device}, got a tensor on {mask.device}")
+    numbers, mask = mask, mask.bool()
     if not on_host(mask):
         return mask
+    if (numbers != mask).any():
+        strange = int(numbers[numbers != mask][0])
+        raise ValueError(f"`attention_mask` must consist of zeros and ones, got {strange}")
     if mask.all():
         return None
     if start > 0 and (mask[:, 1:] < mask[:, :-1]).any():

@@ -54,14 +54,15 @@ def contexts(
     cache: Cache | None = None,
 ) -> Tensor:
     """Embeddings (B, T, d) → what the head reads, (B, T, d); the arguments are `GPT.forward`'s."""
-    batch, new, _ = x.shape
     if cache is not None:
-        cache.check(config, batch, new)
-    tokens, keep = place(batch, new, attention_mask, cache)
+        if not isinstance(cache, Cache):
+            raise TypeError(f"`cache` must be a ddl.models.Cache, got {type(cache).__name__}")
+        cache.check(config, x)
+    tokens, keep = place(x, attention_mask, cache)
     history = None if cache is None else cache.history
     h = trunk(x, tokens, history=history, keep=keep)
     if cache is not None:
-        cache.advance(new)
+        cache.advance(x)
     return h
 
 

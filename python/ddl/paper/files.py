@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ddl.config import GPTConfig, InputError, TrainConfig
+from ddl._directory import MODEL_TYPE, all_or_nothing, is_hf, refuse_used, written
+from ddl.config import GPTConfig, InputError
 from ddl.models import GPT
 from ddl.tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer
 
@@ -42,19 +40,27 @@ def import_checkpoint(
     variant: Variant = "auto",
     reverse: bool = False,
     layout: Layout = "c_proj",
+    tokenizer: str | Path | None = None,
 ) -> list[str]:
-    """Write the paper's checkpoint `src` as our run directory `out`, or the other way round.
+    """Write the paper's checkpoint `src` as a directory `out` that the Auto classes load, or back.
 
-    variant: what the checkpoint must be; "auto" takes what its names tell. reverse: `src` is a run
-    directory, and `out` gets the paper's config.json and pytorch_model.bin, in the names of
-    `layout`. Returns sentences: what it was and what was assumed. Raises InputError; then nothing
-    was written.
+    Tokens are GPT-2's for a vocabulary of 50257 to 50304 and bytes otherwise.
+
+    Args:
+        src: a .pt, .bin or .safetensors file, or a directory with one.
+        variant: what the checkpoint must be; "auto" takes what its names tell.
+        reverse: `src` is a run directory or one for the Auto classes, and `out` gets the paper's
+            config.json and pytorch_model.bin, in the names of `layout`.
+        tokenizer: a directory with GPT-2's files, for where tiktoken cannot fetch them.
+
+    Returns sentences: what it was, what was assumed, what was written. Raises InputError; then
+    nothing was written.
     """
     src, out = Path(src), Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        got = "a directory with files" if out.is_dir() else "a file"
-        raise InputError(f"`out` must be a new or empty directory, got {out}, {got}")
-    return _export(src, out, layout) if reverse else _import(src, out, variant)
+    refuse_used(out)
+    if reverse:
+        return _export(src, out, layout)
+    return _import(src, out, variant, None if tokenizer is None else Path(tokenizer))
 
 
 def load(source: str | Path) -> Checkpoint:
@@ -87,8 +93,8 @@ def load(source: str | Path) -> Checkpoint:
 # --- one way and the other ------------------------------------------------------------------------
 
 
-def _import(src: Path, out: Path, variant: Variant) -> list[str]:
-    from ddl.runs import RunDirectory  # needs the `train` extra
+def _import(src: Path, out: Path, variant: Variant, files: Path | None) -> list[str]:
+    from ddl.hf.files import choose_tokenizer, save_with_tokenizer  # needs the `hf` extra
 
     checkpoint = load(src)
     translation = translate(*checkpoint, variant=variant)
@@ -99,43 +105,34 @@ def _import(src: Path, out: Path, variant: Variant) -> list[str]:
     state = {name: tensor.clone() for name, tensor in translation.state.items()}
     model.load_state_dict(state, assign=True)
     tokenizer = _tokenizer(config)
-    with _all_or_nothing(out):
-        training = TrainConfig(model=config, data=None, out=out)
-        RunDirectory.create(training, tokenizer).save(model)
-    return _report(translation, tokenizer)
+    report = _report(translation, tokenizer)
+    return report + save_with_tokenizer(model, choose_tokenizer(tokenizer, files, config), out)
 
 
 def _export(src: Path, out: Path, layout: Layout) -> list[str]:
-    import safetensors.torch
-
-    from ddl import runs
-
-    config = runs.load_config(src).model
-    try:
-        state = safetensors.torch.load_file(src / runs.WEIGHTS)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(
-            f"`{src / runs.WEIGHTS}` must hold weights, got: {_line(error)}"
-        ) from error
+    config, state = _ours(src)
     theirs, state = revert(config, state, layout=layout)
-    with _all_or_nothing(out):
-        out.mkdir(parents=True, exist_ok=True)
+    with all_or_nothing(out):
         torch.save(state, out / WEIGHTS)
         (out / CONFIG).write_text(json.dumps(theirs, indent=2), encoding="utf-8")
-    return [_summary(config)]
+    return [_summary(config), written(out)]
 
 
-@contextmanager
-def _all_or_nothing(out: Path) -> Iterator[None]:
-    """Leaves no half of a directory behind; it was new or empty."""
-    try:
-        yield
-    except BaseException as error:
-        shutil.rmtree(out, ignore_errors=True)
-        if isinstance(error, OSError):
-            reason = error.strerror or error
-            raise InputError(f"`out` must be writable, got {out}: {reason}") from error
-        raise
+def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
+    """Config and parameters, in their own dtypes, of a directory of ours."""
+    from ddl import runs
+
+    if is_hf(src):
+        from ddl.hf import DDLConfig
+
+        config = DDLConfig(**_json(src / CONFIG)).gpt
+    else:
+        config = runs.load_config(src).model
+    state: dict[str, Tensor] = {}
+    path = _weights(src)
+    for file in _shards(path) if path.name.endswith(".index.json") else [path]:
+        state |= _read(file)
+    return config, state
 
 
 def _tokenizer(config: GPTConfig) -> Tokenizer:
@@ -195,9 +192,10 @@ def _config(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     config = _json(path)
-    if isinstance(config.get("model"), dict) and "residual" in config["model"]:
+    run = isinstance(config.get("model"), dict) and "residual" in config["model"]
+    if run or config.get("model_type") == MODEL_TYPE:
         raise InputError(
-            f"`src` must be a checkpoint of the paper's code, got {path.parent}, which is a run "
+            f"`src` must be a checkpoint of the paper's code, got {path.parent}, which is a "
             "directory of ddl: the other way round is --reverse"
         )
     return config

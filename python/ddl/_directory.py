@@ -1,0 +1,51 @@
+"""Directories that commands write, in one piece or not at all, and tell from one another."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ddl._fields import InputError
+
+MODEL_TYPE = "ddl"  # in the config.json of ddl.hf; a run's has none
+
+
+def is_hf(path: Path) -> bool:
+    """Whether ddl.hf wrote this directory: its config.json names the type of the model."""
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") == MODEL_TYPE
+
+
+def refuse_used(out: Path) -> None:
+    """Raises InputError unless `out` is new or an empty directory."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        got = "a directory with files" if out.is_dir() else "a file"
+        raise InputError(f"`out` must be a new or empty directory, got {out}, {got}")
+
+
+@contextmanager
+def all_or_nothing(out: Path) -> Iterator[None]:
+    """Makes `out`, which was new or empty, and removes it again if the writing fails.
+
+    Raises InputError where it cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException as error:
+        shutil.rmtree(out, ignore_errors=True)
+        if isinstance(error, OSError):
+            reason = error.strerror or error
+            raise InputError(f"`out` must be writable, got {out}: {reason}") from error
+        raise
+
+
+def written(out: Path) -> str:
+    """A line that says what is in the directory now."""
+    return f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}"

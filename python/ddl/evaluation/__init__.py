@@ -1,0 +1,208 @@
+"""Benchmarks of lm-evaluation-harness for a run or a Hugging Face model: `ddl eval`.
+
+lm-eval is imported when an evaluation starts, after everything cheap has been checked.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddl.commands import EvalConfig
+from ddl.config import InputError
+
+from . import subject
+
+if TYPE_CHECKING:
+    from .harness import Harness
+
+Record = dict[str, Any]
+
+# The benchmarks of the papers' tables, by lm-eval's names, and the worked examples before each
+# question there.
+PAPER = (
+    "arc_challenge", "arc_easy", "hellaswag", "openbookqa",
+    "piqa", "sciq", "social_iqa", "winogrande",
+)  # fmt: skip
+PAPER_SHOTS = (0, 1)
+
+# What a record keeps of lm-eval's results: all that its tables need, and how the prompts were made.
+KEPT = (
+    "results", "groups", "group_subtasks", "versions", "n-shot", "n-samples", "higher_is_better",
+    "configs",
+)  # fmt: skip
+
+
+def evaluate(config: EvalConfig) -> Record:
+    """Score a model, write the record as JSON, and return it.
+
+    The record names the model (path, hash of the weights, size), the file (`out`), and in `runs`
+    has lm-eval's results once for each number of shots, with the number of `requests` and how many
+    of them were `truncated`, longer than the model's context. Raises InputError; then nothing was
+    written.
+    """
+    subject.check(config.model)
+    started = datetime.now(timezone.utc)
+    out = _free(config.out or config.model / f"eval-{started:%Y%m%d-%H%M%S}.json")
+    from . import tasks
+
+    with _quiet():
+        names, shots = _requested(config)
+        manager = tasks.index(names, config.include_path)
+        names = tasks.resolve(names, manager)
+        loaded = tasks.load(names, manager)  # before the model: it is what may be missing
+        model = _harness(config)
+        runs = []
+        for number, shot in enumerate(shots):
+            if number:  # lm-eval writes the number of shots into its tasks, where a 0 is final
+                loaded = tasks.load(names, manager)
+            runs.append(score(model, loaded, manager, num_fewshot=shot, limit=config.limit))
+    record = {
+        "model": subject.identity(config.model, model.model) | {"context": model.max_length},
+        "out": str(out),
+        "tasks": list(config.tasks),
+        "limit": config.limit,
+        "batch_size": config.batch_size,
+        "device": str(model.device),
+        "date": started.isoformat(timespec="seconds"),
+        "versions": {name: version(name) for name in ("ddl-rs", "lm_eval", "torch")},
+        "runs": runs,
+    }
+    _write(record, out)
+    return record
+
+
+def score(
+    model: Harness,
+    tasks: Sequence[Any],
+    manager: Any,
+    *,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    samples: bool = False,
+) -> Record:
+    """lm-eval's results for tasks that were loaded; None shots are the task's own number.
+
+    samples: keep every example's requests and responses, too.
+    """
+    import lm_eval  # type: ignore[import-untyped]
+
+    requests, truncated = model.requests, model.truncated
+    try:
+        results = lm_eval.simple_evaluate(
+            model=model,
+            tasks=list(tasks),
+            num_fewshot=num_fewshot,
+            batch_size=model.batch_size,
+            limit=limit,
+            log_samples=samples,
+            task_manager=manager,
+        )
+    except (ValueError, AssertionError) as error:  # there is no other sign of the two mistakes
+        if str(error).startswith("Duplicate task"):
+            raise InputError(f"`tasks` must have each task once, got {error}") from error
+        if num_fewshot and "sample" in str(error).lower():
+            raise InputError(
+                "`num_fewshot` must be at most as many as the tasks have worked examples, got"
+                f" {num_fewshot}: {error}"
+            ) from error
+        raise
+    kept = {key: results[key] for key in KEPT if key in results}
+    if samples:
+        kept["samples"] = results["samples"]
+    return {
+        "num_fewshot": num_fewshot,
+        "requests": model.requests - requests,
+        "truncated": model.truncated - truncated,
+        **kept,
+    }
+
+
+def tables(record: Record) -> str:
+    """lm-eval's tables of a record, one for each number of shots, under a line that names both."""
+    from lm_eval.utils import make_table  # type: ignore[import-untyped]
+
+    model = record["model"]
+    parts = []
+    for run in record["runs"]:
+        shots = run["num_fewshot"]
+        what = "the tasks' own shots" if shots is None else f"{shots}-shot"
+        limit = "" if record["limit"] is None else f", the first {record['limit']} examples of each"
+        parts.append(f"{model['path']}, {model['parameters']:,} parameters: {what}{limit}")
+        parts.append(make_table(run))
+        if run.get("groups"):
+            parts.append(make_table(run, "groups"))
+        if run["truncated"]:
+            parts.append(
+                f"Longer than the model's context of {model['context']} tokens, so that they lost"
+                f" their beginning: {run['truncated']} of {run['requests']} requests"
+            )
+    return "\n".join(parts)
+
+
+def _requested(config: EvalConfig) -> tuple[list[str], Sequence[int | None]]:
+    """Names of tasks, and the numbers of shots."""
+    named = [name for entry in config.tasks for name in entry.split(",") if name]
+    names = [task for name in named for task in (PAPER if name == "paper" else (name,))]
+    paper = "paper" in named and config.num_fewshot is None
+    return names, PAPER_SHOTS if paper else (config.num_fewshot,)
+
+
+def _harness(config: EvalConfig) -> Harness:
+    from .harness import Harness
+
+    model, tokenizer = subject.load(config.model, config.device)
+    return Harness(model, tokenizer, config.batch_size)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Errors only: the libraries warn of much that is meant to be so, some of it per request."""
+    from lm_eval import evaluator
+
+    names = ("lm_eval", "datasets", "transformers.tokenization_utils_base")
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.level for logger in loggers]
+    ask_git = evaluator.get_git_commit_hash
+    # It asks for the commit of the current folder, and git cries "fatal" where there is none.
+    evaluator.get_git_commit_hash = lambda: None
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        evaluator.get_git_commit_hash = ask_git
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def _free(out: Path) -> Path:
+    """`out` itself if a file can be made there; else InputError."""
+    parent = out.parent
+    if out.exists():
+        raise InputError(f"`out` must be a new file, got {out}, which exists")
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise InputError(f"`out` must be in a directory that can be written to, got {out}")
+    return out
+
+
+def _write(record: Record, out: Path) -> None:
+    """A reader sees the whole record or none."""
+    from lm_eval.utils import handle_non_serializable
+
+    text = json.dumps(record, indent=2, default=handle_non_serializable, ensure_ascii=False)
+    temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.replace(out)
+    except OSError as error:
+        raise InputError(f"`out` could not be written: {out}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)

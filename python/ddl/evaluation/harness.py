@@ -1,0 +1,76 @@
+"""A model in memory as lm-evaluation-harness wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval.models.huggingface import HFLM  # type: ignore[import-untyped]
+from lm_eval.models.utils import normalize_gen_kwargs  # type: ignore[import-untyped]
+
+from ddl.config import InputError
+
+# A batch of logits that `auto` may try where nothing reports that memory is short: 2²⁸ numbers are
+# 1 GiB in float32, and lm-eval holds their log-softmax besides.
+LOGITS_ON_CPU = 2**28
+MOST_SEQUENCES = 64
+
+
+class Harness(HFLM):
+    """lm-eval's adapter, which counts what lost its beginning and refuses what cannot be scored.
+
+    requests: how many there were; a long text of a rolling perplexity is one per window.
+    truncated: those that were longer than the model's context; only their end was read.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, batch_size: int | str) -> None:
+        super().__init__(
+            pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size
+        )
+        self.max_batch_size = MOST_SEQUENCES
+        if model.device.type == "cpu":
+            one = self.max_length * int(model.config.vocab_size)
+            self.max_batch_size = max(1, min(MOST_SEQUENCES, LOGITS_ON_CPU // one))
+        self.requests = 0
+        self.truncated = 0
+
+    def tok_encode(self, string: str, *args: Any, **options: Any) -> list[int]:
+        try:
+            return list(super().tok_encode(string, *args, **options))
+        except Exception as error:  # tokenizers raises plain Exceptions
+            if "[UNK]" not in str(error):  # a tokenizer of characters that lacks one
+                raise
+            known = self.tokenizer.get_vocab()
+            unknown = next((character for character in string if character not in known), string)
+            raise InputError(
+                f"`tasks` must be in the {len(known)} characters that the model was trained on,"
+                f" got {unknown!r}"
+            ) from error
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **options: Any
+    ) -> list[tuple[float, bool]]:
+        for texts, context, continuation in requests:
+            if not context or not continuation:
+                raise InputError(f"`tasks` must have texts with tokens in them, got {texts}")
+            if len(continuation) > self.max_length:
+                raise InputError(
+                    "`tasks` must have answers that fit the model's context of"
+                    f" {self.max_length} tokens, got one of {len(continuation)}"
+                )
+            self.requests += 1
+            self.truncated += len(context) + len(continuation) > self.max_length + 1
+        return list(super()._loglikelihood_tokens(requests, **options))
+
+    def generate_until(self, requests: Any, **options: Any) -> list[str]:
+        for request in requests:
+            context, arguments = request.args
+            new = normalize_gen_kwargs(arguments, self.max_gen_toks)["max_gen_toks"]
+            if new >= self.max_length:
+                raise InputError(
+                    "`tasks` must ask for fewer new tokens than the model's context of"
+                    f" {self.max_length}, got {new} from {request.task_name}"
+                )
+            self.requests += 1
+            self.truncated += len(self.tok_encode(context)) > self.max_length - new
+        return list(super().generate_until(requests, **options))

@@ -1,0 +1,146 @@
+"""Tasks of lm-evaluation-harness: found by name, and loaded without waiting for a network."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import datasets  # type: ignore[import-untyped]
+import huggingface_hub
+from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
+
+from ddl.config import InputError
+
+PATIENCE = 5.0  # seconds for the Hugging Face Hub to answer at all
+
+
+def index(names: Sequence[str], include_path: Path | None) -> TaskManager:
+    """lm-eval's index of tasks, or that of `include_path` alone if all the names are in there.
+
+    lm-eval brings more than ten thousand tasks, and reading their files takes seconds. A file of
+    `include_path` comes before one of lm-eval's for the same name. Raises InputError.
+    """
+    if include_path is None:
+        return TaskManager()
+    if not include_path.is_dir():
+        raise InputError(f"`include_path` must be a directory with YAML files, got {include_path}")
+    own = TaskManager(include_path=str(include_path), include_defaults=False)
+    matches = [own.match_tasks([name]) for name in names]
+    if all(found and set(found) <= set(own.all_subtasks) for found in matches):
+        return own
+    return TaskManager(include_path=str(include_path))
+
+
+def resolve(names: Sequence[str], manager: TaskManager) -> list[str]:
+    """The names with patterns like `arc_*` replaced by what they match.
+
+    Raises InputError for a name that the index lacks; it says what comes near.
+    """
+    found: dict[str, None] = {}  # a set that keeps its order
+    for name in names:
+        matches = [name] if Path(name).is_file() else manager.match_tasks([name])
+        if not matches:
+            near = difflib.get_close_matches(name, manager.all_tasks, n=3)
+            hint = f", which is near {', '.join(near)}" if near else ""
+            raise InputError(f"`tasks` must name tasks that lm-eval finds, got {name!r}{hint}")
+        found |= dict.fromkeys(matches)
+    return list(found)
+
+
+def load(names: Sequence[str], manager: TaskManager) -> list[Any]:
+    """lm-eval's tasks and groups of these names, with their data.
+
+    Data in the cache is taken as it is; the Hub is asked only for what is missing, and only if it
+    answers: a dataset that it cannot reach costs the library half a minute of retries each time.
+    Raises InputError, which says what to fetch and how.
+    """
+    forbidden = huggingface_hub.constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE
+    loaded: dict[str, list[Any]] = {}
+    missing = []
+    with _offline():
+        for name in names:
+            try:
+                loaded[name] = _load(name, manager)
+            except _NotCachedError:
+                missing.append(name)
+    if missing and (forbidden or not _hub_answers()):
+        why = "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set" if forbidden else "it does not answer"
+        raise InputError(_what_to_fetch(missing, manager, why))
+    for name in missing:
+        try:
+            loaded[name] = _load(name, manager)
+        except _NotCachedError as error:
+            raise InputError(f"`tasks` {name}: the Hub gave no data: {error}") from error
+    return [task for name in names for task in loaded[name]]
+
+
+class _NotCachedError(Exception):
+    """The data of a task is not in the cache, and there is no network."""
+
+
+def _load(name: str, manager: TaskManager) -> list[Any]:
+    """A group, a task, or the tasks of a tag."""
+    try:
+        built = manager.load([name])
+    except Exception as error:  # a task file may fail in any way, with its own code in it
+        missing = isinstance(error, ConnectionError) or "find cache for" in str(error)
+        if missing:
+            raise _NotCachedError(_first_line(error)) from error
+        kind = type(error).__name__
+        raise InputError(
+            f"`tasks` {name} could not be loaded: {kind}: {_first_line(error)}"
+        ) from error
+    if name in built["groups"]:
+        return [built["groups"][name]]
+    return list(built["tasks"].values())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """What is cached loads, and everything else fails at once."""
+    homes: tuple[Any, ...] = (huggingface_hub.constants, datasets.config)
+    before = [home.HF_HUB_OFFLINE for home in homes]
+    for home in homes:
+        home.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for home, value in zip(homes, before, strict=True):
+            home.HF_HUB_OFFLINE = value
+
+
+def _hub_answers() -> bool:
+    """Whether a server is there, through the proxies that the environment names."""
+    try:
+        session = huggingface_hub.get_session()  # its HTTP library changed with its versions
+        answer = session.head(huggingface_hub.constants.ENDPOINT, timeout=PATIENCE)
+    except Exception:
+        return False
+    return not answer.is_server_error
+
+
+def _what_to_fetch(names: Sequence[str], manager: TaskManager, why: str) -> str:
+    listed = "; ".join(_with_dataset(name, manager) for name in names)
+    include = manager.include_path
+    options = f"include_path={include!r}" if include else ""
+    command = f"TaskManager({options}).load({list(names)!r})"
+    return (
+        f"`tasks` need data that is not cached, and the Hugging Face Hub is out of reach ({why}):"
+        f" {listed}. Where there is network, run"
+        f' python -c "from lm_eval.tasks import TaskManager; {command}"'
+        f" and copy the cache it fills, HF_HOME, to {huggingface_hub.constants.HF_HOME}"
+    )
+
+
+def _with_dataset(name: str, manager: TaskManager) -> str:
+    entry = manager.task_index.get(name)
+    config = (entry.cfg if entry else None) or {}
+    parts = [config[key] for key in ("dataset_path", "dataset_name") if config.get(key)]
+    return f"{name} ({', '.join(parts)})" if parts else name

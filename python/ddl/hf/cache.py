@@ -1,0 +1,86 @@
+"""DDLCache: the model's own cache where Hugging Face's generation expects one of its kind."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+import transformers
+from torch import Tensor
+
+from ddl.config import GPTConfig
+from ddl.models.cache import Cache
+
+__all__ = ["DDLCache"]
+
+
+class DDLCache(transformers.Cache):
+    """Keys, values and the residual stream's history of one batch of sequences.
+
+    `generate` makes one, gives it back as `past_key_values` and goes on from it. It is a thin
+    wrapper: `.cache` is a `ddl.models.cache.Cache`, which grows by itself up to block_size. Beam
+    search reorders it. A token that a compression over time has seen cannot be taken back, so
+    `crop`, and with it assisted decoding, is refused.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(layers=[])
+        self.cache = Cache(config)
+
+    def __len__(self) -> int:
+        return self.cache.config.num_layers
+
+    def __repr__(self) -> str:
+        return f"DDLCache({self.cache.length} of {self.cache.config.block_size} tokens)"
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens so far, padding included."""
+        return self.cache.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """Tokens that fit: block_size."""
+        return self.cache.config.block_size
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.cache.length + query_length, 0
+
+    @property
+    def is_croppable(self) -> bool:
+        return False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Nothing to do for 0; every other number is refused with a ValueError."""
+        if tokens_to_remove != 0:
+            raise ValueError(
+                f"`tokens_to_remove` must be 0, got {tokens_to_remove}: a token that a compression "
+                "over time has seen cannot be taken back"
+            )
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.cache = Cache(self.cache.config)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take these sequences, (B',) int64, in place of the batch."""
+        device = self.cache.device
+        if device is not None:
+            self.cache.select(beam_idx.to(device))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """The same under another name."""
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every sequence `repeats` times, one after the other."""
+        if self.cache.batch_size is not None:
+            rows = torch.arange(self.cache.batch_size, device=self.cache.device)
+            self.cache.select(rows.repeat_interleave(repeats))
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences in it; −1 as long as it is empty."""
+        return -1 if self.cache.batch_size is None else self.cache.batch_size
+
+    def update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises TypeError: only a DDL model knows what belongs into it."""
+        raise TypeError("`past_key_values` must be given to a DDL model, got another's")

@@ -1,0 +1,292 @@
+"""DDLForCausalLM: the models of `ddl.models` with the interface of Hugging Face's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from ddl.models import GPT
+from ddl.models.gpt import EMBEDDING_STD
+from ddl.models.sublayers import Attention, Rotary, SwiGLU
+from ddl.models.tokens import on_host
+from ddl.models.trunk import contexts
+
+from . import remote
+from .cache import DDLCache
+from .configuration import DDLConfig
+
+__all__ = ["DDLForCausalLM", "from_gpt", "to_gpt"]
+
+# Gate β and value v are computed in float32 whatever the model's dtype. Their biases start around
+# one, where bfloat16 has steps of 1/128, in which training gets stuck. They are 1 + m of ~6d rows.
+WIDE = [r"residuals\.\d+\.gate\.", r"residuals\.\d+\.value\."]
+
+
+class RecomputedAttention(GradientCheckpointingLayer, Attention):
+    """Attention whose activations the backward may compute again instead of storing them."""
+
+
+class RecomputedSwiGLU(GradientCheckpointingLayer, SwiGLU):
+    """The MLP, likewise."""
+
+
+RECOMPUTED = {Attention: RecomputedAttention, SwiGLU: RecomputedSwiGLU}
+
+
+class DDLForCausalLM(PreTrainedModel, GenerationMixin):
+    """A language model with any residual of ddl-rs: embedding, trunk, tied head.
+
+    Embedding and trunk are those of `ddl.models.GPT`, under the same names, so that the state dicts
+    differ in nothing but the tied `lm_head.weight`, which is not saved; logits are equal to the
+    bit. `ddl.hf.from_gpt` makes one of a GPT.
+
+    dtype: in bfloat16 and float16 the gates and values of the rewrite keep float32 parameters.
+    Generation: greedy, sampling and beam search, with `DDLCache` as the only cache.
+    Gradient checkpointing: the sublayers' activations are computed again in the backward.
+    Parallelism: the trunk is one unit, which `device_map` leaves on one device.
+    """
+
+    config_class = DDLConfig
+    config: DDLConfig
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _tied_weights_keys = {"lm_head.weight": "wte.weight"}  # noqa: RUF012
+    _keep_in_fp32_modules_strict = WIDE
+    # The stream reads the parameters of its parts without calling them: no hook could move them.
+    _no_split_modules = ["AdditiveStream", "DeltaStream"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _is_stateful = True  # so that assisted decoding, which takes tokens back, is refused
+
+    def __init__(self, config: DDLConfig, model: GPT | None = None) -> None:
+        """model: whose modules to take over, parameters included; a new one without it."""
+        super().__init__(config)
+        fresh = model is None
+        model = GPT(config.gpt) if model is None else model
+        self._gpt_config = model.config
+        self.wte, self.trunk = model.wte, model.trunk
+        for sublayer in self.trunk.sublayers:
+            sublayer.__class__ = RECOMPUTED.get(type(sublayer), type(sublayer))
+        with torch.device("meta"):
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        half = fresh and self.dtype in (torch.bfloat16, torch.float16)
+        for name, parameter in self.named_parameters():
+            if half and any(re.search(pattern, name) for pattern in WIDE):
+                parameter.data = parameter.data.float()
+            # Drawn already, in the order in which a GPT draws.
+            parameter._is_hf_initialized = not parameter.is_meta  # type: ignore[attr-defined]
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: DDLCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits of the next token, and the loss if `labels` are given.
+
+        Args:
+            input_ids: (B, T) int64 tokens, T ≤ block_size.
+            attention_mask: (B, T), zero for padding, on the left or on the right; with a cache
+                (B, tokens in it + T). It also says where tokens stand, so there are no
+                `position_ids`.
+            past_key_values: what `DDLCache` saw comes before these tokens, which are added to it.
+            inputs_embeds: (B, T, d) in place of `input_ids`.
+            labels: (B, T) int64, usually `input_ids`: they are shifted here, −100 is left out.
+            use_cache: make a cache when none is given. By default only `generate` does.
+            output_hidden_states: also return num_layers + 1 tensors (B, T, d): number i is what
+                block i reads, the compressed and normalised stream after i blocks, and the last
+                one the readout, which the head reads. (The stream itself has value channels.)
+            output_attentions: must not be set: attention weights are never formed.
+            logits_to_keep: of how many tokens at the end logits are wanted, 0 for all; or the
+                positions of these tokens (n,). Only without `labels`.
+            kwargs: for the loss: `num_items_in_batch`, `shift_labels`, `ignore_index`.
+
+        Raises ValueError for arguments that do not fit.
+        """
+        given = self._check_given(input_ids, inputs_embeds)
+        _check_labels(labels, given, logits_to_keep)
+        _check_unset(output_attentions or self.config.output_attentions, **kwargs)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if use_cache and past_key_values is None:
+            past_key_values = DDLCache(self._gpt_config)
+        if past_key_values is not None and not isinstance(past_key_values, DDLCache):
+            got = type(past_key_values).__name__
+            raise ValueError(f"`past_key_values` must be a ddl.hf.DDLCache, got {got}")
+        x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
+        with self._recorded(output_hidden_states) as seen:
+            h = contexts(
+                self.trunk,
+                self._gpt_config,
+                x,
+                attention_mask=attention_mask,
+                cache=None if past_key_values is None else past_key_values.cache,
+            )
+        single = isinstance(logits_to_keep, int)
+        logits = self.lm_head(h[:, slice(-logits_to_keep, None) if single else logits_to_keep])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=past_key_values,
+            hidden_states=(*seen, h) if output_hidden_states else None,
+        )
+
+    def _check_given(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """The one that was given; raises ValueError unless it is one, and fits."""
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        if given is None or (input_ids is not None and inputs_embeds is not None):
+            got = "neither" if given is None else "both"
+            raise ValueError(f"`input_ids` or `inputs_embeds` must be given, got {got}")
+        ndim = 2 if inputs_embeds is None else 3
+        most, axes = self.config.block_size, ", hidden_size" * (ndim - 2)
+        if given.ndim != ndim or not 1 <= given.shape[1] <= most:
+            name = "input_ids" if inputs_embeds is None else "inputs_embeds"
+            expected = f"shape (batch, 1 to max_position_embeddings = {most}{axes})"
+            raise ValueError(f"`{name}` must have {expected}, got {tuple(given.shape)}")
+        if input_ids is not None and input_ids.numel() > 0 and on_host(input_ids):
+            low, high = (int(x) for x in input_ids.aminmax())
+            if low < 0 or high >= self.wte.num_embeddings:
+                expected = f"tokens from 0 to vocab_size - 1 = {self.wte.num_embeddings - 1}"
+                wrong = low if low < 0 else high
+                raise ValueError(f"`input_ids` must hold {expected}, got {wrong}")
+        return given
+
+    @contextmanager
+    def _recorded(self, wanted: bool | None) -> Iterator[list[Tensor]]:
+        """A list that fills with what every block's first sublayer reads."""
+        seen: list[Tensor] = []
+        first = self.trunk.sublayers[::2] if wanted else ()
+        hooks = [
+            sublayer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+            for sublayer in first
+        ]
+        try:
+            yield seen
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    # --- embeddings -------------------------------------------------------------------------------
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.wte
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.wte = cast(nn.Embedding, value)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head = cast(nn.Linear, new_embeddings)
+
+    # --- initialisation ---------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        """Draws the parameters that no checkpoint had, and fills the rotary tables."""
+        for module in self.modules():
+            if isinstance(module, Rotary):
+                module.reset_parameters()
+        missing = {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if not getattr(parameter, "_is_hf_initialized", False) and not parameter.is_meta
+        }
+        if missing:
+            drawn = GPT(self.config.gpt).state_dict()
+            for name, parameter in missing.items():
+                parameter.copy_(drawn[name])
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draws a module that transformers adds: embeddings of another size."""
+        if isinstance(module, nn.Embedding | nn.Linear):
+            nn.init.normal_(module.weight, std=EMBEDDING_STD)
+
+    # --- generation -------------------------------------------------------------------------------
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> bool:
+        """Puts a `DDLCache` among the model's arguments; refuses every other kind of cache."""
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic"):
+            raise ValueError(
+                f"`cache_implementation` must be left out, got {kind!r}: a DDL model's own cache "
+                "also holds what its convolutions over time have seen"
+            )
+        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = DDLCache(self._gpt_config)
+        return True
+
+    # --- files ------------------------------------------------------------------------------------
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Does nothing: checkpoints refer to this installed module, they do not carry a copy."""
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As in the base class, and with the file that an `auto_map` in the config refers to."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if getattr(self.config, "auto_map", None) == remote.AUTO_MAP:
+            remote.write(Path(save_directory))
+
+
+def _check_labels(labels: Tensor | None, given: Tensor, logits_to_keep: int | Tensor) -> None:
+    if labels is None:
+        return
+    if labels.shape != given.shape[:2]:
+        raise ValueError(
+            f"`labels` must have shape {tuple(given.shape[:2])}, got {tuple(labels.shape)}"
+        )
+    if not isinstance(logits_to_keep, int) or logits_to_keep != 0:
+        raise ValueError(f"`logits_to_keep` must be 0 with `labels`, got {logits_to_keep}")
+
+
+def _check_unset(output_attentions: bool | None, position_ids: Any = None, **_: Any) -> None:
+    if output_attentions:
+        raise ValueError(
+            "`output_attentions` must be false, got True: attention weights are never formed"
+        )
+    if position_ids is not None:
+        raise ValueError(
+            "`position_ids` must be left out, got some: `attention_mask` says where tokens are"
+        )
+
+
+def from_gpt(model: GPT) -> DDLForCausalLM:
+    """The same model for Hugging Face's classes. Its modules, parameters included, are shared."""
+    return DDLForCausalLM(DDLConfig.from_gpt(model.config), model).train(model.training)
+
+
+def to_gpt(model: DDLForCausalLM) -> GPT:
+    """The same model as a GPT: the inverse of `from_gpt`, shared likewise."""
+    with torch.device("meta"):
+        gpt = GPT(model.config.gpt)
+    gpt.wte, gpt.trunk = model.wte, model.trunk
+    return gpt.train(model.training)

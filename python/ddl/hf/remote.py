@@ -1,0 +1,32 @@
+"""What lets the Auto classes load a directory in a process that has not imported ddl.hf."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODULE = "modeling_ddl"
+AUTO_MAP = {
+    "AutoConfig": f"{MODULE}.DDLConfig",
+    "AutoModelForCausalLM": f"{MODULE}.DDLForCausalLM",
+}
+# Inside a `try`, or transformers would ask for a package called ddl.
+TEXT = '''\
+"""Deep Delta Learning, for AutoModelForCausalLM.from_pretrained(…, trust_remote_code=True).
+
+The model itself is in the package ddl-rs; `import ddl.hf` does the same as this file.
+"""
+
+try:
+    from ddl.hf import DDLConfig, DDLForCausalLM
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"this model needs the package ddl-rs, pip install 'ddl-rs[hf]': {error}"
+    ) from error
+
+__all__ = ["DDLConfig", "DDLForCausalLM"]
+'''
+
+
+def write(directory: Path) -> None:
+    """Put the modelling file that AUTO_MAP refers to into a directory."""
+    (directory / f"{MODULE}.py").write_text(TEXT, encoding="utf-8")

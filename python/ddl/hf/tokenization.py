@@ -1,0 +1,194 @@
+"""Our tokenizers as `tokenizer.json`, which AutoTokenizer loads, and back.
+
+A text gets the same tokens from both. No special token is added to it or looked for in it, so the
+words "<|endoftext|>" in a text are just words. A character that a character model does not know is
+refused there, too ("Missing [UNK] token"): nothing is left out in silence.
+
+One token serves as end of text, beginning and padding, because lm-eval and batches want them. It is
+
+    GPT-2             <|endoftext|>, 50256
+    bytes, characters <|endoftext|>, the first token that no text needs, where the model has one:
+                      with a vocabulary of more than 256 bytes or len(table) characters; else
+                      byte 0, which texts do not contain, or the newline (the first character of a
+                      table without one), which `decode(…, skip_special_tokens=True)` then drops.
+
+Models of bytes and characters have not seen it at the end of anything: `generate` does not stop at
+it unless told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from ddl.config import GPTConfig, InputError
+from ddl.tokenizer import CharTokenizer, GPT2Tokenizer, Tokenizer, _gpt2, describe, restore
+
+__all__ = ["FastTokenizer", "from_files", "load_tokenizer", "to_fast"]
+
+END = "<|endoftext|>"
+OURS = "ddl_tokenizer"  # the entry of tokenizer_config.json with what `restore` needs
+FILES = ("tokenizer.json", "vocab.json", "merges.txt")
+
+
+class FastTokenizer:
+    """A tokenizer of Hugging Face's as one of ours."""
+
+    kind = "fast"
+
+    def __init__(self, fast: Any) -> None:
+        self.fast = fast
+        self.vocab_size = len(fast)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.fast(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens that it does not have become nothing."""
+        return str(self.fast.decode(list(tokens)))
+
+
+def to_fast(tokenizer: Tokenizer, config: GPTConfig | None = None) -> PreTrainedTokenizerFast:
+    """The tokenizer that `ddl.hf.save` writes.
+
+    config: of the model, for its block_size and for tokens that no text needs. Raises InputError
+    where GPT-2's byte pairs cannot be had.
+    """
+    if isinstance(tokenizer, FastTokenizer):
+        return tokenizer.fast
+    size = tokenizer.vocab_size if config is None else config.vocab_size
+    if isinstance(tokenizer, GPT2Tokenizer):
+        backend, end = _byte_pairs(*_gpt2_pairs()), END
+    elif isinstance(tokenizer, CharTokenizer):
+        backend, end = _characters(tokenizer.table, size)
+    else:
+        backend, end = _bytes(size)
+    return _fast(backend, end, config, describe(tokenizer))
+
+
+def from_files(directory: Path, config: GPTConfig) -> FastTokenizer:
+    """GPT-2's tokenizer from its files: tokenizer.json, or vocab.json with merges.txt.
+
+    Raises InputError unless they are there, can be read and fit the model.
+    """
+    whole, vocab, merges = (directory / name for name in FILES)
+    try:
+        if whole.exists():
+            backend = tokenizers.Tokenizer.from_file(str(whole))
+        else:
+            backend = _byte_pairs(*models.BPE.read_file(str(vocab), str(merges)))
+    except Exception as error:  # tokenizers raises plain Exceptions
+        raise InputError(
+            f"`tokenizer` must be a directory with {FILES[0]}, or {FILES[1]} and {FILES[2]}, got "
+            f"{directory}: {str(error).splitlines()[0]}"
+        ) from error
+    if backend.get_vocab_size() > config.vocab_size or backend.token_to_id(END) is None:
+        expected = f"at most {config.vocab_size} tokens and {END} among them"
+        raise InputError(
+            f"`tokenizer` must have {expected}, got {backend.get_vocab_size()} from {directory}"
+        )
+    return FastTokenizer(_fast(backend, END, config, None))
+
+
+def load_tokenizer(directory: Path) -> Tokenizer | None:
+    """The tokenizer in a directory of Hugging Face's; None where there is none."""
+    if not (directory / FILES[0]).exists():
+        return None
+    fast = AutoTokenizer.from_pretrained(directory)
+    description = fast.init_kwargs.get(OURS)
+    if description is not None and description.get("kind") != GPT2Tokenizer.kind:
+        return restore(description)
+    return FastTokenizer(fast)  # GPT-2's data is in the file
+
+
+def _fast(
+    backend: tokenizers.Tokenizer, end: str, config: GPTConfig | None, description: Any
+) -> PreTrainedTokenizerFast:
+    options: dict[str, Any] = {} if config is None else {"model_max_length": config.block_size}
+    if description is not None:
+        options[OURS] = description
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=end,
+        eos_token=end,
+        pad_token=end,
+        padding_side="left",  # so that a batch goes on where its texts end
+        split_special_tokens=True,  # in a text they are text
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        **options,
+    )
+
+
+def _bytes(size: int) -> tuple[tokenizers.Tokenizer, str]:
+    """Byte b as token b, and the end of text."""
+    alphabet = _alphabet()
+    vocabulary = {letter: byte for byte, letter in enumerate(alphabet)}
+    end = alphabet[0]
+    if size > len(alphabet):
+        end, vocabulary[END] = END, len(alphabet)
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend, end
+
+
+def _characters(table: Sequence[str], size: int) -> tuple[tokenizers.Tokenizer, str]:
+    """Every character as its place in the table, and the end of text."""
+    vocabulary = {character: token for token, character in enumerate(table)}
+    end = "\n" if "\n" in vocabulary else table[0]
+    if size > len(table):
+        end, vocabulary[END] = END, len(table)
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocabulary))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return backend, end
+
+
+def _byte_pairs(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
+    """GPT-2's: words, spaces before them included, as byte pairs."""
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _gpt2_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary and merges from tiktoken's ranks of byte strings."""
+    encoding = _gpt2()
+    ranks = {piece: encoding.encode_single_token(piece) for piece in encoding.token_byte_values()}
+    alphabet = _alphabet()
+    spelled = {piece: "".join(alphabet[byte] for byte in piece) for piece in ranks}
+    merges = []
+    for piece in sorted(ranks, key=ranks.__getitem__):
+        if len(piece) > 1:
+            first, second = _halves(piece, ranks)
+            merges.append((spelled[first], spelled[second]))
+    vocabulary = {spelled[piece]: rank for piece, rank in ranks.items()}
+    return vocabulary | {END: GPT2Tokenizer.vocab_size - 1}, merges
+
+
+def _halves(piece: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The two tokens that a token is merged from: what the merges before its own leave of it."""
+    parts = [piece[i : i + 1] for i in range(len(piece))]
+    while len(parts) > 2:
+        pairs = [ranks.get(a + b, len(ranks)) for a, b in pairwise(parts)]
+        at = pairs.index(min(pairs))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
+
+
+def _alphabet() -> list[str]:
+    """The letter that stands for each byte in a byte-level tokenizer.json.
+
+    Bytes that Latin-1 prints stand for themselves, the others are counted up from U+0100.
+    """
+    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printed]
+    return [chr(byte if byte in printed else 256 + others.index(byte)) for byte in range(256)]

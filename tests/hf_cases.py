@@ -1,0 +1,83 @@
+"""What the tests of ddl.hf share: small models of every kind, and directories with them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
+
+from ddl.config import RESIDUALS, GPTConfig
+from ddl.models import GPT
+
+# No test asks a network, whatever it is given.
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+VOCABULARY = 61
+VARIANTS: dict[str, dict[str, Any]] = {name: {"residual": name} for name in RESIDUALS}
+# What changes which parameters there are, on top of the residual.
+VARIANTS |= {
+    "mlp-gate": {"residual": "ddl-tc", "gate": "mlp", "gate_hidden": 8, "eps_k": 0.3},
+    "factored": {"residual": "ddl-cc", "compress_parameterization": "factored"},
+    "constant": {"residual": "ddl", "value": "constant"},
+    "wide-heads": {"residual": "additive", "head_size": 24},
+    "v-map": {"residual": "ddl-cc", "mapping": "v", "direction": "mean"},
+    "gate-of-state": {"residual": "ddl-tc", "gate_from": "convolved"},
+}
+
+
+def small(**options: Any) -> GPTConfig:
+    sizes = {"vocab_size": VOCABULARY, "block_size": 40, "num_layers": 2}
+    return GPTConfig(**{**sizes, "num_heads": 2, "hidden_size": 32, **options})
+
+
+def model(noise: float = 0.3, **options: Any) -> GPT:
+    """A model whose trunk is nowhere where the initialisation put it, so that what it says next
+    depends on all that was said."""
+    torch.manual_seed(0)
+    gpt = GPT(small(**options)).eval()
+    shake_(gpt.trunk, noise)
+    return gpt
+
+
+def shake_(module: nn.Module, std: float) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(std * torch.randn_like(parameter))
+
+
+def tokens(*shape: int, seed: int = 1, below: int = VOCABULARY) -> torch.Tensor:
+    return torch.randint(below, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def padded(rows: torch.Tensor, lengths: list[int], side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first `lengths` tokens of each row between padding on one side → tokens, mask."""
+    ids, mask = torch.full_like(rows, 7), torch.zeros_like(rows)
+    for i, length in enumerate(lengths):
+        place = slice(rows.shape[1] - length, None) if side == "left" else slice(0, length)
+        ids[i, place], mask[i, place] = rows[i, :length], 1
+    return ids, mask
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def byte_pair_files(directory: Path) -> Path:
+    """A directory with tokenizer.json in GPT-2's manner: as many byte pairs as a page needs."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([Path(__file__).read_text(encoding="utf-8")], trainer)
+    directory.mkdir()
+    backend.save(str(directory / "tokenizer.json"))
+    return directory

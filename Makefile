@@ -16,7 +16,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels 
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rust check format bench bench-gpu sanitize lock clean
+.PHONY: help setup demo test test-rust check check-aarch64 format bench bench-gpu sanitize lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -47,14 +47,19 @@ check: $(DEPS) ## formatting, lints and types, changing nothing
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
+check-aarch64: $(DEPS) ## does the Rust compile for ARM? (asks rustup for the target)
+	rustup target add aarch64-unknown-linux-gnu
+	cargo check --release --locked --features extension-module --target aarch64-unknown-linux-gnu
+
 format: $(DEPS) ## format Rust and Python in place
 	cargo fmt
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-bench: $(EXT) ## the training-step and operator benchmarks
+bench: $(EXT) ## training steps, operators and generation on the CPU
 	$(PY) benchmarks/train_step.py
 	$(PY) benchmarks/ops.py
+	$(PY) benchmarks/decode.py
 
 bench-gpu: $(EXT) ## everything measured on a GPU, in 8 minutes (ARGS="--only ops,train")
 	$(PY) benchmarks/gpu.py $(ARGS)

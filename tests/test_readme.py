@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import shlex
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from nanogpt_standin import GPT, GPTConfig
 
 ROOT = Path(__file__).parent.parent
+DOCS = sorted((ROOT / "docs").glob("*.md"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 SHELL = "\n".join(text for language, text in BLOCKS if language == "bash")
@@ -118,6 +120,14 @@ def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text()
     assert {"demo", "test"} <= named
     assert named <= set(re.findall(r"^([a-z][a-z-]*):", makefile, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", ["README.md", *(f"docs/{p.name}" for p in DOCS)])
+def test_extras_exist(path):
+    named = re.findall(r"pip install '?[\w.-]+\[([\w,]+)\]", (ROOT / path).read_text("utf-8"))
+    known = set(importlib.metadata.metadata("ddl-rs").get_all("Provides-Extra"))
+    assert {extra for extras in named for extra in extras.split(",")} <= known
+    assert named or path != "README.md"
 
 
 def test_ddl_subcommands_exist(capsys):

@@ -34,7 +34,7 @@ class History:
 
     def commit(self) -> None:
         """What was added since `begin` is part of the past."""
-        self._tails |= self._new
+        self._tails.update(self._new)  # `|=` is what torch 2.6 cannot compile
         self._new = {}
 
     def window(self, name: str, new: Tensor, taps: int) -> Tensor:

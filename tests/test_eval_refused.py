@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import re
 import shutil
@@ -113,6 +114,35 @@ def test_half_a_model(hf_directory: Path, tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(InputError, match=r"^`model` must be a model and a tokenizer "):
         subject.load(tmp_path / "b", "cpu")
+
+
+def test_more_than_the_config_has(hf_directory: Path, tmp_path: Path) -> None:
+    """transformers would leave it out, and half of the model would be scored."""
+    shutil.copytree(hf_directory, tmp_path / "a")
+    config = tmp_path / "a" / "config.json"
+    fields = json.loads(config.read_text())
+    config.write_text(json.dumps(fields | {"num_layers": fields["num_layers"] - 1}))
+    with pytest.raises(InputError, match=r"^`model` must have the weights of its config, got .*"):
+        subject.load(tmp_path / "a", "cpu")
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "pytorch_model.bin"]
+)
+def test_a_file_cut_short(name: str, hf_directory: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    shutil.copytree(hf_directory, path)
+    if name == "pytorch_model.bin":
+        (path / "model.safetensors").rename(path / name)
+    (path / name).write_bytes((path / name).read_bytes()[:-4])
+    with pytest.raises(InputError, match=r"^`model` must be a model and a tokenizer "):
+        subject.load(path, "cpu")
+
+
+def test_a_config_without_an_end(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"^`model` must be a run directory or a Hugging Face "):
+        subject.check(tmp_path)
 
 
 def test_unknown_tasks_and_what_comes_near(index: TaskManager) -> None:

@@ -243,6 +243,43 @@ def test_damaged_directories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     refused(tmp_path, f"^{where} must hold a model of type ddl, got: ")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", '{"model_type": "ddl", "dtype": "unknown"}'),
+        ("config.json", '{"model_type": "ddl", "id2label": 5}'),
+        ("config.json", '{"model_type": "ddl", "head_dim": 3}'),
+        ("generation_config.json", "[]"),
+        ("tokenizer.json", "[]"),
+        ("tokenizer_config.json", "[]"),
+        ("model.safetensors.index.json", "{}"),
+        ("pytorch_model.bin", "no pickle"),
+    ],
+)
+def test_damage_that_transformers_stumbles_over(name: str, text: str, tmp_path: Path) -> None:
+    save(model(), ByteTokenizer(), tmp_path)
+    if name.startswith(("model", "pytorch")):
+        (tmp_path / "model.safetensors").unlink()
+    (tmp_path / name).write_text(text)
+    refused(tmp_path, f"^{re.escape(f'`{tmp_path}`')} must hold a model of type ddl, got: ")
+
+
+def test_code_in_a_directory_is_not_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers offers to run what a tokenizer_config.json refers to."""
+    save(model(vocab_size=256), ByteTokenizer(), tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    there = {"auto_map": {"AutoTokenizer": ["code.Tokenizer", "code.Tokenizer"]}}
+    path.write_text(json.dumps(there))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda *question: asked.append(*question) or "y")
+    refused(tmp_path, f"^{re.escape(f'`{tmp_path}`')} must hold a model of type ddl, got: ")
+    assert not asked
+    assert not (tmp_path / "ran").exists()
+
+
 def test_the_names_of_the_package() -> None:
     for name in ddl.hf.__all__:
         assert getattr(ddl.hf, name).__doc__

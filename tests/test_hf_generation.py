@@ -107,6 +107,17 @@ def test_passes_with_a_cache(options: dict[str, Any]) -> None:
     assert hf(ids).past_key_values is None
 
 
+@pytest.mark.parametrize("length", [7, 4])
+def test_a_prompt_that_a_cache_has_seen_already(length: int) -> None:
+    """There would be nothing to go on from: transformers reads the prompt once more."""
+    hf = wrapped(residual="ddl-tc")
+    with torch.no_grad():
+        cache = hf(PROMPT, use_cache=True).past_key_values
+    sentence = f"`input_ids` must go on from the 7 tokens in `past_key_values`, got {length}"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        hf.generate(PROMPT[:, :length], past_key_values=cache, max_new_tokens=3)
+
+
 def test_from_embeddings_and_in_chunks() -> None:
     hf = wrapped(residual="ddl-tc")
     expected = uncached(hf, PROMPT, 6)
@@ -132,9 +143,13 @@ def test_up_to_block_size() -> None:
     hf = wrapped()
     full = hf.generate(PROMPT, max_new_tokens=33)
     assert torch.equal(full, uncached(hf, PROMPT, 33))
-    sentence = "`cache` must have room for 1 more tokens, got one with 40 of block_size = 40"
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        hf.generate(PROMPT, max_new_tokens=35)
+    sentence = (
+        "`max_new_tokens` must keep prompt and new tokens within 41, the context and one more, "
+        f"got {PROMPT.shape[1] + 35} in all"
+    )
+    for use_cache in (True, False):  # before the first token, not after all that fit
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+            hf.generate(PROMPT, max_new_tokens=35, use_cache=use_cache)
 
 
 HOLDS = "a DDL model's own cache also holds what its convolutions over time have seen"

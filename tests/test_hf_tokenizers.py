@@ -75,6 +75,22 @@ def test_characters_that_are_not_in_the_table() -> None:
         to_fast(CharTokenizer(TABLE))("not x")
 
 
+def test_characters_that_cannot_be_written() -> None:
+    """A character table may hold half of a surrogate pair, a tokenizer.json cannot."""
+    sentence = "`tokenizer` must have characters that UTF-8 spells, got '\\ud800'"
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        to_fast(CharTokenizer(["a", "\ud800"]))
+
+
+@pytest.mark.parametrize("entry", ["bytes?", [1], {"kind": "characters", "table": 3}])
+def test_an_entry_that_is_none_of_ours(entry: Any, tmp_path: Path) -> None:
+    to_fast(ByteTokenizer()).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"ddl_tokenizer": entry}))
+    with pytest.raises(InputError, match=r"^`tokenizer` must be bytes, gpt2 or characters with a"):
+        load_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "vocab_size", "end", "token"),
     [
@@ -220,6 +236,9 @@ def test_byte_pairs_from_files(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         from_files(tmp_path / "new", small(vocab_size=299))
+    to_fast(CharTokenizer("ab")).save_pretrained(tmp_path / "characters")
+    with pytest.raises(InputError, match=r"^`tokenizer` must have byte pairs, got a WordLevel"):
+        from_files(tmp_path / "characters", small())
     (tmp_path / "old" / "vocab.json").write_text("{")
     for damaged in (tmp_path, tmp_path / "old"):
         with pytest.raises(
@@ -232,3 +251,13 @@ def test_what_a_tokenizer_directory_says_of_itself(tmp_path: Path) -> None:
     to_fast(CharTokenizer("ab\nc")).save_pretrained(tmp_path)
     entry = json.loads((tmp_path / "tokenizer_config.json").read_text())["ddl_tokenizer"]
     assert entry == ddl.tokenizer.describe(CharTokenizer("ab\nc"))
+
+
+@pytest.mark.parametrize("table", ["ab\n", "ab\n<|endoftx>"], ids=["cannot", "can"])
+def test_the_end_of_text_as_a_text(table: str) -> None:
+    """lm-eval encodes it among what may stop a generation, whatever the table can spell."""
+    fast = to_fast(CharTokenizer(sorted(set(table))), small(vocab_size=40))
+    spelled = set("<|endoftext|>") <= set(table)
+    ids = fast("<|endoftext|>").input_ids
+    assert len(ids) == (13 if spelled else 1)
+    assert (fast.eos_token_id in ids) is not spelled

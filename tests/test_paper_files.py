@@ -91,15 +91,16 @@ def test_every_file_becomes_a_directory_of_hugging_faces(tmp_path: Path, kind: s
         "ddl-cc: 2 blocks, 2 heads of 12, hidden size 24, vocabulary 61",
         "assumed, because neither the weights nor config.json say: rope_base = 10000.0,"
         " ddl_beta_init = 1.0, ddl_k_eps = 1e-05, ddl_v_constant = False, ddl_v_sigmoid = True,"
-        " tokens = bytes",
-        f"wrote {out}: {WRITTEN}, {TOKENIZER}",
+        " tokens = characters of a table that is not known",
+        f"wrote {out}: {WRITTEN}",
     ]
     loaded = AutoModelForCausalLM.from_pretrained(out)
     assert loaded.config.gpt == convert(model().state_dict(), model().config)[0]
     idx = torch.randint(61, (2, 24))
     torch.testing.assert_close(loaded(idx).logits, model()(idx), rtol=1e-5, atol=1e-5)
-    assert torch.equal(ddl.hf.load(out)[0](idx).logits, loaded(idx).logits)
-    assert AutoTokenizer.from_pretrained(out)("é\n").input_ids == [195, 169, 10]
+    again, tokenizer = ddl.hf.load(out)
+    assert torch.equal(again(idx).logits, loaded(idx).logits)
+    assert tokenizer is None
 
 
 def test_there_and_back(tmp_path: Path) -> None:
@@ -193,6 +194,8 @@ def test_tokens_by_the_size_of_the_vocabulary(
     assert report[1].endswith(f"tokens = {kind}")
     if kind == "bytes":
         assert report[2:] == [f"wrote {tmp_path / 'ours'}: {WRITTEN}, {TOKENIZER}"]
+        read = AutoTokenizer.from_pretrained(tmp_path / "ours")
+        assert read("é\n").input_ids == [195, 169, 10]
         return
     assert report[2:] == [
         f"wrote {tmp_path / 'ours'}: {WRITTEN}",
@@ -268,6 +271,8 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
     refused(src, out, r"^`\S+config.json` must be JSON, got: Expecting")
     (tmp_path / "config.json").write_text("[]")
     refused(src, out, r"^`\S+config.json` must be a JSON object, got list$")
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    refused(src, out, r"^`\S+config.json` must be JSON, got: ")
     broken = tmp_path / "x.safetensors"
     broken.write_bytes(b"\0" * 20)
     refused(broken, out, r"^`\S+x.safetensors` must hold tensors in plain dicts, got")
@@ -281,7 +286,9 @@ def test_directories_without_a_checkpoint(tmp_path: Path) -> None:
         torch.save({}, src / name)
     refused(src, out, r"^`src` must name a file with weights, .* with these: a.pt, b.pt$")
     index = src / "model.safetensors.index.json"
-    for listing in ({"weight_map": {"a": "../a.pt"}}, {"weight_map": {}}, {"weight_map": [3]}, {}):
+    outside, strange = {"a": "../a.pt"}, {"a": ["a.pt"]}
+    for files in (outside, strange, {}, [3], None):
+        listing = {"weight_map": files}
         index.write_text(json.dumps(listing))
         refused(src, out, r"^`\S+index.json` must map parameters to files beside it")
     index.write_text(json.dumps({"weight_map": {"a": "missing.bin"}}))
@@ -331,9 +338,17 @@ def test_the_wrong_way_round(tmp_path: Path) -> None:
     src, ours, out = write(tmp_path / "theirs", ".pt"), tmp_path / "ours", tmp_path / "out"
     import_checkpoint(src, ours)
     refused(ours, out, r"^`src` must be a checkpoint of the paper's code, .* directory of ddl: the")
+    (src.parent / "config.json").write_text('{"n_layer": 2}')
     refused(src.parent, out, r"^`config.json` must hold a TrainConfig, got: ", reverse=True)
+    (src.parent / "config.json").write_text('{"architectures": []}')
+    refused(src.parent, out, r"^`run` must be a run directory of `ddl train`, got", reverse=True)
+    (src.parent / "config.json").write_text("[" * 100_000)
+    refused(src.parent, out, r"^`config.json` must hold a TrainConfig, got: ", reverse=True)
+    (src.parent / "config.json").unlink()
     files = byte_pair_files(tmp_path / "files")
-    pattern = r"^`tokenizer` must be left out unless the model's tokens are GPT-2's, .* for bytes$"
+    pattern = (
+        r"^`tokenizer` must be left out unless the model's tokens are GPT-2's, .* for characters$"
+    )
     refused(src, out, pattern, tokenizer=files)
     (ours / "model.safetensors").write_bytes(b"damaged")
     refused(ours, out, r"model.safetensors` must hold tensors in plain dicts, got", reverse=True)

@@ -87,6 +87,10 @@ BAD_STATES = {
         changed("ddl") | {"step": 3},
         "`state_dict` must hold floating-point tensors, got int for step",
     ),
+    "sparse": (
+        changed("ddl", ln_f__weight=torch.ones(24).to_sparse()),
+        "`state_dict` must hold floating-point tensors, got torch.sparse_coo for ln_f.weight",
+    ),
     "two layouts": (
         changed("ddl", transformer__h__0__attn__o_proj__weight=torch.zeros(24, 24)),
         "`state_dict` must be of one layout, got transformer.h.0.attn.c_proj.weight and"

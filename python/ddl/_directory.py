@@ -17,7 +17,7 @@ def is_hf(path: Path) -> bool:
     """Whether ddl.hf wrote this directory: its config.json names the type of the model."""
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and config.get("model_type") == MODEL_TYPE
 

@@ -49,6 +49,7 @@ ddl export runs/ddl-cc-d256-L4-s1337 --hf exported"""
 IMPORT = """Write a checkpoint of the paper's code for Hugging Face's Auto classes, or back.
 
 ddl import checkpoint.pt imported
+
 ddl import imported theirs --reverse"""
 
 

@@ -106,8 +106,14 @@ def refuse_existing(config: TrainConfig) -> None:
 
 
 def load_config(path: Path) -> TrainConfig:
-    """The configuration of a run; InputError when it is missing or damaged."""
-    return from_json(TrainConfig, _read(path, CONFIG))
+    """The configuration of a run; InputError when it is missing, damaged, or not of a run."""
+    text = _read(path, CONFIG)
+    if '"model_type"' in text or '"architectures"' in text:
+        raise InputError(
+            f"`run` must be a run directory of `ddl train`, got {path}, whose {CONFIG} is one of "
+            "Hugging Face's or of the paper's code, for `ddl import`"
+        )
+    return from_json(TrainConfig, text)
 
 
 def load_run(path: Path, device: torch.device) -> tuple[GPT, Tokenizer]:
@@ -195,7 +201,7 @@ def from_json(kind: type[Config], text: str) -> Config:
     """
     try:
         return _build(kind, json.loads(text))
-    except (json.JSONDecodeError, TypeError) as error:
+    except (json.JSONDecodeError, TypeError, RecursionError) as error:
         raise InputError(f"`config.json` must hold a {kind.__name__}, got: {error}") from error
 
 

@@ -44,20 +44,25 @@ def load(path: Path, device: str) -> tuple[Any, Any]:
 def _load_hugging_face(path: Path, device: torch.device) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    import ddl.hf  # noqa: F401  registers DDLForCausalLM
+    import ddl.hf  # registers DDLForCausalLM
 
     auto: Any = AutoModelForCausalLM  # whose annotations know no output_loading_info
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **HERE)
         model, found = auto.from_pretrained(path, dtype="auto", output_loading_info=True, **HERE)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # a damaged file raises nearly anything
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise InputError(
             f"`model` must be a model and a tokenizer that transformers loads, got {path}: {reason}"
         ) from error
     if found["missing_keys"]:  # transformers would draw them at random
         missing = f"no {min(found['missing_keys'])}"
         raise InputError(f"`model` must have all its weights, got {path} with {missing}")
+    if isinstance(model, ddl.hf.DDLForCausalLM) and found["unexpected_keys"]:
+        more = f"{min(found['unexpected_keys'])}, which it lacks"
+        raise InputError(f"`model` must have the weights of its config, got {path} with {more}")
     model.to(device).eval()
     return model, tokenizer
 
@@ -80,7 +85,7 @@ def _is_hugging_face(path: Path) -> bool:
 def _config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise InputError(
             f"`model` must be a run directory or a Hugging Face model's, with {CONFIG},"

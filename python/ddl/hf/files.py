@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from transformers.utils import logging
 
@@ -68,10 +67,10 @@ def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
                 ignore_mismatched_sizes=True,  # so that they are listed
             )
         tokenizer = load_tokenizer(path)
-    except InputError:
+    except (InputError, ModuleNotFoundError):
         raise
-    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # a damaged file raises nearly anything
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise InputError(f"`{path}` must hold a model of type ddl, got: {reason}") from error
     model, found = loaded
     wrong = [
@@ -99,19 +98,22 @@ def export_run(run: Path, out: Path, tokenizer: Path | None = None) -> list[str]
     return save_with_tokenizer(model, choose_tokenizer(ours, tokenizer, model.config), out)
 
 
-def choose_tokenizer(tokenizer: Tokenizer, files: Path | None, config: GPTConfig) -> Tokenizer:
+def choose_tokenizer(
+    tokenizer: Tokenizer | None, files: Path | None, config: GPTConfig
+) -> Tokenizer | None:
     """The model's tokenizer or, for GPT-2's, the one in a directory."""
     if files is None:
         return tokenizer
     if not isinstance(tokenizer, GPT2Tokenizer):
+        kind = "characters" if tokenizer is None else tokenizer.kind
         raise InputError(
             f"`tokenizer` must be left out unless the model's tokens are GPT-2's, got {files} for "
-            f"{tokenizer.kind}"
+            f"{kind}"
         )
     return from_files(files, config)
 
 
-def save_with_tokenizer(model: GPT, tokenizer: Tokenizer, out: Path) -> list[str]:
+def save_with_tokenizer(model: GPT, tokenizer: Tokenizer | None, out: Path) -> list[str]:
     """`save` into a new directory; without a tokenizer, and saying so, where GPT-2's data is not to
     be had."""
     report = []

@@ -240,9 +240,32 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
                 f"`cache_implementation` must be left out, got {kind!r}: a DDL model's own cache "
                 "also holds what its convolutions over time have seen"
             )
+        # The last token is not read again.
+        most, asked = self.config.block_size + 1, generation_config.max_length
+        if asked is not None and asked > most:
+            expected = f"prompt and new tokens within {most}, the context and one more"
+            raise ValueError(f"`max_new_tokens` must keep {expected}, got {asked} in all")
         if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = DDLCache(self._gpt_config)
         return True
+
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        inputs_embeds: Tensor | None = None,  # by name, or transformers would not pass it on
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Refuses a prompt of which the cache has every token: it would be read once more."""
+        if next_sequence_length is not None and next_sequence_length < 1:
+            seen = kwargs["past_key_values"].get_seq_length()
+            got = seen + next_sequence_length
+            expected = f"go on from the {seen} tokens in `past_key_values`"
+            raise ValueError(f"`input_ids` must {expected}, got {got}")
+        kwargs |= {"next_sequence_length": next_sequence_length, "inputs_embeds": inputs_embeds}
+        base: Any = super()  # whose annotations want a LongTensor and a class of their own
+        inputs: dict[str, Any] = base.prepare_inputs_for_generation(input_ids, **kwargs)
+        return inputs
 
     # --- files ------------------------------------------------------------------------------------
 

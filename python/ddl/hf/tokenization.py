@@ -58,7 +58,7 @@ def to_fast(tokenizer: Tokenizer, config: GPTConfig | None = None) -> PreTrained
     """The tokenizer that `ddl.hf.save` writes.
 
     config: of the model, for its block_size and for tokens that no text needs. Raises InputError
-    where GPT-2's byte pairs cannot be had.
+    where GPT-2's byte pairs cannot be had, or a character cannot be written.
     """
     if isinstance(tokenizer, FastTokenizer):
         return tokenizer.fast
@@ -88,6 +88,9 @@ def from_files(directory: Path, config: GPTConfig) -> FastTokenizer:
             f"`tokenizer` must be a directory with {FILES[0]}, or {FILES[1]} and {FILES[2]}, got "
             f"{directory}: {str(error).splitlines()[0]}"
         ) from error
+    if not isinstance(backend.model, models.BPE):
+        kind = type(backend.model).__name__
+        raise InputError(f"`tokenizer` must have byte pairs, got a {kind} from {directory}")
     if backend.get_vocab_size() > config.vocab_size or backend.token_to_id(END) is None:
         expected = f"at most {config.vocab_size} tokens and {END} among them"
         raise InputError(
@@ -100,17 +103,21 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
     """The tokenizer in a directory of Hugging Face's; None where there is none."""
     if not (directory / FILES[0]).exists():
         return None
-    fast = AutoTokenizer.from_pretrained(directory)
+    # No code in the directory is run, or asked about.
+    here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    fast = AutoTokenizer.from_pretrained(directory, **here)
     description = fast.init_kwargs.get(OURS)
-    if description is not None and description.get("kind") != GPT2Tokenizer.kind:
-        return restore(description)
-    return FastTokenizer(fast)  # GPT-2's data is in the file
+    if description is None:
+        return FastTokenizer(fast)
+    tokenizer = restore(description)
+    return FastTokenizer(fast) if isinstance(tokenizer, GPT2Tokenizer) else tokenizer  # with data
 
 
 def _fast(
     backend: tokenizers.Tokenizer, end: str, config: GPTConfig | None, description: Any
 ) -> PreTrainedTokenizerFast:
     options: dict[str, Any] = {} if config is None else {"model_max_length": config.block_size}
+    spelled = all(backend.token_to_id(character) is not None for character in end)
     if description is not None:
         options[OURS] = description
     return PreTrainedTokenizerFast(
@@ -119,7 +126,9 @@ def _fast(
         eos_token=end,
         pad_token=end,
         padding_side="left",  # so that a batch goes on where its texts end
-        split_special_tokens=True,  # in a text they are text
+        # In a text they are text, unless a table of characters cannot spell them: lm-eval looks for
+        # the end of text among what may stop a generation.
+        split_special_tokens=not isinstance(backend.model, models.WordLevel) or spelled,
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
         **options,
@@ -141,6 +150,9 @@ def _bytes(size: int) -> tuple[tokenizers.Tokenizer, str]:
 
 def _characters(table: Sequence[str], size: int) -> tuple[tokenizers.Tokenizer, str]:
     """Every character as its place in the table, and the end of text."""
+    lone = next((c for c in table if c != c.encode("utf-8", "replace").decode("utf-8")), None)
+    if lone is not None:  # half of a surrogate pair
+        raise InputError(f"`tokenizer` must have characters that UTF-8 spells, got {lone!r}")
     vocabulary = {character: token for token, character in enumerate(table)}
     end = "\n" if "\n" in vocabulary else table[0]
     if size > len(table):

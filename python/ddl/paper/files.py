@@ -44,7 +44,8 @@ def import_checkpoint(
 ) -> list[str]:
     """Write the paper's checkpoint `src` as a directory `out` that the Auto classes load, or back.
 
-    Tokens are GPT-2's for a vocabulary of 50257 to 50304 and bytes otherwise.
+    Tokens are GPT-2's for a vocabulary of 50257 to 50304, bytes for another of 256 or more; for a
+    smaller one, of characters, the table is not known, and no tokenizer is written.
 
     Args:
         src: a .pt, .bin or .safetensors file, or a directory with one.
@@ -135,10 +136,11 @@ def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     return config, state
 
 
-def _tokenizer(config: GPTConfig) -> Tokenizer:
-    gpt2 = GPT2Tokenizer()
-    padded = gpt2.vocab_size <= config.vocab_size <= PADDED_VOCABULARY
-    return gpt2 if padded else ByteTokenizer()
+def _tokenizer(config: GPTConfig) -> Tokenizer | None:
+    gpt2, byte = GPT2Tokenizer(), ByteTokenizer()
+    if gpt2.vocab_size <= config.vocab_size <= PADDED_VOCABULARY:
+        return gpt2
+    return byte if config.vocab_size >= byte.vocab_size else None
 
 
 def _summary(config: GPTConfig) -> str:
@@ -148,8 +150,9 @@ def _summary(config: GPTConfig) -> str:
     )
 
 
-def _report(translation: Translation, tokenizer: Tokenizer) -> list[str]:
-    assumed = {**translation.assumed, "tokens": tokenizer.kind}
+def _report(translation: Translation, tokenizer: Tokenizer | None) -> list[str]:
+    kind = "characters of a table that is not known" if tokenizer is None else tokenizer.kind
+    assumed = {**translation.assumed, "tokens": kind}
     told = ", ".join(f"{name} = {value}" for name, value in assumed.items())
     report = [
         _summary(translation.config),
@@ -181,10 +184,10 @@ def _weights(directory: Path) -> Path:
 def _shards(index: Path) -> list[Path]:
     """The files that an index lists, all of them beside it."""
     listing = _json(index).get("weight_map")
-    found = set(listing.values()) if isinstance(listing, dict) else set()
+    found = list(listing.values()) if isinstance(listing, dict) else []
     if not found or not all(isinstance(name, str) and Path(name).name == name for name in found):
         raise InputError(f"`{index}` must map parameters to files beside it, got another content")
-    return [index.parent / name for name in sorted(found)]
+    return [index.parent / name for name in sorted(set(found))]
 
 
 def _config(path: Path) -> dict[str, Any] | None:
@@ -204,7 +207,7 @@ def _config(path: Path) -> dict[str, Any] | None:
 def _json(path: Path) -> dict[str, Any]:
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"`{path}` must be JSON, got: {_line(error)}") from error
     if not isinstance(contents, dict):
         raise InputError(f"`{path}` must be a JSON object, got {type(contents).__name__}")

@@ -92,10 +92,10 @@ def _read(state_dict: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
     """The state dict in the layout c_proj without its tied head, and what it called every name."""
     cleaned: dict[str, tuple[str, Tensor]] = {}
     for original, tensor in state_dict.items():
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        wrong = _no_floats(tensor)
+        if wrong is not None:
             raise InputError(
-                f"`state_dict` must hold floating-point tensors, got {got} for {original}"
+                f"`state_dict` must hold floating-point tensors, got {wrong} for {original}"
             )
         name = names.clean(str(original))
         if name in cleaned:
@@ -116,6 +116,15 @@ def _read(state_dict: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
             )
         state[name], called[name] = tensor, original
     return state, called
+
+
+def _no_floats(tensor: Any) -> Any:
+    """What it is instead of a tensor of floating-point numbers; None for one."""
+    if not isinstance(tensor, Tensor):
+        return type(tensor).__name__
+    if tensor.layout != torch.strided:
+        return tensor.layout
+    return None if tensor.is_floating_point() else tensor.dtype
 
 
 def _untie(cleaned: dict[str, tuple[str, Tensor]]) -> None:

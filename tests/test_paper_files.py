@@ -334,6 +334,26 @@ def test_half_a_directory_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     refused(tmp_path / "ours", out, "^`out` must be writable, got", reverse=True)
 
 
+def test_a_link_to_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(self: object, folder: Path, *_: object) -> None:
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    src, real, link = write(tmp_path / "theirs", ".pt"), tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    before = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(ddl.hf.DDLForCausalLM, "save_pretrained", half)
+        with pytest.raises(KeyboardInterrupt):
+            import_checkpoint(src, link)
+    assert sorted(tmp_path.iterdir()) == before
+    assert list(real.iterdir()) == []
+    import_checkpoint(src, link)
+    assert link.is_symlink()
+    assert (real / "model.safetensors").stat().st_size > 4
+
+
 def test_the_wrong_way_round(tmp_path: Path) -> None:
     src, ours, out = write(tmp_path / "theirs", ".pt"), tmp_path / "ours", tmp_path / "out"
     import_checkpoint(src, ours)

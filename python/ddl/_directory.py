@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,16 +31,20 @@ def refuse_used(out: Path) -> None:
 
 
 @contextmanager
-def all_or_nothing(out: Path) -> Iterator[None]:
-    """Makes `out`, which was new or empty, and removes it again if the writing fails.
+def all_or_nothing(out: Path) -> Iterator[Path]:
+    """A directory to write into, which becomes `out`, new or empty until then, in one step.
 
-    Raises InputError where it cannot be written.
+    If the writing fails it is removed; whoever kills the process finds it beside `out`. Raises
+    InputError where it cannot be written.
     """
+    final = out.resolve()  # what a link points to
+    written = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        yield
+        written.mkdir(parents=True)
+        yield written
+        written.replace(final)
     except BaseException as error:
-        shutil.rmtree(out, ignore_errors=True)
+        shutil.rmtree(written, ignore_errors=True)
         if isinstance(error, OSError):
             reason = error.strerror or error
             raise InputError(f"`out` must be writable, got {out}: {reason}") from error

@@ -117,11 +117,11 @@ def save_with_tokenizer(model: GPT, tokenizer: Tokenizer | None, out: Path) -> l
     """`save` into a new directory; without a tokenizer, and saying so, where GPT-2's data is not to
     be had."""
     report = []
-    with all_or_nothing(out), _quiet():
+    with all_or_nothing(out) as folder, _quiet():
         try:
-            save(model, tokenizer, out)
+            save(model, tokenizer, folder)
         except InputError as error:
-            save(model, None, out)
+            save(model, None, folder)
             report.append(f"without a tokenizer: {error}")
     return [written(out), *report]
 

@@ -113,9 +113,9 @@ def _import(src: Path, out: Path, variant: Variant, files: Path | None) -> list[
 def _export(src: Path, out: Path, layout: Layout) -> list[str]:
     config, state = _ours(src)
     theirs, state = revert(config, state, layout=layout)
-    with all_or_nothing(out):
-        torch.save(state, out / WEIGHTS)
-        (out / CONFIG).write_text(json.dumps(theirs, indent=2), encoding="utf-8")
+    with all_or_nothing(out) as folder:
+        torch.save(state, folder / WEIGHTS)
+        (folder / CONFIG).write_text(json.dumps(theirs, indent=2), encoding="utf-8")
     return [_summary(config), written(out)]
 
 

@@ -370,6 +370,11 @@ def test_the_wrong_way_round(tmp_path: Path) -> None:
         r"^`tokenizer` must be left out unless the model's tokens are GPT-2's, .* for characters$"
     )
     refused(src, out, pattern, tokenizer=files)
+    config = json.loads((ours / "config.json").read_text())
+    for odd in ({"dtype": "foo"}, {"id2label": 5}, {"head_dim": 3}):
+        (ours / "config.json").write_text(json.dumps(config | odd))
+        refused(ours, out, r"config.json` must be a config of a model of ddl, got", reverse=True)
+    (ours / "config.json").write_text(json.dumps(config))
     (ours / "model.safetensors").write_bytes(b"damaged")
     refused(ours, out, r"model.safetensors` must hold tensors in plain dicts, got", reverse=True)
     (ours / "model.safetensors").unlink()

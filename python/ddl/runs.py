@@ -124,7 +124,7 @@ def load_run(path: Path, device: torch.device) -> tuple[GPT, Tokenizer]:
     config = load_config(path)
     try:
         tokenizer = restore(json.loads(_read(path, TOKENIZER)))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"`{path / TOKENIZER}` must be JSON, got: {error}") from error
     with torch.device("meta"):
         model = GPT(config.model)

@@ -126,7 +126,14 @@ def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     if is_hf(src):
         from ddl.hf import DDLConfig
 
-        config = DDLConfig(**_json(src / CONFIG)).gpt
+        try:
+            config = DDLConfig(**_json(src / CONFIG)).gpt
+        except InputError:
+            raise
+        except Exception as error:  # transformers checks its own fields in ways of its own
+            raise InputError(
+                f"`{src / CONFIG}` must be a config of a model of ddl, got: {_line(error)}"
+            ) from error
     else:
         config = runs.load_config(src).model
     state: dict[str, Tensor] = {}

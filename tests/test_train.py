@@ -341,3 +341,9 @@ def test_demo_compares_two_trainings_that_start_alike(
     assert replace(additive, model=delta.model, out=delta.out) == delta
     assert additive.model == short(tmp_path, "additive").model
     assert delta.model == short(tmp_path, "ddl-cc").model
+
+
+@pytest.mark.parametrize("betas", [(0.9,), (), 0.9, (0.9, 1.0), (0.9, "x"), (0.9, 0.95, 0.1)])
+def test_betas_are_two_numbers(betas: object) -> None:
+    with pytest.raises(InputError, match=r"^`betas` must be two numbers in \[0, 1\), got"):
+        OptimConfig(betas=betas)  # type: ignore[arg-type]

@@ -237,7 +237,9 @@ class OptimConfig:
         check_positive(self, "lr")
         check_counts(self, "warmup_steps", least=0)
         require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "between 0 and 1", self.min_lr_ratio)
-        require(all(0 <= b < 1 for b in self.betas), "betas", "two numbers in [0, 1)", self.betas)
+        two = isinstance(self.betas, tuple | list) and len(self.betas) == 2
+        numbers = two and all(isinstance(b, int | float) and 0 <= b < 1 for b in self.betas)
+        require(numbers, "betas", "two numbers in [0, 1)", self.betas)
         require(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
         require(self.clip >= 0, "clip", "at least 0", self.clip)
 

@@ -166,8 +166,7 @@ class NoReads(TorchDispatchMode):
 
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_a_decoding_step_reads_nothing_back(residual, monkeypatch):
-    monkeypatch.setattr("ddl.models.gpt.on_host", lambda x: False)  # as for tensors on a GPU
-    monkeypatch.setattr("ddl.models.tokens.on_host", lambda x: False)
+    monkeypatch.setattr("ddl.models.tokens.on_host", lambda x: False)  # as for tensors on a GPU
     model, new = model_of(residual), tokens(2, 4)
     cache = Cache(model.config)
     with NoReads():

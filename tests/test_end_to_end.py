@@ -16,7 +16,7 @@ pytest.importorskip("lm_eval")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import ddl.hf
+import ddl.hf  # noqa: F401 (tells the Auto classes)
 from ddl.cli import main
 from ddl.config import RESIDUALS
 from ddl.runs import load_run
@@ -100,6 +100,5 @@ def test_a_run_and_its_export_get_the_same_scores(run: Path, exported: Path) -> 
         records.append(json.loads(out.read_text()))
     scores = [record["runs"][0]["results"] for record in records]
     assert scores[0] == scores[1]
-    assert 0 <= scores[0]["local_arc"]["acc_norm,none"] <= 1
-    assert 1 < scores[0]["local_rolling"]["byte_perplexity,none"] < 256
-    assert isinstance(ddl.hf.load(exported)[0], type(load_run(run, CPU)[0]))
+    # What a model that has seen English makes of an English text, against 256 of no model.
+    assert 1 < scores[0]["local_rolling"]["byte_perplexity,none"] < 128

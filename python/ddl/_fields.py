@@ -6,6 +6,8 @@ import math
 import typing
 from typing import Any, Literal, get_args
 
+LEAST_EPS_K = 1e-18  # what the operators can square in float32 (src/problem.rs)
+
 
 class InputError(ValueError):
     """What the user gave cannot be used; the message is one sentence, all that the CLI prints."""
@@ -13,6 +15,11 @@ class InputError(ValueError):
 
 class DivergedError(RuntimeError):
     """The loss is not a number any more; the message is one sentence."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, cut to what fits into a sentence of ours."""
+    return (str(error).strip() or repr(error)).splitlines()[0]
 
 
 def require(condition: bool, name: str, expected: str, got: object) -> None:

@@ -9,8 +9,22 @@ from typing import Any
 
 import torch
 
-# What the operators can square, or put under a root, in float32 (src/problem.rs).
-LEAST_EPS_K, LEAST_NORM_EPS = 1e-18, 1e-36
+from ._fields import LEAST_EPS_K
+
+__all__ = [
+    "LEAST_EPS_K",
+    "LEAST_NORM_EPS",
+    "check_between",
+    "check_choice",
+    "check_counts",
+    "check_finite",
+    "check_positive",
+    "check_used",
+    "is_number",
+    "is_whole",
+]
+
+LEAST_NORM_EPS = 1e-36  # what they can put under a root
 
 
 def check_positive(name: str, number: Any, *, optional: bool = False, least: float = 0.0) -> None:

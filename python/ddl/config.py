@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ddl._fields import (
+    LEAST_EPS_K,
     DivergedError,
     InputError,
     check_counts,
@@ -154,7 +155,7 @@ class GPTConfig:
         check_finite(self, "value_init value_constant")
         if self.eps_k is not None:
             check_positive(self, "eps_k")
-            require(self.eps_k >= 1e-18, "eps_k", "at least 1e-18", self.eps_k)
+            require(self.eps_k >= LEAST_EPS_K, "eps_k", f"at least {LEAST_EPS_K:g}", self.eps_k)
         self._check_used()
         self._check_mapping()
         self._check_heads()

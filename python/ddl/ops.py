@@ -349,20 +349,25 @@ _backwards: list[_Row] = [
     ("rewrite_read", _rewrite_read_backward, _rewrite_read_backward_outputs),
     ("expand", _expand_backward, _expand_backward_outputs),
 ]
+
+
+def _register(name: str, kernel: Callable[..., Any], fake: Callable[..., Any], real: Any) -> None:
+    """One operator: what computes, `real` around it, and what stands in for it without data."""
+    KERNELS[name] = kernel
+    for device in ("CPU", "CUDA"):
+        _library.impl(name, real, device)
+    torch.library.register_fake(f"ddl::{name}", _announcing(fake), lib=_library)
+
+
 for _name, _kernel, _fake in _forwards:
-    KERNELS[_name] = _kernel
-    for _device in ("CPU", "CUDA"):
-        _library.impl(_name, _refusing_tangents(_kernel, _name), _device)
-    torch.library.register_fake(f"ddl::{_name}", _announcing(_fake), lib=_library)
+    _register(_name, _kernel, _fake, _refusing_tangents(_kernel, _name))
     _setup, _grad = DERIVATIVES[_name]
     torch.library.register_autograd(f"ddl::{_name}", _grad, setup_context=_setup, lib=_library)
     torch.library.register_vmap(f"ddl::{_name}", _refuse("vmap", _name), lib=_library)
 
 for _name, _kernel, _fake in _backwards:
-    _backward = f"ddl::{_name}_backward"
-    KERNELS[f"{_name}_backward"] = _kernel
-    _library.impl(f"{_name}_backward", _kernel, "CPU")
-    _library.impl(f"{_name}_backward", _kernel, "CUDA")
-    torch.library.register_fake(_backward, _announcing(_fake), lib=_library)
-    torch.library.register_autograd(_backward, _refuse("double backward", _name), lib=_library)
-    torch.library.register_vmap(_backward, _refuse("vmap", _name), lib=_library)
+    _backward = f"{_name}_backward"
+    _register(_backward, _kernel, _fake, _kernel)
+    _second = _refuse("double backward", _name)
+    torch.library.register_autograd(f"ddl::{_backward}", _second, lib=_library)
+    torch.library.register_vmap(f"ddl::{_backward}", _refuse("vmap", _name), lib=_library)

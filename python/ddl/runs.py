@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from ddl._fields import first_line
 from ddl.config import InputError, TrainConfig
 from ddl.models import GPT
 from ddl.tokenizer import Tokenizer, describe, restore
@@ -108,12 +109,20 @@ def refuse_existing(config: TrainConfig) -> None:
 def load_config(path: Path) -> TrainConfig:
     """The configuration of a run; InputError when it is missing, damaged, or not of a run."""
     text = _read(path, CONFIG)
-    if '"model_type"' in text or '"architectures"' in text:
+    if _names(text) & {"model_type", "architectures"}:
         raise InputError(
             f"`run` must be a run directory of `ddl train`, got {path}, whose {CONFIG} is one of "
             "Hugging Face's or of the paper's code, for `ddl import`"
         )
     return from_json(TrainConfig, text)
+
+
+def _names(text: str) -> set[str]:
+    """The fields of a JSON object; none of what is no such thing."""
+    try:
+        return set(json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        return set()
 
 
 def load_run(path: Path, device: torch.device) -> tuple[GPT, Tokenizer]:
@@ -132,9 +141,9 @@ def load_run(path: Path, device: torch.device) -> tuple[GPT, Tokenizer]:
     try:
         safetensors.torch.load_model(model, path / WEIGHTS, device=str(device))
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
+        got = first_line(error)
         raise InputError(
-            f"`{path / WEIGHTS}` must hold the weights of this run's model, got: {reason}"
+            f"`{path / WEIGHTS}` must hold the weights of this run's model, got: {got}"
         ) from error
     return model.eval(), tokenizer
 

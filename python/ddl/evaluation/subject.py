@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ddl._fields import first_line
 from ddl.config import InputError
 from ddl.runs import CONFIG, load_config, load_run
 from ddl.train import pick_device
@@ -53,9 +54,9 @@ def _load_hugging_face(path: Path, device: torch.device) -> tuple[Any, Any]:
     except ModuleNotFoundError:
         raise
     except Exception as error:  # a damaged file raises nearly anything
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise InputError(
-            f"`model` must be a model and a tokenizer that transformers loads, got {path}: {reason}"
+            f"`model` must be a model and a tokenizer that transformers loads, got {path}: "
+            + first_line(error)
         ) from error
     if found["missing_keys"]:  # transformers would draw them at random
         missing = f"no {min(found['missing_keys'])}"

@@ -12,6 +12,7 @@ import datasets  # type: ignore[import-untyped]
 import huggingface_hub
 from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
 
+from ddl._fields import first_line
 from ddl.config import InputError
 
 PATIENCE = 5.0  # seconds for the Hugging Face Hub to answer at all
@@ -88,18 +89,14 @@ def _load(name: str, manager: TaskManager) -> list[Any]:
     except Exception as error:  # a task file may fail in any way, with its own code in it
         missing = isinstance(error, ConnectionError) or "find cache for" in str(error)
         if missing:
-            raise _NotCachedError(_first_line(error)) from error
+            raise _NotCachedError(first_line(error)) from error
         kind = type(error).__name__
         raise InputError(
-            f"`tasks` {name} could not be loaded: {kind}: {_first_line(error)}"
+            f"`tasks` {name} could not be loaded: {kind}: {first_line(error)}"
         ) from error
     if name in built["groups"]:
         return [built["groups"][name]]
     return list(built["tasks"].values())
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import torch
 from transformers.utils import logging
 
 from ddl._directory import MODEL_TYPE, all_or_nothing, is_hf, refuse_used, written
+from ddl._fields import first_line
 from ddl.config import GPTConfig, InputError
 from ddl.models import GPT
 from ddl.tokenizer import GPT2Tokenizer, Tokenizer
@@ -70,8 +71,8 @@ def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
     except (InputError, ModuleNotFoundError):
         raise
     except Exception as error:  # a damaged file raises nearly anything
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise InputError(f"`{path}` must hold a model of type ddl, got: {reason}") from error
+        got = first_line(error)
+        raise InputError(f"`{path}` must hold a model of type ddl, got: {got}") from error
     model, found = loaded
     wrong = [
         f"{len(found[kind])} {kind.removesuffix('_keys')}"

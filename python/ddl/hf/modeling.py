@@ -18,7 +18,7 @@ from transformers.utils.generic import can_return_tuple
 from ddl.models import GPT
 from ddl.models.gpt import EMBEDDING_STD
 from ddl.models.sublayers import Attention, Rotary, SwiGLU
-from ddl.models.tokens import on_host
+from ddl.models.tokens import check_vocabulary
 from ddl.models.trunk import contexts
 
 from . import remote
@@ -164,12 +164,8 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
             name = "input_ids" if inputs_embeds is None else "inputs_embeds"
             expected = f"shape (batch, 1 to max_position_embeddings = {most}{axes})"
             raise ValueError(f"`{name}` must have {expected}, got {tuple(given.shape)}")
-        if input_ids is not None and input_ids.numel() > 0 and on_host(input_ids):
-            low, high = (int(x) for x in input_ids.aminmax())
-            if low < 0 or high >= self.wte.num_embeddings:
-                expected = f"tokens from 0 to vocab_size - 1 = {self.wte.num_embeddings - 1}"
-                wrong = low if low < 0 else high
-                raise ValueError(f"`input_ids` must hold {expected}, got {wrong}")
+        if input_ids is not None:
+            check_vocabulary("input_ids", input_ids, self.wte.num_embeddings)
         return given
 
     @contextmanager

@@ -27,6 +27,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from ddl._fields import first_line
 from ddl.config import GPTConfig, InputError
 from ddl.tokenizer import CharTokenizer, GPT2Tokenizer, Tokenizer, _gpt2, describe, restore
 
@@ -86,7 +87,7 @@ def from_files(directory: Path, config: GPTConfig) -> FastTokenizer:
     except Exception as error:  # tokenizers raises plain Exceptions
         raise InputError(
             f"`tokenizer` must be a directory with {FILES[0]}, or {FILES[1]} and {FILES[2]}, got "
-            f"{directory}: {str(error).splitlines()[0]}"
+            f"{directory}: {first_line(error)}"
         ) from error
     if not isinstance(backend.model, models.BPE):
         kind = type(backend.model).__name__

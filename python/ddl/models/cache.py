@@ -38,9 +38,8 @@ class Cache:
     @property
     def batch_size(self) -> int | None:
         """How many sequences it has; None as long as it is empty."""
-        return (
-            self._buffers[0].shape[1] if self.length > 0 and self._buffers[0] is not None else None
-        )
+        first = self._buffers[0] if self.length > 0 else None
+        return None if first is None else first.shape[1]
 
     @property
     def device(self) -> torch.device | None:

@@ -23,7 +23,7 @@ from ddl.config import GPTConfig
 from ddl.models.cache import Cache
 from ddl.models.sampling import Sampling
 from ddl.models.sublayers import Attention, Rotary, SwiGLU, wide
-from ddl.models.tokens import on_host
+from ddl.models.tokens import check_vocabulary
 from ddl.models.trunk import AdditiveStream, contexts, make_trunk
 from ddl.stream import DeltaStream
 
@@ -196,12 +196,4 @@ class GPT(nn.Module):
         device = self.wte.weight.device
         if tokens.device != device:
             raise ValueError(f"`{name}` must be on {device}, got a tensor on {tokens.device}")
-        # On a GPU this would wait for the device; there torch's own assertions catch it.
-        if not on_host(tokens) or tokens.numel() == 0:
-            return
-        known = tokens if besides is None else tokens.where(tokens != besides, 0)
-        low, high = (int(x) for x in known.aminmax())
-        if low < 0 or high >= self.config.vocab_size:
-            expected = f"tokens from 0 to vocab_size - 1 = {self.config.vocab_size - 1}"
-            expected += "" if besides is None else f", or {besides}"
-            raise ValueError(f"`{name}` must hold {expected}, got {low if low < 0 else high}")
+        check_vocabulary(name, tokens, self.config.vocab_size, besides)

@@ -62,6 +62,21 @@ def on_host(x: Tensor) -> bool:
     return x.device.type == "cpu" and type(x) is Tensor and not torch.compiler.is_compiling()
 
 
+def check_vocabulary(
+    name: str, tokens: Tensor, vocab_size: int, besides: int | None = None
+) -> None:
+    """Raises ValueError for a number that is no token, nor `besides`."""
+    # On a GPU this would wait for the device; there torch's own assertions catch it.
+    if not on_host(tokens) or tokens.numel() == 0:
+        return
+    known = tokens if besides is None else tokens.where(tokens != besides, 0)
+    low, high = (int(x) for x in known.aminmax())
+    if low < 0 or high >= vocab_size:
+        expected = f"tokens from 0 to vocab_size - 1 = {vocab_size - 1}"
+        expected += "" if besides is None else f", or {besides}"
+        raise ValueError(f"`{name}` must hold {expected}, got {low if low < 0 else high}")
+
+
 def _checked(mask: Any, shape: tuple[int, int], start: int, device: torch.device) -> Tensor | None:
     """The mask as bool, or None where it is known to hide nothing."""
     check_is_tensor("attention_mask", mask)

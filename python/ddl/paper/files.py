@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ddl._directory import MODEL_TYPE, all_or_nothing, is_hf, refuse_used, written
+from ddl._fields import first_line
 from ddl.config import GPTConfig, InputError
 from ddl.models import GPT
 from ddl.tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer
@@ -132,7 +133,7 @@ def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
             raise
         except Exception as error:  # transformers checks its own fields in ways of its own
             raise InputError(
-                f"`{src / CONFIG}` must be a config of a model of ddl, got: {_line(error)}"
+                f"`{src / CONFIG}` must be a config of a model of ddl, got: {first_line(error)}"
             ) from error
     else:
         config = runs.load_config(src).model
@@ -215,7 +216,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"`{path}` must be JSON, got: {_line(error)}") from error
+        raise InputError(f"`{path}` must be JSON, got: {first_line(error)}") from error
     if not isinstance(contents, dict):
         raise InputError(f"`{path}` must be a JSON object, got {type(contents).__name__}")
     return contents
@@ -230,21 +231,16 @@ def _read(path: Path) -> dict[str, Any]:
             return safetensors.torch.load_file(path)
         contents = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        reason = error.strerror or _line(error)
+        reason = error.strerror or first_line(error)
         raise InputError(f"`src` must be a file with weights, got {path}: {reason}") from error
     except ModuleNotFoundError:
         raise
     except Exception as error:  # a damaged file raises nearly anything
         refused = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it refers to {refused[1]}" if refused else _line(error)
+        reason = f"it refers to {refused[1]}" if refused else first_line(error)
         raise InputError(
             f"`{path}` must hold tensors in plain dicts, got something else: {reason}"
         ) from error
     if not isinstance(contents, dict):
         raise InputError(f"`{path}` must hold a state dict, got {type(contents).__name__}")
     return contents
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

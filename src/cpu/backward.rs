@@ -13,11 +13,13 @@
 
 use std::ops::Range;
 
+use super::backward_read::{ReadBackward, ReadScratch};
 use super::buffer::{Buffer, Result};
 use super::convert::Accum;
 use super::forward::Outputs;
-use super::simd::{Kernel, dispatch, dot, load, round_to, set_scaled_sum, store};
-use super::weights::{Sums, Weights, reverse_axes, store_all};
+use super::row::{add_two_scaled, dots, set_scaled_sum, set_three_scaled};
+use super::simd::{Kernel, Target, dispatch, load, round_to, store, view};
+use super::weights::{Sums, Weights, store_all};
 use super::{parallel, split, useful_threads, within_sequences};
 use crate::problem::{Boundary, Read, Rewrite, Sizes};
 use crate::tensor::{Ahead, RowsMut, Tensor};
@@ -46,6 +48,23 @@ pub struct Gradients {
     pub value_bias: Option<Tensor>,
 }
 
+impl Gradients {
+    fn zero_parameters<A: Accum>(&mut self) -> Result<()> {
+        for gradient in [
+            &mut self.compress,
+            &mut self.norm_weight,
+            &mut self.gate_weight,
+            &mut self.gate_bias,
+            &mut self.value_weight,
+            &mut self.value_bias,
+        ] {
+            let zeros = Buffer::<A>::zeros(gradient.as_ref().map_or(0, Tensor::len))?;
+            store_all(gradient, &zeros);
+        }
+        Ok(())
+    }
+}
+
 /// Runs a boundary backward on `threads` threads; `saved` is what the forward filled.
 pub fn backward<A: Accum>(
     boundary: &Boundary,
@@ -54,11 +73,14 @@ pub fn backward<A: Accum>(
     gradients: &mut Gradients,
     threads: usize,
 ) -> Result<()> {
+    if boundary.sizes.tokens() == 0 {
+        return gradients.zero_parameters::<A>(); // before rows are made that no memory stands behind
+    }
     let Sizes { d, m, .. } = boundary.sizes;
     let taps = boundary.read.as_ref().map_or(1, Read::taps);
     let bounds = parallel::partition(boundary.sizes.tokens(), taps);
-    let read = boundary.read.as_ref().filter(|_| boundary.sizes.tokens() > 0);
-    let weights = read.map(|read| Weights::<A>::new(read, boundary.sizes)).transpose()?;
+    let weights = boundary.read.as_ref().map(|read| Weights::<A>::new(read, boundary.sizes)).transpose()?;
+    let read = boundary.read.as_ref().zip(weights.as_ref());
     let mut sums: Vec<Option<Sums<A>>> = bounds[1..].iter().map(|_| None).collect();
     {
         let mut states = split(&mut gradients.state, d * m, &bounds);
@@ -70,7 +92,7 @@ pub fn backward<A: Accum>(
             .zip(&mut sums)
             .map(|(pair, sums)| Part {
                 boundary,
-                weights: weights.as_ref(),
+                read: read.map(|(read, weights)| ReadBackward { read, weights, saved, incoming }),
                 saved,
                 incoming,
                 tokens: pair[0]..pair[1],
@@ -79,84 +101,58 @@ pub fn backward<A: Accum>(
                 value: values(),
                 gate: gates(),
                 sums,
-                ahead: Ahead::default(),
             })
             .collect();
         parallel::for_each(parts, useful_threads(boundary.state.len(), threads), dispatch)?;
     }
-    store_parameters(boundary, sums.into_iter().flatten(), gradients)
-}
-
-/// Adds the parts in their order, whoever computed them, and stores the parameters' gradients.
-fn store_parameters<A: Accum>(
-    boundary: &Boundary,
-    mut sums: impl Iterator<Item = Sums<A>>,
-    to: &mut Gradients,
-) -> Result<()> {
-    let Some(read) = &boundary.read else { return Ok(()) };
-    let Sizes { d, m, .. } = boundary.sizes;
-    let no_tokens = || Sums::zeros(read, boundary.sizes);
-    let mut total = sums.next().map_or_else(no_tokens, Ok)?;
-    sums.for_each(|part| total.add(&part));
-    store_all(&mut to.compress, &reverse_axes(&total.compress, [read.taps(), m, d])?);
-    store_all(&mut to.norm_weight, &total.norm);
-    store_all(&mut to.gate_weight, &total.gate);
-    store_all(&mut to.gate_bias, &[total.gate_bias]);
-    store_all(&mut to.value_weight, &total.value);
-    store_all(&mut to.value_bias, &total.value_bias);
-    Ok(())
+    let Some((read, weights)) = read else { return Ok(()) };
+    let mut sums = sums.into_iter().flatten();
+    let Some(mut total) = sums.next() else { return Ok(()) };
+    sums.for_each(|part| total.add(&part)); // in the order of the parts, whoever computed them
+    total.store(read, weights, boundary.sizes, gradients)
 }
 
 /// Consecutive tokens, the rows of every gradient that belong to them, and their parameter sums.
-pub(super) struct Part<'a, A> {
-    pub(super) boundary: &'a Boundary,
-    pub(super) weights: Option<&'a Weights<A>>,
-    pub(super) saved: &'a Outputs,
-    pub(super) incoming: &'a Incoming,
-    pub(super) tokens: Range<usize>,
-    pub(super) state: Option<RowsMut<'a>>,
-    pub(super) direction: Option<RowsMut<'a>>,
-    pub(super) value: Option<RowsMut<'a>>,
-    pub(super) gate: Option<RowsMut<'a>>,
-    pub(super) sums: &'a mut Option<Sums<A>>,
-    pub(super) ahead: Ahead,
+struct Part<'a, A> {
+    boundary: &'a Boundary,
+    read: Option<ReadBackward<'a, A>>,
+    saved: &'a Outputs,
+    incoming: &'a Incoming,
+    tokens: Range<usize>,
+    state: Option<RowsMut<'a>>,
+    direction: Option<RowsMut<'a>>,
+    value: Option<RowsMut<'a>>,
+    gate: Option<RowsMut<'a>>,
+    sums: &'a mut Option<Sums<A>>,
 }
 
-/// One token's rows, widened.
-pub(super) struct Scratch<A> {
+/// One token's rows, where they cannot be worked on in place.
+struct Scratch<A> {
     /// X [m][d]
-    pub(super) state: Buffer<A>,
-    /// X' [m][d], where there is a rewrite
-    pub(super) rewritten: Buffer<A>,
-    /// G, then dX [m][d]
-    pub(super) grad: Buffer<A>,
+    state: Buffer<A>,
+    /// X', and later dX [m][d]
+    rewritten: Buffer<A>,
+    /// G [m][d]
+    grad: Buffer<A>,
     /// k [d]
-    pub(super) direction: Buffer<A>,
-    /// x, then x̂ [d]
-    pub(super) x: Buffer<A>,
-    /// h, and later dk̂ [d]
-    pub(super) row: Buffer<A>,
-    /// dh' [d]
-    pub(super) dh: Buffer<A>,
-    /// dx of this token and the K−1 after it [K][d], token t in slot t mod K
-    pub(super) dx: Buffer<A>,
-    /// gradient of the value's linear map [m]
-    pub(super) dvalue: Buffer<A>,
+    direction: Buffer<A>,
+    /// dk [d]
+    grad_direction: Buffer<A>,
+    /// kᵀG, and later g [m]
+    along: Buffer<A>,
+    read: ReadScratch<A>,
 }
 
 impl<A: Accum> Scratch<A> {
     fn new(d: usize, m: usize, taps: usize) -> Result<Scratch<A>> {
-        let zeros = |rows: usize| Buffer::zeros(rows * d);
         Ok(Scratch {
-            state: zeros(m)?,
-            rewritten: zeros(m)?,
-            grad: zeros(m)?,
-            direction: zeros(1)?,
-            x: zeros(1)?,
-            row: zeros(1)?,
-            dh: zeros(1)?,
-            dx: zeros(taps)?,
-            dvalue: Buffer::zeros(m)?,
+            state: Buffer::zeros(m * d)?,
+            rewritten: Buffer::zeros(m * d)?,
+            grad: Buffer::zeros(m * d)?,
+            direction: Buffer::zeros(d)?,
+            grad_direction: Buffer::zeros(d)?,
+            along: Buffer::zeros(m)?,
+            read: ReadScratch::new(d, m, taps)?,
         })
     }
 }
@@ -165,59 +161,76 @@ impl<A: Accum> Kernel for Part<'_, A> {
     type Output = Result<()>;
     #[inline(always)]
     fn run(mut self) -> Result<()> {
-        let boundary = self.boundary;
-        let Sizes { time, d, m, .. } = boundary.sizes;
-        if self.tokens.is_empty() {
-            return Ok(()); // before scratch is made for a width that no memory stands behind
-        }
-        let taps = boundary.read.as_ref().map_or(1, Read::taps);
+        let Sizes { time, d, m, .. } = self.boundary.sizes;
+        let taps = self.boundary.read.as_ref().map_or(1, Read::taps);
         // Scratch before the sums that outlive it: the next part's then lies in the same, warm, memory.
         let mut scratch = Scratch::new(d, m, taps)?;
-        *self.sums = boundary.read.as_ref().map(|read| Sums::zeros(read, boundary.sizes)).transpose()?;
+        let mut sums = self.read.as_ref().map(|read| Sums::zeros(read.read, read.weights)).transpose()?;
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
             // A read over time gives x_t gradients of h_t … h_{t+K−1}: dx runs K−1 tokens ahead of dX.
-            let ahead = taps - 1;
             let mut next = tokens.start;
-            for token in tokens.clone() {
-                self.load_token(token, &mut scratch);
-                if let (Some(read), Some(weights)) = (&boundary.read, self.weights) {
-                    while next < sequence.end.min(token + ahead + 1) {
-                        self.read_row(read, weights, next, next < tokens.end, &mut scratch);
-                        next += 1;
-                    }
-                    self.compress_row(weights, token, next - token, &mut scratch);
-                }
-                self.rewrite_row(token, &mut scratch);
+            for token in tokens {
+                let end = sequence.end.min(token + taps);
+                self.pass(token, next..end, &mut sums, &mut scratch);
+                next = end;
             }
         }
+        *self.sums = sums;
         Ok(())
     }
 }
 
 impl<'a, A: Accum> Part<'a, A> {
-    /// X, k and G of an own token, and X' rebuilt as the forward stored it.
+    /// Takes the gradients of a token back over the boundary, after those of x of the tokens `reads`.
     #[inline(always)]
-    fn load_token(&mut self, token: usize, scratch: &mut Scratch<A>) {
+    fn pass(
+        &mut self,
+        token: usize,
+        reads: Range<usize>,
+        sums: &mut Option<Sums<A>>,
+        scratch: &mut Scratch<A>,
+    ) {
         let Sizes { d, m, .. } = self.boundary.sizes;
-        self.ahead = self.rows_ahead(token + 1);
-        load(self.boundary.state.rows(d * m), token, m, &mut scratch.state);
+        let mut ahead = self.rows_ahead(token + 1);
+        let Scratch { state, rewritten, grad, direction, grad_direction, along, read: read_scratch } =
+            scratch;
+        let states = view(self.boundary.state.rows(d * m), token, m, state);
+        ahead.step();
         match &self.incoming.state {
-            Some(grad) => load(grad.rows(d * m), token, m, &mut scratch.grad),
-            None => scratch.grad.fill(A::default()),
+            Some(incoming) => load(incoming.rows(d * m), token, m, grad),
+            None => grad.fill(A::default()),
         }
-        let Some(rewrite) = &self.boundary.rewrite else { return };
-        load(rewrite.direction.rows(d), token, 1, &mut scratch.direction);
-        if self.boundary.read.is_none() {
+        ahead.step();
+        let factors = self.boundary.rewrite.as_ref().map(|rewrite| self.factors(rewrite, token, direction));
+        if let (Some(read), Some(sums)) = (&self.read, sums) {
+            let mut after = states;
+            if let Some(factors) = &factors {
+                factors.rewrite(rewritten, states, &mut ahead);
+                round_to(self.boundary.state.dtype, rewritten); // as the forward stored it
+                after = rewritten;
+            }
+            for next in reads.clone() {
+                let own = self.tokens.contains(&next).then_some(&mut *sums);
+                read.row(next, after, own, read_scratch);
+            }
+            ahead.step();
+            read.compress_row(token..reads.end, after, sums, &read_scratch.dx, grad, &mut ahead);
+        }
+        ahead.step();
+        let Some(factors) = factors else {
+            if let Some(stored) = &mut self.state {
+                store(stored, token, m, grad);
+            }
             return;
-        }
-        let (r, readout, value, gate) = self.rewrite_scalars(rewrite, token);
-        let Scratch { state, rewritten, direction, .. } = scratch;
-        for (j, channel) in rewritten.chunks_exact_mut(d).enumerate() {
-            let scale = gate * r * (value[j] - readout[j]);
-            set_scaled_sum(channel, &state[j * d..(j + 1) * d], scale, direction);
-            self.ahead.step();
-        }
-        round_to(self.boundary.state.dtype, &mut scratch.rewritten);
+        };
+        dots(factors.k, |j| &grad[j * d..(j + 1) * d], along, &mut ahead);
+        let on_k = self.store_scalars(token, &factors, along);
+        let mut grad_state = Target::new(self.state.as_mut(), token, m, rewritten);
+        factors.grad_state(grad_state.channels(), grad, along, &mut ahead);
+        grad_state.store();
+        let mut grad_direction = Target::new(self.direction.as_mut(), token, 1, grad_direction);
+        factors.grad_direction(grad_direction.channels(), on_k, states, grad, along);
+        grad_direction.store();
     }
 
     /// What the next token will load and store.
@@ -232,55 +245,87 @@ impl<'a, A: Accum> Part<'a, A> {
             self.state.as_ref().map(|rows| rows.span(token)),
             self.direction.as_ref().map(|rows| rows.span(token)),
         ];
-        Ahead::new(spans.map(Option::unwrap_or_default), 5 * m + 4)
+        Ahead::new(spans.map(Option::unwrap_or_default), 3 * m + 3)
     }
 
-    /// (r, p, v, β) of a token.
     #[inline(always)]
-    fn rewrite_scalars(&self, rewrite: &'a Rewrite, token: usize) -> (A, &'a [A], &'a [A], A) {
-        let m = self.boundary.sizes.m;
+    fn factors<'t>(&self, rewrite: &'t Rewrite, token: usize, direction: &'t mut [A]) -> Factors<'t, A>
+    where
+        'a: 't,
+    {
+        let (d, m) = (direction.len(), self.boundary.sizes.m);
         let stats: &[A] = self.saved.stats.as_ref().map_or(&[], |stats| stats.rows(1 + m).row(token));
-        let value = rewrite.value.rows(m).row::<A>(token);
-        (stats[0], &stats[1..], value, rewrite.gate.rows(1).row::<A>(token)[0])
+        Factors {
+            k: view(rewrite.direction.rows(d), token, 1, direction),
+            r: stats[0],
+            readout: &stats[1..],
+            value: rewrite.value.rows(m).row(token),
+            gate: rewrite.gate.rows(1).row(token)[0],
+        }
     }
 
-    /// G → dX, dk, dv, dβ of this token.
+    /// kᵀG → g; stores dv and dβ and returns −r k̂ᵀdk̂, which is k's share of dk.
     #[inline(always)]
-    fn rewrite_row(&mut self, token: usize, scratch: &mut Scratch<A>) {
-        let Sizes { d, m, .. } = self.boundary.sizes;
-        let Scratch { state, grad, direction: k, row: dk, .. } = scratch;
-        if let Some(rewrite) = &self.boundary.rewrite {
-            let (r, readout, value, gate) = self.rewrite_scalars(rewrite, token);
-            let (mut g_e, mut g_p) = (A::default(), A::default());
-            dk.fill(A::default());
-            for j in 0..m {
-                let (state, grad) = (&state[j * d..(j + 1) * d], &mut grad[j * d..(j + 1) * d]);
-                let g = r * dot(k, grad);
-                self.ahead.step();
-                let error = value[j] - readout[j];
-                g_e += g * error;
-                g_p += g * readout[j];
-                if let Some(dvalue) = &mut self.value {
-                    dvalue.row::<A>(token)[j] = gate * g;
-                }
-                let scale = gate * r * g;
-                self.ahead.step();
-                for (((dk, grad), state), k) in dk.iter_mut().zip(grad).zip(state).zip(&*k) {
-                    *dk += *grad * error - *state * g;
-                    *grad = *grad - scale * *k;
-                }
-            }
-            if let Some(dgate) = &mut self.gate {
-                dgate.row::<A>(token)[0] = g_e;
-            }
-            if let Some(stored) = &mut self.direction {
-                let along = r * gate * (g_e - g_p); // k̂ᵀdk̂, without another reduction
-                dk.iter_mut().zip(&*k).for_each(|(dk, k)| *dk = r * (gate * *dk - along * *k));
-                store(stored, token, 1, dk);
-            }
+    fn store_scalars(&mut self, token: usize, factors: &Factors<'_, A>, along: &mut [A]) -> A {
+        let Factors { r, readout, value, gate, .. } = *factors;
+        let (mut g_e, mut g_p) = (A::default(), A::default());
+        for ((g, value), readout) in along.iter_mut().zip(value).zip(readout) {
+            *g = r * *g;
+            g_e += *g * (*value - *readout);
+            g_p += *g * *readout;
         }
-        if let Some(stored) = &mut self.state {
-            store(stored, token, m, grad);
+        if let Some(dvalue) = &mut self.value {
+            dvalue.row::<A>(token).iter_mut().zip(along).for_each(|(dvalue, g)| *dvalue = gate * *g);
+        }
+        if let Some(dgate) = &mut self.gate {
+            dgate.row::<A>(token)[0] = g_e;
+        }
+        A::default() - r * (r * gate * (g_e - g_p)) // k̂ᵀdk̂ without another reduction
+    }
+}
+
+/// A token's rewrite: k, v, β and what the forward made of them.
+struct Factors<'t, A> {
+    k: &'t [A],
+    r: A,
+    /// p
+    readout: &'t [A],
+    value: &'t [A],
+    gate: A,
+}
+
+impl<A: Accum> Factors<'_, A> {
+    /// X' = X + β k̂ (v − p)ᵀ
+    #[inline(always)]
+    fn rewrite(&self, to: &mut [A], states: &[A], ahead: &mut Ahead) {
+        let d = self.k.len();
+        for (j, (to, state)) in to.chunks_exact_mut(d).zip(states.chunks_exact(d)).enumerate() {
+            set_scaled_sum(to, state, self.gate * self.r * (self.value[j] - self.readout[j]), self.k);
+            ahead.step();
+        }
+    }
+
+    /// dX = G − β k̂ gᵀ
+    #[inline(always)]
+    fn grad_state(&self, to: &mut [A], grads: &[A], along: &[A], ahead: &mut Ahead) {
+        let (d, scale) = (self.k.len(), A::default() - self.gate * self.r);
+        for ((to, grad), g) in to.chunks_exact_mut(d).zip(grads.chunks_exact(d)).zip(along) {
+            set_scaled_sum(to, grad, scale * *g, self.k);
+            ahead.step();
+        }
+    }
+
+    /// dk = β r (G e − X g) + on_k · k
+    #[inline(always)]
+    fn grad_direction(&self, dk: &mut [A], on_k: A, states: &[A], grads: &[A], along: &[A]) {
+        let (d, scale) = (self.k.len(), self.gate * self.r);
+        for (j, (grad, state)) in grads.chunks_exact(d).zip(states.chunks_exact(d)).enumerate() {
+            let on_grad = scale * (self.value[j] - self.readout[j]);
+            let on_state = A::default() - scale * along[j];
+            match j {
+                0 => set_three_scaled(dk, [on_grad, on_state, on_k], [grad, state, self.k]),
+                _ => add_two_scaled(dk, [on_grad, on_state], [grad, state]),
+            }
         }
     }
 }

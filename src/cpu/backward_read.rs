@@ -5,147 +5,159 @@
 //! dx  = rstd·(γ·dh' − mean(γ·dh'·x̂)·x̂) + W_vᵀdvl (z = x)
 //! dγ += dh'·x̂             dw_β += dβl·h     dW_v += dvl ⊗ z
 //! ```
+//!
+//! x̂ = rstd·x and h = γ·x̂, so all sums over tokens are kept of multiples of x and dh·x; γ and what dh'
+//! adds to dh are put in when they are complete ([`Sums::store`]).
 
-use super::backward::{Part, Scratch};
+use std::ops::Range;
+
+use super::backward::Incoming;
+use super::buffer::{Buffer, Result};
 use super::convert::Accum;
-use super::simd::{add_rows, add_scaled, dot, load, mix};
-use super::weights::Weights;
-use crate::problem::{Read, Sizes};
+use super::forward::Outputs;
+use super::row::{add_rows, add_scaled, dot, mix, set_product};
+use super::simd::view;
+use super::weights::{Sums, Weights};
+use crate::problem::Read;
+use crate::tensor::Ahead;
 
-impl<A: Accum> Part<'_, A> {
-    /// dh, dv, dβ of the read → dx of this token; parameter gradients if the token is this part's own.
+/// A read, what its forward saved, and the gradients that come in.
+pub(super) struct ReadBackward<'a, A> {
+    pub(super) read: &'a Read,
+    pub(super) weights: &'a Weights<A>,
+    pub(super) saved: &'a Outputs,
+    pub(super) incoming: &'a Incoming,
+}
+
+/// Rows of one token, where they cannot be worked on in place.
+pub(super) struct ReadScratch<A> {
+    /// x [d]
+    x: Buffer<A>,
+    /// dh as it comes; zeros where nothing does [d]
+    incoming: Buffer<A>,
+    /// γ·dh' [d]
+    normed: Buffer<A>,
+    /// dβl and dvl, as many as there are [1 + m]
+    logits: Buffer<A>,
+    /// dx of this token and the K−1 after it [K][d], token t in slot t mod K
+    pub(super) dx: Buffer<A>,
+}
+
+impl<A: Accum> ReadScratch<A> {
+    pub(super) fn new(d: usize, m: usize, taps: usize) -> Result<ReadScratch<A>> {
+        Ok(ReadScratch {
+            x: Buffer::zeros(d)?,
+            incoming: Buffer::zeros(d)?,
+            normed: Buffer::zeros(d)?,
+            logits: Buffer::zeros(1 + m)?,
+            dx: Buffer::zeros(taps * d)?,
+        })
+    }
+}
+
+impl<A: Accum> ReadBackward<'_, A> {
+    /// dh, dv, dβ of a token, whose state is needed where x was not saved → its dx; parameter gradients if
+    /// `sums` are given.
     #[inline(always)]
-    pub(super) fn read_row(
-        &mut self,
-        read: &Read,
-        weights: &Weights<A>,
+    pub(super) fn row(
+        &self,
         token: usize,
-        own: bool,
-        scratch: &mut Scratch<A>,
+        state: &[A],
+        sums: Option<&mut Sums<A>>,
+        scratch: &mut ReadScratch<A>,
     ) {
-        let Sizes { d, .. } = self.boundary.sizes;
-        let taps = read.taps();
-        self.load_read(weights, token, scratch);
-        let dgate = self.logit_grads(read, token, &mut scratch.dvalue);
-        let Scratch { x, row, dh, dx, dvalue, .. } = scratch;
-        let mut sums = self.sums.as_mut().filter(|_| own);
-        let from_x = read.value_from_compressed;
-        if let (Some(sums), true) = (&mut sums, from_x) {
-            add_outer(&mut sums.value, dvalue, x); // before x becomes x̂
-        }
-        if let Some(weight) = &weights.gate {
-            add_scaled(dh, dgate, weight);
-        }
-        if let (Some(weight), false) = (&weights.value, from_x) {
-            add_rows(dh, dvalue, weight);
-        }
-        self.ahead.step();
-        let rstd = self.saved.rstd.as_ref().map_or(A::from_f64(1.0), |rstd| rstd.rows(1).row(token)[0]);
-        x.iter_mut().for_each(|x| *x = *x * rstd);
-        if let Some(sums) = &mut sums {
-            row.iter_mut().zip(&*x).zip(&weights.norm).for_each(|((h, x), norm)| *h = *x * *norm);
-            sums.norm.iter_mut().zip(&*dh).zip(&*x).for_each(|((sum, dh), x)| *sum += *dh * *x);
-            sums.gate.iter_mut().zip(&*row).for_each(|(sum, h)| *sum += dgate * *h);
-            sums.gate_bias += dgate;
-            sums.value_bias.iter_mut().zip(&*dvalue).for_each(|(sum, dvalue)| *sum += *dvalue);
-            if !from_x {
-                add_outer(&mut sums.value, dvalue, row);
+        let weights = self.weights;
+        let ReadScratch { x, incoming, normed, logits, dx } = scratch;
+        let d = x.len();
+        let x = match (&self.saved.compressed, &weights.compress) {
+            (Some(saved), _) => view(saved.rows(d), token, 1, x),
+            (None, Some(weight)) => {
+                mix(x, false, weight, state);
+                x
             }
+            (None, None) => state,
+        };
+        let dh = match &self.incoming.context {
+            Some(grad) => view(grad.rows(d), token, 1, incoming),
+            None => incoming,
+        };
+        let rstd = self.saved.rstd.as_ref().map_or(A::from_f64(1.0), |rstd| rstd.rows(1).row(token)[0]);
+        let logits = &mut logits[..weights.logits.len() / d];
+        self.logit_grads(token, logits);
+        let (from_h, from_x) = logits.split_at(weights.logits_of_context(self.read));
+        set_product(normed, &weights.norm, dh);
+        add_rows(normed, from_h, &weights.logits);
+        if let Some(sums) = sums {
+            sums.add_token(x, rstd, dh, from_h, from_x);
         }
-        self.ahead.step();
-        let dx = &mut dx[token % taps * d..][..d];
-        dh.iter_mut().zip(&weights.norm).for_each(|(dh, norm)| *dh = *dh * *norm);
-        if read.norm_eps.is_some() {
-            let mean = dot(dh, x) / A::from_f64(d as f64);
-            dx.iter_mut().zip(&*dh).zip(&*x).for_each(|((dx, dh), x)| *dx = rstd * (*dh - mean * *x));
+        let dx = &mut dx[token % self.read.taps() * d..][..d];
+        if self.read.norm_eps.is_some() {
+            let mean = rstd * dot(normed, x) / A::from_f64(d as f64);
+            let on_x = rstd * mean;
+            dx.iter_mut()
+                .zip(&*normed)
+                .zip(x)
+                .for_each(|((dx, normed), x)| *dx = rstd * (*normed - on_x * *x));
         } else {
-            dx.copy_from_slice(dh);
+            dx.copy_from_slice(normed);
         }
-        if let (Some(weight), true) = (&weights.value, from_x) {
-            add_rows(dx, dvalue, weight);
-        }
+        add_rows(dx, from_x, &weights.logits[from_h.len() * d..]);
     }
 
-    /// x, as the forward read it, and dh.
+    /// dv, dβ → gradients of the linear maps' outputs.
     #[inline(always)]
-    fn load_read(&self, weights: &Weights<A>, token: usize, scratch: &mut Scratch<A>) {
-        let d = self.boundary.sizes.d;
-        let Scratch { state, rewritten, x, dh, .. } = scratch;
-        let states = if self.boundary.rewrite.is_some() { rewritten } else { state };
-        match (&self.saved.compressed, &weights.compress) {
-            (Some(saved), _) => load(saved.rows(d), token, 1, x),
-            (None, Some(weight)) => mix(x, false, weight, states),
-            (None, None) => x.copy_from_slice(states),
-        }
-        match &self.incoming.context {
-            Some(grad) => load(grad.rows(d), token, 1, dh),
-            None => dh.fill(A::default()),
-        }
-    }
-
-    /// dv, dβ → gradients of the linear maps' outputs: fills `dvalue`, returns the gate's.
-    #[inline(always)]
-    fn logit_grads(&self, read: &Read, token: usize, dvalue: &mut [A]) -> A {
-        let m = self.boundary.sizes.m;
+    fn logit_grads(&self, token: usize, logits: &mut [A]) {
         let one = A::from_f64(1.0);
-        dvalue.fill(A::default());
+        logits.fill(A::default());
+        let (gate_logit, value_logits) = logits.split_at_mut(usize::from(self.weights.gate.is_some()));
+        let m = value_logits.len();
         if let (Some(grad), Some(value)) = (&self.incoming.value, &self.saved.value) {
-            dvalue.copy_from_slice(grad.rows(m).row(token));
-            if let Some(scale) = read.value_scale {
+            value_logits.copy_from_slice(grad.rows(m).row(token));
+            if let Some(scale) = self.read.value_scale {
                 let value = value.rows(m).row::<A>(token);
                 let slope = |v: A| v * (one - v / A::from_f64(scale));
-                dvalue.iter_mut().zip(value).for_each(|(dvalue, v)| *dvalue = *dvalue * slope(*v));
+                value_logits.iter_mut().zip(value).for_each(|(logit, v)| *logit = *logit * slope(*v));
             }
         }
-        match (&self.incoming.gate, &self.saved.gate) {
-            (Some(grad), Some(gate)) => {
-                let gate = gate.rows(1).row::<A>(token)[0];
-                grad.rows(1).row::<A>(token)[0] * gate * (one - gate * A::from_f64(0.5))
-            }
-            _ => A::default(),
+        if let (Some(grad), Some(gate), [logit]) = (&self.incoming.gate, &self.saved.gate, gate_logit) {
+            let gate = gate.rows(1).row::<A>(token)[0];
+            *logit = grad.rows(1).row::<A>(token)[0] * gate * (one - gate * A::from_f64(0.5));
         }
     }
 
-    /// G_t += Σ_s dx_{t+s} ⊗ w_s and dw_s += dx_{t+s} ⊗ X'_t, over the `after` tokens that exist.
+    /// G_t += Σ_s dx_{t+s} ⊗ w_s and dw_s += dx_{t+s} ⊗ X'_t, over the tokens t + s that exist.
     #[inline(always)]
     pub(super) fn compress_row(
-        &mut self,
-        weights: &Weights<A>,
-        token: usize,
-        after: usize,
-        scratch: &mut Scratch<A>,
+        &self,
+        tokens: Range<usize>,
+        state: &[A],
+        sums: &mut Sums<A>,
+        dx: &[A],
+        grad: &mut [A],
+        ahead: &mut Ahead,
     ) {
-        let Scratch { state, rewritten, grad, dx, .. } = scratch;
-        let states = if self.boundary.rewrite.is_some() { rewritten } else { state };
-        let d = self.boundary.sizes.d;
-        let taps = dx.len() / d;
-        let Some(weight) = &weights.compress else {
+        let Some(weight) = &self.weights.compress else {
+            ahead.step();
             return add_scaled(grad, A::from_f64(1.0), dx);
         };
-        let Some(sums) = self.sums.as_mut() else { return };
-        let size = states.len();
-        for tap in 0..after {
-            let dx = &dx[(token + tap) % taps * d..][..d];
-            let weight = &weight[tap * size..][..size];
-            let sum = &mut sums.compress[tap * size..][..size];
+        let (size, taps) = (state.len(), self.read.taps());
+        let d = dx.len() / taps;
+        for (tap, token) in tokens.enumerate() {
+            let dx = &dx[token % taps * d..][..d];
+            let taps = tap * size..(tap + 1) * size;
+            let (weight, sum) = (&weight[taps.clone()], &mut sums.compress[taps]);
             for first in (0..size).step_by(d) {
-                self.ahead.step();
                 let channel = first..first + d;
-                let (weight, states) = (&weight[channel.clone()], &states[channel.clone()]);
+                let (weight, state) = (&weight[channel.clone()], &state[channel.clone()]);
                 let (grad, sum) = (&mut grad[channel.clone()], &mut sum[channel]);
                 for ((((grad, sum), dx), weight), state) in
-                    grad.iter_mut().zip(sum).zip(dx).zip(weight).zip(states)
+                    grad.iter_mut().zip(sum).zip(dx).zip(weight).zip(state)
                 {
                     *grad += *weight * *dx;
                     *sum += *state * *dx;
                 }
+                ahead.step();
             }
         }
     }
-}
-
-/// sumsⱼ += scaleⱼ · row
-#[inline(always)]
-fn add_outer<A: Accum>(sums: &mut [A], scale: &[A], row: &[A]) {
-    sums.chunks_exact_mut(row.len()).zip(scale).for_each(|(sum, scale)| add_scaled(sum, *scale, row));
 }

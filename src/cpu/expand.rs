@@ -7,7 +7,8 @@ use std::ops::Range;
 
 use super::buffer::{Buffer, Result};
 use super::convert::Accum;
-use super::simd::{Kernel, add_product, dispatch, load, mix, store};
+use super::row::{add_product, mix};
+use super::simd::{Kernel, dispatch, load, store, view};
 use super::weights::{reverse_axes, store_all, taps_outermost};
 use super::{parallel, useful_threads, within_sequences};
 use crate::problem::{Expand, Sizes};
@@ -51,11 +52,11 @@ impl<A: Accum> Kernel for Forward<'_, A> {
                 channels.fill(A::default());
                 let before = (token - sequence.start + 1).min(self.expand.taps());
                 for tap in 0..before {
-                    load(self.x.rows(d), token - tap, 1, &mut row);
+                    let row = view(self.x.rows(d), token - tap, 1, &mut row);
                     for (j, channel) in channels.chunks_exact_mut(d).enumerate() {
                         match self.weight {
-                            Some(weight) => mix(channel, true, &weight[(tap * m + j) * d..][..d], &row),
-                            None => channel.copy_from_slice(&row),
+                            Some(weight) => mix(channel, true, &weight[(tap * m + j) * d..][..d], row),
+                            None => channel.copy_from_slice(row),
                         }
                     }
                 }
@@ -152,7 +153,7 @@ impl<A: Accum> Backward<'_, A> {
         let Some(sums) = self.sums else { return };
         let d = row.len();
         for tap in 0..before.min(self.expand.taps()) {
-            load(self.x.rows(d), token - tap, 1, row);
+            let row = view(self.x.rows(d), token - tap, 1, row);
             let sums = &mut sums[tap * grads.len()..][..grads.len()];
             for (sum, grad) in sums.chunks_exact_mut(d).zip(grads.chunks_exact(d)) {
                 add_product(sum, grad, row);

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use super::buffer::{Buffer, Result};
 use super::convert::Accum;
-use super::simd::{Kernel, add_scaled, dispatch, dot, load, mix, round_to, store};
+use super::row::{dots, mix, set_scaled_product, set_scaled_sum};
+use super::simd::{Kernel, Target, dispatch, round_to, store, view};
 use super::weights::Weights;
 use super::{parallel, split, useful_threads, within_sequences};
 use crate::problem::{Boundary, Read, Rewrite, Sizes};
@@ -53,16 +54,18 @@ pub fn forward<A: Accum>(boundary: &Boundary, outputs: &mut Outputs, threads: us
         .windows(2)
         .map(|pair| Part {
             boundary,
-            weights: weights.as_ref(),
             tokens: pair[0]..pair[1],
             state: states(),
             stats: stats(),
-            context: contexts(),
-            value: values(),
-            gate: gates(),
-            compressed: compressed(),
-            rstd: rstds(),
-            ahead: Ahead::default(),
+            read: boundary.read.as_ref().zip(weights.as_ref()).map(|(read, weights)| Readout {
+                read,
+                weights,
+                context: contexts(),
+                value: values(),
+                gate: gates(),
+                compressed: compressed(),
+                rstd: rstds(),
+            }),
         })
         .collect();
     parallel::for_each(parts, useful_threads(boundary.state.len(), threads), dispatch)
@@ -71,48 +74,56 @@ pub fn forward<A: Accum>(boundary: &Boundary, outputs: &mut Outputs, threads: us
 /// Consecutive tokens and the rows of every output that belong to them.
 struct Part<'a, A> {
     boundary: &'a Boundary,
-    weights: Option<&'a Weights<A>>,
     tokens: Range<usize>,
     state: Option<RowsMut<'a>>,
     stats: Option<RowsMut<'a>>,
+    read: Option<Readout<'a, A>>,
+}
+
+/// A read and the rows it fills.
+struct Readout<'a, A> {
+    read: &'a Read,
+    weights: &'a Weights<A>,
     context: Option<RowsMut<'a>>,
     value: Option<RowsMut<'a>>,
     gate: Option<RowsMut<'a>>,
     compressed: Option<RowsMut<'a>>,
     rstd: Option<RowsMut<'a>>,
-    ahead: Ahead,
+}
+
+/// One token's rows, where they cannot be worked on in place.
+struct Scratch<A> {
+    /// X [m][d]
+    state: Buffer<A>,
+    /// X' [m][d]
+    rewritten: Buffer<A>,
+    /// k, and later h [d]
+    row: Buffer<A>,
+    /// Partial sums of x for this token and the K−1 after it [K][d]; x_t lives in slot t mod K
+    sums: Buffer<A>,
+    /// |k|², k·X, and later |x|², w_β·x, W_v·x [2 + m]
+    products: Buffer<A>,
 }
 
 impl<A: Accum> Kernel for Part<'_, A> {
     type Output = Result<()>;
     #[inline(always)]
     fn run(mut self) -> Result<()> {
-        let boundary = self.boundary;
-        let Sizes { time, d, m, .. } = boundary.sizes;
-        let taps = boundary.read.as_ref().map_or(1, Read::taps);
-        let mut state = Buffer::<A>::zeros(m * d)?;
-        let mut direction = Buffer::<A>::zeros(d)?;
-        // Partial sums of x for this token and the K−1 after it; x_t lives in slot t mod K.
-        let mut sums = Buffer::<A>::zeros(taps * d)?;
+        let Sizes { time, d, m, .. } = self.boundary.sizes;
+        let taps = self.boundary.read.as_ref().map_or(1, Read::taps);
+        let mut scratch = Scratch {
+            state: Buffer::zeros(m * d)?,
+            rewritten: Buffer::zeros(m * d)?,
+            row: Buffer::zeros(d)?,
+            sums: Buffer::zeros(taps * d)?,
+            products: Buffer::zeros(2 + m)?,
+        };
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
             // The halo is rewritten again, not stored: its states feed the first reads of this part.
             let halo = (taps - 1).min(tokens.start - sequence.start);
-            sums.fill(A::default());
+            scratch.sums.fill(A::default());
             for token in tokens.start - halo..tokens.end {
-                let own = token >= tokens.start;
-                let states = boundary.state.rows(m * d);
-                self.ahead = self.rows_ahead(token + 1);
-                load(states, token, m, &mut state);
-                if let Some(rewrite) = &boundary.rewrite {
-                    self.rewrite_row(rewrite, token, own, &mut state, &mut direction);
-                }
-                if let (Some(read), Some(weights)) = (&boundary.read, self.weights) {
-                    compress_row(weights, token, taps, &state, &mut sums);
-                    if own {
-                        let x = &mut sums[token % taps * d..][..d];
-                        self.read_row(read, weights, token, x);
-                    }
-                }
+                self.pass(token, token >= tokens.start, &mut scratch);
             }
         }
         Ok(())
@@ -120,95 +131,134 @@ impl<A: Accum> Kernel for Part<'_, A> {
 }
 
 impl<A: Accum> Part<'_, A> {
+    /// Takes a token over the boundary; what is not this part's `own` is stored nowhere.
+    #[inline(always)]
+    fn pass(&mut self, token: usize, own: bool, scratch: &mut Scratch<A>) {
+        let Sizes { d, m, .. } = self.boundary.sizes;
+        let mut ahead = self.rows_ahead(token + 1);
+        let Scratch { state, rewritten, row, sums, products } = scratch;
+        let mut states = view(self.boundary.state.rows(m * d), token, m, state);
+        ahead.step();
+        if let Some(rewrite) = &self.boundary.rewrite {
+            let k = view(rewrite.direction.rows(d), token, 1, row);
+            let products = &mut products[..1 + m];
+            dots(k, |i| if i == 0 { k } else { &states[(i - 1) * d..i * d] }, products, &mut ahead);
+            let scales = self.measure(rewrite, token, own, products);
+            let mut to = Target::new(self.state.as_mut().filter(|_| own), token, m, rewritten);
+            rewrite_row(to.channels(), states, scales, k, &mut ahead);
+            let rewritten = to.store();
+            ahead.step();
+            round_to(self.boundary.state.dtype, rewritten);
+            states = rewritten;
+        }
+        let Some(read) = &mut self.read else { return };
+        let x = match &read.weights.compress {
+            None => states,
+            Some(weight) => {
+                let x = compress_row(weight, token, states, sums);
+                ahead.step();
+                if let Some(saved) = read.compressed.as_mut().filter(|_| own) {
+                    store(saved, token, 1, x);
+                    round_to(saved.dtype(), x); // the backward sees the stored x: let the forward see it too
+                }
+                x
+            }
+        };
+        if own {
+            read.row(token, x, row, products, &mut ahead);
+        }
+    }
+
+    /// |k|², k·X → r, p, which are saved, and the scales of k that are added to the channels.
+    #[inline(always)]
+    fn measure<'p>(&mut self, rewrite: &Rewrite, token: usize, own: bool, products: &'p mut [A]) -> &'p [A] {
+        let m = products.len() - 1;
+        let value = rewrite.value.rows(m).row::<A>(token);
+        let gate = rewrite.gate.rows(1).row::<A>(token)[0];
+        let r = inverse_norm(products[0], rewrite.eps_k);
+        products[0] = r;
+        let readouts = &mut products[1..];
+        readouts.iter_mut().for_each(|product| *product = r * *product);
+        if let Some(stats) = self.stats.as_mut().filter(|_| own) {
+            let stats = stats.row::<A>(token);
+            stats[0] = r;
+            stats[1..].copy_from_slice(readouts);
+        }
+        readouts.iter_mut().zip(value).for_each(|(p, v)| *p = gate * r * (*v - *p));
+        readouts
+    }
+
     /// What the next token will load and store.
     #[inline(always)]
     fn rows_ahead(&self, token: usize) -> Ahead {
         let Sizes { d, m, .. } = self.boundary.sizes;
         let direction = self.boundary.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(d).span(token));
-        let stored = [&self.state, &self.context, &self.compressed];
-        let [state, context, compressed] = stored.map(|rows| rows.as_ref().map(|rows| rows.span(token)));
+        let read = self.read.as_ref();
+        let stored = [Some(&self.state), read.map(|read| &read.context), read.map(|read| &read.compressed)];
+        let [state, context, compressed] = stored.map(|rows| rows?.as_ref().map(|rows| rows.span(token)));
         let spans =
             [Some(self.boundary.state.rows(m * d).span(token)), direction, state, context, compressed, None];
-        Ahead::new(spans.map(Option::unwrap_or_default), 3 * m + 2)
-    }
-
-    /// X ← X + β k̂ (v − k̂ᵀX)ᵀ, rounded as stored.
-    #[inline(always)]
-    fn rewrite_row(&mut self, rewrite: &Rewrite, token: usize, own: bool, state: &mut [A], k: &mut [A]) {
-        let Sizes { d, m, .. } = self.boundary.sizes;
-        load(rewrite.direction.rows(d), token, 1, k);
-        let value = rewrite.value.rows(m).row::<A>(token);
-        let gate = rewrite.gate.rows(1).row::<A>(token)[0];
-        let r = inverse_norm(dot(k, k), rewrite.eps_k);
-        for (j, channel) in state.chunks_exact_mut(d).enumerate() {
-            let readout = r * dot(k, channel);
-            self.ahead.step();
-            if let Some(stats) = self.stats.as_mut().filter(|_| own) {
-                stats.row::<A>(token)[1 + j] = readout;
-            }
-            let scale = gate * r * (value[j] - readout);
-            if scale != A::default() {
-                add_scaled(channel, scale, k); // skipped at β = 0: X comes back bit for bit, −0 too
-            }
-            self.ahead.step();
-        }
-        if let Some(stats) = self.stats.as_mut().filter(|_| own) {
-            stats.row::<A>(token)[0] = r;
-        }
-        if let Some(stored) = self.state.as_mut().filter(|_| own) {
-            store(stored, token, m, state);
-        }
-        round_to(self.boundary.state.dtype, state);
-    }
-
-    /// x → h, v, β of this token.
-    #[inline(always)]
-    fn read_row(&mut self, read: &Read, weights: &Weights<A>, token: usize, x: &mut [A]) {
-        let d = x.len();
-        if let Some(saved) = &mut self.compressed {
-            store(saved, token, 1, x);
-            round_to(saved.dtype(), x); // the backward sees the stored x: let the forward see it too
-        }
-        self.ahead.step();
-        let rstd = match read.norm_eps {
-            Some(eps) => inverse_norm_mean(dot(x, x), d, eps),
-            None => A::from_f64(1.0),
-        };
-        if let Some(stored) = &mut self.rstd {
-            stored.row::<A>(token)[0] = rstd;
-        }
-        if let Some(stored) = &mut self.gate {
-            let logit = rstd * dot(&weights.gate_folded, x) + weights.gate_bias;
-            stored.row::<A>(token)[0] = A::from_f64(2.0) * sigmoid(logit);
-        }
-        if let Some(stored) = &mut self.value {
-            let scale = if read.value_from_compressed { A::from_f64(1.0) } else { rstd };
-            for (j, value) in stored.row::<A>(token).iter_mut().enumerate() {
-                let linear =
-                    scale * dot(&weights.value_folded[j * d..(j + 1) * d], x) + weights.value_bias[j];
-                *value = match read.value_scale {
-                    Some(scale) => A::from_f64(scale) * sigmoid(linear),
-                    None => linear,
-                };
-            }
-        }
-        if let Some(stored) = &mut self.context {
-            x.iter_mut().zip(&weights.norm).for_each(|(x, norm)| *x = *x * rstd * *norm);
-            store(stored, token, 1, x);
-        }
+        Ahead::new(spans.map(Option::unwrap_or_default), 2 * m + 2)
     }
 }
 
-/// Adds X_t's share to x_t … x_{t+K−1}; slot (t + K − 1) mod K begins here.
+/// to = X + k ⊗ scales
 #[inline(always)]
-fn compress_row<A: Accum>(weights: &Weights<A>, token: usize, taps: usize, state: &[A], sums: &mut [A]) {
-    let Some(weight) = &weights.compress else {
-        return sums.copy_from_slice(state);
-    };
+fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], scales: &[A], k: &[A], ahead: &mut Ahead) {
+    let d = k.len();
+    for ((to, state), scale) in to.chunks_exact_mut(d).zip(states.chunks_exact(d)).zip(scales) {
+        if *scale == A::default() {
+            to.copy_from_slice(state); // β = 0: X comes back bit for bit, −0 too
+        } else {
+            set_scaled_sum(to, state, *scale, k);
+        }
+        ahead.step();
+    }
+}
+
+/// Adds X_t's share to x_t … x_{t+K−1}, where slot (t + K − 1) mod K begins, and returns x_t.
+#[inline(always)]
+fn compress_row<'s, A: Accum>(weight: &[A], token: usize, state: &[A], sums: &'s mut [A]) -> &'s mut [A] {
+    let taps = weight.len() / state.len();
     let d = sums.len() / taps;
     for (tap, weight) in weight.chunks_exact(state.len()).enumerate() {
         let slot = (token + tap) % taps;
         mix(&mut sums[slot * d..][..d], tap + 1 < taps, weight, state);
+    }
+    &mut sums[token % taps * d..][..d]
+}
+
+impl<A: Accum> Readout<'_, A> {
+    /// x → h, v, β of this token; `row` and `products` are scratch.
+    #[inline(always)]
+    fn row(&mut self, token: usize, x: &[A], row: &mut [A], products: &mut [A], ahead: &mut Ahead) {
+        let (read, weights, d) = (self.read, self.weights, x.len());
+        let logits = &weights.logits;
+        let products = &mut products[..1 + logits.len() / d];
+        dots(x, |i| if i == 0 { x } else { &logits[(i - 1) * d..i * d] }, products, ahead);
+        let (square, products) = products.split_at(1);
+        let (gate, values) = products.split_at(usize::from(weights.gate.is_some()));
+        let rstd = read.norm_eps.map_or(A::from_f64(1.0), |eps| inverse_norm_mean(square[0], d, eps));
+        if let Some(stored) = &mut self.rstd {
+            stored.row::<A>(token)[0] = rstd;
+        }
+        if let (Some(stored), [gate]) = (&mut self.gate, gate) {
+            stored.row::<A>(token)[0] = A::from_f64(2.0) * sigmoid(rstd * *gate + weights.gate_bias);
+        }
+        if let Some(stored) = &mut self.value {
+            let scale = if read.value_from_compressed { A::from_f64(1.0) } else { rstd };
+            for ((value, product), bias) in
+                stored.row::<A>(token).iter_mut().zip(values).zip(&weights.value_bias)
+            {
+                let linear = scale * *product + *bias;
+                *value = read.value_scale.map_or(linear, |scale| A::from_f64(scale) * sigmoid(linear));
+            }
+        }
+        if let Some(stored) = &mut self.context {
+            let mut h = Target::new(Some(stored), token, 1, row);
+            set_scaled_product(h.channels(), rstd, x, &weights.norm);
+            h.store();
+        }
     }
 }
 

@@ -8,6 +8,7 @@ pub mod convert;
 pub mod expand;
 pub mod forward;
 pub mod parallel;
+pub mod row;
 pub mod simd;
 pub mod weights;
 

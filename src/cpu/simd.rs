@@ -1,5 +1,5 @@
-//! What every row kernel is written with: a choice of instruction set, made once, and a handful of loops
-//! over contiguous rows that the compiler vectorises.
+//! What every row kernel is written with: a choice of instruction set, made once, and rows as they are
+//! worked on: contiguous channels of the accumulation type.
 //!
 //! A kernel implements [`Kernel`] with an `#[inline(always)]` body; [`dispatch`] compiles that body
 //! three times (AVX-512, AVX2+FMA, whatever the target guarantees) and picks at run time.
@@ -95,6 +95,54 @@ pub fn store<A: Accum>(rows: &mut RowsMut<'_>, row: usize, m: usize, channels: &
     }
 }
 
+/// A row `(d, m)` as channels: in place where it is stored so, else widened into `scratch`.
+#[inline(always)]
+pub fn view<'a, A: Accum>(rows: Rows<'a>, row: usize, m: usize, scratch: &'a mut [A]) -> &'a [A] {
+    if m == 1 && rows.dtype() == A::DTYPE {
+        return rows.row::<A>(row);
+    }
+    load(rows, row, m, scratch);
+    scratch
+}
+
+/// A row `(d, m)` being written: in place where it is stored as it is worked on, else in scratch.
+pub struct Target<'a, 'r, A> {
+    rows: Option<&'a mut RowsMut<'r>>,
+    row: usize,
+    m: usize,
+    scratch: &'a mut [A],
+    in_place: bool,
+}
+
+impl<'a, 'r, A: Accum> Target<'a, 'r, A> {
+    /// Without `rows`, what is written stays in scratch.
+    #[inline(always)]
+    pub fn new(rows: Option<&'a mut RowsMut<'r>>, row: usize, m: usize, scratch: &'a mut [A]) -> Self {
+        let in_place = rows.as_ref().is_some_and(|rows| m == 1 && rows.dtype() == A::DTYPE);
+        Target { rows, row, m, scratch, in_place }
+    }
+
+    /// The channels, to be filled.
+    #[inline(always)]
+    pub fn channels(&mut self) -> &mut [A] {
+        match &mut self.rows {
+            Some(rows) if self.in_place => rows.row(self.row),
+            _ => self.scratch,
+        }
+    }
+
+    /// Stores the channels where they are not already, and returns them as they were filled, not rounded.
+    #[inline(always)]
+    pub fn store(self) -> &'a mut [A] {
+        match self.rows {
+            Some(rows) if self.in_place => return rows.row(self.row),
+            Some(rows) => store(rows, self.row, self.m, self.scratch),
+            None => {}
+        }
+        self.scratch
+    }
+}
+
 /// Rounds values to `dtype` and back: what a reader of the stored tensor would see.
 #[inline(always)]
 pub fn round_to<A: Accum>(dtype: Dtype, values: &mut [A]) {
@@ -179,132 +227,6 @@ fn interleave<T: Convert, A: Accum, const M: usize>(channels: &[A], stored: &mut
     for (i, to) in stored.iter_mut().enumerate() {
         for j in 0..M {
             to[j] = T::narrow(channel[j][i]);
-        }
-    }
-}
-
-/// Lanes of a running sum: two AVX-512 vectors of f32, enough to hide the latency of an addition.
-const LANES: usize = 32;
-
-/// Σ aᵢ bᵢ
-pub fn dot<A: Accum>(a: &[A], b: &[A]) -> A {
-    dispatch(Dot { a, b })
-}
-
-struct Dot<'a, A> {
-    a: &'a [A],
-    b: &'a [A],
-}
-
-impl<A: Accum> Kernel for Dot<'_, A> {
-    type Output = A;
-    #[inline(always)]
-    fn run(self) -> A {
-        let mut sums = [A::default(); LANES];
-        let (a_body, a_tail) = self.a.as_chunks::<LANES>();
-        let (b_body, b_tail) = self.b.as_chunks::<LANES>();
-        for (a, b) in a_body.iter().zip(b_body) {
-            for lane in 0..LANES {
-                sums[lane] += a[lane] * b[lane];
-            }
-        }
-        let mut tail = A::default();
-        for (a, b) in a_tail.iter().zip(b_tail) {
-            tail += *a * *b;
-        }
-        total(sums) + tail
-    }
-}
-
-/// The sum of the lanes, eight at a time and then as a tree. The black box sends the lanes through memory
-/// once: seen whole, the tree persuades LLVM to keep the loop above in two-lane vectors (8× slower).
-#[inline(always)]
-fn total<A: Accum>(lanes: [A; LANES]) -> A {
-    let lanes = std::hint::black_box(lanes);
-    let mut sums = [A::default(); 8];
-    for chunk in lanes.as_chunks::<8>().0 {
-        for lane in 0..8 {
-            sums[lane] += chunk[lane];
-        }
-    }
-    let [a, b, c, d, e, f, g, h] = sums;
-    ((a + e) + (b + f)) + ((c + g) + (d + h))
-}
-
-/// to += scale · from
-#[inline(always)]
-pub fn add_scaled<A: Accum>(to: &mut [A], scale: A, from: &[A]) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to += scale * *from);
-}
-
-/// to = from + scale · row
-#[inline(always)]
-pub fn set_scaled_sum<A: Accum>(to: &mut [A], from: &[A], scale: A, row: &[A]) {
-    to.iter_mut().zip(from).zip(row).for_each(|((to, from), row)| *to = *from + scale * *row);
-}
-
-/// to += Σⱼ scaleⱼ · rowⱼ, four rows a pass.
-#[inline(always)]
-pub fn add_rows<A: Accum>(to: &mut [A], scale: &[A], rows: &[A]) {
-    let d = to.len();
-    let (four, rest) = scale.as_chunks::<4>();
-    for (at, [a, b, c, e]) in four.iter().enumerate() {
-        let row: [&[A]; 4] = std::array::from_fn(|j| &rows[(4 * at + j) * d..][..d]);
-        for i in 0..d {
-            to[i] += (*a * row[0][i] + *b * row[1][i]) + (*c * row[2][i] + *e * row[3][i]);
-        }
-    }
-    for (scale, row) in rest.iter().zip(rows[4 * four.len() * d..].chunks_exact(d)) {
-        add_scaled(to, *scale, row);
-    }
-}
-
-/// to += a ⊙ b
-#[inline(always)]
-pub fn add_product<A: Accum>(to: &mut [A], a: &[A], b: &[A]) {
-    to.iter_mut().zip(a).zip(b).for_each(|((to, a), b)| *to += *a * *b);
-}
-
-/// to = (or +=, if `add`) Σⱼ weightⱼ ⊙ channelⱼ, four channels a pass.
-#[inline(always)]
-pub fn mix<A: Accum>(to: &mut [A], add: bool, weight: &[A], channels: &[A]) {
-    let d = to.len();
-    if !add {
-        to.fill(A::default());
-    }
-    let mut first = 0;
-    while first + 4 * d <= channels.len() {
-        let w: [&[A]; 4] = std::array::from_fn(|j| &weight[first + j * d..][..d]);
-        let x: [&[A]; 4] = std::array::from_fn(|j| &channels[first + j * d..][..d]);
-        for i in 0..d {
-            to[i] += (w[0][i] * x[0][i] + w[1][i] * x[1][i]) + (w[2][i] * x[2][i] + w[3][i] * x[3][i]);
-        }
-        first += 4 * d;
-    }
-    for (w, x) in weight[first..].chunks_exact(d).zip(channels[first..].chunks_exact(d)) {
-        add_product(to, w, x);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dot_and_mix_agree_with_their_definitions() {
-        for d in [1, 31, 32, 63, 100] {
-            for m in [1, 3, 4, 6] {
-                let a: Vec<f64> = (0..d * m).map(|i| (i as f64).sin()).collect();
-                let b: Vec<f64> = (0..d * m).map(|i| (i as f64 * 0.7).cos()).collect();
-                let expected: f64 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
-                assert!((dot(&a, &b) - expected).abs() < 1e-12);
-                let mut to = vec![1.0; d];
-                mix(&mut to, true, &a, &b);
-                for i in 0..d {
-                    let expected: f64 = 1.0 + (0..m).map(|j| a[j * d + i] * b[j * d + i]).sum::<f64>();
-                    assert!((to[i] - expected).abs() < 1e-12);
-                }
-            }
         }
     }
 }

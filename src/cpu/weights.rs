@@ -1,7 +1,9 @@
 //! Parameters of a read, widened once per call, and the sums of their gradients.
 
+use super::backward::Gradients;
 use super::buffer::{Buffer, Result};
 use super::convert::Accum;
+use super::row::{add_product, add_scaled, add_scaled_product};
 use super::simd::{load, store};
 use crate::problem::{Read, Sizes};
 use crate::tensor::Tensor;
@@ -19,35 +21,48 @@ pub struct Weights<A> {
     pub value: Option<Buffer<A>>,
     /// [m]
     pub value_bias: Buffer<A>,
-    /// γ ⊙ w_β: the logit is linear in x, so γ is folded in once
-    pub gate_folded: Buffer<A>,
-    /// γ ⊙ W_v, or W_v where v reads x
-    pub value_folded: Buffer<A>,
+    /// γ ⊙ w_β, if there is a gate, and γ ⊙ W_v, or W_v where v reads x: the logits are linear in x, so γ
+    /// is folded in once [0 … 1 + m][d]
+    pub logits: Buffer<A>,
 }
 
 impl<A: Accum> Weights<A> {
     pub fn new(read: &Read, sizes: Sizes) -> Result<Weights<A>> {
         let Sizes { d, m, .. } = sizes;
         let norm = widen_or(&read.norm_weight, d, A::from_f64(1.0))?;
-        let folded = |weight: &Option<Tensor>, by_norm: bool| -> Result<Buffer<A>> {
-            let mut rows = weight.as_ref().map_or(Buffer::zeros(0), widen)?;
-            for row in rows.chunks_exact_mut(d).filter(|_| by_norm) {
-                row.iter_mut().zip(&norm).for_each(|(weight, norm)| *weight = *weight * *norm);
-            }
-            Ok(rows)
-        };
+        let gate = read.gate_weight.as_ref().map(widen).transpose()?;
+        let value = read.value_weight.as_ref().map(widen).transpose()?;
+        let logits = fold(&norm, gate.as_deref(), value.as_deref(), !read.value_from_compressed)?;
         let taps = |weight| taps_outermost(weight, sizes, read.taps());
         Ok(Weights {
             compress: read.compress.as_ref().map(taps).transpose()?,
-            gate: read.gate_weight.as_ref().map(widen).transpose()?,
+            gate,
             gate_bias: widen_or(&read.gate_bias, 1, A::default())?[0],
-            value: read.value_weight.as_ref().map(widen).transpose()?,
+            value,
             value_bias: widen_or(&read.value_bias, m, A::default())?,
-            gate_folded: folded(&read.gate_weight, true)?,
-            value_folded: folded(&read.value_weight, !read.value_from_compressed)?,
+            logits,
             norm,
         })
     }
+
+    /// How many logits are read from h; the rest are read from x.
+    pub fn logits_of_context(&self, read: &Read) -> usize {
+        let gates = usize::from(self.gate.is_some());
+        if read.value_from_compressed { gates } else { self.logits.len() / self.norm.len() }
+    }
+}
+
+/// The rows of both maps one after the other, times γ, those of the value only where it `reads` h.
+fn fold<A: Accum>(norm: &[A], gate: Option<&[A]>, value: Option<&[A]>, reads: bool) -> Result<Buffer<A>> {
+    let [gate, value] = [gate, value].map(Option::unwrap_or_default);
+    let mut rows = Buffer::zeros(gate.len() + value.len())?;
+    rows[..gate.len()].copy_from_slice(gate);
+    rows[gate.len()..].copy_from_slice(value);
+    let folded = if reads { rows.len() } else { gate.len() };
+    for row in rows[..folded].chunks_exact_mut(norm.len()) {
+        row.iter_mut().zip(norm).for_each(|(weight, norm)| *weight = *weight * *norm);
+    }
+    Ok(rows)
 }
 
 /// (d, m, K) → [K][m][d]: the kernels walk one tap after the other, each a contiguous row per channel.
@@ -82,40 +97,79 @@ fn widen_or<A: Accum>(tensor: &Option<Tensor>, len: usize, otherwise: A) -> Resu
     Ok(values)
 }
 
-/// Sums of parameter gradients over the tokens of one part, in the layout of [`Weights`].
+/// Sums over the tokens of one part, which the parameter gradients are made of.
 pub struct Sums<A> {
-    pub compress: Buffer<A>,
-    pub norm: Buffer<A>,
-    pub gate: Buffer<A>,
-    pub gate_bias: A,
-    pub value: Buffer<A>,
-    pub value_bias: Buffer<A>,
+    /// Σ dx ⊗ X' [K][m][d]
+    pub(super) compress: Buffer<A>,
+    /// Σ dh·x̂ [d]
+    norm: Buffer<A>,
+    /// Σ dl·x̂, of logits that read x Σ dl·x, in the layout of [`Weights::logits`]
+    logits: Buffer<A>,
+    /// Σ dl
+    biases: Buffer<A>,
 }
 
 impl<A: Accum> Sums<A> {
-    pub fn zeros(read: &Read, sizes: Sizes) -> Result<Sums<A>> {
-        let zeros = |tensor: &Option<Tensor>| Buffer::zeros(tensor.as_ref().map_or(0, Tensor::len));
+    pub fn zeros(read: &Read, weights: &Weights<A>) -> Result<Sums<A>> {
+        let d = weights.norm.len();
         Ok(Sums {
-            compress: zeros(&read.compress)?,
-            norm: zeros(&read.norm_weight)?,
-            gate: zeros(&read.gate_weight)?,
-            gate_bias: A::default(),
-            value: zeros(&read.value_weight)?,
-            value_bias: Buffer::zeros(if read.value_weight.is_some() { sizes.m } else { 0 })?,
+            compress: Buffer::zeros(weights.compress.as_ref().map_or(0, |weight| weight.len()))?,
+            norm: Buffer::zeros(if read.norm_weight.is_some() { d } else { 0 })?,
+            logits: Buffer::zeros(weights.logits.len())?,
+            biases: Buffer::zeros(weights.logits.len() / d)?,
         })
+    }
+
+    /// Adds what a token's x, dh and gradients of logits contribute, those of h and then those of x.
+    #[inline(always)]
+    pub fn add_token(&mut self, x: &[A], rstd: A, dh: &[A], from_h: &[A], from_x: &[A]) {
+        add_scaled_product(&mut self.norm, rstd, dh, x);
+        let (of_h, of_x) = self.logits.split_at_mut(from_h.len() * x.len());
+        for (sum, dl) in of_h.chunks_exact_mut(x.len()).zip(from_h) {
+            add_scaled(sum, *dl * rstd, x);
+        }
+        for (sum, dl) in of_x.chunks_exact_mut(x.len()).zip(from_x) {
+            add_scaled(sum, *dl, x);
+        }
+        self.biases.iter_mut().zip(from_h.iter().chain(from_x)).for_each(|(sum, dl)| *sum += *dl);
     }
 
     pub fn add(&mut self, other: &Sums<A>) {
         for (to, from) in [
             (&mut self.compress, &other.compress),
             (&mut self.norm, &other.norm),
-            (&mut self.gate, &other.gate),
-            (&mut self.value, &other.value),
-            (&mut self.value_bias, &other.value_bias),
+            (&mut self.logits, &other.logits),
+            (&mut self.biases, &other.biases),
         ] {
             to.iter_mut().zip(from).for_each(|(to, from)| *to += *from);
         }
-        self.gate_bias += other.gate_bias;
+    }
+
+    /// Completes the gradients and stores them, rounded to their parameters' dtypes:
+    /// dγ = Σ dh·x̂ + Σ_l w_l ⊙ Σ dl·x̂ and dw_l = γ ⊙ Σ dl·x̂, over the logits l that read h.
+    pub fn store(
+        mut self,
+        read: &Read,
+        weights: &Weights<A>,
+        sizes: Sizes,
+        to: &mut Gradients,
+    ) -> Result<()> {
+        let Sizes { d, m, .. } = sizes;
+        let [gate, value] = [&weights.gate, &weights.value].map(|rows| rows.as_deref().unwrap_or_default());
+        let rows = gate.chunks_exact(d).chain(value.chunks_exact(d));
+        for (sum, row) in self.logits.chunks_exact_mut(d).zip(rows).take(weights.logits_of_context(read)) {
+            add_product(&mut self.norm, row, sum);
+            sum.iter_mut().zip(&weights.norm).for_each(|(sum, norm)| *sum = *sum * *norm);
+        }
+        let (gate_weight, value_weight) = self.logits.split_at(gate.len());
+        let (gate_bias, value_bias) = self.biases.split_at(gate.len() / d);
+        store_all(&mut to.compress, &reverse_axes(&self.compress, [read.taps(), m, d])?);
+        store_all(&mut to.norm_weight, &self.norm);
+        store_all(&mut to.gate_weight, gate_weight);
+        store_all(&mut to.gate_bias, gate_bias);
+        store_all(&mut to.value_weight, value_weight);
+        store_all(&mut to.value_bias, value_bias);
+        Ok(())
     }
 }
 

@@ -26,7 +26,7 @@ impl Tensor {
     fn span(&self, width: usize, row: usize) -> Span {
         let bytes = width * self.dtype.size();
         let inside = (row + 1) * width <= self.len();
-        Span { at: self.ptr as usize + row * bytes, bytes: if inside { bytes } else { 0 } }
+        Span { at: self.ptr as usize + row * bytes, lines: if inside { bytes.div_ceil(LINE) } else { 0 } }
     }
 }
 
@@ -66,30 +66,32 @@ pub struct Ahead {
     lines: usize,
 }
 
-/// Memory to ask for: address and bytes left.
+/// Memory to ask for: where, and how many cache lines.
 #[derive(Clone, Copy, Default)]
 pub struct Span {
     at: usize,
-    bytes: usize,
+    lines: usize,
 }
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 impl Ahead {
     /// Asks for all of `spans` within `steps` steps.
     pub fn new(spans: [Span; 6], steps: usize) -> Ahead {
-        let bytes: usize = spans.iter().map(|span| span.bytes).sum();
-        Ahead { spans, lines: bytes.div_ceil(64 * steps.max(1)) }
+        let lines: usize = spans.iter().map(|span| span.lines).sum();
+        Ahead { spans, lines: lines.div_ceil(steps.max(1)) }
     }
 
     #[inline(always)]
     pub fn step(&mut self) {
         let mut lines = self.lines;
         for span in &mut self.spans {
-            while span.bytes > 0 && lines > 0 {
-                prefetch(span.at);
-                span.at += 64;
-                span.bytes = span.bytes.saturating_sub(64);
-                lines -= 1;
-            }
+            let now = lines.min(span.lines);
+            (0..now).for_each(|line| prefetch(span.at + line * LINE));
+            span.at += now * LINE;
+            span.lines -= now;
+            lines -= now;
         }
     }
 }

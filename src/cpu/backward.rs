@@ -14,10 +14,11 @@
 use std::ops::Range;
 
 use super::backward_read::{ReadBackward, ReadScratch};
+use super::backward_rewrite::Factors;
 use super::buffer::{Buffer, Result};
 use super::convert::Accum;
 use super::forward::Outputs;
-use super::row::{add_two_scaled, dots, set_scaled_sum, set_three_scaled};
+use super::row::dots;
 use super::simd::{Kernel, Target, dispatch, load, round_to, store, view};
 use super::weights::{Sums, Weights, store_all};
 use super::{parallel, split, useful_threads, within_sequences};
@@ -138,7 +139,7 @@ struct Scratch<A> {
     direction: Buffer<A>,
     /// dk [d]
     grad_direction: Buffer<A>,
-    /// kᵀG, and later g [m]
+    /// the scales of k in X', then kᵀG, and later g [m]
     along: Buffer<A>,
     read: ReadScratch<A>,
 }
@@ -205,7 +206,7 @@ impl<'a, A: Accum> Part<'a, A> {
         if let (Some(read), Some(sums)) = (&self.read, sums) {
             let mut after = states;
             if let Some(factors) = &factors {
-                factors.rewrite(rewritten, states, &mut ahead);
+                factors.rewrite(rewritten, states, along, &mut ahead);
                 round_to(self.boundary.state.dtype, rewritten); // as the forward stored it
                 after = rewritten;
             }
@@ -281,51 +282,5 @@ impl<'a, A: Accum> Part<'a, A> {
             dgate.row::<A>(token)[0] = g_e;
         }
         A::default() - r * (r * gate * (g_e - g_p)) // k̂ᵀdk̂ without another reduction
-    }
-}
-
-/// A token's rewrite: k, v, β and what the forward made of them.
-struct Factors<'t, A> {
-    k: &'t [A],
-    r: A,
-    /// p
-    readout: &'t [A],
-    value: &'t [A],
-    gate: A,
-}
-
-impl<A: Accum> Factors<'_, A> {
-    /// X' = X + β k̂ (v − p)ᵀ
-    #[inline(always)]
-    fn rewrite(&self, to: &mut [A], states: &[A], ahead: &mut Ahead) {
-        let d = self.k.len();
-        for (j, (to, state)) in to.chunks_exact_mut(d).zip(states.chunks_exact(d)).enumerate() {
-            set_scaled_sum(to, state, self.gate * self.r * (self.value[j] - self.readout[j]), self.k);
-            ahead.step();
-        }
-    }
-
-    /// dX = G − β k̂ gᵀ
-    #[inline(always)]
-    fn grad_state(&self, to: &mut [A], grads: &[A], along: &[A], ahead: &mut Ahead) {
-        let (d, scale) = (self.k.len(), A::default() - self.gate * self.r);
-        for ((to, grad), g) in to.chunks_exact_mut(d).zip(grads.chunks_exact(d)).zip(along) {
-            set_scaled_sum(to, grad, scale * *g, self.k);
-            ahead.step();
-        }
-    }
-
-    /// dk = β r (G e − X g) + on_k · k
-    #[inline(always)]
-    fn grad_direction(&self, dk: &mut [A], on_k: A, states: &[A], grads: &[A], along: &[A]) {
-        let (d, scale) = (self.k.len(), self.gate * self.r);
-        for (j, (grad, state)) in grads.chunks_exact(d).zip(states.chunks_exact(d)).enumerate() {
-            let on_grad = scale * (self.value[j] - self.readout[j]);
-            let on_state = A::default() - scale * along[j];
-            match j {
-                0 => set_three_scaled(dk, [on_grad, on_state, on_k], [grad, state, self.k]),
-                _ => add_two_scaled(dk, [on_grad, on_state], [grad, state]),
-            }
-        }
     }
 }

@@ -204,7 +204,7 @@ impl<A: Accum> Part<'_, A> {
 
 /// to = X + k ⊗ scales
 #[inline(always)]
-fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], scales: &[A], k: &[A], ahead: &mut Ahead) {
+pub(super) fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], scales: &[A], k: &[A], ahead: &mut Ahead) {
     let d = k.len();
     for ((to, state), scale) in to.chunks_exact_mut(d).zip(states.chunks_exact(d)).zip(scales) {
         if *scale == A::default() {

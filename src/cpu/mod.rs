@@ -3,6 +3,7 @@
 
 pub mod backward;
 mod backward_read;
+mod backward_rewrite;
 pub mod buffer;
 pub mod convert;
 pub mod expand;

@@ -181,6 +181,11 @@ mod tests {
                 let b: Vec<f64> = (0..d * m).map(|i| (i as f64 * 0.7).cos()).collect();
                 let expected: f64 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
                 assert!((dot(&a, &b) - expected).abs() < 1e-12);
+                let mut products = vec![0.0; m];
+                dots(&a[..d], |j| &b[j * d..(j + 1) * d], &mut products, &mut Ahead::default());
+                for (j, product) in products.iter().enumerate() {
+                    assert!((product - dot(&a[..d], &b[j * d..(j + 1) * d])).abs() < 1e-12);
+                }
                 let mut to = vec![1.0; d];
                 mix(&mut to, true, &a, &b);
                 for i in 0..d {

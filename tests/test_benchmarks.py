@@ -297,3 +297,22 @@ def test_tables_read_well_without_rich(load: Any) -> None:
     assert table.markdown() == (
         "### Title\n\n| name     |  ms |\n|----------|----:|\n| additive | 1.5 |\n\nA note.\n"
     )
+
+
+def test_the_second_step_of_a_turn_is_timed(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_step, contestants = load("train_step"), load("contestants")
+    clock, steps = [0.0], iter(range(100))
+
+    def step(*_: Any) -> None:
+        clock[0] += 100.0 if next(steps) % 2 == 0 else 1.0
+
+    def read_clock() -> float:
+        clock[0] += 0.25
+        return clock[0]
+
+    monkeypatch.setattr(train_step, "step", step)
+    monkeypatch.setattr(train_step.time, "perf_counter", read_clock)
+    model = torch.nn.Linear(1, 1)
+    one = contestants.Contestant("additive", "plain", "eager", model, model, None, hidden_size=4)
+    train_step.race([one], torch.zeros(1, 2, dtype=torch.long), rounds=3, mode="eager")
+    assert one.seconds == [1.25] * 3

@@ -74,6 +74,7 @@ fn rewrite_read(
 
 /// Backward of the same; `incoming` are gradients of (state, context, value, gate), `gradients` those of
 /// (state, direction, value, gate, compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias).
+/// On a CPU one tensor may be both gradients of the state.
 #[pyfunction]
 #[pyo3(signature = (state, rewrite, read, outputs, incoming, gradients, threads, stream=0, allocate=None))]
 #[allow(clippy::too_many_arguments)]
@@ -91,7 +92,7 @@ fn rewrite_read_backward(
 ) -> PyResult<()> {
     let boundary = boundary(&state, rewrite, read)?;
     let saved = saved(&boundary, &outputs)?;
-    let incoming = incoming_gradients(&boundary, &incoming)?;
+    let mut incoming = incoming_gradients(&boundary, &incoming)?;
     let mut gradients = outgoing_gradients(&boundary, &gradients)?;
     let resources = Resources { stream, allocate };
     if on_device(py, &boundary.state, &state, resources, |call| {
@@ -99,6 +100,7 @@ fn rewrite_read_backward(
     })? {
         return Ok(());
     }
+    take_in_place(&mut incoming, &gradients);
     let done = py.detach(|| match boundary.double() {
         true => backward::backward::<f64>(&boundary, &saved, &incoming, &mut gradients, threads),
         false => backward::backward::<f32>(&boundary, &saved, &incoming, &mut gradients, threads),
@@ -240,7 +242,18 @@ fn incoming_gradients(
         context: stored(boundary, "grad_context", context, &[d])?,
         value: small(boundary, "grad_value", value, &[m])?,
         gate: small(boundary, "grad_gate", gate, &[])?,
+        in_place: false,
     })
+}
+
+/// One tensor as both gradients of the state is borrowed once, as the output.
+fn take_in_place(incoming: &mut Incoming, gradients: &Gradients) {
+    if let (Some(from), Some(to)) = (&incoming.state, &gradients.state) {
+        incoming.in_place = from.address() == to.address() && !from.is_empty();
+    }
+    if incoming.in_place {
+        incoming.state = None;
+    }
 }
 
 fn outgoing_gradients(boundary: &Boundary, gradients: &[Option<Any<'_>>; 10]) -> PyResult<Gradients> {

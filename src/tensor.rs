@@ -17,6 +17,7 @@
 mod rows;
 
 use std::ffi::c_void;
+use std::ops::Range;
 
 use dlpark::python::consumer::exchange::ExchangeApi;
 use half::{bf16, f16};
@@ -131,15 +132,16 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// The elements, if `T` is what the tensor holds.
-    pub fn elements<T: Element>(&self) -> &[T] {
+    /// Some of the elements, if `T` is what the tensor holds.
+    fn elements<T: Element>(&self, range: Range<usize>) -> &[T] {
         assert!(T::DTYPE == self.dtype, "dtype is checked before use");
-        if self.is_empty() {
+        assert!(range.start <= range.end && range.end <= self.len(), "rows lie inside their tensor");
+        if range.is_empty() {
             return &[];
         }
         assert!(self.is_readable(), "only the CPU's own memory is touched here");
         // SAFETY: contiguous and alive for `len()` elements of this dtype (module contract).
-        unsafe { std::slice::from_raw_parts(self.ptr.cast::<T>(), self.len()) }
+        unsafe { std::slice::from_raw_parts(self.ptr.cast::<T>().add(range.start), range.len()) }
     }
 
     /// Where the first element lies, for a kernel.

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 _ops = torch.ops.ddl
 
@@ -54,7 +55,13 @@ def rewrite_read_grad(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     if all(grad is None for grad in grads[:4]):
         return (None,) * 15
     inputs, read, saved = _load_read(ctx, inputs=4)
-    outputs = _ops.rewrite_read_backward(*grads[:4], *inputs, ctx.eps_k, *read, *saved)
+    arguments = (*inputs, ctx.eps_k, *read, *saved)
+    if isinstance(grads[0], FunctionalTensor) and grads[0].device.type == "cpu":
+        # Traced by torch.compile, which drops the copy where nobody else needs the gradient.
+        grad_state = grads[0].clone(memory_format=torch.contiguous_format)
+        outputs = grad_state, *_ops.rewrite_read_backward_(grad_state, *grads[1:4], *arguments)
+    else:
+        outputs = _ops.rewrite_read_backward(*grads[:4], *arguments)
     return (*outputs[:4], None, *_around_numbers(outputs[4:], grads[2:4]))
 
 

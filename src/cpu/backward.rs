@@ -29,6 +29,8 @@ use crate::tensor::{Ahead, RowsMut, Tensor};
 #[derive(Default)]
 pub struct Incoming {
     pub state: Option<Tensor>,
+    /// ∂L/∂X' lies where ∂L/∂X goes, each row overwritten once it is used, and `state` is `None`.
+    pub in_place: bool,
     pub context: Option<Tensor>,
     pub value: Option<Tensor>,
     pub gate: Option<Tensor>,
@@ -197,9 +199,10 @@ impl<'a, A: Accum> Part<'a, A> {
             scratch;
         let states = view(self.boundary.state.rows(d * m), token, m, state);
         ahead.step();
-        match &self.incoming.state {
-            Some(incoming) => load(incoming.rows(d * m), token, m, grad),
-            None => grad.fill(A::default()),
+        match (&self.incoming.state, &self.state) {
+            (Some(incoming), _) => load(incoming.rows(d * m), token, m, grad),
+            (None, Some(rows)) if self.incoming.in_place => load(rows.as_rows(), token, m, grad),
+            _ => grad.fill(A::default()),
         }
         ahead.step();
         let factors = self.boundary.rewrite.as_ref().map(|rewrite| self.factors(rewrite, token, direction));

@@ -5,7 +5,7 @@ use super::{Dtype, Element, Tensor};
 impl Tensor {
     /// Rows of `width` elements, to be loaded by any thread.
     pub fn rows(&self, width: usize) -> Rows<'_> {
-        Rows { tensor: self, width }
+        Rows { tensor: self, width, start: 0, end: usize::MAX } // the tensor knows its own end
     }
 
     /// Cuts an output into consecutive groups of rows, one owner each; `bounds` ascend from 0 to all.
@@ -30,11 +30,13 @@ impl Tensor {
     }
 }
 
-/// Rows of a borrowed tensor.
+/// Rows `start..end` of a borrowed tensor.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
     tensor: &'a Tensor,
     pub width: usize,
+    start: usize,
+    end: usize,
 }
 
 impl<'a> Rows<'a> {
@@ -44,7 +46,8 @@ impl<'a> Rows<'a> {
 
     #[inline(always)]
     pub fn row<T: Element>(&self, row: usize) -> &'a [T] {
-        &self.tensor.elements::<T>()[row * self.width..(row + 1) * self.width]
+        assert!((self.start..self.end).contains(&row), "a partition loads its own rows");
+        self.tensor.elements(row * self.width..(row + 1) * self.width)
     }
 
     /// Where a row lies, for [`Ahead`]; nothing past the end.
@@ -119,6 +122,13 @@ pub struct RowsMut<'a> {
 impl RowsMut<'_> {
     pub fn dtype(&self) -> Dtype {
         self.tensor.dtype
+    }
+
+    /// The same rows, to be loaded before they are stored.
+    #[inline(always)]
+    pub fn as_rows(&self) -> Rows<'_> {
+        let RowsMut { tensor, width, start, end } = *self;
+        Rows { tensor, width, start, end }
     }
 
     /// Where a row lies: a store, too, waits for its line.

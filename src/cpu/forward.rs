@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use super::buffer::{Buffer, Result};
 use super::convert::Accum;
-use super::row::{dots, mix, set_scaled_product, set_scaled_sum};
-use super::simd::{Kernel, Target, dispatch, round_to, store, view};
+use super::row::{add_scaled, dots, mix, set_scaled_product, set_scaled_sum};
+use super::simd::{Kernel, Target, channels, dispatch, load, round_to, store, view};
 use super::weights::Weights;
 use super::{parallel, split, useful_threads, within_sequences};
 use crate::problem::{Boundary, Read, Rewrite, Sizes};
@@ -93,10 +93,8 @@ struct Readout<'a, A> {
 
 /// One token's rows, where they cannot be worked on in place.
 struct Scratch<A> {
-    /// X [m][d]
+    /// X, and then X' [m][d]
     state: Buffer<A>,
-    /// X' [m][d]
-    rewritten: Buffer<A>,
     /// k, and later h [d]
     row: Buffer<A>,
     /// Partial sums of x for this token and the K−1 after it [K][d]; x_t lives in slot t mod K
@@ -113,7 +111,6 @@ impl<A: Accum> Kernel for Part<'_, A> {
         let taps = self.boundary.read.as_ref().map_or(1, Read::taps);
         let mut scratch = Scratch {
             state: Buffer::zeros(m * d)?,
-            rewritten: Buffer::zeros(m * d)?,
             row: Buffer::zeros(d)?,
             sums: Buffer::zeros(taps * d)?,
             products: Buffer::zeros(2 + m)?,
@@ -136,16 +133,23 @@ impl<A: Accum> Part<'_, A> {
     fn pass(&mut self, token: usize, own: bool, scratch: &mut Scratch<A>) {
         let Sizes { d, m, .. } = self.boundary.sizes;
         let mut ahead = self.rows_ahead(token + 1);
-        let Scratch { state, rewritten, row, sums, products } = scratch;
-        let mut states = view(self.boundary.state.rows(m * d), token, m, state);
+        let Scratch { state, row, sums, products } = scratch;
+        let stored = channels(self.boundary.state.rows(m * d), token, m);
+        if stored.is_none() {
+            load(self.boundary.state.rows(m * d), token, m, state);
+        }
+        let mut states: &[A] = stored.unwrap_or(state);
         ahead.step();
         if let Some(rewrite) = &self.boundary.rewrite {
             let k = view(rewrite.direction.rows(d), token, 1, row);
             let products = &mut products[..1 + m];
             dots(k, |i| if i == 0 { k } else { &states[(i - 1) * d..i * d] }, products, &mut ahead);
             let scales = self.measure(rewrite, token, own, products);
-            let mut to = Target::new(self.state.as_mut().filter(|_| own), token, m, rewritten);
-            rewrite_row(to.channels(), states, scales, k, &mut ahead);
+            let mut to = Target::new(self.state.as_mut().filter(|_| own), token, m, state);
+            match stored {
+                Some(stored) => rewrite_row(to.channels(), stored, scales, k, &mut ahead),
+                None => rewrite_in_place(to.channels(), scales, k, &mut ahead),
+            }
             let rewritten = to.store();
             ahead.step();
             round_to(self.boundary.state.dtype, rewritten);
@@ -211,6 +215,17 @@ pub(super) fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], scales: &[A], k:
             to.copy_from_slice(state); // β = 0: X comes back bit for bit, −0 too
         } else {
             set_scaled_sum(to, state, *scale, k);
+        }
+        ahead.step();
+    }
+}
+
+/// The same where X is.
+#[inline(always)]
+fn rewrite_in_place<A: Accum>(states: &mut [A], scales: &[A], k: &[A], ahead: &mut Ahead) {
+    for (state, scale) in states.chunks_exact_mut(k.len()).zip(scales) {
+        if *scale != A::default() {
+            add_scaled(state, *scale, k);
         }
         ahead.step();
     }

@@ -98,11 +98,19 @@ pub fn store<A: Accum>(rows: &mut RowsMut<'_>, row: usize, m: usize, channels: &
 /// A row `(d, m)` as channels: in place where it is stored so, else widened into `scratch`.
 #[inline(always)]
 pub fn view<'a, A: Accum>(rows: Rows<'a>, row: usize, m: usize, scratch: &'a mut [A]) -> &'a [A] {
-    if m == 1 && rows.dtype() == A::DTYPE {
-        return rows.row::<A>(row);
+    match channels(rows, row, m) {
+        Some(stored) => stored,
+        None => {
+            load(rows, row, m, scratch);
+            scratch
+        }
     }
-    load(rows, row, m, scratch);
-    scratch
+}
+
+/// A row `(d, m)` that is stored as it is worked on.
+#[inline(always)]
+pub fn channels<A: Accum>(rows: Rows<'_>, row: usize, m: usize) -> Option<&[A]> {
+    (m == 1 && rows.dtype() == A::DTYPE).then(|| rows.row::<A>(row))
 }
 
 /// A row `(d, m)` being written: in place where it is stored as it is worked on, else in scratch.

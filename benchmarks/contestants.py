@@ -32,6 +32,7 @@ class Contestant:
     oracle: nn.Module  # the same parameters in plain PyTorch, eager
     optimizer: torch.optim.Optimizer | None
     hidden_size: int
+    heat: str = "fused"  # the form that is timed in the same rounds; additive runs in both
     error: float | None = None  # largest in the gate
     drift: float | None = None  # of its gradients in bfloat16
     red: str | None = None
@@ -66,8 +67,9 @@ def enter(args: argparse.Namespace, mode: str) -> list[Contestant]:
             if form == "plain" and residual != "additive" and not args.peer:
                 continue
             timed = module if mode == "eager" else compiled(module, args.backend)
+            heat = "fused" if residual == "additive" else form
             contestants.append(
-                Contestant(residual, form, mode, timed, oracle, optimizer, args.hidden_size)
+                Contestant(residual, form, mode, timed, oracle, optimizer, args.hidden_size, heat)
             )
     return contestants
 

@@ -56,6 +56,7 @@ def summarise(
         "residual": c.residual,
         "form": c.form,
         "mode": c.mode,
+        "heat": c.heat,
         "gate": {"red": c.red, "worst": c.error, "tolerance": TOLERANCE},
         "goal": GOAL.get(c.residual.removesuffix("-noec")) if ours else None,
         "paper": PAPER[c.mode].get(c.residual) if ours else None,
@@ -65,16 +66,17 @@ def summarise(
     if c.red is not None:
         return summary
     summary |= {"median": c.median, "quartiles": quartiles(c.seconds), "seconds": c.seconds}
-    base = find(others, "additive", "plain", c.mode)
+    base = find(others, "additive", "plain", c.mode, c.heat)
     if base is not None:
         summary["ratio"] = ratio(base.seconds, c.seconds)
         summary["interval"] = ratio_interval(base.seconds, c.seconds)
         boundaries = boundary_features(args.layers, args.batch * args.time, args.hidden_size)
         rate = copied[c.mode]["copy_gb_s"]
         summary["floor"] = floor(c.residual, boundaries, base.median, rate, state=4, features=4)
-    peer = find(others, c.residual, "plain", c.mode)
+    peer = find(others, c.residual, "plain", c.mode, "plain")
     if c.form == "fused" and peer is not None:
-        summary["faster_than_plain"] = ratio(peer.seconds, c.seconds)
+        plain = summarise(peer, others, copied, args)["ratio"]
+        summary["faster_than_plain"] = summary["ratio"] / plain
     return summary
 
 
@@ -86,9 +88,9 @@ def quartiles(seconds: list[float]) -> tuple[float, float]:
 
 
 def find(contestants: list[Contestant], *key: str) -> Contestant | None:
-    """The contestant (residual, form, mode), if it was timed."""
+    """The contestant (residual, form, mode, heat), if it was timed."""
     for c in contestants:
-        if (c.residual, c.form, c.mode) == key and c.red is None:
+        if (c.residual, c.form, c.mode, c.heat) == key and c.red is None:
             return c
     return None
 
@@ -114,7 +116,8 @@ def tabulate(
         *(f"RED, not timed: {reason}" for reason in reasons),
         f"ratio: median(additive) / median of {args.rounds} interleaved rounds; 95 %: of the ratio "
         "over resampled rounds; floor: the ratio if every boundary moved its bytes at copy speed; "
-        "paper: its published code; vs plain: median(plain) / median(fused).",
+        "paper: its published code; vs plain: ratio(fused) / ratio(plain), each to the additive "
+        "model that took turns with it.",
         *(
             f"{mode}: copy {c['copy_gb_s']:.1f} GB/s, clone {c['clone_gb_s']:.1f} GB/s, "
             "bytes read and written"

@@ -4,9 +4,10 @@
     python benchmarks/train_step.py --quick    # the same path in small: seconds, recorded nowhere
 
 A step is zero_grad(set_to_none), forward with loss, backward; with --adamw the optimizer's too.
-All models of one mode, eager or compiled, take turns in one process. A turn is two steps, the
-second timed: the first leaves memory and caches as they are when one model trains alone, not as the
-model before left them. Before anything is timed, logits, loss and all gradients of every form of a
+The models of one mode, eager or compiled, take turns in one process, the fused ones and then plain
+PyTorch's, each with the additive one among them. A turn is two steps, the second timed: the first
+leaves memory and caches as they are when one model trains alone, not as the model before left them.
+Before anything is timed, logits, loss and all gradients of every form of a
 variant must agree with plain PyTorch in eager mode, at the very sizes that are timed. Of a variant
 that fails no form is timed, and the exit status is 1.
 """
@@ -17,6 +18,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for mode in args.modes:
         entered = enter(args, mode)
         check_all(entered, batch)
-        copied[mode] = race(entered, batch, args.rounds, mode)
-        contestants += entered
+        for heat in heats(entered):
+            rates = race(heat, batch, args.rounds, mode)
+            copied.setdefault(mode, rates)
+            contestants += heat
     table = tabulate(contestants, copied, args)
     table.show()
     print(record.describe(where))
@@ -93,6 +97,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if args.out is None and not args.quick:
         args.out = record.RESULTS
     return args
+
+
+def heats(entered: list[Contestant]) -> list[list[Contestant]]:
+    """Who takes turns with whom: the fewer, the nearer to a model that trains alone."""
+    fused, plain = ([c for c in entered if c.heat == heat] for heat in ("fused", "plain"))
+    if not plain:
+        return [fused]
+    additive = next(c for c in fused if c.residual == "additive")
+    return [fused, [replace(additive, heat="plain", seconds=[], compile_seconds=None), *plain]]
 
 
 def race(contestants: list[Contestant], batch: Tensor, rounds: int, mode: str) -> dict[str, Any]:

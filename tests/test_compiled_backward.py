@@ -118,3 +118,18 @@ def test_a_model_copies_no_gradient_of_its_state():
     _, operands = operands_of(run)
     assert len(operands) == 3, "all boundaries but the last, whose state nobody reads"
     assert len(set(operands)) == 1, "and they share one buffer"
+
+
+def test_a_gradient_from_outside_is_not_overwritten():
+    state = torch.randn(2, 5, 6, 2, dtype=F64, requires_grad=True)
+    grad = torch.randn(2, 5, 6, 2, dtype=F64)
+    kept = grad.clone()
+    step = torch.compile(lambda state: boundary(state, 1), fullgraph=True)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        output = step(state)
+        first = torch.autograd.grad(output, state, grad, retain_graph=True)
+        second = torch.autograd.grad(output, state, grad)
+    torch._dynamo.reset()
+    assert torch.equal(grad, kept)
+    expected = torch.autograd.grad(boundary(state, 1), state, grad)
+    torch.testing.assert_close((first, second), (expected, expected))

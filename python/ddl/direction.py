@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ._options import check_choice, check_counts, check_used
-from .ops import gate_dtype
+from ._outputs import gate_dtype
 from .pooling import NORM_EPS, Pool
 from .projection import Projection, project, reset_, taken
 

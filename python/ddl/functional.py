@@ -11,9 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import ops
+from . import ops  # noqa: F401  registers torch.ops.ddl
 from ._checks import check_context_dtype, check_tensors
 from ._options import check_choice, check_counts, check_positive
+from ._outputs import gate_dtype
 from .types import ReadResult, RewriteReadResult
 
 __all__ = ["expand", "read", "rewrite", "rewrite_read"]
@@ -152,7 +153,7 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
 def _gates(state: Tensor, *gates: Tensor) -> tuple[Tensor, ...]:
     """Values and gates in float32; anything but a half-precision one is left for the checks."""
     half = (torch.bfloat16, torch.float16)
-    dtype = ops.gate_dtype(state)
+    dtype = gate_dtype(state)
     return tuple(gate.to(dtype) if gate.dtype in half else gate for gate in gates)
 
 

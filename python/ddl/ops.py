@@ -1,12 +1,9 @@
 """The operators as PyTorch sees them: schemas, kernels, fake kernels, autograd.
 
 `rewrite`, `read`, `rewrite_read` and `expand` are `torch.library` operators (`torch.ops.ddl.…`),
-and so are their backwards. This is the only file that has `_native` compute: it allocates every
-output and hands native code borrowed memory. What autograd keeps and returns is in _autograd.py;
+and so are their backwards. This is the only file that has `_native` compute: it hands native code
+borrowed memory, with outputs from _outputs.py. What autograd keeps and returns is in _autograd.py;
 `ddl.functional` is how to call these.
-
-Where an output is absent (no gate asked for, nothing saved) an empty uint8 tensor stands in,
-because operator schemas have no optional outputs.
 """
 
 from __future__ import annotations
@@ -20,8 +17,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _native
-from ._autograd import DERIVATIVES, is_absent
-from ._checks import check_context_dtype, check_expand, check_read, check_rewrite, check_state
+from . import _outputs as empty
+from ._autograd import DERIVATIVES
+from ._checks import check_read, check_rewrite
+from ._outputs import is_absent
 
 _READ = (
     "Tensor? compress, Tensor? norm_weight, float? norm_eps, Tensor? gate_weight, "
@@ -62,94 +61,6 @@ for _name, _schema in _SCHEMAS.items():
     _library.define(_name + _schema, tags=torch.Tag.pt2_compliant_tag)
 
 
-def gate_dtype(state: Tensor) -> torch.dtype:
-    """dtype of values, gates and saved statistics: float64 for a float64 state, else float32."""
-    return torch.float64 if state.dtype == torch.float64 else torch.float32
-
-
-# --- outputs ------------------------------------------------------------------------------------
-# One function per operator allocates its outputs: the fake kernel is that function, the real kernel
-# fills what it returns.
-
-
-def _small(state: Tensor, *last: int) -> Tensor:
-    return state.new_empty((*state.shape[:-2], *last), dtype=gate_dtype(state))
-
-
-def _absent(state: Tensor) -> Tensor:
-    return state.new_empty(0, dtype=torch.uint8)  # no real output has this dtype
-
-
-def _like(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _like_or_absent(tensor: Tensor | None, state: Tensor) -> Tensor:
-    return _absent(state) if tensor is None else _like(tensor)
-
-
-def _rewrite_outputs(state: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    check_state(state)
-    return _like(state), _small(state, 1 + state.shape[-1])
-
-
-def _read_outputs(state: Tensor, *read: Any) -> tuple[Tensor, ...]:
-    compress, _, norm_eps, gate_weight, _, value_weight, _, _, _, context_dtype = read
-    check_state(state)
-    check_context_dtype(state, context_dtype)
-    context = state.new_empty(state.shape[:-1], dtype=context_dtype or state.dtype)
-    return (
-        context,
-        _absent(state) if value_weight is None else _small(state, state.shape[-1]),
-        _absent(state) if gate_weight is None else _small(state),
-        # x in the state's dtype: a narrower context's would round it, or overflow, before the norm
-        state.new_empty(state.shape[:-1])
-        if compress is not None and compress.ndim == 3
-        else _absent(state),
-        _absent(state) if norm_eps is None else _small(state),
-    )
-
-
-def _rewrite_read_outputs(state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    new_state, stats = _rewrite_outputs(state)
-    return (new_state, *_read_outputs(state, *arguments[4:]), stats)
-
-
-def _expand_outputs(x: Tensor, weight: Tensor | None, value_channels: int) -> Tensor:
-    check_expand(x, weight, value_channels)
-    return x.new_empty((*x.shape, value_channels))
-
-
-def _rewrite_backward_outputs(grad_state: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    return tuple(map(_like, inputs[:4]))
-
-
-def _parameter_gradients(state: Tensor, read: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    compress, norm_weight, _, gate_weight, gate_bias, value_weight, value_bias = read[:7]
-    parameters = (compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias)
-    return tuple(_like_or_absent(parameter, state) for parameter in parameters)
-
-
-def _read_backward_outputs(*arguments: Any) -> tuple[Tensor, ...]:
-    state = arguments[3]
-    return (_like(state), *_parameter_gradients(state, arguments[4:13]))
-
-
-def _rewrite_read_backward_outputs(*arguments: Any) -> tuple[Tensor, ...]:
-    return (_like(arguments[4]), *_in_place_outputs(*arguments))
-
-
-def _in_place_outputs(*arguments: Any) -> tuple[Tensor, ...]:
-    state, *rest = arguments[4:]
-    return (*map(_like, rest[:3]), *_parameter_gradients(state, tuple(rest[4:13])))
-
-
-def _expand_backward_outputs(
-    grad_state: Tensor, x: Tensor, weight: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return _like(x), _like_or_absent(weight, x)
-
-
 # --- kernels ------------------------------------------------------------------------------------
 # The same for CPU and CUDA tensors: native code looks where they are.
 
@@ -183,7 +94,7 @@ def _given(tensor: Tensor | None) -> Tensor | None:
 
 def _rewrite(*arguments: Any) -> tuple[Tensor, Tensor]:
     state, *rewrite = map(_dense, arguments)
-    new_state, stats = outputs = _rewrite_outputs(state)
+    new_state, stats = outputs = empty.rewrite(state)
     saved = (new_state, stats, None, None, None, None, None)
     _native.rewrite_read(state, tuple(rewrite), None, saved, *_resources(state))
     return outputs
@@ -191,7 +102,7 @@ def _rewrite(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _read(*arguments: Any) -> tuple[Tensor, ...]:
     state, *read = map(_dense, arguments)
-    outputs = _read_outputs(state, *read)
+    outputs = empty.read(state, *read)
     saved = (None, None, *map(_given, outputs))
     _native.rewrite_read(state, None, tuple(read[:9]), saved, *_resources(state))
     return outputs
@@ -199,21 +110,21 @@ def _read(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _rewrite_read(*arguments: Any) -> tuple[Tensor, ...]:
     state, *rest = map(_dense, arguments)
-    outputs = new_state, *read_outputs, stats = _rewrite_read_outputs(state, *rest)
+    outputs = new_state, *read_outputs, stats = empty.rewrite_read(state, *rest)
     saved = (new_state, stats, *map(_given, read_outputs))
     _native.rewrite_read(state, tuple(rest[:4]), tuple(rest[4:13]), saved, *_resources(state))
     return outputs
 
 
 def _expand(x: Tensor, weight: Tensor | None, value_channels: int) -> Tensor:
-    state = _expand_outputs(x, weight, value_channels)
+    state = empty.expand(x, weight, value_channels)
     _native.expand_forward(_dense(x), _dense(weight), state, *_resources(x))
     return state
 
 
 def _rewrite_backward(*arguments: Any) -> tuple[Tensor, ...]:
     grad_state, state, *rewrite, stats = map(_dense, arguments)
-    outputs = _rewrite_backward_outputs(grad_state, state, *rewrite)
+    outputs = empty.rewrite_backward(grad_state, state, *rewrite)
     _native.rewrite_read_backward(
         state,
         tuple(rewrite),
@@ -227,7 +138,7 @@ def _rewrite_backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _read_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    outputs = grad_state, *grad_parameters = _read_backward_outputs(*arguments)
+    outputs = grad_state, *grad_parameters = empty.read_backward(*arguments)
     *grads, state = map(_dense, arguments[:4])
     read, saved = map(_dense, arguments[4:13]), map(_given, arguments[13:])
     new_value, new_gate, compressed, rstd = saved
@@ -244,13 +155,13 @@ def _read_backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _rewrite_read_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    return _fill_gradients(arguments, _rewrite_read_backward_outputs(*arguments))
+    return _fill_gradients(arguments, empty.rewrite_read_backward(*arguments))
 
 
 def _rewrite_read_backward_in_place(grad_state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     """A row of a state that is stored where it was loaded spares the CPU a third of its traffic."""
     dense = grad_state.contiguous()
-    outputs = _in_place_outputs(grad_state, *arguments)
+    outputs = empty.rewrite_read_backward_in_place(grad_state, *arguments)
     _fill_gradients((dense, *arguments), (dense, *outputs))
     if dense is not grad_state:
         grad_state.copy_(dense)
@@ -274,7 +185,7 @@ def _fill_gradients(arguments: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> 
 
 
 def _expand_backward(grad_state: Tensor, x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    outputs = grad_x, grad_weight = _expand_backward_outputs(grad_state, x, weight)
+    outputs = grad_x, grad_weight = empty.expand_backward(grad_state, x, weight)
     _native.expand_backward(
         _dense(x),
         _dense(weight),
@@ -313,18 +224,18 @@ def _announcing(fake: Callable[..., Any]) -> Callable[..., Any]:
 
 def _rewrite_fake(state: Tensor, *rewrite: Any) -> tuple[Tensor, Tensor]:
     check_rewrite(state, *rewrite)
-    return _rewrite_outputs(state)
+    return empty.rewrite(state)
 
 
 def _read_fake(state: Tensor, *read: Any) -> tuple[Tensor, ...]:
     check_read(state, *read[:9])
-    return _read_outputs(state, *read)
+    return empty.read(state, *read)
 
 
 def _rewrite_read_fake(state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     check_rewrite(state, *arguments[:4])
     check_read(state, *arguments[4:13])
-    return _rewrite_read_outputs(state, *arguments)
+    return empty.rewrite_read(state, *arguments)
 
 
 # --- registration -------------------------------------------------------------------------------
@@ -361,13 +272,13 @@ _forwards: list[_Row] = [
     ("rewrite", _rewrite, _rewrite_fake),
     ("read", _read, _read_fake),
     ("rewrite_read", _rewrite_read, _rewrite_read_fake),
-    ("expand", _expand, _expand_outputs),
+    ("expand", _expand, empty.expand),
 ]
 _backwards: list[_Row] = [
-    ("rewrite", _rewrite_backward, _rewrite_backward_outputs),
-    ("read", _read_backward, _read_backward_outputs),
-    ("rewrite_read", _rewrite_read_backward, _rewrite_read_backward_outputs),
-    ("expand", _expand_backward, _expand_backward_outputs),
+    ("rewrite", _rewrite_backward, empty.rewrite_backward),
+    ("read", _read_backward, empty.read_backward),
+    ("rewrite_read", _rewrite_read_backward, empty.rewrite_read_backward),
+    ("expand", _expand_backward, empty.expand_backward),
 ]
 
 
@@ -396,5 +307,5 @@ for _name, _kernel, _fake in _backwards:
 # where a store does not load its line first, overwriting saves no traffic.
 _library.impl("rewrite_read_backward_", _rewrite_read_backward_in_place, "CPU")
 torch.library.register_fake(
-    "ddl::rewrite_read_backward_", _announcing(_in_place_outputs), lib=_library
+    "ddl::rewrite_read_backward_", _announcing(empty.rewrite_read_backward_in_place), lib=_library
 )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import functional
-from .ops import gate_dtype
+from ._outputs import gate_dtype
 
 __all__ = ["Pool", "PoolKind", "Window"]
 

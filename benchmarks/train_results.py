@@ -74,8 +74,9 @@ def summarise(
         rate = copied[c.mode]["copy_gb_s"]
         summary["floor"] = floor(c.residual, boundaries, base.median, rate, state=4, features=4)
     peer = find(others, c.residual, "plain", c.mode, "plain")
-    if c.form == "fused" and peer is not None:
-        plain = summarise(peer, others, copied, args)["ratio"]
+    peers_base = find(others, "additive", "plain", c.mode, "plain")
+    if c.form == "fused" and peer is not None and base is not None and peers_base is not None:
+        plain = ratio(peers_base.seconds, peer.seconds)
         summary["faster_than_plain"] = summary["ratio"] / plain
     return summary
 

@@ -7,9 +7,9 @@ A step is zero_grad(set_to_none), forward with loss, backward; with --adamw the 
 The models of one mode, eager or compiled, take turns in one process, the fused ones and then plain
 PyTorch's, each with the additive one among them. A turn is two steps, the second timed: the first
 leaves memory and caches as they are when one model trains alone, not as the model before left them.
-Before anything is timed, logits, loss and all gradients of every form of a
-variant must agree with plain PyTorch in eager mode, at the very sizes that are timed. Of a variant
-that fails no form is timed, and the exit status is 1.
+Before anything is timed, logits, loss and all gradients of every form of a variant must agree with
+plain PyTorch in eager mode, at the very sizes that are timed. Of a variant that fails no form is
+timed, and the exit status is 1.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ fn rewrite_read_backward(
     })? {
         return Ok(());
     }
-    take_in_place(&mut incoming, &gradients);
+    take_in_place(&boundary, &saved, &mut incoming, &gradients)?;
     let done = py.detach(|| match boundary.double() {
         true => backward::backward::<f64>(&boundary, &saved, &incoming, &mut gradients, threads),
         false => backward::backward::<f32>(&boundary, &saved, &incoming, &mut gradients, threads),
@@ -246,14 +246,27 @@ fn incoming_gradients(
     })
 }
 
-/// One tensor as both gradients of the state is borrowed once, as the output.
-fn take_in_place(incoming: &mut Incoming, gradients: &Gradients) {
-    if let (Some(from), Some(to)) = (&incoming.state, &gradients.state) {
-        incoming.in_place = from.address() == to.address() && !from.is_empty();
+/// One tensor as both gradients of the state is borrowed once, as the output, apart from all other rows.
+fn take_in_place(
+    boundary: &Boundary,
+    saved: &Outputs,
+    incoming: &mut Incoming,
+    gradients: &Gradients,
+) -> PyResult<()> {
+    let (Some(from), Some(to)) = (&incoming.state, &gradients.state) else { return Ok(()) };
+    if from.address() != to.address() || from.is_empty() {
+        return Ok(());
     }
-    if incoming.in_place {
-        incoming.state = None;
+    let rewrite = boundary.rewrite.as_ref().map(|r| [&r.direction, &r.value, &r.gate]);
+    let saved = [&saved.stats, &saved.value, &saved.gate, &saved.compressed, &saved.rstd];
+    let grads = [&incoming.context, &incoming.value, &incoming.gate];
+    let rows = saved.into_iter().chain(grads).flatten();
+    for row in rows.chain(rewrite.into_iter().flatten()).chain([&boundary.state]) {
+        to.expect_apart(row)?;
     }
+    incoming.in_place = true;
+    incoming.state = None;
+    Ok(())
 }
 
 fn outgoing_gradients(boundary: &Boundary, gradients: &[Option<Any<'_>>; 10]) -> PyResult<Gradients> {

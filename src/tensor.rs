@@ -8,8 +8,10 @@
 //! readable where the tensor lives. On the CPU they are read through [`Tensor::elements`] and what is built
 //! on it, which refuse every other device. A GPU's are touched by kernels alone, which take the address
 //! and run on the stream that torch allocated for and frees after. One that is only compiled for has no
-//! memory at all, and nothing is launched. Outputs are allocated by `ops.py` for
-//! this one call (`torch.empty`), so they are writable and overlap nothing. Two threads never store the
+//! memory at all, and nothing is launched. Outputs are allocated by `_outputs.py` for
+//! this one call (`torch.empty`), so they are writable and overlap nothing. The one that a caller brings, a
+//! state's gradient to overwrite, is borrowed once and refused where it overlaps what is loaded beside it
+//! ([`Tensor::expect_apart`]). Two threads never store the
 //! same row: the callers in `cpu/` hand every row to exactly one partition. With the GIL released nobody
 //! else writes the inputs unless the user's own threads race on them, which is as undefined as it is for
 //! every torch operator.
@@ -266,6 +268,15 @@ impl Tensor {
         }
         let (expected, got) = (other.device.to_string(), self.device.to_string());
         Err(Error::Device { name: self.name, expected, got })
+    }
+
+    /// Fails if the tensor shares memory with `other`.
+    pub fn expect_apart(&self, other: &Tensor) -> Result<()> {
+        let end = |tensor: &Tensor| tensor.address_of(tensor.len());
+        if self.address() >= end(other) || other.address() >= end(self) {
+            return Ok(());
+        }
+        Err(Error::Argument(format!("`{}` must not overlap `{}`, which is read", self.name, other.name)))
     }
 
     /// Fails unless the tensor is where operators can work.

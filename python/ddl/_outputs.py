@@ -46,8 +46,8 @@ def rewrite(state: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _like(state), _small(state, 1 + state.shape[-1])
 
 
-def read(state: Tensor, *read: Any) -> tuple[Tensor, ...]:
-    compress, _, norm_eps, gate_weight, _, value_weight, _, _, _, context_dtype = read
+def read(state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    compress, _, norm_eps, gate_weight, _, value_weight, _, _, _, context_dtype = arguments
     check_state(state)
     check_context_dtype(state, context_dtype)
     context = state.new_empty(state.shape[:-1], dtype=context_dtype or state.dtype)

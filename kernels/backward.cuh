@@ -1,5 +1,5 @@
-// The backward's arguments, and what every thread of its block knows of a token: numbers, where
-// rewrite_read_bwd.cu has the rows.
+// What the kernels of the backward share: their arguments, the numbers that every thread knows of a token, the
+// read's rows, and the walk over a block's tokens.
 #pragma once
 
 #define BACKWARD
@@ -15,6 +15,7 @@ struct Gradients {
   Real* value;
   Real* gate;
   Real* partial;
+  Real* shift;  // c·rstd of every token, for parameters_bwd
 };
 
 struct Backward {
@@ -101,4 +102,71 @@ __device__ __forceinline__ Turn finish(
   if (threadIdx.x == 0) g.gate[token] = g_e;
   turn.along = s.write.r * turn.scale * (g_e - g_p);
   return turn;
+}
+
+// x̂ of a packet, from x as a token read saved it, else from X'.
+__device__ __forceinline__ void compress(
+    const Boundary& b, const Scalars& s, long long token, int feature,
+    const Packet<STATE_T, ELEMENTS>& stored, Real (&normed)[FEATURES]) {
+  Packet<STATE_T, FEATURES> saved;
+  Compress compress;
+  if constexpr (READ == TOKEN) saved.load(b.compressed + token * D + feature);
+  else compress.load(b, feature);
+#pragma unroll
+  for (int f = 0; f < FEATURES; ++f) {
+    Real x = Real(0);
+    if constexpr (READ == TOKEN) {
+      x = saved[f];
+    } else {
+#pragma unroll
+      for (int j = 0; j < M; ++j) x += compress.at(f, j) * stored[f * M + j];
+    }
+    normed[f] = x * s.rstd;
+  }
+}
+
+// dh' and a of a packet, from dh and what gate and values ask of the context.
+__device__ __forceinline__ void read_back(
+    const Boundary& b, const Gradients& g, const Scalars& s, long long token, int feature,
+    Real (&dh)[FEATURES], Real (&a)[FEATURES]) {
+  Parameters parameters;
+  parameters.load(b, feature);
+  Packet<CONTEXT_T, FEATURES> incoming;
+  if (g.grad_context) incoming.load(g.grad_context + token * D + feature); else incoming.clear();
+#pragma unroll
+  for (int f = 0; f < FEATURES; ++f) {
+    Real value = Real(0);
+    if constexpr (VALUE) {
+#pragma unroll
+      for (int j = 0; j < M; ++j) value += s.linear[j] * parameters.value[j][f];
+    }
+    dh[f] = incoming[f];
+    if constexpr (GATE) dh[f] += s.logit * parameters.gate[f];
+    if constexpr (VALUE && !VALUE_FROM_COMPRESSED) dh[f] += value;
+    a[f] = s.rstd * parameters.gamma(f) * dh[f] + (VALUE_FROM_COMPRESSED ? value : Real(0));
+  }
+}
+
+// Runs `pass` on the block's `chunk` tokens from the last to the first, as its own. A token read is first given
+// the K − 1 tokens behind them, which are not, and an empty window at the end of every sequence.
+template <class Pass> __device__ __forceinline__ void walk(const Boundary& b, Real* shared, Pass& pass) {
+  const long long first = blockIdx.x * b.chunk;
+  const long long last = (first + b.chunk < b.tokens ? first + b.chunk : b.tokens) - 1;
+  if constexpr (READ == TOKEN) {
+    Window window(b, shared);
+    window.clear();
+    long long position = last % b.time;
+    const long long behind = b.time - 1 - position;
+    for (long long token = last + (behind < TAPS - 1 ? behind : TAPS - 1); token > last; --token) {
+      pass.run(&window, token, false);
+    }
+    for (long long token = last; token >= first; --token) {
+      pass.run(&window, token, true);
+      if (--position >= 0) continue;
+      position = b.time - 1;
+      window.clear();
+    }
+  } else {
+    for (long long token = last; token >= first; --token) pass.run(nullptr, token, true);
+  }
 }

@@ -8,9 +8,16 @@
 // What READ can be.
 constexpr int NONE = 0, IDENTITY = 1, CHANNEL = 2, TOKEN = 3;
 
-// A thread owns packets of FEATURES neighbouring features, THREADS packets apart.
+// A thread owns packets of FEATURES neighbouring features, THREADS packets apart. A block has all of a token,
+// or, where no sum runs over the features (SLICED), a slice of one packet per thread: the grid's second axis
+// has the slices.
+#ifndef SLICED
+#define SLICED 0
+#endif
 constexpr int PACKETS = D / FEATURES;
-constexpr int ROWS = (PACKETS + THREADS - 1) / THREADS;
+constexpr int SLICES = SLICED ? (PACKETS + THREADS - 1) / THREADS : 1;
+constexpr int ROWS = SLICED ? 1 : (PACKETS + THREADS - 1) / THREADS;
+constexpr int WIDTH = SLICED ? THREADS * FEATURES : D;  // features of a block
 constexpr int ELEMENTS = FEATURES * M;  // of the state in a packet
 static_assert(D % FEATURES == 0 && THREADS % 32 == 0 && TAPS >= 1, "the plan's promises");
 static_assert(READ != IDENTITY || M == 1, "an identity read has one channel");
@@ -48,12 +55,16 @@ struct Boundary {
   long long tokens, time, chunk;
 };
 
-// First feature of the thread's packet in row `row`, and whether there is one.
-__device__ __forceinline__ int feature_of(int row) {
+// Where the thread's packet of row `row` begins, among the block's features and among all, and whether there
+// is one.
+__device__ __forceinline__ int column_of(int row) {
   return (static_cast<int>(threadIdx.x) + row * THREADS) * FEATURES;
 }
+__device__ __forceinline__ int feature_of(int row) {
+  return column_of(row) + (SLICED ? static_cast<int>(blockIdx.y) * WIDTH : 0);
+}
 __device__ __forceinline__ bool is_inside(int row) {
-  return (row + 1) * THREADS <= PACKETS || feature_of(row) < D;
+  return (SLICED ? PACKETS % THREADS == 0 : (row + 1) * THREADS <= PACKETS) || feature_of(row) < D;
 }
 
 // --- the rewrite --------------------------------------------------------------------------------
@@ -155,14 +166,14 @@ struct Columns {
   __device__ explicit Columns(Real* shared) : columns(shared) {}
   __device__ __forceinline__ void get(int row, Real (&x)[FEATURES]) const {
     Features packet;
-    packet.get(columns + feature_of(row));
+    packet.get(columns + column_of(row));
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) x[f] = packet.element[f];
   }
   __device__ __forceinline__ void put(int row, const Real (&x)[FEATURES]) {
     Features packet;
     packet.set(x);
-    packet.put(columns + feature_of(row));
+    packet.put(columns + column_of(row));
   }
 #endif
 };
@@ -224,7 +235,8 @@ struct Window {
   int head = 0;  // where row 0 stands in the ring
 
   __device__ Window(const Boundary& b, Real* shared) {
-    rows = WINDOW == 1 ? shared : b.scratch + static_cast<long long>(blockIdx.x) * TAPS * D;
+    const long long block = static_cast<long long>(blockIdx.x) * SLICES + blockIdx.y;
+    rows = WINDOW == 1 ? shared : b.scratch + block * TAPS * WIDTH;
   }
   __device__ __forceinline__ void clear() {
     for (int s = 0; s < TAPS; ++s) clear_row(s);
@@ -237,7 +249,7 @@ struct Window {
   }
   __device__ __forceinline__ Real* at(int s, int row) const {
     const int slot = head + s;
-    return rows + static_cast<long long>(slot < TAPS ? slot : slot - TAPS) * D + feature_of(row);
+    return rows + static_cast<long long>(slot < TAPS ? slot : slot - TAPS) * WIDTH + column_of(row);
   }
   __device__ __forceinline__ void get(int s, int row, Real (&x)[FEATURES]) const {
     Features packet;

@@ -16,9 +16,8 @@
 // A block walks its `chunk` tokens from the last to the first. A token read keeps dx of K tokens in its
 // window; the K − 1 tokens behind the chunk need dx alone, so their dh, x and rstd, not their X or G.
 //
-// Parameter gradients are summed over the block's tokens by the thread that owns the feature, without
-// atomics, into one row of `partial` per block; `reduce` adds the rows in order. dw_β and, of values
-// that read h, dW_v are summed without their factor γ, which `reduce` puts in.
+// Parameter gradients are summed over the block's tokens by the thread that owns the feature (sums.cuh). Where
+// a block has no room for them, this kernel leaves every token's c·rstd, and parameters_bwd.cu sums.
 
 #include "sums.cuh"
 
@@ -38,9 +37,8 @@ struct Pass {
   Packet<DIRECTION_T, FEATURES> direction[HELD];
   Packet<STATE_T, ELEMENTS> stored[HELD];  // X'
   Columns normed;                          // x̂
-  Columns context;                         // dh'
   Columns read;                            // a, whereof dx = a − c·rstd·x̂
-  Real tail[1 + M] = {};                   // db_β, db_v
+  Columns context;                         // dh', for the sums
 
   __device__ Pass(const Backward& all, typename BlockSum<BLOCK_SUMS>::Buffer& buffer, Real* shared)
       : b(all.b),
@@ -48,8 +46,8 @@ struct Pass {
         sum(buffer),
         sums(all.g.partial, shared + (HOLD ? 0 : 3 * D)),
         normed(shared),
-        context(shared + D),
-        read(shared + 2 * D) {}
+        read(shared + D),
+        context(shared + 2 * D) {}
 
   __device__ __forceinline__ void load(Window* window, long long token, int row) {
     const int feature = feature_of(row), at = row % HELD;
@@ -93,48 +91,6 @@ struct Pass {
     const int at = row % HELD;
     if constexpr (REWRITE) stored[at] = rewritten(state[at], direction[at], s.write);
     else stored[at] = state[at];
-  }
-
-  // x̂ of a row, from x as a token read saved it, else from X'.
-  __device__ __forceinline__ void compress(
-      const Scalars& s, long long token, int row, Real (&normed)[FEATURES]) const {
-    Packet<STATE_T, FEATURES> saved;
-    Compress compress;
-    if constexpr (READ == TOKEN) saved.load(b.compressed + token * D + feature_of(row));
-    else compress.load(b, feature_of(row));
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) {
-      Real x = Real(0);
-      if constexpr (READ == TOKEN) {
-        x = saved[f];
-      } else {
-#pragma unroll
-        for (int j = 0; j < M; ++j) x += compress.at(f, j) * stored[row % HELD][f * M + j];
-      }
-      normed[f] = x * s.rstd;
-    }
-  }
-
-  // dh' and a of a row, from dh and what gate and values ask of the context.
-  __device__ __forceinline__ void read_row(
-      const Scalars& s, long long token, int row, Real (&dh)[FEATURES], Real (&a)[FEATURES]) const {
-    const int feature = feature_of(row);
-    Parameters parameters;
-    parameters.load(b, feature);
-    Packet<CONTEXT_T, FEATURES> incoming;
-    if (g.grad_context) incoming.load(g.grad_context + token * D + feature); else incoming.clear();
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) {
-      Real value = Real(0);
-      if constexpr (VALUE) {
-#pragma unroll
-        for (int j = 0; j < M; ++j) value += s.linear[j] * parameters.value[j][f];
-      }
-      dh[f] = incoming[f];
-      if constexpr (GATE) dh[f] += s.logit * parameters.gate[f];
-      if constexpr (VALUE && !VALUE_FROM_COMPRESSED) dh[f] += value;
-      a[f] = s.rstd * parameters.gamma(f) * dh[f] + (VALUE_FROM_COMPRESSED ? value : Real(0));
-    }
   }
 
   // A row's shares of c and, of an own token, of k̂ᵀ(G + w a) and k̂ᵀ(w x̂) (r is put in later).
@@ -208,11 +164,11 @@ struct Pass {
     if (own) load(window, token, row);
     if constexpr (READ != NONE) {
       if constexpr (READ != TOKEN) rebuild(s, row);
-      compress(s, token, row, normed);
-      read_row(s, token, row, dh, a);
+      compress(b, s, token, feature_of(row), stored[row % HELD], normed);
+      read_back(b, g, s, token, feature_of(row), dh, a);
       this->normed.put(row, normed);
-      context.put(row, dh);
       read.put(row, a);
+      if constexpr (SUMS != APART) context.put(row, dh);
     }
     add_row(row, own, normed, dh, a, totals);
   }
@@ -231,10 +187,12 @@ struct Pass {
     if constexpr (READ == TOKEN) window->put(0, row, dx);
     if (!own) return;
     if constexpr (!HOLD) load(window, token, row);
-    if constexpr (COMPRESS_SLOTS > 0 && (!HOLD || READ == TOKEN)) rebuild(s, row);
-    Real dh[FEATURES] = {};
-    if constexpr (NORM_WEIGHT) context.get(row, dh);
-    sums.take(s, window, row, stored[row % HELD], normed, dh, dx);
+    if constexpr (SUMS != APART) {
+      if constexpr (COMPRESS_SLOTS > 0 && (!HOLD || READ == TOKEN)) rebuild(s, row);
+      Real dh[FEATURES] = {};
+      if constexpr (NORM_WEIGHT) context.get(row, dh);
+      sums.take(s, window, row, stored[row % HELD], normed, dh, dx);
+    }
     store_row(s, turn, token, row, dx);
   }
 
@@ -256,37 +214,19 @@ struct Pass {
       if (is_inside(row)) after_sum(s, turn, shift, window, token, own, row);
     if constexpr (READ == TOKEN) window->retreat();
     if (!own) return;
-    tail[0] += s.logit;
-#pragma unroll
-    for (int j = 0; j < M; ++j) tail[1 + j] += s.linear[j];
+    if constexpr (SUMS != APART) {
+      sums.take_biases(s);
+    } else if constexpr (NORM) {
+      if (threadIdx.x == 0) g.shift[token] = shift;
+    }
   }
-
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Real buffer[2][BLOCK_SUMS > 0 ? BLOCK_SUMS : 1][WARPS];
-  const Boundary& b = all.b;
-  const long long first = blockIdx.x * b.chunk;
-  const long long last = (first + b.chunk < b.tokens ? first + b.chunk : b.tokens) - 1;
-  Real* const window_rows = reinterpret_cast<Real*>(shared);
-  Pass pass(all, buffer, window_rows + (READ == TOKEN && WINDOW == 1 ? TAPS * D : 0));
-  if constexpr (READ == TOKEN) {
-    Window window(b, window_rows);
-    window.clear();
-    long long position = last % b.time;
-    const long long behind = b.time - 1 - position;
-    for (long long token = last + (behind < TAPS - 1 ? behind : TAPS - 1); token > last; --token) {
-      pass.run(&window, token, false);
-    }
-    for (long long token = last; token >= first; --token) {
-      pass.run(&window, token, true);
-      if (--position >= 0) continue;
-      position = b.time - 1;
-      window.clear();
-    }
-  } else {
-    for (long long token = last; token >= first; --token) pass.run(nullptr, token, true);
-  }
-  pass.sums.store(all.g.partial, pass.tail);
+  Real* const window = reinterpret_cast<Real*>(shared);
+  Pass pass(all, buffer, window + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0));
+  walk(all.b, window, pass);
+  if constexpr (READ != NONE && SUMS != APART) pass.sums.store(all.g.partial);
 }

@@ -1,6 +1,7 @@
-// A block's sums of parameter gradients: SLOTS rows of D, every column owned by one thread, so that
-// adding needs neither atomics nor barriers. SUMS says where they are kept until the block ends:
-// registers, shared memory, or straight in the block's row of `partial`.
+// A block's sums of parameter gradients: SLOTS rows of its features, every column owned by one thread, so that
+// adding needs neither atomics nor barriers. SUMS says where they are kept until the block ends: registers,
+// shared memory, or straight in the block's row of `partial`. `reduce` adds these rows in order. dw_β and, of
+// values that read h, dW_v are summed without their factor γ, which `reduce` puts in.
 #pragma once
 
 #include "backward.cuh"
@@ -17,7 +18,10 @@
 #define UNROLL_SUMS _Pragma("unroll 1")
 #endif
 
+constexpr int APART = 3;  // SUMS of a boundary whose sums are left to parameters_bwd
+
 struct Sums {
+  Real tail[1 + M] = {};  // db_β, db_v
 #if SUMS == 0
   Real held[SLOTS > 0 ? SLOTS : 1][ROWS][FEATURES] = {};
 
@@ -35,6 +39,7 @@ struct Sums {
 
   __device__ Sums(Real* partial, Real* shared)
       : rows(SUMS == 1 ? shared : partial + blockIdx.x * PARTIAL) {
+    if constexpr (SUMS == APART) return;
     Features zeros;
     zeros.clear();
     UNROLL_SLOTS
@@ -44,7 +49,8 @@ struct Sums {
         if (is_inside(row)) zeros.put(at(slot, row));
   }
   __device__ __forceinline__ Real* at(int slot, int row) const {
-    return rows + static_cast<long long>(slot) * D + feature_of(row);
+    return SUMS == 1 ? rows + slot * WIDTH + column_of(row)
+                     : rows + static_cast<long long>(slot) * D + feature_of(row);
   }
   __device__ __forceinline__ void add(int slot, int row, const Real (&x)[FEATURES]) {
     Features packet;
@@ -99,9 +105,15 @@ struct Sums {
     }
   }
 
+  // What a token adds to the biases' sums.
+  __device__ __forceinline__ void take_biases(const Scalars& s) {
+    tail[0] += s.logit;
+#pragma unroll
+    for (int j = 0; j < M; ++j) tail[1 + j] += s.linear[j];
+  }
+
   // The block's row of `partial`, with the biases' sums at its end.
-  __device__ __forceinline__ void store(Real* partial, const Real (&tail)[1 + M]) const {
-    if (READ == NONE) return;
+  __device__ __forceinline__ void store(Real* partial) const {
     Real* const to = partial + blockIdx.x * PARTIAL;
     if constexpr (SUMS != 2) {
       UNROLL_SLOTS
@@ -114,7 +126,7 @@ struct Sums {
           packet.put(to + static_cast<long long>(slot) * D + feature_of(row));
         }
     }
-    if (threadIdx.x == 0) {
+    if (feature_of(0) == 0) {
 #pragma unroll
       for (int j = 0; j <= M; ++j) to[static_cast<long long>(SLOTS) * D + j] = tail[j];
     }

@@ -86,6 +86,15 @@ def test_boundaries(architecture, stored, m, compress):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("compress", ["channel", "token"])
+def test_sums_that_no_block_has_room_for_have_a_kernel_of_their_own(architecture, compress):
+    given = tensors(4096, 8, compress, BF16, F32)
+    kernels = compiled(architecture, "rewrite_read", **given, eps_k=0.1)
+    assert {*FORWARD_AND_BACKWARD, "parameters_bwd", "reduce"} <= names(kernels)
+    assert {kernel.name: kernel.spilled for kernel in kernels if kernel.spilled} == {}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_each_half_alone(architecture):
     given = tensors(256, 4, "token", BF16, BF16)
     rewrite = {n: given[n] for n in ("state", "direction", "value", "gate")}
@@ -128,14 +137,8 @@ def test_storage_types(stored, parameter):
 
 # The sizes that plans are tuned for: of GPT-2, of the papers' models, and beyond.
 SIZES = [384, 512, 768, 1024, 1280, 1600, 2048, 4096, 8192]
-TUNED = [
-    *((d, 4, compress, BF16) for d in SIZES for compress in ("channel", "token")),
-    *((d, 1, "identity", BF16) for d in SIZES),
-    *((d, m, "channel", BF16) for d in (384, 1024, 4096) for m in (2, 8)),
-    *((d, m, "channel", F32) for d in (384, 768, 2048) for m in (1, 4)),
-    (768, 4, "token", F32),
-    (1024, 8, "token", BF16),
-]
+READS = [(1, "identity"), *itertools.product((2, 4, 8), ("channel", "token"))]
+TUNED = [(d, *read, stored) for stored in (BF16, F32) for d in SIZES for read in READS]
 
 
 @pytest.mark.parametrize("architecture", ["sm_90"])
@@ -149,7 +152,9 @@ def test_tuned_sizes_do_not_spill_registers(architecture, d, m, compress, stored
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_100", "sm_120"])
-@pytest.mark.parametrize(("d", "compress"), [(768, "channel"), (1024, "token"), (4096, "channel")])
+@pytest.mark.parametrize(
+    ("d", "compress"), [(768, "channel"), (1024, "token"), (4096, "channel"), (8192, "token")]
+)
 def test_other_architectures_do_not_spill_either(architecture, d, compress):
     test_tuned_sizes_do_not_spill_registers(architecture, d, 4, compress, BF16)
 

@@ -24,6 +24,7 @@ from test_ops import compare
 pytestmark = needs_emulator
 
 FORWARD, BACKWARD = "rewrite_read_fwd.cu", "rewrite_read_bwd.cu"
+WALK, APART = "backward.cuh", "parameters_bwd.cu"
 MUTANTS = {
     # barriers and buffers
     "no barrier in the block sum": ("common.cuh", "    __syncthreads();\n", ""),
@@ -47,7 +48,7 @@ MUTANTS = {
         "token < last; ++token) {\n      forward",
         "token <= last; ++token) {\n      forward",
     ),
-    "the chunk's last token is left out": (BACKWARD, ": b.tokens) - 1;", ": b.tokens) - 2;"),
+    "the chunk's last token is left out": (WALK, ": b.tokens) - 1;", ": b.tokens) - 2;"),
     # halos and windows
     "a halo one token short": (
         FORWARD,
@@ -55,19 +56,19 @@ MUTANTS = {
         "position < TAPS - 2 ? position : TAPS - 2",
     ),
     "tokens behind the chunk count twice": (
-        BACKWARD,
+        WALK,
         "pass.run(&window, token, false);",
         "pass.run(&window, token, true);",
     ),
     "the window does not move": (FORWARD, "window->advance();", ""),
     "sequences see each other": (FORWARD, "if (position == b.time) {", "if (false) {"),
     "sequences see each other backward": (
-        BACKWARD,
+        WALK,
         "      window.clear();\n    }\n  } else",
         "    }\n  } else",
     ),
     "one token behind the chunk is not looked at": (
-        BACKWARD,
+        WALK,
         "behind < TAPS - 1 ? behind : TAPS - 1",
         "behind < TAPS - 2 ? behind : TAPS - 2",
     ),
@@ -116,6 +117,14 @@ MUTANTS = {
         "!gate && !VALUE_FROM_COMPRESSED",
     ),
     "dk keeps its part along k": (BACKWARD, " - turn.along * k", ""),
+    "c is left out of dx, where sums are apart": (APART, "dx[f] -= shift * normed[f]", ""),
+    "tokens behind the chunk are summed, too": (APART, "if (own) {\n      sums", "{\n      sums"),
+    "slices leave a gap": (
+        "boundary.cuh",
+        "(blockIdx.y) * WIDTH",
+        "(blockIdx.y) * (WIDTH + FEATURES)",
+    ),
+    "the sums of X instead of X'": (APART, "if constexpr (REWRITE) {", "if constexpr (false) {"),
     "c is left out of g": ("backward.cuh", "total -= shift *", "total -= Real(0) *"),
     "eps_k is not squared": (FORWARD, "Real(b.eps_k) * Real(b.eps_k)", "Real(b.eps_k)"),
     "halves of a pair swapped": (
@@ -137,6 +146,9 @@ def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
                 compare("rewrite_read", tensors, F64, eps_k=0.1)
             x, weight = torch.randn(2, 11, 100, dtype=F64), torch.randn(100, 4, 3, dtype=F64)
             compare("expand", {"x": x, "weight": weight}, F64, value_channels=4)
+        with emulated(kernels=kernels, plan={"CHUNK": 7, "THREADS": 64, "FEATURES": 1, "SUMS": 3}):
+            tensors = inputs((2, 11), 100, 4) | parameters(100, 4, "token", 3)
+            compare("rewrite_read", tensors, F64, eps_k=0.1)
         with emulated(kernels=kernels, plan={"CHUNK": 7, "HOLD": 0}):
             x, weight = torch.randn(2, 11, 6, dtype=F64), torch.randn(6, 2, 13, dtype=F64)
             compare("expand", {"x": x, "weight": weight}, F64, value_channels=2)

@@ -17,6 +17,7 @@ from test_ops import compare, run
 from tolerances import assert_close
 
 pytestmark = needs_emulator
+REWRITE = ("state", "direction", "value", "gate")
 DTYPES = pytest.mark.parametrize("dtype", [F64, F32, BF16, F16], ids=str)
 
 
@@ -104,13 +105,17 @@ def check_conversions(dtype, d):
 
 # --- every way a kernel can be cut --------------------------------------------------------------
 
+SUMS = {"registers": {"SUMS": 0}, "shared": {"SUMS": 1}} | {
+    f"apart-{place}": {"SUMS": 3, "SUMS_APART": number}
+    for number, place in enumerate(["registers", "shared", "global"])
+}
 PLANS = [
     pytest.param(
         compress,
-        {"HOLD": hold, "WINDOW": window, "SUMS": sums},
-        id=f"{compress}-hold{hold}-window{window}-sums{sums}",
+        {"HOLD": hold, "WINDOW": window} | SUMS[sums],
+        id=f"{compress}-hold{hold}-window{window}-{sums}",
     )
-    for hold, window, sums in itertools.product((0, 1), (0, 1, 2), (0, 1, 2))
+    for hold, window, sums in itertools.product((0, 1), (0, 1, 2), SUMS)
     for compress in (("token",) if window else ("token", "channel"))  # only the first has a window
 ]
 
@@ -154,11 +159,36 @@ def test_packets_of_any_length(dtype, features):
         compare("rewrite_read", tensors, dtype, eps_k=0.1)
 
 
+@pytest.mark.parametrize("compress", ["channel", "token"])
 @pytest.mark.parametrize("m", [4, 8])
-def test_wide_states(m):
+def test_wide_states(m, compress):
     with emulated(shared_per_block=227 * 1024):
-        tensors = inputs((1, 3), 4096, m) | parameters(4096, m, "token")
-        compare("rewrite_read", tensors, BF16, eps_k=0.1)
+        test_ops.test_wide_states(m, compress)
+
+
+@pytest.mark.parametrize("dtype", [F64, F32, BF16, F16], ids=str)
+@pytest.mark.parametrize(
+    ("absent", "norm_eps"), [((), 1e-5), (("norm_weight", "gate_bias"), 1e-5), ((), None)]
+)
+def test_parameter_sums_apart(dtype, absent, norm_eps):
+    with emulated(plan={"SUMS": 3, "CHUNK": 7}):
+        for compress, d in (("channel", 100), ("token", 600)):
+            tensors = inputs((2, 9), d, 4) | parameters(d, 4, compress) | dict.fromkeys(absent)
+            compare("rewrite_read", tensors, dtype, eps_k=0.1, norm_eps=norm_eps)
+            read = {name: t for name, t in tensors.items() if name not in REWRITE[1:]}
+            compare("read", read, dtype, norm_eps=norm_eps, value_from="compressed")
+
+
+def test_parameters_that_are_frozen_cost_no_sums_apart():
+    """Gradients of the state and of the direction come without them."""
+    with emulated(plan={"SUMS": 3}):
+        tensors = {
+            name: t.float().requires_grad_(name in REWRITE)
+            for name, t in (inputs((2, 9), 64, 4) | parameters(64, 4, "channel")).items()
+        }
+        outputs = functional.rewrite_read(**tensors, eps_k=0.1)
+        sum(output.sum() for output in outputs).backward()
+        assert all((t.grad is not None) is (name in REWRITE) for name, t in tensors.items())
 
 
 def test_little_shared_memory_moves_sums_and_windows_elsewhere():

@@ -166,6 +166,15 @@ def test_a_narrow_context_does_not_narrow_what_is_read(compress):
     assert_close("gate", narrow.gate, exact.gate, F32)
 
 
+@pytest.mark.parametrize("compress", ["channel", "token"])
+@pytest.mark.parametrize("m", [4, 8])
+def test_wide_states(m, compress):
+    """Sums of parameter gradients that no block of a GPU has room for."""
+    compare(
+        "rewrite_read", inputs((1, 7), 4096, m) | parameters(4096, m, compress), BF16, eps_k=0.1
+    )
+
+
 def test_no_tokens_of_any_width():
     d = 2**44  # nothing to store, so the width may be anything
     state, direction = torch.empty(0, d, 1), torch.empty(0, d)

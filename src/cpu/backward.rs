@@ -52,6 +52,13 @@ pub struct Gradients {
 }
 
 impl Gradients {
+    /// Whether that of any parameter is asked for.
+    pub fn of_parameters(&self) -> bool {
+        let Gradients { compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias, .. } = self;
+        let wanted = [compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias];
+        wanted.iter().any(|gradient| gradient.is_some())
+    }
+
     fn zero_parameters<A: Accum>(&mut self) -> Result<()> {
         for gradient in [
             &mut self.compress,

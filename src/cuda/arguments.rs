@@ -47,6 +47,7 @@ pub struct Gradients {
     pub value: Address,
     pub gate: Address,
     pub partial: Address,
+    pub shift: Address,
 }
 
 #[repr(C)]
@@ -126,7 +127,7 @@ impl Kernel {
     pub fn argument_bytes(self) -> usize {
         match self {
             Kernel::Forward => size_of::<Boundary>(),
-            Kernel::Backward => size_of::<Backward>(),
+            Kernel::Backward | Kernel::Parameters => size_of::<Backward>(),
             Kernel::Reduce => size_of::<Reduce>(),
             Kernel::Arrange => size_of::<Arrange>(),
             Kernel::ExpandForward => size_of::<Expand>(),

@@ -2,7 +2,7 @@
 
 use super::arguments::{self, Address, Arrange, Backward, Reduce, are_aligned};
 use super::launch::{Call, Loaded};
-use super::plan;
+use super::plan::{self, Place};
 use super::specialisation::{Compress, Kernel, Specialisation};
 use crate::cpu::backward::{Gradients, Incoming};
 use crate::cpu::forward::Outputs;
@@ -24,6 +24,7 @@ pub fn forward(boundary: &Boundary, outputs: &Outputs, call: &Call<'_>) -> Resul
         return Ok(());
     }
     let loaded = call.loaded(&specialisation)?;
+    argument.compress = arranged(&specialisation, argument.compress, call)?;
     let blocks = cut(&mut argument, boundary, &specialisation, &loaded, call)?;
     call.launch(&loaded, [blocks, 1], argument)
 }
@@ -48,7 +49,7 @@ pub fn backward(
         direction: address(&gradients.direction),
         value: address(&gradients.value),
         gate: address(&gradients.gate),
-        partial: 0,
+        ..Default::default()
     };
     let context = incoming.context.as_ref().map(|grad| grad.dtype);
     let mut specialisation = Specialisation::boundary(Kernel::Backward, boundary, context);
@@ -57,17 +58,45 @@ pub fn backward(
     let mut blocks = 0;
     if boundary.sizes.tokens() > 0 {
         let loaded = call.loaded(&specialisation)?;
+        let apart = boundary.read.is_some() && loaded.plan.sums == Place::Apart;
+        argument.boundary.compress = arranged(&specialisation, argument.boundary.compress, call)?;
         blocks = cut(&mut argument.boundary, boundary, &specialisation, &loaded, call)?;
-        if boundary.read.is_some() {
-            let row = specialisation.partial_row() * specialisation.real().size();
-            argument.gradients.partial = (call.allocate)(blocks * row)?;
+        if apart {
+            argument.gradients.shift =
+                (call.allocate)(boundary.sizes.tokens() * specialisation.real().size())?;
+        } else if boundary.read.is_some() {
+            argument.gradients.partial = partial(&specialisation, blocks, call)?;
         }
         call.launch(&loaded, [blocks, 1], argument)?;
+        if apart && gradients.of_parameters() {
+            blocks = parameters(&specialisation.parameters(), &mut argument, boundary, call)?;
+        }
     }
     match &boundary.read {
-        Some(read) => reduce(&specialisation, read, argument.gradients.partial, blocks, gradients, call),
-        None => Ok(()),
+        Some(read) if gradients.of_parameters() => {
+            reduce(&specialisation, read, argument.gradients.partial, blocks, gradients, call)
+        }
+        _ => Ok(()),
     }
+}
+
+/// Sums the parameters' gradients, for which the backward had no room; returns the rows of sums.
+fn parameters(
+    specialisation: &Specialisation,
+    argument: &mut Backward,
+    boundary: &Boundary,
+    call: &Call<'_>,
+) -> Result<usize> {
+    let loaded = call.loaded(specialisation)?;
+    let blocks = cut(&mut argument.boundary, boundary, specialisation, &loaded, call)?;
+    argument.gradients.partial = partial(specialisation, blocks, call)?;
+    call.launch(&loaded, [blocks, loaded.plan.slices(specialisation)], *argument)?;
+    Ok(blocks)
+}
+
+/// Memory for a row of sums from each block.
+fn partial(specialisation: &Specialisation, blocks: usize, call: &Call<'_>) -> Result<Address> {
+    (call.allocate)(blocks * specialisation.partial_row() * specialisation.real().size())
 }
 
 /// Adds the blocks' sums up into the parameters' gradients; of no blocks these are zero.
@@ -90,11 +119,6 @@ fn reduce(
         value: address(&gradients.value_weight),
         value_bias: address(&gradients.value_bias),
     };
-    let Gradients { compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias, .. } = gradients;
-    let wanted = [compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias];
-    if wanted.iter().all(|gradient| gradient.is_none()) {
-        return Ok(());
-    }
     launch_reduce(backward, argument, call)
 }
 
@@ -123,10 +147,15 @@ fn cut(
     if scratch > 0 {
         argument.scratch = (call.allocate)(scratch)?;
     }
-    if specialisation.compress == Compress::Token && specialisation.taps > 1 {
-        argument.compress = arrange(specialisation, argument.compress, call)?;
-    }
     Ok(blocks)
+}
+
+/// The weight of a read as the kernels take it.
+fn arranged(specialisation: &Specialisation, compress: Address, call: &Call<'_>) -> Result<Address> {
+    match specialisation.compress {
+        Compress::Token if specialisation.taps > 1 => arrange(specialisation, compress, call),
+        _ => Ok(compress),
+    }
 }
 
 /// The weight of a token read, or of an expansion, with its taps outermost.

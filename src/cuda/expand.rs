@@ -89,9 +89,9 @@ impl Grid {
             None => (1, expand.sizes.tokens()),
         };
         let (limits, forced) = (call.device.limits(), call.device.forced());
-        let chunk = plan::expand_chunk(specialisation, plan, limits, &forced, sequences, time);
+        let chunk = plan::expand::chunk(specialisation, plan, limits, &forced, sequences, time);
         let chunks = sequences * time.div_ceil(chunk);
-        let [across, down] = plan::expand_blocks(specialisation, plan, limits, chunks);
+        let [across, down] = plan::expand::blocks(specialisation, plan, limits, chunks);
         Grid { across, down, chunks, time, chunk }
     }
 

@@ -7,6 +7,8 @@
 use super::specialisation::{Compress, Kernel, Specialisation};
 use crate::error::{Error, Result};
 
+pub mod expand;
+
 /// What a device has to offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -24,6 +26,8 @@ pub enum Place {
     Registers = 0,
     Shared = 1,
     Global = 2,
+    /// with a kernel of their own
+    Apart = 3,
 }
 
 /// The rest of a kernel's macros, and the dynamic shared memory it is launched with.
@@ -48,6 +52,8 @@ pub struct Forced {
     pub hold: Option<bool>,
     pub window: Option<Place>,
     pub sums: Option<Place>,
+    /// of sums that are apart
+    pub sums_apart: Option<Place>,
     pub blocks: Option<usize>,
     pub chunk: Option<usize>,
 }
@@ -60,23 +66,19 @@ const MOST_STATIC: usize = 48 << 10;
 const MOST_HELD: usize = 8;
 /// Numbers that a window or sums may take from the registers of one thread.
 const FEW: usize = 24;
-/// Numbers that the backward of an expansion may hold of its kernel.
-const MOST_OF_A_KERNEL: usize = 160;
+/// Numbers that a thread may hold of sums that are all it is there for.
+const MOST_SUMS: usize = 96;
 /// Threads of a block, where several blocks share a multiprocessor.
 const MOST_THREADS: usize = 256;
 /// Threads of a multiprocessor that keep memory busy; beyond that registers are worth more.
 const ENOUGH_THREADS: usize = 1024;
-/// Tokens of a chunk of an expansion's backward: keeps its row of sums small beside its tokens.
-const EXPAND_CHUNK: usize = 64;
-/// Blocks that a grid may have along its second axis.
-const MOST_BLOCKS: usize = 65_535;
-
 impl Plan {
     /// Fails for so many value channels that no block could add up its sums.
     pub fn new(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
         match s.kernel {
             Kernel::Forward | Kernel::Backward => boundary(s, limits, forced),
-            Kernel::ExpandForward | Kernel::ExpandBackward => Ok(expand(s, forced)),
+            Kernel::Parameters => Ok(parameters(s, limits, forced)),
+            Kernel::ExpandForward | Kernel::ExpandBackward => Ok(expand::plan(s, forced)),
             Kernel::Reduce | Kernel::Arrange => Ok(Plan { threads: 256, ..plain(s) }),
         }
     }
@@ -84,9 +86,12 @@ impl Plan {
     /// The next plan to try where this one spills registers: fewer blocks, then packets read twice; of an
     /// expansion, packets of half the length.
     pub fn relaxed(&self, s: &Specialisation, limits: &Limits) -> Option<Plan> {
+        if s.kernel == Kernel::Parameters {
+            return (self.blocks > 1).then(|| Plan { blocks: self.blocks - 1, ..*self });
+        }
         if !matches!(s.kernel, Kernel::Forward | Kernel::Backward) {
             let half = Forced { features: Some(self.features / 2), ..Forced::default() };
-            return (s.kernel.expands() && self.features > 1).then(|| expand(s, &half));
+            return (s.kernel.expands() && self.features > 1).then(|| expand::plan(s, &half));
         }
         if self.blocks > 1 {
             return Some(Plan { blocks: self.blocks - 1, ..*self });
@@ -97,7 +102,9 @@ impl Plan {
         }
         let again = boundary(s, limits, &Forced { hold: Some(false), ..Forced::default() }).ok()?;
         let needed = again.shared + static_shared(s, again.threads) + RESERVED;
-        (self.hold && needed <= limits.shared_per_block).then_some(again)
+        // Whether a second kernel is needed is known before the first is built, to who compiles ahead.
+        let of_one_mind = (again.sums == Place::Apart) == (self.sums == Place::Apart);
+        (self.hold && of_one_mind && needed <= limits.shared_per_block).then_some(again)
     }
 
     /// The macros that the plan decides.
@@ -115,7 +122,13 @@ impl Plan {
 
     /// Bytes of the window in global memory, for so many blocks.
     pub fn scratch(&self, s: &Specialisation, blocks: usize) -> usize {
-        if self.window == Place::Global { blocks * window_bytes(s) } else { 0 }
+        let width = width(s, self.threads, self.features);
+        if self.window == Place::Global { blocks * self.slices(s) * window_bytes(s, width) } else { 0 }
+    }
+
+    /// Blocks that share a chunk of tokens, a slice of the features each.
+    pub fn slices(&self, s: &Specialisation) -> usize {
+        s.d.div_ceil(width(s, self.threads, self.features))
     }
 }
 
@@ -152,22 +165,28 @@ fn boundary(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan
     let threads = packets.div_ceil(rows).next_multiple_of(32);
     let may_hold =
         packets.div_ceil(threads.min(MOST_THREADS)) <= most_rows && plan.features * s.m <= MOST_HELD;
-    plan.hold = forced.hold.unwrap_or(may_hold || columns(s) > room);
+    plan.hold = forced.hold.unwrap_or(may_hold || columns(s, Place::Apart) > room);
     let too_wide = plan.hold && !may_hold; // for the columns, or to be held without spills
     let threads = threads.min(if too_wide { 1024 } else { MOST_THREADS });
     plan.threads = forced.threads.unwrap_or(threads).min(most);
 
-    // What outlives a token: in registers if it is little, else in shared memory if that has room.
+    // What outlives a token: in registers if it is little, else in shared memory if that has room. The window
+    // comes first, as a token needs it twice; the sums are apart, with the fewest columns, until they have room.
     let owned = packets.div_ceil(plan.threads) * plan.features;
     let few = FEW * 4 / s.real().size();
+    let has_sums = s.kernel == Kernel::Backward;
+    if has_sums {
+        plan.sums = Place::Apart;
+    }
     if s.compress == Compress::Token && (owned * s.taps > few || !plan.hold) {
         plan.window = Place::Shared;
         plan.window = if shared(s, &plan) <= room { Place::Shared } else { Place::Global };
     }
     plan.window = forced.window.unwrap_or(plan.window);
-    if s.kernel == Kernel::Backward && (owned * s.slots() > few || !plan.hold) {
-        plan.sums = Place::Shared;
-        plan.sums = if shared(s, &plan) <= room { Place::Shared } else { Place::Global };
+    if has_sums {
+        let place = if owned * s.slots() > few || !plan.hold { Place::Shared } else { Place::Registers };
+        let there = Plan { sums: place, ..plan };
+        plan.sums = if shared(s, &there) <= room { place } else { Place::Apart };
     }
     plan.sums = forced.sums.unwrap_or(plan.sums);
     plan.shared = shared(s, &plan);
@@ -179,6 +198,35 @@ fn boundary(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan
     }
     plan.blocks = forced.blocks.unwrap_or_else(|| blocks(s, &plan, limits));
     Ok(plan)
+}
+
+/// A thread has one packet. Its sums are the most that it holds: short packets keep them in registers.
+fn parameters(s: &Specialisation, limits: &Limits, forced: &Forced) -> Plan {
+    let most = MOST_SUMS * 4 / s.real().size();
+    let mut plan =
+        Plan { threads: 128, features: forced.features.unwrap_or_else(|| features(s)), ..plain(s) };
+    while plan.features.is_multiple_of(2) && plan.features * s.slots() > most && forced.features.is_none() {
+        plan.features /= 2;
+    }
+    plan.threads = forced.threads.unwrap_or(plan.threads);
+    let room = limits.shared_per_block.saturating_sub(RESERVED);
+    if plan.features * s.slots() > most {
+        plan.sums = Place::Shared;
+    }
+    if s.compress == Compress::Token && plan.features * s.taps > FEW * 4 / s.real().size() {
+        plan.window = Place::Shared;
+    }
+    while shared(s, &plan) > room && plan.threads > 32 && forced.threads.is_none() {
+        plan.threads /= 2;
+    }
+    if shared(s, &plan) > room {
+        (plan.window, plan.sums) = (Place::Global, Place::Global);
+    }
+    plan.window = forced.window.unwrap_or(plan.window);
+    plan.sums = forced.sums_apart.unwrap_or(plan.sums);
+    plan.shared = shared(s, &plan);
+    plan.blocks = forced.blocks.unwrap_or_else(|| blocks(s, &plan, limits));
+    plan
 }
 
 /// A packet is 16 bytes of the state, and at least 4 of the direction, where these divide d.
@@ -214,14 +262,14 @@ fn most_registers(limits: &Limits, threads: usize) -> usize {
 /// Registers that a thread needs, at the least: fitted to the fewest with which code for sm_90 does not
 /// spill. Where it still does, `compiler::build` relaxes the plan.
 fn registers(s: &Specialisation, plan: &Plan) -> usize {
-    let rows = (s.d / plan.features).div_ceil(plan.threads);
+    let rows = (width(s, plan.threads, plan.features) / plan.features).div_ceil(plan.threads);
     let elements = plan.features * s.m;
     let held_rows = if plan.hold { rows } else { 1 };
     let packet = if s.kernel == Kernel::Backward { 4 * elements } else { 3 * elements / 2 };
     let held = held_rows * (packet + plan.features);
     let window = if plan.window == Place::Registers { rows * plan.features * (s.taps - 1) } else { 0 };
-    let backward = s.kernel == Kernel::Backward;
-    let sums = if backward && plan.sums == Place::Registers { rows * plan.features * s.slots() } else { 0 };
+    let has_sums = s.kernel != Kernel::Forward;
+    let sums = if has_sums && plan.sums == Place::Registers { rows * plan.features * s.slots() } else { 0 };
     16 + (2 * s.m + held + window + sums) * s.real().size() / 4
 }
 
@@ -229,83 +277,47 @@ fn registers(s: &Specialisation, plan: &Plan) -> usize {
 fn static_shared(s: &Specialisation, threads: usize) -> usize {
     let sums = match s.kernel {
         Kernel::Backward => 1 + 2 * s.m,
+        Kernel::Parameters => 0,
         _ => 2 + s.m,
     };
     2 * sums * threads.div_ceil(32) * s.real().size()
 }
 
-fn window_bytes(s: &Specialisation) -> usize {
-    s.taps * s.d * s.real().size()
+/// Features of a block.
+fn width(s: &Specialisation, threads: usize, features: usize) -> usize {
+    if s.kernel == Kernel::Parameters { threads * features } else { s.d }
+}
+
+fn window_bytes(s: &Specialisation, width: usize) -> usize {
+    s.taps * width * s.real().size()
 }
 
 /// Bytes of the columns that wait between the passes over a token where its packets are not held.
-fn columns(s: &Specialisation) -> usize {
-    let count = if s.kernel == Kernel::Backward { 3 } else { 1 };
+fn columns(s: &Specialisation, sums: Place) -> usize {
+    let count = match (s.kernel, sums) {
+        (Kernel::Backward, Place::Apart) => 2, // dh' waits for the sums alone
+        (Kernel::Backward, _) => 3,
+        _ => 1,
+    };
     count * s.d * s.real().size()
 }
 
 /// Dynamic shared memory: the window, the columns, the sums.
 fn shared(s: &Specialisation, plan: &Plan) -> usize {
-    let window = if plan.window == Place::Shared { window_bytes(s) } else { 0 };
-    let columns = if plan.hold { 0 } else { columns(s) };
-    let sums = if plan.sums == Place::Shared { s.slots() * s.d * s.real().size() } else { 0 };
+    let width = width(s, plan.threads, plan.features);
+    let window = if plan.window == Place::Shared { window_bytes(s, width) } else { 0 };
+    let columns = if plan.hold { 0 } else { columns(s, plan.sums) };
+    let sums = if plan.sums == Place::Shared { s.slots() * width * s.real().size() } else { 0 };
     window + columns + sums
-}
-
-/// A thread has one packet, as long as it can hold the weights, their sums, and what K tokens leave.
-fn expand(s: &Specialisation, forced: &Forced) -> Plan {
-    let taps = if s.compress == Compress::Token { s.taps } else { 0 };
-    let held = |features: usize| 2 * taps * features * (s.m + 1) * s.real().size() / 4;
-    let mut features = forced.features.unwrap_or_else(|| features(s));
-    let mut shorter = features;
-    while held(shorter) > MOST_OF_A_KERNEL && shorter.is_multiple_of(2) && forced.features.is_none() {
-        shorter /= 2;
-    }
-    let hold = taps == 0 || forced.hold.unwrap_or(held(shorter) <= MOST_OF_A_KERNEL);
-    if hold {
-        features = shorter;
-    }
-    let threads = (s.d / features).next_multiple_of(32).min(128);
-    Plan { features, hold, threads: forced.threads.unwrap_or(threads), ..plain(s) }
 }
 
 /// Tokens per block and blocks of a boundary's grid: one wave of blocks that fills the device.
 pub fn chunk(s: &Specialisation, plan: &Plan, limits: &Limits, forced: &Forced, tokens: usize) -> usize {
-    let even = tokens.div_ceil(limits.multiprocessors * plan.blocks);
+    let slices = plan.slices(s);
+    let even = tokens.div_ceil((limits.multiprocessors * plan.blocks).div_ceil(slices));
     // A chunk repeats the K − 1 tokens before it: keep that to a tenth while every multiprocessor has work.
-    let long = (10 * (s.taps - 1)).min(tokens.div_ceil(limits.multiprocessors));
+    let long = (10 * (s.taps - 1)).min(tokens.div_ceil(limits.multiprocessors.div_ceil(slices)));
     forced.chunk.unwrap_or(even.max(long)).max(1)
-}
-
-/// Tokens per chunk of an expansion of sequences of `time` tokens: a few waves of blocks.
-pub fn expand_chunk(
-    s: &Specialisation,
-    plan: &Plan,
-    limits: &Limits,
-    forced: &Forced,
-    sequences: usize,
-    time: usize,
-) -> usize {
-    let [across, wanted] = expand_wave(s, plan, limits);
-    let even = (sequences * time).div_ceil(wanted.div_ceil(across));
-    let least = match (s.kernel, s.compress) {
-        (Kernel::ExpandBackward, Compress::Token) => EXPAND_CHUNK.max(2 * s.taps),
-        _ => 2 * s.taps, // as many tokens are read twice as there are taps
-    };
-    forced.chunk.unwrap_or(even.max(least)).clamp(1, time)
-}
-
-/// Blocks of an expansion's grid: across the features, and at most a few waves of them down the chunks, so
-/// that rows of sums stay few however many sequences there are.
-pub fn expand_blocks(s: &Specialisation, plan: &Plan, limits: &Limits, chunks: usize) -> [usize; 2] {
-    let [across, wanted] = expand_wave(s, plan, limits);
-    [across, chunks.min(wanted.div_ceil(across)).min(MOST_BLOCKS)]
-}
-
-/// Blocks across the features, and blocks in all that fill the device.
-fn expand_wave(s: &Specialisation, plan: &Plan, limits: &Limits) -> [usize; 2] {
-    let across = (s.d / plan.features).div_ceil(plan.threads);
-    [across, limits.multiprocessors * (limits.threads_per_multiprocessor / plan.threads).max(1)]
 }
 
 #[cfg(test)]

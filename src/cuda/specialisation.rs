@@ -8,6 +8,7 @@ use crate::tensor::{Dtype, Tensor};
 pub enum Kernel {
     Forward,
     Backward,
+    Parameters,
     Reduce,
     Arrange,
     ExpandForward,
@@ -19,6 +20,7 @@ impl Kernel {
         match self {
             Kernel::Forward => "rewrite_read_fwd",
             Kernel::Backward => "rewrite_read_bwd",
+            Kernel::Parameters => "parameters_bwd",
             Kernel::Reduce => "reduce",
             Kernel::Arrange => "arrange",
             Kernel::ExpandForward => "expand_fwd",
@@ -31,6 +33,7 @@ impl Kernel {
         match self {
             Kernel::Forward => "rewrite_read_fwd.cu",
             Kernel::Backward => "rewrite_read_bwd.cu",
+            Kernel::Parameters => "parameters_bwd.cu",
             Kernel::Reduce => "reduce.cu",
             Kernel::Arrange => "arrange.cu",
             Kernel::ExpandForward | Kernel::ExpandBackward => "expand.cu",
@@ -176,6 +179,11 @@ impl Specialisation {
         let real = self.real();
         let types = Types { state: real, direction: real, context: real, ..self.types };
         Specialisation { kernel: Kernel::Reduce, types, rewrite: false, aligned: true, ..self }
+    }
+
+    /// The kernel that sums the parameters' gradients where this backward has no room for them.
+    pub fn parameters(self) -> Specialisation {
+        Specialisation { kernel: Kernel::Parameters, ..self }
     }
 
     /// The kernel that puts the taps of `compress` outermost.

@@ -63,7 +63,7 @@ def test_unaligned_expansion(dtype: torch.dtype) -> None:
 
 
 MANY = 2**31
-SIZES = [(4096, 4, "channel"), (768, 1, "identity"), (1024, 4, "token")]
+SIZES = [(4096, 4, "channel"), (768, 1, "identity"), (1024, 4, "token"), (4096, 4, "token")]
 
 
 @pytest.fixture

@@ -16,8 +16,16 @@ const SMALL: Limits = Limits {
     threads_per_multiprocessor: 1536,
     ..LARGE
 };
-const FREE: Forced =
-    Forced { threads: None, features: None, hold: None, window: None, sums: None, blocks: None, chunk: None };
+const FREE: Forced = Forced {
+    threads: None,
+    features: None,
+    hold: None,
+    window: None,
+    sums: None,
+    sums_apart: None,
+    blocks: None,
+    chunk: None,
+};
 
 fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype) -> Specialisation {
     let real = if dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
@@ -40,7 +48,7 @@ fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype)
 /// Sizes, dtypes and devices that reach every branch.
 fn every_case() -> impl Iterator<Item = (Specialisation, Limits)> {
     let sizes = [1, 3, 63, 64, 100, 384, 768, 1000, 1600, 4096, 8192, 10_007, 20_000, 65_536];
-    let kernels = [Kernel::Forward, Kernel::Backward];
+    let kernels = [Kernel::Forward, Kernel::Backward, Kernel::Parameters];
     let types = [Dtype::Bf16, Dtype::F32, Dtype::F64];
     sizes.into_iter().flat_map(move |d| {
         kernels.into_iter().flat_map(move |kernel| {
@@ -117,7 +125,7 @@ fn an_expansion_holds_what_fits_in_registers() {
 }
 
 #[test]
-fn numbers_live_in_registers_then_shared_memory_then_global() {
+fn numbers_live_in_registers_then_shared_memory_then_elsewhere() {
     let places = |d, m, taps| {
         let s = specialisation(Kernel::Backward, d, m, taps, Dtype::Bf16);
         let plan = Plan::new(&s, &SMALL, &FREE).unwrap();
@@ -126,8 +134,24 @@ fn numbers_live_in_registers_then_shared_memory_then_global() {
     assert_eq!(places(64, 1, 1), (Place::Registers, Place::Shared));
     assert_eq!(places(63, 1, 2), (Place::Registers, Place::Registers));
     assert_eq!(places(768, 4, 4), (Place::Shared, Place::Shared));
-    assert_eq!(places(4096, 4, 1), (Place::Registers, Place::Global));
-    assert_eq!(places(4096, 4, 4), (Place::Global, Place::Global));
+    assert_eq!(places(4096, 4, 1), (Place::Registers, Place::Apart));
+    assert_eq!(places(4096, 4, 4), (Place::Global, Place::Apart));
+}
+
+#[test]
+fn sums_apart_live_in_registers_then_shared_memory_then_global() {
+    let plan = |d, m, taps, dtype| {
+        let s = specialisation(Kernel::Parameters, d, m, taps, dtype);
+        let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
+        (plan.sums, plan.window, plan.threads, plan.features, plan.slices(&s))
+    };
+    let registers = (Place::Registers, Place::Registers);
+    assert_eq!(plan(4096, 4, 4, Dtype::Bf16), (registers.0, registers.1, 128, 2, 16));
+    assert_eq!(plan(4096, 16, 4, Dtype::Bf16), (registers.0, registers.1, 128, 1, 32), "shorter packets");
+    assert_eq!(plan(8192, 8, 1, Dtype::F64), (registers.0, registers.1, 128, 1, 64));
+    assert_eq!(plan(1000, 4, 64, Dtype::Bf16), (Place::Shared, Place::Shared, 128, 1, 8));
+    assert_eq!(plan(1000, 4, 128, Dtype::Bf16), (Place::Shared, Place::Shared, 64, 1, 16), "fewer threads");
+    assert_eq!(plan(1000, 4, 512, Dtype::Bf16).0, Place::Global);
 }
 
 #[test]
@@ -141,7 +165,7 @@ fn a_block_that_is_alone_on_its_multiprocessor_has_more_threads() {
     assert_eq!(threads(1024, 8), (128, 2));
     assert_eq!(threads(2048, 8), (512, 1));
     assert_eq!(threads(4096, 4), (512, 1));
-    assert_eq!(threads(8192, 4), (256, 2), "its sums are in global memory");
+    assert_eq!(threads(8192, 4), (256, 3), "its sums are apart");
     let s = specialisation(Kernel::Backward, 4096, 4, 1, Dtype::Bf16);
     let relaxed = Plan::new(&s, &LARGE, &FREE).unwrap().relaxed(&s, &LARGE).unwrap();
     assert_eq!((relaxed.threads, relaxed.blocks), (256, 1));
@@ -191,10 +215,10 @@ fn an_expansions_chunks_fit_a_grid() {
         for compress in [Compress::Token, Compress::None] {
             s.compress = compress;
             let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
-            let chunk = expand_chunk(&s, &plan, &LARGE, &FREE, sequences, time);
+            let chunk = expand::chunk(&s, &plan, &LARGE, &FREE, sequences, time);
             assert!((1..=time).contains(&chunk));
             let chunks = sequences * time.div_ceil(chunk);
-            let [across, down] = expand_blocks(&s, &plan, &LARGE, chunks);
+            let [across, down] = expand::blocks(&s, &plan, &LARGE, chunks);
             assert_eq!(across, 3);
             assert!((1..=704).contains(&down) && down <= chunks, "{sequences} × {time}: {down}");
         }

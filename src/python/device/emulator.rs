@@ -75,6 +75,7 @@ fn forced(plan: &Bound<'_, PyDict>) -> PyResult<Forced> {
             "HOLD" => forced.hold = Some(value != 0),
             "WINDOW" => forced.window = Some(place(value)?),
             "SUMS" => forced.sums = Some(place(value)?),
+            "SUMS_APART" => forced.sums_apart = Some(place(value)?),
             "BLOCKS" => forced.blocks = Some(value),
             "CHUNK" => forced.chunk = Some(value),
             other => return Err(PyValueError::new_err(format!("`plan` knows no {other}"))),
@@ -88,7 +89,8 @@ fn place(number: usize) -> PyResult<Place> {
         0 => Ok(Place::Registers),
         1 => Ok(Place::Shared),
         2 => Ok(Place::Global),
-        _ => Err(PyValueError::new_err(format!("a place must be 0, 1 or 2, got {number}"))),
+        3 => Ok(Place::Apart),
+        _ => Err(PyValueError::new_err(format!("a place must be 0, 1, 2 or 3, got {number}"))),
     }
 }
 

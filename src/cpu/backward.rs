@@ -13,6 +13,8 @@
 
 use std::ops::Range;
 
+use fearless_simd::Simd;
+
 use super::backward_read::{ReadBackward, ReadScratch};
 use super::backward_rewrite::Factors;
 use super::buffer::{Buffer, Result};
@@ -170,7 +172,7 @@ impl<A: Accum> Scratch<A> {
 impl<A: Accum> Kernel for Part<'_, A> {
     type Output = Result<()>;
     #[inline(always)]
-    fn run(mut self) -> Result<()> {
+    fn run<S: Simd>(mut self, simd: S) -> Result<()> {
         let Sizes { time, d, m, .. } = self.boundary.sizes;
         let taps = self.boundary.read.as_ref().map_or(1, Read::taps);
         // Scratch before the sums that outlive it: the next part's then lies in the same, warm, memory.
@@ -181,7 +183,7 @@ impl<A: Accum> Kernel for Part<'_, A> {
             let mut next = tokens.start;
             for token in tokens {
                 let end = sequence.end.min(token + taps);
-                self.pass(token, next..end, &mut sums, &mut scratch);
+                self.pass(simd, token, next..end, &mut sums, &mut scratch);
                 next = end;
             }
         }
@@ -193,8 +195,9 @@ impl<A: Accum> Kernel for Part<'_, A> {
 impl<'a, A: Accum> Part<'a, A> {
     /// Takes the gradients of a token back over the boundary, after those of x of the tokens `reads`.
     #[inline(always)]
-    fn pass(
+    fn pass<S: Simd>(
         &mut self,
+        simd: S,
         token: usize,
         reads: Range<usize>,
         sums: &mut Option<Sums<A>>,
@@ -222,7 +225,7 @@ impl<'a, A: Accum> Part<'a, A> {
             }
             for next in reads.clone() {
                 let own = self.tokens.contains(&next).then_some(&mut *sums);
-                read.row(next, after, own, read_scratch);
+                read.row(simd, next, after, own, read_scratch);
             }
             ahead.step();
             read.compress_row(token..reads.end, after, sums, &read_scratch.dx, grad, &mut ahead);
@@ -234,7 +237,7 @@ impl<'a, A: Accum> Part<'a, A> {
             }
             return;
         };
-        dots(factors.k, |j| &grad[j * d..(j + 1) * d], along, &mut ahead);
+        dots(simd, factors.k, |j| &grad[j * d..(j + 1) * d], along, &mut ahead);
         let on_k = self.store_scalars(token, &factors, along);
         let mut grad_state = Target::new(self.state.as_mut(), token, m, rewritten);
         factors.grad_state(grad_state.channels(), grad, along, &mut ahead);

@@ -11,11 +11,13 @@
 
 use std::ops::Range;
 
+use fearless_simd::Simd;
+
 use super::backward::Incoming;
 use super::buffer::{Buffer, Result};
 use super::convert::Accum;
 use super::forward::Outputs;
-use super::row::{add_rows, add_scaled, dot, mix, set_product};
+use super::row::{add_rows, add_scaled, mix, set_product, some_dots};
 use super::simd::view;
 use super::weights::{Sums, Weights};
 use crate::problem::Read;
@@ -59,8 +61,9 @@ impl<A: Accum> ReadBackward<'_, A> {
     /// dh, dv, dβ of a token, whose state is needed where x was not saved → its dx; parameter gradients if
     /// `sums` are given.
     #[inline(always)]
-    pub(super) fn row(
+    pub(super) fn row<S: Simd>(
         &self,
+        simd: S,
         token: usize,
         state: &[A],
         sums: Option<&mut Sums<A>>,
@@ -92,7 +95,7 @@ impl<A: Accum> ReadBackward<'_, A> {
         }
         let dx = &mut dx[token % self.read.taps() * d..][..d];
         if self.read.norm_eps.is_some() {
-            let mean = rstd * dot(normed, x) / A::from_f64(d as f64);
+            let mean = rstd * some_dots(simd, normed, [x])[0] / A::from_f64(d as f64);
             let on_x = rstd * mean;
             dx.iter_mut()
                 .zip(&*normed)
@@ -116,7 +119,7 @@ impl<A: Accum> ReadBackward<'_, A> {
             if let Some(scale) = self.read.value_scale {
                 let value = value.rows(m).row::<A>(token);
                 let slope = |v: A| v * (one - v / A::from_f64(scale));
-                value_logits.iter_mut().zip(value).for_each(|(logit, v)| *logit = *logit * slope(*v));
+                value_logits.iter_mut().zip(value).for_each(|(logit, v)| *logit *= slope(*v));
             }
         }
         if let (Some(grad), Some(gate), [logit]) = (&self.incoming.gate, &self.saved.gate, gate_logit) {

@@ -5,19 +5,11 @@
 
 use half::{bf16, f16};
 
+use super::lanes::Lanes;
 use crate::tensor::Element;
 
 /// The type sums are kept in: f64 for float64 tensors, f32 for everything else.
-pub trait Accum:
-    Element
-    + Default
-    + PartialEq
-    + std::ops::Add<Output = Self>
-    + std::ops::Sub<Output = Self>
-    + std::ops::Mul<Output = Self>
-    + std::ops::Div<Output = Self>
-    + std::ops::AddAssign
-{
+pub trait Accum: Element + Lanes {
     fn from_f32(value: f32) -> Self;
     fn from_f64(value: f64) -> Self;
     fn to_f32(self) -> f32;

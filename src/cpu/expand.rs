@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use fearless_simd::Simd;
+
 use super::buffer::{Buffer, Result};
 use super::convert::Accum;
 use super::row::{add_product, mix};
@@ -40,7 +42,7 @@ struct Forward<'a, A> {
 impl<A: Accum> Kernel for Forward<'_, A> {
     type Output = Result<()>;
     #[inline(always)]
-    fn run(mut self) -> Result<()> {
+    fn run<S: Simd>(mut self, _: S) -> Result<()> {
         if self.tokens.is_empty() {
             return Ok(());
         }
@@ -110,7 +112,7 @@ struct Backward<'a, A> {
 impl<A: Accum> Kernel for Backward<'_, A> {
     type Output = Result<()>;
     #[inline(always)]
-    fn run(mut self) -> Result<()> {
+    fn run<S: Simd>(mut self, _: S) -> Result<()> {
         if self.tokens.is_empty() {
             return Ok(());
         }

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use fearless_simd::Simd;
+
 use super::buffer::{Buffer, Result};
 use super::convert::Accum;
 use super::row::{add_scaled, dots, mix, set_scaled_product, set_scaled_sum};
@@ -106,7 +108,7 @@ struct Scratch<A> {
 impl<A: Accum> Kernel for Part<'_, A> {
     type Output = Result<()>;
     #[inline(always)]
-    fn run(mut self) -> Result<()> {
+    fn run<S: Simd>(mut self, simd: S) -> Result<()> {
         let Sizes { time, d, m, .. } = self.boundary.sizes;
         let taps = self.boundary.read.as_ref().map_or(1, Read::taps);
         let mut scratch = Scratch {
@@ -120,7 +122,7 @@ impl<A: Accum> Kernel for Part<'_, A> {
             let halo = (taps - 1).min(tokens.start - sequence.start);
             scratch.sums.fill(A::default());
             for token in tokens.start - halo..tokens.end {
-                self.pass(token, token >= tokens.start, &mut scratch);
+                self.pass(simd, token, token >= tokens.start, &mut scratch);
             }
         }
         Ok(())
@@ -130,7 +132,7 @@ impl<A: Accum> Kernel for Part<'_, A> {
 impl<A: Accum> Part<'_, A> {
     /// Takes a token over the boundary; what is not this part's `own` is stored nowhere.
     #[inline(always)]
-    fn pass(&mut self, token: usize, own: bool, scratch: &mut Scratch<A>) {
+    fn pass<S: Simd>(&mut self, simd: S, token: usize, own: bool, scratch: &mut Scratch<A>) {
         let Sizes { d, m, .. } = self.boundary.sizes;
         let mut ahead = self.rows_ahead(token + 1);
         let Scratch { state, row, sums, products } = scratch;
@@ -143,7 +145,7 @@ impl<A: Accum> Part<'_, A> {
         if let Some(rewrite) = &self.boundary.rewrite {
             let k = view(rewrite.direction.rows(d), token, 1, row);
             let products = &mut products[..1 + m];
-            dots(k, |i| if i == 0 { k } else { &states[(i - 1) * d..i * d] }, products, &mut ahead);
+            dots(simd, k, |i| if i == 0 { k } else { &states[(i - 1) * d..i * d] }, products, &mut ahead);
             let scales = self.measure(rewrite, token, own, products);
             let mut to = Target::new(self.state.as_mut().filter(|_| own), token, m, state);
             match stored {
@@ -169,7 +171,7 @@ impl<A: Accum> Part<'_, A> {
             }
         };
         if own {
-            read.row(token, x, row, products, &mut ahead);
+            read.row(simd, token, x, row, products, &mut ahead);
         }
     }
 
@@ -246,11 +248,19 @@ fn compress_row<'s, A: Accum>(weight: &[A], token: usize, state: &[A], sums: &'s
 impl<A: Accum> Readout<'_, A> {
     /// x → h, v, β of this token; `row` and `products` are scratch.
     #[inline(always)]
-    fn row(&mut self, token: usize, x: &[A], row: &mut [A], products: &mut [A], ahead: &mut Ahead) {
+    fn row<S: Simd>(
+        &mut self,
+        simd: S,
+        token: usize,
+        x: &[A],
+        row: &mut [A],
+        products: &mut [A],
+        ahead: &mut Ahead,
+    ) {
         let (read, weights, d) = (self.read, self.weights, x.len());
         let logits = &weights.logits;
         let products = &mut products[..1 + logits.len() / d];
-        dots(x, |i| if i == 0 { x } else { &logits[(i - 1) * d..i * d] }, products, ahead);
+        dots(simd, x, |i| if i == 0 { x } else { &logits[(i - 1) * d..i * d] }, products, ahead);
         let (square, products) = products.split_at(1);
         let (gate, values) = products.split_at(usize::from(weights.gate.is_some()));
         let rstd = read.norm_eps.map_or(A::from_f64(1.0), |eps| inverse_norm_mean(square[0], d, eps));

@@ -8,6 +8,7 @@ pub mod buffer;
 pub mod convert;
 pub mod expand;
 pub mod forward;
+mod lanes;
 pub mod parallel;
 pub mod row;
 pub mod simd;

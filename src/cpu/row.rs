@@ -1,21 +1,15 @@
 //! Arithmetic on contiguous rows, in loops that the compiler vectorises.
 
+use fearless_simd::prelude::*;
+
 use super::convert::Accum;
-use super::simd::{Kernel, dispatch};
 use crate::tensor::Ahead;
-
-/// Lanes of a running sum: two AVX-512 vectors of f32, enough to hide the latency of an addition.
-const LANES: usize = 32;
-
-/// Σ aᵢ bᵢ
-pub fn dot<A: Accum>(a: &[A], b: &[A]) -> A {
-    dispatch(Dots { row: a, others: [b] })[0]
-}
 
 /// products[i] = row · other(i), three at a time: `row` is loaded once for three, and their sums wait for
 /// one another's additions instead of for their own.
 #[inline(always)]
-pub fn dots<'a, A: Accum>(
+pub fn dots<'a, S: Simd, A: Accum>(
+    simd: S,
     row: &'a [A],
     other: impl Fn(usize) -> &'a [A],
     products: &mut [A],
@@ -24,60 +18,44 @@ pub fn dots<'a, A: Accum>(
     let (three, rest) = products.as_chunks_mut::<3>();
     let done = 3 * three.len();
     for (at, products) in three.iter_mut().enumerate() {
-        *products = dispatch(Dots { row, others: [other(3 * at), other(3 * at + 1), other(3 * at + 2)] });
+        *products = some_dots(simd, row, [other(3 * at), other(3 * at + 1), other(3 * at + 2)]);
         ahead.step();
     }
     match rest {
-        [a, b] => [*a, *b] = dispatch(Dots { row, others: [other(done), other(done + 1)] }),
-        [a] => *a = dot(row, other(done)),
+        [a, b] => [*a, *b] = some_dots(simd, row, [other(done), other(done + 1)]),
+        [a] => [*a] = some_dots(simd, row, [other(done)]),
         _ => return,
     }
     ahead.step();
 }
 
-struct Dots<'a, A, const N: usize> {
-    row: &'a [A],
-    others: [&'a [A]; N],
-}
-
-impl<A: Accum, const N: usize> Kernel for Dots<'_, A, N> {
-    type Output = [A; N];
-    #[inline(always)]
-    fn run(self) -> [A; N] {
-        let mut sums = [[A::default(); LANES]; N];
-        let (body, tail) = self.row.as_chunks::<LANES>();
-        for (at, row) in body.iter().enumerate() {
-            for (sums, other) in sums.iter_mut().zip(&self.others) {
-                let other = &other.as_chunks::<LANES>().0[at];
-                for lane in 0..LANES {
-                    sums[lane] += row[lane] * other[lane];
-                }
-            }
-        }
-        let sums = std::hint::black_box(sums);
-        let mut products = [A::default(); N];
-        for ((product, sums), other) in products.iter_mut().zip(&sums).zip(&self.others) {
-            for (a, b) in tail.iter().zip(&other[self.row.len() - tail.len()..]) {
-                *product += *a * *b;
-            }
-            *product += total(sums);
-        }
-        products
-    }
-}
-
-/// The sum of the lanes, eight at a time and then as a tree. The black box above sends the lanes through
-/// memory once: seen whole, the tree persuades LLVM to keep the loop in two-lane vectors (8× slower).
+/// Σ aᵢ bᵢ of N rows b.
 #[inline(always)]
-fn total<A: Accum>(lanes: &[A; LANES]) -> A {
-    let mut sums = [A::default(); 8];
-    for chunk in lanes.as_chunks::<8>().0 {
-        for lane in 0..8 {
-            sums[lane] += chunk[lane];
+pub fn some_dots<S: Simd, A: Accum, const N: usize>(simd: S, row: &[A], others: [&[A]; N]) -> [A; N] {
+    let zero = A::Vector::<S>::splat(simd, A::default());
+    let mut sums = [[zero; N]; 2]; // two of each: an addition takes longer than the loads for it
+    let (chunks, tail) = A::chunks(row);
+    let pairs = chunks.as_chunks::<2>().0;
+    let mut other = [&[][..]; N];
+    for n in 0..N {
+        other[n] = &A::chunks(&others[n][..row.len()]).0.as_chunks::<2>().0[..pairs.len()];
+    }
+    for (at, pair) in pairs.iter().enumerate() {
+        for half in 0..2 {
+            let row = A::Vector::<S>::load_array_ref(simd, &pair[half]);
+            for n in 0..N {
+                let other = A::Vector::load_array_ref(simd, &other[n][at][half]);
+                sums[half][n] = row.mul_add(other, sums[half][n]);
+            }
         }
     }
-    let [a, b, c, d, e, f, g, h] = sums;
-    ((a + e) + (b + f)) + ((c + g) + (d + h))
+    let done = row.len() - tail.len() - chunks.len() % 2 * A::Vector::<S>::LEN;
+    let mut products = [A::default(); N];
+    for n in 0..N {
+        let rest = row[done..].iter().zip(&others[n][done..]);
+        products[n] = rest.fold((sums[0][n] + sums[1][n]).reduce_sum(), |sum, (a, b)| sum + *a * *b);
+    }
+    products
 }
 
 /// to += scale · from
@@ -172,19 +150,33 @@ pub fn mix<A: Accum>(to: &mut [A], add: bool, weight: &[A], channels: &[A]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::simd::{Kernel, dispatch};
+
+    struct AllDots<'a> {
+        row: &'a [f64],
+        others: &'a [f64],
+    }
+
+    impl Kernel for AllDots<'_> {
+        type Output = Vec<f64>;
+        fn run<S: Simd>(self, simd: S) -> Vec<f64> {
+            let d = self.row.len();
+            let mut products = vec![0.0; self.others.len() / d];
+            dots(simd, self.row, |j| &self.others[j * d..][..d], &mut products, &mut Ahead::default());
+            products
+        }
+    }
 
     #[test]
-    fn dot_and_mix_agree_with_their_definitions() {
-        for d in [1, 31, 32, 63, 100] {
-            for m in [1, 3, 4, 6] {
+    fn dots_and_mix_agree_with_their_definitions() {
+        for d in [1, 7, 16, 31, 32, 63, 100] {
+            for m in [1, 2, 3, 4, 6] {
                 let a: Vec<f64> = (0..d * m).map(|i| (i as f64).sin()).collect();
                 let b: Vec<f64> = (0..d * m).map(|i| (i as f64 * 0.7).cos()).collect();
-                let expected: f64 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
-                assert!((dot(&a, &b) - expected).abs() < 1e-12);
-                let mut products = vec![0.0; m];
-                dots(&a[..d], |j| &b[j * d..(j + 1) * d], &mut products, &mut Ahead::default());
-                for (j, product) in products.iter().enumerate() {
-                    assert!((product - dot(&a[..d], &b[j * d..(j + 1) * d])).abs() < 1e-12);
+                let products = dispatch(AllDots { row: &a[..d], others: &b });
+                for (product, b) in products.iter().zip(b.chunks_exact(d)) {
+                    let expected: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
+                    assert!((product - expected).abs() < 1e-12);
                 }
                 let mut to = vec![1.0; d];
                 mix(&mut to, true, &a, &b);

@@ -1,63 +1,36 @@
 //! What every row kernel is written with: a choice of instruction set, made once, and rows as they are
 //! worked on: contiguous channels of the accumulation type.
 //!
-//! A kernel implements [`Kernel`] with an `#[inline(always)]` body; [`dispatch`] compiles that body
-//! three times (AVX-512, AVX2+FMA, whatever the target guarantees) and picks at run time.
+//! A kernel implements [`Kernel`] with an `#[inline(always)]` body; [`dispatch`] compiles that body once for
+//! every instruction set and picks at run time.
 
+use std::sync::LazyLock;
+
+use fearless_simd::Level;
+use fearless_simd::prelude::*;
 use half::{bf16, f16};
 
 use super::convert::{Accum, Convert};
+use super::lanes::{merge, part};
 use crate::tensor::{Dtype, Rows, RowsMut};
 
-/// A body of code to run under the best instruction set of this machine.
+/// A body of code to run with the best instructions of this machine. What it calls must be inlined into it,
+/// or is compiled without them.
 pub trait Kernel {
     type Output;
-    fn run(self) -> Self::Output;
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-// Never inlined: a loop compiled on its own is vectorised the same way wherever it is called from.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-#[inline(never)]
-fn avx512<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run()
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline(never)]
-fn avx2<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run()
-}
-
-/// Instruction sets we compile for, asked of the processor once. `DDL_SIMD=portable` or `=avx2` in the
-/// environment lowers the choice, so that every path is tested on one machine.
-#[cfg(target_arch = "x86_64")]
-#[derive(Clone, Copy, PartialEq, PartialOrd)]
-enum Level {
-    Portable,
-    Avx2,
-    Avx512,
-}
-
-#[cfg(target_arch = "x86_64")]
-static LEVEL: std::sync::LazyLock<Level> = std::sync::LazyLock::new(|| {
-    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-    let avx512 = is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl");
-    let present = match (avx2 && is_x86_feature_detected!("f16c"), avx512) {
-        (true, true) => Level::Avx512,
-        (true, false) => Level::Avx2,
-        _ => Level::Portable,
-    };
-    let wanted = match std::env::var("DDL_SIMD").as_deref() {
-        Ok("portable") => Level::Portable,
-        Ok("avx2") => Level::Avx2,
-        _ => Level::Avx512,
-    };
-    if wanted < present { wanted } else { present }
+/// The widest vectors present, asked of the processor once. `DDL_SIMD=portable` or `=avx2` in the environment
+/// lowers the choice, so that every path is tested on one machine.
+static LEVEL: LazyLock<Level> = LazyLock::new(|| {
+    let present = Level::new();
+    match std::env::var("DDL_SIMD").as_deref() {
+        Ok("portable") => Level::baseline(),
+        #[cfg(target_arch = "x86_64")]
+        Ok("avx2") => present.as_avx2().map_or(present, Simd::level),
+        _ => present,
+    }
 });
 
 /// Runs `kernel` compiled for the widest vectors present.
@@ -65,13 +38,25 @@ static LEVEL: std::sync::LazyLock<Level> = std::sync::LazyLock::new(|| {
 pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]
     match *LEVEL {
-        // SAFETY: `LEVEL` saw every feature the function is compiled for.
-        Level::Avx512 => return unsafe { avx512(kernel) },
-        // SAFETY: as above.
-        Level::Avx2 => return unsafe { avx2(kernel) },
-        Level::Portable => {}
+        // Three of the four there are: what has SSE4.2 and no AVX2 is rare, and code is long.
+        Level::Avx512(simd) => simd.vectorize(
+            #[inline(always)]
+            || kernel.run(simd),
+        ),
+        Level::Avx2(simd) => simd.vectorize(
+            #[inline(always)]
+            || kernel.run(simd),
+        ),
+        level => {
+            let simd = level.as_sse2().expect("every x86-64 processor has SSE2");
+            simd.vectorize(
+                #[inline(always)]
+                || kernel.run(simd),
+            )
+        }
     }
-    kernel.run()
+    #[cfg(not(target_arch = "x86_64"))]
+    fearless_simd::dispatch!(*LEVEL, simd => kernel.run(simd))
 }
 
 /// Loads a row `(d, m)` as stored into `channels`, `m` contiguous runs of `d`: the maths is then the
@@ -170,22 +155,14 @@ struct Load<'a, T, A> {
 impl<T: Convert, A: Accum> Kernel for Load<'_, T, A> {
     type Output = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<S: Simd>(self, simd: S) {
         let Load { stored, m, channels } = self;
-        let d = channels.len() / m;
         match m {
             1 => channels.iter_mut().zip(stored).for_each(|(to, from)| *to = from.widen()),
-            2 => deinterleave::<T, A, 2>(stored, channels, d),
-            4 => deinterleave::<T, A, 4>(stored, channels, d),
-            8 => deinterleave::<T, A, 8>(stored, channels, d),
-            _ => {
-                for (j, channel) in channels.chunks_exact_mut(d).enumerate() {
-                    channel
-                        .iter_mut()
-                        .zip(stored.chunks_exact(m))
-                        .for_each(|(to, from)| *to = from[j].widen());
-                }
-            }
+            2 => deinterleave::<S, T, A, 2>(simd, stored, channels),
+            4 => deinterleave::<S, T, A, 4>(simd, stored, channels),
+            8 => deinterleave::<S, T, A, 8>(simd, stored, channels),
+            _ => deinterleave_from(0, stored, m, channels),
         }
     }
 }
@@ -199,42 +176,72 @@ struct Store<'a, T, A> {
 impl<T: Convert, A: Accum> Kernel for Store<'_, T, A> {
     type Output = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<S: Simd>(self, simd: S) {
         let Store { stored, m, channels } = self;
-        let d = channels.len() / m;
         match m {
             1 => stored.iter_mut().zip(channels).for_each(|(to, from)| *to = T::narrow(*from)),
-            2 => interleave::<T, A, 2>(channels, stored, d),
-            4 => interleave::<T, A, 4>(channels, stored, d),
-            8 => interleave::<T, A, 8>(channels, stored, d),
-            _ => {
-                for (j, channel) in channels.chunks_exact(d).enumerate() {
-                    stored.chunks_exact_mut(m).zip(channel).for_each(|(to, from)| to[j] = T::narrow(*from));
-                }
-            }
+            2 => interleave::<S, T, A, 2>(simd, channels, stored),
+            4 => interleave::<S, T, A, 4>(simd, channels, stored),
+            8 => interleave::<S, T, A, 8>(simd, channels, stored),
+            _ => interleave_from(0, channels, m, stored),
         }
     }
 }
 
+/// M vectors of a row at a time, widened and put in order of the channels.
 #[inline(always)]
-fn deinterleave<T: Convert, A: Accum, const M: usize>(stored: &[T], channels: &mut [A], d: usize) {
+fn deinterleave<S: Simd, T: Convert, A: Accum, const M: usize>(simd: S, stored: &[T], channels: &mut [A]) {
+    let d = channels.len() / M;
+    let lanes = A::Vector::<S>::LEN;
     let mut channel = channels.chunks_exact_mut(d);
-    let channel: [&mut [A]; M] = std::array::from_fn(|_| &mut channel.next().expect("m channels")[..d]);
-    let stored = &stored.as_chunks::<M>().0[..d];
-    for (i, from) in stored.iter().enumerate() {
-        for j in 0..M {
-            channel[j][i] = from[j].widen();
+    let to: [&mut [A::Chunk]; M] =
+        std::array::from_fn(|_| A::chunks_mut(channel.next().expect("m channels")).0);
+    for (at, from) in stored[..M * d].chunks_exact(M * lanes).enumerate() {
+        let mut vectors = [A::Vector::<S>::splat(simd, A::default()); M];
+        for (vector, from) in vectors.iter_mut().zip(from.chunks_exact(lanes)) {
+            let mut chunk = A::ZEROS;
+            chunk.as_mut().iter_mut().zip(from).for_each(|(to, from)| *to = from.widen());
+            *vector = A::Vector::load_array(simd, chunk);
         }
+        part(&mut vectors);
+        for j in 0..M {
+            vectors[j].store_array(&mut to[j][at]);
+        }
+    }
+    deinterleave_from(d / lanes * lanes, stored, M, channels);
+}
+
+/// Features from `first` on, one by one.
+#[inline(always)]
+fn deinterleave_from<T: Convert, A: Accum>(first: usize, stored: &[T], m: usize, channels: &mut [A]) {
+    for (j, channel) in channels.chunks_exact_mut(channels.len() / m).enumerate() {
+        let from = stored.chunks_exact(m).skip(first);
+        channel[first..].iter_mut().zip(from).for_each(|(to, from)| *to = from[j].widen());
     }
 }
 
 #[inline(always)]
-fn interleave<T: Convert, A: Accum, const M: usize>(channels: &[A], stored: &mut [T], d: usize) {
-    let channel: [&[A]; M] = std::array::from_fn(|j| &channels[j * d..][..d]);
-    let stored = &mut stored.as_chunks_mut::<M>().0[..d];
-    for (i, to) in stored.iter_mut().enumerate() {
+fn interleave<S: Simd, T: Convert, A: Accum, const M: usize>(simd: S, channels: &[A], stored: &mut [T]) {
+    let d = channels.len() / M;
+    let lanes = A::Vector::<S>::LEN;
+    let from: [&[A::Chunk]; M] = std::array::from_fn(|j| A::chunks(&channels[j * d..][..d]).0);
+    for (at, to) in stored[..M * d].chunks_exact_mut(M * lanes).enumerate() {
+        let mut vectors = [A::Vector::<S>::splat(simd, A::default()); M];
         for j in 0..M {
-            to[j] = T::narrow(channel[j][i]);
+            vectors[j] = A::Vector::load_array_ref(simd, &from[j][at]);
         }
+        merge(&mut vectors);
+        for (vector, to) in vectors.iter().zip(to.chunks_exact_mut(lanes)) {
+            to.iter_mut().zip(vector.as_slice()).for_each(|(to, from)| *to = T::narrow(*from));
+        }
+    }
+    interleave_from(d / lanes * lanes, channels, M, stored);
+}
+
+#[inline(always)]
+fn interleave_from<T: Convert, A: Accum>(first: usize, channels: &[A], m: usize, stored: &mut [T]) {
+    for (j, channel) in channels.chunks_exact(channels.len() / m).enumerate() {
+        let to = stored.chunks_exact_mut(m).skip(first);
+        to.zip(&channel[first..]).for_each(|(to, from)| to[j] = T::narrow(*from));
     }
 }

@@ -60,7 +60,7 @@ fn fold<A: Accum>(norm: &[A], gate: Option<&[A]>, value: Option<&[A]>, reads: bo
     rows[gate.len()..].copy_from_slice(value);
     let folded = if reads { rows.len() } else { gate.len() };
     for row in rows[..folded].chunks_exact_mut(norm.len()) {
-        row.iter_mut().zip(norm).for_each(|(weight, norm)| *weight = *weight * *norm);
+        row.iter_mut().zip(norm).for_each(|(weight, norm)| *weight *= *norm);
     }
     Ok(rows)
 }
@@ -159,7 +159,7 @@ impl<A: Accum> Sums<A> {
         let rows = gate.chunks_exact(d).chain(value.chunks_exact(d));
         for (sum, row) in self.logits.chunks_exact_mut(d).zip(rows).take(weights.logits_of_context(read)) {
             add_product(&mut self.norm, row, sum);
-            sum.iter_mut().zip(&weights.norm).for_each(|(sum, norm)| *sum = *sum * *norm);
+            sum.iter_mut().zip(&weights.norm).for_each(|(sum, norm)| *sum *= *norm);
         }
         let (gate_weight, value_weight) = self.logits.split_at(gate.len());
         let (gate_bias, value_bias) = self.biases.split_at(gate.len() / d);

@@ -163,9 +163,8 @@ def settings(args: argparse.Namespace, mode: str) -> list[Setting]:
         config = TINY if args.quick else PRESETS[preset].model
         config = replace(config, num_layers=1, block_size=args.time) if args.quick else config
         most = args.batch if args.quick else batch
-        every = preset == "small" and mode == "eager"
         for precision in ("autocast", "bfloat16"):
-            residuals = RESIDUALS if every else MAIN
+            residuals = RESIDUALS if mode == "eager" else MAIN
             chosen.append(Setting(preset, config, residuals, precision, mode, most, args.backend))
     return chosen
 

@@ -1,7 +1,9 @@
 // rewrite, read and rewrite_read, backward: gradients of X', h, v', β' → of X, k, v, β and parameters.
 //
 // Moved per token, in elements: G, X and dX M·D each, k, dh and dk D each; a token read also takes x.
-// X' is not read: it is rebuilt from X, k and the saved r, p, to the bits that the forward stored.
+// X' is not read: it is rebuilt from X, k and the saved r, p, to the bits that the forward stored. Where
+// registers cannot hold a token (m ≥ 8, or m = 4 from d = 4096 on), X, G and k are read again after the sum,
+// (2M + 1)·D that L2 mostly still has.
 //
 // With G = ∂L/∂X' from above, k̂ = r·k, e = v − p, u = γ·dh', x̂ = rstd·x:
 //

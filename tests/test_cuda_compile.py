@@ -152,18 +152,32 @@ def test_tuned_sizes_do_not_spill_registers(architecture, d, m, compress, stored
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_100", "sm_120"])
-@pytest.mark.parametrize(
-    ("d", "compress"), [(768, "channel"), (1024, "token"), (4096, "channel"), (8192, "token")]
-)
-def test_other_architectures_do_not_spill_either(architecture, d, compress):
-    test_tuned_sizes_do_not_spill_registers(architecture, d, 4, compress, BF16)
+@pytest.mark.parametrize(("d", "m", "compress"), [
+    (768, 1, "identity"), (768, 4, "channel"), (1024, 4, "token"), (2048, 8, "token"),
+    (4096, 4, "channel"), (8192, 4, "token"), (8192, 8, "channel"),
+])  # fmt: skip
+def test_other_architectures_do_not_spill_either(architecture, d, m, compress):
+    test_tuned_sizes_do_not_spill_registers(architecture, d, m, compress, BF16)
 
 
+@pytest.mark.parametrize(("d", "m", "compress"), [
+    (768, 1, "identity"), (1024, 4, "channel"), (1600, 4, "token"), (2048, 8, "channel"),
+])  # fmt: skip
+@pytest.mark.parametrize("parameter", [F32, BF16], ids=str)
+def test_autocasts_mix_does_not_spill_registers(d, m, compress, parameter):
+    """A float32 state with the narrow outputs of sublayers."""
+    given = tensors(d, m, compress, F32, parameter)
+    given["direction"] = zeros(1, 1, d, dtype=BF16)
+    kernels = compiled("sm_90", "rewrite_read", **given, eps_k=0.1, context_dtype=BF16)
+    assert {kernel.name: kernel.spilled for kernel in kernels if kernel.spilled} == {}
+
+
+@pytest.mark.parametrize("m", [1, 4, 8])
 @pytest.mark.parametrize("stored", [BF16, F32], ids=str)
 @pytest.mark.parametrize("d", [384, 768, 1024, 4096])
-def test_expansions_do_not_spill_registers(d, stored):
-    given = {"x": zeros(1, 1, d, dtype=stored), "weight": zeros(d, 4, 4, dtype=F32)}
-    kernels = compiled("sm_90", "expand", **given, value_channels=4)
+def test_expansions_do_not_spill_registers(d, stored, m):
+    given = {"x": zeros(1, 1, d, dtype=stored), "weight": zeros(d, m, 4, dtype=F32)}
+    kernels = compiled("sm_90", "expand", **given, value_channels=m)
     assert {kernel.name: kernel.spilled for kernel in kernels if kernel.spilled} == {}
 
 

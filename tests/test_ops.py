@@ -167,12 +167,10 @@ def test_a_narrow_context_does_not_narrow_what_is_read(compress):
 
 
 @pytest.mark.parametrize("compress", ["channel", "token"])
-@pytest.mark.parametrize("m", [4, 8])
-def test_wide_states(m, compress):
-    """Sums of parameter gradients that no block of a GPU has room for."""
-    compare(
-        "rewrite_read", inputs((1, 7), 4096, m) | parameters(4096, m, compress), BF16, eps_k=0.1
-    )
+@pytest.mark.parametrize(("d", "m"), [(4096, 4), (4096, 8), (8192, 1), (8192, 4), (1024, 16)])
+def test_wide_states(d, m, compress):
+    """Sums of parameter gradients that no block of a GPU has room for, among others."""
+    compare("rewrite_read", inputs((1, 7), d, m) | parameters(d, m, compress), BF16, eps_k=0.1)
 
 
 def test_no_tokens_of_any_width():

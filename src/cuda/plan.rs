@@ -220,7 +220,11 @@ fn parameters(s: &Specialisation, limits: &Limits, forced: &Forced) -> Plan {
         plan.threads /= 2;
     }
     if shared(s, &plan) > room {
-        (plan.window, plan.sums) = (Place::Global, Place::Global);
+        plan.sums = Place::Global;
+        plan.threads = forced.threads.unwrap_or(128);
+    }
+    if shared(s, &plan) > room {
+        plan.window = Place::Global;
     }
     plan.window = forced.window.unwrap_or(plan.window);
     plan.sums = forced.sums_apart.unwrap_or(plan.sums);

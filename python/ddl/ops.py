@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from . import _native
 from . import _outputs as empty
-from ._autograd import DERIVATIVES
+from ._autograd import DERIVATIVES, kernel_of
 from ._checks import check_read, check_rewrite
 from ._outputs import is_absent
 
@@ -292,8 +292,8 @@ def _register(name: str, kernel: Callable[..., Any], fake: Callable[..., Any], r
 
 for _name, _kernel, _fake in _forwards:
     _register(_name, _kernel, _fake, _refusing_tangents(_kernel, _name))
-    _setup, _grad = DERIVATIVES[_name]
-    torch.library.register_autograd(f"ddl::{_name}", _grad, setup_context=_setup, lib=_library)
+    _autograd = kernel_of(getattr(torch.ops.ddl, _name).default, *DERIVATIVES[_name])
+    _library.impl(_name, _autograd, "Autograd", with_keyset=True)
     torch.library.register_vmap(f"ddl::{_name}", _refuse("vmap", _name), lib=_library)
 
 for _name, _kernel, _fake in _backwards:

@@ -1,6 +1,10 @@
 // An expansion whose kernel is too long for registers, for expand.cu: tap by tap. TILE tokens at a time
 // share a tap's weights, which come tap-major (TAPS, D, M); dw is summed for GROUP taps at a time, and x
 // and dX are read again for each group.
+//
+// Moved per token, in elements, of which caches give back what a tile shares with its neighbours: forward x in
+// (TAPS + TILE) / TILE · D, X out M·D; backward dX in (TAPS + TILE) / TILE · M·D and dx out D, then for dw x and
+// dX in (1 + M)·D for each of TAPS / GROUP groups.
 #pragma once
 
 constexpr int TILE = ELEMENTS <= 8 ? 8 : ELEMENTS <= 16 ? 4 : 1;

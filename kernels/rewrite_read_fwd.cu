@@ -7,10 +7,10 @@
 // A block takes `chunk` consecutive tokens, one after the other, its threads a token's features. Two
 // sums run over the block: {|k|², kᵀX} before the rewrite and {Σx², w_β·γx, W_v·γx} after it, 1 + M
 // and up to 2 + M numbers. Between them X stays in registers (HOLD), so it crosses memory once each
-// way; what a block's registers have no room for (m ≥ 8, or m = 4 beyond d = 4096) is read again after
-// the first sum, (M + 1)·D that L2 mostly still has. As soon as X' is stored the next token's X and k
-// are asked for: they travel while this token's second sum and its context are worked on, and other
-// blocks of the multiprocessor fill what is left.
+// way; what a block's registers have no room for (of bf16, m = 4 beyond d = 4096 and m = 8 beyond 2048)
+// is read again after the first sum, (M + 1)·D that L2 mostly still has. As soon as X' is stored the
+// next token's X and k are asked for: they travel while this token's second sum and its context are
+// worked on, and other blocks of the multiprocessor fill what is left.
 //
 // A token read adds X'_t to the K rows x_t … x_{t+K−1} of its window and emits the first. A chunk that
 // starts within a sequence begins K − 1 tokens early: these are rewritten again, but not stored.

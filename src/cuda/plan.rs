@@ -162,9 +162,13 @@ fn boundary(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan
     // A warp pays a fixed price for each token, so few threads with many packets each do best, as long as
     // they can hold these. Where they cannot, packets are read twice and columns wait in shared memory.
     let (rows, most_rows) = if s.kernel == Kernel::Backward { (4, 4) } else { (6, 8) };
+    // A forward holds packets of twice the length in half the rows: it asks for the next token's ahead.
+    let longer = s.kernel == Kernel::Forward && plan.features * s.m > MOST_HELD;
+    let (rows, most_rows) = if longer { (rows / 2, most_rows / 2) } else { (rows, most_rows) };
+    let most_held = if longer { 2 * MOST_HELD } else { MOST_HELD };
     let threads = packets.div_ceil(rows).next_multiple_of(32);
     let may_hold =
-        packets.div_ceil(threads.min(MOST_THREADS)) <= most_rows && plan.features * s.m <= MOST_HELD;
+        packets.div_ceil(threads.min(MOST_THREADS)) <= most_rows && plan.features * s.m <= most_held;
     plan.hold = forced.hold.unwrap_or(may_hold || columns(s, Place::Apart) > room);
     let too_wide = plan.hold && !may_hold; // for the columns, or to be held without spills
     let threads = threads.min(if too_wide { 1024 } else { MOST_THREADS });

@@ -173,6 +173,17 @@ fn a_block_that_is_alone_on_its_multiprocessor_has_more_threads() {
 }
 
 #[test]
+fn a_forward_reads_its_state_once_where_registers_can_hold_it() {
+    let hold = |d, m| {
+        let s = specialisation(Kernel::Forward, d, m, 1, Dtype::Bf16);
+        Plan::new(&s, &LARGE, &FREE).unwrap().hold
+    };
+    for (m, widest) in [(1, 16_384), (2, 8192), (4, 4096), (8, 2048)] {
+        assert!(hold(384, m) && hold(widest, m) && !hold(2 * widest, m), "{m}");
+    }
+}
+
+#[test]
 fn packets_are_sixteen_bytes_where_they_can_be() {
     let features = |d, m, dtype| features(&specialisation(Kernel::Forward, d, m, 1, dtype));
     assert_eq!(features(768, 1, Dtype::Bf16), 8);

@@ -120,10 +120,8 @@ def test_any_mix_of_types_of_an_expansion(x, weight):
     expected.backward(incoming.to(state.dtype).double())
     assert_close("state", state, expected, state.dtype)
     for name, tensor in narrow.items():
-        # A gradient is made of numbers of both types, and is no better than the coarser.
-        kinds = {tensor.dtype, state.dtype}
-        coarsest = BF16 if BF16 in kinds else F16 if F16 in kinds else F32
-        assert_close(f"gradient of {name}", tensor.grad, exact[name].grad, coarsest, gradient=True)
+        expected, dtype = exact[name].grad, tensor.dtype
+        assert_close(f"gradient of {name}", tensor.grad, expected, dtype, gradient=True)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)

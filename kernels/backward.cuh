@@ -3,7 +3,7 @@
 #pragma once
 
 #define BACKWARD
-#include "boundary.cuh"
+#include "feed.cuh"
 
 struct Gradients {
   const STATE_T* grad_state;
@@ -32,6 +32,7 @@ struct Scalars {
   Write write;
   Real gate;           // β
   Real rstd;
+  Real shift;          // c·rstd, once it is known
   Real logit;          // dβl
   Real linear[M];      // dvl
 };
@@ -44,55 +45,127 @@ struct Turn {
   Real along = Real(0);
 };
 
-// From memory; what belongs to the rewrite of an own token alone.
-__device__ __forceinline__ Scalars load_scalars(
-    const Boundary& b, const Gradients& g, long long token, bool own) {
-  Scalars s;
-  if constexpr (REWRITE) {
-    if (own) {
-      Real value[M];
-      s.gate = b.gate[token];
-      s.write.r = b.stats[token * (1 + M)];
+// Where the numbers stand that Scalars are made of, one after the other.
+constexpr int GATE_IN = 0, STATS_IN = REWRITE, VALUE_IN = STATS_IN + REWRITE * (1 + M);
+constexpr int RSTD_IN = VALUE_IN + REWRITE * M, SHIFT_IN = RSTD_IN + NORM;
+constexpr int NEW_GATE_IN = SHIFT_IN + SLICED * NORM, GRAD_GATE_IN = NEW_GATE_IN + GATE;
+constexpr int GRAD_VALUE_IN = GRAD_GATE_IN + GATE, NEW_VALUE_IN = GRAD_VALUE_IN + VALUE * M;
+constexpr int NUMBERS = NEW_VALUE_IN + VALUE_SIGMOID * M;
+
+// A token's numbers in memory. Every lane asks for its own, a token ahead, and the warp deals them out: as they
+// are needed before all else, a token that had to ask for its own would begin with a wait.
+struct Record {
+  static constexpr int ROUNDS = NUMBERS > 0 ? (NUMBERS + 31) / 32 : 1;
+
+  const Real* from[ROUNDS] = {};
+  int stride[ROUNDS] = {};
+  Real number[ROUNDS];
+
+  __device__ Record(const Boundary& b, const Gradients& g) {
+    if constexpr (REWRITE) {
+      place(GATE_IN, 1, b.gate);
+      place(STATS_IN, 1 + M, b.stats);
+      place(VALUE_IN, M, b.value);
+    }
+    if constexpr (NORM) place(RSTD_IN, 1, b.rstd);
+    if constexpr (NORM && SLICED) place(SHIFT_IN, 1, g.shift);
+    if constexpr (GATE) {
+      place(NEW_GATE_IN, 1, b.new_gate);
+      place(GRAD_GATE_IN, 1, g.grad_new_gate);
+    }
+    if constexpr (VALUE) place(GRAD_VALUE_IN, M, g.grad_new_value);
+    if constexpr (VALUE_SIGMOID) place(NEW_VALUE_IN, M, b.new_value);
+  }
+  __device__ __forceinline__ void place(int first, int count, const Real* numbers) {
 #pragma unroll
-      for (int j = 0; j < M; ++j) {
-        value[j] = b.value[token * M + j];
-        s.write.readout[j] = b.stats[token * (1 + M) + 1 + j];
+    for (int round = 0; round < ROUNDS; ++round) {
+      const int i = round * 32 + static_cast<int>(threadIdx.x) % 32 - first;
+      if (numbers && i >= 0 && i < count) {
+        from[round] = numbers + i;
+        stride[round] = count;
       }
-      s.write.finish(value, s.gate);
     }
   }
-  s.rstd = NORM ? b.rstd[token] : Real(1);
+  __device__ __forceinline__ void request(long long token) {
+#pragma unroll
+    for (int round = 0; round < ROUNDS; ++round) {
+      number[round] = from[round] ? from[round][token * stride[round]] : Real(0);
+    }
+  }
+  __device__ __forceinline__ Real at(int i) const {
+    return __shfl_sync(ALL_LANES, number[i / 32], i % 32);
+  }
+};
+
+// Of the token that was asked for; the whole warp alike.
+__device__ __forceinline__ Scalars scalars(const Boundary& b, const Gradients& g, const Record& record) {
+  Scalars s;
+  if constexpr (REWRITE) {
+    Real value[M];
+    s.gate = record.at(GATE_IN);
+    s.write.r = record.at(STATS_IN);
+#pragma unroll
+    for (int j = 0; j < M; ++j) {
+      value[j] = record.at(VALUE_IN + j);
+      s.write.readout[j] = record.at(STATS_IN + 1 + j);
+    }
+    s.write.finish(value, s.gate);
+  }
+  s.rstd = NORM ? record.at(RSTD_IN) : Real(1);
+  s.shift = NORM && SLICED ? record.at(SHIFT_IN) : Real(0);
   s.logit = Real(0);
   if constexpr (GATE) {
-    if (g.grad_new_gate) {
-      const Real gate = b.new_gate[token];
-      s.logit = g.grad_new_gate[token] * gate * (Real(1) - gate / Real(2));
-    }
+    const Real gate = record.at(NEW_GATE_IN), grad = record.at(GRAD_GATE_IN);
+    if (g.grad_new_gate) s.logit = grad * gate * (Real(1) - gate / Real(2));
   }
 #pragma unroll
   for (int j = 0; j < M; ++j) {
     s.linear[j] = Real(0);
-    if constexpr (VALUE) {
-      if (g.grad_new_value) s.linear[j] = g.grad_new_value[token * M + j];
-      if constexpr (VALUE_SIGMOID) {
-        const Real value = b.new_value[token * M + j];
-        s.linear[j] *= value * (Real(1) - value / Real(b.value_scale));
-      }
+    if constexpr (VALUE) s.linear[j] = record.at(GRAD_VALUE_IN + j);
+    if constexpr (VALUE_SIGMOID) {
+      const Real value = record.at(NEW_VALUE_IN + j);
+      if (g.grad_new_value) s.linear[j] *= value * (Real(1) - value / Real(b.value_scale));
     }
   }
   return s;
 }
 
+// A token's rows; G is not for parameters_bwd.
+struct Feeds {
+  Feed<STATE_T, M> state;
+  Feed<STATE_T, M, SLICED ? NEVER : SOMETIMES> grad;
+  Feed<DIRECTION_T, 1, REWRITE> direction;
+  Feed<CONTEXT_T, 1, READ != NONE ? SOMETIMES : NEVER> context;
+  Feed<STATE_T, 1, READ == TOKEN> compressed;
+  int turn = 0;  // the stage of the token at hand
+
+  __device__ Feeds(const Boundary& b, const Gradients& g, unsigned char*& shared)
+      : state(b.state, shared),
+        grad(g.grad_state, shared),
+        direction(b.direction, shared),
+        context(g.grad_context, shared),
+        compressed(b.compressed, shared) {}
+
+  __device__ __forceinline__ void request(long long token, int row, int turn, bool own) const {
+    context.request(token, row, turn);
+    compressed.request(token, row, turn);
+    if (!own) return;
+    state.request(token, row, turn);
+    grad.request(token, row, turn);
+    direction.request(token, row, turn);
+  }
+};
+
 // g = k̂ᵀG, and dv, dβ, each by one thread; k̂ᵀdk̂ follows without a sum of its own.
 __device__ __forceinline__ Turn finish(
-    const Gradients& g, const Scalars& s, const Real* totals, Real shift, long long token) {
+    const Gradients& g, const Scalars& s, const Real* totals, long long token) {
   Turn turn;
   Real g_e = Real(0), g_p = Real(0);
   turn.scale = s.write.r * s.gate;
 #pragma unroll
   for (int j = 0; j < M; ++j) {
     Real total = totals[ALONG_AT + j];
-    if constexpr (NORM) total -= shift * totals[NORMED_AT + j];
+    if constexpr (NORM) total -= s.shift * totals[NORMED_AT + j];
     turn.g[j] = s.write.r * total;
     turn.back[j] = turn.scale * turn.g[j];
     g_e += turn.g[j] * s.write.error[j];
@@ -106,12 +179,12 @@ __device__ __forceinline__ Turn finish(
 
 // x̂ of a packet, from x as a token read saved it, else from X'.
 __device__ __forceinline__ void compress(
-    const Boundary& b, const Scalars& s, long long token, int feature,
+    const Boundary& b, const Feeds& feeds, const Scalars& s, long long token, int row,
     const Packet<STATE_T, ELEMENTS>& stored, Real (&normed)[FEATURES]) {
   Packet<STATE_T, FEATURES> saved;
   Compress compress;
-  if constexpr (READ == TOKEN) saved.load(b.compressed + token * D + feature);
-  else compress.load(b, feature);
+  if constexpr (READ == TOKEN) feeds.compressed.take(token, row, feeds.turn, false, saved);
+  else compress.load(b, feature_of(row));
 #pragma unroll
   for (int f = 0; f < FEATURES; ++f) {
     Real x = Real(0);
@@ -127,12 +200,12 @@ __device__ __forceinline__ void compress(
 
 // dh' and a of a packet, from dh and what gate and values ask of the context.
 __device__ __forceinline__ void read_back(
-    const Boundary& b, const Gradients& g, const Scalars& s, long long token, int feature,
+    const Boundary& b, const Feeds& feeds, const Scalars& s, long long token, int row,
     Real (&dh)[FEATURES], Real (&a)[FEATURES]) {
   Parameters parameters;
-  parameters.load(b, feature);
+  parameters.load(b, feature_of(row));
   Packet<CONTEXT_T, FEATURES> incoming;
-  if (g.grad_context) incoming.load(g.grad_context + token * D + feature); else incoming.clear();
+  feeds.context.take(token, row, feeds.turn, false, incoming);
 #pragma unroll
   for (int f = 0; f < FEATURES; ++f) {
     Real value = Real(0);
@@ -147,26 +220,34 @@ __device__ __forceinline__ void read_back(
   }
 }
 
-// Runs `pass` on the block's `chunk` tokens from the last to the first, as its own. A token read is first given
-// the K − 1 tokens behind them, which are not, and an empty window at the end of every sequence.
-template <class Pass> __device__ __forceinline__ void walk(const Boundary& b, Real* shared, Pass& pass) {
-  const long long first = blockIdx.x * b.chunk;
-  const long long last = (first + b.chunk < b.tokens ? first + b.chunk : b.tokens) - 1;
+// The block's tokens.
+struct Chunk {
+  long long first, last;
+
+  __device__ explicit Chunk(const Boundary& b)
+      : first(blockIdx.x * b.chunk), last((first + b.chunk < b.tokens ? first + b.chunk : b.tokens) - 1) {}
+  __device__ __forceinline__ bool owns(long long token) const { return token <= last; }
+};
+
+// Runs `pass` on the block's tokens from the last to the first. A token read is first given the K − 1 tokens behind
+// them, which are not its own, and an empty window at the end of every sequence.
+template <class Pass> __device__ __forceinline__ void walk(const Boundary& b, Real* window_rows, Pass& pass) {
+  const Chunk& chunk = pass.chunk;
   if constexpr (READ == TOKEN) {
-    Window window(b, shared);
+    Window window(b, window_rows);
     window.clear();
-    long long position = last % b.time;
+    long long position = chunk.last % b.time;
     const long long behind = b.time - 1 - position;
-    for (long long token = last + (behind < TAPS - 1 ? behind : TAPS - 1); token > last; --token) {
-      pass.run(&window, token, false);
-    }
-    for (long long token = last; token >= first; --token) {
-      pass.run(&window, token, true);
-      if (--position >= 0) continue;
+    const long long halo = behind < TAPS - 1 ? behind : TAPS - 1;
+    pass.start(chunk.last + halo);
+    for (long long token = chunk.last + halo; token >= chunk.first; --token) {
+      pass.run(&window, token);
+      if (!chunk.owns(token) || --position >= 0) continue;
       position = b.time - 1;
       window.clear();
     }
   } else {
-    for (long long token = last; token >= first; --token) pass.run(nullptr, token, true);
+    pass.start(chunk.last);
+    for (long long token = chunk.last; token >= chunk.first; --token) pass.run(nullptr, token);
   }
 }

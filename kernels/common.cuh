@@ -107,6 +107,40 @@ template <> struct Access<8> { using Type = uint2; };
 template <> struct Access<4> { using Type = unsigned; };
 template <> struct Access<2> { using Type = unsigned short; };
 
+// Asks for BYTES (4, 8 or 16) of global memory to travel into shared memory, past the registers, while the thread
+// goes on. They are there for this thread after `await_copies`.
+template <int BYTES> __device__ __forceinline__ void copy_ahead(void* shared, const void* from) {
+#ifdef CUDA_ON_CPU
+  emulator::copy_async<typename Access<BYTES>::Type>(shared, from);
+#elif __CUDA_ARCH__ >= 800
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
+  }
+#else
+  using Word = typename Access<BYTES>::Type;
+  *static_cast<Word*>(shared) = *static_cast<const Word*>(from);
+#endif
+}
+__device__ __forceinline__ void await_copies() {
+#ifdef CUDA_ON_CPU
+  emulator::await_copies();
+#elif __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// Asks for global memory to come as near as the L2 cache.
+__device__ __forceinline__ void bring_near(const void* from) {
+#ifdef CUDA_ON_CPU
+  emulator::bring_near(from);
+#else
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#endif
+}
+
 // Widest power of two, up to 16 and to what pointers are aligned to, that divides `bytes`.
 __host__ __device__ constexpr int access_bytes(int bytes, int element) {
   int width = element;
@@ -155,6 +189,13 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
   __device__ __forceinline__ void store(T* to) const {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) __stcs(reinterpret_cast<Word*>(to) + i, word(i));
+  }
+  // The same, to be got from this thread's own shared memory later.
+  static __device__ __forceinline__ void request(T* shared, const T* from) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      copy_ahead<WIDTH>(reinterpret_cast<Word*>(shared) + i, reinterpret_cast<const Word*>(from) + i);
+    }
   }
   // Memory of this thread alone: shared memory or scratch, read again soon.
   __device__ __forceinline__ void get(const T* from) {

@@ -14,46 +14,62 @@
 struct Pass {
   const Boundary& b;
   const Gradients& g;
+  const Chunk chunk;
+  Feeds feeds;
+  Record record;
   Sums sums;
 
-  __device__ Pass(const Backward& all, Real* shared) : b(all.b), g(all.g), sums(all.g.partial, shared) {}
+  __device__ Pass(const Backward& all, unsigned char* shared)
+      : b(all.b),
+        g(all.g),
+        chunk(b),
+        feeds(b, g, shared),
+        record(b, g),
+        sums(g.partial, reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0)) {}
+
+  // Asks for a token.
+  __device__ __forceinline__ void start(long long token) {
+    record.request(token);
+    if (is_inside(0)) feeds.request(token, 0, 0, chunk.owns(token));
+  }
 
   // X' of an own token, to the bits that the forward stored.
   __device__ __forceinline__ void rebuild(
       const Scalars& s, long long token, Packet<STATE_T, ELEMENTS>& stored) const {
-    stored.load(b.state + (token * D + feature_of(0)) * M);
+    feeds.state.take(token, 0, 0, false, stored);
     if constexpr (REWRITE) {
       Packet<DIRECTION_T, FEATURES> k;
-      k.load(b.direction + token * D + feature_of(0));
+      feeds.direction.take(token, 0, 0, false, k);
       stored = rewritten(stored, k, s.write);
     }
   }
 
   // One token; of a token behind the chunk (not its own) dx alone.
-  __device__ __forceinline__ void run(Window* window, long long token, bool own) {
-    const Scalars s = load_scalars(b, g, token, own);
-    Packet<STATE_T, ELEMENTS> stored;
-    if (own) rebuild(s, token, stored);
-    Real normed[FEATURES], dh[FEATURES], dx[FEATURES];
-    compress(b, s, token, feature_of(0), stored, normed);
-    read_back(b, g, s, token, feature_of(0), dh, dx);
-    const Real shift = NORM ? g.shift[token] : Real(0);
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) dx[f] -= shift * normed[f];
-    if constexpr (READ == TOKEN) window->put(0, 0, dx);
-    if (own) {
-      sums.take(s, window, 0, stored, normed, dh, dx);
-      sums.take_biases(s);
-    }
+  __device__ __forceinline__ void run(Window* window, long long token) {
+    const Scalars s = scalars(b, g, record);  // by all lanes, with features or without
+    if (token > chunk.first) start(token - 1);
+    if (is_inside(0)) add(window, token, s);
     if constexpr (READ == TOKEN) window->retreat();
+  }
+
+  __device__ __forceinline__ void add(Window* window, long long token, const Scalars& s) {
+    Packet<STATE_T, ELEMENTS> stored;
+    if (chunk.owns(token)) rebuild(s, token, stored);
+    Real normed[FEATURES], dh[FEATURES], dx[FEATURES];
+    compress(b, feeds, s, token, 0, stored, normed);
+    read_back(b, feeds, s, token, 0, dh, dx);
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * normed[f];
+    if constexpr (READ == TOKEN) window->put(0, 0, dx);
+    if (!chunk.owns(token)) return;
+    sums.take(s, window, 0, stored, normed, dh, dx);
+    sums.take_biases(s);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) parameters_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
-  if (!is_inside(0)) return;
-  Real* const window = reinterpret_cast<Real*>(shared);
-  Pass pass(all, window + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0));
-  walk(all.b, window, pass);
+  Pass pass(all, shared);
+  walk(all.b, reinterpret_cast<Real*>(shared), pass);
   pass.sums.store(all.g.partial);
 }

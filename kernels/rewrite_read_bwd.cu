@@ -2,8 +2,9 @@
 //
 // Moved per token, in elements: G, X and dX M·D each, k, dh and dk D each; a token read also takes x.
 // X' is not read: it is rebuilt from X, k and the saved r, p, to the bits that the forward stored. Where
-// registers cannot hold a token (m ≥ 8, or m = 4 from d = 4096 on), X, G and k are read again after the sum,
-// (2M + 1)·D that L2 mostly still has.
+// registers cannot hold a token (m ≥ 8, or m = 4 from d = 4096 on), X, G and k are taken again after the sum from
+// their stage in shared memory (feed.cuh), or without one from L2, (2M + 1)·D. A stage also has the next token's
+// rows travel while this one is worked on.
 //
 // With G = ∂L/∂X' from above, k̂ = r·k, e = v − p, u = γ·dh', x̂ = rstd·x:
 //
@@ -31,39 +32,58 @@ constexpr int HELD = HOLD ? ROWS : 1;
 struct Pass {
   const Boundary& b;
   const Gradients& g;
+  const Chunk chunk;
+  Feeds feeds;
+  Record record;
   BlockSum<BLOCK_SUMS> sum;
+  Columns normed;   // x̂
+  Columns read;     // a, whereof dx = a − c·rstd·x̂
+  Columns context;  // dh', for the sums
   Sums sums;
   Packet<STATE_T, ELEMENTS> state[HELD];
   // A token read adds what later tokens read of this one: it keeps the sum unrounded.
   Packet<typename Choose<READ == TOKEN, Real, STATE_T>::Type, ELEMENTS> grad[HELD];
   Packet<DIRECTION_T, FEATURES> direction[HELD];
   Packet<STATE_T, ELEMENTS> stored[HELD];  // X'
-  Columns normed;                          // x̂
-  Columns read;                            // a, whereof dx = a − c·rstd·x̂
-  Columns context;                         // dh', for the sums
 
-  __device__ Pass(const Backward& all, typename BlockSum<BLOCK_SUMS>::Buffer& buffer, Real* shared)
+  // What lies in shared memory: stages, window, columns, sums.
+  __device__ Pass(const Backward& all, typename BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char*& shared)
       : b(all.b),
         g(all.g),
+        chunk(b),
+        feeds(b, g, shared),
+        record(b, g),
         sum(buffer),
-        sums(all.g.partial, shared + (HOLD ? 0 : 3 * D)),
-        normed(shared),
-        read(shared + D),
-        context(shared + 2 * D) {}
+        normed(after_window(shared)),
+        read(after_window(shared) + D),
+        context(after_window(shared) + 2 * D),
+        sums(g.partial, after_window(shared) + (HOLD ? 0 : SUMS == APART ? 2 * D : 3 * D)) {}
 
-  __device__ __forceinline__ void load(Window* window, long long token, int row) {
-    const int feature = feature_of(row), at = row % HELD;
-    const long long first = (token * D + feature) * M;
+  static __device__ Real* after_window(unsigned char* rest) {
+    return reinterpret_cast<Real*>(rest) + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0);
+  }
+
+  // Asks for what can travel ahead of the block's first token.
+  __device__ __forceinline__ void start(long long token) {
+    record.request(token);
+    if constexpr (!AHEAD) return;
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row)
+      if (is_inside(row)) feeds.request(token, row, feeds.turn, chunk.owns(token));
+  }
+
+  // Asks for a row of the token before this one.
+  __device__ __forceinline__ void request_next(long long token, int row) const {
+    if (!AHEAD || token == chunk.first) return;
+    feeds.request(token - 1, row, STAGES == 2 ? feeds.turn ^ 1 : 0, chunk.owns(token - 1));
+  }
+
+  __device__ __forceinline__ void load(Window* window, long long token, int row, bool again) {
+    const int at = row % HELD;
     Packet<STATE_T, ELEMENTS> incoming;
-    if constexpr (HOLD) {
-      state[at].load(b.state + first);
-      if (g.grad_state) incoming.load(g.grad_state + first); else incoming.clear();
-      if constexpr (REWRITE) direction[at].load(b.direction + token * D + feature);
-    } else {  // read again after the sum: let it stay in the cache
-      state[at].get(b.state + first);
-      if (g.grad_state) incoming.get(g.grad_state + first); else incoming.clear();
-      if constexpr (REWRITE) direction[at].get(b.direction + token * D + feature);
-    }
+    feeds.state.take(token, row, feeds.turn, again, state[at]);
+    feeds.grad.take(token, row, feeds.turn, again, incoming);
+    feeds.direction.take(token, row, feeds.turn, again, direction[at]);
     copy(grad[at], incoming);
     if constexpr (READ == TOKEN) add_later(*window, row);
   }
@@ -163,63 +183,69 @@ struct Pass {
       const Scalars& s, Window* window, long long token, bool own, int row,
       Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) {
     Real normed[FEATURES] = {}, dh[FEATURES] = {}, a[FEATURES] = {};
-    if (own) load(window, token, row);
+    if (own) load(window, token, row, !HOLD);
     if constexpr (READ != NONE) {
       if constexpr (READ != TOKEN) rebuild(s, row);
-      compress(b, s, token, feature_of(row), stored[row % HELD], normed);
-      read_back(b, g, s, token, feature_of(row), dh, a);
+      compress(b, feeds, s, token, row, stored[row % HELD], normed);
+      read_back(b, feeds, s, token, row, dh, a);
       this->normed.put(row, normed);
       read.put(row, a);
       if constexpr (SUMS != APART) context.put(row, dh);
     }
+    if constexpr (EARLY) request_next(token, row);
     add_row(row, own, normed, dh, a, totals);
   }
 
   // After it: dx, the shares of parameter gradients, dX and dk.
   __device__ __forceinline__ void after_sum(
-      const Scalars& s, const Turn& turn, Real shift, Window* window, long long token, bool own,
-      int row) {
+      const Scalars& s, const Turn& turn, Window* window, long long token, bool own, int row) {
     Real normed[FEATURES] = {}, dx[FEATURES] = {};
     if constexpr (READ != NONE) {
       this->normed.get(row, normed);
       read.get(row, dx);
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) dx[f] -= shift * normed[f];
+      for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * normed[f];
     }
     if constexpr (READ == TOKEN) window->put(0, row, dx);
-    if (!own) return;
-    if constexpr (!HOLD) load(window, token, row);
-    if constexpr (SUMS != APART) {
-      if constexpr (COMPRESS_SLOTS > 0 && (!HOLD || READ == TOKEN)) rebuild(s, row);
-      Real dh[FEATURES] = {};
-      if constexpr (NORM_WEIGHT) context.get(row, dh);
-      sums.take(s, window, row, stored[row % HELD], normed, dh, dx);
+    if (own) {
+      if constexpr (!HOLD) load(window, token, row, false);
+      if constexpr (SUMS != APART) {
+        if constexpr (COMPRESS_SLOTS > 0 && (!HOLD || READ == TOKEN)) rebuild(s, row);
+        Real dh[FEATURES] = {};
+        if constexpr (NORM_WEIGHT) context.get(row, dh);
+        sums.take(s, window, row, stored[row % HELD], normed, dh, dx);
+      }
+      store_row(s, turn, token, row, dx);
     }
-    store_row(s, turn, token, row, dx);
+    if constexpr (!EARLY) request_next(token, row);
   }
 
-  // One token; of a token behind the chunk (not its own) dx alone.
-  __device__ __forceinline__ void run(Window* window, long long token, bool own) {
-    const Scalars s = load_scalars(b, g, token, own);
+  // One token, which has been asked for; of a token behind the chunk (not its own) dx alone.
+  __device__ __forceinline__ void run(Window* window, long long token) {
+    if constexpr (STAGES > 0) await_copies();
+    const bool own = chunk.owns(token);
+    Scalars s = scalars(b, g, record);
+    if (token > chunk.first) record.request(token - 1);
     Real totals[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
       if (is_inside(row)) before_sum(s, window, token, own, row, totals);
     if constexpr (BLOCK_SUMS > 0) sum(totals);
-    const Real shift = NORM ? totals[0] / Real(D) * s.rstd : Real(0);  // c·rstd
+    if constexpr (NORM) s.shift = totals[0] / Real(D) * s.rstd;
     Turn turn;
     if constexpr (REWRITE) {
-      if (own) turn = finish(g, s, totals, shift, token);
+      if (own) turn = finish(g, s, totals, token);
     }
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) after_sum(s, turn, shift, window, token, own, row);
+      if (is_inside(row)) after_sum(s, turn, window, token, own, row);
+    if constexpr (STAGES == 2) feeds.turn ^= 1;
     if constexpr (READ == TOKEN) window->retreat();
     if (!own) return;
     if constexpr (SUMS != APART) {
       sums.take_biases(s);
     } else if constexpr (NORM) {
-      if (threadIdx.x == 0) g.shift[token] = shift;
+      if (threadIdx.x == 0) g.shift[token] = s.shift;
     }
   }
 };
@@ -227,8 +253,8 @@ struct Pass {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Real buffer[2][BLOCK_SUMS > 0 ? BLOCK_SUMS : 1][WARPS];
-  Real* const window = reinterpret_cast<Real*>(shared);
-  Pass pass(all, buffer, window + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0));
-  walk(all.b, window, pass);
+  unsigned char* rest = shared;
+  Pass pass(all, buffer, rest);
+  walk(all.b, reinterpret_cast<Real*>(rest), pass);
   if constexpr (READ != NONE && SUMS != APART) pass.sums.store(all.g.partial);
 }

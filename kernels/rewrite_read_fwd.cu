@@ -8,14 +8,15 @@
 // sums run over the block: {|k|², kᵀX} before the rewrite and {Σx², w_β·γx, W_v·γx} after it, 1 + M
 // and up to 2 + M numbers. Between them X stays in registers (HOLD), so it crosses memory once each
 // way; what a block's registers have no room for (of bf16, m = 4 beyond d = 4096 and m = 8 beyond 2048)
-// is read again after the first sum, (M + 1)·D that L2 mostly still has. As soon as X' is stored the
-// next token's X and k are asked for: they travel while this token's second sum and its context are
-// worked on, and other blocks of the multiprocessor fill what is left.
+// is taken again after the first sum, from its stage in shared memory (feed.cuh), or without one from
+// L2, (M + 1)·D. The next token's X and k are asked for ahead: through a stage as soon as it has room,
+// else when X' is stored, so that they travel while this token's second sum and its context are worked
+// on. Other blocks of the multiprocessor fill what is left.
 //
 // A token read adds X'_t to the K rows x_t … x_{t+K−1} of its window and emits the first. A chunk that
 // starts within a sequence begins K − 1 tokens early: these are rewritten again, but not stored.
 
-#include "boundary.cuh"
+#include "feed.cuh"
 
 constexpr int HELD = HOLD ? ROWS : 1;
 constexpr int REWRITE_SUMS = 1 + M;
@@ -24,35 +25,52 @@ constexpr int MOST_SUMS = REWRITE_SUMS > READ_SUMS ? REWRITE_SUMS : READ_SUMS;
 
 struct Forward {
   const Boundary& b;
+  Feed<STATE_T, M> states;
+  Feed<DIRECTION_T, 1, REWRITE> directions;
   BlockSum<MOST_SUMS> sum;
   Packet<STATE_T, ELEMENTS> state[HELD];
   Packet<DIRECTION_T, FEATURES> direction[HELD];
   Columns x;
+  int turn = 0;  // the stage of the token at hand
 
-  __device__ Forward(const Boundary& b, typename BlockSum<MOST_SUMS>::Buffer& buffer, Real* shared)
-      : b(b), sum(buffer), x(shared) {}
+  __device__ Forward(const Boundary& b, typename BlockSum<MOST_SUMS>::Buffer& buffer, unsigned char*& shared)
+      : b(b),
+        states(b.state, shared),
+        directions(b.direction, shared),
+        sum(buffer),
+        x(reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == 1 ? TAPS * D : 0)) {}
 
-  __device__ __forceinline__ void load(long long token, int row) {
-    const int feature = feature_of(row);
-    if constexpr (HOLD) {
-      state[row].load(b.state + (token * D + feature) * M);
-      if constexpr (REWRITE) direction[row].load(b.direction + token * D + feature);
-    } else {  // read again after the first sum: let it stay in the cache
-      state[0].get(b.state + (token * D + feature) * M);
-      if constexpr (REWRITE) direction[0].get(b.direction + token * D + feature);
+  // Asks for a row of a token that comes up, if one does.
+  __device__ __forceinline__ void request(long long next, int row, int turn) const {
+    if (next < 0) return;
+    states.request(next, row, turn);
+    directions.request(next, row, turn);
+  }
+  __device__ __forceinline__ void take(long long token, int row, bool again) {
+    states.take(token, row, turn, again, state[row % HELD]);
+    directions.take(token, row, turn, again, direction[row % HELD]);
+  }
+
+  // Asks for all of a token: into registers, or, of a block's first one, as feed.cuh says.
+  __device__ __forceinline__ void load(long long token) {
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) {
+      if (!is_inside(row)) continue;
+      if constexpr (AHEAD) request(token, row, turn);
+      else take(token, row, false);
     }
   }
 
-  __device__ __forceinline__ void load(long long token) {
-    if constexpr (HOLD) {
-#pragma unroll
-      for (int row = 0; row < ROWS; ++row)
-        if (is_inside(row)) load(token, row);
-    }
+  // A row's X and k, before the first sum and, where they are not held, once more (LAST) after it.
+  template <bool LAST> __device__ __forceinline__ void bring(long long token, int row, long long next) {
+    if constexpr (!AHEAD) return;  // it was loaded
+    take(token, row, !LAST);
+    constexpr bool FIRST = !LAST || !REWRITE;
+    if (EARLY ? FIRST : LAST) request(next, row, STAGES == 2 ? turn ^ 1 : turn);
   }
 
   // r, p and the factors of k: the first sum.
-  __device__ __forceinline__ Write compare(long long token, bool own) {
+  __device__ __forceinline__ Write compare(long long token, bool own, long long next) {
     Real value[M];
 #pragma unroll
     for (int j = 0; j < M; ++j) value[j] = b.value[token * M + j];
@@ -61,7 +79,7 @@ struct Forward {
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
-      if constexpr (!HOLD) load(token, row);
+      bring<false>(token, row, next);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) {
         const Real k = direction[row % HELD][f];
@@ -180,13 +198,14 @@ struct Forward {
 
   // One token, whose X and k have been asked for; asks for those of `next`.
   __device__ __forceinline__ void run(Window* window, long long token, bool own, long long next) {
+    if constexpr (STAGES > 0) await_copies();
     Write write;
-    if constexpr (REWRITE) write = compare(token, own);
+    if constexpr (REWRITE) write = compare(token, own, next);
     Real sums[READ_SUMS > 0 ? READ_SUMS : 1] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
-      if constexpr (!HOLD) load(token, row);
+      if constexpr (!HOLD || !REWRITE) bring<true>(token, row, next);
       if constexpr (REWRITE) rewrite(token, row, write, own);
       if constexpr (READ == NONE) continue;
       Real x[FEATURES] = {};
@@ -195,7 +214,10 @@ struct Forward {
       if constexpr (READ_SUMS > 0) add_read(row, x, sums);
       this->x.put(row, x);
     }
-    if (next >= 0) load(next);
+    if constexpr (!AHEAD) {
+      if (next >= 0) load(next);
+    }
+    if constexpr (STAGES == 2) turn ^= 1;
     if constexpr (READ == NONE) return;
     if constexpr (READ == TOKEN) window->advance();
     if (!own) return;  // the whole block alike
@@ -209,10 +231,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(c
   __shared__ Real buffer[2][MOST_SUMS][WARPS];
   const long long first = blockIdx.x * b.chunk;
   const long long last = first + b.chunk < b.tokens ? first + b.chunk : b.tokens;
-  Real* const window_rows = reinterpret_cast<Real*>(shared);
-  Forward forward(b, buffer, window_rows + (READ == TOKEN && WINDOW == 1 ? TAPS * D : 0));
+  unsigned char* rest = shared;
+  Forward forward(b, buffer, rest);
   if constexpr (READ == TOKEN) {
-    Window window(b, window_rows);
+    Window window(b, reinterpret_cast<Real*>(rest));
     long long position = first % b.time;
     const long long halo = position < TAPS - 1 ? position : TAPS - 1;
     position -= halo;

@@ -17,7 +17,7 @@ import torch
 
 from emulated_device import emulated, needs_emulator
 from emulator.build import KERNELS
-from op_cases import BF16, F64, inputs, parameters
+from op_cases import BF16, F32, F64, inputs, parameters
 from test_cuda_ops import check_conversions
 from test_ops import compare
 
@@ -48,24 +48,20 @@ MUTANTS = {
         "token < last; ++token) {\n      forward",
         "token <= last; ++token) {\n      forward",
     ),
-    "the chunk's last token is left out": (WALK, ": b.tokens) - 1;", ": b.tokens) - 2;"),
+    "the chunk's last token is left out": (WALK, ": b.tokens) - 1)", ": b.tokens) - 2)"),
     # halos and windows
     "a halo one token short": (
         FORWARD,
         "position < TAPS - 1 ? position : TAPS - 1",
         "position < TAPS - 2 ? position : TAPS - 2",
     ),
-    "tokens behind the chunk count twice": (
-        WALK,
-        "pass.run(&window, token, false);",
-        "pass.run(&window, token, true);",
-    ),
+    "tokens behind the chunk count twice": (WALK, "return token <= last;", "return true;"),
     "the window does not move": (FORWARD, "window->advance();", ""),
     "sequences see each other": (FORWARD, "if (position == b.time) {", "if (false) {"),
     "sequences see each other backward": (
         WALK,
-        "      window.clear();\n    }\n  } else",
-        "    }\n  } else",
+        "position = b.time - 1;\n      window.clear();",
+        "position = b.time - 1;",
     ),
     "one token behind the chunk is not looked at": (
         WALK,
@@ -99,6 +95,28 @@ MUTANTS = {
         "token - group + 1, feature",
     ),
     "a long kernel's sequences see each other": ("expand_by_tap.cuh", "token >= c.start && ", ""),
+    # what travels ahead
+    "a forward does not await its rows": (FORWARD, "await_copies();", ";"),
+    "a backward does not await its rows": (BACKWARD, "await_copies();", ";"),
+    "a stage is filled while it is needed": ("feed.cuh", "HOLD || STAGES != 1", "true"),
+    "two stages are one": ("feed.cuh", "STAGES == 2 ? turn * SLOT : 0", "0"),
+    "stages do not take turns": (BACKWARD, "feeds.turn ^= 1;", ""),
+    "a token's own rows travel ahead of it": (
+        BACKWARD,
+        "feeds.request(token - 1, row, STAGES",
+        "feeds.request(token, row, STAGES",
+    ),
+    "rows that are not the chunk's own stay behind": (
+        BACKWARD,
+        "chunk.owns(token - 1));",
+        "false);",
+    ),
+    "numbers of the token at hand are asked for twice": (
+        BACKWARD,
+        "record.request(token - 1);",
+        "record.request(token);",
+    ),
+    "a lane deals out its neighbour's number": (WALK, "number[i / 32], i % 32", "number[0], i ^ 1"),
     # indices and terms
     "channels and taps swapped": (
         "reduce.cu",
@@ -117,15 +135,19 @@ MUTANTS = {
         "!gate && !VALUE_FROM_COMPRESSED",
     ),
     "dk keeps its part along k": (BACKWARD, " - turn.along * k", ""),
-    "c is left out of dx, where sums are apart": (APART, "dx[f] -= shift * normed[f]", ""),
-    "tokens behind the chunk are summed, too": (APART, "if (own) {\n      sums", "{\n      sums"),
+    "c is left out of dx, where sums are apart": (APART, "dx[f] -= s.shift * normed[f]", ""),
+    "tokens behind the chunk are summed, too": (
+        APART,
+        "    if (!chunk.owns(token)) return;\n    sums",
+        "    sums",
+    ),
     "slices leave a gap": (
         "boundary.cuh",
         "(blockIdx.y) * WIDTH",
         "(blockIdx.y) * (WIDTH + FEATURES)",
     ),
     "the sums of X instead of X'": (APART, "if constexpr (REWRITE) {", "if constexpr (false) {"),
-    "c is left out of g": ("backward.cuh", "total -= shift *", "total -= Real(0) *"),
+    "c is left out of g": ("backward.cuh", "total -= s.shift *", "total -= Real(0) *"),
     "eps_k is not squared": (FORWARD, "Real(b.eps_k) * Real(b.eps_k)", "Real(b.eps_k)"),
     "halves of a pair swapped": (
         "common.cuh",
@@ -149,6 +171,11 @@ def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
         with emulated(kernels=kernels, plan={"CHUNK": 7, "THREADS": 64, "FEATURES": 1, "SUMS": 3}):
             tensors = inputs((2, 11), 100, 4) | parameters(100, 4, "token", 3)
             compare("rewrite_read", tensors, F64, eps_k=0.1)
+        for stages in (1, 2):
+            plan = {"CHUNK": 7, "THREADS": 32, "HOLD": 0, "STAGES": stages}
+            with emulated(kernels=kernels, plan=plan):
+                tensors = inputs((2, 11), 100, 4) | parameters(100, 4, "token", 3)
+                compare("rewrite_read", tensors, F32, eps_k=0.1)
         with emulated(kernels=kernels, plan={"CHUNK": 7, "HOLD": 0}):
             x, weight = torch.randn(2, 11, 6, dtype=F64), torch.randn(6, 2, 13, dtype=F64)
             compare("expand", {"x": x, "weight": weight}, F64, value_channels=2)

@@ -169,6 +169,43 @@ def test_any_plan(compress, plan, threads):
         compare("rewrite_read", tensors, F64, eps_k=0.1)
 
 
+STAGES = pytest.mark.parametrize(
+    "plan",
+    [{"HOLD": hold, "STAGES": stages} for hold in (0, 1) for stages in (0, 1, 2)],
+    ids=lambda plan: f"hold{plan['HOLD']}-stages{plan['STAGES']}",
+)
+
+
+@STAGES
+@pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
+@READS
+def test_rows_that_travel_ahead(dtype, m, compress, plan):
+    with emulated(plan=plan | {"THREADS": 32, "CHUNK": 7}):
+        tensors = inputs((3, 11), 100, m) | parameters(100, m, compress, 3)
+        compare("rewrite_read", tensors, dtype, eps_k=0.1)
+        compare("read", {n: t for n, t in tensors.items() if n not in REWRITE[1:]}, dtype)
+        compare("rewrite", {n: tensors[n] for n in REWRITE}, dtype, eps_k=0.1)
+
+
+@STAGES
+@pytest.mark.parametrize("used", ["state", "context"])
+def test_rows_that_travel_ahead_to_a_gradient_that_is_zero(used, plan):
+    tensors = inputs((3, 11), 100, 4) | parameters(100, 4, "token", 3)
+    gradients = []
+    for module in (functional, reference):
+        leaves = {name: t.detach().requires_grad_() for name, t in tensors.items()}
+        with emulated(plan=plan | {"CHUNK": 7}):
+            outputs = module.rewrite_read(**leaves, eps_k=0.1)
+            getattr(outputs, used).square().sum().backward()
+        gradients.append({name: t.grad for name, t in leaves.items()})
+    for name, expected in gradients[1].items():
+        actual = gradients[0][name]
+        if expected is None:
+            assert actual is None or not actual.any(), name
+        else:
+            assert_close(name, actual, expected, F64, gradient=True)
+
+
 @pytest.mark.parametrize("hold", [0, 1])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
 @pytest.mark.parametrize(("dtype", "m", "features"), [(F64, 1, 1), (BF16, 4, 2), (F32, 9, 2)])

@@ -81,6 +81,11 @@ def test_syncwarp_orders_the_lanes_of_its_mask(module: Module) -> None:
     assert out == [float((t ^ 1) + 2) for t in range(128)]
 
 
+@pytest.mark.usefixtures("order")
+def test_copies_arrive_when_they_are_awaited(module: Module) -> None:
+    assert run(module, "copied_ahead", block=(64,), size=256) == [float(i + 1) for i in range(256)]
+
+
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_blocks_share_the_work_of_several_os_threads(
     module: Module, threads: str, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +166,11 @@ REPORTED = {
     "null_pointer": (0, "block .2, 0, 0., thread .5, 0, 0.: illegal memory access"),
     "divide_by": (0, "integer division by zero"),
     "shift_by": (32, "shift"),
+    "copy_left_behind": (0, "returned before awaiting the copy of copy_async"),
+    "copy_to_index": (1024, "past the end of shared memory"),
+    "copy_to_global": (0, "the copy goes past dynamic shared memory"),
+    "copy_misaligned": (1, "misaligned access: the address must be a multiple of 16"),
+    "bring_near_index": (1 << 40, "thread .3, 0, 0.: illegal memory access"),
     "stack_overflow": (10_000, "stack overflow"),
     "trap": (0, "__trap"),
     "too_many_threads": (0, "a block of 1024 threads, but __launch_bounds__ says 512"),
@@ -190,7 +200,8 @@ def test_names_the_line_of_every_waiting_thread(module: Module) -> None:
 
 @pytest.mark.usefixtures("order")
 @pytest.mark.parametrize(
-    ("kernel", "expected"), [("unwritten_static", 7), ("unwritten_dynamic", 135)]
+    ("kernel", "expected"),
+    [("unwritten_static", 7), ("unwritten_dynamic", 135), ("copy_not_awaited", 7)],
 )
 def test_unwritten_shared_memory_is_nan(module: Module, kernel: str, expected: int) -> None:
     assert nan_positions(run(module, kernel, grid=(2,))) == [expected]

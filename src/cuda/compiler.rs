@@ -24,6 +24,7 @@ kernel_files!(
     "common.cuh",
     "expand.cu",
     "expand_by_tap.cuh",
+    "feed.cuh",
     "parameters_bwd.cu",
     "reduce.cu",
     "rewrite_read_bwd.cu",

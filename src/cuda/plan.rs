@@ -5,8 +5,9 @@
 //! for each thread, what a token needs twice kept in registers, and none of these spilled.
 
 use super::specialisation::{Compress, Kernel, Specialisation};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
+mod boundary;
 pub mod expand;
 
 /// What a device has to offer.
@@ -39,6 +40,8 @@ pub struct Plan {
     pub hold: bool,
     pub window: Place,
     pub sums: Place,
+    /// of shared memory that a token's rows travel through, ahead
+    pub stages: usize,
     /// blocks wanted per multiprocessor
     pub blocks: usize,
     pub shared: usize,
@@ -54,6 +57,7 @@ pub struct Forced {
     pub sums: Option<Place>,
     /// of sums that are apart
     pub sums_apart: Option<Place>,
+    pub stages: Option<usize>,
     pub blocks: Option<usize>,
     pub chunk: Option<usize>,
 }
@@ -62,21 +66,18 @@ pub struct Forced {
 pub const RESERVED: usize = 1024;
 /// Static shared memory that the compiler accepts.
 const MOST_STATIC: usize = 48 << 10;
-/// Numbers of the state that one packet may have where several of them are held.
-const MOST_HELD: usize = 8;
 /// Numbers that a window or sums may take from the registers of one thread.
 const FEW: usize = 24;
 /// Numbers that a thread may hold of sums that are all it is there for.
 const MOST_SUMS: usize = 96;
-/// Threads of a block, where several blocks share a multiprocessor.
-const MOST_THREADS: usize = 256;
 /// Threads of a multiprocessor that keep memory busy; beyond that registers are worth more.
 const ENOUGH_THREADS: usize = 1024;
+
 impl Plan {
     /// Fails for so many value channels that no block could add up its sums.
     pub fn new(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
         match s.kernel {
-            Kernel::Forward | Kernel::Backward => boundary(s, limits, forced),
+            Kernel::Forward | Kernel::Backward => boundary::plan(s, limits, forced),
             Kernel::Parameters => Ok(parameters(s, limits, forced)),
             Kernel::ExpandForward | Kernel::ExpandBackward => Ok(expand::plan(s, forced)),
             Kernel::Reduce | Kernel::Arrange => Ok(Plan { threads: 256, ..plain(s) }),
@@ -93,22 +94,11 @@ impl Plan {
             let half = Forced { features: Some(self.features / 2), ..Forced::default() };
             return (s.kernel.expands() && self.features > 1).then(|| expand::plan(s, &half));
         }
-        if self.blocks > 1 {
-            return Some(Plan { blocks: self.blocks - 1, ..*self });
-        }
-        if !self.hold && self.threads > MOST_THREADS {
-            let fewer = Forced { hold: Some(false), threads: Some(MOST_THREADS), ..Forced::default() };
-            return boundary(s, limits, &fewer).ok();
-        }
-        let again = boundary(s, limits, &Forced { hold: Some(false), ..Forced::default() }).ok()?;
-        let needed = again.shared + static_shared(s, again.threads) + RESERVED;
-        // Whether a second kernel is needed is known before the first is built, to who compiles ahead.
-        let of_one_mind = (again.sums == Place::Apart) == (self.sums == Place::Apart);
-        (self.hold && of_one_mind && needed <= limits.shared_per_block).then_some(again)
+        boundary::relaxed(self, s, limits)
     }
 
     /// The macros that the plan decides.
-    pub fn defines(&self) -> [(&'static str, String); 7] {
+    pub fn defines(&self) -> [(&'static str, String); 8] {
         [
             ("THREADS", self.threads.to_string()),
             ("FEATURES", self.features.to_string()),
@@ -116,6 +106,7 @@ impl Plan {
             ("HOLD", u8::from(self.hold).to_string()),
             ("WINDOW", (self.window as u8).to_string()),
             ("SUMS", (self.sums as u8).to_string()),
+            ("STAGES", self.stages.to_string()),
             ("BLOCKS", self.blocks.to_string()),
         ]
     }
@@ -140,68 +131,10 @@ fn plain(s: &Specialisation) -> Plan {
         hold: true,
         window: Place::Registers,
         sums: Place::Registers,
+        stages: 0,
         blocks: 1,
         shared: 0,
     }
-}
-
-fn boundary(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
-    let mut plan = plain(s);
-    plan.features = forced.features.unwrap_or_else(|| features(s));
-    let packets = s.d / plan.features;
-    let most = MOST_STATIC / static_shared(s, 32) * 32;
-    if most == 0 {
-        let channels = s.m;
-        return Err(Error::Argument(format!(
-            "`state` must have fewer value channels to be worked on by a GPU, got {channels}: \
-             move it to the CPU"
-        )));
-    }
-    let room = limits.shared_per_block.saturating_sub(RESERVED + static_shared(s, most.min(1024)));
-
-    // A warp pays a fixed price for each token, so few threads with many packets each do best, as long as
-    // they can hold these. Where they cannot, packets are read twice and columns wait in shared memory.
-    let (rows, most_rows) = if s.kernel == Kernel::Backward { (4, 4) } else { (6, 8) };
-    // A forward holds packets of twice the length in half the rows: it asks for the next token's ahead.
-    let longer = s.kernel == Kernel::Forward && plan.features * s.m > MOST_HELD;
-    let (rows, most_rows) = if longer { (rows / 2, most_rows / 2) } else { (rows, most_rows) };
-    let most_held = if longer { 2 * MOST_HELD } else { MOST_HELD };
-    let threads = packets.div_ceil(rows).next_multiple_of(32);
-    let may_hold =
-        packets.div_ceil(threads.min(MOST_THREADS)) <= most_rows && plan.features * s.m <= most_held;
-    plan.hold = forced.hold.unwrap_or(may_hold || columns(s, Place::Apart) > room);
-    let too_wide = plan.hold && !may_hold; // for the columns, or to be held without spills
-    let threads = threads.min(if too_wide { 1024 } else { MOST_THREADS });
-    plan.threads = forced.threads.unwrap_or(threads).min(most);
-
-    // What outlives a token: in registers if it is little, else in shared memory if that has room. The window
-    // comes first, as a token needs it twice; the sums are apart, with the fewest columns, until they have room.
-    let owned = packets.div_ceil(plan.threads) * plan.features;
-    let few = FEW * 4 / s.real().size();
-    let has_sums = s.kernel == Kernel::Backward;
-    if has_sums {
-        plan.sums = Place::Apart;
-    }
-    if s.compress == Compress::Token && (owned * s.taps > few || !plan.hold) {
-        plan.window = Place::Shared;
-        plan.window = if shared(s, &plan) <= room { Place::Shared } else { Place::Global };
-    }
-    plan.window = forced.window.unwrap_or(plan.window);
-    if has_sums {
-        let place = if owned * s.slots() > few || !plan.hold { Place::Shared } else { Place::Registers };
-        let there = Plan { sums: place, ..plan };
-        plan.sums = if shared(s, &there) <= room { place } else { Place::Apart };
-    }
-    plan.sums = forced.sums.unwrap_or(plan.sums);
-    plan.shared = shared(s, &plan);
-    // Memory that has room for one such block alone leaves it the threads of two.
-    let twice = 2 * MOST_THREADS;
-    let alone = 2 * (plan.shared + static_shared(s, twice) + RESERVED) > limits.shared_per_multiprocessor;
-    if alone && !plan.hold && plan.threads == MOST_THREADS && twice <= most && forced.threads.is_none() {
-        plan.threads = twice;
-    }
-    plan.blocks = forced.blocks.unwrap_or_else(|| blocks(s, &plan, limits));
-    Ok(plan)
 }
 
 /// A thread has one packet. Its sums are the most that it holds: short packets keep them in registers.
@@ -310,13 +243,34 @@ fn columns(s: &Specialisation, sums: Place) -> usize {
     count * s.d * s.real().size()
 }
 
-/// Dynamic shared memory: the window, the columns, the sums.
+/// Bytes of one token's rows, each in slots of 16.
+fn stage(s: &Specialisation) -> usize {
+    feeds(s).map(|numbers| (s.d * numbers).next_multiple_of(16)).sum()
+}
+
+/// Bytes per feature of what a token brings along.
+fn feeds(s: &Specialisation) -> impl Iterator<Item = usize> {
+    let types = &s.types;
+    let backward = s.kernel == Kernel::Backward;
+    [
+        (true, s.m * types.state.size()),
+        (s.rewrite, types.direction.size()),
+        (backward, s.m * types.state.size()),
+        (backward && s.compress != Compress::None, types.context.size()),
+        (backward && s.compress == Compress::Token, types.state.size()),
+    ]
+    .into_iter()
+    .filter_map(|(there, bytes)| there.then_some(bytes))
+}
+
+/// Dynamic shared memory: the stages, the window, the columns, the sums.
 fn shared(s: &Specialisation, plan: &Plan) -> usize {
     let width = width(s, plan.threads, plan.features);
     let window = if plan.window == Place::Shared { window_bytes(s, width) } else { 0 };
     let columns = if plan.hold { 0 } else { columns(s, plan.sums) };
     let sums = if plan.sums == Place::Shared { s.slots() * width * s.real().size() } else { 0 };
-    window + columns + sums
+    let stages = if plan.stages > 0 { plan.stages * stage(s) } else { 0 };
+    stages + window + columns + sums
 }
 
 /// Tokens per block and blocks of a boundary's grid: one wave of blocks that fills the device.

@@ -23,6 +23,7 @@ const FREE: Forced = Forced {
     window: None,
     sums: None,
     sums_apart: None,
+    stages: None,
     blocks: None,
     chunk: None,
 };
@@ -155,6 +156,42 @@ fn sums_apart_live_in_registers_then_shared_memory_then_global() {
 }
 
 #[test]
+fn rows_travel_ahead_where_few_blocks_share_a_multiprocessor() {
+    let cut = |kernel, d, m| {
+        let s = specialisation(kernel, d, m, 1, Dtype::Bf16);
+        let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
+        (plan.hold, plan.stages, plan.blocks)
+    };
+    assert_eq!(cut(Kernel::Backward, 768, 4), (true, 0, 4), "enough blocks");
+    assert_eq!(cut(Kernel::Backward, 2048, 4), (true, 1, 1));
+    assert_eq!(cut(Kernel::Backward, 384, 8), (false, 2, 3), "to be taken twice");
+    assert_eq!(cut(Kernel::Backward, 1024, 8), (false, 2, 1));
+    assert_eq!(cut(Kernel::Backward, 4096, 4), (false, 0, 1), "no room beside the sums");
+    assert_eq!(cut(Kernel::Forward, 2048, 4), (true, 0, 2), "held, and loaded ahead");
+    assert_eq!(cut(Kernel::Forward, 4096, 4), (true, 1, 1));
+    assert_eq!(cut(Kernel::Forward, 4096, 8), (false, 1, 2), "two blocks rather than two stages");
+
+    let odd = specialisation(Kernel::Backward, 2047, 1, 1, Dtype::Bf16);
+    assert_eq!(Plan::new(&odd, &LARGE, &FREE).unwrap().stages, 0, "directions of two bytes");
+    let unaligned =
+        Specialisation { aligned: false, ..specialisation(Kernel::Backward, 2048, 4, 1, Dtype::Bf16) };
+    assert_eq!(Plan::new(&unaligned, &LARGE, &FREE).unwrap().stages, 0);
+}
+
+#[test]
+fn staged_blocks_fit_a_multiprocessor_together() {
+    for (s, limits) in every_case() {
+        let mut plan = Some(Plan::new(&s, &limits, &FREE).unwrap());
+        while let Some(staged) = plan {
+            let shared = staged.shared + static_shared(&s, staged.threads) + RESERVED;
+            let all = staged.blocks * shared;
+            assert!(staged.stages == 0 || all <= limits.shared_per_multiprocessor, "{s:?}: {staged:?}");
+            plan = staged.relaxed(&s, &limits);
+        }
+    }
+}
+
+#[test]
 fn a_block_that_is_alone_on_its_multiprocessor_has_more_threads() {
     let threads = |d, m| {
         let s = specialisation(Kernel::Backward, d, m, 1, Dtype::Bf16);
@@ -162,10 +199,9 @@ fn a_block_that_is_alone_on_its_multiprocessor_has_more_threads() {
         assert!(!plan.hold);
         (plan.threads, plan.blocks)
     };
-    assert_eq!(threads(1024, 8), (128, 2));
-    assert_eq!(threads(2048, 8), (512, 1));
+    assert_eq!(threads(384, 8), (64, 3));
+    assert_eq!(threads(1024, 8), (512, 1));
     assert_eq!(threads(4096, 4), (512, 1));
-    assert_eq!(threads(8192, 4), (256, 3), "its sums are apart");
     let s = specialisation(Kernel::Backward, 4096, 4, 1, Dtype::Bf16);
     let relaxed = Plan::new(&s, &LARGE, &FREE).unwrap().relaxed(&s, &LARGE).unwrap();
     assert_eq!((relaxed.threads, relaxed.blocks), (256, 1));

@@ -76,6 +76,7 @@ fn forced(plan: &Bound<'_, PyDict>) -> PyResult<Forced> {
             "WINDOW" => forced.window = Some(place(value)?).filter(|place| *place != Place::Apart),
             "SUMS" => forced.sums = Some(place(value)?),
             "SUMS_APART" => forced.sums_apart = Some(place(value)?).filter(|place| *place != Place::Apart),
+            "STAGES" => forced.stages = Some(value).filter(|stages| *stages <= 2),
             "BLOCKS" => forced.blocks = Some(value),
             "CHUNK" => forced.chunk = Some(value),
             other => return Err(PyValueError::new_err(format!("`plan` knows no {other}"))),

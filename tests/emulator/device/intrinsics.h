@@ -117,6 +117,13 @@ void __stcs(T* address, T value) {
   *address = value;
 }
 
+namespace emulator {
+
+// A prefetch: nothing happens, but the address must be one that could be read.
+inline void bring_near(const void* from) { (void)*static_cast<const volatile char*>(from); }
+
+}  // namespace emulator
+
 template <class T>
 T atomicAdd(T* address, T value) {
   return emulator::change(address, [=](T old) { return T(old + value); });

@@ -27,12 +27,17 @@ struct Kernel {
   void (*call)(const void* arguments);
 };
 
-// What a running thread asks of the runtime. All but `lane` let other threads run.
+// What a running thread asks of the runtime. Barriers and what a warp
+// does together let other threads run.
 int barrier(Site site, int predicate);  // for how many threads the predicate was not zero
 unsigned ballot(Site site, unsigned mask, int predicate);
 Bits shuffle(Site site, unsigned mask, Bits value, int source_lane);
 void sync_warp(Site site, unsigned mask);
 int lane();
+
+// A copy to shared memory that is under way until the thread awaits it; `word` is what will arrive.
+void copy_later(Site site, void* shared, const void* word, Size bytes);
+void await_copies();
 
 // Shared memory of the block that runs: `declaration` is the address of anything that is unique
 // to one __shared__ declaration.

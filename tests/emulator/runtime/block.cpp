@@ -1,6 +1,7 @@
 #include "block.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 __thread uint3 threadIdx;
@@ -94,6 +95,8 @@ void Block::thread_main() {
 }
 
 void Block::thread_returned() {
+  const std::vector<Copy>& copies = threads_[running_].copies;
+  if (!copies.empty()) fail("returned before awaiting the copy of " + place(copies[0].site));
   threads_[running_].state = Thread::State::returned;
   warps_[running_ / warp_lanes].returned |= 1u << lane();
   --live_;
@@ -101,6 +104,23 @@ void Block::thread_returned() {
     fail("divergent barrier: threads returned from the kernel while others wait" + whereabouts());
   }
   resume_next();
+}
+
+void Block::copy_later(Site site, void* shared, const void* word, Size bytes) {
+  const char* const to = static_cast<char*>(shared);
+  if (to < dynamic_->start() || to + bytes > dynamic_->start() + dynamic_->bytes()) {
+    fail("the copy goes past dynamic shared memory, at " + place(site));
+  }
+  Unwatched unwatched;
+  Copy& copy = threads_[running_].copies.emplace_back(Copy{site, shared, bytes, {}});
+  memcpy(copy.word, word, bytes);
+}
+
+void Block::await_copies() {
+  Unwatched unwatched;
+  std::vector<Copy>& copies = threads_[running_].copies;
+  for (const Copy& copy : copies) memcpy(copy.to, copy.word, copy.bytes);
+  copies.clear();
 }
 
 int Block::barrier(Site site, int predicate) {
@@ -248,6 +268,10 @@ Bits shuffle(Site site, unsigned mask, Bits value, int source_lane) {
       site, {WarpOperation::Kind::shuffle, mask, value, source_lane, 0});
 }
 
+void copy_later(Site site, void* shared, const void* word, Size bytes) {
+  current_block->copy_later(site, shared, word, bytes);
+}
+void await_copies() { current_block->await_copies(); }
 void sync_warp(Site site, unsigned mask) { current_block->sync_warp(site, mask); }
 int lane() { return int(current_block->lane()); }
 

@@ -42,6 +42,14 @@ struct WarpOperation {
   Bits result;
 };
 
+// A copy to shared memory that its thread has not awaited.
+struct Copy {
+  Site site;
+  void* to;
+  Size bytes;
+  char word[16];
+};
+
 struct Thread {
   enum class State { ready, at_barrier, in_warp_operation, returned };
 
@@ -52,6 +60,7 @@ struct Thread {
   State state;
   Site site;                // where it waits
   WarpOperation operation;  // while in_warp_operation
+  std::vector<Copy> copies;
 };
 
 struct Warp {
@@ -89,6 +98,8 @@ class Block {
   int barrier(Site site, int predicate);
   Bits warp_operation(Site site, WarpOperation operation);
   void sync_warp(Site site, unsigned mask);
+  void copy_later(Site site, void* shared, const void* word, Size bytes);
+  void await_copies();
   unsigned lane() const { return running_ % warp_lanes; }
   void* static_shared(const void* declaration, size_t bytes);
   void* dynamic_shared() { return dynamic_->start(); }

@@ -1,0 +1,133 @@
+//! How the kernels of a boundary are cut: a block has all of a token, since sums run over its features.
+
+use super::{
+    FEW, Forced, Limits, MOST_STATIC, Place, Plan, RESERVED, columns, features, feeds, most_registers, plain,
+    shared, static_shared,
+};
+use crate::cuda::specialisation::{Compress, Kernel, Specialisation};
+use crate::error::{Error, Result};
+
+/// Numbers of the state that one packet may have where several of them are held.
+const MOST_HELD: usize = 8;
+/// Threads of a block, where several blocks share a multiprocessor.
+const MOST_THREADS: usize = 256;
+/// Threads of a block that has a multiprocessor to itself, where packets are not held.
+const MOST_ALONE: usize = 512;
+
+/// Where few blocks share a multiprocessor, or packets are taken twice, a token's rows go through stages.
+pub fn plan(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
+    let plain = cut(s, limits, forced)?;
+    // Blocks that keep memory busy by themselves, one loading while others wait. A forward that holds its packets
+    // asks for the next token's before it is done with this one, stage or not.
+    let enough = if s.kernel == Kernel::Forward { 2 } else { 3 };
+    let busy = plain.hold && plain.blocks >= enough;
+    if forced.stages.is_some() || busy || !may_stage(s, &plain) {
+        return Ok(plain);
+    }
+    let sums = (s.kernel == Kernel::Backward).then_some(plain.sums);
+    let blocks = if plain.hold { plain.blocks } else { 1 };
+    let staged = [1, 2]
+        .into_iter()
+        .filter(|stages| !plain.hold || *stages == 1)
+        .filter_map(|stages| {
+            cut(s, limits, &Forced { stages: Some(stages), hold: Some(plain.hold), sums, ..*forced }).ok()
+        })
+        .filter(|plan| plan.window == plain.window && fits(s, plan, limits, blocks))
+        .max_by_key(|plan| (plan.blocks.min(2), plan.stages));
+    Ok(staged.unwrap_or(plain))
+}
+
+/// The next plan to try where this one spills registers: fewer blocks, more threads, then packets taken twice.
+pub fn relaxed(plan: &Plan, s: &Specialisation, limits: &Limits) -> Option<Plan> {
+    let registers = |blocks| most_registers(limits, blocks * plan.threads);
+    let fewer = (1..plan.blocks).rev().find(|blocks| registers(*blocks) > registers(plan.blocks));
+    let forced = match fewer {
+        Some(blocks) if plan.stages > 0 => return Some(Plan { blocks, ..*plan }),
+        Some(_) => {
+            Forced { hold: Some(plan.hold), threads: Some(plan.threads), blocks: fewer, ..Forced::default() }
+        }
+        None if plan.hold && 2 * plan.threads <= MOST_THREADS => {
+            Forced { hold: Some(true), threads: Some(2 * plan.threads), ..Forced::default() }
+        }
+        None if plan.hold => Forced { hold: Some(false), ..Forced::default() },
+        None if plan.threads > MOST_THREADS => {
+            Forced { hold: Some(false), threads: Some(MOST_THREADS), ..Forced::default() }
+        }
+        None => return None,
+    };
+    let next = self::plan(s, limits, &forced).ok()?;
+    // Whether a second kernel is needed is known before the first is built, to who compiles ahead.
+    let of_one_mind = (next.sums == Place::Apart) == (plan.sums == Place::Apart);
+    (of_one_mind && fits(s, &next, limits, 1)).then_some(next)
+}
+
+/// Whether shared memory has room for so many blocks.
+fn fits(s: &Specialisation, plan: &Plan, limits: &Limits, blocks: usize) -> bool {
+    let shared = plan.shared + static_shared(s, plan.threads) + RESERVED;
+    shared <= limits.shared_per_block && blocks * shared <= limits.shared_per_multiprocessor
+}
+
+/// Copies ahead take four bytes at least, from addresses that are multiples of their size.
+fn may_stage(s: &Specialisation, plan: &Plan) -> bool {
+    s.aligned && feeds(s).all(|bytes| (plan.features * bytes).is_multiple_of(4))
+}
+
+fn cut(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
+    let mut plan = plain(s);
+    plan.features = forced.features.unwrap_or_else(|| features(s));
+    let packets = s.d / plan.features;
+    let most = MOST_STATIC / static_shared(s, 32) * 32;
+    if most == 0 {
+        let channels = s.m;
+        return Err(Error::Argument(format!(
+            "`state` must have fewer value channels to be worked on by a GPU, got {channels}: \
+             move it to the CPU"
+        )));
+    }
+    let room = limits.shared_per_block.saturating_sub(RESERVED + static_shared(s, most.min(1024)));
+
+    // A warp pays a fixed price for each token, so few threads with many packets each do best, as long as
+    // they can hold these. Where they cannot, packets are read twice and columns wait in shared memory.
+    let (rows, most_rows) = if s.kernel == Kernel::Backward { (4, 4) } else { (6, 8) };
+    // A forward holds packets of twice the length in half the rows: it asks for the next token's ahead.
+    let longer = s.kernel == Kernel::Forward && plan.features * s.m > MOST_HELD;
+    let (rows, most_rows) = if longer { (rows / 2, most_rows / 2) } else { (rows, most_rows) };
+    let most_held = if longer { 2 * MOST_HELD } else { MOST_HELD };
+    let threads = packets.div_ceil(rows).next_multiple_of(32);
+    let may_hold =
+        packets.div_ceil(threads.min(MOST_THREADS)) <= most_rows && plan.features * s.m <= most_held;
+    plan.hold = forced.hold.unwrap_or(may_hold || columns(s, Place::Apart) > room);
+    let too_wide = plan.hold && !may_hold; // for the columns, or to be held without spills
+    let threads = threads.min(if too_wide { 1024 } else { MOST_THREADS });
+    plan.threads = forced.threads.unwrap_or(threads).min(most);
+
+    // What outlives a token: in registers if it is little, else in shared memory if that has room. The window
+    // comes first, as a token needs it twice; the sums are apart, with the fewest columns, until they have room.
+    let owned = packets.div_ceil(plan.threads) * plan.features;
+    let few = FEW * 4 / s.real().size();
+    let has_sums = s.kernel == Kernel::Backward;
+    plan.stages = forced.stages.filter(|_| may_stage(s, &plan)).unwrap_or(0);
+    if has_sums {
+        plan.sums = Place::Apart;
+    }
+    if s.compress == Compress::Token && (owned * s.taps > few || !plan.hold) {
+        plan.window = Place::Shared;
+        plan.window = if shared(s, &plan) <= room { Place::Shared } else { Place::Global };
+    }
+    plan.window = forced.window.unwrap_or(plan.window);
+    if has_sums {
+        let place = if owned * s.slots() > few || !plan.hold { Place::Shared } else { Place::Registers };
+        let there = Plan { sums: place, ..plan };
+        plan.sums = if shared(s, &there) <= room { place } else { Place::Apart };
+    }
+    plan.sums = forced.sums.unwrap_or(plan.sums);
+    plan.shared = shared(s, &plan);
+    // Memory that has room for one such block alone leaves it the threads of two.
+    let more = packets.next_multiple_of(32).min(MOST_ALONE).min(most);
+    let alone = 2 * (plan.shared + static_shared(s, more) + RESERVED) > limits.shared_per_multiprocessor;
+    if alone && !plan.hold && forced.threads.is_none() {
+        plan.threads = plan.threads.max(more);
+    }
+    plan.blocks = forced.blocks.unwrap_or_else(|| super::blocks(s, &plan, limits));
+    Ok(plan)
+}

@@ -36,7 +36,7 @@ __device__ __forceinline__ void narrow(Real x, float& to) { to = static_cast<flo
 __device__ __forceinline__ void narrow(Real x, double& to) { to = static_cast<double>(x); }
 __device__ __forceinline__ void narrow(Real x, bf16& to) {
   const float single = static_cast<float>(x);
-#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 800
+#ifndef CUDA_ON_CPU
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(single));
 #else
   const unsigned bits = __float_as_uint(single);
@@ -53,7 +53,7 @@ __device__ __forceinline__ void narrow(Real x, f16& to) {
 }
 
 // Two at once, as the hardware does it: half the conversions, and no halves to be put together.
-#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 800
+#ifndef CUDA_ON_CPU
 __device__ __forceinline__ unsigned narrow_pair(Real low, Real high, bf16) {
   unsigned pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
@@ -112,22 +112,19 @@ template <> struct Access<2> { using Type = unsigned short; };
 template <int BYTES> __device__ __forceinline__ void copy_ahead(void* shared, const void* from) {
 #ifdef CUDA_ON_CPU
   emulator::copy_async<typename Access<BYTES>::Type>(shared, from);
-#elif __CUDA_ARCH__ >= 800
+#else
   const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   if constexpr (BYTES == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
   }
-#else
-  using Word = typename Access<BYTES>::Type;
-  *static_cast<Word*>(shared) = *static_cast<const Word*>(from);
 #endif
 }
 __device__ __forceinline__ void await_copies() {
 #ifdef CUDA_ON_CPU
   emulator::await_copies();
-#elif __CUDA_ARCH__ >= 800
+#else
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }

@@ -17,6 +17,8 @@ Environment, read at each launch:
     DDL_EMULATOR_ORDER     0: threads and blocks in ascending order (the default); 1: descending;
                            any other number: the seed of a random order
     DDL_EMULATOR_THREADS   OS threads that share a grid's blocks (default 1)
+    DDL_EMULATOR_LAST_BLOCKS   of some kernels only the grid's last blocks are run, as in
+                           "reduce=1 expand_fwd=2": what they leave out, memory need not hold
 
 and at each build `DDL_EMULATOR_CACHE`, the directory of the shared objects (default
 build/emulator).

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -70,12 +69,16 @@ class HandlerStack {
   stack_t previous_{};
 };
 
-// A grid's blocks, in the order in which the OS threads take them.
+// A grid's blocks, along its longer axis no more than the last `most`, in the order in which the OS
+// threads take them.
 class Queue {
  public:
-  Queue(dim3 blocks, Order order)
-      : blocks_(blocks), numbers_(size_t(blocks.x) * blocks.y * blocks.z) {
-    std::iota(numbers_.begin(), numbers_.end(), size_t(0));
+  Queue(dim3 blocks, size_t most, Order order) : blocks_(blocks) {
+    const bool across = blocks.x >= blocks.y;
+    const size_t all = std::max(blocks.x, blocks.y), left_out = all - std::min(all, most);
+    for (size_t i = 0; i < size_t(blocks.x) * blocks.y * blocks.z; ++i) {
+      if ((across ? i % blocks.x : i / blocks.x % blocks.y) >= left_out) numbers_.push_back(i);
+    }
     order.arrange(numbers_);
   }
 
@@ -125,9 +128,17 @@ std::string check(const Grid& grid) {
   return "";
 }
 
+// How many blocks are run along the longer axis.
+size_t most_blocks(const Grid& grid) {
+  const char* last = getenv("DDL_EMULATOR_LAST_BLOCKS");
+  const std::string name = std::string(grid.kernel->name) + "=";
+  const char* found = last ? strstr(last, name.c_str()) : nullptr;
+  return found ? strtoull(found + name.size(), nullptr, 10) : ~size_t(0);
+}
+
 std::string run(const Grid& grid) {
   const char* order = getenv("DDL_EMULATOR_ORDER");
-  Queue queue(grid.blocks, Order(order, 0));
+  Queue queue(grid.blocks, most_blocks(grid), Order(order, 0));
   std::mutex lock;
   std::string error;  // of the first block that failed
 

@@ -38,10 +38,11 @@ def emulated(
     plan: dict[str, int] | None = None,
     multiprocessors: int = 2,
     shared_per_block: int = 65_536,
+    sanitizer: str = SANITIZER,
 ) -> Iterator[None]:
     """CPU tensors run on the emulated GPU. plan: forced choices, by the names of the macros."""
     _native.emulate(
-        functools.partial(_build, kernels),
+        functools.partial(_build, kernels, sanitizer),
         multiprocessors=multiprocessors,
         shared_per_block=shared_per_block,
         plan=plan,
@@ -52,5 +53,5 @@ def emulated(
         _native.emulate(None)
 
 
-def _build(kernels: Path, source: str, defines: Sequence[str]) -> str:
-    return str(build(kernels / f"{source}.cu", defines, SANITIZER))
+def _build(kernels: Path, sanitizer: str, source: str, defines: Sequence[str]) -> str:
+    return str(build(kernels / f"{source}.cu", defines, sanitizer))

@@ -7,6 +7,7 @@ sentence instead: divergent barriers and shuffles, accesses outside of memory, m
     build.py    compiles a kernel file for one set of macros      -> a shared object
     launch.py   runs a kernel from it, with a ctypes structure as argument
     memory.py   tensors whose end touches memory that faults
+    traffic.py  bytes that kernels read and write of a tensor
     source.py   the C++ made from a kernel file
     device/     what the kernel's text sees: CUDA's names in plain C++
     runtime/    fibers, blocks, launches; compiled once

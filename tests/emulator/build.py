@@ -24,7 +24,12 @@ KERNELS = REPOSITORY / "kernels"
 _FLAGS = ["-std=c++17", "-fPIC", "-shared", "-fno-gnu-unique"]
 
 _RUNTIME_FLAGS = ["-O2", "-pthread"]
-_RUNTIME_MACROS = {"": [], "asan": ["-DEMULATOR_ASAN"], "tsan": ["-DEMULATOR_TSAN"]}
+_RUNTIME_MACROS = {
+    "": [],
+    "asan": ["-DEMULATOR_ASAN"],
+    "tsan": ["-DEMULATOR_TSAN"],
+    "traffic": ["-DEMULATOR_TRAFFIC"],
+}
 
 # What is compiled for every specialisation is compiled fast: without the C and C++ libraries'
 # start-up code, exception tables or warnings.
@@ -49,6 +54,8 @@ _SANITIZER_FLAGS = {
     "": ["-O1", _CHECKS, "-Wl,-z,defs"],
     "asan": ["-O1", *_DEBUG, _CHECKS, _MORE_CHECKS, "-fsanitize=address"],
     "tsan": ["-O1", *_DEBUG, _CHECKS, "-fsanitize=thread"],
+    # TSan's calls before accesses, which runtime/traffic.cpp answers.
+    "traffic": ["-O1", _CHECKS, "-fsanitize=thread", "-Wl,-z,defs"],
 }
 
 
@@ -74,7 +81,7 @@ def build(source: Path | str, defines: Sequence[str] = (), sanitizer: str = "") 
     source: a .cu file, or the name of one in kernels/ ("rewrite_read_fwd").
     defines: the specialisation's macros, as NVRTC's -D takes them: "D=768".
     sanitizer: "", "asan" or "tsan". A process that loads the last two must have been started
-        with `sanitizer_environment`.
+        with `sanitizer_environment`. "traffic" counts bytes (traffic.py).
 
     Returns a shared object with, for each kernel NAME of the file,
 
@@ -90,7 +97,7 @@ def build(source: Path | str, defines: Sequence[str] = (), sanitizer: str = "") 
     """
     path = source if isinstance(source, Path) else KERNELS / f"{source}.cu"
     text = translation_unit(path, sorted(defines))
-    runtime = _build_runtime(sanitizer)
+    runtime = build_runtime(sanitizer)
     flags = [*_FLAGS, *_KERNEL_FLAGS, *_SANITIZER_FLAGS[sanitizer], f"-I{_HERE / 'device'}"]
     # The runtime lies beside the kernels and is found there, wherever the cache is moved.
     libraries = [str(runtime), "-Wl,-rpath,$ORIGIN", "-lm", "-lc", "-lgcc"]
@@ -116,7 +123,7 @@ def sanitizer_environment(sanitizer: str) -> dict[str, str]:
     }
 
 
-def _build_runtime(sanitizer: str) -> Path:
+def build_runtime(sanitizer: str) -> Path:
     """The library with fibers, blocks and launches."""
     sources = sorted((_HERE / "runtime").glob("*.cpp"))
     headers = sorted([*(_HERE / "runtime").glob("*.h"), *(_HERE / "device").glob("*.h")])

@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 
 use super::{Device, Error, Launches, gpu, tell_where_nvrtc_is};
 use crate::cuda::emulated::Emulated;
-use crate::cuda::plan::{Forced, Limits, Place};
+use crate::cuda::plan::{Forced, Limits, Place, RESERVED};
 
 static STAND_IN: RwLock<Option<Arc<dyn Launches>>> = RwLock::new(None);
 
@@ -38,7 +38,7 @@ fn emulate(
     let limits = Limits {
         multiprocessors,
         shared_per_block,
-        shared_per_multiprocessor: 2 * shared_per_block,
+        shared_per_multiprocessor: shared_per_block + RESERVED,
         registers_per_multiprocessor: 65_536,
         threads_per_multiprocessor: 2048,
     };

@@ -146,6 +146,7 @@ struct Feeds {
         context(g.grad_context, shared),
         compressed(b.compressed, shared) {}
 
+  // Of a token that is not the chunk's own dx alone is needed.
   __device__ __forceinline__ void request(long long token, int row, int turn, bool own) const {
     context.request(token, row, turn);
     compressed.request(token, row, turn);
@@ -153,6 +154,15 @@ struct Feeds {
     state.request(token, row, turn);
     grad.request(token, row, turn);
     direction.request(token, row, turn);
+  }
+  __device__ __forceinline__ void take_read(long long token, int row) {
+    context.take(token, row, turn, false);
+    compressed.take(token, row, turn, false);
+  }
+  __device__ __forceinline__ void take_own(long long token, int row, bool again) {
+    state.take(token, row, turn, again);
+    grad.take(token, row, turn, again);
+    direction.take(token, row, turn, again);
   }
 };
 
@@ -179,17 +189,15 @@ __device__ __forceinline__ Turn finish(
 
 // x̂ of a packet, from x as a token read saved it, else from X'.
 __device__ __forceinline__ void compress(
-    const Boundary& b, const Feeds& feeds, const Scalars& s, long long token, int row,
+    const Boundary& b, const Feeds& feeds, const Scalars& s, int row,
     const Packet<STATE_T, ELEMENTS>& stored, Real (&normed)[FEATURES]) {
-  Packet<STATE_T, FEATURES> saved;
   Compress compress;
-  if constexpr (READ == TOKEN) feeds.compressed.take(token, row, feeds.turn, false, saved);
-  else compress.load(b, feature_of(row));
+  if constexpr (READ != TOKEN) compress.load(b, feature_of(row));
 #pragma unroll
   for (int f = 0; f < FEATURES; ++f) {
     Real x = Real(0);
     if constexpr (READ == TOKEN) {
-      x = saved[f];
+      x = feeds.compressed[row][f];
     } else {
 #pragma unroll
       for (int j = 0; j < M; ++j) x += compress.at(f, j) * stored[f * M + j];
@@ -200,12 +208,10 @@ __device__ __forceinline__ void compress(
 
 // dh' and a of a packet, from dh and what gate and values ask of the context.
 __device__ __forceinline__ void read_back(
-    const Boundary& b, const Feeds& feeds, const Scalars& s, long long token, int row,
-    Real (&dh)[FEATURES], Real (&a)[FEATURES]) {
+    const Boundary& b, const Feeds& feeds, const Scalars& s, int row, Real (&dh)[FEATURES],
+    Real (&a)[FEATURES]) {
   Parameters parameters;
   parameters.load(b, feature_of(row));
-  Packet<CONTEXT_T, FEATURES> incoming;
-  feeds.context.take(token, row, feeds.turn, false, incoming);
 #pragma unroll
   for (int f = 0; f < FEATURES; ++f) {
     Real value = Real(0);
@@ -213,7 +219,7 @@ __device__ __forceinline__ void read_back(
 #pragma unroll
       for (int j = 0; j < M; ++j) value += s.linear[j] * parameters.value[j][f];
     }
-    dh[f] = incoming[f];
+    dh[f] = feeds.context[row][f];
     if constexpr (GATE) dh[f] += s.logit * parameters.gate[f];
     if constexpr (VALUE && !VALUE_FROM_COMPRESSED) dh[f] += value;
     a[f] = s.rstd * parameters.gamma(f) * dh[f] + (VALUE_FROM_COMPRESSED ? value : Real(0));
@@ -226,7 +232,7 @@ struct Chunk {
 
   __device__ explicit Chunk(const Boundary& b)
       : first(blockIdx.x * b.chunk), last((first + b.chunk < b.tokens ? first + b.chunk : b.tokens) - 1) {}
-  __device__ __forceinline__ bool owns(long long token) const { return token <= last; }
+  __device__ __forceinline__ bool owns(long long token) const { return READ != TOKEN || token <= last; }
 };
 
 // Runs `pass` on the block's tokens from the last to the first. A token read is first given the K − 1 tokens behind

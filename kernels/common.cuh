@@ -108,16 +108,19 @@ template <> struct Access<4> { using Type = unsigned; };
 template <> struct Access<2> { using Type = unsigned short; };
 
 // Asks for BYTES (4, 8 or 16) of global memory to travel into shared memory, past the registers, while the thread
-// goes on. They are there for this thread after `await_copies`.
-template <int BYTES> __device__ __forceinline__ void copy_ahead(void* shared, const void* from) {
+// goes on; for zeros where `there` is false. They have arrived for this thread after `await_copies`.
+template <int BYTES>
+__device__ __forceinline__ void copy_ahead(void* shared, const void* from, bool there) {
 #ifdef CUDA_ON_CPU
-  emulator::copy_async<typename Access<BYTES>::Type>(shared, from);
+  emulator::copy_async<typename Access<BYTES>::Type>(shared, from, there);
 #else
   const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const unsigned bytes = there ? BYTES : 0;
   if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
   }
 #endif
 }
@@ -188,10 +191,11 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
     for (int i = 0; i < COUNT; ++i) __stcs(reinterpret_cast<Word*>(to) + i, word(i));
   }
   // The same, to be got from this thread's own shared memory later.
-  static __device__ __forceinline__ void request(T* shared, const T* from) {
+  static __device__ __forceinline__ void request(T* shared, const T* from, bool there) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      copy_ahead<WIDTH>(reinterpret_cast<Word*>(shared) + i, reinterpret_cast<const Word*>(from) + i);
+      copy_ahead<WIDTH>(
+          reinterpret_cast<Word*>(shared) + i, reinterpret_cast<const Word*>(from) + i, there);
     }
   }
   // Memory of this thread alone: shared memory or scratch, read again soon.

@@ -33,17 +33,6 @@ struct Pass {
     if (is_inside(0)) feeds.request(token, 0, 0, chunk.owns(token));
   }
 
-  // X' of an own token, to the bits that the forward stored.
-  __device__ __forceinline__ void rebuild(
-      const Scalars& s, long long token, Packet<STATE_T, ELEMENTS>& stored) const {
-    feeds.state.take(token, 0, 0, false, stored);
-    if constexpr (REWRITE) {
-      Packet<DIRECTION_T, FEATURES> k;
-      feeds.direction.take(token, 0, 0, false, k);
-      stored = rewritten(stored, k, s.write);
-    }
-  }
-
   // One token; of a token behind the chunk (not its own) dx alone.
   __device__ __forceinline__ void run(Window* window, long long token) {
     const Scalars s = scalars(b, g, record);  // by all lanes, with features or without
@@ -53,15 +42,20 @@ struct Pass {
   }
 
   __device__ __forceinline__ void add(Window* window, long long token, const Scalars& s) {
-    Packet<STATE_T, ELEMENTS> stored;
-    if (chunk.owns(token)) rebuild(s, token, stored);
+    const bool own = chunk.owns(token);
+    feeds.take_read(token, 0);
+    if (own) feeds.take_own(token, 0, false);
+    Packet<STATE_T, ELEMENTS>& stored = feeds.state[0];  // X', to the bits that the forward stored
+    if constexpr (REWRITE) {
+      if (own) stored = rewritten(stored, feeds.direction[0], s.write);
+    }
     Real normed[FEATURES], dh[FEATURES], dx[FEATURES];
-    compress(b, feeds, s, token, 0, stored, normed);
-    read_back(b, feeds, s, token, 0, dh, dx);
+    compress(b, feeds, s, 0, stored, normed);
+    read_back(b, feeds, s, 0, dh, dx);
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * normed[f];
     if constexpr (READ == TOKEN) window->put(0, 0, dx);
-    if (!chunk.owns(token)) return;
+    if (!own) return;
     sums.take(s, window, 0, stored, normed, dh, dx);
     sums.take_biases(s);
   }

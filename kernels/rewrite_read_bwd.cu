@@ -27,8 +27,6 @@
 template <bool FIRST, class A, class B> struct Choose { using Type = A; };
 template <class A, class B> struct Choose<false, A, B> { using Type = B; };
 
-constexpr int HELD = HOLD ? ROWS : 1;
-
 struct Pass {
   const Boundary& b;
   const Gradients& g;
@@ -40,10 +38,8 @@ struct Pass {
   Columns read;     // a, whereof dx = a − c·rstd·x̂
   Columns context;  // dh', for the sums
   Sums sums;
-  Packet<STATE_T, ELEMENTS> state[HELD];
-  // A token read adds what later tokens read of this one: it keeps the sum unrounded.
+  // G. A token read adds what later tokens read of this one: it keeps the sum unrounded.
   Packet<typename Choose<READ == TOKEN, Real, STATE_T>::Type, ELEMENTS> grad[HELD];
-  Packet<DIRECTION_T, FEATURES> direction[HELD];
   Packet<STATE_T, ELEMENTS> stored[HELD];  // X'
 
   // What lies in shared memory: stages, window, columns, sums.
@@ -63,28 +59,37 @@ struct Pass {
     return reinterpret_cast<Real*>(rest) + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0);
   }
 
-  // Asks for what can travel ahead of the block's first token.
-  __device__ __forceinline__ void start(long long token) {
-    record.request(token);
+  // Asks for a token, as far as that can be done ahead.
+  __device__ __forceinline__ void request(long long token, int turn) const {
     if constexpr (!AHEAD) return;
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) feeds.request(token, row, feeds.turn, chunk.owns(token));
+      if (is_inside(row)) feeds.request(token, row, turn, chunk.owns(token));
+  }
+  __device__ __forceinline__ void start(long long token) {
+    record.request(token);
+    request(token, feeds.turn);
   }
 
-  // Asks for a row of the token before this one.
-  __device__ __forceinline__ void request_next(long long token, int row) const {
-    if (!AHEAD || token == chunk.first) return;
-    feeds.request(token - 1, row, STAGES == 2 ? feeds.turn ^ 1 : 0, chunk.owns(token - 1));
+  // Takes all of a token that is held, then asks for the next.
+  __device__ __forceinline__ void take(long long token) {
+    if constexpr (STAGES > 0) await_copies();
+    if constexpr (HOLD) {
+#pragma unroll
+      for (int row = 0; row < ROWS; ++row) {
+        if (!is_inside(row)) continue;
+        feeds.take_read(token, row);
+        if (chunk.owns(token)) feeds.take_own(token, row, false);
+      }
+    }
+    if (token == chunk.first) return;
+    record.request(token - 1);
+    if constexpr (EARLY) request(token - 1, STAGES == 2 ? feeds.turn ^ 1 : 0);
   }
 
-  __device__ __forceinline__ void load(Window* window, long long token, int row, bool again) {
-    const int at = row % HELD;
-    Packet<STATE_T, ELEMENTS> incoming;
-    feeds.state.take(token, row, feeds.turn, again, state[at]);
-    feeds.grad.take(token, row, feeds.turn, again, incoming);
-    feeds.direction.take(token, row, feeds.turn, again, direction[at]);
-    copy(grad[at], incoming);
+  // G of an own token's row.
+  __device__ __forceinline__ void complete(Window* window, int row) {
+    copy(grad[row % HELD], feeds.grad[row]);
     if constexpr (READ == TOKEN) add_later(*window, row);
   }
 
@@ -110,9 +115,9 @@ struct Pass {
 
   // X' of an own token's row.
   __device__ __forceinline__ void rebuild(const Scalars& s, int row) {
-    const int at = row % HELD;
-    if constexpr (REWRITE) stored[at] = rewritten(state[at], direction[at], s.write);
-    else stored[at] = state[at];
+    auto& to = stored[row % HELD];
+    if constexpr (REWRITE) to = rewritten(feeds.state[row], feeds.direction[row], s.write);
+    else to = feeds.state[row];
   }
 
   // A row's shares of c and, of an own token, of k̂ᵀ(G + w a) and k̂ᵀ(w x̂) (r is put in later).
@@ -133,7 +138,7 @@ struct Pass {
     if constexpr (READ != NONE) compress.load(b, feature_of(row));
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
-      const Real k = direction[row % HELD][f];
+      const Real k = feeds.direction[row][f];
       const Real k_a = READ != NONE ? k * a[f] : Real(0);
       const Real k_normed = NORM ? k * normed[f] : Real(0);
 #pragma unroll
@@ -148,20 +153,19 @@ struct Pass {
   // G += dx ⊗ w, then dX and dk of a row.
   __device__ __forceinline__ void store_row(
       const Scalars& s, const Turn& turn, long long token, int row, const Real (&dx)[FEATURES]) {
-    const int feature = feature_of(row), at = row % HELD;
     Compress compress;
-    if constexpr (READ != NONE) compress.load(b, feature);
+    if constexpr (READ != NONE) compress.load(b, feature_of(row));
     Real outgoing[ELEMENTS], dk[FEATURES];
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
       Real k = Real(0), unit = Real(0);  // unit: dk̂/β
-      if constexpr (REWRITE) k = direction[at][f];
+      if constexpr (REWRITE) k = feeds.direction[row][f];
 #pragma unroll
       for (int j = 0; j < M; ++j) {
-        Real grad = this->grad[at][f * M + j];
+        Real grad = this->grad[row % HELD][f * M + j];
         if constexpr (READ != NONE) grad += compress.at(f, j) * dx[f];
         if constexpr (REWRITE) {
-          unit += grad * s.write.error[j] - state[at][f * M + j] * turn.g[j];
+          unit += grad * s.write.error[j] - feeds.state[row][f * M + j] * turn.g[j];
           grad -= turn.back[j] * k;
         }
         outgoing[f * M + j] = grad;
@@ -170,11 +174,11 @@ struct Pass {
     }
     Packet<STATE_T, ELEMENTS> grad_state;
     grad_state.set(outgoing);
-    grad_state.store(g.state + (token * D + feature) * M);
+    grad_state.store(packet_of<M>(g.state, token, row));
     if constexpr (REWRITE) {
       Packet<DIRECTION_T, FEATURES> grad_direction;
       grad_direction.set(dk);
-      grad_direction.put(g.direction + token * D + feature);  // the sublayer's backward is next
+      grad_direction.put(packet_of(g.direction, token, row));  // the sublayer's backward is next
     }
   }
 
@@ -183,16 +187,19 @@ struct Pass {
       const Scalars& s, Window* window, long long token, bool own, int row,
       Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) {
     Real normed[FEATURES] = {}, dh[FEATURES] = {}, a[FEATURES] = {};
-    if (own) load(window, token, row, !HOLD);
+    if constexpr (!HOLD) {
+      feeds.take_read(token, row);
+      if (own) feeds.take_own(token, row, true);
+    }
+    if (own) complete(window, row);
     if constexpr (READ != NONE) {
       if constexpr (READ != TOKEN) rebuild(s, row);
-      compress(b, feeds, s, token, row, stored[row % HELD], normed);
-      read_back(b, feeds, s, token, row, dh, a);
+      compress(b, feeds, s, row, stored[row % HELD], normed);
+      read_back(b, feeds, s, row, dh, a);
       this->normed.put(row, normed);
       read.put(row, a);
       if constexpr (SUMS != APART) context.put(row, dh);
     }
-    if constexpr (EARLY) request_next(token, row);
     add_row(row, own, normed, dh, a, totals);
   }
 
@@ -208,7 +215,10 @@ struct Pass {
     }
     if constexpr (READ == TOKEN) window->put(0, row, dx);
     if (own) {
-      if constexpr (!HOLD) load(window, token, row, false);
+      if constexpr (!HOLD) {
+        feeds.take_own(token, row, false);
+        complete(window, row);
+      }
       if constexpr (SUMS != APART) {
         if constexpr (COMPRESS_SLOTS > 0 && (!HOLD || READ == TOKEN)) rebuild(s, row);
         Real dh[FEATURES] = {};
@@ -217,15 +227,16 @@ struct Pass {
       }
       store_row(s, turn, token, row, dx);
     }
-    if constexpr (!EARLY) request_next(token, row);
+    if constexpr (!EARLY) {
+      if (token > chunk.first) feeds.request(token - 1, row, 0, chunk.owns(token - 1));
+    }
   }
 
   // One token, which has been asked for; of a token behind the chunk (not its own) dx alone.
   __device__ __forceinline__ void run(Window* window, long long token) {
-    if constexpr (STAGES > 0) await_copies();
     const bool own = chunk.owns(token);
     Scalars s = scalars(b, g, record);
-    if (token > chunk.first) record.request(token - 1);
+    take(token);
     Real totals[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)

@@ -18,41 +18,35 @@
 
 #include "feed.cuh"
 
-constexpr int HELD = HOLD ? ROWS : 1;
 constexpr int REWRITE_SUMS = 1 + M;
 constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATE, READ_SUMS = NORM + GATE + VALUE * M;
 constexpr int MOST_SUMS = REWRITE_SUMS > READ_SUMS ? REWRITE_SUMS : READ_SUMS;
 
 struct Forward {
   const Boundary& b;
-  Feed<STATE_T, M> states;
-  Feed<DIRECTION_T, 1, REWRITE> directions;
+  Feed<STATE_T, M> state;
+  Feed<DIRECTION_T, 1, REWRITE> direction;
   BlockSum<MOST_SUMS> sum;
-  Packet<STATE_T, ELEMENTS> state[HELD];
-  Packet<DIRECTION_T, FEATURES> direction[HELD];
   Columns x;
   int turn = 0;  // the stage of the token at hand
 
   __device__ Forward(const Boundary& b, typename BlockSum<MOST_SUMS>::Buffer& buffer, unsigned char*& shared)
       : b(b),
-        states(b.state, shared),
-        directions(b.direction, shared),
+        state(b.state, shared),
+        direction(b.direction, shared),
         sum(buffer),
         x(reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == 1 ? TAPS * D : 0)) {}
 
-  // Asks for a row of a token that comes up, if one does.
-  __device__ __forceinline__ void request(long long next, int row, int turn) const {
-    if (next < 0) return;
-    states.request(next, row, turn);
-    directions.request(next, row, turn);
+  __device__ __forceinline__ void request(long long token, int row, int turn) const {
+    state.request(token, row, turn);
+    direction.request(token, row, turn);
   }
   __device__ __forceinline__ void take(long long token, int row, bool again) {
-    states.take(token, row, turn, again, state[row % HELD]);
-    directions.take(token, row, turn, again, direction[row % HELD]);
+    state.take(token, row, turn, again);
+    direction.take(token, row, turn, again);
   }
-
-  // Asks for all of a token: into registers, or, of a block's first one, as feed.cuh says.
-  __device__ __forceinline__ void load(long long token) {
+  // Asks for all of a token: as feed.cuh says, else into registers.
+  __device__ __forceinline__ void request(long long token, int turn) {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
@@ -60,17 +54,20 @@ struct Forward {
       else take(token, row, false);
     }
   }
-
-  // A row's X and k, before the first sum and, where they are not held, once more (LAST) after it.
-  template <bool LAST> __device__ __forceinline__ void bring(long long token, int row, long long next) {
+  // Takes all of a token that is held, then asks for the next.
+  __device__ __forceinline__ void take(long long token, long long next) {
     if constexpr (!AHEAD) return;  // it was loaded
-    take(token, row, !LAST);
-    constexpr bool FIRST = !LAST || !REWRITE;
-    if (EARLY ? FIRST : LAST) request(next, row, STAGES == 2 ? turn ^ 1 : turn);
+    if constexpr (STAGES > 0) await_copies();
+    if constexpr (HOLD) {
+#pragma unroll
+      for (int row = 0; row < ROWS; ++row)
+        if (is_inside(row)) take(token, row, false);
+    }
+    if (EARLY && next >= 0) request(next, STAGES == 2 ? turn ^ 1 : 0);
   }
 
   // r, p and the factors of k: the first sum.
-  __device__ __forceinline__ Write compare(long long token, bool own, long long next) {
+  __device__ __forceinline__ Write compare(long long token, bool own) {
     Real value[M];
 #pragma unroll
     for (int j = 0; j < M; ++j) value[j] = b.value[token * M + j];
@@ -79,13 +76,13 @@ struct Forward {
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
-      bring<false>(token, row, next);
+      if constexpr (!HOLD) take(token, row, true);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) {
-        const Real k = direction[row % HELD][f];
+        const Real k = direction[row][f];
         sums[0] += k * k;
 #pragma unroll
-        for (int j = 0; j < M; ++j) sums[1 + j] += k * state[row % HELD][f * M + j];
+        for (int j = 0; j < M; ++j) sums[1 + j] += k * state[row][f * M + j];
       }
     }
     sum(sums);
@@ -104,9 +101,8 @@ struct Forward {
 
   // X → X' of a row, stored if it is the block's own.
   __device__ __forceinline__ void rewrite(long long token, int row, const Write& write, bool own) {
-    auto& packet = state[row % HELD];
-    packet = rewritten(packet, direction[row % HELD], write);
-    if (own) packet.store(b.new_state + (token * D + feature_of(row)) * M);
+    state[row] = rewritten(state[row], direction[row], write);
+    if (own) state[row].store(packet_of<M>(b.new_state, token, row));
   }
 
   // Σ_j w_ij X'_ij with the weights of one tap.
@@ -116,7 +112,7 @@ struct Forward {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f)
 #pragma unroll
-      for (int j = 0; j < M; ++j) to[f] += compress.at(f, j) * state[row % HELD][f * M + j];
+      for (int j = 0; j < M; ++j) to[f] += compress.at(f, j) * state[row][f * M + j];
   }
 
   // x of a row that looks back: what the window has of it, and this token's share.
@@ -135,7 +131,7 @@ struct Forward {
     saved.set(x);
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) x[f] = saved[f];
-    if (own) saved.store(b.compressed + token * D + feature_of(row));
+    if (own) saved.store(packet_of(b.compressed, token, row));
   }
 
   // A row's shares of Σx², of the gate's logit and of the values, all linear in x but for rstd.
@@ -192,20 +188,21 @@ struct Forward {
       for (int f = 0; f < FEATURES; ++f) h[f] *= rstd * parameters.gamma(f);
       Packet<CONTEXT_T, FEATURES> context;
       context.set(h);
-      context.put(b.context + token * D + feature_of(row));  // the sublayer reads it next: keep it near
+      context.put(packet_of(b.context, token, row));  // the sublayer reads it next: keep it near
     }
   }
 
   // One token, whose X and k have been asked for; asks for those of `next`.
   __device__ __forceinline__ void run(Window* window, long long token, bool own, long long next) {
-    if constexpr (STAGES > 0) await_copies();
+    take(token, next);
     Write write;
-    if constexpr (REWRITE) write = compare(token, own, next);
+    if constexpr (REWRITE) write = compare(token, own);
     Real sums[READ_SUMS > 0 ? READ_SUMS : 1] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
-      if constexpr (!HOLD || !REWRITE) bring<true>(token, row, next);
+      if constexpr (!HOLD) take(token, row, false);
+      if (!EARLY && next >= 0) request(next, row, 0);
       if constexpr (REWRITE) rewrite(token, row, write, own);
       if constexpr (READ == NONE) continue;
       Real x[FEATURES] = {};
@@ -214,9 +211,7 @@ struct Forward {
       if constexpr (READ_SUMS > 0) add_read(row, x, sums);
       this->x.put(row, x);
     }
-    if constexpr (!AHEAD) {
-      if (next >= 0) load(next);
-    }
+    if (!AHEAD && next >= 0) request(next, turn);
     if constexpr (STAGES == 2) turn ^= 1;
     if constexpr (READ == NONE) return;
     if constexpr (READ == TOKEN) window->advance();
@@ -238,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(c
     long long position = first % b.time;
     const long long halo = position < TAPS - 1 ? position : TAPS - 1;
     position -= halo;
-    forward.load(first - halo);
+    forward.request(first - halo, 0);
     window.clear();
     for (long long token = first - halo; token < last; ++token) {
       if (position == b.time) {
@@ -249,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(c
       forward.run(&window, token, token >= first, token + 1 < last ? token + 1 : -1);
     }
   } else {
-    forward.load(first);
+    forward.request(first, 0);
     for (long long token = first; token < last; ++token) {
       forward.run(nullptr, token, true, token + 1 < last ? token + 1 : -1);
     }

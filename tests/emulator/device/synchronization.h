@@ -41,10 +41,11 @@ inline int __all_sync(unsigned mask, int predicate, EMULATOR_CALLER) {
 
 namespace emulator {
 
-// A copy of one Word (cp.async). Until it is awaited what lies in shared memory is NaN.
+// A copy of one Word, or of zeros (cp.async). Until it is awaited what lies in shared memory is NaN.
 template <class Word>
-void copy_async(void* shared, const void* from, EMULATOR_CALLER) {
-  const Word word = *static_cast<const Word*>(from);  // here, where sanitizers watch both ends
+void copy_async(void* shared, const void* from, bool there = true, EMULATOR_CALLER) {
+  Word word{};
+  if (there) word = *static_cast<const Word*>(from);  // here, where sanitizers watch both ends
   Word* const to = static_cast<Word*>(shared);
   __builtin_memset(to, 0xFF, sizeof(Word));
   copy_later(EMULATOR_SITE("copy_async"), to, &word, sizeof(Word));

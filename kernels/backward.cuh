@@ -232,11 +232,11 @@ struct Chunk {
 
   __device__ explicit Chunk(const Boundary& b)
       : first(blockIdx.x * b.chunk), last((first + b.chunk < b.tokens ? first + b.chunk : b.tokens) - 1) {}
-  __device__ __forceinline__ bool owns(long long token) const { return READ != TOKEN || token <= last; }
+  __device__ __forceinline__ bool owns(long long token) const { return token <= last; }
 };
 
-// Runs `pass` on the block's tokens from the last to the first. A token read is first given the K − 1 tokens behind
-// them, which are not its own, and an empty window at the end of every sequence.
+// Runs `pass` on the block's tokens from the last to the first, as its own. A token read is first given the K − 1
+// tokens behind them, which are not, and an empty window at the end of every sequence.
 template <class Pass> __device__ __forceinline__ void walk(const Boundary& b, Real* window_rows, Pass& pass) {
   const Chunk& chunk = pass.chunk;
   if constexpr (READ == TOKEN) {
@@ -246,14 +246,15 @@ template <class Pass> __device__ __forceinline__ void walk(const Boundary& b, Re
     const long long behind = b.time - 1 - position;
     const long long halo = behind < TAPS - 1 ? behind : TAPS - 1;
     pass.start(chunk.last + halo);
-    for (long long token = chunk.last + halo; token >= chunk.first; --token) {
-      pass.run(&window, token);
-      if (!chunk.owns(token) || --position >= 0) continue;
+    for (long long token = chunk.last + halo; token > chunk.last; --token) pass.run(&window, token, false);
+    for (long long token = chunk.last; token >= chunk.first; --token) {
+      pass.run(&window, token, true);
+      if (--position >= 0) continue;
       position = b.time - 1;
       window.clear();
     }
   } else {
     pass.start(chunk.last);
-    for (long long token = chunk.last; token >= chunk.first; --token) pass.run(nullptr, token);
+    for (long long token = chunk.last; token >= chunk.first; --token) pass.run(nullptr, token, true);
   }
 }

@@ -275,16 +275,47 @@ template <int MOST> struct BlockSum {
     static_assert(N <= MOST, "the buffer is made for the longest sum");
     gather<N, 0>(x);
     __syncthreads();
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      x[n] = Real(0);
-#pragma unroll
-      for (int warp = 0; warp < WARPS; ++warp) x[n] += buffer[turn][n][warp];
-    }
+    add_warps(x);
     turn ^= 1;
   }
 
  private:
+  // The warps' shares of each number. Of many warps a lane adds four shares of one number, then lanes do; of few
+  // every thread adds all by itself.
+  template <int N> __device__ __forceinline__ void add_warps(Real (&x)[N]) const {
+    if constexpr (WARPS >= 8 && WARPS % 4 == 0) {
+      constexpr int LANES = WARPS > 16 ? 8 : WARPS > 8 ? 4 : 2, NUMBERS = 32 / LANES;  // of a number; at once
+      const int lane = threadIdx.x % 32, first = lane % LANES * 4;
+      Real sums[(N + NUMBERS - 1) / NUMBERS];
+#pragma unroll
+      for (int i = 0; i < (N + NUMBERS - 1) / NUMBERS; ++i) {
+        const int n = i * NUMBERS + lane / LANES;
+        sums[i] = Real(0);
+        if (n < N && first < WARPS) {
+          Packet<Real, 4> shares;
+          shares.get(&buffer[turn][n][first]);
+#pragma unroll
+          for (int share = 0; share < 4; ++share) sums[i] += shares[share];
+        }
+#pragma unroll
+        for (int lanes = LANES / 2; lanes > 0; lanes /= 2) {
+          sums[i] += __shfl_xor_sync(ALL_LANES, sums[i], lanes);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        x[n] = __shfl_sync(ALL_LANES, sums[n / NUMBERS], n % NUMBERS * LANES);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        x[n] = Real(0);
+#pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) x[n] += buffer[turn][n][warp];
+      }
+    }
+  }
+
   // Numbers FIRST … N−1, the largest power of two of them at a time.
   template <int N, int FIRST> __device__ __forceinline__ void gather(const Real (&x)[N]) {
     constexpr int LEFT = N - FIRST;

@@ -28,21 +28,21 @@ struct Pass {
         sums(g.partial, reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0)) {}
 
   // Asks for a token.
-  __device__ __forceinline__ void start(long long token) {
+  __device__ __forceinline__ void start(long long token) { request(token, chunk.owns(token)); }
+  __device__ __forceinline__ void request(long long token, bool own) {
     record.request(token);
-    if (is_inside(0)) feeds.request(token, 0, 0, chunk.owns(token));
+    if (is_inside(0)) feeds.request(token, 0, 0, own);
   }
 
   // One token; of a token behind the chunk (not its own) dx alone.
-  __device__ __forceinline__ void run(Window* window, long long token) {
+  __device__ __forceinline__ void run(Window* window, long long token, bool own) {
     const Scalars s = scalars(b, g, record);  // by all lanes, with features or without
-    if (token > chunk.first) start(token - 1);
-    if (is_inside(0)) add(window, token, s);
+    if (token > chunk.first) request(token - 1, own || chunk.owns(token - 1));
+    if (is_inside(0)) add(window, token, s, own);
     if constexpr (READ == TOKEN) window->retreat();
   }
 
-  __device__ __forceinline__ void add(Window* window, long long token, const Scalars& s) {
-    const bool own = chunk.owns(token);
+  __device__ __forceinline__ void add(Window* window, long long token, const Scalars& s, bool own) {
     feeds.take_read(token, 0);
     if (own) feeds.take_own(token, 0, false);
     Packet<STATE_T, ELEMENTS>& stored = feeds.state[0];  // X', to the bits that the forward stored

@@ -2,9 +2,9 @@
 //
 // Moved per token, in elements: G, X and dX M·D each, k, dh and dk D each; a token read also takes x.
 // X' is not read: it is rebuilt from X, k and the saved r, p, to the bits that the forward stored. Where
-// registers cannot hold a token (m ≥ 8, or m = 4 from d = 4096 on), X, G and k are taken again after the sum from
-// their stage in shared memory (feed.cuh), or without one from L2, (2M + 1)·D. A stage also has the next token's
-// rows travel while this one is worked on.
+// registers cannot hold a token (of bf16, m = 4 beyond d = 2048 and m = 8 beyond 1024), X, G and k are
+// taken again after the sum, from their stage in shared memory (feed.cuh), or without one from L2,
+// (2M + 1)·D. A stage also has the next token's rows travel while this one is worked on.
 //
 // With G = ∂L/∂X' from above, k̂ = r·k, e = v − p, u = γ·dh', x̂ = rstd·x:
 //
@@ -59,32 +59,32 @@ struct Pass {
     return reinterpret_cast<Real*>(rest) + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0);
   }
 
-  // Asks for a token, as far as that can be done ahead.
-  __device__ __forceinline__ void request(long long token, int turn) const {
+  // Asks for a token's rows, as far as that can be done ahead.
+  __device__ __forceinline__ void request(long long token, int turn, bool own) const {
     if constexpr (!AHEAD) return;
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) feeds.request(token, row, turn, chunk.owns(token));
+      if (is_inside(row)) feeds.request(token, row, turn, own);
   }
   __device__ __forceinline__ void start(long long token) {
     record.request(token);
-    request(token, feeds.turn);
+    request(token, feeds.turn, chunk.owns(token));
   }
 
   // Takes all of a token that is held, then asks for the next.
-  __device__ __forceinline__ void take(long long token) {
+  __device__ __forceinline__ void take(long long token, bool own) {
     if constexpr (STAGES > 0) await_copies();
     if constexpr (HOLD) {
 #pragma unroll
       for (int row = 0; row < ROWS; ++row) {
         if (!is_inside(row)) continue;
         feeds.take_read(token, row);
-        if (chunk.owns(token)) feeds.take_own(token, row, false);
+        if (own) feeds.take_own(token, row, false);
       }
     }
     if (token == chunk.first) return;
     record.request(token - 1);
-    if constexpr (EARLY) request(token - 1, STAGES == 2 ? feeds.turn ^ 1 : 0);
+    if constexpr (EARLY) request(token - 1, STAGES == 2 ? feeds.turn ^ 1 : 0, own || chunk.owns(token - 1));
   }
 
   // G of an own token's row.
@@ -165,7 +165,8 @@ struct Pass {
         Real grad = this->grad[row % HELD][f * M + j];
         if constexpr (READ != NONE) grad += compress.at(f, j) * dx[f];
         if constexpr (REWRITE) {
-          unit += grad * s.write.error[j] - feeds.state[row][f * M + j] * turn.g[j];
+          unit += grad * s.write.error[j];
+          unit -= feeds.state[row][f * M + j] * turn.g[j];
           grad -= turn.back[j] * k;
         }
         outgoing[f * M + j] = grad;
@@ -228,15 +229,14 @@ struct Pass {
       store_row(s, turn, token, row, dx);
     }
     if constexpr (!EARLY) {
-      if (token > chunk.first) feeds.request(token - 1, row, 0, chunk.owns(token - 1));
+      if (token > chunk.first) feeds.request(token - 1, row, 0, own || chunk.owns(token - 1));
     }
   }
 
   // One token, which has been asked for; of a token behind the chunk (not its own) dx alone.
-  __device__ __forceinline__ void run(Window* window, long long token) {
-    const bool own = chunk.owns(token);
+  __device__ __forceinline__ void run(Window* window, long long token, bool own) {
     Scalars s = scalars(b, g, record);
-    take(token);
+    take(token, own);
     Real totals[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
@@ -263,7 +263,7 @@ struct Pass {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ Real buffer[2][BLOCK_SUMS > 0 ? BLOCK_SUMS : 1][WARPS];
+  __shared__ __align__(16) Real buffer[2][BLOCK_SUMS > 0 ? BLOCK_SUMS : 1][WARPS];
   unsigned char* rest = shared;
   Pass pass(all, buffer, rest);
   walk(all.b, reinterpret_cast<Real*>(rest), pass);

@@ -223,7 +223,7 @@ struct Forward {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(const Boundary b) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ Real buffer[2][MOST_SUMS][WARPS];
+  __shared__ __align__(16) Real buffer[2][MOST_SUMS][WARPS];
   const long long first = blockIdx.x * b.chunk;
   const long long last = first + b.chunk < b.tokens ? first + b.chunk : b.tokens;
   unsigned char* rest = shared;

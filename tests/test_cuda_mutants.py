@@ -36,6 +36,9 @@ MUTANTS = {
         "lanes > 1; lanes /= 2",
     ),
     "one warp too few": ("common.cuh", "warp < WARPS; ++warp", "warp < WARPS - 1; ++warp"),
+    "a lane adds three shares of four": ("common.cuh", "share < 4", "share < 3"),
+    "the last four warps are left out": ("common.cuh", "first < WARPS)", "first < WARPS - 4)"),
+    "lanes do not add": ("common.cuh", "lanes = LANES / 2;", "lanes = 0;"),
     # bounds
     "threads beyond the last packet work": ("boundary.cuh", "feature_of(row) < D;", "true;"),
     "the last feature is left out": (
@@ -55,7 +58,11 @@ MUTANTS = {
         "position < TAPS - 1 ? position : TAPS - 1",
         "position < TAPS - 2 ? position : TAPS - 2",
     ),
-    "tokens behind the chunk count twice": (WALK, "return token <= last;", "return true;"),
+    "tokens behind the chunk count twice": (
+        WALK,
+        "pass.run(&window, token, false);",
+        "pass.run(&window, token, true);",
+    ),
     "the window does not move": (FORWARD, "window->advance();", ""),
     "sequences see each other": (FORWARD, "if (position == b.time) {", "if (false) {"),
     "sequences see each other backward": (
@@ -103,8 +110,8 @@ MUTANTS = {
     "stages do not take turns": (BACKWARD, "feeds.turn ^= 1;", ""),
     "a token's own rows travel ahead of it": (
         BACKWARD,
-        "feeds.request(token - 1, row, STAGES",
-        "feeds.request(token, row, STAGES",
+        "request(token - 1, STAGES",
+        "request(token, STAGES",
     ),
     "rows that are not the chunk's own stay behind": (
         BACKWARD,
@@ -138,7 +145,7 @@ MUTANTS = {
     "c is left out of dx, where sums are apart": (APART, "dx[f] -= s.shift * normed[f]", ""),
     "tokens behind the chunk are summed, too": (
         APART,
-        "    if (!chunk.owns(token)) return;\n    sums",
+        "    if (!own) return;\n    sums",
         "    sums",
     ),
     "slices leave a gap": (
@@ -171,6 +178,9 @@ def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
         with emulated(kernels=kernels, plan={"CHUNK": 7, "THREADS": 64, "FEATURES": 1, "SUMS": 3}):
             tensors = inputs((2, 11), 100, 4) | parameters(100, 4, "token", 3)
             compare("rewrite_read", tensors, F64, eps_k=0.1)
+        with emulated(kernels=kernels, plan={"CHUNK": 7, "THREADS": 384}):
+            tensors = inputs((2, 5), 400, 4) | parameters(400, 4, "channel")
+            compare("rewrite_read", tensors, F32, eps_k=0.1)
         for stages in (1, 2):
             plan = {"CHUNK": 7, "THREADS": 32, "HOLD": 0, "STAGES": stages}
             with emulated(kernels=kernels, plan=plan):

@@ -229,6 +229,14 @@ def test_halos_of_any_length(chunk, taps):
         compare("expand", {"x": x, "weight": weight}, F64, value_channels=2)
 
 
+@pytest.mark.parametrize("warps", [1, 2, 3, 7, 8, 9, 12, 16, 20, 32])
+@pytest.mark.parametrize(("dtype", "m"), [(F64, 1), (F32, 9), (BF16, 33)], ids=str)
+def test_blocks_of_any_number_of_warps(dtype, m, warps):
+    with emulated(plan={"THREADS": 32 * warps}):
+        tensors = inputs((2, 3), 1056, m) | parameters(1056, m, "channel")
+        compare("rewrite_read", tensors, dtype, eps_k=0.1)
+
+
 @pytest.mark.parametrize("features", [1, 2, 4, 8])
 @pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
 def test_packets_of_any_length(dtype, features):

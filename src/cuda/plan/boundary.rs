@@ -73,9 +73,6 @@ fn may_stage(s: &Specialisation, plan: &Plan) -> bool {
 }
 
 fn cut(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
-    let mut plan = plain(s);
-    plan.features = forced.features.unwrap_or_else(|| features(s));
-    let packets = s.d / plan.features;
     let most = MOST_STATIC / static_shared(s, 32) * 32;
     if most == 0 {
         let channels = s.m;
@@ -85,49 +82,61 @@ fn cut(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
         )));
     }
     let room = limits.shared_per_block.saturating_sub(RESERVED + static_shared(s, most.min(1024)));
-
-    // A warp pays a fixed price for each token, so few threads with many packets each do best, as long as
-    // they can hold these. Where they cannot, packets are read twice and columns wait in shared memory.
-    let (rows, most_rows) = if s.kernel == Kernel::Backward { (4, 4) } else { (6, 8) };
-    // A forward holds packets of twice the length in half the rows: it asks for the next token's ahead.
-    let longer = s.kernel == Kernel::Forward && plan.features * s.m > MOST_HELD;
-    let (rows, most_rows) = if longer { (rows / 2, most_rows / 2) } else { (rows, most_rows) };
-    let most_held = if longer { 2 * MOST_HELD } else { MOST_HELD };
-    let threads = packets.div_ceil(rows).next_multiple_of(32);
-    let may_hold =
-        packets.div_ceil(threads.min(MOST_THREADS)) <= most_rows && plan.features * s.m <= most_held;
-    plan.hold = forced.hold.unwrap_or(may_hold || columns(s, Place::Apart) > room);
-    let too_wide = plan.hold && !may_hold; // for the columns, or to be held without spills
-    let threads = threads.min(if too_wide { 1024 } else { MOST_THREADS });
-    plan.threads = forced.threads.unwrap_or(threads).min(most);
-
-    // What outlives a token: in registers if it is little, else in shared memory if that has room. The window
-    // comes first, as a token needs it twice; the sums are apart, with the fewest columns, until they have room.
-    let owned = packets.div_ceil(plan.threads) * plan.features;
-    let few = FEW * 4 / s.real().size();
-    let has_sums = s.kernel == Kernel::Backward;
+    let mut plan = divide(s, forced, most, room);
     plan.stages = forced.stages.filter(|_| may_stage(s, &plan)).unwrap_or(0);
-    if has_sums {
-        plan.sums = Place::Apart;
-    }
-    if s.compress == Compress::Token && (owned * s.taps > few || !plan.hold) {
-        plan.window = Place::Shared;
-        plan.window = if shared(s, &plan) <= room { Place::Shared } else { Place::Global };
-    }
-    plan.window = forced.window.unwrap_or(plan.window);
-    if has_sums {
-        let place = if owned * s.slots() > few || !plan.hold { Place::Shared } else { Place::Registers };
-        let there = Plan { sums: place, ..plan };
-        plan.sums = if shared(s, &there) <= room { place } else { Place::Apart };
-    }
-    plan.sums = forced.sums.unwrap_or(plan.sums);
+    place(&mut plan, s, forced, room);
     plan.shared = shared(s, &plan);
     // Memory that has room for one such block alone leaves it the threads of two.
-    let more = packets.next_multiple_of(32).min(MOST_ALONE).min(most);
+    let more = (s.d / plan.features).next_multiple_of(32).min(MOST_ALONE).min(most);
     let alone = 2 * (plan.shared + static_shared(s, more) + RESERVED) > limits.shared_per_multiprocessor;
     if alone && !plan.hold && forced.threads.is_none() {
         plan.threads = plan.threads.max(more);
     }
     plan.blocks = forced.blocks.unwrap_or_else(|| super::blocks(s, &plan, limits));
     Ok(plan)
+}
+
+/// A token's features among threads. A warp pays a fixed price for each token, so few threads with many packets each
+/// do best, as long as they can hold these. Where they cannot, packets are taken twice and columns wait in shared
+/// memory.
+fn divide(s: &Specialisation, forced: &Forced, most: usize, room: usize) -> Plan {
+    let mut features = features(s);
+    let (rows, most_rows) = if s.kernel == Kernel::Backward { (4, 4) } else { (6, 8) };
+    // Packets of twice the length in half the rows, as of eight channels in bfloat16, are held as well.
+    let longer = usize::from(features * s.m > MOST_HELD);
+    let (rows, most_rows, most_held) = (rows >> longer, most_rows >> longer, MOST_HELD << longer);
+    let packets = s.d / forced.features.unwrap_or(features);
+    let threads = packets.div_ceil(rows).next_multiple_of(32);
+    let may_hold = packets.div_ceil(threads.min(MOST_THREADS)) <= most_rows && features * s.m <= most_held;
+    let hold = forced.hold.unwrap_or(may_hold || columns(s, Place::Apart) > room);
+    let too_wide = hold && !may_hold; // for the columns, or to be held without spills
+    // Packets that are taken one by one cost less in twice the length.
+    while !hold && features * s.m * s.types.state.size() < 32 && s.d.is_multiple_of(2 * features) {
+        features *= 2;
+    }
+    let threads = threads.min(if too_wide { 1024 } else { MOST_THREADS });
+    let features = forced.features.unwrap_or(features);
+    Plan { threads: forced.threads.unwrap_or(threads).min(most), features, hold, ..plain(s) }
+}
+
+/// Where lives what outlives a token: in registers if it is little, else in shared memory if that has room. The window
+/// comes first, as a token needs it twice; the sums are apart, with the fewest columns, until they have room.
+fn place(plan: &mut Plan, s: &Specialisation, forced: &Forced, room: usize) {
+    let owned = (s.d / plan.features).div_ceil(plan.threads) * plan.features;
+    let few = FEW * 4 / s.real().size();
+    let has_sums = s.kernel == Kernel::Backward;
+    if has_sums {
+        plan.sums = Place::Apart;
+    }
+    if s.compress == Compress::Token && (owned * s.taps > few || !plan.hold) {
+        plan.window = Place::Shared;
+        plan.window = if shared(s, plan) <= room { Place::Shared } else { Place::Global };
+    }
+    plan.window = forced.window.unwrap_or(plan.window);
+    if has_sums {
+        let place = if owned * s.slots() > few || !plan.hold { Place::Shared } else { Place::Registers };
+        let there = Plan { sums: place, ..*plan };
+        plan.sums = if shared(s, &there) <= room { place } else { Place::Apart };
+    }
+    plan.sums = forced.sums.unwrap_or(plan.sums);
 }

@@ -164,8 +164,9 @@ fn rows_travel_ahead_where_few_blocks_share_a_multiprocessor() {
     };
     assert_eq!(cut(Kernel::Backward, 768, 4), (true, 0, 4), "enough blocks");
     assert_eq!(cut(Kernel::Backward, 2048, 4), (true, 1, 1));
-    assert_eq!(cut(Kernel::Backward, 384, 8), (false, 2, 3), "to be taken twice");
-    assert_eq!(cut(Kernel::Backward, 1024, 8), (false, 2, 1));
+    assert_eq!(cut(Kernel::Backward, 1024, 8), (true, 1, 1));
+    assert_eq!(cut(Kernel::Backward, 384, 16), (false, 2, 2), "to be taken twice");
+    assert_eq!(cut(Kernel::Backward, 1280, 8), (false, 2, 1));
     assert_eq!(cut(Kernel::Backward, 4096, 4), (false, 0, 1), "no room beside the sums");
     assert_eq!(cut(Kernel::Forward, 2048, 4), (true, 0, 2), "held, and loaded ahead");
     assert_eq!(cut(Kernel::Forward, 4096, 4), (true, 1, 1));
@@ -199,8 +200,8 @@ fn a_block_that_is_alone_on_its_multiprocessor_has_more_threads() {
         assert!(!plan.hold);
         (plan.threads, plan.blocks)
     };
-    assert_eq!(threads(384, 8), (64, 3));
-    assert_eq!(threads(1024, 8), (512, 1));
+    assert_eq!(threads(384, 16), (96, 2));
+    assert_eq!(threads(1280, 8), (512, 1));
     assert_eq!(threads(4096, 4), (512, 1));
     let s = specialisation(Kernel::Backward, 4096, 4, 1, Dtype::Bf16);
     let relaxed = Plan::new(&s, &LARGE, &FREE).unwrap().relaxed(&s, &LARGE).unwrap();

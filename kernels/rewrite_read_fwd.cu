@@ -37,11 +37,11 @@ struct Forward {
         sum(buffer),
         x(reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == 1 ? TAPS * D : 0)) {}
 
-  __device__ __forceinline__ void request(long long token, int row, int turn) const {
+  __device__ __forceinline__ void request_row(long long token, int row, int turn) const {
     state.request(token, row, turn);
     direction.request(token, row, turn);
   }
-  __device__ __forceinline__ void take(long long token, int row, bool again) {
+  __device__ __forceinline__ void take_row(long long token, int row, bool again) {
     state.take(token, row, turn, again);
     direction.take(token, row, turn, again);
   }
@@ -50,8 +50,8 @@ struct Forward {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
-      if constexpr (AHEAD) request(token, row, turn);
-      else take(token, row, false);
+      if constexpr (AHEAD) request_row(token, row, turn);
+      else take_row(token, row, false);
     }
   }
   // Takes all of a token that is held, then asks for the next.
@@ -61,9 +61,15 @@ struct Forward {
     if constexpr (HOLD) {
 #pragma unroll
       for (int row = 0; row < ROWS; ++row)
-        if (is_inside(row)) take(token, row, false);
+        if (is_inside(row)) take_row(token, row, false);
     }
-    if (EARLY && next >= 0) request(next, STAGES == 2 ? turn ^ 1 : 0);
+    if (next < 0) return;
+    if constexpr (EARLY) request(next, STAGES == 2 ? turn ^ 1 : 0);
+    if constexpr (REWRITE) {
+      if (threadIdx.x > 0) return;
+      bring_near(b.value + next * M);
+      bring_near(b.gate + next);
+    }
   }
 
   // r, p and the factors of k: the first sum.
@@ -76,7 +82,7 @@ struct Forward {
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
-      if constexpr (!HOLD) take(token, row, true);
+      if constexpr (!HOLD) take_row(token, row, true);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) {
         const Real k = direction[row][f];
@@ -201,8 +207,8 @@ struct Forward {
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
-      if constexpr (!HOLD) take(token, row, false);
-      if (!EARLY && next >= 0) request(next, row, 0);
+      if constexpr (!HOLD) take_row(token, row, false);
+      if (!EARLY && next >= 0) request_row(next, row, 0);
       if constexpr (REWRITE) rewrite(token, row, write, own);
       if constexpr (READ == NONE) continue;
       Real x[FEATURES] = {};

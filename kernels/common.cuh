@@ -280,38 +280,40 @@ template <int MOST> struct BlockSum {
   }
 
  private:
-  // The warps' shares of each number. Of many warps a lane adds four shares of one number, then lanes do; of few
+  // The warps' shares of each number. Of many warps a lane adds a few shares of one number, then lanes do; of few
   // every thread adds all by itself.
   template <int N> __device__ __forceinline__ void add_warps(Real (&x)[N]) const {
-    if constexpr (WARPS >= 8 && WARPS % 4 == 0) {
-      constexpr int LANES = WARPS > 16 ? 8 : WARPS > 8 ? 4 : 2, NUMBERS = 32 / LANES;  // of a number; at once
-      const int lane = threadIdx.x % 32, first = lane % LANES * 4;
-      Real sums[(N + NUMBERS - 1) / NUMBERS];
-#pragma unroll
-      for (int i = 0; i < (N + NUMBERS - 1) / NUMBERS; ++i) {
-        const int n = i * NUMBERS + lane / LANES;
-        sums[i] = Real(0);
-        if (n < N && first < WARPS) {
-          Packet<Real, 4> shares;
-          shares.get(&buffer[turn][n][first]);
-#pragma unroll
-          for (int share = 0; share < 4; ++share) sums[i] += shares[share];
-        }
-#pragma unroll
-        for (int lanes = LANES / 2; lanes > 0; lanes /= 2) {
-          sums[i] += __shfl_xor_sync(ALL_LANES, sums[i], lanes);
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        x[n] = __shfl_sync(ALL_LANES, sums[n / NUMBERS], n % NUMBERS * LANES);
-      }
-    } else {
+    if constexpr (WARPS < 5) {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         x[n] = Real(0);
 #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) x[n] += buffer[turn][n][warp];
+      }
+    } else {
+      constexpr int SHARES = WARPS % 4 == 0 ? 4 : WARPS % 2 == 0 ? 2 : 1, EACH = WARPS / SHARES;
+      constexpr int LANES = EACH > 16 ? 32 : EACH > 8 ? 16 : EACH > 4 ? 8 : EACH > 2 ? 4 : 2;  // of a number
+      constexpr int NUMBERS = 32 / LANES, ROUNDS = (N + NUMBERS - 1) / NUMBERS;
+      const int lane = threadIdx.x % 32, first = lane % LANES * SHARES;
+      Real sums[ROUNDS];
+#pragma unroll
+      for (int round = 0; round < ROUNDS; ++round) {
+        const int n = round * NUMBERS + lane / LANES;
+        sums[round] = Real(0);
+        if (n < N && first < WARPS) {
+          Packet<Real, SHARES> shares;
+          shares.get(&buffer[turn][n][first]);
+#pragma unroll
+          for (int share = 0; share < SHARES; ++share) sums[round] += shares[share];
+        }
+#pragma unroll
+        for (int lanes = LANES / 2; lanes > 0; lanes /= 2) {
+          sums[round] += __shfl_xor_sync(ALL_LANES, sums[round], lanes);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        x[n] = __shfl_sync(ALL_LANES, sums[n / NUMBERS], n % NUMBERS * LANES);
       }
     }
   }

@@ -36,8 +36,12 @@ MUTANTS = {
         "lanes > 1; lanes /= 2",
     ),
     "one warp too few": ("common.cuh", "warp < WARPS; ++warp", "warp < WARPS - 1; ++warp"),
-    "a lane adds three shares of four": ("common.cuh", "share < 4", "share < 3"),
-    "the last four warps are left out": ("common.cuh", "first < WARPS)", "first < WARPS - 4)"),
+    "a lane adds three shares of four": (
+        "common.cuh",
+        "share < SHARES; ++",
+        "share < SHARES - 1; ++",
+    ),
+    "the last four warps are left out": ("common.cuh", "first < WARPS)", "first < WARPS - SHARES)"),
     "lanes do not add": ("common.cuh", "lanes = LANES / 2;", "lanes = 0;"),
     # bounds
     "threads beyond the last packet work": ("boundary.cuh", "feature_of(row) < D;", "true;"),

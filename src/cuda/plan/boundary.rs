@@ -9,6 +9,8 @@ use crate::error::{Error, Result};
 
 /// Numbers of the state that one packet may have where several of them are held.
 const MOST_HELD: usize = 8;
+/// Numbers of a token read's sums and window that a thread may hold beside its packets.
+const MOST_KEPT: usize = 104;
 /// Threads of a block, where several blocks share a multiprocessor.
 const MOST_THREADS: usize = 256;
 /// Threads of a block that has a multiprocessor to itself, where packets are not held.
@@ -41,18 +43,20 @@ pub fn plan(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan
 pub fn relaxed(plan: &Plan, s: &Specialisation, limits: &Limits) -> Option<Plan> {
     let registers = |blocks| most_registers(limits, blocks * plan.threads);
     let fewer = (1..plan.blocks).rev().find(|blocks| registers(*blocks) > registers(plan.blocks));
+    let over_time = s.kernel == Kernel::Backward && s.compress == Compress::Token;
+    let kept = over_time && plan.sums == Place::Registers;
+    // Sums that are in shared memory stay there.
+    let sums = (over_time && plan.sums == Place::Shared).then_some(Place::Shared);
+    let same = Forced { hold: Some(plan.hold), sums, ..Forced::default() };
     let forced = match fewer {
         Some(blocks) if plan.stages > 0 => return Some(Plan { blocks, ..*plan }),
-        Some(_) => {
-            Forced { hold: Some(plan.hold), threads: Some(plan.threads), blocks: fewer, ..Forced::default() }
-        }
+        Some(_) => Forced { threads: Some(plan.threads), blocks: fewer, ..same },
+        None if kept => Forced { sums: Some(Place::Shared), ..Forced::default() },
         None if plan.hold && 2 * plan.threads <= MOST_THREADS => {
-            Forced { hold: Some(true), threads: Some(2 * plan.threads), ..Forced::default() }
+            Forced { threads: Some(2 * plan.threads), ..same }
         }
-        None if plan.hold => Forced { hold: Some(false), ..Forced::default() },
-        None if plan.threads > MOST_THREADS => {
-            Forced { hold: Some(false), threads: Some(MOST_THREADS), ..Forced::default() }
-        }
+        None if plan.hold => Forced { hold: Some(false), ..same },
+        None if plan.threads > MOST_THREADS => Forced { threads: Some(MOST_THREADS), ..same },
         None => return None,
     };
     let next = self::plan(s, limits, &forced).ok()?;
@@ -105,6 +109,8 @@ fn divide(s: &Specialisation, forced: &Forced, most: usize, room: usize) -> Plan
     // Packets of twice the length in half the rows, as of eight channels in bfloat16, are held as well.
     let longer = usize::from(features * s.m > MOST_HELD);
     let (rows, most_rows, most_held) = (rows >> longer, most_rows >> longer, MOST_HELD << longer);
+    let (rows, most_rows) =
+        rows_with_sums(s, features, forced).map_or((rows, most_rows), |rows| (rows, rows));
     let packets = s.d / forced.features.unwrap_or(features);
     let threads = packets.div_ceil(rows).next_multiple_of(32);
     let may_hold = packets.div_ceil(threads.min(MOST_THREADS)) <= most_rows && features * s.m <= most_held;
@@ -119,22 +125,36 @@ fn divide(s: &Specialisation, forced: &Forced, most: usize, room: usize) -> Plan
     Plan { threads: forced.threads.unwrap_or(threads).min(most), features, hold, ..plain(s) }
 }
 
+/// Packets of a thread that keeps a token read's sums and window in registers, too. In shared memory these move five
+/// times the bytes of a token, and leave the cache no room for the weights.
+fn rows_with_sums(s: &Specialisation, features: usize, forced: &Forced) -> Option<usize> {
+    let kept = |rows: usize| rows * features * (s.slots() + s.taps) * s.real().size() / 4 <= MOST_KEPT;
+    let threads = |rows| (s.d / features).div_ceil(rows);
+    let wanted = s.kernel == Kernel::Backward
+        && s.compress == Compress::Token
+        && forced.sums.is_none_or(|sums| sums == Place::Registers);
+    [4, 2].into_iter().find(|&rows| wanted && kept(rows) && threads(rows) <= MOST_THREADS)
+}
+
 /// Where lives what outlives a token: in registers if it is little, else in shared memory if that has room. The window
 /// comes first, as a token needs it twice; the sums are apart, with the fewest columns, until they have room.
 fn place(plan: &mut Plan, s: &Specialisation, forced: &Forced, room: usize) {
     let owned = (s.d / plan.features).div_ceil(plan.threads) * plan.features;
     let few = FEW * 4 / s.real().size();
     let has_sums = s.kernel == Kernel::Backward;
+    let kept = plan.hold
+        && rows_with_sums(s, plan.features, forced).is_some_and(|rows| owned <= rows * plan.features);
     if has_sums {
         plan.sums = Place::Apart;
     }
-    if s.compress == Compress::Token && (owned * s.taps > few || !plan.hold) {
+    if s.compress == Compress::Token && !kept && (owned * s.taps > few || !plan.hold) {
         plan.window = Place::Shared;
         plan.window = if shared(s, plan) <= room { Place::Shared } else { Place::Global };
     }
     plan.window = forced.window.unwrap_or(plan.window);
     if has_sums {
-        let place = if owned * s.slots() > few || !plan.hold { Place::Shared } else { Place::Registers };
+        let held = kept || plan.hold && owned * s.slots() <= few;
+        let place = if held { Place::Registers } else { Place::Shared };
         let there = Plan { sums: place, ..*plan };
         plan.sums = if shared(s, &there) <= room { place } else { Place::Apart };
     }

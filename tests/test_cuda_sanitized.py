@@ -25,6 +25,8 @@ SAMPLE = [
     "test_unaligned and float32",
     "test_any_plan and 96 and window1",
     "test_halos and 4-5",
+    "test_rows_that_travel and 4-token-torch.float32",
+    "test_blocks_of_any and 9-",
 ]
 
 

@@ -18,28 +18,29 @@ const MOST_ALONE: usize = 512;
 
 /// Where few blocks share a multiprocessor, or packets are taken twice, a token's rows go through stages.
 pub fn plan(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
-    let plain = cut(s, limits, forced)?;
+    let unstaged = cut(s, limits, forced)?;
     // Blocks that keep memory busy by themselves, one loading while others wait. A forward that holds its packets
     // asks for the next token's before it is done with this one, stage or not.
     let enough = if s.kernel == Kernel::Forward { 2 } else { 3 };
-    let busy = plain.hold && plain.blocks >= enough;
-    if forced.stages.is_some() || busy || !may_stage(s, &plain) {
-        return Ok(plain);
+    let busy = unstaged.hold && unstaged.blocks >= enough;
+    if forced.stages.is_some() || busy || !may_stage(s, &unstaged) {
+        return Ok(unstaged);
     }
-    let sums = (s.kernel == Kernel::Backward).then_some(plain.sums);
-    let blocks = if plain.hold { plain.blocks } else { 1 };
+    let sums = (s.kernel == Kernel::Backward).then_some(unstaged.sums);
+    let blocks = if unstaged.hold { unstaged.blocks } else { 1 };
     let staged = [1, 2]
         .into_iter()
-        .filter(|stages| !plain.hold || *stages == 1)
+        .filter(|stages| !unstaged.hold || *stages == 1)
         .filter_map(|stages| {
-            cut(s, limits, &Forced { stages: Some(stages), hold: Some(plain.hold), sums, ..*forced }).ok()
+            cut(s, limits, &Forced { stages: Some(stages), hold: Some(unstaged.hold), sums, ..*forced }).ok()
         })
-        .filter(|plan| plan.window == plain.window && fits(s, plan, limits, blocks))
+        .filter(|plan| plan.window == unstaged.window && fits(s, plan, limits, blocks))
         .max_by_key(|plan| (plan.blocks.min(2), plan.stages));
-    Ok(staged.unwrap_or(plain))
+    Ok(staged.unwrap_or(unstaged))
 }
 
-/// The next plan to try where this one spills registers: fewer blocks, more threads, then packets taken twice.
+/// The next plan to try where this one spills registers: fewer blocks, a token read's sums out of them, more threads,
+/// then packets taken twice.
 pub fn relaxed(plan: &Plan, s: &Specialisation, limits: &Limits) -> Option<Plan> {
     let registers = |blocks| most_registers(limits, blocks * plan.threads);
     let fewer = (1..plan.blocks).rev().find(|blocks| registers(*blocks) > registers(plan.blocks));

@@ -6,27 +6,19 @@ What the real one makes of the kernels is in test_cuda_compile.py.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
+import stand_ins
 from ddl import _native
 
-SOURCE = Path(__file__).parent / "stand_in_nvrtc.c"
 SCRIPT = Path(__file__).parent / "compile_kernels.py"
-HEADERS = [path.parent for path in Path(torch.__file__).parents[1].glob("nvidia/*/include/nvrtc.h")]
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is for Linux"),
-    pytest.mark.skipif(not HEADERS, reason="nvrtc.h comes with a torch that is built for CUDA"),
-    pytest.mark.skipif(not shutil.which("gcc"), reason="the stand-in is built with gcc"),
-]
+pytestmark = stand_ins.needs("nvrtc.h")
 
 
 @pytest.fixture(scope="module")
@@ -36,27 +28,21 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(folder: Path, *flags: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    library = folder / "libnvrtc.so.12"
-    warnings = ["-Wall", "-Wextra", "-Werror"]
-    command = ["gcc", "-shared", "-fPIC", *warnings, f"-I{HEADERS[0]}", *flags, str(SOURCE)]
-    subprocess.run([*command, "-Wl,-soname,libnvrtc.so.12", "-o", str(library)], check=True)
-    return folder
+    return stand_ins.build("stand_in_nvrtc.c", "nvrtc.h", "libnvrtc.so.12", folder, *flags)
 
 
 def compile_one(
-    torch_file: Path, system: Path, cache: Path, architecture: str = "sm_90", **variables: str
+    system: Path,
+    folder: Path,
+    *,
+    site: str = "nothing",
+    architecture: str = "sm_90",
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Compiles a kernel where torch lies at `torch_file` and the loader looks into `system`."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DDL_", "STAND_IN_"))}
-    env = kept | {"LD_LIBRARY_PATH": str(system), "DDL_CACHE_DIR": str(cache)}
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), _native.__file__, str(torch_file), architecture, "64"],
-        env=env | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Compiles a kernel where torch lies in `folder`/`site` and the loader looks into `system`."""
+    torch_file = folder / site / "torch" / "__init__.py"
+    arguments = [str(SCRIPT), _native.__file__, str(torch_file), architecture, "64"]
+    return stand_ins.run(system, folder / "kernels", arguments, **variables)
 
 
 def is_of_the_stand_in(result: subprocess.CompletedProcess[str]) -> bool:
@@ -71,58 +57,46 @@ def sentence(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_the_systems_compiler_serves_a_torch_without_one(compiler, tmp_path):
-    result = compile_one(tmp_path / "torch" / "__init__.py", compiler, tmp_path / "kernels")
-    assert is_of_the_stand_in(result)
+    assert is_of_the_stand_in(compile_one(compiler, tmp_path))
+    assert kept(tmp_path), "what was compiled"
+
+
+def kept(folder: Path) -> list[Path]:
+    return list((folder / "kernels").glob("*"))
 
 
 @pytest.mark.parametrize("place", ["nvidia/cuda_nvrtc/lib", "torch/lib", "lib"])
 def test_a_compiler_beside_torch_comes_first(place, compiler, tmp_path):
-    beside = tmp_path / "site-packages" / place
-    shutil.copytree(compiler, beside)
+    shutil.copytree(compiler, tmp_path / "site-packages" / place)
     broken = build(tmp_path / "system", "-DnvrtcGetCUBIN=nvrtcGetSomething")
-    torch_file = tmp_path / "site-packages" / "torch" / "__init__.py"
-    result = compile_one(torch_file, broken, tmp_path / "kernels")
-    assert is_of_the_stand_in(result)
+    assert is_of_the_stand_in(compile_one(broken, tmp_path, site="site-packages"))
 
 
 def test_a_compiler_without_a_function_that_is_needed(tmp_path):
     old = build(tmp_path / "system", "-DnvrtcGetCUBIN=nvrtcGetSomething")
-    result = compile_one(tmp_path / "torch" / "__init__.py", old, tmp_path / "kernels")
-    assert sentence(result) == (
+    assert sentence(compile_one(old, tmp_path)) == (
         "NVRTC is too old: libnvrtc.so.12 has no `nvrtcGetCUBIN`; "
         "install a torch for CUDA 12 or newer"
     )
 
 
 def test_a_kernel_that_does_not_compile(compiler, tmp_path):
-    result = compile_one(
-        tmp_path / "torch" / "__init__.py",
-        compiler,
-        tmp_path / "kernels",
-        STAND_IN_FAIL="nvrtcCompileProgram 6",
-    )
-    said = sentence(result)
+    said = sentence(compile_one(compiler, tmp_path, STAND_IN_FAIL="nvrtcCompileProgram 6"))
     assert said.startswith(
         "`rewrite_read_fwd` did not compile for sm_90 with NVRTC 12.34; please report this with "
         "what follows: --gpu-architecture=sm_90 "
     )
     assert " -DD=64 " in said
     assert "NVRTC_ERROR_COMPILATION\nptxas info" in said, "the compiler's own words"
-    assert not list((tmp_path / "kernels").glob("*.cubin")), "nothing was kept"
+    assert not kept(tmp_path)
 
 
 def test_a_failure_without_words(compiler, tmp_path):
-    result = compile_one(
-        tmp_path / "torch" / "__init__.py",
-        compiler,
-        tmp_path / "kernels",
-        STAND_IN_FAIL="nvrtcGetCUBINSize 77",
-    )
-    assert sentence(result).endswith("NVRTC error 77")
+    failed = compile_one(compiler, tmp_path, STAND_IN_FAIL="nvrtcGetCUBINSize 77")
+    assert sentence(failed).endswith("NVRTC error 77")
+    assert not kept(tmp_path)
 
 
 def test_an_architecture_that_the_compiler_does_not_know(compiler, tmp_path):
-    result = compile_one(
-        tmp_path / "torch" / "__init__.py", compiler, tmp_path / "kernels", "sm_120"
-    )
-    assert sentence(result) == '`architecture` must be one of sm_80, sm_90, got "sm_120"'
+    refused = sentence(compile_one(compiler, tmp_path, architecture="sm_120"))
+    assert refused == '`architecture` must be one of sm_80, sm_90, got "sm_120"'

@@ -5,26 +5,20 @@ CPU tensors are taken for tensors on a GPU; nothing is computed, so only the cal
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import stand_ins
 from ddl import _native
 
-SOURCE = Path(__file__).parent / "stand_in_driver.c"
 SCRIPT = Path(__file__).parent / "compile_kernels.py"
-HEADERS = [path.parent for path in Path(torch.__file__).parents[1].glob("nvidia/*/include/cuda.h")]
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is for Linux"),
+    *stand_ins.needs("cuda.h"),
     pytest.mark.skipif(not hasattr(_native, "pretend_gpu"), reason="needs the feature `emulator`"),
-    pytest.mark.skipif(not HEADERS, reason="cuda.h comes with a torch that is built for CUDA"),
-    pytest.mark.skipif(not shutil.which("gcc"), reason="the stand-in is built with gcc"),
 ]
 
 TOKEN_READ = """
@@ -52,30 +46,15 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(folder: Path, *flags: str) -> Path:
-    output = ["-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
-    warnings = ["-Wall", "-Wextra", "-Werror"]
-    command = ["gcc", "-shared", "-fPIC", *warnings, f"-I{HEADERS[0]}", *flags, str(SOURCE)]
-    subprocess.run([*command, *output], check=True)
-    return folder
+    return stand_ins.build("stand_in_driver.c", "cuda.h", "libcuda.so.1", folder, *flags)
 
 
 def run(
     driver: Path, arguments: list[str], log: Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python where the stand-in is the driver."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DDL_", "STAND_IN_"))}
-    env = kept | {
-        "LD_LIBRARY_PATH": str(driver),
-        "STAND_IN_LOG": str(log),
-        "DDL_CACHE_DIR": str(log.parent / "kernels"),
-    }
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=env | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    given = {"STAND_IN_LOG": str(log)} | variables
+    return stand_ins.run(driver, log.parent / "kernels", arguments, **given)
 
 
 def calls(driver: Path, code: str, log: Path, **variables: str) -> list[list[str]]:

@@ -111,9 +111,7 @@ def test_so_it_does_at_the_usual_sizes(d, m, watched):
 def test_a_token_read_moves_a_tenth_more_than_a_channel_read_at_most(d, watched):
     with emulated(sanitizer="traffic", **H100):
         moved = rows(watched, d, 4, "token")
-    repeated = (
-        3 / 60
-    )  # of two chunks the second begins three tokens early, the first looks as far ahead
+    repeated = 3 / TOKENS  # the second of two chunks begins three tokens early
     for actual, expected in zip(moved, once(4, x=1), strict=True):
         assert actual.keys() == expected.keys()
         for name, count in expected.items():
@@ -131,7 +129,7 @@ def test_what_a_multiprocessor_has_no_room_for_is_read_again(watched):
         assert (backward["X"], backward["G"], backward["k"]) == (8, 4, 2), (
             "again for parameters_bwd"
         )
-        assert 2 <= backward["dh"] <= 2 * (1 + 3 / 60)
+        assert 2 <= backward["dh"] <= 2 * (1 + 3 / TOKENS)
 
 
 def test_plain_loads_are_counted_too(watched):

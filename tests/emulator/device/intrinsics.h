@@ -121,7 +121,9 @@ namespace emulator {
 
 // A prefetch: nothing happens, but the address must be one that could be read. It is no access that
 // counts as traffic.
-__attribute__((no_sanitize("thread"))) inline void bring_near(const void* from) { (void)*static_cast<const volatile char*>(from); }
+__attribute__((no_sanitize("thread"))) inline void bring_near(const void* from) {
+  (void)*static_cast<const volatile char*>(from);
+}
 
 }  // namespace emulator
 

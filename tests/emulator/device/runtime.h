@@ -27,8 +27,8 @@ struct Kernel {
   void (*call)(const void* arguments);
 };
 
-// What a running thread asks of the runtime. Barriers and what a warp
-// does together let other threads run.
+// What a running thread asks of the runtime. Barriers and what a warp does together let other
+// threads run.
 int barrier(Site site, int predicate);  // for how many threads the predicate was not zero
 unsigned ballot(Site site, unsigned mask, int predicate);
 Bits shuffle(Site site, unsigned mask, Bits value, int source_lane);

@@ -33,9 +33,12 @@ _STATIC_SHARED = re.compile(
 _BALANCED = r"(?:[^()]|\([^()]*\))*"
 _KERNEL = re.compile(
     r'\bextern\s+"C"\s+__global__\s+(?:void\s+)?'
+    rf"(?P<cluster>(?:__cluster_dims__\s*\({_BALANCED}\)|[A-Z]+)\s+)?"
     rf"(?:__launch_bounds__\s*\((?P<bounds>{_BALANCED})\)\s*)?(?:void\s+)?(?P<name>\w+)\s*\("
 )
 _MOST_THREADS = "1024"
+# Behind the kernels __cluster_dims__, an attribute until then, stands for its arguments.
+_AFTERWARDS = ("#undef __cluster_dims__", "#define __cluster_dims__(...) __VA_ARGS__")
 
 
 def translation_unit(kernel: Path, defines: Sequence[str]) -> str:
@@ -51,11 +54,12 @@ def translation_unit(kernel: Path, defines: Sequence[str]) -> str:
     if not kernels:
         raise SourceError(f'{kernel.name} has no `extern "C" __global__` function.')
     exports = [
-        f"EMULATOR_EXPORT({k['name']}, EMULATOR_FIRST({k['bounds'] or _MOST_THREADS}))"
+        f"EMULATOR_EXPORT({k['name']}, EMULATOR_FIRST({k['bounds'] or _MOST_THREADS}), "
+        f"EMULATOR_CLUSTER({(k['cluster'] or '').strip()}))"
         for k in kernels
     ]
     # The macros come after our own headers, which need not mind names as short as D and M.
-    lines = ['#include "cuda_on_cpu.h"', *map(_definition, defines), text, *exports]
+    lines = ['#include "cuda_on_cpu.h"', *map(_definition, defines), text, *_AFTERWARDS, *exports]
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __shared__ A_SHARED_DECLARATION_THAT_THE_EMULATOR_DOES_NOT_UNDERSTAND
 
@@ -33,6 +34,11 @@ Array& shared_array(Declaration) {
   return *static_cast<Array*>(static_shared(&declaration, sizeof(Array)));
 }
 
+// Axes that __cluster_dims__ leaves out are one block long.
+constexpr dim3 cluster_of(dim3 dims) {
+  return {dims.x ? dims.x : 1, dims.y ? dims.y : 1, dims.z ? dims.z : 1};
+}
+
 template <class>
 struct ArgumentOf;
 template <class Argument>
@@ -49,7 +55,10 @@ void call(const void* arguments) {
 
 #define EMULATOR_FIRST(FIRST, ...) FIRST  // of what __launch_bounds__ lists
 #define EMULATOR_EXPORTED extern "C" __attribute__((visibility("default")))
-#define EMULATOR_EXPORT(NAME, MOST_THREADS)                                                       \
+// Of the words before a kernel's name, which __cluster_dims__ may be behind, the blocks of a cluster. By then
+// source.py has made it a name for its arguments.
+#define EMULATOR_CLUSTER(...) emulator::cluster_of(dim3{__VA_ARGS__})
+#define EMULATOR_EXPORT(NAME, MOST_THREADS, CLUSTER_DIMS)                                         \
   EMULATOR_EXPORTED unsigned long ddl_emulated_##NAME##_argument_bytes() {                        \
     return sizeof(emulator::ArgumentOf<decltype(NAME)>::Type);                                    \
   }                                                                                               \
@@ -57,6 +66,6 @@ void call(const void* arguments) {
                                             unsigned long shared_bytes, void** parameters,        \
                                             char* error, unsigned long error_bytes) {             \
     const emulator::Kernel kernel{#NAME, ddl_emulated_##NAME##_argument_bytes(), MOST_THREADS,    \
-                                  emulator::call<decltype(NAME), NAME>};                          \
+                                  CLUSTER_DIMS, emulator::call<decltype(NAME), NAME>};            \
     return emulator::launch(kernel, grid, block, shared_bytes, parameters, error, error_bytes);   \
   }

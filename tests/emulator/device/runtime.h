@@ -24,11 +24,13 @@ struct Kernel {
   const char* name;
   Size argument_bytes;
   unsigned most_threads;  // __launch_bounds__, or CUDA's limit
+  dim3 cluster;           // __cluster_dims__, or one block
   void (*call)(const void* arguments);
 };
 
 // What a running thread asks of the runtime. Barriers and what a warp does together let other
 // threads run.
+void sync_cluster(Site site);
 int barrier(Site site, int predicate);  // for how many threads the predicate was not zero
 unsigned ballot(Site site, unsigned mask, int predicate);
 Bits shuffle(Site site, unsigned mask, Bits value, int source_lane);
@@ -43,6 +45,9 @@ void await_copies();
 // to one __shared__ declaration.
 void* static_shared(const void* declaration, Size bytes);
 void* dynamic_shared();
+
+// The same place in the shared memory of a block of this cluster.
+void* in_block(Site site, void* shared, int rank);
 
 [[noreturn]] void fail(const char* reason);
 

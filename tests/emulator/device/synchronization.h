@@ -41,6 +41,15 @@ inline int __all_sync(unsigned mask, int predicate, EMULATOR_CALLER) {
 
 namespace emulator {
 
+// The barrier of all threads of a cluster (barrier.cluster.arrive and .wait).
+inline void sync_cluster(EMULATOR_CALLER) { sync_cluster(EMULATOR_SITE("sync_cluster")); }
+
+// Where another block of the cluster has what `shared` is in this one (mapa).
+template <class T>
+T* in_block(T* shared, int rank, EMULATOR_CALLER) {
+  return static_cast<T*>(in_block(EMULATOR_SITE("in_block"), static_cast<void*>(shared), rank));
+}
+
 // A copy of one Word, or of zeros (cp.async). Until it is awaited what lies in shared memory is NaN.
 template <class Word>
 void copy_async(void* shared, const void* from, bool there = true, EMULATOR_CALLER) {

@@ -1,4 +1,4 @@
-// One CUDA block: its threads, what they wait for, and its shared memory.
+// What there is of a CUDA block: threads, what they wait for, shared memory.
 #pragma once
 
 #include <map>
@@ -8,7 +8,6 @@
 
 #include "../device/runtime.h"
 #include "fibers.h"
-#include "order.h"
 #include "sanitizers.h"
 #include "shared_memory.h"
 
@@ -16,6 +15,7 @@ namespace emulator {
 
 constexpr unsigned warp_lanes = 32;
 constexpr unsigned most_block_threads = 1024;
+constexpr unsigned most_cluster_blocks = 8;
 constexpr size_t most_static_shared_bytes = 48 * 1024;
 constexpr size_t most_shared_bytes = 227 * 1024;  // on sm_90 and sm_100, which have the most
 
@@ -73,7 +73,10 @@ struct Warp {
   Moment synced[warp_lanes][2];
 };
 
+// Where threads wait for one another: `count` of them, from number `first` of their cluster on.
 struct Barrier {
+  unsigned first, count;
+  unsigned live = count;  // threads that have not returned
   unsigned waiting = 0;
   int predicates = 0;   // not zero, among those waiting
   int counted = 0;      // predicates of the last time it opened
@@ -81,71 +84,18 @@ struct Barrier {
   Moment opened[2];     // the present time and the one before
 };
 
-// Runs the blocks of a grid one after the other, on the OS thread that calls it.
-class Block {
- public:
-  // The block whose threads this OS thread runs, or null.
-  static Block* current();
+// What the threads of a block share.
+struct Block {
+  // Where another block's memory is what `own` is in this one's, or null.
+  void* counterpart(const Block& own, const void* address);
+  bool overrun_at(const void* address) const;
 
-  // Before a grid's blocks, and after them.
-  void start_grid(const Grid& grid, const Order& order);
-  void end_grid();
-
-  // Runs one block. Returns "", or what its threads did wrong; the grid must end then.
-  std::string run(uint3 block);
-
-  // For the running thread. `fail` leaves the kernel for good.
-  int barrier(Site site, int predicate);
-  Bits warp_operation(Site site, WarpOperation operation);
-  void sync_warp(Site site, unsigned mask);
-  void copy_later(Site site, void* shared, const void* word, Size bytes);
-  void await_copies();
-  unsigned lane() const { return running_ % warp_lanes; }
-  void* static_shared(const void* declaration, size_t bytes);
-  void* dynamic_shared() { return dynamic_->start(); }
-  [[noreturn]] void fail(const std::string& reason);
-
-  bool is_running() const { return running_ != nobody; }
-  std::string explain_fault(const void* address) const;
-
- private:
-  static constexpr unsigned nobody = ~0u;
-
-  static void thread_main();
-  void thread_returned();
-  void open_barrier();
-  void check_lanes(unsigned first, unsigned mask);
-  void complete_operation(unsigned first, unsigned mask);
-  void wake(unsigned first, unsigned mask);
-  void wake_all();
-  void enqueue_woken();
-  void resume_next();
-  void resume(unsigned next);
-  std::string whereabouts() const;
-
-  const Grid* grid_ = nullptr;
-  Order order_{nullptr, 0};
-  std::string error_;
-
-  // ThreadSanitizer takes a fiber for a thread, and its history for one of things that happened in
-  // order. So it gets two sets of fibers that take turns, or it would not see races between blocks.
-  static constexpr unsigned fiber_sets = tsan ? 2 : 1;
-
-  std::vector<std::unique_ptr<Fiber>> fibers_;  // kept for the grids to come
-  std::vector<Thread> threads_;
-  std::vector<Warp> warps_;           // this and the barrier are new for every block,
-  std::unique_ptr<Barrier> barrier_;  // because their moments must not order two of them
-  ReadyQueue ready_;
-  std::vector<unsigned> woken_;  // empty except while threads are being woken
-  Context launcher_;
-  unsigned running_ = nobody;
-  unsigned live_ = 0;        // threads that have not returned
-  unsigned blocks_run_ = 0;  // of this grid
-  Moment grid_started_, thread_ended_;
-
-  std::unique_ptr<SharedArray> dynamic_;
-  std::map<const void*, SharedArray> statics_;  // by declaration
-  size_t static_bytes_ = 0;
+  uint3 index;
+  bool begun = false;  // some thread runs, or has run
+  std::unique_ptr<Barrier> barrier;
+  std::unique_ptr<SharedArray> dynamic;
+  std::map<const void*, SharedArray> statics;  // by declaration
+  size_t static_bytes = 0;
 };
 
 }  // namespace emulator

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "block.h"
+#include "cluster.h"
 
 namespace emulator {
 namespace {
@@ -38,10 +38,10 @@ class FaultHandlers {
 
  private:
   static void handle(int signal, siginfo_t* information, void*) {
-    Block* block = Block::current();
-    if (block && block->is_running()) {
-      block->fail(signal == SIGFPE ? "integer division by zero"
-                                   : block->explain_fault(information->si_addr));
+    Cluster* cluster = Cluster::current();
+    if (cluster && cluster->is_running()) {
+      cluster->fail(signal == SIGFPE ? "integer division by zero"
+                                     : cluster->explain_fault(information->si_addr));
     }
     // Not a kernel's fault: it happens again under the handler that was there before.
     const auto which = std::find(signals, signals + count, signal) - signals;
@@ -69,25 +69,26 @@ class HandlerStack {
   stack_t previous_{};
 };
 
-// A grid's blocks, along its longer axis no more than the last `most`, in the order in which the OS
+// A grid's clusters, along its longer axis no more than the last `most`, in the order in which the OS
 // threads take them.
 class Queue {
  public:
-  Queue(dim3 blocks, size_t most, Order order) : blocks_(blocks) {
-    const bool across = blocks.x >= blocks.y;
-    const size_t all = std::max(blocks.x, blocks.y), left_out = all - std::min(all, most);
-    for (size_t i = 0; i < size_t(blocks.x) * blocks.y * blocks.z; ++i) {
-      if ((across ? i % blocks.x : i / blocks.x % blocks.y) >= left_out) numbers_.push_back(i);
+  Queue(dim3 clusters, size_t most, Order order) : clusters_(clusters) {
+    const dim3 all = clusters;
+    const bool across = all.x >= all.y;
+    const size_t longer = std::max(all.x, all.y), left_out = longer - std::min(longer, most);
+    for (size_t i = 0; i < size_t(all.x) * all.y * all.z; ++i) {
+      if ((across ? i % all.x : i / all.x % all.y) >= left_out) numbers_.push_back(i);
     }
     order.arrange(numbers_);
   }
 
-  bool take(uint3& block) {
+  bool take(uint3& cluster) {
     const size_t at = next_++;
     if (at >= numbers_.size()) return false;
     const size_t number = numbers_[at];
-    block = {unsigned(number % blocks_.x), unsigned(number / blocks_.x % blocks_.y),
-             unsigned(number / blocks_.x / blocks_.y)};
+    cluster = {unsigned(number % clusters_.x), unsigned(number / clusters_.x % clusters_.y),
+               unsigned(number / clusters_.x / clusters_.y)};
     return true;
   }
 
@@ -95,7 +96,7 @@ class Queue {
   size_t size() const { return numbers_.size(); }
 
  private:
-  const dim3 blocks_;
+  const dim3 clusters_;
   std::vector<size_t> numbers_;
   std::atomic<size_t> next_{0};
 };
@@ -119,6 +120,14 @@ std::string check(const Grid& grid) {
     return refuse("a grid of " + std::to_string(blocks.x) + " × " + std::to_string(blocks.y) +
                   " × " + std::to_string(blocks.z) + " blocks");
   }
+  const dim3 ranks = grid.kernel->cluster;
+  if (ranks.x * ranks.y * ranks.z > most_cluster_blocks) {
+    return refuse("a cluster of more than " + std::to_string(most_cluster_blocks) + " blocks");
+  }
+  if (blocks.x % ranks.x || blocks.y % ranks.y || blocks.z % ranks.z) {
+    return refuse("a grid that is not made of whole clusters of " + std::to_string(ranks.x) + " × " +
+                  std::to_string(ranks.y) + " × " + std::to_string(ranks.z) + " blocks");
+  }
   if (grid.shared_bytes > most_shared_bytes) {
     return refuse(std::to_string(grid.shared_bytes) + " bytes of shared memory");
   }
@@ -128,8 +137,8 @@ std::string check(const Grid& grid) {
   return "";
 }
 
-// How many blocks are run along the longer axis.
-size_t most_blocks(const Grid& grid) {
+// How many clusters are run along the longer axis.
+size_t most_clusters(const Grid& grid) {
   const char* last = getenv("DDL_EMULATOR_LAST_BLOCKS");
   const std::string name = std::string(grid.kernel->name) + "=";
   const char* found = last ? strstr(last, name.c_str()) : nullptr;
@@ -138,24 +147,26 @@ size_t most_blocks(const Grid& grid) {
 
 std::string run(const Grid& grid) {
   const char* order = getenv("DDL_EMULATOR_ORDER");
-  Queue queue(grid.blocks, most_blocks(grid), Order(order, 0));
+  const dim3 blocks = grid.blocks, ranks = grid.kernel->cluster;
+  const dim3 clusters{blocks.x / ranks.x, blocks.y / ranks.y, blocks.z / ranks.z};
+  Queue queue(clusters, most_clusters(grid), Order(order, 0));
   std::mutex lock;
-  std::string error;  // of the first block that failed
+  std::string error;  // of the first cluster that failed
 
   const auto work = [&](uint64_t worker) {
-    static thread_local Block block;  // keeps its stacks for the next launch
+    static thread_local Cluster cluster;  // keeps its stacks for the next launch
     HandlerStack handler_stack;
-    block.start_grid(grid, Order(order, worker));
+    cluster.start_grid(grid, Order(order, worker));
     uint3 index;
     while (queue.take(index)) {
-      const std::string failure = block.run(index);
+      const std::string failure = cluster.run(index);
       if (failure.empty()) continue;
       queue.stop();
       std::lock_guard<std::mutex> guard(lock);
       if (error.empty()) error = failure;
       break;
     }
-    block.end_grid();
+    cluster.end_grid();
   };
 
   const char* threads = getenv("DDL_EMULATOR_THREADS");

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "block.h"
+#include "cluster.h"
 
 namespace {
 
@@ -22,8 +22,8 @@ struct TypeMismatch {
 };
 
 [[noreturn]] void fail(const SourceLocation& location, const std::string& what) {
-  emulator::Block::current()->fail(what + " (" + location.file + ":" +
-                                   std::to_string(location.line) + ")");
+  emulator::Cluster::current()->fail(what + " (" + location.file + ":" +
+                                     std::to_string(location.line) + ")");
 }
 
 }  // namespace

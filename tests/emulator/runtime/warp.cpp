@@ -1,11 +1,11 @@
 // What the lanes of a warp do together: shuffles, votes, __syncwarp.
-#include "block.h"
+#include "cluster.h"
 
 namespace emulator {
 
-Bits Block::warp_operation(Site site, WarpOperation operation) {
+Bits Cluster::warp_operation(Site site, WarpOperation operation) {
   Thread& thread = threads_[running_];
-  Warp& warp = warps_[running_ / warp_lanes];
+  Warp& warp = warp_of(running_);
   operation.mask &= warp.lanes;  // lanes that a partial warp lacks need not be left out
   const unsigned mask = operation.mask;
   thread.state = Thread::State::in_warp_operation;
@@ -29,7 +29,7 @@ Bits Block::warp_operation(Site site, WarpOperation operation) {
   return thread.operation.result;
 }
 
-void Block::check_lanes(unsigned first, unsigned mask) {
+void Cluster::check_lanes(unsigned first, unsigned mask) {
   const Thread& last = threads_[running_];
   for (unsigned i = 0; i < warp_lanes; ++i) {
     if (!contains(mask, i)) continue;
@@ -46,7 +46,7 @@ void Block::check_lanes(unsigned first, unsigned mask) {
   }
 }
 
-void Block::complete_operation(unsigned first, unsigned mask) {
+void Cluster::complete_operation(unsigned first, unsigned mask) {
   unsigned ballot = 0;
   for (unsigned i = 0; i < warp_lanes; ++i) {
     if (contains(mask, i) && threads_[first + i].operation.value) ballot |= 1u << i;
@@ -61,8 +61,8 @@ void Block::complete_operation(unsigned first, unsigned mask) {
 }
 
 // A shuffle or a vote exchanges values but promises nothing about memory; this promises that.
-void Block::sync_warp(Site site, unsigned mask) {
-  Warp& warp = warps_[running_ / warp_lanes];
+void Cluster::sync_warp(Site site, unsigned mask) {
+  Warp& warp = warp_of(running_);
   const unsigned group = mask & warp.lanes ? unsigned(__builtin_ctz(mask & warp.lanes)) : 0;
   const unsigned sync = warp.syncs[group];
   Moment& synced = warp.synced[group][sync % 2];

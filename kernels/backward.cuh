@@ -180,9 +180,9 @@ __device__ __forceinline__ Turn finish(
     turn.back[j] = turn.scale * turn.g[j];
     g_e += turn.g[j] * s.write.error[j];
     g_p += turn.g[j] * s.write.readout[j];
-    if (threadIdx.x == j % 32) g.value[token * M + j] = s.gate * turn.g[j];
+    if (writes(j)) g.value[token * M + j] = s.gate * turn.g[j];
   }
-  if (threadIdx.x == 0) g.gate[token] = g_e;
+  if (writes(0)) g.gate[token] = g_e;
   turn.along = s.write.r * turn.scale * (g_e - g_p);
   return turn;
 }

@@ -8,18 +8,19 @@
 // What READ can be.
 constexpr int NONE = 0, IDENTITY = 1, CHANNEL = 2, TOKEN = 3;
 
-// A thread owns packets of FEATURES neighbouring features, THREADS packets apart. A block has all of a token,
-// or, where no sum runs over the features (SLICED), a slice of one packet per thread: the grid's second axis
-// has the slices.
+// A thread owns packets of FEATURES neighbouring features, THREADS packets apart. A block has all of a token, or a
+// slice of its features: one of the cluster's, or, where no sum runs over the features (SLICED), one packet per
+// thread. The grid's second axis has the slices.
 #ifndef SLICED
 #define SLICED 0
 #endif
-constexpr int PACKETS = D / FEATURES;
-constexpr int SLICES = SLICED ? (PACKETS + THREADS - 1) / THREADS : 1;
-constexpr int ROWS = SLICED ? 1 : (PACKETS + THREADS - 1) / THREADS;
-constexpr int WIDTH = SLICED ? THREADS * FEATURES : D;  // features of a block
+constexpr int SLICES = SLICED ? (D / FEATURES + THREADS - 1) / THREADS : CLUSTER;
+constexpr int WIDTH = SLICED ? THREADS * FEATURES : D / CLUSTER;  // features of a block
+constexpr int PACKETS = WIDTH / FEATURES;
+constexpr int ROWS = (PACKETS + THREADS - 1) / THREADS;
 constexpr int ELEMENTS = FEATURES * M;  // of the state in a packet
 static_assert(D % FEATURES == 0 && THREADS % 32 == 0 && TAPS >= 1, "the plan's promises");
+static_assert(D % (CLUSTER * FEATURES) == 0 && (CLUSTER == 1 || !SLICED), "a cluster's blocks are alike");
 static_assert(READ != IDENTITY || M == 1, "an identity read has one channel");
 static_assert(READ == TOKEN || TAPS == 1, "only token reads look back");
 
@@ -61,10 +62,15 @@ __device__ __forceinline__ int column_of(int row) {
   return (static_cast<int>(threadIdx.x) + row * THREADS) * FEATURES;
 }
 __device__ __forceinline__ int feature_of(int row) {
-  return column_of(row) + (SLICED ? static_cast<int>(blockIdx.y) * WIDTH : 0);
+  return column_of(row) + (SLICES > 1 ? static_cast<int>(blockIdx.y) * WIDTH : 0);
 }
 __device__ __forceinline__ bool is_inside(int row) {
-  return (SLICED ? PACKETS % THREADS == 0 : (row + 1) * THREADS <= PACKETS) || feature_of(row) < D;
+  if constexpr (SLICED && D % WIDTH > 0) return feature_of(row) < D;
+  return (row + 1) * THREADS <= PACKETS || column_of(row) < WIDTH;
+}
+// Whether the thread is the one that writes number `n` of those that a token's threads all know.
+__device__ __forceinline__ bool writes(int n) {
+  return threadIdx.x == n % 32 && rank() == 0;
 }
 // The packet's address in an array of COUNT numbers per token and feature. Said this way, the distance between
 // rows is a constant that loads take for nothing: feature_of(row) costs a twentieth more instructions.

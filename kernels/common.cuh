@@ -233,9 +233,51 @@ __device__ __forceinline__ void copy(Packet<A, N>& to, const Packet<B, N>& from)
   to.set(x);
 }
 
-// --- sums over a block --------------------------------------------------------------------------
+// --- blocks that share a token ------------------------------------------------------------------
+// From sm_90 on, CLUSTER blocks can run side by side, meet at a barrier and write to each other's shared memory.
+// They stand along the grid's second axis.
 
-constexpr int WARPS = THREADS / 32;
+#if CLUSTER > 1
+#define TOGETHER __cluster_dims__(1, CLUSTER, 1)
+#else
+#define TOGETHER
+#endif
+
+// Which of them this is.
+__device__ __forceinline__ int rank() { return CLUSTER > 1 ? static_cast<int>(blockIdx.y) : 0; }
+
+// The barrier of all threads that share a token.
+__device__ __forceinline__ void meet() {
+#if CLUSTER == 1
+  __syncthreads();
+#elif defined(CUDA_ON_CPU)
+  emulator::sync_cluster();
+#else
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Writes where `shared` would be in the shared memory of block `to`.
+template <class T> __device__ __forceinline__ void give(T* shared, int to, T x) {
+#if CLUSTER == 1
+  *shared = x;
+#elif defined(CUDA_ON_CPU)
+  *emulator::in_block(shared, to) = x;
+#else
+  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(address), "r"(to));
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+  } else {
+    asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(x) : "memory");
+  }
+#endif
+}
+
+// --- sums over a token's threads ----------------------------------------------------------------
+
+constexpr int WARPS = THREADS / 32, ALL_WARPS = CLUSTER * WARPS;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
 // Sums P numbers (a power of two, at most 32) over the warp. While more than one number is left, the
@@ -261,20 +303,22 @@ template <int P, int LANES = 16> __device__ __forceinline__ Real warp_sum(Real (
   }
 }
 
-// Sums of N numbers over the block, the same bits in every thread. Two buffers take turns, so that
+// Sums of N numbers over the block or its cluster, the same bits in every thread. Two buffers take turns, so that
 // one barrier is enough: whoever writes a buffer again has passed the barrier of the other one.
 template <int MOST> struct BlockSum {
-  using Buffer = Real[2][MOST > 0 ? MOST : 1][WARPS];
+  using Buffer = Real[2][MOST > 0 ? MOST : 1][ALL_WARPS];
 
   Buffer& buffer;
   int turn = 0;
 
-  __device__ explicit BlockSum(Buffer& buffer) : buffer(buffer) {}
+  __device__ explicit BlockSum(Buffer& buffer) : buffer(buffer) {
+    if constexpr (CLUSTER > 1) meet();  // nothing can be given to a block that has not begun
+  }
 
   template <int N> __device__ __forceinline__ void operator()(Real (&x)[N]) {
     static_assert(N <= MOST, "the buffer is made for the longest sum");
     gather<N, 0>(x);
-    __syncthreads();
+    meet();
     add_warps(x);
     turn ^= 1;
   }
@@ -283,15 +327,16 @@ template <int MOST> struct BlockSum {
   // The warps' shares of each number. Of many warps a lane adds a few shares of one number, then lanes do; of few
   // every thread adds all by itself.
   template <int N> __device__ __forceinline__ void add_warps(Real (&x)[N]) const {
-    if constexpr (WARPS < 5) {
+    if constexpr (ALL_WARPS < 5) {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         x[n] = Real(0);
 #pragma unroll
-        for (int warp = 0; warp < WARPS; ++warp) x[n] += buffer[turn][n][warp];
+        for (int warp = 0; warp < ALL_WARPS; ++warp) x[n] += buffer[turn][n][warp];
       }
     } else {
-      constexpr int SHARES = WARPS % 4 == 0 ? 4 : WARPS % 2 == 0 ? 2 : 1, EACH = WARPS / SHARES;
+      constexpr int SHARES = ALL_WARPS % 4 == 0 ? 4 : ALL_WARPS % 2 == 0 ? 2 : 1, EACH = ALL_WARPS / SHARES;
+      static_assert(EACH <= 32, "lanes enough for a number's shares");
       constexpr int LANES = EACH > 16 ? 32 : EACH > 8 ? 16 : EACH > 4 ? 8 : EACH > 2 ? 4 : 2;  // of a number
       constexpr int NUMBERS = 32 / LANES, ROUNDS = (N + NUMBERS - 1) / NUMBERS;
       const int lane = threadIdx.x % 32, first = lane % LANES * SHARES;
@@ -300,7 +345,7 @@ template <int MOST> struct BlockSum {
       for (int round = 0; round < ROUNDS; ++round) {
         const int n = round * NUMBERS + lane / LANES;
         sums[round] = Real(0);
-        if (n < N && first < WARPS) {
+        if (n < N && first < ALL_WARPS) {
           Packet<Real, SHARES> shares;
           shares.get(&buffer[turn][n][first]);
 #pragma unroll
@@ -326,8 +371,11 @@ template <int MOST> struct BlockSum {
 #pragma unroll
     for (int i = 0; i < P; ++i) group[i] = x[FIRST + i];
     const Real sum = warp_sum<P>(group);
+    constexpr int LANES = 32 / P;  // that know the same sum: each tells its share of the blocks
     const int lane = threadIdx.x % 32;
-    if (lane % (32 / P) == 0) buffer[turn][FIRST + lane / (32 / P)][threadIdx.x / 32] = sum;
+    Real* const share = &buffer[turn][FIRST + lane / LANES][rank() * WARPS + threadIdx.x / 32];
+#pragma unroll
+    for (int block = lane % LANES; block < CLUSTER; block += LANES) give(share, block, sum);
     if constexpr (FIRST + P < N) gather<N, FIRST + P>(x);
   }
 };

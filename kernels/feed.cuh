@@ -25,7 +25,7 @@ constexpr int NEVER = 0, ALWAYS = 1, SOMETIMES = 2;
 // An input of C numbers per feature and token, and the thread's packets of it.
 template <class T, int C, int THERE = ALWAYS> struct Feed {
   using Row = Packet<T, FEATURES * C>;
-  static constexpr int SLOT = (D * C * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
+  static constexpr int SLOT = (WIDTH * C * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
 
   const T* from;
   unsigned char* slots;

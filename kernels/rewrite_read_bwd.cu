@@ -1,10 +1,11 @@
 // rewrite, read and rewrite_read, backward: gradients of X', h, v', β' → of X, k, v, β and parameters.
 //
 // Moved per token, in elements: G, X and dX M·D each, k, dh and dk D each; a token read also takes x.
-// X' is not read: it is rebuilt from X, k and the saved r, p, to the bits that the forward stored. Where
-// registers cannot hold a token (of bf16, m = 4 beyond d = 2048 and m = 8 beyond 1024), X, G and k are
-// taken again after the sum, from their stage in shared memory (feed.cuh), or without one from L2,
-// (2M + 1)·D. A stage also has the next token's rows travel while this one is worked on.
+// X' is not read: it is rebuilt from X, k and the saved r, p, to the bits that the forward stored. A token
+// that is too much for one block's registers (of bf16, m = 4 beyond d = 2048 and m = 8 beyond 1024) has a
+// cluster of blocks, from sm_90 on. Elsewhere X, G and k are taken again after the sum, from their stage in
+// shared memory (feed.cuh), or without one from L2, (2M + 1)·D. A stage also has the next token's rows
+// travel while this one is worked on.
 //
 // With G = ∂L/∂X' from above, k̂ = r·k, e = v − p, u = γ·dh', x̂ = rstd·x:
 //
@@ -14,7 +15,7 @@
 //
 // (dβl, dvl: gradients of the next gate's and values' linear maps; values that read x add dvl·W_v to a
 // instead.) g need not wait for c, as g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂: one sum over the
-// block, of 1 + 2M numbers.
+// block or its cluster, of 1 + 2M numbers.
 //
 // A block walks its `chunk` tokens from the last to the first. A token read keeps dx of K tokens in its
 // window; the K − 1 tokens behind the chunk need dx alone, so their dh, x and rstd, not their X or G.
@@ -51,9 +52,9 @@ struct Pass {
         record(b, g),
         sum(buffer),
         normed(after_window(shared)),
-        read(after_window(shared) + D),
-        context(after_window(shared) + 2 * D),
-        sums(g.partial, after_window(shared) + (HOLD ? 0 : SUMS == APART ? 2 * D : 3 * D)) {}
+        read(after_window(shared) + WIDTH),
+        context(after_window(shared) + 2 * WIDTH),
+        sums(g.partial, after_window(shared) + (HOLD ? 0 : SUMS == APART ? 2 * WIDTH : 3 * WIDTH)) {}
 
   static __device__ Real* after_window(unsigned char* rest) {
     return reinterpret_cast<Real*>(rest) + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0);
@@ -256,14 +257,14 @@ struct Pass {
     if constexpr (SUMS != APART) {
       sums.take_biases(s);
     } else if constexpr (NORM) {
-      if (threadIdx.x == 0) g.shift[token] = s.shift;
+      if (writes(0)) g.shift[token] = s.shift;
     }
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {
+extern "C" __global__ void TOGETHER __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ __align__(16) Real buffer[2][BLOCK_SUMS > 0 ? BLOCK_SUMS : 1][WARPS];
+  __shared__ __align__(16) Real buffer[2][BLOCK_SUMS > 0 ? BLOCK_SUMS : 1][ALL_WARPS];
   unsigned char* rest = shared;
   Pass pass(all, buffer, rest);
   walk(all.b, reinterpret_cast<Real*>(rest), pass);

@@ -7,9 +7,9 @@
 // A block takes `chunk` consecutive tokens, one after the other, its threads a token's features. Two
 // sums run over the block: {|k|², kᵀX} before the rewrite and {Σx², w_β·γx, W_v·γx} after it, 1 + M
 // and up to 2 + M numbers. Between them X stays in registers (HOLD), so it crosses memory once each
-// way; what a block's registers have no room for (of bf16, m = 4 beyond d = 4096 and m = 8 beyond 2048)
-// is taken again after the first sum, from its stage in shared memory (feed.cuh), or without one from
-// L2, (M + 1)·D. The next token's X and k are asked for ahead: through a stage as soon as it has room,
+// way; a token that is too much for a block (of bf16, m = 4 beyond d = 4096 and m = 8 beyond 2048) has a
+// cluster of them from sm_90 on, and is elsewhere taken again after the first sum, from its stage in shared
+// memory (feed.cuh), or without one from L2, (M + 1)·D. The next token's X and k are asked for ahead: through a stage as soon as it has room,
 // else when X' is stored, so that they travel while this token's second sum and its context are worked
 // on. Other blocks of the multiprocessor fill what is left.
 //
@@ -35,7 +35,7 @@ struct Forward {
         state(b.state, shared),
         direction(b.direction, shared),
         sum(buffer),
-        x(reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == 1 ? TAPS * D : 0)) {}
+        x(reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0)) {}
 
   __device__ __forceinline__ void request_row(long long token, int row, int turn) const {
     state.request(token, row, turn);
@@ -66,7 +66,7 @@ struct Forward {
     if (next < 0) return;
     if constexpr (EARLY) request(next, STAGES == 2 ? turn ^ 1 : 0);
     if constexpr (REWRITE) {
-      if (threadIdx.x > 0) return;
+      if (!writes(0)) return;
       bring_near(b.value + next * M);
       bring_near(b.gate + next);
     }
@@ -97,7 +97,7 @@ struct Forward {
 #pragma unroll
     for (int j = 0; j < M; ++j) write.readout[j] = times(write.r, sums[1 + j]);
     write.finish(value, gate);
-    if (own && threadIdx.x == 0) {
+    if (own && writes(0)) {
       b.stats[token * (1 + M)] = write.r;
 #pragma unroll
       for (int j = 0; j < M; ++j) b.stats[token * (1 + M) + 1 + j] = write.readout[j];
@@ -163,16 +163,16 @@ struct Forward {
   __device__ __forceinline__ Real finish_read(long long token, const Real* sums) const {
     const Real rstd = NORM ? inverse_root(sums[0] / Real(D) + Real(b.norm_eps)) : Real(1);
     if constexpr (NORM) {
-      if (threadIdx.x == 0) b.rstd[token] = rstd;
+      if (writes(0)) b.rstd[token] = rstd;
     }
     if constexpr (GATE) {
       const Real bias = GATE_BIAS ? widen(*b.gate_bias) : Real(0);
-      if (threadIdx.x == 0) b.new_gate[token] = Real(2) * sigmoid(rstd * sums[GATE_AT] + bias);
+      if (writes(0)) b.new_gate[token] = Real(2) * sigmoid(rstd * sums[GATE_AT] + bias);
     }
     if constexpr (VALUE) {
 #pragma unroll
       for (int j = 0; j < M; ++j) {
-        if (threadIdx.x != j % 32) continue;
+        if (!writes(j)) continue;
         const Real bias = VALUE_BIAS ? widen(b.value_bias[j]) : Real(0);
         const Real linear = (VALUE_FROM_COMPRESSED ? Real(1) : rstd) * sums[VALUE_AT + j] + bias;
         b.new_value[token * M + j] =
@@ -227,9 +227,9 @@ struct Forward {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(const Boundary b) {
+extern "C" __global__ void TOGETHER __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(const Boundary b) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ __align__(16) Real buffer[2][MOST_SUMS][WARPS];
+  __shared__ __align__(16) Real buffer[2][MOST_SUMS][ALL_WARPS];
   const long long first = blockIdx.x * b.chunk;
   const long long last = first + b.chunk < b.tokens ? first + b.chunk : b.tokens;
   unsigned char* rest = shared;

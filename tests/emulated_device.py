@@ -38,6 +38,7 @@ def emulated(
     plan: dict[str, int] | None = None,
     multiprocessors: int = 2,
     shared_per_block: int = 65_536,
+    cluster: int = 1,
     sanitizer: str = SANITIZER,
 ) -> Iterator[None]:
     """CPU tensors run on the emulated GPU. plan: forced choices, by the names of the macros."""
@@ -45,6 +46,7 @@ def emulated(
         functools.partial(_build, kernels, sanitizer),
         multiprocessors=multiprocessors,
         shared_per_block=shared_per_block,
+        cluster=cluster,
         plan=plan,
     )
     try:

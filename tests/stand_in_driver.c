@@ -4,6 +4,8 @@
 //   STAND_IN_LOG         file that lines are appended to
 //   STAND_IN_DEVICES     number of GPUs (default 2)
 //   STAND_IN_CAPABILITY  as 90 for 9.0 (the default)
+//   STAND_IN_CLUSTER_LAUNCH  0 for a GPU that has no clusters
+//   STAND_IN_CLUSTERS    clusters that find room on a GPU (default 20)
 //   STAND_IN_FAIL        name of a function that fails, and its result: "cuLaunchKernel 701"
 
 #include <cuda.h>
@@ -82,6 +84,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = 228 << 10; break;
     case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: *value = 65536; break;
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
+    case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *value = setting("STAND_IN_CLUSTER_LAUNCH", 1); break;
     default: note("unexpected attribute %d", (int)attribute); return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
@@ -133,6 +136,14 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
   note("cuFuncSetAttribute %s %d=%d", (const char*)function, (int)attribute, value);
   return result_of("cuFuncSetAttribute");
+}
+
+CUresult cuOccupancyMaxActiveClusters(int* count, CUfunction function, const CUlaunchConfig* launch) {
+  note("cuOccupancyMaxActiveClusters %s on %d grid %u %u %u block %u %u %u shared %u attributes %u",
+       (const char*)function, current_device(), launch->gridDimX, launch->gridDimY, launch->gridDimZ,
+       launch->blockDimX, launch->blockDimY, launch->blockDimZ, launch->sharedMemBytes, launch->numAttrs);
+  *count = setting("STAND_IN_CLUSTERS", 20);
+  return result_of("cuOccupancyMaxActiveClusters");
 }
 
 CUresult cuLaunchKernel(

@@ -85,10 +85,12 @@ def test_boundaries(architecture, stored, m, compress):
     assert {kernel.architecture for kernel in kernels} == {architecture}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "d"), [
+    ("sm_80", 4096), ("sm_90", 16_384), ("sm_100", 16_384), ("sm_120", 8192),
+])  # fmt: skip
 @pytest.mark.parametrize("compress", ["channel", "token"])
-def test_sums_that_no_block_has_room_for_have_a_kernel_of_their_own(architecture, compress):
-    given = tensors(4096, 8, compress, BF16, F32)
+def test_sums_that_no_cluster_has_room_for_have_a_kernel_of_their_own(architecture, d, compress):
+    given = tensors(d, 8, compress, BF16, F32)
     kernels = compiled(architecture, "rewrite_read", **given, eps_k=0.1)
     assert {*FORWARD_AND_BACKWARD, "parameters_bwd", "reduce"} <= names(kernels)
     assert {kernel.name: kernel.spilled for kernel in kernels if kernel.spilled} == {}
@@ -133,6 +135,22 @@ def test_storage_types(stored, parameter):
     compiled("sm_90", "rewrite_read", **given, eps_k=0.1)
     expansion = {"x": zeros(1, 1, 63, dtype=stored), "weight": zeros(63, 3, 2, dtype=parameter)}
     compiled("sm_90", "expand", **expansion, value_channels=3)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("d", "m", "compress"), [
+    (4096, 4, "channel"), (4096, 4, "token"), (4096, 8, "channel"), (8192, 4, "channel"),
+])  # fmt: skip
+def test_from_sm_90_on_a_cluster_of_blocks_shares_a_wide_token(architecture, d, m, compress):
+    given = tensors(d, m, compress, BF16, BF16)
+    kernels = compiled(architecture, "rewrite_read", **given, eps_k=0.1)
+    (plan,) = [macros(kernel) for kernel in kernels if kernel.name == "rewrite_read_bwd"]
+    if architecture == "sm_80":
+        assert plan["CLUSTER"] == "1"
+    else:
+        assert int(plan["CLUSTER"]) > 1
+        assert plan["HOLD"] == "1"
+        assert names(kernels) - {"arrange"} == FORWARD_AND_BACKWARD | {"reduce"}
 
 
 # The sizes that plans are tuned for: of GPT-2, of the papers' models, and beyond.

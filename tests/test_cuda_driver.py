@@ -114,7 +114,8 @@ def test_what_was_warmed_up_is_loaded_already(driver, tmp_path):
 
 
 def test_shared_memory_is_asked_for_before_it_is_used(driver, tmp_path):
-    lines = calls(driver, TOKEN_READ.format(device=0, d=2048), tmp_path / "log")
+    code = TOKEN_READ.format(device=0, d=2048)
+    lines = calls(driver, code, tmp_path / "log", STAND_IN_CAPABILITY="80")
     asked = {
         line[1]: int(line[2].removeprefix("8="))
         for line in lines
@@ -125,6 +126,56 @@ def test_shared_memory_is_asked_for_before_it_is_used(driver, tmp_path):
             shared = int(line[line.index("shared") + 1])
             assert shared == asked.get(line[1], 0)
     assert asked["rewrite_read_bwd"] > 48 << 10
+
+
+def words(line: list[str], name: str, count: int) -> list[int]:
+    start = line.index(name) + 1
+    return [int(word) for word in line[start : start + count]]
+
+
+def backward(lines: list[list[str]], call: str) -> list[list[str]]:
+    return [line for line in lines if line[:2] == [call, "rewrite_read_bwd"]]
+
+
+@pytest.mark.parametrize("room", [5, 9])
+def test_there_are_as_many_clusters_as_find_room(driver, tmp_path, room):
+    code = TOKEN_READ.format(device=1, d=4096)
+    lines = calls(driver, code, tmp_path / "log", STAND_IN_CLUSTERS=str(room))
+    (question,) = backward(lines, "cuOccupancyMaxActiveClusters")
+    (launch,) = backward(lines, "cuLaunchKernel")
+    assert question[2:4] == launch[2:4] == ["on", "1"]
+    chunks, cluster, _ = words(launch, "grid", 3)
+    assert (chunks, cluster) == (room, 8), "100 tokens in chunks of 20 or 12"
+    assert words(question, "grid", 3)[1] == cluster
+    for name, count in (("block", 3), ("shared", 1)):
+        assert words(question, name, count) == words(launch, name, count)
+    assert words(question, "attributes", 1) == [0], "the kernel itself says how large they are"
+
+
+def test_a_gpu_without_room_for_a_cluster_does_without(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=4096)
+    lines = calls(driver, code, tmp_path / "log", STAND_IN_CLUSTERS="0")
+    assert len(backward(lines, "cuOccupancyMaxActiveClusters")) == 1
+    (launch,) = backward(lines, "cuLaunchKernel")
+    assert words(launch, "grid", 3)[1:] == [1, 1]
+    assert "parameters_bwd" in {line[1] for line in lines if line[0] == "cuLaunchKernel"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables"),
+    [
+        (["-DcuOccupancyMaxActiveClusters=cuOccupancyNothing"], {}),
+        ([], {"STAND_IN_CLUSTER_LAUNCH": "0"}),
+        ([], {"STAND_IN_CAPABILITY": "80"}),
+    ],
+    ids=["driver", "gpu", "architecture"],
+)
+def test_without_clusters_nobody_asks_for_them(tmp_path, flags, variables):
+    code = TOKEN_READ.format(device=0, d=4096)
+    lines = calls(build(tmp_path / "driver", *flags), code, tmp_path / "log", **variables)
+    assert backward(lines, "cuOccupancyMaxActiveClusters") == []
+    (launch,) = backward(lines, "cuLaunchKernel")
+    assert words(launch, "grid", 3)[1:] == [1, 1]
 
 
 def test_the_context_of_a_second_gpu_is_current_for_its_calls_alone(driver, tmp_path):

@@ -27,7 +27,7 @@ FORWARD, BACKWARD = "rewrite_read_fwd.cu", "rewrite_read_bwd.cu"
 WALK, APART = "backward.cuh", "parameters_bwd.cu"
 MUTANTS = {
     # barriers and buffers
-    "no barrier in the block sum": ("common.cuh", "    __syncthreads();\n", ""),
+    "no barrier in the block sum": ("common.cuh", "    meet();\n    add", "    add"),
     "one buffer for all block sums": ("common.cuh", "    turn ^= 1;\n", ""),
     "no barrier in the reduction": ("reduce.cu", "  __syncthreads();\n", ""),
     "a warp's sum without its last step": (
@@ -35,16 +35,25 @@ MUTANTS = {
         "lanes > 0; lanes /= 2",
         "lanes > 1; lanes /= 2",
     ),
-    "one warp too few": ("common.cuh", "warp < WARPS; ++warp", "warp < WARPS - 1; ++warp"),
+    "one warp too few": ("common.cuh", "< ALL_WARPS; ++warp", "< ALL_WARPS - 1; ++warp"),
     "a lane adds three shares of four": (
         "common.cuh",
         "share < SHARES; ++",
         "share < SHARES - 1; ++",
     ),
-    "the last four warps are left out": ("common.cuh", "first < WARPS)", "first < WARPS - SHARES)"),
+    "the last four warps are left out": (
+        "common.cuh",
+        "first < ALL_WARPS)",
+        "first < ALL_WARPS - SHARES)",
+    ),
     "lanes do not add": ("common.cuh", "lanes = LANES / 2;", "lanes = 0;"),
     # bounds
-    "threads beyond the last packet work": ("boundary.cuh", "feature_of(row) < D;", "true;"),
+    "threads beyond the last packet work": ("boundary.cuh", "column_of(row) < WIDTH;", "true;"),
+    "threads beyond the last slice's packets work": (
+        "boundary.cuh",
+        "feature_of(row) < D;",
+        "true;",
+    ),
     "the last feature is left out": (
         "boundary.cuh",
         "feature_of(row) < D;",
@@ -128,6 +137,24 @@ MUTANTS = {
         "record.request(token);",
     ),
     "a lane deals out its neighbour's number": (WALK, "number[i / 32], i % 32", "number[0], i ^ 1"),
+    # blocks that share a token
+    "a cluster's blocks do not wait for each other": (
+        "common.cuh",
+        "emulator::sync_cluster();",
+        "__syncthreads();",
+    ),
+    "numbers are sent to blocks that have not begun": (
+        "common.cuh",
+        "if constexpr (CLUSTER > 1) meet();",
+        "",
+    ),
+    "a block keeps its sums to itself": ("common.cuh", "give(share, block", "give(share, rank()"),
+    "blocks overwrite each other's sums": ("common.cuh", "rank() * WARPS + ", ""),
+    "the blocks of a cluster share a window": (
+        "boundary.cuh",
+        "(blockIdx.x) * SLICES + blockIdx.y",
+        "(blockIdx.x)",
+    ),
     # indices and terms
     "channels and taps swapped": (
         "reduce.cu",
@@ -182,6 +209,11 @@ def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
         with emulated(kernels=kernels, plan={"CHUNK": 7, "THREADS": 64, "FEATURES": 1, "SUMS": 3}):
             tensors = inputs((2, 11), 100, 4) | parameters(100, 4, "token", 3)
             compare("rewrite_read", tensors, F64, eps_k=0.1)
+        for window in (0, 2):
+            plan = {"CHUNK": 7, "CLUSTER": 2, "WINDOW": window}
+            with emulated(kernels=kernels, plan=plan):
+                tensors = inputs((2, 11), 200, 4) | parameters(200, 4, "token", 3)
+                compare("rewrite_read", tensors, F32, eps_k=0.1)
         with emulated(kernels=kernels, plan={"CHUNK": 7, "THREADS": 384}):
             tensors = inputs((2, 5), 400, 4) | parameters(400, 4, "channel")
             compare("rewrite_read", tensors, F32, eps_k=0.1)

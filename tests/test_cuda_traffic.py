@@ -21,7 +21,8 @@ from op_cases import BF16, F32, inputs, parameters
 pytestmark = needs_emulator
 
 TOKENS = 60
-H100 = {"multiprocessors": 2, "shared_per_block": 227 << 10}  # a chunk of 30 tokens or more each
+A100 = {"multiprocessors": 2, "shared_per_block": 227 << 10}  # with more shared memory
+H100 = {**A100, "cluster": 8}  # a chunk of 30 tokens or more each
 Rows = dict[str, float]
 
 
@@ -100,14 +101,18 @@ def test_held_or_staged_every_row_crosses_memory_once(dtype, m, compress, plan, 
 
 @pytest.mark.parametrize(
     ("d", "m"),
-    [(768, 1), (2048, 1), (4096, 1), (768, 4), (1024, 4), (2048, 4), (768, 8), (1024, 8)],
+    [
+        *((d, 1) for d in (768, 2048, 4096, 8192)),
+        *((d, 4) for d in (768, 1024, 2048, 4096, 8192)),
+        *((d, 8) for d in (768, 1024, 2048, 4096, 8192)),
+    ],
 )
 def test_so_it_does_at_the_usual_sizes(d, m, watched):
     with emulated(sanitizer="traffic", **H100):
         assert rows(watched, d, m, "channel" if m > 1 else "identity") == once(m)
 
 
-@pytest.mark.parametrize("d", [768, 1024, 2048])
+@pytest.mark.parametrize("d", [768, 1024, 2048, 4096])
 def test_a_token_read_moves_a_tenth_more_than_a_channel_read_at_most(d, watched):
     with emulated(sanitizer="traffic", **H100):
         moved = rows(watched, d, 4, "token")
@@ -120,8 +125,8 @@ def test_a_token_read_moves_a_tenth_more_than_a_channel_read_at_most(d, watched)
     assert sum(sum(each.values()) for each in moved) <= 1.1 * channel
 
 
-def test_what_a_multiprocessor_has_no_room_for_is_read_again(watched):
-    with emulated(sanitizer="traffic", **H100):
+def test_without_clusters_what_a_block_has_no_room_for_is_read_again(watched):
+    with emulated(sanitizer="traffic", **A100):
         forward, backward = rows(watched, 4096, 4, "channel")
         assert forward == once(4)[0]
         assert backward == {"X": 8, "G": 8, "k": 2, "dh": 1, "+dX": 4, "+dk": 1}, "held by L2"

@@ -26,7 +26,7 @@ pub fn forward(boundary: &Boundary, outputs: &Outputs, call: &Call<'_>) -> Resul
     let loaded = call.loaded(&specialisation)?;
     argument.compress = arranged(&specialisation, argument.compress, call)?;
     let blocks = cut(&mut argument, boundary, &specialisation, &loaded, call)?;
-    call.launch(&loaded, [blocks, 1], argument)
+    call.launch(&loaded, [blocks, loaded.plan.slices(&specialisation)], argument)
 }
 
 /// Runs a boundary backward; `saved` is what its forward filled.
@@ -67,7 +67,7 @@ pub fn backward(
         } else if boundary.read.is_some() {
             argument.gradients.partial = partial(&specialisation, blocks, call)?;
         }
-        call.launch(&loaded, [blocks, 1], argument)?;
+        call.launch(&loaded, [blocks, loaded.plan.slices(&specialisation)], argument)?;
         if apart && gradients.of_parameters() {
             blocks = parameters(&specialisation.parameters(), &mut argument, boundary, call)?;
         }
@@ -138,7 +138,7 @@ fn cut(
     call: &Call<'_>,
 ) -> Result<usize> {
     let (tokens, device) = (boundary.sizes.tokens(), call.device);
-    let chunk = plan::chunk(specialisation, &loaded.plan, device.limits(), &device.forced(), tokens);
+    let chunk = plan::chunk(specialisation, loaded, device.limits(), &device.forced(), tokens);
     let blocks = tokens.div_ceil(chunk);
     argument.tokens = tokens as i64;
     argument.time = boundary.sizes.time as i64;

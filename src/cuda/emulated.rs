@@ -59,7 +59,8 @@ impl Device for Emulated {
                 "`{name}` must take a structure of {expected} bytes, got {bytes}"
             )));
         }
-        Ok(Loaded { kernel, plan, function: symbol("")? as usize })
+        let wave = plan.wave(&self.limits);
+        Ok(Loaded { kernel, plan, wave, function: symbol("")? as usize })
     }
 
     unsafe fn launch(&self, loaded: &Loaded, grid: [u32; 2], _: u64, argument: *mut c_void) -> Result<()> {

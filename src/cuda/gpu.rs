@@ -1,43 +1,17 @@
 //! GPUs through NVIDIA's driver, which is opened on the first call that needs it, never at import.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::ptr::{null, null_mut};
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
 use super::compiler::build;
+use super::driver::{Clusters, Configuration, Driver};
 use super::launch::{Device, Loaded, Table};
-use super::library::{Library, functions};
+use super::library::Library;
 use super::nvrtc::{Target, nvrtc, target};
-use super::plan::{Limits, Plan};
+use super::plan::{Limits, Plan, most_of_a_cluster};
 use super::specialisation::Specialisation;
 use crate::error::{Error, Result};
-
-functions! {
-    /// The part of cuda.h that is used: entry points that every driver since CUDA 11 has. Results are
-    /// kept as numbers, because a newer driver returns some that no list of today holds.
-    Driver {
-        fn cuInit(c_uint) -> c_int;
-        fn cuGetErrorString(c_int, *mut *const c_char) -> c_int;
-        fn cuDeviceGetCount(*mut c_int) -> c_int;
-        fn cuDeviceGet(*mut c_int, c_int) -> c_int;
-        fn cuDeviceGetName(*mut c_char, c_int, c_int) -> c_int;
-        fn cuDeviceGetAttribute(*mut c_int, c_int, c_int) -> c_int;
-        fn cuDevicePrimaryCtxRetain(*mut *mut c_void, c_int) -> c_int;
-        fn cuCtxGetCurrent(*mut *mut c_void) -> c_int;
-        fn cuCtxPushCurrent_v2(*mut c_void) -> c_int;
-        fn cuCtxPopCurrent_v2(*mut *mut c_void) -> c_int;
-        fn cuThreadExchangeStreamCaptureMode(*mut c_int) -> c_int;
-        fn cuModuleLoadData(*mut *mut c_void, *const c_void) -> c_int;
-        fn cuModuleGetFunction(*mut *mut c_void, *mut c_void, *const c_char) -> c_int;
-        fn cuFuncSetAttribute(*mut c_void, c_int, c_int) -> c_int;
-        fn cuLaunchKernel(
-            *mut c_void,
-            c_uint, c_uint, c_uint,
-            c_uint, c_uint, c_uint,
-            c_uint, *mut c_void, *mut *mut c_void, *mut *mut c_void,
-        ) -> c_int;
-    }
-}
 
 // Numbers of cuda.h.
 const NO_DEVICE: c_int = 100;
@@ -48,6 +22,7 @@ const CAPABILITY_MINOR: c_int = 76;
 const SHARED_PER_MULTIPROCESSOR: c_int = 81;
 const REGISTERS_PER_MULTIPROCESSOR: c_int = 82;
 const SHARED_PER_BLOCK_OPTIN: c_int = 97;
+const CLUSTER_LAUNCH: c_int = 120;
 const DYNAMIC_SHARED_BYTES: c_int = 8;
 const SHARED_CARVEOUT: c_int = 9;
 const RELAXED_CAPTURE: c_int = 2;
@@ -56,6 +31,7 @@ const OF_A_CAPTURE: &str = "CUDA error 90";
 
 struct Gpus {
     driver: Driver,
+    clusters: Option<Clusters>,
     /// that started the driver
     process: u32,
     devices: Vec<OnceLock<std::result::Result<Arc<Gpu>, String>>>,
@@ -64,6 +40,7 @@ struct Gpus {
 /// One GPU in its primary context, which is the one that torch works in.
 pub struct Gpu {
     driver: &'static Driver,
+    clusters: Option<&'static Clusters>,
     index: usize,
     context: *mut c_void,
     limits: Limits,
@@ -89,7 +66,7 @@ pub fn gpu(index: usize) -> Result<Arc<Gpu>> {
         let count = gpus.devices.len();
         return Err(Error::Cuda(format!("there is no cuda:{index}, the driver knows {count} GPUs")));
     };
-    let opened = slot.get_or_init(|| Gpu::open(&gpus.driver, index).map(Arc::new));
+    let opened = slot.get_or_init(|| Gpu::open(gpus, index).map(Arc::new));
     opened.clone().map_err(|reason| Error::Cuda(format!("cuda:{index} cannot be used: {reason}")))
 }
 
@@ -120,26 +97,14 @@ fn find() -> std::result::Result<Gpus, String> {
             "NVIDIA's driver did not start ({reason}): check `nvidia-smi`, or keep the tensors on the CPU"
         )
     })?;
-    Ok(Gpus { driver, process: std::process::id(), devices: (0..count).map(|_| OnceLock::new()).collect() })
-}
-
-impl Driver {
-    fn check(&self, result: c_int) -> std::result::Result<(), String> {
-        if result == 0 {
-            return Ok(());
-        }
-        let mut text = null();
-        // SAFETY: fills in a static string, or null for a number it does not know.
-        let text = unsafe {
-            (self.cuGetErrorString)(result, &mut text);
-            text.as_ref().map(|first| CStr::from_ptr(first).to_string_lossy())
-        };
-        Err(text.map_or(format!("CUDA error {result}"), |text| format!("CUDA error {result}, {text}")))
-    }
+    let clusters = Clusters::load(&library).ok();
+    let devices = (0..count).map(|_| OnceLock::new()).collect();
+    Ok(Gpus { driver, clusters, process: std::process::id(), devices })
 }
 
 impl Gpu {
-    fn open(driver: &'static Driver, index: usize) -> std::result::Result<Gpu, String> {
+    fn open(gpus: &'static Gpus, index: usize) -> std::result::Result<Gpu, String> {
+        let driver = &gpus.driver;
         let mut device = 0;
         let mut context = null_mut();
         // SAFETY: numbers and a handle to be filled. The primary context is retained for good.
@@ -151,22 +116,26 @@ impl Gpu {
             Ok(value.max(0) as usize)
         };
         let capability = 10 * attribute(CAPABILITY_MAJOR)? + attribute(CAPABILITY_MINOR)?;
-        let limits = Limits {
-            multiprocessors: attribute(MULTIPROCESSORS)?.max(1),
-            shared_per_block: attribute(SHARED_PER_BLOCK_OPTIN)?,
-            shared_per_multiprocessor: attribute(SHARED_PER_MULTIPROCESSOR)?,
-            registers_per_multiprocessor: attribute(REGISTERS_PER_MULTIPROCESSOR)?,
-            threads_per_multiprocessor: attribute(THREADS_PER_MULTIPROCESSOR)?,
-        };
         let nvrtc = nvrtc().map_err(|error| error.to_string())?;
         let target =
             target(&nvrtc.architectures, capability as u32).map_err(|reason| match driver.name(device) {
                 Some(name) => format!("it is a {name}, {reason}"),
                 None => reason,
             })?;
+        let clusters = gpus.clusters.as_ref().filter(|_| {
+            most_of_a_cluster(target.architecture()) > 1 && attribute(CLUSTER_LAUNCH).is_ok_and(|yes| yes > 0)
+        });
+        let limits = Limits {
+            multiprocessors: attribute(MULTIPROCESSORS)?.max(1),
+            shared_per_block: attribute(SHARED_PER_BLOCK_OPTIN)?,
+            shared_per_multiprocessor: attribute(SHARED_PER_MULTIPROCESSOR)?,
+            registers_per_multiprocessor: attribute(REGISTERS_PER_MULTIPROCESSOR)?,
+            threads_per_multiprocessor: attribute(THREADS_PER_MULTIPROCESSOR)?,
+            cluster: clusters.map_or(1, |_| most_of_a_cluster(target.architecture())),
+        };
         // SAFETY: as above.
         unsafe { driver.check((driver.cuDevicePrimaryCtxRetain)(&mut context, device))? };
-        Ok(Gpu { driver, index, context, limits, target, table: Table::default() })
+        Ok(Gpu { driver, clusters, index, context, limits, target, table: Table::default() })
     }
 
     /// Makes the context current on this thread until the guard is dropped.
@@ -217,14 +186,44 @@ impl Gpu {
     }
 }
 
-impl Driver {
-    fn name(&self, device: c_int) -> Option<String> {
-        let mut name: [c_char; 256] = [0; 256];
-        // SAFETY: the driver ends the name within the 255 bytes it is told of.
-        unsafe {
-            self.check((self.cuDeviceGetName)(name.as_mut_ptr(), 255, device)).ok()?;
-            Some(CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned())
-        }
+impl Gpu {
+    fn load_planned(&self, s: &Specialisation, plan: Plan, limits: &Limits) -> Result<Loaded> {
+        let built = build(s, plan, limits, self.target)?;
+        let (name, plan) = (s.kernel.name(), built.plan);
+        let fixed = built.binary.shared as usize + super::plan::RESERVED;
+        let loaded = self.load_image(&built.binary.image, name, &plan, fixed);
+        let known = loaded.and_then(|function| Ok((function, self.wave(function, &plan)?)));
+        let (function, wave) = known.map_err(|reason| {
+            let advice = match reason.starts_with(OF_A_CAPTURE) {
+                true => "; before a CUDA graph is captured, call `ddl.cuda.warmup` or run it once",
+                false => "",
+            };
+            Error::Cuda(format!("`{name}` could not be loaded on cuda:{}: {reason}{advice}", self.index))
+        })?;
+        Ok(Loaded { kernel: s.kernel, plan, wave, function })
+    }
+
+    /// Blocks of a loaded kernel that run at once: those of its clusters that find room side by side.
+    fn wave(&self, function: usize, plan: &Plan) -> std::result::Result<usize, String> {
+        let Some(clusters) = self.clusters.filter(|_| plan.cluster > 1) else {
+            return Ok(plan.wave(&self.limits));
+        };
+        let _current = self.enter()?;
+        let configuration = Configuration {
+            grid: [self.limits.multiprocessors as c_uint, plan.cluster as c_uint, 1],
+            block: [plan.threads as c_uint, 1, 1],
+            shared: plan.shared as c_uint,
+            stream: null_mut(),
+            attributes: null_mut(),
+            attribute_count: 0,
+        };
+        let mut count = 0;
+        // SAFETY: a number to be filled, a function of this context, and a structure that outlives the call.
+        let result = unsafe {
+            (clusters.cuOccupancyMaxActiveClusters)(&mut count, function as *mut c_void, &configuration)
+        };
+        self.driver.check(result)?;
+        Ok(count.max(0) as usize * plan.cluster)
     }
 }
 
@@ -277,17 +276,13 @@ impl Device for Gpu {
     }
 
     fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded> {
-        let built = build(specialisation, plan, &self.limits, self.target)?;
-        let name = specialisation.kernel.name();
-        let fixed = built.binary.shared as usize + super::plan::RESERVED;
-        let function = self.load_image(&built.binary.image, name, &built.plan, fixed).map_err(|reason| {
-            let advice = match reason.starts_with(OF_A_CAPTURE) {
-                true => "; before a CUDA graph is captured, call `ddl.cuda.warmup` or run it once",
-                false => "",
-            };
-            Error::Cuda(format!("`{name}` could not be loaded on cuda:{}: {reason}{advice}", self.index))
-        })?;
-        Ok(Loaded { kernel: specialisation.kernel, plan: built.plan, function })
+        let loaded = self.load_planned(specialisation, plan, &self.limits)?;
+        if loaded.wave > 0 {
+            return Ok(loaded);
+        }
+        // A part of a GPU may have no room for clusters.
+        let limits = Limits { cluster: 1, ..self.limits };
+        self.load_planned(specialisation, Plan::new(specialisation, &limits, &self.forced())?, &limits)
     }
 
     unsafe fn launch(

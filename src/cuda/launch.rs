@@ -45,6 +45,8 @@ pub trait Device: Send + Sync {
 pub struct Loaded {
     pub kernel: Kernel,
     pub plan: Plan,
+    /// blocks that run on the device at once
+    pub wave: usize,
     /// the device's handle of it
     pub function: usize,
 }

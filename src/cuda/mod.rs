@@ -4,7 +4,7 @@
 //! [`boundary`] and [`expand`] say which kernels run with which arguments, [`specialisation`] what a kernel
 //! is compiled for, [`plan`] how it is cut for a device, [`compiler`] makes device code of it with [`nvrtc`]
 //! and keeps that in a [`cache`]. [`launch`] is the interface to a device, of which there are three:
-//! [`gpu`], the tests' `emulated` one, and [`notes`], which only compile.
+//! [`gpu`] (through its `driver`), the tests' `emulated` one, and [`notes`], which only compile.
 //!
 //! The driver and NVRTC are opened by a table of names ([`library`]) instead of a binding crate: it takes the
 //! NVRTC that came with torch, where a bare name would find the system's, and says what is missing, where a
@@ -14,6 +14,7 @@ pub mod arguments;
 pub mod boundary;
 mod cache;
 mod compiler;
+mod driver;
 #[cfg(feature = "emulator")]
 pub mod emulated;
 pub mod expand;

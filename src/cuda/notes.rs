@@ -12,7 +12,7 @@ use super::compiler::{Built, build};
 use super::gpu::Gpu;
 use super::launch::{Device, Loaded, Table, loaded};
 use super::nvrtc::{OLDEST, Target, nvrtc};
-use super::plan::{Limits, Plan};
+use super::plan::{Limits, Plan, most_of_a_cluster};
 use super::specialisation::Specialisation;
 use crate::error::{Error, Result};
 
@@ -101,6 +101,7 @@ fn typical(architecture: u32) -> Limits {
         shared_per_multiprocessor: shared << 10,
         registers_per_multiprocessor: 65_536,
         threads_per_multiprocessor: threads,
+        cluster: most_of_a_cluster(architecture),
     }
 }
 
@@ -116,7 +117,8 @@ impl Device for Notes {
     fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded> {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         asked.insert(*specialisation, plan);
-        Ok(Loaded { kernel: specialisation.kernel, plan, function: 0 })
+        let wave = plan.wave(&self.limits);
+        Ok(Loaded { kernel: specialisation.kernel, plan, wave, function: 0 })
     }
 
     unsafe fn launch(&self, _: &Loaded, _: [u32; 2], _: u64, _: *mut c_void) -> Result<()> {

@@ -48,6 +48,14 @@ pub enum Target {
     Ptx(u32),
 }
 
+impl Target {
+    pub fn architecture(self) -> u32 {
+        match self {
+            Target::Cubin(architecture) | Target::Ptx(architecture) => architecture,
+        }
+    }
+}
+
 impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -4,10 +4,12 @@
 //! here; speed does. A kernel streams memory, so it wants many bytes in flight: packets of 16 bytes, several
 //! for each thread, what a token needs twice kept in registers, and none of these spilled.
 
+use super::launch::Loaded;
 use super::specialisation::{Compress, Kernel, Specialisation};
 use crate::error::Result;
 
 mod boundary;
+mod cluster;
 pub mod expand;
 
 /// What a device has to offer.
@@ -19,6 +21,8 @@ pub struct Limits {
     pub shared_per_multiprocessor: usize,
     pub registers_per_multiprocessor: usize,
     pub threads_per_multiprocessor: usize,
+    /// blocks of a cluster, at most; 1 where there are no clusters
+    pub cluster: usize,
 }
 
 /// Where numbers live that a thread keeps; numbered as WINDOW and SUMS in kernels/.
@@ -34,6 +38,8 @@ pub enum Place {
 /// The rest of a kernel's macros, and the dynamic shared memory it is launched with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
+    /// blocks that share a token, a slice of its features each
+    pub cluster: usize,
     pub threads: usize,
     pub features: usize,
     pub align: usize,
@@ -50,6 +56,7 @@ pub struct Plan {
 /// Choices made by hand: tests reach every combination with them, tuning compares them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Forced {
+    pub cluster: Option<usize>,
     pub threads: Option<usize>,
     pub features: Option<usize>,
     pub hold: Option<bool>,
@@ -73,11 +80,16 @@ const MOST_SUMS: usize = 96;
 /// Threads of a multiprocessor that keep memory busy; beyond that registers are worth more.
 const ENOUGH_THREADS: usize = 1024;
 
+/// Blocks of a cluster on GPUs of an architecture: those that every one of them has room for.
+pub fn most_of_a_cluster(architecture: u32) -> usize {
+    if architecture >= 90 { 8 } else { 1 }
+}
+
 impl Plan {
     /// Fails for so many value channels that no block could add up its sums.
     pub fn new(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
         match s.kernel {
-            Kernel::Forward | Kernel::Backward => boundary::plan(s, limits, forced),
+            Kernel::Forward | Kernel::Backward => cluster::plan(s, limits, forced),
             Kernel::Parameters => Ok(parameters(s, limits, forced)),
             Kernel::ExpandForward | Kernel::ExpandBackward => Ok(expand::plan(s, forced)),
             Kernel::Reduce | Kernel::Arrange => Ok(Plan { threads: 256, ..plain(s) }),
@@ -94,12 +106,13 @@ impl Plan {
             let half = Forced { features: Some(self.features / 2), ..Forced::default() };
             return (s.kernel.expands() && self.features > 1).then(|| expand::plan(s, &half));
         }
-        boundary::relaxed(self, s, limits)
+        cluster::relaxed(self, s, limits)
     }
 
     /// The macros that the plan decides.
-    pub fn defines(&self) -> [(&'static str, String); 8] {
+    pub fn defines(&self) -> [(&'static str, String); 9] {
         [
+            ("CLUSTER", self.cluster.to_string()),
             ("THREADS", self.threads.to_string()),
             ("FEATURES", self.features.to_string()),
             ("ALIGN", self.align.to_string()),
@@ -113,18 +126,29 @@ impl Plan {
 
     /// Bytes of the window in global memory, for so many blocks.
     pub fn scratch(&self, s: &Specialisation, blocks: usize) -> usize {
-        let width = width(s, self.threads, self.features);
+        let width = self.width(s) / self.cluster;
         if self.window == Place::Global { blocks * self.slices(s) * window_bytes(s, width) } else { 0 }
     }
 
     /// Blocks that share a chunk of tokens, a slice of the features each.
     pub fn slices(&self, s: &Specialisation) -> usize {
-        s.d.div_ceil(width(s, self.threads, self.features))
+        self.cluster * s.d.div_ceil(self.width(s))
+    }
+
+    /// Blocks that run on the device at once, where nothing else says it.
+    pub fn wave(&self, limits: &Limits) -> usize {
+        limits.multiprocessors * self.blocks
+    }
+
+    /// Features of a block; of a whole cluster where `s` is not of one block of it.
+    fn width(&self, s: &Specialisation) -> usize {
+        if s.kernel == Kernel::Parameters { self.threads * self.features } else { s.d }
     }
 }
 
 fn plain(s: &Specialisation) -> Plan {
     Plan {
+        cluster: 1,
         threads: 32,
         features: 1,
         align: if s.aligned { 16 } else { 2 },
@@ -185,7 +209,7 @@ fn features(s: &Specialisation) -> usize {
 /// As many blocks as leave each thread the registers and each block the shared memory it needs, so that
 /// others work while one waits for its sums.
 fn blocks(s: &Specialisation, plan: &Plan, limits: &Limits) -> usize {
-    let shared = plan.shared + static_shared(s, plan.threads) + RESERVED;
+    let shared = plan.shared + static_shared(s, plan.cluster * plan.threads) + RESERVED;
     let most = (limits.shared_per_multiprocessor / shared)
         .min(limits.threads_per_multiprocessor.min(ENOUGH_THREADS) / plan.threads)
         .clamp(1, 32);
@@ -203,7 +227,7 @@ fn most_registers(limits: &Limits, threads: usize) -> usize {
 /// Registers that a thread needs, at the least: fitted to the fewest with which code for sm_90 does not
 /// spill. Where it still does, `compiler::build` relaxes the plan.
 fn registers(s: &Specialisation, plan: &Plan) -> usize {
-    let rows = (width(s, plan.threads, plan.features) / plan.features).div_ceil(plan.threads);
+    let rows = (plan.width(s) / plan.features).div_ceil(plan.threads);
     let elements = plan.features * s.m;
     let held_rows = if plan.hold { rows } else { 1 };
     let packet = if s.kernel == Kernel::Backward { 4 * elements } else { 3 * elements / 2 };
@@ -214,7 +238,7 @@ fn registers(s: &Specialisation, plan: &Plan) -> usize {
     16 + (2 * s.m + held + window + sums) * s.real().size() / 4
 }
 
-/// Bytes of the block sums' two buffers.
+/// Bytes of the two buffers for sums over so many threads.
 fn static_shared(s: &Specialisation, threads: usize) -> usize {
     let sums = match s.kernel {
         Kernel::Backward => 1 + 2 * s.m,
@@ -222,11 +246,6 @@ fn static_shared(s: &Specialisation, threads: usize) -> usize {
         _ => 2 + s.m,
     };
     2 * sums * threads.div_ceil(32) * s.real().size()
-}
-
-/// Features of a block.
-fn width(s: &Specialisation, threads: usize, features: usize) -> usize {
-    if s.kernel == Kernel::Parameters { threads * features } else { s.d }
 }
 
 fn window_bytes(s: &Specialisation, width: usize) -> usize {
@@ -265,7 +284,7 @@ fn feeds(s: &Specialisation) -> impl Iterator<Item = usize> {
 
 /// Dynamic shared memory: the stages, the window, the columns, the sums.
 fn shared(s: &Specialisation, plan: &Plan) -> usize {
-    let width = width(s, plan.threads, plan.features);
+    let width = plan.width(s);
     let window = if plan.window == Place::Shared { window_bytes(s, width) } else { 0 };
     let columns = if plan.hold { 0 } else { columns(s, plan.sums) };
     let sums = if plan.sums == Place::Shared { s.slots() * width * s.real().size() } else { 0 };
@@ -273,13 +292,13 @@ fn shared(s: &Specialisation, plan: &Plan) -> usize {
     stages + window + columns + sums
 }
 
-/// Tokens per block and blocks of a boundary's grid: one wave of blocks that fills the device.
-pub fn chunk(s: &Specialisation, plan: &Plan, limits: &Limits, forced: &Forced, tokens: usize) -> usize {
-    let slices = plan.slices(s);
-    let even = tokens.div_ceil((limits.multiprocessors * plan.blocks).div_ceil(slices));
+/// Tokens of a chunk: as many as give each of the `wave` blocks that run at once one of them.
+pub fn chunk(s: &Specialisation, loaded: &Loaded, limits: &Limits, forced: &Forced, tokens: usize) -> usize {
+    let slices = loaded.plan.slices(s);
+    let chunks = |blocks: usize| tokens.div_ceil((blocks / slices).max(1));
     // A chunk repeats the K − 1 tokens before it: keep that to a tenth while every multiprocessor has work.
-    let long = (10 * (s.taps - 1)).min(tokens.div_ceil(limits.multiprocessors.div_ceil(slices)));
-    forced.chunk.unwrap_or(even.max(long)).max(1)
+    let long = (10 * (s.taps - 1)).min(chunks(limits.multiprocessors));
+    forced.chunk.unwrap_or(chunks(loaded.wave).max(long)).max(1)
 }
 
 #[cfg(test)]

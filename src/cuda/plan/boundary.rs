@@ -1,4 +1,5 @@
-//! How the kernels of a boundary are cut: a block has all of a token, since sums run over its features.
+//! How the kernels of a boundary are cut: a block has all of a token, since sums run over its features, or the slice
+//! that is planned here as if it were all.
 
 use super::{
     FEW, Forced, Limits, MOST_STATIC, Place, Plan, RESERVED, columns, features, feeds, most_registers, plain,
@@ -11,6 +12,8 @@ use crate::error::{Error, Result};
 const MOST_HELD: usize = 8;
 /// Numbers of a token read's sums and window that a thread may hold beside its packets.
 const MOST_KEPT: usize = 104;
+/// Threads that may add up their sums.
+const MOST_TOGETHER: usize = 4096;
 /// Threads of a block, where several blocks share a multiprocessor.
 const MOST_THREADS: usize = 256;
 /// Threads of a block that has a multiprocessor to itself, where packets are not held.
@@ -48,11 +51,12 @@ pub fn relaxed(plan: &Plan, s: &Specialisation, limits: &Limits) -> Option<Plan>
     let kept = over_time && plan.sums == Place::Registers;
     // Sums that are in shared memory stay there.
     let sums = (over_time && plan.sums == Place::Shared).then_some(Place::Shared);
-    let same = Forced { hold: Some(plan.hold), sums, ..Forced::default() };
+    let free = Forced { cluster: Some(plan.cluster), ..Forced::default() };
+    let same = Forced { hold: Some(plan.hold), sums, ..free };
     let forced = match fewer {
         Some(blocks) if plan.stages > 0 => return Some(Plan { blocks, ..*plan }),
         Some(_) => Forced { threads: Some(plan.threads), blocks: fewer, ..same },
-        None if kept => Forced { sums: Some(Place::Shared), ..Forced::default() },
+        None if kept => Forced { sums: Some(Place::Shared), ..free },
         None if plan.hold && 2 * plan.threads <= MOST_THREADS => {
             Forced { threads: Some(2 * plan.threads), ..same }
         }
@@ -68,7 +72,7 @@ pub fn relaxed(plan: &Plan, s: &Specialisation, limits: &Limits) -> Option<Plan>
 
 /// Whether shared memory has room for so many blocks.
 fn fits(s: &Specialisation, plan: &Plan, limits: &Limits, blocks: usize) -> bool {
-    let shared = plan.shared + static_shared(s, plan.threads) + RESERVED;
+    let shared = plan.shared + static_shared(s, plan.cluster * plan.threads) + RESERVED;
     shared <= limits.shared_per_block && blocks * shared <= limits.shared_per_multiprocessor
 }
 
@@ -78,7 +82,8 @@ fn may_stage(s: &Specialisation, plan: &Plan) -> bool {
 }
 
 fn cut(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
-    let most = MOST_STATIC / static_shared(s, 32) * 32;
+    let cluster = forced.cluster.unwrap_or(1);
+    let most = (MOST_STATIC / static_shared(s, 32 * cluster) * 32).min(MOST_TOGETHER / cluster / 32 * 32);
     if most == 0 {
         let channels = s.m;
         return Err(Error::Argument(format!(
@@ -86,14 +91,15 @@ fn cut(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
              move it to the CPU"
         )));
     }
-    let room = limits.shared_per_block.saturating_sub(RESERVED + static_shared(s, most.min(1024)));
+    let room = limits.shared_per_block.saturating_sub(RESERVED + static_shared(s, cluster * most.min(1024)));
     let mut plan = divide(s, forced, most, room);
     plan.stages = forced.stages.filter(|_| may_stage(s, &plan)).unwrap_or(0);
     place(&mut plan, s, forced, room);
     plan.shared = shared(s, &plan);
     // Memory that has room for one such block alone leaves it the threads of two.
     let more = (s.d / plan.features).next_multiple_of(32).min(MOST_ALONE).min(most);
-    let alone = 2 * (plan.shared + static_shared(s, more) + RESERVED) > limits.shared_per_multiprocessor;
+    let alone =
+        2 * (plan.shared + static_shared(s, cluster * more) + RESERVED) > limits.shared_per_multiprocessor;
     if alone && !plan.hold && forced.threads.is_none() {
         plan.threads = plan.threads.max(more);
     }
@@ -123,7 +129,8 @@ fn divide(s: &Specialisation, forced: &Forced, most: usize, room: usize) -> Plan
     }
     let threads = threads.min(if too_wide { 1024 } else { MOST_THREADS });
     let features = forced.features.unwrap_or(features);
-    Plan { threads: forced.threads.unwrap_or(threads).min(most), features, hold, ..plain(s) }
+    let threads = forced.threads.unwrap_or(threads).min(most);
+    Plan { cluster: forced.cluster.unwrap_or(1), threads, features, hold, ..plain(s) }
 }
 
 /// Packets of a thread that keeps a token read's sums and window in registers, too. In shared memory these move five

@@ -8,7 +8,9 @@ const LARGE: Limits = Limits {
     shared_per_multiprocessor: 228 << 10,
     registers_per_multiprocessor: 65_536,
     threads_per_multiprocessor: 2048,
+    cluster: 1,
 };
+const CLUSTERED: Limits = Limits { cluster: 8, ..LARGE };
 const SMALL: Limits = Limits {
     multiprocessors: 30,
     shared_per_block: 99 << 10,
@@ -17,6 +19,7 @@ const SMALL: Limits = Limits {
     ..LARGE
 };
 const FREE: Forced = Forced {
+    cluster: None,
     threads: None,
     features: None,
     hold: None,
@@ -55,7 +58,8 @@ fn every_case() -> impl Iterator<Item = (Specialisation, Limits)> {
         kernels.into_iter().flat_map(move |kernel| {
             types.into_iter().flat_map(move |dtype| {
                 [(1, 1), (4, 1), (4, 4), (3, 9), (16, 2), (100, 1)].into_iter().flat_map(move |(m, taps)| {
-                    [LARGE, SMALL].map(|limits| (specialisation(kernel, d, m, taps, dtype), limits))
+                    [LARGE, SMALL, CLUSTERED]
+                        .map(|limits| (specialisation(kernel, d, m, taps, dtype), limits))
                 })
             })
         })
@@ -68,9 +72,10 @@ fn a_plan_keeps_to_the_kernels_and_the_devices_limits() {
         let plan = Plan::new(&s, &limits, &FREE).unwrap();
         let about = format!("{s:?}: {plan:?}");
         assert!(plan.threads.is_multiple_of(32) && (32..=1024).contains(&plan.threads), "{about}");
-        assert!(s.d.is_multiple_of(plan.features), "{about}");
+        assert!(plan.cluster <= limits.cluster, "{about}");
+        assert!(s.d.is_multiple_of(plan.cluster * plan.features), "{about}");
         assert!((1..=32).contains(&plan.blocks), "{about}");
-        let fixed = static_shared(&s, plan.threads);
+        let fixed = static_shared(&s, plan.cluster * plan.threads);
         assert!(fixed <= MOST_STATIC, "{about}");
         assert!(plan.shared + fixed + RESERVED <= limits.shared_per_block, "{about}");
         assert!(plan.threads * plan.blocks <= limits.threads_per_multiprocessor, "{about}");
@@ -84,7 +89,8 @@ fn a_plan_is_relaxed_to_an_end_within_the_limits() {
         let mut steps = 0;
         while let Some(next) = plan.relaxed(&s, &limits) {
             assert_ne!(next, plan);
-            let shared = next.shared + static_shared(&s, next.threads) + RESERVED;
+            assert_eq!(next.cluster, plan.cluster);
+            let shared = next.shared + static_shared(&s, next.cluster * next.threads) + RESERVED;
             assert!(shared <= limits.shared_per_block);
             let together = next.stages == 0 || next.blocks * shared <= limits.shared_per_multiprocessor;
             assert!(together, "{s:?}: {next:?}");
@@ -232,19 +238,63 @@ fn too_many_value_channels_are_refused() {
 #[test]
 fn chunks_cover_the_tokens_in_one_wave() {
     for tokens in [1, 7, 131, 132, 133, 4096, 100_000] {
-        let s = specialisation(Kernel::Forward, 768, 4, 1, Dtype::Bf16);
-        let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
-        let chunk = chunk(&s, &plan, &LARGE, &FREE, tokens);
-        assert!(chunk >= 1 && tokens.div_ceil(chunk) <= LARGE.multiprocessors * plan.blocks);
+        for (kernel, d) in [(Kernel::Forward, 768), (Kernel::Backward, 4096), (Kernel::Parameters, 4096)] {
+            let s = specialisation(kernel, d, 4, 1, Dtype::Bf16);
+            let loaded = loaded(&s);
+            let chunk = chunk(&s, &loaded, &CLUSTERED, &FREE, tokens);
+            let blocks = tokens.div_ceil(chunk) * loaded.plan.slices(&s);
+            assert!(chunk >= 1 && blocks <= CLUSTERED.multiprocessors * loaded.plan.blocks, "{d}: {blocks}");
+        }
+    }
+}
+
+fn loaded(s: &Specialisation) -> Loaded {
+    let plan = Plan::new(s, &CLUSTERED, &FREE).unwrap();
+    Loaded { kernel: s.kernel, plan, wave: plan.wave(&CLUSTERED), function: 0 }
+}
+
+#[test]
+fn chunks_leave_out_what_clusters_have_no_room_for() {
+    let s = specialisation(Kernel::Backward, 4096, 4, 1, Dtype::Bf16);
+    let loaded = loaded(&s);
+    assert_eq!((loaded.plan.cluster, loaded.wave), (4, 396));
+    let chunk = |wave| chunk(&s, &Loaded { wave, ..loaded }, &CLUSTERED, &FREE, 9900);
+    assert_eq!(chunk(396), 100);
+    assert_eq!(chunk(360), 110);
+    assert_eq!(chunk(4), 9900);
+}
+
+#[test]
+fn a_token_that_is_too_much_for_a_block_is_given_to_a_cluster() {
+    let cut = |kernel, d, m, taps, limits| {
+        let s = specialisation(kernel, d, m, taps, Dtype::Bf16);
+        let plan = Plan::new(&s, limits, &FREE).unwrap();
+        (plan.cluster, plan.blocks)
+    };
+    for d in [384, 768, 1024] {
+        for taps in [1, 4] {
+            assert_eq!(cut(Kernel::Forward, d, 4, taps, &CLUSTERED).0, 1, "{d}");
+            assert_eq!(cut(Kernel::Backward, d, 4, taps, &CLUSTERED).0, 1, "{d}");
+        }
+    }
+    assert_eq!(cut(Kernel::Forward, 4096, 4, 1, &CLUSTERED), (1, 1), "parameters in the cache");
+    assert_eq!(cut(Kernel::Forward, 4096, 4, 4, &CLUSTERED), (4, 2), "two blocks' slices of them");
+    assert_eq!(cut(Kernel::Backward, 4096, 4, 1, &CLUSTERED), (4, 3));
+    assert_eq!(cut(Kernel::Backward, 4096, 4, 4, &CLUSTERED), (8, 2), "sums in registers");
+    assert_eq!(cut(Kernel::Backward, 8192, 4, 4, &CLUSTERED), (8, 1), "not two of eight, but one");
+    assert_eq!(cut(Kernel::Backward, 8192, 8, 4, &CLUSTERED).0, 1, "too much for any cluster");
+    for kernel in [Kernel::Forward, Kernel::Backward] {
+        assert_eq!(cut(kernel, 8192, 4, 4, &LARGE).0, 1);
+        assert_eq!(cut(kernel, 8191, 4, 4, &CLUSTERED).0, 1, "no slices");
     }
 }
 
 #[test]
 fn a_token_reads_halo_stays_small_while_there_is_work_for_all() {
     let s = specialisation(Kernel::Forward, 768, 4, 4, Dtype::Bf16);
-    let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
-    assert_eq!(chunk(&s, &plan, &LARGE, &FREE, 132 * 40), 30);
-    assert_eq!(chunk(&s, &plan, &LARGE, &FREE, 132 * 8), 8);
+    let loaded = loaded(&s);
+    assert_eq!(chunk(&s, &loaded, &LARGE, &FREE, 132 * 40), 30);
+    assert_eq!(chunk(&s, &loaded, &LARGE, &FREE, 132 * 8), 8);
 }
 
 #[test]

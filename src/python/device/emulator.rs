@@ -27,11 +27,12 @@ fn replace(device: Option<Arc<dyn Launches>>) {
 /// shared object; None ends that. `plan` forces what a plan would choose, by the names of the macros and
 /// `CHUNK`.
 #[pyfunction]
-#[pyo3(signature = (build, *, multiprocessors=2, shared_per_block=65_536, plan=None))]
+#[pyo3(signature = (build, *, multiprocessors=2, shared_per_block=65_536, cluster=1, plan=None))]
 fn emulate(
     build: Option<Py<PyAny>>,
     multiprocessors: usize,
     shared_per_block: usize,
+    cluster: usize,
     plan: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
     let forced = plan.map(forced).transpose()?.unwrap_or_default();
@@ -41,6 +42,7 @@ fn emulate(
         shared_per_multiprocessor: shared_per_block + RESERVED,
         registers_per_multiprocessor: 65_536,
         threads_per_multiprocessor: 2048,
+        cluster,
     };
     replace(build.map(|build| -> Arc<dyn Launches> {
         let build = move |source: &str, defines: &[String]| {
@@ -70,6 +72,7 @@ fn forced(plan: &Bound<'_, PyDict>) -> PyResult<Forced> {
     for (name, value) in plan {
         let value: usize = value.extract()?;
         match name.extract::<String>()?.as_str() {
+            "CLUSTER" => forced.cluster = Some(value.max(1)),
             "THREADS" => forced.threads = Some(value),
             "FEATURES" => forced.features = Some(value),
             "HOLD" => forced.hold = Some(value != 0),

@@ -1,0 +1,81 @@
+"""Clusters of blocks that share a token, on the emulated GPU, against the reference in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import test_ops
+from ddl import functional
+from emulated_device import emulated, needs_emulator
+from op_cases import BF16, F16, F32, F64, inputs, parameters
+from test_cuda_ops import PLANS, REWRITE
+from test_ops import compare, run
+
+pytestmark = needs_emulator
+
+READS = pytest.mark.parametrize(("m", "compress"), [(1, "identity"), (4, "channel"), (4, "token")])
+
+
+def check_every_op(d, m, compress, dtype, taps=3):
+    tensors = inputs((3, 11), d, m) | parameters(d, m, compress, taps)
+    compare("rewrite_read", tensors, dtype, eps_k=0.1)
+    compare("read", {n: t for n, t in tensors.items() if n not in REWRITE[1:]}, dtype)
+    compare("rewrite", {n: tensors[n] for n in REWRITE}, dtype, eps_k=0.1)
+
+
+@pytest.mark.parametrize("dtype", [F64, F32, BF16, F16], ids=str)
+@pytest.mark.parametrize(("d", "cluster"), [(2, 2), (63, 3), (100, 4), (96, 8), (384, 2), (768, 4)])
+@READS
+def test_blocks_of_a_cluster_share_a_token(dtype, m, compress, d, cluster):
+    with emulated(plan={"CLUSTER": cluster, "CHUNK": 7}):
+        check_every_op(d, m, compress, dtype)
+
+
+@pytest.mark.parametrize(("compress", "plan"), PLANS)
+def test_any_plan_of_a_clusters_blocks(compress, plan):
+    with emulated(plan=plan | {"CLUSTER": 2, "THREADS": 32, "CHUNK": 7, "FEATURES": 2}):
+        tensors = inputs((3, 11), 200, 4) | parameters(200, 4, compress, 3)
+        compare("rewrite_read", tensors, F64, eps_k=0.1)
+
+
+@pytest.mark.parametrize(("hold", "stages"), [*itertools.product((0, 1), (0, 1, 2))], ids=str)
+@READS
+def test_rows_that_travel_ahead_to_a_cluster(m, compress, hold, stages):
+    plan = {"CLUSTER": 4, "HOLD": hold, "STAGES": stages, "THREADS": 32, "CHUNK": 7}
+    with emulated(plan=plan):
+        check_every_op(304, m, compress, BF16)
+
+
+@pytest.mark.parametrize("warps", [1, 2, 3, 7, 8, 12, 16])
+@pytest.mark.parametrize("cluster", [2, 3, 8])
+@pytest.mark.parametrize(("dtype", "m"), [(F64, 1), (F32, 9), (BF16, 33)], ids=str)
+def test_clusters_of_any_number_of_warps(dtype, m, cluster, warps):
+    with emulated(plan={"CLUSTER": cluster, "THREADS": 32 * warps}):
+        tensors = inputs((2, 3), 1056, m) | parameters(1056, m, "channel")
+        compare("rewrite_read", tensors, dtype, eps_k=0.1)
+
+
+@pytest.mark.parametrize("compress", ["channel", "token"])
+@pytest.mark.parametrize(("d", "m"), [(4096, 4), (2048, 8), (8192, 2), (1024, 16)])
+def test_wide_states_are_given_to_clusters(d, m, compress):
+    with emulated(shared_per_block=227 * 1024, cluster=8):
+        test_ops.test_wide_states(d, m, compress)
+
+
+@pytest.mark.parametrize("compress", ["identity", "channel", "token"])
+def test_results_do_not_depend_on_the_order_of_blocks(compress, monkeypatch):
+    m = 1 if compress == "identity" else 4
+    drawn = inputs((2, 50), 96, m) | parameters(96, m, compress)
+    tensors = {name: None if t is None else t.float() for name, t in drawn.items()}
+    runs = []
+    with emulated(plan={"CLUSTER": 4}):
+        for order, threads in (("0", "1"), ("1", "1"), ("7", "2"), ("8", "1")):
+            monkeypatch.setenv("DDL_EMULATOR_ORDER", order)
+            monkeypatch.setenv("DDL_EMULATOR_THREADS", threads)
+            runs.append(run(functional, "rewrite_read", tensors, F32, eps_k=0.1))
+    for outputs, gradients in runs[1:]:
+        for name, expected in (runs[0][0] | runs[0][1]).items():
+            assert torch.equal((outputs | gradients)[name], expected), name

@@ -29,13 +29,15 @@ def check_tensors(**tensors: Any) -> None:
 
     Raises TypeError, or NotImplementedError under forward-mode differentiation and torch.func.
     """
+    strided = torch.strided
     for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.layout is strided and not tensor.is_nested:
+            continue
         if tensor is None and name in OPTIONAL:
             continue
         check_is_tensor(name, tensor)
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            got = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
-            raise TypeError(f"`{name}` must be a dense tensor, got {got}")
+        got = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise TypeError(f"`{name}` must be a dense tensor, got {got}")
     if torch.autograd.forward_ad._current_level >= 0:
         _refuse_tangents(tensors)
     if torch.compiler.is_compiling():

@@ -85,4 +85,4 @@ def is_whole(number: Any) -> bool:
 
 def is_number(number: Any) -> bool:
     """Whether it is a real number."""
-    return isinstance(number, (Real, torch.SymFloat)) and not isinstance(number, bool)
+    return isinstance(number, (float, Real, torch.SymFloat)) and not isinstance(number, bool)

@@ -20,10 +20,6 @@ def gate_dtype(state: Tensor) -> torch.dtype:
     return torch.float64 if state.dtype == torch.float64 else torch.float32
 
 
-def _small(state: Tensor, *last: int) -> Tensor:
-    return state.new_empty((*state.shape[:-2], *last), dtype=gate_dtype(state))
-
-
 def _absent(state: Tensor) -> Tensor:
     return state.new_empty(0, dtype=torch.uint8)  # no real output has this dtype
 
@@ -41,25 +37,25 @@ def _like_or_absent(tensor: Tensor | None, state: Tensor) -> Tensor:
     return _absent(state) if tensor is None else _like(tensor)
 
 
-def rewrite(state: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def rewrite(state: Tensor, *_rewrite: Any) -> tuple[Tensor, Tensor]:
     check_state(state)
-    return _like(state), _small(state, 1 + state.shape[-1])
+    *batch, _, m = state.shape
+    return _like(state), state.new_empty((*batch, 1 + m), dtype=gate_dtype(state))
 
 
 def read(state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     compress, _, norm_eps, gate_weight, _, value_weight, _, _, _, context_dtype = arguments
     check_state(state)
     check_context_dtype(state, context_dtype)
-    context = state.new_empty(state.shape[:-1], dtype=context_dtype or state.dtype)
+    *batch, d, m = state.shape
+    new, real = state.new_empty, gate_dtype(state)
     return (
-        context,
-        _absent(state) if value_weight is None else _small(state, state.shape[-1]),
-        _absent(state) if gate_weight is None else _small(state),
+        new((*batch, d), dtype=context_dtype),  # None: the state's
+        _absent(state) if value_weight is None else new((*batch, m), dtype=real),
+        _absent(state) if gate_weight is None else new(batch, dtype=real),
         # x in the state's dtype: a narrower context's would round it, or overflow, before the norm
-        state.new_empty(state.shape[:-1])
-        if compress is not None and compress.ndim == 3
-        else _absent(state),
-        _absent(state) if norm_eps is None else _small(state),
+        _absent(state) if compress is None or compress.ndim < 3 else new((*batch, d)),
+        _absent(state) if norm_eps is None else new(batch, dtype=real),
     )
 
 

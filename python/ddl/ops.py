@@ -9,7 +9,7 @@ borrowed memory, with outputs from _outputs.py. What autograd keeps and returns 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -82,18 +82,18 @@ def _scratch(like: Tensor, size: int) -> Tensor:
     return like.new_empty(-(-size // 4), dtype=torch.float32)
 
 
-def _dense(argument: Any) -> Any:
-    """Native code takes contiguous tensors; a copy is made here where one is not."""
-    return argument.contiguous() if isinstance(argument, Tensor) else argument
+def _dense(arguments: Iterable[Any]) -> list[Any]:
+    """Native code takes contiguous tensors; copies are made here of those that are not."""
+    return [x.contiguous() if isinstance(x, Tensor) else x for x in arguments]
 
 
-def _given(tensor: Tensor | None) -> Tensor | None:
-    """None for a stand-in."""
-    return None if tensor is None or is_absent(tensor) else tensor.contiguous()
+def _given(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
+    """None for a stand-in, and contiguous tensors."""
+    return [None if x is None or is_absent(x) else x.contiguous() for x in tensors]
 
 
 def _rewrite(*arguments: Any) -> tuple[Tensor, Tensor]:
-    state, *rewrite = map(_dense, arguments)
+    state, *rewrite = _dense(arguments)
     new_state, stats = outputs = empty.rewrite(state)
     saved = (new_state, stats, None, None, None, None, None)
     _native.rewrite_read(state, tuple(rewrite), None, saved, *_resources(state))
@@ -101,29 +101,30 @@ def _rewrite(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _read(*arguments: Any) -> tuple[Tensor, ...]:
-    state, *read = map(_dense, arguments)
+    state, *read = _dense(arguments)
     outputs = empty.read(state, *read)
-    saved = (None, None, *map(_given, outputs))
+    saved = (None, None, *_given(outputs))
     _native.rewrite_read(state, None, tuple(read[:9]), saved, *_resources(state))
     return outputs
 
 
 def _rewrite_read(*arguments: Any) -> tuple[Tensor, ...]:
-    state, *rest = map(_dense, arguments)
+    state, *rest = _dense(arguments)
     outputs = new_state, *read_outputs, stats = empty.rewrite_read(state, *rest)
-    saved = (new_state, stats, *map(_given, read_outputs))
+    saved = (new_state, stats, *_given(read_outputs))
     _native.rewrite_read(state, tuple(rest[:4]), tuple(rest[4:13]), saved, *_resources(state))
     return outputs
 
 
 def _expand(x: Tensor, weight: Tensor | None, value_channels: int) -> Tensor:
     state = empty.expand(x, weight, value_channels)
-    _native.expand_forward(_dense(x), _dense(weight), state, *_resources(x))
+    dense_x, dense_weight = _dense((x, weight))
+    _native.expand_forward(dense_x, dense_weight, state, *_resources(x))
     return state
 
 
 def _rewrite_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    grad_state, state, *rewrite, stats = map(_dense, arguments)
+    grad_state, state, *rewrite, stats = _dense(arguments)
     outputs = empty.rewrite_backward(grad_state, state, *rewrite)
     _native.rewrite_read_backward(
         state,
@@ -139,16 +140,15 @@ def _rewrite_backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _read_backward(*arguments: Any) -> tuple[Tensor, ...]:
     outputs = grad_state, *grad_parameters = empty.read_backward(*arguments)
-    *grads, state = map(_dense, arguments[:4])
-    read, saved = map(_dense, arguments[4:13]), map(_given, arguments[13:])
-    new_value, new_gate, compressed, rstd = saved
+    *grads, state = _dense(arguments[:4])
+    new_value, new_gate, compressed, rstd = _given(arguments[13:])
     _native.rewrite_read_backward(
         state,
         None,
-        tuple(read),
+        tuple(_dense(arguments[4:13])),
         (None, None, None, new_value, new_gate, compressed, rstd),
         (None, *grads),
-        (grad_state, None, None, None, *map(_given, grad_parameters)),
+        (grad_state, None, None, None, *_given(grad_parameters)),
         *_resources(state),
     )
     return outputs
@@ -169,16 +169,15 @@ def _rewrite_read_backward_in_place(grad_state: Tensor, *arguments: Any) -> tupl
 
 
 def _fill_gradients(arguments: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    *grads, state = map(_dense, arguments[:5])
-    rewrite, read = map(_dense, arguments[5:9]), map(_dense, arguments[9:18])
-    new_value, new_gate, compressed, rstd, stats = map(_given, arguments[18:])
+    *grads, state = _dense(arguments[:5])
+    new_value, new_gate, compressed, rstd, stats = _given(arguments[18:])
     _native.rewrite_read_backward(
         state,
-        tuple(rewrite),
-        tuple(read),
+        tuple(_dense(arguments[5:9])),
+        tuple(_dense(arguments[9:18])),
         (None, stats, None, new_value, new_gate, compressed, rstd),
         tuple(grads),
-        (*outputs[:4], *map(_given, outputs[4:])),
+        (*outputs[:4], *_given(outputs[4:])),
         *_resources(state),
     )
     return outputs
@@ -186,12 +185,13 @@ def _fill_gradients(arguments: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> 
 
 def _expand_backward(grad_state: Tensor, x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     outputs = grad_x, grad_weight = empty.expand_backward(grad_state, x, weight)
+    dense_x, dense_weight, dense_grad = _dense((x, weight, grad_state))
     _native.expand_backward(
-        _dense(x),
-        _dense(weight),
-        grad_state.contiguous(),
+        dense_x,
+        dense_weight,
+        dense_grad,
         grad_x,
-        _given(grad_weight),
+        None if is_absent(grad_weight) else grad_weight,
         *_resources(x),
     )
     return outputs
@@ -290,17 +290,22 @@ def _register(name: str, kernel: Callable[..., Any], fake: Callable[..., Any], r
     torch.library.register_fake(f"ddl::{name}", _announcing(fake), lib=_library)
 
 
+def _differentiate(name: str, real: Any, setup: Any, grad: Any) -> None:
+    """Gives an operator its derivative."""
+    kernel = kernel_of(getattr(torch.ops.ddl, name).default, real, setup, grad)
+    _library.impl(name, kernel, "Autograd", with_keyset=True)
+
+
 for _name, _kernel, _fake in _forwards:
-    _register(_name, _kernel, _fake, _refusing_tangents(_kernel, _name))
-    _autograd = kernel_of(getattr(torch.ops.ddl, _name).default, *DERIVATIVES[_name])
-    _library.impl(_name, _autograd, "Autograd", with_keyset=True)
+    _real = _refusing_tangents(_kernel, _name)
+    _register(_name, _kernel, _fake, _real)
+    _differentiate(_name, _real, *DERIVATIVES[_name])
     torch.library.register_vmap(f"ddl::{_name}", _refuse("vmap", _name), lib=_library)
 
 for _name, _kernel, _fake in _backwards:
     _backward = f"{_name}_backward"
     _register(_backward, _kernel, _fake, _kernel)
-    _second = _refuse("double backward", _name)
-    torch.library.register_autograd(f"ddl::{_backward}", _second, lib=_library)
+    _differentiate(_backward, _kernel, lambda *_: None, _refuse("double backward", _name))
     torch.library.register_vmap(f"ddl::{_backward}", _refuse("vmap", _name), lib=_library)
 
 # For compiled graphs, which know when a gradient is not needed again (_autograd.py). On a GPU,

@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py                          # all parts, into benchmarks/results
     python benchmarks/gpu.py --only ops,train         # some of them
+    python benchmarks/gpu.py --only ops --sizes 4096 --channels 4
     python benchmarks/gpu.py --quick                  # tiny sizes: seconds, recorded nowhere
     python benchmarks/gpu.py --quick --device cpu     # the same code where there is no GPU
 
@@ -25,6 +26,7 @@ their importance; what --minutes leaves no time for is named in a line.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -82,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.backends.cudnn.allow_tf32 = False  # what is called float32 is float32
     device = torch.device("cuda", 0) if args.device == "cuda" else torch.device("cpu")
     where = record.environment() | describe(device)
+    where["plan"] = os.environ.get("DDL_PLAN", "")  # choices made by hand (README.md)
     if args.commit is not None:
         where["commit"] = {"hash": args.commit, "dirty": False}
     log = Log(where, None if args.out is None else args.out / "gpu.jsonl")
@@ -101,6 +104,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", type=lambda text: text.split(","), help="parts, by commas")
+    parser.add_argument("--sizes", type=numbers, help="hidden sizes d of `ops`, by commas")
+    parser.add_argument("--channels", type=numbers, help="value channels m of `ops`, by commas")
     parser.add_argument("--minutes", type=float, default=7.5, help="for everything (7.5)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few rounds")
@@ -115,8 +120,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--device cuda cannot be used: {reason}")
     if args.out is None and not args.quick:
         args.out = record.RESULTS
-    vars(args).update(QUICK if args.quick else FULL)
+    chosen = {name: given for name, given in vars(args).items() if given is not None}
+    vars(args).update((QUICK if args.quick else FULL) | chosen)
     return args
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
 
 
 PARTS = (
@@ -185,6 +195,7 @@ def report(log: Log, where: Line, args: argparse.Namespace) -> int:
     """Print the tables; leave them beside the records; 1 if anything went wrong."""
     tables = gpu_report.tables(log.lines)
     machine = f"{where['device']}, driver {where['driver']} · {record.describe(where)}"
+    machine += f" · DDL_PLAN={where['plan']}" if where["plan"] else ""
     closing = "\n".join([*gpu_report.remarks(log), machine])
     for table in tables:
         table.show()

@@ -19,7 +19,7 @@ class Log:
     """Lines of a run, appended to a file one by one, each naming device, software and commit."""
 
     def __init__(self, where: Line, path: Path | None) -> None:
-        names = ("date", "device", "driver", "torch", "ddl", "commit", "native")
+        names = ("date", "device", "driver", "torch", "ddl", "commit", "native", "plan")
         self.common = {name: where[name] for name in names}
         self.path = path
         self.lines: list[Line] = []

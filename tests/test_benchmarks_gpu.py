@@ -46,7 +46,8 @@ def case(load: Any, op: str = "rewrite_read", form: str = "token", m: int = 4) -
 def test_a_run_leaves_a_record_of_everything(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--quick"]
     command += ["--only", "copy,ops,launch", "--out", str(tmp_path), "--commit", "abc"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command += ["--sizes", "24,32"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "DDL_PLAN": "STAGES=1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text("utf-8").splitlines()]
@@ -54,11 +55,13 @@ def test_a_run_leaves_a_record_of_everything(tmp_path: Path) -> None:
         assert line["torch"] == torch.__version__
         assert line["commit"] == {"hash": "abc", "dirty": False}
         assert line["device"]
+        assert line["plan"] == "STAGES=1"
         assert "driver" in line
         assert len(line["native"]) == 12
     assert [line["part"] for line in lines[:5]] == ["run", "copy", "copy", "copy", "ops"]
     ops = [line for line in lines if line["part"] == "ops"]
-    assert len(ops) == 2 * (2 + 4 + 4 + 3)
+    assert len(ops) == 2 * 2 * (2 + 4 + 4 + 3)
+    assert {line["d"] for line in ops} == {24, 32}
     for line in ops:
         assert line["gate"]["red"] is None
         assert 0 <= line["gate"]["worst"] <= 1
@@ -67,7 +70,9 @@ def test_a_run_leaves_a_record_of_everything(tmp_path: Path) -> None:
             assert len(part["all_us"]) == 3
             assert part["gb_s"] == pytest.approx(part["bytes"] / part["us"] / 1e3)
             assert part["of_copy"] == pytest.approx(part["gb_s"] / line["copy_gb_s"])
-    wide = next(x for x in ops if (x["op"], x["m"], x["state"]) == ("rewrite", 4, "float32"))
+    wide = next(
+        x for x in ops if (x["op"], x["d"], x["m"], x["state"]) == ("rewrite", 32, 4, "float32")
+    )
     row = 2 * 24 * 32
     assert wide["forward"]["bytes"] == row * (4 * (4 + 4) + 2)  # X X' in float32, k in bfloat16
     assert wide["backward"]["bytes"] == row * (4 * (4 + 4 + 4) + 2 * 2)
@@ -78,6 +83,7 @@ def test_a_run_leaves_a_record_of_everything(tmp_path: Path) -> None:
     assert summary.splitlines()[0] in done.stdout
     assert "| rewrite_read | token " in summary
     assert str(tmp_path) not in summary
+    assert summary.rstrip().endswith("· DDL_PLAN=STAGES=1")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +281,7 @@ def test_what_is_wrong_is_not_timed(load: Any, clock: Any, monkeypatch: pytest.M
 
 
 def where() -> dict[str, Any]:
-    names = ("date", "device", "driver", "torch", "ddl", "commit", "native")
+    names = ("date", "device", "driver", "torch", "ddl", "commit", "native", "plan")
     return dict.fromkeys(names, "")
 
 

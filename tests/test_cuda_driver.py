@@ -201,7 +201,19 @@ def test_a_gpu_newer_than_the_compiler_gets_ptx(driver, tmp_path):
     assert {line[1] for line in lines if line[0] == "cuModuleLoadData"} == {"ptx"}
 
 
+def test_choices_made_by_hand(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=64)
+    plan = "CLUSTER=2 CHUNK=50"
+    lines = calls(driver, code, tmp_path / "log", DDL_PLAN=plan)
+    (launch,) = backward(lines, "cuLaunchKernel")
+    assert words(launch, "grid", 3) == [2, 2, 1]
+
+
 REFUSALS = [
+    (
+        {"DDL_PLAN": "STAGES=3"},
+        "cuda:0 cannot be used: `DDL_PLAN` must have STAGES from 0 to 2, got 3",
+    ),
     (
         {"STAND_IN_FAIL": "cuInit 803"},
         "NVIDIA's driver did not start (CUDA error 803, the driver's own words): check "

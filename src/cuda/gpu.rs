@@ -9,7 +9,7 @@ use super::driver::{Clusters, Configuration, Driver};
 use super::launch::{Device, Loaded, Table};
 use super::library::Library;
 use super::nvrtc::{Target, nvrtc, target};
-use super::plan::{Limits, Plan, most_of_a_cluster};
+use super::plan::{Forced, Limits, Plan, most_of_a_cluster};
 use super::specialisation::Specialisation;
 use crate::error::{Error, Result};
 
@@ -44,6 +44,7 @@ pub struct Gpu {
     index: usize,
     context: *mut c_void,
     limits: Limits,
+    forced: Forced,
     pub target: Target,
     table: Table,
 }
@@ -133,9 +134,11 @@ impl Gpu {
             threads_per_multiprocessor: attribute(THREADS_PER_MULTIPROCESSOR)?,
             cluster: clusters.map_or(1, |_| most_of_a_cluster(target.architecture())),
         };
+        let words = std::env::var("DDL_PLAN").unwrap_or_default();
+        let forced = Forced::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
         // SAFETY: as above.
         unsafe { driver.check((driver.cuDevicePrimaryCtxRetain)(&mut context, device))? };
-        Ok(Gpu { driver, clusters, index, context, limits, target, table: Table::default() })
+        Ok(Gpu { driver, clusters, index, context, limits, forced, target, table: Table::default() })
     }
 
     /// Makes the context current on this thread until the guard is dropped.
@@ -273,6 +276,10 @@ impl Device for Gpu {
 
     fn table(&self) -> &Table {
         &self.table
+    }
+
+    fn forced(&self) -> Forced {
+        self.forced
     }
 
     fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded> {

@@ -19,7 +19,7 @@ pub trait Device: Send + Sync {
     /// The kernels loaded so far.
     fn table(&self) -> &Table;
 
-    /// Choices made by hand; none on a GPU.
+    /// Choices made by hand.
     fn forced(&self) -> Forced {
         Forced::default()
     }

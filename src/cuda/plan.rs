@@ -11,6 +11,9 @@ use crate::error::Result;
 mod boundary;
 mod cluster;
 pub mod expand;
+mod forced;
+
+pub use forced::Forced;
 
 /// What a device has to offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,22 +54,6 @@ pub struct Plan {
     /// blocks wanted per multiprocessor
     pub blocks: usize,
     pub shared: usize,
-}
-
-/// Choices made by hand: tests reach every combination with them, tuning compares them.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Forced {
-    pub cluster: Option<usize>,
-    pub threads: Option<usize>,
-    pub features: Option<usize>,
-    pub hold: Option<bool>,
-    pub window: Option<Place>,
-    pub sums: Option<Place>,
-    /// of sums that are apart
-    pub sums_apart: Option<Place>,
-    pub stages: Option<usize>,
-    pub blocks: Option<usize>,
-    pub chunk: Option<usize>,
 }
 
 /// Every block reserves this much shared memory for itself (from sm_80 on).

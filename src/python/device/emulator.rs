@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 
 use super::{Device, Error, Launches, gpu, tell_where_nvrtc_is};
 use crate::cuda::emulated::Emulated;
-use crate::cuda::plan::{Forced, Limits, Place, RESERVED};
+use crate::cuda::plan::{Forced, Limits, RESERVED};
 
 static STAND_IN: RwLock<Option<Arc<dyn Launches>>> = RwLock::new(None);
 
@@ -68,35 +68,8 @@ fn pretend_gpu(py: Python<'_>, index: Option<usize>) -> PyResult<()> {
 }
 
 fn forced(plan: &Bound<'_, PyDict>) -> PyResult<Forced> {
-    let mut forced = Forced::default();
-    for (name, value) in plan {
-        let value: usize = value.extract()?;
-        match name.extract::<String>()?.as_str() {
-            "CLUSTER" => forced.cluster = Some(value.max(1)),
-            "THREADS" => forced.threads = Some(value),
-            "FEATURES" => forced.features = Some(value),
-            "HOLD" => forced.hold = Some(value != 0),
-            "WINDOW" => forced.window = Some(place(value)?).filter(|place| *place != Place::Apart),
-            "SUMS" => forced.sums = Some(place(value)?),
-            "SUMS_APART" => forced.sums_apart = Some(place(value)?).filter(|place| *place != Place::Apart),
-            "STAGES" if value <= 2 => forced.stages = Some(value),
-            "STAGES" => return Err(PyValueError::new_err(format!("STAGES must be 0, 1 or 2, got {value}"))),
-            "BLOCKS" => forced.blocks = Some(value),
-            "CHUNK" => forced.chunk = Some(value),
-            other => return Err(PyValueError::new_err(format!("`plan` knows no {other}"))),
-        }
-    }
-    Ok(forced)
-}
-
-fn place(number: usize) -> PyResult<Place> {
-    match number {
-        0 => Ok(Place::Registers),
-        1 => Ok(Place::Shared),
-        2 => Ok(Place::Global),
-        3 => Ok(Place::Apart),
-        _ => Err(PyValueError::new_err(format!("a place must be 0, 1, 2 or 3, got {number}"))),
-    }
+    let words: Vec<String> = plan.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    Forced::parse(&words.join(" ")).map_err(|fault| PyValueError::new_err(format!("`plan` {fault}")))
 }
 
 pub fn add_functions(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -3,7 +3,7 @@
 // direction k, value v, gate β, compressed x, context h.
 #pragma once
 
-#include "common.cuh"
+#include "block_sum.cuh"
 
 // What READ can be.
 constexpr int NONE = 0, IDENTITY = 1, CHANNEL = 2, TOKEN = 3;

@@ -44,7 +44,7 @@ struct Pass {
   Packet<STATE_T, ELEMENTS> stored[HELD];  // X'
 
   // What lies in shared memory: stages, window, columns, sums.
-  __device__ Pass(const Backward& all, typename BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char*& shared)
+  __device__ Pass(const Backward& all, BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char*& shared)
       : b(all.b),
         g(all.g),
         chunk(b),
@@ -264,7 +264,7 @@ struct Pass {
 
 extern "C" __global__ void TOGETHER __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ __align__(16) Real buffer[2][BLOCK_SUMS > 0 ? BLOCK_SUMS : 1][ALL_WARPS];
+  __shared__ __align__(16) BlockSum<BLOCK_SUMS>::Buffer buffer;
   unsigned char* rest = shared;
   Pass pass(all, buffer, rest);
   walk(all.b, reinterpret_cast<Real*>(rest), pass);

@@ -30,7 +30,7 @@ struct Forward {
   Columns x;
   int turn = 0;  // the stage of the token at hand
 
-  __device__ Forward(const Boundary& b, typename BlockSum<MOST_SUMS>::Buffer& buffer, unsigned char*& shared)
+  __device__ Forward(const Boundary& b, BlockSum<MOST_SUMS>::Buffer& buffer, unsigned char*& shared)
       : b(b),
         state(b.state, shared),
         direction(b.direction, shared),
@@ -229,7 +229,7 @@ struct Forward {
 
 extern "C" __global__ void TOGETHER __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(const Boundary b) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ __align__(16) Real buffer[2][MOST_SUMS][ALL_WARPS];
+  __shared__ __align__(16) BlockSum<MOST_SUMS>::Buffer buffer;
   const long long first = blockIdx.x * b.chunk;
   const long long last = first + b.chunk < b.tokens ? first + b.chunk : b.tokens;
   unsigned char* rest = shared;

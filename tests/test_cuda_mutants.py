@@ -24,29 +24,29 @@ from test_ops import compare
 pytestmark = needs_emulator
 
 FORWARD, BACKWARD = "rewrite_read_fwd.cu", "rewrite_read_bwd.cu"
-WALK, APART = "backward.cuh", "parameters_bwd.cu"
+WALK, APART, SUM = "backward.cuh", "parameters_bwd.cu", "block_sum.cuh"
 MUTANTS = {
     # barriers and buffers
-    "no barrier in the block sum": ("common.cuh", "    meet();\n    add", "    add"),
-    "one buffer for all block sums": ("common.cuh", "    turn ^= 1;\n", ""),
+    "no barrier in the block sum": (SUM, "    __syncthreads();\n", ""),
+    "one buffer for all block sums": (SUM, "    turn ^= 1;\n", ""),
     "no barrier in the reduction": ("reduce.cu", "  __syncthreads();\n", ""),
     "a warp's sum without its last step": (
-        "common.cuh",
+        SUM,
         "lanes > 0; lanes /= 2",
         "lanes > 1; lanes /= 2",
     ),
-    "one warp too few": ("common.cuh", "< ALL_WARPS; ++warp", "< ALL_WARPS - 1; ++warp"),
+    "one warp too few": (SUM, "< ALL_WARPS; ++warp", "< ALL_WARPS - 1; ++warp"),
     "a lane adds three shares of four": (
-        "common.cuh",
+        SUM,
         "share < SHARES; ++",
         "share < SHARES - 1; ++",
     ),
     "the last four warps are left out": (
-        "common.cuh",
+        SUM,
         "first < ALL_WARPS)",
         "first < ALL_WARPS - SHARES)",
     ),
-    "lanes do not add": ("common.cuh", "lanes = LANES / 2;", "lanes = 0;"),
+    "lanes do not add": (SUM, "lanes = LANES / 2;", "lanes = 0;"),
     # bounds
     "threads beyond the last packet work": ("boundary.cuh", "column_of(row) < WIDTH;", "true;"),
     "threads beyond the last slice's packets work": (
@@ -138,18 +138,21 @@ MUTANTS = {
     ),
     "a lane deals out its neighbour's number": (WALK, "number[i / 32], i % 32", "number[0], i ^ 1"),
     # blocks that share a token
-    "a cluster's blocks do not wait for each other": (
-        "common.cuh",
-        "emulator::sync_cluster();",
-        "__syncthreads();",
-    ),
-    "numbers are sent to blocks that have not begun": (
-        "common.cuh",
-        "if constexpr (CLUSTER > 1) meet();",
+    "nobody waits for what other blocks send": (
+        SUM,
+        "await_arrivals(buffer.arrivals[turn], parity);",
         "",
     ),
-    "a block keeps its sums to itself": ("common.cuh", "give(share, block", "give(share, rank()"),
-    "blocks overwrite each other's sums": ("common.cuh", "rank() * WARPS + ", ""),
+    "only the first arrival is waited for": (SUM, "parity ^= turn;", ""),
+    "fewer bytes are expected than are sent": (SUM, "N * ALL_WARPS * static", "N * WARPS * static"),
+    "numbers are sent to blocks that have not begun": (SUM, "emulator::sync_cluster();", ""),
+    "a block keeps its sums to itself": (
+        SUM,
+        "arrivals[turn], block, sum",
+        "arrivals[turn], rank(), sum",
+    ),
+    "blocks overwrite each other's sums": (SUM, "rank() * WARPS + ", ""),
+    "both buffers are counted as one": (SUM, "arrivals[turn], block", "arrivals[0], block"),
     "the blocks of a cluster share a window": (
         "boundary.cuh",
         "(blockIdx.x) * SLICES + blockIdx.y",

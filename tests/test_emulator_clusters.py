@@ -58,6 +58,19 @@ def test_what_is_given_arrives_behind_the_barrier(module, threads, os_threads, m
 
 
 @pytest.mark.usefixtures("order")
+@pytest.mark.parametrize("threads", [1, 33, 70, 128])
+@pytest.mark.parametrize("os_threads", ["1", "3"])
+def test_what_is_sent_arrives_where_it_is_awaited(module, threads, os_threads, monkeypatch):
+    monkeypatch.setenv("DDL_EMULATOR_THREADS", os_threads)
+    size = 12 * threads
+    out = run(module, "sum_of_arrivals", grid=(3, 4), block=(threads,), size=size)
+    for place in range(12):
+        both = 10.0 * (2 * (place % 4 // 2 * 2) + 1)
+        total = sum(2.0 * round_ + both for round_ in range(5))
+        assert out[place * threads : (place + 1) * threads] == [total] * threads
+
+
+@pytest.mark.usefixtures("order")
 def test_a_cluster_along_the_first_axis(module):
     out = run(module, "neighbour", grid=(6,), block=(40,), size=240)
     others = [1, 2, 0, 4, 5, 3]
@@ -84,6 +97,41 @@ def test_reports_a_fault_and_goes_on(module, kernel):
     with pytest.raises(LaunchError, match=REPORTED[kernel]):
         run(module, kernel)
     assert run(module, "own_barriers", size=420)[0] == 3.0
+
+
+WRONG_ARRIVALS = {
+    1: "nobody has made these arrivals ready, at (send|await_arrivals)",
+    2: "it is ready already, at prepare_arrivals",
+    3: "deadlock: no thread of the block can go on",
+    4: "deadlock: no thread of the block can go on",
+    5: "announced twice, at expect_arrivals|the block returned before it arrived",
+}
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize("index", WRONG_ARRIVALS)
+def test_reports_what_is_wrong_with_arrivals(module, index):
+    with pytest.raises(LaunchError, match=WRONG_ARRIVALS[index]):
+        run(module, "wrong_arrivals", index)
+    assert run(module, "wrong_arrivals", 0, size=420) == [1.0] * 420
+
+
+@pytest.mark.parametrize("index", [6, 7], ids=["not awaited", "awaited with a wrong parity"])
+def test_some_order_shows_what_has_not_arrived(module, index, monkeypatch):
+    shown = []
+    for order in ORDERS:
+        monkeypatch.setenv("DDL_EMULATOR_ORDER", order)
+        try:
+            shown.append(any(math.isnan(value) for value in run(module, "wrong_arrivals", index)))
+        except LaunchError as error:
+            said = ("before it arrived what another had sent", "has returned from the kernel")
+            shown.append(any(reason in str(error) for reason in said))
+    assert any(shown)
+
+
+def test_a_block_waits_for_what_is_sent_to_it(module):
+    with pytest.raises(LaunchError, match=r"before it arrived what another had sent at send \("):
+        run(module, "sends_to_who_left")
 
 
 def test_names_where_the_blocks_of_a_cluster_wait(module):
@@ -148,7 +196,8 @@ run(Module(Path(sys.argv[1])), sys.argv[2], grid=(3, 4), block=(70,), size=840)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "races"), [("sum_of_cluster", False), ("missing_cluster_barrier", True)]
+    ("kernel", "races"),
+    [("sum_of_cluster", False), ("sum_of_arrivals", False), ("missing_cluster_barrier", True)],
 )
 def test_thread_sanitizer_sees_what_blocks_exchange(kernel, races):
     library = build(SOURCE, DEFINES, "tsan")

@@ -20,6 +20,7 @@ macro_rules! kernel_files {
 kernel_files!(
     "arrange.cu",
     "backward.cuh",
+    "block_sum.cuh",
     "boundary.cuh",
     "common.cuh",
     "expand.cu",

@@ -123,16 +123,16 @@ impl Gpu {
                 Some(name) => format!("it is a {name}, {reason}"),
                 None => reason,
             })?;
-        let clusters = gpus.clusters.as_ref().filter(|_| {
-            most_of_a_cluster(target.architecture()) > 1 && attribute(CLUSTER_LAUNCH).is_ok_and(|yes| yes > 0)
-        });
+        let most = most_of_a_cluster(target.architecture(), nvrtc.version);
+        let has_clusters = most > 1 && attribute(CLUSTER_LAUNCH).is_ok_and(|yes| yes > 0);
+        let clusters = gpus.clusters.as_ref().filter(|_| has_clusters);
         let limits = Limits {
             multiprocessors: attribute(MULTIPROCESSORS)?.max(1),
             shared_per_block: attribute(SHARED_PER_BLOCK_OPTIN)?,
             shared_per_multiprocessor: attribute(SHARED_PER_MULTIPROCESSOR)?,
             registers_per_multiprocessor: attribute(REGISTERS_PER_MULTIPROCESSOR)?,
             threads_per_multiprocessor: attribute(THREADS_PER_MULTIPROCESSOR)?,
-            cluster: clusters.map_or(1, |_| most_of_a_cluster(target.architecture())),
+            cluster: clusters.map_or(1, |_| most),
         };
         let words = std::env::var("DDL_PLAN").unwrap_or_default();
         let forced = Forced::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;

@@ -29,8 +29,8 @@ pub struct Notes {
 impl Notes {
     /// For an architecture like `sm_90`, whether or not such a GPU is there.
     pub fn new(architecture: &str) -> Result<Notes> {
-        let known: Vec<u32> =
-            nvrtc()?.architectures.iter().copied().filter(|&known| known >= OLDEST).collect();
+        let nvrtc = nvrtc()?;
+        let known: Vec<u32> = nvrtc.architectures.iter().copied().filter(|&known| known >= OLDEST).collect();
         let number = architecture.strip_prefix("sm_").and_then(|number| number.parse().ok());
         let Some(number) = number.filter(|number| known.contains(number)) else {
             let known: Vec<String> = known.iter().map(|known| format!("sm_{known}")).collect();
@@ -39,7 +39,7 @@ impl Notes {
                 known.join(", ")
             )));
         };
-        Ok(Notes::with(None, Target::Cubin(number), typical(number)))
+        Ok(Notes::with(None, Target::Cubin(number), typical(number, nvrtc.version)))
     }
 
     pub fn for_gpu(gpu: Arc<Gpu>) -> Notes {
@@ -87,7 +87,7 @@ fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + 
 
 /// What GPUs of an architecture offer. Their code depends on the sizes of memory, not on how many
 /// multiprocessors there are.
-fn typical(architecture: u32) -> Limits {
+fn typical(architecture: u32, compiler: (i32, i32)) -> Limits {
     let (shared, threads) = match architecture {
         80 => (164, 2048),
         87 => (164, 1536),
@@ -101,7 +101,7 @@ fn typical(architecture: u32) -> Limits {
         shared_per_multiprocessor: shared << 10,
         registers_per_multiprocessor: 65_536,
         threads_per_multiprocessor: threads,
-        cluster: most_of_a_cluster(architecture),
+        cluster: most_of_a_cluster(architecture, compiler),
     }
 }
 

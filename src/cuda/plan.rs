@@ -60,6 +60,8 @@ pub struct Plan {
 pub const RESERVED: usize = 1024;
 /// Static shared memory that the compiler accepts.
 const MOST_STATIC: usize = 48 << 10;
+/// Bytes of the counts of what blocks of a cluster send each other.
+const COUNTS: usize = 16;
 /// Numbers that a window or sums may take from the registers of one thread.
 const FEW: usize = 24;
 /// Numbers that a thread may hold of sums that are all it is there for.
@@ -67,9 +69,10 @@ const MOST_SUMS: usize = 96;
 /// Threads of a multiprocessor that keep memory busy; beyond that registers are worth more.
 const ENOUGH_THREADS: usize = 1024;
 
-/// Blocks of a cluster on GPUs of an architecture: those that every one of them has room for.
-pub fn most_of_a_cluster(architecture: u32) -> usize {
-    if architecture >= 90 { 8 } else { 1 }
+/// Blocks of a cluster on GPUs of an architecture: those that every one of them has room for. The first compiler that
+/// knows how they send each other numbers is that of CUDA 12.1.
+pub fn most_of_a_cluster(architecture: u32, compiler: (i32, i32)) -> usize {
+    if architecture >= 90 && compiler >= (12, 1) { 8 } else { 1 }
 }
 
 impl Plan {
@@ -232,7 +235,7 @@ fn static_shared(s: &Specialisation, threads: usize) -> usize {
         Kernel::Parameters => 0,
         _ => 2 + s.m,
     };
-    2 * sums * threads.div_ceil(32) * s.real().size()
+    2 * sums * threads.div_ceil(32) * s.real().size() + COUNTS
 }
 
 fn window_bytes(s: &Specialisation, width: usize) -> usize {

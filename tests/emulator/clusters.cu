@@ -30,6 +30,25 @@ extern "C" __global__ void __cluster_dims__(3) neighbour(const Argument a) {
   emulator::sync_cluster();  // a block's shared memory is there as long as the block is
 }
 
+// out[i]: what the i-th threads of both blocks sent, added up over rounds that take turns with two places.
+extern "C" __global__ void __cluster_dims__(1, 2, 1) sum_of_arrivals(const Argument a) {
+  __shared__ __align__(16) double sent[2][2][THREADS];
+  __shared__ unsigned long long arrivals[2];
+  for (int i = 0; i < 2 && threadIdx.x == 0; ++i) emulator::prepare_arrivals(&arrivals[i]);
+  emulator::sync_cluster();
+  double sum = 0.0;
+  for (unsigned round = 0; round < 5; ++round) {
+    const unsigned turn = round % 2;
+    if (threadIdx.x == 0) emulator::expect_arrivals(&arrivals[turn], 2 * 8 * int(blockDim.x));
+    for (int block = 0; block < 2; ++block) {
+      emulator::send(&sent[turn][blockIdx.y % 2][threadIdx.x], &arrivals[turn], block, double(round + 10 * blockIdx.y));
+    }
+    emulator::await_arrivals(&arrivals[turn], round / 2 % 2);
+    sum += sent[turn][0][threadIdx.x] + sent[turn][1][threadIdx.x];
+  }
+  a.out[place_of_block() * blockDim.x + threadIdx.x] = float(sum);
+}
+
 // A block's barrier is its own: the blocks of a cluster pass different numbers of them.
 extern "C" __global__ void __cluster_dims__(1, 2, 1) own_barriers(const Argument a) {
   int count = 0;
@@ -89,6 +108,31 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) missing_cluster_barrier(con
   __syncthreads();  // where the cluster should wait
   a.out[place_of_block() * blockDim.x + threadIdx.x] = given[threadIdx.x];
   emulator::sync_cluster();
+}
+
+// One number is sent to the other block, with what a.index says gone wrong.
+extern "C" __global__ void __cluster_dims__(1, 2, 1) wrong_arrivals(const Argument a) {
+  __shared__ float sent;
+  __shared__ unsigned long long arrivals;
+  const bool first = threadIdx.x == 0;
+  if (first && a.index != 1) emulator::prepare_arrivals(&arrivals);
+  if (first && a.index == 2) emulator::prepare_arrivals(&arrivals);  // again
+  emulator::sync_cluster();
+  if (first) emulator::send(&sent, &arrivals, 1 - int(blockIdx.y), 1.0f);
+  if (first && a.index != 3) emulator::expect_arrivals(&arrivals, a.index == 4 ? 8 : 4);
+  if (a.index != 5 && a.index != 6) emulator::await_arrivals(&arrivals, a.index == 7);
+  if (first && a.index == 5) emulator::expect_arrivals(&arrivals, 4);  // the second time before the first is over
+  a.out[place_of_block() * blockDim.x + threadIdx.x] = sent;
+}
+
+extern "C" __global__ void __cluster_dims__(1, 2, 1) sends_to_who_left(const Argument a) {
+  __shared__ float sent;
+  __shared__ unsigned long long arrivals;
+  if (threadIdx.x == 0) emulator::prepare_arrivals(&arrivals);
+  emulator::sync_cluster();
+  if (threadIdx.x == 0 && blockIdx.y == 1) emulator::send(&sent, &arrivals, 0, 1.0f);
+  emulator::sync_cluster();
+  a.out[place_of_block() * blockDim.x + threadIdx.x] = 0.0f;  // nobody waited
 }
 
 extern "C" __global__ void __cluster_dims__(1, 9, 1) nine_blocks(const Argument) {}

@@ -265,6 +265,15 @@ fn chunks_leave_out_what_clusters_have_no_room_for() {
 }
 
 #[test]
+fn clusters_need_an_architecture_and_a_compiler() {
+    assert_eq!(most_of_a_cluster(90, (12, 1)), 8);
+    assert_eq!(most_of_a_cluster(120, (13, 0)), 8);
+    assert_eq!(most_of_a_cluster(89, (13, 0)), 1);
+    assert_eq!(most_of_a_cluster(90, (12, 0)), 1);
+    assert_eq!(most_of_a_cluster(90, (11, 8)), 1);
+}
+
+#[test]
 fn a_token_that_is_too_much_for_a_block_is_given_to_a_cluster() {
     let cut = |kernel, d, m, taps, limits| {
         let s = specialisation(kernel, d, m, taps, Dtype::Bf16);

@@ -49,6 +49,13 @@ void* dynamic_shared();
 // The same place in the shared memory of a block of this cluster.
 void* in_block(Site site, void* shared, int rank);
 
+// A count in shared memory of what arrives there (mbarrier): one thread says how many bytes will, others wait for them.
+// What was sent arrives when all of it has been; `word` is what goes to `to`, beside which `arrivals` lies.
+void prepare_arrivals(Site site, void* arrivals);
+void expect_arrivals(Site site, void* arrivals, int bytes);
+void send(Site site, void* to, const void* word, Size bytes, void* arrivals);
+void await_arrivals(Site site, void* arrivals, unsigned parity);
+
 [[noreturn]] void fail(const char* reason);
 
 // Runs a grid. `parameters` is what cuLaunchKernel takes: one pointer per kernel argument, here

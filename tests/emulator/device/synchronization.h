@@ -50,6 +50,31 @@ T* in_block(T* shared, int rank, EMULATOR_CALLER) {
   return static_cast<T*>(in_block(EMULATOR_SITE("in_block"), static_cast<void*>(shared), rank));
 }
 
+// Makes a count of arrivals ready (mbarrier.init, of one thread).
+inline void prepare_arrivals(void* arrivals, EMULATOR_CALLER) {
+  prepare_arrivals(EMULATOR_SITE("prepare_arrivals"), arrivals);
+}
+
+// How many bytes will arrive (mbarrier.arrive.expect_tx).
+inline void expect_arrivals(void* arrivals, int bytes, EMULATOR_CALLER) {
+  expect_arrivals(EMULATOR_SITE("expect_arrivals"), arrivals, bytes);
+}
+
+// Sends a value to where `shared` is in another block, to be counted by its `arrivals` (st.async). Until these were
+// waited for what lies there is NaN.
+template <class T>
+void send(T* shared, void* arrivals, int rank, T value, EMULATOR_CALLER) {
+  const Site site = EMULATOR_SITE("send");
+  void* const to = in_block(site, static_cast<void*>(shared), rank);
+  __builtin_memset(to, 0xFF, sizeof(T));  // here, where sanitizers watch
+  send(site, to, &value, sizeof(T), in_block(site, arrivals, rank));
+}
+
+// Waits until all that was announced has arrived, for the time that has this parity (mbarrier.try_wait.parity).
+inline void await_arrivals(void* arrivals, unsigned parity, EMULATOR_CALLER) {
+  await_arrivals(EMULATOR_SITE("await_arrivals"), arrivals, parity);
+}
+
 // A copy of one Word, or of zeros (cp.async). Until it is awaited what lies in shared memory is NaN.
 template <class Word>
 void copy_async(void* shared, const void* from, bool there = true, EMULATOR_CALLER) {

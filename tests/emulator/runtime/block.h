@@ -1,6 +1,7 @@
 // What there is of a CUDA block: threads, what they wait for, shared memory.
 #pragma once
 
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -42,8 +43,10 @@ struct WarpOperation {
   Bits result;
 };
 
-// A copy to shared memory that its thread has not awaited.
+// A copy to shared memory that its thread has not awaited, or what was sent there and has not arrived.
 struct Copy {
+  void arrive() const { memcpy(to, word, bytes); }
+
   Site site;
   void* to;
   Size bytes;
@@ -51,7 +54,7 @@ struct Copy {
 };
 
 struct Thread {
-  enum class State { ready, at_barrier, in_warp_operation, returned };
+  enum class State { ready, at_barrier, in_warp_operation, awaiting_arrivals, returned };
 
   std::string whereabouts() const;
 
@@ -60,6 +63,7 @@ struct Thread {
   State state;
   Site site;                // where it waits
   WarpOperation operation;  // while in_warp_operation
+  const void* awaited;      // while awaiting_arrivals
   std::vector<Copy> copies;
 };
 
@@ -84,6 +88,17 @@ struct Barrier {
   Moment opened[2];     // the present time and the one before
 };
 
+// What is to arrive at a place in shared memory, time after time.
+struct Arrivals {
+  bool is_all_there() const { return announced && bytes == 0; }
+
+  bool announced = false;  // how many bytes there will be
+  long bytes = 0;          // announced, less those that were sent: some may be sent before
+  unsigned times = 0;      // that all of it arrived
+  std::vector<Copy> sent;
+  Moment arrived[2];              // the present time and the one before
+};
+
 // What the threads of a block share.
 struct Block {
   // Where another block's memory is what `own` is in this one's, or null.
@@ -96,6 +111,7 @@ struct Block {
   std::unique_ptr<SharedArray> dynamic;
   std::map<const void*, SharedArray> statics;  // by declaration
   size_t static_bytes = 0;
+  std::map<const void*, Arrivals> arrivals;    // by address
 };
 
 }  // namespace emulator

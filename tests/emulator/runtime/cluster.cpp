@@ -56,6 +56,7 @@ void Cluster::start_block(unsigned rank, uint3 cluster) {
   block.index = {cluster.x * ranks.x + rank % ranks.x, cluster.y * ranks.y + rank / ranks.x % ranks.y,
                  cluster.z * ranks.z + rank / (ranks.x * ranks.y)};
   block.begun = false;
+  block.arrivals.clear();
   if (clusters_run_) {
     block.dynamic->poison();
     for (auto& entry : block.statics) entry.second.poison();
@@ -105,6 +106,10 @@ void Cluster::thread_returned() {
       fail("divergent barrier: threads returned from the kernel while others wait" + whereabouts());
     }
   }
+  for (const auto& [address, arrivals] : block().arrivals) {
+    if (block().barrier->live || arrivals.sent.empty()) continue;
+    fail("the block returned before it arrived what another had sent at " + place(arrivals.sent[0].site));
+  }
   resume_next();
 }
 
@@ -122,7 +127,7 @@ void Cluster::copy_later(Site site, void* shared, const void* word, Size bytes) 
 void Cluster::await_copies() {
   Unwatched unwatched;
   std::vector<Copy>& copies = threads_[running_].copies;
-  for (const Copy& copy : copies) memcpy(copy.to, copy.word, copy.bytes);
+  for (const Copy& copy : copies) copy.arrive();
   copies.clear();
 }
 
@@ -156,6 +161,62 @@ void Cluster::open(Barrier& barrier) {
   barrier.waiting = 0;
   ++barrier.openings;
   wake_all(barrier.first, barrier.count);
+}
+
+void Cluster::prepare_arrivals(Site site, void* address) {
+  Unwatched unwatched;
+  if (!block().counterpart(block(), address)) fail("no place in shared memory, at " + place(site));
+  if (!block().arrivals.try_emplace(address).second) fail("it is ready already, at " + place(site));
+}
+
+Arrivals& Cluster::arrivals_at(Site site, const void* address) {
+  for (Block& block : blocks_) {
+    const auto found = block.arrivals.find(address);
+    if (found != block.arrivals.end()) return found->second;
+  }
+  fail("nobody has made these arrivals ready, at " + place(site));
+}
+
+void Cluster::expect_arrivals(Site site, void* address, int bytes) {
+  Arrivals& arrivals = arrivals_at(site, address);
+  if (std::exchange(arrivals.announced, true)) fail("announced twice, at " + place(site));
+  arrivals.bytes += bytes;
+  arrivals.arrived[arrivals.times % 2].reached();
+  if (arrivals.is_all_there()) arrive(arrivals);
+}
+
+void Cluster::send(const Copy& copy, void* address) {
+  Unwatched unwatched;
+  Arrivals& arrivals = arrivals_at(copy.site, address);
+  arrivals.sent.push_back(copy);
+  arrivals.bytes -= long(copy.bytes);
+  arrivals.arrived[arrivals.times % 2].reached();
+  if (arrivals.is_all_there()) arrive(arrivals);
+}
+
+void Cluster::arrive(Arrivals& arrivals) {
+  Unwatched unwatched;
+  for (const Copy& copy : arrivals.sent) copy.arrive();
+  arrivals.sent.clear();
+  arrivals.announced = false;
+  ++arrivals.times;
+  for (unsigned i = 0; i < threads_.size(); ++i) {
+    const Thread& thread = threads_[i];
+    const bool waits = thread.state == Thread::State::awaiting_arrivals;
+    if (waits && thread.awaited == &arrivals) woken_.push_back(i);
+  }
+  enqueue_woken();
+}
+
+void Cluster::await_arrivals(Site site, void* address, unsigned parity) {
+  Arrivals& arrivals = arrivals_at(site, address);
+  if (arrivals.times % 2 == parity % 2) {
+    threads_[running_].state = Thread::State::awaiting_arrivals;
+    threads_[running_].site = site;
+    threads_[running_].awaited = &arrivals;
+    resume_next();
+  }
+  arrivals.arrived[1 - arrivals.times % 2].after();
 }
 
 void Cluster::wake(unsigned first, unsigned mask) {
@@ -280,6 +341,18 @@ std::string Cluster::explain_fault(const void* address) const {
 
 // The functions that kernels call.
 
+void prepare_arrivals(Site site, void* arrivals) { current_cluster->prepare_arrivals(site, arrivals); }
+void expect_arrivals(Site site, void* arrivals, int bytes) {
+  current_cluster->expect_arrivals(site, arrivals, bytes);
+}
+void send(Site site, void* to, const void* word, Size bytes, void* arrivals) {
+  Copy copy{site, to, bytes, {}};
+  memcpy(copy.word, word, bytes);
+  current_cluster->send(copy, arrivals);
+}
+void await_arrivals(Site site, void* arrivals, unsigned parity) {
+  current_cluster->await_arrivals(site, arrivals, parity);
+}
 void sync_cluster(Site site) { current_cluster->sync(site); }
 void* in_block(Site site, void* shared, int rank) { return current_cluster->in_block(site, shared, rank); }
 int barrier(Site site, int predicate) { return current_cluster->barrier(site, predicate); }

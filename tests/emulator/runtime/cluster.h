@@ -34,6 +34,10 @@ class Cluster {
   void* static_shared(const void* declaration, size_t bytes);
   void* dynamic_shared() { return block().dynamic->start(); }
   void* in_block(Site site, void* shared, int rank);
+  void prepare_arrivals(Site site, void* address);
+  void expect_arrivals(Site site, void* address, int bytes);
+  void send(const Copy& copy, void* address);
+  void await_arrivals(Site site, void* address, unsigned parity);
   [[noreturn]] void fail(const std::string& reason);
 
   bool is_running() const { return running_ != nobody; }
@@ -47,6 +51,8 @@ class Cluster {
   void thread_returned();
   int wait_at(Barrier& barrier, Site site, int predicate);
   void open(Barrier& barrier);
+  Arrivals& arrivals_at(Site site, const void* address);
+  void arrive(Arrivals& arrivals);
   void check_lanes(unsigned first, unsigned mask);
   void complete_operation(unsigned first, unsigned mask);
   void wake(unsigned first, unsigned mask);

@@ -39,9 +39,14 @@ class FaultHandlers {
  private:
   static void handle(int signal, siginfo_t* information, void*) {
     Cluster* cluster = Cluster::current();
-    if (cluster && cluster->is_running()) {
-      cluster->fail(signal == SIGFPE ? "integer division by zero"
-                                     : cluster->explain_fault(information->si_addr));
+    // Once: a kernel that wrote over the emulator's own memory makes the handler fault, too.
+    static thread_local bool handling = false;
+    if (cluster && cluster->is_running() && !handling) {
+      handling = true;
+      const std::string reason = signal == SIGFPE ? "integer division by zero"
+                                                  : cluster->explain_fault(information->si_addr);
+      handling = false;
+      cluster->fail(reason);
     }
     // Not a kernel's fault: it happens again under the handler that was there before.
     const auto which = std::find(signals, signals + count, signal) - signals;

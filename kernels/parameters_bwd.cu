@@ -1,6 +1,6 @@
 // Gradients of a boundary's parameters, where rewrite_read_bwd has no room for their sums: at d = 4096 the 22
-// rows of a token read of four channels are 352 KB, more than the shared memory of a block that is not one of a
-// cluster.
+// rows of a token read of four channels are 352 KB, more than the shared memory of one block, where there is no
+// cluster of them.
 //
 // Moved per token, in elements: X in M·D, k and dh in D each; a token read also takes x, D. So these parameters
 // cost the backward (M + 2)·D on top of its (3M + 3)·D.

@@ -2,10 +2,10 @@
 //
 // Moved per token, in elements: G, X and dX M·D each, k, dh and dk D each; a token read also takes x.
 // X' is not read: it is rebuilt from X, k and the saved r, p, to the bits that the forward stored. A token
-// that is too much for one block's registers (of bf16, m = 4 beyond d = 2048 and m = 8 beyond 1024) has a
-// cluster of blocks, from sm_90 on. Elsewhere X, G and k are taken again after the sum, from their stage in
-// shared memory (feed.cuh), or without one from L2, (2M + 1)·D. A stage also has the next token's rows
-// travel while this one is worked on.
+// that is too much for one block (of bf16, m = 4 beyond d = 2048 and m = 8 beyond 1024, half of that for a token
+// read) has a cluster of them, from sm_90 on. Elsewhere what registers cannot hold, X, G and k, is taken again
+// after the sum, from its stage in shared memory (feed.cuh), or without one from L2, (2M + 1)·D. A stage also
+// has the next token's rows travel while this one is worked on.
 //
 // With G = ∂L/∂X' from above, k̂ = r·k, e = v − p, u = γ·dh', x̂ = rstd·x:
 //

@@ -4,14 +4,15 @@
 // Saved for the backward beside that: r, p (1 + M numbers) and rstd. Parameters are read by every
 // token and stay in L1/L2.
 //
-// A block takes `chunk` consecutive tokens, one after the other, its threads a token's features. Two
-// sums run over the block: {|k|², kᵀX} before the rewrite and {Σx², w_β·γx, W_v·γx} after it, 1 + M
-// and up to 2 + M numbers. Between them X stays in registers (HOLD), so it crosses memory once each
-// way; a token that is too much for a block (of bf16, m = 4 beyond d = 4096 and m = 8 beyond 2048) has a
-// cluster of them from sm_90 on, and is elsewhere taken again after the first sum, from its stage in shared
-// memory (feed.cuh), or without one from L2, (M + 1)·D. The next token's X and k are asked for ahead: through a stage as soon as it has room,
-// else when X' is stored, so that they travel while this token's second sum and its context are worked
-// on. Other blocks of the multiprocessor fill what is left.
+// A block takes `chunk` consecutive tokens, one after the other, its threads a token's features. A token that is
+// too much for one block (of bf16, m = 4 beyond d = 4096 and m = 8 beyond 2048, half of that for a token read)
+// has a cluster of them, from sm_90 on, with a slice of the features each. Two sums run over block or cluster:
+// {|k|², kᵀX} before the rewrite and {Σx², w_β·γx, W_v·γx} after it, 1 + M and up to 2 + M numbers. Between them X
+// stays in registers (HOLD), so it crosses memory once each way; without clusters what registers cannot hold is
+// taken again after the first sum, from its stage in shared memory (feed.cuh), or without one from L2, (M + 1)·D.
+// The next token's X and k are asked for ahead: through a stage as soon as it has room, else when X' is stored,
+// so that they travel while this token's second sum and its context are worked on. Other blocks of the
+// multiprocessor fill what is left.
 //
 // A token read adds X'_t to the K rows x_t … x_{t+K−1} of its window and emits the first. A chunk that
 // starts within a sequence begins K − 1 tokens early: these are rewritten again, but not stored.

@@ -139,9 +139,10 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
 }
 
 CUresult cuOccupancyMaxActiveClusters(int* count, CUfunction function, const CUlaunchConfig* launch) {
-  note("cuOccupancyMaxActiveClusters %s on %d grid %u %u %u block %u %u %u shared %u attributes %u",
+  note("cuOccupancyMaxActiveClusters %s on %d grid %u %u %u block %u %u %u shared %u attributes %u%s",
        (const char*)function, current_device(), launch->gridDimX, launch->gridDimY, launch->gridDimZ,
-       launch->blockDimX, launch->blockDimY, launch->blockDimZ, launch->sharedMemBytes, launch->numAttrs);
+       launch->blockDimX, launch->blockDimY, launch->blockDimZ, launch->sharedMemBytes, launch->numAttrs,
+       capture == CU_STREAM_CAPTURE_MODE_RELAXED ? " relaxed" : "");
   *count = setting("STAND_IN_CLUSTERS", 20);
   return result_of("cuOccupancyMaxActiveClusters");
 }

@@ -104,12 +104,13 @@ def test_every_kernel_goes_to_the_stream_it_is_given(driver, tmp_path):
     assert [line[line.index("stream") + 1] for line in launches] == ["4242"] * 5
 
 
-def test_what_was_warmed_up_is_loaded_already(driver, tmp_path):
+@pytest.mark.parametrize("plan", ["", "CLUSTER=2 SUMS=3"])
+def test_what_was_warmed_up_is_loaded_already(driver, tmp_path, plan):
     warm = "_native.note_kernels(None, 1)\nstep()\n_native.end_noting(True)\nopen({log!r}, 'w')\n"
     log = tmp_path / "log"
     code = TOKEN_READ.format(device="None", d=64).removesuffix("step()\n")
     code += warm.format(log=str(log)) + "_native.pretend_gpu(1)\nstep()\n"
-    lines = calls(driver, code, log)
+    lines = calls(driver, code, log, DDL_PLAN=plan)
     assert {line[0] for line in lines} == {"cuLaunchKernel"}, "a graph may be captured from here on"
 
 
@@ -150,6 +151,7 @@ def test_there_are_as_many_clusters_as_find_room(driver, tmp_path, room):
     for name, count in (("block", 3), ("shared", 1)):
         assert words(question, name, count) == words(launch, name, count)
     assert words(question, "attributes", 1) == [0], "the kernel itself says how large they are"
+    assert question[-1] == "relaxed", "as a stream may be captured"
 
 
 def test_a_gpu_without_room_for_a_cluster_does_without(driver, tmp_path):
@@ -209,10 +211,24 @@ def test_choices_made_by_hand(driver, tmp_path):
     assert words(launch, "grid", 3) == [2, 2, 1]
 
 
+def test_choices_made_by_hand_stay_where_registers_spill(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=4096)
+    plan = {"DDL_PLAN": "CLUSTER=1 HOLD=1 STAGES=0 THREADS=512", "DDL_LOG": "debug"}
+    result = run(driver, ["-c", code], tmp_path / "log", **plan)
+    (built,) = [line for line in result.stderr.splitlines() if " rewrite_read_bwd " in line]
+    assert " 0 bytes spilled" not in built
+    for choice in ("CLUSTER=1 ", "HOLD=1 ", "STAGES=0 ", "THREADS=512 "):
+        assert choice in built
+
+
 REFUSALS = [
     (
         {"DDL_PLAN": "STAGES=3"},
         "cuda:0 cannot be used: `DDL_PLAN` must have STAGES from 0 to 2, got 3",
+    ),
+    (
+        {"DDL_PLAN": "CLUSTER=2", "STAND_IN_CAPABILITY": "80"},
+        "cuda:0 cannot be used: `DDL_PLAN` must have CLUSTER up to 1 on this GPU, got 2",
     ),
     (
         {"STAND_IN_FAIL": "cuInit 803"},

@@ -152,6 +152,25 @@ MUTANTS = {
         "arrivals[turn], rank(), sum",
     ),
     "blocks overwrite each other's sums": (SUM, "rank() * WARPS + ", ""),
+    "blocks of a cluster have one buffer for all sums": (
+        SUM,
+        """    parity ^= turn;
+#else
+    gather<N, 0>(x);
+    __syncthreads();
+#endif
+    add_warps(x);
+    turn ^= 1;
+""",
+        """    parity ^= 1;
+#else
+    gather<N, 0>(x);
+    __syncthreads();
+#endif
+    add_warps(x);
+    turn ^= CLUSTER == 1;
+""",
+    ),
     "both buffers are counted as one": (SUM, "arrivals[turn], block", "arrivals[0], block"),
     "the blocks of a cluster share a window": (
         "boundary.cuh",

@@ -27,11 +27,14 @@ SAMPLE = [
     "test_halos and 4-5",
     "test_rows_that_travel and 4-token-torch.float32",
     "test_blocks_of_any and 9-",
+    "test_blocks_of_a_cluster and 100-4-torch.float32",
+    "test_rows_that_travel_ahead_to_a_cluster and 4-token-1-1",
 ]
 
 
 def of_sample(expression: str) -> list[str]:
-    return ["-p", "no:cacheprovider", "-n", "0", "-k", expression, str(TESTS / "test_cuda_ops.py")]
+    files = (TESTS / "test_cuda_ops.py", TESTS / "test_cuda_cluster.py")
+    return ["-p", "no:cacheprovider", "-n", "0", "-k", expression, *map(str, files)]
 
 
 @pytest.mark.parametrize("clause", SAMPLE)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import ddl
-from ddl import functional
+from ddl import _autograd, functional, ops
 from op_cases import F32, F64, inputs, parameters
 
 CASES = [(1, "identity"), (3, "channel"), (2, "token")]
@@ -259,3 +262,45 @@ def test_a_tangent_past_the_functional_forms_is_refused():
         with pytest.raises(NotImplementedError, match=sentence):
             torch.ops.ddl.rewrite(dual, k, v, b, 0.1)
         torch.ops.ddl.rewrite(X, k, v, b, 0.1)
+
+
+# --- the way past the dispatcher ----------------------------------------------------------------
+
+
+class Seen(TorchDispatchMode):
+    """Notes what reaches it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_the_operators():
+    leaves = [t.requires_grad_() for t in inputs((2, 3), 8, 2).values()]
+    with Seen() as seen:
+        functional.rewrite(*leaves, eps_k=0.1).sum().backward()
+    assert {"ddl::rewrite", "ddl::rewrite_backward"} <= set(seen.names)
+
+
+def test_where_there_is_none_the_dispatcher_is_asked_once(monkeypatch):
+    def redispatch(*_):
+        raise AssertionError("a plain call went through the dispatcher again")
+
+    for name in ("rewrite", "rewrite_backward"):
+        operator = getattr(torch.ops.ddl, name).default
+        real = ops.KERNELS[name]
+        kernel = _autograd.kernel_of(
+            SimpleNamespace(redispatch=redispatch), real, *_autograd.DERIVATIVES["rewrite"]
+        )
+        tensors = inputs((2, 3), 8, 2)
+        stats = torch.zeros(2, 3, 3, dtype=F64)
+        backward = name == "rewrite_backward"
+        given = (*tensors.values(), 0.1)
+        given = (torch.ones_like(tensors["state"]), *given, stats) if backward else given
+        keys = torch._C._dispatch_keys(tensors["state"])
+        for actual, expected in zip(kernel(keys, *given), operator(*given), strict=True):
+            assert torch.equal(actual, expected)

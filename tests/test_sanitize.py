@@ -57,6 +57,7 @@ def test_the_tests_it_chooses_exist(sanitize: ModuleType) -> None:
     ).stdout
     for name in ("test_rewrite_read[4-token-384-torch.bfloat16]", "test_expand[4-4-torch.float32]"):
         assert name in listed
+    assert "test_wide_states[4096-4-channel]" in listed
     for name in ("test_any_batch_shape[token-batch", "[200]", "test_unaligned_views[63--"):
         assert name in listed
     assert 30 < listed.count("::test_") < 80

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::cache::{Binary, Cache, hash};
 use super::nvrtc::{Nvrtc, Target, nvrtc};
-use super::plan::{Limits, Plan};
+use super::plan::{Forced, Limits, Plan};
 use super::say;
 use super::specialisation::Specialisation;
 use crate::error::{Error, Result};
@@ -45,13 +45,20 @@ pub struct Built {
     pub cached: bool,
 }
 
-/// Builds a kernel as planned, or where that spills registers by the next plan that asks for less of them.
-pub fn build(specialisation: &Specialisation, plan: Plan, limits: &Limits, target: Target) -> Result<Built> {
+/// Builds a kernel as planned, or where that spills registers by the next plan that asks for less of them; a plan with
+/// choices made by hand as it is.
+pub fn build(
+    specialisation: &Specialisation,
+    plan: Plan,
+    limits: &Limits,
+    forced: &Forced,
+    target: Target,
+) -> Result<Built> {
     let start = Instant::now();
     let mut best = build_as_planned(specialisation, plan, target)?;
     let mut cached = best.cached;
     let mut plan = plan;
-    while best.binary.spilled > 0 {
+    while best.binary.spilled > 0 && *forced == Forced::default() {
         let Some(relaxed) = plan.relaxed(specialisation, limits) else { break };
         plan = relaxed;
         let next = build_as_planned(specialisation, plan, target)?;
@@ -197,7 +204,6 @@ impl Built {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::plan::Forced;
     use crate::cuda::specialisation::{Compress, Kernel, Parts, Types};
     use crate::tensor::Dtype;
 

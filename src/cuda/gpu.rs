@@ -136,6 +136,10 @@ impl Gpu {
         };
         let words = std::env::var("DDL_PLAN").unwrap_or_default();
         let forced = Forced::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
+        if let Some(cluster) = forced.cluster.filter(|&cluster| cluster > limits.cluster) {
+            let most = limits.cluster;
+            return Err(format!("`DDL_PLAN` must have CLUSTER up to {most} on this GPU, got {cluster}"));
+        }
         // SAFETY: as above.
         unsafe { driver.check((driver.cuDevicePrimaryCtxRetain)(&mut context, device))? };
         Ok(Gpu { driver, clusters, index, context, limits, forced, target, table: Table::default() })
@@ -191,7 +195,7 @@ impl Gpu {
 
 impl Gpu {
     fn load_planned(&self, s: &Specialisation, plan: Plan, limits: &Limits) -> Result<Loaded> {
-        let built = build(s, plan, limits, self.target)?;
+        let built = build(s, plan, limits, &self.forced, self.target)?;
         let (name, plan) = (s.kernel.name(), built.plan);
         let fixed = built.binary.shared as usize + super::plan::RESERVED;
         let loaded = self.load_image(&built.binary.image, name, &plan, fixed);
@@ -212,6 +216,7 @@ impl Gpu {
             return Ok(plan.wave(&self.limits));
         };
         let _current = self.enter()?;
+        let _loading = AllowLoading::new(self.driver); // this may be what first needs the code
         let configuration = Configuration {
             grid: [self.limits.multiprocessors as c_uint, plan.cluster as c_uint, 1],
             block: [plan.threads as c_uint, 1, 1],
@@ -289,7 +294,8 @@ impl Device for Gpu {
         }
         // A part of a GPU may have no room for clusters.
         let limits = Limits { cluster: 1, ..self.limits };
-        self.load_planned(specialisation, Plan::new(specialisation, &limits, &self.forced())?, &limits)
+        let plan = Plan::new(specialisation, &limits, &Forced { cluster: None, ..self.forced })?;
+        self.load_planned(specialisation, plan, &limits)
     }
 
     unsafe fn launch(

@@ -12,7 +12,7 @@ use super::compiler::{Built, build};
 use super::gpu::Gpu;
 use super::launch::{Device, Loaded, Table, loaded};
 use super::nvrtc::{OLDEST, Target, nvrtc};
-use super::plan::{Limits, Plan, most_of_a_cluster};
+use super::plan::{Forced, Limits, Plan, most_of_a_cluster};
 use super::specialisation::Specialisation;
 use crate::error::{Error, Result};
 
@@ -57,7 +57,7 @@ impl Notes {
         let mut asked: Vec<_> = asked.into_iter().collect();
         asked.sort_by_key(|(specialisation, _)| format!("{specialisation:?}")); // the same order every time
         let built = on_all_cores(&asked, |(specialisation, plan)| {
-            build(specialisation, *plan, &self.limits, self.target)
+            build(specialisation, *plan, &self.limits, &self.forced(), self.target)
         })?;
         if let Some(gpu) = &self.gpu {
             built.iter().try_for_each(|built| loaded(&**gpu, &built.specialisation).map(|_| ()))?;
@@ -112,6 +112,10 @@ impl Device for Notes {
 
     fn table(&self) -> &Table {
         &self.table
+    }
+
+    fn forced(&self) -> Forced {
+        self.gpu.as_ref().map_or_else(Forced::default, |gpu| gpu.forced())
     }
 
     fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded> {

@@ -22,12 +22,14 @@ import torch
 HERE = Path(__file__).resolve().parent
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Every read and place of sums and windows, rows that fill a block and rows that do not, the ends of
-# sequences and chunks, no tokens, a window longer than a sequence, accesses of two bytes.
+# sequences and chunks, no tokens, a window longer than a sequence, accesses of two bytes, tokens
+# that a cluster of blocks shares.
 CHOSEN = (
     "test_rewrite_read and (float32 or bfloat16) and (1-identity-63 or 4-channel-63"
     " or 4-token-63 or 4-channel-384 or 4-token-384 or 16-channel-384)"
     " or test_expand and 4-4-torch or test_any_batch_shape or test_token_compression_longer"
     " or test_unaligned_views and (63-state or 63--) and bfloat16"
+    " or test_wide_states and (4096-4-channel or 4096-4-token)"
 )
 
 

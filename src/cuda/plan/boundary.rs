@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 const MOST_HELD: usize = 8;
 /// Numbers of a token read's sums and window that a thread may hold beside its packets.
 const MOST_KEPT: usize = 104;
-/// Threads that may add up their sums.
-const MOST_TOGETHER: usize = 4096;
+/// Threads that may add up their sums (add_warps in block_sum.cuh): of a power of two of blocks, and of others.
+const MOST_TOGETHER: [usize; 2] = [4096, 1024];
 /// Threads of a block, where several blocks share a multiprocessor.
 const MOST_THREADS: usize = 256;
 /// Threads of a block that has a multiprocessor to itself, where packets are not held.
@@ -83,7 +83,8 @@ fn may_stage(s: &Specialisation, plan: &Plan) -> bool {
 
 fn cut(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
     let cluster = forced.cluster.unwrap_or(1);
-    let most = (MOST_STATIC / static_shared(s, 32 * cluster) * 32).min(MOST_TOGETHER / cluster / 32 * 32);
+    let together = MOST_TOGETHER[usize::from(!cluster.is_power_of_two())];
+    let most = (MOST_STATIC / static_shared(s, 32 * cluster) * 32).min(together / cluster / 32 * 32);
     if most == 0 {
         let channels = s.m;
         return Err(Error::Argument(format!(

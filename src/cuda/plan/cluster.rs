@@ -1,6 +1,8 @@
 //! How many blocks share a token: one, or where that cannot do all there is to do with it at once, a cluster of blocks
 //! with a slice of the features each. They add up their sums through each other's shared memory.
 
+use std::iter::once;
+
 use super::{Forced, Limits, Place, Plan, RESERVED, boundary, features, static_shared};
 use crate::cuda::specialisation::{Compress, Parts, Specialisation};
 use crate::error::Result;
@@ -17,10 +19,12 @@ pub fn plan(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan
     if forced.cluster.is_some() || is_whole(s, &alone, limits) {
         return Ok(alone);
     }
-    // Fewer blocks may be enough. Two at least, so that one works while the other waits; then small clusters.
-    let sizes = [1, 2, 4, 8].into_iter().filter(|size| *size <= limits.cluster);
-    let mut clusters = [2, 1].into_iter().flat_map(|blocks| sizes.clone().map(move |size| (size, blocks)));
-    Ok(clusters.find_map(|(size, blocks)| together(size, blocks, s, limits, forced)).unwrap_or(alone))
+    // Two blocks on a multiprocessor at least, so that one works while the other waits: fewer of these may be enough, or
+    // a small cluster is. Then one.
+    let sizes = [2, 4, 8].into_iter().filter(|size| *size <= limits.cluster);
+    let two = once(1).chain(sizes.clone()).map(|size| (size, 2));
+    let mut wanted = two.chain(sizes.map(|size| (size, 1)));
+    Ok(wanted.find_map(|(size, blocks)| together(size, blocks, s, limits, forced)).unwrap_or(alone))
 }
 
 /// The next plan to try where this one spills registers.

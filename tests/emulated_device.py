@@ -41,7 +41,11 @@ def emulated(
     cluster: int = 1,
     sanitizer: str = SANITIZER,
 ) -> Iterator[None]:
-    """CPU tensors run on the emulated GPU. plan: forced choices, by the names of the macros."""
+    """CPU tensors run on the emulated GPU.
+
+    cluster: blocks that may share a token, at most; 1 for a GPU without clusters.
+    plan: forced choices, by the names of the macros.
+    """
     _native.emulate(
         functools.partial(_build, kernels, sanitizer),
         multiprocessors=multiprocessors,

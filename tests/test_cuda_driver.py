@@ -154,6 +154,13 @@ def test_there_are_as_many_clusters_as_find_room(driver, tmp_path, room):
     assert question[-1] == "relaxed", "as a stream may be captured"
 
 
+def test_there_are_no_more_clusters_than_planned(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=4096).replace("numbers(d, m, K)", "numbers(d, m)")
+    lines = calls(driver, code, tmp_path / "log", STAND_IN_CLUSTERS="1000")
+    (launch,) = backward(lines, "cuLaunchKernel")
+    assert words(launch, "grid", 3)[0] == 50, "two tokens for each of 66 or 99"
+
+
 def test_a_gpu_without_room_for_a_cluster_does_without(driver, tmp_path):
     code = TOKEN_READ.format(device=0, d=4096)
     lines = calls(driver, code, tmp_path / "log", STAND_IN_CLUSTERS="0")

@@ -57,6 +57,7 @@ def emulate(
     *,
     multiprocessors: int = 2,
     shared_per_block: int = 65_536,
+    cluster: int = 1,
     plan: dict[str, int] | None = None,
 ) -> None: ...
 def pretend_gpu(index: int | None) -> None: ...

@@ -103,6 +103,19 @@ fn find() -> std::result::Result<Gpus, String> {
     Ok(Gpus { driver, clusters, process: std::process::id(), devices })
 }
 
+/// Choices made by hand, for those who time them.
+fn forced(limits: &Limits) -> std::result::Result<Forced, String> {
+    let words = std::env::var("DDL_PLAN").unwrap_or_default();
+    let forced = Forced::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
+    let most = limits.cluster;
+    match forced.cluster {
+        Some(cluster) if cluster > most => {
+            Err(format!("`DDL_PLAN` must have CLUSTER up to {most} on this GPU, got {cluster}"))
+        }
+        _ => Ok(forced),
+    }
+}
+
 impl Gpu {
     fn open(gpus: &'static Gpus, index: usize) -> std::result::Result<Gpu, String> {
         let driver = &gpus.driver;
@@ -134,12 +147,7 @@ impl Gpu {
             threads_per_multiprocessor: attribute(THREADS_PER_MULTIPROCESSOR)?,
             cluster: clusters.map_or(1, |_| most),
         };
-        let words = std::env::var("DDL_PLAN").unwrap_or_default();
-        let forced = Forced::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
-        if let Some(cluster) = forced.cluster.filter(|&cluster| cluster > limits.cluster) {
-            let most = limits.cluster;
-            return Err(format!("`DDL_PLAN` must have CLUSTER up to {most} on this GPU, got {cluster}"));
-        }
+        let forced = forced(&limits)?;
         // SAFETY: as above.
         unsafe { driver.check((driver.cuDevicePrimaryCtxRetain)(&mut context, device))? };
         Ok(Gpu { driver, clusters, index, context, limits, forced, target, table: Table::default() })
@@ -191,9 +199,7 @@ impl Gpu {
         }
         Ok(function as usize)
     }
-}
 
-impl Gpu {
     fn load_planned(&self, s: &Specialisation, plan: Plan, limits: &Limits) -> Result<Loaded> {
         let built = build(s, plan, limits, &self.forced, self.target)?;
         let (name, plan) = (s.kernel.name(), built.plan);
@@ -210,10 +216,11 @@ impl Gpu {
         Ok(Loaded { kernel: s.kernel, plan, wave, function })
     }
 
-    /// Blocks of a loaded kernel that run at once: those of its clusters that find room side by side.
+    /// Blocks of a loaded kernel that run at once: as planned, but of clusters those that find room side by side.
     fn wave(&self, function: usize, plan: &Plan) -> std::result::Result<usize, String> {
+        let planned = plan.wave(&self.limits);
         let Some(clusters) = self.clusters.filter(|_| plan.cluster > 1) else {
-            return Ok(plan.wave(&self.limits));
+            return Ok(planned);
         };
         let _current = self.enter()?;
         let _loading = AllowLoading::new(self.driver); // this may be what first needs the code
@@ -231,7 +238,7 @@ impl Gpu {
             (clusters.cuOccupancyMaxActiveClusters)(&mut count, function as *mut c_void, &configuration)
         };
         self.driver.check(result)?;
-        Ok(count.max(0) as usize * plan.cluster)
+        Ok(planned.min(count.max(0) as usize * plan.cluster))
     }
 }
 

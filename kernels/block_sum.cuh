@@ -86,7 +86,8 @@ __device__ __forceinline__ void send(T* shared, Arrivals& arrivals, int block, T
 }
 
 // Waits until all of it is there. That orders the shared memory of the block, which is all that is exchanged: an order
-// of the cluster would empty the first-level cache here, too. `parity`: how often the count was waited for before, modulo two.
+// of the cluster would empty the first-level cache here, too. `parity`: how often the count was waited for before,
+// modulo two.
 __device__ __forceinline__ void await_arrivals(Arrivals& arrivals, unsigned parity) {
 #ifdef CUDA_ON_CPU
   emulator::await_arrivals(&arrivals, parity);

@@ -12,6 +12,8 @@ from cuda_device import DEVICE, EPS, Tensors, arguments, backward, cotangents, f
 from ddl import functional
 
 F32, BF16 = torch.float32, torch.bfloat16
+# Tokens of one block each, and of clusters where the GPU has them.
+WIDTHS = pytest.mark.parametrize("d", [768, 4096])
 READS = pytest.mark.parametrize("compress", ["channel", "token"])
 LONG = 500_000_000  # cycles: a quarter of a second
 
@@ -120,9 +122,10 @@ def test_no_call_waits_for_the_device(name: str) -> None:
 
 
 @READS
-def test_a_graph_replays_forward_and_backward(compress: str) -> None:
-    leaves = arguments((2, 65), 96, 4, compress, F32)
-    fresh = arguments((2, 65), 96, 4, compress, F32)
+@WIDTHS
+def test_a_graph_replays_forward_and_backward(compress: str, d: int) -> None:
+    leaves = arguments((2, 65), d, 4, compress, F32)
+    fresh = arguments((2, 65), d, 4, compress, F32)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -134,7 +137,7 @@ def test_a_graph_replays_forward_and_backward(compress: str) -> None:
     with torch.cuda.graph(graph):
         outputs = forward(leaves)
         grads = backward(outputs, leaves, incoming)
-    for given in (fresh, arguments((2, 65), 96, 4, compress, F32)):
+    for given in (fresh, arguments((2, 65), d, 4, compress, F32)):
         with torch.no_grad():
             for name, leaf in leaves.items():
                 leaf.copy_(given[name])
@@ -163,10 +166,11 @@ def test_a_captured_model_trains_as_the_model_does() -> None:
 
 
 @READS
+@WIDTHS
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_results_repeat_bit_for_bit(compress: str, dtype: torch.dtype) -> None:
+def test_results_repeat_bit_for_bit(compress: str, d: int, dtype: torch.dtype) -> None:
     """Sums over tokens in many blocks, while another stream keeps the device busy, and without."""
-    leaves = arguments((4, 1024), 768, 4, compress, dtype)
+    leaves = arguments((4, 1024), d, 4, compress, dtype)
     expected = both(leaves)
     other, noise = torch.cuda.Stream(), torch.randn(4096, 4096)
     for busy in (False, True, True):

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 import emulated_device
 import test_ops
-from ddl import functional
 from emulated_device import emulated, needs_emulator
 from emulator.build import KERNELS
 from op_cases import BF16, F16, F32, F64, inputs, parameters
-from test_cuda_ops import PLANS, REWRITE
-from test_ops import compare, run
+from test_cuda_ops import PLANS, REWRITE, check_any_order
+from test_ops import compare
 
 pytestmark = needs_emulator
 
@@ -80,15 +78,5 @@ def test_wide_states_are_given_to_clusters(d, m, compress, monkeypatch):
 
 @pytest.mark.parametrize("compress", ["identity", "channel", "token"])
 def test_results_do_not_depend_on_the_order_of_blocks(compress, monkeypatch):
-    m = 1 if compress == "identity" else 4
-    drawn = inputs((2, 50), 96, m) | parameters(96, m, compress)
-    tensors = {name: None if t is None else t.float() for name, t in drawn.items()}
-    runs = []
     with emulated(plan={"CLUSTER": 4}):
-        for order, threads in (("0", "1"), ("1", "1"), ("7", "2"), ("8", "1")):
-            monkeypatch.setenv("DDL_EMULATOR_ORDER", order)
-            monkeypatch.setenv("DDL_EMULATOR_THREADS", threads)
-            runs.append(run(functional, "rewrite_read", tensors, F32, eps_k=0.1))
-    for outputs, gradients in runs[1:]:
-        for name, expected in (runs[0][0] | runs[0][1]).items():
-            assert torch.equal((outputs | gradients)[name], expected), name
+        check_any_order(compress, monkeypatch)

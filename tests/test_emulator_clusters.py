@@ -13,23 +13,19 @@ import pytest
 from emulator import faults
 from emulator.build import build, sanitizer_environment, unsupported
 from emulator.launch import LaunchError, Module
+from test_emulator import ORDERS, order
+
+__all__ = ["order"]  # a fixture
 
 pytestmark = pytest.mark.skipif(unsupported() is not None, reason=str(unsupported()))
 
 SOURCE = faults.SOURCE.with_name("clusters.cu")
 DEFINES = ("THREADS=128",)
-ORDERS = ["0", "1", "2", "31"]
 
 
 @pytest.fixture(scope="module")
 def module() -> Module:
     return Module(build(SOURCE, DEFINES))
-
-
-@pytest.fixture(params=ORDERS)
-def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("DDL_EMULATOR_ORDER", request.param)
-    return str(request.param)
 
 
 def run(
@@ -119,8 +115,8 @@ def test_reports_what_is_wrong_with_arrivals(module, index):
 @pytest.mark.parametrize("index", [6, 7], ids=["not awaited", "awaited with a wrong parity"])
 def test_some_order_shows_what_has_not_arrived(module, index, monkeypatch):
     shown = []
-    for order in ORDERS:
-        monkeypatch.setenv("DDL_EMULATOR_ORDER", order)
+    for number in ORDERS:
+        monkeypatch.setenv("DDL_EMULATOR_ORDER", number)
         try:
             shown.append(any(math.isnan(value) for value in run(module, "wrong_arrivals", index)))
         except LaunchError as error:
@@ -149,22 +145,22 @@ def test_a_cluster_has_no_more_blocks_than_it_has(module, block):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "order", "block"),
+    ("kernel", "number", "block"),
     [
         ("gives_too_early", "1", "block 0 of the cluster has not begun"),
         ("gives_too_late", "0", "block 0 of the cluster has returned from the kernel"),
     ],
 )
-def test_some_order_shows_a_block_that_is_not_there(module, kernel, order, block, monkeypatch):
-    monkeypatch.setenv("DDL_EMULATOR_ORDER", order)
+def test_some_order_shows_a_block_that_is_not_there(module, kernel, number, block, monkeypatch):
+    monkeypatch.setenv("DDL_EMULATOR_ORDER", number)
     with pytest.raises(LaunchError, match=f"{block}, at in_block"):
         run(module, kernel)
 
 
 def test_some_order_shows_a_missing_barrier(module, monkeypatch):
     wrong = []
-    for order in ORDERS:
-        monkeypatch.setenv("DDL_EMULATOR_ORDER", order)
+    for number in ORDERS:
+        monkeypatch.setenv("DDL_EMULATOR_ORDER", number)
         out = run(module, "missing_cluster_barrier", size=420)
         wrong.append(any(math.isnan(value) for value in out))
     assert any(wrong)

@@ -199,8 +199,7 @@ fn features(s: &Specialisation) -> usize {
 /// As many blocks as leave each thread the registers and each block the shared memory it needs, so that
 /// others work while one waits for its sums.
 fn blocks(s: &Specialisation, plan: &Plan, limits: &Limits) -> usize {
-    let shared = plan.shared + static_shared(s, plan.cluster * plan.threads) + RESERVED;
-    let most = (limits.shared_per_multiprocessor / shared)
+    let most = (limits.shared_per_multiprocessor / shared_in_all(s, plan))
         .min(limits.threads_per_multiprocessor.min(ENOUGH_THREADS) / plan.threads)
         .clamp(1, 32);
     let needed = registers(s, plan);
@@ -226,6 +225,11 @@ fn registers(s: &Specialisation, plan: &Plan) -> usize {
     let has_sums = s.kernel != Kernel::Forward;
     let sums = if has_sums && plan.sums == Place::Registers { rows * plan.features * s.slots() } else { 0 };
     16 + (2 * s.m + held + window + sums) * s.real().size() / 4
+}
+
+/// Bytes of its multiprocessor's shared memory that a block takes.
+fn shared_in_all(s: &Specialisation, plan: &Plan) -> usize {
+    plan.shared + static_shared(s, plan.cluster * plan.threads) + RESERVED
 }
 
 /// Bytes of the two buffers for sums over so many threads.

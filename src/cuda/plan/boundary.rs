@@ -3,7 +3,7 @@
 
 use super::{
     FEW, Forced, Limits, MOST_STATIC, Place, Plan, RESERVED, columns, features, feeds, most_registers, plain,
-    shared, static_shared,
+    shared, shared_in_all, static_shared,
 };
 use crate::cuda::specialisation::{Compress, Kernel, Specialisation};
 use crate::error::{Error, Result};
@@ -72,7 +72,7 @@ pub fn relaxed(plan: &Plan, s: &Specialisation, limits: &Limits) -> Option<Plan>
 
 /// Whether shared memory has room for so many blocks.
 fn fits(s: &Specialisation, plan: &Plan, limits: &Limits, blocks: usize) -> bool {
-    let shared = plan.shared + static_shared(s, plan.cluster * plan.threads) + RESERVED;
+    let shared = shared_in_all(s, plan);
     shared <= limits.shared_per_block && blocks * shared <= limits.shared_per_multiprocessor
 }
 
@@ -99,8 +99,7 @@ fn cut(s: &Specialisation, limits: &Limits, forced: &Forced) -> Result<Plan> {
     plan.shared = shared(s, &plan);
     // Memory that has room for one such block alone leaves it the threads of two.
     let more = (s.d / plan.features).next_multiple_of(32).min(MOST_ALONE).min(most);
-    let alone =
-        2 * (plan.shared + static_shared(s, cluster * more) + RESERVED) > limits.shared_per_multiprocessor;
+    let alone = 2 * shared_in_all(s, &Plan { threads: more, ..plan }) > limits.shared_per_multiprocessor;
     if alone && !plan.hold && forced.threads.is_none() {
         plan.threads = plan.threads.max(more);
     }

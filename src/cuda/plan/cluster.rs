@@ -3,7 +3,7 @@
 
 use std::iter::once;
 
-use super::{Forced, Limits, Place, Plan, RESERVED, boundary, features, static_shared};
+use super::{Forced, Limits, Place, Plan, boundary, features, shared_in_all};
 use crate::cuda::specialisation::{Compress, Parts, Specialisation};
 use crate::error::Result;
 use crate::tensor::Dtype;
@@ -63,15 +63,15 @@ fn together(
 /// gradients, no window, and no parameters.
 fn is_whole(s: &Specialisation, plan: &Plan, limits: &Limits) -> bool {
     let near = |place| matches!(place, Place::Registers | Place::Shared);
-    let shared = plan.shared + static_shared(s, plan.cluster * plan.threads) + RESERVED;
-    let cache = (limits.shared_per_multiprocessor + CACHE_ALONE).saturating_sub(plan.blocks * shared);
+    let shared = plan.blocks * shared_in_all(s, plan);
+    let cache = (limits.shared_per_multiprocessor + CACHE_ALONE).saturating_sub(shared);
     // The blocks of a multiprocessor may all have different slices.
-    let parameters = parameters(s) / plan.cluster * plan.blocks.min(plan.cluster);
+    let parameters = parameter_bytes(s) / plan.cluster * plan.blocks.min(plan.cluster);
     plan.hold && near(plan.window) && near(plan.sums) && parameters <= cache
 }
 
 /// Bytes of the parameters that every token needs.
-fn parameters(s: &Specialisation) -> usize {
+fn parameter_bytes(s: &Specialisation) -> usize {
     let Parts { norm_weight, gate, value, .. } = s.parts;
     let compress = matches!(s.compress, Compress::Channel | Compress::Token);
     let bytes = |there: bool, rows: usize, dtype: Dtype| if there { rows * s.d * dtype.size() } else { 0 };

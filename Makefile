@@ -24,7 +24,7 @@ help: ## show this list
 setup: $(EXT) ## virtual environment, dependencies, release build
 
 demo: $(EXT) ## train the additive baseline and DDL on the embedded text, compare, sample
-	$(PY) -m ddl.cli demo $(ARGS)
+	$(PY) -m ddl demo $(ARGS)
 
 test: $(EXT) ## the Python tests (ARGS="-k rewrite" to choose)
 	$(TEST_ENV) $(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
@@ -46,6 +46,7 @@ check: $(DEPS) ## formatting, lints and types, changing nothing
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+	$(PY) -c "from importlinter.cli import lint_imports_command as lint; lint()"
 
 check-aarch64: $(DEPS) ## does the Rust compile for ARM? (asks rustup for the target)
 	rustup target add aarch64-unknown-linux-gnu
@@ -65,7 +66,7 @@ bench-gpu: $(EXT) ## everything measured on a GPU, in 8 minutes (ARGS="--only op
 	$(PY) benchmarks/gpu.py $(ARGS)
 
 sanitize: $(EXT) ## part of the GPU tests under NVIDIA's compute-sanitizer
-	$(PY) tests/cuda/sanitize.py $(ARGS)
+	$(PY) tests/gpu/sanitize.py $(ARGS)
 
 lock: $(DEPS) ## rewrite requirements-dev.lock from pyproject.toml
 	$(PY) -m pip install --quiet uv

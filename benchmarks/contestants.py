@@ -17,7 +17,8 @@ from measure import RedGateError, gate
 from report import progress
 
 # rms error of a tensor, relative to its scale. One operator is right to 5e-6 (80 units in the last
-# place of float32, tests/tolerances.py); a trunk has 13 in sequence, and matrix products between.
+# place of float32, tests/support/tolerances.py); a trunk has 13 in sequence, with matrix products
+# between.
 TOLERANCE = 1e-4
 
 

@@ -38,8 +38,7 @@ import torch
 import ddl.cuda
 import gpu_report
 import record
-from ddl.config import RESIDUALS
-from ddl.presets import PRESETS, TINY
+from ddl.config import PRESETS, RESIDUALS, TINY
 from gpu_clock import Clock, describe
 from gpu_launch import launches
 from gpu_log import Budget, Line, Log

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import plain
-from ddl.types import ReadResult, RewriteReadResult
+from ddl.results import ReadResult, RewriteReadResult
 from plain import Style
 
 

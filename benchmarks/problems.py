@@ -21,7 +21,7 @@ TAPS = 4
 LONGEST = 256  # tokens in a sequence, unless a case says otherwise
 # rms error relative to the scale of a tensor, by the coarsest of its own type and the state's. The
 # operators are right to 5e-6 in float32, 80 units in the last place, and to 2.5 units in bfloat16
-# (tests/tolerances.py); parameter gradients are summed here over 2^14 tokens and more.
+# (tests/support/tolerances.py); parameter gradients are summed here over 2^14 tokens and more.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 AT_ONCE = 2**26  # elements of a state that the reference works on in float64
 SCALES = {"gate_bias": "gate_weight", "value_bias": "value_weight"}

@@ -14,10 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import functional, reference
-    from ._native import __version__
-    from .residual import DeltaResidual
-    from .stream import DeltaStream, Expand, Read
+    from ddl import functional, reference
+    from ddl._native import __version__
+    from ddl.nn import DeltaResidual, DeltaStream, Expand, Read
 
 __all__ = [
     "DeltaResidual",
@@ -31,10 +30,10 @@ __all__ = [
 
 # torch takes a second to load, for which `ddl --help` and a mistyped option need not wait.
 _HOMES = {
-    "DeltaResidual": ".residual",
-    "DeltaStream": ".stream",
-    "Expand": ".read",
-    "Read": ".read",
+    "DeltaResidual": ".nn",
+    "DeltaStream": ".nn",
+    "Expand": ".nn",
+    "Read": ".nn",
     "__version__": "._native",
 }
 

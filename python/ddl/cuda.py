@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from . import _native
-from .ops import KERNELS
+from ddl import _native
+from ddl.ops import KERNELS
 
 __all__ = ["Kernel", "warmup", "why_unavailable"]
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import ops  # noqa: F401  registers torch.ops.ddl
-from ._checks import check_context_dtype, check_tensors
-from ._options import check_choice, check_counts, check_positive
-from ._outputs import gate_dtype
-from .types import ReadResult, RewriteReadResult
+from ddl import ops  # noqa: F401  registers torch.ops.ddl
+from ddl.ops.checks import check_context_dtype, check_tensors
+from ddl.ops.outputs import gate_dtype
+from ddl.options import check_choice, check_counts, check_positive
+from ddl.results import ReadResult, RewriteReadResult
 
 __all__ = ["expand", "read", "rewrite", "rewrite_read"]
 

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from . import functional
-from ._checks import unwrapped
-from .optim import NEVER_DECAYED
-from .read import Compress, Expand, ExpandKind, Read
-from .residual import DeltaResidual
-from .stream import DeltaStream
+from ddl import functional
+from ddl.nn.checks import unwrapped
+from ddl.nn.expand import Expand, ExpandKind
+from ddl.nn.read import Compress, Read
+from ddl.nn.residual import DeltaResidual
+from ddl.nn.stream import DeltaStream
+from ddl.optim import NEVER_DECAYED
 
 __all__ = ["DeltaBlock", "Pending", "convert"]
 

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from ddl.config import OptimConfig
-from ddl.residual import DeltaResidual
-from ddl.stream import Expand, Read
+from ddl.nn.expand import Expand
+from ddl.nn.read import Read
+from ddl.nn.residual import DeltaResidual
 
 NEVER_DECAYED = (DeltaResidual, Read, Expand)
 

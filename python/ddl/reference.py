@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .types import ReadResult, RewriteReadResult
+from ddl.results import ReadResult, RewriteReadResult
 
 __all__ = ["determinant", "eigenvalues", "expand", "operator", "read", "rewrite", "rewrite_read"]
 

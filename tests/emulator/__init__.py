@@ -11,7 +11,7 @@ sentence instead: divergent barriers and shuffles, accesses outside of memory, m
     source.py   the C++ made from a kernel file
     device/     what the kernel's text sees: CUDA's names in plain C++
     runtime/    fibers, blocks, launches; compiled once
-    faults.cu   correct kernels and kernels with one bug each, for ../test_emulator.py
+    faults.cu   correct kernels and kernels with one bug each, for test_emulator.py
 
 Environment, read at each launch:
 

@@ -15,10 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddl.commands import EvalConfig
-from ddl.config import InputError
-
-from . import subject
+from ddl.config import EvalConfig
+from ddl.errors import InputError
+from ddl.evaluation import subject
 
 if TYPE_CHECKING:
     from .harness import Harness
@@ -51,7 +50,7 @@ def evaluate(config: EvalConfig) -> Record:
     subject.check(config.model)
     started = datetime.now(timezone.utc)
     out = _free(config.out or config.model / f"eval-{started:%Y%m%d-%H%M%S}.json")
-    from . import tasks
+    from ddl.evaluation import tasks
 
     with _quiet():
         names, shots = _requested(config)

@@ -8,7 +8,7 @@ from typing import Any
 from lm_eval.models.huggingface import HFLM  # type: ignore[import-untyped]
 from lm_eval.models.utils import normalize_gen_kwargs  # type: ignore[import-untyped]
 
-from ddl.config import InputError
+from ddl.errors import InputError
 
 # A batch of logits that `auto` may try where nothing reports that memory is short: 2²⁸ numbers are
 # 1 GiB in float32, and lm-eval holds their log-softmax besides.

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from ddl._fields import first_line
-from ddl.config import InputError
-from ddl.runs import CONFIG, load_config, load_run
+from ddl.errors import InputError, first_line
 from ddl.train import pick_device
+from ddl.train.runs import CONFIG, load_config, load_run
 
 SUFFIXES = (".safetensors", ".bin")  # of weights, in the order of preference
 # Nothing is fetched, and no code in the directory is run or asked about: ddl.hf is the code.

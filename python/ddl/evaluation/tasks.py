@@ -12,8 +12,7 @@ import datasets  # type: ignore[import-untyped]
 import huggingface_hub
 from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
 
-from ddl._fields import first_line
-from ddl.config import InputError
+from ddl.errors import InputError, first_line
 
 PATIENCE = 5.0  # seconds for the Hugging Face Hub to answer at all
 

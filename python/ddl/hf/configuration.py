@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from ddl._directory import MODEL_TYPE
-from ddl.config import GPTConfig, InputError
+from ddl.config import GPTConfig
+from ddl.errors import InputError
+from ddl.files import MODEL_TYPE
 
 __all__ = ["DDLConfig"]
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from ddl._directory import MODEL_TYPE, all_or_nothing, is_hf, refuse_used, written
-from ddl._fields import first_line
-from ddl.config import GPTConfig, InputError
+from ddl.config import GPTConfig
+from ddl.data.tokenizer import GPT2Tokenizer, Tokenizer
+from ddl.errors import InputError, first_line
+from ddl.files import MODEL_TYPE, all_or_nothing, is_hf, refuse_used, written
+from ddl.hf import remote
 from ddl.models import GPT
-from ddl.tokenizer import GPT2Tokenizer, Tokenizer
 
-from . import remote
 from .modeling import DDLForCausalLM, from_gpt, to_gpt
 from .tokenization import FastTokenizer, from_files, load_tokenizer, to_fast
 
@@ -92,7 +92,7 @@ def export_run(run: Path, out: Path, tokenizer: Path | None = None) -> list[str]
     tokenizer: a directory with GPT-2's files, for where tiktoken cannot fetch them. Returns lines
     that say what was done. Raises InputError; then nothing was written.
     """
-    from ddl.runs import load_run
+    from ddl.train.runs import load_run
 
     refuse_used(out)
     model, ours = load_run(run, torch.device("cpu"))

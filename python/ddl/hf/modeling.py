@@ -15,13 +15,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
+from ddl.hf import remote
 from ddl.models import GPT
 from ddl.models.gpt import EMBEDDING_STD
 from ddl.models.sublayers import Attention, Rotary, SwiGLU
 from ddl.models.tokens import check_vocabulary
 from ddl.models.trunk import contexts
 
-from . import remote
 from .cache import DDLCache
 from .configuration import DDLConfig
 

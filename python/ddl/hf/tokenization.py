@@ -27,9 +27,9 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ddl._fields import first_line
-from ddl.config import GPTConfig, InputError
-from ddl.tokenizer import CharTokenizer, GPT2Tokenizer, Tokenizer, _gpt2, describe, restore
+from ddl.config import GPTConfig
+from ddl.data.tokenizer import CharTokenizer, GPT2Tokenizer, Tokenizer, _gpt2, describe, restore
+from ddl.errors import InputError, first_line
 
 __all__ = ["FastTokenizer", "from_files", "load_tokenizer", "to_fast"]
 

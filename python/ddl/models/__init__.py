@@ -1,8 +1,9 @@
 """Language models built from the package's modules."""
 
 from ddl.config import GPTConfig
-from ddl.models.cache import Cache
-from ddl.models.gpt import GPT, GPTOutput
-from ddl.models.trunk import AdditiveStream
+
+from .cache import Cache
+from .gpt import GPT, GPTOutput
+from .trunk import AdditiveStream
 
 __all__ = ["GPT", "AdditiveStream", "Cache", "GPTConfig", "GPTOutput"]

@@ -7,9 +7,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ddl._checks import check_is_tensor
 from ddl.config import GPTConfig
-from ddl.history import History
+from ddl.nn.history import History
+from ddl.ops.checks import check_is_tensor
 
 LEAST_GROWTH = 64  # tokens
 

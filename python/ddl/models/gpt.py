@@ -17,15 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddl._checks import check_is_tensor
-from ddl._options import is_whole
 from ddl.config import GPTConfig
-from ddl.models.cache import Cache
-from ddl.models.sampling import Sampling
-from ddl.models.sublayers import Attention, Rotary, SwiGLU, wide
-from ddl.models.tokens import check_vocabulary
-from ddl.models.trunk import AdditiveStream, contexts, make_trunk
-from ddl.stream import DeltaStream
+from ddl.nn.stream import DeltaStream
+from ddl.ops.checks import check_is_tensor
+from ddl.options import is_whole
+
+from .cache import Cache
+from .sampling import Sampling
+from .sublayers import Attention, Rotary, SwiGLU, wide
+from .tokens import check_vocabulary
+from .trunk import AdditiveStream, contexts, make_trunk
 
 EMBEDDING_STD = 0.02
 HIDDEN_STD_FACTOR = 0.5  # hidden matrices start with std 0.5/√d

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ddl._options import is_number, is_whole
+from ddl.options import is_number, is_whole
 
 COLDEST = 1e-30  # float32 has its reciprocal; colder ones sample the same
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl.config import GPTConfig
-from ddl.models.tokens import ALONE, Tokens
+
+from .tokens import ALONE, Tokens
 
 NORM_EPS = 1e-5
 

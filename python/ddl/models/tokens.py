@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ddl._checks import check_is_tensor, check_shape
-from ddl.models.cache import Cache
+from ddl.ops.checks import check_is_tensor, check_shape
+
+from .cache import Cache
 
 
 class Tokens(NamedTuple):

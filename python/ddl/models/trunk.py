@@ -8,11 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from ddl.config import STREAMS, GPTConfig
-from ddl.history import History
-from ddl.models.cache import Cache
-from ddl.models.sublayers import NORM_EPS
-from ddl.models.tokens import place
-from ddl.stream import DeltaStream
+from ddl.nn.history import History
+from ddl.nn.stream import DeltaStream
+
+from .cache import Cache
+from .sublayers import NORM_EPS
+from .tokens import place
 
 
 class AdditiveStream(nn.Module):

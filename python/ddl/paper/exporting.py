@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ddl.config import GPTConfig, InputError
+from ddl.config import GPTConfig
+from ddl.errors import InputError
+from ddl.paper import names, options
 
-from . import names, options
 from .importing import State, check_shapes, shapes_of
 from .names import EMBEDDING, HEAD, LAYOUTS, Layout
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ddl._directory import MODEL_TYPE, all_or_nothing, is_hf, refuse_used, written
-from ddl._fields import first_line
-from ddl.config import GPTConfig, InputError
+from ddl.config import GPTConfig
+from ddl.data.tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer
+from ddl.errors import InputError, first_line
+from ddl.files import MODEL_TYPE, all_or_nothing, is_hf, refuse_used, written
 from ddl.models import GPT
-from ddl.tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer
 
 from .exporting import revert
 from .importing import Translation, Variant, translate
@@ -122,7 +122,7 @@ def _export(src: Path, out: Path, layout: Layout) -> list[str]:
 
 def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     """Config and parameters, in their own dtypes, of a directory of ours."""
-    from ddl import runs
+    from ddl.train import runs
 
     if is_hf(src):
         from ddl.hf import DDLConfig

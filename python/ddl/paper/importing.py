@@ -9,10 +9,11 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ddl.config import RESIDUALS, STREAMS, GPTConfig, InputError, Residual
+from ddl.config import RESIDUALS, STREAMS, GPTConfig, Residual
+from ddl.errors import InputError
 from ddl.models import GPT
+from ddl.paper import names, options
 
-from . import names, options
 from .names import EMBEDDING, EXPANSION, HEAD, listed
 
 Variant = Literal["auto"] | Residual

@@ -17,7 +17,8 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from ddl.config import STREAMS, GPTConfig, InputError, Residual
+from ddl.config import STREAMS, GPTConfig, Residual
+from ddl.errors import InputError
 
 Layout = Literal["c_proj", "o_proj"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)

@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ddl.config import STREAMS, GPTConfig, InputError, Residual
+from ddl.config import STREAMS, GPTConfig, Residual
+from ddl.errors import InputError
 
 from .names import listed
 

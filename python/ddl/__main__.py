@@ -1,0 +1,8 @@
+"""`python -m ddl` is `ddl`."""
+
+import sys
+
+from ddl.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""The `ddl` command."""
+
+from .main import main
+
+__all__ = ["main"]

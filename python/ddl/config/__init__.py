@@ -1,0 +1,30 @@
+"""What a run is: model, optimizer, training, presets, and the options of every command.
+
+Plain dataclasses without torch, so that `ddl COMMAND --help` answers at once.
+"""
+
+from ddl.errors import DivergedError, InputError
+
+from .commands import DemoConfig, EvalConfig, ExportConfig, ImportConfig, SampleConfig
+from .model import RESIDUALS, STREAMS, Compress, Expand, GPTConfig, Residual
+from .presets import PRESETS
+from .training import OptimConfig, TrainConfig
+
+__all__ = [
+    "PRESETS",
+    "RESIDUALS",
+    "STREAMS",
+    "Compress",
+    "DemoConfig",
+    "DivergedError",
+    "EvalConfig",
+    "Expand",
+    "ExportConfig",
+    "GPTConfig",
+    "ImportConfig",
+    "InputError",
+    "OptimConfig",
+    "Residual",
+    "SampleConfig",
+    "TrainConfig",
+]

@@ -1,0 +1,87 @@
+"""A training run: its model, data, optimizer and schedule. No torch in here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from .fields import check_counts, check_literals, check_positive, require
+from .model import GPTConfig
+
+__all__ = ["OptimConfig", "TrainConfig"]
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with warm-up, cosine decay and gradient clipping, as in arXiv 2601.00417."""
+
+    lr: float = 1e-3
+    """Peak learning rate."""
+    min_lr_ratio: float = 0.1
+    """Final learning rate as a fraction of the peak."""
+    warmup_steps: int = 2000
+    """Steps of linear warm-up."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's decay rates of the first and second moment."""
+    weight_decay: float = 0.1
+    """Decay of the sublayers' matrices and the embedding; everything else is never decayed."""
+    clip: float = 1.0
+    """Largest gradient norm; 0 switches clipping off."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "lr")
+        check_counts(self, "warmup_steps", least=0)
+        require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "between 0 and 1", self.min_lr_ratio)
+        two = isinstance(self.betas, tuple | list) and len(self.betas) == 2
+        numbers = two and all(isinstance(b, int | float) and 0 <= b < 1 for b in self.betas)
+        require(numbers, "betas", "two numbers in [0, 1)", self.betas)
+        require(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
+        require(self.clip >= 0, "clip", "at least 0", self.clip)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run."""
+
+    model: GPTConfig = field(default_factory=GPTConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    data: str | None = "topics"
+    """What to learn from: a UTF-8 text file (read as bytes), a directory with nanoGPT's train.bin
+    and val.bin, or `topics`, the documentation that comes with every Python. The presets small and
+    medium name none."""
+    steps: int = 100_000
+    """Optimizer steps."""
+    batch_size: int = 12
+    """Sequences of block_size tokens in one forward pass."""
+    accumulation: int = 40
+    """Forward passes per optimizer step."""
+    eval_every: int = 1000
+    """Steps between evaluations on the validation part."""
+    eval_batches: int = 100
+    """Batches per evaluation, spread evenly over the validation part; 0 takes all of it."""
+    log_every: int = 10
+    """Steps between lines in metrics.jsonl, whose loss is the mean over these steps."""
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    """bfloat16 runs forward and backward under autocast; weights stay float32."""
+    compile: bool = False
+    """Pass the model through torch.compile."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU when there is one."""
+    seed: int = 1337
+    """Seed of the initialisation and of the order of the batches."""
+    out: Path | None = None
+    """Run directory, new or empty; by default runs/RESIDUAL-dHIDDEN-LLAYERS-sSEED."""
+    overwrite: bool = False
+    """Replace the run in an existing run directory; other files there stay."""
+
+    def __post_init__(self) -> None:
+        check_literals(self)
+        check_counts(self, "steps batch_size accumulation eval_every log_every")
+        check_counts(self, "eval_batches seed", least=0)
+
+    @property
+    def directory(self) -> Path:
+        model = self.model
+        name = f"{model.residual}-d{model.hidden_size}-L{model.num_layers}-s{self.seed}"
+        return self.out if self.out is not None else Path("runs") / name

@@ -1,0 +1,17 @@
+"""Tokens to learn from, and the tokenizers that turn them back into text."""
+
+from .corpus import EMBEDDED, Corpus, batch, embedded_text, evaluation_batches, load
+from .tokenizer import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
+
+__all__ = [
+    "EMBEDDED",
+    "ByteTokenizer",
+    "CharTokenizer",
+    "Corpus",
+    "GPT2Tokenizer",
+    "Tokenizer",
+    "batch",
+    "embedded_text",
+    "evaluation_batches",
+    "load",
+]

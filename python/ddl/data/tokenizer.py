@@ -1,0 +1,143 @@
+"""Text to tokens and back: bytes, nanoGPT's characters, GPT-2's byte pairs."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ddl.errors import InputError
+
+LARGEST_META = 16 * 2**20  # bytes; a character table is a few kilobytes
+
+
+class Tokenizer(Protocol):
+    """What sampling needs. `kind` and `table` are what a run directory keeps of it."""
+
+    kind: str
+    vocab_size: int
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+class ByteTokenizer:
+    """A token is a byte of the UTF-8 text."""
+
+    kind = "bytes"
+    vocab_size = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8"))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """What is no UTF-8, or no byte at all, becomes the replacement character."""
+        # 0xFF never occurs in UTF-8, so it decodes to the replacement character, too.
+        return bytes(t if 0 <= t < 256 else 0xFF for t in tokens).decode("utf-8", errors="replace")
+
+
+class CharTokenizer:
+    """A token is a character of a table, as in nanoGPT's shakespeare_char."""
+
+    kind = "characters"
+
+    def __init__(self, table: Sequence[str]) -> None:
+        self.table = list(table)
+        self.vocab_size = len(self.table)
+        self._token = {character: token for token, character in enumerate(self.table)}
+
+    def encode(self, text: str) -> list[int]:
+        """Raises InputError for a character that the table lacks."""
+        unknown = next((c for c in text if c not in self._token), None)
+        if unknown is not None:
+            raise InputError(
+                f"`prompt` must consist of the {self.vocab_size} characters that the model was"
+                f" trained on, got {unknown!r}"
+            )
+        return [self._token[c] for c in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens outside the table become the replacement character."""
+        return "".join(self.table[t] if 0 <= t < self.vocab_size else "\ufffd" for t in tokens)
+
+
+class GPT2Tokenizer:
+    """GPT-2's byte pairs, through the optional package tiktoken (which downloads them once)."""
+
+    kind = "gpt2"
+    vocab_size = 50257
+
+    def encode(self, text: str) -> list[int]:
+        return list(_gpt2().encode_ordinary(text))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens of the padding up to 50304 become the replacement character."""
+        piece = _gpt2().decode_single_token_bytes
+        pieces = [piece(t) if 0 <= t < self.vocab_size else b"\xff" for t in tokens]
+        return b"".join(pieces).decode("utf-8", errors="replace")
+
+
+def _gpt2() -> Any:
+    try:
+        import tiktoken
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "GPT-2 tokens need the package tiktoken to be read as text: pip install tiktoken"
+        ) from error
+    try:
+        return tiktoken.get_encoding("gpt2")
+    except Exception as error:  # requests' family, which is not a dependency of this package
+        raise InputError(f"tiktoken could not load GPT-2's byte pairs: {error}") from error
+
+
+def describe(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What `restore` needs, as JSON values."""
+    return {"kind": tokenizer.kind, "table": getattr(tokenizer, "table", None)}
+
+
+def restore(description: Any) -> Tokenizer:
+    """The tokenizer that `describe` described; InputError for anything else."""
+    kind = description.get("kind") if isinstance(description, dict) else description
+    if kind == "bytes":
+        return ByteTokenizer()
+    if kind == "gpt2":
+        return GPT2Tokenizer()
+    table = description.get("table") if kind == "characters" else None
+    if isinstance(table, list) and table and all(isinstance(c, str) for c in table):
+        return CharTokenizer(table)
+    raise InputError(f"`tokenizer` must be bytes, gpt2 or characters with a table, got {kind!r}")
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """Unpickles dict, list, tuple, str and int; refuses every name, so it can run nothing.
+
+    The pure-Python unpickler, because the C one sizes a table by numbers in the file.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
+
+
+def read_meta(path: Path) -> CharTokenizer:
+    """Read nanoGPT's meta.pkl without executing what a pickle may contain.
+
+    Raises InputError unless the file holds a dict with `itos`, a complete table token → string.
+    """
+    try:
+        if path.stat().st_size > LARGEST_META:
+            raise pickle.UnpicklingError(f"it has {path.stat().st_size} bytes")
+        meta = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+        itos = meta["itos"]
+        table = [itos[token] for token in range(len(itos))]
+        if not table or not all(isinstance(entry, str) for entry in table):
+            raise pickle.UnpicklingError("`itos` maps to something else than strings")
+    except Exception as error:  # a damaged pickle raises nearly anything
+        words = f"{type(error).__name__}: {error}"  # some of them the file's, for a terminal
+        detail = "".join(c if c.isprintable() else "\ufffd" for c in words)
+        raise InputError(
+            f"`{path}` must be nanoGPT's meta.pkl, plain dicts of strings and numbers, got {detail}"
+        ) from error
+    return CharTokenizer(table)

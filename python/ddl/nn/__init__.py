@@ -1,0 +1,9 @@
+"""The modules: parameters, and one operator call each."""
+
+from .expand import Expand
+from .history import History
+from .read import Read
+from .residual import DeltaResidual
+from .stream import DeltaStream
+
+__all__ = ["DeltaResidual", "DeltaStream", "Expand", "History", "Read"]

@@ -1,0 +1,72 @@
+"""Checks of what modules are given, as sentences that name the caller's argument."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ddl.ops.checks import check_dtype, check_is_tensor, check_shape, check_stored
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def check_mask(name: str, mask: Any, x: Tensor) -> None:
+    """Raises unless `mask` is a bool tensor with an entry for each token of x (…, d)."""
+    check_is_tensor(name, mask)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"`{name}` must have dtype torch.bool, got {mask.dtype}")
+    check_shape(name, mask, x.shape[:-1])
+
+
+def check_stream(name: str, stream: Any, size: tuple[int, ...], *, over_time: bool = False) -> None:
+    """Raises unless `stream` is a tensor of shape (…, *size), with a time axis where one is needed.
+
+    size: (hidden_size,), or (hidden_size, value_channels).
+    """
+    check_is_tensor(name, stream)
+    if tuple(stream.shape[-len(size) :]) != size:
+        expected = ", ".join(map(str, size))
+        raise ValueError(f"`{name}` must have shape (…, {expected}), got {tuple(stream.shape)}")
+    if over_time and stream.ndim == len(size):
+        axes = ", ".join(("hidden_size", "value_channels")[: len(size)])
+        raise ValueError(f"`{name}` must have shape (…, time, {axes}), got {tuple(stream.shape)}")
+    check_dtype(name, stream)
+
+
+def check_features(name: str, features: Any, shape: tuple[Any, ...], state: Tensor) -> None:
+    """Raises unless `features` is a tensor of `shape` that goes with the state."""
+    check_is_tensor(name, features)
+    check_shape(name, features, shape)
+    check_stored(name, features, state)
+
+
+def check_returned(name: str, returned: Any, context: Tensor) -> None:
+    """Raises unless a sublayer returned a tensor of its context's shape that goes with it."""
+    if not isinstance(returned, Tensor):
+        raise TypeError(f"`{name}` must return a torch.Tensor, got {type(returned).__name__}")
+    if returned.shape != context.shape:
+        expected, got = tuple(context.shape), tuple(returned.shape)
+        raise ValueError(f"`{name}` must return shape {expected}, got {got}")
+    check_stored(name, returned, context)
+
+
+def unwrapped(name: str, module: Any, kind: type[Module]) -> Module:
+    """`module` itself, where calling it is calling a `kind`.
+
+    For modules whose parameters go straight into an operator: a wrapper around one, a subclass with
+    another forward, or a forward set on the instance would be passed over without a word. Raises
+    TypeError for these.
+    """
+    if not isinstance(module, kind):
+        got = type(module).__name__
+    elif type(module).forward is not kind.forward or "forward" in module.__dict__:
+        got = f"{type(module).__name__} with another forward"
+    else:
+        return module
+    raise TypeError(
+        f"`{name}` must be a {kind.__name__} with its own forward, because its parameters are used "
+        f"without calling it, got {got}: to compute a parameter in another way, use "
+        "torch.nn.utils.parametrize"
+    )

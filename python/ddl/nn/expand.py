@@ -1,0 +1,87 @@
+"""Expand: the way into an expanded residual stream."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ddl import functional
+from ddl.options import check_choice, check_counts, check_used
+
+from .checks import check_stream
+from .linear import empty_parameter
+
+__all__ = ["Expand", "ExpandKind"]
+
+ExpandKind = Literal["repeat", "conv"]
+
+
+class Expand(nn.Module):
+    """Open the stream: x (…, T, d) → X (…, T, d, m); (…, T, d) again with one value channel.
+
+    Args:
+        hidden_size: d.
+        value_channels: m.
+        kind: "repeat", x in every value channel; "conv", a depthwise causal convolution over time,
+            X_t,ij = Σ_s w_ijs x_{t−s,i}, s < K, that starts as repetition (tap 0 is 1, the others
+            0).
+        kernel_size: K of a "conv".
+        device, dtype: of the parameters.
+
+    Raises:
+        ValueError: an option that is unknown, out of range or, where it has no effect, set to other
+            than its default.
+
+    Source: DDL (arXiv 2601.00417, newest version), embedding convolution (EC).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        value_channels: int = 1,
+        *,
+        kind: ExpandKind = "repeat",
+        kernel_size: int = 4,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_counts(
+            hidden_size=hidden_size, value_channels=value_channels, kernel_size=kernel_size
+        )
+        check_choice("kind", kind, get_args(ExpandKind))
+        check_used(kernel_size=(kernel_size, 4, kind == "conv", 'kind="conv"'))
+        self.hidden_size, self.value_channels = hidden_size, value_channels
+        self.kind, self.kernel_size = kind, kernel_size
+        self.weight = None
+        if kind == "conv":
+            size = (hidden_size, value_channels, kernel_size)
+            self.weight = empty_parameter(*size, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The identity: every value channel starts as x."""
+        if self.weight is not None:
+            with torch.no_grad():
+                self.weight.zero_()
+                self.weight[..., 0].fill_(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, T, d) → X (…, T, d, m).
+
+        Raises ValueError for another shape, TypeError for a dtype the operators do not know.
+        """
+        check_stream("x", x, (self.hidden_size,), over_time=self.weight is not None)
+        if self.weight is None and self.value_channels == 1:
+            return x
+        state = functional.expand(x, self.weight, value_channels=self.value_channels)
+        return state.squeeze(-1) if self.value_channels == 1 else state
+
+    def extra_repr(self) -> str:
+        kernel = f", kernel_size={self.kernel_size}" if self.kind == "conv" else ""
+        return (
+            f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
+            f"kind={self.kind!r}{kernel}"
+        )

@@ -1,0 +1,94 @@
+"""The gate of a rewrite, β = 2·sigmoid(g(z)): how much of the direction is replaced.
+
+z is the context, or the pooled state; g is linear, or linear–tanh–linear. Source: DDL (arXiv
+2601.00417), the gating branch: over the pooled state in its first version, over the context since.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ddl.options import check_choice, check_counts, check_used
+
+from .checks import unwrapped
+from .linear import Projection, project, reset_, taken
+from .pool import Pool, PoolKind
+
+__all__ = [
+    "Gate",
+    "GateFrom",
+    "apply_gate",
+    "check_gate",
+    "make_gate",
+    "make_gate_pool",
+    "reset_gate",
+    "squash",
+]
+
+Gate = Literal["linear", "mlp"]
+GateFrom = Literal["context", "pooled", "convolved"]
+
+
+def check_gate(gate: Any, gate_hidden: Any, gate_from: Any, gate_kernel_size: Any) -> None:
+    """Raises ValueError for an option that is unknown, out of range or without effect."""
+    check_counts(gate_hidden=gate_hidden, gate_kernel_size=gate_kernel_size)
+    check_choice("gate", gate, get_args(Gate))
+    check_choice("gate_from", gate_from, get_args(GateFrom))
+    convolved = gate_from == "convolved"
+    check_used(
+        gate_hidden=(gate_hidden, 128, gate == "mlp", 'gate="mlp"'),
+        gate_kernel_size=(gate_kernel_size, 4, convolved, 'gate_from="convolved"'),
+    )
+
+
+def make_gate(
+    kind: Gate, hidden_size: int, hidden: int, **factory: Any
+) -> Projection | nn.Sequential:
+    """g: linear, or linear–tanh–linear."""
+    if kind == "linear":
+        return Projection(hidden_size, 1, **factory)
+    first = Projection(hidden_size, hidden, bias=False, **factory)
+    return nn.Sequential(first, nn.Tanh(), Projection(hidden, 1, **factory))
+
+
+def make_gate_pool(
+    gate_from: GateFrom, hidden_size: int, value_channels: int, kernel_size: int, **factory: Any
+) -> Pool | None:
+    """What makes z of the state; None where z is the context."""
+    if gate_from == "context":
+        return None
+    kind: PoolKind = "mean" if gate_from == "pooled" else "convolved"
+    return Pool(hidden_size, value_channels, kind, kernel_size=kernel_size, **factory)
+
+
+def reset_gate(gate: nn.Module, beta_init: float) -> None:
+    """β = beta_init whatever z is: the last weight is zero."""
+    *hidden, last = (layer for layer in gate.modules() if isinstance(layer, Projection))
+    for layer in hidden:
+        reset_(layer)
+    nn.init.zeros_(last.weight)
+    nn.init.constant_(last.bias, math.log(beta_init / (2 - beta_init)))
+
+
+def apply_gate(kind: Gate, gate: nn.Module, z: Tensor) -> Tensor:
+    """z (…, d) → β (…,) in float32 (float64).
+
+    Raises TypeError for a gate that was wrapped: its layers are not called.
+    """
+    layers = [gate] if kind == "linear" else unwrapped("gate", gate, nn.Sequential)
+    for layer in layers:
+        if isinstance(layer, nn.Tanh):
+            z = layer(z)
+            continue
+        projection = taken("gate", layer)
+        z = project(z, projection.weight, projection.bias)
+    return squash(z)
+
+
+def squash(logit: Tensor) -> Tensor:
+    """Logit (…, 1) → β (…,)."""
+    return 2 * torch.sigmoid(logit.squeeze(-1))

@@ -1,0 +1,102 @@
+"""Projection: a linear layer that operators apply themselves, in float32."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+
+from .checks import unwrapped
+
+
+class Projection(nn.Module):
+    """W x + b with the names of nn.Linear but not its type.
+
+    A model that initialises every nn.Linear its own way, as nanoGPT's `apply(self._init_weights)`
+    does, leaves gates and values as DeltaResidual set them.
+    """
+
+    bias: nn.Parameter  # None where there is none, typed as torch types nn.Linear's
+
+    def __init__(self, size_in: int, size_out: int, *, bias: bool = True, **factory: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size_out, size_in, **factory))
+        start = nn.Parameter(torch.empty(size_out, **factory)) if bias else None
+        self.register_parameter("bias", start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        size_out, size_in = self.weight.shape
+        return f"{size_in} → {size_out}, bias={self.bias is not None}"
+
+
+def empty_parameter(*size: int, **factory: Any) -> nn.Parameter:
+    return nn.Parameter(torch.empty(size, **factory))
+
+
+def reset_(projection: Projection, bias: float = 0.0) -> None:
+    """Weight normal with std 0.5/√(size in), so that numbers of size one give numbers of size ½."""
+    nn.init.normal_(projection.weight, std=0.5 / math.sqrt(projection.weight.shape[1]))
+    if projection.bias is not None:
+        nn.init.constant_(projection.bias, bias)
+
+
+def taken(name: str, module: Any) -> Projection:
+    """`module`, its weights formed, for an operator that applies them instead of calling it.
+
+    Raises TypeError where calling it would compute something else.
+    """
+    projection = unwrapped(name, module, Projection)
+    form_pruned(projection)
+    return projection
+
+
+def form_pruned(module: nn.Module) -> None:
+    """Masks pruned parameters, as torch.nn.utils.prune has it done before every call."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, BasePruningMethod):
+            hook(module, ())
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """W x + b in float32 (float64 for float64), autocast or not, gradients included."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    x, weight = x.to(dtype), weight.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    device = x.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return F.linear(x, weight, bias)
+    return _OutsideAutocast.apply(x, weight, bias)
+
+
+class _OutsideAutocast(torch.autograd.Function):
+    """F.linear with autocast off in the forward and in the backward.
+
+    torch.compile traces a backward under the autocast of its call, whatever was switched off in the
+    forward (pytorch/pytorch#179804): F.linear's own backward would multiply in bfloat16 there.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias = inputs
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        rows = grad.reshape(-1, grad.shape[-1])
+        with torch.autocast(x.device.type, enabled=False):
+            grad_weight = rows.mT @ x.reshape(-1, x.shape[-1])
+            return grad @ weight, grad_weight, rows.sum(0) if ctx.has_bias else None

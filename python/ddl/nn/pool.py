@@ -1,0 +1,98 @@
+"""Pool: the state of a token as one vector, for directions and gates estimated from the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddl import functional
+from ddl.ops.outputs import gate_dtype
+
+__all__ = ["Pool", "PoolKind", "Window"]
+
+PoolKind = Literal["mean", "flatten", "convolved"]
+
+# (new, taps) → new (…, T, d) with the taps − 1 tokens before it: what a cached forward remembers.
+Window = Callable[[Tensor, int], Tensor]
+
+NORM_EPS = 1e-5
+
+
+class Pool(nn.Module):
+    """X (…, d, m) → z (…, width), of root mean square one, in float32 (float64 for float64).
+
+    mean: z = x̄/rms(x̄), x̄ the mean over the value channels; flatten: all d·m numbers; convolved: the
+    means convolved over time, x̃_t,i = Σ_s w_is x̄_{t−s,i}, s < K, zeros before t = 0.
+
+    The state grows from layer to layer; normalised, one initialisation and one learning rate fit
+    all of them. There is no learned scale, because a matrix comes next. It is normalised after the
+    convolution, as a `Read` normalises after its compression: the taps then weigh the tokens as
+    they are in the stream. What is pooled is another pass over the state, beside the fused read.
+
+    Args:
+        hidden_size, value_channels: d, m.
+        kind: "mean", "flatten" or "convolved".
+        kernel_size: K of "convolved".
+        device, dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        value_channels: int,
+        kind: PoolKind,
+        *,
+        kernel_size: int = 4,
+        **factory: Any,
+    ) -> None:
+        super().__init__()
+        self.hidden_size, self.value_channels = hidden_size, value_channels
+        self.kind, self.kernel_size = kind, kernel_size
+        self.weight = None
+        if kind == "convolved":
+            self.weight = nn.Parameter(torch.empty(hidden_size, kernel_size, **factory))
+        self.reset_parameters()
+
+    @property
+    def width(self) -> int:
+        """Numbers in z."""
+        return self.hidden_size * (self.value_channels if self.kind == "flatten" else 1)
+
+    def reset_parameters(self) -> None:
+        """The convolution starts as the mean of the token itself."""
+        if self.weight is not None:
+            with torch.no_grad():
+                self.weight.zero_()
+                self.weight[:, 0].fill_(1)
+
+    def forward(self, state: Tensor, window: Window | None = None) -> Tensor:
+        """X → z; the window gives the tokens before, which are zeros without one."""
+        if self.kind == "flatten":
+            flat = state.flatten(-2).to(gate_dtype(state))
+            return F.rms_norm(flat, flat.shape[-1:], eps=NORM_EPS)
+        if self.weight is None:
+            return self._mean(state, norm_eps=NORM_EPS)
+        mean = self._mean(state, norm_eps=None)
+        past = mean if window is None else window(mean, self.kernel_size)
+        z = functional.read(
+            past.unsqueeze(-1),  # one value channel
+            compress=self.weight.unsqueeze(1),
+            norm_eps=NORM_EPS,
+            context_dtype=past.dtype,
+        ).context
+        return z[..., past.shape[-2] - mean.shape[-2] :, :]
+
+    def _mean(self, state: Tensor, norm_eps: float | None) -> Tensor:
+        """x̄, or z where it is normalised: a read whose weights are fixed."""
+        dtype, m = gate_dtype(state), self.value_channels
+        size = (self.hidden_size, m)
+        mean = None if m == 1 else torch.full(size, 1 / m, dtype=dtype, device=state.device)
+        return functional.read(state, compress=mean, norm_eps=norm_eps, context_dtype=dtype).context
+
+    def extra_repr(self) -> str:
+        kernel = f", kernel_size={self.kernel_size}" if self.kind == "convolved" else ""
+        return f"{self.hidden_size} × {self.value_channels} → {self.width}, {self.kind!r}{kernel}"

@@ -1,0 +1,222 @@
+"""Read: the way out of an expanded residual stream."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddl import functional
+from ddl.options import LEAST_NORM_EPS, check_choice, check_counts, check_positive, check_used
+
+from .checks import check_stream
+from .linear import empty_parameter, form_pruned
+
+__all__ = ["Compress", "Parameterization", "Read"]
+
+Compress = Literal["identity", "channel", "token"]
+Parameterization = Literal["direct", "factored"]
+
+
+class Read(nn.Module):
+    """Compress the state to d features and normalise them: X (…, d, m) → h (…, d).
+
+    h = RMSNorm(x)·γ of the compressed state x. With one value channel the state is (…, d).
+
+    Args:
+        hidden_size: d.
+        value_channels: m.
+        compress: "identity" (m = 1, x = X), "channel" (x_i = Σ_j w_ij X_ij) or "token" (causal over
+            time, x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, s < K).
+        kernel_size: K, the taps of a token compression or of a factored one.
+        parameterization: "direct", w itself is the parameter, (d, m) or (d, m, K); "factored", as
+            in the papers' code, w is a convolution kernel followed by a read vector r (m,): token
+            w_ijs = r_j c_ijs with c (d, m, K); channel w = c ∗ r with c (d, K) a same-padded
+            correlation over the value axis. Both start as the mean over the value channels.
+        causal: whether that correlation over the value axis is causal; it is centred else.
+        norm_eps: ε of the RMSNorm; None for no norm, h = x, where the sublayer brings its own.
+        shared: another Read of the same size and `compress`, whose compression this one uses as it
+            is, its kernel_size, parameterization and causal included (the parameters stay with
+            their owner); only the norm is this one's own.
+        device, dtype: of the parameters.
+
+    Raises:
+        ValueError: an option that is unknown, does not fit or, where it has no effect, is set to
+            other than its default.
+
+    Source: DDL (arXiv 2601.00417, newest version), channel and token compression.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        value_channels: int = 1,
+        *,
+        compress: Compress = "identity",
+        kernel_size: int = 4,
+        parameterization: Parameterization = "direct",
+        causal: bool = False,
+        norm_eps: float | None = 1e-5,
+        shared: Read | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_counts(
+            hidden_size=hidden_size, value_channels=value_channels, kernel_size=kernel_size
+        )
+        check_choice("compress", compress, get_args(Compress))
+        check_choice("parameterization", parameterization, get_args(Parameterization))
+        check_positive("norm_eps", norm_eps, optional=True, least=LEAST_NORM_EPS)
+        if compress == "identity" and value_channels != 1:
+            raise ValueError(
+                f'`compress` must be "channel" or "token" for {value_channels} value channels, '
+                'got "identity"'
+            )
+        _check_used(compress, kernel_size, parameterization, causal, shared)
+        self.hidden_size, self.value_channels = hidden_size, value_channels
+        self.compress, self.kernel_size = compress, kernel_size
+        self.parameterization, self.causal, self.norm_eps = parameterization, causal, norm_eps
+        self._shared = self._share(shared)
+        self._make_parameters(device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def _share(self, owner: Read | None) -> tuple[Read, ...]:
+        """Takes over an owner's compression; returns it in a tuple: not a submodule of this one."""
+        if owner is None:
+            return ()
+        size = (self.hidden_size, self.value_channels, self.compress)
+        if not isinstance(owner, Read) or size != (
+            owner.hidden_size, owner.value_channels, owner.compress
+        ):  # fmt: skip
+            got = f"Read({owner.extra_repr()})" if isinstance(owner, Read) else type(owner).__name__
+            raise ValueError(
+                f"`shared` must be a Read with hidden_size={size[0]}, value_channels={size[1]} "
+                f"and compress={size[2]!r}, got {got}"
+            )
+        self.kernel_size, self.causal = owner.kernel_size, owner.causal
+        self.parameterization = owner.parameterization
+        return owner._shared or (owner,)
+
+    def _make_parameters(self, **factory: Any) -> None:
+        d, m = self.hidden_size, self.value_channels
+        self.norm_weight = None if self.norm_eps is None else empty_parameter(d, **factory)
+        self.compress_weight = self.compress_kernel = self.compress_read = None
+        if self._shared or self.compress == "identity":
+            return
+        token = self.compress == "token"
+        if self.parameterization == "direct":
+            self.compress_weight = empty_parameter(d, m, *[self.kernel_size] * token, **factory)
+        else:
+            self.compress_kernel = empty_parameter(d, *[m] * token, self.kernel_size, **factory)
+            self.compress_read = empty_parameter(m, **factory)
+
+    def reset_parameters(self) -> None:
+        """γ = 1; the compression is the mean over the value channels of the current token."""
+        if self.norm_weight is not None:
+            nn.init.ones_(self.norm_weight)
+        mean = 1 / self.value_channels
+        with torch.no_grad():
+            if self.compress_weight is not None:
+                self.compress_weight.zero_()
+                token = self.compress == "token"
+                (self.compress_weight[..., 0] if token else self.compress_weight).fill_(mean)
+            if self.compress_kernel is not None and self.compress_read is not None:
+                self.compress_kernel.zero_()
+                self.compress_kernel[..., 0 if self.compress == "token" else self._centre].fill_(1)
+                self.compress_read.fill_(mean)
+
+    @property
+    def _centre(self) -> int:
+        """The tap of a same-padded correlation that reads its own position."""
+        return self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
+
+    def effective_weight(self) -> Tensor | None:
+        """w: (d, m) for channel, (d, m, K) for token compression, None for the identity."""
+        if self._shared:
+            return self._shared[0].effective_weight()
+        form_pruned(self)  # who shares it may be called without it
+        if self.compress_kernel is None or self.compress_read is None:
+            return self.compress_weight
+        if self.compress == "token":
+            return self.compress_kernel * self.compress_read[:, None]
+        # w_ij = Σ_s c_is r_{j−s+centre}: the correlation, then r, as a (K, m) matrix of shifted r.
+        m, taps, centre = self.value_channels, self.kernel_size, self._centre
+        padded = F.pad(self.compress_read, (taps, taps))
+        shifted = torch.stack([padded[taps + centre - s :][:m] for s in range(taps)])
+        return self.compress_kernel @ shifted
+
+    def arguments(self) -> dict[str, Any]:
+        """This read as arguments of `ddl.functional.read`."""
+        return {
+            "compress": self.effective_weight(),
+            "norm_weight": self.norm_weight,
+            "norm_eps": self.norm_eps,
+        }
+
+    def forward(self, state: Tensor, *, return_compressed: bool = False) -> Any:
+        """X → h, or (h, x) with the raw read where `return_compressed` is set.
+
+        Raises ValueError for another shape, TypeError for a dtype the operators do not know.
+        """
+        d, m = self.hidden_size, self.value_channels
+        check_stream("state", state, (d,) if m == 1 else (d, m), over_time=self.compress == "token")
+        state = state.unsqueeze(-1) if self.value_channels == 1 else state
+        if not return_compressed:
+            return functional.read(state, **self.arguments()).context
+        weight = self.effective_weight()
+        x = functional.read(
+            state, compress=weight, norm_eps=None, context_dtype=state.dtype
+        ).context
+        h = functional.read(
+            x.unsqueeze(-1), norm_weight=self.norm_weight, norm_eps=self.norm_eps
+        ).context
+        return h, x
+
+    def extra_repr(self) -> str:
+        factored = self.compress == "channel" and self.parameterization == "factored"
+        kernel = self.compress == "token" or factored
+        return (
+            f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
+            f"compress={self.compress!r}"
+            + f", kernel_size={self.kernel_size}" * kernel
+            + f", parameterization={self.parameterization!r}"
+            + f", causal={self.causal}" * factored
+            + ", norm_eps=None" * (self.norm_eps is None)
+            + ", shared" * bool(self._shared)
+        )
+
+
+def _check_used(
+    compress: str, kernel_size: int, parameterization: str, causal: bool, shared: Read | None
+) -> None:
+    """Refuses options of the compression that this Read does not have, or takes from another."""
+    factored = parameterization == "factored"
+    if shared is not None:
+        check_used(
+            parameterization=(parameterization, "direct", False, "shared=None"),
+            kernel_size=(kernel_size, 4, False, "shared=None"),
+            causal=(causal, False, False, "shared=None"),
+        )
+    check_used(
+        parameterization=(
+            parameterization,
+            "direct",
+            compress != "identity",
+            'compress="channel" or "token"',
+        ),
+        kernel_size=(
+            kernel_size,
+            4,
+            compress == "token" or factored,
+            'compress="token" or parameterization="factored"',
+        ),
+        causal=(
+            causal,
+            False,
+            compress == "channel" and factored,
+            'compress="channel" and parameterization="factored"',
+        ),
+    )

@@ -1,0 +1,319 @@
+"""DeltaResidual: the drop-in for one residual addition."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ddl import functional
+from ddl.options import (
+    LEAST_EPS_K,
+    check_between,
+    check_choice,
+    check_counts,
+    check_finite,
+    check_positive,
+    check_used,
+)
+
+from .checks import check_features, check_stream
+from .direction import Direction, check_direction, make_direction
+from .gate import (
+    Gate,
+    GateFrom,
+    apply_gate,
+    check_gate,
+    make_gate,
+    make_gate_pool,
+    reset_gate,
+    squash,
+)
+from .linear import Projection, project, reset_, taken
+from .pool import Window
+
+__all__ = ["DeltaResidual"]
+
+Mapping = Literal["k", "v"]
+Value = Literal["linear", "sigmoid", "constant"]
+ValueFrom = Literal["context", "compressed"]
+
+
+class DeltaResidual(nn.Module):
+    """X' = X + β k̂ (v − k̂ᵀX)ᵀ in place of x + F(x): read along k̂, compare with v, write.
+
+    Shapes: with one value channel the state x is (…, d), like any residual stream; with m > 1 it
+    is (…, d, m). The sublayer's output and the context are (…, d).
+
+        h = norm(x);  x = residual(x, F(h), context=h)
+
+    k-Map (default): the direction k is F(h), the value v = φ(W_v z + b_v). v-Map: v = φ(W_v F(h)),
+    and a branch of its own gives k. Gate: β = 2·sigmoid(g(h)) with g linear, or linear–tanh–linear
+    ("mlp"). Values and gates are computed in float32 whatever the storage type.
+
+    Zero-initialised output projections. F(h) = 0 means k = 0: nothing is written (k̂ = 0), and the
+    gradient reaches the projection multiplied by 1/√(|k|² + ε_k²) = 1/ε_k. With ε_k = 1e-5 that is
+    100,000: one such step drowns every other gradient under a clipped global norm and lingers in
+    Adam's second moment. It is the true slope of the function, but only within 1e-5 of zero, a
+    distance no optimiser step respects. So ε_k is 0.02·√d by default: k̂ fades out where the root
+    mean square of k falls below 0.02. The gradient at k = 0 is then some ten times that of a small
+    random projection, in every dtype; gradients stay exact derivatives everywhere; and |k̂|² is 0.96
+    at a root mean square of 0.1, 0.996 at 0.3.
+
+    `gate` and `value` (and `query` and `key` of an attention) hold weights that are taken without
+    calling them: forward hooks on them do not fire, and a wrapper in their place is refused.
+    torch.nn.utils.parametrize and prune work.
+
+    Args:
+        hidden_size: d.
+        value_channels: m.
+        mapping: "k", the sublayer gives the direction and the read the value; "v", the sublayer
+            gives the value and a branch the direction.
+        gate: "linear", or "mlp" with a hidden layer.
+        gate_hidden: hidden units of an "mlp" gate.
+        gate_from: what the gate reads — "context", h; "pooled", the mean of the state over its
+            value channels; "convolved", these means convolved over time. Both are normalised.
+        gate_kernel_size: tokens that the convolution of a "convolved" gate looks at.
+        direction: the branch of the v-Map — "linear", W_k h; "mean" and "flatten", an MLP over the
+            mean of the state's value channels, or over all of it, normalised; "attention", the
+            context's attention over the value channels (two at least).
+        direction_hidden: hidden units of the MLP; width of the attention's queries and keys.
+        value: φ — "linear", "sigmoid" (value_scale·sigmoid), or "constant" (v = value_constant,
+            k-Map only).
+        value_init: b_v of a linear value at initialisation (k-Map only). A value that starts around
+            zero has a random sign in every token, so a sublayer would first have to learn which way
+            its output is written (measured: benchmarks/LOG.md).
+        value_scale: scale of a "sigmoid" value.
+        value_constant: the "constant" value.
+        value_from: z of the k-Map — "context", the normalised read h, or "compressed", the raw read
+            x, which `forward` then asks for.
+        beta_init: β at initialisation, in (0, 2); the gate's weight starts at zero.
+        eps_k: ε_k in units of |k|; None for 0.02·√d. The papers' checkpoints want 1e-5.
+        device, dtype: of the parameters.
+
+    Raises:
+        ValueError: an option that is unknown, out of range, or, where it has no effect, set to
+            other than its default.
+
+    Source: DDL (arXiv 2601.00417), eq. 2.5 and Appendix B.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        value_channels: int = 1,
+        *,
+        mapping: Mapping = "k",
+        gate: Gate = "linear",
+        gate_hidden: int = 128,
+        gate_from: GateFrom = "context",
+        gate_kernel_size: int = 4,
+        direction: Direction = "linear",
+        direction_hidden: int = 128,
+        value: Value = "linear",
+        value_init: float = 1.0,
+        value_scale: float = 4.0,
+        value_constant: float = 2.0,
+        value_from: ValueFrom = "context",
+        beta_init: float = 1.0,
+        eps_k: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_counts(hidden_size=hidden_size, value_channels=value_channels)
+        check_choice("mapping", mapping, get_args(Mapping))
+        check_gate(gate, gate_hidden, gate_from, gate_kernel_size)
+        check_direction(direction, direction_hidden, mapping, value_channels)
+        check_choice("value", value, get_args(Value))
+        check_choice("value_from", value_from, get_args(ValueFrom))
+        check_positive("value_scale", value_scale)
+        check_finite("value_init", value_init)
+        check_finite("value_constant", value_constant)
+        check_between("beta_init", beta_init, 0, 2)
+        check_positive("eps_k", eps_k, optional=True, least=LEAST_EPS_K)
+        if mapping == "v" and value == "constant":
+            raise ValueError(
+                '`value` must be "linear" or "sigmoid" with mapping="v", got "constant"'
+            )
+        linear, constant = value == "linear" and mapping == "k", value == "constant"
+        read = mapping == "k" and not constant
+        check_used(
+            value_init=(value_init, 1.0, linear, 'value="linear" and mapping="k"'),
+            value_scale=(value_scale, 4.0, value == "sigmoid", 'value="sigmoid"'),
+            value_constant=(value_constant, 2.0, constant, 'value="constant"'),
+            value_from=(value_from, "context", read, 'mapping="k" and not value="constant"'),
+        )
+        self.hidden_size, self.value_channels = hidden_size, value_channels
+        self.mapping, self.direction_kind = mapping, direction
+        self.gate_kind, self.gate_from = gate, gate_from
+        self.value_kind, self.value_from = value, value_from
+        self.value_init = value_init
+        self.value_scale, self.value_constant = value_scale, value_constant
+        self.beta_init = beta_init
+        self.eps_k = 0.02 * math.sqrt(hidden_size) if eps_k is None else eps_k
+
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        size = (hidden_size, value_channels)
+        self.gate = make_gate(gate, hidden_size, gate_hidden, **factory)
+        self.gate_pool = make_gate_pool(gate_from, *size, gate_kernel_size, **factory)
+        self.value = self.direction = None
+        if value != "constant":
+            self.value = Projection(*size, bias=mapping == "k", **factory)
+        if mapping == "v":
+            self.direction = make_direction(direction, *size, direction_hidden, **factory)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """β = beta_init everywhere, v around value_init; other weights normal, std 0.5/√(size in).
+
+        A convolution starts as the identity.
+        """
+        if self.value is not None:
+            reset_(self.value, self.value_init if self.value_kind == "linear" else 0.0)
+        if self.direction is not None:
+            self.direction.reset_parameters()
+        reset_gate(self.gate, self.beta_init)
+        if self.gate_pool is not None:
+            self.gate_pool.reset_parameters()
+
+    def forward(
+        self, x: Tensor, sublayer_out: Tensor, *, context: Tensor, compressed: Tensor | None = None
+    ) -> Tensor:
+        """Rewrites the state with a sublayer's output.
+
+        Args:
+            x: the state, (…, d) for one value channel, (…, d, m) otherwise; with a time axis before
+                these for gate_from="convolved".
+            sublayer_out: F(h), (…, d).
+            context: h, what the sublayer read, (…, d).
+            compressed: the raw read x (…, d), what the context is the norm of. Needed with
+                value_from="compressed", and used then alone. `read(X, return_compressed=True)` of
+                a `Read` returns it; where h = norm(x) without a `Read`, it is the state x.
+
+        Returns:
+            The rewritten state, in the shape and dtype of x.
+
+        Raises:
+            ValueError: a shape or device that does not fit, no `compressed` where it is needed.
+            TypeError: a dtype, no tensor, a `gate` or `value` that was wrapped.
+        """
+        self._check(x, sublayer_out, context, compressed)
+        state = x.unsqueeze(-1) if self.value_channels == 1 else x
+        value, gate = self.value_and_gate(state, context, compressed)
+        direction, value = self.write(state, sublayer_out, context, value)
+        x = functional.rewrite(state, direction, value, gate, eps_k=self.eps_k)
+        return x.squeeze(-1) if self.value_channels == 1 else x
+
+    # --- the same in pieces, for DeltaStream, where the read computes what is linear in x ---------
+
+    def fused(self) -> dict[str, Any]:
+        """Arguments with which `ddl.functional.read` computes value and gate itself."""
+        arguments: dict[str, Any] = {}
+        if self._gate_is_read:
+            gate = taken("gate", self.gate)
+            arguments["gate_weight"] = gate.weight.squeeze(0)
+            arguments["gate_bias"] = gate.bias.squeeze(0)
+        if self._value_is_read:
+            value = taken("value", self.value)
+            arguments["value_weight"], arguments["value_bias"] = value.weight, value.bias
+            arguments["value_from"] = self.value_from
+            if self.value_kind == "sigmoid":
+                arguments["value_scale"] = self.value_scale
+        return arguments
+
+    def value_and_gate(
+        self, state: Tensor, context: Tensor, raw: Tensor | None
+    ) -> tuple[Tensor | None, Tensor]:
+        """(value, gate) where the read computed neither; the value is None for mapping="v"."""
+        return self.complete(state, context, *self._linear(context, raw))
+
+    def complete(
+        self,
+        state: Tensor,
+        context: Tensor,
+        value: Tensor | None,
+        gate: Tensor | None,
+        window: Window | None = None,
+    ) -> tuple[Tensor | None, Tensor]:
+        """Adds what a read cannot compute: a constant value, a gate of two layers or of the state.
+
+        state: X (…, d, m). window: as in `Pool`.
+        """
+        if gate is None:
+            z = context if self.gate_pool is None else self.gate_pool(state, window)
+            gate = apply_gate(self.gate_kind, self.gate, z)
+        if self.value_kind == "constant":
+            value = gate.new_full((*gate.shape, self.value_channels), self.value_constant)
+        return value, gate
+
+    def write(
+        self, state: Tensor, sublayer_out: Tensor, context: Tensor, value: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(direction, value) of the rewrite, from the sublayer's output."""
+        if self.mapping == "k":
+            assert value is not None  # from the read, or constant
+            return sublayer_out, value
+        assert self.direction is not None
+        branch = taken("value", self.value)
+        value = self._phi(project(sublayer_out, branch.weight, branch.bias))
+        return self.direction(state, context), value
+
+    def _check(
+        self, x: Tensor, sublayer_out: Tensor, context: Tensor, compressed: Tensor | None
+    ) -> None:
+        """Names the caller's arguments, where the operator would speak of state and direction."""
+        d, m = self.hidden_size, self.value_channels
+        size = (d,) if m == 1 else (d, m)
+        check_stream("x", x, size, over_time=self.gate_from == "convolved")
+        shape = (*x.shape[: -1 if m == 1 else -2], d)
+        check_features("sublayer_out", sublayer_out, shape, x)
+        check_features("context", context, shape, x)
+        if compressed is not None:
+            check_features("compressed", compressed, shape, x)
+        elif self.value_from == "compressed":
+            raise ValueError(
+                f"`compressed` must be the raw read, of shape {tuple(shape)}, with "
+                'value_from="compressed", got None: `read(x, return_compressed=True)` returns it, '
+                "and where the context is the norm of x itself it is x"
+            )
+
+    @property
+    def _value_is_read(self) -> bool:
+        """Whether the value is computed from what was read (else constant, or the sublayer's)."""
+        return self.mapping == "k" and self.value_kind != "constant"
+
+    @property
+    def _gate_is_read(self) -> bool:
+        """Whether the gate is one product with what was read."""
+        return self.gate_kind == "linear" and self.gate_pool is None
+
+    def _linear(self, context: Tensor, raw: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """(value, gate) where they are linear, as the read computes them; else None."""
+        gate = taken("gate", self.gate) if self._gate_is_read else None
+        value = taken("value", self.value) if self._value_is_read else None
+        if value is None or gate is None or self.value_from == "compressed":
+            z = context if raw is None or self.value_from == "context" else raw
+            return (
+                None if value is None else self._phi(project(z, value.weight, value.bias)),
+                None if gate is None else squash(project(context, gate.weight, gate.bias)),
+            )
+        # One product with both weights reads the context once, and its gradient needs no addition.
+        weight = torch.cat((gate.weight, value.weight))
+        both = project(context, weight, torch.cat((gate.bias, value.bias)))
+        return self._phi(both[..., 1:]), squash(both[..., :1])
+
+    def _phi(self, linear: Tensor) -> Tensor:
+        return self.value_scale * torch.sigmoid(linear) if self.value_kind == "sigmoid" else linear
+
+    def extra_repr(self) -> str:
+        return (
+            f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
+            f"mapping={self.mapping!r}, "
+            + f"direction={self.direction_kind!r}, " * (self.mapping == "v")
+            + f"gate_from={self.gate_from!r}, " * (self.gate_pool is not None)
+            + f"value={self.value_kind!r}, value_from={self.value_from!r}, "
+            f"beta_init={self.beta_init:g}, eps_k={self.eps_k:.3g}"
+        )

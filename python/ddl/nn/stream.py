@@ -1,0 +1,309 @@
+"""DeltaStream: an expanded residual stream through a whole trunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from inspect import signature
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ddl import functional
+from ddl.options import check_choice, check_counts, check_used
+from ddl.results import ReadResult, RewriteReadResult
+
+from .checks import check_mask, check_returned, check_stream, unwrapped
+from .expand import Expand, ExpandKind
+from .history import History
+from .linear import form_pruned
+from .read import Compress, Parameterization, Read
+from .residual import DeltaResidual
+
+__all__ = ["DeltaStream", "Expand", "Read"]
+
+
+class DeltaStream(nn.Module):
+    """A whole trunk on an expanded residual stream: expand, read – sublayer – rewrite, readout.
+
+    h = stream(x): x (B, T, d), the embeddings → h (B, T, d), the normalised readout. Every sublayer
+    F maps a context (B, T, d) to (B, T, d), without norm or residual of its own; further arguments
+    of `forward` go to each of them. Each rewrite is fused with the read after it, so that the state
+    moves once through memory between two sublayers. It computes what this loop computes, from the
+    same parameters:
+
+        X = stream.expand(x)
+        for read, sublayer, residual in zip(stream.reads, stream.sublayers, stream.residuals):
+            h = read(X)
+            X = residual(X, sublayer(h), context=h)
+        h = stream.readout(X)
+
+    (With value_from="compressed" the loop passes the raw read on: `h, x = read(X,
+    return_compressed=True)` and `residual(…, compressed=x)`.)
+
+    Reads and residuals give their parameters to the fused operators and are not called themselves:
+    forward hooks on them, or on their gates and values, do not fire here, and a wrapper around one
+    is refused. torch.nn.utils.parametrize and prune work. Who replaces a read whose compression
+    others share replaces these, too.
+
+    Args:
+        hidden_size: d.
+        sublayers: the F's in order, attention and MLP in turn for a Transformer.
+        value_channels: m.
+        compress: how a read gets from (d, m) to d features; None for the first that fits.
+            "identity": the state as it is, for m = 1.
+            "channel": a weighted sum over the value channels.
+            "token": a weighted sum over the value channels of the last kernel_size tokens.
+        kernel_size, parameterization, causal, norm_eps: as in Read.
+        expand: how the embeddings become m value channels.
+            "repeat": each is a copy.
+            "conv": each is a causal depthwise convolution over the last expand_kernel_size tokens.
+        expand_kernel_size: as Expand's kernel_size.
+        sublayers_per_compressor: consecutive sublayers that share one compression (the papers share
+            it in a block of attention and MLP: 2).
+        device, dtype: of the parameters.
+        residual: mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction,
+            direction_hidden, value, value_init, value_scale, value_constant, value_from, beta_init
+            and eps_k of DeltaResidual. What a sublayer writes depends on
+            mapping="k": along its output, the value comes from the read (the default).
+            mapping="v": its output as the value, along the `direction` of a branch.
+            value="linear": a linear map (the default).
+            value="sigmoid": value_scale·sigmoid of a linear map.
+            value="constant": value_constant in every value channel.
+
+    Raises:
+        ValueError: an option that is unknown, does not fit or, where it has no effect, is set to
+            other than its default.
+        TypeError: `sublayers` that are no modules, an option that neither this class nor
+            DeltaResidual has.
+
+    Source: DDL (arXiv 2601.00417, newest version), variants CC and TC with and without EC.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        sublayers: Iterable[nn.Module],
+        *,
+        value_channels: int = 1,
+        compress: Compress | None = None,
+        kernel_size: int = 4,
+        parameterization: Parameterization = "direct",
+        causal: bool = False,
+        norm_eps: float | None = 1e-5,
+        expand: ExpandKind = "repeat",
+        expand_kernel_size: int = 4,
+        sublayers_per_compressor: int = 2,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **residual: Any,
+    ) -> None:
+        super().__init__()
+        check_counts(
+            value_channels=value_channels,
+            expand_kernel_size=expand_kernel_size,
+            sublayers_per_compressor=sublayers_per_compressor,
+        )
+        check_choice("expand", expand, get_args(ExpandKind))
+        if compress is None:
+            compress = "identity" if value_channels == 1 else "channel"
+        every = sublayers_per_compressor
+        check_used(
+            expand_kernel_size=(expand_kernel_size, 4, expand == "conv", 'expand="conv"'),
+            sublayers_per_compressor=(
+                every,
+                2,
+                compress != "identity",
+                'compress="channel" or "token"',
+            ),
+        )
+        _check_known(residual)
+        self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
+        self.hidden_size, self.value_channels = hidden_size, value_channels
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.expand = Expand(
+            hidden_size, value_channels, kind=expand, kernel_size=expand_kernel_size, **factory
+        )
+
+        common: dict[str, Any] = {"compress": compress, "norm_eps": norm_eps, **factory}
+        own: dict[str, Any] = {
+            "kernel_size": kernel_size,
+            "parameterization": parameterization,
+            "causal": causal,
+        }
+        reads: list[Read] = []
+        for index in range(len(self.sublayers)):
+            first = index - index % every
+            options = own if first == index else {"shared": reads[first]}
+            reads.append(Read(hidden_size, value_channels, **options, **common))
+        self.reads = nn.ModuleList(reads)
+        self.residuals = nn.ModuleList(
+            DeltaResidual(hidden_size, value_channels, **residual, **factory)
+            for _ in self.sublayers
+        )
+        self.readout = Read(hidden_size, value_channels, **own, **common)
+
+    def reset_parameters(self) -> None:
+        """Resets expansion, reads, residuals and readout; the sublayers are the caller's."""
+        for module in (self.expand, *self.reads, *self.residuals, self.readout):
+            module.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        *args: Any,
+        history: History | None = None,
+        keep: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """x (B, T, d) → the normalised readout (B, T, d).
+
+        Args:
+            x: the embeddings.
+            history: what the convolutions over time saw of the tokens before x; these are added.
+                One that is empty starts a sequence. The sublayers see to theirs themselves.
+            keep: (B, T) bool, False for padding. Nothing is written into the state of such a token,
+                which stays zero, so that no convolution over time carries it into another.
+            args, kwargs: go to every sublayer.
+
+        Raises:
+            ValueError: x, `keep` or what a sublayer returns has another shape, or a read shares the
+                compression of one that was replaced.
+            TypeError: x or what a sublayer returns is no tensor, or of a dtype that the operators
+                do not know; a read or residual is wrapped.
+        """
+        check_stream("x", x, (self.hidden_size,), over_time=True)
+        arguments = self._read_arguments()
+        if history is not None and x.ndim != 3:
+            expected = f"shape (batch, time, {self.hidden_size}) with a history"
+            raise ValueError(f"`x` must have {expected}, got {tuple(x.shape)}")
+        if keep is not None:
+            check_mask("keep", keep, x)
+            x = x * keep.unsqueeze(-1)
+        if history is not None:
+            history.begin()
+        state = self._open(x, history)
+        context, value, gate = _read("reads.0", state, arguments[0], history)
+        for index, (sublayer, residual, after) in enumerate(
+            zip(self.sublayers, self.residuals, arguments[1:], strict=True)
+        ):
+            written = sublayer(context, *args, **kwargs)
+            check_returned(f"sublayers[{index}]", written, context)
+            assert isinstance(residual, DeltaResidual)
+            window = None if history is None else partial(history.window, f"residuals.{index}")
+            value, gate = residual.complete(state, context, value, gate, window)
+            gate = gate if keep is None else gate * keep
+            direction, value = residual.write(state, written, context, value)
+            rewrite = (state, direction, value, gate, residual.eps_k)
+            state, context, value, gate = _rewrite_read(
+                f"reads.{index + 1}", rewrite, after, history
+            )
+        if history is not None:
+            history.commit()
+        return context
+
+    def _open(self, x: Tensor, history: History | None) -> Tensor:
+        """The first state, (B, T, d, m)."""
+        kernel = self.expand.weight
+        if kernel is None or history is None:
+            state = self.expand(x)
+        else:
+            window = history.window("expand", x, kernel.shape[-1])
+            state = self.expand(window)[:, -x.shape[1] :]
+        return state.unsqueeze(-1) if self.value_channels == 1 else state
+
+    def _read_arguments(self) -> list[dict[str, Any]]:
+        """Arguments of every read, the last one the readout's; a shared weight is formed once."""
+        reads = [unwrapped(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
+        reads.append(unwrapped("readout", self.readout, Read))
+        weights: dict[int, Tensor | None] = {}
+        arguments = []
+        for index, read in enumerate(reads):
+            form_pruned(read)
+            if not read._shared:
+                weights[id(read)] = read.effective_weight()
+            owner = read._shared[0] if read._shared else read
+            if id(owner) not in weights:
+                raise ValueError(
+                    f"`reads[{index}]` must share the compression of a read before it, got that of "
+                    "one that was replaced: replace it, too, by Read(…, shared=stream.reads[…])"
+                )
+            arguments.append(
+                {
+                    "compress": weights[id(owner)],
+                    "norm_weight": read.norm_weight,
+                    "norm_eps": read.norm_eps,
+                }
+            )
+        for index, residual in enumerate(self.residuals):
+            fused = unwrapped(f"residuals[{index}]", residual, DeltaResidual).fused()
+            arguments[index].update(fused)  # `|=` is one thing that torch 2.6 cannot compile
+        return arguments
+
+
+def _read(name: str, state: Tensor, read: dict[str, Any], history: History | None) -> ReadResult:
+    """`functional.read` of tokens that go on after those of `history`."""
+    taps = _taps(read)
+    if history is None or taps == 1:
+        return functional.read(state, **read)
+    # Read together with the tokens before them; the answers for those are dropped again.
+    context, value, gate = functional.read(history.window(name, state, taps), **read)
+    before = taps - 1
+    return ReadResult(
+        context[:, before:],
+        None if value is None else value[:, before:],
+        None if gate is None else gate[:, before:],
+    )
+
+
+def _rewrite_read(
+    name: str,
+    rewrite: tuple[Tensor, Tensor, Tensor, Tensor, float],
+    read: dict[str, Any],
+    history: History | None,
+) -> RewriteReadResult:
+    """`functional.rewrite_read` of tokens that go on after those of `history`."""
+    *operands, eps_k = rewrite
+    if history is not None and name in history:  # the read wants earlier states before these
+        state = functional.rewrite(*operands, eps_k=eps_k)
+        return RewriteReadResult(state, *_read(name, state, read, history))
+    result = functional.rewrite_read(*operands, eps_k=eps_k, **read)
+    if history is not None and _taps(read) > 1:
+        history.remember(name, result.state, _taps(read))
+    return result
+
+
+def _taps(read: dict[str, Any]) -> int:
+    """How many tokens a read looks at."""
+    weight = read["compress"]
+    return weight.shape[-1] if weight is not None and weight.ndim == 3 else 1
+
+
+def _checked_sublayers(sublayers: Any) -> list[nn.Module]:
+    """The modules as a list. One module is no sequence, an nn.Sequential is one module."""
+    single = isinstance(sublayers, nn.Module) and not isinstance(sublayers, nn.ModuleList)
+    if single or not isinstance(sublayers, Iterable):
+        got = type(sublayers).__name__
+        raise TypeError(f"`sublayers` must be a sequence of modules, got {got}")
+    listed = list(sublayers)
+    if len(listed) == 0:
+        raise ValueError("`sublayers` must hold at least one module, got none")
+    for index, sublayer in enumerate(listed):
+        if not isinstance(sublayer, nn.Module):
+            got = type(sublayer).__name__
+            raise TypeError(f"`sublayers[{index}]` must be a torch.nn.Module, got {got}")
+    return listed
+
+
+def _check_known(options: dict[str, Any]) -> None:
+    """Raises TypeError for what is no option of DeltaResidual, in the name of DeltaStream."""
+    known = [
+        name for name, p in signature(DeltaResidual).parameters.items() if p.kind == p.KEYWORD_ONLY
+    ]
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"`{name}` must be an option of DeltaStream or of DeltaResidual "
+                f"({', '.join(known)}), got an unknown one"
+            )

@@ -1,0 +1,219 @@
+"""Argument checks as sentences, for tensors without data and for what native code never sees.
+
+Real tensors are checked natively (src/problem.rs), where it costs nothing, in the same sentences.
+Numbers and options: ddl/options.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddl.options import LEAST_EPS_K, LEAST_NORM_EPS, check_counts, check_positive
+
+STORED = (torch.float32, torch.bfloat16, torch.float16)
+
+# Tensors that an operator can do without.
+OPTIONAL = frozenset(
+    ("compress", "norm_weight", "gate_weight", "gate_bias", "value_weight", "value_bias", "weight")
+)
+
+
+def check_tensors(**tensors: Any) -> None:
+    """Every argument, but for optional ones that are None, is a dense tensor outside of transforms.
+
+    Raises TypeError, or NotImplementedError under forward-mode differentiation and torch.func.
+    """
+    strided = torch.strided
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.layout is strided and not tensor.is_nested:
+            continue
+        if tensor is None and name in OPTIONAL:
+            continue
+        check_is_tensor(name, tensor)
+        got = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise TypeError(f"`{name}` must be a dense tensor, got {got}")
+    if torch.autograd.forward_ad._current_level >= 0:
+        _refuse_tangents(tensors)
+    if torch.compiler.is_compiling():
+        return
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            "the fused operators must be called outside of torch.func transforms "
+            "(vmap, grad, vjp, jvp, …), got a call inside one: use `ddl.reference` there"
+        )
+
+
+def _refuse_tangents(tensors: dict[str, Any]) -> None:
+    """A custom operator would drop a tangent without a word; say so instead."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(
+                f"`{name}` must come without a forward-mode tangent, got a dual tensor: "
+                "the fused operators have reverse-mode derivatives only, use `ddl.reference`"
+            )
+
+
+# --- one tensor -----------------------------------------------------------------------------------
+
+
+def check_is_tensor(name: str, tensor: Any) -> None:
+    """Raises TypeError unless `tensor` is a torch.Tensor."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"`{name}` must be a torch.Tensor, got {type(tensor).__name__}")
+
+
+def check_shape(name: str, tensor: Tensor, expected: Sequence[Any]) -> None:
+    """Raises ValueError unless `tensor` has shape `expected`."""
+    if tuple(tensor.shape) != tuple(expected):
+        raise ValueError(f"`{name}` must have shape {tuple(expected)}, got {tuple(tensor.shape)}")
+
+
+def check_dtype(name: str, tensor: Tensor) -> None:
+    """Raises TypeError unless `tensor` has a dtype that the operators know."""
+    if tensor.dtype not in STORED and tensor.dtype != torch.float64:
+        raise TypeError(
+            f"`{name}` must have dtype float32, float64, bfloat16 or float16, got {tensor.dtype}"
+        )
+
+
+def check_stored(name: str, tensor: Tensor, state: Tensor) -> None:
+    """Raises unless `tensor` is on the state's device, in a dtype that goes with the state's."""
+    _check_beside(name, tensor, state, (torch.float64,) if _double(state) else STORED)
+
+
+def _check_gate(name: str, tensor: Tensor, state: Tensor) -> None:
+    """The same for values and gates: float32, or float64 beside a float64 state."""
+    _check_beside(name, tensor, state, (torch.float64 if _double(state) else torch.float32,))
+
+
+def _check_beside(
+    name: str, tensor: Tensor, state: Tensor, allowed: tuple[torch.dtype, ...]
+) -> None:
+    if tensor.device != state.device:
+        raise ValueError(f"`{name}` must be on {state.device}, got a tensor on {tensor.device}")
+    check_dtype(name, tensor)
+    if tensor.dtype not in allowed:
+        raise TypeError(f"`{name}` must have dtype {_either(allowed)}, got {tensor.dtype}")
+
+
+def _double(state: Tensor) -> bool:
+    return state.dtype == torch.float64
+
+
+def _either(dtypes: tuple[torch.dtype, ...]) -> str:
+    return " or ".join(map(str, dtypes))
+
+
+# --- arguments of the operators -------------------------------------------------------------------
+
+
+def check_state(state: Tensor, *, over_time: bool = False) -> None:
+    """Raises unless `state` is (…, d, m), with a time axis before these where one is needed."""
+    shape = tuple(state.shape)
+    if over_time and len(shape) < 3:
+        raise ValueError(
+            f"`state` must have shape (…, time, hidden_size, value_channels), got {shape}"
+        )
+    if len(shape) < 2 or 0 in shape[-2:]:
+        raise ValueError(f"`state` must have shape (…, hidden_size, value_channels), got {shape}")
+    check_dtype("state", state)
+
+
+def check_rewrite(
+    state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps_k: float
+) -> None:
+    """Checks the arguments of a rewrite."""
+    check_state(state)
+    *batch, d, m = state.shape
+    check_shape("direction", direction, (*batch, d))
+    check_stored("direction", direction, state)
+    check_shape("value", value, (*batch, m))
+    _check_gate("value", value, state)
+    check_shape("gate", gate, batch)
+    _check_gate("gate", gate, state)
+    check_positive("eps_k", eps_k, least=LEAST_EPS_K)
+
+
+def check_read(
+    state: Tensor,
+    compress: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_eps: float | None,
+    gate_weight: Tensor | None,
+    gate_bias: Tensor | None,
+    value_weight: Tensor | None,
+    value_bias: Tensor | None,
+    value_scale: float | None,
+    value_from_compressed: bool,
+) -> None:
+    """Checks the arguments of a read."""
+    over_time = compress is not None and compress.ndim == 3
+    check_state(state, over_time=over_time)
+    _check_compress(state, compress, over_time)
+    d, m = state.shape[-2:]
+    for name, tensor, shape in (
+        ("norm_weight", norm_weight, (d,)),
+        ("gate_weight", gate_weight, (d,)),
+        ("gate_bias", gate_bias, ()),
+        ("value_weight", value_weight, (m, d)),
+        ("value_bias", value_bias, (m,)),
+    ):
+        if tensor is not None:
+            check_shape(name, tensor, shape)
+            check_stored(name, tensor, state)
+    for name, bias, weight in (
+        ("gate", gate_bias, gate_weight),
+        ("value", value_bias, value_weight),
+    ):
+        if bias is not None and weight is None:
+            needed = f"`{name}_weight`"
+            raise ValueError(f"`{name}_bias` must come with {needed}, got None for {needed}")
+    check_positive("norm_eps", norm_eps, optional=True, least=LEAST_NORM_EPS)
+    check_positive("value_scale", value_scale, optional=True)
+
+
+def _check_compress(state: Tensor, compress: Tensor | None, over_time: bool) -> None:
+    d, m = state.shape[-2:]
+    if compress is None:
+        if m != 1:
+            raise ValueError(
+                f"`compress` must be a weight of shape ({d}, {m}) or ({d}, {m}, K) "
+                f"for {m} value channels, got None"
+            )
+        return
+    taps = compress.shape[2:] if over_time else ()
+    if 0 in taps:
+        raise ValueError("`compress` must have at least one tap, got 0")
+    check_shape("compress", compress, (d, m, *taps))
+    check_stored("compress", compress, state)
+
+
+def check_context_dtype(state: Tensor, dtype: Any) -> None:
+    """Raises TypeError unless `dtype` is None or one that a context beside this state can have."""
+    allowed = (torch.float64,) if _double(state) else STORED
+    if dtype is not None and dtype not in allowed:
+        raise TypeError(f"`context_dtype` must be {_either(allowed)}, got {dtype!r}")
+
+
+def check_expand(x: Tensor, weight: Tensor | None, value_channels: int) -> None:
+    """Checks the arguments of an expansion."""
+    check_counts(value_channels=value_channels)
+    needed = 1 if weight is None else 2
+    if x.ndim < needed or x.shape[-1] == 0:
+        expected = "(…, hidden_size)" if weight is None else "(…, time, hidden_size)"
+        raise ValueError(f"`x` must have shape {expected}, got {tuple(x.shape)}")
+    check_dtype("x", x)
+    if weight is None:
+        return
+    d, m = x.shape[-1], value_channels
+    if weight.ndim != 3 or weight.shape[2] == 0:
+        got = tuple(weight.shape)
+        raise ValueError(f"`weight` must have shape ({d}, {m}, K) with K ≥ 1, got {got}")
+    check_shape("weight", weight, (d, m, weight.shape[2]))
+    check_stored("weight", weight, x)

@@ -1,0 +1,190 @@
+"""A run directory: config.json, tokenizer.json, metrics.jsonl, model.safetensors, loss.png."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+from ddl.config import TrainConfig
+from ddl.data.tokenizer import Tokenizer, describe, restore
+from ddl.errors import InputError, first_line
+from ddl.models import GPT
+
+from .plots import Record, plot_losses
+
+CONFIG, TOKENIZER, METRICS = "config.json", "tokenizer.json", "metrics.jsonl"
+WEIGHTS, PLOT = "model.safetensors", "loss.png"
+FILES = (CONFIG, TOKENIZER, METRICS, WEIGHTS, PLOT)
+
+Config = TypeVar("Config")
+
+
+class RunDirectory:
+    """Where one training run keeps its results."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, config: TrainConfig, tokenizer: Tokenizer) -> RunDirectory:
+        """Make the directory and write what describes the run.
+
+        A directory that is not empty is refused unless `config.overwrite`, which removes the files
+        of a run in it and nothing else. Raises InputError.
+        """
+        refuse_existing(config)
+        path = config.directory
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            for name in FILES:
+                (path / name).unlink(missing_ok=True)
+            (path / TOKENIZER).write_text(json.dumps(describe(tokenizer)), encoding="utf-8")
+            (path / CONFIG).write_text(to_json(config), encoding="utf-8")
+        except OSError as error:
+            raise InputError(
+                f"`out` must be a writable directory, got {path}: {error.strerror or error}"
+            ) from error
+        return cls(path)
+
+    def log(self, record: Record) -> None:
+        """Append a line to metrics.jsonl."""
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def metrics(self) -> list[Record]:
+        """All lines of metrics.jsonl so far."""
+        file = self.path / METRICS
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def save(self, model: nn.Module) -> None:
+        """Write the weights; a reader sees the old file or the new one, never half of one."""
+        temporary = self.path / f"{WEIGHTS}.{os.getpid()}.tmp"
+        try:
+            safetensors.torch.save_model(model, str(temporary))
+            # safetensors makes files that others cannot read.
+            shutil.copymode(self.path / CONFIG, temporary)
+            temporary.replace(self.path / WEIGHTS)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def plot(self) -> Path:
+        """Draw loss.png from the metrics."""
+        path = self.path / PLOT
+        plot_losses({self.path.name: self.metrics()}, path)
+        return path
+
+
+def refuse_existing(config: TrainConfig) -> None:
+    """Raise InputError unless the run directory is new or empty, or `config.overwrite` is set."""
+    path = config.directory
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"`out` must be a directory, got {path}: {error.strerror}") from error
+    if not names or config.overwrite:
+        return
+    if any(name in FILES for name in names):
+        expected, got, hint = "a directory without a run", "one", ""
+    else:
+        expected, got, hint = "a new or empty directory", "other files", ", which leaves them alone"
+    raise InputError(
+        f"`out` must be {expected}, got {path}, which has {got}:"
+        f" choose another or add --overwrite{hint}"
+    )
+
+
+def load_config(path: Path) -> TrainConfig:
+    """The configuration of a run; InputError when it is missing, damaged, or not of a run."""
+    text = _read(path, CONFIG)
+    if _names(text) & {"model_type", "architectures"}:
+        raise InputError(
+            f"`run` must be a run directory of `ddl train`, got {path}, whose {CONFIG} is one of "
+            "Hugging Face's or of the paper's code, for `ddl import`"
+        )
+    return from_json(TrainConfig, text)
+
+
+def _names(text: str) -> set[str]:
+    """The fields of a JSON object; none of what is no such thing."""
+    try:
+        return set(json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        return set()
+
+
+def load_run(path: Path, device: torch.device) -> tuple[GPT, Tokenizer]:
+    """Model and tokenizer of a finished run.
+
+    Raises InputError when a file is missing, damaged, or does not fit the others.
+    """
+    config = load_config(path)
+    try:
+        tokenizer = restore(json.loads(_read(path, TOKENIZER)))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"`{path / TOKENIZER}` must be JSON, got: {error}") from error
+    with torch.device("meta"):
+        model = GPT(config.model)
+    model.to_empty(device=device)
+    try:
+        safetensors.torch.load_model(model, path / WEIGHTS, device=str(device))
+    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        got = first_line(error)
+        raise InputError(
+            f"`{path / WEIGHTS}` must hold the weights of this run's model, got: {got}"
+        ) from error
+    return model.eval(), tokenizer
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        return (path / name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise InputError(
+            f"`run` must be a run directory with {name}, got {path}: {reason}"
+        ) from error
+
+
+def to_json(config: Any) -> str:
+    """A configuration as indented JSON; `from_json` reads it back."""
+    return json.dumps(dataclasses.asdict(config), indent=2, default=str)
+
+
+def from_json(kind: type[Config], text: str) -> Config:
+    """Build a configuration dataclass from `to_json`'s text.
+
+    Raises `InputError` on text that is not JSON, unknown or missing fields, and bad values.
+    """
+    try:
+        return _build(kind, json.loads(text))
+    except (json.JSONDecodeError, TypeError, RecursionError) as error:
+        raise InputError(f"`config.json` must hold a {kind.__name__}, got: {error}") from error
+
+
+def _build(kind: type[Config], values: dict[str, Any]) -> Config:
+    hints = typing.get_type_hints(kind)
+    if not isinstance(values, dict):
+        raise TypeError(f"{type(values).__name__} instead of an object")
+    made = dict(values)
+    for name, value in values.items():
+        hint = hints.get(name)
+        if dataclasses.is_dataclass(hint):
+            made[name] = _build(typing.cast(type, hint), value)
+        elif isinstance(value, list):
+            made[name] = tuple(value)
+        elif name == "out" and value is not None:
+            made[name] = Path(value)
+    return kind(**made)

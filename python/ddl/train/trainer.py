@@ -1,0 +1,127 @@
+"""The trainer: AdamW, warm-up and cosine, clipping, accumulation, autocast, evaluation."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ddl import data
+from ddl.config import TrainConfig
+from ddl.errors import InputError
+from ddl.models import GPT
+from ddl.optim import learning_rate, make_optimizer
+
+
+class Step(NamedTuple):
+    """loss and gradient norm of one optimizer step, scalars that stay on the device until read."""
+
+    loss: Tensor
+    grad_norm: Tensor
+
+
+class Trainer:
+    """One model, its optimizer and its stream of batches.
+
+    Two trainers with one seed see the same batches and start from the same backbone, whatever
+    their residual is; a second run on the same machine gives the same losses.
+    """
+
+    def __init__(self, config: TrainConfig, corpus: data.Corpus, device: torch.device) -> None:
+        corpus.check(config.model.block_size, config.model.vocab_size)
+        self.config, self.corpus, self.device = config, corpus, device
+        make_repeatable(device)
+        torch.manual_seed(config.seed)
+        self.model = GPT(config.model).to(device)
+        self.forward = torch.compile(self.model) if config.compile else self.model
+        self.optimizer = make_optimizer(self.model, config.optim)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.steps_done = 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.config.batch_size * self.config.accumulation * self.config.model.block_size
+
+    def step(self) -> Step:
+        """Accumulate the gradients of `accumulation` batches and update the weights once."""
+        config = self.config
+        lr = learning_rate(config.optim, self.steps_done, config.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        total = torch.zeros((), device=self.device)
+        for _ in range(config.accumulation):
+            idx = data.batch(
+                self.corpus.train, config.batch_size, config.model.block_size, self.generator
+            )
+            loss = self._loss(idx) / config.accumulation
+            loss.backward()
+            total += loss.detach()
+        largest = config.optim.clip or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps_done += 1
+        return Step(total, norm)
+
+    @torch.no_grad()
+    def evaluate(self, batches: int | None = None) -> float:
+        """Mean loss on the validation part, always the same windows.
+
+        batches: how many, by default the configuration's `eval_batches`; 0 takes all.
+        """
+        count = self.config.eval_batches if batches is None else batches
+        size, block = self.config.batch_size, self.config.model.block_size
+        self.model.eval()
+        windows, total = 0, torch.zeros((), device=self.device)
+        for idx in data.evaluation_batches(self.corpus.validation, size, block, count):
+            total += self._loss(idx) * len(idx)
+            windows += len(idx)
+        self.model.train()
+        return float(total) / windows
+
+    def _loss(self, idx: Tensor) -> Tensor:
+        largest = int(idx.max())
+        if largest >= self.config.model.vocab_size:  # before a GPU would abort on it
+            raise InputError(
+                f"{self.corpus.name} must hold tokens below `vocab_size`"
+                f" = {self.config.model.vocab_size}, got {largest}"
+            )
+        if self.device.type == "cuda":
+            idx = idx.pin_memory().to(self.device, non_blocking=True)
+        half = self.config.precision == "bfloat16"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
+            loss = self.forward(idx, labels=idx).loss
+        assert isinstance(loss, Tensor)
+        return loss
+
+
+def pick_device(name: str, residual: str) -> torch.device:
+    """`auto` is the GPU when there is one and the residual's operators have kernels for it.
+
+    Raises InputError for "cuda" where that is not so.
+    """
+    reason = None
+    if not torch.cuda.is_available():
+        reason = "torch finds no GPU"
+    elif residual != "additive" and not has_cuda_kernels():
+        reason = f"the operators of {residual} have no CUDA kernels yet"
+    if name == "cuda" and reason:
+        raise InputError(f"`device` must be cpu, because {reason}, got 'cuda'")
+    return torch.device("cpu" if name == "cpu" or reason else "cuda")
+
+
+def has_cuda_kernels() -> bool:
+    """Whether this version of the package registered its operators for GPUs."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key("ddl::rewrite_read", "CUDA")
+
+
+def make_repeatable(device: torch.device) -> None:
+    """On a GPU, have torch choose algorithms that add in a fixed order; on a CPU they all do."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # Only a debugging aid of that mode, and it costs a pass over every new tensor.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

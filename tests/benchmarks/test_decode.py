@@ -1,0 +1,50 @@
+"""benchmarks/decode.py and layer_norm.py at a tiny size; that nothing wrong is timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddl.config import RESIDUALS
+from tests.benchmarks.test_benchmarks import ROUNDS, assert_describes_the_run, load, run
+
+__all__ = ["load"]
+
+
+def test_decode(tmp_path: Path) -> None:
+    record = run("decode.py", tmp_path, "--batches", "1", "3")
+    assert_describes_the_run(record)
+    results = {(r["residual"], r["batch"]): r for r in record["results"]}
+    assert set(results) == {(residual, batch) for residual in RESIDUALS for batch in (1, 3)}
+    steps = record["config"]["tokens"] - 1
+    for (_, batch), result in results.items():
+        assert result["red"] is None
+        decode = sorted(result["decode_seconds"])
+        assert len(decode) == len(result["prompt_seconds"]) == ROUNDS
+        assert result["tokens_per_second"] == pytest.approx(batch * steps / decode[ROUNDS // 2])
+        base = sorted(results["additive", batch]["decode_seconds"])
+        assert result["ratio"] == pytest.approx(base[ROUNDS // 2] / decode[ROUNDS // 2])
+
+
+def test_layer_norm(load, monkeypatch, capsys) -> None:
+    layer_norm = load("layer_norm")
+    monkeypatch.setattr(layer_norm.torch, "set_num_threads", lambda threads: None)
+    assert layer_norm.main(["--quick", "--rounds", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines if "|" in line]
+    assert [name for name, _ in rows[2:]] == ["fused RMS read", "LayerNorm outside", "additive"]
+    assert all(float(ms) > 0 for _, ms in rows[2:])
+
+
+def test_a_wrong_cache_is_not_timed(load, monkeypatch, capsys) -> None:
+    decode = load("decode")
+    right = decode.Cache.extend
+    monkeypatch.setattr(
+        decode.Cache, "extend", lambda cache, layer, k, v: right(cache, layer, k.flip(1), v)
+    )
+    monkeypatch.setattr(decode.torch, "set_num_threads", lambda threads: None)
+    assert decode.main(["--quick", "--batches", "2", "--rounds", "1", "--hidden-size", "128"]) == 1
+    shown = capsys.readouterr().out
+    assert shown.count("RED, not timed") == len(RESIDUALS)
+    assert "logits of a cached step: rms error" in shown

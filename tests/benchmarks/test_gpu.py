@@ -1,0 +1,354 @@
+"""The GPU benchmark on a CPU, where the same code runs at tiny sizes, and what it does when things
+go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import ddl.cuda
+from ddl import functional
+from ddl.config import GPTConfig
+from tests.benchmarks.test_benchmarks import BENCHMARKS, load
+
+__all__ = ["load"]  # a fixture
+CPU = torch.device("cpu")
+TINY = GPTConfig(vocab_size=32, block_size=12, num_layers=1, num_heads=2, hidden_size=16)
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+@pytest.fixture
+def clock(load: Any) -> Any:
+    return load("gpu_clock").Clock(CPU, 2**16)
+
+
+def setting(load: Any, **changes: Any) -> Any:
+    models = load("gpu_models")
+    usual = models.Setting(
+        "tiny", TINY, ("additive", "ddl-tc"), "autocast", "eager", 2, "aot_eager"
+    )
+    return replace(usual, **changes)
+
+
+def case(load: Any, op: str = "rewrite_read", form: str = "token", m: int = 4) -> Any:
+    return load("problems").Case(op, form, 16, m, 2, 12, BF16, BF16)
+
+
+def test_a_run_leaves_a_record_of_everything(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--quick"]
+    command += ["--only", "copy,ops,launch", "--out", str(tmp_path), "--commit", "abc"]
+    command += ["--sizes", "24,32"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "DDL_PLAN": "STAGES=1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text("utf-8").splitlines()]
+    for line in lines:
+        assert line["torch"] == torch.__version__
+        assert line["commit"] == {"hash": "abc", "dirty": False}
+        assert line["device"]
+        assert line["plan"] == "STAGES=1"
+        assert "driver" in line
+        assert len(line["native"]) == 12
+    assert [line["part"] for line in lines[:5]] == ["run", "copy", "copy", "copy", "ops"]
+    ops = [line for line in lines if line["part"] == "ops"]
+    assert len(ops) == 2 * 2 * (2 + 4 + 4 + 3)
+    assert {line["d"] for line in ops} == {24, 32}
+    for line in ops:
+        assert line["gate"]["red"] is None
+        assert 0 <= line["gate"]["worst"] <= 1
+        for half in ("forward", "backward"):
+            part = line[half]
+            assert len(part["all_us"]) == 3
+            assert part["gb_s"] == pytest.approx(part["bytes"] / part["us"] / 1e3)
+            assert part["of_copy"] == pytest.approx(part["gb_s"] / line["copy_gb_s"])
+    wide = next(
+        x for x in ops if (x["op"], x["d"], x["m"], x["state"]) == ("rewrite", 32, 4, "float32")
+    )
+    row = 2 * 24 * 32
+    assert wide["forward"]["bytes"] == row * (4 * (4 + 4) + 2)  # X X' in float32, k in bfloat16
+    assert wide["backward"]["bytes"] == row * (4 * (4 + 4 + 4) + 2 * 2)
+    launches = [line for line in lines if line["part"] == "launch"]
+    assert len(launches) == 2 + 4 * 3
+    assert all(line["us"] > 0 for line in launches)
+    summary = (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    assert summary.splitlines()[0] in done.stdout
+    assert "| rewrite_read | token " in summary
+    assert str(tmp_path) not in summary
+    assert summary.rstrip().endswith("· DDL_PLAN=STAGES=1")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"precision": "bfloat16"}, {"mode": "compiled", "residuals": ("additive", "ddl")}],
+    ids=str,
+)
+def test_training_steps(load: Any, clock: Any, changes: dict[str, Any]) -> None:
+    train = load("gpu_train").train
+    additive, ours = train(setting(load, **changes), clock, rounds=3, goals={"ddl-tc": 0.9})
+    assert additive["ratio"] == additive["whole_ratio"] == 1
+    assert (additive["goal"], ours["goal"]) == (None, {"ddl-tc": 0.9}.get(ours["residual"]))
+    for line in (additive, ours):
+        assert line["gate"]["red"] is None
+        compiled = line["mode"] == "compiled"  # by a backend that changes nothing
+        assert line["gate"]["drift"] == 0 if compiled else 0 < line["gate"]["drift"] < 0.15
+        assert line["batch"] == 2
+        assert line["tokens_per_s"] == pytest.approx(24 / line["whole_median"])
+        assert line["whole_median"] >= line["median"]
+        assert line["ratio"] == pytest.approx(additive["median"] / line["median"])
+        assert 0 < line["floor"] <= 1
+    (table,) = load("gpu_report").tables([{"part": "train", **x} for x in (additive, ours)])
+    assert len(table.rows) == 2
+
+
+def test_prefill(load: Any, clock: Any) -> None:
+    chosen = setting(load, precision="bfloat16")
+    lines = load("gpu_train").prefill(chosen, clock, rounds=2, batches=(1, 2))
+    assert [(x["residual"], x["batch"]) for x in lines] == [
+        ("additive", 1), ("ddl-tc", 1), ("additive", 2), ("ddl-tc", 2),
+    ]  # fmt: skip
+    assert all(x["ratio"] > 0 and x["tokens_per_s"] > 0 for x in lines)
+
+
+def test_marks_are_events_on_a_gpu(load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the work, the copy first; milliseconds become seconds."""
+    done: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = len(done)
+            done.append("mark")
+
+        def synchronize(self) -> None:
+            assert self.at == len(done) - 1
+            done.append("wait")
+
+        def elapsed_time(self, later: Event) -> float:
+            assert done[-1] == "wait"
+            return 1000.0 * (later.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    clock.source.fill_(3.0)
+    clock.target.zero_()
+    clock.device = torch.device("cuda", 0)
+    timed = clock.timed(lambda: done.append("a"), lambda: done.extend("bb"))
+    assert timed() == (1.0, 2.0, 3.0)
+    assert done == ["mark", "mark", "a", "mark", "b", "b", "mark", "wait"]
+    assert clock.target.eq(3).all()
+    assert clock.copied_bytes == 2**17
+
+
+def test_memory_is_of_one_model_alone(
+    load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own tensors, and what the step took beyond all that is held."""
+    peaks = iter([1000, 5000])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(peaks))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(peaks))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    module = load("gpu_train")
+    chosen = setting(load, residuals=("additive",))
+    with load("gpu_models").entered(chosen, CPU) as (contestant,):
+        steps = module.stages(contestant, chosen.tokens(2, CPU), chosen)
+        for step in steps:
+            step()
+        clock.device = torch.device("cuda", 0)
+        found = module.peak_bytes(contestant, steps, clock)
+        parameters = sum(p.numel() for p in contestant.model.parameters())
+        moments_and_steps = 2 * 4 * parameters + 4 * len(list(contestant.model.parameters()))
+        rotary = sum(b.nbytes for b in contestant.model.buffers())
+    assert found == 4000 + 4 * parameters + moments_and_steps + rotary
+
+
+def test_a_gpu_is_described(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("gpu_clock")
+    properties = SimpleNamespace(
+        name="NVIDIA H100", major=9, minor=0, multi_processor_count=132,
+        total_memory=80 * 2**30, L2_cache_size=50 * 2**20,
+    )  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(load("record"), "output", lambda *command: "580.1")
+    described = module.describe(torch.device("cuda", 0))
+    assert (described["device"], described["driver"]) == ("NVIDIA H100", "580.1")
+    assert (described["capability"], described["memory_gib"], described["l2_mib"]) == (
+        "9.0",
+        80,
+        50,
+    )
+
+
+def test_the_batch_is_halved_until_it_fits(
+    load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load("gpu_train")
+    right = module.stages
+
+    def stages(contestant: Any, batch: Any, chosen: Any) -> Any:
+        if len(batch) > 3 and contestant.residual == "ddl-tc":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return right(contestant, batch, chosen)
+
+    monkeypatch.setattr(module, "stages", stages)
+    lines = module.train(setting(load, batch=8), clock, rounds=2, goals={})
+    assert [line["batch"] for line in lines] == [2, 2]
+
+
+def test_a_model_that_leads_elsewhere_is_not_timed(
+    load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load("gpu_models"), "LARGEST_DRIFT", 1e-6)
+    lines = load("gpu_train").train(setting(load), clock, rounds=2, goals={})
+    assert all("in bfloat16 its gradients are" in line["gate"]["red"] for line in lines)
+    assert not any("median" in line for line in lines)
+
+
+@pytest.mark.parametrize("op", ["rewrite", "read", "rewrite_read", "expand"])
+@pytest.mark.parametrize("m", [1, 4])
+@pytest.mark.parametrize("features", [BF16, F32], ids=str)
+@pytest.mark.parametrize("state", [BF16, F32], ids=str)
+def test_plain_operators_agree_with_the_reference(
+    load: Any, op: str, m: int, features: torch.dtype, state: torch.dtype
+) -> None:
+    problems, ops = load("problems"), load("gpu_ops")
+    for form in problems.forms_of(op, m):
+        one = problems.Case(op, form, 15, m, 2, 9, state, features)
+        for contestant in ("fused", *ops.plain_forms(one)):
+            plain = ops.operator(one, contestant, "aot_eager")
+            tolerances = problems.TOLERANCES if contestant == "fused" else ops.PLAIN_TOLERANCES
+            assert problems.check(one, problems.build(one), plain, tolerances) < 1
+
+
+def test_contestants_take_turns_on_cold_arguments(load: Any, clock: Any) -> None:
+    ops = load("gpu_ops")
+    forms = ["fused", *ops.plain_forms(case(load)), "compiled broadcasts"]
+    lines = ops.race(case(load), forms, clock, 2, "aot_eager")
+    assert [line["contestant"] for line in lines] == forms
+    assert len(forms) == 4
+    state = 2 * 12 * 16 * 4 * 2  # bytes; the stand-in for a cache has 4096
+    assert {line["copies"] for line in lines} == {-(-4 * 4096 // state)}
+    named = [{"part": "plain", **line} for line in lines[:3]]
+    (table,) = load("gpu_report").tables(named)
+    took = [line["forward"]["us"] + line["backward"]["us"] for line in lines[:3]]
+    assert table.rows[0][-2:] == [f"{min(took[1:]) / took[0]:.1f}", ""]
+
+
+def test_kernels_are_compiled_ahead(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = []
+
+    def warmup(module: Any, *args: Any, architecture: str | None) -> list[Any]:
+        noted.append(architecture)
+        outputs = module(*args)
+        assert [output.state.shape for output in outputs] == [(1, 8, 16, 4)] * 2
+        kernel = ddl.cuda.Kernel("rewrite_read_bwd", "sm_90", "", 255, 0, 0, 0.5, False)
+        return [kernel, kernel._replace(spilled=8)]
+
+    monkeypatch.setattr(ddl.cuda, "warmup", warmup)
+    every = [case(load), case(load, form="channel")]
+    (line,) = load("gpu_ops").compile_ahead(every, CPU)
+    assert (line["kernels"], line["found"], line["compiler_seconds"]) == (2, 0, 1.0)
+    assert [kernel["spilled"] for kernel in line["spilling"]] == [8]
+    load("gpu_ops").compile_ahead(every, torch.device("cuda", 0))
+    assert noted == ["sm_90", None]  # an H100's where there is no GPU
+
+
+def test_what_is_wrong_is_not_timed(load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = functional.read
+
+    def wrong(**arguments: Any) -> Any:
+        result = right(**arguments)
+        return result._replace(value=result.value * 1.1)
+
+    monkeypatch.setattr(functional, "read", wrong)
+    one = case(load, "read", "channel")
+    fused, plain = load("gpu_ops").race(one, ["fused", "eager products"], clock, 2, "aot_eager")
+    assert fused["gate"]["red"].startswith("output 1: rms error")
+    assert "forward" not in fused
+    assert plain["forward"]["us"] > 0
+    log = load("gpu_log").Log(where(), None)
+    log.attempt("ops", "read", lambda: [fused, plain])
+    assert log.faults == [f"ops, read channel d=16 m=4 bfloat16 fused: {fused['gate']['red']}"]
+
+
+def where() -> dict[str, Any]:
+    names = ("date", "device", "driver", "torch", "ddl", "commit", "native", "plan")
+    return dict.fromkeys(names, "")
+
+
+def test_a_run_goes_on_after_a_failure_and_keeps_what_it_has(load: Any, tmp_path: Path) -> None:
+    module, path = load("gpu_log"), tmp_path / "out" / "gpu.jsonl"
+    log = module.Log(where(), path)
+
+    def too_much() -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def broken() -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access\nmore")
+
+    def kept() -> Any:
+        assert len(path.read_text(encoding="utf-8").splitlines()) == 2  # on disk already
+        return [{"what": "c", "us": 1.0}]
+
+    pieces = {"a": too_much, "b": broken, "c": kept}
+    module.Budget(1).run(log, "ops", pieces, expected=1)
+    assert log.omissions == ["ops, a: left out, too little memory for it"]
+    assert log.faults == ["ops, b: RuntimeError: CUDA error: an illegal memory access"]
+    assert json.loads(path.read_text(encoding="utf-8").splitlines()[2])["us"] == 1.0
+    module.Budget(1).run(log, "ops", {str(i): broken for i in range(30)}, expected=1)
+    remarks = load("gpu_report").remarks(log)
+    assert remarks[0] == f"FAILED: {log.faults[0]}"
+    assert remarks[20] == "FAILED: 11 more, in gpu.jsonl"
+    assert remarks[21:] == log.omissions
+
+
+def test_what_there_is_no_time_for_is_named(load: Any) -> None:
+    module = load("gpu_log")
+    log, budget = module.Log(where(), None), module.Budget(1)
+    budget.run(log, "ops", {"a": list, "b": list}, expected=61)
+    assert log.lines[-1]["pieces"] == ["a", "b"]
+    budget.started -= 59.99  # as if "c" had taken as long: there is time for one more of its kind
+    budget.run(log, "train", {"c": lambda: [{}], "d": lambda: [{}]}, expected=0.001)
+    assert [line.get("pieces") for line in log.lines[1:]] in ([None, None], [None, ["d"]])
+    assert log.omissions[0] == "ops, 2 pieces: left out, the 1 minutes of --minutes are spent"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--only", "ops,trian"], "--only must name parts, which are copy, compile, ops, "),
+        (["--device", "cuda"], "--device cuda cannot be used: no driver here"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    load: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    sentence: str,
+) -> None:
+    monkeypatch.setattr(ddl.cuda, "why_unavailable", lambda device: "no driver here")
+    with pytest.raises(SystemExit) as stopped:
+        load("gpu").main(["--device", "cpu", *options])
+    assert stopped.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_goals_stand_beside_the_numbers(load: Any) -> None:
+    report = load("gpu_report")
+    assert report.against(0.93, 0.92, ".3f") == ("0.930 ✓", "≥ 0.92")
+    assert report.against(0.91, 0.92, ".3f") == ("0.910 ✗", "≥ 0.92")
+    assert report.against(21.0, 20.0, ".1f", least=False) == ("21.0 ✗", "≤ 20")
+    assert report.against(1.0, None, ".1f") == ("1.0", "")
+    assert report.against(None, 20.0, ".1f") == ("", "")
+    assert report.ratio_goals("NVIDIA H200")["ddl-cc"] == 0.94
+    assert report.ratio_goals("NVIDIA H100 80GB HBM3")["ddl-cc"] == 0.92

@@ -1,0 +1,186 @@
+"""The `ddl` command: what it says, to whom, and how long it takes to say it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddl
+from ddl import cli
+from ddl.config import SampleConfig, TrainConfig
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    """`ddl args` in a process of its own."""
+    command = [sys.executable, "-m", "ddl", *args]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+
+
+def test_training_and_sampling_in_processes(tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    sizes = ["--model.hidden-size", "32", "--model.block-size", "32", "--steps", "3"]
+    trained = run("train", "tiny", *sizes, "--device", "cpu", "--out", out)
+    assert trained.returncode == 0, trained.stderr
+    assert "validation loss" in trained.stdout
+    again = run("train", "tiny", *sizes, "--device", "cpu", "--out", out)
+    assert again.returncode == 1
+    assert again.stderr.startswith("ddl train: `--out` must be a directory without a run, got ")
+    assert len(again.stderr.splitlines()) == 1
+    sampled = run("sample", out, "--prompt", "class", "--tokens", "5", "--device", "cpu")
+    assert sampled.returncode == 0, sampled.stderr
+    assert sampled.stdout.startswith("class")
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ("train huge", "`preset` must be one of tiny, demo, small, medium, got 'huge'"),
+        ("train --steps 3 tiny", "`preset` must come first, as in `ddl train tiny`, got it later"),
+        ("train tiny demo", "`preset` must come first, as in `ddl train demo`, got it later"),
+        ("train --steps -3", "`--steps` must be a whole number of at least 1, got -3"),
+        # a preset's name as the value of an option is none
+        (
+            "train --out tiny --model.num-layers 0",
+            "`--model.num-layers` must be a whole number of at least 1, got 0",
+        ),
+        ("train --optim.lr 0", "`--optim.lr` must be a positive number, got 0.0"),
+        (
+            "train --model.gate-hidden 64",
+            "`--model.gate-hidden` must be left at 128 unless `--model.gate` is mlp, got 64",
+        ),
+        (
+            "train --model.vocab-size 100",
+            "`--model.vocab-size` must be at least 256 for Python's documentation, got 100",
+        ),
+        (
+            "train small --device cpu",
+            "`--data` must name a UTF-8 text file or a directory with train.bin and val.bin,"
+            " got nothing",
+        ),
+        (
+            "sample /nowhere",
+            "`run` must be a run directory with config.json, got /nowhere:"
+            " No such file or directory",
+        ),
+        ("sample /nowhere --tokens -1", "`--tokens` must be a whole number of at least 0, got -1"),
+        ("demo --residual additive", "`--residual` must be another than additive, got 'additive'"),
+    ],
+)
+def test_one_sentence_that_names_the_option(
+    args: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *rest = args.split()
+    assert cli.main([command, *rest]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == f"ddl {command}: {sentence}\n"
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ("train --stepz 3", "Unrecognized options: --stepz"),
+        ("train tiny --device gpu", "invalid choice 'gpu' for argument '--device'"),
+        ("train --model.gate-hidden x", "Error parsing --model.gate-hidden"),
+        ("sample", "Missing from ddl sample"),
+    ],
+)
+def test_what_tyro_finds_it_says_itself(
+    args: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(args.split())
+    assert stop.value.code == 2
+    assert said in unboxed(capsys.readouterr().err)
+
+
+def unboxed(text: str) -> str:
+    return " ".join(text.replace("│", " ").split())
+
+
+def test_usage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.main(["frobnicate"]) == 2
+    known = ", ".join(cli.COMMANDS)
+    expected = f"ddl: the command must be one of {known}, got 'frobnicate'\n"
+    assert capsys.readouterr().err == expected
+    assert cli.main([]) == 2
+    assert cli.main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "ddl sample RUN" in printed
+    assert "ddl eval RUN" in printed
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert cli.main(["train"]) == 1
+    expected = "ddl train: `ddl train` needs the `train` extra: pip install 'ddl-rs[train]'\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "program"), [("train", "ddl train [PRESET]"), ("train small", "ddl train small")]
+)
+def test_help_teaches(args: str, program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*args.split(), "--help"])
+    assert stop.value.code in (0, None)
+    text = unboxed(capsys.readouterr().out)
+    assert text.startswith(f"usage: {program} [-h]")
+    for piece in ("--model.residual", "--optim.warmup-steps", "--data", "papers' recipe"):
+        assert piece in text
+    assert "arXiv 2601.00417" in text
+    assert not re.search(r"\[P\d\]", text)
+
+
+def test_every_field_has_its_flag() -> None:
+    flags = cli._flags(TrainConfig)
+    assert flags["num_layers"] == "`--model.num-layers`"
+    assert flags["lr"] == "`--optim.lr`"
+    assert flags["data"] == "`--data`"
+    assert "run" not in cli._flags(SampleConfig)  # positional
+
+
+# --- what is loaded for it -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["train", "--stepz"],
+        ["train", "--steps", "0"],
+        ["sample"],
+        ["eval", "--help"],
+        ["eval", "run", "--limit", "0"],
+    ],
+    ids=" ".join,
+)
+def test_help_and_mistakes_load_no_torch(args: list[str]) -> None:
+    code = (
+        "import json, sys\n"
+        "from ddl.cli import main\n"
+        "try:\n"
+        f"    main({args!r})\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    loaded = {name.split(".")[0] for name in json.loads(result.stdout.splitlines()[-1])}
+    assert "ddl" in loaded
+    assert loaded & {"torch", "numpy", "matplotlib", "safetensors"} == set()
+    assert loaded & {"transformers", "datasets", "lm_eval"} == set()
+
+
+def test_names_of_the_package() -> None:
+    """Imported when they are used, and listed before."""
+    assert set(ddl.__all__) <= set(dir(ddl))
+    with pytest.raises(AttributeError, match=r"^module 'ddl' has no attribute 'DeltaStrem'$"):
+        ddl.DeltaStrem  # noqa: B018

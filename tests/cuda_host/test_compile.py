@@ -1,0 +1,305 @@
+"""Every kernel compiled by NVRTC, which needs no GPU: for all architectures, and without spills.
+
+(That the compiled text computes the right numbers: tests/emulated_gpu/test_ops.py.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ddl
+from ddl import functional
+from ddl.cuda import Kernel, _noting, warmup, why_unavailable
+from ddl.models import GPT, GPTConfig
+from tests.support.op_cases import BF16, F16, F32, F64
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is for Linux")
+
+ARCHITECTURES = ["sm_80", "sm_90", "sm_100", "sm_120"]
+PARAMETERS = ("compress", "norm_weight", "gate_weight", "gate_bias", "value_weight", "value_bias")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "kernels"))
+
+
+def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, requires_grad=True)
+
+
+def tensors(
+    d: int, m: int, compress: str, stored: torch.dtype, parameter: torch.dtype
+) -> dict[str, Tensor | None]:
+    """Arguments of a rewrite_read of one token: their values do not matter here."""
+    real = F64 if stored == F64 else F32
+    weight = {"identity": None, "channel": (d, m), "token": (d, m, 4)}[compress]
+    return {
+        "state": zeros(1, 1, d, m, dtype=stored),
+        "direction": zeros(1, 1, d, dtype=stored),
+        "value": zeros(1, 1, m, dtype=real),
+        "gate": zeros(1, 1, dtype=real),
+        "compress": None if weight is None else zeros(*weight, dtype=parameter),
+        "norm_weight": zeros(d, dtype=parameter),
+        "gate_weight": zeros(d, dtype=parameter),
+        "gate_bias": zeros(dtype=parameter),
+        "value_weight": zeros(m, d, dtype=parameter),
+        "value_bias": zeros(m, dtype=parameter),
+    }
+
+
+def backward(outputs: Any) -> None:
+    outputs = [outputs] if isinstance(outputs, Tensor) else [x for x in outputs if x is not None]
+    torch.autograd.backward(outputs, [torch.empty_like(x) for x in outputs])
+
+
+def compiled(architecture: str, name: str, **arguments: Any) -> list[Kernel]:
+    """The kernels of an operator's forward and backward."""
+    with _noting(architecture, 0) as kernels:
+        backward(getattr(functional, name)(**arguments))
+    return kernels
+
+
+def names(kernels: list[Kernel]) -> set[str]:
+    return {kernel.name for kernel in kernels}
+
+
+FORWARD_AND_BACKWARD = {"rewrite_read_fwd", "rewrite_read_bwd"}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("stored", [BF16, F32], ids=str)
+@pytest.mark.parametrize(("m", "compress"), [(1, "identity"), (4, "channel"), (4, "token")])
+def test_boundaries(architecture, stored, m, compress):
+    given = tensors(256, m, compress, stored, F32)
+    kernels = compiled(architecture, "rewrite_read", **given, eps_k=0.1)
+    arranged = {"arrange"} if compress == "token" else set()
+    assert names(kernels) == FORWARD_AND_BACKWARD | {"reduce"} | arranged
+    assert {kernel.architecture for kernel in kernels} == {architecture}
+
+
+@pytest.mark.parametrize(("architecture", "d"), [
+    ("sm_80", 4096), ("sm_90", 16_384), ("sm_100", 16_384), ("sm_120", 8192),
+])  # fmt: skip
+@pytest.mark.parametrize("compress", ["channel", "token"])
+def test_sums_that_no_cluster_has_room_for_have_a_kernel_of_their_own(architecture, d, compress):
+    given = tensors(d, 8, compress, BF16, F32)
+    kernels = compiled(architecture, "rewrite_read", **given, eps_k=0.1)
+    assert {*FORWARD_AND_BACKWARD, "parameters_bwd", "reduce"} <= names(kernels)
+    assert {kernel.name: kernel.spilled for kernel in kernels if kernel.spilled} == {}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_half_alone(architecture):
+    given = tensors(256, 4, "token", BF16, BF16)
+    rewrite = {n: given[n] for n in ("state", "direction", "value", "gate")}
+    assert names(compiled(architecture, "rewrite", **rewrite, eps_k=0.1)) == FORWARD_AND_BACKWARD
+    read = {n: given[n] for n in ("state", *PARAMETERS)}
+    kernels = compiled(architecture, "read", **read, value_scale=4.0, value_from="compressed")
+    assert names(kernels) == {*FORWARD_AND_BACKWARD, "reduce", "arrange"}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("taps", [0, 4])
+def test_expansions(architecture, taps):
+    given = {"x": zeros(1, 1, 256, dtype=BF16)}
+    given |= {"weight": zeros(256, 4, taps, dtype=F32)} if taps else {}
+    kernels = compiled(architecture, "expand", **given, value_channels=4)
+    assert names(kernels) == {"expand_fwd", "expand_bwd"} | ({"reduce"} if taps else set())
+
+
+@pytest.mark.parametrize("absent", [
+    *((name,) for name in ("norm_weight", "gate_bias", "value_bias")),
+    ("gate_weight", "gate_bias"), ("value_weight", "value_bias"), PARAMETERS[1:],
+])  # fmt: skip
+@pytest.mark.parametrize(("norm_eps", "compress"), [(1e-5, "channel"), (None, "token")])
+def test_parameters_may_be_absent(absent, norm_eps, compress):
+    given = tensors(64, 4, compress, BF16, F32) | dict.fromkeys(absent)
+    read = {n: given[n] for n in ("state", *PARAMETERS)}
+    compiled("sm_90", "read", **read, norm_eps=norm_eps)
+    compiled("sm_90", "rewrite_read", **given, norm_eps=norm_eps, eps_k=0.1)
+
+
+@pytest.mark.parametrize(("stored", "parameter"), [
+    (F64, F64), *(pair for pair in itertools.product([F32, BF16, F16], repeat=2)),
+], ids=str)  # fmt: skip
+def test_storage_types(stored, parameter):
+    given = tensors(63, 3, "token", stored, parameter)
+    compiled("sm_90", "rewrite_read", **given, eps_k=0.1)
+    expansion = {"x": zeros(1, 1, 63, dtype=stored), "weight": zeros(63, 3, 2, dtype=parameter)}
+    compiled("sm_90", "expand", **expansion, value_channels=3)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("d", "m", "compress"), [
+    (4096, 4, "channel"), (4096, 4, "token"), (4096, 8, "channel"), (8192, 4, "channel"),
+])  # fmt: skip
+def test_from_sm_90_on_a_cluster_of_blocks_shares_a_wide_token(architecture, d, m, compress):
+    given = tensors(d, m, compress, BF16, BF16)
+    kernels = compiled(architecture, "rewrite_read", **given, eps_k=0.1)
+    (plan,) = [macros(kernel) for kernel in kernels if kernel.name == "rewrite_read_bwd"]
+    if architecture == "sm_80":
+        assert plan["CLUSTER"] == "1"
+    else:
+        assert int(plan["CLUSTER"]) > 1
+        assert plan["HOLD"] == "1"
+        assert names(kernels) - {"arrange"} == FORWARD_AND_BACKWARD | {"reduce"}
+
+
+# The sizes that plans are tuned for: of GPT-2, of the papers' models, and beyond.
+SIZES = [384, 512, 768, 1024, 1280, 1600, 2048, 4096, 8192]
+READS = [(1, "identity"), *itertools.product((2, 4, 8), ("channel", "token"))]
+TUNED = [(d, *read, stored) for stored in (BF16, F32) for d in SIZES for read in READS]
+
+
+@pytest.mark.parametrize("architecture", ["sm_90"])
+@pytest.mark.parametrize(("d", "m", "compress", "stored"), TUNED)
+def test_tuned_sizes_do_not_spill_registers(architecture, d, m, compress, stored):
+    kernels = compiled(
+        architecture, "rewrite_read", **tensors(d, m, compress, stored, F32), eps_k=0.1
+    )
+    assert {kernel.name: kernel.spilled for kernel in kernels if kernel.spilled} == {}
+    assert all(0 < kernel.registers <= 255 for kernel in kernels)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_100", "sm_120"])
+@pytest.mark.parametrize(("d", "m", "compress"), [
+    (768, 1, "identity"), (768, 4, "channel"), (1024, 4, "token"), (2048, 8, "token"),
+    (4096, 4, "channel"), (8192, 4, "token"), (8192, 8, "channel"),
+])  # fmt: skip
+def test_other_architectures_do_not_spill_either(architecture, d, m, compress):
+    test_tuned_sizes_do_not_spill_registers(architecture, d, m, compress, BF16)
+
+
+@pytest.mark.parametrize(("d", "m", "compress"), [
+    (768, 1, "identity"), (1024, 4, "channel"), (1600, 4, "token"), (2048, 8, "channel"),
+])  # fmt: skip
+@pytest.mark.parametrize("parameter", [F32, BF16], ids=str)
+def test_autocasts_mix_does_not_spill_registers(d, m, compress, parameter):
+    """A float32 state with the narrow outputs of sublayers."""
+    given = tensors(d, m, compress, F32, parameter)
+    given["direction"] = zeros(1, 1, d, dtype=BF16)
+    kernels = compiled("sm_90", "rewrite_read", **given, eps_k=0.1, context_dtype=BF16)
+    assert {kernel.name: kernel.spilled for kernel in kernels if kernel.spilled} == {}
+
+
+@pytest.mark.parametrize("m", [1, 4, 8])
+@pytest.mark.parametrize("stored", [BF16, F32], ids=str)
+@pytest.mark.parametrize("d", [384, 768, 1024, 4096])
+def test_expansions_do_not_spill_registers(d, stored, m):
+    given = {"x": zeros(1, 1, d, dtype=stored), "weight": zeros(d, m, 4, dtype=F32)}
+    kernels = compiled("sm_90", "expand", **given, value_channels=m)
+    assert {kernel.name: kernel.spilled for kernel in kernels if kernel.spilled} == {}
+
+
+@pytest.mark.parametrize(
+    ("m", "taps", "held"), [(1, 8, True), (16, 4, True), (4, 32, False), (4, 512, False)]
+)
+def test_expansions_of_any_length_keep_out_of_local_memory(m, taps, held):
+    """Which a driver would set aside for every thread that a GPU can run at once."""
+    given = {"x": zeros(1, 1, 768, dtype=BF16), "weight": zeros(768, m, taps, dtype=F32)}
+    kernels = compiled("sm_90", "expand", **given, value_channels=m)
+    assert names(kernels) >= {"expand_fwd", "expand_bwd"}
+    assert ("arrange" in names(kernels)) is not held
+    for kernel in kernels:
+        assert kernel.spilled == 0, kernel
+        if kernel.name.startswith("expand"):
+            assert kernel.shared == 0, kernel
+            assert int(macros(kernel)["THREADS"]) > 32, kernel
+
+
+# --- ddl.cuda -------------------------------------------------------------------------------------
+
+
+def macros(kernel: Kernel) -> dict[str, str]:
+    return dict(macro.split("=") for macro in kernel.macros.split())
+
+
+@pytest.mark.parametrize("residual", ["ddl", "ddl-cc", "ddl-tc-noec"])
+def test_warmup_compiles_what_a_training_step_launches(residual):
+    """Held against what the step itself asks for."""
+    model = GPT(GPTConfig(residual=residual, num_layers=2, num_heads=2, hidden_size=64))
+    idx = torch.randint(50304, (2, 9))
+    warm = warmup(model, idx, labels=idx, architecture="sm_90")
+    with _noting("sm_90", 0) as needed:
+        model(idx, labels=idx)[1].backward()
+    assert {kernel.macros for kernel in warm} == {kernel.macros for kernel in needed}
+    assert len({(kernel.name, kernel.macros) for kernel in warm}) == len(warm) > 0
+    assert all(kernel.cached for kernel in needed)
+    again = warmup(model, idx, labels=idx, architecture="sm_90")
+    assert [kernel.name for kernel in again] == [kernel.name for kernel in warm]
+    assert all(kernel.cached for kernel in again)
+
+
+def test_warmup_heeds_autocast_and_no_grad():
+    stream = ddl.DeltaStream(64, [nn.Linear(64, 64)], value_channels=2)
+    x = torch.zeros(1, 3, 64)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        kernels = warmup(stream, x, architecture="sm_90")
+    assert names(kernels) == {"expand_fwd", "rewrite_read_fwd"}
+    contexts = {macros(k)["CONTEXT_T"] for k in kernels if k.name == "rewrite_read_fwd"}
+    assert contexts == {"bf16"}
+
+
+def test_warmup_runs_nothing_and_changes_nothing():
+    stream = ddl.DeltaStream(64, [nn.Linear(64, 64)], value_channels=2)
+    before = {name: parameter.clone() for name, parameter in stream.named_parameters()}
+    # No memory could hold the states of so many tokens.
+    x = torch.zeros(1).expand(1 << 20, 1 << 20, 64)
+    warmup(stream, x, architecture="sm_90")
+    for name, parameter in stream.named_parameters():
+        assert parameter.grad is None
+        assert torch.equal(parameter, before[name])
+    x = torch.randn(1, 3, 64)
+    torch.testing.assert_close(stream(x), stream(x))  # calls compute again
+
+
+def test_calls_compute_again_after_a_warmup_that_failed():
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            functional.expand(x, value_channels=2)
+            raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        warmup(Broken(), torch.ones(1, 8), architecture="sm_90")
+    assert torch.equal(functional.expand(torch.ones(1, 8), value_channels=2), torch.ones(1, 8, 2))
+
+
+@pytest.mark.parametrize("unknown", ["sm_75", "sm_91", "90", "hopper"])
+def test_an_unknown_architecture_is_refused(unknown):
+    known = r"sm_80, .*, sm_120.*"
+    with pytest.raises(
+        ValueError, match=f'^`architecture` must be one of {known}, got "{unknown}"$'
+    ):
+        warmup(nn.Identity(), torch.ones(1), architecture=unknown)
+
+
+def test_value_channels_beyond_a_gpu_are_refused():
+    state = zeros(1, 1, 8, 7000, dtype=F32)
+    read = {"state": state, "compress": zeros(8, 7000, dtype=F32)}
+    message = "^`state` must have fewer value channels to be worked on by a GPU, got 7000: move it"
+    with pytest.raises(ValueError, match=message):
+        compiled("sm_90", "read", **read, value_weight=zeros(7000, 8, dtype=F32))
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU")
+def test_without_a_gpu_a_sentence_says_so():
+    why = why_unavailable()
+    assert why is not None
+    assert why.startswith("NVIDIA's driver ")
+    with pytest.raises(RuntimeError, match=r"^NVIDIA's driver "):
+        warmup(nn.Identity(), torch.ones(1))
+    for device in ("cpu", "gpu", "cuda:x", -1, None):
+        with pytest.raises(ValueError, match=rf"^`device` must be a CUDA device, got {device!r}$"):
+            why_unavailable(device)
+    with pytest.raises(TypeError, match=r"^`module` must be a torch.nn.Module, got function$"):
+        warmup(lambda x: x)
+    with pytest.raises(ValueError, match=r'^`architecture` must be a name such as "sm_90", got 90'):
+        warmup(nn.Linear(1, 1), architecture=90)

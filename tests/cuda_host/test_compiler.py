@@ -1,0 +1,102 @@
+"""Which NVRTC is taken, and what is said of one that fails: a stand-in built from the real nvrtc.h.
+
+What the real one makes of the kernels is in test_compile.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ddl import _native
+from tests.support import SUPPORT, stand_ins
+
+SCRIPT = SUPPORT / "compile_kernels.py"
+
+pytestmark = stand_ins.needs("nvrtc.h")
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in; a folder for the loader to look in."""
+    return build(tmp_path_factory.mktemp("compiler"))
+
+
+def build(folder: Path, *flags: str) -> Path:
+    return stand_ins.build("stand_in_nvrtc.c", "nvrtc.h", "libnvrtc.so.12", folder, *flags)
+
+
+def compile_one(
+    system: Path,
+    folder: Path,
+    *,
+    site: str = "nothing",
+    architecture: str = "sm_90",
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """Compiles a kernel where torch lies in `folder`/`site` and the loader looks into `system`."""
+    torch_file = folder / site / "torch" / "__init__.py"
+    arguments = [str(SCRIPT), _native.__file__, str(torch_file), architecture, "64"]
+    return stand_ins.run(system, folder / "kernels", arguments, **variables)
+
+
+def is_of_the_stand_in(result: subprocess.CompletedProcess[str]) -> bool:
+    assert result.returncode == 0, result.stderr
+    ((name, _, _, registers, *_),) = json.loads(result.stdout)
+    return name == "rewrite_read_fwd" and registers == 77
+
+
+def sentence(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 1, result.stdout
+    return re.split(r"^(?:RuntimeError|ValueError): ", result.stderr, flags=re.M)[-1].strip()
+
+
+def test_the_systems_compiler_serves_a_torch_without_one(compiler, tmp_path):
+    assert is_of_the_stand_in(compile_one(compiler, tmp_path))
+    assert kept(tmp_path), "what was compiled"
+
+
+def kept(folder: Path) -> list[Path]:
+    return list((folder / "kernels").glob("*"))
+
+
+@pytest.mark.parametrize("place", ["nvidia/cuda_nvrtc/lib", "torch/lib", "lib"])
+def test_a_compiler_beside_torch_comes_first(place, compiler, tmp_path):
+    shutil.copytree(compiler, tmp_path / "site-packages" / place)
+    broken = build(tmp_path / "system", "-DnvrtcGetCUBIN=nvrtcGetSomething")
+    assert is_of_the_stand_in(compile_one(broken, tmp_path, site="site-packages"))
+
+
+def test_a_compiler_without_a_function_that_is_needed(tmp_path):
+    old = build(tmp_path / "system", "-DnvrtcGetCUBIN=nvrtcGetSomething")
+    assert sentence(compile_one(old, tmp_path)) == (
+        "NVRTC is too old: libnvrtc.so.12 has no `nvrtcGetCUBIN`; "
+        "install a torch for CUDA 12 or newer"
+    )
+
+
+def test_a_kernel_that_does_not_compile(compiler, tmp_path):
+    said = sentence(compile_one(compiler, tmp_path, STAND_IN_FAIL="nvrtcCompileProgram 6"))
+    assert said.startswith(
+        "`rewrite_read_fwd` did not compile for sm_90 with NVRTC 12.34; please report this with "
+        "what follows: --gpu-architecture=sm_90 "
+    )
+    assert " -DD=64 " in said
+    assert "NVRTC_ERROR_COMPILATION\nptxas info" in said, "the compiler's own words"
+    assert not kept(tmp_path)
+
+
+def test_a_failure_without_words(compiler, tmp_path):
+    failed = compile_one(compiler, tmp_path, STAND_IN_FAIL="nvrtcGetCUBINSize 77")
+    assert sentence(failed).endswith("NVRTC error 77")
+    assert not kept(tmp_path)
+
+
+def test_an_architecture_that_the_compiler_does_not_know(compiler, tmp_path):
+    refused = sentence(compile_one(compiler, tmp_path, architecture="sm_120"))
+    assert refused == '`architecture` must be one of sm_80, sm_90, got "sm_120"'

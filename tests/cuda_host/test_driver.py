@@ -1,0 +1,325 @@
+"""What is asked of NVIDIA's driver, held against a stand-in that is built from the real cuda.h.
+
+CPU tensors are taken for tensors on a GPU; nothing is computed, so only the calls are looked at.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddl import _native
+from tests.support import SUPPORT, stand_ins
+
+SCRIPT = SUPPORT / "compile_kernels.py"
+
+pytestmark = [
+    *stand_ins.needs("cuda.h"),
+    pytest.mark.skipif(not hasattr(_native, "pretend_gpu"), reason="needs the feature `emulator`"),
+]
+
+TOKEN_READ = """
+import torch
+from ddl import _native, functional
+_native.pretend_gpu({device})
+def numbers(*shape, dtype=torch.bfloat16):
+    return torch.zeros(shape, dtype=dtype).requires_grad_()
+d, m, K = {d}, 4, 4
+state, direction = numbers(2, 50, d, m), numbers(2, 50, d)
+gates = numbers(2, 50, m, dtype=torch.float32), numbers(2, 50, dtype=torch.float32)
+def step():
+    result = functional.rewrite_read(
+        state, direction, *gates, eps_k=0.1, compress=numbers(d, m, K), norm_weight=numbers(d)
+    )
+    torch.autograd.backward([result.state, result.context], [state, direction])
+step()
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in; a folder for the loader to look in."""
+    return build(tmp_path_factory.mktemp("driver"))
+
+
+def build(folder: Path, *flags: str) -> Path:
+    return stand_ins.build("stand_in_driver.c", "cuda.h", "libcuda.so.1", folder, *flags)
+
+
+def run(
+    driver: Path, arguments: list[str], log: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python where the stand-in is the driver."""
+    given = {"STAND_IN_LOG": str(log)} | variables
+    return stand_ins.run(driver, log.parent / "kernels", arguments, **given)
+
+
+def calls(driver: Path, code: str, log: Path, **variables: str) -> list[list[str]]:
+    """The lines that the stand-in wrote, cut into words."""
+    result = run(driver, ["-c", code], log, **variables)
+    assert result.returncode == 0, result.stderr
+    return [line.split() for line in log.read_text().splitlines()]
+
+
+def failure(driver: Path, gpu: str, log: Path, **variables: str) -> str:
+    """The last line of the traceback, where a kernel is compiled and loaded ahead."""
+    result = run(
+        driver, [str(SCRIPT), _native.__file__, torch.__file__, gpu, "64"], log, **variables
+    )
+    assert result.returncode == 1, result.stdout
+    return result.stderr.splitlines()[-1]
+
+
+def test_a_step_loads_once_and_launches_in_order(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=768) + "step()\nprint(state.data_ptr())"
+    log = tmp_path / "log"
+    result = run(driver, ["-c", code], log)
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in log.read_text().splitlines()]
+    assert [line[:2] for line in lines[:2]] == [["cuInit", "0"], ["cuDevicePrimaryCtxRetain", "0"]]
+
+    loads = [line for line in lines if line[0] == "cuModuleLoadData"]
+    assert loads == [["cuModuleLoadData", "code", "on", "0,", "relaxed"]] * 4
+    launches = [line for line in lines if line[0] == "cuLaunchKernel"]
+    step = ["arrange", "rewrite_read_fwd", "arrange", "rewrite_read_bwd", "reduce"]
+    assert [line[1] for line in launches] == 2 * step
+    for line in launches:
+        words = dict(zip(line[4::4], line[5::4], strict=False))
+        assert line[2:4] == ["on", "0"], "in the GPU's primary context"
+        assert words["grid"] != "0"
+        assert line[-1].isdigit(), line  # no `extra`, and captures are as strict again as before
+    (state,) = result.stdout.split()
+    firsts = [line[-1] for line in launches if line[1] == "rewrite_read_fwd"]
+    assert firsts == [state, state], "the first field of the argument is the state"
+
+
+def test_every_kernel_goes_to_the_stream_it_is_given(driver, tmp_path):
+    on_a_stream = (
+        "from ddl.ops import operators\n"
+        "operators._resources = lambda state: (1, 4242, operators._scratch)\n"
+    )
+    code = TOKEN_READ.format(device=0, d=64).replace("def numbers", on_a_stream + "def numbers")
+    lines = calls(driver, code, tmp_path / "log")
+    launches = [line for line in lines if line[0] == "cuLaunchKernel"]
+    assert [line[line.index("stream") + 1] for line in launches] == ["4242"] * 5
+
+
+@pytest.mark.parametrize("plan", ["", "CLUSTER=2 SUMS=3"])
+def test_what_was_warmed_up_is_loaded_already(driver, tmp_path, plan):
+    warm = "_native.note_kernels(None, 1)\nstep()\n_native.end_noting(True)\nopen({log!r}, 'w')\n"
+    log = tmp_path / "log"
+    code = TOKEN_READ.format(device="None", d=64).removesuffix("step()\n")
+    code += warm.format(log=str(log)) + "_native.pretend_gpu(1)\nstep()\n"
+    lines = calls(driver, code, log, DDL_PLAN=plan)
+    assert {line[0] for line in lines} == {"cuLaunchKernel"}, "a graph may be captured from here on"
+
+
+def test_shared_memory_is_asked_for_before_it_is_used(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=2048)
+    lines = calls(driver, code, tmp_path / "log", STAND_IN_CAPABILITY="80")
+    asked = {
+        line[1]: int(line[2].removeprefix("8="))
+        for line in lines
+        if line[0] == "cuFuncSetAttribute" and line[2].startswith("8=")
+    }
+    for line in lines:
+        if line[0] == "cuLaunchKernel":
+            shared = int(line[line.index("shared") + 1])
+            assert shared == asked.get(line[1], 0)
+    assert asked["rewrite_read_bwd"] > 48 << 10
+
+
+def words(line: list[str], name: str, count: int) -> list[int]:
+    start = line.index(name) + 1
+    return [int(word) for word in line[start : start + count]]
+
+
+def backward(lines: list[list[str]], call: str) -> list[list[str]]:
+    return [line for line in lines if line[:2] == [call, "rewrite_read_bwd"]]
+
+
+@pytest.mark.parametrize("room", [5, 9])
+def test_there_are_as_many_clusters_as_find_room(driver, tmp_path, room):
+    code = TOKEN_READ.format(device=1, d=4096)
+    lines = calls(driver, code, tmp_path / "log", STAND_IN_CLUSTERS=str(room))
+    (question,) = backward(lines, "cuOccupancyMaxActiveClusters")
+    (launch,) = backward(lines, "cuLaunchKernel")
+    assert question[2:4] == launch[2:4] == ["on", "1"]
+    chunks, cluster, _ = words(launch, "grid", 3)
+    assert (chunks, cluster) == (room, 8), "100 tokens in chunks of 20 or 12"
+    assert words(question, "grid", 3)[1] == cluster
+    for name, count in (("block", 3), ("shared", 1)):
+        assert words(question, name, count) == words(launch, name, count)
+    assert words(question, "attributes", 1) == [0], "the kernel itself says how large they are"
+    assert question[-1] == "relaxed", "as a stream may be captured"
+
+
+def test_there_are_no_more_clusters_than_planned(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=4096).replace("numbers(d, m, K)", "numbers(d, m)")
+    lines = calls(driver, code, tmp_path / "log", STAND_IN_CLUSTERS="1000")
+    (launch,) = backward(lines, "cuLaunchKernel")
+    assert words(launch, "grid", 3)[0] == 50, "two tokens for each of 66 or 99"
+
+
+def test_a_gpu_without_room_for_a_cluster_does_without(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=4096)
+    lines = calls(driver, code, tmp_path / "log", STAND_IN_CLUSTERS="0")
+    assert len(backward(lines, "cuOccupancyMaxActiveClusters")) == 1
+    (launch,) = backward(lines, "cuLaunchKernel")
+    assert words(launch, "grid", 3)[1:] == [1, 1]
+    assert "parameters_bwd" in {line[1] for line in lines if line[0] == "cuLaunchKernel"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables"),
+    [
+        (["-DcuOccupancyMaxActiveClusters=cuOccupancyNothing"], {}),
+        ([], {"STAND_IN_CLUSTER_LAUNCH": "0"}),
+        ([], {"STAND_IN_CAPABILITY": "80"}),
+    ],
+    ids=["driver", "gpu", "architecture"],
+)
+def test_without_clusters_nobody_asks_for_them(tmp_path, flags, variables):
+    code = TOKEN_READ.format(device=0, d=4096)
+    lines = calls(build(tmp_path / "driver", *flags), code, tmp_path / "log", **variables)
+    assert backward(lines, "cuOccupancyMaxActiveClusters") == []
+    (launch,) = backward(lines, "cuLaunchKernel")
+    assert words(launch, "grid", 3)[1:] == [1, 1]
+
+
+def test_the_context_of_a_second_gpu_is_current_for_its_calls_alone(driver, tmp_path):
+    code = (
+        "import ctypes\n"
+        "driver = ctypes.CDLL('libcuda.so.1')\n"
+        "driver.stand_in_make_current(0)\n"
+        + TOKEN_READ.format(device=1, d=64)
+        + "assert driver.stand_in_current() == 0, 'what was current is current again'\n"
+    )
+    lines = calls(driver, code, tmp_path / "log")
+    assert ["cuDevicePrimaryCtxRetain", "1"] in lines
+    assert ["cuDevicePrimaryCtxRetain", "0"] not in lines
+    used = {
+        line[3].rstrip(",") for line in lines if line[0] in ("cuModuleLoadData", "cuLaunchKernel")
+    }
+    assert used == {"1"}
+
+
+def test_a_gpu_newer_than_the_compiler_gets_ptx(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=64)
+    lines = calls(driver, code, tmp_path / "log", STAND_IN_CAPABILITY="990")
+    assert {line[1] for line in lines if line[0] == "cuModuleLoadData"} == {"ptx"}
+
+
+def test_choices_made_by_hand(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=64)
+    plan = "CLUSTER=2 CHUNK=50"
+    lines = calls(driver, code, tmp_path / "log", DDL_PLAN=plan)
+    (launch,) = backward(lines, "cuLaunchKernel")
+    assert words(launch, "grid", 3) == [2, 2, 1]
+
+
+def test_choices_made_by_hand_stay_where_registers_spill(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=4096)
+    plan = {"DDL_PLAN": "CLUSTER=1 HOLD=1 STAGES=0 THREADS=512", "DDL_LOG": "debug"}
+    result = run(driver, ["-c", code], tmp_path / "log", **plan)
+    (built,) = [line for line in result.stderr.splitlines() if " rewrite_read_bwd " in line]
+    assert " 0 bytes spilled" not in built
+    for choice in ("CLUSTER=1 ", "HOLD=1 ", "STAGES=0 ", "THREADS=512 "):
+        assert choice in built
+
+
+REFUSALS = [
+    (
+        {"DDL_PLAN": "STAGES=3"},
+        "cuda:0 cannot be used: `DDL_PLAN` must have STAGES from 0 to 2, got 3",
+    ),
+    (
+        {"DDL_PLAN": "CLUSTER=2", "STAND_IN_CAPABILITY": "80"},
+        "cuda:0 cannot be used: `DDL_PLAN` must have CLUSTER up to 1 on this GPU, got 2",
+    ),
+    (
+        {"STAND_IN_FAIL": "cuInit 803"},
+        "NVIDIA's driver did not start (CUDA error 803, the driver's own words): check "
+        "`nvidia-smi`, or keep the tensors on the CPU",
+    ),
+    (  # what a driver says that CUDA_VISIBLE_DEVICES leaves no GPU
+        {"STAND_IN_FAIL": "cuInit 100"},
+        "NVIDIA's driver knows no GPU: check CUDA_VISIBLE_DEVICES",
+    ),
+    ({"STAND_IN_DEVICES": "0"}, "NVIDIA's driver knows no GPU: check CUDA_VISIBLE_DEVICES"),
+    (
+        {"STAND_IN_CAPABILITY": "75"},
+        "cuda:0 cannot be used: it is a Stand-in 0, its compute capability is 7.5, and the kernels "
+        "need 8.0 or newer: move the tensors to the CPU, or use `ddl.reference`",
+    ),
+    (
+        {"STAND_IN_FAIL": "cuDevicePrimaryCtxRetain 2"},
+        "cuda:0 cannot be used: CUDA error 2, the driver's own words",
+    ),
+    (
+        {"STAND_IN_FAIL": "cuModuleLoadData 209"},
+        "`rewrite_read_fwd` could not be loaded on cuda:0: CUDA error 209, the driver's own words",
+    ),
+    (
+        {"STAND_IN_FAIL": "cuModuleLoadData 900"},
+        "`rewrite_read_fwd` could not be loaded on cuda:0: CUDA error 900, the driver's own words; "
+        "before a CUDA graph is captured, call `ddl.cuda.warmup` or run it once",
+    ),
+]
+
+
+@pytest.mark.parametrize(("variables", "sentence"), REFUSALS, ids=lambda x: str(x)[:40])
+def test_what_the_driver_refuses_is_said(driver, tmp_path, variables, sentence):
+    said = failure(driver, "cuda:0", tmp_path / "log", **variables)
+    assert said == f"RuntimeError: {sentence}"
+
+
+def test_a_gpu_that_is_not_there(driver, tmp_path):
+    said = failure(driver, "cuda:2", tmp_path / "log")
+    assert said == "RuntimeError: there is no cuda:2, the driver knows 2 GPUs"
+
+
+def test_a_forked_process_is_told_to_spawn(driver, tmp_path):
+    code = (
+        "import os, torch\n"
+        "from ddl import cuda\n"
+        "assert cuda.why_unavailable() is None\n"
+        "if os.fork() == 0:\n"
+        "    print(cuda.why_unavailable(), flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "assert cuda.why_unavailable() is None\n"
+    )
+    result = run(driver, ["-c", code], tmp_path / "log")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == (
+        "this process was forked from one that had started NVIDIA's driver, which does not work in "
+        "both: start it by the method `spawn`\n"
+    )
+
+
+def test_a_launch_that_fails(driver, tmp_path):
+    code = TOKEN_READ.format(device=0, d=64)
+    result = run(driver, ["-c", code], tmp_path / "log", STAND_IN_FAIL="cuLaunchKernel 9999")
+    assert result.stderr.splitlines()[-1] == (
+        "RuntimeError: `arrange` could not be launched on cuda:0: CUDA error 9999"
+    )
+
+
+def test_a_driver_without_a_function_that_is_needed(tmp_path):
+    folder = build(tmp_path, "-DcuLaunchKernel=cuLaunchSomething")
+    said = failure(folder, "cuda:0", tmp_path / "log")
+    assert said == (
+        "RuntimeError: NVIDIA's driver is too old (libcuda.so.1 has no `cuLaunchKernel`): "
+        "install a newer one"
+    )
+
+
+def test_without_a_cuda_tensor_the_driver_is_left_alone(driver, tmp_path):
+    code = TOKEN_READ.format(device="None", d=64) + "import ddl, ddl.cuda, ddl.models\n"
+    result = run(driver, ["-c", code], tmp_path / "log")
+    assert result.returncode == 0, result.stderr
+    assert not (tmp_path / "log").exists(), "no function was called that would be noted"

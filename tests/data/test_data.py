@@ -1,0 +1,243 @@
+"""Corpora, batches, tokenizers, and what each says about files that it cannot use."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ddl import data
+from ddl.data.tokenizer import (
+    ByteTokenizer,
+    CharTokenizer,
+    GPT2Tokenizer,
+    describe,
+    read_meta,
+    restore,
+)
+from ddl.errors import InputError
+
+TEXT = "Ein Gürteltier – 犰狳 – läuft. " * 40
+
+
+def write_directory(path: Path, meta: object = None) -> Path:
+    np.arange(900, dtype=np.uint16).tofile(path / "train.bin")
+    np.arange(100, dtype=np.uint16).tofile(path / "val.bin")
+    if meta is not None:
+        (path / "meta.pkl").write_bytes(pickle.dumps(meta))
+    return path
+
+
+def test_text_file_is_bytes_split_nine_to_one(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT, encoding="utf-8")
+    corpus = data.load(file)
+    whole = np.concatenate((corpus.train, corpus.validation))
+    assert whole.tobytes() == TEXT.encode()
+    assert len(corpus.validation) == len(whole) // 10
+    assert isinstance(corpus.train, np.memmap)
+    assert corpus.tokenizer.decode(whole.tolist()) == TEXT
+
+
+def test_utf8_is_checked_across_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT, encoding="utf-8")
+    for chunk in (1, 2, 3, 7):
+        monkeypatch.setattr(data, "CHUNK", chunk)
+        data.load(file)
+    good = TEXT.encode()
+    for spoiled, byte, at in ((good + b"\xe7\x8b", "0xe7", len(good)), (b"abc\xffd", "0xff", 3)):
+        file.write_bytes(spoiled)
+        for chunk in (1, 2, 3, 7, 2**20):
+            monkeypatch.setattr(data, "CHUNK", chunk)
+            expected = f"got {file}, whose byte {at} is {byte}"
+            with pytest.raises(InputError, match=re.escape(expected)):
+                data.load(file)
+
+
+def test_embedded_text_is_there_and_has_no_repeated_paragraph() -> None:
+    corpus = data.load("topics")
+    corpus.check(256, 256)
+    assert len(corpus.train) + len(corpus.validation) > 300_000
+    paragraphs = data.embedded_text().decode().split("\n\n")
+    assert len(paragraphs) == len(set(paragraphs))
+
+
+def test_nanogpt_directory_with_and_without_meta(tmp_path: Path) -> None:
+    corpus = data.load(write_directory(tmp_path))
+    assert corpus.tokenizer.vocab_size == 50257
+    assert corpus.train.tolist() == list(range(900))
+    assert corpus.validation.tolist() == list(range(100))
+    itos = dict(enumerate("abcß"))
+    write_directory(tmp_path, {"vocab_size": 4, "itos": itos, "stoi": {}})
+    tokenizer = data.load(tmp_path).tokenizer
+    assert tokenizer.vocab_size == 4
+    assert tokenizer.decode(tokenizer.encode("cabß")) == "cabß"
+    assert tokenizer.decode([0, 99]) == "a\ufffd"
+
+
+def test_meta_is_read_without_executing_it(tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(marker),)
+
+    path = tmp_path / "meta.pkl"
+    path.write_bytes(pickle.dumps({"itos": {0: "a"}, "bomb": Bomb()}))
+    with pytest.raises(InputError, match=r"it refers to (posix|nt)\.mkdir$"):
+        read_meta(path)
+    assert not marker.exists()
+    pickle.loads(path.read_bytes())  # the bomb works where pickles are executed
+    assert marker.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no pickle",
+        pickle.dumps([1, 2]),
+        pickle.dumps({"itos": {}}),
+        pickle.dumps({"itos": {1: "a"}}),
+        pickle.dumps({"itos": {0: 5}}),
+        pickle.dumps({"itos": {0: "a"}})[:-3],
+        pickle.dumps({"itos": np.zeros(3)}),
+    ],
+)
+def test_damaged_meta(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "meta.pkl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"must be nanoGPT's meta\.pkl, plain dicts"):
+        read_meta(path)
+
+
+def test_what_meta_says_is_one_printable_line(tmp_path: Path) -> None:
+    path = tmp_path / "meta.pkl"
+    path.write_bytes(b"\x80\x04\x8c\x06os\x1b[2J\x8c\x05a\nb\rc\x93.")  # a name to import
+    with pytest.raises(InputError, match=re.escape("to os\ufffd[2J.a\ufffdb\ufffdc") + "$"):
+        read_meta(path)
+
+
+def test_meta_cannot_ask_for_memory(tmp_path: Path) -> None:
+    path = tmp_path / "meta.pkl"
+    path.write_bytes(b"\x80\x04}r\x00\x00\x80\x00.")  # a dict, remembered as number 2²³
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"KeyError: 'itos'$"):
+        read_meta(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20  # the C unpickler makes a table of 2²⁴ pointers
+
+
+def test_batches_are_windows_and_repeat_with_the_seed() -> None:
+    tokens = np.arange(1000, dtype=np.uint16)
+    draws = [data.batch(tokens, 64, 10, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    assert draws[0].shape == (64, 10)
+    assert draws[0].dtype == torch.int64
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert torch.equal(draws[0] - draws[0][:, :1], torch.arange(10).expand(64, 10))
+    only = data.batch(tokens[:10], 3, 10, torch.Generator())  # exactly one window exists
+    assert torch.equal(only, torch.arange(10).expand(3, 10))
+
+
+def test_both_ends_of_the_data_are_drawn() -> None:
+    tokens = np.arange(12, dtype=np.uint8)
+    starts = data.batch(tokens, 200, 10, torch.Generator().manual_seed(0))[:, 0]
+    assert set(starts.tolist()) == {0, 1, 2}
+
+
+def test_evaluation_windows() -> None:
+    tokens = np.arange(95, dtype=np.uint8)
+    whole = list(data.evaluation_batches(tokens, 4, 10, 0))
+    assert [len(b) for b in whole] == [4, 4, 1]
+    assert torch.cat(whole).flatten().tolist() == list(range(90))
+    some = torch.cat(list(data.evaluation_batches(tokens, 3, 10, 1)))
+    assert some[:, 0].tolist() == [0, 30, 60]
+    most = torch.cat(list(data.evaluation_batches(tokens, 4, 10, 99)))
+    assert torch.equal(most, torch.cat(whole))
+
+
+def test_byte_tokenizer() -> None:
+    tokenizer = ByteTokenizer()
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert tokenizer.decode([97, 0xE7, 98, 300, -1, 99]) == "a\ufffdb\ufffd\ufffdc"
+
+
+def test_char_tokenizer_names_the_unknown_character() -> None:
+    expected = "`prompt` must consist of the 2 characters that the model was trained on, got 'c'"
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        CharTokenizer("ab").encode("abc")
+
+
+def test_gpt2_without_tiktoken_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    expected = "GPT-2 tokens need the package tiktoken to be read as text: pip install tiktoken"
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        GPT2Tokenizer().encode("a")
+
+
+def test_gpt2_decodes_its_own_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Encoding:
+        def decode_single_token_bytes(self, token: int) -> bytes:
+            return {5: b"caf", 6: b"\xc3", 7: b"\xa9"}[token]
+
+    monkeypatch.setattr("ddl.data.tokenizer._gpt2", Encoding)
+    assert GPT2Tokenizer().decode([5, 6, 7, 50300]) == "café\ufffd"
+
+
+def test_tokenizers_are_restored_from_their_description() -> None:
+    for tokenizer in (ByteTokenizer(), CharTokenizer("xyz"), GPT2Tokenizer()):
+        assert describe(restore(describe(tokenizer))) == describe(tokenizer)
+    for wrong in ({"kind": "words"}, {"kind": "characters", "table": [1]}, [], None):
+        with pytest.raises(InputError, match=r"^`tokenizer` must be bytes, gpt2 or characters"):
+            restore(wrong)
+
+
+def test_corpus_that_does_not_fit_the_model(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("x" * 99)
+    corpus = data.load(file)
+    corpus.check(9, 256)
+    cases = {
+        f"the validation part of `{file}` must have at least one block of 10 tokens, got 9": 10,
+        f"the training part of `{file}` must have at least one block of 91 tokens, got 90": 91,
+    }
+    for sentence, block_size in cases.items():
+        with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+            corpus.check(block_size, 256)
+    sentence = f"`vocab_size` must be at least 256 for `{file}`, got 255"
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        corpus.check(9, 255)
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    (odd / "train.bin").write_bytes(b"abc")
+    missing = tmp_path / "missing.txt"
+    bins = "a directory with train.bin and val.bin"
+    cases = {
+        missing: f"`data` must be a text file or a directory, got {missing}, which cannot be"
+        " read: No such file or directory",
+        empty: f"`data` must be a text file or a directory, got {empty}, which is empty",
+        tmp_path: f"`data` = {tmp_path} must be {bins}, got {tmp_path / 'train.bin'}, which"
+        " cannot be read: No such file or directory",
+        odd: f"`data` = {odd} must be {bins}, got {odd / 'train.bin'}, whose 3 bytes are no"
+        " whole number of 2-byte tokens",
+        None: "`data` must name a UTF-8 text file or a directory with train.bin and val.bin,"
+        " got nothing",
+    }
+    for source, sentence in cases.items():
+        with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+            data.load(source)

@@ -1,0 +1,290 @@
+"""Tests of the tests: a kernel with one small fault must not pass on the emulated GPU.
+
+Each mutant is one replacement in a copy of the kernels. What has to notice it is a sample of
+test_ops.py: two boundaries and an expansion in float64, under three orders of threads.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.emulated_gpu.test_ops import check_conversions
+from tests.emulator.build import KERNELS
+from tests.ops.test_ops import compare
+from tests.support.emulated_device import emulated, needs_emulator
+from tests.support.op_cases import BF16, F32, F64, inputs, parameters
+
+pytestmark = needs_emulator
+
+FORWARD, BACKWARD = "rewrite_read_fwd.cu", "rewrite_read_bwd.cu"
+WALK, APART, SUM = "backward.cuh", "parameters_bwd.cu", "block_sum.cuh"
+MUTANTS = {
+    # barriers and buffers
+    "no barrier in the block sum": (SUM, "    __syncthreads();\n", ""),
+    "one buffer for all block sums": (SUM, "    turn ^= 1;\n", ""),
+    "no barrier in the reduction": ("reduce.cu", "  __syncthreads();\n", ""),
+    "a warp's sum without its last step": (
+        SUM,
+        "lanes > 0; lanes /= 2",
+        "lanes > 1; lanes /= 2",
+    ),
+    "one warp too few": (SUM, "< ALL_WARPS; ++warp", "< ALL_WARPS - 1; ++warp"),
+    "a lane adds three shares of four": (
+        SUM,
+        "share < SHARES; ++",
+        "share < SHARES - 1; ++",
+    ),
+    "the last four warps are left out": (
+        SUM,
+        "first < ALL_WARPS)",
+        "first < ALL_WARPS - SHARES)",
+    ),
+    "lanes do not add": (SUM, "lanes = LANES / 2;", "lanes = 0;"),
+    # bounds
+    "threads beyond the last packet work": ("boundary.cuh", "column_of(row) < WIDTH;", "true;"),
+    "threads beyond the last slice's packets work": (
+        "boundary.cuh",
+        "feature_of(row) < D;",
+        "true;",
+    ),
+    "the last feature is left out": (
+        "boundary.cuh",
+        "feature_of(row) < D;",
+        "feature_of(row) < D - FEATURES;",
+    ),
+    "one token too many": (
+        FORWARD,
+        "token < last; ++token) {\n      forward",
+        "token <= last; ++token) {\n      forward",
+    ),
+    "the chunk's last token is left out": (WALK, ": b.tokens) - 1)", ": b.tokens) - 2)"),
+    # halos and windows
+    "a halo one token short": (
+        FORWARD,
+        "position < TAPS - 1 ? position : TAPS - 1",
+        "position < TAPS - 2 ? position : TAPS - 2",
+    ),
+    "tokens behind the chunk count twice": (
+        WALK,
+        "pass.run(&window, token, false);",
+        "pass.run(&window, token, true);",
+    ),
+    "the window does not move": (FORWARD, "window->advance();", ""),
+    "sequences see each other": (FORWARD, "if (position == b.time) {", "if (false) {"),
+    "sequences see each other backward": (
+        WALK,
+        "position = b.time - 1;\n      window.clear();",
+        "position = b.time - 1;",
+    ),
+    "one token behind the chunk is not looked at": (
+        WALK,
+        "behind < TAPS - 1 ? behind : TAPS - 1",
+        "behind < TAPS - 2 ? behind : TAPS - 2",
+    ),
+    "a chunk starts without what came before": (
+        "expand.cu",
+        "c.first - back < c.start",
+        "true",
+    ),
+    "an expansion looks one token too few behind": (
+        "expand.cu",
+        "behind = c.last + TAPS - 1",
+        "behind = c.last + TAPS - 2",
+    ),
+    "an expansion's sequences see each other": ("expand.cu", " && token + i < c.end", ""),
+    "a long kernel looks one token too far back": (
+        "expand_by_tap.cuh",
+        "token - tap - 1",
+        "token - tap - 2",
+    ),
+    "a long kernel looks one token too far ahead": (
+        "expand_by_tap.cuh",
+        "token + TILE + tap",
+        "token + TILE + tap + 1",
+    ),
+    "a long kernel's groups of taps overlap": (
+        "expand_by_tap.cuh",
+        "token - group, feature",
+        "token - group + 1, feature",
+    ),
+    "a long kernel's sequences see each other": ("expand_by_tap.cuh", "token >= c.start && ", ""),
+    # what travels ahead
+    "a forward does not await its rows": (FORWARD, "await_copies();", ";"),
+    "a backward does not await its rows": (BACKWARD, "await_copies();", ";"),
+    "a stage is filled while it is needed": ("feed.cuh", "HOLD || STAGES != 1", "true"),
+    "two stages are one": ("feed.cuh", "STAGES == 2 ? turn * SLOT : 0", "0"),
+    "stages do not take turns": (BACKWARD, "feeds.turn ^= 1;", ""),
+    "a token's own rows travel ahead of it": (
+        BACKWARD,
+        "request(token - 1, STAGES",
+        "request(token, STAGES",
+    ),
+    "rows that are not the chunk's own stay behind": (
+        BACKWARD,
+        "chunk.owns(token - 1));",
+        "false);",
+    ),
+    "numbers of the token at hand are asked for twice": (
+        BACKWARD,
+        "record.request(token - 1);",
+        "record.request(token);",
+    ),
+    "a lane deals out its neighbour's number": (WALK, "number[i / 32], i % 32", "number[0], i ^ 1"),
+    # blocks that share a token
+    "nobody waits for what other blocks send": (
+        SUM,
+        "await_arrivals(buffer.arrivals[turn], parity);",
+        "",
+    ),
+    "only the first arrival is waited for": (SUM, "parity ^= turn;", ""),
+    "fewer bytes are expected than are sent": (SUM, "N * ALL_WARPS * static", "N * WARPS * static"),
+    "numbers are sent to blocks that have not begun": (SUM, "emulator::sync_cluster();", ""),
+    "a block keeps its sums to itself": (
+        SUM,
+        "arrivals[turn], block, sum",
+        "arrivals[turn], rank(), sum",
+    ),
+    "blocks overwrite each other's sums": (SUM, "rank() * WARPS + ", ""),
+    "blocks of a cluster have one buffer for all sums": (
+        SUM,
+        """    parity ^= turn;
+#else
+    gather<N, 0>(x);
+    __syncthreads();
+#endif
+    add_warps(x);
+    turn ^= 1;
+""",
+        """    parity ^= 1;
+#else
+    gather<N, 0>(x);
+    __syncthreads();
+#endif
+    add_warps(x);
+    turn ^= CLUSTER == 1;
+""",
+    ),
+    "both buffers are counted as one": (SUM, "arrivals[turn], block", "arrivals[0], block"),
+    "the blocks of a cluster share a window": (
+        "boundary.cuh",
+        "(blockIdx.x) * SLICES + blockIdx.y",
+        "(blockIdx.x)",
+    ),
+    # indices and terms
+    "channels and taps swapped": (
+        "reduce.cu",
+        "(i * M + j) * TAPS + tap",
+        "(i * TAPS + tap) * M + j",
+    ),
+    "taps in their own order": ("arrange.cu", "at % ROW * TAPS + at / ROW", "at"),
+    "values read their neighbour's weight": (
+        "boundary.cuh",
+        "static_cast<long long>(j) * D + feature",
+        "static_cast<long long>(j) * D + feature + 1",
+    ),
+    "gamma is left out of the gate's gradient": (
+        "reduce.cu",
+        "(gate || !VALUE_FROM_COMPRESSED)",
+        "!gate && !VALUE_FROM_COMPRESSED",
+    ),
+    "dk keeps its part along k": (BACKWARD, " - turn.along * k", ""),
+    "c is left out of dx, where sums are apart": (APART, "dx[f] -= s.shift * normed[f]", ""),
+    "tokens behind the chunk are summed, too": (
+        APART,
+        "    if (!own) return;\n    sums",
+        "    sums",
+    ),
+    "slices leave a gap": (
+        "boundary.cuh",
+        "(blockIdx.y) * WIDTH",
+        "(blockIdx.y) * (WIDTH + FEATURES)",
+    ),
+    "the sums of X instead of X'": (APART, "if constexpr (REWRITE) {", "if constexpr (false) {"),
+    "c is left out of g": ("backward.cuh", "total -= s.shift *", "total -= Real(0) *"),
+    "eps_k is not squared": (FORWARD, "Real(b.eps_k) * Real(b.eps_k)", "Real(b.eps_k)"),
+    "halves of a pair swapped": (
+        "common.cuh",
+        "high ? pair & 0xffff0000u : pair << 16",
+        "high ? pair << 16 : pair & 0xffff0000u",
+    ),
+    "rounding towards zero": ("common.cuh", "bits + 0x7fffu + (bits >> 16 & 1u)", "bits"),
+}
+
+
+def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
+    """Raises if the kernels are wrong."""
+    for order in ("0", "1", "5"):
+        monkeypatch.setenv("DDL_EMULATOR_ORDER", order)
+        with emulated(kernels=kernels, plan={"CHUNK": 7, "THREADS": 64, "FEATURES": 1}):
+            for compress in ("channel", "token"):
+                tensors = inputs((2, 11), 100, 4) | parameters(100, 4, compress, 3)
+                compare("rewrite_read", tensors, F64, eps_k=0.1)
+            x, weight = torch.randn(2, 11, 100, dtype=F64), torch.randn(100, 4, 3, dtype=F64)
+            compare("expand", {"x": x, "weight": weight}, F64, value_channels=4)
+        with emulated(kernels=kernels, plan={"CHUNK": 7, "THREADS": 64, "FEATURES": 1, "SUMS": 3}):
+            tensors = inputs((2, 11), 100, 4) | parameters(100, 4, "token", 3)
+            compare("rewrite_read", tensors, F64, eps_k=0.1)
+        for window in (0, 2):
+            plan = {"CHUNK": 7, "CLUSTER": 2, "WINDOW": window}
+            with emulated(kernels=kernels, plan=plan):
+                tensors = inputs((2, 11), 200, 4) | parameters(200, 4, "token", 3)
+                compare("rewrite_read", tensors, F32, eps_k=0.1)
+        with emulated(kernels=kernels, plan={"CHUNK": 7, "THREADS": 384}):
+            tensors = inputs((2, 5), 400, 4) | parameters(400, 4, "channel")
+            compare("rewrite_read", tensors, F32, eps_k=0.1)
+        for stages in (1, 2):
+            plan = {"CHUNK": 7, "THREADS": 32, "HOLD": 0, "STAGES": stages}
+            with emulated(kernels=kernels, plan=plan):
+                tensors = inputs((2, 11), 100, 4) | parameters(100, 4, "token", 3)
+                compare("rewrite_read", tensors, F32, eps_k=0.1)
+        with emulated(kernels=kernels, plan={"CHUNK": 7, "HOLD": 0}):
+            x, weight = torch.randn(2, 11, 6, dtype=F64), torch.randn(6, 2, 13, dtype=F64)
+            compare("expand", {"x": x, "weight": weight}, F64, value_channels=2)
+        with emulated(kernels=kernels):
+            tensors = inputs((2, 11), 64, 4) | parameters(64, 4, "channel")
+            compare("rewrite_read", tensors, BF16, eps_k=0.1)
+            check_conversions(BF16, 64)
+
+
+def test_the_kernels_pass(monkeypatch):
+    sample(monkeypatch)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_does_not(name, monkeypatch, tmp_path):
+    file, right, wrong = MUTANTS[name]
+    mutant = shutil.copytree(KERNELS, tmp_path / "kernels")
+    text = (KERNELS / file).read_text(encoding="utf-8")
+    assert right in text, f"{file} has changed: find the mutant a new place"
+    (mutant / file).write_text(text.replace(right, wrong), encoding="utf-8")
+    noticed = in_a_child(lambda: sample(monkeypatch, mutant))
+    assert noticed, "the sample passed"
+    assert "did not compile" not in noticed
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def in_a_child(work: Callable[[], None]) -> str:
+    """What stopped `work` in a forked process, "" if nothing did: mutants may corrupt memory."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)  # a child has none of its parent's threads
+        faulthandler.disable()  # a crash is what some are made for
+        try:
+            work()
+        except (AssertionError, RuntimeError) as error:
+            os.write(writer, f"{type(error).__name__}: {error}"[:4096].encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8", errors="replace") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return said or (f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "")

@@ -1,0 +1,300 @@
+"""Scores of lm-evaluation-harness against an independent computation from logits."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.tolerances import TOLERANCES
+
+pytest.importorskip("lm_eval")
+
+from lm_eval.api.instance import Instance
+
+from ddl.data.tokenizer import CharTokenizer
+from ddl.errors import InputError
+from ddl.evaluation import tables
+from ddl.evaluation.harness import Harness
+from ddl.hf import from_gpt, to_fast
+from ddl.models import GPT
+from tests.support.eval_cases import datasets_in, harness, make, results
+from tests.support.eval_reference import (
+    FORMATS,
+    Doc,
+    Format,
+    continuation,
+    docs,
+    encode,
+    likelihood,
+    multiple_choice,
+    perplexities,
+    rolling,
+    worked,
+)
+
+FLOAT32 = TOLERANCES[torch.float32]
+CLOSE = FLOAT32.max_forward * FLOAT32.u  # relative, of a sum of log-probabilities
+ALL = [f"local_{name}" for name in (*FORMATS, "rolling", "generate")]
+STOPS, NEW_TOKENS = ("\n", "."), 12  # of tests/lm_eval_tasks/generate.yaml
+CASES = [("ddl-cc", 0), ("ddl-cc", 1), ("ddl-tc", 1), ("ddl", 0), ("additive", 1)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with datasets_in(tmp_path_factory.mktemp("datasets")) as path:
+        yield path
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}, {case[1]}-shot")
+def case(request: pytest.FixtureRequest) -> tuple[GPT, int, dict[str, Any]]:
+    """A model, the number of worked examples, lm-eval's results for all tasks."""
+    residual, shots = request.param
+    model = make(residual)
+    return model, shots, results(harness(model), ALL, shots)
+
+
+def in_order(run: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return sorted(run["samples"][f"local_{name}"], key=lambda sample: sample["doc_id"])
+
+
+def responses(sample: dict[str, Any]) -> list[Any]:
+    return [response for (response,) in sample["resps"]]
+
+
+# --- against the reference ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_multiple_choice(case: tuple[GPT, int, dict[str, Any]], name: str) -> None:
+    model, shots, run = case
+    form, rows = FORMATS[name], []
+    for sample, doc in zip(in_order(run, name), docs(FORMATS[name].test), strict=True):
+        assert sample["arguments"] in prompts(form, doc, shots)
+        expected = [likelihood(model, *request) for request in sample["arguments"]]
+        for (got, greedy), (total, likeliest) in zip(responses(sample), expected, strict=True):
+            assert math.isclose(got, total, rel_tol=CLOSE)
+            assert greedy == likeliest
+        by_hand = multiple_choice(form, doc, [total for total, _ in expected])
+        rows.append({metric: by_hand[metric] for metric in sample["metrics"]})
+        assert rows[-1] == {metric: sample[metric] for metric in sample["metrics"]}
+    for metric in rows[0]:
+        mean = sum(row[metric] for row in rows) / len(rows)
+        assert math.isclose(run["results"][f"local_{name}"][f"{metric},none"], mean)
+    assert run["n-shot"][f"local_{name}"] == shots
+
+
+def prompts(form: Format, doc: Doc, shots: int) -> list[list[tuple[str, str]]]:
+    """Contexts and endings, after any one of the worked examples if there is to be one."""
+    examples = [worked(form, example) for example in docs(form.train)] if shots else [""]
+    pairs = list(zip(form.contexts(doc), form.endings(doc), strict=True))
+    return [[(example + context, ending) for context, ending in pairs] for example in examples]
+
+
+def test_rolling_perplexity(case: tuple[GPT, int, dict[str, Any]]) -> None:
+    """Of texts that are shorter and longer than the context, by one window and by several."""
+    model, _, run = case
+    texts = [doc["text"] for doc in docs("rolling_test")]
+    assert max(len(encode(text)) for text in texts) > 2 * model.config.block_size
+    prefix = harness(model).prefix_token_id
+    scores = [rolling(model, text, prefix) for text in texts]
+    for sample, score in zip(in_order(run, "rolling"), scores, strict=True):
+        assert math.isclose(*responses(sample), score, rel_tol=CLOSE)
+    for metric, value in perplexities(texts, scores).items():
+        got = run["results"]["local_rolling"][f"{metric},none"]
+        assert math.isclose(got, value, rel_tol=100 * CLOSE)  # an exponential of a mean of ~100
+
+
+def test_generated_text(case: tuple[GPT, int, dict[str, Any]]) -> None:
+    """Greedy, in batches with padding on the left, up to the stop strings."""
+    model, shots, run = case
+    matches = []
+    for sample, doc in zip(in_order(run, "generate"), docs("generate_test"), strict=True):
+        ((prompt, _),) = sample["arguments"]
+        assert prompt.endswith(doc["prompt"])
+        assert (prompt == doc["prompt"]) == (shots == 0)
+        text = continuation(model, prompt, STOPS, NEW_TOKENS)
+        assert responses(sample) == [text]
+        matches.append(float(text == doc["completion"]))
+    got = run["results"]["local_generate"]["exact_match,none"]
+    assert math.isclose(got, sum(matches) / len(matches))
+
+
+@pytest.fixture(scope="module")
+def trained() -> GPT:
+    """Knows the sentences of generate_test.jsonl by heart."""
+    model = make("ddl-cc").train()
+    texts = [doc["prompt"] + doc["completion"] + "." for doc in docs("generate_test")]
+    rows = [encode(text)[-model.config.block_size :] for text in texts]
+    length = max(map(len, rows))
+    labels = torch.tensor([row + [-100] * (length - len(row)) for row in rows])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = model(labels.clamp(min=0), labels).loss
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.2
+    return model.eval()
+
+
+def test_a_match_is_counted(trained: GPT) -> None:
+    right = [
+        continuation(trained, doc["prompt"], STOPS, NEW_TOKENS) == doc["completion"]
+        for doc in docs("generate_test")
+    ]
+    assert sum(right) >= 4
+    run = results(harness(trained), ["local_generate"])
+    assert [sample["exact_match"] for sample in in_order(run, "generate")] == right
+
+
+@pytest.mark.parametrize("ending", ["p", "purple"])
+def test_the_likeliest_ending_is_greedy(trained: GPT, ending: str) -> None:
+    """A single token takes another path through lm-eval than several."""
+    context, ending = "Red and blue make", f" {ending}"
+    wrong = ending[:-1] + "x"
+    requests = [
+        Instance("loglikelihood", {}, pair, 0)
+        for pair in ((context, ending), (context, wrong), ("", ending))
+    ]
+    subject = harness(trained)
+    right, other, alone = subject.loglikelihood(requests)
+    assert right[1]
+    assert not other[1]
+    assert math.isclose(right[0], likelihood(trained, context, ending)[0], rel_tol=CLOSE)
+    assert math.isclose(other[0], likelihood(trained, context, wrong)[0], rel_tol=CLOSE)
+    # Before an ending without a context stands the prefix token.
+    assert math.isclose(alone[0], rolling(trained, ending, subject.prefix_token_id), rel_tol=CLOSE)
+
+
+# --- batches, and contexts that are too long ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def one_by_one() -> dict[str, Any]:
+    return results(harness(make("ddl-tc"), 1), ALL)
+
+
+@pytest.mark.parametrize("batch_size", [4, "auto"])
+def test_batch_size_changes_nothing(
+    one_by_one: dict[str, Any], batch_size: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ddl-tc reads over time: what pads a text in a batch must not reach it.
+
+    On a CPU, where nothing says that memory runs out, `auto` is bounded by the size of the logits.
+    """
+    monkeypatch.setattr("ddl.evaluation.harness.LOGITS_ON_CPU", 6 * 96 * 256 + 1)
+    subject = harness(make("ddl-tc"), batch_size)
+    assert subject.max_batch_size == 6
+    run = results(subject, ALL)
+    for name in (name.removeprefix("local_") for name in ALL):
+        for a, b in zip(in_order(one_by_one, name), in_order(run, name), strict=True):
+            assert a["arguments"] == b["arguments"]
+            for one, other in zip(responses(a), responses(b), strict=True):
+                if name == "generate":
+                    assert one == other
+                    continue
+                score, others = (r if name == "rolling" else r[0] for r in (one, other))
+                assert math.isclose(score, others, rel_tol=CLOSE)
+    for name, metrics in one_by_one["results"].items():
+        for metric, value in metrics.items():
+            if isinstance(value, float):
+                assert math.isclose(run["results"][name][metric], value, rel_tol=100 * CLOSE)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_context_of_the_model_is_used_and_no_more(more: int) -> None:
+    """What lost its beginning is counted. That the end is scored, is tested above.
+
+    The last token of a request is only predicted, so that it may have one more than the context.
+    """
+    form = FORMATS["sciq"]
+    lengths = sorted(
+        len(encode(context + ending))
+        for doc in docs(form.test)
+        for context, ending in zip(form.contexts(doc), form.endings(doc), strict=True)
+    )
+    longest_that_fits = lengths[len(lengths) // 2]
+    subject = harness(make("additive", block_size=longest_that_fits - 1 - more))
+    assert subject.max_length == longest_that_fits - 1 - more
+    run = results(subject, ["local_sciq"])
+    too_long = sum(length > longest_that_fits - more for length in lengths)
+    assert (run["truncated"], run["requests"]) == (too_long, len(lengths))
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_truncated_prompts_are_counted(more: int) -> None:
+    """New tokens need room, too."""
+    lengths = [len(encode(doc["prompt"])) for doc in docs("generate_test")]
+    model = make("additive", block_size=max(lengths) + NEW_TOKENS - more)
+    run = results(harness(model), ["local_generate"])
+    assert (run["truncated"], run["requests"]) == (more, len(lengths))
+
+
+def test_an_answer_that_cannot_fit_is_refused() -> None:
+    first = FORMATS["piqa"].endings(docs("piqa_validation")[0])[0]
+    sentence = (
+        "`tasks` must have answers that fit the model's context of 16 tokens,"
+        f" got one of {len(encode(first))}"
+    )
+    with pytest.raises(InputError, match=f"^{sentence}$"):
+        results(harness(make("additive", block_size=16)), ["local_piqa"])
+
+
+def test_more_new_tokens_than_fit_are_refused() -> None:
+    sentence = (
+        "`tasks` must ask for fewer new tokens than the model's context of 12,"
+        " got 12 from local_generate"
+    )
+    with pytest.raises(InputError, match=f"^{sentence}$"):
+        results(harness(make("additive", block_size=12)), ["local_generate"])
+
+
+def test_too_few_examples_for_the_shots() -> None:
+    with pytest.raises(InputError, match=r"^`num_fewshot` must be at most as many as .* got 9: "):
+        results(harness(make("additive")), ["local_arc"], 9)
+
+
+def test_a_limit_takes_the_first_examples() -> None:
+    run = results(harness(make("additive")), ["local_arc"], limit=2)
+    assert [sample["doc"]["id"] for sample in in_order(run, "arc")] == ["a1", "a2"]
+    assert run["n-samples"]["local_arc"] == {"original": 7, "effective": 2}
+
+
+def test_groups_have_a_table_of_their_own() -> None:
+    run = results(harness(make("additive")), ["local_science"])
+    arc, sciq = (run["results"][f"local_{name}"] for name in ("arc", "sciq"))
+    mean = (7 * arc["acc_norm,none"] + 6 * sciq["acc_norm,none"]) / 13  # by the number of examples
+    assert 0 < mean < 1
+    assert math.isclose(run["groups"]["local_science"]["acc_norm,none"], mean)
+    model = {"path": "x", "parameters": 1, "context": 96}
+    printed = tables({"model": model, "limit": None, "runs": [run]})
+    assert printed.count("local_science") == 2
+    assert re.search(rf"Groups .*\n.*\n\|local_science\|.*\|acc_norm\|↑ +\|{mean:.4f}\|", printed)
+
+
+def test_a_task_twice() -> None:
+    with pytest.raises(InputError, match=r"^`tasks` must have each task once, got .*local_arc"):
+        results(harness(make("additive")), ["local_science", "local_arc"])
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def test_characters_that_the_model_does_not_know() -> None:
+    texts = (f"{text}\n" for doc in docs("piqa_validation") for text in all_text(doc))
+    table = sorted({character for text in texts for character in text} - {"?"})
+    model = make("additive", vocab_size=len(table))
+    subject = Harness(from_gpt(model), to_fast(CharTokenizer(table), model.config), 4)
+    expected = r"^`tasks` must be in the \d+ characters that the model was trained on, got '\?'$"
+    with pytest.raises(InputError, match=expected):
+        results(subject, ["local_piqa"])
+
+
+def all_text(doc: Doc) -> list[str]:
+    return FORMATS["piqa"].contexts(doc) + FORMATS["piqa"].endings(doc)

@@ -1,0 +1,14 @@
+"""tests/ops/test_ops.py and test_ops_torch.py on the GPU: every operator against the reference in
+float64, and under opcheck, gradcheck, torch.compile, autocast, checkpointing and export.
+"""
+
+from __future__ import annotations
+
+from tests.ops import test_ops, test_ops_torch
+
+OF_THE_CPU = {"test_results_do_not_depend_on_the_number_of_threads"}
+
+for _module in (test_ops, test_ops_torch):
+    for _name, _test in vars(_module).items():
+        if _name.startswith("test_") and _name not in OF_THE_CPU:
+            globals()[_name] = _test

@@ -1,0 +1,178 @@
+"""`ddl export`, `ddl import` and `ddl sample` of what they wrote."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ddl import cli
+from ddl.config import RESIDUALS, TrainConfig
+from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
+from ddl.train.runs import RunDirectory
+from tests.support.hf_cases import byte_pair_files, model, names
+from tests.support.paper_standin import published
+
+FILES = ["config.json", "generation_config.json", "model.safetensors", "modeling_ddl.py"]
+FILES += ["tokenizer.json", "tokenizer_config.json"]
+
+
+def a_run(out: Path, tokenizer: Tokenizer, residual: str = "ddl-cc", vocab_size: int = 256) -> str:
+    gpt = model(residual=residual, vocab_size=vocab_size)
+    RunDirectory.create(TrainConfig(model=gpt.config, data=None, out=out), tokenizer).save(gpt)
+    return str(out)
+
+
+def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    code = cli.main(args)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err.lstrip()
+
+
+def refused(capsys: pytest.CaptureFixture[str], sentence: str, *args: str) -> None:
+    assert said(capsys, *args) == (1, "", f"ddl {args[0]}: {sentence}\n")
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_export_and_sample(
+    residual: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = a_run(tmp_path / "run", ByteTokenizer(), residual), tmp_path / "deep" / "out"
+    expected = (0, f"wrote {out}: {', '.join(FILES)}\n", "")
+    assert said(capsys, "export", run, "--hf", str(out)) == expected
+    options = ["--prompt", "To be", "--tokens", "20", "--device", "cpu"]
+    texts = [said(capsys, "sample", directory, *options)[:2] for directory in (run, str(out))]
+    assert texts[0] == texts[1]
+    assert texts[0][1].startswith("To be")
+
+    tokenizer, hf = AutoTokenizer.from_pretrained(out), AutoModelForCausalLM.from_pretrained(out)
+    ids = tokenizer("To be", return_tensors="pt").input_ids
+    greedy = tokenizer.decode(hf.generate(ids, max_new_tokens=20)[0])
+    printed = said(capsys, "sample", run, *options, "--temperature", "0")[1]
+    assert printed == cli_text(greedy)
+
+
+def cli_text(text: str) -> str:
+    from ddl.cli.sample import printable
+
+    return f"{printable(text)}\n"
+
+
+def test_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = a_run(tmp_path / "run", CharTokenizer("abc\n")), str(tmp_path / "out")
+    assert said(capsys, "export", run, "--hf", out)[0] == 0
+    assert AutoTokenizer.from_pretrained(out)("cab\n").input_ids == [2, 0, 1, 3]
+    sentence = "`--prompt` must consist of the 4 characters that the model was trained on, got 'x'"
+    for directory in (run, out):
+        refused(capsys, sentence, "sample", directory, "--prompt", "x", "--device", "cpu")
+
+
+def test_byte_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    run, out = a_run(tmp_path / "run", GPT2Tokenizer(), vocab_size=50304), tmp_path / "out"
+    files = byte_pair_files(tmp_path / "files")
+    code, printed, _ = said(capsys, "export", run, "--hf", str(out))
+    assert (code, printed.splitlines()) == (
+        0,
+        [
+            f"wrote {out}: {', '.join(FILES[:4])}",
+            "without a tokenizer: GPT-2 tokens need the package tiktoken to be read as text: pip"
+            " install tiktoken",
+        ],
+    )
+    sentence = f"`run` must have a tokenizer, got {out} without tokenizer.json"
+    refused(capsys, sentence, "sample", str(out), "--device", "cpu")
+
+    whole = tmp_path / "whole"
+    export = ["export", run, "--hf", str(whole), "--tokenizer", str(files)]
+    assert said(capsys, *export) == (0, f"wrote {whole}: {', '.join(FILES)}\n", "")
+    hf = AutoModelForCausalLM.from_pretrained(whole)
+    assert hf.generation_config.eos_token_id == 0
+    sampled = said(capsys, "sample", str(whole), "--prompt", "def a", "--tokens", "3")
+    assert (sampled[0], sampled[1][:5]) == (0, "def a")
+
+    other = a_run(tmp_path / "bytes", ByteTokenizer())
+    sentence = (
+        "`--tokenizer` must be left out unless the model's tokens are GPT-2's, got"
+        f" {files} for bytes"
+    )
+    new = str(tmp_path / "new")
+    refused(capsys, sentence, "export", other, "--hf", new, "--tokenizer", str(files))
+    assert not Path(new).exists()
+
+
+def test_import_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = published("tc-ec", vocab_size=256)
+    src, ours, back = (str(tmp_path / name) for name in ("x.pt", "ours", "back"))
+    torch.save({"model": theirs.state_dict(), "model_args": theirs.config}, src)
+    code, printed, _ = said(capsys, "import", src, ours)
+    assert code == 0
+    assert printed.splitlines()[0].startswith("ddl-tc: 2 blocks, ")
+    assert printed.splitlines()[-1] == f"wrote {ours}: {', '.join(FILES)}"
+    idx = torch.randint(256, (2, 9))
+    hf = AutoModelForCausalLM.from_pretrained(ours)
+    torch.testing.assert_close(hf(idx).logits, theirs(idx), rtol=1e-5, atol=1e-5)
+    sampled = said(capsys, "sample", ours, "--prompt", "a", "--tokens", "3", "--device", "cpu")
+    assert (sampled[0], sampled[1][:1]) == (0, "a")
+
+    code, printed, _ = said(capsys, "import", ours, back, "--reverse", "--layout", "o_proj")
+    assert (code, printed.splitlines()[-1]) == (0, f"wrote {back}: config.json, pytorch_model.bin")
+    assert names(tmp_path / "back") == ["config.json", "pytorch_model.bin"]
+    assert said(capsys, "import", back, str(tmp_path / "again"))[0] == 0
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    assert torch.equal(again(idx).logits, hf(idx).logits)
+
+
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, new = a_run(tmp_path / "run", ByteTokenizer()), str(tmp_path / "new")
+    refused(capsys, "`--hf` must be the directory to write, got None", "export", run)
+    used = f"`out` must be a new or empty directory, got {run}, a directory with files"
+    refused(capsys, used, "export", run, "--hf", run)
+    refused(capsys, used, "import", run, run)
+    sentence = f"`run` must be a run directory with config.json, got {new}: No such file"
+    refused(capsys, f"{sentence} or directory", "export", new, "--hf", new)
+    sentence = f"`src` must be a file with weights, got {new}: No such file or directory"
+    refused(capsys, sentence, "import", new, new)
+    sentence = "`--layout` must be left at c_proj without `--reverse`, got 'o_proj'"
+    refused(capsys, sentence, "import", run, new, "--layout", "o_proj")
+    sentence = "`--variant` must be left at auto with `--reverse`, got 'ddl'"
+    refused(capsys, sentence, "import", run, new, "--reverse", "--variant", "ddl")
+    sentence = (
+        f"`src` must be a checkpoint of the paper's code, got {run}, which is a directory of ddl:"
+        " the other way round is `--reverse`"
+    )
+    refused(capsys, sentence.replace("`--reverse`", "--reverse"), "import", run, new)
+    assert not Path(new).exists()
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["model"]["residual"] == "ddl-cc"  # untouched
+
+
+@pytest.mark.parametrize("command", ["export", "import", "sample"])
+def test_a_missing_extra(
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, new, out = a_run(tmp_path / "run", ByteTokenizer()), str(tmp_path / "new"), "out"
+    torch.save(published("ddl").state_dict(), tmp_path / "x.pt")
+    assert said(capsys, "export", run, "--hf", str(tmp_path / out))[0] == 0
+    for module in [name for name in sys.modules if name.split(".")[:2] == ["ddl", "hf"]]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delattr("ddl.hf")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    args = {
+        "export": [run, "--hf", new],
+        "import": [str(tmp_path / "x.pt"), new],
+        "sample": [str(tmp_path / out)],
+    }[command]
+    sentence = f"`ddl {command}` needs the `train,hf` extra: pip install 'ddl-rs[train,hf]'"
+    refused(capsys, sentence, command, *args)
+    assert not Path(new).exists()
+    assert said(capsys, "sample", run, "--tokens", "2", "--device", "cpu")[0] == 0

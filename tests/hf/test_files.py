@@ -1,0 +1,287 @@
+"""Directories that the Auto classes load: equal to the bit, complete, refused when they are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from accelerate import (
+    infer_auto_device_map,
+    init_empty_weights,
+    load_checkpoint_and_dispatch,
+)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import ddl.hf
+from ddl.data.tokenizer import ByteTokenizer
+from ddl.errors import InputError
+from ddl.hf import DDLConfig, DDLForCausalLM, from_gpt, load, save
+from ddl.hf.remote import TEXT
+from ddl.hf.tokenization import FastTokenizer
+from ddl.models.sublayers import Rotary
+from tests.support.hf_cases import VARIANTS, model, names, small, tokens
+
+every_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+IDX = tokens(2, 24)
+FILES = ["config.json", "generation_config.json", "model.safetensors"]
+REMOTE, TOKENIZER = ["modeling_ddl.py"], ["tokenizer.json", "tokenizer_config.json"]
+
+
+def assert_rotated(hf: DDLForCausalLM) -> None:
+    """The rotary tables, which no file holds, are those of a new model."""
+    expected = Rotary(hf.config.head_dim, hf.config.block_size)
+    tables = [module for module in hf.modules() if isinstance(module, Rotary)]
+    assert len(tables) == hf.config.num_layers
+    for rotary in tables:
+        assert rotary.cos.dtype == torch.float32
+        assert torch.equal(rotary.cos, expected.cos)
+        assert torch.equal(rotary.sin, expected.sin)
+
+
+@every_variant
+def test_there_and_back(options: dict[str, Any], tmp_path: Path) -> None:
+    gpt = model(**options)
+    expected = gpt(IDX).logits
+    save(gpt, ByteTokenizer(), tmp_path)
+    assert names(tmp_path) == sorted(FILES + REMOTE + TOKENIZER)
+    stored = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert stored.keys() == gpt.state_dict().keys()
+
+    hf = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(hf) is DDLForCausalLM
+    assert hf.dtype == torch.float32
+    assert not hf.training
+    assert hf.lm_head.weight is hf.wte.weight
+    assert torch.equal(hf(IDX).logits, expected)
+    assert_rotated(hf)
+
+    again, tokenizer = load(tmp_path)
+    assert again.config == gpt.config
+    assert torch.equal(again(IDX).logits, expected)
+    assert isinstance(tokenizer, ByteTokenizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ways_of_loading(dtype: torch.dtype, tmp_path: Path) -> None:
+    from_gpt(model(residual="ddl-tc")).save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    assert_rotated(plain)
+    expected = plain(IDX).logits
+
+    mapped = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, device_map="cpu")
+    assert torch.equal(mapped(IDX).logits, expected)
+    assert_rotated(mapped)
+
+    with torch.device("meta"):
+        empty = DDLForCausalLM(AutoConfig.from_pretrained(tmp_path))
+    assert all(p.is_meta for p in empty.parameters())
+    empty.load_state_dict(plain.state_dict(), assign=True)
+    assert torch.equal(empty(IDX).logits, expected)
+    assert_rotated(empty)
+
+    with init_empty_weights():
+        empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path), dtype=dtype)
+    empty.tie_weights()
+    filled = load_checkpoint_and_dispatch(empty, str(tmp_path), device_map={"": "cpu"})
+    assert torch.equal(filled(IDX).logits, expected)
+    if dtype == torch.float32:
+        assert torch.equal(load(tmp_path)[0](IDX).logits, expected)
+
+
+def test_a_device_map_keeps_the_trunk_together() -> None:
+    hf = from_gpt(model(vocab_size=5000))
+    room = 7 * sum(p.numel() * p.element_size() for p in hf.trunk.parameters())
+
+    def pieces(whole: Any) -> list[str]:
+        devices = infer_auto_device_map(hf, {"cpu": room}, no_split_module_classes=whole)
+        return [name for name in devices if name.startswith("trunk.")]
+
+    assert pieces([])
+    assert not pieces(hf._no_split_modules)
+
+
+def test_half_precision_becomes_float32(tmp_path: Path) -> None:
+    gpt = model().bfloat16()
+    save(gpt, None, tmp_path)
+    assert names(tmp_path) == sorted(FILES + REMOTE)
+    stored = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    again, tokenizer = load(tmp_path)
+    assert tokenizer is None
+    for name, parameter in again.named_parameters():
+        assert parameter.dtype == torch.float32
+        assert torch.equal(parameter, gpt.get_parameter(name).float()), name
+
+
+def test_a_tokenizer_of_anothers(tmp_path: Path) -> None:
+    save(model(), ByteTokenizer(), tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del config["ddl_tokenizer"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    _, tokenizer = load(tmp_path)
+    assert isinstance(tokenizer, FastTokenizer)
+    assert tokenizer.encode("é\n") == ByteTokenizer().encode("é\n")
+    assert tokenizer.decode([195, 169, 10]) == "é\n"
+
+
+def test_where_text_ends_is_in_the_generation_config(tmp_path: Path) -> None:
+    """For documents that end with it; a model of bytes never saw a byte 0."""
+    save(model(), ByteTokenizer(), tmp_path / "bytes")
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "bytes").generation_config.eos_token_id
+        is None
+    )
+    fast = AutoTokenizer.from_pretrained(tmp_path / "bytes")
+    save(model(), FastTokenizer(fast), tmp_path / "documents")
+    hf = AutoModelForCausalLM.from_pretrained(tmp_path / "documents")
+    assert hf.generation_config.eos_token_id == fast.eos_token_id
+
+
+# --- trust_remote_code ----------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+src, out = sys.argv[1:]
+assert not any(name.split(".")[0] == "ddl" for name in sys.modules)
+tokenizer = AutoTokenizer.from_pretrained(src)
+model = AutoModelForCausalLM.from_pretrained(src, trust_remote_code=True)
+ids = tokenizer("ab\\n", return_tensors="pt").input_ids % model.config.vocab_size
+torch.save((ids, model(ids).logits), out + ".pt")
+model.save_pretrained(out)
+again = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+assert torch.equal(again(ids).logits, model(ids).logits)
+"""
+
+
+def test_without_an_import(tmp_path: Path) -> None:
+    gpt = model(residual="ddl-tc")
+    save(gpt, ByteTokenizer(), tmp_path / "src")
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    out = tmp_path / "out"
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "src"), str(out)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert ran.returncode == 0, ran.stderr
+    ids, logits = torch.load(f"{out}.pt")
+    assert torch.equal(gpt(ids).logits, logits)
+    # What was saved again refers to a file that is there, and to nothing else.
+    assert names(out) == sorted(FILES + REMOTE)
+    assert (out / REMOTE[0]).read_text() == (tmp_path / "src" / REMOTE[0]).read_text() == TEXT
+    assert torch.equal(load(out)[0](ids).logits, logits)
+
+
+def test_no_more_code_than_asked_for(tmp_path: Path) -> None:
+    save(model(), None, tmp_path / "plain", remote_code=False)
+    assert names(tmp_path / "plain") == FILES
+    assert "auto_map" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    DDLForCausalLM.register_for_auto_class()
+    assert not DDLForCausalLM.is_remote_code()
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ddl.hf", None)
+    with pytest.raises(
+        ImportError, match=r"^this model needs the package ddl-rs, pip install 'ddl"
+    ):
+        exec(TEXT, {})
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def refused(path: Path, pattern: str) -> None:
+    with pytest.raises(InputError, match=pattern) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_directories_that_are_none_of_ours(tmp_path: Path) -> None:
+    refused(tmp_path, f"^`path` must be a directory with a model of type ddl, got {tmp_path}$")
+    for text in ("{", "[]", '{"model_type": "llama"}'):
+        (tmp_path / "config.json").write_text(text)
+        refused(tmp_path, "^`path` must be a directory with a model of type ddl, got")
+
+
+def test_damaged_directories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(model(), ByteTokenizer(), tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    state, text = safetensors.torch.load_file(weights), config.read_text()
+    where = re.escape(f"`{tmp_path}`")
+
+    fields = json.loads(text)
+    config.write_text(json.dumps(fields | {"num_layers": 0}))
+    refused(tmp_path, "^`num_layers` must be a whole number of at least 1, got 0$")
+    config.write_text(json.dumps(fields | {"num_layers": 3}))
+    lacking = len(model(num_layers=3).state_dict()) - len(state)
+    refused(tmp_path, f"^{where} must hold the parameters of its config, got {lacking} missing$")
+    config.write_text(text)
+
+    safetensors.torch.save_file(state | {"trunk.extra": torch.zeros(1)}, weights)
+    refused(tmp_path, f"^{where} must hold the parameters of its config, got 1 unexpected$")
+    safetensors.torch.save_file(state | {"wte.weight": torch.zeros(2, 2)}, weights)
+    refused(tmp_path, f"^{where} must hold the parameters of its config, got 1 mismatched$")
+    weights.write_bytes(b"\0" * 30)
+    refused(tmp_path, f"^{where} must hold a model of type ddl, got: ")
+    weights.unlink()
+    refused(tmp_path, f"^{where} must hold a model of type ddl, got: ")
+    assert not caplog.records  # the sentence is all that is said
+    safetensors.torch.save_file(state, weights)
+    (tmp_path / "tokenizer.json").write_text("{")
+    refused(tmp_path, f"^{where} must hold a model of type ddl, got: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", '{"model_type": "ddl", "dtype": "unknown"}'),
+        ("config.json", '{"model_type": "ddl", "id2label": 5}'),
+        ("config.json", '{"model_type": "ddl", "head_dim": 3}'),
+        ("generation_config.json", "[]"),
+        ("tokenizer.json", "[]"),
+        ("tokenizer_config.json", "[]"),
+        ("model.safetensors.index.json", "{}"),
+        ("pytorch_model.bin", "no pickle"),
+    ],
+)
+def test_damage_that_transformers_stumbles_over(name: str, text: str, tmp_path: Path) -> None:
+    save(model(), ByteTokenizer(), tmp_path)
+    if name.startswith(("model", "pytorch")):
+        (tmp_path / "model.safetensors").unlink()
+    (tmp_path / name).write_text(text)
+    refused(tmp_path, f"^{re.escape(f'`{tmp_path}`')} must hold a model of type ddl, got: ")
+
+
+def test_code_in_a_directory_is_not_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers offers to run what a tokenizer_config.json refers to."""
+    save(model(vocab_size=256), ByteTokenizer(), tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    there = {"auto_map": {"AutoTokenizer": ["code.Tokenizer", "code.Tokenizer"]}}
+    path.write_text(json.dumps(there))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda *question: asked.append(*question) or "y")
+    refused(tmp_path, f"^{re.escape(f'`{tmp_path}`')} must hold a model of type ddl, got: ")
+    assert not asked
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_names_of_the_package() -> None:
+    for name in ddl.hf.__all__:
+        assert getattr(ddl.hf, name).__doc__
+    assert AutoConfig.for_model("ddl").gpt == DDLConfig().gpt
+    assert small() == DDLConfig.from_gpt(small()).gpt

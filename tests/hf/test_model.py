@@ -1,0 +1,247 @@
+"""DDLForCausalLM is GPT: the same numbers, and the interface of Hugging Face's models."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from ddl.config import RESIDUALS
+from ddl.hf import DDLConfig, DDLForCausalLM, from_gpt
+from ddl.hf.modeling import to_gpt
+from ddl.models import GPT
+from ddl.nn.stream import DeltaStream
+from tests.support.hf_cases import VARIANTS, model, padded, small, tokens
+from tests.support.tolerances import assert_close
+
+every_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+every_residual = pytest.mark.parametrize("residual", RESIDUALS)
+IDX = tokens(3, 24)
+
+
+def wrapped(**options: Any) -> DDLForCausalLM:
+    return from_gpt(model(**options))
+
+
+# --- the same model -------------------------------------------------------------------------------
+
+
+@every_variant
+def test_a_new_model_is_gpts(options: dict[str, Any]) -> None:
+    config = small(**options)
+    torch.manual_seed(3)
+    expected = GPT(config)
+    torch.manual_seed(3)
+    new = AutoModelForCausalLM.from_config(DDLConfig.from_gpt(config))
+    state = new.state_dict()
+    assert state.pop("lm_head.weight") is not None
+    assert list(state) == list(expected.state_dict())
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(state[name], tensor), name
+    assert new.num_parameters() == expected.num_parameters()
+
+
+@every_variant
+def test_logits_and_loss_are_gpts(options: dict[str, Any]) -> None:
+    gpt = model(**options)
+    expected = gpt(IDX, IDX)
+    out = from_gpt(gpt)(IDX, labels=IDX)
+    assert torch.equal(out.logits, expected.logits)
+    torch.testing.assert_close(out.loss, expected.loss)
+    assert torch.equal(to_gpt(from_gpt(gpt))(IDX).logits, expected.logits)
+
+
+def test_labels_are_shifted_and_counted() -> None:
+    hf = wrapped()
+    labels = IDX.clone()
+    labels[0, :10] = -100
+    logits = hf(IDX).logits
+    losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none")
+    assert (losses == 0).sum() == 9
+    mean, total = losses.sum() / (3 * 23 - 9), losses.sum()
+    torch.testing.assert_close(hf(IDX, labels=labels).loss, mean)
+    torch.testing.assert_close(hf(IDX, labels=labels, num_items_in_batch=50).loss, total / 50)
+
+
+def test_the_module_is_shared() -> None:
+    gpt = model()
+    hf = from_gpt(gpt)
+    assert hf.wte.weight is gpt.wte.weight
+    assert hf.lm_head.weight is gpt.wte.weight
+    assert to_gpt(hf).trunk is gpt.trunk
+    assert hf.training == gpt.training
+    assert from_gpt(gpt.train()).training
+
+
+def test_a_copy_computes_the_same() -> None:
+    hf = wrapped(residual="ddl-tc")
+    clone = copy.deepcopy(hf)
+    assert torch.equal(clone(IDX).logits, hf(IDX).logits)
+    assert clone.lm_head.weight is clone.wte.weight
+    clone.wte.weight.data.zero_()
+    assert hf.wte.weight.any()
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+@every_variant
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(options: dict[str, Any], side: str) -> None:
+    hf = wrapped(**options)
+    lengths = [24, 1, 9]
+    ids, mask = padded(IDX, lengths, side)
+    logits = hf(ids, attention_mask=mask).logits
+    for row, length in enumerate(lengths):
+        alone = hf(IDX[row : row + 1, :length]).logits[0]
+        assert_close(f"row {row}", logits[row][mask[row].bool()], alone, torch.float32, depth=4)
+
+
+def test_which_logits_are_kept() -> None:
+    hf = wrapped()
+    logits = hf(IDX).logits
+    assert torch.equal(hf(IDX, logits_to_keep=5).logits, logits[:, -5:])
+    chosen = torch.tensor([3, 0, 23])
+    assert torch.equal(hf(IDX, logits_to_keep=chosen).logits, logits[:, chosen])
+
+
+def test_embeddings_in_place_of_tokens() -> None:
+    hf = wrapped()
+    assert torch.equal(hf(inputs_embeds=hf.wte(IDX)).logits, hf(IDX).logits)
+
+
+def test_tuples_on_demand() -> None:
+    hf = wrapped()
+    loss, logits = hf(IDX, labels=IDX, return_dict=False)
+    assert loss.ndim == 0
+    assert torch.equal(logits, hf(IDX)[0])
+
+
+@every_residual
+def test_hidden_states(residual: str) -> None:
+    """What each block's attention reads, from the trunk's own definition, and the readout."""
+    hf = wrapped(residual=residual)
+    out = hf(IDX, output_hidden_states=True)
+    expected, trunk, x = [], hf.trunk, hf.wte(IDX)
+    if isinstance(trunk, DeltaStream):
+        x = trunk.expand(x)
+        for index, (read, part) in enumerate(zip(trunk.reads, trunk.sublayers, strict=True)):
+            h = read(x)
+            expected += [h] * (index % 2 == 0)
+            x = trunk.residuals[index](x, part(h), context=h)
+    else:
+        for index, (norm, part) in enumerate(zip(trunk.norms, trunk.sublayers, strict=True)):
+            expected += [norm(x)] * (index % 2 == 0)
+            x = x + part(norm(x))
+    expected.append(trunk.readout(x))
+    assert len(out.hidden_states) == 3
+    for number, (state, reference) in enumerate(zip(out.hidden_states, expected, strict=True)):
+        assert_close(f"state {number}", state, reference, torch.float32, depth=4)
+    assert torch.equal(hf.lm_head(out.hidden_states[-1]), out.logits)
+    assert hf(IDX).hidden_states is None
+    assert len(hf.trunk.sublayers[0]._forward_pre_hooks) == 0
+    hf.config.output_hidden_states = True
+    assert len(hf(IDX).hidden_states) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({}, "`input_ids` or `inputs_embeds` must be given, got neither"),
+        (
+            {"input_ids": IDX, "inputs_embeds": torch.zeros(1, 1, 32)},
+            "`input_ids` or `inputs_embeds` must be given, got both",
+        ),
+        (
+            {"input_ids": IDX[0]},
+            "`input_ids` must have shape (batch, 1 to max_position_embeddings = 40), got (24,)",
+        ),
+        (
+            {"inputs_embeds": torch.zeros(1, 41, 32)},
+            "`inputs_embeds` must have shape (batch, 1 to max_position_embeddings = 40,"
+            " hidden_size), got (1, 41, 32)",
+        ),
+        (
+            {"input_ids": torch.full((2, 4), 100)},
+            "`input_ids` must hold tokens from 0 to vocab_size - 1 = 60, got 100",
+        ),
+        (
+            {"input_ids": IDX, "labels": IDX[:, 1:]},
+            "`labels` must have shape (3, 24), got (3, 23)",
+        ),
+        (
+            {"input_ids": IDX, "labels": IDX, "logits_to_keep": 2},
+            "`logits_to_keep` must be 0 with `labels`, got 2",
+        ),
+        (
+            {"input_ids": IDX, "output_attentions": True},
+            "`output_attentions` must be false, got True: attention weights are never formed",
+        ),
+        (
+            {"input_ids": IDX, "position_ids": IDX},
+            "`position_ids` must be left out, got some: `attention_mask` says where tokens are",
+        ),
+        (
+            {"input_ids": IDX, "attention_mask": torch.ones(3, 1, 24, 24)},
+            "`attention_mask` must have shape (3, 24), got (3, 1, 24, 24)",
+        ),
+        (
+            {"input_ids": IDX, "past_key_values": DynamicCache()},
+            "`past_key_values` must be a ddl.hf.DDLCache, got DynamicCache",
+        ),
+    ],
+)
+def test_refusals(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        wrapped()(**arguments)
+
+
+# --- config ---------------------------------------------------------------------------------------
+
+
+def test_config_names() -> None:
+    config = DDLConfig(num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=24)
+    assert (config.num_layers, config.num_heads, config.block_size) == (3, 2, 24)
+    assert (config.num_hidden_layers, config.max_position_embeddings) == (3, 24)
+    assert config.num_attention_heads == 2
+    assert config.head_dim == 384
+    assert config.gpt == DDLConfig.from_gpt(config.gpt).gpt
+
+
+@every_variant
+def test_config_json(options: dict[str, Any], tmp_path: Any) -> None:
+    config = DDLConfig(**small(**options).__dict__, eos_token_id=5)
+    config.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert type(again) is DDLConfig
+    assert again.gpt == config.gpt == small(**options)
+    assert again.eos_token_id == 5
+    assert again.pad_token_id is None
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"residual": "sum"}, f"`residual` must be one of {', '.join(RESIDUALS)}, got 'sum'"),
+        (
+            {"num_hidden_layers": 0},
+            "`num_layers` must be a whole number of at least 1, got 0",
+        ),
+        (
+            {"gate_hidden": 3},
+            "`gate_hidden` must be left at 128 unless `gate` is mlp, got 3",
+        ),
+        (
+            {"tie_word_embeddings": False},
+            "`tie_word_embeddings` must be true, got false: the head is the embedding itself",
+        ),
+    ],
+)
+def test_config_refusals(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        DDLConfig(**options)

@@ -1,0 +1,184 @@
+"""DDLForCausalLM's parameters: their precision, gradients, number, and where new ones start."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ddl.config import RESIDUALS
+from ddl.hf import DDLConfig, DDLForCausalLM, from_gpt
+from ddl.hf.modeling import to_gpt
+from ddl.models import GPT
+from tests.support.hf_cases import VARIANTS, VOCABULARY, model, small, tokens
+from tests.support.tolerances import assert_close
+
+every_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+every_residual = pytest.mark.parametrize("residual", RESIDUALS)
+IDX = tokens(3, 24)
+
+
+def wrapped(**options: Any) -> DDLForCausalLM:
+    return from_gpt(model(**options))
+
+
+# --- precision ------------------------------------------------------------------------------------
+
+
+def gates(hf: DDLForCausalLM) -> set[str]:
+    """Names of the parameters in float32."""
+    return {name for name, p in hf.named_parameters() if p.dtype == torch.float32}
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gates_and_values_stay_float32(
+    options: dict[str, Any], dtype: torch.dtype, tmp_path: Any
+) -> None:
+    gpt = model(noise=0.1, **options)
+    from_gpt(gpt).save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    expected = {
+        name
+        for name, _ in gpt.named_parameters()
+        if re.match(r"trunk\.residuals\.\d+\.(gate|value)\.", name)
+    }
+    assert bool(expected) == (options["residual"] != "additive")
+    assert gates(loaded) == expected
+    kept = loaded._keep_in_fp32_modules_strict
+    assert {n for n in gpt.state_dict() if any(re.search(k, n) for k in kept)} == expected
+    assert {p.dtype for p in loaded.parameters()} <= {dtype, torch.float32}
+    for name, parameter in loaded.named_parameters():
+        exact = gpt.get_parameter(name)
+        assert torch.equal(parameter, exact if name in expected else exact.to(dtype)), name
+    made = AutoModelForCausalLM.from_config(DDLConfig.from_gpt(gpt.config), dtype=dtype)
+    assert gates(made) == expected
+    # four sublayers with their rewrites, and the head
+    assert_close("logits", loaded(IDX).logits, gpt(IDX).logits, dtype, depth=5)
+    loaded(IDX, labels=IDX).loss.backward()
+    for name, parameter in loaded.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+def test_half_precision_is_saved_as_it_is(tmp_path: Any) -> None:
+    from_gpt(model()).save_pretrained(tmp_path / "a")
+    half = AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype=torch.bfloat16)
+    half.save_pretrained(tmp_path / "b")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "b")
+    assert again.dtype == torch.bfloat16
+    for name, parameter in half.named_parameters():
+        assert parameter.dtype == again.get_parameter(name).dtype
+        assert torch.equal(parameter, again.get_parameter(name)), name
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def step(hf: DDLForCausalLM) -> tuple[dict[str, torch.Tensor], int]:
+    """Gradients of one pass, and the bytes that autograd kept for the backward."""
+    kept = 0
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept += x.numel() * x.element_size()
+        return x
+
+    hf.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        loss = hf(IDX, labels=IDX).loss
+    loss.backward()
+    return {n: p.grad.clone() for n, p in hf.named_parameters() if p.grad is not None}, kept
+
+
+@every_variant
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_computes_the_same_from_less(
+    options: dict[str, Any], reentrant: bool
+) -> None:
+    hf = wrapped(**options).train()
+    expected, stored = step(hf)
+    hf.activation_checkpointing_enable({"use_reentrant": reentrant})
+    assert hf.is_activation_checkpointing
+    gradients, kept = step(hf)
+    assert gradients.keys() == expected.keys() == dict(hf.named_parameters()).keys()
+    for name, gradient in expected.items():  # a reentrant one adds them up in another order
+        assert_close(name, gradients[name], gradient, torch.float32, gradient=True)
+        assert reentrant or torch.equal(gradients[name], gradient), name
+    assert kept < 0.8 * stored
+    hf.activation_checkpointing_disable()
+    assert step(hf)[1] == stored
+
+
+def test_checkpointing_by_its_old_name() -> None:
+    hf = wrapped().train()
+    stored = step(hf)[1]
+    with pytest.warns(FutureWarning):
+        hf.gradient_checkpointing_enable()
+    assert step(hf)[1] < 0.8 * stored
+    hf.eval()
+    assert step(hf)[1] == stored
+
+
+# --- other embeddings, missing parameters ---------------------------------------------------------
+
+
+def test_more_and_fewer_tokens(tmp_path: Any) -> None:
+    hf = wrapped()
+    logits = hf(IDX).logits
+    hf.resize_token_embeddings(80)
+    assert hf.config.vocab_size == 80
+    assert hf.get_input_embeddings().weight is hf.get_output_embeddings().weight
+    assert torch.equal(hf(IDX).logits[..., :VOCABULARY], logits)
+    assert hf(tokens(2, 5, below=80), labels=tokens(2, 5, below=80)).loss.isfinite()
+    hf.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(IDX).logits, hf(IDX).logits)
+    assert to_gpt(again).config == small(vocab_size=80)
+    hf.resize_token_embeddings(VOCABULARY)
+    assert torch.equal(hf(IDX).logits, logits)
+    assert torch.equal(hf.generate(IDX[:, :4], max_new_tokens=2)[:, :4], IDX[:, :4])
+
+
+def test_new_tokens_start_like_the_others() -> None:
+    hf = wrapped()
+    hf.resize_token_embeddings(5000, mean_resizing=False)
+    assert hf.wte.weight[VOCABULARY:].std().item() == pytest.approx(0.02, rel=0.01)
+
+
+@every_residual
+def test_what_a_checkpoint_lacks_is_drawn_as_gpt_draws_it(residual: str, tmp_path: Any) -> None:
+    """A ddl checkpoint in a model with a compression and an expansion, or without gates."""
+    source = from_gpt(model(residual="ddl"))
+    source.save_pretrained(tmp_path)
+    config = DDLConfig(**small(residual=residual).__dict__)
+    hf = DDLForCausalLM.from_pretrained(tmp_path, config=config, ignore_mismatched_sizes=True)
+    torch.manual_seed(0)
+    fresh = GPT(small(residual=residual))
+    have = dict(source.named_parameters())
+    for name, parameter in hf.named_parameters():
+        start = fresh.get_parameter(name)
+        assert not parameter.is_meta
+        if name in have and have[name].shape == parameter.shape:
+            assert torch.equal(parameter, have[name]), name
+        elif start.std() == 0 or "compress" in name or "expand" in name:
+            assert torch.equal(parameter, start), name  # nothing random about it
+        else:
+            assert parameter.std().item() == pytest.approx(start.std().item(), rel=0.3), name
+    assert hf(IDX).logits.isfinite().all()
+
+
+def test_a_gate_that_a_checkpoint_lacks(tmp_path: Any) -> None:
+    hf = wrapped(beta_init=0.5)
+    state = hf.state_dict()
+    del state["trunk.residuals.1.gate.bias"], state["trunk.residuals.3.value.weight"]
+    hf.save_pretrained(tmp_path, state_dict=state)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    gate, value = again.trunk.residuals[1].gate.bias, again.trunk.residuals[3].value.weight
+    assert gate.item() == pytest.approx(math.log(0.5 / 1.5))
+    assert value.std().item() == pytest.approx(0.5 / math.sqrt(32), rel=0.2)
+    assert torch.equal(again.trunk.residuals[0].gate.bias, hf.trunk.residuals[0].gate.bias)

@@ -1,0 +1,263 @@
+"""tokenizer.json encodes as our tokenizers do, and every tokenizer has an end of text."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer
+
+import ddl.data.tokenizer
+from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
+from ddl.errors import InputError
+from ddl.hf import to_fast
+from ddl.hf.tokenization import FastTokenizer, from_files, load_tokenizer
+from tests.support.hf_cases import byte_pair_files, small
+
+TABLE = sorted(set("To be, or not to be?\n\tÄß漢字🙂\u0301\r"))
+# Every kind of character: ASCII, control characters, what byte-level tokenizers spell bytes with,
+# the words of a special token, several planes.
+PIECES = ["a", "The ", " ", "\n", "\r\n", "\0", "\x1f", "\x7f", "é", "e\u0301", "ß", "Ā", "Ċ", "Ġ"]
+PIECES += ["漢", "🙂", "\u200b", "\ufffd", "\U0010ffff", "<|endoftext|>", "<0x0A>", "[UNK]", "ﬁ"]
+
+
+def texts(number: int = 200) -> list[str]:
+    choose = random.Random(0)
+    return ["", *("".join(choose.choices(PIECES, k=choose.randrange(12))) for _ in range(number))]
+
+
+def reloaded(fast: Any, directory: Path) -> Any:
+    fast.save_pretrained(directory)
+    return AutoTokenizer.from_pretrained(directory)
+
+
+def assert_same(fast: Any, ours: Tokenizer, cases: list[str]) -> None:
+    for text in cases:
+        tokens = ours.encode(text)
+        assert fast(text)["input_ids"] == tokens, text
+        assert fast.decode(tokens) == ours.decode(tokens) == text
+        rest = [token for token in tokens if token != fast.eos_token_id]
+        assert fast.decode(tokens, skip_special_tokens=True) == ours.decode(rest)
+
+
+@pytest.mark.parametrize("vocab_size", [256, 300])
+def test_bytes(vocab_size: int, tmp_path: Path) -> None:
+    config = small(vocab_size=vocab_size)
+    for fast in (to_fast(ByteTokenizer(), config), reloaded(to_fast(ByteTokenizer()), tmp_path)):
+        assert_same(fast, ByteTokenizer(), texts())
+
+
+def test_every_byte_is_its_own_token() -> None:
+    fast, ours, choose = to_fast(ByteTokenizer()), ByteTokenizer(), random.Random(0)
+    assert len(fast) == 256
+    for _ in range(500):  # mostly no UTF-8
+        tokens = choose.choices(range(256), k=9)
+        assert fast.decode(tokens) == ours.decode(tokens)
+    assert [fast.decode([byte]) for byte in range(128)] == [chr(byte) for byte in range(128)]
+
+
+@pytest.mark.parametrize("vocab_size", [len(TABLE), 300])
+def test_characters(vocab_size: int, tmp_path: Path) -> None:
+    ours, config, choose = CharTokenizer(TABLE), small(vocab_size=vocab_size), random.Random(0)
+    cases = ["".join(choose.choices(TABLE, k=choose.randrange(20))) for _ in range(200)]
+    for fast in (to_fast(ours, config), reloaded(to_fast(ours, config), tmp_path)):
+        assert_same(fast, ours, cases)
+
+
+def test_characters_that_are_not_in_the_table() -> None:
+    with pytest.raises(Exception, match=r"Missing \[UNK\] token"):
+        to_fast(CharTokenizer(TABLE))("not x")
+
+
+def test_characters_that_cannot_be_written() -> None:
+    """A character table may hold half of a surrogate pair, a tokenizer.json cannot."""
+    sentence = "`tokenizer` must have characters that UTF-8 spells, got '\\ud800'"
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        to_fast(CharTokenizer(["a", "\ud800"]))
+
+
+@pytest.mark.parametrize("entry", ["bytes?", [1], {"kind": "characters", "table": 3}])
+def test_an_entry_that_is_none_of_ours(entry: Any, tmp_path: Path) -> None:
+    to_fast(ByteTokenizer()).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"ddl_tokenizer": entry}))
+    with pytest.raises(InputError, match=r"^`tokenizer` must be bytes, gpt2 or characters with a"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "vocab_size", "end", "token"),
+    [
+        (ByteTokenizer(), 256, "\0", 0),
+        (ByteTokenizer(), 257, "<|endoftext|>", 256),
+        (CharTokenizer("ab\nc"), 4, "\n", 2),
+        (CharTokenizer("abc"), 3, "a", 0),
+        (CharTokenizer("ab\nc"), 256, "<|endoftext|>", 4),
+    ],
+)
+def test_end_of_text(
+    tokenizer: Tokenizer, vocab_size: int, end: str, token: int, tmp_path: Path
+) -> None:
+    config = small(vocab_size=vocab_size)
+    made = to_fast(tokenizer, config)
+    for fast in (made, reloaded(made, tmp_path)):
+        assert {fast.bos_token_id, fast.eos_token_id, fast.pad_token_id} == {token}
+        assert fast.decode([token]) == end
+        assert fast.model_max_length == config.block_size
+        assert len(fast) <= vocab_size
+        batch = fast(["ab", "b"], padding=True)
+        assert batch["input_ids"] == [[*tokenizer.encode("ab")], [token, *tokenizer.encode("b")]]
+        assert batch["attention_mask"] == [[1, 1], [0, 1]]
+        assert set(batch) == {"input_ids", "attention_mask"}
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer(TABLE)])
+def test_there_and_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    to_fast(tokenizer).save_pretrained(tmp_path / "once")
+    AutoTokenizer.from_pretrained(tmp_path / "once").save_pretrained(tmp_path / "twice")
+    for directory in ("once", "twice"):
+        again = load_tokenizer(tmp_path / directory)
+        assert type(again) is type(tokenizer)
+        assert again.encode("to be\n") == tokenizer.encode("to be\n")
+    assert load_tokenizer(tmp_path) is None
+
+
+# --- GPT-2's --------------------------------------------------------------------------------------
+
+
+class Encoding:
+    """As much of tiktoken's class as it takes: byte pairs by rank, over GPT-2's words.
+
+    The ranks are learned here, by counting: GPT-2's own have to be fetched.
+    """
+
+    WORD = re.compile(r"'(?:[sdmt]|ll|ve|re)| ?[^\W\d_]+| ?\d+| ?(?:_|[^\s\w])+|\s+(?!\S)|\s+")
+
+    def __init__(self, text: str, merges: int) -> None:
+        self.ranks = {bytes([byte]): byte for byte in range(256)}
+        words = Counter(tuple(bytes([b]) for b in w.encode()) for w in self.WORD.findall(text))
+        for _ in range(merges):
+            pairs: Counter[bytes] = Counter()
+            for word, number in words.items():
+                for i in range(len(word) - 1):
+                    pairs[word[i] + word[i + 1]] += number
+            best = next(pair for pair, _ in pairs.most_common() if pair not in self.ranks)
+            self.ranks[best] = len(self.ranks)
+            words = Counter({tuple(self.merge(list(w), best)): n for w, n in words.items()})
+
+    @staticmethod
+    def merge(parts: list[bytes], pair: bytes) -> list[bytes]:
+        i = 0
+        while i < len(parts) - 1:
+            if parts[i] + parts[i + 1] == pair:
+                parts[i : i + 2] = [pair]
+            i += 1
+        return parts
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        tokens = []
+        for word in self.WORD.findall(text):
+            parts = [bytes([byte]) for byte in word.encode()]
+            while True:
+                pairs = {parts[i] + parts[i + 1] for i in range(len(parts) - 1)}
+                known = [pair for pair in pairs if pair in self.ranks]
+                if not known:
+                    break
+                best = min(known, key=self.ranks.__getitem__)
+                parts = self.merge(parts, best)
+            tokens += [self.ranks[part] for part in parts]
+        return tokens
+
+    def token_byte_values(self) -> list[bytes]:
+        return sorted(self.ranks)
+
+    def encode_single_token(self, piece: bytes) -> int:
+        return self.ranks[piece]
+
+
+TEXT = Path(__file__).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def encoding(monkeypatch: pytest.MonkeyPatch) -> Encoding:
+    """In place of tiktoken's."""
+    made = Encoding(TEXT, 150)
+    for module in ("ddl.data.tokenizer", "ddl.hf.tokenization"):
+        monkeypatch.setattr(f"{module}._gpt2", lambda: made)
+    return made
+
+
+def test_byte_pairs(encoding: Encoding, tmp_path: Path) -> None:
+    ours, config = GPT2Tokenizer(), small(vocab_size=50304)
+    cases = [line for line in TEXT.splitlines(keepends=True) if line.isascii()] + texts()
+    assert max(len(piece) for piece in encoding.ranks) > 4
+    for fast in (to_fast(ours, config), reloaded(to_fast(ours, config), tmp_path)):
+        for text in cases:
+            assert fast(text)["input_ids"] == ours.encode(text), text
+            assert fast.decode(fast(text)["input_ids"]) == text
+        assert fast.eos_token_id == fast.bos_token_id == fast.pad_token_id == 50256
+        assert fast.decode([50256]) == "<|endoftext|>"
+        assert fast.decode([50256], skip_special_tokens=True) == ""
+    again = load_tokenizer(tmp_path)
+    assert isinstance(again, FastTokenizer)  # which needs no tiktoken
+    assert again.encode(TEXT) == ours.encode(TEXT)
+    assert again.decode(again.encode(TEXT)) == TEXT
+    assert to_fast(again) is again.fast
+
+
+def test_byte_pairs_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tiktoken", None)
+    with pytest.raises(InputError, match=r"^GPT-2 tokens need the package tiktoken .*: pip"):
+        to_fast(GPT2Tokenizer())
+
+
+def test_byte_pairs_from_files(tmp_path: Path) -> None:
+    """As Hugging Face distributes them: one file, or two of the older kind."""
+    whole = byte_pair_files(tmp_path / "new")
+    backend = Backend.from_file(str(whole / "tokenizer.json"))
+    (tmp_path / "old").mkdir()
+    backend.model.save(str(tmp_path / "old"))
+    backend.encode_special_tokens = True  # in a text they are text
+    for kind in ("old", "new"):
+        found = from_files(tmp_path / kind, small(vocab_size=300))
+        assert found.encode(TEXT) == backend.encode(TEXT).ids
+        assert found.vocab_size == 300
+        assert found.fast.eos_token_id == 0
+        assert found.fast.pad_token == "<|endoftext|>"
+    sentence = (
+        "`tokenizer` must have at most 299 tokens and <|endoftext|> among them, got 300 from "
+        f"{tmp_path / 'new'}"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        from_files(tmp_path / "new", small(vocab_size=299))
+    to_fast(CharTokenizer("ab")).save_pretrained(tmp_path / "characters")
+    with pytest.raises(InputError, match=r"^`tokenizer` must have byte pairs, got a WordLevel"):
+        from_files(tmp_path / "characters", small())
+    (tmp_path / "old" / "vocab.json").write_text("{")
+    for damaged in (tmp_path, tmp_path / "old"):
+        with pytest.raises(
+            InputError, match=r"^`tokenizer` must be a directory with tokenizer.json"
+        ):
+            from_files(damaged, small())
+
+
+def test_what_a_tokenizer_directory_says_of_itself(tmp_path: Path) -> None:
+    to_fast(CharTokenizer("ab\nc")).save_pretrained(tmp_path)
+    entry = json.loads((tmp_path / "tokenizer_config.json").read_text())["ddl_tokenizer"]
+    assert entry == ddl.data.tokenizer.describe(CharTokenizer("ab\nc"))
+
+
+@pytest.mark.parametrize("table", ["ab\n", "ab\n<|endoftx>"], ids=["cannot", "can"])
+def test_the_end_of_text_as_a_text(table: str) -> None:
+    """lm-eval encodes it among what may stop a generation, whatever the table can spell."""
+    fast = to_fast(CharTokenizer(sorted(set(table))), small(vocab_size=40))
+    spelled = set("<|endoftext|>") <= set(table)
+    ids = fast("<|endoftext|>").input_ids
+    assert len(ids) == (13 if spelled else 1)
+    assert (fast.eos_token_id in ids) is not spelled

@@ -1,0 +1,141 @@
+"""What GPT, its generation and its config refuse, and in which words."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ddl.errors import InputError
+from ddl.models import GPT, Cache
+from tests.models.test_gpt import SHORT, make
+
+
+@pytest.mark.parametrize(
+    ("idx", "kind", "sentence"),
+    [
+        (torch.zeros(1, 4), TypeError, "`idx` must have dtype int64 or int32, got torch.float32"),
+        (
+            torch.zeros(1, 17, dtype=torch.int64),
+            ValueError,
+            "`idx` must have shape (batch, 1 to block_size = 16), got (1, 17)",
+        ),
+        (
+            torch.zeros(4, dtype=torch.int64),
+            ValueError,
+            "`idx` must have shape (batch, 1 to block_size = 16), got (4,)",
+        ),
+        (
+            torch.tensor([[1, 256]]),
+            ValueError,
+            "`idx` must hold tokens from 0 to vocab_size - 1 = 255, got 256",
+        ),
+        (
+            torch.tensor([[1, -1]]),
+            ValueError,
+            "`idx` must hold tokens from 0 to vocab_size - 1 = 255, got -1",
+        ),
+    ],
+)
+def test_idx_errors(idx: torch.Tensor, kind: type[Exception], sentence: str) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(sentence)}$"):
+        make("additive")(idx)
+
+
+IDX = torch.zeros(1, 4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"idx": [[1]]}, "`idx` must be a torch.Tensor, got list"),
+        ({"idx": IDX.to("meta")}, "`idx` must be on cpu, got a tensor on meta"),
+        ({"labels": 3}, "`labels` must be a torch.Tensor, got int"),
+        ({"labels": IDX.int()}, "`labels` must have dtype int64, got torch.int32"),
+        ({"labels": IDX.to("meta")}, "`labels` must be on cpu, got a tensor on meta"),
+        (
+            {"labels": IDX[:, :3]},
+            "`labels` must have the shape of `idx`, (1, 4), with at least 2 tokens, got (1, 3)",
+        ),
+        (
+            {"idx": IDX[:, :1], "labels": IDX[:, :1]},
+            "`labels` must have the shape of `idx`, (1, 1), with at least 2 tokens, got (1, 1)",
+        ),
+        (
+            {"labels": IDX - 1},
+            "`labels` must hold tokens from 0 to vocab_size - 1 = 255, or -100, got -1",
+        ),
+        ({"attention_mask": 1}, "`attention_mask` must be a torch.Tensor, got int"),
+        ({"attention_mask": IDX[:, :2]}, "`attention_mask` must have shape (1, 4), got (1, 2)"),
+        (
+            {"attention_mask": torch.zeros(1, 4)},
+            "`attention_mask` must have dtype bool or int64, with zeros for padding, "
+            "got torch.float32",
+        ),
+        ({"attention_mask": IDX - 7}, "`attention_mask` must consist of zeros and ones, got -7"),
+        (
+            {"attention_mask": IDX.to("meta")},
+            "`attention_mask` must be on cpu, got a tensor on meta",
+        ),
+        ({"cache": {}}, "`cache` must be a ddl.models.Cache, got dict"),
+        (
+            {"last": 1.0},
+            "`last` must be from 1 to 4, the tokens of `idx`, and without `labels`, got 1.0",
+        ),
+    ],
+)
+def test_what_forward_refuses(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{re.escape(sentence)}$"):
+        make("ddl-cc")(**({"idx": IDX} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"idx": IDX[0]}, "`idx` must have shape (batch, tokens), got (4,)"),
+        ({"temperature": -1}, "`temperature` must be at least 0, got -1"),
+        ({"temperature": math.nan}, "`temperature` must be at least 0, got nan"),
+        ({"temperature": "1"}, "`temperature` must be at least 0, got '1'"),
+        ({"top_k": 0}, "`top_k` must be a whole number of at least 1, or None, got 0"),
+        ({"top_k": 2.5}, "`top_k` must be a whole number of at least 1, or None, got 2.5"),
+        ({"generator": 3}, "`generator` must be a torch.Generator, got int"),
+        ({"max_new_tokens": -1}, "`max_new_tokens` must be a whole number of at least 0, got -1"),
+        ({"max_new_tokens": 2.5}, "`max_new_tokens` must be a whole number of at least 0, got 2.5"),
+    ],
+)
+def test_what_generate_refuses(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{re.escape(sentence)}$"):
+        make("ddl-cc").generate(**({"idx": IDX, "max_new_tokens": 1} | options))
+
+
+@pytest.mark.parametrize("kind", [GPT, Cache])
+def test_what_is_no_config_is_refused(kind: type) -> None:
+    with pytest.raises(TypeError, match=r"^`config` must be a GPTConfig, got dict$"):
+        kind({})
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"residual": "dll"},
+            "`residual` must be one of additive, ddl, ddl-cc, ddl-cc-noec, ddl-tc, ddl-tc-noec,"
+            " got 'dll'",
+        ),
+        ({"num_layers": 0}, "`num_layers` must be a whole number of at least 1, got 0"),
+        ({"value_channels": 2.5}, "`value_channels` must be a whole number of at least 1, got 2.5"),
+        ({"hidden_size": 62}, "`hidden_size` must be a multiple of 2·num_heads = 4, got 62"),
+        ({"beta_init": 2}, "`beta_init` must be between 0 and 2, both excluded, got 2"),
+        ({"beta_init": 0}, "`beta_init` must be a positive number, got 0"),
+        ({"value_init": math.nan}, "`value_init` must be a finite number, got nan"),
+        ({"eps_k": -1.0}, "`eps_k` must be a positive number, got -1.0"),
+        ({"eps_k": 1e-19}, "`eps_k` must be at least 1e-18, got 1e-19"),
+        ({"gate": "tanh"}, "`gate` must be one of linear, mlp, got 'tanh'"),
+    ],
+)
+def test_config_errors(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        replace(SHORT, **changes)

@@ -1,0 +1,203 @@
+"""docs/nanogpt.md holds what it promises: its Python runs, its diffs add lines that work."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddl import DeltaResidual
+from ddl.nanogpt import DeltaBlock, convert
+from tests.support import ROOT, nanogpt_standin
+from tests.support.nanogpt_cases import F64, added, groups, make, same, step, tokens
+from tests.support.nanogpt_standin import GPT, GPTConfig
+
+PAGE = ROOT / "docs" / "nanogpt.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+DIFFS = [text for language, text in BLOCKS if language == "diff"]
+ONE_LINE, TRAIN, SAMPLE, BY_HAND = DIFFS
+BLOCK = """\
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.ln_1 = LayerNorm(config.n_embd, bias=config.bias)
+        self.attn = CausalSelfAttention(config)
+"""  # nanoGPT's lines before the hunk that changes it
+HUNK = re.compile(r"^@@ -(\d+),(\d+) \+(\d+),(\d+) @@\n", flags=re.MULTILINE)
+
+
+def hunks(diff: str) -> list[list[str]]:
+    """Lines of each hunk, with their sign."""
+    return [body.splitlines() for body in HUNK.split(diff)[5::5]]
+
+
+def after(hunk: list[str]) -> str:
+    """The text as the hunk leaves it."""
+    return "\n".join(line[1:] for line in hunk if line[:1] != "-") + "\n"
+
+
+def plus(hunk: list[str]) -> str:
+    return textwrap.dedent("\n".join(line[1:] for line in hunk if line[:1] == "+")) + "\n"
+
+
+def execute(source: str, names: dict[str, Any]) -> None:
+    exec(compile(source, "docs/nanogpt.md", "exec"), names)
+
+
+@pytest.mark.parametrize("diff", DIFFS, ids=["one line", "train.py", "sample.py", "by hand"])
+def test_hunks_are_counted_right(diff: str) -> None:
+    """Or `patch` would not take them."""
+    moved = 0
+    for numbers, lines in zip(HUNK.findall(diff), hunks(diff), strict=True):
+        start, old, new_start, new = map(int, numbers)
+        signs = [line[:1] or " " for line in lines]
+        assert (signs.count(" ") + signs.count("-"), signs.count(" ") + signs.count("+")) == (
+            old,
+            new,
+        )
+        assert new_start == start + moved
+        moved += new - old
+
+
+def test_python_runs() -> None:
+    idx, targets = tokens()
+    names = {"GPT": GPT, "GPTConfig": GPTConfig, "model_args": {"bias": False}}
+    for text in PYTHON:
+        execute(text, names | {"idx": idx, "targets": targets})
+
+
+def test_one_line() -> None:
+    names: dict[str, Any] = {"model": make()}
+    for hunk in hunks(ONE_LINE):
+        execute(plus(hunk), names)
+    assert isinstance(names["model"].transformer.h[0], DeltaBlock)
+    assert names["model"].transformer.h[0].expand.value_channels == 4
+
+
+def test_train_resume_and_sample() -> None:
+    """What the two diffs add, in the order in which nanoGPT's scripts come by it."""
+    imported, flags, options, scratch, resume, _, saved = map(plus, hunks(TRAIN))
+    names: dict[str, Any] = {"model": make()}
+    for source in (imported, flags, options, scratch):
+        execute(source, names)
+    model = names["model"]
+    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
+    step(model, optimizer, 0)
+    checkpoint = eval("{" + saved + "}", names) | {"model": model.state_dict()}
+    assert checkpoint["delta_args"] == {"value_channels": 4, "expand": "conv", "disable": False}
+
+    for source in (imported + resume, "".join(map(plus, hunks(SAMPLE)))):
+        names = {"model": make(), "checkpoint": checkpoint}
+        execute(source, names)
+        names["model"].load_state_dict(checkpoint["model"])
+        assert same(names["model"], model)
+
+    names = {"model": make(), "delta": False}
+    for source in (imported, options.replace("value_channels=value_channels, ", ""), scratch):
+        execute(source, names)
+    assert type(names["model"]) is GPT
+
+
+def test_from_gpt2() -> None:
+    """The added lines start as the pretrained model, up to 1e-3 of the logits."""
+    imported, flags, options, _, _, gpt2, _ = map(plus, hunks(TRAIN))
+    names: dict[str, Any] = {"model": make(F64)}
+    expected = names["model"](*tokens())[0]
+    for source in (imported, flags, options, gpt2):
+        execute(source, names)
+    logits = names["model"](*tokens())[0]
+    assert (logits - expected).norm() < 1e-3 * expected.norm()
+    assert names["model"].transformer.h[0].expand.value_channels == 4
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def by_hand() -> type[GPT]:
+    """The stand-in with the Block and the groups that the page writes."""
+    imports, block, optimizer_groups = hunks(BY_HAND)
+    names: dict[str, Any] = {"nn": nn, **vars(nanogpt_standin)}
+    execute(plus(imports), names)
+    execute(BLOCK + after(block), names)
+
+    class HandGPT(GPT):
+        def configure_optimizers(
+            self, weight_decay: float, learning_rate: float, betas: Any, device_type: str
+        ) -> torch.optim.AdamW:
+            local = {**names, "self": self, "weight_decay": weight_decay}
+            execute(plus(optimizer_groups), local)
+            return torch.optim.AdamW(local["optim_groups"], lr=learning_rate, betas=betas)
+
+    HandGPT.block = names["Block"]
+    return HandGPT
+
+
+def test_by_hand_is_convert(by_hand: type[GPT]) -> None:
+    """The same function of the same state dict, names included, in both directions."""
+    hand, converted = by_hand(GPTConfig(dropout=0.2)), convert(make(dropout=0.2))
+    assert not same(hand, converted)
+    assert list(hand.state_dict()) == list(converted.state_dict())
+    converted.load_state_dict(hand.state_dict())
+    assert same(hand, converted)
+    other = by_hand(GPTConfig(dropout=0.2))
+    other.load_state_dict(converted.state_dict())
+    assert same(other, converted)
+
+
+def test_by_hand_keeps_its_initialisation(by_hand: type[GPT]) -> None:
+    """nanoGPT's `apply(self._init_weights)` passes gates and values over."""
+    for module in by_hand(GPTConfig()).modules():
+        if isinstance(module, DeltaResidual):
+            assert not module.gate.weight.any()
+            assert not module.gate.bias.any()
+            assert (module.value.bias == 1).all()
+            assert module.value.weight.std() > 0.05  # std 0.125 for d = 16, nanoGPT's would be 0.02
+
+
+def test_by_hand_decays_what_nanogpt_decays(by_hand: type[GPT]) -> None:
+    original = make()
+    model = by_hand(GPTConfig())
+    decayed, kept = groups(model, model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu"))
+    by_rule = groups(original, original.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu"))
+    assert decayed == by_rule[0]
+    assert kept == by_rule[1] | added(convert(make())).keys()
+
+
+def test_by_hand_learns(by_hand: type[GPT]) -> None:
+    model = by_hand(GPTConfig())
+    optimizer = model.configure_optimizers(0.1, 1e-2, (0.9, 0.95), "cpu")
+    losses = [step(model, optimizer, 0) for _ in range(30)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_by_hand_is_not_converted(by_hand: type[GPT]) -> None:
+    with pytest.raises(TypeError, match=r"ln_1, attn, ln_2, mlp and nothing else, got `res_attn`$"):
+        convert(by_hand(GPTConfig()))
+
+
+# --- the rest of the page -------------------------------------------------------------------------
+
+
+def test_names_of_the_table() -> None:
+    """Every parameter that convert adds is in the table, nothing else is."""
+    rows = re.findall(r"^\| `(transformer\.h\..*?)`(?:, `(.*?)`)? \|", TEXT, flags=re.MULTILINE)
+    stems = {name.replace(".h.N.", ".h.0.").replace("{L−1}", "1") for name, _ in rows}
+    stems |= {
+        name.replace(".h.N.", ".h.0.").replace(".weight", bias) for name, bias in rows if bias
+    }
+    stems |= {name.replace("res_attn", "res_mlp") for name in stems}
+    stems |= {name.replace(".h.0.", ".h.1.") for name in stems if "expand" not in name}
+    assert stems == set(added(convert(make(), value_channels=4, expand="conv")))
+
+
+def test_linked_files_exist() -> None:
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", TEXT) if "://" not in link]
+    assert links
+    assert [link for link in links if not (PAGE.parent / link).exists()] == []

@@ -1,0 +1,96 @@
+"""DeltaStream in pieces of a sequence, and with padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddl import DeltaStream
+from ddl.nn.history import History
+from tests.support.helpers import normal, randomise_
+
+D = 12
+STREAMS: dict[str, dict[str, Any]] = {
+    "scalar": {},
+    "channel": {"value_channels": 3, "compress": "channel"},
+    "token": {"value_channels": 3, "compress": "token"},
+    "token, one channel": {"compress": "token", "kernel_size": 3},
+    "conv": {"value_channels": 3, "compress": "channel", "expand": "conv"},
+    "token and conv": {"value_channels": 2, "compress": "token", "expand": "conv"},
+    "v-Map": {"value_channels": 2, "compress": "token", "mapping": "v", "gate": "mlp"},
+}
+every_stream = pytest.mark.parametrize("options", STREAMS.values(), ids=STREAMS)
+
+
+def make_stream(options: dict[str, Any]) -> DeltaStream:
+    """Its sublayers look at one token, and write something even where they read zeros."""
+    layers = [nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, D)) for _ in range(3)]
+    stream = DeltaStream(D, layers, **options).double()
+    randomise_(stream)
+    return stream
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@every_stream
+@pytest.mark.parametrize("pieces", [[1] * 9, [2, 7], [5, 1, 3]], ids=str)
+def test_pieces_give_what_the_whole_gives(options, pieces):
+    stream, x, history = make_stream(options), normal(2, 9, D), History()
+    close(torch.cat([stream(p, history=history) for p in x.split(pieces, 1)], 1), stream(x))
+
+
+@every_stream
+def test_padding_does_not_leak_and_gets_no_gradient(options):
+    stream, x = make_stream(options), normal(2, 9, D)
+    keep = torch.ones(2, 9, dtype=torch.bool)
+    keep[0, :4] = False
+    x[0, :4] = 1e3  # must not matter
+    x.requires_grad_()
+    padded = stream(x, keep=keep)
+    close(padded[0, 4:], stream(x[:1, 4:])[0])
+    close(padded[1], stream(x[1:])[0])
+    (grad,) = torch.autograd.grad(padded[keep].square().sum(), x)
+    alone = stream(x[:1, 4:]).square().sum() + stream(x[1:]).square().sum()
+    (want,) = torch.autograd.grad(alone, x)
+    close(grad, want)
+    assert grad[0, :4].eq(0).all()
+
+
+class InterruptionError(Exception):
+    pass
+
+
+@every_stream
+@pytest.mark.parametrize("calls", [0, 1], ids=["first call", "second call"])
+def test_an_interrupted_pass_can_be_repeated(options, calls):
+    stream, x, history = make_stream(options), normal(2, 9, D), History()
+    pieces = x.split([4, 5], dim=1)
+    done = [stream(piece, history=history) for piece in pieces[:calls]]
+
+    def interrupt(*_: Any) -> None:
+        raise InterruptionError
+
+    handle = stream.sublayers[2].register_forward_pre_hook(interrupt)
+    with pytest.raises(InterruptionError):
+        stream(pieces[calls], history=history)
+    handle.remove()
+    done += [stream(piece, history=history) for piece in pieces[calls:]]
+    close(torch.cat(done, dim=1), stream(x))
+
+
+def test_what_does_not_fit_is_refused():
+    stream, x = make_stream({"value_channels": 2, "compress": "token"}), normal(2, 5, D)
+    with pytest.raises(TypeError, match=r"^`keep` must have dtype torch.bool, got torch.int64$"):
+        stream(x, keep=torch.ones(2, 5, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"^`keep` must have shape \(2, 5\), got \(2, 4\)$"):
+        stream(x, keep=torch.ones(2, 4, dtype=torch.bool))
+    with pytest.raises(TypeError, match=r"^`keep` must be a torch.Tensor, got list$"):
+        stream(x, keep=[True] * 5)
+    expected = r"^`x` must have shape \(batch, time, 12\) with a history, got \(5, 12\)$"
+    with pytest.raises(ValueError, match=expected):
+        stream(x[0], history=History())

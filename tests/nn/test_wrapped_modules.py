@@ -1,0 +1,268 @@
+"""Reads and residuals whose parameters are computed, pruned, wrapped or replaced.
+
+The fused operators take parameters from modules that they do not call: whatever would have changed
+the call is refused, whatever changes the parameters takes effect.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
+
+from ddl import DeltaResidual, DeltaStream, Read
+from ddl.nn.linear import Projection
+from tests.support.helpers import Wrapper, assert_same_gradients, gradients, normal, randomise_
+from tests.support.tolerances import assert_close
+
+F64 = torch.float64
+B, T, D, M = 2, 5, 8, 3
+
+
+class LowRank(nn.Module):
+    """W + A B, as a parametrization."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(rows, 1)), nn.Parameter(torch.randn(1, columns))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.a @ self.b
+
+
+def make_stream(**options: Any) -> DeltaStream:
+    sublayers = [nn.Linear(D, D) for _ in range(4)]
+    stream = DeltaStream(D, sublayers, value_channels=M, **options).to(F64)
+    randomise_(stream)
+    return stream
+
+
+def by_loop(stream: DeltaStream, x: Tensor) -> Tensor:
+    """The trunk with every module called."""
+    X = stream.expand(x)
+    for read, sublayer, residual in zip(
+        stream.reads, stream.sublayers, stream.residuals, strict=True
+    ):
+        h, raw = read(X, return_compressed=True)
+        X = residual(X, sublayer(h), context=h, compressed=raw)
+    return stream.readout(X)
+
+
+def refused(name: str, kind: str, got: str) -> Any:
+    sentence = (
+        f"`{name}` must be a {kind} with its own forward, because its parameters are used without "
+        f"calling it, got {got}: to compute a parameter in another way, use "
+        "torch.nn.utils.parametrize"
+    )
+    return pytest.raises(TypeError, match=f"^{re.escape(sentence)}$")
+
+
+# --- refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gate", {}),
+        ("value", {}),
+        ("value", {"value_from": "compressed"}),
+        ("value", {"value": "sigmoid", "gate": "mlp"}),
+        ("value", {"mapping": "v"}),
+        ("gate", {"value": "constant"}),
+    ],
+)
+def test_wrapped_gates_and_values_are_refused(name: str, options: dict[str, Any]) -> None:
+    stream = make_stream(**options)
+    residual = stream.residuals[1]
+    setattr(residual, name, Wrapper(getattr(residual, name)))
+    h = normal(B, T, D)
+    with refused(name, "Projection", "Wrapper"):
+        stream(h)
+    with refused(name, "Projection", "Wrapper"):
+        residual(normal(B, T, D, M), h, context=h, compressed=h)
+
+
+def test_a_wrapped_gate_of_two_layers_is_refused() -> None:
+    stream = make_stream(gate="mlp")
+    stream.residuals[0].gate = Wrapper(stream.residuals[0].gate)
+    with refused("gate", "Sequential", "Wrapper"):
+        stream(normal(B, T, D))
+
+
+class Doubled(Projection):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_another_forward_is_refused() -> None:
+    """By a subclass, and on the instance itself."""
+    stream, h = make_stream(), normal(B, T, D)
+    residual = stream.residuals[2]
+    residual.value = Doubled(D, M).to(F64)
+    with refused("value", "Projection", "Doubled with another forward"):
+        stream(h)
+    residual.value = Projection(D, M).to(F64)
+    residual.value.forward = lambda x: x
+    with refused("value", "Projection", "Projection with another forward"):
+        stream(h)
+    del residual.value.forward
+    stream(h)
+
+
+@pytest.mark.parametrize(
+    ("container", "index", "kind"),
+    [("reads", 0, "Read"), ("reads", 3, "Read"), ("residuals", 2, "DeltaResidual")],
+)
+def test_wrapped_reads_and_residuals_are_refused(container: str, index: int, kind: str) -> None:
+    stream = make_stream()
+    modules = getattr(stream, container)
+    modules[index] = Wrapper(modules[index])
+    with refused(f"{container}[{index}]", kind, "Wrapper"):
+        stream(normal(B, T, D))
+
+
+def test_a_wrapped_readout_is_refused() -> None:
+    stream = make_stream()
+    stream.readout = Wrapper(stream.readout)
+    with refused("readout", "Read", "Wrapper"):
+        stream(normal(B, T, D))
+
+
+def test_a_wrapped_direction_is_called() -> None:
+    """No operator takes its weights, so nothing has to be refused."""
+    stream, x = make_stream(mapping="v"), normal(B, T, D)
+    expected = stream(x)
+    stream.residuals[1].direction = Wrapper(stream.residuals[1].direction)
+    assert torch.equal(stream(x), expected)
+
+
+# --- replaced ------------------------------------------------------------------------------------
+
+
+def test_a_replaced_owner_of_a_shared_compression() -> None:
+    """The reads that shared it are to be replaced, too: none goes on with a module that is gone."""
+    stream, x = make_stream(compress="channel"), normal(B, T, D)
+    stream.reads[2] = Read(D, M, compress="channel").to(F64)
+    sentence = (
+        "`reads[3]` must share the compression of a read before it, got that of one that was "
+        "replaced: replace it, too, by Read(…, shared=stream.reads[…])"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        stream(x)
+    stream.reads[3] = Read(D, M, compress="channel", shared=stream.reads[2]).to(F64)
+    assert_close("readout", stream(x), by_loop(stream, x), F64)
+
+
+def test_a_replaced_read_that_nobody_shares() -> None:
+    stream, x = make_stream(), normal(B, T, D)
+    stream.reads[1] = Read(D, M, compress="token", kernel_size=2).to(F64)
+    stream.reads[3] = Read(D, M, compress="channel", shared=stream.reads[0]).to(F64)
+    stream.readout = Read(D, M, compress="token").to(F64)
+    randomise_(stream, seed=1)
+    assert_close("readout", stream(x), by_loop(stream, x), F64)
+
+
+def test_sharing_what_is_shared_is_sharing_with_its_owner() -> None:
+    stream, x = make_stream(), normal(B, T, D)
+    stream.reads[3] = Read(D, M, compress="channel", shared=stream.reads[1]).to(F64)
+    assert stream.reads[3].effective_weight() is stream.reads[0].compress_weight
+    assert_close("readout", stream(x), by_loop(stream, x), F64)
+
+
+# --- computed parameters -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("options", [{}, {"gate": "mlp"}, {"mapping": "v"}], ids=str)
+def test_parametrized_weights(options: dict[str, Any], compile: bool) -> None:
+    """The fused trunk, the loop, and a trunk that has the computed weights as parameters."""
+    stream, x = make_stream(**options), normal(B, T, D).requires_grad_()
+    plain = make_stream(**options)
+    residuals = zip(stream.residuals, plain.residuals, strict=True)
+    pairs = [(a.value, b.value, "weight") for a, b in residuals]
+    pairs += [(stream.reads[0], plain.reads[0], "compress_weight")]
+    if options.get("gate") == "mlp":
+        pairs += [(stream.residuals[0].gate[0], plain.residuals[0].gate[0], "weight")]
+    else:
+        pairs += [(stream.residuals[0].gate, plain.residuals[0].gate, "weight")]
+    with torch.no_grad():
+        for module, other, name in pairs:
+            rows, columns = getattr(module, name).shape
+            parametrize.register_parametrization(module, name, LowRank(rows, columns).to(F64))
+            getattr(other, name).copy_(getattr(module, name))
+    run = torch.compile(stream, backend="aot_eager", fullgraph=True) if compile else stream
+    actual = run(x)
+    assert_close("readout", actual, plain(x), F64, depth=4)
+    expected = by_loop(stream, x)
+    named, looped = (gradients(y, {"x": x}, stream) for y in (actual, expected))
+    assert_same_gradients(named, looped, F64, depth=4)
+
+
+def pruned(stream: DeltaStream) -> list[nn.Module]:
+    """Half of the weights of some modules pruned; these modules."""
+    first, last = stream.residuals[0], stream.residuals[3]
+    gates = [first.gate] if isinstance(first.gate, Projection) else list(first.gate)[::2]
+    for module in (projections := [*gates, first.value, last.value]):
+        prune.random_unstructured(module, "weight", amount=0.5)
+    prune.random_unstructured(stream.reads[2], "compress_weight", amount=0.5)
+    prune.random_unstructured(stream.reads[1], "norm_weight", amount=0.5)
+    return [*projections, stream.reads[1], stream.reads[2]]
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("gate", ["linear", "mlp"])
+def test_pruned_weights_follow_their_originals(gate: str, compile: bool) -> None:
+    """Over steps of training: prune forms a weight anew before every call, which there is not."""
+    stream, x = make_stream(gate=gate), normal(B, T, D)
+    assert len(pruned(stream)) >= 5
+    run = torch.compile(stream, backend="aot_eager", fullgraph=True) if compile else stream
+    for _ in range(3):
+        actual, expected = run(x), by_loop(stream, x)
+        assert_close("readout", actual, expected, F64, depth=4)
+        named, looped = (gradients(y, {}, stream) for y in (actual, expected))
+        assert_same_gradients(named, looped, F64, depth=4)
+        with torch.no_grad():
+            for name, parameter in stream.named_parameters():
+                parameter.sub_(0.1 * named[name])
+
+
+def test_a_pruned_compression_that_is_shared() -> None:
+    """Whoever shares it, and is called without its owner, reads what it is now."""
+    owner = Read(D, M, compress="channel").to(F64)
+    prune.random_unstructured(owner, "compress_weight", amount=0.5)
+    with torch.no_grad():
+        owner.compress_weight_orig.mul_(torch.randn(D, M, dtype=F64))
+    X = normal(B, T, D, M)
+    shared = Read(D, M, compress="channel", shared=owner).to(F64)
+    assert_close("h", shared(X), owner(X), F64)
+
+
+def test_pruned_weights_of_one_residual() -> None:
+    module, x, k = DeltaResidual(D).to(F64), normal(B, T, D), normal(B, T, D, seed=1)
+    prune.random_unstructured(module.value, "weight", amount=0.5)
+    with torch.no_grad():
+        module.value.weight_orig.mul_(3)
+    plain = DeltaResidual(D).to(F64)
+    kept = module.value.weight_orig * module.value.weight_mask
+    plain.load_state_dict({**plain.state_dict(), "value.weight": kept})
+    assert_close("x'", module(x, k, context=x), plain(x, k, context=x), F64)
+
+
+# --- hooks ---------------------------------------------------------------------------------------
+
+
+def test_forward_hooks_fire_where_a_module_is_called() -> None:
+    """As the docstrings say: on sublayers and on the expansion, not on reads and residuals."""
+    stream, fired = make_stream(), []
+    for name, module in stream.named_modules():
+        module.register_forward_hook(lambda *_, name=name: fired.append(name))
+    x = normal(B, T, D)
+    stream(x)
+    assert fired == ["expand", *(f"sublayers.{index}" for index in range(4)), ""]
+    fired.clear()
+    stream.residuals[0](normal(B, T, D, M), x, context=x)
+    assert fired == ["residuals.0"]

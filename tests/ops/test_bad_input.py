@@ -1,0 +1,201 @@
+"""Tensors that the operators refuse, with the same sentence on the CPU, on meta and for fake ones.
+
+`ddl.functional` and `torch.ops.ddl` are held against one table. Numbers, names and whatever is no
+tensor: test_bad_arguments.py. The modules' own sentences: test_module_arguments.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ddl import _native
+from tests.support.bad_input import (
+    ANY,
+    FUNCTIONS,
+    READ,
+    SHAPES,
+    SINGLE,
+    STATE,
+    B,
+    Case,
+    D,
+    K,
+    M,
+    T,
+    arguments,
+    call_function,
+    call_operator,
+    elsewhere,
+    refused,
+    wrong_dtype,
+    wrong_shape,
+    zeros,
+)
+from tests.support.op_cases import F64
+
+OVER_TIME = "`state` must have shape (…, time, hidden_size, value_channels), got "
+DOUBLE = {"state": zeros(*SHAPES["state"], dtype=F64)}
+ONE_CHANNEL = {"state": zeros(B, T, D, 1), "compress": zeros(D, M)}
+TENSORS: list[Case] = [
+    Case("rewrite", {"state": zeros(D)}, ValueError, f"{STATE}(4,)"),
+    Case("rewrite", {"state": zeros(B, T, 0, M)}, ValueError, f"{STATE}(2, 5, 0, 3)"),
+    Case("rewrite_read", {"state": zeros(B, T, D, 0)}, ValueError, f"{STATE}(2, 5, 4, 0)"),
+    Case("read", {"state": zeros(D)}, ValueError, f"{STATE}(4,)"),
+    wrong_shape("rewrite", "direction", B, T, 3),
+    wrong_shape("rewrite", "direction", B, T, D, 1),
+    wrong_shape("rewrite", "direction", 1, T, D),
+    wrong_shape("rewrite_read", "direction", D),
+    wrong_shape("rewrite", "value", B, T, 2),
+    wrong_shape("rewrite_read", "value", B, T),
+    wrong_shape("rewrite", "gate", B, T, 1),
+    wrong_shape("rewrite_read", "gate", B),
+    wrong_shape("read", "compress", D, 2),
+    wrong_shape("read", "compress", M, D),
+    wrong_shape("rewrite_read", "compress", D),
+    wrong_shape("read", "compress", D, M, K, 1),
+    wrong_shape("read", "compress", D, 2, K, expected="(4, 3, 2)"),
+    wrong_shape("read", "compress", 5, M, K, expected="(4, 3, 2)"),
+    wrong_shape("read", "norm_weight", 3),
+    wrong_shape("read", "gate_weight", 1, D),
+    wrong_shape("read", "gate_bias", 1),
+    wrong_shape("rewrite_read", "value_weight", D, M),
+    wrong_shape("rewrite_read", "value_bias", 1),
+    wrong_shape("expand", "weight", D, 2, K),
+    wrong_shape("expand", "weight", 5, M, K),
+    wrong_shape("expand", "weight", D, M, expected="(4, 3, K) with K ≥ 1"),
+    wrong_shape("expand", "weight", D, M, 0, expected="(4, 3, K) with K ≥ 1"),
+    Case("read", ONE_CHANNEL, ValueError, "`compress` must have shape (4, 1), got (4, 3)"),
+    Case(
+        "read",
+        {"compress": zeros(D, M, 0)},
+        ValueError,
+        "`compress` must have at least one tap, got 0",
+    ),
+    Case(
+        "read",
+        {"compress": None},
+        ValueError,
+        "`compress` must be a weight of shape (4, 3) or (4, 3, K) for 3 value channels, got None",
+    ),
+    Case(
+        "read",
+        {"state": zeros(D, M), "compress": zeros(D, M, K)},
+        ValueError,
+        f"{OVER_TIME}(4, 3)",
+    ),
+    Case(
+        "read",
+        {"gate_weight": None},
+        ValueError,
+        "`gate_bias` must come with `gate_weight`, got None for `gate_weight`",
+    ),
+    Case(
+        "rewrite_read",
+        {"value_weight": None},
+        ValueError,
+        "`value_bias` must come with `value_weight`, got None for `value_weight`",
+    ),
+    *(
+        wrong_dtype("rewrite", name, torch.int64)
+        for name in ("state", "direction", "value", "gate")
+    ),
+    *(wrong_dtype("rewrite", name, torch.complex64) for name in ("state", "direction", "gate")),
+    *(wrong_dtype("read", name, torch.int32) for name in READ),
+    wrong_dtype("read", "state", torch.bool),
+    wrong_dtype("rewrite", "state", torch.float8_e4m3fn),
+    wrong_dtype("expand", "x", torch.int64),
+    wrong_dtype("expand", "x", torch.complex128),
+    wrong_dtype("expand", "weight", torch.uint8),
+    wrong_dtype("rewrite", "direction", F64, SINGLE),
+    wrong_dtype("rewrite", "value", F64, "torch.float32"),
+    wrong_dtype("rewrite_read", "gate", F64, "torch.float32"),
+    *(wrong_dtype("read", name, F64, SINGLE) for name in READ),
+    wrong_dtype("expand", "weight", F64, SINGLE),
+    Case(
+        "rewrite",
+        DOUBLE,
+        TypeError,
+        "`direction` must have dtype torch.float64, got torch.float32",
+    ),
+    Case("read", DOUBLE, TypeError, "`compress` must have dtype torch.float64, got torch.float32"),
+    Case(
+        "expand",
+        {"x": zeros(B, T, D, dtype=F64)},
+        TypeError,
+        "`weight` must have dtype torch.float64, got torch.float32",
+    ),
+]
+
+
+@pytest.mark.parametrize("where", ["cpu", "meta", "fake"])
+@pytest.mark.parametrize("call", [call_function, call_operator])
+@pytest.mark.parametrize("case", TENSORS, ids=str)
+def test_tensors(case: Case, call: Any, where: str) -> None:
+    given = elsewhere(where, arguments(case.name, case.change))
+    with refused(case.error, case.sentence):
+        call(case.name, given)
+
+
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("rewrite", "eps_k"), ("rewrite_read", "norm_eps"), ("read", "value_scale")],
+)
+def test_numbers_given_to_an_operator(name: str, number: str, bad: float, where: str) -> None:
+    given = elsewhere(where, arguments(name, {number: bad}))
+    with pytest.raises(ValueError, match=f"^`{number}` must be a positive finite number, got "):
+        call_operator(name, given)
+
+
+@pytest.mark.parametrize("call", [call_function, call_operator])
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("home", ["cpu", "meta"])
+def test_a_mix_of_devices(name: str, home: str, call: Any) -> None:
+    """Each argument in turn is elsewhere than the state."""
+    given = arguments(name, {})
+    local, remote = given, elsewhere("meta", given)
+    away = "meta"
+    if home == "meta":
+        local, remote, away = remote, local, "cpu"
+    call(name, local)
+    for argument in list(given)[1:]:
+        if isinstance(given[argument], Tensor):
+            with refused(ValueError, f"`{argument}` must be on {home}, got a tensor on {away}"):
+                call(name, local | {argument: remote[argument]})
+
+
+@pytest.mark.parametrize(
+    ("tensor", "error", "sentence"),
+    [
+        (
+            FakeTensorMode().from_tensor(zeros(B, D)),
+            TypeError,
+            "`x` must be a tensor with memory behind it, got FakeTensor",
+        ),
+        (zeros(B, D).to("meta"), ValueError, "`x` must be on cpu or cuda, got a tensor on meta"),
+        (
+            zeros(B, D, dtype=torch.complex64).conj(),
+            TypeError,
+            f"`x` must have dtype {ANY}, got torch.complex64",
+        ),
+        (
+            zeros(B, D).to_sparse(),
+            TypeError,
+            "`x` must be a dense tensor, got layout torch.sparse_coo",
+        ),
+        (zeros(D, B).mT, TypeError, "`x` must be contiguous, got strides [1, 2]"),
+        ([0.0], TypeError, "`x` must be a torch.Tensor, got list"),
+    ],
+    ids=["fake", "meta", "conj", "sparse", "strided", "list"],
+)
+def test_native_code_looks_for_itself(tensor: Any, error: type[Exception], sentence: str) -> None:
+    """Whatever reaches it unchecked: native code reads no memory that is not there."""
+    with refused(error, sentence):
+        _native.expand_forward(tensor, None, torch.empty(B, D, M), 1)

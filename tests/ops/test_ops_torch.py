@@ -1,0 +1,307 @@
+"""The operators in PyTorch: opcheck, gradcheck, compile, autocast, checkpoint, export."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import ddl
+from ddl import functional, ops
+from ddl.ops import autograd
+from tests.support.op_cases import F32, F64, inputs, parameters
+
+CASES = [(1, "identity"), (3, "channel"), (2, "token")]
+
+
+def leaves(
+    dtype: torch.dtype, m: int, compress: str, *, d: int = 6
+) -> dict[str, torch.Tensor | None]:
+    tensors = inputs((2, 5), d, m) | parameters(d, m, compress, taps=3)
+    return {n: None if t is None else t.to(dtype).requires_grad_() for n, t in tensors.items()}
+
+
+def operator_arguments(name: str, m: int, compress: str, dtype: torch.dtype, **options):
+    """Positional arguments of torch.ops.ddl.<name>."""
+    t = leaves(dtype, m, compress)
+    rewrite = (t["direction"], t["value"], t["gate"], 0.1)
+    read = (
+        t["compress"], t["norm_weight"], options.get("norm_eps", 1e-5), t["gate_weight"],
+        t["gate_bias"], t["value_weight"], t["value_bias"], options.get("value_scale"),
+        options.get("value_from_compressed", False), None,
+    )  # fmt: skip
+    if name == "expand":
+        weight = torch.randn(6, m, 3, dtype=dtype, requires_grad=True)
+        x = t["state"].detach()[..., 0].requires_grad_()
+        return x, weight if compress == "token" else None, m
+    return {
+        "rewrite": (t["state"], *rewrite),
+        "read": (t["state"], *read),
+        "rewrite_read": (t["state"], *rewrite, *read),
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["rewrite", "read", "rewrite_read", "expand"])
+@pytest.mark.parametrize(("m", "compress"), CASES)
+def test_opcheck(name, m, compress):
+    op = getattr(torch.ops.ddl, name).default
+    for dtype in (F64, F32):
+        torch.library.opcheck(op, operator_arguments(name, m, compress, dtype))
+
+
+@pytest.mark.parametrize("name", ["rewrite", "read", "rewrite_read", "expand"])
+@pytest.mark.parametrize(("m", "compress"), CASES)
+def test_opcheck_of_the_backwards(name, m, compress):
+    arguments = [
+        x.detach() if isinstance(x, torch.Tensor) else x
+        for x in operator_arguments(name, m, compress, F64)
+    ]
+    outputs = getattr(torch.ops.ddl, name)(*arguments)
+    if name == "expand":
+        arguments = (torch.randn_like(outputs), *arguments[:2])
+    elif name == "rewrite":
+        arguments = (torch.randn_like(outputs[0]), *arguments, outputs[1])
+    else:
+        written = name == "rewrite_read"
+        grads = [torch.randn_like(x) for x in outputs[: 3 + written]]
+        arguments = (*grads, *arguments[:-1], *outputs[1 + written :])
+    torch.library.opcheck(getattr(torch.ops.ddl, f"{name}_backward").default, arguments)
+
+
+@pytest.mark.parametrize("name", ["rewrite", "read", "rewrite_read", "expand"])
+@pytest.mark.parametrize(("m", "compress"), CASES)
+@pytest.mark.parametrize("options", [
+    {}, {"value_scale": 4.0}, {"value_from_compressed": True}, {"norm_eps": None},
+], ids=str)  # fmt: skip
+def test_gradcheck(name, m, compress, options):
+    arguments = operator_arguments(name, m, compress, F64, **options)
+
+    def differentiable(*arguments):
+        outputs = getattr(torch.ops.ddl, name)(*arguments)
+        return (
+            outputs
+            if isinstance(outputs, torch.Tensor)
+            else [o for o in outputs if o.requires_grad]
+        )
+
+    assert torch.autograd.gradcheck(differentiable, arguments)
+
+
+class Trunk(torch.nn.Module):
+    """A small model of every operator."""
+
+    def __init__(self, m: int, compress: str, dtype: torch.dtype = F32) -> None:
+        super().__init__()
+        sublayers = [torch.nn.Linear(6, 6, dtype=dtype) for _ in range(3)]
+        self.stream = ddl.DeltaStream(
+            6, sublayers, value_channels=m, compress=compress, expand="conv", dtype=dtype
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.stream(x)
+
+
+def gradients(model: torch.nn.Module, output: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    output.square().sum().backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(("m", "compress"), CASES)
+def test_compiled_equals_eager(m, compress):
+    model = Trunk(m, compress)
+    compiled = torch.compile(model, fullgraph=True)
+    for shape in ((2, 5, 6), (3, 9, 6)):
+        x = torch.randn(shape)
+        output, expected = compiled(x), model(x)
+        torch.testing.assert_close(output, expected)
+        actual, wanted = gradients(model, output), gradients(model, expected)
+        assert actual.keys() == wanted.keys() == dict(model.named_parameters()).keys()
+        for name in wanted:
+            torch.testing.assert_close(
+                actual[name], wanted[name], msg=lambda m, name=name: f"{name}: {m}"
+            )
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("m", "compress"), CASES)
+def test_inductor_writes_no_operands(m, compress, monkeypatch):
+    """Written out in a message, the operands of the last backward grow tenfold per layer."""
+    from torch._inductor import config, exc, lowering
+
+    for target in [t for t in lowering.lowerings if str(t).startswith("ddl.")]:
+        monkeypatch.delitem(lowering.lowerings, target)  # from an earlier test
+    written = []
+    message = staticmethod(lambda target, *_: written.append(str(target)) or "")
+    monkeypatch.setattr(exc.OperatorIssue, "operator_str", message)
+    model = Trunk(m, compress)
+    with config.patch(fx_graph_cache=False):  # else nothing is lowered the second time
+        gradients(model, torch.compile(model, fullgraph=True)(torch.randn(2, 5, 6)))
+    assert any(str(target).startswith("ddl.") for target in lowering.lowerings)
+    assert written == []
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("m", "compress"), CASES)
+def test_checkpointing(m, compress):
+    model = Trunk(m, compress)
+    x = torch.randn(2, 5, 6)
+    wanted = gradients(model, model(x))
+    actual = gradients(model, checkpoint(model, x, use_reentrant=False))
+    assert actual.keys() == wanted.keys()
+    for name in wanted:
+        assert torch.equal(actual[name], wanted[name]), name
+
+
+def test_export_with_dynamic_batch_and_time():
+    model = Trunk(2, "token")
+    sizes = {
+        0: torch.export.Dim("batch", min=2, max=64),
+        1: torch.export.Dim("time", min=2, max=512),
+    }
+    program = torch.export.export(model, (torch.randn(2, 5, 6),), dynamic_shapes=(sizes,))
+    for shape in ((2, 5, 6), (3, 9, 6)):
+        x = torch.randn(shape)
+        assert torch.equal(program.module()(x), model(x))
+
+
+@pytest.mark.parametrize(("m", "compress"), CASES)
+def test_autocast_gives_the_next_sublayer_its_dtype(m, compress):
+    model = Trunk(m, compress)
+    seen = []
+    for sublayer in model.stream.sublayers:
+        sublayer.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+    x = torch.randn(2, 5, 6)
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        output = model(x)
+    assert seen == [torch.bfloat16] * 3
+    assert output.dtype == torch.bfloat16
+    assert all(
+        g.dtype == F32 and g.isfinite().all() for g in gradients(model, output.float()).values()
+    )
+    error = (output.float() - model(x)).square().mean().sqrt() / model(x).square().mean().sqrt()
+    assert error < 0.05  # three bfloat16 matrix products, 2⁻⁸ each, and cancellation
+
+
+def test_autocast_keeps_the_gate_in_float32():
+    t = leaves(F32, 2, "channel")
+    with torch.autocast(t["state"].device.type, dtype=torch.bfloat16):
+        result = functional.rewrite_read(**t, eps_k=0.1)
+    assert (result.state.dtype, result.context.dtype) == (F32, torch.bfloat16)
+    assert result.value.dtype == result.gate.dtype == F32
+
+
+def test_gradients_nobody_asked_for_cost_nothing_and_stay_none():
+    t = leaves(F64, 2, "token")
+    state = t["state"].detach()
+    functional.rewrite_read(**(t | {"state": state}), eps_k=0.1).value.sum().backward()
+    assert state.grad is None
+    assert t["gate_weight"].grad is None
+    assert t["value_weight"].grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["rewrite", "read", "rewrite_read", "expand"])
+def test_double_backward_refuses(name):
+    arguments = operator_arguments(name, 2, "token", F64)
+    outputs = getattr(torch.ops.ddl, name)(*arguments)
+    first = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+    (grad,) = torch.autograd.grad(first.square().sum(), arguments[0], create_graph=True)
+    with pytest.raises(
+        NotImplementedError, match=f"double backward of `ddl.{name}` must go through"
+    ):
+        grad.sum().backward()
+
+
+def rewrite_of_state():
+    """A function of the state alone."""
+    t = {n: leaf.detach() for n, leaf in leaves(F64, 2, "channel").items()}
+    rest = {n: t[n] for n in ("direction", "value", "gate")}
+    return lambda state: functional.rewrite(state, **rest, eps_k=0.1)
+
+
+def test_forward_mode_refuses():
+    state = torch.randn(2, 5, 6, 2, dtype=F64)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(state, torch.ones_like(state))
+        with pytest.raises(
+            NotImplementedError, match="`state` must come without a forward-mode tangent"
+        ):
+            rewrite_of_state()(dual)
+
+
+def test_forward_mode_refuses_within_what_is_compiled():
+    """Where torch.compile traces the transform, the tangent would come out as zeros."""
+    state, f = torch.randn(2, 5, 6, 2, dtype=F64), rewrite_of_state()
+    compiled = torch.compile(lambda x: torch.func.jvp(f, (x,), (x,)), backend="eager")
+    with pytest.raises(
+        NotImplementedError, match="`state` must come without a forward-mode tangent"
+    ):
+        compiled(state)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("transform", [
+    lambda f, x: torch.vmap(f)(torch.stack([x, x])),
+    lambda f, x: torch.func.jvp(f, (x,), (x,)),
+    lambda f, x: torch.func.vjp(f, x),
+    lambda f, x: torch.func.jacrev(f)(x),
+], ids=["vmap", "jvp", "vjp", "jacrev"])  # fmt: skip
+def test_functional_transforms_refuse(transform):
+    message = "must come without a forward-mode tangent|must be called outside of torch.func"
+    with pytest.raises(NotImplementedError, match=message):
+        transform(rewrite_of_state(), torch.randn(2, 5, 6, 2, dtype=F64))
+
+
+def test_a_tangent_past_the_functional_forms_is_refused():
+    X, k, v, b = torch.randn(3, 4, 2), torch.randn(3, 4), torch.randn(3, 2), torch.rand(3)
+    sentence = r"^forward-mode differentiation of `ddl.rewrite` must go through `ddl.reference"
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(X, torch.ones_like(X))
+        with pytest.raises(NotImplementedError, match=sentence):
+            torch.ops.ddl.rewrite(dual, k, v, b, 0.1)
+        torch.ops.ddl.rewrite(X, k, v, b, 0.1)
+
+
+# --- the way past the dispatcher ----------------------------------------------------------------
+
+
+class Seen(TorchDispatchMode):
+    """Notes what reaches it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_the_operators():
+    leaves = [t.requires_grad_() for t in inputs((2, 3), 8, 2).values()]
+    with Seen() as seen:
+        functional.rewrite(*leaves, eps_k=0.1).sum().backward()
+    assert {"ddl::rewrite", "ddl::rewrite_backward"} <= set(seen.names)
+
+
+def test_where_there_is_none_the_dispatcher_is_asked_once(monkeypatch):
+    def redispatch(*_):
+        raise AssertionError("a plain call went through the dispatcher again")
+
+    for name in ("rewrite", "rewrite_backward"):
+        operator = getattr(torch.ops.ddl, name).default
+        real = ops.KERNELS[name]
+        kernel = autograd.kernel_of(
+            SimpleNamespace(redispatch=redispatch), real, *autograd.DERIVATIVES["rewrite"]
+        )
+        tensors = inputs((2, 3), 8, 2)
+        stats = torch.zeros(2, 3, 3, dtype=F64)
+        backward = name == "rewrite_backward"
+        given = (*tensors.values(), 0.1)
+        given = (torch.ones_like(tensors["state"]), *given, stats) if backward else given
+        keys = torch._C._dispatch_keys(tensors["state"])
+        for actual, expected in zip(kernel(keys, *given), operator(*given), strict=True):
+            assert torch.equal(actual, expected)

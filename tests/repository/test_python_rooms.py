@@ -1,0 +1,65 @@
+"""The contracts in pyproject.toml hold the rooms of python/ddl; planted imports turn them red."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+LINT = "from importlinter.cli import lint_imports_command as lint; lint()"
+
+AGAINST_AN_ARROW = {
+    "plain": "from ddl.nn import Read\n",
+    "lazy": "def late() -> None:\n    import ddl.train.runs\n",
+    "type checking": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ddl.cli\n",
+}
+
+
+def lint(python: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter with the project's contracts over the package below `python`."""
+    command = [sys.executable, "-c", LINT, "--config", str(ROOT / "pyproject.toml"), "--no-cache"]
+    environment = os.environ | {"PYTHONPATH": str(python)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A folder with the package's Python files."""
+    shutil.copytree(ROOT / "python", tmp_path / "python", ignore=shutil.ignore_patterns("*.so"))
+    return tmp_path / "python"
+
+
+def test_the_arrows_hold(copied):
+    done = lint(copied)
+    assert done.returncode == 0, done.stdout
+    assert "2 kept, 0 broken" in done.stdout
+
+
+@pytest.mark.parametrize("text", AGAINST_AN_ARROW.values(), ids=AGAINST_AN_ARROW)
+def test_an_import_against_an_arrow_is_seen(copied, text):
+    path = copied / "ddl" / "reference.py"
+    path.write_text(path.read_text(encoding="utf-8") + text, encoding="utf-8")
+    done = lint(copied)
+    assert done.returncode != 0
+    assert "ddl.reference is not allowed to import" in done.stdout
+
+
+def test_a_module_without_a_room_is_seen(copied):
+    (copied / "ddl" / "corridor.py").write_text("", encoding="utf-8")
+    done = lint(copied)
+    assert done.returncode != 0
+    assert "corridor" in done.stdout
+
+
+def test_a_circle_inside_a_room_is_seen(copied):
+    path = copied / "ddl" / "nn" / "linear.py"
+    path.write_text(path.read_text(encoding="utf-8") + "import ddl.nn.stream\n", encoding="utf-8")
+    done = lint(copied)
+    assert done.returncode != 0
+    assert "No circle inside a room BROKEN" in done.stdout

@@ -1,0 +1,169 @@
+"""The README holds what it promises: its Python runs, its commands exist."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.support import ROOT
+from tests.support.nanogpt_standin import GPT, GPTConfig
+
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+SHELL = "\n".join(text for language, text in BLOCKS if language == "bash")
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+
+
+class CausalSelfAttention(nn.Module):
+    """nanoGPT's, less the dropout."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (*x.shape[:2], self.n_head, -1)
+        q, k, v = (part.view(heads).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=-1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Sequential):
+    """nanoGPT's, less the dropout."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__(
+            nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias),
+            nn.GELU(),
+            nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias),
+        )
+
+
+def layer_norm(width: int, bias: bool) -> nn.LayerNorm:
+    return nn.LayerNorm(width, bias=bias)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the README's snippets run."""
+    path = tmp_path_factory.mktemp("readme")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def namespace(folder: Path) -> dict:
+    """What the README's Python leaves behind when all of it runs in order.
+
+    It starts where the reader starts: inside nanoGPT's model.py.
+    """
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    names = {
+        "torch": torch,
+        "nn": nn,
+        "LayerNorm": layer_norm,
+        "CausalSelfAttention": CausalSelfAttention,
+        "MLP": MLP,
+        "config": SimpleNamespace(n_layer=2, n_head=4, n_embd=64, bias=False),
+        "model": GPT(GPTConfig(block_size=16, vocab_size=50, n_layer=2, n_head=2, n_embd=16)),
+    }
+    assert PYTHON, "the README has Python blocks"
+    for number, text in enumerate(PYTHON, start=1):
+        exec(compile(text, f"README.md, python block {number}", "exec"), names)
+    return names
+
+
+def test_python_blocks_run(namespace):
+    assert {"rewrite", "Block", "stream", "residual", "model"} <= namespace.keys()
+    assert namespace["loss"].isfinite()
+    assert namespace["text"].shape == (2, 24)
+    assert namespace["cache"].length == 9
+    assert type(namespace["again"]).__name__ == "DDLForCausalLM"
+
+
+def test_nanogpt_block_trains(namespace):
+    block = namespace["Block"](namespace["config"])
+    x = torch.randn(2, 8, 64, requires_grad=True)
+    block(x).square().mean().backward()
+    gradients = {name: p.grad for name, p in block.named_parameters()}
+    assert x.grad is not None
+    gradients["x"] = x.grad
+    for name, gradient in gradients.items():
+        assert gradient is not None, name
+        assert gradient.isfinite().all(), name
+        assert gradient.abs().sum() > 0, name
+
+
+def test_stream_gives_a_normalised_readout(namespace):
+    h = namespace["h"]
+    assert h.shape == namespace["tok_emb"].shape
+    torch.testing.assert_close(h.square().mean(-1), torch.ones(h.shape[:-1]), rtol=1e-2, atol=0)
+
+
+def test_make_targets_exist():
+    named = set(re.findall(r"`make ([a-z-]+)", README))
+    named |= set(re.findall(r"^make ([a-z-]+)", SHELL, flags=re.MULTILINE))
+    makefile = (ROOT / "Makefile").read_text()
+    assert {"demo", "test"} <= named
+    assert named <= set(re.findall(r"^([a-z][a-z-]*):", makefile, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", ["README.md", *(f"docs/{p.name}" for p in DOCS)])
+def test_extras_exist(path):
+    named = re.findall(r"pip install '?[\w.-]+\[([\w,]+)\]", (ROOT / path).read_text("utf-8"))
+    known = set(importlib.metadata.metadata("ddl-rs").get_all("Provides-Extra"))
+    assert {extra for extras in named for extra in extras.split(",")} <= known
+    assert named or path != "README.md"
+
+
+def test_ddl_subcommands_exist(capsys):
+    from ddl.cli import main
+
+    named = set(re.findall(r"^ddl ([a-z]+)", SHELL, flags=re.MULTILINE))
+    assert {"train", "sample", "export", "eval", "import"} <= named
+    for subcommand in sorted(named):
+        with pytest.raises(SystemExit) as stop:
+            main([subcommand, "--help"])
+        assert stop.value.code in (0, None), capsys.readouterr().err
+
+
+def test_the_way_from_text_to_scores(folder, capsys):
+    """The lines that need neither a network nor a checkpoint run as they are."""
+    from ddl.cli import main
+
+    block = next(text for language, text in BLOCKS if language == "bash" and "ddl train" in text)
+    commands = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    assert [command[0] for command in commands] == ["train", "sample", "export", "eval", "import"]
+    for command in commands[:3]:
+        short = ["--steps", "2"] if command[0] == "train" else []
+        assert main([*command, *short]) == 0, capsys.readouterr().err
+    assert "The statement" in capsys.readouterr().out
+    assert (folder / "tiny-hf" / "model.safetensors").exists()
+    assert main(commands[4]) == 1
+    assert "`src` must" in capsys.readouterr().err
+
+
+def test_linked_files_exist():
+    links = re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r'src="([^":]+)"', README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_layout_names_real_files():
+    layout = next(text for language, text in BLOCKS if language == "text")
+    paths = [line.split()[0] for line in layout.splitlines() if line.strip()]
+    assert [path for path in paths if not (ROOT / path).exists()] == []

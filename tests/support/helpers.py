@@ -1,0 +1,76 @@
+"""What the tests of the modules share: parameters worth testing with, and gradients by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.support.tolerances import assert_close
+
+
+def randomise_(module: nn.Module, seed: int = 0, std: float = 0.5) -> None:
+    """Every parameter random, so that no zero or one of an initialisation hides a term."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=g, dtype=torch.float64)
+            fan_in = parameter.shape[-1] if parameter.ndim > 1 else 1
+            parameter.copy_(std * noise / fan_in**0.5)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Standard normal numbers, the same in every dtype up to rounding."""
+    g = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+
+def gradients(outputs: Tensor, inputs: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """Gradients of a fixed random functional of `outputs`, by name of input and parameter."""
+    leaves = {**inputs, **dict(module.named_parameters())}
+    cotangent = normal(*outputs.shape, seed=99, dtype=outputs.dtype)
+    grads = torch.autograd.grad(outputs, list(leaves.values()), cotangent, allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf) if grad is None else grad
+        for (name, leaf), grad in zip(leaves.items(), grads, strict=True)
+    }
+
+
+def assert_same_gradients(
+    actual: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    dtype: torch.dtype,
+    *,
+    may_vanish: tuple[str, ...] = (),
+    depth: int = 1,
+) -> None:
+    """Compares name by name; a gradient of zeros is an error too, unless the name may vanish.
+
+    A bias is one sum over tokens, which may cancel to nearly nothing: its error is relative to the
+    scale of the weight beside it, whose gradient sums the same terms times numbers of size one.
+    """
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        beside = expected.get(name.removesuffix("bias") + "weight", gradient)
+        scale = max(gradient.square().mean(), beside.square().mean()).sqrt().item()
+        options = {"gradient": True, "scale": scale, "depth": depth}
+        assert_close(f"gradient of {name}", actual[name], gradient, dtype, **options)
+        assert gradient.any() or name.endswith(may_vanish), f"gradient of {name} is zero"
+
+
+class Wrapper(nn.Module):
+    """What adapters do: the wrapped module's parameters in its own name, another forward."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base(*args, **kwargs)

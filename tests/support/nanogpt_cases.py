@@ -1,0 +1,95 @@
+"""Converted models, for the tests of `ddl.nanogpt`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddl.nanogpt import convert
+from tests.support.helpers import randomise_
+from tests.support.nanogpt_standin import GPT, GPTConfig
+
+F64 = torch.float64
+B, T = 2, 9
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "m1": {},
+    "cc": {"value_channels": 3, "expand": "conv"},
+    "cc-noec": {"value_channels": 3},
+    "tc": {"value_channels": 3, "compress": "token", "expand": "conv"},
+    "tc-noec": {"value_channels": 2, "compress": "token", "kernel_size": 3},
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "m1-conv": {"expand": "conv", "expand_kernel_size": 2},
+    "m1-channel": {"compress": "channel"},
+    "factored": {"value_channels": 3, "compress": "token", "parameterization": "factored"},
+    "shared-by-all": {"value_channels": 2, "sublayers_per_compressor": 4},
+    "shared-by-none": {"value_channels": 2, "sublayers_per_compressor": 1},
+    "papers-code": {"value": "sigmoid", "value_from": "compressed", "eps_k": 1e-5},
+    "wide": {"value_channels": 2, "gate": "mlp", "gate_hidden": 3, "value_from": "compressed"},
+    "constant": {"value_channels": 2, "value": "constant"},
+    "v-map": {"value_channels": 2, "mapping": "v"},
+    "branches": {
+        "value_channels": 2,
+        "expand": "conv",  # copies would all get the same attention
+        "mapping": "v",
+        "direction": "attention",
+        "direction_hidden": 3,
+        "gate_from": "convolved",
+        "gate_kernel_size": 3,
+    },
+}
+variants = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+
+
+def make(dtype: torch.dtype = torch.float32, **fields: Any) -> GPT:
+    torch.manual_seed(0)
+    return GPT(GPTConfig(**fields)).to(dtype)
+
+
+def make_delta(options: dict[str, Any], dtype: torch.dtype = F64, **fields: Any) -> GPT:
+    """A converted model with every parameter random, small where a softmax would saturate."""
+    model = convert(make(dtype, **fields), **options)
+    randomise_(model, std=0.7)
+    return model
+
+
+def tokens(seed: int = 0, time: int = T) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(64, (2, B, time), generator=g))
+
+
+def added(model: GPT) -> dict[str, nn.Parameter]:
+    """The parameters of a converted model that nanoGPT's does not have."""
+    own = make(**vars(model.config)).state_dict().keys()
+    return {name: p for name, p in model.named_parameters() if name not in own}
+
+
+def same(a: GPT, b: GPT) -> bool:
+    """Loss and logits, in training with dropout and at inference, and every gradient."""
+    results = []
+    for model in (a, b):
+        torch.manual_seed(1)
+        logits, loss = model.train()(*tokens())
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        results.append([logits, loss, *grads, model.eval()(tokens()[0])[0]])
+    return all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+def groups(model: GPT, optimizer: torch.optim.Optimizer) -> list[set[str]]:
+    names = {p: name for name, p in model.named_parameters()}
+    listed = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
+    assert sum(map(len, listed)) == len(set().union(*listed))  # none twice
+    return [set(group) for group in listed]
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> float:
+    torch.manual_seed(seed)
+    _, loss = model(*tokens(seed))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()

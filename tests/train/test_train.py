@@ -1,0 +1,344 @@
+"""Training: repeatability, decay groups, schedule, run directories, the command line, the demo."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from ddl import DeltaResidual, Expand, Read, data
+from ddl.cli.demo import demo
+from ddl.cli.sample import printable, sample
+from ddl.config import PRESETS, DemoConfig, OptimConfig, SampleConfig, TrainConfig
+from ddl.errors import DivergedError, InputError
+from ddl.models import GPT
+from ddl.optim import learning_rate, parameter_groups
+from ddl.train import Trainer, pick_device, stop_on_interrupt, train, train_steps
+from ddl.train.runs import RunDirectory, from_json, load_config, load_run, to_json
+from ddl.train.trainer import has_cuda_kernels
+
+CPU = torch.device("cpu")
+
+
+def short(tmp_path: Path, residual: str = "ddl-cc", **changes: object) -> TrainConfig:
+    base = PRESETS["tiny"]
+    fields = {"steps": 6, "eval_every": 3, "log_every": 2, "eval_batches": 2, "device": "cpu"}
+    model = replace(base.model, residual=residual, block_size=32, hidden_size=32)
+    return replace(base, model=model, **({"out": tmp_path / "run"} | fields | changes))
+
+
+def quiet() -> Console:
+    return Console(quiet=True)
+
+
+def recorder() -> Console:
+    return Console(record=True, file=io.StringIO(), width=120)
+
+
+def losses(config: TrainConfig) -> list[float]:
+    trainer = Trainer(config, data.load("topics"), CPU)
+    records = train_steps(trainer, lambda: False)
+    return [value for r in records for key, value in r.items() if key.endswith("loss")]
+
+
+@pytest.mark.parametrize("residual", ["additive", "ddl-cc", "ddl-tc"])
+def test_same_seed_same_losses(tmp_path: Path, residual: str) -> None:
+    config = short(tmp_path, residual)
+    first = losses(config)
+    assert len(first) == 5  # three training records and two evaluations
+    assert losses(config) == first
+    assert losses(replace(config, seed=2)) != first
+
+
+def test_batches_depend_on_the_seed_and_not_on_the_residual(tmp_path: Path) -> None:
+    corpus = data.load("topics")
+    trainers = [
+        Trainer(replace(short(tmp_path, residual), seed=seed), corpus, CPU)
+        for residual, seed in (("additive", 1), ("ddl-cc", 1), ("ddl-cc", 2))
+    ]
+    first = [data.batch(corpus.train, 4, 32, trainer.generator) for trainer in trainers]
+    assert torch.equal(first[0], first[1])
+    assert not torch.equal(first[1], first[2])
+
+
+def test_evaluation_weighs_every_window_alike(tmp_path: Path) -> None:
+    trainer = Trainer(short(tmp_path), data.load("topics"), CPU)
+    windows = torch.cat(list(data.evaluation_batches(trainer.corpus.validation, 1, 32, 21)))
+    each = torch.stack([trainer.model(w[None], labels=w[None]).loss for w in windows])
+    corpus = replace(trainer.corpus, validation=windows.flatten().numpy())
+    trainer = Trainer(short(tmp_path, eval_batches=0), corpus, CPU)  # 8 + 8 + 5 windows
+    assert trainer.evaluate() == pytest.approx(each.mean().item(), rel=1e-5)
+
+
+def test_accumulation_equals_one_large_batch(tmp_path: Path) -> None:
+    large = short(tmp_path, batch_size=6, accumulation=1)
+    split = replace(large, batch_size=2, accumulation=3)
+    steps = [Trainer(c, data.load("topics"), CPU).step() for c in (large, split)]
+    assert steps[0].loss.item() == pytest.approx(steps[1].loss.item(), rel=1e-5)
+    assert steps[0].grad_norm.item() == pytest.approx(steps[1].grad_norm.item(), rel=1e-4)
+
+
+def test_clipping_bounds_the_gradient(tmp_path: Path) -> None:
+    config = short(tmp_path, "additive")
+    seen = []
+    for clip in (0.0, 1e-3):
+        trainer = Trainer(replace(config, optim=OptimConfig(clip=clip)), data.load("topics"), CPU)
+        step_of_adam = trainer.optimizer.step
+
+        def spy(step: object = step_of_adam, model: GPT = trainer.model) -> None:
+            gradients = [p.grad for p in model.parameters()]
+            seen.append(torch.nn.utils.get_total_norm(gradients).item())
+
+        trainer.optimizer.step = spy
+        assert trainer.step().grad_norm.item() > 0.1
+    assert seen[0] > 0.1
+    assert seen[1] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_learning_rate_schedule() -> None:
+    config = OptimConfig(lr=1.0, min_lr_ratio=0.1, warmup_steps=4)
+    rates = [learning_rate(config, step, 21) for step in range(21)]
+    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert rates[12] == pytest.approx(0.55)
+    assert rates[20] == pytest.approx(0.1)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert learning_rate(OptimConfig(lr=1.0, warmup_steps=0), 0, 1) == 1.0
+
+
+@pytest.mark.parametrize("residual", ["additive", "ddl", "ddl-cc", "ddl-tc"])
+def test_decay_groups(tmp_path: Path, residual: str) -> None:
+    model = GPT(short(tmp_path, residual).model)
+    decayed, kept = parameter_groups(model, 0.1)
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    linears = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    backbone = {
+        id(p)
+        for name, p in model.named_parameters()
+        if p.ndim == 2 and ("sublayers" in name or "wte" in name)
+    }
+    assert {id(p) for p in decayed["params"]} == backbone
+    assert len(backbone) == 7 * 2 + 1
+    delta = [m for m in model.modules() if isinstance(m, DeltaResidual | Read | Expand)]
+    owned = {id(p) for m in delta for p in m.parameters()}
+    assert bool(owned) == (residual != "additive")
+    kept_ids = [id(p) for p in kept["params"]]
+    assert owned <= set(kept_ids)
+    assert len(kept_ids) == len(set(kept_ids))
+    assert len(decayed["params"]) + len(kept_ids) == len(list(model.parameters()))
+    assert linears
+
+
+def test_train_writes_a_run_that_samples(tmp_path: Path) -> None:
+    config = short(tmp_path)
+    run = train(config, quiet())
+    names = {"config.json", "tokenizer.json", "metrics.jsonl", "model.safetensors", "loss.png"}
+    assert {file.name for file in run.path.iterdir()} == names
+    assert (run.path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    records = run.metrics()
+    assert [r["step"] for r in records] == [2, 3, 4, 6, 6]
+    assert all(math.isfinite(v) for r in records for v in r.values())
+
+    modes = {oct(file.stat().st_mode) for file in run.path.iterdir()}
+    assert len(modes) == 1  # the weights are as readable as the rest
+    assert load_config(run.path) == config
+    model, _ = load_run(run.path, CPU)
+    idx = torch.randint(256, (1, 20))
+    assert torch.equal(model(idx).logits, load_run(run.path, CPU)[0](idx).logits)
+    evaluator = Trainer(config, data.load("topics"), CPU)
+    evaluator.model.load_state_dict(model.state_dict())
+    assert evaluator.evaluate() == pytest.approx(records[-1]["validation_loss"], rel=1e-6)
+
+    request = SampleConfig(run=run.path, prompt="The ", tokens=12, device="cpu")
+    text = sample(request)
+    assert text.startswith("The ")
+    assert sample(request) == text
+    assert sample(replace(request, seed=5)) != text
+
+
+def test_existing_run_is_refused_then_replaced_alone(tmp_path: Path) -> None:
+    config = short(tmp_path, "additive", steps=1)
+    run = train(config, quiet())
+    (run.path / "notes.txt").write_text("mine")
+    expected = (
+        f"`out` must be a directory without a run, got {run.path}, which has one:"
+        " choose another or add --overwrite"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        train(config, quiet())
+    train(replace(config, overwrite=True), quiet())
+    assert len(run.metrics()) == 2  # the first run's lines are gone
+    assert (run.path / "notes.txt").read_text() == "mine"
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    config = short(tmp_path, "additive", steps=1)
+    out = config.directory
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    expected = (
+        f"`out` must be a new or empty directory, got {out}, which has other files:"
+        " choose another or add --overwrite, which leaves them alone"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        train(config, quiet())
+    assert [file.name for file in out.iterdir()] == ["notes.txt"]
+    expected = f"`out` must be a directory, got {out / 'notes.txt'}: Not a directory"
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+            train(replace(config, out=out / "notes.txt", overwrite=overwrite), quiet())
+    train(replace(config, overwrite=True), quiet())
+    assert (out / "notes.txt").read_text() == "mine"
+    assert (out / "model.safetensors").exists()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    train(replace(config, out=empty), quiet())
+
+
+def test_failed_save_leaves_the_old_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = short(tmp_path, "additive", steps=1)
+    run = train(config, quiet())
+    before = (run.path / "model.safetensors").read_bytes()
+
+    def fail(model: GPT, path: str) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("safetensors.torch.save_model", fail)
+    with pytest.raises(OSError, match="disk full"):
+        run.save(GPT(config.model))
+    assert (run.path / "model.safetensors").read_bytes() == before
+    assert not list(run.path.glob("*.tmp"))
+
+
+def test_ctrl_c_finishes_the_step_and_saves(tmp_path: Path) -> None:
+    config = short(tmp_path, "additive", steps=1000, log_every=1, eval_every=1000)
+    original = RunDirectory.log
+
+    def log(self: RunDirectory, record: dict[str, float]) -> None:
+        original(self, record)
+        if record["step"] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunDirectory, "log", log)
+        run = train(config, console := recorder())
+    assert 3 <= len(run.metrics()) <= 5
+    assert "Stopped after" in (text := console.export_text())
+    assert re.search(r"mean loss \d\.\d{3}", text)
+    load_run(run.path, CPU)
+    with stop_on_interrupt() as stopped:
+        assert not stopped()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopped()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_diverging_loss_is_a_sentence(tmp_path: Path) -> None:
+    config = short(tmp_path, "additive", steps=40, log_every=1)
+    config = replace(config, optim=OptimConfig(lr=1e30, warmup_steps=0, clip=0))
+    with pytest.raises(DivergedError, match=r"^the loss is (nan|inf) at step \d+: try a lower"):
+        train(config, quiet())
+
+
+def test_config_json_round_trip_and_damage(tmp_path: Path) -> None:
+    for config in (*PRESETS.values(), short(tmp_path)):
+        assert from_json(TrainConfig, to_json(config)) == config
+    values = json.loads(to_json(short(tmp_path)))
+    for text in ("{", "[]", json.dumps(values | {"stepz": 1})):
+        with pytest.raises(InputError, match=r"^`config.json` must hold a TrainConfig, got: "):
+            from_json(TrainConfig, text)
+    with pytest.raises(InputError, match=r"^`steps` must be a whole number of at least 1, got -5$"):
+        from_json(TrainConfig, json.dumps(values | {"steps": -5}))
+
+
+def test_damaged_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^`run` must be a run directory with config.json, got "):
+        load_run(tmp_path, CPU)
+    run = train(short(tmp_path, "additive", steps=1), quiet())
+    weights = run.path / "model.safetensors"
+    other = train(short(tmp_path, "ddl-cc", steps=1, out=tmp_path / "other"), quiet())
+    for content in (b"", b"garbage", weights.read_bytes()[:-10]):
+        weights.write_bytes(content)
+        with pytest.raises(InputError, match="must hold the weights of this run's model, got: "):
+            load_run(run.path, CPU)
+    weights.write_bytes((other.path / "model.safetensors").read_bytes())
+    with pytest.raises(InputError, match="must hold the weights of this run's model, got: "):
+        load_run(run.path, CPU)
+
+
+def test_tokens_beyond_the_vocabulary(tmp_path: Path) -> None:
+    import numpy as np
+
+    for name in ("train.bin", "val.bin"):
+        np.full(100, 300, dtype=np.uint16).tofile(tmp_path / name)
+    corpus = replace(data.load(tmp_path), tokenizer=data.ByteTokenizer())
+    trainer = Trainer(short(tmp_path), corpus, CPU)
+    expected = f"`{tmp_path}` must hold tokens below `vocab_size` = 256, got 300"
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        trainer.step()
+
+
+def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(has_cuda_kernels(), bool)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto", "ddl-cc") == pick_device("cpu", "ddl-cc") == CPU
+    expected = "`device` must be cpu, because torch finds no GPU, got 'cuda'"
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        pick_device("cuda", "additive")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("ddl.train.trainer.has_cuda_kernels", lambda: False)
+    assert pick_device("auto", "additive") == pick_device("cuda", "additive")
+    assert pick_device("auto", "additive").type == "cuda"
+    assert pick_device("auto", "ddl-cc") == CPU
+    expected = (
+        "`device` must be cpu, because the operators of ddl-cc have no CUDA kernels yet, got 'cuda'"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        pick_device("cuda", "ddl-cc")
+    monkeypatch.setattr("ddl.train.trainer.has_cuda_kernels", lambda: True)
+    assert pick_device("auto", "ddl-cc").type == "cuda"
+
+
+def test_printable() -> None:
+    assert printable("a\tb\n\x1b[31mü\x07犬\x9b") == "a\tb\n\ufffd[31mü\ufffd犬\ufffd"
+
+
+def test_demo_compares_two_trainings_that_start_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PRESETS, "demo", short(tmp_path))
+    console, config = recorder(), DemoConfig(steps=2, out=tmp_path, device="cpu")
+    pair = demo(config, console, samples=5)
+    text = console.export_text()
+    assert [c.name for c in pair] == ["additive", "ddl-cc"]
+    for piece in ("validation loss", "tokens/s", "speed ratio", "is better", "additive writes"):
+        assert piece in text
+    assert str(tmp_path / "loss.png") in text
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    for contestant in pair:
+        records = contestant.run.metrics()
+        assert len([r for r in records if "loss" in r]) == 2
+        assert f"{records[-1]['validation_loss']:.4f}" in text
+        load_run(tmp_path / contestant.name, CPU)
+    additive, delta = (c.trainer.config for c in pair)
+    assert replace(additive, model=delta.model, out=delta.out) == delta
+    assert additive.model == short(tmp_path, "additive").model
+    assert delta.model == short(tmp_path, "ddl-cc").model
+
+
+@pytest.mark.parametrize("betas", [(0.9,), (), 0.9, (0.9, 1.0), (0.9, "x"), (0.9, 0.95, 0.1)])
+def test_betas_are_two_numbers(betas: object) -> None:
+    with pytest.raises(InputError, match=r"^`betas` must be two numbers in \[0, 1\), got"):
+        OptimConfig(betas=betas)  # type: ignore[arg-type]

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from ddl import functional
 from ddl.nn.checks import unwrapped
-from ddl.nn.expand import Expand, ExpandKind
-from ddl.nn.read import Compress, Read
+from ddl.nn.expand import Expand
+from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
 from ddl.nn.stream import DeltaStream
 from ddl.optim import NEVER_DECAYED
+from ddl.options import Compress, ExpandKind
 
 __all__ = ["DeltaBlock", "Pending", "convert"]
 

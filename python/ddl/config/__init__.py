@@ -4,9 +4,11 @@ Plain dataclasses without torch, so that `ddl COMMAND --help` answers at once.
 """
 
 from ddl.errors import DivergedError, InputError
+from ddl.options import Compress, Residual
+from ddl.options import ExpandKind as Expand
 
 from .commands import DemoConfig, EvalConfig, ExportConfig, ImportConfig, SampleConfig
-from .model import RESIDUALS, STREAMS, Compress, Expand, GPTConfig, Residual
+from .model import RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
 from .training import OptimConfig, TrainConfig
 

@@ -7,42 +7,18 @@ z is the context, or the pooled state; g is linear, or linear–tanh–linear. S
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ddl.options import check_choice, check_counts, check_used
+from ddl.options import Gate, GateFrom
 
 from .checks import unwrapped
 from .linear import Projection, project, reset_, taken
 from .pool import Pool, PoolKind
 
-__all__ = [
-    "Gate",
-    "GateFrom",
-    "apply_gate",
-    "check_gate",
-    "make_gate",
-    "make_gate_pool",
-    "reset_gate",
-    "squash",
-]
-
-Gate = Literal["linear", "mlp"]
-GateFrom = Literal["context", "pooled", "convolved"]
-
-
-def check_gate(gate: Any, gate_hidden: Any, gate_from: Any, gate_kernel_size: Any) -> None:
-    """Raises ValueError for an option that is unknown, out of range or without effect."""
-    check_counts(gate_hidden=gate_hidden, gate_kernel_size=gate_kernel_size)
-    check_choice("gate", gate, get_args(Gate))
-    check_choice("gate_from", gate_from, get_args(GateFrom))
-    convolved = gate_from == "convolved"
-    check_used(
-        gate_hidden=(gate_hidden, 128, gate == "mlp", 'gate="mlp"'),
-        gate_kernel_size=(gate_kernel_size, 4, convolved, 'gate_from="convolved"'),
-    )
+__all__ = ["apply_gate", "make_gate", "make_gate_pool", "reset_gate", "squash"]
 
 
 def make_gate(

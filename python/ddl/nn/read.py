@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl import functional
-from ddl.options import LEAST_NORM_EPS, check_choice, check_counts, check_positive, check_used
+from ddl.options import (
+    STREAM_OPTIONS,
+    Compress,
+    Parameterization,
+    check_count,
+    check_left,
+    check_options,
+)
 
 from .checks import check_stream
 from .linear import empty_parameter, form_pruned
 
-__all__ = ["Compress", "Parameterization", "Read"]
+__all__ = ["Read"]
 
-Compress = Literal["identity", "channel", "token"]
-Parameterization = Literal["direct", "factored"]
+OF_THE_OWNER = {
+    name: STREAM_OPTIONS[name] for name in ("kernel_size", "parameterization", "causal")
+}
 
 
 class Read(nn.Module):
@@ -64,18 +72,16 @@ class Read(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_counts(
-            hidden_size=hidden_size, value_channels=value_channels, kernel_size=kernel_size
-        )
-        check_choice("compress", compress, get_args(Compress))
-        check_choice("parameterization", parameterization, get_args(Parameterization))
-        check_positive("norm_eps", norm_eps, optional=True, least=LEAST_NORM_EPS)
+        check_count("hidden_size", hidden_size)
+        check_count("value_channels", value_channels)
+        if shared is not None:
+            check_left(locals(), OF_THE_OWNER, "shared=None")
+        check_options(locals(), STREAM_OPTIONS)
         if compress == "identity" and value_channels != 1:
             raise ValueError(
                 f'`compress` must be "channel" or "token" for {value_channels} value channels, '
                 'got "identity"'
             )
-        _check_used(compress, kernel_size, parameterization, causal, shared)
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.compress, self.kernel_size = compress, kernel_size
         self.parameterization, self.causal, self.norm_eps = parameterization, causal, norm_eps
@@ -187,36 +193,3 @@ class Read(nn.Module):
             + ", norm_eps=None" * (self.norm_eps is None)
             + ", shared" * bool(self._shared)
         )
-
-
-def _check_used(
-    compress: str, kernel_size: int, parameterization: str, causal: bool, shared: Read | None
-) -> None:
-    """Refuses options of the compression that this Read does not have, or takes from another."""
-    factored = parameterization == "factored"
-    if shared is not None:
-        check_used(
-            parameterization=(parameterization, "direct", False, "shared=None"),
-            kernel_size=(kernel_size, 4, False, "shared=None"),
-            causal=(causal, False, False, "shared=None"),
-        )
-    check_used(
-        parameterization=(
-            parameterization,
-            "direct",
-            compress != "identity",
-            'compress="channel" or "token"',
-        ),
-        kernel_size=(
-            kernel_size,
-            4,
-            compress == "token" or factored,
-            'compress="token" or parameterization="factored"',
-        ),
-        causal=(
-            causal,
-            False,
-            compress == "channel" and factored,
-            'compress="channel" and parameterization="factored"',
-        ),
-    )

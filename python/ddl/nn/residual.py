@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ddl import functional
 from ddl.options import (
-    LEAST_EPS_K,
-    check_between,
-    check_choice,
-    check_counts,
-    check_finite,
-    check_positive,
-    check_used,
+    Direction,
+    Gate,
+    GateFrom,
+    Mapping,
+    Value,
+    ValueFrom,
+    check_count,
+    check_residual,
 )
 
 from .checks import check_features, check_stream
-from .direction import Direction, check_direction, make_direction
-from .gate import (
-    Gate,
-    GateFrom,
-    apply_gate,
-    check_gate,
-    make_gate,
-    make_gate_pool,
-    reset_gate,
-    squash,
-)
+from .direction import make_direction
+from .gate import apply_gate, make_gate, make_gate_pool, reset_gate, squash
 from .linear import Projection, project, reset_, taken
 from .pool import Window
 
 __all__ = ["DeltaResidual"]
-
-Mapping = Literal["k", "v"]
-Value = Literal["linear", "sigmoid", "constant"]
-ValueFrom = Literal["context", "compressed"]
 
 
 class DeltaResidual(nn.Module):
@@ -123,29 +111,9 @@ class DeltaResidual(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_counts(hidden_size=hidden_size, value_channels=value_channels)
-        check_choice("mapping", mapping, get_args(Mapping))
-        check_gate(gate, gate_hidden, gate_from, gate_kernel_size)
-        check_direction(direction, direction_hidden, mapping, value_channels)
-        check_choice("value", value, get_args(Value))
-        check_choice("value_from", value_from, get_args(ValueFrom))
-        check_positive("value_scale", value_scale)
-        check_finite("value_init", value_init)
-        check_finite("value_constant", value_constant)
-        check_between("beta_init", beta_init, 0, 2)
-        check_positive("eps_k", eps_k, optional=True, least=LEAST_EPS_K)
-        if mapping == "v" and value == "constant":
-            raise ValueError(
-                '`value` must be "linear" or "sigmoid" with mapping="v", got "constant"'
-            )
-        linear, constant = value == "linear" and mapping == "k", value == "constant"
-        read = mapping == "k" and not constant
-        check_used(
-            value_init=(value_init, 1.0, linear, 'value="linear" and mapping="k"'),
-            value_scale=(value_scale, 4.0, value == "sigmoid", 'value="sigmoid"'),
-            value_constant=(value_constant, 2.0, constant, 'value="constant"'),
-            value_from=(value_from, "context", read, 'mapping="k" and not value="constant"'),
-        )
+        check_count("hidden_size", hidden_size)
+        check_count("value_channels", value_channels)
+        check_residual(locals(), value_channels)
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.mapping, self.direction_kind = mapping, direction
         self.gate_kind, self.gate_from = gate, gate_from

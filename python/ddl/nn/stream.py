@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from inspect import signature
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ddl import functional
-from ddl.options import check_choice, check_counts, check_used
+from ddl.options import (
+    RESIDUAL_OPTIONS,
+    STREAM_OPTIONS,
+    Compress,
+    ExpandKind,
+    Parameterization,
+    check_count,
+    check_options,
+)
 from ddl.results import ReadResult, RewriteReadResult
 
 from .checks import check_mask, check_returned, check_stream, unwrapped
-from .expand import Expand, ExpandKind
+from .expand import Expand
 from .history import History
 from .linear import form_pruned
-from .read import Compress, Parameterization, Read
+from .read import Read
 from .residual import DeltaResidual
 
 __all__ = ["DeltaStream", "Expand", "Read"]
@@ -100,24 +107,10 @@ class DeltaStream(nn.Module):
         **residual: Any,
     ) -> None:
         super().__init__()
-        check_counts(
-            value_channels=value_channels,
-            expand_kernel_size=expand_kernel_size,
-            sublayers_per_compressor=sublayers_per_compressor,
-        )
-        check_choice("expand", expand, get_args(ExpandKind))
+        check_count("value_channels", value_channels)
         if compress is None:
             compress = "identity" if value_channels == 1 else "channel"
-        every = sublayers_per_compressor
-        check_used(
-            expand_kernel_size=(expand_kernel_size, 4, expand == "conv", 'expand="conv"'),
-            sublayers_per_compressor=(
-                every,
-                2,
-                compress != "identity",
-                'compress="channel" or "token"',
-            ),
-        )
+        check_options(locals(), STREAM_OPTIONS)
         _check_known(residual)
         self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
         self.hidden_size, self.value_channels = hidden_size, value_channels
@@ -134,7 +127,7 @@ class DeltaStream(nn.Module):
         }
         reads: list[Read] = []
         for index in range(len(self.sublayers)):
-            first = index - index % every
+            first = index - index % sublayers_per_compressor
             options = own if first == index else {"shared": reads[first]}
             reads.append(Read(hidden_size, value_channels, **options, **common))
         self.reads = nn.ModuleList(reads)
@@ -298,9 +291,7 @@ def _checked_sublayers(sublayers: Any) -> list[nn.Module]:
 
 def _check_known(options: dict[str, Any]) -> None:
     """Raises TypeError for what is no option of DeltaResidual, in the name of DeltaStream."""
-    known = [
-        name for name, p in signature(DeltaResidual).parameters.items() if p.kind == p.KEYWORD_ONLY
-    ]
+    known = [*RESIDUAL_OPTIONS, "device", "dtype"]
     for name in options:
         if name not in known:
             raise TypeError(

@@ -1,45 +1,45 @@
-//! `rewrite`, `read` and `rewrite_read` on a device: which kernels, with which arguments.
+//! `rewrite`, `read` and `rewrite_read` on a device: the kernels to launch, and their arguments.
 
-use super::arguments::{self, Address, Arrange, Backward, Reduce, are_aligned};
-use super::launch::{Call, Loaded};
-use super::plan::{self, Place};
-use super::specialisation::{Compress, Kernel, Specialisation};
-use crate::cpu::backward::{Gradients, Incoming};
-use crate::cpu::forward::Outputs;
+use super::auxiliary::{arrange, launch_reduce};
+use super::device::{Call, Loaded};
+use super::kernel::arguments::{self, Address, Backward, Reduce, are_aligned};
+use super::kernel::{Compress, Kernel, Specialisation};
+use super::plan::Residency;
+use super::plan::rewrite_read::chunk;
 use crate::error::{Error, Result};
-use crate::problem::{Boundary, Read};
+use crate::problem::{Gradients, Incoming, Outputs, Read, RewriteRead};
 use crate::tensor::Tensor;
 
-/// Runs a boundary forward into `outputs`.
-pub fn forward(boundary: &Boundary, outputs: &Outputs, call: &Call<'_>) -> Result<()> {
-    check_outputs(boundary, outputs)?;
-    let mut argument = inputs(boundary);
+/// Runs the operator forward into `outputs`.
+pub fn forward(problem: &RewriteRead, outputs: &Outputs, call: &Call<'_>) -> Result<()> {
+    check_outputs(problem, outputs)?;
+    let mut argument = inputs(problem);
     argument.new_state = address(&outputs.state);
     argument.context = address(&outputs.context);
     saved(&mut argument, outputs);
     let context = outputs.context.as_ref().map(|context| context.dtype);
-    let mut specialisation = Specialisation::boundary(Kernel::Forward, boundary, context);
+    let mut specialisation = Specialisation::rewrite_read(Kernel::Forward, problem, context);
     specialisation.aligned = are_aligned(&argument.packets());
-    if boundary.sizes.tokens() == 0 {
+    if problem.sizes.tokens() == 0 {
         return Ok(());
     }
     let loaded = call.loaded(&specialisation)?;
     argument.compress = arranged(&specialisation, argument.compress, call)?;
-    let blocks = cut(&mut argument, boundary, &specialisation, &loaded, call)?;
+    let blocks = split_tokens(&mut argument, problem, &specialisation, &loaded, call)?;
     call.launch(&loaded, [blocks, loaded.plan.slices(&specialisation)], argument)
 }
 
-/// Runs a boundary backward; `saved` is what its forward filled.
+/// Runs the operator backward; its forward filled `saved_outputs`.
 pub fn backward(
-    boundary: &Boundary,
+    problem: &RewriteRead,
     saved_outputs: &Outputs,
     incoming: &Incoming,
     gradients: &Gradients,
     call: &Call<'_>,
 ) -> Result<()> {
-    check_gradients(boundary, saved_outputs, incoming, gradients)?;
-    let mut argument = Backward { boundary: inputs(boundary), ..Default::default() };
-    saved(&mut argument.boundary, saved_outputs);
+    check_gradients(problem, saved_outputs, incoming, gradients)?;
+    let mut argument = Backward { forward: inputs(problem), ..Default::default() };
+    saved(&mut argument.forward, saved_outputs);
     argument.gradients = arguments::Gradients {
         grad_state: address(&incoming.state),
         grad_context: address(&incoming.context),
@@ -52,27 +52,27 @@ pub fn backward(
         ..Default::default()
     };
     let context = incoming.context.as_ref().map(|grad| grad.dtype);
-    let mut specialisation = Specialisation::boundary(Kernel::Backward, boundary, context);
+    let mut specialisation = Specialisation::rewrite_read(Kernel::Backward, problem, context);
     specialisation.aligned =
-        are_aligned(&argument.boundary.packets()) && are_aligned(&argument.gradients.packets());
+        are_aligned(&argument.forward.packets()) && are_aligned(&argument.gradients.packets());
     let mut blocks = 0;
-    if boundary.sizes.tokens() > 0 {
+    if problem.sizes.tokens() > 0 {
         let loaded = call.loaded(&specialisation)?;
-        let apart = boundary.read.is_some() && loaded.plan.sums == Place::Apart;
-        argument.boundary.compress = arranged(&specialisation, argument.boundary.compress, call)?;
-        blocks = cut(&mut argument.boundary, boundary, &specialisation, &loaded, call)?;
-        if apart {
+        let separate = problem.read.is_some() && loaded.plan.sums == Residency::SeparateKernel;
+        argument.forward.compress = arranged(&specialisation, argument.forward.compress, call)?;
+        blocks = split_tokens(&mut argument.forward, problem, &specialisation, &loaded, call)?;
+        if separate {
             argument.gradients.shift =
-                (call.allocate)(boundary.sizes.tokens() * specialisation.real().size())?;
-        } else if boundary.read.is_some() {
+                (call.allocate)(problem.sizes.tokens() * specialisation.real().size())?;
+        } else if problem.read.is_some() {
             argument.gradients.partial = partial(&specialisation, blocks, call)?;
         }
         call.launch(&loaded, [blocks, loaded.plan.slices(&specialisation)], argument)?;
-        if apart && gradients.of_parameters() {
-            blocks = parameters(&specialisation.parameters(), &mut argument, boundary, call)?;
+        if separate && gradients.of_parameters() {
+            blocks = parameters(&specialisation.parameters(), &mut argument, problem, call)?;
         }
     }
-    match &boundary.read {
+    match &problem.read {
         Some(read) if gradients.of_parameters() => {
             reduce(&specialisation, read, argument.gradients.partial, blocks, gradients, call)
         }
@@ -80,15 +80,15 @@ pub fn backward(
     }
 }
 
-/// Sums the parameters' gradients, for which the backward had no room; returns the rows of sums.
+/// Sums the parameters' gradients if the backward had no room for them; returns the rows of sums.
 fn parameters(
     specialisation: &Specialisation,
     argument: &mut Backward,
-    boundary: &Boundary,
+    problem: &RewriteRead,
     call: &Call<'_>,
 ) -> Result<usize> {
     let loaded = call.loaded(specialisation)?;
-    let blocks = cut(&mut argument.boundary, boundary, specialisation, &loaded, call)?;
+    let blocks = split_tokens(&mut argument.forward, problem, specialisation, &loaded, call)?;
     argument.gradients.partial = partial(specialisation, blocks, call)?;
     call.launch(&loaded, [blocks, loaded.plan.slices(specialisation)], *argument)?;
     Ok(blocks)
@@ -122,26 +122,20 @@ fn reduce(
     launch_reduce(backward, argument, call)
 }
 
-/// Launches `reduce` with 32 columns to a block.
-pub(super) fn launch_reduce(backward: &Specialisation, argument: Reduce, call: &Call<'_>) -> Result<()> {
-    let specialisation = backward.reduce();
-    let loaded = call.loaded(&specialisation)?;
-    call.launch(&loaded, [specialisation.partial_row().div_ceil(32), 1], argument)
-}
-
-/// Cuts the tokens into chunks and gives the kernel the memory it needs for them; returns the blocks.
-fn cut(
-    argument: &mut arguments::Boundary,
-    boundary: &Boundary,
+/// Splits the tokens into chunks and gives the kernel the memory it needs for them; returns the blocks.
+fn split_tokens(
+    argument: &mut arguments::RewriteRead,
+    problem: &RewriteRead,
     specialisation: &Specialisation,
     loaded: &Loaded,
     call: &Call<'_>,
 ) -> Result<usize> {
-    let (tokens, device) = (boundary.sizes.tokens(), call.device);
-    let chunk = plan::chunk(specialisation, loaded, device.limits(), &device.forced(), tokens);
+    let (tokens, device) = (problem.sizes.tokens(), call.device);
+    let (plan, wave) = (&loaded.plan, loaded.wave);
+    let chunk = chunk(specialisation, plan, wave, device.limits(), &device.overrides(), tokens);
     let blocks = tokens.div_ceil(chunk);
     argument.tokens = tokens as i64;
-    argument.time = boundary.sizes.time as i64;
+    argument.time = problem.sizes.time as i64;
     argument.chunk = chunk as i64;
     let scratch = loaded.plan.scratch(specialisation, blocks);
     if scratch > 0 {
@@ -158,25 +152,15 @@ fn arranged(specialisation: &Specialisation, compress: Address, call: &Call<'_>)
     }
 }
 
-/// The weight of a token read, or of an expansion, with its taps outermost.
-pub(super) fn arrange(s: &Specialisation, from: Address, call: &Call<'_>) -> Result<Address> {
-    let specialisation = s.arrange();
-    let numbers = s.d * s.m * s.taps;
-    let to = (call.allocate)(numbers * s.types.compress.size())?;
-    let loaded = call.loaded(&specialisation)?;
-    call.launch(&loaded, [numbers.div_ceil(256), 1], Arrange { from, to })?;
-    Ok(to)
-}
-
-fn inputs(boundary: &Boundary) -> arguments::Boundary {
-    let mut argument = arguments::Boundary { state: boundary.state.address(), ..Default::default() };
-    if let Some(rewrite) = &boundary.rewrite {
+fn inputs(problem: &RewriteRead) -> arguments::RewriteRead {
+    let mut argument = arguments::RewriteRead { state: problem.state.address(), ..Default::default() };
+    if let Some(rewrite) = &problem.rewrite {
         argument.direction = rewrite.direction.address();
         argument.value = rewrite.value.address();
         argument.gate = rewrite.gate.address();
         argument.eps_k = rewrite.eps_k;
     }
-    if let Some(read) = &boundary.read {
+    if let Some(read) = &problem.read {
         argument.compress = address(&read.compress);
         argument.norm_weight = address(&read.norm_weight);
         argument.gate_weight = address(&read.gate_weight);
@@ -189,8 +173,8 @@ fn inputs(boundary: &Boundary) -> arguments::Boundary {
     argument
 }
 
-/// What the forward saves and the backward finds.
-fn saved(argument: &mut arguments::Boundary, outputs: &Outputs) {
+/// The tensors that the forward saves for the backward.
+fn saved(argument: &mut arguments::RewriteRead, outputs: &Outputs) {
     argument.stats = address(&outputs.stats);
     argument.new_value = address(&outputs.value);
     argument.new_gate = address(&outputs.gate);
@@ -198,36 +182,36 @@ fn saved(argument: &mut arguments::Boundary, outputs: &Outputs) {
     argument.rstd = address(&outputs.rstd);
 }
 
-/// Kernels touch without asking whatever their specialisation says is there.
-fn check_outputs(boundary: &Boundary, outputs: &Outputs) -> Result<()> {
-    let read = boundary.read.as_ref();
-    needed("new_state", &outputs.state, boundary.rewrite.is_some())?;
-    same_dtype(&outputs.state, &boundary.state)?;
+/// Kernels do not check their pointers: every tensor that their specialisation names has to be there.
+fn check_outputs(problem: &RewriteRead, outputs: &Outputs) -> Result<()> {
+    let read = problem.read.as_ref();
+    needed("new_state", &outputs.state, problem.rewrite.is_some())?;
+    same_dtype(&outputs.state, &problem.state)?;
     needed("context", &outputs.context, read.is_some())?;
-    check_saved(boundary, outputs)
+    check_saved(problem, outputs)
 }
 
-fn check_saved(boundary: &Boundary, outputs: &Outputs) -> Result<()> {
-    let read = boundary.read.as_ref();
-    needed("stats", &outputs.stats, boundary.rewrite.is_some())?;
+fn check_saved(problem: &RewriteRead, outputs: &Outputs) -> Result<()> {
+    let read = problem.read.as_ref();
+    needed("stats", &outputs.stats, problem.rewrite.is_some())?;
     needed("new_value", &outputs.value, read.is_some_and(|read| read.value_weight.is_some()))?;
     needed("new_gate", &outputs.gate, read.is_some_and(|read| read.gate_weight.is_some()))?;
     needed("rstd", &outputs.rstd, read.is_some_and(|read| read.norm_eps.is_some()))?;
     needed("compressed", &outputs.compressed, read.is_some_and(Read::over_time))?;
-    same_dtype(&outputs.compressed, &boundary.state)
+    same_dtype(&outputs.compressed, &problem.state)
 }
 
 fn check_gradients(
-    boundary: &Boundary,
+    problem: &RewriteRead,
     saved: &Outputs,
     incoming: &Incoming,
     gradients: &Gradients,
 ) -> Result<()> {
-    check_saved(boundary, saved)?;
-    same_dtype(&incoming.state, &boundary.state)?;
+    check_saved(problem, saved)?;
+    same_dtype(&incoming.state, &problem.state)?;
     needed("grad_state", &gradients.state, true)?;
-    same_dtype(&gradients.state, &boundary.state)?;
-    let Some(rewrite) = &boundary.rewrite else { return Ok(()) };
+    same_dtype(&gradients.state, &problem.state)?;
+    let Some(rewrite) = &problem.rewrite else { return Ok(()) };
     needed("grad_direction", &gradients.direction, true)?;
     same_dtype(&gradients.direction, &rewrite.direction)?;
     needed("grad_value", &gradients.value, true)?;

@@ -1,25 +1,8 @@
-//! What is asked of a boundary between two sublayers: borrowed inputs, sizes and flags. Checked once,
-//! here, and used by every backend.
+//! `rewrite`, `read` and `rewrite_read`: their inputs, their outputs, and the gradients of both.
 
+use super::sizes::{STORED, Sizes, at_least, positive, state_sizes};
 use crate::error::{Error, Result};
 use crate::tensor::{Dtype, Tensor};
-
-/// Sizes of a state `(…, d, m)` seen as `sequences × time` tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
-    pub sequences: usize,
-    pub time: usize,
-    /// hidden size
-    pub d: usize,
-    /// value channels
-    pub m: usize,
-}
-
-impl Sizes {
-    pub fn tokens(&self) -> usize {
-        self.sequences * self.time
-    }
-}
 
 /// The rewriting half: X' = X + β k̂ (v − k̂ᵀX)ᵀ.
 #[derive(Debug)]
@@ -58,7 +41,7 @@ pub struct Read {
 }
 
 impl Read {
-    /// K: 1 where the read stays within its token.
+    /// K: 1 if the read stays within its token.
     pub fn taps(&self) -> usize {
         match &self.compress {
             Some(weight) if weight.shape.len() == 3 => weight.shape[2],
@@ -72,9 +55,9 @@ impl Read {
     }
 }
 
-/// A boundary: either half or both.
+/// The operator at the boundary between two sublayers: either half or both.
 #[derive(Debug)]
-pub struct Boundary {
+pub struct RewriteRead {
     pub sizes: Sizes,
     /// leading shape, without (d, m)
     pub batch: Vec<usize>,
@@ -83,29 +66,81 @@ pub struct Boundary {
     pub read: Option<Read>,
 }
 
-/// Smallest ε_k and norm ε: where k or x is 0 they are all that stands under the root, and float32 has to
-/// keep ε_k² and ε with room to spare on every backend, subnormal numbers flushed or not.
+/// Outputs that the forward fills; `None` if the half is absent or the number is not asked for.
+#[derive(Default)]
+pub struct Outputs {
+    /// X' (…, d, m)
+    pub state: Option<Tensor>,
+    /// r, p (…, 1 + m)
+    pub stats: Option<Tensor>,
+    /// h (…, d)
+    pub context: Option<Tensor>,
+    /// v (…, m)
+    pub value: Option<Tensor>,
+    /// β (…)
+    pub gate: Option<Tensor>,
+    /// x (…, d)
+    pub compressed: Option<Tensor>,
+    /// 1/√(mean x² + ε) (…)
+    pub rstd: Option<Tensor>,
+}
+
+/// Incoming gradients of X', h, v and β; `None` is zero.
+#[derive(Default)]
+pub struct Incoming {
+    pub state: Option<Tensor>,
+    /// ∂L/∂X' lies where ∂L/∂X goes, each row overwritten once it is used, and `state` is `None`.
+    pub in_place: bool,
+    pub context: Option<Tensor>,
+    pub value: Option<Tensor>,
+    pub gate: Option<Tensor>,
+}
+
+/// Gradients to fill: of the state, of the rewrite's inputs, of the read's parameters.
+#[derive(Default)]
+pub struct Gradients {
+    pub state: Option<Tensor>,
+    pub direction: Option<Tensor>,
+    pub value: Option<Tensor>,
+    pub gate: Option<Tensor>,
+    pub compress: Option<Tensor>,
+    pub norm_weight: Option<Tensor>,
+    pub gate_weight: Option<Tensor>,
+    pub gate_bias: Option<Tensor>,
+    pub value_weight: Option<Tensor>,
+    pub value_bias: Option<Tensor>,
+}
+
+impl Gradients {
+    /// Whether that of any parameter is asked for.
+    pub fn of_parameters(&self) -> bool {
+        let Gradients { compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias, .. } = self;
+        let wanted = [compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias];
+        wanted.iter().any(|gradient| gradient.is_some())
+    }
+}
+
+/// Smallest ε_k and norm ε. If k or x is 0, nothing else stands under the root, so float32 has to hold ε_k²
+/// and ε with room to spare on every backend, even if subnormal numbers are flushed to zero.
 const LEAST_EPS_K: f64 = 1e-18;
 const LEAST_NORM_EPS: f64 = 1e-36;
 
-const STORED: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-
-impl Boundary {
-    pub fn new(state: Tensor, rewrite: Option<Rewrite>, read: Option<Read>) -> Result<Boundary> {
+impl RewriteRead {
+    pub fn new(state: Tensor, rewrite: Option<Rewrite>, read: Option<Read>) -> Result<RewriteRead> {
         let over_time = read.as_ref().is_some_and(Read::over_time);
         let (sizes, batch) = state_sizes(&state, over_time)?;
         state.expect_reachable()?;
-        let boundary = Boundary { sizes, batch, state, rewrite, read };
-        if let Some(rewrite) = &boundary.rewrite {
-            boundary.check_rewrite(rewrite)?;
+        let problem = RewriteRead { sizes, batch, state, rewrite, read };
+        if let Some(rewrite) = &problem.rewrite {
+            problem.check_rewrite(rewrite)?;
         }
-        if let Some(read) = &boundary.read {
-            boundary.check_read(read)?;
+        if let Some(read) = &problem.read {
+            problem.check_read(read)?;
         }
-        Ok(boundary)
+        Ok(problem)
     }
 
-    /// What callers know it by.
+    /// The operator's name in Python.
     pub fn operator(&self) -> &'static str {
         match (&self.rewrite, &self.read) {
             (Some(_), Some(_)) => "rewrite_read",
@@ -204,82 +239,4 @@ impl Boundary {
         }
         Ok(())
     }
-}
-
-/// Expansion of x (…, d) to a state (…, d, m), by repetition or by a causal depthwise convolution.
-#[derive(Debug)]
-pub struct Expand {
-    pub sizes: Sizes,
-    pub batch: Vec<usize>,
-    /// (d, m, K); None: repetition
-    pub weight: Option<Tensor>,
-}
-
-impl Expand {
-    /// `state` is the expanded side: the output of the forward, the incoming gradient of the backward.
-    pub fn new(x: &Tensor, weight: Option<Tensor>, state: &Tensor) -> Result<Expand> {
-        let (sizes, batch) = state_sizes(state, weight.is_some())?;
-        x.expect_shape(&[&batch[..], &[sizes.d]].concat())?;
-        x.expect_reachable()?;
-        state.expect_beside(x)?;
-        let double = x.dtype == Dtype::F64;
-        let stored: &[Dtype] = if double { &[Dtype::F64] } else { &STORED };
-        state.expect_dtype(stored)?;
-        if let Some(weight) = &weight {
-            if weight.shape.len() != 3 || weight.shape[2] == 0 {
-                return Err(Error::Shape {
-                    name: weight.name,
-                    expected: format!("({}, {}, K) with K ≥ 1", sizes.d, sizes.m),
-                    got: crate::error::shape_text(&weight.shape),
-                });
-            }
-            weight.expect_shape(&[sizes.d, sizes.m, weight.shape[2]])?;
-            weight.expect_beside(x)?;
-            weight.expect_dtype(stored)?;
-        }
-        Ok(Expand { sizes, batch, weight })
-    }
-
-    pub fn taps(&self) -> usize {
-        self.weight.as_ref().map_or(1, |weight| weight.shape[2])
-    }
-}
-
-fn state_sizes(state: &Tensor, over_time: bool) -> Result<(Sizes, Vec<usize>)> {
-    let rank = state.shape.len();
-    let wrong = |expected: &str| Error::Shape {
-        name: state.name,
-        expected: expected.into(),
-        got: crate::error::shape_text(&state.shape),
-    };
-    if over_time && rank < 3 {
-        return Err(wrong("(…, time, hidden_size, value_channels)"));
-    }
-    if rank < 2 || state.shape[rank - 2..].contains(&0) {
-        return Err(wrong("(…, hidden_size, value_channels)"));
-    }
-    let (batch, last) = state.shape.split_at(rank - 2);
-    let tokens: usize = batch.iter().product();
-    let time = if over_time { *batch.last().expect("rank ≥ 3") } else { tokens };
-    let sequences = tokens.checked_div(time).unwrap_or(0);
-    Ok((Sizes { sequences, time, d: last[0], m: last[1] }, batch.to_vec()))
-}
-
-fn positive(name: &str, number: f64) -> Result<()> {
-    if number > 0.0 && number.is_finite() {
-        return Ok(());
-    }
-    Err(Error::Argument(format!("`{name}` must be a positive finite number, got {}", number_text(number))))
-}
-
-fn at_least(name: &str, number: f64, least: f64) -> Result<()> {
-    if number >= least {
-        return Ok(());
-    }
-    Err(Error::Argument(format!("`{name}` must be at least {least:e}, got {}", number_text(number))))
-}
-
-/// A number as Python writes it: `0.0`, `nan`, `-inf`.
-fn number_text(number: f64) -> String {
-    format!("{number:?}").to_lowercase()
 }

@@ -1,41 +1,32 @@
-//! For tests: CPU tensors that take the way of CUDA tensors, to the emulated device or to `cuda:0` of
-//! whatever stands in for NVIDIA's driver.
+//! For tests: CPU tensors that take the way of CUDA tensors, to the emulated device or to `cuda:0` of a stand-in
+//! for NVIDIA's driver.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::{Device, Error, Launches, gpu, tell_where_nvrtc_is};
-use crate::cuda::emulated::Emulated;
-use crate::cuda::plan::{Forced, Limits, RESERVED};
-
-static STAND_IN: RwLock<Option<Arc<dyn Launches>>> = RwLock::new(None);
-
-/// What launches kernels for CPU tensors, if anything was asked to.
-pub fn stand_in(place: &Device) -> PyResult<Option<Arc<dyn Launches>>> {
-    let stand_in = STAND_IN.read().unwrap_or_else(PoisonError::into_inner);
-    Ok(stand_in.clone().filter(|_| *place == Device::Cpu))
-}
-
-fn replace(device: Option<Arc<dyn Launches>>) {
-    *STAND_IN.write().unwrap_or_else(PoisonError::into_inner) = device;
-}
+use crate::cuda::device::emulated::Emulated;
+use crate::cuda::device::gpu::gpu;
+use crate::cuda::device::{Backend, stand_in};
+use crate::cuda::plan::{Limits, Overrides, RESERVED};
+use crate::error::Error;
+use crate::torch::device::tell_where_nvrtc_is;
 
 /// Runs the CUDA kernels for CPU tensors, built by `build(source, defines)`, which returns the path of a
-/// shared object; None ends that. `plan` forces what a plan would choose, by the names of the macros and
+/// shared object; None ends that. `plan` overrides the planner's choices, by the names of the macros and
 /// `CHUNK`.
 #[pyfunction]
 #[pyo3(signature = (build, *, multiprocessors=2, shared_per_block=65_536, cluster=1, plan=None))]
-fn emulate(
+pub fn emulate(
     build: Option<Py<PyAny>>,
     multiprocessors: usize,
     shared_per_block: usize,
     cluster: usize,
     plan: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
-    let forced = plan.map(forced).transpose()?.unwrap_or_default();
+    let overrides = plan.map(parse).transpose()?.unwrap_or_default();
     let limits = Limits {
         multiprocessors,
         shared_per_block,
@@ -44,14 +35,14 @@ fn emulate(
         threads_per_multiprocessor: 2048,
         cluster,
     };
-    replace(build.map(|build| -> Arc<dyn Launches> {
+    stand_in::replace(build.map(|build| -> Arc<dyn Backend> {
         let build = move |source: &str, defines: &[String]| {
             let path = Python::attach(|py| -> PyResult<String> {
                 Ok(build.bind(py).call1((source, defines))?.str()?.to_string())
             });
             path.map_err(Error::Python)
         };
-        Arc::new(Emulated { limits, forced, build: Box::new(build), table: Default::default() })
+        Arc::new(Emulated { limits, overrides, build: Box::new(build), table: Default::default() })
     }));
     Ok(())
 }
@@ -60,20 +51,14 @@ fn emulate(
 /// None ends that.
 #[pyfunction]
 #[pyo3(signature = (index))]
-fn pretend_gpu(py: Python<'_>, index: Option<usize>) -> PyResult<()> {
+pub fn pretend_gpu(py: Python<'_>, index: Option<usize>) -> PyResult<()> {
     tell_where_nvrtc_is(py)?;
     let device = py.detach(|| index.map(gpu).transpose())?;
-    replace(device.map(|device| -> Arc<dyn Launches> { device }));
+    stand_in::replace(device.map(|device| -> Arc<dyn Backend> { device }));
     Ok(())
 }
 
-fn forced(plan: &Bound<'_, PyDict>) -> PyResult<Forced> {
+fn parse(plan: &Bound<'_, PyDict>) -> PyResult<Overrides> {
     let words: Vec<String> = plan.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    Forced::parse(&words.join(" ")).map_err(|fault| PyValueError::new_err(format!("`plan` {fault}")))
-}
-
-pub fn add_functions(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(emulate, module)?)?;
-    module.add_function(wrap_pyfunction!(pretend_gpu, module)?)?;
-    Ok(())
+    Overrides::parse(&words.join(" ")).map_err(|fault| PyValueError::new_err(format!("`plan` {fault}")))
 }

@@ -1,49 +1,43 @@
 //! Where a call runs: on the state's GPU, on the tests' emulated one, nowhere while kernels are only
-//! compiled ahead, or else on the CPU.
+//! compiled ahead of time, or else on the CPU.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-#[cfg(not(feature = "emulator"))]
-mod emulator {
-    use super::*;
-
-    pub fn stand_in(_: &Device) -> PyResult<Option<Arc<dyn Launches>>> {
-        Ok(None)
-    }
-}
-#[cfg(feature = "emulator")]
-mod emulator;
-
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-use super::{Any, Resources};
-use crate::cuda::gpu::gpu;
-use crate::cuda::launch::{Call, Device as Launches};
-use crate::cuda::notes::{self, Notes};
-use crate::cuda::nvrtc;
+use super::borrow::borrow;
+use crate::cuda::compile::nvrtc;
+use crate::cuda::device::gpu::gpu;
+use crate::cuda::device::{Backend, Call, ahead_of_time};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, Tensor};
 
-/// Runs `work` where `tensor` lives; returns false where that is the CPU, which is the caller's.
+/// The resources of a call on a GPU: torch's stream, and `allocate(like, bytes)` for memory beside a tensor.
+pub struct Resources<'py> {
+    pub stream: u64,
+    pub allocate: Option<Bound<'py, PyAny>>,
+}
+
+/// Runs `work` where `tensor` lives; returns false if that is the CPU, which is left to the caller.
 ///
 /// `like` is the same tensor in Python. The GIL is released, and a panic becomes a `RuntimeError`.
-pub(super) fn on_device(
+pub fn on_device(
     py: Python<'_>,
     tensor: &Tensor,
-    like: &Any<'_>,
+    like: &Bound<'_, PyAny>,
     resources: Resources<'_>,
     work: impl FnOnce(&Call<'_>) -> Result<()> + Send,
 ) -> PyResult<bool> {
     let Some(device) = device_of(py, &tensor.device)? else { return Ok(false) };
     let Resources { stream, allocate } = resources;
     let (like, allocate) = (like.clone().unbind(), allocate.map(Bound::unbind));
-    let noting = notes::is_noting();
+    let compiling = ahead_of_time::is_active();
     let kept = Mutex::new(Vec::new()); // until the kernels are launched: torch orders what follows
     let done = py.detach(|| {
-        let allocate = |bytes: usize| match noting {
+        let allocate = |bytes: usize| match compiling {
             true => Ok(0),
             false => allocate_through(&allocate, &like, tensor, bytes, &kept),
         };
@@ -56,12 +50,15 @@ pub(super) fn on_device(
     Ok(true)
 }
 
-/// What launches the kernels for tensors that live somewhere; None is the CPU.
-fn device_of(py: Python<'_>, place: &Device) -> PyResult<Option<Arc<dyn Launches>>> {
-    if let Some(notes) = notes::current() {
-        return Ok(Some(notes));
+/// The device that launches the kernels for tensors at a place; None is the CPU.
+fn device_of(py: Python<'_>, place: &Device) -> PyResult<Option<Arc<dyn Backend>>> {
+    if let Some(device) = ahead_of_time::current() {
+        return Ok(Some(device));
     }
-    if let Some(device) = emulator::stand_in(place)? {
+    #[cfg(feature = "emulator")]
+    if *place == Device::Cpu
+        && let Some(device) = crate::cuda::device::stand_in::current()
+    {
         return Ok(Some(device));
     }
     let Device::Cuda(index) = *place else { return Ok(None) };
@@ -82,7 +79,7 @@ fn allocate_through(
     };
     Python::attach(|py| {
         let memory = allocate.bind(py).call1((like, bytes))?;
-        let scratch = Tensor::borrow("scratch", &memory)?;
+        let scratch = borrow("scratch", &memory)?;
         scratch.expect_beside(tensor)?;
         scratch.expect_bytes(bytes)?;
         kept.lock().expect("nothing panics while it is held").push(memory.unbind());
@@ -91,8 +88,8 @@ fn allocate_through(
     .map_err(Error::Python)
 }
 
-/// NVRTC is looked for beside torch: in its site-packages, or in the environment that both live in.
-fn tell_where_nvrtc_is(py: Python<'_>) -> PyResult<()> {
+/// Has NVRTC looked for beside torch: in torch's site-packages, or in the environment that both live in.
+pub fn tell_where_nvrtc_is(py: Python<'_>) -> PyResult<()> {
     static TOLD: PyOnceLock<()> = PyOnceLock::new();
     TOLD.get_or_try_init(py, || {
         let torch: PathBuf = py.import("torch")?.getattr("__file__")?.extract()?;
@@ -101,61 +98,5 @@ fn tell_where_nvrtc_is(py: Python<'_>) -> PyResult<()> {
         nvrtc::look_in(packages.into_iter().chain([prefix]).collect());
         PyResult::Ok(())
     })?;
-    Ok(())
-}
-
-/// Why `cuda:index` cannot be used, None if it can.
-#[pyfunction]
-fn why_unavailable(py: Python<'_>, index: usize) -> PyResult<Option<String>> {
-    tell_where_nvrtc_is(py)?;
-    Ok(py.detach(|| gpu(index).err().map(|reason| reason.to_string())))
-}
-
-/// From now on this thread's calls only note which kernels they need: for an architecture like `sm_90`, or
-/// for `cuda:index`.
-#[pyfunction]
-#[pyo3(signature = (architecture, index))]
-fn note_kernels(py: Python<'_>, architecture: Option<String>, index: usize) -> PyResult<()> {
-    tell_where_nvrtc_is(py)?;
-    let noted = py.detach(|| match architecture {
-        Some(architecture) => Notes::new(&architecture),
-        None => Ok(Notes::for_gpu(gpu(index)?)),
-    })?;
-    notes::replace(Some(Arc::new(noted)));
-    Ok(())
-}
-
-/// Ends `note_kernels`, and compiles what was noted if asked to. Returns for each kernel (name, architecture,
-/// macros, registers, bytes spilled, bytes of shared memory, seconds, whether it was there already).
-#[pyfunction]
-#[allow(clippy::type_complexity)]
-fn end_noting(
-    py: Python<'_>,
-    compile: bool,
-) -> PyResult<Vec<(&'static str, String, String, u32, u32, usize, f64, bool)>> {
-    let Some(noted) = notes::replace(None).filter(|_| compile) else { return Ok(Vec::new()) };
-    let built = py.detach(|| noted.compile())?;
-    let rows = built.iter().map(|kernel| {
-        let (binary, shared) = (&kernel.binary, kernel.binary.shared as usize + kernel.plan.shared);
-        (
-            kernel.specialisation.kernel.name(),
-            kernel.target.to_string(),
-            kernel.macros(),
-            binary.registers,
-            binary.spilled,
-            shared,
-            kernel.seconds,
-            kernel.cached,
-        )
-    });
-    Ok(rows.collect())
-}
-
-pub(super) fn add_functions(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(why_unavailable, module)?)?;
-    module.add_function(wrap_pyfunction!(note_kernels, module)?)?;
-    module.add_function(wrap_pyfunction!(end_noting, module)?)?;
-    #[cfg(feature = "emulator")]
-    emulator::add_functions(module)?;
     Ok(())
 }

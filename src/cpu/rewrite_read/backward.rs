@@ -17,82 +17,33 @@ use fearless_simd::Simd;
 
 use super::backward_read::{ReadBackward, ReadScratch};
 use super::backward_rewrite::Factors;
-use super::buffer::{Buffer, Result};
-use super::convert::Accum;
-use super::forward::Outputs;
-use super::row::dots;
-use super::simd::{Kernel, Target, dispatch, load, round_to, store, view};
-use super::weights::{Sums, Weights, store_all};
-use super::{parallel, split, useful_threads, within_sequences};
-use crate::problem::{Boundary, Read, Rewrite, Sizes};
-use crate::tensor::{Ahead, RowsMut, Tensor};
-
-/// Incoming gradients of X', h, v and β; `None` is zero.
-#[derive(Default)]
-pub struct Incoming {
-    pub state: Option<Tensor>,
-    /// ∂L/∂X' lies where ∂L/∂X goes, each row overwritten once it is used, and `state` is `None`.
-    pub in_place: bool,
-    pub context: Option<Tensor>,
-    pub value: Option<Tensor>,
-    pub gate: Option<Tensor>,
-}
-
-/// Gradients to fill: of the state, of the rewrite's inputs, of the read's parameters.
-#[derive(Default)]
-pub struct Gradients {
-    pub state: Option<Tensor>,
-    pub direction: Option<Tensor>,
-    pub value: Option<Tensor>,
-    pub gate: Option<Tensor>,
-    pub compress: Option<Tensor>,
-    pub norm_weight: Option<Tensor>,
-    pub gate_weight: Option<Tensor>,
-    pub gate_bias: Option<Tensor>,
-    pub value_weight: Option<Tensor>,
-    pub value_bias: Option<Tensor>,
-}
-
-impl Gradients {
-    /// Whether that of any parameter is asked for.
-    pub fn of_parameters(&self) -> bool {
-        let Gradients { compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias, .. } = self;
-        let wanted = [compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias];
-        wanted.iter().any(|gradient| gradient.is_some())
-    }
-
-    fn zero_parameters<A: Accum>(&mut self) -> Result<()> {
-        for gradient in [
-            &mut self.compress,
-            &mut self.norm_weight,
-            &mut self.gate_weight,
-            &mut self.gate_bias,
-            &mut self.value_weight,
-            &mut self.value_bias,
-        ] {
-            let zeros = Buffer::<A>::zeros(gradient.as_ref().map_or(0, Tensor::len))?;
-            store_all(gradient, &zeros);
-        }
-        Ok(())
-    }
-}
+use super::weights::{Sums, Weights, zero_parameters};
+use crate::cpu::buffer::{Buffer, Result};
+use crate::cpu::parallel;
+use crate::cpu::partition::{partition, split, useful_threads, within_sequences};
+use crate::cpu::simd::channels::{Target, load, round_to, store, view};
+use crate::cpu::simd::convert::Accum;
+use crate::cpu::simd::dispatch::{WithSimd, dispatch};
+use crate::cpu::simd::row::dots;
+use crate::problem::{Gradients, Incoming, Outputs, Read, Rewrite, RewriteRead, Sizes};
+use crate::tensor::{Ahead, RowsMut};
 
 /// Runs a boundary backward on `threads` threads; `saved` is what the forward filled.
 pub fn backward<A: Accum>(
-    boundary: &Boundary,
+    problem: &RewriteRead,
     saved: &Outputs,
     incoming: &Incoming,
     gradients: &mut Gradients,
     threads: usize,
 ) -> Result<()> {
-    if boundary.sizes.tokens() == 0 {
-        return gradients.zero_parameters::<A>(); // before rows are made that no memory stands behind
+    if problem.sizes.tokens() == 0 {
+        return zero_parameters::<A>(gradients); // before rows are made that no memory stands behind
     }
-    let Sizes { d, m, .. } = boundary.sizes;
-    let taps = boundary.read.as_ref().map_or(1, Read::taps);
-    let bounds = parallel::partition(boundary.sizes.tokens(), taps);
-    let weights = boundary.read.as_ref().map(|read| Weights::<A>::new(read, boundary.sizes)).transpose()?;
-    let read = boundary.read.as_ref().zip(weights.as_ref());
+    let Sizes { d, m, .. } = problem.sizes;
+    let taps = problem.read.as_ref().map_or(1, Read::taps);
+    let bounds = partition(problem.sizes.tokens(), taps);
+    let weights = problem.read.as_ref().map(|read| Weights::<A>::new(read, problem.sizes)).transpose()?;
+    let read = problem.read.as_ref().zip(weights.as_ref());
     let mut sums: Vec<Option<Sums<A>>> = bounds[1..].iter().map(|_| None).collect();
     {
         let mut states = split(&mut gradients.state, d * m, &bounds);
@@ -103,7 +54,7 @@ pub fn backward<A: Accum>(
             .windows(2)
             .zip(&mut sums)
             .map(|(pair, sums)| Part {
-                boundary,
+                problem,
                 read: read.map(|(read, weights)| ReadBackward { read, weights, saved, incoming }),
                 saved,
                 incoming,
@@ -115,18 +66,18 @@ pub fn backward<A: Accum>(
                 sums,
             })
             .collect();
-        parallel::for_each(parts, useful_threads(boundary.state.len(), threads), dispatch)?;
+        parallel::for_each(parts, useful_threads(problem.state.len(), threads), dispatch)?;
     }
     let Some((read, weights)) = read else { return Ok(()) };
     let mut sums = sums.into_iter().flatten();
     let Some(mut total) = sums.next() else { return Ok(()) };
     sums.for_each(|part| total.add(&part)); // in the order of the parts, whoever computed them
-    total.store(read, weights, boundary.sizes, gradients)
+    total.store(read, weights, problem.sizes, gradients)
 }
 
 /// Consecutive tokens, the rows of every gradient that belong to them, and their parameter sums.
 struct Part<'a, A> {
-    boundary: &'a Boundary,
+    problem: &'a RewriteRead,
     read: Option<ReadBackward<'a, A>>,
     saved: &'a Outputs,
     incoming: &'a Incoming,
@@ -169,12 +120,12 @@ impl<A: Accum> Scratch<A> {
     }
 }
 
-impl<A: Accum> Kernel for Part<'_, A> {
+impl<A: Accum> WithSimd for Part<'_, A> {
     type Output = Result<()>;
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) -> Result<()> {
-        let Sizes { time, d, m, .. } = self.boundary.sizes;
-        let taps = self.boundary.read.as_ref().map_or(1, Read::taps);
+        let Sizes { time, d, m, .. } = self.problem.sizes;
+        let taps = self.problem.read.as_ref().map_or(1, Read::taps);
         // Scratch before the sums that outlive it: the next part's then lies in the same, warm, memory.
         let mut scratch = Scratch::new(d, m, taps)?;
         let mut sums = self.read.as_ref().map(|read| Sums::zeros(read.read, read.weights)).transpose()?;
@@ -203,11 +154,11 @@ impl<'a, A: Accum> Part<'a, A> {
         sums: &mut Option<Sums<A>>,
         scratch: &mut Scratch<A>,
     ) {
-        let Sizes { d, m, .. } = self.boundary.sizes;
+        let Sizes { d, m, .. } = self.problem.sizes;
         let mut ahead = self.rows_ahead(token + 1);
         let Scratch { state, rewritten, grad, direction, grad_direction, along, read: read_scratch } =
             scratch;
-        let states = view(self.boundary.state.rows(d * m), token, m, state);
+        let states = view(self.problem.state.rows(d * m), token, m, state);
         ahead.step();
         match (&self.incoming.state, &self.state) {
             (Some(incoming), _) => load(incoming.rows(d * m), token, m, grad),
@@ -215,12 +166,12 @@ impl<'a, A: Accum> Part<'a, A> {
             _ => grad.fill(A::default()),
         }
         ahead.step();
-        let factors = self.boundary.rewrite.as_ref().map(|rewrite| self.factors(rewrite, token, direction));
+        let factors = self.problem.rewrite.as_ref().map(|rewrite| self.factors(rewrite, token, direction));
         if let (Some(read), Some(sums)) = (&self.read, sums) {
             let mut after = states;
             if let Some(factors) = &factors {
                 factors.rewrite(rewritten, states, along, &mut ahead);
-                round_to(self.boundary.state.dtype, rewritten); // as the forward stored it
+                round_to(self.problem.state.dtype, rewritten); // as the forward stored it
                 after = rewritten;
             }
             for next in reads.clone() {
@@ -247,15 +198,15 @@ impl<'a, A: Accum> Part<'a, A> {
         grad_direction.store();
     }
 
-    /// What the next token will load and store.
+    /// Prefetches the rows that the next token will load and store.
     #[inline(always)]
     fn rows_ahead(&self, token: usize) -> Ahead {
-        let Sizes { d, m, .. } = self.boundary.sizes;
+        let Sizes { d, m, .. } = self.problem.sizes;
         let spans = [
-            Some(self.boundary.state.rows(d * m).span(token)),
+            Some(self.problem.state.rows(d * m).span(token)),
             self.incoming.state.as_ref().map(|grad| grad.rows(d * m).span(token)),
             self.incoming.context.as_ref().map(|grad| grad.rows(d).span(token)),
-            self.boundary.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(d).span(token)),
+            self.problem.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(d).span(token)),
             self.state.as_ref().map(|rows| rows.span(token)),
             self.direction.as_ref().map(|rows| rows.span(token)),
         ];
@@ -267,7 +218,7 @@ impl<'a, A: Accum> Part<'a, A> {
     where
         'a: 't,
     {
-        let (d, m) = (direction.len(), self.boundary.sizes.m);
+        let (d, m) = (direction.len(), self.problem.sizes.m);
         let stats: &[A] = self.saved.stats.as_ref().map_or(&[], |stats| stats.rows(1 + m).row(token));
         Factors {
             k: view(rewrite.direction.rows(d), token, 1, direction),

@@ -13,14 +13,12 @@ use std::ops::Range;
 
 use fearless_simd::Simd;
 
-use super::backward::Incoming;
-use super::buffer::{Buffer, Result};
-use super::convert::Accum;
-use super::forward::Outputs;
-use super::row::{add_rows, add_scaled, mix, set_product, some_dots};
-use super::simd::view;
 use super::weights::{Sums, Weights};
-use crate::problem::Read;
+use crate::cpu::buffer::{Buffer, Result};
+use crate::cpu::simd::channels::view;
+use crate::cpu::simd::convert::Accum;
+use crate::cpu::simd::row::{add_rows, add_scaled, mix, set_product, some_dots};
+use crate::problem::{Incoming, Outputs, Read};
 use crate::tensor::Ahead;
 
 /// A read, what its forward saved, and the gradients that come in.

@@ -1,11 +1,11 @@
 //! The rewrite's half of the backward, row by row: X' again, dX and dk.
 
-use super::convert::Accum;
 use super::forward::rewrite_row;
-use super::row::{add_two_scaled, set_scaled_sum, set_three_scaled};
+use crate::cpu::simd::convert::Accum;
+use crate::cpu::simd::row::{add_two_scaled, set_scaled_sum, set_three_scaled};
 use crate::tensor::Ahead;
 
-/// A token's rewrite: k, v, β and what the forward made of them.
+/// A token's rewrite: k, v, β, and the r and p that the forward saved.
 pub(super) struct Factors<'t, A> {
     pub(super) k: &'t [A],
     pub(super) r: A,

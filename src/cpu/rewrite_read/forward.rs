@@ -8,43 +8,26 @@ use std::ops::Range;
 
 use fearless_simd::Simd;
 
-use super::buffer::{Buffer, Result};
-use super::convert::Accum;
-use super::row::{add_scaled, dots, mix, set_scaled_product, set_scaled_sum};
-use super::simd::{Kernel, Target, channels, dispatch, load, round_to, store, view};
 use super::weights::Weights;
-use super::{parallel, split, useful_threads, within_sequences};
-use crate::problem::{Boundary, Read, Rewrite, Sizes};
-use crate::tensor::{Ahead, RowsMut, Tensor};
-
-/// What a forward fills; `None` where its half is absent or the number not asked for.
-#[derive(Default)]
-pub struct Outputs {
-    /// X' (…, d, m)
-    pub state: Option<Tensor>,
-    /// r, p (…, 1 + m)
-    pub stats: Option<Tensor>,
-    /// h (…, d)
-    pub context: Option<Tensor>,
-    /// v (…, m)
-    pub value: Option<Tensor>,
-    /// β (…)
-    pub gate: Option<Tensor>,
-    /// x (…, d)
-    pub compressed: Option<Tensor>,
-    /// 1/√(mean x² + ε) (…)
-    pub rstd: Option<Tensor>,
-}
+use crate::cpu::buffer::{Buffer, Result};
+use crate::cpu::parallel;
+use crate::cpu::partition::{partition, split, useful_threads, within_sequences};
+use crate::cpu::simd::channels::{Target, channels, load, round_to, store, view};
+use crate::cpu::simd::convert::Accum;
+use crate::cpu::simd::dispatch::{WithSimd, dispatch};
+use crate::cpu::simd::row::{add_scaled, dots, mix, set_scaled_product, set_scaled_sum};
+use crate::problem::{Outputs, Read, Rewrite, RewriteRead, Sizes};
+use crate::tensor::{Ahead, RowsMut};
 
 /// Runs a boundary forward on `threads` threads.
-pub fn forward<A: Accum>(boundary: &Boundary, outputs: &mut Outputs, threads: usize) -> Result<()> {
-    let Sizes { d, m, .. } = boundary.sizes;
-    if boundary.sizes.tokens() == 0 {
+pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: usize) -> Result<()> {
+    let Sizes { d, m, .. } = problem.sizes;
+    if problem.sizes.tokens() == 0 {
         return Ok(()); // before scratch is made for a width that no memory stands behind
     }
-    let taps = boundary.read.as_ref().map_or(1, Read::taps);
-    let bounds = parallel::partition(boundary.sizes.tokens(), taps);
-    let weights = boundary.read.as_ref().map(|read| Weights::<A>::new(read, boundary.sizes)).transpose()?;
+    let taps = problem.read.as_ref().map_or(1, Read::taps);
+    let bounds = partition(problem.sizes.tokens(), taps);
+    let weights = problem.read.as_ref().map(|read| Weights::<A>::new(read, problem.sizes)).transpose()?;
     let mut states = split(&mut outputs.state, d * m, &bounds);
     let mut stats = split(&mut outputs.stats, 1 + m, &bounds);
     let mut contexts = split(&mut outputs.context, d, &bounds);
@@ -55,11 +38,11 @@ pub fn forward<A: Accum>(boundary: &Boundary, outputs: &mut Outputs, threads: us
     let parts: Vec<Part<'_, A>> = bounds
         .windows(2)
         .map(|pair| Part {
-            boundary,
+            problem,
             tokens: pair[0]..pair[1],
             state: states(),
             stats: stats(),
-            read: boundary.read.as_ref().zip(weights.as_ref()).map(|(read, weights)| Readout {
+            read: problem.read.as_ref().zip(weights.as_ref()).map(|(read, weights)| Readout {
                 read,
                 weights,
                 context: contexts(),
@@ -70,12 +53,12 @@ pub fn forward<A: Accum>(boundary: &Boundary, outputs: &mut Outputs, threads: us
             }),
         })
         .collect();
-    parallel::for_each(parts, useful_threads(boundary.state.len(), threads), dispatch)
+    parallel::for_each(parts, useful_threads(problem.state.len(), threads), dispatch)
 }
 
 /// Consecutive tokens and the rows of every output that belong to them.
 struct Part<'a, A> {
-    boundary: &'a Boundary,
+    problem: &'a RewriteRead,
     tokens: Range<usize>,
     state: Option<RowsMut<'a>>,
     stats: Option<RowsMut<'a>>,
@@ -105,12 +88,12 @@ struct Scratch<A> {
     products: Buffer<A>,
 }
 
-impl<A: Accum> Kernel for Part<'_, A> {
+impl<A: Accum> WithSimd for Part<'_, A> {
     type Output = Result<()>;
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) -> Result<()> {
-        let Sizes { time, d, m, .. } = self.boundary.sizes;
-        let taps = self.boundary.read.as_ref().map_or(1, Read::taps);
+        let Sizes { time, d, m, .. } = self.problem.sizes;
+        let taps = self.problem.read.as_ref().map_or(1, Read::taps);
         let mut scratch = Scratch {
             state: Buffer::zeros(m * d)?,
             row: Buffer::zeros(d)?,
@@ -133,16 +116,16 @@ impl<A: Accum> Part<'_, A> {
     /// Takes a token over the boundary; what is not this part's `own` is stored nowhere.
     #[inline(always)]
     fn pass<S: Simd>(&mut self, simd: S, token: usize, own: bool, scratch: &mut Scratch<A>) {
-        let Sizes { d, m, .. } = self.boundary.sizes;
+        let Sizes { d, m, .. } = self.problem.sizes;
         let mut ahead = self.rows_ahead(token + 1);
         let Scratch { state, row, sums, products } = scratch;
-        let stored = channels(self.boundary.state.rows(m * d), token, m);
+        let stored = channels(self.problem.state.rows(m * d), token, m);
         if stored.is_none() {
-            load(self.boundary.state.rows(m * d), token, m, state);
+            load(self.problem.state.rows(m * d), token, m, state);
         }
         let mut states: &[A] = stored.unwrap_or(state);
         ahead.step();
-        if let Some(rewrite) = &self.boundary.rewrite {
+        if let Some(rewrite) = &self.problem.rewrite {
             let k = view(rewrite.direction.rows(d), token, 1, row);
             let products = &mut products[..1 + m];
             dots(simd, k, |i| if i == 0 { k } else { &states[(i - 1) * d..i * d] }, products, &mut ahead);
@@ -154,7 +137,7 @@ impl<A: Accum> Part<'_, A> {
             }
             let rewritten = to.store();
             ahead.step();
-            round_to(self.boundary.state.dtype, rewritten);
+            round_to(self.problem.state.dtype, rewritten);
             states = rewritten;
         }
         let Some(read) = &mut self.read else { return };
@@ -194,16 +177,16 @@ impl<A: Accum> Part<'_, A> {
         readouts
     }
 
-    /// What the next token will load and store.
+    /// Prefetches the rows that the next token will load and store.
     #[inline(always)]
     fn rows_ahead(&self, token: usize) -> Ahead {
-        let Sizes { d, m, .. } = self.boundary.sizes;
-        let direction = self.boundary.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(d).span(token));
+        let Sizes { d, m, .. } = self.problem.sizes;
+        let direction = self.problem.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(d).span(token));
         let read = self.read.as_ref();
         let stored = [Some(&self.state), read.map(|read| &read.context), read.map(|read| &read.compressed)];
         let [state, context, compressed] = stored.map(|rows| rows?.as_ref().map(|rows| rows.span(token)));
         let spans =
-            [Some(self.boundary.state.rows(m * d).span(token)), direction, state, context, compressed, None];
+            [Some(self.problem.state.rows(m * d).span(token)), direction, state, context, compressed, None];
         Ahead::new(spans.map(Option::unwrap_or_default), 2 * m + 2)
     }
 }

@@ -1,11 +1,10 @@
 //! Parameters of a read, widened once per call, and the sums of their gradients.
 
-use super::backward::Gradients;
-use super::buffer::{Buffer, Result};
-use super::convert::Accum;
-use super::row::{add_product, add_scaled, add_scaled_product};
-use super::simd::{load, store};
-use crate::problem::{Read, Sizes};
+use crate::cpu::buffer::{Buffer, Result};
+use crate::cpu::simd::convert::Accum;
+use crate::cpu::simd::row::{add_product, add_scaled, add_scaled_product};
+use crate::cpu::whole::{reverse_axes, store_all, taps_outermost, widen, widen_or};
+use crate::problem::{Gradients, Read, Sizes};
 use crate::tensor::Tensor;
 
 /// A read's parameters in the accumulation type, every one a run of contiguous rows of d.
@@ -63,38 +62,6 @@ fn fold<A: Accum>(norm: &[A], gate: Option<&[A]>, value: Option<&[A]>, reads: bo
         row.iter_mut().zip(norm).for_each(|(weight, norm)| *weight *= *norm);
     }
     Ok(rows)
-}
-
-/// (d, m, K) → [K][m][d]: the kernels walk one tap after the other, each a contiguous row per channel.
-pub fn taps_outermost<A: Accum>(weight: &Tensor, sizes: Sizes, taps: usize) -> Result<Buffer<A>> {
-    reverse_axes(&widen(weight)?, [sizes.d, sizes.m, taps])
-}
-
-/// [a][b][c] → [c][b][a]
-pub fn reverse_axes<A: Accum>(from: &[A], [a, b, c]: [usize; 3]) -> Result<Buffer<A>> {
-    let mut to = Buffer::zeros(from.len())?;
-    for (row, to) in to.chunks_exact_mut(a).enumerate() {
-        let (j, i) = (row / b, row % b);
-        to.iter_mut().zip(from[i * c + j..].iter().step_by(b * c)).for_each(|(to, from)| *to = *from);
-    }
-    Ok(to)
-}
-
-/// All elements of a tensor in the accumulation type.
-fn widen<A: Accum>(tensor: &Tensor) -> Result<Buffer<A>> {
-    let mut values = Buffer::zeros(tensor.len())?;
-    load(tensor.rows(tensor.len()), 0, 1, &mut values);
-    Ok(values)
-}
-
-/// The same, or `len` times `otherwise` without a tensor.
-fn widen_or<A: Accum>(tensor: &Option<Tensor>, len: usize, otherwise: A) -> Result<Buffer<A>> {
-    if let Some(tensor) = tensor {
-        return widen(tensor);
-    }
-    let mut values = Buffer::zeros(len)?;
-    values.fill(otherwise);
-    Ok(values)
 }
 
 /// Sums over the tokens of one part, which the parameter gradients are made of.
@@ -173,24 +140,18 @@ impl<A: Accum> Sums<A> {
     }
 }
 
-/// Stores a whole gradient, rounded to the parameter's dtype.
-pub fn store_all<A: Accum>(output: &mut Option<Tensor>, values: &[A]) {
-    let Some(tensor) = output else { return };
-    let width = tensor.len();
-    if let Some(mut rows) = tensor.split_rows(width, &[0, 1]).pop() {
-        store(&mut rows, 0, 1, values);
+/// Zeros for all parameters' gradients, which no token contributes to.
+pub fn zero_parameters<A: Accum>(gradients: &mut Gradients) -> Result<()> {
+    for gradient in [
+        &mut gradients.compress,
+        &mut gradients.norm_weight,
+        &mut gradients.gate_weight,
+        &mut gradients.gate_bias,
+        &mut gradients.value_weight,
+        &mut gradients.value_bias,
+    ] {
+        let zeros = Buffer::<A>::zeros(gradient.as_ref().map_or(0, Tensor::len))?;
+        store_all(gradient, &zeros);
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn axes_are_reversed_and_back() {
-        let from: Vec<f64> = (0..24).map(f64::from).collect();
-        let to = reverse_axes(&from, [2, 3, 4]).unwrap();
-        assert_eq!(to[..8], [0.0, 12.0, 4.0, 16.0, 8.0, 20.0, 1.0, 13.0]);
-        assert_eq!(*reverse_axes(&to, [4, 3, 2]).unwrap(), *from);
-    }
+    Ok(())
 }

@@ -1,63 +1,12 @@
-//! What every row kernel is written with: a choice of instruction set, made once, and rows as they are
-//! worked on: contiguous channels of the accumulation type.
-//!
-//! A kernel implements [`Kernel`] with an `#[inline(always)]` body; [`dispatch`] compiles that body once for
-//! every instruction set and picks at run time.
+//! Rows as they are worked on: contiguous channels of the accumulation type.
 
-use std::sync::LazyLock;
-
-use fearless_simd::Level;
 use fearless_simd::prelude::*;
 use half::{bf16, f16};
 
 use super::convert::{Accum, Convert};
+use super::dispatch::{WithSimd, dispatch};
 use super::lanes::{merge, part};
 use crate::tensor::{Dtype, Rows, RowsMut};
-
-/// A body of code to run with the best instructions of this machine. What it calls must be inlined into it,
-/// or is compiled without them.
-pub trait Kernel {
-    type Output;
-    fn run<S: Simd>(self, simd: S) -> Self::Output;
-}
-
-/// The widest vectors present, asked of the processor once. `DDL_SIMD=portable` or `=avx2` in the environment
-/// lowers the choice, so that every path is tested on one machine.
-static LEVEL: LazyLock<Level> = LazyLock::new(|| {
-    let present = Level::new();
-    match std::env::var("DDL_SIMD").as_deref() {
-        Ok("portable") => Level::baseline(),
-        #[cfg(target_arch = "x86_64")]
-        Ok("avx2") => present.as_avx2().map_or(present, Simd::level),
-        _ => present,
-    }
-});
-
-/// Runs `kernel` compiled for the widest vectors present.
-#[inline]
-pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
-    #[cfg(target_arch = "x86_64")]
-    match *LEVEL {
-        // Three of the four there are: what has SSE4.2 and no AVX2 is rare, and code is long.
-        Level::Avx512(simd) => simd.vectorize(
-            #[inline(always)]
-            || kernel.run(simd),
-        ),
-        Level::Avx2(simd) => simd.vectorize(
-            #[inline(always)]
-            || kernel.run(simd),
-        ),
-        level => {
-            let simd = level.as_sse2().expect("every x86-64 processor has SSE2");
-            simd.vectorize(
-                #[inline(always)]
-                || kernel.run(simd),
-            )
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    fearless_simd::dispatch!(*LEVEL, simd => kernel.run(simd))
-}
 
 /// Loads a row `(d, m)` as stored into `channels`, `m` contiguous runs of `d`: the maths is then the
 /// same contiguous loop for every `m`.
@@ -108,7 +57,7 @@ pub struct Target<'a, 'r, A> {
 }
 
 impl<'a, 'r, A: Accum> Target<'a, 'r, A> {
-    /// Without `rows`, what is written stays in scratch.
+    /// Without `rows` the channels stay in scratch.
     #[inline(always)]
     pub fn new(rows: Option<&'a mut RowsMut<'r>>, row: usize, m: usize, scratch: &'a mut [A]) -> Self {
         let in_place = rows.as_ref().is_some_and(|rows| m == 1 && rows.dtype() == A::DTYPE);
@@ -136,7 +85,7 @@ impl<'a, 'r, A: Accum> Target<'a, 'r, A> {
     }
 }
 
-/// Rounds values to `dtype` and back: what a reader of the stored tensor would see.
+/// Rounds values to `dtype` and back, as a reader of the stored tensor would see them.
 #[inline(always)]
 pub fn round_to<A: Accum>(dtype: Dtype, values: &mut [A]) {
     match dtype {
@@ -152,7 +101,7 @@ struct Load<'a, T, A> {
     channels: &'a mut [A],
 }
 
-impl<T: Convert, A: Accum> Kernel for Load<'_, T, A> {
+impl<T: Convert, A: Accum> WithSimd for Load<'_, T, A> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -173,7 +122,7 @@ struct Store<'a, T, A> {
     channels: &'a [A],
 }
 
-impl<T: Convert, A: Accum> Kernel for Store<'_, T, A> {
+impl<T: Convert, A: Accum> WithSimd for Store<'_, T, A> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {

@@ -1,4 +1,4 @@
-//! The number types: what sums are kept in, and how stored elements become that and back.
+//! The number types: the one that sums are kept in, and how stored elements convert to it and back.
 //!
 //! Written on the bits and free of branches, so that loops over them vectorise; the `half` crate's own
 //! conversions do so for SSE2 alone.
@@ -63,7 +63,7 @@ impl Accum for f64 {
     }
 }
 
-/// An element as the kernels convert it.
+/// An element that converts to the accumulation type and back.
 pub trait Convert: Element {
     fn widen<A: Accum>(self) -> A;
     fn narrow<A: Accum>(value: A) -> Self;

@@ -150,14 +150,14 @@ pub fn mix<A: Accum>(to: &mut [A], add: bool, weight: &[A], channels: &[A]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::simd::{Kernel, dispatch};
+    use crate::cpu::simd::dispatch::{WithSimd, dispatch};
 
     struct AllDots<'a> {
         row: &'a [f64],
         others: &'a [f64],
     }
 
-    impl Kernel for AllDots<'_> {
+    impl WithSimd for AllDots<'_> {
         type Output = Vec<f64>;
         fn run<S: Simd>(self, simd: S) -> Vec<f64> {
             let d = self.row.len();

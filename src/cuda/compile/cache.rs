@@ -1,9 +1,9 @@
-//! Compiled kernels on disk, so that a process compiles what no process before it has compiled.
+//! Compiled kernels on disk, so that a process compiles only kernels that no process before it has compiled.
 //!
 //! An entry is a file named by a hash of its key and holding the whole key, so that a hash met by chance
 //! is a miss. It is written under a name of its own and renamed: readers see all of it or none, however
 //! many processes write at once, and the last one wins with the same bytes. A checksum is verified on
-//! load; whatever does not verify is built again. Code is loaded from here into the process, so the
+//! load; an entry that does not verify is built again. Code is loaded from here into the process, so the
 //! directory has to be the user's own and closed to writing by others.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -14,10 +14,10 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::say;
+use super::log::say;
 use crate::error::{Error, Result};
 
-/// Device code, and what the compiler said about it.
+/// Device code, and the compiler's report on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binary {
     pub image: Vec<u8>,

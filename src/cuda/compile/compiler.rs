@@ -2,19 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use super::cache::{Binary, Cache, hash};
+use super::log::say;
 use super::nvrtc::{Nvrtc, Target, nvrtc};
-use super::plan::{Forced, Limits, Plan};
-use super::say;
-use super::specialisation::Specialisation;
+use crate::cuda::kernel::Specialisation;
+use crate::cuda::plan::Plan;
 use crate::error::{Error, Result};
 
 macro_rules! kernel_files {
     ($($name:literal),* $(,)?) => {
         /// The text of kernels/, by file name.
-        const FILES: &[(&str, &str)] = &[$(($name, include_str!(concat!("../../kernels/", $name)))),*];
+        const FILES: &[(&str, &str)] = &[$(($name, include_str!(concat!("../../../kernels/", $name)))),*];
     };
 }
 kernel_files!(
@@ -45,34 +44,8 @@ pub struct Built {
     pub cached: bool,
 }
 
-/// Builds a kernel as planned, or where that spills registers by the next plan that asks for less of them; a plan with
-/// choices made by hand as it is.
-pub fn build(
-    specialisation: &Specialisation,
-    plan: Plan,
-    limits: &Limits,
-    forced: &Forced,
-    target: Target,
-) -> Result<Built> {
-    let start = Instant::now();
-    let mut best = build_as_planned(specialisation, plan, target)?;
-    let mut cached = best.cached;
-    let mut plan = plan;
-    while best.binary.spilled > 0 && *forced == Forced::default() {
-        let Some(relaxed) = plan.relaxed(specialisation, limits) else { break };
-        plan = relaxed;
-        let next = build_as_planned(specialisation, plan, target)?;
-        cached &= next.cached;
-        if next.binary.spilled < best.binary.spilled {
-            best = next;
-        }
-    }
-    let built = Built { seconds: start.elapsed().as_secs_f64(), cached, ..best };
-    built.log();
-    Ok(built)
-}
-
-fn build_as_planned(specialisation: &Specialisation, plan: Plan, target: Target) -> Result<Built> {
+/// Builds a kernel by exactly this plan.
+pub(super) fn build_as_planned(specialisation: &Specialisation, plan: Plan, target: Target) -> Result<Built> {
     let nvrtc = nvrtc()?;
     let options = options(specialisation, &plan, target);
     let key = key(specialisation, &options, nvrtc.version, nvrtc.bytes, FILES);
@@ -92,7 +65,7 @@ fn build_as_planned(specialisation: &Specialisation, plan: Plan, target: Target)
     Ok(Built { specialisation: *specialisation, plan, target, binary, seconds: 0.0, cached })
 }
 
-/// What this process has built or found, for a second GPU and for a directory that cannot be written.
+/// Kernels that this process has built or found, for a second GPU and for a directory that cannot be written.
 static MEMORY: Mutex<BTreeMap<String, Arc<Binary>>> = Mutex::new(BTreeMap::new());
 
 fn remembered(key: &str) -> Option<Arc<Binary>> {
@@ -168,7 +141,7 @@ fn local_memory(report: &str) -> u32 {
     number_before(report, " bytes spill stores").max(number_before(report, " bytes stack frame"))
 }
 
-/// The number that ends where `unit` begins; 0 where the report does not mention one.
+/// The number that ends where `unit` begins; 0 if the report does not mention one.
 fn number_before(report: &str, unit: &str) -> u32 {
     let before = report.split_once(unit).map_or("", |(before, _)| before);
     let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next();
@@ -183,7 +156,7 @@ impl Built {
     }
 
     /// DDL_LOG=debug: a line on stderr for every kernel that is built or found.
-    fn log(&self) {
+    pub(super) fn log(&self) {
         if std::env::var_os("DDL_LOG").is_none_or(|level| level != "debug") {
             return;
         }
@@ -204,7 +177,8 @@ impl Built {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::specialisation::{Compress, Kernel, Parts, Types};
+    use crate::cuda::kernel::{Compress, Kernel, Parts, Types};
+    use crate::cuda::plan::{Limits, Overrides};
     use crate::tensor::Dtype;
 
     const LIMITS: Limits = Limits {
@@ -245,7 +219,7 @@ mod tests {
     #[test]
     fn the_key_is_of_everything_that_changes_the_binary() {
         let s = specialisation();
-        let plan = Plan::new(&s, &LIMITS, &Forced::default()).unwrap();
+        let plan = Plan::new(&s, &LIMITS, &Overrides::default()).unwrap();
         let (target, files) = (Target::Cubin(90), &[("a.cuh", "one"), ("b.cu", "two")][..]);
         let options = options(&s, &plan, target);
         let mut keys = vec![

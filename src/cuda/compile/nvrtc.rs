@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
-use super::library::{Library, file_of, functions};
+use crate::cuda::library::{Library, file_of, functions};
 use crate::error::{Error, Result};
 
 type Program = *mut c_void;

@@ -1,4 +1,4 @@
-//! Compiling ahead: calls are made as usual, but their kernels are only noted, then compiled together.
+//! Compiling ahead of time: calls are made as usual, but their kernels are only listed, then compiled together.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,17 +8,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use super::compiler::{Built, build};
+use super::backend::{Backend, loaded};
 use super::gpu::Gpu;
-use super::launch::{Device, Loaded, Table, loaded};
-use super::nvrtc::{OLDEST, Target, nvrtc};
-use super::plan::{Forced, Limits, Plan, most_of_a_cluster};
-use super::specialisation::Specialisation;
+use super::table::{Loaded, Table};
+use crate::cuda::compile::nvrtc::{OLDEST, Target, nvrtc};
+use crate::cuda::compile::{Built, build};
+use crate::cuda::kernel::Specialisation;
+use crate::cuda::plan::{Limits, Overrides, Plan, most_of_a_cluster};
 use crate::error::{Error, Result};
 
-/// A device that launches nothing and remembers what it was asked to load.
-pub struct Notes {
-    /// the GPU that kernels are loaded on, where they are not for another machine's
+/// A device that launches nothing and remembers the kernels that it was asked to load.
+pub struct AheadOfTime {
+    /// the GPU that kernels are loaded on, unless they are for another machine's
     gpu: Option<Arc<Gpu>>,
     target: Target,
     limits: Limits,
@@ -26,9 +27,9 @@ pub struct Notes {
     asked: Mutex<HashMap<Specialisation, Plan>>,
 }
 
-impl Notes {
+impl AheadOfTime {
     /// For an architecture like `sm_90`, whether or not such a GPU is there.
-    pub fn new(architecture: &str) -> Result<Notes> {
+    pub fn new(architecture: &str) -> Result<AheadOfTime> {
         let nvrtc = nvrtc()?;
         let known: Vec<u32> = nvrtc.architectures.iter().copied().filter(|&known| known >= OLDEST).collect();
         let number = architecture.strip_prefix("sm_").and_then(|number| number.parse().ok());
@@ -39,16 +40,16 @@ impl Notes {
                 known.join(", ")
             )));
         };
-        Ok(Notes::with(None, Target::Cubin(number), typical(number, nvrtc.version)))
+        Ok(AheadOfTime::with(None, Target::Cubin(number), typical(number, nvrtc.version)))
     }
 
-    pub fn for_gpu(gpu: Arc<Gpu>) -> Notes {
+    pub fn for_gpu(gpu: Arc<Gpu>) -> AheadOfTime {
         let (target, limits) = (gpu.target, *gpu.limits());
-        Notes::with(Some(gpu), target, limits)
+        AheadOfTime::with(Some(gpu), target, limits)
     }
 
-    fn with(gpu: Option<Arc<Gpu>>, target: Target, limits: Limits) -> Notes {
-        Notes { gpu, target, limits, table: Table::default(), asked: Mutex::default() }
+    fn with(gpu: Option<Arc<Gpu>>, target: Target, limits: Limits) -> AheadOfTime {
+        AheadOfTime { gpu, target, limits, table: Table::default(), asked: Mutex::default() }
     }
 
     /// Compiles all that was asked for, on every core, and loads it.
@@ -57,7 +58,7 @@ impl Notes {
         let mut asked: Vec<_> = asked.into_iter().collect();
         asked.sort_by_key(|(specialisation, _)| format!("{specialisation:?}")); // the same order every time
         let built = on_all_cores(&asked, |(specialisation, plan)| {
-            build(specialisation, *plan, &self.limits, &self.forced(), self.target)
+            build(specialisation, *plan, &self.limits, &self.overrides(), self.target)
         })?;
         if let Some(gpu) = &self.gpu {
             built.iter().try_for_each(|built| loaded(&**gpu, &built.specialisation).map(|_| ()))?;
@@ -66,8 +67,8 @@ impl Notes {
     }
 }
 
-/// What `work` makes of every item, in their order. On threads of its own: those of a pool would be missing
-/// in a forked process, which would wait for them for ever.
+/// Runs `work` on every item; the results have the items' order. It starts threads of its own: a pool's threads
+/// would be missing in a forked process, which would wait for them for ever.
 fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
     let next = AtomicUsize::new(0);
     let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&index| index < items.len());
@@ -85,7 +86,7 @@ fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + 
     Ok(done.into_iter().map(|(_, result)| result).collect())
 }
 
-/// What GPUs of an architecture offer. Their code depends on the sizes of memory, not on how many
+/// The limits of GPUs of an architecture. Their code depends on the sizes of memory, not on how many
 /// multiprocessors there are.
 fn typical(architecture: u32, compiler: (i32, i32)) -> Limits {
     let (shared, threads) = match architecture {
@@ -105,7 +106,7 @@ fn typical(architecture: u32, compiler: (i32, i32)) -> Limits {
     }
 }
 
-impl Device for Notes {
+impl Backend for AheadOfTime {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -114,8 +115,8 @@ impl Device for Notes {
         &self.table
     }
 
-    fn forced(&self) -> Forced {
-        self.gpu.as_ref().map_or_else(Forced::default, |gpu| gpu.forced())
+    fn overrides(&self) -> Overrides {
+        self.gpu.as_ref().map_or_else(Overrides::default, |gpu| gpu.overrides())
     }
 
     fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded> {
@@ -131,19 +132,21 @@ impl Device for Notes {
 }
 
 thread_local! {
-    static HERE: RefCell<Option<Arc<Notes>>> = const { RefCell::new(None) };
+    static HERE: RefCell<Option<Arc<AheadOfTime>>> = const { RefCell::new(None) };
 }
 
-/// From now on this thread's calls are compiled for and not run; None ends that. Returns what was before.
-pub fn replace(notes: Option<Arc<Notes>>) -> Option<Arc<Notes>> {
-    HERE.with(|here| here.replace(notes))
+/// From now on this thread's calls are compiled for `device` and not run; None ends that. Returns the device
+/// that was there before.
+pub fn replace(device: Option<Arc<AheadOfTime>>) -> Option<Arc<AheadOfTime>> {
+    HERE.with(|here| here.replace(device))
 }
 
-/// What this thread compiles for instead of running.
-pub fn current() -> Option<Arc<Notes>> {
+/// The device that this thread compiles for instead of running.
+pub fn current() -> Option<Arc<AheadOfTime>> {
     HERE.with(|here| here.borrow().clone())
 }
 
-pub fn is_noting() -> bool {
+/// Whether this thread compiles ahead of time instead of running.
+pub fn is_active() -> bool {
     HERE.with(|here| here.borrow().is_some())
 }

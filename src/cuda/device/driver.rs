@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null;
 
-use super::library::functions;
+use crate::cuda::library::functions;
 
 functions! {
     /// The part of cuda.h that is used: entry points that every driver since CUDA 11 has. Results are

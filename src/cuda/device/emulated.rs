@@ -1,11 +1,12 @@
-//! The tests' device: kernels compiled for the CPU, launched with what a GPU would be launched with.
+//! The tests' device: kernels compiled for the CPU, and launched as on a GPU.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use super::launch::{Device, Loaded, Table};
-use super::library::Library;
-use super::plan::{Forced, Limits, Plan};
-use super::specialisation::Specialisation;
+use super::backend::Backend;
+use super::table::{Loaded, Table};
+use crate::cuda::kernel::Specialisation;
+use crate::cuda::library::Library;
+use crate::cuda::plan::{Limits, Overrides, Plan};
 use crate::error::{Error, Result};
 
 /// Compiles a file of kernels/ with macros like `D=768`; returns the path of a shared object.
@@ -13,7 +14,7 @@ pub type Build = dyn Fn(&str, &[String]) -> Result<String> + Send + Sync;
 
 pub struct Emulated {
     pub limits: Limits,
-    pub forced: Forced,
+    pub overrides: Overrides,
     pub build: Box<Build>,
     pub table: Table,
 }
@@ -22,7 +23,7 @@ type Launch =
     unsafe extern "C" fn(*const c_uint, *const c_uint, usize, *mut *mut c_void, *mut c_char, usize) -> c_int;
 type ArgumentBytes = unsafe extern "C" fn() -> usize;
 
-impl Device for Emulated {
+impl Backend for Emulated {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -31,8 +32,8 @@ impl Device for Emulated {
         &self.table
     }
 
-    fn forced(&self) -> Forced {
-        self.forced
+    fn overrides(&self) -> Overrides {
+        self.overrides
     }
 
     fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded> {

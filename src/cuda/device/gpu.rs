@@ -4,13 +4,14 @@ use std::ffi::{CString, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
-use super::compiler::build;
+use super::backend::Backend as Device;
 use super::driver::{Clusters, Configuration, Driver};
-use super::launch::{Device, Loaded, Table};
-use super::library::Library;
-use super::nvrtc::{Target, nvrtc, target};
-use super::plan::{Forced, Limits, Plan, most_of_a_cluster};
-use super::specialisation::Specialisation;
+use super::table::{Loaded, Table};
+use crate::cuda::compile::build;
+use crate::cuda::compile::nvrtc::{Target, nvrtc, target};
+use crate::cuda::kernel::Specialisation;
+use crate::cuda::library::Library;
+use crate::cuda::plan::{Limits, Overrides as Forced, Plan, most_of_a_cluster};
 use crate::error::{Error, Result};
 
 // Numbers of cuda.h.
@@ -203,7 +204,7 @@ impl Gpu {
     fn load_planned(&self, s: &Specialisation, plan: Plan, limits: &Limits) -> Result<Loaded> {
         let built = build(s, plan, limits, &self.forced, self.target)?;
         let (name, plan) = (s.kernel.name(), built.plan);
-        let fixed = built.binary.shared as usize + super::plan::RESERVED;
+        let fixed = built.binary.shared as usize + crate::cuda::plan::RESERVED;
         let loaded = self.load_image(&built.binary.image, name, &plan, fixed);
         let known = loaded.and_then(|function| Ok((function, self.wave(function, &plan)?)));
         let (function, wave) = known.map_err(|reason| {
@@ -290,7 +291,7 @@ impl Device for Gpu {
         &self.table
     }
 
-    fn forced(&self) -> Forced {
+    fn overrides(&self) -> Forced {
         self.forced
     }
 

@@ -2,13 +2,13 @@
 
 use super::specialisation::Kernel;
 
-/// An address on the device; 0 is null, for what is absent.
+/// An address on the device; 0 is null, for an absent tensor.
 pub type Address = u64;
 
-/// Inputs of a boundary and what its forward saves.
+/// Inputs of `rewrite_read`, and the tensors that its forward saves.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Boundary {
+pub struct RewriteRead {
     pub state: Address,
     pub direction: Address,
     pub value: Address,
@@ -53,7 +53,7 @@ pub struct Gradients {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backward {
-    pub boundary: Boundary,
+    pub forward: RewriteRead,
     pub gradients: Gradients,
 }
 
@@ -102,11 +102,11 @@ pub struct ExpandBackward {
     pub chunk: i64,
 }
 
-/// What is loaded and stored in packets; everything else, one number at a time.
-impl Boundary {
+/// The tensors that are loaded and stored in packets; all others are, one number at a time.
+impl RewriteRead {
     pub fn packets(&self) -> [Address; 9] {
-        let Boundary { state, direction, new_state, context, compressed, .. } = *self;
-        let Boundary { compress, norm_weight, gate_weight, value_weight, .. } = *self;
+        let RewriteRead { state, direction, new_state, context, compressed, .. } = *self;
+        let RewriteRead { compress, norm_weight, gate_weight, value_weight, .. } = *self;
         [state, direction, new_state, context, compressed, compress, norm_weight, gate_weight, value_weight]
     }
 }
@@ -126,7 +126,7 @@ impl Kernel {
     /// Size of the structure that the kernel takes.
     pub fn argument_bytes(self) -> usize {
         match self {
-            Kernel::Forward => size_of::<Boundary>(),
+            Kernel::Forward => size_of::<RewriteRead>(),
             Kernel::Backward | Kernel::Parameters => size_of::<Backward>(),
             Kernel::Reduce => size_of::<Reduce>(),
             Kernel::Arrange => size_of::<Arrange>(),

@@ -1,6 +1,6 @@
-//! What one kernel is compiled for: sizes, types and which parts of the operator are there.
+//! A specialisation of a kernel: sizes, types and the parts of the operator that are there.
 
-use crate::problem::{Boundary, Expand, Read};
+use crate::problem::{Expand, Read, RewriteRead};
 use crate::tensor::{Dtype, Tensor};
 
 /// A `__global__` function of kernels/.
@@ -101,7 +101,7 @@ pub struct Parts {
 }
 
 /// A kernel and everything about a call that it is compiled for. Number of tokens, pointers and ε are
-/// arguments; threads, memory and registers follow from this and the device, in [`super::plan`].
+/// arguments; threads, memory and registers follow from this and the device, in [`crate::cuda::plan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Specialisation {
     pub kernel: Kernel,
@@ -117,20 +117,20 @@ pub struct Specialisation {
 }
 
 impl Specialisation {
-    /// `context`: dtype of h forward, of its gradient backward, where there is one.
-    pub fn boundary(kernel: Kernel, boundary: &Boundary, context: Option<Dtype>) -> Specialisation {
-        let real = boundary.gate_dtype();
+    /// `context`: dtype of h forward, of its gradient backward, if there is one.
+    pub fn rewrite_read(kernel: Kernel, problem: &RewriteRead, context: Option<Dtype>) -> Specialisation {
+        let real = problem.gate_dtype();
         let dtype = |tensor: Option<&Tensor>| tensor.map_or(real, |tensor| tensor.dtype);
-        let read = boundary.read.as_ref();
+        let read = problem.read.as_ref();
         let parameter = |of: fn(&Read) -> Option<&Tensor>| dtype(read.and_then(of));
         Specialisation {
             kernel,
-            d: boundary.sizes.d,
-            m: boundary.sizes.m,
+            d: problem.sizes.d,
+            m: problem.sizes.m,
             taps: read.map_or(1, Read::taps),
             types: Types {
-                state: boundary.state.dtype,
-                direction: dtype(boundary.rewrite.as_ref().map(|rewrite| &rewrite.direction)),
+                state: problem.state.dtype,
+                direction: dtype(problem.rewrite.as_ref().map(|rewrite| &rewrite.direction)),
                 context: context.unwrap_or(real),
                 compress: parameter(|read| read.compress.as_ref()),
                 norm: parameter(|read| read.norm_weight.as_ref()),
@@ -139,7 +139,7 @@ impl Specialisation {
                 value: parameter(|read| read.value_weight.as_ref()),
                 value_bias: parameter(|read| read.value_bias.as_ref()),
             },
-            rewrite: boundary.rewrite.is_some(),
+            rewrite: problem.rewrite.is_some(),
             compress: match read {
                 None => Compress::None,
                 Some(read) if read.over_time() => Compress::Token,
@@ -173,15 +173,15 @@ impl Specialisation {
         }
     }
 
-    /// The kernel that adds up what this backward leaves in `partial`: whatever it does not depend on is
-    /// set to one value, so that several backwards share it.
+    /// The kernel that adds up the rows that this backward leaves in `partial`. Fields that it does not depend
+    /// on are set to one value, so that several backwards share it.
     pub fn reduce(self) -> Specialisation {
         let real = self.real();
         let types = Types { state: real, direction: real, context: real, ..self.types };
         Specialisation { kernel: Kernel::Reduce, types, rewrite: false, aligned: true, ..self }
     }
 
-    /// The kernel that sums the parameters' gradients where this backward has no room for them.
+    /// The kernel that sums the parameters' gradients if this backward has no room for them.
     pub fn parameters(self) -> Specialisation {
         Specialisation { kernel: Kernel::Parameters, ..self }
     }

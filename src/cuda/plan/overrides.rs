@@ -1,17 +1,26 @@
 //! Choices made by hand: tests reach every plan with them, tuning compares them.
 
-use super::Place;
+/// Where the numbers live that a thread keeps; numbered as WINDOW and SUMS in kernels/.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Residency {
+    Registers = 0,
+    Shared = 1,
+    Global = 2,
+    /// in a kernel of their own
+    SeparateKernel = 3,
+}
 
+/// The choices that are not left to the planner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Forced {
+pub struct Overrides {
     pub cluster: Option<usize>,
     pub threads: Option<usize>,
     pub features: Option<usize>,
     pub hold: Option<bool>,
-    pub window: Option<Place>,
-    pub sums: Option<Place>,
-    /// of sums that are apart
-    pub sums_apart: Option<Place>,
+    pub window: Option<Residency>,
+    pub sums: Option<Residency>,
+    /// of sums that have a kernel of their own
+    pub sums_apart: Option<Residency>,
     pub stages: Option<usize>,
     pub blocks: Option<usize>,
     pub chunk: Option<usize>,
@@ -19,16 +28,16 @@ pub struct Forced {
 
 const NAMES: &str = "CLUSTER, THREADS, FEATURES, HOLD, WINDOW, SUMS, SUMS_APART, STAGES, BLOCKS or CHUNK";
 
-impl Forced {
+impl Overrides {
     /// From words such as `CLUSTER=2 STAGES=0`: the names of a plan's macros, `SUMS_APART` and `CHUNK`. Fails with the
     /// end of a sentence that begins with what the words are for.
-    pub fn parse(words: &str) -> Result<Forced, String> {
-        words.split_whitespace().try_fold(Forced::default(), |mut forced, word| {
+    pub fn parse(words: &str) -> Result<Overrides, String> {
+        words.split_whitespace().try_fold(Overrides::default(), |mut overrides, word| {
             let (name, value) = word.split_once('=').unwrap_or((word, ""));
             let value = value
                 .parse()
                 .map_err(|_| format!("must be words like CLUSTER=2 or STAGES=0, got {word:?}"))?;
-            forced.set(name, value).map(|()| forced)
+            overrides.set(name, value).map(|()| overrides)
         })
     }
 
@@ -37,7 +46,7 @@ impl Forced {
             true => Ok(Some(value)),
             false => Err(format!("must have {name} from {least} to {most}, got {value}")),
         };
-        let place = |most| within(0, most).map(|_| Some(PLACES[value]));
+        let place = |most| within(0, most).map(|_| Some(RESIDENCIES[value]));
         match name {
             "CLUSTER" => self.cluster = within(1, 8)?,
             "THREADS" if !value.is_multiple_of(32) => {
@@ -58,8 +67,9 @@ impl Forced {
     }
 }
 
-/// By number.
-const PLACES: [Place; 4] = [Place::Registers, Place::Shared, Place::Global, Place::Apart];
+/// In the order of their numbers.
+const RESIDENCIES: [Residency; 4] =
+    [Residency::Registers, Residency::Shared, Residency::Global, Residency::SeparateKernel];
 
 #[cfg(test)]
 mod tests {
@@ -67,19 +77,23 @@ mod tests {
 
     #[test]
     fn words_become_choices() {
-        assert_eq!(Forced::parse(" "), Ok(Forced::default()));
-        let forced = Forced::parse("CLUSTER=2  HOLD=0 SUMS=3").unwrap();
-        let expected =
-            Forced { cluster: Some(2), hold: Some(false), sums: Some(Place::Apart), ..Forced::default() };
-        assert_eq!(forced, expected);
-        for (number, place) in PLACES.into_iter().enumerate() {
+        assert_eq!(Overrides::parse(" "), Ok(Overrides::default()));
+        let overrides = Overrides::parse("CLUSTER=2  HOLD=0 SUMS=3").unwrap();
+        let expected = Overrides {
+            cluster: Some(2),
+            hold: Some(false),
+            sums: Some(Residency::SeparateKernel),
+            ..Overrides::default()
+        };
+        assert_eq!(overrides, expected);
+        for (number, place) in RESIDENCIES.into_iter().enumerate() {
             assert_eq!(place as usize, number);
         }
     }
 
     #[test]
     fn other_words_are_refused() {
-        let refused = |words| Forced::parse(words).unwrap_err();
+        let refused = |words| Overrides::parse(words).unwrap_err();
         assert_eq!(refused("STAGES=3"), "must have STAGES from 0 to 2, got 3");
         assert_eq!(refused("THREADS=48"), "must have THREADS in warps of 32, got 48");
         assert_eq!(refused("WINDOW=3"), "must have WINDOW from 0 to 2, got 3");

@@ -71,7 +71,7 @@ impl<A: Accum> WithSimd for Forward<'_, A> {
     }
 }
 
-/// dX (`grad`) → dx and, where there is a weight, dw.
+/// dX (`grad`) → dx and, if there is a weight, dw.
 pub fn backward<A: Accum>(
     expand: &Expand,
     x: &Tensor,

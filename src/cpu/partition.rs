@@ -10,7 +10,7 @@ use crate::tensor::{RowsMut, Tensor};
 /// Most parts: enough for the threads of one machine to share evenly, few enough to add their sums.
 const MOST_PARTS: usize = 64;
 
-/// Fewest tokens in a part, so that what a part costs by itself (scratch, a lock) stays small beside them.
+/// Fewest tokens in a part, so that a part's own cost (scratch, a lock) stays small beside them.
 const SMALLEST_PART: usize = 64;
 
 /// Fewest tokens in a part for every tap of an operator over time. A part begins K−1 tokens early and
@@ -34,7 +34,7 @@ pub fn useful_threads(elements: usize, threads: usize) -> usize {
     if elements < SERIAL { 1 } else { threads.max(1) }
 }
 
-/// An output cut at `bounds`: every call gives the next part's piece; `None` where it is not asked for.
+/// An output split at `bounds`: every call gives the next part's piece; `None` if it is not asked for.
 pub fn split<'a>(
     output: &'a mut Option<Tensor>,
     width: usize,
@@ -44,7 +44,7 @@ pub fn split<'a>(
     move || pieces.as_mut()?.next()
 }
 
-/// `tokens` cut where sequences of `time` tokens end: (tokens of the piece, tokens of its sequence).
+/// `tokens` split at the ends of sequences of `time` tokens: (tokens of the piece, tokens of its sequence).
 pub fn within_sequences(
     tokens: Range<usize>,
     time: usize,

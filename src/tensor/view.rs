@@ -126,7 +126,7 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// Some of the elements, if `T` is what the tensor holds.
+    /// Some of the elements. `T` has to be the tensor's element type.
     pub(super) fn elements<T: Element>(&self, range: Range<usize>) -> &[T] {
         assert!(T::DTYPE == self.dtype, "dtype is checked before use");
         assert!(range.start <= range.end && range.end <= self.len(), "rows lie inside their tensor");

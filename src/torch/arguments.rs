@@ -106,7 +106,7 @@ pub fn incoming_gradients(
     })
 }
 
-/// One tensor as both gradients of the state is borrowed once, as the output, apart from all other rows.
+/// If one tensor is both gradients of the state, it is borrowed once, as the output. It may overlap no other row.
 pub fn take_in_place(
     problem: &RewriteRead,
     saved: &Outputs,

@@ -28,7 +28,7 @@ use crate::cpu::simd::row::dots;
 use crate::problem::{Gradients, Incoming, Outputs, Read, Rewrite, RewriteRead, Sizes};
 use crate::tensor::{Ahead, RowsMut};
 
-/// Runs a boundary backward on `threads` threads; `saved` is what the forward filled.
+/// Runs the operator backward on `threads` threads; the forward filled `saved`.
 pub fn backward<A: Accum>(
     problem: &RewriteRead,
     saved: &Outputs,
@@ -37,7 +37,7 @@ pub fn backward<A: Accum>(
     threads: usize,
 ) -> Result<()> {
     if problem.sizes.tokens() == 0 {
-        return zero_parameters::<A>(gradients); // before rows are made that no memory stands behind
+        return zero_parameters::<A>(gradients); // before any rows, which would have no memory behind them
     }
     let Sizes { d, m, .. } = problem.sizes;
     let taps = problem.read.as_ref().map_or(1, Read::taps);
@@ -71,7 +71,7 @@ pub fn backward<A: Accum>(
     let Some((read, weights)) = read else { return Ok(()) };
     let mut sums = sums.into_iter().flatten();
     let Some(mut total) = sums.next() else { return Ok(()) };
-    sums.for_each(|part| total.add(&part)); // in the order of the parts, whoever computed them
+    sums.for_each(|part| total.add(&part)); // in the order of the parts, whichever thread computed them
     total.store(read, weights, problem.sizes, gradients)
 }
 
@@ -89,7 +89,7 @@ struct Part<'a, A> {
     sums: &'a mut Option<Sums<A>>,
 }
 
-/// One token's rows, where they cannot be worked on in place.
+/// One token's rows, if they cannot be worked on in place.
 struct Scratch<A> {
     /// X [m][d]
     state: Buffer<A>,

@@ -6,8 +6,8 @@
 //! dγ += dh'·x̂             dw_β += dβl·h     dW_v += dvl ⊗ z
 //! ```
 //!
-//! x̂ = rstd·x and h = γ·x̂, so all sums over tokens are kept of multiples of x and dh·x; γ and what dh'
-//! adds to dh are put in when they are complete ([`Sums::store`]).
+//! x̂ = rstd·x and h = γ·x̂, so all sums over tokens are of multiples of x and dh·x. γ, and the terms that
+//! dh' adds to dh, are put in when the sums are complete ([`Sums::store`]).
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ use crate::cpu::simd::row::{add_rows, add_scaled, mix, set_product, some_dots};
 use crate::problem::{Incoming, Outputs, Read};
 use crate::tensor::Ahead;
 
-/// A read, what its forward saved, and the gradients that come in.
+/// A read, the tensors that its forward saved, and the incoming gradients.
 pub(super) struct ReadBackward<'a, A> {
     pub(super) read: &'a Read,
     pub(super) weights: &'a Weights<A>,
@@ -29,11 +29,11 @@ pub(super) struct ReadBackward<'a, A> {
     pub(super) incoming: &'a Incoming,
 }
 
-/// Rows of one token, where they cannot be worked on in place.
+/// Rows of one token, if they cannot be worked on in place.
 pub(super) struct ReadScratch<A> {
     /// x [d]
     x: Buffer<A>,
-    /// dh as it comes; zeros where nothing does [d]
+    /// the incoming dh, or zeros [d]
     incoming: Buffer<A>,
     /// γ·dh' [d]
     normed: Buffer<A>,
@@ -56,7 +56,7 @@ impl<A: Accum> ReadScratch<A> {
 }
 
 impl<A: Accum> ReadBackward<'_, A> {
-    /// dh, dv, dβ of a token, whose state is needed where x was not saved → its dx; parameter gradients if
+    /// dh, dv, dβ of a token, whose state is needed if x was not saved → its dx; parameter gradients if
     /// `sums` are given.
     #[inline(always)]
     pub(super) fn row<S: Simd>(

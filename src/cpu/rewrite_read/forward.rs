@@ -2,7 +2,7 @@
 //!
 //! Moved per token: X in, k in, X' out, h out — (2m + 2)·d elements; the row itself is widened into a
 //! scratch of m contiguous channels that stays in L1/L2. Saved for the backward: r and p (m + 1
-//! numbers) of the rewrite, rstd of the read, and x (d) where the read runs over time.
+//! numbers) of the rewrite, rstd of the read, and x (d) if the read runs over time.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::cpu::simd::row::{add_scaled, dots, mix, set_scaled_product, set_scale
 use crate::problem::{Outputs, Read, Rewrite, RewriteRead, Sizes};
 use crate::tensor::{Ahead, RowsMut};
 
-/// Runs a boundary forward on `threads` threads.
+/// Runs the operator forward on `threads` threads.
 pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: usize) -> Result<()> {
     let Sizes { d, m, .. } = problem.sizes;
     if problem.sizes.tokens() == 0 {
@@ -76,7 +76,7 @@ struct Readout<'a, A> {
     rstd: Option<RowsMut<'a>>,
 }
 
-/// One token's rows, where they cannot be worked on in place.
+/// One token's rows, if they cannot be worked on in place.
 struct Scratch<A> {
     /// X, and then X' [m][d]
     state: Buffer<A>,
@@ -113,7 +113,7 @@ impl<A: Accum> WithSimd for Part<'_, A> {
 }
 
 impl<A: Accum> Part<'_, A> {
-    /// Takes a token over the boundary; what is not this part's `own` is stored nowhere.
+    /// Takes a token over the boundary. Only this part's `own` tokens are stored.
     #[inline(always)]
     fn pass<S: Simd>(&mut self, simd: S, token: usize, own: bool, scratch: &mut Scratch<A>) {
         let Sizes { d, m, .. } = self.problem.sizes;
@@ -205,7 +205,7 @@ pub(super) fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], scales: &[A], k:
     }
 }
 
-/// The same where X is.
+/// The same in place.
 #[inline(always)]
 fn rewrite_in_place<A: Accum>(states: &mut [A], scales: &[A], k: &[A], ahead: &mut Ahead) {
     for (state, scale) in states.chunks_exact_mut(k.len()).zip(scales) {

@@ -11,7 +11,7 @@ use crate::tensor::Tensor;
 pub struct Weights<A> {
     /// [K][m][d]; None: identity
     pub compress: Option<Buffer<A>>,
-    /// [d], ones where there is no weight
+    /// [d], ones if there is no weight
     pub norm: Buffer<A>,
     /// [d]
     pub gate: Option<Buffer<A>>,
@@ -20,7 +20,7 @@ pub struct Weights<A> {
     pub value: Option<Buffer<A>>,
     /// [m]
     pub value_bias: Buffer<A>,
-    /// γ ⊙ w_β, if there is a gate, and γ ⊙ W_v, or W_v where v reads x: the logits are linear in x, so γ
+    /// γ ⊙ w_β, if there is a gate, and γ ⊙ W_v, or W_v if v reads x: the logits are linear in x, so γ
     /// is folded in once [0 … 1 + m][d]
     pub logits: Buffer<A>,
 }
@@ -51,7 +51,7 @@ impl<A: Accum> Weights<A> {
     }
 }
 
-/// The rows of both maps one after the other, times γ, those of the value only where it `reads` h.
+/// The rows of both maps one after the other, times γ, those of the value only if it `reads` h.
 fn fold<A: Accum>(norm: &[A], gate: Option<&[A]>, value: Option<&[A]>, reads: bool) -> Result<Buffer<A>> {
     let [gate, value] = [gate, value].map(Option::unwrap_or_default);
     let mut rows = Buffer::zeros(gate.len() + value.len())?;
@@ -64,7 +64,7 @@ fn fold<A: Accum>(norm: &[A], gate: Option<&[A]>, value: Option<&[A]>, reads: bo
     Ok(rows)
 }
 
-/// Sums over the tokens of one part, which the parameter gradients are made of.
+/// Sums over the tokens of one part: the parameter gradients are made of them.
 pub struct Sums<A> {
     /// Σ dx ⊗ X' [K][m][d]
     pub(super) compress: Buffer<A>,
@@ -87,7 +87,7 @@ impl<A: Accum> Sums<A> {
         })
     }
 
-    /// Adds what a token's x, dh and gradients of logits contribute, those of h and then those of x.
+    /// Adds the contribution of a token's x, dh and gradients of logits, those of h and then those of x.
     #[inline(always)]
     pub fn add_token(&mut self, x: &[A], rstd: A, dh: &[A], from_h: &[A], from_x: &[A]) {
         add_scaled_product(&mut self.norm, rstd, dh, x);

@@ -29,7 +29,7 @@ pub fn store<A: Accum>(rows: &mut RowsMut<'_>, row: usize, m: usize, channels: &
     }
 }
 
-/// A row `(d, m)` as channels: in place where it is stored so, else widened into `scratch`.
+/// A row `(d, m)` as channels: in place if it is stored so, else widened into `scratch`.
 #[inline(always)]
 pub fn view<'a, A: Accum>(rows: Rows<'a>, row: usize, m: usize, scratch: &'a mut [A]) -> &'a [A] {
     match channels(rows, row, m) {
@@ -47,7 +47,7 @@ pub fn channels<A: Accum>(rows: Rows<'_>, row: usize, m: usize) -> Option<&[A]> 
     (m == 1 && rows.dtype() == A::DTYPE).then(|| rows.row::<A>(row))
 }
 
-/// A row `(d, m)` being written: in place where it is stored as it is worked on, else in scratch.
+/// A row `(d, m)` being written: in place if it is stored as it is worked on, else in scratch.
 pub struct Target<'a, 'r, A> {
     rows: Option<&'a mut RowsMut<'r>>,
     row: usize,
@@ -73,7 +73,7 @@ impl<'a, 'r, A: Accum> Target<'a, 'r, A> {
         }
     }
 
-    /// Stores the channels where they are not already, and returns them as they were filled, not rounded.
+    /// Stores the channels if they are not there already, and returns them as they were filled, not rounded.
     #[inline(always)]
     pub fn store(self) -> &'a mut [A] {
         match self.rows {

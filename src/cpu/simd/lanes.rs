@@ -1,7 +1,7 @@
 //! Rows a vector at a time: the loops that a compiler does not make of plain ones, sums above all.
 //!
-//! A vector has 16 lanes of f32 or 8 of f64 on every machine: one register of AVX-512, several of what is
-//! narrower.
+//! A vector has 16 lanes of f32 or 8 of f64 on every machine: one register of AVX-512, or several
+//! narrower ones.
 
 use fearless_simd::prelude::*;
 use fearless_simd::{f32x16, f64x8};

@@ -37,7 +37,7 @@ const MAGIC: &[u8] = b"ddl kernel 1\n";
 const CHECKSUM: usize = size_of::<u128>();
 
 impl Cache {
-    /// The user's cache directory, or None where there is none that could be made. Refuses one that others
+    /// The user's cache directory, or None if none could be made. Refuses one that others
     /// can write to.
     pub fn open() -> Result<Option<Cache>> {
         let Some(directory) = directory() else { return Ok(None) };

@@ -25,8 +25,8 @@ pub trait Backend: Send + Sync {
     fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded>;
 
     /// # Safety
-    /// `argument` points to the structure that the kernel takes, and every address in it is null or
-    /// valid on this device for what the kernel does with it.
+    /// `argument` points to the structure that the kernel takes. Every address in it is null, or valid on this
+    /// device for all that the kernel reads and writes there.
     unsafe fn launch(
         &self,
         loaded: &Loaded,

@@ -12,7 +12,7 @@ const EXPAND_CHUNK: usize = 64;
 /// Blocks that a grid may have along its second axis.
 const MOST_BLOCKS: usize = 65_535;
 
-/// A thread has one packet, as long as it can hold the weights, their sums, and what K tokens leave.
+/// A thread has one packet, as long as it can hold the weights, their sums, and the numbers of K tokens.
 pub fn plan(s: &Specialisation, overrides: &Overrides) -> Plan {
     let taps = if s.compress == Compress::Token { s.taps } else { 0 };
     let held = |features: usize| 2 * taps * features * (s.m + 1) * s.real().size() / 4;

@@ -84,7 +84,7 @@ pub(super) fn plain(s: &Specialisation) -> Plan {
     }
 }
 
-/// A packet is 16 bytes of the state, and at least 4 of the direction, where these divide d.
+/// A packet is 16 bytes of the state, and at least 4 of the direction, if these divide d.
 pub(super) fn features(s: &Specialisation) -> usize {
     let too_small = |features: usize| {
         features * s.m * s.types.state.size() < 16 || features * s.types.direction.size() < 4

@@ -30,7 +30,7 @@ const NAMES: &str = "CLUSTER, THREADS, FEATURES, HOLD, WINDOW, SUMS, SUMS_APART,
 
 impl Overrides {
     /// From words such as `CLUSTER=2 STAGES=0`: the names of a plan's macros, `SUMS_APART` and `CHUNK`. Fails with the
-    /// end of a sentence that begins with what the words are for.
+    /// end of a sentence; the caller begins it with the words' origin.
     pub fn parse(words: &str) -> Result<Overrides, String> {
         words.split_whitespace().try_fold(Overrides::default(), |mut overrides, word| {
             let (name, value) = word.split_once('=').unwrap_or((word, ""));
@@ -46,7 +46,7 @@ impl Overrides {
             true => Ok(Some(value)),
             false => Err(format!("must have {name} from {least} to {most}, got {value}")),
         };
-        let place = |most| within(0, most).map(|_| Some(RESIDENCIES[value]));
+        let residency = |most| within(0, most).map(|_| Some(RESIDENCIES[value]));
         match name {
             "CLUSTER" => self.cluster = within(1, 8)?,
             "THREADS" if !value.is_multiple_of(32) => {
@@ -55,9 +55,9 @@ impl Overrides {
             "THREADS" => self.threads = within(32, 1024)?,
             "FEATURES" => self.features = within(1, 8)?,
             "HOLD" => self.hold = within(0, 1)?.map(|hold| hold != 0),
-            "WINDOW" => self.window = place(2)?,
-            "SUMS" => self.sums = place(3)?,
-            "SUMS_APART" => self.sums_apart = place(2)?,
+            "WINDOW" => self.window = residency(2)?,
+            "SUMS" => self.sums = residency(3)?,
+            "SUMS_APART" => self.sums_apart = residency(2)?,
             "STAGES" => self.stages = within(0, 2)?,
             "BLOCKS" => self.blocks = within(1, 32)?,
             "CHUNK" => self.chunk = within(1, usize::MAX)?,

@@ -10,18 +10,18 @@ use super::overrides::{Overrides, Residency};
 use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 use crate::error::{Error, Result};
 
-/// Numbers of the state that one packet may have where several of them are held.
+/// Numbers of the state that one packet may have if several of them are held.
 const MOST_HELD: usize = 8;
 /// Numbers of a token read's sums and window that a thread may hold beside its packets.
 const MOST_KEPT: usize = 104;
 /// Threads that may add up their sums (add_warps in block_sum.cuh): of a power of two of blocks, and of others.
 const MOST_TOGETHER: [usize; 2] = [4096, 1024];
-/// Threads of a block, where several blocks share a multiprocessor.
+/// Threads of a block, if several blocks share a multiprocessor.
 const MOST_THREADS: usize = 256;
-/// Threads of a block that has a multiprocessor to itself, where packets are not held.
+/// Threads of a block that has a multiprocessor to itself, if packets are not held.
 const MOST_ALONE: usize = 512;
 
-/// Where few blocks share a multiprocessor, or packets are taken twice, a token's rows go through stages.
+/// If few blocks share a multiprocessor, or packets are read twice, a token's rows go through stages.
 pub fn plan(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Result<Plan> {
     let unstaged = plan_block(s, limits, overrides)?;
     // Blocks that keep memory busy by themselves, one loading while others wait. A forward that holds its packets
@@ -152,8 +152,9 @@ fn rows_with_sums(s: &Specialisation, features: usize, overrides: &Overrides) ->
     [4, 2].into_iter().find(|&rows| wanted && kept(rows) && threads(rows) <= MOST_THREADS)
 }
 
-/// Where lives what outlives a token: in registers if it is little, else in shared memory if that has room. The window
-/// comes first, as a token needs it twice; the sums are apart, with the fewest columns, until they have room.
+/// Places the numbers that outlive a token: in registers if they are few, else in shared memory if that has room. The
+/// window comes first, as a token needs it twice. The sums have a kernel of their own, with the fewest columns, until
+/// they have room.
 fn place(plan: &mut Plan, s: &Specialisation, overrides: &Overrides, room: usize) {
     let owned = (s.d / plan.features).div_ceil(plan.threads) * plan.features;
     let few = FEW * 4 / s.real().size();

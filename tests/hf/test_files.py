@@ -223,7 +223,7 @@ def test_damaged_directories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
     fields = json.loads(text)
     config.write_text(json.dumps(fields | {"num_layers": 0}))
-    refused(tmp_path, "^`num_layers` must be a whole number of at least 1, got 0$")
+    refused(tmp_path, "^`num_layers` must be an integer of at least 1, got 0$")
     config.write_text(json.dumps(fields | {"num_layers": 3}))
     lacking = len(model(num_layers=3).state_dict()) - len(state)
     refused(tmp_path, f"^{where} must hold the parameters of its config, got {lacking} missing$")

@@ -6,6 +6,7 @@ in both: tests/config/test_options.py holds signatures and fields against the ta
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -54,15 +55,15 @@ def check_positive(
     """Refuse all but positive finite numbers of at least `least`, and None if it is optional."""
     if number is None and optional:
         return
-    if not is_number(number, kinds) or not 0 < number <= LARGEST:
+    if not is_number(number, kinds) or not number > 0 or not _is_finite(number):
         refuse(name, "a positive finite number", number)
     if number < least:
         refuse(name, f"at least {least:g}", number)
 
 
 def check_finite(name: str, number: Any) -> None:
-    """Refuse all but finite numbers. An integer may be beyond every float: JSON can hold one."""
-    if not is_number(number) or not -LARGEST <= number <= LARGEST:
+    """Refuse all but finite numbers."""
+    if not is_number(number) or not _is_finite(number):
         refuse(name, "a finite number", number)
 
 
@@ -98,6 +99,13 @@ def is_whole(number: Any, kinds: tuple[type, ...] = (Integral,)) -> bool:
 def is_number(number: Any, kinds: tuple[type, ...] = (float, Real)) -> bool:
     """Whether it is a real number, NumPy's included; a bool is none."""
     return isinstance(number, kinds) and not isinstance(number, bool)
+
+
+def _is_finite(number: Any) -> bool:
+    """Whether a float can hold it: integers, as JSON has them, can be beyond every float."""
+    if isinstance(number, int):
+        return -LARGEST <= number <= LARGEST
+    return -math.inf < number < math.inf
 
 
 def quoted(choices: Iterable[str]) -> str:

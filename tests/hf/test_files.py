@@ -248,7 +248,6 @@ def test_damaged_directories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     [
         ("config.json", '{"model_type": "ddl", "dtype": "unknown"}'),
         ("config.json", '{"model_type": "ddl", "id2label": 5}'),
-        ("config.json", '{"model_type": "ddl", "head_dim": 3}'),
         ("generation_config.json", "[]"),
         ("tokenizer.json", "[]"),
         ("tokenizer_config.json", "[]"),

@@ -37,7 +37,8 @@ class Read(nn.Module):
         hidden_size: d.
         value_channels: m.
         compress: "identity" (m = 1, x = X), "channel" (x_i = Σ_j w_ij X_ij) or "token" (causal over
-            time, x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, s < K).
+            time, x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, s < K). The latter two work with m = 1, too: a
+            scale per feature, and a causal depthwise convolution.
         kernel_size: K, the taps of a token compression or of a factored one.
         parameterization: "direct", w itself is the parameter, (d, m) or (d, m, K); "factored", as
             in the papers' code, w is a convolution kernel followed by a read vector r (m,): token

@@ -61,7 +61,8 @@ class DeltaStream(nn.Module):
         compress: how a read gets from (d, m) to d features; None for the first that fits.
             "identity": the state as it is, for m = 1.
             "channel": a weighted sum over the value channels.
-            "token": a weighted sum over the value channels of the last kernel_size tokens.
+            "token": a weighted sum over the value channels of the last kernel_size tokens; for
+            m = 1 a causal depthwise convolution of the state.
         kernel_size, parameterization, causal, norm_eps: as in Read.
         expand: how the embeddings become m value channels.
             "repeat": each is a copy.

@@ -1,7 +1,8 @@
 """The one table of options, and the checks of numbers, choices and options. No torch in here.
 
-An option has its row below, its documentation where it is an argument or a field, and its default
-in both: tests/config/test_options.py holds signatures and fields against the table.
+The table holds the rule of an option. Its documentation stands beside the argument or the field,
+and so does its default, again: tests/config/test_options.py holds signatures and fields against the
+table.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ MODEL_OPTIONS: Options = {
     "value_channels": Option(4, check_count, [{"compress": "channel token"}]),
 }
 
-# (name, values) of an option by the table → the same in the words of who is asked.
+# (name, values) as in the table → the same as the caller spells them.
 Spelling = Callable[[str, Sequence[str]], tuple[str, Sequence[str]]]
 
 
@@ -229,7 +230,7 @@ def _written(used: Sequence[dict[str, str]], spelling: Spelling) -> str:
 def check_left(
     given: dict[str, Any], options: Options, when: str, spelling: Spelling = as_it_is
 ) -> None:
-    """Refuse what is not left at its default, which has an effect only `when`."""
+    """Refuse an option that is not left at its default, because it has an effect only `when`."""
     for name, option in options.items():
         if given[name] != option.default:
             expected = f"left at {option.default!r} unless {when}"

@@ -1,4 +1,4 @@
-"""What the commands beside `ddl train` take. No torch in here, so that `--help` answers at once."""
+"""Options of the commands beside `ddl train`. No torch in here: `--help` answers at once."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ddl.ops.outputs import gate_dtype
 from ddl.options import Direction
 
-from .linear import Projection, project, reset_, taken
+from .linear import Projection, project, projection_of, reset_
 from .pool import NORM_EPS, Pool
 
 __all__ = [
@@ -87,7 +87,9 @@ class AttentionDirection(nn.Module):
 
         Raises TypeError for a `query` or `key` that was wrapped: they are not called.
         """
-        query, key = (taken(f"direction.{name}", getattr(self, name)) for name in ("query", "key"))
+        query, key = (
+            projection_of(f"direction.{name}", getattr(self, name)) for name in ("query", "key")
+        )
         x = state.to(gate_dtype(state))
         x = x * torch.rsqrt(x.square().mean(-2, keepdim=True) + NORM_EPS)
         asked = project(project(context, query.weight, None), key.weight.mT, None)  # (…, d)

@@ -29,8 +29,8 @@ class Expand(nn.Module):
         device, dtype: of the parameters.
 
     Raises:
-        ValueError: an option that is unknown, out of range or, where it has no effect, set to other
-            than its default.
+        ValueError: an option that is unknown, out of range or without effect. One without effect
+            passes if it has its default.
 
     Source: DDL (arXiv 2601.00417, newest version), embedding convolution (EC).
     """

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ddl.options import Gate, GateFrom
 
-from .checks import unwrapped
-from .linear import Projection, project, reset_, taken
+from .checks import require_exact_type
+from .linear import Projection, project, projection_of, reset_
 from .pool import Pool, PoolKind
 
 __all__ = ["apply_gate", "make_gate", "make_gate_pool", "reset_gate", "squash"]
@@ -34,7 +34,7 @@ def make_gate(
 def make_gate_pool(
     gate_from: GateFrom, hidden_size: int, value_channels: int, kernel_size: int, **factory: Any
 ) -> Pool | None:
-    """What makes z of the state; None where z is the context."""
+    """The module that makes z from the state; None if z is the context."""
     if gate_from == "context":
         return None
     kind: PoolKind = "mean" if gate_from == "pooled" else "convolved"
@@ -55,12 +55,12 @@ def apply_gate(kind: Gate, gate: nn.Module, z: Tensor) -> Tensor:
 
     Raises TypeError for a gate that was wrapped: its layers are not called.
     """
-    layers = [gate] if kind == "linear" else unwrapped("gate", gate, nn.Sequential)
+    layers = [gate] if kind == "linear" else require_exact_type("gate", gate, nn.Sequential)
     for layer in layers:
         if isinstance(layer, nn.Tanh):
             z = layer(z)
             continue
-        projection = taken("gate", layer)
+        projection = projection_of("gate", layer)
         z = project(z, projection.weight, projection.bias)
     return squash(z)
 

@@ -45,15 +45,15 @@ class Read(nn.Module):
             w_ijs = r_j c_ijs with c (d, m, K); channel w = c ∗ r with c (d, K) a same-padded
             correlation over the value axis. Both start as the mean over the value channels.
         causal: whether that correlation over the value axis is causal; it is centred else.
-        norm_eps: ε of the RMSNorm; None for no norm, h = x, where the sublayer brings its own.
+        norm_eps: ε of the RMSNorm; None for no norm, h = x, if the sublayer brings its own.
         shared: another Read of the same size and `compress`, whose compression this one uses as it
             is, its kernel_size, parameterization and causal included (the parameters stay with
             their owner); only the norm is this one's own.
         device, dtype: of the parameters.
 
     Raises:
-        ValueError: an option that is unknown, does not fit or, where it has no effect, is set to
-            other than its default.
+        ValueError: an option that is unknown, out of range or without effect. One without effect
+            passes if it has its default.
 
     Source: DDL (arXiv 2601.00417, newest version), channel and token compression.
     """
@@ -144,7 +144,7 @@ class Read(nn.Module):
         """w: (d, m) for channel, (d, m, K) for token compression, None for the identity."""
         if self._shared:
             return self._shared[0].effective_weight()
-        form_pruned(self)  # who shares it may be called without it
+        form_pruned(self)  # a read that shares it may run before this one is called
         if self.compress_kernel is None or self.compress_read is None:
             return self.compress_weight
         if self.compress == "token":
@@ -164,7 +164,7 @@ class Read(nn.Module):
         }
 
     def forward(self, state: Tensor, *, return_compressed: bool = False) -> Any:
-        """X → h, or (h, x) with the raw read where `return_compressed` is set.
+        """X → h, or (h, x) with the raw read if `return_compressed` is set.
 
         Raises ValueError for another shape, TypeError for a dtype the operators do not know.
         """

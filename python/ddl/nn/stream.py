@@ -21,7 +21,7 @@ from ddl.options import (
 )
 from ddl.results import ReadResult, RewriteReadResult
 
-from .checks import check_mask, check_returned, check_stream, unwrapped
+from .checks import check_mask, check_returned, check_stream, require_exact_type
 from .expand import Expand
 from .history import History
 from .linear import form_pruned
@@ -51,8 +51,8 @@ class DeltaStream(nn.Module):
 
     Reads and residuals give their parameters to the fused operators and are not called themselves:
     forward hooks on them, or on their gates and values, do not fire here, and a wrapper around one
-    is refused. torch.nn.utils.parametrize and prune work. Who replaces a read whose compression
-    others share replaces these, too.
+    is refused. torch.nn.utils.parametrize and prune work. If other reads share the
+    compression of a read, replace them as well.
 
     Args:
         hidden_size: d.
@@ -81,8 +81,8 @@ class DeltaStream(nn.Module):
             value="constant": value_constant in every value channel.
 
     Raises:
-        ValueError: an option that is unknown, does not fit or, where it has no effect, is set to
-            other than its default.
+        ValueError: an option that is unknown, out of range or without effect. One without effect
+            passes if it has its default.
         TypeError: `sublayers` that are no modules, an option that neither this class nor
             DeltaResidual has.
 
@@ -155,8 +155,8 @@ class DeltaStream(nn.Module):
 
         Args:
             x: the embeddings.
-            history: what the convolutions over time saw of the tokens before x; these are added.
-                One that is empty starts a sequence. The sublayers see to theirs themselves.
+            history: inputs of the convolutions over time from the tokens before x; those of x are
+                added. An empty one starts a sequence. The sublayers see to theirs themselves.
             keep: (B, T) bool, False for padding. Nothing is written into the state of such a token,
                 which stays zero, so that no convolution over time carries it into another.
             args, kwargs: go to every sublayer.
@@ -186,9 +186,9 @@ class DeltaStream(nn.Module):
             check_returned(f"sublayers[{index}]", written, context)
             assert isinstance(residual, DeltaResidual)
             window = None if history is None else partial(history.window, f"residuals.{index}")
-            value, gate = residual.complete(state, context, value, gate, window)
+            value, gate = residual.fill_value_and_gate(state, context, value, gate, window)
             gate = gate if keep is None else gate * keep
-            direction, value = residual.write(state, written, context, value)
+            direction, value = residual.rewrite_inputs(state, written, context, value)
             rewrite = (state, direction, value, gate, residual.eps_k)
             state, context, value, gate = _rewrite_read(
                 f"reads.{index + 1}", rewrite, after, history
@@ -209,8 +209,8 @@ class DeltaStream(nn.Module):
 
     def _read_arguments(self) -> list[dict[str, Any]]:
         """Arguments of every read, the last one the readout's; a shared weight is formed once."""
-        reads = [unwrapped(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
-        reads.append(unwrapped("readout", self.readout, Read))
+        reads = [require_exact_type(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
+        reads.append(require_exact_type("readout", self.readout, Read))
         weights: dict[int, Tensor | None] = {}
         arguments = []
         for index, read in enumerate(reads):
@@ -231,8 +231,8 @@ class DeltaStream(nn.Module):
                 }
             )
         for index, residual in enumerate(self.residuals):
-            fused = unwrapped(f"residuals[{index}]", residual, DeltaResidual).fused()
-            arguments[index].update(fused)  # `|=` is one thing that torch 2.6 cannot compile
+            module = require_exact_type(f"residuals[{index}]", residual, DeltaResidual)
+            arguments[index].update(module.read_arguments())  # torch 2.6 cannot compile `|=`
         return arguments
 
 
@@ -291,7 +291,7 @@ def _checked_sublayers(sublayers: Any) -> list[nn.Module]:
 
 
 def _check_known(options: dict[str, Any]) -> None:
-    """Raises TypeError for what is no option of DeltaResidual, in the name of DeltaStream."""
+    """Refuse, with a TypeError, an option that neither DeltaStream nor DeltaResidual has."""
     known = [*RESIDUAL_OPTIONS, "device", "dtype"]
     for name in options:
         if name not in known:

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::launch::{Device, Loaded, Table};
-use super::library::Library;
+use super::library::{Library, Symbol};
 use super::plan::{Forced, Limits, Plan};
 use super::specialisation::Specialisation;
 use crate::error::{Error, Result};
@@ -50,8 +50,7 @@ impl Device for Emulated {
             library.symbol(&format!("ddl_emulated_{}{suffix}", kernel.name())).map_err(Error::Cuda)
         };
         // SAFETY: the emulator's own declaration of this symbol.
-        let bytes =
-            unsafe { std::mem::transmute::<*mut c_void, ArgumentBytes>(symbol("_argument_bytes")?)() };
+        let bytes = unsafe { std::mem::transmute::<Symbol, ArgumentBytes>(symbol("_argument_bytes")?)() };
         let expected = kernel.argument_bytes();
         if bytes != expected {
             let name = kernel.name();

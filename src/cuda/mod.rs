@@ -4,11 +4,11 @@
 //! [`boundary`] and [`expand`] say which kernels run with which arguments, [`specialisation`] what a kernel
 //! is compiled for, [`plan`] how it is cut for a device, [`compiler`] makes device code of it with [`nvrtc`]
 //! and keeps that in a [`cache`]. [`launch`] is the interface to a device, of which there are three:
-//! [`gpu`] (through its `driver`), the tests' `emulated` one, and [`notes`], which only compile.
+//! [`gpu`] (through the [`driver`]), the tests' `emulated` one, and [`notes`], which only compile.
 //!
-//! The driver and NVRTC are opened by a table of names ([`library`]) instead of a binding crate: it takes the
-//! NVRTC that came with torch, where a bare name would find the system's, and says what is missing, where a
-//! crate that binds all of CUDA panics.
+//! The driver is declared by cudarc ([`driver`] says how it is called). NVRTC is not: cudarc's loader takes the
+//! first `libnvrtc.so` that the system has, and cannot be told to take the one that came with torch. So
+//! [`nvrtc`] has a loader of its own. Both open their libraries through [`library`], and the emulator does, too.
 
 pub mod arguments;
 pub mod boundary;

@@ -1,11 +1,11 @@
-//! NVIDIA's driver. cudarc declares it, and this process's own `libcuda.so.1` is called.
+//! NVIDIA's driver: cudarc declares its functions, and they are called in the `libcuda.so.1` that torch uses.
 //!
-//! The names, argument lists, structures and numbers of cuda.h come from `cudarc::driver::sys`, so none is
-//! copied by hand. Its functions (and those of `result` and `safe`, which call them) are not used:
+//! The argument lists, structures and constants of cuda.h come from `cudarc::driver::sys`, so none is copied
+//! by hand. cudarc's own functions (in `sys`, and in `result` and `safe`, which call those) are not called:
 //!
-//! - They return `CUresult`, an enum of the errors that were known when cudarc was written. A newer driver
-//!   returns others, and such a number in that enum is undefined behaviour; `result` would take the first
-//!   one behind the known ones for success. Here an error stays a number.
+//! - They return `CUresult`, an enum of the errors that its version of CUDA knows. A newer driver returns
+//!   others, and such a number in that enum is undefined behaviour: with cudarc 0.19, `result` takes error
+//!   1000 for success. Here an error stays a number.
 //! - They panic if a library or a function is missing, and Python would see a `PanicException`. Here every
 //!   function is looked up before the first one is called, and a missing one is an error.
 //! - They open `libcuda.so` before `libcuda.so.1`. That may be the stub of a CUDA toolkit, which has every
@@ -167,7 +167,7 @@ impl Drop for Current<'_> {
 /// that of CUDA 12.3 refuses all the same.)
 pub struct AllowLoading<'a> {
     driver: &'a Driver,
-    /// the thread's mode before, as a number: the driver may know one that cudarc's enum does not
+    /// the thread's mode before, as a number: a newer driver may have one that cudarc's enum lacks
     mode: c_uint,
 }
 

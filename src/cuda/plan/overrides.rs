@@ -20,7 +20,7 @@ pub struct Overrides {
     pub window: Option<Residency>,
     pub sums: Option<Residency>,
     /// of sums that have a kernel of their own
-    pub sums_apart: Option<Residency>,
+    pub separate_sums: Option<Residency>,
     pub stages: Option<usize>,
     pub blocks: Option<usize>,
     pub chunk: Option<usize>,
@@ -57,7 +57,7 @@ impl Overrides {
             "HOLD" => self.hold = within(0, 1)?.map(|hold| hold != 0),
             "WINDOW" => self.window = residency(2)?,
             "SUMS" => self.sums = residency(3)?,
-            "SUMS_APART" => self.sums_apart = residency(2)?,
+            "SUMS_APART" => self.separate_sums = residency(2)?,
             "STAGES" => self.stages = within(0, 2)?,
             "BLOCKS" => self.blocks = within(1, 32)?,
             "CHUNK" => self.chunk = within(1, usize::MAX)?,

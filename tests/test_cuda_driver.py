@@ -304,7 +304,7 @@ def test_a_forked_process_is_told_to_spawn(driver, tmp_path):
     ids=["with words", "without words"],
 )
 def test_a_launch_that_fails(driver, tmp_path, result, words):
-    """A newer driver returns numbers that cudarc's enum of results lacks. None of them is success."""
+    """A newer driver returns numbers that cudarc's enum lacks. None of them is success."""
     code = TOKEN_READ.format(device=0, d=64)
     failed = run(driver, ["-c", code], tmp_path / "log", STAND_IN_FAIL=f"cuLaunchKernel {result}")
     assert failed.stderr.splitlines()[-1] == (

@@ -3,7 +3,7 @@
 #pragma once
 
 #define BACKWARD
-#include "feed.cuh"
+#include "token_stream.cuh"
 
 struct Gradients {
   const STATE_T* grad_state;

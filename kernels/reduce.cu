@@ -4,7 +4,7 @@
 // A block takes 32 neighbouring columns, its 8 warps every eighth row each; the warps' sums are added in
 // their order. Nothing depends on timing, so results repeat bit for bit.
 
-#include "boundary.cuh"
+#include "rewrite_read.cuh"
 
 constexpr int COLUMNS = 32, STRIDES = 8;
 // Columns that hold anything: behind the slots come the biases' sums, if there are biases.

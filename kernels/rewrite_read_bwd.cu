@@ -4,7 +4,7 @@
 // X' is not read: it is rebuilt from X, k and the saved r, p, to the bits that the forward stored. A token
 // that is too much for one block (of bf16, m = 4 beyond d = 2048 and m = 8 beyond 1024, half of that for a token
 // read) has a cluster of them, from sm_90 on. Elsewhere what registers cannot hold, X, G and k, is taken again
-// after the sum, from its stage in shared memory (feed.cuh), or without one from L2, (2M + 1)·D. A stage also
+// after the sum, from its stage in shared memory (token_stream.cuh), or without one from L2, (2M + 1)·D. A stage also
 // has the next token's rows travel while this one is worked on.
 //
 // With G = ∂L/∂X' from above, k̂ = r·k, e = v − p, u = γ·dh', x̂ = rstd·x:

@@ -9,7 +9,7 @@
 // has a cluster of them, from sm_90 on, with a slice of the features each. Two sums run over block or cluster:
 // {|k|², kᵀX} before the rewrite and {Σx², w_β·γx, W_v·γx} after it, 1 + M and up to 2 + M numbers. Between them X
 // stays in registers (HOLD), so it crosses memory once each way; without clusters what registers cannot hold is
-// taken again after the first sum, from its stage in shared memory (feed.cuh), or without one from L2, (M + 1)·D.
+// taken again after the first sum, from its stage in shared memory (token_stream.cuh), or without one from L2, (M + 1)·D.
 // The next token's X and k are asked for ahead: through a stage as soon as it has room, else when X' is stored,
 // so that they travel while this token's second sum and its context are worked on. Other blocks of the
 // multiprocessor fill what is left.
@@ -17,7 +17,7 @@
 // A token read adds X'_t to the K rows x_t … x_{t+K−1} of its window and emits the first. A chunk that
 // starts within a sequence begins K − 1 tokens early: these are rewritten again, but not stored.
 
-#include "feed.cuh"
+#include "token_stream.cuh"
 
 constexpr int REWRITE_SUMS = 1 + M;
 constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATE, READ_SUMS = NORM + GATE + VALUE * M;
@@ -46,7 +46,7 @@ struct Forward {
     state.take(token, row, turn, again);
     direction.take(token, row, turn, again);
   }
-  // Asks for all of a token: as feed.cuh says, else into registers.
+  // Asks for all of a token: as token_stream.cuh says, else into registers.
   __device__ __forceinline__ void request(long long token, int turn) {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {

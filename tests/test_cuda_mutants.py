@@ -48,14 +48,14 @@ MUTANTS = {
     ),
     "lanes do not add": (SUM, "lanes = LANES / 2;", "lanes = 0;"),
     # bounds
-    "threads beyond the last packet work": ("boundary.cuh", "column_of(row) < WIDTH;", "true;"),
+    "threads beyond the last packet work": ("rewrite_read.cuh", "column_of(row) < WIDTH;", "true;"),
     "threads beyond the last slice's packets work": (
-        "boundary.cuh",
+        "rewrite_read.cuh",
         "feature_of(row) < D;",
         "true;",
     ),
     "the last feature is left out": (
-        "boundary.cuh",
+        "rewrite_read.cuh",
         "feature_of(row) < D;",
         "feature_of(row) < D - FEATURES;",
     ),
@@ -118,8 +118,8 @@ MUTANTS = {
     # what travels ahead
     "a forward does not await its rows": (FORWARD, "await_copies();", ";"),
     "a backward does not await its rows": (BACKWARD, "await_copies();", ";"),
-    "a stage is filled while it is needed": ("feed.cuh", "HOLD || STAGES != 1", "true"),
-    "two stages are one": ("feed.cuh", "STAGES == 2 ? turn * SLOT : 0", "0"),
+    "a stage is filled while it is needed": ("token_stream.cuh", "HOLD || STAGES != 1", "true"),
+    "two stages are one": ("token_stream.cuh", "STAGES == 2 ? turn * SLOT : 0", "0"),
     "stages do not take turns": (BACKWARD, "feeds.turn ^= 1;", ""),
     "a token's own rows travel ahead of it": (
         BACKWARD,
@@ -173,7 +173,7 @@ MUTANTS = {
     ),
     "both buffers are counted as one": (SUM, "arrivals[turn], block", "arrivals[0], block"),
     "the blocks of a cluster share a window": (
-        "boundary.cuh",
+        "rewrite_read.cuh",
         "(blockIdx.x) * SLICES + blockIdx.y",
         "(blockIdx.x)",
     ),
@@ -185,7 +185,7 @@ MUTANTS = {
     ),
     "taps in their own order": ("arrange.cu", "at % ROW * TAPS + at / ROW", "at"),
     "values read their neighbour's weight": (
-        "boundary.cuh",
+        "rewrite_read.cuh",
         "static_cast<long long>(j) * D + feature",
         "static_cast<long long>(j) * D + feature + 1",
     ),
@@ -202,7 +202,7 @@ MUTANTS = {
         "    sums",
     ),
     "slices leave a gap": (
-        "boundary.cuh",
+        "rewrite_read.cuh",
         "(blockIdx.y) * WIDTH",
         "(blockIdx.y) * (WIDTH + FEATURES)",
     ),

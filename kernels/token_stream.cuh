@@ -7,7 +7,7 @@
 // are asked for as far as L2, unless a multiprocessor has other blocks to work on while one waits.
 #pragma once
 
-#include "boundary.cuh"
+#include "rewrite_read.cuh"
 
 #ifdef BACKWARD
 constexpr bool AHEAD = STAGES > 0 || !HOLD || SLICED || BLOCKS < 3;

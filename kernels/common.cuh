@@ -7,6 +7,18 @@
 
 using Real = REAL;
 
+// Values of READ: how the read compresses X. Macros, because #if looks at them.
+#define NONE 0
+#define IDENTITY 1
+#define CHANNEL 2
+#define TOKEN 3
+
+// Values of WINDOW and SUMS: the memory that holds them from token to token.
+#define IN_REGISTERS 0
+#define IN_SHARED 1
+#define IN_GLOBAL 2
+#define SEPARATE_KERNEL 3  // SUMS only: parameters_bwd adds them
+
 struct bf16 {
   unsigned short bits;
 };
@@ -87,32 +99,30 @@ __device__ __forceinline__ Real widen_half(unsigned pair, bool high, f16) {
 // The backward rebuilds X' and has to get the bits that the forward stored, so the compiler may not
 // contract these products and sums in one kernel and not in the other.
 
-__device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
-__device__ __forceinline__ float multiply_add(float a, float b, float c) {
+__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double mul_rn(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ float fma_rn(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 }
-__device__ __forceinline__ double multiply_add(double a, double b, double c) {
+__device__ __forceinline__ double fma_rn(double a, double b, double c) {
   return __fma_rn(a, b, c);
 }
-__device__ __forceinline__ float inverse_root(float x) { return rsqrtf(x); }
-__device__ __forceinline__ double inverse_root(double x) { return rsqrt(x); }
 __device__ __forceinline__ Real sigmoid(Real x) { return Real(1) / (Real(1) + exp(-x)); }
 
 // --- packets ------------------------------------------------------------------------------------
 
-template <int BYTES> struct Access;  // the built-in type of one memory access
-template <> struct Access<16> { using Type = uint4; };
-template <> struct Access<8> { using Type = uint2; };
-template <> struct Access<4> { using Type = unsigned; };
-template <> struct Access<2> { using Type = unsigned short; };
+template <int BYTES> struct AccessWord;  // the built-in type of one memory access
+template <> struct AccessWord<16> { using Type = uint4; };
+template <> struct AccessWord<8> { using Type = uint2; };
+template <> struct AccessWord<4> { using Type = unsigned; };
+template <> struct AccessWord<2> { using Type = unsigned short; };
 
 // Asks for BYTES (4, 8 or 16) of global memory to travel into shared memory, past the registers, while the thread
-// goes on; for zeros where `there` is false. They have arrived for this thread after `await_copies`.
+// goes on; for zeros where `there` is false. They have arrived for this thread after `cp_async_wait`.
 template <int BYTES>
-__device__ __forceinline__ void copy_ahead(void* shared, const void* from, bool there) {
+__device__ __forceinline__ void cp_async(void* shared, const void* from, bool there) {
 #ifdef CUDA_ON_CPU
-  emulator::copy_async<typename Access<BYTES>::Type>(shared, from, there);
+  emulator::cp_async<typename AccessWord<BYTES>::Type>(shared, from, there);
 #else
   const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   const unsigned bytes = there ? BYTES : 0;
@@ -124,18 +134,18 @@ __device__ __forceinline__ void copy_ahead(void* shared, const void* from, bool 
   }
 #endif
 }
-__device__ __forceinline__ void await_copies() {
+__device__ __forceinline__ void cp_async_wait() {
 #ifdef CUDA_ON_CPU
-  emulator::await_copies();
+  emulator::cp_async_wait();
 #else
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
 // Asks for global memory to come as near as the L2 cache.
-__device__ __forceinline__ void bring_near(const void* from) {
+__device__ __forceinline__ void prefetch_l2(const void* from) {
 #ifdef CUDA_ON_CPU
-  emulator::bring_near(from);
+  emulator::prefetch_l2(from);
 #else
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 #endif
@@ -153,7 +163,7 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
   static constexpr int WIDTH = access_bytes(N * sizeof(T), sizeof(T));
   static constexpr int COUNT = N * sizeof(T) / WIDTH;
   static constexpr bool PAIRS = sizeof(T) == 2 && WIDTH >= 4;
-  using Word = typename Access<WIDTH>::Type;
+  using Word = typename AccessWord<WIDTH>::Type;
 
   T element[N];
 
@@ -177,33 +187,33 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
   }
 
   // What many tokens share (parameters): through the cache, and meant to stay there.
-  __device__ __forceinline__ void load_shared(const T* from) {
+  __device__ __forceinline__ void load_readonly(const T* from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) word(i) = __ldg(reinterpret_cast<const Word*>(from) + i);
   }
   // What belongs to one token: it passes through and should not displace the parameters.
-  __device__ __forceinline__ void load(const T* from) {
+  __device__ __forceinline__ void load_streaming(const T* from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) word(i) = __ldcs(reinterpret_cast<const Word*>(from) + i);
   }
-  __device__ __forceinline__ void store(T* to) const {
+  __device__ __forceinline__ void store_streaming(T* to) const {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) __stcs(reinterpret_cast<Word*>(to) + i, word(i));
   }
   // The same, to be got from this thread's own shared memory later.
-  static __device__ __forceinline__ void request(T* shared, const T* from, bool there) {
+  static __device__ __forceinline__ void cp_async(T* shared, const T* from, bool there) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      copy_ahead<WIDTH>(
+      ::cp_async<WIDTH>(
           reinterpret_cast<Word*>(shared) + i, reinterpret_cast<const Word*>(from) + i, there);
     }
   }
   // Memory of this thread alone: shared memory or scratch, read again soon.
-  __device__ __forceinline__ void get(const T* from) {
+  __device__ __forceinline__ void load_cached(const T* from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) word(i) = reinterpret_cast<const Word*>(from)[i];
   }
-  __device__ __forceinline__ void put(T* to) const {
+  __device__ __forceinline__ void store_cached(T* to) const {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) reinterpret_cast<Word*>(to)[i] = word(i);
   }
@@ -222,11 +232,11 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
 };
 
 template <class T, int N>
-__device__ __forceinline__ void copy(Packet<T, N>& to, const Packet<T, N>& from) {
+__device__ __forceinline__ void convert(Packet<T, N>& to, const Packet<T, N>& from) {
   to = from;
 }
 template <class A, class B, int N>
-__device__ __forceinline__ void copy(Packet<A, N>& to, const Packet<B, N>& from) {
+__device__ __forceinline__ void convert(Packet<A, N>& to, const Packet<B, N>& from) {
   Real x[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) x[i] = from[i];

@@ -3,11 +3,11 @@
 // Moved per token, in elements: forward x in D, X out M·D; backward dX in M·D, x in and dx out D each.
 //
 // Features do not meet, so a thread owns one packet of them and walks chunks of sequences, gridDim.y
-// apart: no shared memory, no barriers. It asks for AHEAD tokens before it works on the first. Weights, the last K values
-// of x and the sums of dw are in registers (HOLD). The backward walks forward too: dX_t adds to the K
+// apart: no shared memory, no barriers. It asks for TOKENS_AHEAD tokens before it works on the first. Weights, the last K values
+// of x and the sums of dw are in registers (KEEP_IN_REGISTERS). The backward walks forward too: dX_t adds to the K
 // sums dx_{t−K+1} … dx_t, of which the first is then complete. It looks K − 1 tokens behind its chunk
 // for dX, and both look K − 1 tokens ahead of it for x.
-// A kernel too long for that (HOLD = 0) is walked tap by tap instead: expand_by_tap.cuh.
+// A kernel too long for that (KEEP_IN_REGISTERS = 0) is walked tap by tap instead: expand_by_tap.cuh.
 
 #include "common.cuh"
 
@@ -53,21 +53,21 @@ __device__ __forceinline__ void store_sums(
     Packet<Real, FEATURES> sum;
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) sum.element[f] = sums[f * M + j];
-    sum.put(e.partial + blockIdx.y * PARTIAL + (static_cast<long long>(tap) * M + j) * D + feature);
+    sum.store_cached(e.partial + blockIdx.y * PARTIAL + (static_cast<long long>(tap) * M + j) * D + feature);
   }
 }
 
-#if HOLD
+#if KEEP_IN_REGISTERS
 // --- what outlives a token is in registers ------------------------------------------------------
 
-constexpr int AHEAD = 4;
+constexpr int TOKENS_AHEAD = 4;
 
 // w of a packet's features, all channels and taps.
 struct Weight {
   Packet<WEIGHT_T, ELEMENTS * TAPS> packet;
 
   __device__ Weight(const WEIGHT_T* weight, int feature) {
-    if constexpr (CONV) packet.load_shared(weight + static_cast<long long>(feature) * M * TAPS);
+    if constexpr (CONV) packet.load_readonly(weight + static_cast<long long>(feature) * M * TAPS);
   }
   __device__ __forceinline__ Real at(int f, int j, int tap) const {
     return CONV ? packet[(f * M + j) * TAPS + tap] : Real(1);
@@ -84,7 +84,7 @@ struct Past {
     for (int back = 1; back < TAPS; ++back) {
       if (c.first - back < c.start) continue;
       Packet<X_T, FEATURES> packet;
-      packet.load(from + (c.first - back) * D + feature);
+      packet.load_streaming(from + (c.first - back) * D + feature);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) x[back - 1][f] = packet[f];
     }
@@ -102,13 +102,13 @@ struct Past {
 __device__ __forceinline__ void forward(
     const Expand& e, const Chunk& c, const Weight& weight, int feature) {
   Past past(e.x, c, feature);
-  for (long long token = c.first; token < c.last; token += AHEAD) {
-    Packet<X_T, FEATURES> x[AHEAD];
+  for (long long token = c.first; token < c.last; token += TOKENS_AHEAD) {
+    Packet<X_T, FEATURES> x[TOKENS_AHEAD];
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i)
-      if (token + i < c.last) x[i].load(e.x + (token + i) * D + feature);
+    for (int i = 0; i < TOKENS_AHEAD; ++i)
+      if (token + i < c.last) x[i].load_streaming(e.x + (token + i) * D + feature);
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
+    for (int i = 0; i < TOKENS_AHEAD; ++i) {
       if (token + i >= c.last) break;
       past.push(x[i]);
       Real channels[ELEMENTS];
@@ -123,7 +123,7 @@ __device__ __forceinline__ void forward(
         }
       Packet<STATE_T, ELEMENTS> state;
       state.set(channels);
-      state.store(e.state + ((token + i) * D + feature) * M);
+      state.store_streaming(e.state + ((token + i) * D + feature) * M);
     }
   }
 }
@@ -133,7 +133,7 @@ struct Sums {
   Real tap[TAPS][ELEMENTS] = {};
 };
 
-struct Pass {
+struct BackwardPass {
   const ExpandBackward& e;
   const Chunk& c;
   const Weight& weight;
@@ -142,7 +142,7 @@ struct Pass {
   Past past;
   Real dx[TAPS][FEATURES] = {};  // dx_t, dx_{t−1}, …
 
-  __device__ Pass(
+  __device__ BackwardPass(
       const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature)
       : e(e), c(c), weight(weight), sums(sums), feature(feature), past(e.x, c, feature) {}
 
@@ -163,7 +163,7 @@ struct Pass {
     if (token - (TAPS - 1) >= c.first) {
       Packet<X_T, FEATURES> complete;
       complete.set(dx[TAPS - 1]);
-      complete.store(e.grad_x + (token - (TAPS - 1)) * D + feature);
+      complete.store_streaming(e.grad_x + (token - (TAPS - 1)) * D + feature);
     }
 #pragma unroll
     for (int tap = TAPS - 1; tap >= 0; --tap)
@@ -174,21 +174,21 @@ struct Pass {
 
 __device__ __forceinline__ void backward(
     const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature) {
-  Pass pass(e, c, weight, sums, feature);
+  BackwardPass pass(e, c, weight, sums, feature);
   const long long behind = c.last + TAPS - 1;
-  for (long long token = c.first; token < behind; token += AHEAD) {
-    Packet<STATE_T, ELEMENTS> grad[AHEAD];
-    Packet<X_T, FEATURES> x[AHEAD];
+  for (long long token = c.first; token < behind; token += TOKENS_AHEAD) {
+    Packet<STATE_T, ELEMENTS> grad[TOKENS_AHEAD];
+    Packet<X_T, FEATURES> x[TOKENS_AHEAD];
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
+    for (int i = 0; i < TOKENS_AHEAD; ++i) {
       grad[i].clear();
       if (token + i < behind && token + i < c.end) {
-        grad[i].load(e.grad_state + ((token + i) * D + feature) * M);
+        grad[i].load_streaming(e.grad_state + ((token + i) * D + feature) * M);
       }
-      if (CONV && token + i < c.last) x[i].load(e.x + (token + i) * D + feature);
+      if (CONV && token + i < c.last) x[i].load_streaming(e.x + (token + i) * D + feature);
     }
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i)
+    for (int i = 0; i < TOKENS_AHEAD; ++i)
       if (token + i < behind) pass.run(token + i, grad[i], x[i]);
   }
 }

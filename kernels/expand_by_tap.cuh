@@ -14,14 +14,14 @@ constexpr int GROUP = TILE;
 template <class T, int N>
 __device__ __forceinline__ void fetch(
     Packet<T, N>& packet, const T* from, const Chunk& c, long long token, long long feature) {
-  if (token >= c.start && token < c.end) packet.get(from + (token * D + feature) * (N / FEATURES));
+  if (token >= c.start && token < c.end) packet.load_cached(from + (token * D + feature) * (N / FEATURES));
   else packet.clear();
 }
 
 __device__ __forceinline__ Packet<WEIGHT_T, ELEMENTS> weights(
     const WEIGHT_T* weight, int tap, int feature) {
   Packet<WEIGHT_T, ELEMENTS> packet;
-  packet.load_shared(weight + (static_cast<long long>(tap) * D + feature) * M);
+  packet.load_readonly(weight + (static_cast<long long>(tap) * D + feature) * M);
   return packet;
 }
 
@@ -49,7 +49,7 @@ __device__ __forceinline__ void forward(const Expand& e, const Chunk& c, int fea
       if (token + i >= c.last) break;
       Packet<STATE_T, ELEMENTS> state;
       state.set(sums[i]);
-      state.store(e.state + ((token + i) * D + feature) * M);
+      state.store_streaming(e.state + ((token + i) * D + feature) * M);
     }
   }
 }
@@ -78,7 +78,7 @@ __device__ __forceinline__ void backward_x(const ExpandBackward& e, const Chunk&
       if (token + i >= c.last) break;
       Packet<X_T, FEATURES> grad_x;
       grad_x.set(dx[i]);
-      grad_x.store(e.grad_x + (token + i) * D + feature);
+      grad_x.store_streaming(e.grad_x + (token + i) * D + feature);
     }
   }
 }

@@ -7,7 +7,7 @@
 #include "rewrite_read.cuh"
 
 constexpr int COLUMNS = 32, STRIDES = 8;
-// Columns that hold anything: behind the slots come the biases' sums, if there are biases.
+// FeatureRow that hold anything: behind the slots come the biases' sums, if there are biases.
 constexpr long long FILLED = static_cast<long long>(SLOTS) * D + (GATE_BIAS || VALUE_BIAS ? 1 + M : 0);
 
 struct Reduce {

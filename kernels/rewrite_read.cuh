@@ -5,22 +5,19 @@
 
 #include "block_sum.cuh"
 
-// What READ can be.
-constexpr int NONE = 0, IDENTITY = 1, CHANNEL = 2, TOKEN = 3;
-
 // A thread owns packets of FEATURES neighbouring features, THREADS packets apart. A block has all of a token, or a
-// slice of its features: one of the cluster's, or, where no sum runs over the features (SLICED), one packet per
+// slice of its features: one of the cluster's, or, where no sum runs over the features (FEATURE_SLICED), one packet per
 // thread. The grid's second axis has the slices.
-#ifndef SLICED
-#define SLICED 0
+#ifndef FEATURE_SLICED
+#define FEATURE_SLICED 0
 #endif
-constexpr int SLICES = SLICED ? (D / FEATURES + THREADS - 1) / THREADS : CLUSTER;
-constexpr int WIDTH = SLICED ? THREADS * FEATURES : D / CLUSTER;  // features of a block
+constexpr int SLICES = FEATURE_SLICED ? (D / FEATURES + THREADS - 1) / THREADS : CLUSTER;
+constexpr int WIDTH = FEATURE_SLICED ? THREADS * FEATURES : D / CLUSTER;  // features of a block
 constexpr int PACKETS = WIDTH / FEATURES;
 constexpr int ROWS = (PACKETS + THREADS - 1) / THREADS;
 constexpr int ELEMENTS = FEATURES * M;  // of the state in a packet
 static_assert(D % FEATURES == 0 && THREADS % 32 == 0 && TAPS >= 1, "the plan's promises");
-static_assert(D % (CLUSTER * FEATURES) == 0 && (CLUSTER == 1 || !SLICED), "a cluster's blocks are alike");
+static_assert(D % (CLUSTER * FEATURES) == 0 && (CLUSTER == 1 || !FEATURE_SLICED), "a cluster's blocks are alike");
 static_assert(READ != IDENTITY || M == 1, "an identity read has one channel");
 static_assert(READ == TOKEN || TAPS == 1, "only token reads look back");
 
@@ -33,7 +30,7 @@ constexpr int SLOTS = VALUE_SLOT + VALUE * M;
 constexpr int TAIL = (1 + M + 7) / 8 * 8;
 constexpr long long PARTIAL = static_cast<long long>(SLOTS) * D + TAIL;
 
-struct Boundary {
+struct RewriteRead {
   const STATE_T* state;
   const DIRECTION_T* direction;
   const Real* value;
@@ -65,12 +62,12 @@ __device__ __forceinline__ int feature_of(int row) {
   return column_of(row) + (SLICES > 1 ? static_cast<int>(blockIdx.y) * WIDTH : 0);
 }
 __device__ __forceinline__ bool is_inside(int row) {
-  if constexpr (SLICED && D % WIDTH > 0) return feature_of(row) < D;
+  if constexpr (FEATURE_SLICED && D % WIDTH > 0) return feature_of(row) < D;
   return (row + 1) * THREADS <= PACKETS || column_of(row) < WIDTH;
 }
 // Whether the thread is the one that writes number `n` of those that a token's threads all know.
 __device__ __forceinline__ bool writes(int n) {
-  return threadIdx.x == n % 32 && rank() == 0;
+  return threadIdx.x == n % 32 && block_rank() == 0;
 }
 // The packet's address in an array of COUNT numbers per token and feature. Said this way, the distance between
 // rows is a constant that loads take for nothing: feature_of(row) costs a twentieth more instructions.
@@ -82,7 +79,7 @@ __device__ __forceinline__ T* packet_of(T* numbers, long long token, int row) {
 // --- the rewrite --------------------------------------------------------------------------------
 
 // r, and β k̂ eᵀ as factors of k, one per channel, of one token.
-struct Write {
+struct RewriteFactors {
   Real r;
   Real readout[M];  // p = k̂ᵀX
   Real error[M];    // e = v − p
@@ -92,25 +89,25 @@ struct Write {
 #pragma unroll
     for (int j = 0; j < M; ++j) {
       error[j] = value[j] - readout[j];
-      factor[j] = times(times(gate, r), error[j]);
+      factor[j] = mul_rn(mul_rn(gate, r), error[j]);
     }
   }
 };
 
 // X' before it is rounded. Where nothing is written X comes back as it was, −0 and a NaN in k included.
 __device__ __forceinline__ Real rewritten(Real x, Real factor, Real k) {
-  return factor == Real(0) ? x : multiply_add(factor, k, x);
+  return factor == Real(0) ? x : fma_rn(factor, k, x);
 }
 
 // X' of a packet as it is stored.
 __device__ __forceinline__ Packet<STATE_T, ELEMENTS> rewritten(
-    const Packet<STATE_T, ELEMENTS>& state, const Packet<DIRECTION_T, FEATURES>& k, const Write& write) {
+    const Packet<STATE_T, ELEMENTS>& state, const Packet<DIRECTION_T, FEATURES>& k, const RewriteFactors& factors) {
   Real x[ELEMENTS];
 #pragma unroll
   for (int f = 0; f < FEATURES; ++f)
 #pragma unroll
     for (int j = 0; j < M; ++j) {
-      x[f * M + j] = rewritten(state[f * M + j], write.factor[j], k[f]);
+      x[f * M + j] = rewritten(state[f * M + j], factors.factor[j], k[f]);
     }
   Packet<STATE_T, ELEMENTS> stored;
   stored.set(x);
@@ -122,12 +119,12 @@ __device__ __forceinline__ Packet<STATE_T, ELEMENTS> rewritten(
 using Features = Packet<Real, FEATURES>;
 
 // w_s of a packet's features: FEATURES × M numbers.
-struct Compress {
+struct CompressWeight {
   Packet<COMPRESS_T, ELEMENTS> weight;
 
-  __device__ __forceinline__ void load(const Boundary& b, int feature, int tap = 0) {
+  __device__ __forceinline__ void load(const RewriteRead& b, int feature, int tap = 0) {
     if constexpr (READ == CHANNEL || READ == TOKEN) {
-      weight.load_shared(b.compress + (static_cast<long long>(tap) * D + feature) * M);
+      weight.load_readonly(b.compress + (static_cast<long long>(tap) * D + feature) * M);
     }
   }
   __device__ __forceinline__ Real at(int f, int j) const {
@@ -141,16 +138,16 @@ struct Parameters {
   Packet<GATE_T, FEATURES> gate;
   Packet<VALUE_T, FEATURES> value[VALUE ? M : 1];
 
-  __device__ __forceinline__ void load_norm(const Boundary& b, int feature) {
-    if constexpr (NORM_WEIGHT) norm.load_shared(b.norm_weight + feature);
+  __device__ __forceinline__ void load_norm(const RewriteRead& b, int feature) {
+    if constexpr (NORM_WEIGHT) norm.load_readonly(b.norm_weight + feature);
   }
-  __device__ __forceinline__ void load(const Boundary& b, int feature) {
+  __device__ __forceinline__ void load(const RewriteRead& b, int feature) {
     load_norm(b, feature);
-    if constexpr (GATE) gate.load_shared(b.gate_weight + feature);
+    if constexpr (GATE) gate.load_readonly(b.gate_weight + feature);
     if constexpr (VALUE) {
 #pragma unroll
       for (int j = 0; j < M; ++j) {
-        value[j].load_shared(b.value_weight + static_cast<long long>(j) * D + feature);
+        value[j].load_readonly(b.value_weight + static_cast<long long>(j) * D + feature);
       }
     }
   }
@@ -159,40 +156,40 @@ struct Parameters {
 
 // A row of D numbers between the passes over a token, every column one thread's own: in registers where
 // packets are held there too, else in shared memory.
-struct Columns {
-#if HOLD
+struct FeatureRow {
+#if KEEP_IN_REGISTERS
   Real held[ROWS][FEATURES];
 
-  __device__ explicit Columns(Real*) {}
-  __device__ __forceinline__ void get(int row, Real (&x)[FEATURES]) const {
+  __device__ explicit FeatureRow(Real*) {}
+  __device__ __forceinline__ void load(int row, Real (&x)[FEATURES]) const {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) x[f] = held[row][f];
   }
-  __device__ __forceinline__ void put(int row, const Real (&x)[FEATURES]) {
+  __device__ __forceinline__ void store(int row, const Real (&x)[FEATURES]) {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) held[row][f] = x[f];
   }
 #else
   Real* columns;
 
-  __device__ explicit Columns(Real* shared) : columns(shared) {}
-  __device__ __forceinline__ void get(int row, Real (&x)[FEATURES]) const {
+  __device__ explicit FeatureRow(Real* shared) : columns(shared) {}
+  __device__ __forceinline__ void load(int row, Real (&x)[FEATURES]) const {
     Features packet;
-    packet.get(columns + column_of(row));
+    packet.load_cached(columns + column_of(row));
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) x[f] = packet.element[f];
   }
-  __device__ __forceinline__ void put(int row, const Real (&x)[FEATURES]) {
+  __device__ __forceinline__ void store(int row, const Real (&x)[FEATURES]) {
     Features packet;
     packet.set(x);
-    packet.put(columns + column_of(row));
+    packet.store_cached(columns + column_of(row));
   }
 #endif
 };
 
 // Registers can be indexed by constants only; what lies in memory is walked row by row, so that a wide
 // state does not ask for more registers than there are.
-#if HOLD || (READ == 3 && WINDOW == 0) || (defined(BACKWARD) && SUMS == 0)
+#if KEEP_IN_REGISTERS || (READ == TOKEN && WINDOW == IN_REGISTERS) || (defined(BACKWARD) && SUMS == IN_REGISTERS)
 #define UNROLL_ROWS _Pragma("unroll")
 #else
 #define UNROLL_ROWS _Pragma("unroll 1")
@@ -202,10 +199,10 @@ struct Columns {
 // at hand, row s to the one s steps on. Every thread keeps the columns of its own features, so no
 // barrier is ever needed. WINDOW says where: registers, shared memory or scratch.
 struct Window {
-#if WINDOW == 0
+#if WINDOW == IN_REGISTERS
   Real held[TAPS][ROWS][FEATURES];
 
-  __device__ Window(const Boundary&, Real*) {}
+  __device__ Window(const RewriteRead&, Real*) {}
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int s = 0; s < TAPS; ++s)
@@ -214,11 +211,11 @@ struct Window {
 #pragma unroll
         for (int f = 0; f < FEATURES; ++f) held[s][row][f] = Real(0);
   }
-  __device__ __forceinline__ void get(int s, int row, Real (&x)[FEATURES]) const {
+  __device__ __forceinline__ void load(int s, int row, Real (&x)[FEATURES]) const {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) x[f] = held[s][row][f];
   }
-  __device__ __forceinline__ void put(int s, int row, const Real (&x)[FEATURES]) {
+  __device__ __forceinline__ void store(int s, int row, const Real (&x)[FEATURES]) {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) held[s][row][f] = x[f];
   }
@@ -246,9 +243,9 @@ struct Window {
   Real* rows;
   int head = 0;  // where row 0 stands in the ring
 
-  __device__ Window(const Boundary& b, Real* shared) {
+  __device__ Window(const RewriteRead& b, Real* shared) {
     const long long block = static_cast<long long>(blockIdx.x) * SLICES + blockIdx.y;
-    rows = WINDOW == 1 ? shared : b.scratch + block * TAPS * WIDTH;
+    rows = WINDOW == IN_SHARED ? shared : b.scratch + block * TAPS * WIDTH;
   }
   __device__ __forceinline__ void clear() {
     for (int s = 0; s < TAPS; ++s) clear_row(s);
@@ -257,23 +254,23 @@ struct Window {
     const Real zeros[FEATURES] = {};
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) put(s, row, zeros);
+      if (is_inside(row)) store(s, row, zeros);
   }
   __device__ __forceinline__ Real* at(int s, int row) const {
     const int slot = head + s;
     return rows + static_cast<long long>(slot < TAPS ? slot : slot - TAPS) * WIDTH + column_of(row);
   }
-  __device__ __forceinline__ void get(int s, int row, Real (&x)[FEATURES]) const {
+  __device__ __forceinline__ void load(int s, int row, Real (&x)[FEATURES]) const {
     Features packet;
-    packet.get(at(s, row));
+    packet.load_cached(at(s, row));
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) x[f] = packet.element[f];
   }
-  __device__ __forceinline__ void put(int s, int row, const Real (&x)[FEATURES]) {
+  __device__ __forceinline__ void store(int s, int row, const Real (&x)[FEATURES]) {
     Features packet;
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) packet.element[f] = x[f];
-    packet.put(at(s, row));
+    packet.store_cached(at(s, row));
   }
   __device__ __forceinline__ void advance() {
     clear_row(0);
@@ -284,7 +281,7 @@ struct Window {
 };
 
 // Registers can be indexed by constants only, and a few taps are faster side by side.
-#if WINDOW == 0 || TAPS <= 8
+#if WINDOW == IN_REGISTERS || TAPS <= 8
 #define UNROLL_TAPS _Pragma("unroll")
 #else
 #define UNROLL_TAPS _Pragma("unroll 1")

@@ -28,83 +28,83 @@
 template <bool FIRST, class A, class B> struct Choose { using Type = A; };
 template <class A, class B> struct Choose<false, A, B> { using Type = B; };
 
-struct Pass {
-  const Boundary& b;
+struct BackwardPass {
+  const RewriteRead& b;
   const Gradients& g;
   const Chunk chunk;
-  Feeds feeds;
-  Record record;
+  TokenInputs inputs;
+  TokenScalars scalars;
   BlockSum<BLOCK_SUMS> sum;
-  Columns normed;   // x̂
-  Columns read;     // a, whereof dx = a − c·rstd·x̂
-  Columns context;  // dh', for the sums
+  FeatureRow normed;   // x̂
+  FeatureRow read;     // a, whereof dx = a − c·rstd·x̂
+  FeatureRow context;  // dh', for the sums
   Sums sums;
   // G. A token read adds what later tokens read of this one: it keeps the sum unrounded.
-  Packet<typename Choose<READ == TOKEN, Real, STATE_T>::Type, ELEMENTS> grad[HELD];
-  Packet<STATE_T, ELEMENTS> stored[HELD];  // X'
+  Packet<typename Choose<READ == TOKEN, Real, STATE_T>::Type, ELEMENTS> grad[KEPT_ROWS];
+  Packet<STATE_T, ELEMENTS> stored[KEPT_ROWS];  // X'
 
   // What lies in shared memory: stages, window, columns, sums.
-  __device__ Pass(const Backward& all, BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char*& shared)
+  __device__ BackwardPass(const Backward& all, BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char*& shared)
       : b(all.b),
         g(all.g),
         chunk(b),
-        feeds(b, g, shared),
-        record(b, g),
+        inputs(b, g, shared),
+        scalars(b, g),
         sum(buffer),
         normed(after_window(shared)),
         read(after_window(shared) + WIDTH),
         context(after_window(shared) + 2 * WIDTH),
-        sums(g.partial, after_window(shared) + (HOLD ? 0 : SUMS == APART ? 2 * WIDTH : 3 * WIDTH)) {}
+        sums(g.partial, after_window(shared) + (KEEP_IN_REGISTERS ? 0 : SUMS == SEPARATE_KERNEL ? 2 * WIDTH : 3 * WIDTH)) {}
 
   static __device__ Real* after_window(unsigned char* rest) {
-    return reinterpret_cast<Real*>(rest) + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0);
+    return reinterpret_cast<Real*>(rest) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0);
   }
 
   // Asks for a token's rows, as far as that can be done ahead.
-  __device__ __forceinline__ void request(long long token, int turn, bool own) const {
-    if constexpr (!AHEAD) return;
+  __device__ __forceinline__ void prefetch(long long token, int stage, bool own) const {
+    if constexpr (!PREFETCH) return;
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) feeds.request(token, row, turn, own);
+      if (is_inside(row)) inputs.prefetch(token, row, stage, own);
   }
   __device__ __forceinline__ void start(long long token) {
-    record.request(token);
-    request(token, feeds.turn, chunk.owns(token));
+    scalars.prefetch(token);
+    prefetch(token, inputs.stage, chunk.owns(token));
   }
 
   // Takes all of a token that is held, then asks for the next.
-  __device__ __forceinline__ void take(long long token, bool own) {
-    if constexpr (STAGES > 0) await_copies();
-    if constexpr (HOLD) {
+  __device__ __forceinline__ void load(long long token, bool own) {
+    if constexpr (STAGES > 0) cp_async_wait();
+    if constexpr (KEEP_IN_REGISTERS) {
 #pragma unroll
       for (int row = 0; row < ROWS; ++row) {
         if (!is_inside(row)) continue;
-        feeds.take_read(token, row);
-        if (own) feeds.take_own(token, row, false);
+        inputs.load_read_inputs(token, row);
+        if (own) inputs.load_rewrite_inputs(token, row, false);
       }
     }
     if (token == chunk.first) return;
-    record.request(token - 1);
-    if constexpr (EARLY) request(token - 1, STAGES == 2 ? feeds.turn ^ 1 : 0, own || chunk.owns(token - 1));
+    scalars.prefetch(token - 1);
+    if constexpr (PREFETCH_WHOLE_TOKEN) prefetch(token - 1, STAGES == 2 ? inputs.stage ^ 1 : 0, own || chunk.owns(token - 1));
   }
 
   // G of an own token's row.
-  __device__ __forceinline__ void complete(Window* window, int row) {
-    copy(grad[row % HELD], feeds.grad[row]);
+  __device__ __forceinline__ void load_grad(Window* window, int row) {
+    convert(grad[row % KEPT_ROWS], inputs.grad[row]);
     if constexpr (READ == TOKEN) add_later(*window, row);
   }
 
   // G_t += Σ_{s ≥ 1} w_s dx_{t+s}
   __device__ __forceinline__ void add_later(const Window& window, int row) {
-    auto& packet = grad[row % HELD];
+    auto& packet = grad[row % KEPT_ROWS];
     Real total[ELEMENTS];
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) total[i] = packet[i];
     UNROLL_TAPS
     for (int tap = 1; tap < TAPS; ++tap) {
       Real later[FEATURES];
-      window.get(tap, row, later);
-      Compress compress;
+      window.load(tap, row, later);
+      CompressWeight compress;
       compress.load(b, feature_of(row), tap);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f)
@@ -115,10 +115,10 @@ struct Pass {
   }
 
   // X' of an own token's row.
-  __device__ __forceinline__ void rebuild(const Scalars& s, int row) {
-    auto& to = stored[row % HELD];
-    if constexpr (REWRITE) to = rewritten(feeds.state[row], feeds.direction[row], s.write);
-    else to = feeds.state[row];
+  __device__ __forceinline__ void rebuild(const DerivedScalars& s, int row) {
+    auto& to = stored[row % KEPT_ROWS];
+    if constexpr (REWRITE) to = rewritten(inputs.state[row], inputs.direction[row], s.factors);
+    else to = inputs.state[row];
   }
 
   // A row's shares of c and, of an own token, of k̂ᵀ(G + w a) and k̂ᵀ(w x̂) (r is put in later).
@@ -135,16 +135,16 @@ struct Pass {
     }
     if constexpr (!REWRITE) return;
     if (!own) return;
-    Compress compress;
+    CompressWeight compress;
     if constexpr (READ != NONE) compress.load(b, feature_of(row));
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
-      const Real k = feeds.direction[row][f];
+      const Real k = inputs.direction[row][f];
       const Real k_a = READ != NONE ? k * a[f] : Real(0);
       const Real k_normed = NORM ? k * normed[f] : Real(0);
 #pragma unroll
       for (int j = 0; j < M; ++j) {
-        totals[ALONG_AT + j] += k * grad[row % HELD][f * M + j];
+        totals[ALONG_AT + j] += k * grad[row % KEPT_ROWS][f * M + j];
         if constexpr (READ != NONE) totals[ALONG_AT + j] += k_a * compress.at(f, j);
         if constexpr (NORM) totals[NORMED_AT + j] += k_normed * compress.at(f, j);
       }
@@ -153,120 +153,120 @@ struct Pass {
 
   // G += dx ⊗ w, then dX and dk of a row.
   __device__ __forceinline__ void store_row(
-      const Scalars& s, const Turn& turn, long long token, int row, const Real (&dx)[FEATURES]) {
-    Compress compress;
+      const DerivedScalars& s, const RewriteGrad& rewrite_grad, long long token, int row, const Real (&dx)[FEATURES]) {
+    CompressWeight compress;
     if constexpr (READ != NONE) compress.load(b, feature_of(row));
     Real outgoing[ELEMENTS], dk[FEATURES];
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
       Real k = Real(0), unit = Real(0);  // unit: dk̂/β
-      if constexpr (REWRITE) k = feeds.direction[row][f];
+      if constexpr (REWRITE) k = inputs.direction[row][f];
 #pragma unroll
       for (int j = 0; j < M; ++j) {
-        Real grad = this->grad[row % HELD][f * M + j];
+        Real grad = this->grad[row % KEPT_ROWS][f * M + j];
         if constexpr (READ != NONE) grad += compress.at(f, j) * dx[f];
         if constexpr (REWRITE) {
-          unit += grad * s.write.error[j];
-          unit -= feeds.state[row][f * M + j] * turn.g[j];
-          grad -= turn.back[j] * k;
+          unit += grad * s.factors.error[j];
+          unit -= inputs.state[row][f * M + j] * rewrite_grad.g[j];
+          grad -= rewrite_grad.back[j] * k;
         }
         outgoing[f * M + j] = grad;
       }
-      dk[f] = turn.scale * unit - turn.along * k;
+      dk[f] = rewrite_grad.scale * unit - rewrite_grad.along * k;
     }
     Packet<STATE_T, ELEMENTS> grad_state;
     grad_state.set(outgoing);
-    grad_state.store(packet_of<M>(g.state, token, row));
+    grad_state.store_streaming(packet_of<M>(g.state, token, row));
     if constexpr (REWRITE) {
       Packet<DIRECTION_T, FEATURES> grad_direction;
       grad_direction.set(dk);
-      grad_direction.put(packet_of(g.direction, token, row));  // the sublayer's backward is next
+      grad_direction.store_cached(packet_of(g.direction, token, row));  // the sublayer's backward is next
     }
   }
 
   // Before the sum: what a row adds to it, and x̂, dh' and a for after it.
   __device__ __forceinline__ void before_sum(
-      const Scalars& s, Window* window, long long token, bool own, int row,
+      const DerivedScalars& s, Window* window, long long token, bool own, int row,
       Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) {
     Real normed[FEATURES] = {}, dh[FEATURES] = {}, a[FEATURES] = {};
-    if constexpr (!HOLD) {
-      feeds.take_read(token, row);
-      if (own) feeds.take_own(token, row, true);
+    if constexpr (!KEEP_IN_REGISTERS) {
+      inputs.load_read_inputs(token, row);
+      if (own) inputs.load_rewrite_inputs(token, row, true);
     }
-    if (own) complete(window, row);
+    if (own) load_grad(window, row);
     if constexpr (READ != NONE) {
       if constexpr (READ != TOKEN) rebuild(s, row);
-      compress(b, feeds, s, row, stored[row % HELD], normed);
-      read_back(b, feeds, s, row, dh, a);
-      this->normed.put(row, normed);
-      read.put(row, a);
-      if constexpr (SUMS != APART) context.put(row, dh);
+      compress(b, inputs, s, row, stored[row % KEPT_ROWS], normed);
+      read_backward(b, inputs, s, row, dh, a);
+      this->normed.store(row, normed);
+      read.store(row, a);
+      if constexpr (SUMS != SEPARATE_KERNEL) context.store(row, dh);
     }
     add_row(row, own, normed, dh, a, totals);
   }
 
   // After it: dx, the shares of parameter gradients, dX and dk.
   __device__ __forceinline__ void after_sum(
-      const Scalars& s, const Turn& turn, Window* window, long long token, bool own, int row) {
+      const DerivedScalars& s, const RewriteGrad& rewrite_grad, Window* window, long long token, bool own, int row) {
     Real normed[FEATURES] = {}, dx[FEATURES] = {};
     if constexpr (READ != NONE) {
-      this->normed.get(row, normed);
-      read.get(row, dx);
+      this->normed.load(row, normed);
+      read.load(row, dx);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * normed[f];
     }
-    if constexpr (READ == TOKEN) window->put(0, row, dx);
+    if constexpr (READ == TOKEN) window->store(0, row, dx);
     if (own) {
-      if constexpr (!HOLD) {
-        feeds.take_own(token, row, false);
-        complete(window, row);
+      if constexpr (!KEEP_IN_REGISTERS) {
+        inputs.load_rewrite_inputs(token, row, false);
+        load_grad(window, row);
       }
-      if constexpr (SUMS != APART) {
-        if constexpr (COMPRESS_SLOTS > 0 && (!HOLD || READ == TOKEN)) rebuild(s, row);
+      if constexpr (SUMS != SEPARATE_KERNEL) {
+        if constexpr (COMPRESS_SLOTS > 0 && (!KEEP_IN_REGISTERS || READ == TOKEN)) rebuild(s, row);
         Real dh[FEATURES] = {};
-        if constexpr (NORM_WEIGHT) context.get(row, dh);
-        sums.take(s, window, row, stored[row % HELD], normed, dh, dx);
+        if constexpr (NORM_WEIGHT) context.load(row, dh);
+        sums.add_token(s, window, row, stored[row % KEPT_ROWS], normed, dh, dx);
       }
-      store_row(s, turn, token, row, dx);
+      store_row(s, rewrite_grad, token, row, dx);
     }
-    if constexpr (!EARLY) {
-      if (token > chunk.first) feeds.request(token - 1, row, 0, own || chunk.owns(token - 1));
+    if constexpr (!PREFETCH_WHOLE_TOKEN) {
+      if (token > chunk.first) inputs.prefetch(token - 1, row, 0, own || chunk.owns(token - 1));
     }
   }
 
   // One token, which has been asked for; of a token behind the chunk (not its own) dx alone.
   __device__ __forceinline__ void run(Window* window, long long token, bool own) {
-    Scalars s = scalars(b, g, record);
-    take(token, own);
+    DerivedScalars s = derive(b, g, scalars);
+    load(token, own);
     Real totals[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
       if (is_inside(row)) before_sum(s, window, token, own, row, totals);
     if constexpr (BLOCK_SUMS > 0) sum(totals);
     if constexpr (NORM) s.shift = totals[0] / Real(D) * s.rstd;
-    Turn turn;
+    RewriteGrad rewrite_grad;
     if constexpr (REWRITE) {
-      if (own) turn = finish(g, s, totals, token);
+      if (own) rewrite_grad = rewrite_backward(g, s, totals, token);
     }
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) after_sum(s, turn, window, token, own, row);
-    if constexpr (STAGES == 2) feeds.turn ^= 1;
+      if (is_inside(row)) after_sum(s, rewrite_grad, window, token, own, row);
+    if constexpr (STAGES == 2) inputs.stage ^= 1;
     if constexpr (READ == TOKEN) window->retreat();
     if (!own) return;
-    if constexpr (SUMS != APART) {
-      sums.take_biases(s);
+    if constexpr (SUMS != SEPARATE_KERNEL) {
+      sums.add_biases(s);
     } else if constexpr (NORM) {
       if (writes(0)) g.shift[token] = s.shift;
     }
   }
 };
 
-extern "C" __global__ void TOGETHER __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ __align__(16) BlockSum<BLOCK_SUMS>::Buffer buffer;
   unsigned char* rest = shared;
-  Pass pass(all, buffer, rest);
-  walk(all.b, reinterpret_cast<Real*>(rest), pass);
-  if constexpr (READ != NONE && SUMS != APART) pass.sums.store(all.g.partial);
+  BackwardPass pass(all, buffer, rest);
+  walk_backward(all.b, reinterpret_cast<Real*>(rest), pass);
+  if constexpr (READ != NONE && SUMS != SEPARATE_KERNEL) pass.sums.store(all.g.partial);
 }

@@ -7,22 +7,20 @@
 #include "backward.cuh"
 
 // Registers can be indexed by constants only.
-#if SUMS == 0
+#if SUMS == IN_REGISTERS
 #define UNROLL_SLOTS _Pragma("unroll")
 #else
 #define UNROLL_SLOTS _Pragma("unroll 1")
 #endif
-#if SUMS == 0 || WINDOW == 0 || TAPS <= 8
+#if SUMS == IN_REGISTERS || WINDOW == IN_REGISTERS || TAPS <= 8
 #define UNROLL_SUMS _Pragma("unroll")
 #else
 #define UNROLL_SUMS _Pragma("unroll 1")
 #endif
 
-constexpr int APART = 3;  // SUMS of a boundary whose sums are left to parameters_bwd
-
 struct Sums {
   Real tail[1 + M] = {};  // db_β, db_v
-#if SUMS == 0
+#if SUMS == IN_REGISTERS
   Real held[SLOTS > 0 ? SLOTS : 1][ROWS][FEATURES] = {};
 
   __device__ Sums(Real*, Real*) {}
@@ -30,7 +28,7 @@ struct Sums {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) held[slot][row][f] += x[f];
   }
-  __device__ __forceinline__ void get(int slot, int row, Features& packet) const {
+  __device__ __forceinline__ void load(int slot, int row, Features& packet) const {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) packet.element[f] = held[slot][row][f];
   }
@@ -38,42 +36,42 @@ struct Sums {
   Real* rows;
 
   __device__ Sums(Real* partial, Real* shared)
-      : rows(SUMS == 1 ? shared : partial + blockIdx.x * PARTIAL) {
-    if constexpr (SUMS == APART) return;
+      : rows(SUMS == IN_SHARED ? shared : partial + blockIdx.x * PARTIAL) {
+    if constexpr (SUMS == SEPARATE_KERNEL) return;
     Features zeros;
     zeros.clear();
     UNROLL_SLOTS
     for (int slot = 0; slot < SLOTS; ++slot)
 #pragma unroll
       for (int row = 0; row < ROWS; ++row)
-        if (is_inside(row)) zeros.put(at(slot, row));
+        if (is_inside(row)) zeros.store_cached(at(slot, row));
   }
   __device__ __forceinline__ Real* at(int slot, int row) const {
-    return SUMS == 1 ? rows + slot * WIDTH + column_of(row)
+    return SUMS == IN_SHARED ? rows + slot * WIDTH + column_of(row)
                      : rows + static_cast<long long>(slot) * D + feature_of(row);
   }
   __device__ __forceinline__ void add(int slot, int row, const Real (&x)[FEATURES]) {
     Features packet;
-    packet.get(at(slot, row));
+    packet.load_cached(at(slot, row));
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) packet.element[f] += x[f];
-    packet.put(at(slot, row));
+    packet.store_cached(at(slot, row));
   }
-  __device__ __forceinline__ void get(int slot, int row, Features& packet) const {
-    packet.get(at(slot, row));
+  __device__ __forceinline__ void load(int slot, int row, Features& packet) const {
+    packet.load_cached(at(slot, row));
   }
 #endif
 
   // A token's row: its X', x̂, dh' and dx; a token read finds dx of the later tokens in its window.
-  __device__ __forceinline__ void take(
-      const Scalars& s, Window* window, int row, const Packet<STATE_T, ELEMENTS>& stored,
+  __device__ __forceinline__ void add_token(
+      const DerivedScalars& s, Window* window, int row, const Packet<STATE_T, ELEMENTS>& stored,
       const Real (&normed)[FEATURES], const Real (&dh)[FEATURES], const Real (&dx)[FEATURES]) {
     Real share[FEATURES];
     if constexpr (COMPRESS_SLOTS > 0) {
       UNROLL_SUMS
       for (int tap = 0; tap < TAPS; ++tap) {
         Real later[FEATURES];
-        if constexpr (READ == TOKEN) window->get(tap, row, later);
+        if constexpr (READ == TOKEN) window->load(tap, row, later);
 #pragma unroll
         for (int j = 0; j < M; ++j) {
 #pragma unroll
@@ -106,7 +104,7 @@ struct Sums {
   }
 
   // What a token adds to the biases' sums.
-  __device__ __forceinline__ void take_biases(const Scalars& s) {
+  __device__ __forceinline__ void add_biases(const DerivedScalars& s) {
     tail[0] += s.logit;
 #pragma unroll
     for (int j = 0; j < M; ++j) tail[1 + j] += s.linear[j];
@@ -115,15 +113,15 @@ struct Sums {
   // The block's row of `partial`, with the biases' sums at its end.
   __device__ __forceinline__ void store(Real* partial) const {
     Real* const to = partial + blockIdx.x * PARTIAL;
-    if constexpr (SUMS != 2) {
+    if constexpr (SUMS != IN_GLOBAL) {
       UNROLL_SLOTS
       for (int slot = 0; slot < SLOTS; ++slot)
 #pragma unroll
         for (int row = 0; row < ROWS; ++row) {
           if (!is_inside(row)) continue;
           Features packet;
-          get(slot, row, packet);
-          packet.put(to + static_cast<long long>(slot) * D + feature_of(row));
+          load(slot, row, packet);
+          packet.store_cached(to + static_cast<long long>(slot) * D + feature_of(row));
         }
     }
     if (feature_of(0) == 0) {

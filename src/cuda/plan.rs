@@ -28,7 +28,7 @@ pub struct Limits {
     pub cluster: usize,
 }
 
-/// Where numbers live that a thread keeps; numbered as WINDOW and SUMS in kernels/.
+/// Where numbers live that a thread keeps; numbered as WINDOW and SUMS in common.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     Registers = 0,
@@ -106,7 +106,7 @@ impl Plan {
             ("THREADS", self.threads.to_string()),
             ("FEATURES", self.features.to_string()),
             ("ALIGN", self.align.to_string()),
-            ("HOLD", u8::from(self.hold).to_string()),
+            ("KEEP_IN_REGISTERS", u8::from(self.hold).to_string()),
             ("WINDOW", (self.window as u8).to_string()),
             ("SUMS", (self.sums as u8).to_string()),
             ("STAGES", self.stages.to_string()),

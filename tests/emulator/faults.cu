@@ -61,13 +61,13 @@ extern "C" __global__ void copied_ahead(const Argument a) {
   float* const mine = values + 4 * threadIdx.x;
   float* const out = a.out + 4 * threadIdx.x;
   for (int i = 0; i < 4; ++i) out[i] = float(4 * threadIdx.x + i);
-  emulator::copy_async<uint4>(mine, out);
+  emulator::cp_async<uint4>(mine, out);
   for (int round = 0; round < 2; ++round) {
-    emulator::await_copies();
+    emulator::cp_async_wait();
     float taken[4];
     for (int i = 0; i < 4; ++i) taken[i] = mine[i];
     for (int i = 0; i < 4; ++i) out[i] = taken[i] + 0.5f;
-    if (round == 0) emulator::copy_async<uint4>(mine, out);
+    if (round == 0) emulator::cp_async<uint4>(mine, out);
   }
 }
 
@@ -157,35 +157,35 @@ extern "C" __global__ void unwritten_dynamic(const Argument a) {
 
 extern "C" __global__ void copy_not_awaited(const Argument a) {
   extern __shared__ float values[];
-  if (threadIdx.x == 7) emulator::copy_async<unsigned>(values + 7, a.out);
+  if (threadIdx.x == 7) emulator::cp_async<unsigned>(values + 7, a.out);
   a.out[threadIdx.x] = threadIdx.x == 7 ? values[7] : 1.0f;
-  emulator::await_copies();
+  emulator::cp_async_wait();
 }
 
 extern "C" __global__ void copy_left_behind(const Argument a) {
   extern __shared__ float values[];
-  emulator::copy_async<unsigned>(values + threadIdx.x, a.out);
+  emulator::cp_async<unsigned>(values + threadIdx.x, a.out);
 }
 
 extern "C" __global__ void copy_to_index(const Argument a) {
   extern __shared__ float values[];
-  if (threadIdx.x == 3) emulator::copy_async<unsigned>(values + a.index, a.out);
-  emulator::await_copies();
+  if (threadIdx.x == 3) emulator::cp_async<unsigned>(values + a.index, a.out);
+  emulator::cp_async_wait();
 }
 
 extern "C" __global__ void copy_to_global(const Argument a) {
-  emulator::copy_async<unsigned>(a.out + threadIdx.x, a.out);
-  emulator::await_copies();
+  emulator::cp_async<unsigned>(a.out + threadIdx.x, a.out);
+  emulator::cp_async_wait();
 }
 
 extern "C" __global__ void copy_misaligned(const Argument a) {
   extern __shared__ float values[];
-  emulator::copy_async<uint4>(values + 4 * threadIdx.x, a.out + a.index);
-  emulator::await_copies();
+  emulator::cp_async<uint4>(values + 4 * threadIdx.x, a.out + a.index);
+  emulator::cp_async_wait();
 }
 
-extern "C" __global__ void bring_near_index(const Argument a) {
-  if (threadIdx.x == 3) emulator::bring_near(a.out + a.index);
+extern "C" __global__ void prefetch_l2_index(const Argument a) {
+  if (threadIdx.x == 3) emulator::prefetch_l2(a.out + a.index);
 }
 
 extern "C" __global__ void missing_barrier(const Argument a) {

@@ -17,10 +17,11 @@ pub struct Forced {
     pub chunk: Option<usize>,
 }
 
-const NAMES: &str = "CLUSTER, THREADS, FEATURES, HOLD, WINDOW, SUMS, SUMS_APART, STAGES, BLOCKS or CHUNK";
+const NAMES: &str =
+    "CLUSTER, THREADS, FEATURES, KEEP_IN_REGISTERS, WINDOW, SUMS, SEPARATE_SUMS, STAGES, BLOCKS or CHUNK";
 
 impl Forced {
-    /// From words such as `CLUSTER=2 STAGES=0`: the names of a plan's macros, `SUMS_APART` and `CHUNK`. Fails with the
+    /// From words such as `CLUSTER=2 STAGES=0`: the names of a plan's macros, `SEPARATE_SUMS` and `CHUNK`. Fails with the
     /// end of a sentence that begins with what the words are for.
     pub fn parse(words: &str) -> Result<Forced, String> {
         words.split_whitespace().try_fold(Forced::default(), |mut forced, word| {
@@ -45,10 +46,10 @@ impl Forced {
             }
             "THREADS" => self.threads = within(32, 1024)?,
             "FEATURES" => self.features = within(1, 8)?,
-            "HOLD" => self.hold = within(0, 1)?.map(|hold| hold != 0),
+            "KEEP_IN_REGISTERS" => self.hold = within(0, 1)?.map(|hold| hold != 0),
             "WINDOW" => self.window = place(2)?,
             "SUMS" => self.sums = place(3)?,
-            "SUMS_APART" => self.sums_apart = place(2)?,
+            "SEPARATE_SUMS" => self.sums_apart = place(2)?,
             "STAGES" => self.stages = within(0, 2)?,
             "BLOCKS" => self.blocks = within(1, 32)?,
             "CHUNK" => self.chunk = within(1, usize::MAX)?,
@@ -68,7 +69,7 @@ mod tests {
     #[test]
     fn words_become_choices() {
         assert_eq!(Forced::parse(" "), Ok(Forced::default()));
-        let forced = Forced::parse("CLUSTER=2  HOLD=0 SUMS=3").unwrap();
+        let forced = Forced::parse("CLUSTER=2  KEEP_IN_REGISTERS=0 SUMS=3").unwrap();
         let expected =
             Forced { cluster: Some(2), hold: Some(false), sums: Some(Place::Apart), ..Forced::default() };
         assert_eq!(forced, expected);

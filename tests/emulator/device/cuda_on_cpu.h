@@ -58,7 +58,7 @@ void call(const void* arguments) {
 // Of the words before a kernel's name, which __cluster_dims__ may be behind, the blocks of a cluster. By then
 // source.py has made it a name for its arguments.
 #define EMULATOR_CLUSTER(...) emulator::cluster_of(dim3{__VA_ARGS__})
-#define EMULATOR_EXPORT(NAME, MOST_THREADS, CLUSTER_DIMS)                                         \
+#define EMULATOR_EXPORT(NAME, MOST_THREADS, CLUSTER_SIZE)                                         \
   EMULATOR_EXPORTED unsigned long ddl_emulated_##NAME##_argument_bytes() {                        \
     return sizeof(emulator::ArgumentOf<decltype(NAME)>::Type);                                    \
   }                                                                                               \
@@ -66,6 +66,6 @@ void call(const void* arguments) {
                                             unsigned long shared_bytes, void** parameters,        \
                                             char* error, unsigned long error_bytes) {             \
     const emulator::Kernel kernel{#NAME, ddl_emulated_##NAME##_argument_bytes(), MOST_THREADS,    \
-                                  CLUSTER_DIMS, emulator::call<decltype(NAME), NAME>};            \
+                                  CLUSTER_SIZE, emulator::call<decltype(NAME), NAME>};            \
     return emulator::launch(kernel, grid, block, shared_bytes, parameters, error, error_bytes);   \
   }

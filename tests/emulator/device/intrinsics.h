@@ -121,7 +121,7 @@ namespace emulator {
 
 // A prefetch: nothing happens, but the address must be one that could be read. It is no access that
 // counts as traffic.
-__attribute__((no_sanitize("thread"))) inline void bring_near(const void* from) {
+__attribute__((no_sanitize("thread"))) inline void prefetch_l2(const void* from) {
   (void)*static_cast<const volatile char*>(from);
 }
 

@@ -56,7 +56,7 @@ void Cluster::start_block(unsigned rank, uint3 cluster) {
   block.index = {cluster.x * ranks.x + rank % ranks.x, cluster.y * ranks.y + rank / ranks.x % ranks.y,
                  cluster.z * ranks.z + rank / (ranks.x * ranks.y)};
   block.begun = false;
-  block.arrivals.clear();
+  block.mbarriers.clear();
   if (clusters_run_) {
     block.dynamic->poison();
     for (auto& entry : block.statics) entry.second.poison();
@@ -106,14 +106,14 @@ void Cluster::thread_returned() {
       fail("divergent barrier: threads returned from the kernel while others wait" + whereabouts());
     }
   }
-  for (const auto& [address, arrivals] : block().arrivals) {
-    if (block().barrier->live || arrivals.sent.empty()) continue;
-    fail("the block returned before it arrived what another had sent at " + place(arrivals.sent[0].site));
+  for (const auto& [address, barrier] : block().mbarriers) {
+    if (block().barrier->live || barrier.sent.empty()) continue;
+    fail("the block returned before it arrived what another had sent at " + place(barrier.sent[0].site));
   }
   resume_next();
 }
 
-void Cluster::copy_later(Site site, void* shared, const void* word, Size bytes) {
+void Cluster::cp_async_later(Site site, void* shared, const void* word, Size bytes) {
   const char* const to = static_cast<char*>(shared);
   const SharedArray& dynamic = *block().dynamic;
   if (to < dynamic.start() || to + bytes > dynamic.start() + dynamic.bytes()) {
@@ -124,7 +124,7 @@ void Cluster::copy_later(Site site, void* shared, const void* word, Size bytes) 
   memcpy(copy.word, word, bytes);
 }
 
-void Cluster::await_copies() {
+void Cluster::cp_async_wait() {
   Unwatched unwatched;
   std::vector<Copy>& copies = threads_[running_].copies;
   for (const Copy& copy : copies) copy.arrive();
@@ -285,10 +285,10 @@ Bits shuffle(Site site, unsigned mask, Bits value, int source_lane) {
       site, {WarpOperation::Kind::shuffle, mask, value, source_lane, 0});
 }
 
-void copy_later(Site site, void* shared, const void* word, Size bytes) {
-  current_cluster->copy_later(site, shared, word, bytes);
+void cp_async_later(Site site, void* shared, const void* word, Size bytes) {
+  current_cluster->cp_async_later(site, shared, word, bytes);
 }
-void await_copies() { current_cluster->await_copies(); }
+void cp_async_wait() { current_cluster->cp_async_wait(); }
 void sync_warp(Site site, unsigned mask) { current_cluster->sync_warp(site, mask); }
 int lane() { return int(current_cluster->lane()); }
 

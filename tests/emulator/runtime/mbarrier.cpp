@@ -1,9 +1,9 @@
-// What blocks of a cluster do with each other's shared memory, and the counts of what arrives there.
+// Blocks of a cluster in each other's shared memory: mapa, st.async, and the mbarriers that count its bytes.
 #include "cluster.h"
 
 namespace emulator {
 
-void* Cluster::in_block(Site site, void* shared, int rank) {
+void* Cluster::mapa(Site site, void* shared, int rank) {
   if (rank < 0 || size_t(rank) >= blocks_.size()) {
     fail("the cluster has no block " + std::to_string(rank) + ", at " + place(site));
   }
@@ -17,76 +17,76 @@ void* Cluster::in_block(Site site, void* shared, int rank) {
   return address;
 }
 
-void Cluster::prepare_arrivals(Site site, void* address) {
+void Cluster::mbarrier_init(Site site, void* address) {
   Unwatched unwatched;
   if (!block().counterpart(block(), address)) fail("no place in shared memory, at " + place(site));
-  if (!block().arrivals.try_emplace(address).second) fail("it is ready already, at " + place(site));
+  if (!block().mbarriers.try_emplace(address).second) fail("this mbarrier was initialised twice, at " + place(site));
 }
 
-Arrivals& Cluster::arrivals_at(Site site, const void* address) {
+MBarrier& Cluster::mbarrier_at(Site site, const void* address) {
   for (Block& block : blocks_) {
-    const auto found = block.arrivals.find(address);
-    if (found != block.arrivals.end()) return found->second;
+    const auto found = block.mbarriers.find(address);
+    if (found != block.mbarriers.end()) return found->second;
   }
-  fail("nobody has made these arrivals ready, at " + place(site));
+  fail("this mbarrier was not initialised, at " + place(site));
 }
 
-void Cluster::expect_arrivals(Site site, void* address, int bytes) {
-  Arrivals& arrivals = arrivals_at(site, address);
-  if (std::exchange(arrivals.announced, true)) fail("announced twice, at " + place(site));
-  arrivals.bytes += bytes;
-  arrivals.arrived[arrivals.times % 2].reached();
-  if (arrivals.is_all_there()) arrive(arrivals);
+void Cluster::mbarrier_expect_tx(Site site, void* address, int bytes) {
+  MBarrier& barrier = mbarrier_at(site, address);
+  if (std::exchange(barrier.announced, true)) fail("announced twice, at " + place(site));
+  barrier.bytes += bytes;
+  barrier.arrived[barrier.times % 2].reached();
+  if (barrier.is_all_there()) arrive(barrier);
 }
 
-void Cluster::send(const Copy& copy, void* address) {
+void Cluster::st_async(const Copy& copy, void* address) {
   Unwatched unwatched;
-  Arrivals& arrivals = arrivals_at(copy.site, address);
-  arrivals.sent.push_back(copy);
-  arrivals.bytes -= long(copy.bytes);
-  arrivals.arrived[arrivals.times % 2].reached();
-  if (arrivals.is_all_there()) arrive(arrivals);
+  MBarrier& barrier = mbarrier_at(copy.site, address);
+  barrier.sent.push_back(copy);
+  barrier.bytes -= long(copy.bytes);
+  barrier.arrived[barrier.times % 2].reached();
+  if (barrier.is_all_there()) arrive(barrier);
 }
 
-void Cluster::arrive(Arrivals& arrivals) {
+void Cluster::arrive(MBarrier& barrier) {
   Unwatched unwatched;
-  for (const Copy& copy : arrivals.sent) copy.arrive();
-  arrivals.sent.clear();
-  arrivals.announced = false;
-  ++arrivals.times;
+  for (const Copy& copy : barrier.sent) copy.arrive();
+  barrier.sent.clear();
+  barrier.announced = false;
+  ++barrier.times;
   for (unsigned i = 0; i < threads_.size(); ++i) {
     const Thread& thread = threads_[i];
-    const bool waits = thread.state == Thread::State::awaiting_arrivals;
-    if (waits && thread.awaited == &arrivals) woken_.push_back(i);
+    const bool waits = thread.state == Thread::State::awaiting_mbarrier;
+    if (waits && thread.awaited == &barrier) woken_.push_back(i);
   }
   enqueue_woken();
 }
 
-void Cluster::await_arrivals(Site site, void* address, unsigned parity) {
-  Arrivals& arrivals = arrivals_at(site, address);
-  if (arrivals.times % 2 == parity % 2) {
-    threads_[running_].state = Thread::State::awaiting_arrivals;
+void Cluster::mbarrier_wait(Site site, void* address, unsigned parity) {
+  MBarrier& barrier = mbarrier_at(site, address);
+  if (barrier.times % 2 == parity % 2) {
+    threads_[running_].state = Thread::State::awaiting_mbarrier;
     threads_[running_].site = site;
-    threads_[running_].awaited = &arrivals;
+    threads_[running_].awaited = &barrier;
     resume_next();
   }
-  arrivals.arrived[1 - arrivals.times % 2].after();
+  barrier.arrived[1 - barrier.times % 2].after();
 }
 
 // The functions that kernels call.
 
-void prepare_arrivals(Site site, void* arrivals) { Cluster::current()->prepare_arrivals(site, arrivals); }
-void expect_arrivals(Site site, void* arrivals, int bytes) {
-  Cluster::current()->expect_arrivals(site, arrivals, bytes);
+void mbarrier_init(Site site, void* barrier) { Cluster::current()->mbarrier_init(site, barrier); }
+void mbarrier_expect_tx(Site site, void* barrier, int bytes) {
+  Cluster::current()->mbarrier_expect_tx(site, barrier, bytes);
 }
-void send(Site site, void* to, const void* word, Size bytes, void* arrivals) {
+void st_async(Site site, void* to, const void* word, Size bytes, void* barrier) {
   Copy copy{site, to, bytes, {}};
   memcpy(copy.word, word, bytes);
-  Cluster::current()->send(copy, arrivals);
+  Cluster::current()->st_async(copy, barrier);
 }
-void await_arrivals(Site site, void* arrivals, unsigned parity) {
-  Cluster::current()->await_arrivals(site, arrivals, parity);
+void mbarrier_wait(Site site, void* barrier, unsigned parity) {
+  Cluster::current()->mbarrier_wait(site, barrier, parity);
 }
-void* in_block(Site site, void* shared, int rank) { return Cluster::current()->in_block(site, shared, rank); }
+void* mapa(Site site, void* shared, int rank) { return Cluster::current()->mapa(site, shared, rank); }
 
 }  // namespace emulator

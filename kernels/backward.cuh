@@ -30,18 +30,18 @@ constexpr int BLOCK_SUMS = NORM + (REWRITE ? M + (NORM ? M : 0) : 0);
 // What every thread knows of a token.
 struct DerivedScalars {
   RewriteFactors factors;
-  Real gate;           // β
+  Real gate;  // β
   Real rstd;
-  Real shift;          // c·rstd, once it is known
-  Real logit;          // dβl
-  Real linear[M];      // dvl
+  Real shift;      // c·rstd, once it is known
+  Real logit;      // dβl
+  Real linear[M];  // dvl
 };
 
 // What the rewrite's backward needs of g = k̂ᵀG.
 struct RewriteGrad {
   Real g[M] = {};
-  Real back[M] = {};      // β r g: what G loses along k
-  Real scale = Real(0);   // dk = scale·(G e − X g) − along·k
+  Real back[M] = {};     // β r g: what G loses along k
+  Real scale = Real(0);  // dk = scale·(G e − X g) − along·k
   Real along = Real(0);
 };
 
@@ -92,9 +92,7 @@ struct TokenScalars {
       lane_value[round] = from[round] ? from[round][token * stride[round]] : Real(0);
     }
   }
-  __device__ __forceinline__ Real broadcast(int i) const {
-    return __shfl_sync(FULL_MASK, lane_value[i / 32], i % 32);
-  }
+  __device__ __forceinline__ Real broadcast(int i) const { return __shfl_sync(FULL_MASK, lane_value[i / 32], i % 32); }
 };
 
 // Of the token that was asked for; the whole warp alike.
@@ -167,8 +165,8 @@ struct TokenInputs {
 };
 
 // g = k̂ᵀG, and dv, dβ, each by one thread; k̂ᵀdk̂ follows without a sum of its own.
-__device__ __forceinline__ RewriteGrad rewrite_backward(
-    const Gradients& g, const DerivedScalars& s, const Real* totals, long long token) {
+__device__ __forceinline__ RewriteGrad
+rewrite_backward(const Gradients& g, const DerivedScalars& s, const Real* totals, long long token) {
   RewriteGrad rewrite_grad;
   Real g_e = Real(0), g_p = Real(0);
   rewrite_grad.scale = s.factors.r * s.gate;
@@ -237,7 +235,8 @@ struct Chunk {
 
 // Runs `pass` on the block's tokens from the last to the first, as its own. A token read is first given the K − 1
 // tokens behind them, which are not, and an empty window at the end of every sequence.
-template <class BackwardPass> __device__ __forceinline__ void walk_backward(const RewriteRead& b, Real* window_rows, BackwardPass& pass) {
+template <class BackwardPass> __device__ __forceinline__ void walk_backward(
+    const RewriteRead& b, Real* window_rows, BackwardPass& pass) {
   const Chunk& chunk = pass.chunk;
   if constexpr (READ == TOKEN) {
     Window window(b, window_rows);

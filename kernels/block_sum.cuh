@@ -65,8 +65,8 @@ struct MBarrier {
 #ifdef CUDA_ON_CPU
     emulator::mbarrier_expect_tx(this, bytes);
 #else
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                 ::"r"(shared_address(this)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
+                 : "memory");
 #endif
   }
 
@@ -77,11 +77,13 @@ struct MBarrier {
 #else
     const unsigned to = mapa(shared, block), barrier = mapa(this, block);
     if constexpr (sizeof(T) == 4) {
-      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
-                   ::"r"(to), "f"(x), "r"(barrier) : "memory");
+      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(x),
+                   "r"(barrier)
+                   : "memory");
     } else {
-      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];"
-                   ::"r"(to), "d"(x), "r"(barrier) : "memory");
+      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];" ::"r"(to), "d"(x),
+                   "r"(barrier)
+                   : "memory");
     }
 #endif
   }
@@ -100,7 +102,9 @@ struct MBarrier {
           "mbarrier.try_wait.parity.shared::cta.b64 arrived, [%1], %2;\n"
           "selp.u32 %0, 1, 0, arrived;\n"
           "}"
-          : "=r"(arrived) : "r"(shared_address(this)), "r"(parity) : "memory");
+          : "=r"(arrived)
+          : "r"(shared_address(this)), "r"(parity)
+          : "memory");
     } while (!arrived);
 #endif
   }
@@ -178,7 +182,8 @@ template <int MAX_SUMS> struct BlockSum {
         for (int warp = 0; warp < CLUSTER_WARPS; ++warp) x[n] += buffer.partials[stage][n][warp];
       }
     } else {
-      constexpr int PARTIALS = CLUSTER_WARPS % 4 == 0 ? 4 : CLUSTER_WARPS % 2 == 0 ? 2 : 1, EACH = CLUSTER_WARPS / PARTIALS;
+      constexpr int PARTIALS = CLUSTER_WARPS % 4 == 0 ? 4 : CLUSTER_WARPS % 2 == 0 ? 2 : 1;
+      constexpr int EACH = CLUSTER_WARPS / PARTIALS;
       static_assert(EACH <= 32, "lanes enough for a number's partials");
       constexpr int LANES = EACH > 16 ? 32 : EACH > 8 ? 16 : EACH > 4 ? 8 : EACH > 2 ? 4 : 2;  // of a number
       constexpr int NUMBERS = 32 / LANES, ROUNDS = (N + NUMBERS - 1) / NUMBERS;

@@ -19,12 +19,8 @@ using Real = REAL;
 #define IN_GLOBAL 2
 #define SEPARATE_KERNEL 3  // SUMS only: parameters_bwd adds them
 
-struct bf16 {
-  unsigned short bits;
-};
-struct f16 {
-  unsigned short bits;
-};
+struct bf16 { unsigned short bits; };
+struct f16 { unsigned short bits; };
 
 // --- storage types ------------------------------------------------------------------------------
 
@@ -68,14 +64,12 @@ __device__ __forceinline__ void narrow(Real x, f16& to) {
 #ifndef CUDA_ON_CPU
 __device__ __forceinline__ unsigned narrow_pair(Real low, Real high, bf16) {
   unsigned pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
-      : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
   return pair;
 }
 __device__ __forceinline__ unsigned narrow_pair(Real low, Real high, f16) {
   unsigned pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;"
-      : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
   return pair;
 }
 #else
@@ -101,12 +95,8 @@ __device__ __forceinline__ Real widen_half(unsigned pair, bool high, f16) {
 
 __device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double mul_rn(double a, double b) { return __dmul_rn(a, b); }
-__device__ __forceinline__ float fma_rn(float a, float b, float c) {
-  return __fmaf_rn(a, b, c);
-}
-__device__ __forceinline__ double fma_rn(double a, double b, double c) {
-  return __fma_rn(a, b, c);
-}
+__device__ __forceinline__ float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ __forceinline__ double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
 __device__ __forceinline__ Real sigmoid(Real x) { return Real(1) / (Real(1) + exp(-x)); }
 
 // --- packets ------------------------------------------------------------------------------------
@@ -129,8 +119,8 @@ __device__ __forceinline__ void cp_async(void* shared, const void* from, bool th
   if constexpr (BYTES == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-                 ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes)
+                 : "memory");
   }
 #endif
 }
@@ -204,8 +194,7 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
   static __device__ __forceinline__ void cp_async(T* shared, const T* from, bool there) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      ::cp_async<WIDTH>(
-          reinterpret_cast<Word*>(shared) + i, reinterpret_cast<const Word*>(from) + i, there);
+      ::cp_async<WIDTH>(reinterpret_cast<Word*>(shared) + i, reinterpret_cast<const Word*>(from) + i, there);
     }
   }
   // Memory of this thread alone: shared memory or scratch, read again soon.
@@ -219,16 +208,10 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
   }
 
  private:
-  __device__ __forceinline__ unsigned& pair(int i) {
-    return reinterpret_cast<unsigned*>(element)[i];
-  }
-  __device__ __forceinline__ const unsigned& pair(int i) const {
-    return reinterpret_cast<const unsigned*>(element)[i];
-  }
+  __device__ __forceinline__ unsigned& pair(int i) { return reinterpret_cast<unsigned*>(element)[i]; }
+  __device__ __forceinline__ const unsigned& pair(int i) const { return reinterpret_cast<const unsigned*>(element)[i]; }
   __device__ __forceinline__ Word& word(int i) { return reinterpret_cast<Word*>(element)[i]; }
-  __device__ __forceinline__ const Word& word(int i) const {
-    return reinterpret_cast<const Word*>(element)[i];
-  }
+  __device__ __forceinline__ const Word& word(int i) const { return reinterpret_cast<const Word*>(element)[i]; }
 };
 
 template <class T, int N>

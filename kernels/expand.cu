@@ -99,8 +99,7 @@ struct Past {
   }
 };
 
-__device__ __forceinline__ void forward(
-    const Expand& e, const Chunk& c, const Weight& weight, int feature) {
+__device__ __forceinline__ void forward(const Expand& e, const Chunk& c, const Weight& weight, int feature) {
   Past past(e.x, c, feature);
   for (long long token = c.first; token < c.last; token += TOKENS_AHEAD) {
     Packet<X_T, FEATURES> x[TOKENS_AHEAD];
@@ -129,9 +128,7 @@ __device__ __forceinline__ void forward(
 }
 
 // The sums of dw.
-struct Sums {
-  Real tap[TAPS][ELEMENTS] = {};
-};
+struct Sums { Real tap[TAPS][ELEMENTS] = {}; };
 
 struct BackwardPass {
   const ExpandBackward& e;
@@ -142,8 +139,7 @@ struct BackwardPass {
   Past past;
   Real dx[TAPS][FEATURES] = {};  // dx_t, dx_{t−1}, …
 
-  __device__ BackwardPass(
-      const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature)
+  __device__ BackwardPass(const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature)
       : e(e), c(c), weight(weight), sums(sums), feature(feature), past(e.x, c, feature) {}
 
   // Takes dX_t; x_t counts if the token is the chunk's own.
@@ -215,9 +211,7 @@ __device__ __forceinline__ void backward(const ExpandBackward& e, int feature) {
 #include "expand_by_tap.cuh"
 #endif
 
-__device__ __forceinline__ int own_feature() {
-  return static_cast<int>(blockIdx.x * THREADS + threadIdx.x) * FEATURES;
-}
+__device__ __forceinline__ int own_feature() { return static_cast<int>(blockIdx.x * THREADS + threadIdx.x) * FEATURES; }
 
 extern "C" __global__ void __launch_bounds__(THREADS) expand_fwd(const Expand e) {
   const int feature = own_feature();

@@ -18,8 +18,7 @@ __device__ __forceinline__ void fetch(
   else packet.clear();
 }
 
-__device__ __forceinline__ Packet<WEIGHT_T, ELEMENTS> weights(
-    const WEIGHT_T* weight, int tap, int feature) {
+__device__ __forceinline__ Packet<WEIGHT_T, ELEMENTS> weights(const WEIGHT_T* weight, int tap, int feature) {
   Packet<WEIGHT_T, ELEMENTS> packet;
   packet.load_readonly(weight + (static_cast<long long>(tap) * D + feature) * M);
   return packet;

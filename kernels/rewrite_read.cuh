@@ -55,9 +55,7 @@ struct RewriteRead {
 
 // Where the thread's packet of row `row` begins, among the block's features and among all, and whether there
 // is one.
-__device__ __forceinline__ int column_of(int row) {
-  return (static_cast<int>(threadIdx.x) + row * THREADS) * FEATURES;
-}
+__device__ __forceinline__ int column_of(int row) { return (static_cast<int>(threadIdx.x) + row * THREADS) * FEATURES; }
 __device__ __forceinline__ int feature_of(int row) {
   return column_of(row) + (SLICES > 1 ? static_cast<int>(blockIdx.y) * WIDTH : 0);
 }
@@ -66,9 +64,7 @@ __device__ __forceinline__ bool is_inside(int row) {
   return (row + 1) * THREADS <= PACKETS || column_of(row) < WIDTH;
 }
 // Whether the thread is the one that writes number `n` of those that a token's threads all know.
-__device__ __forceinline__ bool writes(int n) {
-  return threadIdx.x == n % 32 && block_rank() == 0;
-}
+__device__ __forceinline__ bool writes(int n) { return threadIdx.x == n % 32 && block_rank() == 0; }
 // The packet's address in an array of COUNT numbers per token and feature. Said this way, the distance between
 // rows is a constant that loads take for nothing: feature_of(row) costs a twentieth more instructions.
 template <int COUNT = 1, class T>
@@ -127,9 +123,7 @@ struct CompressWeight {
       weight.load_readonly(b.compress + (static_cast<long long>(tap) * D + feature) * M);
     }
   }
-  __device__ __forceinline__ Real at(int f, int j) const {
-    return READ == IDENTITY ? Real(1) : weight[f * M + j];
-  }
+  __device__ __forceinline__ Real at(int f, int j) const { return READ == IDENTITY ? Real(1) : weight[f * M + j]; }
 };
 
 // γ, w_β and W_v of a packet's features.

@@ -29,6 +29,9 @@ template <bool FIRST, class A, class B> struct Choose { using Type = A; };
 template <class A, class B> struct Choose<false, A, B> { using Type = B; };
 
 struct BackwardPass {
+  // Rows of D numbers between the two passes over a token, if they wait in shared memory: x̂, a, and dh' for the sums.
+  static constexpr int FEATURE_ROWS = KEEP_IN_REGISTERS ? 0 : SUMS == SEPARATE_KERNEL ? 2 : 3;
+
   const RewriteRead& b;
   const Gradients& g;
   const Chunk chunk;
@@ -54,7 +57,7 @@ struct BackwardPass {
         normed(after_window(shared)),
         read(after_window(shared) + WIDTH),
         context(after_window(shared) + 2 * WIDTH),
-        sums(g.partial, after_window(shared) + (KEEP_IN_REGISTERS ? 0 : SUMS == SEPARATE_KERNEL ? 2 * WIDTH : 3 * WIDTH)) {}
+        sums(g.partial, after_window(shared) + FEATURE_ROWS * WIDTH) {}
 
   static __device__ Real* after_window(unsigned char* rest) {
     return reinterpret_cast<Real*>(rest) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0);
@@ -85,7 +88,8 @@ struct BackwardPass {
     }
     if (token == chunk.first) return;
     scalars.prefetch(token - 1);
-    if constexpr (PREFETCH_WHOLE_TOKEN) prefetch(token - 1, STAGES == 2 ? inputs.stage ^ 1 : 0, own || chunk.owns(token - 1));
+    if constexpr (PREFETCH_WHOLE_TOKEN)
+      prefetch(token - 1, STAGES == 2 ? inputs.stage ^ 1 : 0, own || chunk.owns(token - 1));
   }
 
   // G of an own token's row.
@@ -123,8 +127,8 @@ struct BackwardPass {
 
   // A row's shares of c and, of an own token, of k̂ᵀ(G + w a) and k̂ᵀ(w x̂) (r is put in later).
   __device__ __forceinline__ void add_row(
-      int row, bool own, const Real (&normed)[FEATURES], const Real (&dh)[FEATURES],
-      const Real (&a)[FEATURES], Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) const {
+      int row, bool own, const Real (&normed)[FEATURES], const Real (&dh)[FEATURES], const Real (&a)[FEATURES],
+      Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) const {
     if constexpr (NORM) {
       Parameters parameters;
       parameters.load_norm(b, feature_of(row));

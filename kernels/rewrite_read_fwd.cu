@@ -176,8 +176,7 @@ struct Forward {
         if (!writes(j)) continue;
         const Real bias = VALUE_BIAS ? widen(b.value_bias[j]) : Real(0);
         const Real linear = (VALUE_FROM_COMPRESSED ? Real(1) : rstd) * sums[VALUE_AT + j] + bias;
-        b.new_value[token * M + j] =
-            VALUE_SIGMOID ? Real(b.value_scale) * sigmoid(linear) : linear;
+        b.new_value[token * M + j] = VALUE_SIGMOID ? Real(b.value_scale) * sigmoid(linear) : linear;
       }
     }
     return rstd;

@@ -35,8 +35,7 @@ struct Sums {
 #else
   Real* rows;
 
-  __device__ Sums(Real* partial, Real* shared)
-      : rows(SUMS == IN_SHARED ? shared : partial + blockIdx.x * PARTIAL) {
+  __device__ Sums(Real* partial, Real* shared) : rows(SUMS == IN_SHARED ? shared : partial + blockIdx.x * PARTIAL) {
     if constexpr (SUMS == SEPARATE_KERNEL) return;
     Features zeros;
     zeros.clear();
@@ -48,7 +47,7 @@ struct Sums {
   }
   __device__ __forceinline__ Real* at(int slot, int row) const {
     return SUMS == IN_SHARED ? rows + slot * WIDTH + column_of(row)
-                     : rows + static_cast<long long>(slot) * D + feature_of(row);
+                             : rows + static_cast<long long>(slot) * D + feature_of(row);
   }
   __device__ __forceinline__ void add(int slot, int row, const Real (&x)[FEATURES]) {
     Features packet;
@@ -57,9 +56,7 @@ struct Sums {
     for (int f = 0; f < FEATURES; ++f) packet.element[f] += x[f];
     packet.store_cached(at(slot, row));
   }
-  __device__ __forceinline__ void load(int slot, int row, Features& packet) const {
-    packet.load_cached(at(slot, row));
-  }
+  __device__ __forceinline__ void load(int slot, int row, Features& packet) const { packet.load_cached(at(slot, row)); }
 #endif
 
   // A token's row: its X', x̂, dh' and dx; a token read finds dx of the later tokens in its window.

@@ -118,7 +118,11 @@ MUTANTS = {
     # what travels ahead
     "a forward does not await its rows": (FORWARD, "cp_async_wait();", ";"),
     "a backward does not await its rows": (BACKWARD, "cp_async_wait();", ";"),
-    "a stage is filled while it is needed": ("token_stream.cuh", "KEEP_IN_REGISTERS || STAGES != 1", "true"),
+    "a stage is filled while it is needed": (
+        "token_stream.cuh",
+        "KEEP_IN_REGISTERS || STAGES != 1",
+        "true",
+    ),
     "two stages are one": ("token_stream.cuh", "STAGES == 2 ? stage * SLOT : 0", "0"),
     "stages do not take turns": (BACKWARD, "inputs.stage ^= 1;", ""),
     "a token's own rows travel ahead of it": (
@@ -136,7 +140,11 @@ MUTANTS = {
         "scalars.prefetch(token - 1);",
         "scalars.prefetch(token);",
     ),
-    "a lane deals out its neighbour's number": (WALK, "lane_value[i / 32], i % 32", "lane_value[0], i ^ 1"),
+    "a lane deals out its neighbour's number": (
+        WALK,
+        "lane_value[i / 32], i % 32",
+        "lane_value[0], i ^ 1",
+    ),
     # blocks that share a token
     "nobody waits for what other blocks send": (
         SUM,
@@ -144,7 +152,11 @@ MUTANTS = {
         "",
     ),
     "only the first arrival is waited for": (SUM, "parity ^= stage;", ""),
-    "fewer bytes are expected than are sent": (SUM, "N * CLUSTER_WARPS * static", "N * WARPS * static"),
+    "fewer bytes are expected than are sent": (
+        SUM,
+        "N * CLUSTER_WARPS * static",
+        "N * WARPS * static",
+    ),
     "numbers are sent to blocks that have not begun": (SUM, "emulator::sync_cluster();", ""),
     "a block keeps its sums to itself": (
         SUM,

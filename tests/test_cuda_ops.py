@@ -210,7 +210,9 @@ def test_rows_that_travel_ahead_to_a_gradient_that_is_zero(used, plan):
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
 @pytest.mark.parametrize(("dtype", "m", "features"), [(F64, 1, 1), (BF16, 4, 2), (F32, 9, 2)])
 def test_any_plan_of_an_expansion(dtype, m, features, chunk, hold):
-    with emulated(plan={"KEEP_IN_REGISTERS": hold, "CHUNK": chunk, "THREADS": 32, "FEATURES": features}):
+    with emulated(
+        plan={"KEEP_IN_REGISTERS": hold, "CHUNK": chunk, "THREADS": 32, "FEATURES": features}
+    ):
         tensors = {"x": torch.randn(7, 19, 70, dtype=F64)}  # more chunks than blocks
         compare("expand", tensors, dtype, value_channels=m)
         for taps in (3, 8, 17):

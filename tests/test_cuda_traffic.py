@@ -88,7 +88,10 @@ def once(m: int, *, x: int = 0) -> tuple[Rows, Rows]:
     return forward, backward
 
 
-PLANS = [{"KEEP_IN_REGISTERS": hold, "STAGES": stages} for hold, stages in ((1, 0), (1, 1), (0, 1), (0, 2))]
+PLANS = [
+    {"KEEP_IN_REGISTERS": hold, "STAGES": stages}
+    for hold, stages in ((1, 0), (1, 1), (0, 1), (0, 2))
+]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)

@@ -126,7 +126,9 @@ def test_some_order_shows_what_has_not_arrived(module, index, monkeypatch):
 
 
 def test_a_block_waits_for_what_is_sent_to_it(module):
-    with pytest.raises(LaunchError, match=r"before it arrived what another had sent at st_async \("):
+    with pytest.raises(
+        LaunchError, match=r"before it arrived what another had sent at st_async \("
+    ):
         run(module, "sends_to_who_left")
 
 

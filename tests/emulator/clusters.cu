@@ -41,7 +41,8 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) sum_by_st_async(const Argum
     const unsigned turn = round % 2;
     if (threadIdx.x == 0) emulator::mbarrier_expect_tx(&barrier[turn], 2 * 8 * int(blockDim.x));
     for (int block = 0; block < 2; ++block) {
-      emulator::st_async(&sent[turn][blockIdx.y % 2][threadIdx.x], &barrier[turn], block, double(round + 10 * blockIdx.y));
+      emulator::st_async(
+          &sent[turn][blockIdx.y % 2][threadIdx.x], &barrier[turn], block, double(round + 10 * blockIdx.y));
     }
     emulator::mbarrier_wait(&barrier[turn], round / 2 % 2);
     sum += sent[turn][0][threadIdx.x] + sent[turn][1][threadIdx.x];
@@ -93,12 +94,12 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) block_stays_away(const Argu
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) blocks_at_two_barriers(const Argument) {
   if (blockIdx.y == 1) emulator::sync_cluster();  // the one
-  else emulator::sync_cluster();  // the other
+  else emulator::sync_cluster();                  // the other
 }
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) half_a_block_waits(const Argument) {
   if (threadIdx.x % 2) __syncthreads();  // for the rest of the block
-  else emulator::sync_cluster();  // for the cluster
+  else emulator::sync_cluster();         // for the cluster
 }
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) missing_cluster_barrier(const Argument a) {

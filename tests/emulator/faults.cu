@@ -191,8 +191,7 @@ extern "C" __global__ void prefetch_l2_index(const Argument a) {
 extern "C" __global__ void missing_barrier(const Argument a) {
   __shared__ float values[THREADS];
   values[threadIdx.x] = 1.0f;
-  a.out[blockIdx.x * blockDim.x + threadIdx.x] =
-      values[(threadIdx.x + blockDim.x - 1) % blockDim.x];
+  a.out[blockIdx.x * blockDim.x + threadIdx.x] = values[(threadIdx.x + blockDim.x - 1) % blockDim.x];
 }
 
 // The read is in order, the write of the next round is not.
@@ -210,7 +209,7 @@ extern "C" __global__ void missing_second_barrier(const Argument a) {
 extern "C" __global__ void missing_warp_barrier(const Argument a) {
   __shared__ float values[THREADS];
   values[threadIdx.x] = 1.0f;
-  __shfl_sync(0xffffffffu, 0, 0);  // is no barrier for memory
+  __shfl_sync(0xffffffffu, 0, 0);                                          // is no barrier for memory
   a.out[blockIdx.x * blockDim.x + threadIdx.x] = values[threadIdx.x ^ 1];  // of another lane
 }
 
@@ -266,9 +265,7 @@ extern "C" __global__ void divide_by(const Argument a) { a.out[0] = float(7 / a.
 
 extern "C" __global__ void shift_by(const Argument a) { a.out[0] = float(1 << a.index); }
 
-extern "C" __global__ void overflow(const Argument a) {
-  a.out[0] = float(int(a.index) + int(threadIdx.x) + 1);
-}
+extern "C" __global__ void overflow(const Argument a) { a.out[0] = float(int(a.index) + int(threadIdx.x) + 1); }
 
 __device__ float deep(const Argument& a, long long depth) {
   volatile float frame[256];

@@ -90,8 +90,7 @@ T change(T* address, Change new_value) {
   __atomic_load(address, &old, __ATOMIC_RELAXED);
   do {
     wanted = new_value(old);
-  } while (!__atomic_compare_exchange(address, &old, &wanted, false, __ATOMIC_RELAXED,
-                                      __ATOMIC_RELAXED));
+  } while (!__atomic_compare_exchange(address, &old, &wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   return old;
 }
 

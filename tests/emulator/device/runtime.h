@@ -60,8 +60,9 @@ void mbarrier_wait(Site site, void* barrier, unsigned parity);
 
 // Runs a grid. `parameters` is what cuLaunchKernel takes: one pointer per kernel argument, here
 // always one. Returns 0, or 1 with the reason in `error`.
-int launch(const Kernel& kernel, const unsigned grid[3], const unsigned block[3], Size shared_bytes,
-           void** parameters, char* error, Size error_bytes);
+int launch(
+    const Kernel& kernel, const unsigned grid[3], const unsigned block[3], Size shared_bytes, void** parameters,
+    char* error, Size error_bytes);
 
 }  // namespace emulator
 

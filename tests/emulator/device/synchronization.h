@@ -7,9 +7,7 @@
 #define EMULATOR_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define EMULATOR_SITE(operation) (emulator::Site{operation, file, line})
 
-inline void __syncthreads(EMULATOR_CALLER) {
-  emulator::barrier(EMULATOR_SITE("__syncthreads"), 0);
-}
+inline void __syncthreads(EMULATOR_CALLER) { emulator::barrier(EMULATOR_SITE("__syncthreads"), 0); }
 
 inline int __syncthreads_count(int predicate, EMULATOR_CALLER) {
   return emulator::barrier(EMULATOR_SITE("__syncthreads_count"), predicate);
@@ -51,9 +49,7 @@ T* mapa(T* shared, int rank, EMULATOR_CALLER) {
 }
 
 // Initialises an mbarrier that one thread arrives at (mbarrier.init).
-inline void mbarrier_init(void* barrier, EMULATOR_CALLER) {
-  mbarrier_init(EMULATOR_SITE("mbarrier_init"), barrier);
-}
+inline void mbarrier_init(void* barrier, EMULATOR_CALLER) { mbarrier_init(EMULATOR_SITE("mbarrier_init"), barrier); }
 
 // Announces how many bytes will arrive (mbarrier.arrive.expect_tx).
 inline void mbarrier_expect_tx(void* barrier, int bytes, EMULATOR_CALLER) {
@@ -112,22 +108,19 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, EMULATOR_CALLER) {
   const int lane = emulator::lane(), source = lane ^ lane_mask;
   const bool inside = source < emulator::group_start(width) + width;
-  return emulator::shuffle_value(EMULATOR_SITE("__shfl_xor_sync"), mask, value,
-                                 inside ? source : lane);
+  return emulator::shuffle_value(EMULATOR_SITE("__shfl_xor_sync"), mask, value, inside ? source : lane);
 }
 
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, EMULATOR_CALLER) {
   const int lane = emulator::lane(), source = lane + int(delta);
   const bool inside = source < emulator::group_start(width) + width;
-  return emulator::shuffle_value(EMULATOR_SITE("__shfl_down_sync"), mask, value,
-                                 inside ? source : lane);
+  return emulator::shuffle_value(EMULATOR_SITE("__shfl_down_sync"), mask, value, inside ? source : lane);
 }
 
 template <class T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EMULATOR_CALLER) {
   const int lane = emulator::lane(), source = lane - int(delta);
   const bool inside = source >= emulator::group_start(width);
-  return emulator::shuffle_value(EMULATOR_SITE("__shfl_up_sync"), mask, value,
-                                 inside ? source : lane);
+  return emulator::shuffle_value(EMULATOR_SITE("__shfl_up_sync"), mask, value, inside ? source : lane);
 }

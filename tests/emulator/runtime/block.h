@@ -82,10 +82,10 @@ struct Barrier {
   unsigned first, count;
   unsigned live = count;  // threads that have not returned
   unsigned waiting = 0;
-  int predicates = 0;   // not zero, among those waiting
-  int counted = 0;      // predicates of the last time it opened
+  int predicates = 0;  // not zero, among those waiting
+  int counted = 0;     // predicates of the last time it opened
   unsigned openings = 0;
-  Moment opened[2];     // the present time and the one before
+  Moment opened[2];  // the present time and the one before
 };
 
 // An mbarrier: it counts the bytes that st.async announces and brings, phase after phase.
@@ -96,7 +96,7 @@ struct MBarrier {
   long bytes = 0;          // announced, less those that were sent: some may be sent before
   unsigned times = 0;      // that all of it arrived
   std::vector<Copy> sent;
-  Moment arrived[2];              // the present time and the one before
+  Moment arrived[2];  // the present time and the one before
 };
 
 // What the threads of a block share.

@@ -78,11 +78,11 @@ class Cluster {
   static constexpr unsigned fiber_sets = tsan ? 2 : 1;
 
   std::vector<std::unique_ptr<Fiber>> fibers_;  // kept for the grids to come
-  std::vector<Block> blocks_;    // by rank
-  unsigned block_threads_ = 1;   // of each
-  std::vector<Thread> threads_;  // block by block
-  std::vector<Warp> warps_;            // this and the barriers are new for every cluster,
-  std::unique_ptr<Barrier> barrier_;   // because their moments must not order two of them
+  std::vector<Block> blocks_;                   // by rank
+  unsigned block_threads_ = 1;                  // of each
+  std::vector<Thread> threads_;                 // block by block
+  std::vector<Warp> warps_;                     // this and the barriers are new for every cluster,
+  std::unique_ptr<Barrier> barrier_;            // because their moments must not order two of them
   ReadyQueue ready_;
   std::vector<unsigned> woken_;  // empty except while threads are being woken
   Context launcher_;

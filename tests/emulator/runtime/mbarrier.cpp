@@ -9,8 +9,9 @@ void* Cluster::mapa(Site site, void* shared, int rank) {
   }
   Block& to = blocks_[size_t(rank)];
   if (!to.begun || !to.barrier->live) {
-    fail("block " + std::to_string(rank) + " of the cluster " +
-         (to.begun ? "has returned from the kernel" : "has not begun") + ", at " + place(site));
+    fail(
+        "block " + std::to_string(rank) + " of the cluster " +
+        (to.begun ? "has returned from the kernel" : "has not begun") + ", at " + place(site));
   }
   void* const address = to.counterpart(block(), shared);
   if (!address) fail("no shared memory that both blocks have, at " + place(site));

@@ -1,9 +1,9 @@
-// Sums over the threads that partial a token: those of a block, or of a cluster of blocks.
+// Sums over the threads that share a token: the threads of a block, or of a cluster of blocks.
 //
-// A warp adds up its lanes' numbers by shuffles and leaves its partial in shared memory, from where every thread adds
-// the partials of all warps. Blocks of a cluster (from sm_90 on) send their partials into each other's shared memory.
-// Sent numbers are counted where they arrive, and a thread waits for the count: a barrier of the cluster would have to
-// order all that its threads ever wrote, and would empty the cache that the parameters are in.
+// A warp reduces its lanes' numbers by shuffles and writes the partial sum to shared memory. Every thread then adds the
+// partial sums of all warps. The blocks of a cluster (sm_90 and newer) write their partial sums into each other's shared
+// memory with st.async, and an mbarrier in the receiving block counts the bytes. A barrier of the whole cluster would be
+// simpler, but it orders all earlier writes of the threads and invalidates L1, which holds the parameters.
 #pragma once
 
 #include "common.cuh"
@@ -11,8 +11,8 @@
 constexpr int WARPS = THREADS / 32, CLUSTER_WARPS = CLUSTER * WARPS;
 constexpr unsigned FULL_MASK = 0xffffffffu;
 
-// --- blocks that partial a token ------------------------------------------------------------------
-// They stand along the grid's second axis.
+// --- clusters -----------------------------------------------------------------------------------
+// The blocks of a cluster share a token. They lie along the grid's y axis.
 
 #if CLUSTER > 1
 #define CLUSTER_DIMS __cluster_dims__(1, CLUSTER, 1)
@@ -20,7 +20,7 @@ constexpr unsigned FULL_MASK = 0xffffffffu;
 #define CLUSTER_DIMS
 #endif
 
-// Which of them this is.
+// This block's rank in its cluster.
 __device__ __forceinline__ int block_rank() { return CLUSTER > 1 ? static_cast<int>(blockIdx.y) : 0; }
 
 #if CLUSTER > 1
@@ -28,6 +28,7 @@ __device__ __forceinline__ int block_rank() { return CLUSTER > 1 ? static_cast<i
 __device__ __forceinline__ unsigned shared_address(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
+// The address of the same variable in another block of the cluster.
 __device__ __forceinline__ unsigned mapa(const void* shared, int block) {
   unsigned address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(shared)), "r"(block));
@@ -113,9 +114,9 @@ struct MBarrier {
 
 // --- sums ---------------------------------------------------------------------------------------
 
-// Sums P numbers (a power of two, at most 32) over the warp. While more than one number is left, the
-// halves of the warp swap halves of the numbers, so that P numbers cost about P + log2(32/P) shuffles
-// instead of 5·P. Lane l ends up with number l·P/32.
+// Sums P numbers (a power of two, at most 32) over the warp. While more than one number is left, the two halves of the
+// warp exchange halves of the numbers, so P numbers cost about P + log2(32/P) shuffles instead of 5·P. Lane l ends up
+// with the sum of number l·P/32.
 template <int P, int LANES = 16> __device__ __forceinline__ Real warp_sum(Real (&x)[P]) {
   constexpr int HALF = P / 2;
   if constexpr (HALF == 0) {
@@ -125,7 +126,7 @@ template <int P, int LANES = 16> __device__ __forceinline__ Real warp_sum(Real (
     }
     return x[0];
   } else {
-    Real half[HALF];  // of its own, not the front of x: that would be kept in memory
+    Real half[HALF];  // an array of its own: the front of x would be put into local memory
     const bool upper = threadIdx.x & LANES;
 #pragma unroll
     for (int i = 0; i < HALF; ++i) {
@@ -136,8 +137,10 @@ template <int P, int LANES = 16> __device__ __forceinline__ Real warp_sum(Real (
   }
 }
 
-// Sums of N numbers over the token's threads, the same bits in every one. Two buffers take turns, so that it is enough
-// to wait once: whoever writes a buffer again has waited for the other one, and so for all who still read this.
+// Sums N numbers over the token's threads. Every thread gets the same bits.
+//
+// Two buffers alternate, so one barrier per sum is enough: a thread writes a buffer again only after the next sum's
+// barrier, and by then every thread has read it.
 template <int MAX_SUMS> struct BlockSum {
   struct Buffer {
     Real partials[2][MAX_SUMS > 0 ? MAX_SUMS : 1][CLUSTER_WARPS];
@@ -171,8 +174,8 @@ template <int MAX_SUMS> struct BlockSum {
   }
 
  private:
-  // The warps' partials of each number. Of many warps a lane adds a few partials of one number, then lanes do; of few
-  // every thread adds all by itself.
+  // Adds the partial sums of all warps. If there are few warps, every thread adds them all. Otherwise a lane adds a few
+  // partial sums of one number, and shuffles add up the lanes.
   template <int N> __device__ __forceinline__ void sum_partials(Real (&x)[N]) const {
     if constexpr (CLUSTER_WARPS < 5) {
 #pragma unroll
@@ -184,8 +187,8 @@ template <int MAX_SUMS> struct BlockSum {
     } else {
       constexpr int PARTIALS = CLUSTER_WARPS % 4 == 0 ? 4 : CLUSTER_WARPS % 2 == 0 ? 2 : 1;
       constexpr int EACH = CLUSTER_WARPS / PARTIALS;
-      static_assert(EACH <= 32, "lanes enough for a number's partials");
-      constexpr int LANES = EACH > 16 ? 32 : EACH > 8 ? 16 : EACH > 4 ? 8 : EACH > 2 ? 4 : 2;  // of a number
+      static_assert(EACH <= 32, "one warp adds the partial sums of a number");
+      constexpr int LANES = EACH > 16 ? 32 : EACH > 8 ? 16 : EACH > 4 ? 8 : EACH > 2 ? 4 : 2;  // per number
       constexpr int NUMBERS = 32 / LANES, ROUNDS = (N + NUMBERS - 1) / NUMBERS;
       const int lane = threadIdx.x % 32, first = lane % LANES * PARTIALS;
       Real sums[ROUNDS];
@@ -211,7 +214,8 @@ template <int MAX_SUMS> struct BlockSum {
     }
   }
 
-  // Numbers FIRST … N−1, the largest power of two of them at a time.
+  // Reduces numbers FIRST … N−1 over the warp, the largest power of two of them at a time, and writes the results to
+  // this block or, in a cluster, to every block.
   template <int N, int FIRST> __device__ __forceinline__ void write_partials(const Real (&x)[N]) {
     constexpr int LEFT = N - FIRST;
     constexpr int P = LEFT >= 32 ? 32 : LEFT >= 16 ? 16 : LEFT >= 8 ? 8 : LEFT >= 4 ? 4 : LEFT >= 2 ? 2 : 1;
@@ -219,7 +223,7 @@ template <int MAX_SUMS> struct BlockSum {
 #pragma unroll
     for (int i = 0; i < P; ++i) group[i] = x[FIRST + i];
     const Real sum = warp_sum<P>(group);
-    constexpr int LANES = 32 / P;  // that know the same sum
+    constexpr int LANES = 32 / P;  // lanes that hold the same sum
     const int lane = threadIdx.x % 32;
     Real* const partial = &buffer.partials[stage][FIRST + lane / LANES][block_rank() * WARPS + threadIdx.x / 32];
 #if CLUSTER > 1

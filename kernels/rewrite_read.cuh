@@ -1,34 +1,36 @@
-// A boundary between two sublayers: its arguments, its sizes, and the arithmetic that forward and
-// backward share. Names follow the reference (python/ddl/reference.py): state X (tokens, D, M),
-// direction k, value v, gate β, compressed x, context h.
+// rewrite_read: its arguments, its sizes, and the arithmetic that forward and backward share.
+//
+// Names follow the reference (python/ddl/reference.py): state X (tokens, D, M), direction k, value v, gate β, compressed
+// x, context h. A kernel is compiled for rewrite_read, rewrite alone (READ == NONE) or read alone (REWRITE == 0).
 #pragma once
 
 #include "block_sum.cuh"
 
-// A thread owns packets of FEATURES neighbouring features, THREADS packets apart. A block has all of a token, or a
-// slice of its features: one of the cluster's, or, where no sum runs over the features (FEATURE_SLICED), one packet per
-// thread. The grid's second axis has the slices.
+// --- sizes --------------------------------------------------------------------------------------
+// A thread owns ROWS packets of FEATURES neighbouring features; row r of all threads together is a contiguous run of
+// THREADS packets. A block works on WIDTH features of a token: on all of them, on its cluster's 1/CLUSTER, or, in a
+// kernel without sums over the features (FEATURE_SLICED), on one packet per thread. Slices lie along the grid's y axis.
 #ifndef FEATURE_SLICED
 #define FEATURE_SLICED 0
 #endif
 constexpr int SLICES = FEATURE_SLICED ? (D / FEATURES + THREADS - 1) / THREADS : CLUSTER;
-constexpr int WIDTH = FEATURE_SLICED ? THREADS * FEATURES : D / CLUSTER;  // features of a block
+constexpr int WIDTH = FEATURE_SLICED ? THREADS * FEATURES : D / CLUSTER;  // features per block
 constexpr int PACKETS = WIDTH / FEATURES;
 constexpr int ROWS = (PACKETS + THREADS - 1) / THREADS;
-constexpr int ELEMENTS = FEATURES * M;  // of the state in a packet
-static_assert(D % FEATURES == 0 && THREADS % 32 == 0 && TAPS >= 1, "the plan's promises");
+constexpr int ELEMENTS = FEATURES * M;  // state elements per packet
+static_assert(D % FEATURES == 0 && THREADS % 32 == 0 && TAPS >= 1, "the plan keeps to these");
 static_assert(D % (CLUSTER * FEATURES) == 0 && (CLUSTER == 1 || !FEATURE_SLICED), "a cluster's blocks are alike");
 static_assert(READ != IDENTITY || M == 1, "an identity read has one channel");
 static_assert(READ == TOKEN || TAPS == 1, "only token reads look back");
 
-// Where the sums of parameter gradients stand: slot-major rows of D, then the biases' own.
+// Layout of one block's sums of parameter gradients: SLOTS rows of D numbers, then the sums of the biases.
 constexpr int COMPRESS_SLOTS = READ == CHANNEL || READ == TOKEN ? M * TAPS : 0;
 constexpr int NORM_SLOT = COMPRESS_SLOTS;
 constexpr int GATE_SLOT = NORM_SLOT + NORM_WEIGHT;
 constexpr int VALUE_SLOT = GATE_SLOT + GATE;
 constexpr int SLOTS = VALUE_SLOT + VALUE * M;
-constexpr int TAIL = (1 + M + 7) / 8 * 8;
-constexpr long long PARTIAL = static_cast<long long>(SLOTS) * D + TAIL;
+constexpr int BIAS_SUMS = (1 + M + 7) / 8 * 8;  // db_β and db_v, padded so that every block's sums are aligned
+constexpr long long PARTIAL = static_cast<long long>(SLOTS) * D + BIAS_SUMS;
 
 struct RewriteRead {
   const STATE_T* state;
@@ -53,8 +55,8 @@ struct RewriteRead {
   long long tokens, time, chunk;
 };
 
-// Where the thread's packet of row `row` begins, among the block's features and among all, and whether there
-// is one.
+// First feature of the thread's packet in row `row`, counted within the block (column) and within the token (feature).
+// The last row may be incomplete: a thread without a packet there is not inside.
 __device__ __forceinline__ int column_of(int row) { return (static_cast<int>(threadIdx.x) + row * THREADS) * FEATURES; }
 __device__ __forceinline__ int feature_of(int row) {
   return column_of(row) + (SLICES > 1 ? static_cast<int>(blockIdx.y) * WIDTH : 0);
@@ -63,10 +65,10 @@ __device__ __forceinline__ bool is_inside(int row) {
   if constexpr (FEATURE_SLICED && D % WIDTH > 0) return feature_of(row) < D;
   return (row + 1) * THREADS <= PACKETS || column_of(row) < WIDTH;
 }
-// Whether the thread is the one that writes number `n` of those that a token's threads all know.
+// Per-token results are known to every thread. True for the one thread that writes result number n.
 __device__ __forceinline__ bool writes(int n) { return threadIdx.x == n % 32 && block_rank() == 0; }
-// The packet's address in an array of COUNT numbers per token and feature. Said this way, the distance between
-// rows is a constant that loads take for nothing: feature_of(row) costs a twentieth more instructions.
+// The packet's address in an array of COUNT numbers per token and feature. Rows are a constant distance apart, which
+// loads take as an immediate offset: with feature_of(row) here the kernels need 5 % more instructions.
 template <int COUNT = 1, class T>
 __device__ __forceinline__ T* packet_of(T* numbers, long long token, int row) {
   return numbers + (token * D + feature_of(0)) * COUNT + row * (THREADS * FEATURES * COUNT);
@@ -74,9 +76,9 @@ __device__ __forceinline__ T* packet_of(T* numbers, long long token, int row) {
 
 // --- the rewrite --------------------------------------------------------------------------------
 
-// r, and β k̂ eᵀ as factors of k, one per channel, of one token.
+// One token's rewrite: X' = X + k factorᵀ, where factor = β r e and k is not normalised.
 struct RewriteFactors {
-  Real r;
+  Real r;           // 1/√(|k|² + ε²), so k̂ = r k
   Real readout[M];  // p = k̂ᵀX
   Real error[M];    // e = v − p
   Real factor[M];   // β r e
@@ -90,12 +92,12 @@ struct RewriteFactors {
   }
 };
 
-// X' before it is rounded. Where nothing is written X comes back as it was, −0 and a NaN in k included.
+// X' before rounding. If the factor is 0, X must keep its bits, even if X is −0 or k is NaN.
 __device__ __forceinline__ Real rewritten(Real x, Real factor, Real k) {
   return factor == Real(0) ? x : fma_rn(factor, k, x);
 }
 
-// X' of a packet as it is stored.
+// X' of a packet, rounded to the storage type.
 __device__ __forceinline__ Packet<STATE_T, ELEMENTS> rewritten(
     const Packet<STATE_T, ELEMENTS>& state, const Packet<DIRECTION_T, FEATURES>& k, const RewriteFactors& factors) {
   Real x[ELEMENTS];
@@ -114,7 +116,7 @@ __device__ __forceinline__ Packet<STATE_T, ELEMENTS> rewritten(
 
 using Features = Packet<Real, FEATURES>;
 
-// w_s of a packet's features: FEATURES × M numbers.
+// Compression weights w_s of a packet's features: FEATURES × M numbers of one tap.
 struct CompressWeight {
   Packet<COMPRESS_T, ELEMENTS> weight;
 
@@ -148,8 +150,8 @@ struct Parameters {
   __device__ __forceinline__ Real gamma(int f) const { return NORM_WEIGHT ? norm[f] : Real(1); }
 };
 
-// A row of D numbers between the passes over a token, every column one thread's own: in registers where
-// packets are held there too, else in shared memory.
+// One number per feature that a token's second pass needs from its first, such as x. Each thread reads back only what it
+// wrote, so no barrier is needed. Kept where the packets are: in registers, else in shared memory.
 struct FeatureRow {
 #if KEEP_IN_REGISTERS
   Real held[ROWS][FEATURES];
@@ -181,17 +183,17 @@ struct FeatureRow {
 #endif
 };
 
-// Registers can be indexed by constants only; what lies in memory is walked row by row, so that a wide
-// state does not ask for more registers than there are.
+// Arrays stay in registers only if every index is a compile-time constant, so their loops must be unrolled. If all data
+// are in memory, the loop over rows is not unrolled: it needs the registers of one row only.
 #if KEEP_IN_REGISTERS || (READ == TOKEN && WINDOW == IN_REGISTERS) || (defined(BACKWARD) && SUMS == IN_REGISTERS)
 #define UNROLL_ROWS _Pragma("unroll")
 #else
 #define UNROLL_ROWS _Pragma("unroll 1")
 #endif
 
-// The K rows of a token read that are still being filled, or still needed: row 0 belongs to the token
-// at hand, row s to the one s steps on. Every thread keeps the columns of its own features, so no
-// barrier is ever needed. WINDOW says where: registers, shared memory or scratch.
+// The window of a token read: TAPS vectors over the block's features. Vector 0 belongs to the current token, vector s to
+// the token s steps later. The forward accumulates x in it, the backward remembers dx. Each thread accesses only its own
+// features, so no barrier is needed. WINDOW says which memory holds it; IN_GLOBAL is `scratch`.
 struct Window {
 #if WINDOW == IN_REGISTERS
   Real held[TAPS][ROWS][FEATURES];
@@ -213,7 +215,7 @@ struct Window {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) held[s][row][f] = x[f];
   }
-  // Forward: what was row s is row s − 1 of the next token; the last row begins empty.
+  // Forward, to the next token: vector s becomes s − 1, and the last one starts at zero.
   __device__ __forceinline__ void advance() {
 #pragma unroll
     for (int s = 0; s < TAPS; ++s)
@@ -224,7 +226,7 @@ struct Window {
           held[s][row][f] = s + 1 < TAPS ? held[s + 1 < TAPS ? s + 1 : s][row][f] : Real(0);
         }
   }
-  // Backward: what was row s is row s + 1 of the token before.
+  // Backward, to the previous token: vector s becomes s + 1.
   __device__ __forceinline__ void retreat() {
 #pragma unroll
     for (int s = TAPS - 1; s > 0; --s)
@@ -235,7 +237,7 @@ struct Window {
   }
 #else
   Real* rows;
-  int head = 0;  // where row 0 stands in the ring
+  int head = 0;  // position of vector 0 in the ring of TAPS
 
   __device__ Window(const RewriteRead& b, Real* shared) {
     const long long block = static_cast<long long>(blockIdx.x) * SLICES + blockIdx.y;
@@ -274,7 +276,7 @@ struct Window {
 #endif
 };
 
-// Registers can be indexed by constants only, and a few taps are faster side by side.
+// Unrolled if the window is in registers (see UNROLL_ROWS), and for few taps, whose loads then overlap.
 #if WINDOW == IN_REGISTERS || TAPS <= 8
 #define UNROLL_TAPS _Pragma("unroll")
 #else

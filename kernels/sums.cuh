@@ -1,12 +1,14 @@
-// A block's sums of parameter gradients: SLOTS rows of its features, every column owned by one thread, so that
-// adding needs neither atomics nor barriers. SUMS says where they are kept until the block ends: registers,
-// shared memory, or straight in the block's row of `partial`. `reduce` adds these rows in order. dw_β and, of
-// values that read h, dW_v are summed without their factor γ, which `reduce` puts in.
+// A block's sums of parameter gradients over its tokens: SLOTS rows of its features.
+//
+// Every thread owns the columns of its features, so adding needs neither atomics nor barriers. SUMS says which memory
+// holds the sums until the block ends: registers, shared memory, or the block's row of `partial` in global memory.
+// `reduce` then adds the blocks' rows in a fixed order. dw_β is summed without its factor γ, and so is dW_v if the values
+// read h: `reduce` multiplies once at the end.
 #pragma once
 
 #include "backward.cuh"
 
-// Registers can be indexed by constants only.
+// Unrolled if the sums or the window are in registers (see UNROLL_ROWS).
 #if SUMS == IN_REGISTERS
 #define UNROLL_SLOTS _Pragma("unroll")
 #else
@@ -19,7 +21,7 @@
 #endif
 
 struct Sums {
-  Real tail[1 + M] = {};  // db_β, db_v
+  Real biases[1 + M] = {};  // db_β, db_v
 #if SUMS == IN_REGISTERS
   Real held[SLOTS > 0 ? SLOTS : 1][ROWS][FEATURES] = {};
 
@@ -59,7 +61,8 @@ struct Sums {
   __device__ __forceinline__ void load(int slot, int row, Features& packet) const { packet.load_cached(at(slot, row)); }
 #endif
 
-  // A token's row: its X', x̂, dh' and dx; a token read finds dx of the later tokens in its window.
+  // Adds one token's share for the features of a row, from its X', x̂, dh' and dx. A token read takes dx of the later
+  // tokens from its window.
   __device__ __forceinline__ void add_token(
       const DerivedScalars& s, Window* window, int row, const Packet<STATE_T, ELEMENTS>& stored,
       const Real (&normed)[FEATURES], const Real (&dh)[FEATURES], const Real (&dx)[FEATURES]) {
@@ -100,14 +103,14 @@ struct Sums {
     }
   }
 
-  // What a token adds to the biases' sums.
+  // Adds one token's share to the sums of the biases.
   __device__ __forceinline__ void add_biases(const DerivedScalars& s) {
-    tail[0] += s.logit;
+    biases[0] += s.logit;
 #pragma unroll
-    for (int j = 0; j < M; ++j) tail[1 + j] += s.linear[j];
+    for (int j = 0; j < M; ++j) biases[1 + j] += s.linear[j];
   }
 
-  // The block's row of `partial`, with the biases' sums at its end.
+  // Writes the block's row of `partial`, with the sums of the biases at its end.
   __device__ __forceinline__ void store(Real* partial) const {
     Real* const to = partial + blockIdx.x * PARTIAL;
     if constexpr (SUMS != IN_GLOBAL) {
@@ -123,7 +126,7 @@ struct Sums {
     }
     if (feature_of(0) == 0) {
 #pragma unroll
-      for (int j = 0; j <= M; ++j) to[static_cast<long long>(SLOTS) * D + j] = tail[j];
+      for (int j = 0; j <= M; ++j) to[static_cast<long long>(SLOTS) * D + j] = biases[j];
     }
   }
 };

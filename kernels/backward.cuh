@@ -1,5 +1,5 @@
-// What the kernels of the backward share: their arguments, the numbers that every thread knows of a token, the
-// read's rows, and the walk over a block's tokens.
+// Shared by rewrite_read_bwd and parameters_bwd: arguments, per-token scalars, per-token inputs, the read's backward,
+// and the loop over a block's tokens.
 #pragma once
 
 #define BACKWARD
@@ -15,45 +15,45 @@ struct Gradients {
   Real* value;
   Real* gate;
   Real* partial;
-  Real* shift;  // c·rstd of every token, for parameters_bwd
+  Real* shift;  // (tokens): c·rstd, written for parameters_bwd
 };
 
 struct Backward {
-  RewriteRead b;
+  RewriteRead args;
   Gradients g;
 };
 
-// c, then k̂ᵀ(G + w a), then k̂ᵀ(w x̂), where they are needed.
+// Layout of the backward's one sum over the features: c, then k̂ᵀ(G + w a), then k̂ᵀ(w x̂).
 constexpr int ALONG_AT = NORM, NORMED_AT = NORM + M;
 constexpr int BLOCK_SUMS = NORM + (REWRITE ? M + (NORM ? M : 0) : 0);
 
-// What every thread knows of a token.
+// One token's scalars, the same in every thread.
 struct DerivedScalars {
   RewriteFactors factors;
   Real gate;  // β
   Real rstd;
-  Real shift;      // c·rstd, once it is known
-  Real logit;      // dβl
-  Real linear[M];  // dvl
+  Real shift;      // c·rstd; rewrite_read_bwd knows it after its sum
+  Real logit;      // dβl, gradient of the next gate before the sigmoid
+  Real linear[M];  // dvl, gradient of the next values before the sigmoid
 };
 
-// What the rewrite's backward needs of g = k̂ᵀG.
+// The rewrite's backward as factors: dX = G − k backᵀ and dk = scale·(G e − X g) − along·k.
 struct RewriteGrad {
   Real g[M] = {};
-  Real back[M] = {};     // β r g: what G loses along k
-  Real scale = Real(0);  // dk = scale·(G e − X g) − along·k
+  Real back[M] = {};     // β r g
+  Real scale = Real(0);  // β r
   Real along = Real(0);
 };
 
-// Where the numbers stand that DerivedScalars are made of, one after the other.
+// Numbers that each token's scalars are made of, one lane of the warp for each.
 constexpr int GATE_SCALAR = 0, STATS_SCALAR = REWRITE, VALUE_SCALAR = STATS_SCALAR + REWRITE * (1 + M);
 constexpr int RSTD_SCALAR = VALUE_SCALAR + REWRITE * M, SHIFT_SCALAR = RSTD_SCALAR + NORM;
 constexpr int NEW_GATE_SCALAR = SHIFT_SCALAR + FEATURE_SLICED * NORM, GRAD_GATE_SCALAR = NEW_GATE_SCALAR + GATE;
 constexpr int GRAD_VALUE_SCALAR = GRAD_GATE_SCALAR + GATE, NEW_VALUE_SCALAR = GRAD_VALUE_SCALAR + VALUE * M;
 constexpr int SCALARS = NEW_VALUE_SCALAR + VALUE_SIGMOID * M;
 
-// A token's numbers in memory. Every lane asks for its own, a token ahead, and the warp deals them out: as they
-// are needed before all else, a token that had to ask for its own would begin with a wait.
+// Loads a token's scalars one token ahead: lane i loads number i, and a shuffle broadcasts it when it is needed. They
+// are needed before everything else, so loading them with their own token would start it with a memory latency.
 struct TokenScalars {
   static constexpr int ROUNDS = SCALARS > 0 ? (SCALARS + 31) / 32 : 1;
 
@@ -61,20 +61,20 @@ struct TokenScalars {
   int stride[ROUNDS] = {};
   Real lane_value[ROUNDS];
 
-  __device__ TokenScalars(const RewriteRead& b, const Gradients& g) {
+  __device__ TokenScalars(const RewriteRead& args, const Gradients& g) {
     if constexpr (REWRITE) {
-      assign(GATE_SCALAR, 1, b.gate);
-      assign(STATS_SCALAR, 1 + M, b.stats);
-      assign(VALUE_SCALAR, M, b.value);
+      assign(GATE_SCALAR, 1, args.gate);
+      assign(STATS_SCALAR, 1 + M, args.stats);
+      assign(VALUE_SCALAR, M, args.value);
     }
-    if constexpr (NORM) assign(RSTD_SCALAR, 1, b.rstd);
+    if constexpr (NORM) assign(RSTD_SCALAR, 1, args.rstd);
     if constexpr (NORM && FEATURE_SLICED) assign(SHIFT_SCALAR, 1, g.shift);
     if constexpr (GATE) {
-      assign(NEW_GATE_SCALAR, 1, b.new_gate);
+      assign(NEW_GATE_SCALAR, 1, args.new_gate);
       assign(GRAD_GATE_SCALAR, 1, g.grad_new_gate);
     }
     if constexpr (VALUE) assign(GRAD_VALUE_SCALAR, M, g.grad_new_value);
-    if constexpr (VALUE_SIGMOID) assign(NEW_VALUE_SCALAR, M, b.new_value);
+    if constexpr (VALUE_SIGMOID) assign(NEW_VALUE_SCALAR, M, args.new_value);
   }
   __device__ __forceinline__ void assign(int first, int count, const Real* numbers) {
 #pragma unroll
@@ -95,8 +95,9 @@ struct TokenScalars {
   __device__ __forceinline__ Real broadcast(int i) const { return __shfl_sync(FULL_MASK, lane_value[i / 32], i % 32); }
 };
 
-// Of the token that was asked for; the whole warp alike.
-__device__ __forceinline__ DerivedScalars derive(const RewriteRead& b, const Gradients& g, const TokenScalars& loaded) {
+// Computes the scalars of the token that was prefetched. All lanes must take part, because of the shuffles.
+__device__ __forceinline__ DerivedScalars
+derive(const RewriteRead& args, const Gradients& g, const TokenScalars& loaded) {
   DerivedScalars s;
   if constexpr (REWRITE) {
     Real value[M];
@@ -122,29 +123,29 @@ __device__ __forceinline__ DerivedScalars derive(const RewriteRead& b, const Gra
     if constexpr (VALUE) s.linear[j] = loaded.broadcast(GRAD_VALUE_SCALAR + j);
     if constexpr (VALUE_SIGMOID) {
       const Real value = loaded.broadcast(NEW_VALUE_SCALAR + j);
-      if (g.grad_new_value) s.linear[j] *= value * (Real(1) - value / Real(b.value_scale));
+      if (g.grad_new_value) s.linear[j] *= value * (Real(1) - value / Real(args.value_scale));
     }
   }
   return s;
 }
 
-// A token's rows; G is not for parameters_bwd.
+// A token's inputs. parameters_bwd does not need G.
 struct TokenInputs {
   TokenStream<STATE_T, M> state;
   TokenStream<STATE_T, M, FEATURE_SLICED ? ABSENT : OPTIONAL> grad;
   TokenStream<DIRECTION_T, 1, REWRITE> direction;
   TokenStream<CONTEXT_T, 1, READ != NONE ? OPTIONAL : ABSENT> context;
   TokenStream<STATE_T, 1, READ == TOKEN> compressed;
-  int stage = 0;  // the stage of the token at hand
+  int stage = 0;  // the stage of the current token
 
-  __device__ TokenInputs(const RewriteRead& b, const Gradients& g, unsigned char*& shared)
-      : state(b.state, shared),
+  __device__ TokenInputs(const RewriteRead& args, const Gradients& g, unsigned char*& shared)
+      : state(args.state, shared),
         grad(g.grad_state, shared),
-        direction(b.direction, shared),
+        direction(args.direction, shared),
         context(g.grad_context, shared),
-        compressed(b.compressed, shared) {}
+        compressed(args.compressed, shared) {}
 
-  // Of a token that is not the chunk's own dx alone is needed.
+  // A halo token (not own) needs only dx, for which context and compressed are enough.
   __device__ __forceinline__ void prefetch(long long token, int row, int stage, bool own) const {
     context.prefetch(token, row, stage);
     compressed.prefetch(token, row, stage);
@@ -164,7 +165,8 @@ struct TokenInputs {
   }
 };
 
-// g = k̂ᵀG, and dv, dβ, each by one thread; k̂ᵀdk̂ follows without a sum of its own.
+// Computes g = k̂ᵀG from the sum and writes dv and dβ, each number by one thread. k̂ᵀdk̂ = β(g·e − p·g) needs no sum of
+// its own.
 __device__ __forceinline__ RewriteGrad
 rewrite_backward(const Gradients& g, const DerivedScalars& s, const Real* totals, long long token) {
   RewriteGrad rewrite_grad;
@@ -185,12 +187,12 @@ rewrite_backward(const Gradients& g, const DerivedScalars& s, const Real* totals
   return rewrite_grad;
 }
 
-// x̂ of a packet, from x as a token read saved it, else from X'.
+// x̂ of a packet: from the saved x of a token read, else from X'.
 __device__ __forceinline__ void compress(
-    const RewriteRead& b, const TokenInputs& inputs, const DerivedScalars& s, int row,
+    const RewriteRead& args, const TokenInputs& inputs, const DerivedScalars& s, int row,
     const Packet<STATE_T, ELEMENTS>& stored, Real (&normed)[FEATURES]) {
   CompressWeight compress;
-  if constexpr (READ != TOKEN) compress.load(b, feature_of(row));
+  if constexpr (READ != TOKEN) compress.load(args, feature_of(row));
 #pragma unroll
   for (int f = 0; f < FEATURES; ++f) {
     Real x = Real(0);
@@ -204,12 +206,12 @@ __device__ __forceinline__ void compress(
   }
 }
 
-// dh' and a of a packet, from dh and what gate and values ask of the context.
+// dh' and a of a packet, from dh and the gradients of gate and values (formulas in rewrite_read_bwd.cu).
 __device__ __forceinline__ void read_backward(
-    const RewriteRead& b, const TokenInputs& inputs, const DerivedScalars& s, int row, Real (&dh)[FEATURES],
+    const RewriteRead& args, const TokenInputs& inputs, const DerivedScalars& s, int row, Real (&dh)[FEATURES],
     Real (&a)[FEATURES]) {
   Parameters parameters;
-  parameters.load(b, feature_of(row));
+  parameters.load(args, feature_of(row));
 #pragma unroll
   for (int f = 0; f < FEATURES; ++f) {
     Real value = Real(0);
@@ -228,28 +230,29 @@ __device__ __forceinline__ void read_backward(
 struct Chunk {
   long long first, last;
 
-  __device__ explicit Chunk(const RewriteRead& b)
-      : first(blockIdx.x * b.chunk), last((first + b.chunk < b.tokens ? first + b.chunk : b.tokens) - 1) {}
+  __device__ explicit Chunk(const RewriteRead& args)
+      : first(blockIdx.x * args.chunk),
+        last((first + args.chunk < args.tokens ? first + args.chunk : args.tokens) - 1) {}
   __device__ __forceinline__ bool owns(long long token) const { return token <= last; }
 };
 
-// Runs `pass` on the block's tokens from the last to the first, as its own. A token read is first given the K − 1
-// tokens behind them, which are not, and an empty window at the end of every sequence.
+// Runs `pass` on the block's tokens from the last to the first. A token read starts with the K − 1 halo tokens that
+// follow the chunk, because dx_{t+s} adds to G_t, and it clears the window at the end of every sequence.
 template <class BackwardPass> __device__ __forceinline__ void walk_backward(
-    const RewriteRead& b, Real* window_rows, BackwardPass& pass) {
+    const RewriteRead& args, Real* window_rows, BackwardPass& pass) {
   const Chunk& chunk = pass.chunk;
   if constexpr (READ == TOKEN) {
-    Window window(b, window_rows);
+    Window window(args, window_rows);
     window.clear();
-    long long position = chunk.last % b.time;
-    const long long behind = b.time - 1 - position;
+    long long position = chunk.last % args.time;
+    const long long behind = args.time - 1 - position;
     const long long halo = behind < TAPS - 1 ? behind : TAPS - 1;
     pass.start(chunk.last + halo);
     for (long long token = chunk.last + halo; token > chunk.last; --token) pass.run(&window, token, false);
     for (long long token = chunk.last; token >= chunk.first; --token) {
       pass.run(&window, token, true);
       if (--position >= 0) continue;
-      position = b.time - 1;
+      position = args.time - 1;
       window.clear();
     }
   } else {

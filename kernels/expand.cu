@@ -1,20 +1,24 @@
-// expand: x (tokens, D) → X (tokens, D, M), X_t,ij = Σ_s w_ijs x_{t−s,i}, or repetition (CONV = 0).
+// expand: x (tokens, D) → X (tokens, D, M), X_t,ij = Σ_s w_ijs x_{t−s,i}, or repetition (CONV == 0).
 //
-// Moved per token, in elements: forward x in D, X out M·D; backward dX in M·D, x in and dx out D each.
+// Forward, per token:  reads x (D elements), writes X (M·D). Nothing is saved for the backward beside x.
+// Backward, per token: reads dX (M·D) and x (D), writes dx (D).
+// Reduced over the block's tokens: dw, D·M·TAPS numbers, by the thread that owns the feature; then reduce.cu.
+// Bytes per token: forward (M + 1)·D elements, backward (M + 2)·D.
 //
-// Features do not meet, so a thread owns one packet of them and walks chunks of sequences, gridDim.y
-// apart: no shared memory, no barriers. It asks for TOKENS_AHEAD tokens before it works on the first. Weights, the last K values
-// of x and the sums of dw are in registers (KEEP_IN_REGISTERS). The backward walks forward too: dX_t adds to the K
-// sums dx_{t−K+1} … dx_t, of which the first is then complete. It looks K − 1 tokens behind its chunk
-// for dX, and both look K − 1 tokens ahead of it for x.
-// A kernel too long for that (KEEP_IN_REGISTERS = 0) is walked tap by tap instead: expand_by_tap.cuh.
+// Features are independent of each other, so a thread owns one packet of them and processes every gridDim.y-th chunk of
+// the sequences, without shared memory or barriers. It loads TOKENS_AHEAD tokens before it uses the first. Weights, the
+// last K values of x and the sums of dw are in registers (KEEP_IN_REGISTERS). The backward also goes forward in time:
+// dX_t adds to the K sums dx_{t−K+1} … dx_t, and dx_{t−K+1} is then complete. It reads dX of the K − 1 tokens after its
+// chunk; forward and backward read x of the K − 1 tokens before it.
+//
+// If the weights do not fit in registers (KEEP_IN_REGISTERS == 0), expand_by_tap.cuh processes one tap at a time.
 
 #include "common.cuh"
 
 constexpr int ELEMENTS = FEATURES * M;
-constexpr int TAIL = (1 + M + 7) / 8 * 8;  // `reduce` expects room for biases behind the sums
-constexpr long long PARTIAL = static_cast<long long>(D) * M * TAPS + TAIL;
-static_assert(D % FEATURES == 0 && (CONV || TAPS == 1), "the plan's promises");
+constexpr int BIAS_SUMS = (1 + M + 7) / 8 * 8;  // never written: `reduce` expects the sums of biases here
+constexpr long long PARTIAL = static_cast<long long>(D) * M * TAPS + BIAS_SUMS;
+static_assert(D % FEATURES == 0 && (CONV || TAPS == 1), "the plan keeps to these");
 
 struct Expand {
   const X_T* x;
@@ -32,7 +36,7 @@ struct ExpandBackward {
   long long chunks, time, chunk;
 };
 
-// The tokens of a chunk, and where their sequence begins and ends.
+// Tokens first … last − 1 of a chunk, and start and end of their sequence.
 struct Chunk {
   long long start, first, last, end;
 
@@ -45,7 +49,7 @@ struct Chunk {
   }
 };
 
-// The block's sums of dw for one tap.
+// Writes the block's sums of dw for one tap.
 __device__ __forceinline__ void store_sums(
     const ExpandBackward& e, int feature, int tap, const Real (&sums)[ELEMENTS]) {
 #pragma unroll
@@ -58,11 +62,11 @@ __device__ __forceinline__ void store_sums(
 }
 
 #if KEEP_IN_REGISTERS
-// --- what outlives a token is in registers ------------------------------------------------------
+// --- weights, past tokens and sums in registers --------------------------------------------------
 
 constexpr int TOKENS_AHEAD = 4;
 
-// w of a packet's features, all channels and taps.
+// Weights of a packet's features, of all channels and taps.
 struct Weight {
   Packet<WEIGHT_T, ELEMENTS * TAPS> packet;
 
@@ -78,7 +82,7 @@ struct Weight {
 struct Past {
   Real x[TAPS][FEATURES] = {};
 
-  // As the tokens before the chunk leave it.
+  // Loads the tokens before the chunk.
   __device__ Past(const X_T* from, const Chunk& c, int feature) {
 #pragma unroll
     for (int back = 1; back < TAPS; ++back) {
@@ -127,7 +131,7 @@ __device__ __forceinline__ void forward(const Expand& e, const Chunk& c, const W
   }
 }
 
-// The sums of dw.
+// Sums of dw.
 struct Sums { Real tap[TAPS][ELEMENTS] = {}; };
 
 struct BackwardPass {
@@ -142,7 +146,7 @@ struct BackwardPass {
   __device__ BackwardPass(const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature)
       : e(e), c(c), weight(weight), sums(sums), feature(feature), past(e.x, c, feature) {}
 
-  // Takes dX_t; x_t counts if the token is the chunk's own.
+  // Adds dX_t to dx and, unless the token lies after the chunk, dX_t x_{t−s} to the sums of dw.
   __device__ __forceinline__ void run(
       long long token, const Packet<STATE_T, ELEMENTS>& grad, const Packet<X_T, FEATURES>& x) {
     const bool own = token < c.last;

@@ -32,6 +32,8 @@ constexpr int SLOTS = VALUE_SLOT + VALUE * M;
 constexpr int BIAS_SUMS = (1 + M + 7) / 8 * 8;  // db_β and db_v, padded so that every block's sums are aligned
 constexpr long long PARTIAL = static_cast<long long>(SLOTS) * D + BIAS_SUMS;
 
+// Arguments of the forward. The backward takes the same structure and Gradients; of the forward's outputs it reads stats,
+// rstd, new_gate, new_value and, for a token read, compressed. Pointers of absent parts are null.
 struct RewriteRead {
   const STATE_T* state;
   const DIRECTION_T* direction;
@@ -44,15 +46,15 @@ struct RewriteRead {
   const VALUE_T* value_weight;
   const VALUE_BIAS_T* value_bias;
   STATE_T* new_state;
-  Real* stats;  // r, p
+  Real* stats;  // (tokens, 1 + M): r, p
   CONTEXT_T* context;
   Real* new_value;
   Real* new_gate;
-  STATE_T* compressed;
+  STATE_T* compressed;  // x of a token read
   Real* rstd;
-  Real* scratch;
+  Real* scratch;  // the window, if IN_GLOBAL
   double eps_k, norm_eps, value_scale;
-  long long tokens, time, chunk;
+  long long tokens, time, chunk;  // of all sequences, of one sequence, of one block
 };
 
 // First feature of the thread's packet in row `row`, counted within the block (column) and within the token (feature).
@@ -120,9 +122,9 @@ using Features = Packet<Real, FEATURES>;
 struct CompressWeight {
   Packet<COMPRESS_T, ELEMENTS> weight;
 
-  __device__ __forceinline__ void load(const RewriteRead& b, int feature, int tap = 0) {
+  __device__ __forceinline__ void load(const RewriteRead& args, int feature, int tap = 0) {
     if constexpr (READ == CHANNEL || READ == TOKEN) {
-      weight.load_readonly(b.compress + (static_cast<long long>(tap) * D + feature) * M);
+      weight.load_readonly(args.compress + (static_cast<long long>(tap) * D + feature) * M);
     }
   }
   __device__ __forceinline__ Real at(int f, int j) const { return READ == IDENTITY ? Real(1) : weight[f * M + j]; }
@@ -134,16 +136,16 @@ struct Parameters {
   Packet<GATE_T, FEATURES> gate;
   Packet<VALUE_T, FEATURES> value[VALUE ? M : 1];
 
-  __device__ __forceinline__ void load_norm(const RewriteRead& b, int feature) {
-    if constexpr (NORM_WEIGHT) norm.load_readonly(b.norm_weight + feature);
+  __device__ __forceinline__ void load_norm(const RewriteRead& args, int feature) {
+    if constexpr (NORM_WEIGHT) norm.load_readonly(args.norm_weight + feature);
   }
-  __device__ __forceinline__ void load(const RewriteRead& b, int feature) {
-    load_norm(b, feature);
-    if constexpr (GATE) gate.load_readonly(b.gate_weight + feature);
+  __device__ __forceinline__ void load(const RewriteRead& args, int feature) {
+    load_norm(args, feature);
+    if constexpr (GATE) gate.load_readonly(args.gate_weight + feature);
     if constexpr (VALUE) {
 #pragma unroll
       for (int j = 0; j < M; ++j) {
-        value[j].load_readonly(b.value_weight + static_cast<long long>(j) * D + feature);
+        value[j].load_readonly(args.value_weight + static_cast<long long>(j) * D + feature);
       }
     }
   }
@@ -154,16 +156,16 @@ struct Parameters {
 // wrote, so no barrier is needed. Kept where the packets are: in registers, else in shared memory.
 struct FeatureRow {
 #if KEEP_IN_REGISTERS
-  Real held[ROWS][FEATURES];
+  Real values[ROWS][FEATURES];
 
   __device__ explicit FeatureRow(Real*) {}
   __device__ __forceinline__ void load(int row, Real (&x)[FEATURES]) const {
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) x[f] = held[row][f];
+    for (int f = 0; f < FEATURES; ++f) x[f] = values[row][f];
   }
   __device__ __forceinline__ void store(int row, const Real (&x)[FEATURES]) {
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) held[row][f] = x[f];
+    for (int f = 0; f < FEATURES; ++f) values[row][f] = x[f];
   }
 #else
   Real* columns;
@@ -196,7 +198,7 @@ struct FeatureRow {
 // features, so no barrier is needed. WINDOW says which memory holds it; IN_GLOBAL is `scratch`.
 struct Window {
 #if WINDOW == IN_REGISTERS
-  Real held[TAPS][ROWS][FEATURES];
+  Real values[TAPS][ROWS][FEATURES];
 
   __device__ Window(const RewriteRead&, Real*) {}
   __device__ __forceinline__ void clear() {
@@ -205,15 +207,15 @@ struct Window {
 #pragma unroll
       for (int row = 0; row < ROWS; ++row)
 #pragma unroll
-        for (int f = 0; f < FEATURES; ++f) held[s][row][f] = Real(0);
+        for (int f = 0; f < FEATURES; ++f) values[s][row][f] = Real(0);
   }
   __device__ __forceinline__ void load(int s, int row, Real (&x)[FEATURES]) const {
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) x[f] = held[s][row][f];
+    for (int f = 0; f < FEATURES; ++f) x[f] = values[s][row][f];
   }
   __device__ __forceinline__ void store(int s, int row, const Real (&x)[FEATURES]) {
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) held[s][row][f] = x[f];
+    for (int f = 0; f < FEATURES; ++f) values[s][row][f] = x[f];
   }
   // Forward, to the next token: vector s becomes s − 1, and the last one starts at zero.
   __device__ __forceinline__ void advance() {
@@ -223,7 +225,7 @@ struct Window {
       for (int row = 0; row < ROWS; ++row)
 #pragma unroll
         for (int f = 0; f < FEATURES; ++f) {
-          held[s][row][f] = s + 1 < TAPS ? held[s + 1 < TAPS ? s + 1 : s][row][f] : Real(0);
+          values[s][row][f] = s + 1 < TAPS ? values[s + 1 < TAPS ? s + 1 : s][row][f] : Real(0);
         }
   }
   // Backward, to the previous token: vector s becomes s + 1.
@@ -233,15 +235,15 @@ struct Window {
 #pragma unroll
       for (int row = 0; row < ROWS; ++row)
 #pragma unroll
-        for (int f = 0; f < FEATURES; ++f) held[s][row][f] = held[s - 1][row][f];
+        for (int f = 0; f < FEATURES; ++f) values[s][row][f] = values[s - 1][row][f];
   }
 #else
   Real* rows;
   int head = 0;  // position of vector 0 in the ring of TAPS
 
-  __device__ Window(const RewriteRead& b, Real* shared) {
+  __device__ Window(const RewriteRead& args, Real* shared) {
     const long long block = static_cast<long long>(blockIdx.x) * SLICES + blockIdx.y;
-    rows = WINDOW == IN_SHARED ? shared : b.scratch + block * TAPS * WIDTH;
+    rows = WINDOW == IN_SHARED ? shared : args.scratch + block * TAPS * WIDTH;
   }
   __device__ __forceinline__ void clear() {
     for (int s = 0; s < TAPS; ++s) clear_row(s);

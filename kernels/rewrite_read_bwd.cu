@@ -1,27 +1,31 @@
 // rewrite, read and rewrite_read, backward: gradients of X', h, v', β' → of X, k, v, β and parameters.
 //
-// Moved per token, in elements: G, X and dX M·D each, k, dh and dk D each; a token read also takes x.
-// X' is not read: it is rebuilt from X, k and the saved r, p, to the bits that the forward stored. A token
-// that is too much for one block (of bf16, m = 4 beyond d = 2048 and m = 8 beyond 1024, half of that for a token
-// read) has a cluster of them, from sm_90 on. Elsewhere what registers cannot hold, X, G and k, is taken again
-// after the sum, from its stage in shared memory (token_stream.cuh), or without one from L2, (2M + 1)·D. A stage also
-// has the next token's rows travel while this one is worked on.
+// Read per token:    G = ∂L/∂X' and X (M·D elements each), k and dh (D each), x (D) if the read is a token read, and the
+//                    saved r, p, rstd with v, β, v', β' and the gradients of v' and β'. Parameters stay in L1 and L2.
+// Written per token: dX (M·D), dk (D), dv (M), dβ.
+// Reduced over the features: c, k̂ᵀ(G + w a) and k̂ᵀ(w x̂), 1 + 2M numbers, once. Parameter gradients are reduced over
+//                    the block's tokens (sums.cuh) and over the blocks by reduce.cu.
+// Bytes per token: (3M + 3)·D elements, 15·D for M = 4; a token read (3M + 4)·D.
 //
-// With G = ∂L/∂X' from above, k̂ = r·k, e = v − p, u = γ·dh', x̂ = rstd·x:
+// X' is not read. It is rebuilt from X, k, r and p, to the bits that the forward stored. If one block cannot hold a
+// token, a cluster of blocks shares it (sm_90 and newer; for bf16, M = 4 beyond D = 2048, M = 8 beyond 1024, and half of
+// that for a token read). Without clusters, X, G and k that do not fit in registers are loaded again after the sum: from
+// their stage in shared memory (token_stream.cuh), or from L2, (2M + 1)·D more.
+//
+// With k̂ = r·k, e = v − p, u = γ·dh', x̂ = rstd·x:
 //
 //     dh' = dh + dβl·w_β + dvl·W_v      a = rstd·u      c = mean(u·x̂)      dx = a − c·rstd·x̂
 //     G  += dx ⊗ w      g = k̂ᵀG         dX = G − β k̂ gᵀ      dv = β g      dβ = g·e
 //     dk  = r (dk̂ − k̂·β(g·e − p·g))     dk̂ = β (G e − X g)
 //
-// (dβl, dvl: gradients of the next gate's and values' linear maps; values that read x add dvl·W_v to a
-// instead.) g need not wait for c, as g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂: one sum over the
-// block or its cluster, of 1 + 2M numbers.
+// dβl and dvl are the gradients before the sigmoids of the next gate and values. If the values read x, dvl·W_v adds to a
+// instead of dh'. g need not wait for c, because g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂. So one sum is enough.
 //
-// A block walks its `chunk` tokens from the last to the first. A token read keeps dx of K tokens in its
-// window; the K − 1 tokens behind the chunk need dx alone, so their dh, x and rstd, not their X or G.
+// A block processes its `chunk` tokens from the last to the first. A token read keeps dx of K tokens in its window. Of
+// the K − 1 halo tokens after the chunk it needs only dx, so it reads their dh, x and rstd, but not their X or G.
 //
-// Parameter gradients are summed over the block's tokens by the thread that owns the feature (sums.cuh). Where
-// a block has no room for them, this kernel leaves every token's c·rstd, and parameters_bwd.cu sums.
+// If a block has no room for the sums of parameter gradients (SUMS == SEPARATE_KERNEL), this kernel writes every token's
+// c·rstd instead, and parameters_bwd.cu computes them.
 
 #include "sums.cuh"
 
@@ -32,27 +36,27 @@ struct BackwardPass {
   // Rows of D numbers between the two passes over a token, if they wait in shared memory: x̂, a, and dh' for the sums.
   static constexpr int FEATURE_ROWS = KEEP_IN_REGISTERS ? 0 : SUMS == SEPARATE_KERNEL ? 2 : 3;
 
-  const RewriteRead& b;
+  const RewriteRead& args;
   const Gradients& g;
   const Chunk chunk;
   TokenInputs inputs;
   TokenScalars scalars;
   BlockSum<BLOCK_SUMS> sum;
   FeatureRow normed;   // x̂
-  FeatureRow read;     // a, whereof dx = a − c·rstd·x̂
+  FeatureRow read;     // a, from which dx = a − c·rstd·x̂
   FeatureRow context;  // dh', for the sums
   Sums sums;
-  // G. A token read adds what later tokens read of this one: it keeps the sum unrounded.
+  // G. A token read adds gradients from later tokens to it and keeps that sum unrounded.
   Packet<typename Choose<READ == TOKEN, Real, STATE_T>::Type, ELEMENTS> grad[KEPT_ROWS];
   Packet<STATE_T, ELEMENTS> stored[KEPT_ROWS];  // X'
 
-  // What lies in shared memory: stages, window, columns, sums.
+  // Dynamic shared memory holds, in this order: stages, window, feature rows, sums of parameter gradients.
   __device__ BackwardPass(const Backward& all, BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char*& shared)
-      : b(all.b),
+      : args(all.args),
         g(all.g),
-        chunk(b),
-        inputs(b, g, shared),
-        scalars(b, g),
+        chunk(args),
+        inputs(args, g, shared),
+        scalars(args, g),
         sum(buffer),
         normed(after_window(shared)),
         read(after_window(shared) + WIDTH),
@@ -63,7 +67,7 @@ struct BackwardPass {
     return reinterpret_cast<Real*>(rest) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0);
   }
 
-  // Asks for a token's rows, as far as that can be done ahead.
+  // Prefetches a token, if this plan prefetches at all.
   __device__ __forceinline__ void prefetch(long long token, int stage, bool own) const {
     if constexpr (!PREFETCH) return;
 #pragma unroll
@@ -75,7 +79,7 @@ struct BackwardPass {
     prefetch(token, inputs.stage, chunk.owns(token));
   }
 
-  // Takes all of a token that is held, then asks for the next.
+  // Loads the whole token if it is kept in registers, then prefetches the next one.
   __device__ __forceinline__ void load(long long token, bool own) {
     if constexpr (STAGES > 0) cp_async_wait();
     if constexpr (KEEP_IN_REGISTERS) {
@@ -92,7 +96,7 @@ struct BackwardPass {
       prefetch(token - 1, STAGES == 2 ? inputs.stage ^ 1 : 0, own || chunk.owns(token - 1));
   }
 
-  // G of an own token's row.
+  // G of a row.
   __device__ __forceinline__ void load_grad(Window* window, int row) {
     convert(grad[row % KEPT_ROWS], inputs.grad[row]);
     if constexpr (READ == TOKEN) add_later(*window, row);
@@ -109,7 +113,7 @@ struct BackwardPass {
       Real later[FEATURES];
       window.load(tap, row, later);
       CompressWeight compress;
-      compress.load(b, feature_of(row), tap);
+      compress.load(args, feature_of(row), tap);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f)
 #pragma unroll
@@ -118,20 +122,21 @@ struct BackwardPass {
     packet.set(total);
   }
 
-  // X' of an own token's row.
+  // X' of a row.
   __device__ __forceinline__ void rebuild(const DerivedScalars& s, int row) {
     auto& to = stored[row % KEPT_ROWS];
     if constexpr (REWRITE) to = rewritten(inputs.state[row], inputs.direction[row], s.factors);
     else to = inputs.state[row];
   }
 
-  // A row's shares of c and, of an own token, of k̂ᵀ(G + w a) and k̂ᵀ(w x̂) (r is put in later).
+  // Adds a row's share of c and, unless the token is in the halo, of kᵀ(G + w a) and kᵀ(w x̂). rewrite_backward multiplies
+  // by r.
   __device__ __forceinline__ void add_row(
       int row, bool own, const Real (&normed)[FEATURES], const Real (&dh)[FEATURES], const Real (&a)[FEATURES],
       Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) const {
     if constexpr (NORM) {
       Parameters parameters;
-      parameters.load_norm(b, feature_of(row));
+      parameters.load_norm(args, feature_of(row));
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) {
         totals[0] += parameters.gamma(f) * dh[f] * normed[f];
@@ -140,7 +145,7 @@ struct BackwardPass {
     if constexpr (!REWRITE) return;
     if (!own) return;
     CompressWeight compress;
-    if constexpr (READ != NONE) compress.load(b, feature_of(row));
+    if constexpr (READ != NONE) compress.load(args, feature_of(row));
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
       const Real k = inputs.direction[row][f];
@@ -159,7 +164,7 @@ struct BackwardPass {
   __device__ __forceinline__ void store_row(
       const DerivedScalars& s, const RewriteGrad& rewrite_grad, long long token, int row, const Real (&dx)[FEATURES]) {
     CompressWeight compress;
-    if constexpr (READ != NONE) compress.load(b, feature_of(row));
+    if constexpr (READ != NONE) compress.load(args, feature_of(row));
     Real outgoing[ELEMENTS], dk[FEATURES];
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
@@ -184,11 +189,12 @@ struct BackwardPass {
     if constexpr (REWRITE) {
       Packet<DIRECTION_T, FEATURES> grad_direction;
       grad_direction.set(dk);
-      grad_direction.store_cached(packet_of(g.direction, token, row));  // the sublayer's backward is next
+      grad_direction.store_cached(
+          packet_of(g.direction, token, row));  // the sublayer's backward reads dk next: keep it in L2
     }
   }
 
-  // Before the sum: what a row adds to it, and x̂, dh' and a for after it.
+  // First pass, before the sum: adds a row's share to it and keeps x̂, dh' and a for the second pass.
   __device__ __forceinline__ void before_sum(
       const DerivedScalars& s, Window* window, long long token, bool own, int row,
       Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) {
@@ -200,8 +206,8 @@ struct BackwardPass {
     if (own) load_grad(window, row);
     if constexpr (READ != NONE) {
       if constexpr (READ != TOKEN) rebuild(s, row);
-      compress(b, inputs, s, row, stored[row % KEPT_ROWS], normed);
-      read_backward(b, inputs, s, row, dh, a);
+      compress(args, inputs, s, row, stored[row % KEPT_ROWS], normed);
+      read_backward(args, inputs, s, row, dh, a);
       this->normed.store(row, normed);
       read.store(row, a);
       if constexpr (SUMS != SEPARATE_KERNEL) context.store(row, dh);
@@ -209,7 +215,7 @@ struct BackwardPass {
     add_row(row, own, normed, dh, a, totals);
   }
 
-  // After it: dx, the shares of parameter gradients, dX and dk.
+  // Second pass, after the sum: dx, the parameter gradients, dX and dk.
   __device__ __forceinline__ void after_sum(
       const DerivedScalars& s, const RewriteGrad& rewrite_grad, Window* window, long long token, bool own, int row) {
     Real normed[FEATURES] = {}, dx[FEATURES] = {};
@@ -238,9 +244,9 @@ struct BackwardPass {
     }
   }
 
-  // One token, which has been asked for; of a token behind the chunk (not its own) dx alone.
+  // Processes one token, which has been prefetched. A halo token (not own) only gives dx to the window.
   __device__ __forceinline__ void run(Window* window, long long token, bool own) {
-    DerivedScalars s = derive(b, g, scalars);
+    DerivedScalars s = derive(args, g, scalars);
     load(token, own);
     Real totals[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1] = {};
     UNROLL_ROWS
@@ -271,6 +277,6 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewri
   __shared__ __align__(16) BlockSum<BLOCK_SUMS>::Buffer buffer;
   unsigned char* rest = shared;
   BackwardPass pass(all, buffer, rest);
-  walk_backward(all.b, reinterpret_cast<Real*>(rest), pass);
+  walk_backward(all.args, reinterpret_cast<Real*>(rest), pass);
   if constexpr (READ != NONE && SUMS != SEPARATE_KERNEL) pass.sums.store(all.g.partial);
 }

@@ -23,16 +23,16 @@
 struct Sums {
   Real biases[1 + M] = {};  // db_β, db_v
 #if SUMS == IN_REGISTERS
-  Real held[SLOTS > 0 ? SLOTS : 1][ROWS][FEATURES] = {};
+  Real values[SLOTS > 0 ? SLOTS : 1][ROWS][FEATURES] = {};
 
   __device__ Sums(Real*, Real*) {}
   __device__ __forceinline__ void add(int slot, int row, const Real (&x)[FEATURES]) {
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) held[slot][row][f] += x[f];
+    for (int f = 0; f < FEATURES; ++f) values[slot][row][f] += x[f];
   }
   __device__ __forceinline__ void load(int slot, int row, Features& packet) const {
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) packet.element[f] = held[slot][row][f];
+    for (int f = 0; f < FEATURES; ++f) packet.element[f] = values[slot][row][f];
   }
 #else
   Real* rows;

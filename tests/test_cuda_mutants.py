@@ -64,7 +64,7 @@ MUTANTS = {
         "token < last; ++token) {\n      forward",
         "token <= last; ++token) {\n      forward",
     ),
-    "the chunk's last token is left out": (WALK, ": b.tokens) - 1)", ": b.tokens) - 2)"),
+    "the chunk's last token is left out": (WALK, ": args.tokens) - 1)", ": args.tokens) - 2)"),
     # halos and windows
     "a halo one token short": (
         FORWARD,
@@ -77,11 +77,11 @@ MUTANTS = {
         "pass.run(&window, token, true);",
     ),
     "the window does not move": (FORWARD, "window->advance();", ""),
-    "sequences see each other": (FORWARD, "if (position == b.time) {", "if (false) {"),
+    "sequences see each other": (FORWARD, "if (position == args.time) {", "if (false) {"),
     "sequences see each other backward": (
         WALK,
-        "position = b.time - 1;\n      window.clear();",
-        "position = b.time - 1;",
+        "position = args.time - 1;\n      window.clear();",
+        "position = args.time - 1;",
     ),
     "one token behind the chunk is not looked at": (
         WALK,
@@ -220,7 +220,7 @@ MUTANTS = {
     ),
     "the sums of X instead of X'": (SEPARATE, "if constexpr (REWRITE) {", "if constexpr (false) {"),
     "c is left out of g": ("backward.cuh", "total -= s.shift *", "total -= Real(0) *"),
-    "eps_k is not squared": (FORWARD, "Real(b.eps_k) * Real(b.eps_k)", "Real(b.eps_k)"),
+    "eps_k is not squared": (FORWARD, "Real(args.eps_k) * Real(args.eps_k)", "Real(args.eps_k)"),
     "halves of a pair swapped": (
         "common.cuh",
         "high ? pair & 0xffff0000u : pair << 16",

@@ -6,7 +6,7 @@ import math
 import typing
 from typing import Any, Literal, get_args
 
-LEAST_EPS_K = 1e-18  # what the operators can square in float32 (src/problem.rs)
+LEAST_EPS_K = 1e-18  # what the operators can square in float32 (src/problem/)
 
 
 class InputError(ValueError):

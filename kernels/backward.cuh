@@ -19,8 +19,8 @@ struct Gradients {
 };
 
 struct Backward {
-  RewriteRead args;
-  Gradients g;
+  RewriteRead forward;
+  Gradients gradients;
 };
 
 // Layout of the backward's one sum over the features: c, then k̂ᵀ(G + w a), then k̂ᵀ(w x̂).

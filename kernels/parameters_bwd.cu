@@ -22,8 +22,8 @@ struct BackwardPass {
   Sums sums;
 
   __device__ BackwardPass(const Backward& all, unsigned char* shared)
-      : args(all.args),
-        g(all.g),
+      : args(all.forward),
+        g(all.gradients),
         chunk(args),
         inputs(args, g, shared),
         scalars(args, g),
@@ -65,6 +65,6 @@ struct BackwardPass {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) parameters_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
   BackwardPass pass(all, shared);
-  walk_backward(all.args, reinterpret_cast<Real*>(shared), pass);
-  pass.sums.store(all.g.partial);
+  walk_backward(all.forward, reinterpret_cast<Real*>(shared), pass);
+  pass.sums.store(all.gradients.partial);
 }

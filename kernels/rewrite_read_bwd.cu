@@ -52,8 +52,8 @@ struct BackwardPass {
 
   // Dynamic shared memory holds, in this order: stages, window, feature rows, sums of parameter gradients.
   __device__ BackwardPass(const Backward& all, BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char*& shared)
-      : args(all.args),
-        g(all.g),
+      : args(all.forward),
+        g(all.gradients),
         chunk(args),
         inputs(args, g, shared),
         scalars(args, g),
@@ -277,6 +277,6 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewri
   __shared__ __align__(16) BlockSum<BLOCK_SUMS>::Buffer buffer;
   unsigned char* rest = shared;
   BackwardPass pass(all, buffer, rest);
-  walk_backward(all.args, reinterpret_cast<Real*>(rest), pass);
-  if constexpr (READ != NONE && SUMS != SEPARATE_KERNEL) pass.sums.store(all.g.partial);
+  walk_backward(all.forward, reinterpret_cast<Real*>(rest), pass);
+  if constexpr (READ != NONE && SUMS != SEPARATE_KERNEL) pass.sums.store(all.gradients.partial);
 }

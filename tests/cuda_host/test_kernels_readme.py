@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from op_cases import BF16, F32
-from test_cuda_compile import _own_cache as _own_cache
-from test_cuda_compile import compiled, macros, pytestmark, tensors, zeros
+from tests.cuda_host.test_compile import _own_cache as _own_cache
+from tests.cuda_host.test_compile import compiled, macros, pytestmark, tensors, zeros
+from tests.support import ROOT
+from tests.support.op_cases import BF16, F32
 
 __all__ = ["pytestmark"]
 
-FOLDER = Path(__file__).resolve().parents[1] / "kernels"
+FOLDER = ROOT / "kernels"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 KERNELS = "\n".join(path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.cu*")))
 ROWS = re.findall(r"^\| (`[A-Z][^|]*) \| ([^|]+) \|", README, flags=re.MULTILINE)

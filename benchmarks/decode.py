@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-import record
+from common import record
+from common.measure import RedGateError, Timed, gate, interleave, ratio, ratio_interval
+from common.report import Table
 from ddl.config import RESIDUALS
 from ddl.models import GPT, Cache, GPTConfig
-from measure import RedGateError, Timed, gate, interleave, ratio, ratio_interval
-from report import Table
 
 TOLERANCE = 1e-5  # float32, of the logits' rms
 

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import record
+from common import record
+from common.measure import Timed, interleave, ratio, ratio_interval
+from common.report import Table
 from ddl import DeltaResidual, functional
-from measure import Timed, interleave, ratio, ratio_interval
-from report import Table
 
 LAYERS = 12  # boundaries of the reference model
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-import record
+from common import record
+from common.measure import RedGateError, Timed, copies, gb_per_second, interleave
+from common.problems import LONGEST, OPS, TAPS, Case, Problem, build, check, cotangents, forms_of
+from common.report import Table
 from ddl import functional
-from measure import RedGateError, Timed, copies, gb_per_second, interleave
-from problems import LONGEST, OPS, TAPS, Case, Problem, build, check, cotangents, forms_of
-from report import Table
 
 GOAL = 0.85  # of the copy's rate
 

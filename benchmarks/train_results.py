@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import statistics
 from typing import Any
 
-import record
-from contestants import TOLERANCE, Contestant
-from measure import ratio, ratio_interval
-from report import Table
-from traffic import boundary
+from common import record
+from common.candidates import TOLERANCE, Contestant
+from common.measure import quartiles, ratio, ratio_interval
+from common.report import Table
+from common.traffic import boundary_features, floor
 
 GOAL = {"ddl": 0.97, "ddl-cc": 0.90, "ddl-tc": 0.85}  # ratio to additive; -noec does less work
 PAPER = {  # the paper's published code, measured on two cores
@@ -21,29 +20,6 @@ COLUMNS = (
     "mode", "residual", "form",
     "ms", "quartiles", "ratio", "95 %", "goal", "floor", "paper", "vs plain",
 )  # fmt: skip
-
-
-def floor(
-    residual: str, boundaries: int, additive: float, gb_s: float, *, state: int, features: int
-) -> float:
-    """The ratio to expect if all boundaries moved just their bytes, at the bandwidth of a copy.
-
-    The additive step keeps its measured time, and the bytes a variant moves beyond it are added.
-    Eager PyTorch moves more than that for an addition and a norm, so an eager ratio may come out
-    above. boundaries: features in all of them; state, features: bytes of elements as in `boundary`.
-    """
-    sizes = {"state": state, "features": features}
-    more = boundary(residual, **sizes) - boundary("additive", **sizes)
-    return additive / (additive + more * boundaries / (gb_s * 1e9))
-
-
-def boundary_features(layers: int, tokens: int, hidden_size: int) -> int:
-    """Features in all boundaries of a model.
-
-    Opening read and expansion together move about what one boundary does, hence one more than there
-    are sublayers.
-    """
-    return (2 * layers + 1) * tokens * hidden_size
 
 
 def summarise(
@@ -79,13 +55,6 @@ def summarise(
         plain = ratio(peers_base.seconds, peer.seconds)
         summary["faster_than_plain"] = summary["ratio"] / plain
     return summary
-
-
-def quartiles(seconds: list[float]) -> tuple[float, float]:
-    if len(seconds) < 2:
-        return seconds[0], seconds[0]
-    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return low, high
 
 
 def find(contestants: list[Contestant], *key: str) -> Contestant | None:

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import record
-from contestants import Contestant, check_all, enter, step
+from common import record
+from common.candidates import Contestant, check_all, enter, step
+from common.measure import Timed, copies, gb_per_second, interleave
 from ddl.config import RESIDUALS
-from measure import Timed, copies, gb_per_second, interleave
 from train_results import tabulate, to_record
 
 # The configuration that is recorded, and to which goals and the paper's numbers belong.

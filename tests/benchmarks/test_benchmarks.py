@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -10,7 +11,6 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,10 +31,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Imports a benchmark's module the way `python benchmarks/…` finds it."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
-    def load(name: str) -> ModuleType:
-        return __import__(name)
-
-    return load
+    return importlib.import_module
 
 
 def run(script: str, out: Path, *options: str) -> dict[str, Any]:
@@ -148,14 +145,14 @@ def test_ops(tmp_path: Path) -> None:
     ],
 )
 def test_bytes_that_must_move(load: Any, case: Any, forward: int, backward: int) -> None:
-    problems = load("problems")
+    problems = load("common.problems")
     problem = problems.build(problems.Case(*case, d=63, m=4, batch=2, time=5))
     row = 2 * 5 * 63 * 4
     assert (problem.forward_bytes, problem.backward_bytes) == (forward * row, backward * row)
 
 
 def test_bytes_follow_the_storage_types(load: Any) -> None:
-    problems = load("problems")
+    problems = load("common.problems")
     wide = problems.Case("rewrite_read", "token", 8, 4, 2, 5, torch.float32, torch.bfloat16)
     problem, row = problems.build(wide), 2 * 5 * 8
     # X X' and x in float32, k and h in bfloat16; G X dX and x, k dh dk
@@ -166,7 +163,7 @@ def test_bytes_follow_the_storage_types(load: Any) -> None:
 
 
 def test_floor_counts_what_the_operator_benchmark_counts(load: Any) -> None:
-    traffic = load("traffic")
+    traffic = load("common.traffic")
     assert traffic.boundary("additive") == 4 + 4
     assert traffic.boundary("ddl") == 4 + 6
     assert traffic.boundary("ddl-cc") == 10 + 15
@@ -189,7 +186,7 @@ def test_the_check_of_an_operator_names_what_is_wrong(
     load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many sequences the reference takes at a time."""
-    problems, measure = load("problems"), load("measure")
+    problems, measure = load("common.problems"), load("common.measure")
     case = problems.Case("rewrite_read", "token", 7, 4, 3, 6)
     problem = problems.build(case)
 
@@ -210,7 +207,7 @@ def test_the_check_of_an_operator_names_what_is_wrong(
 def test_a_wrong_model_is_not_timed(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_step, plain = load("train_step"), load("plain")
+    train_step, plain = load("train_step"), load("baselines.plain")
     right = plain.rewrite
 
     def wrong(state: Any, direction: Any, value: Any, gate: Any, eps_k: float) -> Any:
@@ -241,7 +238,7 @@ def test_a_wrong_operator_is_not_timed(
 
 
 def test_gate(load: Any) -> None:
-    measure = load("measure")
+    measure = load("common.measure")
     one, two = torch.ones(4), torch.full((4,), 2.0)
     assert measure.gate({"a": (one, one)}, 1e-6) == 0
     assert measure.gate({"a": (one * (1 + 1e-4), one)}, 1e-3) == pytest.approx(1e-4, rel=1e-2)
@@ -253,7 +250,7 @@ def test_gate(load: Any) -> None:
 
 
 def test_steps_are_interleaved(load: Any) -> None:
-    measure = load("measure")
+    measure = load("common.measure")
     order: list[str] = []
 
     def step(name: str) -> Any:
@@ -275,7 +272,7 @@ def test_steps_are_interleaved(load: Any) -> None:
 
 
 def test_ratio_and_its_interval(load: Any) -> None:
-    measure = load("measure")
+    measure = load("common.measure")
     torch.manual_seed(1)
     slow = (2 + 0.1 * torch.randn(40, dtype=torch.float64)).tolist()
     fast = (1 + 0.1 * torch.randn(40, dtype=torch.float64)).tolist()
@@ -286,7 +283,7 @@ def test_ratio_and_its_interval(load: Any) -> None:
 
 
 def test_plain_stream_has_the_state_dict_of_the_fused_one(load: Any) -> None:
-    plain = load("plain")
+    plain = load("baselines.plain")
     sizes = {"vocab_size": 16, "num_layers": 1, "num_heads": 2, "hidden_size": 16}
     model = GPT(GPTConfig(residual="ddl-tc", **sizes))
     state, peer = model.state_dict(), plain.peer(model).state_dict()
@@ -298,7 +295,7 @@ def test_plain_stream_has_the_state_dict_of_the_fused_one(load: Any) -> None:
 
 
 def test_tables_read_well_without_rich(load: Any) -> None:
-    table = load("report").Table("Title", ("name", "ms"), notes=["A note."])
+    table = load("common.report").Table("Title", ("name", "ms"), notes=["A note."])
     table.add("additive", "1.5")
     assert table.markdown() == (
         "### Title\n\n| name     |  ms |\n|----------|----:|\n| additive | 1.5 |\n\nA note.\n"
@@ -306,7 +303,7 @@ def test_tables_read_well_without_rich(load: Any) -> None:
 
 
 def test_the_second_step_of_a_turn_is_timed(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_step, contestants = load("train_step"), load("contestants")
+    train_step, contestants = load("train_step"), load("common.candidates")
     clock, steps = [0.0], iter(range(100))
 
     def step(*_: Any) -> None:

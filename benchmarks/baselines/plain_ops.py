@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import plain
+from baselines import plain
+from baselines.plain import Style
 from ddl.results import ReadResult, RewriteReadResult
-from plain import Style
 
 
 def rewrite(

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-import plain
+from baselines import plain
+from common.measure import RedGateError, gate
+from common.report import progress
 from ddl.config import GPTConfig
 from ddl.models import GPT
-from measure import RedGateError, gate
-from report import progress
 
 # rms error of a tensor, relative to its scale. One operator is right to 5e-6 (80 units in the last
 # place of float32, tests/support/tolerances.py); a trunk has 13 in sequence, with matrix products

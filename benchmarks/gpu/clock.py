@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import record
-from measure import Timed
+from common import record
+from common.measure import Timed
 
 
 class Clock:

@@ -39,3 +39,26 @@ def boundary(residual: str, *, state: int = 1, features: int = 1) -> int:
     form = "identity" if residual == "ddl" else "token" if "-tc" in residual else "channel"
     m = 1 if residual == "ddl" else 4
     return sum(moved("rewrite_read", form, m, state=state, features=features))
+
+
+def floor(
+    residual: str, boundaries: int, additive: float, gb_s: float, *, state: int, features: int
+) -> float:
+    """The ratio to expect if all boundaries moved just their bytes, at the bandwidth of a copy.
+
+    The additive step keeps its measured time, and the bytes a variant moves beyond it are added.
+    Eager PyTorch moves more than that for an addition and a norm, so an eager ratio may come out
+    above. boundaries: features in all of them; state, features: bytes of elements as in `boundary`.
+    """
+    sizes = {"state": state, "features": features}
+    more = boundary(residual, **sizes) - boundary("additive", **sizes)
+    return additive / (additive + more * boundaries / (gb_s * 1e9))
+
+
+def boundary_features(layers: int, tokens: int, hidden_size: int) -> int:
+    """Features in all boundaries of a model.
+
+    Opening read and expansion together move about what one boundary does, hence one more than there
+    are sublayers.
+    """
+    return (2 * layers + 1) * tokens * hidden_size

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.measure import gate
+from common.traffic import moved
 from ddl import reference
-from measure import gate
-from traffic import moved
 
 OPS = ("rewrite", "read", "rewrite_read", "expand")
 TAPS = 4

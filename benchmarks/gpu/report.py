@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from gpu_log import Line, Log
-from report import Table
+from common.report import Table
+from gpu.log import Line, Log
 
 # Ratios to the additive residual, by what the device's name contains; "" is any other.
 RATIOS = {

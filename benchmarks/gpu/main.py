@@ -1,10 +1,10 @@
 """Everything that is claimed of a GPU, measured in one command, under 8 minutes on an H100.
 
-    python benchmarks/gpu.py                          # all parts, into benchmarks/results
-    python benchmarks/gpu.py --only ops,train         # some of them
-    python benchmarks/gpu.py --only ops --sizes 4096 --channels 4
-    python benchmarks/gpu.py --quick                  # tiny sizes: seconds, recorded nowhere
-    python benchmarks/gpu.py --quick --device cpu     # the same code where there is no GPU
+    python benchmarks/gpu                          # all parts, into benchmarks/results
+    python benchmarks/gpu --only ops,train         # some of them
+    python benchmarks/gpu --only ops --sizes 4096 --channels 4
+    python benchmarks/gpu --quick                  # tiny sizes: seconds, recorded nowhere
+    python benchmarks/gpu --quick --device cpu     # the same code where there is no GPU
 
 It needs the installed wheel, PyTorch and this folder, no Rust. Every operator and model first has
 to agree with ddl.reference or plain PyTorch on the device, at the sizes to be timed; one that does
@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,17 +35,17 @@ from pathlib import Path
 import torch
 
 import ddl.cuda
-import gpu_report
-import record
-from ddl.config import PRESETS, RESIDUALS, TINY
-from gpu_clock import Clock, describe
-from gpu_launch import launches
-from gpu_log import Budget, Line, Log
-from gpu_models import Setting
-from gpu_ops import cases, compile_ahead, full_name, plain_forms, race
-from gpu_train import prefill, train
-from measure import gb_per_second, interleave
-from report import progress
+from common import record
+from common.measure import gb_per_second, interleave
+from common.report import progress
+from ddl.config import PRESETS, RESIDUALS
+from gpu import report
+from gpu.clock import Clock, describe
+from gpu.launch import launches
+from gpu.log import Budget, Line, Log
+from gpu.models import Setting
+from gpu.ops import cases, compile_ahead, full_name, plain_forms, race
+from gpu.train import prefill, train
 
 MAIN = ("additive", "ddl", "ddl-cc", "ddl-tc")
 # Sequences of 1,024 tokens that a GPU of 80 GB has memory for.
@@ -95,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             budget.run(log, part, pieces, expected)
             progress("")
             print(f"{part}: done after {budget.spent:.0f} s", flush=True)
-    return report(log, where, args)
+    return show_report(log, where, args)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -140,7 +139,7 @@ def parts(
     """The pieces of every part, and the seconds that one may take before that is known."""
     every, rounds = cases(args), args.rounds
     timed = {"clock": clock, "rounds": rounds, "backend": args.backend}
-    goals = gpu_report.ratio_goals(device_name)
+    goals = report.ratio_goals(device_name)
     run = partial(train, clock=clock, rounds=rounds, goals=goals)
 
     def ops(forms: Callable[..., list[str]]) -> Pieces:
@@ -169,7 +168,7 @@ def settings(args: argparse.Namespace, mode: str) -> list[Setting]:
     """What is trained: the papers' two models, in two precisions."""
     chosen = []
     for preset, batch in BATCHES.items():
-        config = TINY if args.quick else PRESETS[preset].model
+        config = PRESETS["tiny" if args.quick else preset].model
         config = replace(config, num_layers=1, block_size=args.time) if args.quick else config
         most = args.batch if args.quick else batch
         for precision in ("autocast", "bfloat16"):
@@ -190,12 +189,12 @@ def bandwidth(clock: Clock, rounds: int) -> list[Line]:
     return lines
 
 
-def report(log: Log, where: Line, args: argparse.Namespace) -> int:
+def show_report(log: Log, where: Line, args: argparse.Namespace) -> int:
     """Print the tables; leave them beside the records; 1 if anything went wrong."""
-    tables = gpu_report.tables(log.lines)
+    tables = report.tables(log.lines)
     machine = f"{where['device']}, driver {where['driver']} · {record.describe(where)}"
     machine += f" · DDL_PLAN={where['plan']}" if where["plan"] else ""
-    closing = "\n".join([*gpu_report.remarks(log), machine])
+    closing = "\n".join([*report.remarks(log), machine])
     for table in tables:
         table.show()
     print(closing)
@@ -203,7 +202,3 @@ def report(log: Log, where: Line, args: argparse.Namespace) -> int:
         summary = "\n".join([*(table.markdown() for table in tables), closing, ""])
         (args.out / "gpu.md").write_text(summary, encoding="utf-8")
     return 1 if log.faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

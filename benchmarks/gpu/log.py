@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-import record
-from report import progress
+from common import record
+from common.report import progress
 
 Line = dict[str, Any]
 

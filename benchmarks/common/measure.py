@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from report import progress
+from common.report import progress
 
 Timed = Callable[[], tuple[float, ...]]  # runs something once and returns the seconds it took
 RESAMPLES = 1000
@@ -93,6 +93,13 @@ def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> 
     drawn = torch.randint(rounds, (RESAMPLES, rounds), generator=torch.Generator().manual_seed(0))
     medians = pairs[:, drawn].quantile(0.5, dim=-1)  # (2, RESAMPLES)
     low, high = (medians[0] / medians[1]).quantile(torch.tensor([0.025, 0.975]).double()).tolist()
+    return low, high
+
+
+def quartiles(seconds: list[float]) -> tuple[float, float]:
+    if len(seconds) < 2:
+        return seconds[0], seconds[0]
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
     return low, high
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from common.measure import Timed, interleave
+from common.problems import Case, build, cotangents
 from ddl import functional
-from gpu_clock import Clock
-from gpu_log import Line
-from gpu_ops import OPS
-from measure import Timed, interleave
-from problems import Case, build, cotangents
+from gpu.clock import Clock
+from gpu.log import Line
+from gpu.ops import OPS
 
 FORMS = {"rewrite": "", "read": "channel", "rewrite_read": "channel", "expand": "conv"}
 D, M, TOKENS = 64, 4, 8

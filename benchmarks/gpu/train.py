@@ -9,12 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from contestants import Contestant
-from gpu_clock import Clock
-from gpu_log import Line
-from gpu_models import Setting, check_compiled, entered
-from measure import gb_per_second, interleave, ratio, ratio_interval
-from train_results import boundary_features, floor, quartiles
+from common.candidates import Contestant
+from common.measure import gb_per_second, interleave, quartiles, ratio, ratio_interval
+from common.traffic import boundary_features, floor
+from gpu.clock import Clock
+from gpu.log import Line
+from gpu.models import Setting, check_compiled, entered
 
 
 def train(setting: Setting, clock: Clock, rounds: int, goals: dict[str, float]) -> list[Line]:

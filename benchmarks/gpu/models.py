@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import plain
-from contestants import Contestant, check_all, compiled, make, results
+from baselines import plain
+from common.candidates import Contestant, check_all, compiled, make, results
 from ddl.config import GPTConfig, OptimConfig
 from ddl.optim import make_optimizer
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 import ddl.cuda
-import plain_ops
+from baselines import plain_ops
+from common.measure import RedGateError, gb_per_second, interleave
+from common.problems import TOLERANCES, Case, Operator, Problem, build, check, cotangents, forms_of
 from ddl import functional
-from gpu_clock import Clock
-from gpu_log import Line
-from measure import RedGateError, gb_per_second, interleave
-from problems import TOLERANCES, Case, Operator, Problem, build, check, cotangents, forms_of
+from gpu.clock import Clock
+from gpu.log import Line
 
 # By the name of the state's type: types of the state (and parameters) and of k and h. float32 is
 # what bfloat16 autocast makes of a model in float32.

@@ -22,7 +22,7 @@ import torch
 import ddl
 from ddl import _native
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
 

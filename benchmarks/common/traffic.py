@@ -1,9 +1,8 @@
-"""The bytes that must move: what rates are counted by, and the floor under every time.
+"""The bytes that must move. All rates are counted by them, and so is the floor of a time.
 
-Counted are the tensors with a row of features per token, each once: forward X, k → X', h; backward
-G, X, k, dh → dX, dk; a token read also stores x and loads it again. Values, gates, statistics and
-parameters are left out, and so is what an implementation moves beyond that: it shows as a lower
-rate.
+Every tensor with a row of features per token counts once: forward X, k → X', h; backward G, X, k,
+dh → dX, dk; a token read also stores x and loads it again. Values, gates, statistics and parameters
+are left out. If an implementation moves more bytes than these, its rate is lower.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ def moved(op: str, form: str, m: int, *, state: int = 1, features: int = 1) -> t
     """Bytes per token and feature of one operator, forward and backward.
 
     form: of the read (identity, channel, token) or of the expansion (repeat, conv), "" for a
-    rewrite. state: bytes of an element of X, X', their gradients, and x. features: of k, h, dk and
-    dh. With sizes of one, elements are counted.
+    rewrite. state: bytes of an element of X, X', their gradients, and x. features: bytes of an
+    element of k, h, dk and dh. With the default sizes of 1 the result is in elements.
     """
     whole = m * state
     if op == "expand":
@@ -44,11 +43,12 @@ def boundary(residual: str, *, state: int = 1, features: int = 1) -> int:
 def floor(
     residual: str, boundaries: int, additive: float, gb_s: float, *, state: int, features: int
 ) -> float:
-    """The ratio to expect if all boundaries moved just their bytes, at the bandwidth of a copy.
+    """The ratio to the additive residual if boundaries took only the time to copy their bytes.
 
-    The additive step keeps its measured time, and the bytes a variant moves beyond it are added.
-    Eager PyTorch moves more than that for an addition and a norm, so an eager ratio may come out
-    above. boundaries: features in all of them; state, features: bytes of elements as in `boundary`.
+    The additive step keeps its measured time; the bytes that a variant moves beyond it are added at
+    the bandwidth of a copy. Eager PyTorch moves more bytes than counted for an addition and a norm,
+    so a measured eager ratio may exceed this. boundaries: features in all boundaries; additive:
+    seconds; state, features: bytes of elements as in `boundary`.
     """
     sizes = {"state": state, "features": features}
     more = boundary(residual, **sizes) - boundary("additive", **sizes)
@@ -58,7 +58,7 @@ def floor(
 def boundary_features(layers: int, tokens: int, hidden_size: int) -> int:
     """Features in all boundaries of a model.
 
-    Opening read and expansion together move about what one boundary does, hence one more than there
-    are sublayers.
+    The opening read and the expansion together move about as much as one boundary, so there is one
+    boundary more than there are sublayers.
     """
     return (2 * layers + 1) * tokens * hidden_size

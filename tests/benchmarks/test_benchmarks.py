@@ -23,7 +23,7 @@ from tests.support import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 ROUNDS = 3
-HEATS = ("fused", "plain")
+GROUPS = ("fused", "plain")
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def test_train_step_eager_with_peers(tmp_path: Path) -> None:
     assert record["copies"]["eager"]["copy_gb_s"] > 0
     results = {(r["residual"], r["heat"]): r for r in record["results"]}
     assert len(results) == len(record["results"])
-    assert set(results) == {(residual, heat) for residual in RESIDUALS for heat in HEATS}
+    assert set(results) == {(residual, group) for residual in RESIDUALS for group in GROUPS}
     assert all(r["form"] == h for (name, h), r in results.items() if name != "additive")
-    for heat in HEATS:
-        assert results["additive", heat]["form"] == "plain"
-        assert results["additive", heat]["ratio"] == 1
+    for group in GROUPS:
+        assert results["additive", group]["form"] == "plain"
+        assert results["additive", group]["ratio"] == 1
     for result in results.values():
         assert result["gate"]["red"] is None
         assert result["gate"]["worst"] <= result["gate"]["tolerance"]
@@ -86,7 +86,7 @@ def test_train_step_eager_with_peers(tmp_path: Path) -> None:
         assert low <= result["ratio"] * (1 + 1e-9)
         assert high >= result["ratio"] * (1 - 1e-9)
     for residual in set(RESIDUALS) - {"additive"}:
-        fused, plain = (results[residual, heat] for heat in HEATS)
+        fused, plain = (results[residual, group] for group in GROUPS)
         assert fused["faster_than_plain"] == pytest.approx(fused["ratio"] / plain["ratio"])
         assert 0 < fused["floor"] < 1
 
@@ -303,7 +303,7 @@ def test_tables_read_well_without_rich(load: Any) -> None:
 
 
 def test_the_second_step_of_a_turn_is_timed(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_step, contestants = load("train_step"), load("common.candidates")
+    train_step, candidates = load("train_step"), load("common.candidates")
     clock, steps = [0.0], iter(range(100))
 
     def step(*_: Any) -> None:
@@ -316,6 +316,6 @@ def test_the_second_step_of_a_turn_is_timed(load: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(train_step, "step", step)
     monkeypatch.setattr(train_step.time, "perf_counter", read_clock)
     model = torch.nn.Linear(1, 1)
-    one = contestants.Contestant("additive", "plain", "eager", model, model, None, hidden_size=4)
-    train_step.race([one], torch.zeros(1, 2, dtype=torch.long), rounds=3, mode="eager")
+    one = candidates.Candidate("additive", "plain", "eager", model, model, None, hidden_size=4)
+    train_step.interleave_group([one], torch.zeros(1, 2, dtype=torch.long), rounds=3, mode="eager")
     assert one.seconds == [1.25] * 3

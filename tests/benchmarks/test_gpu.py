@@ -159,15 +159,15 @@ def test_memory_is_of_one_model_alone(
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     module = load("gpu.train")
     chosen = setting(load, residuals=("additive",))
-    with load("gpu.models").entered(chosen, CPU) as (contestant,):
-        steps = module.stages(contestant, chosen.tokens(2, CPU), chosen)
+    with load("gpu.models").checked_candidates(chosen, CPU) as (candidate,):
+        steps = module.stages(candidate, chosen.tokens(2, CPU), chosen)
         for step in steps:
             step()
         clock.device = torch.device("cuda", 0)
-        found = module.peak_bytes(contestant, steps, clock)
-        parameters = sum(p.numel() for p in contestant.model.parameters())
-        moments_and_steps = 2 * 4 * parameters + 4 * len(list(contestant.model.parameters()))
-        rotary = sum(b.nbytes for b in contestant.model.buffers())
+        found = module.peak_bytes(candidate, steps, clock)
+        parameters = sum(p.numel() for p in candidate.model.parameters())
+        moments_and_steps = 2 * 4 * parameters + 4 * len(list(candidate.model.parameters()))
+        rotary = sum(b.nbytes for b in candidate.model.buffers())
     assert found == 4000 + 4 * parameters + moments_and_steps + rotary
 
 
@@ -194,10 +194,10 @@ def test_the_batch_is_halved_until_it_fits(
     module = load("gpu.train")
     right = module.stages
 
-    def stages(contestant: Any, batch: Any, chosen: Any) -> Any:
-        if len(batch) > 3 and contestant.residual == "ddl-tc":
+    def stages(candidate: Any, batch: Any, chosen: Any) -> Any:
+        if len(batch) > 3 and candidate.residual == "ddl-tc":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return right(contestant, batch, chosen)
+        return right(candidate, batch, chosen)
 
     monkeypatch.setattr(module, "stages", stages)
     lines = module.train(setting(load, batch=8), clock, rounds=2, goals={})
@@ -223,17 +223,17 @@ def test_plain_operators_agree_with_the_reference(
     problems, ops = load("common.problems"), load("gpu.ops")
     for form in problems.forms_of(op, m):
         one = problems.Case(op, form, 15, m, 2, 9, state, features)
-        for contestant in ("fused", *ops.plain_forms(one)):
-            plain = ops.operator(one, contestant, "aot_eager")
-            tolerances = problems.TOLERANCES if contestant == "fused" else ops.PLAIN_TOLERANCES
+        for candidate in ("fused", *ops.plain_forms(one)):
+            plain = ops.operator(one, candidate, "aot_eager")
+            tolerances = problems.TOLERANCES if candidate == "fused" else ops.PLAIN_TOLERANCES
             assert problems.check(one, problems.build(one), plain, tolerances) < 1
 
 
-def test_contestants_take_turns_on_cold_arguments(load: Any, clock: Any) -> None:
+def test_candidates_take_turns_on_cold_arguments(load: Any, clock: Any) -> None:
     ops = load("gpu.ops")
     forms = ["fused", *ops.plain_forms(case(load)), "compiled broadcasts"]
-    lines = ops.race(case(load), forms, clock, 2, "aot_eager")
-    assert [line["contestant"] for line in lines] == forms
+    lines = ops.interleave_forms(case(load), forms, clock, 2, "aot_eager")
+    assert [line["candidate"] for line in lines] == forms
     assert len(forms) == 4
     state = 2 * 12 * 16 * 4 * 2  # bytes; the stand-in for a cache has 4096
     assert {line["copies"] for line in lines} == {-(-4 * 4096 // state)}
@@ -271,7 +271,9 @@ def test_what_is_wrong_is_not_timed(load: Any, clock: Any, monkeypatch: pytest.M
 
     monkeypatch.setattr(functional, "read", wrong)
     one = case(load, "read", "channel")
-    fused, plain = load("gpu.ops").race(one, ["fused", "eager products"], clock, 2, "aot_eager")
+    fused, plain = load("gpu.ops").interleave_forms(
+        one, ["fused", "eager products"], clock, 2, "aot_eager"
+    )
     assert fused["gate"]["red"].startswith("output 1: rms error")
     assert "forward" not in fused
     assert plain["forward"]["us"] > 0

@@ -11,6 +11,7 @@ reported red, without times, and the exit status is 1.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import math
 import statistics
@@ -161,4 +162,5 @@ def tabulate(results: list[dict[str, Any]], args: argparse.Namespace) -> Table:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # imported modules are no garbage, and every gc.collect() would visit them again
     sys.exit(main())

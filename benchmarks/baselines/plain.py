@@ -9,6 +9,7 @@ them). Nothing here is timed before it agrees with the fused stream or the refer
 
 from __future__ import annotations
 
+import copy
 from functools import reduce
 from typing import Any, Literal
 
@@ -134,7 +135,7 @@ def _read(read: Read, state: Tensor) -> Tensor:
 
 def peer(model: GPT) -> GPT:
     """The same model on the same parameters, with its trunk in plain PyTorch."""
-    with torch.device("meta"):  # all of its parameters are replaced
-        other = GPT(model.config)
-    other.wte, other.trunk = model.wte, PlainStream(model.trunk)
+    other = copy.copy(model)
+    other._modules = dict(model._modules)  # the shallow copy shares the table of submodules
+    other.trunk = PlainStream(model.trunk)
     return other

@@ -1,5 +1,6 @@
 """Start the GPU benchmark: `python benchmarks/gpu`. main.py has its options and its parts."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -9,4 +10,5 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from gpu.main import main
 
+    gc.freeze()  # imported modules are no garbage, and every gc.collect() would visit them again
     sys.exit(main())

@@ -69,7 +69,7 @@ bench: $(EXT) ## training steps, operators and generation on the CPU
 	$(PY) benchmarks/decode.py
 
 bench-gpu: $(EXT) ## everything measured on a GPU, in 8 minutes (ARGS="--only ops,train")
-	$(PY) benchmarks/gpu.py $(ARGS)
+	$(PY) benchmarks/gpu $(ARGS)
 
 sanitize: $(EXT) ## part of the GPU tests under NVIDIA's compute-sanitizer
 	$(PY) tests/gpu/sanitize.py $(ARGS)

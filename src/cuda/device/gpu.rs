@@ -6,14 +6,14 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUfunction_attribute as Setting};
 
-use super::backend::Backend as Device;
+use super::backend::Backend;
 use super::driver::{AllowLoading, Clusters, Current, Driver, call};
 use super::table::{Loaded, Table};
 use crate::cuda::compile::build;
 use crate::cuda::compile::nvrtc::{Target, nvrtc, target};
 use crate::cuda::kernel::Specialisation;
 use crate::cuda::library::Library;
-use crate::cuda::plan::{Limits, Overrides as Forced, Plan, most_of_a_cluster};
+use crate::cuda::plan::{Limits, Overrides, Plan, most_of_a_cluster};
 use crate::error::{Error, Result};
 
 /// How what a captured stream forbids begins: 900 to 908.
@@ -34,7 +34,7 @@ pub struct Gpu {
     index: usize,
     context: sys::CUcontext,
     limits: Limits,
-    forced: Forced,
+    overrides: Overrides,
     pub target: Target,
     table: Table,
 }
@@ -94,15 +94,15 @@ fn find() -> std::result::Result<Gpus, String> {
 }
 
 /// Choices made by hand, for those who time them.
-fn forced(limits: &Limits) -> std::result::Result<Forced, String> {
+fn overrides(limits: &Limits) -> std::result::Result<Overrides, String> {
     let words = std::env::var("DDL_PLAN").unwrap_or_default();
-    let forced = Forced::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
+    let overrides = Overrides::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
     let most = limits.cluster;
-    match forced.cluster {
+    match overrides.cluster {
         Some(cluster) if cluster > most => {
             Err(format!("`DDL_PLAN` must have CLUSTER up to {most} on this GPU, got {cluster}"))
         }
-        _ => Ok(forced),
+        _ => Ok(overrides),
     }
 }
 
@@ -145,10 +145,10 @@ impl Gpu {
             )?,
             cluster: clusters.map_or(1, |_| most),
         };
-        let forced = forced(&limits)?;
+        let overrides = overrides(&limits)?;
         // SAFETY: as above.
         unsafe { driver.check(call!(driver.cuDevicePrimaryCtxRetain(&mut context, device)))? };
-        Ok(Gpu { driver, clusters, index, context, limits, forced, target, table: Table::default() })
+        Ok(Gpu { driver, clusters, index, context, limits, overrides, target, table: Table::default() })
     }
 
     fn enter(&self) -> std::result::Result<Current<'_>, String> {
@@ -192,7 +192,7 @@ impl Gpu {
     }
 
     fn load_planned(&self, s: &Specialisation, plan: Plan, limits: &Limits) -> Result<Loaded> {
-        let built = build(s, plan, limits, &self.forced, self.target)?;
+        let built = build(s, plan, limits, &self.overrides, self.target)?;
         let (name, plan) = (s.kernel.name(), built.plan);
         let fixed = built.binary.shared as usize + crate::cuda::plan::RESERVED;
         let loaded = self.load_image(&built.binary.image, name, &plan, fixed);
@@ -237,7 +237,7 @@ impl Gpu {
     }
 }
 
-impl Device for Gpu {
+impl Backend for Gpu {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -246,8 +246,8 @@ impl Device for Gpu {
         &self.table
     }
 
-    fn overrides(&self) -> Forced {
-        self.forced
+    fn overrides(&self) -> Overrides {
+        self.overrides
     }
 
     fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded> {
@@ -257,7 +257,7 @@ impl Device for Gpu {
         }
         // A part of a GPU may have no room for clusters.
         let limits = Limits { cluster: 1, ..self.limits };
-        let plan = Plan::new(specialisation, &limits, &Forced { cluster: None, ..self.forced })?;
+        let plan = Plan::new(specialisation, &limits, &Overrides { cluster: None, ..self.overrides })?;
         self.load_planned(specialisation, plan, &limits)
     }
 

@@ -1,4 +1,4 @@
-"""What a run leaves, one JSON record per line and on disk at once, and what time is left for it."""
+"""The log of a run, one JSON record per line, and the time budget that the run has."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-import record
-from report import progress
+from common import record
+from common.report import progress
 
 Line = dict[str, Any]
 
 
 class Log:
-    """Lines of a run, appended to a file one by one, each naming device, software and commit."""
+    """Lines of a run, appended to a file at once. Each names device, software and commit."""
 
     def __init__(self, where: Line, path: Path | None) -> None:
         names = ("date", "device", "driver", "torch", "ddl", "commit", "native", "plan")
@@ -31,10 +31,10 @@ class Log:
             record.append(self.path, self.common | line)
 
     def attempt(self, part: str, what: str, work: Callable[[], list[Line]]) -> None:
-        """Writes the lines that `work` returns, or why it returned none.
+        """Write the lines that `work` returns, or the reason why it returned none.
 
-        Too little memory for a size is no fault; every other exception is, and the run goes on with
-        what is left to measure.
+        An OutOfMemoryError is noted as skipped; every other exception is a fault. In both cases the
+        run continues with the next piece.
         """
         progress(f"{part}: {what}")
         try:
@@ -50,13 +50,13 @@ class Log:
 
     @property
     def faults(self) -> list[str]:
-        """Everything that went wrong, a line each."""
+        """Failed checks and exceptions, a line each."""
         reasons = [(x, x.get("error") or x.get("gate", {}).get("red")) for x in self.lines]
         return [f"{x['part']}, {x['what']}: {reason}" for x, reason in reasons if reason]
 
     @property
     def omissions(self) -> list[str]:
-        """Everything that there was no time or memory for, a line each."""
+        """Pieces that were skipped for lack of time or memory, a line each."""
         left = [(x, x.get("what", f"{len(x.get('pieces', ()))} pieces")) for x in self.lines]
         return [f"{x['part']}, {what}: {x['skipped']}" for x, what in left if "skipped" in x]
 
@@ -82,9 +82,10 @@ class Budget:
         pieces: dict[str, Callable[[], list[Line]]],
         expected: float,
     ) -> None:
-        """Attempts the pieces of a part in order while there is time, and says which were left out.
+        """Attempt the pieces of a part in order while there is time, and log those left out.
 
-        expected: seconds of one piece, until one has shown how long it takes.
+        expected: estimated seconds of the first piece. Later ones are expected to take as long as
+        the slowest before them.
         """
         names, took = list(pieces), expected
         for index, name in enumerate(names):

@@ -1,9 +1,10 @@
-"""Time on a device, taken between marks in its stream of work.
+"""Time on a device, measured between CUDA events on its stream.
 
-Every measurement begins with a copy between two large buffers, which is timed itself. While the
-device copies, the host runs ahead, so that no gap between launches is measured; the copy leaves
-nothing of the operands in the L2 cache; and its rate is the one to compare with, from the same
-moment. On a CPU the same code runs with the host's clock, to be tested without a GPU.
+Every measurement begins with a copy between two large buffers, which is timed as well. It has three
+purposes: while the device copies, the host queues the work behind it, so that no gap between
+launches is measured; it evicts the operands from the L2 cache; and its rate, from the same moment,
+is the one to compare with. On a CPU the same code reads the host's clock, so that it can be tested
+without a GPU.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import record
-from measure import Timed
+from common import record
+from common.measure import Timed
 
 
 class Clock:
@@ -37,18 +38,21 @@ class Clock:
 
     @property
     def copied_bytes(self) -> int:
-        """What the copy moves: every byte is read and written."""
+        """Bytes that the copy moves. Every byte is read and written."""
         return 2 * self.copy_bytes
 
     @property
     def cache_bytes(self) -> int:
-        """Of the device's last cache; one page where it does not matter."""
+        """Size of the L2 cache. On a CPU, where it does not matter, one page."""
         if self.device.type != "cuda":
             return 4096
         return torch.cuda.get_device_properties(self.device).L2_cache_size
 
     def timed(self, *stages: Callable[[], Any]) -> Timed:
-        """Runs copy and stages; returns the seconds of each. Results live until the clock stops."""
+        """Runs the copy and the stages and returns the seconds of each.
+
+        The stages' results are kept until the clock stops, so that freeing them is not timed.
+        """
 
         def run() -> tuple[float, ...]:
             marks = [self._mark()]
@@ -63,12 +67,12 @@ class Clock:
         return run
 
     def wait(self) -> None:
-        """Until the device has done all its work."""
+        """Wait until the device has done all its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def release(self) -> None:
-        """Gives memory that no tensor holds back to the device."""
+        """Return cached memory that no tensor holds to the device."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

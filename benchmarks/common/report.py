@@ -1,4 +1,4 @@
-"""Tables for the terminal (through rich where it is installed) and for Markdown files."""
+"""Tables for the terminal (through rich if it is installed) and for Markdown files."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Table:
             rich.add_row(*row)
         out = console.Console(highlight=False)
         if console.Console(width=1000).measure(rich).maximum > out.width:
-            return False  # it would cut numbers off
+            return False  # rich would truncate numbers
         out.print(rich, *self.notes, sep="\n", markup=False)
         return True
 
 
 def progress(text: str) -> None:
-    """One line on standard error that the next one overwrites; nothing where nobody watches."""
+    """One line on standard error that the next one overwrites; nothing if it is no terminal."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

@@ -1,6 +1,4 @@
-"""Operators to measure: their random arguments, the bytes they must move, and whether they agree
-with `ddl.reference`.
-"""
+"""Operators to measure: random arguments, bytes to move, and the check against `ddl.reference`."""
 
 from __future__ import annotations
 
@@ -12,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.measure import gate
+from common.traffic import moved
 from ddl import reference
-from measure import gate
-from traffic import moved
 
 OPS = ("rewrite", "read", "rewrite_read", "expand")
 TAPS = 4
 LONGEST = 256  # tokens in a sequence, unless a case says otherwise
-# rms error relative to the scale of a tensor, by the coarsest of its own type and the state's. The
-# operators are right to 5e-6 in float32, 80 units in the last place, and to 2.5 units in bfloat16
-# (tests/support/tolerances.py); parameter gradients are summed here over 2^14 tokens and more.
+# Allowed rms error relative to the scale of a tensor, by the coarser of its own type and the
+# state's. The operators are accurate to 5e-6 in float32 (80 units in the last place) and to 2.5
+# units in bfloat16 (tests/support/tolerances.py); parameter gradients here are sums over 2^14
+# tokens and more.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
-AT_ONCE = 2**26  # elements of a state that the reference works on in float64
+AT_ONCE = 2**26  # most elements of a state that the reference takes at once, in float64
 SCALES = {"gate_bias": "gate_weight", "value_bias": "value_weight"}
 PER_TOKEN = ("state", "direction", "value", "gate", "x")
 
@@ -48,19 +47,19 @@ class Case:
         return f"{self.op} {self.form} d={self.d} m={self.m}".replace("  ", " ")
 
     def sizes(self) -> dict[str, Any]:
-        """The case as JSON types, its storage apart."""
+        """The case as JSON types, without its dtypes."""
         return {name: getattr(self, name) for name in ("op", "form", "d", "m", "batch", "time")}
 
 
 @dataclass
 class Problem:
-    """A case's arguments, and which of its tensors have to move."""
+    """A case's arguments, and the bytes that one call must move."""
 
     inputs: dict[str, Tensor]  # tensors, all with gradients
     numbers: dict[str, Any]
     forward_bytes: int
     backward_bytes: int
-    state: Tensor  # what copies are measured on
+    state: Tensor  # its size is the size of the copies to compare with
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -77,7 +76,7 @@ def tensors(result: Any) -> list[Tensor]:
 
 
 def forms_of(op: str, m: int) -> tuple[str, ...]:
-    """What reads and expansions with m value channels can be."""
+    """The forms that an operator has for m value channels."""
     if op in ("read", "rewrite_read"):
         return ("identity" if m == 1 else "channel", "token")
     if op == "expand":
@@ -86,7 +85,7 @@ def forms_of(op: str, m: int) -> tuple[str, ...]:
 
 
 def build(case: Case, device: str | torch.device = "cpu", seed: int = 0) -> Problem:
-    """Random arguments of the sizes they have in a model, and the bytes of one call."""
+    """Random arguments, scaled as in a model, and the bytes of one call."""
     generator = torch.Generator(device).manual_seed(seed)
     d, m, batch = case.d, case.m, (case.batch, case.time)
 
@@ -149,10 +148,10 @@ def check(
     op: Operator,
     tolerances: Mapping[torch.dtype, float] = TOLERANCES,
 ) -> float:
-    """Outputs and all gradients against the reference in float64.
+    """Compare outputs and all gradients with the reference in float64.
 
-    Returns the largest error as a share of what is allowed, or raises RedGateError. The reference
-    takes some sequences at a time, so that the sizes to be timed can be checked.
+    Returns the largest error divided by its tolerance, or raises RedGateError. The reference takes
+    a few sequences at a time, so that it has memory for the sizes that are timed.
     """
     outputs = problem.outputs(op)
     incoming = cotangents(outputs)
@@ -185,7 +184,7 @@ def _parts(case: Case) -> Iterator[slice]:
 def _reference(
     case: Case, problem: Problem, part: slice, incoming: list[Tensor]
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Outputs and gradients by name, of some sequences, in float64."""
+    """Outputs and gradients by name, in float64, of the sequences in `part`."""
     exact = {
         name: (tensor[part] if name in PER_TOKEN else tensor).detach().double().requires_grad_()
         for name, tensor in problem.inputs.items()
@@ -202,7 +201,7 @@ def _share(
     pairs: Mapping[str, tuple[Tensor, Tensor]],
     tolerances: Mapping[torch.dtype, float],
 ) -> float:
-    """The largest error as a share of what is allowed for it."""
+    """The largest error divided by its tolerance."""
     alike: dict[float, dict[str, tuple[Tensor, Tensor]]] = {}
     for name, pair in pairs.items():
         coarsest = max(pair[0].dtype, case.state, key=lambda dtype: torch.finfo(dtype).eps)

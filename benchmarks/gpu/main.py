@@ -1,21 +1,21 @@
-"""Everything that is claimed of a GPU, measured in one command, under 8 minutes on an H100.
+"""All GPU measurements in one command, in less than 8 minutes on an H100.
 
-    python benchmarks/gpu.py                          # all parts, into benchmarks/results
-    python benchmarks/gpu.py --only ops,train         # some of them
-    python benchmarks/gpu.py --only ops --sizes 4096 --channels 4
-    python benchmarks/gpu.py --quick                  # tiny sizes: seconds, recorded nowhere
-    python benchmarks/gpu.py --quick --device cpu     # the same code where there is no GPU
+    python benchmarks/gpu                          # all parts, into benchmarks/results
+    python benchmarks/gpu --only ops,train         # some of them
+    python benchmarks/gpu --only ops --sizes 4096 --channels 4
+    python benchmarks/gpu --quick                  # tiny sizes: seconds, recorded nowhere
+    python benchmarks/gpu --quick --device cpu     # the same code where there is no GPU
 
-It needs the installed wheel, PyTorch and this folder, no Rust. Every operator and model first has
-to agree with ddl.reference or plain PyTorch on the device, at the sizes to be timed; one that does
-not is reported red, without times, and the exit status is 1. A record is on disk, in gpu.jsonl, as
-soon as it is known, so a run that is stopped leaves what it measured. Parts come in the order of
-their importance; what --minutes leaves no time for is named in a line.
+It needs the installed wheel, PyTorch and the folder benchmarks/, but no Rust. First every operator
+and model must agree with ddl.reference or plain PyTorch on the device, at the sizes to be timed.
+One that fails is reported red, without times, and the exit status is 1. Every record is written to
+gpu.jsonl at once, so an interrupted run keeps its measurements. The parts run in the order of their
+importance; those that --minutes leaves no time for are named at the end.
 
     copy             bandwidth of device-to-device copies, by size
     compile          all kernels of `ops`, side by side
     ops              every operator: microseconds, GB/s, share of the copy; d, m, types of the state
-    launch           what a call costs the host
+    launch           microseconds of the host per call
     train            training steps, additive against every variant; speed and peak memory
     prefill          a prompt to its first token
     plain            `ops` in plain PyTorch, eager, beside the fused operators
@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,17 +35,17 @@ from pathlib import Path
 import torch
 
 import ddl.cuda
-import gpu_report
-import record
-from ddl.config import PRESETS, RESIDUALS, TINY
-from gpu_clock import Clock, describe
-from gpu_launch import launches
-from gpu_log import Budget, Line, Log
-from gpu_models import Setting
-from gpu_ops import cases, compile_ahead, full_name, plain_forms, race
-from gpu_train import prefill, train
-from measure import gb_per_second, interleave
-from report import progress
+from common import record
+from common.measure import gb_per_second, interleave
+from common.report import progress
+from ddl.config import PRESETS, RESIDUALS
+from gpu import report
+from gpu.clock import Clock, describe
+from gpu.launch import launches
+from gpu.log import Budget, Line, Log
+from gpu.models import Setting
+from gpu.ops import cases, compile_ahead, full_name, interleave_forms, plain_forms
+from gpu.train import prefill, train
 
 MAIN = ("additive", "ddl", "ddl-cc", "ddl-tc")
 # Sequences of 1,024 tokens that a GPU of 80 GB has memory for.
@@ -80,10 +79,10 @@ Pieces = dict[str, Callable[[], list[Line]]]
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     budget = Budget(args.minutes)
-    torch.backends.cudnn.allow_tf32 = False  # what is called float32 is float32
+    torch.backends.cudnn.allow_tf32 = False  # float32 convolutions in float32, not in TF32
     device = torch.device("cuda", 0) if args.device == "cuda" else torch.device("cpu")
     where = record.environment() | describe(device)
-    where["plan"] = os.environ.get("DDL_PLAN", "")  # choices made by hand (README.md)
+    where["plan"] = os.environ.get("DDL_PLAN", "")  # overrides of the planner (README.md)
     if args.commit is not None:
         where["commit"] = {"hash": args.commit, "dirty": False}
     log = Log(where, None if args.out is None else args.out / "gpu.jsonl")
@@ -95,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             budget.run(log, part, pieces, expected)
             progress("")
             print(f"{part}: done after {budget.spent:.0f} s", flush=True)
-    return report(log, where, args)
+    return show_report(log, where, args)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -109,7 +108,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few rounds")
     parser.add_argument("--out", type=Path, help="folder of the records (benchmarks/results)")
-    parser.add_argument("--commit", help="what the wheel was built from, outside a repository")
+    parser.add_argument(
+        "--commit", help="commit that the wheel was built from, if this is no repository"
+    )
     args = parser.parse_args(arguments)
     args.only = PARTS if args.only is None else args.only
     for part in args.only:
@@ -137,14 +138,16 @@ PARTS = (
 def parts(
     args: argparse.Namespace, clock: Clock, device_name: str
 ) -> dict[str, tuple[Pieces, float]]:
-    """The pieces of every part, and the seconds that one may take before that is known."""
+    """The pieces of every part, and the seconds that a first piece is expected to take."""
     every, rounds = cases(args), args.rounds
     timed = {"clock": clock, "rounds": rounds, "backend": args.backend}
-    goals = gpu_report.ratio_goals(device_name)
+    goals = report.ratio_goals(device_name)
     run = partial(train, clock=clock, rounds=rounds, goals=goals)
 
     def ops(forms: Callable[..., list[str]]) -> Pieces:
-        return {full_name(case): partial(race, case, forms(case), **timed) for case in every}
+        return {
+            full_name(case): partial(interleave_forms, case, forms(case), **timed) for case in every
+        }
 
     def trained(chosen: list[Setting]) -> Pieces:
         return {setting.name: partial(run, setting) for setting in chosen}
@@ -166,10 +169,10 @@ def parts(
 
 
 def settings(args: argparse.Namespace, mode: str) -> list[Setting]:
-    """What is trained: the papers' two models, in two precisions."""
+    """The trained models: the papers' two sizes in two precisions."""
     chosen = []
     for preset, batch in BATCHES.items():
-        config = TINY if args.quick else PRESETS[preset].model
+        config = PRESETS["tiny" if args.quick else preset].model
         config = replace(config, num_layers=1, block_size=args.time) if args.quick else config
         most = args.batch if args.quick else batch
         for precision in ("autocast", "bfloat16"):
@@ -179,7 +182,7 @@ def settings(args: argparse.Namespace, mode: str) -> list[Setting]:
 
 
 def bandwidth(clock: Clock, rounds: int) -> list[Line]:
-    """GB/s, read and written, of copies up to the size that everything else is compared to."""
+    """GB/s, read and written, of copies of three sizes. The largest is the clock's own."""
     lines = []
     for shift in (4, 2, 0):
         part = Clock(clock.device, clock.copy_bytes >> shift)
@@ -190,12 +193,12 @@ def bandwidth(clock: Clock, rounds: int) -> list[Line]:
     return lines
 
 
-def report(log: Log, where: Line, args: argparse.Namespace) -> int:
-    """Print the tables; leave them beside the records; 1 if anything went wrong."""
-    tables = gpu_report.tables(log.lines)
+def show_report(log: Log, where: Line, args: argparse.Namespace) -> int:
+    """Print the tables and write them beside the records. Returns 1 if anything went wrong."""
+    tables = report.tables(log.lines)
     machine = f"{where['device']}, driver {where['driver']} · {record.describe(where)}"
     machine += f" · DDL_PLAN={where['plan']}" if where["plan"] else ""
-    closing = "\n".join([*gpu_report.remarks(log), machine])
+    closing = "\n".join([*report.remarks(log), machine])
     for table in tables:
         table.show()
     print(closing)
@@ -203,7 +206,3 @@ def report(log: Log, where: Line, args: argparse.Namespace) -> int:
         summary = "\n".join([*(table.markdown() for table in tables), closing, ""])
         (args.out / "gpu.md").write_text(summary, encoding="utf-8")
     return 1 if log.faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

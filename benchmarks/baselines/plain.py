@@ -1,14 +1,15 @@
-"""The delta stream in plain PyTorch, written to be fast: the peer of the fused operators.
+"""The delta stream in plain PyTorch, written to be fast: the baseline of the fused operators.
 
-`ddl.reference` is written to be read; this is what a careful user would write without ddl-rs, in
-one of two styles: "products" are matrix products and convolutions, which avoid temporaries in eager
-mode; "broadcasts" are elementwise products and sums, which torch.compile fuses. Each contraction
-takes the form that was fastest on a CPU among those tried (LOG.md has the candidates). Nothing here
-is timed before it agreed with the fused stream or the reference.
+`ddl.reference` is written to be read. This is the code that a careful user would write without
+ddl-rs, in one of two styles: "products" are matrix products and convolutions, which avoid
+temporaries in eager mode; "broadcasts" are elementwise products and sums, which torch.compile
+fuses. Each contraction has the form that was fastest on a CPU among those tried (LOG.md lists
+them). Nothing here is timed before it agrees with the fused stream or the reference.
 """
 
 from __future__ import annotations
 
+import copy
 from functools import reduce
 from typing import Any, Literal
 
@@ -73,7 +74,7 @@ def expand(
 
 
 def _later(x: Tensor, steps: int) -> Tensor:
-    """x (B, T, d) moved later in time by `steps` tokens, behind zeros."""
+    """x (B, T, d) shifted later in time by `steps` tokens; zeros come first."""
     return F.pad(x, (0, 0, steps, 0))[:, : x.shape[1]]
 
 
@@ -92,8 +93,8 @@ def _causal_conv(x: Tensor, weight: Tensor, groups: int) -> Tensor:
 class PlainStream(nn.Module):
     """A `DeltaStream` without the fused operators, on the very modules and parameters of `stream`.
 
-    k-Map with value and gate read from the context, which is what the model variants are;
-    ValueError else.
+    It covers the model variants: k-Map with value and gate read from the context. Any other stream
+    is a ValueError.
     """
 
     def __init__(self, stream: DeltaStream) -> None:
@@ -133,8 +134,8 @@ def _read(read: Read, state: Tensor) -> Tensor:
 
 
 def peer(model: GPT) -> GPT:
-    """The same model on the same parameters, its trunk in plain PyTorch."""
-    with torch.device("meta"):  # all of its parameters are replaced
-        other = GPT(model.config)
-    other.wte, other.trunk = model.wte, PlainStream(model.trunk)
+    """The same model on the same parameters, with its trunk in plain PyTorch."""
+    other = copy.copy(model)
+    other._modules = dict(model._modules)  # the shallow copy shares the table of submodules
+    other.trunk = PlainStream(model.trunk)
     return other

@@ -1,4 +1,4 @@
-"""The models that a GPU trains: every residual on one backbone, held against plain PyTorch."""
+"""The models that are trained on a GPU: every residual on one backbone, and their checks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import plain
-from contestants import Contestant, check_all, compiled, make, results
+from baselines import plain
+from common.candidates import Candidate, check_all, compiled, make, results
 from ddl.config import GPTConfig, OptimConfig
 from ddl.optim import make_optimizer
 
 BF16 = torch.bfloat16
-# Length of the difference of all gradients over their length: how far bfloat16 may lead from
-# float32, or compiled from eager code. At the presets' sizes it is 0.02 additive, 0.055 ddl.
+# Largest allowed |difference| / |gradient| over all gradients together, of bfloat16 against float32
+# and of compiled against eager code. At the presets' sizes it is 0.02 additive, 0.055 ddl.
 LARGEST_DRIFT = 0.15
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained, and how."""
+    """The models to train, their precision and their mode."""
 
     preset: str
     config: GPTConfig  # of the backbone
@@ -40,7 +40,7 @@ class Setting:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Of an element of the state, and of what sublayers take and give."""
+        """Bytes of an element of the state, and of a sublayer's inputs and outputs (features)."""
         return {"state": 4 if self.precision == "autocast" else 2, "features": 2}
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
@@ -54,19 +54,19 @@ class Setting:
 
 
 @contextmanager
-def entered(setting: Setting, device: torch.device) -> Iterator[list[Contestant]]:
-    """Models of all residuals, held against plain PyTorch and ready to be timed.
+def checked_candidates(setting: Setting, device: torch.device) -> Iterator[list[Candidate]]:
+    """Models of all residuals, compared with plain PyTorch and ready to be timed.
 
-    In float32 every one has to agree with plain PyTorch, the additive one being that already; in
-    bfloat16 its gradients may not lead far from those. They end with the block.
+    In float32 every model must agree with plain PyTorch (the additive one is its own oracle); in
+    bfloat16 its gradients must stay near those. At the end of the block the models are freed.
     """
-    contestants = []
+    candidates = []
     try:
         for residual in setting.residuals:
             model = make(replace(setting.config, residual=residual), device)
             additive = residual == "additive"
-            contestants.append(
-                Contestant(
+            candidates.append(
+                Candidate(
                     residual,
                     "plain" if additive else "fused",
                     setting.mode,
@@ -77,41 +77,41 @@ def entered(setting: Setting, device: torch.device) -> Iterator[list[Contestant]
                 )
             )
         batch = setting.tokens(2, device)[:, : min(256, setting.config.block_size)]
-        check_all(contestants, batch)
-        for contestant in contestants:
-            prepare(contestant, setting, batch)
-        yield contestants
+        check_all(candidates, batch)
+        for candidate in candidates:
+            prepare(candidate, setting, batch)
+        yield candidates
     finally:
-        for contestant in contestants:
-            contestant.model = contestant.oracle = nn.Module()
-            contestant.optimizer = None
+        for candidate in candidates:
+            candidate.model = candidate.oracle = nn.Module()
+            candidate.optimizer = None
         torch._dynamo.reset()
         gc.collect()
 
 
-def prepare(contestant: Contestant, setting: Setting, batch: Tensor) -> None:
-    """Bring a model that passed into the precision and mode to be timed; compare once more."""
-    if contestant.red is not None:
+def prepare(candidate: Candidate, setting: Setting, batch: Tensor) -> None:
+    """Convert a model that passed to the timed precision and mode, and check its drift."""
+    if candidate.red is not None:
         return
-    exact = results(contestant.oracle, batch)
-    model = contestant.model
+    exact = results(candidate.oracle, batch)
+    model = candidate.model
     if setting.precision == "bfloat16":
         model.bfloat16()
-    check_drift(contestant, model, exact, batch, setting)
-    contestant.oracle = model
-    contestant.optimizer = make_optimizer(model, OptimConfig())
+    check_drift(candidate, model, exact, batch, setting)
+    candidate.oracle = model
+    candidate.optimizer = make_optimizer(model, OptimConfig())
     if setting.mode == "compiled":
-        contestant.model = compiled(model, setting.backend)
+        candidate.model = compiled(model, setting.backend)
 
 
 def check_drift(
-    contestant: Contestant,
+    candidate: Candidate,
     model: nn.Module,
     expected: dict[str, Tensor],
     batch: Tensor,
     setting: Setting,
 ) -> None:
-    """Turn a contestant red whose gradients lead too far from those expected."""
+    """Mark a candidate red if its gradients are too far from those expected."""
     with setting.autocast(batch.device):
         actual = results(model, batch)
     difference = length = 0.0
@@ -119,16 +119,16 @@ def check_drift(
         exact = expected[name].double()
         difference += (actual[name].double() - exact).square().sum().item()
         length += exact.square().sum().item()
-    contestant.drift = (difference / length) ** 0.5
-    if not contestant.drift <= LARGEST_DRIFT:
-        contestant.red = (
-            f"{contestant.name}: in bfloat16 its gradients are {contestant.drift:.2f} of their "
+    candidate.drift = (difference / length) ** 0.5
+    if not candidate.drift <= LARGEST_DRIFT:
+        candidate.red = (
+            f"{candidate.name}: in bfloat16 its gradients are {candidate.drift:.2f} of their "
             f"length away from those expected, allowed {LARGEST_DRIFT}"
         )
 
 
-def check_compiled(contestant: Contestant, setting: Setting, batch: Tensor) -> None:
-    """Compiled code against eager code in the same precision."""
+def check_compiled(candidate: Candidate, setting: Setting, batch: Tensor) -> None:
+    """Compare compiled code with eager code in the same precision."""
     with setting.autocast(batch.device):
-        expected = results(contestant.oracle, batch)
-    check_drift(contestant, contestant.model, expected, batch, setting)
+        expected = results(candidate.oracle, batch)
+    check_drift(candidate, candidate.model, expected, batch, setting)

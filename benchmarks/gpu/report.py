@@ -1,14 +1,14 @@
-"""The summary of a run on a GPU: tables made from its lines, goals beside the numbers."""
+"""The summary of a GPU run: tables made from the lines of its log, with goals beside numbers."""
 
 from __future__ import annotations
 
 import statistics
 from typing import Any
 
-from gpu_log import Line, Log
-from report import Table
+from common.report import Table
+from gpu.log import Line, Log
 
-# Ratios to the additive residual, by what the device's name contains; "" is any other.
+# Goals for the ratio to the additive residual, by a part of the device's name; "" is any other.
 RATIOS = {
     "H200": {"ddl": 0.99, "ddl-cc": 0.94, "ddl-tc": 0.93},
     "": {"ddl": 0.99, "ddl-cc": 0.92, "ddl-tc": 0.91},
@@ -16,7 +16,7 @@ RATIOS = {
 OF_COPY = 0.85
 MEMORY = 1.02
 OVERHEAD_US = 20.0
-MOST_FAULTS = 20  # printed, of the many that one lost device may leave
+MOST_FAULTS = 20  # to print; a lost device makes every later piece fail
 
 
 def ratio_goals(device: str) -> dict[str, float]:
@@ -24,7 +24,7 @@ def ratio_goals(device: str) -> dict[str, float]:
 
 
 def tables(lines: list[Line]) -> list[Table]:
-    """A table for everything that was measured."""
+    """The tables of all parts that were measured."""
     made = [operators(lines), launches(lines), prefills(lines), training(lines)]
     return [table for table in made if table.rows]
 
@@ -36,7 +36,7 @@ def measured(lines: list[Line], *parts: str) -> list[Line]:
 
 
 def remarks(log: Log) -> list[str]:
-    """What the tables do not say, a line each."""
+    """Faults, omissions, spilling kernels and the rates of copies, a line each."""
     rates = [line["gb_s"] for line in measured(log.lines, "copy")]
     shown = ", ".join(f"{rate:.0f}" for rate in rates)
     spilling = sum(len(line["spilling"]) for line in measured(log.lines, "compile"))
@@ -52,9 +52,9 @@ def remarks(log: Log) -> list[str]:
 
 
 def operators(lines: list[Line]) -> Table:
-    """Percent of the copy, forward / backward, a column per hidden size."""
+    """Percent of the copy's rate, forward / backward, with a column per hidden size."""
     compared = measured(lines, "ops", "plain", "plain-compiled")
-    fused = [line for line in compared if line["contestant"] == "fused"]
+    fused = [line for line in compared if line["candidate"] == "fused"]
     sizes = sorted({line["d"] for line in fused})
     table = Table(
         "Operators: percent of the copy's rate, forward / backward, by d",
@@ -91,12 +91,12 @@ ROW = ("op", "form", "m", "state")
 
 
 def speed_up(row: tuple[Any, ...], lines: list[Line], part: str) -> str:
-    """Time of the fastest plain form over the fused one's, from the rounds they shared."""
+    """Time of the fastest plain form over the fused one's, measured in the same rounds."""
     ratios = []
     same = [x for x in measured(lines, part) if "forward" in x]
     same = [x for x in same if tuple(x[name] for name in ROW) == row]
     for d in {x["d"] for x in same}:
-        took = {x["contestant"]: whole(x) for x in same if x["d"] == d}
+        took = {x["candidate"]: whole(x) for x in same if x["d"] == d}
         others = [took[form] for form in took if form != "fused"]
         if "fused" in took and others:
             ratios.append(min(others) / took["fused"])
@@ -174,7 +174,7 @@ def interval(line: Line) -> str:
 def against(
     value: float | None, goal: float | None, form: str, *, least: bool = True
 ) -> tuple[str, str]:
-    """A number with a mark where there is a goal for it, and the goal."""
+    """A number, marked ✓ or ✗ if there is a goal for it, and the goal."""
     if value is None:
         return "", ""
     if goal is None:

@@ -22,12 +22,12 @@ import torch
 import ddl
 from ddl import _native
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
 def environment() -> dict[str, Any]:
-    """Machine, software and load, as JSON types. Call it before the machine gets busy with us."""
+    """Machine, software and load as JSON types. Call it first: benchmarks raise the load."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {
@@ -48,7 +48,7 @@ def environment() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The processor's own name for itself, or its architecture where the system tells no more."""
+    """The processor's model name, or its architecture if the system does not tell the name."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -65,7 +65,7 @@ def memory_gib() -> float:
 
 
 def peak_gib() -> float:
-    """The most memory that this process has held so far."""
+    """The peak resident memory of this process so far."""
     unit = 1 if sys.platform == "darwin" else 2**10  # getrusage counts bytes there, KiB elsewhere
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30, 1)
 
@@ -73,7 +73,8 @@ def peak_gib() -> float:
 def commit() -> dict[str, Any] | None:
     """{"hash", "dirty"} of the working tree, None outside a repository.
 
-    Results themselves do not make it dirty: a second benchmark runs beside the first one's record.
+    Files in benchmarks/results do not count as changes: an earlier benchmark has just written
+    there.
     """
     digest = output("git", "-C", str(ROOT), "rev-parse", "HEAD")
     if not digest:
@@ -85,7 +86,7 @@ def commit() -> dict[str, Any] | None:
 
 
 def native_digest() -> str:
-    """First digits of the extension's SHA-256: a commit alone does not say which build ran."""
+    """First digits of the extension's SHA-256, because a commit does not say which build ran."""
     assert _native.__file__ is not None
     return hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:12]
 
@@ -97,7 +98,7 @@ def write(name: str, record: dict[str, Any], summary: str, folder: Path) -> None
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Add a line to a JSONL file, for good: the file is closed again."""
+    """Add a line to a JSONL file, which is closed again so that the line is on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""The models of the training-step benchmark: how they are made, that they agree, what a step is."""
+"""The models of the training benchmarks: building them, checking that they agree, one step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-import plain
+from baselines import plain
+from common.measure import RedGateError, gate
+from common.report import progress
 from ddl.config import GPTConfig
 from ddl.models import GPT
-from measure import RedGateError, gate
-from report import progress
 
-# rms error of a tensor, relative to its scale. One operator is right to 5e-6 (80 units in the last
-# place of float32, tests/support/tolerances.py); a trunk has 13 in sequence, with matrix products
-# between.
+# Allowed rms error of a tensor, relative to its scale. One operator is accurate to 5e-6 (80 units
+# in the last place of float32, tests/support/tolerances.py); a trunk applies 13 in sequence, with
+# matrix products between them.
 TOLERANCE = 1e-4
 
 
 @dataclass
-class Contestant:
-    """One model in one form and mode."""
+class Candidate:
+    """One model in one form and mode, with its check and its times."""
 
     residual: str
     form: str  # "fused" or "plain"; the additive residual is plain
@@ -33,11 +33,11 @@ class Contestant:
     oracle: nn.Module  # the same parameters in plain PyTorch, eager
     optimizer: torch.optim.Optimizer | None
     hidden_size: int
-    heat: str = "fused"  # the form that is timed in the same rounds; additive runs in both
-    error: float | None = None  # largest in the gate
-    drift: float | None = None  # of its gradients in bfloat16
-    red: str | None = None
-    compile_seconds: float | None = None  # of the first step; little where a cache had it all
+    group: str = "fused"  # the form that is timed in the same rounds; additive runs in both
+    error: float | None = None  # the largest in the check against the oracle
+    drift: float | None = None  # relative distance of its bfloat16 gradients from float32
+    red: str | None = None  # why the check failed; it is then not timed
+    compile_seconds: float | None = None  # of the first step; short if a cache had everything
     seconds: list[float] = field(default_factory=list)
 
     @property
@@ -49,9 +49,9 @@ class Contestant:
         return statistics.median(self.seconds)
 
 
-def enter(args: argparse.Namespace, mode: str) -> list[Contestant]:
-    """The contestants of a mode; the forms of one variant share their parameters."""
-    contestants = []
+def build(args: argparse.Namespace, mode: str) -> list[Candidate]:
+    """The candidates of a mode; the forms of one variant share their parameters."""
+    candidates = []
     backbone = GPTConfig(
         vocab_size=256,
         block_size=args.time,
@@ -68,11 +68,11 @@ def enter(args: argparse.Namespace, mode: str) -> list[Contestant]:
             if form == "plain" and residual != "additive" and not args.peer:
                 continue
             timed = module if mode == "eager" else compiled(module, args.backend)
-            heat = "fused" if residual == "additive" else form
-            contestants.append(
-                Contestant(residual, form, mode, timed, oracle, optimizer, args.hidden_size, heat)
+            group = "fused" if residual == "additive" else form
+            candidates.append(
+                Candidate(residual, form, mode, timed, oracle, optimizer, args.hidden_size, group)
             )
-    return contestants
+    return candidates
 
 
 def make(config: GPTConfig, device: str | torch.device = "cpu") -> GPT:
@@ -86,7 +86,10 @@ def make(config: GPTConfig, device: str | torch.device = "cpu") -> GPT:
 
 @torch.no_grad()
 def perturb_(model: GPT) -> None:
-    """Noise on what the trunk adds to the backbone: its zeros and ones would hide wrong terms."""
+    """Add noise to the parameters that the trunk adds to the backbone.
+
+    They start as zeros and ones, which would hide wrong terms from the check.
+    """
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.trunk.named_parameters():
         if not name.startswith("sublayers."):
@@ -102,36 +105,36 @@ def compiled(model: nn.Module, backend: str) -> nn.Module:
     return torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
 
 
-def step(contestant: Contestant, batch: Tensor) -> None:
-    """What is timed."""
-    contestant.model.zero_grad(set_to_none=True)
-    contestant.model(batch, labels=batch).loss.backward()
-    if contestant.optimizer is not None:
-        contestant.optimizer.step()
+def step(candidate: Candidate, batch: Tensor) -> None:
+    """The timed training step."""
+    candidate.model.zero_grad(set_to_none=True)
+    candidate.model(batch, labels=batch).loss.backward()
+    if candidate.optimizer is not None:
+        candidate.optimizer.step()
 
 
-def check_all(contestants: list[Contestant], batch: Tensor) -> None:
-    """Compare every contestant with its oracle; note errors, and turn failing variants red."""
+def check_all(candidates: list[Candidate], batch: Tensor) -> None:
+    """Compare every candidate with its oracle; record errors, and mark failing variants red."""
     reasons: dict[str, str] = {}
     expected: tuple[nn.Module | None, dict[str, Tensor]] = (None, {})
-    for contestant in contestants:
-        progress(f"checking {contestant.name}")
-        if expected[0] is not contestant.oracle:
-            expected = contestant.oracle, results(contestant.oracle, batch)
+    for candidate in candidates:
+        progress(f"checking {candidate.name}")
+        if expected[0] is not candidate.oracle:
+            expected = candidate.oracle, results(candidate.oracle, batch)
         started = time.perf_counter()
-        actual = results(contestant.model, batch)
-        if contestant.mode == "compiled":
-            contestant.compile_seconds = time.perf_counter() - started
+        actual = results(candidate.model, batch)
+        if candidate.mode == "compiled":
+            candidate.compile_seconds = time.perf_counter() - started
         try:
-            contestant.error = check(actual, expected[1])
+            candidate.error = check(actual, expected[1])
         except RedGateError as difference:
-            reasons[contestant.residual] = f"{contestant.name}: {difference}"
-    for contestant in contestants:  # which form is wrong is not known: none of them is timed
-        contestant.red = reasons.get(contestant.residual)
+            reasons[candidate.residual] = f"{candidate.name}: {difference}"
+    for candidate in candidates:  # it is unknown which form is wrong, so none is timed
+        candidate.red = reasons.get(candidate.residual)
 
 
 def results(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
-    """Logits, loss and the gradient of every parameter, by name; `model` is left without any."""
+    """Logits, loss and the gradient of every parameter, by name. Clears the model's gradients."""
     model.zero_grad(set_to_none=True)
     logits, loss = model(batch, labels=batch)
     loss.backward()
@@ -144,7 +147,7 @@ def results(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
 
 
 def check(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The largest error of `gate`; a bias is measured against the weight beside it as well."""
+    """The largest error of `gate`. A bias is also compared to the scale of its layer's weight."""
     if actual.keys() != expected.keys():
         alone = ", ".join(sorted(actual.keys() ^ expected.keys()))
         raise RedGateError(f"{alone}: a gradient on one side only")

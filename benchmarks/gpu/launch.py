@@ -1,4 +1,4 @@
-"""What a call costs the host where there is next to nothing to compute: the launch overhead."""
+"""Launch overhead: the host's time per call when there is almost nothing to compute."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from common.measure import Timed, interleave
+from common.problems import Case, build, cotangents
 from ddl import functional
-from gpu_clock import Clock
-from gpu_log import Line
-from gpu_ops import OPS
-from measure import Timed, interleave
-from problems import Case, build, cotangents
+from gpu.clock import Clock
+from gpu.log import Line
+from gpu.ops import OPS
 
 FORMS = {"rewrite": "", "read": "channel", "rewrite_read": "channel", "expand": "conv"}
 D, M, TOKENS = 64, 4, 8
@@ -23,10 +23,10 @@ BF16 = torch.bfloat16
 
 
 def launches(clock: Clock, calls: int, rounds: int) -> list[Line]:
-    """Microseconds per call, without autograd, recorded by it, and with the backward.
+    """Microseconds per call: without autograd, under autograd, and with the backward.
 
-    The host does not wait for the device between calls. An addition and a norm of torch's own stand
-    beside the operators.
+    The host does not wait for the device between calls. PyTorch's own addition and RMS norm are
+    timed in the same rounds, to compare with.
     """
     x = torch.randn(1, TOKENS, D, device=clock.device, dtype=BF16)
     weight = torch.ones(D, device=clock.device, dtype=BF16)
@@ -50,7 +50,7 @@ def launches(clock: Clock, calls: int, rounds: int) -> list[Line]:
 
 
 def calls_of(op: str, device: torch.device) -> dict[str, Callable[[], Any]]:
-    """The ways to call an operator on a few tokens."""
+    """The three ways to call an operator on a few tokens."""
     problem = build(Case(op, FORMS[op], D, M, 1, TOKENS, BF16, BF16), device)
     function = getattr(functional, op)
     incoming = cotangents(problem.outputs(function))

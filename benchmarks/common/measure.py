@@ -1,4 +1,4 @@
-"""Interleaved timing, ratios and their uncertainty, the correctness gate, copies to compare to."""
+"""Interleaved timing, ratios and their uncertainty, the correctness gate, reference copies."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from report import progress
+from common.report import progress
 
 Timed = Callable[[], tuple[float, ...]]  # runs something once and returns the seconds it took
 RESAMPLES = 1000
 
 
 class RedGateError(AssertionError):
-    """Two computations that must agree do not: no time of either may be reported."""
+    """Two computations that must agree do not, so no time of either may be reported."""
 
 
 def gate(
@@ -25,7 +25,7 @@ def gate(
 ) -> float:
     """The largest rms error among pairs (actual, expected), relative to the rms of the expected.
 
-    scales: name of a tensor → name of another whose rms is the scale for it where that is larger,
+    scales: name of a tensor → name of another one. The larger rms of the two is then its scale,
     because a sum over tokens may cancel. Raises RedGateError, naming the tensor, for an error above
     `tolerance`, a difference of shapes, or a number that is not finite.
     """
@@ -53,10 +53,11 @@ def _rms(tensor: Tensor) -> float:
 def interleave(
     steps: Mapping[str, Timed], rounds: int, *, warmup: int = 2, what: str = ""
 ) -> dict[str, list[tuple[float, ...]]]:
-    """Seconds of every step, `rounds` tuples per name: all steps run once in every round.
+    """Seconds of every step, `rounds` tuples per name. All steps run once in every round.
 
-    Whatever slows the machine for a while then slows all alike. Every round starts with another
-    step, and every second one runs backwards, so that nobody always follows the same neighbour.
+    If something slows the machine for a while, it slows all steps alike. Each round starts with
+    another step, and every second round runs in reverse order, so that no step always follows the
+    same neighbour.
     """
     names = list(steps)
     for _ in range(warmup):
@@ -96,11 +97,18 @@ def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> 
     return low, high
 
 
-def copies(like: Tensor) -> dict[str, Timed]:
-    """Two copies of a tensor to time beside it, each moving twice its bytes.
+def quartiles(seconds: list[float]) -> tuple[float, float]:
+    if len(seconds) < 2:
+        return seconds[0], seconds[0]
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return low, high
 
-    "copy": `copy_` between memory that is there, the bandwidth. "clone": into a fresh result, which
-    pays for its pages as every freshly allocated output of an operator does.
+
+def copies(like: Tensor) -> dict[str, Timed]:
+    """Two copies of a tensor to time beside an operator. Each moves twice the tensor's bytes.
+
+    "copy": `copy_` between allocated tensors, which measures the bandwidth. "clone": into a new
+    tensor, which pays for fresh pages as every newly allocated output of an operator does.
     """
     source = like.detach().clone()
     target = torch.empty_like(source)
@@ -114,7 +122,7 @@ def copies(like: Tensor) -> dict[str, Timed]:
         started = time.perf_counter()
         made = source.clone()
         elapsed = time.perf_counter() - started
-        del made  # not before the clock stopped
+        del made  # only after the clock stopped
         return (elapsed,)
 
     return {"copy": copy, "clone": clone}

@@ -1,4 +1,4 @@
-"""The operators on a device: fused and in plain PyTorch, forward and backward, against a copy."""
+"""Times the operators on a device: fused and plain PyTorch, forward and backward, and a copy."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ import torch
 from torch import Tensor, nn
 
 import ddl.cuda
-import plain_ops
+from baselines import plain_ops
+from common.measure import RedGateError, gb_per_second, interleave
+from common.problems import TOLERANCES, Case, Operator, Problem, build, check, cotangents, forms_of
 from ddl import functional
-from gpu_clock import Clock
-from gpu_log import Line
-from measure import RedGateError, gb_per_second, interleave
-from problems import TOLERANCES, Case, Operator, Problem, build, check, cotangents, forms_of
+from gpu.clock import Clock
+from gpu.log import Line
 
-# By the name of the state's type: types of the state (and parameters) and of k and h. float32 is
-# what bfloat16 autocast makes of a model in float32.
+# By the name of the state's dtype: the dtypes of the state (and parameters) and of k and h. A
+# float32 model under bfloat16 autocast has the second pair.
 STORAGE = {
     "bfloat16": (torch.bfloat16, torch.bfloat16),
     "float32": (torch.float32, torch.bfloat16),
 }
 OPS = ("rewrite_read", "rewrite", "read", "expand")  # the most important first
-PLAIN_TOLERANCES = TOLERANCES | {torch.bfloat16: 5e-2}  # it rounds what the fused ones keep
+PLAIN_TOLERANCES = TOLERANCES | {torch.bfloat16: 5e-2}  # it rounds where the fused ones do not
 MOST_COPIES = 8
 
 
@@ -53,14 +53,14 @@ def storage(case: Case) -> str:
 
 
 def plain_forms(case: Case) -> list[str]:
-    """Both styles of plain PyTorch where they differ; the faster one is what counts."""
+    """Both styles of plain PyTorch if they differ. The report takes the faster one."""
     contracts = case.op.startswith("rewrite") and case.m > 1
     both = contracts or case.form in ("token", "conv")
     return ["eager products", "eager broadcasts"] if both else ["eager products"]
 
 
 def operator(case: Case, form: str, backend: str) -> Operator:
-    """The operator as one contestant: "fused", or "eager" or "compiled" and a style."""
+    """The operator in one form: "fused", or "eager" or "compiled" with a style."""
     if form == "fused":
         return getattr(functional, case.op)
     mode, _, style = form.partition(" ")
@@ -70,8 +70,10 @@ def operator(case: Case, form: str, backend: str) -> Operator:
     return partial(op, style=style)
 
 
-def race(case: Case, forms: Sequence[str], clock: Clock, rounds: int, backend: str) -> list[Line]:
-    """Check the contestants at the size at hand, then time those that passed in turns."""
+def interleave_forms(
+    case: Case, forms: Sequence[str], clock: Clock, rounds: int, backend: str
+) -> list[Line]:
+    """Check every form at the size to be timed, then time those that passed, interleaved."""
     clock.release()
     problems = [build(case, clock.device, seed) for seed in range(copies(case, clock))]
     lines: dict[str, Line] = {}
@@ -79,7 +81,7 @@ def race(case: Case, forms: Sequence[str], clock: Clock, rounds: int, backend: s
     for form in forms:
         op = operator(case, form, backend)
         lines[form] = line = {"what": f"{full_name(case)} {form}", **case.sizes()}
-        line |= {"state": storage(case), "contestant": form, "gate": {"red": None}}
+        line |= {"state": storage(case), "candidate": form, "gate": {"red": None}}
         tolerances = TOLERANCES if form == "fused" else PLAIN_TOLERANCES
         started = time.perf_counter()
         try:
@@ -93,21 +95,21 @@ def race(case: Case, forms: Sequence[str], clock: Clock, rounds: int, backend: s
     for form, taken in seconds.items():
         lines[form] |= rates(problems, taken, clock)
     if any(form.startswith("compiled") for form in forms):
-        torch._dynamo.reset()  # of no use to the next case
+        torch._dynamo.reset()  # the next case cannot reuse it
     return list(lines.values())
 
 
 def copies(case: Case, clock: Clock) -> int:
-    """How many sets of arguments take turns, so that none of one is in the cache when it returns.
+    """Number of argument sets to cycle through, so that each set has left the cache when it recurs.
 
-    Outputs are all kept until the last call, so that they do not take each other's place either.
+    All outputs are kept until the last call, so that they do not reuse each other's memory.
     """
     state = case.batch * case.time * case.d * case.m * case.state.itemsize
     return min(MOST_COPIES, math.ceil(4 * clock.cache_bytes / state))
 
 
 def stages(problems: list[Problem], op: Operator) -> list[Callable[[], Any]]:
-    """Forward calls recorded by autograd, one for each set of arguments; then their backwards."""
+    """Two stages: a forward under autograd for each set of arguments, then their backwards."""
     incoming = [cotangents(problem.outputs(op)) for problem in problems]
     outputs: list[list[Tensor]] = []
 
@@ -124,7 +126,7 @@ def stages(problems: list[Problem], op: Operator) -> list[Callable[[], Any]]:
 
 
 def rates(problems: list[Problem], taken: list[tuple[float, ...]], clock: Clock) -> Line:
-    """Microseconds, GB/s and the share of the copy's rate, of the medians over the rounds."""
+    """Microseconds, GB/s and share of the copy's rate, from medians over the rounds."""
     copy, *halves = zip(*taken, strict=True)
     copy_rate = gb_per_second(clock.copied_bytes, copy)
     line: Line = {"copy_gb_s": copy_rate, "copies": len(problems)}
@@ -143,14 +145,14 @@ def rates(problems: list[Problem], taken: list[tuple[float, ...]], clock: Clock)
 
 
 class Calls(nn.Module):
-    """Operators by name, each with its arguments: what `ddl.cuda.warmup` wants to see called."""
+    """Calls operators by name: a module, because `ddl.cuda.warmup` takes one."""
 
     def forward(self, calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
         return [getattr(functional, op)(**arguments) for op, arguments in calls]
 
 
 def compile_ahead(every: Sequence[Case], device: torch.device) -> list[Line]:
-    """Compile the kernels of all cases side by side; where there is no GPU, those of an H100."""
+    """Compile the kernels of all cases in parallel, for an H100 if there is no GPU."""
     problems = [build(replace(case, batch=1, time=8)) for case in every]
     calls = [(c.op, p.inputs | p.numbers) for c, p in zip(every, problems, strict=True)]
     started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""The operators in plain PyTorch, with the signatures of `ddl.functional`: plain.py's contractions.
+"""The operators in plain PyTorch, with the signatures of `ddl.functional`, built from plain.py.
 
-Values and gates come in float32 and are used so; what a matrix product wants in one type is in the
-state's, as a careful user would have it.
+Values and gates arrive in float32 and stay so. Where a matrix product needs its operands in one
+dtype, it is the state's, as a careful user would choose.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import plain
+from baselines import plain
+from baselines.plain import Style
 from ddl.results import ReadResult, RewriteReadResult
-from plain import Style
 
 
 def rewrite(
@@ -39,7 +39,7 @@ def read(
     """X (B, T, d, m) → h (B, T, d), v (B, T, m), β (B, T)."""
     x = plain.compress(state, compress, style) if compress is not None else state.squeeze(-1)
     h = F.rms_norm(x, x.shape[-1:], norm_weight, 1e-5)
-    # One product with both weights reads the context once.
+    # One product with both weights, so that the context is read once.
     weight = torch.cat((gate_weight[None], value_weight))
     both = F.linear(h, weight, torch.cat((gate_bias[None], value_bias)))
     gate, value = 2 * torch.sigmoid(both[..., 0]), both[..., 1:]

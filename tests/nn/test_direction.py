@@ -83,7 +83,7 @@ def test_a_branch_starts_with_a_direction(options: dict[str, Any], scale: float)
     """k̂ is a unit vector from the start, whatever the size of the state: nothing waits for k."""
     module = DeltaResidual(96, 4, **options | {"direction_hidden": 64})
     h, X = normal(50, 96, dtype=F32), scale * normal(50, 96, 4, dtype=F32)
-    k, _ = module.write(X, h, h, None)
+    k, _ = module.rewrite_inputs(X, h, h, None)
     unit = k.norm(dim=-1) / (k.square().sum(-1) + module.eps_k**2).sqrt()
     assert (unit > 0.97).all()
     assert (k / k.norm(dim=-1, keepdim=True)).std(0).min() > 0.01  # and depends on the token
@@ -93,7 +93,7 @@ def test_a_branch_starts_with_a_direction(options: dict[str, Any], scale: float)
 def test_the_size_of_the_state_does_not_matter(options: dict[str, Any]) -> None:
     module, inputs = make(3, **options), make_inputs(3)
     x, h = inputs["x"], inputs["context"]
-    k, larger = (module.write(X, h, h, None)[0] for X in (x, 1000 * x))
+    k, larger = (module.rewrite_inputs(X, h, h, None)[0] for X in (x, 1000 * x))
     assert_close("k", larger, k, torch.bfloat16)  # ε_n of the norm is all that differs
 
 
@@ -133,8 +133,8 @@ def test_attention_asks_with_the_context_and_mixes_channels() -> None:
     module = make(3, **DIRECTIONS[3])
     h, x = normal(B, T, D), normal(B, T, D, seed=1)
     same = x[..., None].expand(B, T, D, 3)
-    a, b = (module.write(same, h, context, None)[0] for context in (h, -h))
+    a, b = (module.rewrite_inputs(same, h, context, None)[0] for context in (h, -h))
     assert_close("k", a, b, F64)
     X = normal(B, T, D, 3)
-    a, b = (module.write(X, h, context, None)[0] for context in (h, -h))
+    a, b = (module.rewrite_inputs(X, h, context, None)[0] for context in (h, -h))
     assert (a - b).abs().max() > 0.1

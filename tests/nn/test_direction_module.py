@@ -53,7 +53,9 @@ def test_half_precision(options: dict[str, Any], dtype: torch.dtype, autocast: b
     assert_close("beta", gate, gate_by_hand(twin, X, h, **kinds), F32)
     if options.get("mapping") == "v":
         with torch.autocast("cpu", dtype, enabled=autocast):
-            k, v = module.write(*(inputs[n] for n in ("x", "sublayer_out", "context")), None)
+            k, v = module.rewrite_inputs(
+                *(inputs[n] for n in ("x", "sublayer_out", "context")), None
+            )
         exact = direction_by_hand(twin, X, h, options.get("direction", "linear"))
         assert k.dtype == dtype
         assert_close("k", k, exact, dtype)

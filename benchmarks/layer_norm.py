@@ -81,7 +81,7 @@ def fused(batch: int, time_: int, d: int) -> Boundary:
     def run() -> Sequence[Tensor]:
         return functional.rewrite_read(
             t["state"], t["direction"], t["value"], t["gate"], eps_k=0.4,
-            compress=t["compress"], norm_weight=t["norm"], **residual.fused(),
+            compress=t["compress"], norm_weight=t["norm"], **residual.read_arguments(),
         )  # fmt: skip
 
     return run

@@ -217,7 +217,9 @@ def explain(command: str, error: Exception) -> str | None:
     if isinstance(error, InputError | DivergedError):
         flags = _flags(COMMANDS[command].options)
         # `num_layers` and `optim.lr` are what the command line calls --model.num-layers, --optim.lr
-        return re.sub(r"`(?:\w+\.)?(\w+)`", lambda m: flags.get(m[1], m[0]), str(error))
+        named = re.sub(r"`(?:\w+\.)?(\w+)`", lambda m: flags.get(m[1], m[0]), str(error))
+        # and `unless gate="mlp"` is `unless --model.gate="mlp"` there
+        return re.sub(r'\b(\w+)(?==")', lambda m: flags.get(m[1], m[0]).strip("`"), named)
     module = str(error.name).split(".")[0] if isinstance(error, ModuleNotFoundError) else None
     if module in EXTRA:
         extra = COMMANDS[command].extra

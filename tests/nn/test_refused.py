@@ -1,4 +1,4 @@
-"""What the modules refuse, in sentences that name the caller's arguments."""
+"""The modules refuse what does not fit, in sentences that name the caller's arguments."""
 
 from __future__ import annotations
 
@@ -11,23 +11,35 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddl import DeltaResidual, DeltaStream, Expand, Read, functional
+from ddl import DeltaResidual, DeltaStream, Expand, Read
 
 zeros = torch.zeros
+F32_OR_HALF = "torch.float32 or torch.bfloat16 or torch.float16"
+ANY = "float32, float64, bfloat16 or float16"
+COUNT = "must be an integer of at least 1"
+COMPRESS = '`compress` must be "identity" or "channel" or "token"'
 
 
 def one_sublayer(**options: Any) -> DeltaStream:
     return DeltaStream(8, [nn.Identity()], **options)
 
 
+# --- options --------------------------------------------------------------------------------------
+
 RESIDUAL_OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"hidden_size": 0}, "`hidden_size` must be an integer of at least 1, got 0"),
+    ({"hidden_size": 0}, f"`hidden_size` {COUNT}, got 0"),
     ({"value_init": float("inf")}, "`value_init` must be a finite number, got inf"),
-    ({"value_channels": 1.5}, "`value_channels` must be an integer of at least 1, got 1.5"),
-    ({"gate_hidden": -1}, "`gate_hidden` must be an integer of at least 1, got -1"),
+    ({"value_channels": 1.5}, f"`value_channels` {COUNT}, got 1.5"),
+    *(
+        ({"hidden_size": bad}, f"`hidden_size` {COUNT}, got {bad!r}")
+        for bad in (np.bool_(True), np.float64(4), torch.tensor(4))
+    ),
+    ({"hidden_size": 2**63}, f"`hidden_size` must be at most {2**63 - 1}, got {2**63}"),
+    ({"value_constant": 10**400}, f"`value_constant` must be a finite number, got {10**400}"),
+    ({"gate_hidden": -1}, f"`gate_hidden` {COUNT}, got -1"),
     ({"mapping": "q"}, '`mapping` must be "k" or "v", got \'q\''),
-    ({"gate_kernel_size": 0}, "`gate_kernel_size` must be an integer of at least 1, got 0"),
-    ({"direction_hidden": 0.5}, "`direction_hidden` must be an integer of at least 1, got 0.5"),
+    ({"gate_kernel_size": 0}, f"`gate_kernel_size` {COUNT}, got 0"),
+    ({"direction_hidden": 0.5}, f"`direction_hidden` {COUNT}, got 0.5"),
     (
         {"gate_from": "state"},
         '`gate_from` must be "context" or "pooled" or "convolved", got \'state\'',
@@ -87,16 +99,12 @@ def test_residual_shapes(change: dict[str, tuple[int, ...]], sentence: str, mapp
         module(**inputs)
 
 
-F32_OR_HALF = "torch.float32 or torch.bfloat16 or torch.float16"
 RESIDUAL_KINDS: list[tuple[dict[str, Any], str]] = [
     ({"x": None}, "`x` must be a torch.Tensor, got NoneType"),
     ({"sublayer_out": (zeros(2, 7), None)}, "`sublayer_out` must be a torch.Tensor, got tuple"),
     ({"context": 1.0}, "`context` must be a torch.Tensor, got float"),
     ({"compressed": [0.0]}, "`compressed` must be a torch.Tensor, got list"),
-    (
-        {"x": zeros(2, 7, 3, dtype=torch.int64)},
-        "`x` must have dtype float32, float64, bfloat16 or float16, got torch.int64",
-    ),
+    ({"x": zeros(2, 7, 3, dtype=torch.int64)}, f"`x` must have dtype {ANY}, got torch.int64"),
     (
         {"sublayer_out": zeros(2, 7, dtype=torch.float64)},
         f"`sublayer_out` must have dtype {F32_OR_HALF}, got torch.float64",
@@ -107,7 +115,7 @@ RESIDUAL_KINDS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"compressed": zeros(2, 7, dtype=torch.bool)},
-        "`compressed` must have dtype float32, float64, bfloat16 or float16, got torch.bool",
+        f"`compressed` must have dtype {ANY}, got torch.bool",
     ),
 ]
 
@@ -151,22 +159,13 @@ STREAM: list[tuple[Any, str]] = [
         lambda: Read(8, 4),
         '`compress` must be "channel" or "token" for 4 value channels, got "identity"',
     ),
-    (
-        lambda: Read(8, 4, compress="conv"),
-        '`compress` must be "identity" or "channel" or "token", got \'conv\'',
-    ),
+    (lambda: Read(8, 4, compress="conv"), f"{COMPRESS}, got 'conv'"),
     (
         lambda: Read(8, parameterization="low-rank"),
         '`parameterization` must be "direct" or "factored", got \'low-rank\'',
     ),
-    (
-        lambda: Read(8, norm_eps=-1.0),
-        "`norm_eps` must be a positive finite number, got -1.0",
-    ),
-    (
-        lambda: Read(8, 4, compress="token", kernel_size=0),
-        "`kernel_size` must be an integer of at least 1, got 0",
-    ),
+    (lambda: Read(8, norm_eps=-1.0), "`norm_eps` must be a positive finite number, got -1.0"),
+    (lambda: Read(8, 4, compress="token", kernel_size=0), f"`kernel_size` {COUNT}, got 0"),
     (
         lambda: Read(8, 4, compress="channel", shared=Read(8, 2, compress="channel")),
         "`shared` must be a Read with hidden_size=8, value_channels=4 and compress='channel', got "
@@ -187,36 +186,21 @@ STREAM: list[tuple[Any, str]] = [
         "`shared` must be a Read with hidden_size=8, value_channels=1 and compress='identity', got "
         "Linear",
     ),
-    (lambda: Read(0), "`hidden_size` must be an integer of at least 1, got 0"),
-    (lambda: Read(8, 0), "`value_channels` must be an integer of at least 1, got 0"),
-    (lambda: Expand(True), "`hidden_size` must be an integer of at least 1, got True"),
-    (lambda: Expand(8, -1), "`value_channels` must be an integer of at least 1, got -1"),
-    (
-        lambda: Expand(8, 4, kernel_size=0),
-        "`kernel_size` must be an integer of at least 1, got 0",
-    ),
+    (lambda: Read(0), f"`hidden_size` {COUNT}, got 0"),
+    (lambda: Read(8, 0), f"`value_channels` {COUNT}, got 0"),
+    (lambda: Expand(True), f"`hidden_size` {COUNT}, got True"),
+    (lambda: Expand(8, -1), f"`value_channels` {COUNT}, got -1"),
+    (lambda: Expand(8, 4, kernel_size=0), f"`kernel_size` {COUNT}, got 0"),
     (lambda: Expand(8, 4, kind="tile"), '`kind` must be "repeat" or "conv", got \'tile\''),
-    (
-        lambda: one_sublayer(compress=""),
-        '`compress` must be "identity" or "channel" or "token", got \'\'',
-    ),
-    (
-        lambda: one_sublayer(value_channels=2, compress="conv"),
-        '`compress` must be "identity" or "channel" or "token", got \'conv\'',
-    ),
+    (lambda: one_sublayer(compress=""), f"{COMPRESS}, got ''"),
+    (lambda: one_sublayer(value_channels=2, compress="conv"), f"{COMPRESS}, got 'conv'"),
     (lambda: Read(8, norm_eps=1e-37), "`norm_eps` must be at least 1e-36, got 1e-37"),
     (lambda: DeltaStream(8, []), "`sublayers` must hold at least one module, got none"),
-    (
-        lambda: one_sublayer(expand="tile"),
-        '`expand` must be "repeat" or "conv", got \'tile\'',
-    ),
-    (
-        lambda: one_sublayer(expand_kernel_size=0),
-        "`expand_kernel_size` must be an integer of at least 1, got 0",
-    ),
+    (lambda: one_sublayer(expand="tile"), '`expand` must be "repeat" or "conv", got \'tile\''),
+    (lambda: one_sublayer(expand_kernel_size=0), f"`expand_kernel_size` {COUNT}, got 0"),
     (
         lambda: one_sublayer(sublayers_per_compressor=0),
-        "`sublayers_per_compressor` must be an integer of at least 1, got 0",
+        f"`sublayers_per_compressor` {COUNT}, got 0",
     ),
     (
         lambda: Read(8, 4, compress="channel")(zeros(2, 3, 8)),
@@ -262,7 +246,6 @@ class Returns(nn.Module):
         return self.change(h)
 
 
-KNOWN = "float32, float64, bfloat16 or float16"
 OPTIONS = (
     "mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction, direction_hidden, value, "
     "value_init, value_scale, value_constant, value_from"
@@ -300,13 +283,13 @@ KINDS: list[tuple[Any, str]] = [
     ),
     (
         lambda: one_sublayer(value_channels=2)(zeros(2, 3, 8, dtype=torch.int64)),
-        f"`x` must have dtype {KNOWN}, got torch.int64",
+        f"`x` must have dtype {ANY}, got torch.int64",
     ),
     (lambda: one_sublayer()([0.0]), "`x` must be a torch.Tensor, got list"),
     (lambda: Expand(8)(None), "`x` must be a torch.Tensor, got NoneType"),
     (
         lambda: Read(8)(zeros(2, 8, dtype=torch.complex64)),
-        f"`state` must have dtype {KNOWN}, got torch.complex64",
+        f"`state` must have dtype {ANY}, got torch.complex64",
     ),
 ]
 
@@ -317,28 +300,80 @@ def test_kinds_of_tensors_in_read_expand_and_stream(build: Any, sentence: str) -
         build()
 
 
-def test_sublayers_of_every_kind_of_sequence() -> None:
-    modules = [nn.Identity(), nn.Tanh()]
-    for given in (modules, tuple(modules), iter(modules), nn.ModuleList(modules)):
-        assert list(DeltaStream(8, given).sublayers) == modules
+# --- options without effect -----------------------------------------------------------------------
+
+TOKEN_OR_FACTORED = 'compress="token" or parameterization="factored"'
+CHANNEL_AND_FACTORED = 'compress="channel" and parameterization="factored"'
+DIRECTION_HIDDEN = '128 unless direction="mean" or "flatten" or "attention", got 64'
+VALUE_INIT = '1.0 unless value="linear" and mapping="k", got 0.0'
+VALUE_FROM = '\'context\' unless mapping="k" and value="linear" or "sigmoid", got \'compressed\''
+DIRECT = "'direct' unless"
 
 
-def test_numpy_integers_are_integers() -> None:
-    four, two = np.int64(4), np.int32(2)
-    stream = DeltaStream(
-        np.int64(8),
-        [nn.Identity()],
-        value_channels=two,
-        compress="token",
-        kernel_size=four,
-        expand="conv",
-        expand_kernel_size=two,
-        sublayers_per_compressor=np.uint8(1),
-        gate="mlp",
-        gate_hidden=np.int16(3),
-    )
-    assert stream(zeros(2, 3, 8)).shape == (2, 3, 8)
-    assert functional.expand(zeros(2, 8), value_channels=four).shape == (2, 8, 4)
-    for bad in (np.bool_(True), np.float64(4), torch.tensor(4)):
-        with pytest.raises(ValueError, match=r"^`hidden_size` must be an integer of at least 1, "):
-            DeltaResidual(bad)
+def shared(**options: Any) -> dict[str, Any]:
+    return {**options, "compress": "token", "shared": Read(8, compress="token")}
+
+
+# Options, the first of them without effect, and the sentence after `must be left at`.
+UNUSED: dict[Any, list[tuple[dict[str, Any], str]]] = {
+    DeltaResidual: [
+        ({"gate_hidden": 64}, '128 unless gate="mlp", got 64'),
+        ({"value_scale": 2.0}, '4.0 unless value="sigmoid", got 2.0'),
+        ({"value_scale": 2.0, "value": "constant"}, '4.0 unless value="sigmoid", got 2.0'),
+        ({"value_constant": 1.0}, '2.0 unless value="constant", got 1.0'),
+        ({"value_init": 0.0, "value": "sigmoid"}, VALUE_INIT),
+        ({"value_init": 0.0, "mapping": "v"}, VALUE_INIT),
+        ({"value_from": "compressed", "mapping": "v"}, VALUE_FROM),
+        ({"value_from": "compressed", "value": "constant"}, VALUE_FROM),
+        ({"gate_kernel_size": 3}, '4 unless gate_from="convolved", got 3'),
+        ({"gate_kernel_size": 3, "gate_from": "pooled"}, '4 unless gate_from="convolved", got 3'),
+        ({"gate_kernel_size": 3, "gate": "mlp"}, '4 unless gate_from="convolved", got 3'),
+        ({"direction": "mean"}, "'linear' unless mapping=\"v\", got 'mean'"),
+        ({"direction_hidden": 64}, DIRECTION_HIDDEN),
+        ({"direction_hidden": 64, "mapping": "v"}, DIRECTION_HIDDEN),
+    ],
+    Read: [
+        ({"kernel_size": 3}, f"4 unless {TOKEN_OR_FACTORED}, got 3"),
+        ({"kernel_size": 3, "compress": "channel"}, f"4 unless {TOKEN_OR_FACTORED}, got 3"),
+        (
+            {"parameterization": "factored"},
+            f'{DIRECT} compress="channel" or "token", got \'factored\'',
+        ),
+        *(
+            ({"causal": True, **options}, f"False unless {CHANNEL_AND_FACTORED}, got True")
+            for options in (
+                {},
+                {"compress": "channel"},
+                {"compress": "token"},
+                {"compress": "token", "parameterization": "factored"},
+            )
+        ),
+        (shared(kernel_size=3), "4 unless shared=None, got 3"),
+        (shared(parameterization="factored"), f"{DIRECT} shared=None, got 'factored'"),
+        (shared(causal=True), "False unless shared=None, got True"),
+    ],
+    Expand: [({"kernel_size": 3}, '4 unless kind="conv", got 3')],
+    DeltaStream: [
+        ({"expand_kernel_size": 3}, '4 unless expand="conv", got 3'),
+        ({"sublayers_per_compressor": 1}, '2 unless compress="channel" or "token", got 1'),
+        ({"kernel_size": 3, "value_channels": 2}, f"4 unless {TOKEN_OR_FACTORED}, got 3"),
+        (
+            {"causal": True, "value_channels": 2, "compress": "token"},
+            f"False unless {CHANNEL_AND_FACTORED}, got True",
+        ),
+        ({"gate_hidden": 64}, '128 unless gate="mlp", got 64'),
+        ({"direction": "flatten"}, "'linear' unless mapping=\"v\", got 'flatten'"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "sentence"),
+    [(build, *case) for build, cases in UNUSED.items() for case in cases],
+)
+def test_options_without_effect(build: Any, options: dict[str, Any], sentence: str) -> None:
+    sizes = (8, [nn.Identity()]) if build is DeltaStream else (8,)
+    name, *others = options
+    with pytest.raises(ValueError, match=f"^{re.escape(f'`{name}` must be left at {sentence}')}$"):
+        build(*sizes, **options)
+    build(*sizes, **{other: options[other] for other in others})  # the rest is right

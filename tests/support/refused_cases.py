@@ -53,6 +53,12 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
+def wrong_value(
+    name: str, argument: str, got: Any, expected: str, error: type[Exception] = ValueError
+) -> Case:
+    return Case(name, {argument: got}, error, f"`{argument}` must be {expected}, got {got!r}")
+
+
 def wrong_shape(name: str, argument: str, *got: int, expected: str | None = None) -> Case:
     expected = expected or str(SHAPES[argument])
     sentence = f"`{argument}` must have shape {expected}, got {got}"

@@ -1,17 +1,15 @@
-"""What GPT, its generation and its config refuse, and in which words."""
+"""GPT and its generation refuse arguments that do not fit, each in one sentence."""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 
-from ddl.errors import InputError
 from ddl.models import GPT, Cache
-from tests.models.test_gpt import SHORT, make
+from tests.models.test_gpt import make
 
 
 @pytest.mark.parametrize(
@@ -99,11 +97,11 @@ def test_what_forward_refuses(options: dict[str, object], sentence: str) -> None
         ({"temperature": -1}, "`temperature` must be at least 0, got -1"),
         ({"temperature": math.nan}, "`temperature` must be at least 0, got nan"),
         ({"temperature": "1"}, "`temperature` must be at least 0, got '1'"),
-        ({"top_k": 0}, "`top_k` must be a whole number of at least 1, or None, got 0"),
-        ({"top_k": 2.5}, "`top_k` must be a whole number of at least 1, or None, got 2.5"),
+        ({"top_k": 0}, "`top_k` must be an integer of at least 1, got 0"),
+        ({"top_k": 2.5}, "`top_k` must be an integer of at least 1, got 2.5"),
         ({"generator": 3}, "`generator` must be a torch.Generator, got int"),
-        ({"max_new_tokens": -1}, "`max_new_tokens` must be a whole number of at least 0, got -1"),
-        ({"max_new_tokens": 2.5}, "`max_new_tokens` must be a whole number of at least 0, got 2.5"),
+        ({"max_new_tokens": -1}, "`max_new_tokens` must be an integer of at least 0, got -1"),
+        ({"max_new_tokens": 2.5}, "`max_new_tokens` must be an integer of at least 0, got 2.5"),
     ],
 )
 def test_what_generate_refuses(options: dict[str, object], sentence: str) -> None:
@@ -115,27 +113,3 @@ def test_what_generate_refuses(options: dict[str, object], sentence: str) -> Non
 def test_what_is_no_config_is_refused(kind: type) -> None:
     with pytest.raises(TypeError, match=r"^`config` must be a GPTConfig, got dict$"):
         kind({})
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"residual": "dll"},
-            "`residual` must be one of additive, ddl, ddl-cc, ddl-cc-noec, ddl-tc, ddl-tc-noec,"
-            " got 'dll'",
-        ),
-        ({"num_layers": 0}, "`num_layers` must be a whole number of at least 1, got 0"),
-        ({"value_channels": 2.5}, "`value_channels` must be a whole number of at least 1, got 2.5"),
-        ({"hidden_size": 62}, "`hidden_size` must be a multiple of 2·num_heads = 4, got 62"),
-        ({"beta_init": 2}, "`beta_init` must be between 0 and 2, both excluded, got 2"),
-        ({"beta_init": 0}, "`beta_init` must be a positive number, got 0"),
-        ({"value_init": math.nan}, "`value_init` must be a finite number, got nan"),
-        ({"eps_k": -1.0}, "`eps_k` must be a positive number, got -1.0"),
-        ({"eps_k": 1e-19}, "`eps_k` must be at least 1e-18, got 1e-19"),
-        ({"gate": "tanh"}, "`gate` must be one of linear, mlp, got 'tanh'"),
-    ],
-)
-def test_config_errors(changes: dict[str, object], sentence: str) -> None:
-    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
-        replace(SHORT, **changes)

@@ -1,7 +1,7 @@
-"""Tensors that the operators refuse, with the same sentence on the CPU, on meta and for fake ones.
+"""The operators refuse what does not fit, in the same sentences on the CPU, on meta and for fakes.
 
-`ddl.functional` and `torch.ops.ddl` are held against one table. Numbers, names and whatever is no
-tensor: test_bad_arguments.py. The modules' own sentences: test_module_arguments.py.
+First what only `ddl.functional` sees: numbers, names and whatever is no tensor. Then tensors, where
+`torch.ops.ddl` is held against the same table. Then native code by itself.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ddl import _native
-from tests.support.bad_input import (
+from tests.support.op_cases import F32, F64
+from tests.support.refused_cases import (
     ANY,
     FUNCTIONS,
     READ,
@@ -35,13 +37,116 @@ from tests.support.bad_input import (
     refused,
     wrong_dtype,
     wrong_shape,
+    wrong_value,
     zeros,
 )
-from tests.support.op_cases import F64
 
 OVER_TIME = "`state` must have shape (…, time, hidden_size, value_channels), got "
 DOUBLE = {"state": zeros(*SHAPES["state"], dtype=F64)}
 ONE_CHANNEL = {"state": zeros(B, T, D, 1), "compress": zeros(D, M)}
+
+# --- numbers, names and what is no tensor ---------------------------------------------------------
+
+NOT_POSITIVE = [0, 0.0, -1.0, math.nan, math.inf, -math.inf, "0.1", True, 10**400]
+POSITIVE = "a positive finite number"
+VALUE_FROM = '"context" or "compressed"'
+NOT_DENSE = {
+    "layout torch.sparse_coo": zeros(T, D).to_sparse(),
+    "layout torch._mkldnn": zeros(T, D).to_mkldnn(),
+    "a nested tensor": torch.nested.nested_tensor([zeros(2, D), zeros(3, D)], layout=torch.jagged),
+}
+ARGUMENTS: list[Case] = [
+    *(
+        wrong_value(name, number, bad, POSITIVE)
+        for name, number in (
+            ("rewrite", "eps_k"),
+            ("rewrite_read", "eps_k"),
+            ("read", "norm_eps"),
+            ("rewrite_read", "value_scale"),
+        )
+        for bad in NOT_POSITIVE
+    ),
+    wrong_value("rewrite", "eps_k", None, POSITIVE),
+    *(
+        Case(name, {"state": zeros()}, ValueError, f"{STATE}()")
+        for name in ("rewrite", "rewrite_read", "read")
+    ),
+    wrong_value("read", "value_from", "state", VALUE_FROM),
+    wrong_value("rewrite_read", "value_from", None, VALUE_FROM),
+    *(
+        wrong_value("read", "context_dtype", bad, SINGLE, TypeError)
+        for bad in (F64, torch.int64, torch.complex64, "float32", 1)
+    ),
+    Case(
+        "read",
+        DOUBLE | {"context_dtype": F32},
+        TypeError,
+        "`context_dtype` must be torch.float64, got torch.float32",
+    ),
+    wrong_shape("expand", "x", expected="(…, time, hidden_size)"),
+    wrong_shape("expand", "x", D, expected="(…, time, hidden_size)"),
+    Case(
+        "expand",
+        {"x": zeros(B, 0), "weight": None},
+        ValueError,
+        "`x` must have shape (…, hidden_size), got (2, 0)",
+    ),
+    *(
+        wrong_value("expand", "value_channels", bad, "an integer of at least 1")
+        for bad in (0, -1, 1.5, True, None, "4")
+    ),
+    *(
+        Case(name, {argument: bad}, TypeError, f"`{argument}` must be a torch.Tensor, got {kind}")
+        for bad, kind in ((1.0, "float"), ([0.0], "list"), (np.zeros(4), "ndarray"))
+        for name, argument in (
+            ("rewrite", "state"),
+            ("rewrite", "gate"),
+            ("read", "gate_bias"),
+            ("rewrite_read", "direction"),
+            ("expand", "weight"),
+        )
+    ),
+    *(
+        Case(name, {needed: None}, TypeError, f"`{needed}` must be a torch.Tensor, got NoneType")
+        for name, needed in (
+            ("rewrite", "state"),
+            ("rewrite", "direction"),
+            ("read", "state"),
+            ("rewrite_read", "value"),
+            ("expand", "x"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+@pytest.mark.parametrize("case", ARGUMENTS, ids=str)
+def test_arguments(case: Case, where: str) -> None:
+    given = elsewhere(where, arguments(case.name, case.change))
+    with refused(case.error, case.sentence):
+        call_function(case.name, given)
+
+
+@pytest.mark.parametrize("got", NOT_DENSE)
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("rewrite", "state"), ("read", "norm_weight"), ("rewrite_read", "direction"), ("expand", "x")],
+)
+def test_layouts(name: str, argument: str, got: str) -> None:
+    with refused(TypeError, f"`{argument}` must be a dense tensor, got {got}"):
+        call_function(name, arguments(name, {argument: NOT_DENSE[got]}))
+
+
+def test_memory_that_was_given_back() -> None:
+    """As a sharded parameter is between two uses."""
+    state = zeros(*SHAPES["state"])
+    state.untyped_storage().resize_(0)
+    with refused(TypeError, "`state` must be a tensor with memory behind it, got Tensor"):
+        call_function("rewrite", arguments("rewrite", {"state": state}))
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
 TENSORS: list[Case] = [
     Case("rewrite", {"state": zeros(D)}, ValueError, f"{STATE}(4,)"),
     Case("rewrite", {"state": zeros(B, T, 0, M)}, ValueError, f"{STATE}(2, 5, 0, 3)"),
@@ -169,6 +274,60 @@ def test_a_mix_of_devices(name: str, home: str, call: Any) -> None:
         if isinstance(given[argument], Tensor):
             with refused(ValueError, f"`{argument}` must be on {home}, got a tensor on {away}"):
                 call(name, local | {argument: remote[argument]})
+
+
+# --- native code ----------------------------------------------------------------------------------
+
+X, WEIGHT, GRAD = zeros(B, T, D), zeros(D, M, K), zeros(B, T, D, M)
+
+
+@pytest.mark.parametrize(
+    ("weight", "grad_x", "grad_weight", "error", "sentence"),
+    [
+        (None, X, WEIGHT, ValueError, "`grad_weight` must be None without its parameter"),
+        (WEIGHT, X, X, ValueError, "`grad_weight` must have shape (4, 3, 2), got (2, 5, 4)"),
+        (
+            WEIGHT,
+            X,
+            WEIGHT.to(F64),
+            TypeError,
+            "`grad_weight` must have dtype torch.float32, got torch.float64",
+        ),
+        (
+            WEIGHT,
+            X.to(F64),
+            WEIGHT,
+            TypeError,
+            "`grad_x` must have dtype torch.float32, got torch.float64",
+        ),
+    ],
+)
+def test_gradients_of_expand_are_like_their_tensors(
+    weight: Tensor | None,
+    grad_x: Tensor,
+    grad_weight: Tensor,
+    error: type[Exception],
+    sentence: str,
+) -> None:
+    with refused(error, sentence):
+        _native.expand_backward(X, weight, GRAD, grad_x, grad_weight, 1)
+
+
+@pytest.mark.parametrize("where", ["cpu", "meta", "fake"])
+@pytest.mark.parametrize(
+    ("name", "number", "least", "below"),
+    [
+        ("rewrite", "eps_k", "1e-18", 9e-19),
+        ("rewrite_read", "eps_k", "1e-18", 1e-300),
+        ("read", "norm_eps", "1e-36", 1.5e-37),
+    ],
+)
+def test_an_epsilon_that_vanishes_in_float32(
+    where: str, name: str, number: str, least: str, below: float
+) -> None:
+    for call in (call_function, call_operator):
+        with refused(ValueError, f"`{number}` must be at least {least}, got {below}"):
+            call(name, elsewhere(where, arguments(name, {number: below})))
 
 
 @pytest.mark.parametrize(

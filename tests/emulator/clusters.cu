@@ -30,7 +30,7 @@ extern "C" __global__ void __cluster_dims__(3) neighbour(const Argument a) {
   emulator::sync_cluster();  // a block's shared memory is there as long as the block is
 }
 
-// out[i]: what the i-th threads of both blocks sent, added up over rounds that take turns with two places.
+// out[i]: the sum of the values that the i-th threads of both blocks sent, over rounds that alternate between two buffers.
 extern "C" __global__ void __cluster_dims__(1, 2, 1) sum_by_st_async(const Argument a) {
   __shared__ __align__(16) double sent[2][2][THREADS];
   __shared__ unsigned long long barrier[2];
@@ -38,14 +38,14 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) sum_by_st_async(const Argum
   emulator::sync_cluster();
   double sum = 0.0;
   for (unsigned round = 0; round < 5; ++round) {
-    const unsigned turn = round % 2;
-    if (threadIdx.x == 0) emulator::mbarrier_expect_tx(&barrier[turn], 2 * 8 * int(blockDim.x));
+    const unsigned stage = round % 2;
+    if (threadIdx.x == 0) emulator::mbarrier_expect_tx(&barrier[stage], 2 * 8 * int(blockDim.x));
     for (int block = 0; block < 2; ++block) {
       emulator::st_async(
-          &sent[turn][blockIdx.y % 2][threadIdx.x], &barrier[turn], block, double(round + 10 * blockIdx.y));
+          &sent[stage][blockIdx.y % 2][threadIdx.x], &barrier[stage], block, double(round + 10 * blockIdx.y));
     }
-    emulator::mbarrier_wait(&barrier[turn], round / 2 % 2);
-    sum += sent[turn][0][threadIdx.x] + sent[turn][1][threadIdx.x];
+    emulator::mbarrier_wait(&barrier[stage], round / 2 % 2);
+    sum += sent[stage][0][threadIdx.x] + sent[stage][1][threadIdx.x];
   }
   a.out[place_of_block() * blockDim.x + threadIdx.x] = float(sum);
 }

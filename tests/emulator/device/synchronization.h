@@ -42,7 +42,7 @@ namespace emulator {
 // The barrier of all threads of a cluster (barrier.cluster.arrive and .wait).
 inline void sync_cluster(EMULATOR_CALLER) { sync_cluster(EMULATOR_SITE("sync_cluster")); }
 
-// Where another block of the cluster has what `shared` is in this one (mapa).
+// The address of the same variable in another block of the cluster (mapa).
 template <class T>
 T* mapa(T* shared, int rank, EMULATOR_CALLER) {
   return static_cast<T*>(mapa(EMULATOR_SITE("mapa"), static_cast<void*>(shared), rank));
@@ -56,8 +56,8 @@ inline void mbarrier_expect_tx(void* barrier, int bytes, EMULATOR_CALLER) {
   mbarrier_expect_tx(EMULATOR_SITE("mbarrier_expect_tx"), barrier, bytes);
 }
 
-// Sends a value to where `shared` is in another block, to be counted by its `barrier` (st.async). Until these were
-// waited for what lies there is NaN.
+// Stores a value at the address `shared` of another block, whose own `barrier` counts it (st.async). The memory holds NaN
+// until the receiver has waited.
 template <class T>
 void st_async(T* shared, void* barrier, int rank, T value, EMULATOR_CALLER) {
   const Site site = EMULATOR_SITE("st_async");
@@ -66,12 +66,12 @@ void st_async(T* shared, void* barrier, int rank, T value, EMULATOR_CALLER) {
   st_async(site, to, &value, sizeof(T), mapa(site, barrier, rank));
 }
 
-// Waits until all that was announced has arrived, for the time that has this parity (mbarrier.try_wait.parity).
+// Waits until all announced bytes of the phase with this parity have arrived (mbarrier.try_wait.parity).
 inline void mbarrier_wait(void* barrier, unsigned parity, EMULATOR_CALLER) {
   mbarrier_wait(EMULATOR_SITE("mbarrier_wait"), barrier, parity);
 }
 
-// A copy of one Word, or of zeros (cp.async). Until it is awaited what lies in shared memory is NaN.
+// Copies one Word, or zeros (cp.async). The shared memory holds NaN until the thread has waited.
 template <class Word>
 void cp_async(void* shared, const void* from, bool there = true, EMULATOR_CALLER) {
   Word word{};

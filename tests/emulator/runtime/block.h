@@ -43,7 +43,7 @@ struct WarpOperation {
   Bits result;
 };
 
-// A copy to shared memory that its thread has not awaited, or what was sent there and has not arrived.
+// A write to shared memory that is not visible yet: of cp.async, or of st.async.
 struct Copy {
   void arrive() const { memcpy(to, word, bytes); }
 

@@ -238,8 +238,8 @@ struct Chunk {
 
 // Runs `pass` on the block's tokens from the last to the first. A token read starts with the K − 1 halo tokens that
 // follow the chunk, because dx_{t+s} adds to G_t, and it clears the window at the end of every sequence.
-template <class BackwardPass> __device__ __forceinline__ void walk_backward(
-    const RewriteRead& args, Real* window_rows, BackwardPass& pass) {
+template <class Pass> __device__ __forceinline__ void walk_backward(
+    const RewriteRead& args, Real* window_rows, Pass& pass) {
   const Chunk& chunk = pass.chunk;
   if constexpr (READ == TOKEN) {
     Window window(args, window_rows);

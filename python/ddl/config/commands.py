@@ -1,4 +1,4 @@
-"""What the commands beside `ddl train` take. No torch in here, so that `--help` answers at once."""
+"""The options of the commands beside `ddl train`. No torch, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SampleConfig:
     """Text from a finished run."""
 
     run: Path
-    """Run directory, or a directory that `ddl export` wrote."""
+    """Run directory, a directory that `ddl export` wrote, or a checkpoint of the paper's code."""
     prompt: str = "\n"
     """Text to continue."""
     tokens: int = 300

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ddl.config import EvalConfig
 from ddl.errors import InputError
 from ddl.evaluation import subject
+from ddl.files import require_new_file, write_text
+from ddl.load import load_for_transformers
 
 if TYPE_CHECKING:
     from .harness import Harness
@@ -49,7 +50,8 @@ def evaluate(config: EvalConfig) -> Record:
     """
     subject.check(config.model)
     started = datetime.now(timezone.utc)
-    out = _free(config.out or config.model / f"eval-{started:%Y%m%d-%H%M%S}.json")
+    out = config.out or config.model / f"eval-{started:%Y%m%d-%H%M%S}.json"
+    require_new_file(out)
     from ddl.evaluation import tasks
 
     with _quiet():
@@ -157,7 +159,7 @@ def _requested(config: EvalConfig) -> tuple[list[str], Sequence[int | None]]:
 def _harness(config: EvalConfig) -> Harness:
     from .harness import Harness
 
-    model, tokenizer = subject.load(config.model, config.device)
+    model, tokenizer = load_for_transformers(config.model, config.device, argument="model")
     return Harness(model, tokenizer, config.batch_size)
 
 
@@ -182,26 +184,8 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _free(out: Path) -> Path:
-    """`out` itself if a file can be made there; else InputError."""
-    parent = out.parent
-    if out.exists():
-        raise InputError(f"`out` must be a new file, got {out}, which exists")
-    if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise InputError(f"`out` must be in a directory that can be written to, got {out}")
-    return out
-
-
 def _write(record: Record, out: Path) -> None:
-    """A reader sees the whole record or none."""
     from lm_eval.utils import handle_non_serializable
 
     text = json.dumps(record, indent=2, default=handle_non_serializable, ensure_ascii=False)
-    temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(out)
-    except OSError as error:
-        raise InputError(f"`out` could not be written: {out}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(out, text + "\n")

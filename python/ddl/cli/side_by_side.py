@@ -1,4 +1,4 @@
-"""`make demo`: the additive residual against DDL, everything else equal."""
+"""The work of `ddl demo`: the additive residual against DDL, everything else equal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from rich.text import Text
 
 from ddl import data
 from ddl.config import PRESETS, DemoConfig, Residual, TrainConfig
+from ddl.load import complete
 from ddl.train import Trainer, check_finite, pick_device, progress_bar, stop_on_interrupt
 from ddl.train.plots import plot_losses
 from ddl.train.runs import PLOT, RunDirectory
 
-from .sample import complete, printable
+from .terminal import printable
 
 PROMPT = "The statement "
 SAMPLE_TOKENS = 300
@@ -27,7 +28,7 @@ MEAN_OVER = 20  # steps, for the loss beside the bar
 
 
 @dataclass
-class Contestant:
+class Candidate:
     """One of the two trainings."""
 
     trainer: Trainer
@@ -60,12 +61,12 @@ class Contestant:
         self.run.log({"step": self.trainer.steps_done, "validation_loss": self.validation_loss})
 
 
-def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) -> list[Contestant]:
+def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) -> list[Candidate]:
     """Train both, print the comparison, write the plot, show a sample of each."""
     device = pick_device(config.device, config.residual)
     corpus = data.load(data.EMBEDDED)
     pair = [
-        _enter(demo_training(config, residual), corpus, device)
+        _build(demo_training(config, residual), corpus, device)
         for residual in ("additive", config.residual)
     ]
     steps = pair[0].trainer.config.steps
@@ -74,17 +75,15 @@ def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) 
         f" ({len(corpus.train):,} bytes) on {device}: same seed, batches and backbone.",
         highlight=False,
     )
-    race(pair, steps, console)
+    interleave(pair, steps, console)
     console.print(comparison(pair))
     console.print(verdict(pair), highlight=False)
     plot = config.out / PLOT
     plot_losses({c.name: c.run.metrics() for c in pair}, plot)
-    for contestant in pair:
-        contestant.run.save(contestant.trainer.model)
+    for candidate in pair:
+        candidate.run.save(candidate.trainer.model)
         console.print(
-            Panel(
-                Text(_sample(contestant, config.seed, samples)), title=f"{contestant.name} writes"
-            )
+            Panel(Text(_sample(candidate, config.seed, samples)), title=f"{candidate.name} writes")
         )
     console.print(f"Loss plot: {plot}", highlight=False, soft_wrap=True)
     return pair
@@ -104,24 +103,24 @@ def demo_training(config: DemoConfig, residual: Residual) -> TrainConfig:
     )
 
 
-def _enter(config: TrainConfig, corpus: data.Corpus, device: torch.device) -> Contestant:
+def _build(config: TrainConfig, corpus: data.Corpus, device: torch.device) -> Candidate:
     trainer = Trainer(config, corpus, device)
-    return Contestant(trainer, RunDirectory.create(config, corpus.tokenizer))
+    return Candidate(trainer, RunDirectory.create(config, corpus.tokenizer))
 
 
-def race(pair: list[Contestant], steps: int, console: Console) -> None:
-    """Train step by step in turns, so that whatever else the machine does slows both alike."""
+def interleave(pair: list[Candidate], steps: int, console: Console) -> None:
+    """Train step by step in turns, so that other load on the machine slows both alike."""
     every = pair[0].trainer.config.eval_every
     with stop_on_interrupt() as stopped, progress_bar(console) as bar:
         task = bar.add_task("training both", total=steps, loss="", speed="")
         for step in range(1, steps + 1):
-            # Who goes first alternates: the second finds caches and clocks in another state.
-            for contestant in pair if step % 2 else pair[::-1]:
-                contestant.step()
+            # The first one alternates: the second finds caches and clocks in another state.
+            for candidate in pair if step % 2 else pair[::-1]:
+                candidate.step()
             last = stopped() or step == steps
             if step % every == 0 or last:
-                for contestant in pair:
-                    contestant.evaluate()
+                for candidate in pair:
+                    candidate.evaluate()
                 values = ", ".join(f"{c.name} {c.validation_loss:.4f}" for c in pair)
                 bar.console.print(f"step {step}: validation loss {values}", highlight=False)
             losses = " / ".join(f"{statistics.fmean(c.losses[-MEAN_OVER:]):.3f}" for c in pair)
@@ -131,33 +130,33 @@ def race(pair: list[Contestant], steps: int, console: Console) -> None:
                 break
 
 
-def comparison(pair: list[Contestant]) -> Table:
+def comparison(pair: list[Candidate]) -> Table:
     """Validation loss, size and speed of each."""
     steps = pair[0].trainer.steps_done
     table = Table(title=f"After {steps} steps of {pair[0].trainer.tokens_per_step:,} tokens")
     table.add_column("residual")
     for column in ("validation loss", "parameters", "tokens/s", "speed ratio"):
         table.add_column(column, justify="right")
-    for contestant in pair:
+    for candidate in pair:
         table.add_row(
-            contestant.name,
-            f"{contestant.validation_loss:.4f}",
-            f"{contestant.trainer.model.num_parameters():,}",
-            f"{contestant.tokens_per_second:,.0f}",
-            f"{contestant.tokens_per_second / pair[0].tokens_per_second:.3f}",
+            candidate.name,
+            f"{candidate.validation_loss:.4f}",
+            f"{candidate.trainer.model.num_parameters():,}",
+            f"{candidate.tokens_per_second:,.0f}",
+            f"{candidate.tokens_per_second / pair[0].tokens_per_second:.3f}",
         )
     return table
 
 
-def verdict(pair: list[Contestant]) -> str:
-    """One sentence: who is better, by how much."""
+def verdict(pair: list[Candidate]) -> str:
+    """One sentence: which is better, by how much."""
     best, other = sorted(pair, key=lambda c: c.validation_loss)
     gap = other.validation_loss - best.validation_loss
     return f"{best.name} is better: its validation loss is {gap:.4f} nats per byte lower."
 
 
-def _sample(contestant: Contestant, seed: int, tokens: int) -> str:
-    trainer = contestant.trainer
+def _sample(candidate: Candidate, seed: int, tokens: int) -> str:
+    trainer = candidate.trainer
     text = complete(
         trainer.model,
         trainer.corpus.tokenizer,

@@ -1,0 +1,21 @@
+"""`ddl demo`, which is `make demo`; side_by_side.py does the work."""
+
+from __future__ import annotations
+
+from ddl.config import DemoConfig
+
+from .command import Command, parse
+from .terminal import make_console
+
+HELP = """Train the additive baseline and a DDL model side by side on text that every Python
+carries: same seed, same batches, same backbone. Prints which is better and how fast each is."""
+
+
+def run(args: list[str]) -> None:
+    config = parse(DemoConfig, args, prog="ddl demo", description=HELP)
+    from .side_by_side import demo
+
+    demo(config, make_console())
+
+
+COMMAND = Command("compare the additive residual with DDL in a few minutes", DemoConfig, run)

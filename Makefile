@@ -16,7 +16,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels 
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rust check check-aarch64 format bench bench-gpu sanitize lock clean
+.PHONY: help setup demo test test-all test-rust check check-aarch64 format bench bench-gpu sanitize lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -26,8 +26,11 @@ setup: $(EXT) ## virtual environment, dependencies, release build
 demo: $(EXT) ## train the additive baseline and DDL on the embedded text, compare, sample
 	$(PY) -m ddl demo $(ARGS)
 
-test: $(EXT) ## the Python tests (ARGS="-k rewrite" to choose)
+test: $(EXT) ## the Python tests, large tables sampled (ARGS="-k rewrite" to choose)
 	$(TEST_ENV) $(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+
+test-all: $(EXT) ## the Python tests, every case of every table
+	$(TEST_ENV) $(PY) -m pytest --all -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 # The test binary embeds Python instead of being loaded by it, so it needs libpython.
 # Without link-time optimisation it builds in half the time.

@@ -1,5 +1,5 @@
-//! Every way a call can be refused, as whole sentences that name the argument, what was expected
-//! and what came.
+//! The reasons for which a call is refused, as whole sentences that name the argument, the expected value and the
+//! one that came.
 
 use pyo3::PyErr;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
@@ -35,11 +35,11 @@ pub enum Error {
     )]
     Memory { operator: &'static str, bytes: usize },
 
-    /// A GPU, its driver or its compiler that cannot do what is asked: a `RuntimeError`.
+    /// A GPU, its driver or its compiler cannot do the work: a `RuntimeError`.
     #[error("{0}")]
     Cuda(String),
 
-    /// What a call into Python raised, to be raised again: torch is out of memory, say.
+    /// An exception that a call into Python raised, to be raised again: torch is out of memory, say.
     #[error("{0}")]
     Python(PyErr),
 }

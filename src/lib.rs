@@ -1,7 +1,8 @@
 //! Deep Delta Learning residuals, X' = X + β k̂ (v − k̂ᵀX)ᵀ, as fused operators.
 //!
-//! [`problem`] says what is asked and checks it once; [`cpu`] or [`cuda`] does it; [`tensor`] borrows
-//! torch's memory and holds the one SAFETY contract; [`python`] is the thin module `ddl._native` over them.
+//! Rooms, each of which may use those before it: [`error`], [`tensor`] (a bare view of borrowed memory and the one
+//! SAFETY contract), [`problem`] (each operator's inputs and outputs, checked once), [`cpu`] and [`cuda`] (which never
+//! import each other), [`torch`] (borrowing and dispatch), and [`python`] (the module `ddl._native`).
 
 pub mod cpu;
 pub mod cuda;
@@ -9,3 +10,4 @@ pub mod error;
 pub mod problem;
 pub mod python;
 pub mod tensor;
+pub mod torch;

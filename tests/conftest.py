@@ -1,4 +1,7 @@
-"""Every test starts from the same seed and leaves torch's global settings as it found them."""
+"""Every test starts from the same seed and leaves torch's global settings as it found them.
+
+`--all` runs every case of every table; without it support/sampling.py chooses.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,31 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.support.sampling import MARKERS, left_out
+
+pytest_plugins = ["pytester"]
+
 # The same examples on every run: a failure in CI is a failure here. No deadline, because the first
 # call of an operator may compile or load something.
 settings.register_profile("ddl", derandomize=True, database=None, deadline=None, max_examples=60)
 settings.load_profile("ddl")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run every case of every table of cases")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all"):
+        return
+    out = left_out(items)
+    config.hook.pytest_deselected(items=[item for item in items if item in out])
+    items[:] = [item for item in items if item not in out]
 
 
 @pytest.fixture(autouse=True)

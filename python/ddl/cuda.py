@@ -87,13 +87,13 @@ def warmup(
 def _noting(architecture: str | None, index: int) -> Iterator[list[Kernel]]:
     """Compiles, at its end, for the calls that this thread makes in it, and fills the list."""
     kernels: list[Kernel] = []
-    _native.note_kernels(architecture, index)
+    _native.begin_warmup(architecture, index)
     done = False
     try:
         yield kernels
         done = True
     finally:
-        kernels += [Kernel(*row) for row in _native.end_noting(done)]
+        kernels += [Kernel(*row) for row in _native.end_warmup(done)]
 
 
 class _Noted(TorchDispatchMode):

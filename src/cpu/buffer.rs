@@ -1,11 +1,11 @@
 //! Scratch memory that starts on a cache line: a 64-byte vector that straddles two costs twice.
 //!
-//! Its size follows the user's shapes (d·m·K and more), so it may well be refused; whoever asks for it
-//! carries the refusal out to Python, where it is a `MemoryError`.
+//! Its size follows the user's shapes (d·m·K and more), so the allocator may refuse it. The callers carry the
+//! refusal out to Python, where it is a `MemoryError`.
 
 use std::ops::{Deref, DerefMut};
 
-use super::convert::Accum;
+use super::simd::convert::Accum;
 use crate::error::Error;
 
 const LINE: usize = 64;

@@ -8,11 +8,13 @@ use std::ops::Range;
 use fearless_simd::Simd;
 
 use super::buffer::{Buffer, Result};
-use super::convert::Accum;
-use super::row::{add_product, mix};
-use super::simd::{Kernel, dispatch, load, store, view};
-use super::weights::{reverse_axes, store_all, taps_outermost};
-use super::{parallel, useful_threads, within_sequences};
+use super::parallel;
+use super::partition::{partition, useful_threads, within_sequences};
+use super::simd::channels::{load, store, view};
+use super::simd::convert::Accum;
+use super::simd::dispatch::{WithSimd, dispatch};
+use super::simd::row::{add_product, mix};
+use super::whole::{reverse_axes, store_all, taps_outermost};
 use crate::problem::{Expand, Sizes};
 use crate::tensor::{RowsMut, Tensor};
 
@@ -20,7 +22,7 @@ use crate::tensor::{RowsMut, Tensor};
 pub fn forward<A: Accum>(expand: &Expand, x: &Tensor, state: &mut Tensor, threads: usize) -> Result<()> {
     let Sizes { d, m, .. } = expand.sizes;
     let threads = useful_threads(state.len(), threads);
-    let bounds = parallel::partition(expand.sizes.tokens(), 1); // x is at hand: nothing is done twice
+    let bounds = partition(expand.sizes.tokens(), 1); // x is at hand: nothing is done twice
     let taps = |weight| taps_outermost::<A>(weight, expand.sizes, expand.taps());
     let weight = expand.weight.as_ref().map(taps).transpose()?;
     let outputs = state.split_rows(m * d, &bounds);
@@ -39,7 +41,7 @@ struct Forward<'a, A> {
     state: RowsMut<'a>,
 }
 
-impl<A: Accum> Kernel for Forward<'_, A> {
+impl<A: Accum> WithSimd for Forward<'_, A> {
     type Output = Result<()>;
     #[inline(always)]
     fn run<S: Simd>(mut self, _: S) -> Result<()> {
@@ -69,7 +71,7 @@ impl<A: Accum> Kernel for Forward<'_, A> {
     }
 }
 
-/// dX (`grad`) → dx and, where there is a weight, dw.
+/// dX (`grad`) → dx and, if there is a weight, dw.
 pub fn backward<A: Accum>(
     expand: &Expand,
     x: &Tensor,
@@ -81,7 +83,7 @@ pub fn backward<A: Accum>(
     let Sizes { d, m, .. } = expand.sizes;
     let taps = expand.taps();
     let threads = useful_threads(grad.len(), threads);
-    let bounds = parallel::partition(expand.sizes.tokens(), taps);
+    let bounds = partition(expand.sizes.tokens(), taps);
     let outermost = |weight| taps_outermost::<A>(weight, expand.sizes, taps);
     let weight = expand.weight.as_ref().map(outermost).transpose()?;
     let mut sums: Vec<Option<Buffer<A>>> = bounds[1..].iter().map(|_| None).collect();
@@ -109,7 +111,7 @@ struct Backward<'a, A> {
     sums: &'a mut Option<Buffer<A>>,
 }
 
-impl<A: Accum> Kernel for Backward<'_, A> {
+impl<A: Accum> WithSimd for Backward<'_, A> {
     type Output = Result<()>;
     #[inline(always)]
     fn run<S: Simd>(mut self, _: S) -> Result<()> {

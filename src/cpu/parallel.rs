@@ -1,7 +1,4 @@
-//! A fixed partition of the tokens, shared out among however many threads there are.
-//!
-//! The partition depends on the problem alone, never on the thread count, and partial sums are added
-//! in the order of the parts: results repeat bit for bit with 1 thread or 64.
+//! The parts of an operator, shared out among however many threads there are.
 //!
 //! Threads are those torch already has. Its OpenMP workers spin for milliseconds after each of its own
 //! parallel regions, so a second pool next to them would fight for the same cores in the middle of a
@@ -12,25 +9,6 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-
-/// Most parts: enough for the threads of one machine to share evenly, few enough to add their sums.
-const MOST_PARTS: usize = 64;
-
-/// Fewest tokens in a part, so that what a part costs by itself (scratch, a lock) stays small beside them.
-const SMALLEST_PART: usize = 64;
-
-/// Fewest tokens in a part for every tap of an operator over time. A part begins K−1 tokens early and
-/// throws these away, and keeps sums for the gradient of a weight of d·m·K elements: with 4K tokens or
-/// more in a part, a quarter at most of the work is done twice, and all the sums together are a quarter
-/// at most of the state's elements (one part excepted).
-const TOKENS_PER_TAP: usize = 4;
-
-/// Ends of the parts of `tokens` tokens that an operator looking back `taps` − 1 tokens works through.
-pub fn partition(tokens: usize, taps: usize) -> Vec<usize> {
-    let smallest = SMALLEST_PART.max(TOKENS_PER_TAP.saturating_mul(taps));
-    let parts = (tokens / smallest).clamp(1, MOST_PARTS);
-    (0..=parts).map(|part| (tokens as u128 * part as u128 / parts as u128) as usize).collect()
-}
 
 /// Runs `work` once for every item, on up to `threads` threads; each item goes to exactly one. Returns
 /// the first failure; some items may then be left undone.
@@ -141,20 +119,6 @@ fn rayon_pool(threads: usize) -> Option<Arc<rayon::ThreadPool>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn parts_cover_all_tokens_in_order() {
-        for tokens in [0, 1, 63, 64, 129, 100_000] {
-            for taps in [1, 4, 17, 512, usize::MAX] {
-                let ends = partition(tokens, taps);
-                assert_eq!((ends[0], *ends.last().unwrap()), (0, tokens));
-                assert!(ends.windows(2).all(|pair| pair[0] <= pair[1]) && ends.len() <= 1 + MOST_PARTS);
-                let sums = (ends.len() - 1).saturating_mul(taps); // in states of one token
-                assert!(ends.len() == 2 || sums <= tokens / TOKENS_PER_TAP);
-            }
-        }
-        assert_eq!(partition(1000, 4).len(), 1 + 1000 / SMALLEST_PART);
-    }
 
     #[test]
     fn every_item_is_worked_on_once_and_failures_and_panics_come_back() {

@@ -1,10 +1,10 @@
 //! `expand` on a device.
 
-use super::arguments::{self, ExpandBackward, Reduce, are_aligned};
-use super::boundary::{arrange, launch_reduce};
-use super::launch::{Call, Loaded};
+use super::auxiliary::{arrange, launch_reduce};
+use super::device::{Call, Loaded};
+use super::kernel::arguments::{self, ExpandBackward, Reduce, are_aligned};
+use super::kernel::{Kernel, Specialisation};
 use super::plan;
-use super::specialisation::{Kernel, Specialisation};
 use crate::error::Result;
 use crate::problem::Expand;
 use crate::tensor::Tensor;
@@ -31,7 +31,7 @@ pub fn forward(expand: &Expand, x: &Tensor, state: &Tensor, call: &Call<'_>) -> 
     call.launch(&loaded, [grid.across, grid.down], argument)
 }
 
-/// dX (`grad`) → dx and, where there is a weight, dw.
+/// dX (`grad`) → dx and, if there is a weight, dw.
 pub fn backward(
     expand: &Expand,
     x: &Tensor,
@@ -88,8 +88,8 @@ impl Grid {
             Some(_) => (expand.sizes.sequences, expand.sizes.time),
             None => (1, expand.sizes.tokens()),
         };
-        let (limits, forced) = (call.device.limits(), call.device.forced());
-        let chunk = plan::expand::chunk(specialisation, plan, limits, &forced, sequences, time);
+        let (limits, overrides) = (call.device.limits(), call.device.overrides());
+        let chunk = plan::expand::chunk(specialisation, plan, limits, &overrides, sequences, time);
         let chunks = sequences * time.div_ceil(chunk);
         let [across, down] = plan::expand::blocks(specialisation, plan, limits, chunks);
         Grid { across, down, chunks, time, chunk }

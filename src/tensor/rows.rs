@@ -1,6 +1,6 @@
 //! Rows of a borrowed CPU tensor, and asking for them ahead of time.
 
-use super::{Dtype, Element, Tensor};
+use super::view::{Dtype, Element, Tensor};
 
 impl Tensor {
     /// Rows of `width` elements, to be loaded by any thread.

@@ -109,7 +109,7 @@ def test_every_kernel_goes_to_the_stream_it_is_given(driver, tmp_path):
 
 @pytest.mark.parametrize("plan", ["", "CLUSTER=2 SUMS=3"])
 def test_what_was_warmed_up_is_loaded_already(driver, tmp_path, plan):
-    warm = "_native.note_kernels(None, 1)\nstep()\n_native.end_noting(True)\nopen({log!r}, 'w')\n"
+    warm = "_native.begin_warmup(None, 1)\nstep()\n_native.end_warmup(True)\nopen({log!r}, 'w')\n"
     log = tmp_path / "log"
     code = TOKEN_READ.format(device="None", d=64).removesuffix("step()\n")
     code += warm.format(log=str(log)) + "_native.pretend_gpu(1)\nstep()\n"

@@ -28,6 +28,7 @@ def check_every_op(d, m, compress, dtype, taps=3):
     compare("rewrite", {n: tensors[n] for n in REWRITE}, dtype, eps_k=0.1)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("dtype", [F64, F32, BF16, F16], ids=str)
 @pytest.mark.parametrize(("d", "cluster"), [(2, 2), (63, 3), (100, 4), (96, 8), (384, 2), (768, 4)])
 @READS
@@ -43,6 +44,7 @@ def test_any_plan_of_a_clusters_blocks(compress, plan):
         compare("rewrite_read", tensors, F64, eps_k=0.1)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize(("hold", "stages"), [*itertools.product((0, 1), (0, 1, 2))], ids=str)
 @READS
 def test_rows_that_travel_ahead_to_a_cluster(m, compress, hold, stages):
@@ -51,6 +53,7 @@ def test_rows_that_travel_ahead_to_a_cluster(m, compress, hold, stages):
         check_every_op(304, m, compress, BF16)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("warps", [1, 2, 3, 7, 8, 12, 16])
 @pytest.mark.parametrize("cluster", [2, 3, 8])
 @pytest.mark.parametrize(("dtype", "m"), [(F64, 1), (F32, 9), (BF16, 33)], ids=str)

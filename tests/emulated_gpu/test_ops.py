@@ -52,6 +52,7 @@ def tokens(d: int) -> int:
     return 70 if d < 384 else 9
 
 
+@pytest.mark.table
 @DTYPES
 @SIZES
 @READS
@@ -60,6 +61,7 @@ def test_rewrite_read(dtype, d, m, compress):
     compare("rewrite_read", tensors, dtype, **EPS_OF_ONE if d == 1 else {"eps_k": 0.1})
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("dtype", [F64, BF16], ids=str)
 @pytest.mark.parametrize(
     ("m", "compress"),
@@ -69,6 +71,7 @@ def test_value_channels(dtype, m, compress):
     compare("rewrite_read", inputs((2, 40), 64, m) | parameters(64, m, compress), dtype, eps_k=0.1)
 
 
+@pytest.mark.table
 @DTYPES
 @SIZES
 @pytest.mark.parametrize("m", [1, 4])
@@ -76,6 +79,7 @@ def test_rewrite(dtype, d, m):
     compare("rewrite", inputs((2, tokens(d)), d, m), dtype, eps_k=1.0 if d == 1 else 0.1)
 
 
+@pytest.mark.table
 @DTYPES
 @SIZES
 @READS
@@ -84,12 +88,14 @@ def test_read(dtype, d, m, compress):
     compare("read", tensors, dtype, norm_eps=1.0 if d == 1 else 1e-5)
 
 
+@pytest.mark.table(1)
 @DTYPES
 @pytest.mark.parametrize(("m", "taps"), [(1, 0), (4, 0), (3, 1), (4, 4), (8, 5), (2, 12)])
 def test_expand(dtype, m, taps):
     expand(dtype, 100, m, taps)
 
 
+@pytest.mark.table
 @DTYPES
 @SIZES
 @pytest.mark.parametrize("taps", [0, 4])
@@ -161,6 +167,7 @@ PLANS = [
 ]
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize(("compress", "plan"), PLANS)
 @pytest.mark.parametrize("threads", [32, 96])
 def test_any_plan(compress, plan, threads):
@@ -176,6 +183,7 @@ STAGES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.table
 @STAGES
 @pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
 @READS
@@ -206,6 +214,7 @@ def test_rows_that_travel_ahead_to_a_gradient_that_is_zero(used, plan):
             assert_close(name, actual, expected, F64, gradient=True)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("hold", [0, 1])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
 @pytest.mark.parametrize(("dtype", "m", "features"), [(F64, 1, 1), (BF16, 4, 2), (F32, 9, 2)])
@@ -218,6 +227,7 @@ def test_any_plan_of_an_expansion(dtype, m, features, chunk, hold):
             compare("expand", tensors | {"weight": weight}, dtype, value_channels=m)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("chunk", [1, 2, 5, 11, 100])
 @pytest.mark.parametrize("taps", [1, 2, 4, 9, 20])
 def test_halos_of_any_length(chunk, taps):
@@ -229,6 +239,7 @@ def test_halos_of_any_length(chunk, taps):
         compare("expand", {"x": x, "weight": weight}, F64, value_channels=2)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("warps", [1, 2, 3, 7, 8, 9, 12, 16, 20, 32])
 @pytest.mark.parametrize(("dtype", "m"), [(F64, 1), (F32, 9), (BF16, 33)], ids=str)
 def test_blocks_of_any_number_of_warps(dtype, m, warps):
@@ -237,6 +248,7 @@ def test_blocks_of_any_number_of_warps(dtype, m, warps):
         compare("rewrite_read", tensors, dtype, eps_k=0.1)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("features", [1, 2, 4, 8])
 @pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
 def test_packets_of_any_length(dtype, features):

@@ -13,12 +13,20 @@ from pathlib import Path
 import pytest
 
 from tests.emulator.build import sanitizer_environment
+from tests.support import ROOT
 from tests.support.emulated_device import needs_emulator
 
 pytestmark = needs_emulator
 
-TESTS = Path(__file__).parent
+HERE = Path(__file__).parent
+FILES = [str(HERE / "test_ops.py"), str(HERE / "test_cluster.py")]
+# Clauses for pytest's -k. Compiling for a sanitizer takes seconds a kernel, so `make test` has the
+# first few and `make test-all` every one.
 SAMPLE = [
+    "test_rewrite_read and 100-torch.float32 and 4-token",
+    "test_rows_that_travel and 4-token-torch.float32 and hold0-stages1",
+    "test_clusters_of_any_number and torch.float32-9-2-2",
+    "test_no_access and 63-3 and channel",
     "test_rewrite_read and 100-torch.float32",
     "test_expand and 4-4-torch.float32",
     "test_no_access",
@@ -30,23 +38,36 @@ SAMPLE = [
     "test_blocks_of_a_cluster and 100-4-torch.float32",
     "test_rows_that_travel_ahead_to_a_cluster and 4-token-1-1",
 ]
+FEW = 4
+
+# Collects each clause in one process: importing torch takes longer than collecting.
+COLLECT = """
+import sys, pytest
+*files, clauses = sys.argv[1:]
+for clause in clauses.splitlines():
+    options = ["-q", "--collect-only", "-p", "no:cacheprovider", "-n", "0", "--all", "-k", clause]
+    if pytest.main([*options, *files]):
+        sys.exit(f"no test is chosen by {clause!r}")
+"""
 
 
-def of_sample(expression: str) -> list[str]:
-    files = (TESTS / "test_ops.py", TESTS / "test_cluster.py")
-    return ["-p", "no:cacheprovider", "-n", "0", "-k", expression, *map(str, files)]
-
-
-@pytest.mark.parametrize("clause", SAMPLE)
-def test_sample_is_of_something(clause):
-    listed = [sys.executable, "-m", "pytest", "-q", "--collect-only", *of_sample(clause)]
-    run = subprocess.run(listed, capture_output=True, text=True, timeout=120, check=False)
+def test_every_clause_chooses_a_test():
+    command = [sys.executable, "-c", COLLECT, *FILES, "\n".join(SAMPLE)]
+    run = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
 
 
 @pytest.mark.parametrize("sanitizer", ["asan", "tsan"])
-def test_sample(sanitizer):
-    sample = " or ".join(f"({clause})" for clause in SAMPLE)
+@pytest.mark.parametrize(
+    "sample",
+    [SAMPLE[:FEW], pytest.param(SAMPLE[FEW:], marks=pytest.mark.exhaustive)],
+    ids=["few", "rest"],
+)
+def test_sample(sanitizer, sample):
+    expression = " or ".join(f"({clause})" for clause in sample)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "0"]
     environment = {
         **os.environ,
         **sanitizer_environment(sanitizer),
@@ -54,7 +75,8 @@ def test_sample(sanitizer):
         "DDL_EMULATOR_ORDER": "3",
     }
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", *of_sample(sample)],
+        [*command, "--all", "-k", expression, *FILES],
+        cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,

@@ -92,6 +92,7 @@ def once(m: int, *, x: int = 0) -> tuple[Rows, Rows]:
 PLANS = [{"HOLD": hold, "STAGES": stages} for hold, stages in ((1, 0), (1, 1), (0, 1), (0, 2))]
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize(("m", "compress"), [(1, "identity"), (4, "channel")])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)

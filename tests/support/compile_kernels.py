@@ -42,7 +42,7 @@ def main(native: str, torch: str, architecture: str, *sizes: str) -> None:
     spec.loader.exec_module(module)
 
     gpu = architecture.partition("cuda:")[2]
-    module.note_kernels(None if gpu else architecture, int(gpu or 0))
+    module.begin_warmup(None if gpu else architecture, int(gpu or 0))
     for d in map(int, sizes):
         state, outputs = (
             Tensor(1, d, 1),
@@ -50,7 +50,7 @@ def main(native: str, torch: str, architecture: str, *sizes: str) -> None:
         )
         rewrite = (Tensor(1, d), Tensor(1, 1), Tensor(1), 0.1)
         module.rewrite_read(state, rewrite, None, outputs, 1)
-    print(json.dumps(module.end_noting(True)))
+    print(json.dumps(module.end_warmup(True)))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from ddl.errors import InputError
 
-LEAST_EPS_K = 1e-18  # what the operators can square in float32 (src/problem.rs)
+LEAST_EPS_K = 1e-18  # what the operators can square in float32 (src/problem/)
 
 
 def require(condition: bool, name: str, expected: str, got: object) -> None:

@@ -1,6 +1,6 @@
 """Argument checks as sentences, for tensors without data and for what native code never sees.
 
-Real tensors are checked natively (src/problem.rs), where it costs nothing, in the same sentences.
+Real tensors are checked natively (src/problem/), where it costs nothing, in the same sentences.
 Numbers and options: ddl/options.py.
 """
 

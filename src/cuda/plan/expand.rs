@@ -1,30 +1,32 @@
-//! How the kernels of an expansion are cut: features do not meet, so a thread has a packet of them and walks tokens.
+//! How the kernels of an expansion are planned: features do not meet, so a thread has a packet of them and walks tokens.
 
-use super::{Forced, Limits, Plan, features, plain};
-use crate::cuda::specialisation::{Compress, Kernel, Specialisation};
+use super::footprint::{Plan, features, plain};
+use super::limits::Limits;
+use super::overrides::Overrides;
+use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 
-/// Numbers that the backward of an expansion may hold of its kernel.
-const MOST_OF_A_KERNEL: usize = 160;
+/// Numbers of its weight that a thread of an expansion's backward may hold.
+const MOST_OF_A_WEIGHT: usize = 160;
 /// Tokens of a chunk of an expansion's backward: keeps its row of sums small beside its tokens.
 const EXPAND_CHUNK: usize = 64;
 /// Blocks that a grid may have along its second axis.
 const MOST_BLOCKS: usize = 65_535;
 
-/// A thread has one packet, as long as it can hold the weights, their sums, and what K tokens leave.
-pub fn plan(s: &Specialisation, forced: &Forced) -> Plan {
+/// A thread has one packet, as long as it can hold the weights, their sums, and the numbers of K tokens.
+pub fn plan(s: &Specialisation, overrides: &Overrides) -> Plan {
     let taps = if s.compress == Compress::Token { s.taps } else { 0 };
     let held = |features: usize| 2 * taps * features * (s.m + 1) * s.real().size() / 4;
-    let mut features = forced.features.unwrap_or_else(|| features(s));
+    let mut features = overrides.features.unwrap_or_else(|| features(s));
     let mut shorter = features;
-    while held(shorter) > MOST_OF_A_KERNEL && shorter.is_multiple_of(2) && forced.features.is_none() {
+    while held(shorter) > MOST_OF_A_WEIGHT && shorter.is_multiple_of(2) && overrides.features.is_none() {
         shorter /= 2;
     }
-    let hold = taps == 0 || forced.hold.unwrap_or(held(shorter) <= MOST_OF_A_KERNEL);
+    let hold = taps == 0 || overrides.hold.unwrap_or(held(shorter) <= MOST_OF_A_WEIGHT);
     if hold {
         features = shorter;
     }
     let threads = (s.d / features).next_multiple_of(32).min(128);
-    Plan { features, hold, threads: forced.threads.unwrap_or(threads), ..plain(s) }
+    Plan { features, hold, threads: overrides.threads.unwrap_or(threads), ..plain(s) }
 }
 
 /// Tokens per chunk of an expansion of sequences of `time` tokens: a few waves of blocks.
@@ -32,7 +34,7 @@ pub fn chunk(
     s: &Specialisation,
     plan: &Plan,
     limits: &Limits,
-    forced: &Forced,
+    overrides: &Overrides,
     sequences: usize,
     time: usize,
 ) -> usize {
@@ -42,7 +44,7 @@ pub fn chunk(
         (Kernel::ExpandBackward, Compress::Token) => EXPAND_CHUNK.max(2 * s.taps),
         _ => 2 * s.taps, // as many tokens are read twice as there are taps
     };
-    forced.chunk.unwrap_or(even.max(least)).clamp(1, time)
+    overrides.chunk.unwrap_or(even.max(least)).clamp(1, time)
 }
 
 /// Blocks of an expansion's grid: across the features, and at most a few waves of them down the chunks, so

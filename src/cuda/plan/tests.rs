@@ -1,5 +1,7 @@
-use super::*;
-use crate::cuda::specialisation::{Parts, Types};
+use super::footprint::{MOST_STATIC, features, static_shared};
+use super::rewrite_read::chunk;
+use super::{Limits, Overrides, Plan, RESERVED, Residency, expand, most_of_a_cluster};
+use crate::cuda::kernel::{Compress, Kernel, Parts, Specialisation, Types};
 use crate::tensor::Dtype;
 
 const LARGE: Limits = Limits {
@@ -18,7 +20,7 @@ const SMALL: Limits = Limits {
     threads_per_multiprocessor: 1536,
     ..LARGE
 };
-const FREE: Forced = Forced {
+const FREE: Overrides = Overrides {
     cluster: None,
     threads: None,
     features: None,
@@ -108,7 +110,7 @@ fn an_expansion_is_relaxed_to_shorter_packets_of_its_own() {
         let mut plan = Plan::new(&s, &LARGE, &FREE).unwrap();
         while let Some(next) = plan.relaxed(&s, &LARGE) {
             assert_eq!(next.features, plan.features / 2);
-            assert_eq!((next.shared, next.blocks, next.window), (0, 1, Place::Registers));
+            assert_eq!((next.shared, next.blocks, next.window), (0, 1, Residency::Registers));
             assert_eq!(next.threads, (768 / next.features).min(128));
             plan = next;
         }
@@ -141,12 +143,12 @@ fn numbers_live_in_registers_then_shared_memory_then_elsewhere() {
         let plan = Plan::new(&s, &SMALL, &FREE).unwrap();
         (plan.window, plan.sums)
     };
-    assert_eq!(places(64, 1, 1), (Place::Registers, Place::Shared));
-    assert_eq!(places(63, 1, 2), (Place::Registers, Place::Registers));
-    assert_eq!(places(768, 4, 4), (Place::Registers, Place::Registers), "two packets a thread");
-    assert_eq!(places(768, 2, 4), (Place::Shared, Place::Shared));
-    assert_eq!(places(4096, 4, 1), (Place::Registers, Place::Apart));
-    assert_eq!(places(4096, 4, 4), (Place::Global, Place::Apart));
+    assert_eq!(places(64, 1, 1), (Residency::Registers, Residency::Shared));
+    assert_eq!(places(63, 1, 2), (Residency::Registers, Residency::Registers));
+    assert_eq!(places(768, 4, 4), (Residency::Registers, Residency::Registers), "two packets a thread");
+    assert_eq!(places(768, 2, 4), (Residency::Shared, Residency::Shared));
+    assert_eq!(places(4096, 4, 1), (Residency::Registers, Residency::SeparateKernel));
+    assert_eq!(places(4096, 4, 4), (Residency::Global, Residency::SeparateKernel));
 }
 
 #[test]
@@ -156,31 +158,35 @@ fn sums_apart_live_in_registers_then_shared_memory_then_global() {
         let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
         (plan.sums, plan.window, plan.threads, plan.features, plan.slices(&s))
     };
-    let registers = (Place::Registers, Place::Registers);
+    let registers = (Residency::Registers, Residency::Registers);
     assert_eq!(plan(4096, 4, 4, Dtype::Bf16), (registers.0, registers.1, 128, 2, 16));
     assert_eq!(plan(4096, 16, 4, Dtype::Bf16), (registers.0, registers.1, 128, 1, 32), "shorter packets");
     assert_eq!(plan(8192, 8, 1, Dtype::F64), (registers.0, registers.1, 128, 1, 64));
-    assert_eq!(plan(1000, 4, 64, Dtype::Bf16), (Place::Shared, Place::Shared, 128, 1, 8));
-    assert_eq!(plan(1000, 4, 128, Dtype::Bf16), (Place::Shared, Place::Shared, 64, 1, 16), "fewer threads");
-    assert_eq!(plan(1000, 4, 512, Dtype::Bf16).0, Place::Global);
+    assert_eq!(plan(1000, 4, 64, Dtype::Bf16), (Residency::Shared, Residency::Shared, 128, 1, 8));
+    assert_eq!(
+        plan(1000, 4, 128, Dtype::Bf16),
+        (Residency::Shared, Residency::Shared, 64, 1, 16),
+        "fewer threads"
+    );
+    assert_eq!(plan(1000, 4, 512, Dtype::Bf16).0, Residency::Global);
 }
 
 #[test]
 fn rows_travel_ahead_where_few_blocks_share_a_multiprocessor() {
-    let cut = |kernel, d, m| {
+    let planned = |kernel, d, m| {
         let s = specialisation(kernel, d, m, 1, Dtype::Bf16);
         let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
         (plan.hold, plan.stages, plan.blocks)
     };
-    assert_eq!(cut(Kernel::Backward, 768, 4), (true, 0, 4), "enough blocks");
-    assert_eq!(cut(Kernel::Backward, 2048, 4), (true, 1, 1));
-    assert_eq!(cut(Kernel::Backward, 1024, 8), (true, 1, 1));
-    assert_eq!(cut(Kernel::Backward, 384, 16), (false, 2, 2), "to be taken twice");
-    assert_eq!(cut(Kernel::Backward, 1280, 8), (false, 2, 1));
-    assert_eq!(cut(Kernel::Backward, 4096, 4), (false, 0, 1), "no room beside the sums");
-    assert_eq!(cut(Kernel::Forward, 2048, 4), (true, 0, 2), "held, and loaded ahead");
-    assert_eq!(cut(Kernel::Forward, 4096, 4), (true, 1, 1));
-    assert_eq!(cut(Kernel::Forward, 4096, 8), (false, 1, 2), "two blocks rather than two stages");
+    assert_eq!(planned(Kernel::Backward, 768, 4), (true, 0, 4), "enough blocks");
+    assert_eq!(planned(Kernel::Backward, 2048, 4), (true, 1, 1));
+    assert_eq!(planned(Kernel::Backward, 1024, 8), (true, 1, 1));
+    assert_eq!(planned(Kernel::Backward, 384, 16), (false, 2, 2), "to be taken twice");
+    assert_eq!(planned(Kernel::Backward, 1280, 8), (false, 2, 1));
+    assert_eq!(planned(Kernel::Backward, 4096, 4), (false, 0, 1), "no room beside the sums");
+    assert_eq!(planned(Kernel::Forward, 2048, 4), (true, 0, 2), "held, and loaded ahead");
+    assert_eq!(planned(Kernel::Forward, 4096, 4), (true, 1, 1));
+    assert_eq!(planned(Kernel::Forward, 4096, 8), (false, 1, 2), "two blocks rather than two stages");
 
     let odd = specialisation(Kernel::Backward, 2047, 1, 1, Dtype::Bf16);
     assert_eq!(Plan::new(&odd, &LARGE, &FREE).unwrap().stages, 0, "directions of two bytes");
@@ -240,25 +246,20 @@ fn chunks_cover_the_tokens_in_one_wave() {
     for tokens in [1, 7, 131, 132, 133, 4096, 100_000] {
         for (kernel, d) in [(Kernel::Forward, 768), (Kernel::Backward, 4096), (Kernel::Parameters, 4096)] {
             let s = specialisation(kernel, d, 4, 1, Dtype::Bf16);
-            let loaded = loaded(&s);
-            let chunk = chunk(&s, &loaded, &CLUSTERED, &FREE, tokens);
-            let blocks = tokens.div_ceil(chunk) * loaded.plan.slices(&s);
-            assert!(chunk >= 1 && blocks <= CLUSTERED.multiprocessors * loaded.plan.blocks, "{d}: {blocks}");
+            let plan = Plan::new(&s, &CLUSTERED, &FREE).unwrap();
+            let chunk = chunk(&s, &plan, plan.wave(&CLUSTERED), &CLUSTERED, &FREE, tokens);
+            let blocks = tokens.div_ceil(chunk) * plan.slices(&s);
+            assert!(chunk >= 1 && blocks <= CLUSTERED.multiprocessors * plan.blocks, "{d}: {blocks}");
         }
     }
-}
-
-fn loaded(s: &Specialisation) -> Loaded {
-    let plan = Plan::new(s, &CLUSTERED, &FREE).unwrap();
-    Loaded { kernel: s.kernel, plan, wave: plan.wave(&CLUSTERED), function: 0 }
 }
 
 #[test]
 fn chunks_leave_out_what_clusters_have_no_room_for() {
     let s = specialisation(Kernel::Backward, 4096, 4, 1, Dtype::Bf16);
-    let loaded = loaded(&s);
-    assert_eq!((loaded.plan.cluster, loaded.wave), (4, 396));
-    let chunk = |wave| chunk(&s, &Loaded { wave, ..loaded }, &CLUSTERED, &FREE, 9900);
+    let plan = Plan::new(&s, &CLUSTERED, &FREE).unwrap();
+    assert_eq!((plan.cluster, plan.wave(&CLUSTERED)), (4, 396));
+    let chunk = |wave| chunk(&s, &plan, wave, &CLUSTERED, &FREE, 9900);
     assert_eq!(chunk(396), 100);
     assert_eq!(chunk(360), 110);
     assert_eq!(chunk(4), 9900);
@@ -275,35 +276,36 @@ fn clusters_need_an_architecture_and_a_compiler() {
 
 #[test]
 fn a_token_that_is_too_much_for_a_block_is_given_to_a_cluster() {
-    let cut = |kernel, d, m, taps, limits| {
+    let planned = |kernel, d, m, taps, limits| {
         let s = specialisation(kernel, d, m, taps, Dtype::Bf16);
         let plan = Plan::new(&s, limits, &FREE).unwrap();
         (plan.cluster, plan.blocks)
     };
     for d in [384, 768, 1024] {
         for taps in [1, 4] {
-            assert_eq!(cut(Kernel::Forward, d, 4, taps, &CLUSTERED).0, 1, "{d}");
-            assert_eq!(cut(Kernel::Backward, d, 4, taps, &CLUSTERED).0, 1, "{d}");
+            assert_eq!(planned(Kernel::Forward, d, 4, taps, &CLUSTERED).0, 1, "{d}");
+            assert_eq!(planned(Kernel::Backward, d, 4, taps, &CLUSTERED).0, 1, "{d}");
         }
     }
-    assert_eq!(cut(Kernel::Forward, 4096, 4, 1, &CLUSTERED), (1, 1), "parameters in the cache");
-    assert_eq!(cut(Kernel::Forward, 4096, 4, 4, &CLUSTERED), (4, 2), "two blocks' slices of them");
-    assert_eq!(cut(Kernel::Backward, 4096, 4, 1, &CLUSTERED), (4, 3));
-    assert_eq!(cut(Kernel::Backward, 4096, 4, 4, &CLUSTERED), (8, 2), "sums in registers");
-    assert_eq!(cut(Kernel::Backward, 8192, 4, 4, &CLUSTERED), (8, 1), "not two of eight, but one");
-    assert_eq!(cut(Kernel::Backward, 8192, 8, 4, &CLUSTERED).0, 1, "too much for any cluster");
+    assert_eq!(planned(Kernel::Forward, 4096, 4, 1, &CLUSTERED), (1, 1), "parameters in the cache");
+    assert_eq!(planned(Kernel::Forward, 4096, 4, 4, &CLUSTERED), (4, 2), "two blocks' slices of them");
+    assert_eq!(planned(Kernel::Backward, 4096, 4, 1, &CLUSTERED), (4, 3));
+    assert_eq!(planned(Kernel::Backward, 4096, 4, 4, &CLUSTERED), (8, 2), "sums in registers");
+    assert_eq!(planned(Kernel::Backward, 8192, 4, 4, &CLUSTERED), (8, 1), "not two of eight, but one");
+    assert_eq!(planned(Kernel::Backward, 8192, 8, 4, &CLUSTERED).0, 1, "too much for any cluster");
     for kernel in [Kernel::Forward, Kernel::Backward] {
-        assert_eq!(cut(kernel, 8192, 4, 4, &LARGE).0, 1);
-        assert_eq!(cut(kernel, 8191, 4, 4, &CLUSTERED).0, 1, "no slices");
+        assert_eq!(planned(kernel, 8192, 4, 4, &LARGE).0, 1);
+        assert_eq!(planned(kernel, 8191, 4, 4, &CLUSTERED).0, 1, "no slices");
     }
 }
 
 #[test]
 fn a_token_reads_halo_stays_small_while_there_is_work_for_all() {
     let s = specialisation(Kernel::Forward, 768, 4, 4, Dtype::Bf16);
-    let loaded = loaded(&s);
-    assert_eq!(chunk(&s, &loaded, &LARGE, &FREE, 132 * 40), 30);
-    assert_eq!(chunk(&s, &loaded, &LARGE, &FREE, 132 * 8), 8);
+    let plan = Plan::new(&s, &CLUSTERED, &FREE).unwrap();
+    let chunk = |tokens| chunk(&s, &plan, plan.wave(&CLUSTERED), &LARGE, &FREE, tokens);
+    assert_eq!(chunk(132 * 40), 30);
+    assert_eq!(chunk(132 * 8), 8);
 }
 
 #[test]

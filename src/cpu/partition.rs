@@ -1,0 +1,87 @@
+//! How the tokens of an operator are divided: a fixed partition into parts, and a part into sequences.
+//!
+//! The partition depends on the problem alone, never on the thread count, and partial sums are added in the
+//! order of the parts. So results repeat bit for bit with 1 thread or 64.
+
+use std::ops::Range;
+
+use crate::tensor::{RowsMut, Tensor};
+
+/// Most parts: enough for the threads of one machine to share evenly, few enough to add their sums.
+const MOST_PARTS: usize = 64;
+
+/// Fewest tokens in a part, so that a part's own cost (scratch, a lock) stays small beside them.
+const SMALLEST_PART: usize = 64;
+
+/// Fewest tokens in a part for every tap of an operator over time. A part begins K−1 tokens early and
+/// throws these away, and keeps sums for the gradient of a weight of d·m·K elements: with 4K tokens or
+/// more in a part, a quarter at most of the work is done twice, and all the sums together are a quarter
+/// at most of the state's elements (one part excepted).
+const TOKENS_PER_TAP: usize = 4;
+
+/// Ends of the parts of `tokens` tokens that an operator looking back `taps` − 1 tokens works through.
+pub fn partition(tokens: usize, taps: usize) -> Vec<usize> {
+    let smallest = SMALLEST_PART.max(TOKENS_PER_TAP.saturating_mul(taps));
+    let parts = (tokens / smallest).clamp(1, MOST_PARTS);
+    (0..=parts).map(|part| (tokens as u128 * part as u128 / parts as u128) as usize).collect()
+}
+
+/// Below this many state elements a second thread costs more than it brings.
+const SERIAL: usize = 16_384;
+
+/// Threads worth using for a state of `elements` elements.
+pub fn useful_threads(elements: usize, threads: usize) -> usize {
+    if elements < SERIAL { 1 } else { threads.max(1) }
+}
+
+/// An output split at `bounds`: every call gives the next part's piece; `None` if it is not asked for.
+pub fn split<'a>(
+    output: &'a mut Option<Tensor>,
+    width: usize,
+    bounds: &[usize],
+) -> impl FnMut() -> Option<RowsMut<'a>> {
+    let mut pieces = output.as_mut().map(|tensor| tensor.split_rows(width, bounds).into_iter());
+    move || pieces.as_mut()?.next()
+}
+
+/// `tokens` split at the ends of sequences of `time` tokens: (tokens of the piece, tokens of its sequence).
+pub fn within_sequences(
+    tokens: Range<usize>,
+    time: usize,
+) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let mut next = tokens.start;
+    std::iter::from_fn(move || {
+        (next < tokens.end).then(|| {
+            let first = next / time * time;
+            let piece = next..tokens.end.min(first + time);
+            next = piece.end;
+            (piece, first..first + time)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_all_tokens_in_order() {
+        for tokens in [0, 1, 63, 64, 129, 100_000] {
+            for taps in [1, 4, 17, 512, usize::MAX] {
+                let ends = partition(tokens, taps);
+                assert_eq!((ends[0], *ends.last().unwrap()), (0, tokens));
+                assert!(ends.windows(2).all(|pair| pair[0] <= pair[1]) && ends.len() <= 1 + MOST_PARTS);
+                let sums = (ends.len() - 1).saturating_mul(taps); // in states of one token
+                assert!(ends.len() == 2 || sums <= tokens / TOKENS_PER_TAP);
+            }
+        }
+        assert_eq!(partition(1000, 4).len(), 1 + 1000 / SMALLEST_PART);
+    }
+
+    #[test]
+    fn pieces_end_with_their_sequences() {
+        let pieces: Vec<_> = within_sequences(3..9, 4).collect();
+        assert_eq!(pieces, [(3..4, 0..4), (4..8, 4..8), (8..9, 8..12)]);
+        assert_eq!(within_sequences(0..0, 1).count(), 0);
+    }
+}

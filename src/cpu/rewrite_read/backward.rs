@@ -1,0 +1,250 @@
+//! `rewrite`, `read` and `rewrite_read`, backward, one token row at a time.
+//!
+//! Moved per token: G, X, k and dh in, dX and dk out — (3m + 3)·d elements. X' is rebuilt in cache from
+//! X, k, e and β. A read over time keeps a ring of K values of dx, computed K−1 tokens ahead of dX: the
+//! tokens after the part need dx alone, so their dh, x and rstd, not their X or G.
+//!
+//! With G = ∂L/∂X', k̂ = r·k, e = v − p and the read's dx:
+//!
+//! ```text
+//! G  += dx ⊗ w           g   = k̂ᵀG              dX = G − β k̂ gᵀ
+//! dv  = β g              dβ  = g·e              dk = r (dk̂ − k̂ · β(g·e − p·g)),  dk̂ = β (G e − X g)
+//! ```
+
+use std::ops::Range;
+
+use fearless_simd::Simd;
+
+use super::backward_read::{ReadBackward, ReadScratch};
+use super::backward_rewrite::Factors;
+use super::weights::{Sums, Weights, zero_parameters};
+use crate::cpu::buffer::{Buffer, Result};
+use crate::cpu::parallel;
+use crate::cpu::partition::{partition, split, useful_threads, within_sequences};
+use crate::cpu::simd::channels::{Target, load, round_to, store, view};
+use crate::cpu::simd::convert::Accum;
+use crate::cpu::simd::dispatch::{WithSimd, dispatch};
+use crate::cpu::simd::row::dots;
+use crate::problem::{Gradients, Incoming, Outputs, Read, Rewrite, RewriteRead, Sizes};
+use crate::tensor::{Ahead, RowsMut};
+
+/// Runs the operator backward on `threads` threads; the forward filled `saved`.
+pub fn backward<A: Accum>(
+    problem: &RewriteRead,
+    saved: &Outputs,
+    incoming: &Incoming,
+    gradients: &mut Gradients,
+    threads: usize,
+) -> Result<()> {
+    if problem.sizes.tokens() == 0 {
+        return zero_parameters::<A>(gradients); // before any rows, which would have no memory behind them
+    }
+    let Sizes { d, m, .. } = problem.sizes;
+    let taps = problem.read.as_ref().map_or(1, Read::taps);
+    let bounds = partition(problem.sizes.tokens(), taps);
+    let weights = problem.read.as_ref().map(|read| Weights::<A>::new(read, problem.sizes)).transpose()?;
+    let read = problem.read.as_ref().zip(weights.as_ref());
+    let mut sums: Vec<Option<Sums<A>>> = bounds[1..].iter().map(|_| None).collect();
+    {
+        let mut states = split(&mut gradients.state, d * m, &bounds);
+        let mut directions = split(&mut gradients.direction, d, &bounds);
+        let mut values = split(&mut gradients.value, m, &bounds);
+        let mut gates = split(&mut gradients.gate, 1, &bounds);
+        let parts: Vec<Part<'_, A>> = bounds
+            .windows(2)
+            .zip(&mut sums)
+            .map(|(pair, sums)| Part {
+                problem,
+                read: read.map(|(read, weights)| ReadBackward { read, weights, saved, incoming }),
+                saved,
+                incoming,
+                tokens: pair[0]..pair[1],
+                state: states(),
+                direction: directions(),
+                value: values(),
+                gate: gates(),
+                sums,
+            })
+            .collect();
+        parallel::for_each(parts, useful_threads(problem.state.len(), threads), dispatch)?;
+    }
+    let Some((read, weights)) = read else { return Ok(()) };
+    let mut sums = sums.into_iter().flatten();
+    let Some(mut total) = sums.next() else { return Ok(()) };
+    sums.for_each(|part| total.add(&part)); // in the order of the parts, whichever thread computed them
+    total.store(read, weights, problem.sizes, gradients)
+}
+
+/// Consecutive tokens, the rows of every gradient that belong to them, and their parameter sums.
+struct Part<'a, A> {
+    problem: &'a RewriteRead,
+    read: Option<ReadBackward<'a, A>>,
+    saved: &'a Outputs,
+    incoming: &'a Incoming,
+    tokens: Range<usize>,
+    state: Option<RowsMut<'a>>,
+    direction: Option<RowsMut<'a>>,
+    value: Option<RowsMut<'a>>,
+    gate: Option<RowsMut<'a>>,
+    sums: &'a mut Option<Sums<A>>,
+}
+
+/// One token's rows, if they cannot be worked on in place.
+struct Scratch<A> {
+    /// X [m][d]
+    state: Buffer<A>,
+    /// X', and later dX [m][d]
+    rewritten: Buffer<A>,
+    /// G [m][d]
+    grad: Buffer<A>,
+    /// k [d]
+    direction: Buffer<A>,
+    /// dk [d]
+    grad_direction: Buffer<A>,
+    /// the scales of k in X', then kᵀG, and later g [m]
+    along: Buffer<A>,
+    read: ReadScratch<A>,
+}
+
+impl<A: Accum> Scratch<A> {
+    fn new(d: usize, m: usize, taps: usize) -> Result<Scratch<A>> {
+        Ok(Scratch {
+            state: Buffer::zeros(m * d)?,
+            rewritten: Buffer::zeros(m * d)?,
+            grad: Buffer::zeros(m * d)?,
+            direction: Buffer::zeros(d)?,
+            grad_direction: Buffer::zeros(d)?,
+            along: Buffer::zeros(m)?,
+            read: ReadScratch::new(d, m, taps)?,
+        })
+    }
+}
+
+impl<A: Accum> WithSimd for Part<'_, A> {
+    type Output = Result<()>;
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) -> Result<()> {
+        let Sizes { time, d, m, .. } = self.problem.sizes;
+        let taps = self.problem.read.as_ref().map_or(1, Read::taps);
+        // Scratch before the sums that outlive it: the next part's then lies in the same, warm, memory.
+        let mut scratch = Scratch::new(d, m, taps)?;
+        let mut sums = self.read.as_ref().map(|read| Sums::zeros(read.read, read.weights)).transpose()?;
+        for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
+            // A read over time gives x_t gradients of h_t … h_{t+K−1}: dx runs K−1 tokens ahead of dX.
+            let mut next = tokens.start;
+            for token in tokens {
+                let end = sequence.end.min(token + taps);
+                self.pass(simd, token, next..end, &mut sums, &mut scratch);
+                next = end;
+            }
+        }
+        *self.sums = sums;
+        Ok(())
+    }
+}
+
+impl<'a, A: Accum> Part<'a, A> {
+    /// Takes the gradients of a token back over the boundary, after those of x of the tokens `reads`.
+    #[inline(always)]
+    fn pass<S: Simd>(
+        &mut self,
+        simd: S,
+        token: usize,
+        reads: Range<usize>,
+        sums: &mut Option<Sums<A>>,
+        scratch: &mut Scratch<A>,
+    ) {
+        let Sizes { d, m, .. } = self.problem.sizes;
+        let mut ahead = self.rows_ahead(token + 1);
+        let Scratch { state, rewritten, grad, direction, grad_direction, along, read: read_scratch } =
+            scratch;
+        let states = view(self.problem.state.rows(d * m), token, m, state);
+        ahead.step();
+        match (&self.incoming.state, &self.state) {
+            (Some(incoming), _) => load(incoming.rows(d * m), token, m, grad),
+            (None, Some(rows)) if self.incoming.in_place => load(rows.as_rows(), token, m, grad),
+            _ => grad.fill(A::default()),
+        }
+        ahead.step();
+        let factors = self.problem.rewrite.as_ref().map(|rewrite| self.factors(rewrite, token, direction));
+        if let (Some(read), Some(sums)) = (&self.read, sums) {
+            let mut after = states;
+            if let Some(factors) = &factors {
+                factors.rewrite(rewritten, states, along, &mut ahead);
+                round_to(self.problem.state.dtype, rewritten); // as the forward stored it
+                after = rewritten;
+            }
+            for next in reads.clone() {
+                let own = self.tokens.contains(&next).then_some(&mut *sums);
+                read.row(simd, next, after, own, read_scratch);
+            }
+            ahead.step();
+            read.compress_row(token..reads.end, after, sums, &read_scratch.dx, grad, &mut ahead);
+        }
+        ahead.step();
+        let Some(factors) = factors else {
+            if let Some(stored) = &mut self.state {
+                store(stored, token, m, grad);
+            }
+            return;
+        };
+        dots(simd, factors.k, |j| &grad[j * d..(j + 1) * d], along, &mut ahead);
+        let on_k = self.store_scalars(token, &factors, along);
+        let mut grad_state = Target::new(self.state.as_mut(), token, m, rewritten);
+        factors.grad_state(grad_state.channels(), grad, along, &mut ahead);
+        grad_state.store();
+        let mut grad_direction = Target::new(self.direction.as_mut(), token, 1, grad_direction);
+        factors.grad_direction(grad_direction.channels(), on_k, states, grad, along);
+        grad_direction.store();
+    }
+
+    /// Prefetches the rows that the next token will load and store.
+    #[inline(always)]
+    fn rows_ahead(&self, token: usize) -> Ahead {
+        let Sizes { d, m, .. } = self.problem.sizes;
+        let spans = [
+            Some(self.problem.state.rows(d * m).span(token)),
+            self.incoming.state.as_ref().map(|grad| grad.rows(d * m).span(token)),
+            self.incoming.context.as_ref().map(|grad| grad.rows(d).span(token)),
+            self.problem.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(d).span(token)),
+            self.state.as_ref().map(|rows| rows.span(token)),
+            self.direction.as_ref().map(|rows| rows.span(token)),
+        ];
+        Ahead::new(spans.map(Option::unwrap_or_default), 3 * m + 3)
+    }
+
+    #[inline(always)]
+    fn factors<'t>(&self, rewrite: &'t Rewrite, token: usize, direction: &'t mut [A]) -> Factors<'t, A>
+    where
+        'a: 't,
+    {
+        let (d, m) = (direction.len(), self.problem.sizes.m);
+        let stats: &[A] = self.saved.stats.as_ref().map_or(&[], |stats| stats.rows(1 + m).row(token));
+        Factors {
+            k: view(rewrite.direction.rows(d), token, 1, direction),
+            r: stats[0],
+            readout: &stats[1..],
+            value: rewrite.value.rows(m).row(token),
+            gate: rewrite.gate.rows(1).row(token)[0],
+        }
+    }
+
+    /// kᵀG → g; stores dv and dβ and returns −r k̂ᵀdk̂, which is k's share of dk.
+    #[inline(always)]
+    fn store_scalars(&mut self, token: usize, factors: &Factors<'_, A>, along: &mut [A]) -> A {
+        let Factors { r, readout, value, gate, .. } = *factors;
+        let (mut g_e, mut g_p) = (A::default(), A::default());
+        for ((g, value), readout) in along.iter_mut().zip(value).zip(readout) {
+            *g = r * *g;
+            g_e += *g * (*value - *readout);
+            g_p += *g * *readout;
+        }
+        if let Some(dvalue) = &mut self.value {
+            dvalue.row::<A>(token).iter_mut().zip(along).for_each(|(dvalue, g)| *dvalue = gate * *g);
+        }
+        if let Some(dgate) = &mut self.gate {
+            dgate.row::<A>(token)[0] = g_e;
+        }
+        A::default() - r * (r * gate * (g_e - g_p)) // k̂ᵀdk̂ without another reduction
+    }
+}

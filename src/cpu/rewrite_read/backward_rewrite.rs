@@ -1,0 +1,51 @@
+//! The rewrite's half of the backward, row by row: X' again, dX and dk.
+
+use super::forward::rewrite_row;
+use crate::cpu::simd::convert::Accum;
+use crate::cpu::simd::row::{add_two_scaled, set_scaled_sum, set_three_scaled};
+use crate::tensor::Ahead;
+
+/// A token's rewrite: k, v, β, and the r and p that the forward saved.
+pub(super) struct Factors<'t, A> {
+    pub(super) k: &'t [A],
+    pub(super) r: A,
+    /// p
+    pub(super) readout: &'t [A],
+    pub(super) value: &'t [A],
+    pub(super) gate: A,
+}
+
+impl<A: Accum> Factors<'_, A> {
+    /// X' = X + k ⊗ scales, as the forward made it; `scales` is scratch.
+    #[inline(always)]
+    pub(super) fn rewrite(&self, to: &mut [A], states: &[A], scales: &mut [A], ahead: &mut Ahead) {
+        for ((scale, value), readout) in scales.iter_mut().zip(self.value).zip(self.readout) {
+            *scale = self.gate * self.r * (*value - *readout);
+        }
+        rewrite_row(to, states, scales, self.k, ahead);
+    }
+
+    /// dX = G − β k̂ gᵀ
+    #[inline(always)]
+    pub(super) fn grad_state(&self, to: &mut [A], grads: &[A], along: &[A], ahead: &mut Ahead) {
+        let (d, scale) = (self.k.len(), A::default() - self.gate * self.r);
+        for ((to, grad), g) in to.chunks_exact_mut(d).zip(grads.chunks_exact(d)).zip(along) {
+            set_scaled_sum(to, grad, scale * *g, self.k);
+            ahead.step();
+        }
+    }
+
+    /// dk = β r (G e − X g) + on_k · k
+    #[inline(always)]
+    pub(super) fn grad_direction(&self, dk: &mut [A], on_k: A, states: &[A], grads: &[A], along: &[A]) {
+        let (d, scale) = (self.k.len(), self.gate * self.r);
+        for (j, (grad, state)) in grads.chunks_exact(d).zip(states.chunks_exact(d)).enumerate() {
+            let on_grad = scale * (self.value[j] - self.readout[j]);
+            let on_state = A::default() - scale * along[j];
+            match j {
+                0 => set_three_scaled(dk, [on_grad, on_state, on_k], [grad, state, self.k]),
+                _ => add_two_scaled(dk, [on_grad, on_state], [grad, state]),
+            }
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! `rewrite`, `read` and `rewrite_read`, forward, one token row at a time.
+//!
+//! Moved per token: X in, k in, X' out, h out — (2m + 2)·d elements; the row itself is widened into a
+//! scratch of m contiguous channels that stays in L1/L2. Saved for the backward: r and p (m + 1
+//! numbers) of the rewrite, rstd of the read, and x (d) if the read runs over time.
+
+use std::ops::Range;
+
+use fearless_simd::Simd;
+
+use super::weights::Weights;
+use crate::cpu::buffer::{Buffer, Result};
+use crate::cpu::parallel;
+use crate::cpu::partition::{partition, split, useful_threads, within_sequences};
+use crate::cpu::simd::channels::{Target, channels, load, round_to, store, view};
+use crate::cpu::simd::convert::Accum;
+use crate::cpu::simd::dispatch::{WithSimd, dispatch};
+use crate::cpu::simd::row::{add_scaled, dots, mix, set_scaled_product, set_scaled_sum};
+use crate::problem::{Outputs, Read, Rewrite, RewriteRead, Sizes};
+use crate::tensor::{Ahead, RowsMut};
+
+/// Runs the operator forward on `threads` threads.
+pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: usize) -> Result<()> {
+    let Sizes { d, m, .. } = problem.sizes;
+    if problem.sizes.tokens() == 0 {
+        return Ok(()); // before scratch is made for a width that no memory stands behind
+    }
+    let taps = problem.read.as_ref().map_or(1, Read::taps);
+    let bounds = partition(problem.sizes.tokens(), taps);
+    let weights = problem.read.as_ref().map(|read| Weights::<A>::new(read, problem.sizes)).transpose()?;
+    let mut states = split(&mut outputs.state, d * m, &bounds);
+    let mut stats = split(&mut outputs.stats, 1 + m, &bounds);
+    let mut contexts = split(&mut outputs.context, d, &bounds);
+    let mut values = split(&mut outputs.value, m, &bounds);
+    let mut gates = split(&mut outputs.gate, 1, &bounds);
+    let mut compressed = split(&mut outputs.compressed, d, &bounds);
+    let mut rstds = split(&mut outputs.rstd, 1, &bounds);
+    let parts: Vec<Part<'_, A>> = bounds
+        .windows(2)
+        .map(|pair| Part {
+            problem,
+            tokens: pair[0]..pair[1],
+            state: states(),
+            stats: stats(),
+            read: problem.read.as_ref().zip(weights.as_ref()).map(|(read, weights)| Readout {
+                read,
+                weights,
+                context: contexts(),
+                value: values(),
+                gate: gates(),
+                compressed: compressed(),
+                rstd: rstds(),
+            }),
+        })
+        .collect();
+    parallel::for_each(parts, useful_threads(problem.state.len(), threads), dispatch)
+}
+
+/// Consecutive tokens and the rows of every output that belong to them.
+struct Part<'a, A> {
+    problem: &'a RewriteRead,
+    tokens: Range<usize>,
+    state: Option<RowsMut<'a>>,
+    stats: Option<RowsMut<'a>>,
+    read: Option<Readout<'a, A>>,
+}
+
+/// A read and the rows it fills.
+struct Readout<'a, A> {
+    read: &'a Read,
+    weights: &'a Weights<A>,
+    context: Option<RowsMut<'a>>,
+    value: Option<RowsMut<'a>>,
+    gate: Option<RowsMut<'a>>,
+    compressed: Option<RowsMut<'a>>,
+    rstd: Option<RowsMut<'a>>,
+}
+
+/// One token's rows, if they cannot be worked on in place.
+struct Scratch<A> {
+    /// X, and then X' [m][d]
+    state: Buffer<A>,
+    /// k, and later h [d]
+    row: Buffer<A>,
+    /// Partial sums of x for this token and the K−1 after it [K][d]; x_t lives in slot t mod K
+    sums: Buffer<A>,
+    /// |k|², k·X, and later |x|², w_β·x, W_v·x [2 + m]
+    products: Buffer<A>,
+}
+
+impl<A: Accum> WithSimd for Part<'_, A> {
+    type Output = Result<()>;
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) -> Result<()> {
+        let Sizes { time, d, m, .. } = self.problem.sizes;
+        let taps = self.problem.read.as_ref().map_or(1, Read::taps);
+        let mut scratch = Scratch {
+            state: Buffer::zeros(m * d)?,
+            row: Buffer::zeros(d)?,
+            sums: Buffer::zeros(taps * d)?,
+            products: Buffer::zeros(2 + m)?,
+        };
+        for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
+            // The halo is rewritten again, not stored: its states feed the first reads of this part.
+            let halo = (taps - 1).min(tokens.start - sequence.start);
+            scratch.sums.fill(A::default());
+            for token in tokens.start - halo..tokens.end {
+                self.pass(simd, token, token >= tokens.start, &mut scratch);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<A: Accum> Part<'_, A> {
+    /// Takes a token over the boundary. Only this part's `own` tokens are stored.
+    #[inline(always)]
+    fn pass<S: Simd>(&mut self, simd: S, token: usize, own: bool, scratch: &mut Scratch<A>) {
+        let Sizes { d, m, .. } = self.problem.sizes;
+        let mut ahead = self.rows_ahead(token + 1);
+        let Scratch { state, row, sums, products } = scratch;
+        let stored = channels(self.problem.state.rows(m * d), token, m);
+        if stored.is_none() {
+            load(self.problem.state.rows(m * d), token, m, state);
+        }
+        let mut states: &[A] = stored.unwrap_or(state);
+        ahead.step();
+        if let Some(rewrite) = &self.problem.rewrite {
+            let k = view(rewrite.direction.rows(d), token, 1, row);
+            let products = &mut products[..1 + m];
+            dots(simd, k, |i| if i == 0 { k } else { &states[(i - 1) * d..i * d] }, products, &mut ahead);
+            let scales = self.measure(rewrite, token, own, products);
+            let mut to = Target::new(self.state.as_mut().filter(|_| own), token, m, state);
+            match stored {
+                Some(stored) => rewrite_row(to.channels(), stored, scales, k, &mut ahead),
+                None => rewrite_in_place(to.channels(), scales, k, &mut ahead),
+            }
+            let rewritten = to.store();
+            ahead.step();
+            round_to(self.problem.state.dtype, rewritten);
+            states = rewritten;
+        }
+        let Some(read) = &mut self.read else { return };
+        let x = match &read.weights.compress {
+            None => states,
+            Some(weight) => {
+                let x = compress_row(weight, token, states, sums);
+                ahead.step();
+                if let Some(saved) = read.compressed.as_mut().filter(|_| own) {
+                    store(saved, token, 1, x);
+                    round_to(saved.dtype(), x); // the backward sees the stored x: let the forward see it too
+                }
+                x
+            }
+        };
+        if own {
+            read.row(simd, token, x, row, products, &mut ahead);
+        }
+    }
+
+    /// |k|², k·X → r, p, which are saved, and the scales of k that are added to the channels.
+    #[inline(always)]
+    fn measure<'p>(&mut self, rewrite: &Rewrite, token: usize, own: bool, products: &'p mut [A]) -> &'p [A] {
+        let m = products.len() - 1;
+        let value = rewrite.value.rows(m).row::<A>(token);
+        let gate = rewrite.gate.rows(1).row::<A>(token)[0];
+        let r = inverse_norm(products[0], rewrite.eps_k);
+        products[0] = r;
+        let readouts = &mut products[1..];
+        readouts.iter_mut().for_each(|product| *product = r * *product);
+        if let Some(stats) = self.stats.as_mut().filter(|_| own) {
+            let stats = stats.row::<A>(token);
+            stats[0] = r;
+            stats[1..].copy_from_slice(readouts);
+        }
+        readouts.iter_mut().zip(value).for_each(|(p, v)| *p = gate * r * (*v - *p));
+        readouts
+    }
+
+    /// Prefetches the rows that the next token will load and store.
+    #[inline(always)]
+    fn rows_ahead(&self, token: usize) -> Ahead {
+        let Sizes { d, m, .. } = self.problem.sizes;
+        let direction = self.problem.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(d).span(token));
+        let read = self.read.as_ref();
+        let stored = [Some(&self.state), read.map(|read| &read.context), read.map(|read| &read.compressed)];
+        let [state, context, compressed] = stored.map(|rows| rows?.as_ref().map(|rows| rows.span(token)));
+        let spans =
+            [Some(self.problem.state.rows(m * d).span(token)), direction, state, context, compressed, None];
+        Ahead::new(spans.map(Option::unwrap_or_default), 2 * m + 2)
+    }
+}
+
+/// to = X + k ⊗ scales
+#[inline(always)]
+pub(super) fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], scales: &[A], k: &[A], ahead: &mut Ahead) {
+    let d = k.len();
+    for ((to, state), scale) in to.chunks_exact_mut(d).zip(states.chunks_exact(d)).zip(scales) {
+        if *scale == A::default() {
+            to.copy_from_slice(state); // β = 0: X comes back bit for bit, −0 too
+        } else {
+            set_scaled_sum(to, state, *scale, k);
+        }
+        ahead.step();
+    }
+}
+
+/// The same in place.
+#[inline(always)]
+fn rewrite_in_place<A: Accum>(states: &mut [A], scales: &[A], k: &[A], ahead: &mut Ahead) {
+    for (state, scale) in states.chunks_exact_mut(k.len()).zip(scales) {
+        if *scale != A::default() {
+            add_scaled(state, *scale, k);
+        }
+        ahead.step();
+    }
+}
+
+/// Adds X_t's share to x_t … x_{t+K−1}, where slot (t + K − 1) mod K begins, and returns x_t.
+#[inline(always)]
+fn compress_row<'s, A: Accum>(weight: &[A], token: usize, state: &[A], sums: &'s mut [A]) -> &'s mut [A] {
+    let taps = weight.len() / state.len();
+    let d = sums.len() / taps;
+    for (tap, weight) in weight.chunks_exact(state.len()).enumerate() {
+        let slot = (token + tap) % taps;
+        mix(&mut sums[slot * d..][..d], tap + 1 < taps, weight, state);
+    }
+    &mut sums[token % taps * d..][..d]
+}
+
+impl<A: Accum> Readout<'_, A> {
+    /// x → h, v, β of this token; `row` and `products` are scratch.
+    #[inline(always)]
+    fn row<S: Simd>(
+        &mut self,
+        simd: S,
+        token: usize,
+        x: &[A],
+        row: &mut [A],
+        products: &mut [A],
+        ahead: &mut Ahead,
+    ) {
+        let (read, weights, d) = (self.read, self.weights, x.len());
+        let logits = &weights.logits;
+        let products = &mut products[..1 + logits.len() / d];
+        dots(simd, x, |i| if i == 0 { x } else { &logits[(i - 1) * d..i * d] }, products, ahead);
+        let (square, products) = products.split_at(1);
+        let (gate, values) = products.split_at(usize::from(weights.gate.is_some()));
+        let rstd = read.norm_eps.map_or(A::from_f64(1.0), |eps| inverse_norm_mean(square[0], d, eps));
+        if let Some(stored) = &mut self.rstd {
+            stored.row::<A>(token)[0] = rstd;
+        }
+        if let (Some(stored), [gate]) = (&mut self.gate, gate) {
+            stored.row::<A>(token)[0] = A::from_f64(2.0) * sigmoid(rstd * *gate + weights.gate_bias);
+        }
+        if let Some(stored) = &mut self.value {
+            let scale = if read.value_from_compressed { A::from_f64(1.0) } else { rstd };
+            for ((value, product), bias) in
+                stored.row::<A>(token).iter_mut().zip(values).zip(&weights.value_bias)
+            {
+                let linear = scale * *product + *bias;
+                *value = read.value_scale.map_or(linear, |scale| A::from_f64(scale) * sigmoid(linear));
+            }
+        }
+        if let Some(stored) = &mut self.context {
+            let mut h = Target::new(Some(stored), token, 1, row);
+            set_scaled_product(h.channels(), rstd, x, &weights.norm);
+            h.store();
+        }
+    }
+}
+
+/// r = 1/√(|k|² + ε_k²)
+#[inline(always)]
+pub fn inverse_norm<A: Accum>(square: A, eps: f64) -> A {
+    A::from_f64(1.0) / (square + A::from_f64(eps * eps)).sqrt()
+}
+
+/// rstd = 1/√(|x|²/d + ε)
+#[inline(always)]
+fn inverse_norm_mean<A: Accum>(square: A, d: usize, eps: f64) -> A {
+    A::from_f64(1.0) / (square / A::from_f64(d as f64) + A::from_f64(eps)).sqrt()
+}
+
+#[inline(always)]
+fn sigmoid<A: Accum>(logit: A) -> A {
+    A::from_f64(1.0 / (1.0 + (-logit.to_f64()).exp()))
+}

@@ -1,0 +1,157 @@
+//! Parameters of a read, widened once per call, and the sums of their gradients.
+
+use crate::cpu::buffer::{Buffer, Result};
+use crate::cpu::simd::convert::Accum;
+use crate::cpu::simd::row::{add_product, add_scaled, add_scaled_product};
+use crate::cpu::whole::{reverse_axes, store_all, taps_outermost, widen, widen_or};
+use crate::problem::{Gradients, Read, Sizes};
+use crate::tensor::Tensor;
+
+/// A read's parameters in the accumulation type, every one a run of contiguous rows of d.
+pub struct Weights<A> {
+    /// [K][m][d]; None: identity
+    pub compress: Option<Buffer<A>>,
+    /// [d], ones if there is no weight
+    pub norm: Buffer<A>,
+    /// [d]
+    pub gate: Option<Buffer<A>>,
+    pub gate_bias: A,
+    /// [m][d]
+    pub value: Option<Buffer<A>>,
+    /// [m]
+    pub value_bias: Buffer<A>,
+    /// γ ⊙ w_β, if there is a gate, and γ ⊙ W_v, or W_v if v reads x: the logits are linear in x, so γ
+    /// is folded in once [0 … 1 + m][d]
+    pub logits: Buffer<A>,
+}
+
+impl<A: Accum> Weights<A> {
+    pub fn new(read: &Read, sizes: Sizes) -> Result<Weights<A>> {
+        let Sizes { d, m, .. } = sizes;
+        let norm = widen_or(&read.norm_weight, d, A::from_f64(1.0))?;
+        let gate = read.gate_weight.as_ref().map(widen).transpose()?;
+        let value = read.value_weight.as_ref().map(widen).transpose()?;
+        let logits = fold(&norm, gate.as_deref(), value.as_deref(), !read.value_from_compressed)?;
+        let taps = |weight| taps_outermost(weight, sizes, read.taps());
+        Ok(Weights {
+            compress: read.compress.as_ref().map(taps).transpose()?,
+            gate,
+            gate_bias: widen_or(&read.gate_bias, 1, A::default())?[0],
+            value,
+            value_bias: widen_or(&read.value_bias, m, A::default())?,
+            logits,
+            norm,
+        })
+    }
+
+    /// How many logits are read from h; the rest are read from x.
+    pub fn logits_of_context(&self, read: &Read) -> usize {
+        let gates = usize::from(self.gate.is_some());
+        if read.value_from_compressed { gates } else { self.logits.len() / self.norm.len() }
+    }
+}
+
+/// The rows of both maps one after the other, times γ, those of the value only if it `reads` h.
+fn fold<A: Accum>(norm: &[A], gate: Option<&[A]>, value: Option<&[A]>, reads: bool) -> Result<Buffer<A>> {
+    let [gate, value] = [gate, value].map(Option::unwrap_or_default);
+    let mut rows = Buffer::zeros(gate.len() + value.len())?;
+    rows[..gate.len()].copy_from_slice(gate);
+    rows[gate.len()..].copy_from_slice(value);
+    let folded = if reads { rows.len() } else { gate.len() };
+    for row in rows[..folded].chunks_exact_mut(norm.len()) {
+        row.iter_mut().zip(norm).for_each(|(weight, norm)| *weight *= *norm);
+    }
+    Ok(rows)
+}
+
+/// Sums over the tokens of one part: the parameter gradients are made of them.
+pub struct Sums<A> {
+    /// Σ dx ⊗ X' [K][m][d]
+    pub(super) compress: Buffer<A>,
+    /// Σ dh·x̂ [d]
+    norm: Buffer<A>,
+    /// Σ dl·x̂, of logits that read x Σ dl·x, in the layout of [`Weights::logits`]
+    logits: Buffer<A>,
+    /// Σ dl
+    biases: Buffer<A>,
+}
+
+impl<A: Accum> Sums<A> {
+    pub fn zeros(read: &Read, weights: &Weights<A>) -> Result<Sums<A>> {
+        let d = weights.norm.len();
+        Ok(Sums {
+            compress: Buffer::zeros(weights.compress.as_ref().map_or(0, |weight| weight.len()))?,
+            norm: Buffer::zeros(if read.norm_weight.is_some() { d } else { 0 })?,
+            logits: Buffer::zeros(weights.logits.len())?,
+            biases: Buffer::zeros(weights.logits.len() / d)?,
+        })
+    }
+
+    /// Adds the contribution of a token's x, dh and gradients of logits, those of h and then those of x.
+    #[inline(always)]
+    pub fn add_token(&mut self, x: &[A], rstd: A, dh: &[A], from_h: &[A], from_x: &[A]) {
+        add_scaled_product(&mut self.norm, rstd, dh, x);
+        let (of_h, of_x) = self.logits.split_at_mut(from_h.len() * x.len());
+        for (sum, dl) in of_h.chunks_exact_mut(x.len()).zip(from_h) {
+            add_scaled(sum, *dl * rstd, x);
+        }
+        for (sum, dl) in of_x.chunks_exact_mut(x.len()).zip(from_x) {
+            add_scaled(sum, *dl, x);
+        }
+        self.biases.iter_mut().zip(from_h.iter().chain(from_x)).for_each(|(sum, dl)| *sum += *dl);
+    }
+
+    pub fn add(&mut self, other: &Sums<A>) {
+        for (to, from) in [
+            (&mut self.compress, &other.compress),
+            (&mut self.norm, &other.norm),
+            (&mut self.logits, &other.logits),
+            (&mut self.biases, &other.biases),
+        ] {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to += *from);
+        }
+    }
+
+    /// Completes the gradients and stores them, rounded to their parameters' dtypes:
+    /// dγ = Σ dh·x̂ + Σ_l w_l ⊙ Σ dl·x̂ and dw_l = γ ⊙ Σ dl·x̂, over the logits l that read h.
+    pub fn store(
+        mut self,
+        read: &Read,
+        weights: &Weights<A>,
+        sizes: Sizes,
+        to: &mut Gradients,
+    ) -> Result<()> {
+        let Sizes { d, m, .. } = sizes;
+        let [gate, value] = [&weights.gate, &weights.value].map(|rows| rows.as_deref().unwrap_or_default());
+        let rows = gate.chunks_exact(d).chain(value.chunks_exact(d));
+        for (sum, row) in self.logits.chunks_exact_mut(d).zip(rows).take(weights.logits_of_context(read)) {
+            add_product(&mut self.norm, row, sum);
+            sum.iter_mut().zip(&weights.norm).for_each(|(sum, norm)| *sum *= *norm);
+        }
+        let (gate_weight, value_weight) = self.logits.split_at(gate.len());
+        let (gate_bias, value_bias) = self.biases.split_at(gate.len() / d);
+        store_all(&mut to.compress, &reverse_axes(&self.compress, [read.taps(), m, d])?);
+        store_all(&mut to.norm_weight, &self.norm);
+        store_all(&mut to.gate_weight, gate_weight);
+        store_all(&mut to.gate_bias, gate_bias);
+        store_all(&mut to.value_weight, value_weight);
+        store_all(&mut to.value_bias, value_bias);
+        Ok(())
+    }
+}
+
+/// Zeros for all parameters' gradients, which no token contributes to.
+pub fn zero_parameters<A: Accum>(gradients: &mut Gradients) -> Result<()> {
+    for gradient in [
+        &mut gradients.compress,
+        &mut gradients.norm_weight,
+        &mut gradients.gate_weight,
+        &mut gradients.gate_bias,
+        &mut gradients.value_weight,
+        &mut gradients.value_bias,
+    ] {
+        let zeros = Buffer::<A>::zeros(gradient.as_ref().map_or(0, Tensor::len))?;
+        store_all(gradient, &zeros);
+    }
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! The number types: the one that sums are kept in, and how stored elements convert to it and back.
+//!
+//! Written on the bits and free of branches, so that loops over them vectorise; the `half` crate's own
+//! conversions do so for SSE2 alone.
+
+use half::{bf16, f16};
+
+use super::lanes::Lanes;
+use crate::tensor::Element;
+
+/// The type sums are kept in: f64 for float64 tensors, f32 for everything else.
+pub trait Accum: Element + Lanes {
+    fn from_f32(value: f32) -> Self;
+    fn from_f64(value: f64) -> Self;
+    fn to_f32(self) -> f32;
+    fn to_f64(self) -> f64;
+    fn sqrt(self) -> Self;
+}
+
+impl Accum for f32 {
+    #[inline(always)]
+    fn from_f32(value: f32) -> f32 {
+        value
+    }
+    #[inline(always)]
+    fn from_f64(value: f64) -> f32 {
+        value as f32
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        self as f64
+    }
+    #[inline(always)]
+    fn sqrt(self) -> f32 {
+        f32::sqrt(self)
+    }
+}
+
+impl Accum for f64 {
+    #[inline(always)]
+    fn from_f32(value: f32) -> f64 {
+        value as f64
+    }
+    #[inline(always)]
+    fn from_f64(value: f64) -> f64 {
+        value
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self as f32
+    }
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        self
+    }
+    #[inline(always)]
+    fn sqrt(self) -> f64 {
+        f64::sqrt(self)
+    }
+}
+
+/// An element that converts to the accumulation type and back.
+pub trait Convert: Element {
+    fn widen<A: Accum>(self) -> A;
+    fn narrow<A: Accum>(value: A) -> Self;
+}
+
+impl Convert for f32 {
+    #[inline(always)]
+    fn widen<A: Accum>(self) -> A {
+        A::from_f32(self)
+    }
+    #[inline(always)]
+    fn narrow<A: Accum>(value: A) -> f32 {
+        value.to_f32()
+    }
+}
+
+impl Convert for f64 {
+    #[inline(always)]
+    fn widen<A: Accum>(self) -> A {
+        A::from_f64(self)
+    }
+    #[inline(always)]
+    fn narrow<A: Accum>(value: A) -> f64 {
+        value.to_f64()
+    }
+}
+
+impl Convert for bf16 {
+    #[inline(always)]
+    fn widen<A: Accum>(self) -> A {
+        A::from_f32(f32::from_bits((self.to_bits() as u32) << 16))
+    }
+    /// Round to nearest even on the bits, branch-free so that it vectorises; NaN stays NaN.
+    #[inline(always)]
+    fn narrow<A: Accum>(value: A) -> bf16 {
+        let value = value.to_f32();
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        let quiet = (bits >> 16) | 0x40;
+        bf16::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
+    }
+}
+
+impl Convert for f16 {
+    #[inline(always)]
+    fn widen<A: Accum>(self) -> A {
+        A::from_f32(f16_to_f32(self.to_bits() as u32))
+    }
+    #[inline(always)]
+    fn narrow<A: Accum>(value: A) -> f16 {
+        f16::from_bits(f32_to_f16(value.to_f32()))
+    }
+}
+
+/// Exponent and mantissa move 13 bits up and the bias is corrected by one exact multiplication, which
+/// also normalises subnormals; only infinity and NaN need their exponent filled in.
+#[inline(always)]
+fn f16_to_f32(bits: u32) -> f32 {
+    let sign = (bits & 0x8000) << 16;
+    let magnitude = (bits & 0x7fff) << 13;
+    let scaled = f32::from_bits(magnitude) * f32::from_bits(0x7780_0000); // × 2^112
+    let special = magnitude | 0x7f80_0000;
+    let magnitude = if magnitude >= 0x0f80_0000 { special } else { scaled.to_bits() };
+    f32::from_bits(magnitude | sign)
+}
+
+/// Rounds to nearest even: in the mantissa bits for normal results, by the addition of 0.5 for
+/// subnormal ones (whose last place is 2^-24, the last place of 0.5 in f32).
+#[inline(always)]
+fn f32_to_f16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let magnitude = bits & 0x7fff_ffff;
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
+    let odd = (magnitude >> 13) & 1;
+    let normal = magnitude.wrapping_sub(0x3800_0000).wrapping_add(0xfff + odd) >> 13;
+    let overflow = if magnitude > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
+    let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
+    let half = if magnitude >= 0x477f_f000 { overflow } else { finite };
+    (half | ((bits >> 16) & 0x8000)) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_conversions_agree_with_the_half_crate_on_every_bit_pattern() {
+        for bits in 0..=u16::MAX {
+            let (ours, theirs) = (f16_to_f32(bits as u32), f16::from_bits(bits).to_f32());
+            assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{bits:#x}");
+        }
+        // every 97th float, the edges and their neighbours
+        for bits in (0..=u32::MAX).step_by(97).chain([
+            0x477f_efff,
+            0x477f_f000,
+            0x3880_0000,
+            0x387f_ffff,
+            0x3300_0000,
+        ]) {
+            let value = f32::from_bits(bits);
+            let (ours, theirs) = (f16::from_bits(f32_to_f16(value)), f16::from_f32(value));
+            assert!(
+                ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()),
+                "f16 {value:e}"
+            );
+            let (ours, theirs) = (<bf16 as Convert>::narrow(value), bf16::from_f32(value));
+            assert!(
+                ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()),
+                "bf16 {value:e}"
+            );
+        }
+    }
+}

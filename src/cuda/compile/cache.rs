@@ -1,0 +1,207 @@
+//! Compiled kernels on disk, so that a process compiles only kernels that no process before it has compiled.
+//!
+//! An entry is a file named by a hash of its key and holding the whole key, so that a hash met by chance
+//! is a miss. It is written under a name of its own and renamed: readers see all of it or none, however
+//! many processes write at once, and the last one wins with the same bytes. A checksum is verified on
+//! load; an entry that does not verify is built again. Code is loaded from here into the process, so the
+//! directory has to be the user's own and closed to writing by others.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::log::say;
+use crate::error::{Error, Result};
+
+/// Device code, and the compiler's report on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binary {
+    pub image: Vec<u8>,
+    /// per thread
+    pub registers: u32,
+    /// bytes per thread that went to memory for want of registers
+    pub spilled: u32,
+    /// static shared memory of a block, in bytes
+    pub shared: u32,
+}
+
+pub struct Cache {
+    directory: PathBuf,
+}
+
+const MAGIC: &[u8] = b"ddl kernel 1\n";
+const CHECKSUM: usize = size_of::<u128>();
+
+impl Cache {
+    /// The user's cache directory, or None if none could be made. Refuses one that others
+    /// can write to.
+    pub fn open() -> Result<Option<Cache>> {
+        let Some(directory) = directory() else { return Ok(None) };
+        match prepare(&directory) {
+            Ok(()) => refuse_open_directory(&directory).map(|()| Some(Cache { directory })),
+            Err(error) => {
+                warn_once(&directory, &error);
+                Ok(None)
+            }
+        }
+    }
+
+    pub fn path(&self, key: &str) -> PathBuf {
+        self.directory.join(format!("{:032x}.kernel", hash(&[key.as_bytes()])))
+    }
+
+    /// None if it is not there, or not whole.
+    pub fn get(&self, key: &str) -> Option<Binary> {
+        decode(&fs::read(self.path(key)).ok()?, key)
+    }
+
+    /// Keeps a binary if the disk lets it; the caller has it anyway.
+    pub fn put(&self, key: &str, binary: &Binary) {
+        if let Err(error) = self.write(key, binary) {
+            warn_once(&self.directory, &error);
+        }
+    }
+
+    fn write(&self, key: &str, binary: &Binary) -> io::Result<()> {
+        // A name that no other thread, process or machine that shares the directory comes up with.
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let (count, process) = (COUNT.fetch_add(1, Ordering::Relaxed), std::process::id());
+        let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
+        let path = self.path(key);
+        let unfinished = path.with_extension(format!("{process}-{count}-{nanoseconds}"));
+        let written = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&unfinished)
+            .and_then(|mut file: File| file.write_all(&encode(key, binary)))
+            .and_then(|()| fs::rename(&unfinished, &path));
+        if written.is_err() {
+            let _ = fs::remove_file(&unfinished);
+        }
+        written
+    }
+}
+
+/// DDL_CACHE_DIR, else `ddl` in the user's cache directory.
+fn directory() -> Option<PathBuf> {
+    let named = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    named("DDL_CACHE_DIR").or_else(|| {
+        let caches = named("XDG_CACHE_HOME").filter(|path| path.is_absolute());
+        Some(caches.or_else(|| Some(std::env::home_dir()?.join(".cache")))?.join("ddl"))
+    })
+}
+
+fn prepare(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    let path = std::ffi::CString::new(directory.as_os_str().as_encoded_bytes())?;
+    // SAFETY: a terminated string.
+    match unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn refuse_open_directory(directory: &Path) -> Result<()> {
+    let refuse = |fault: String| {
+        Err(Error::Cuda(format!(
+            "compiled kernels are kept in {}, {fault}: make it yours alone (chmod go-w), or name another \
+             directory in DDL_CACHE_DIR",
+            directory.display()
+        )))
+    };
+    let Ok(found) = fs::metadata(directory) else {
+        return refuse("which cannot be examined".into());
+    };
+    // SAFETY: has no preconditions.
+    let me = unsafe { libc::geteuid() };
+    if found.uid() != me && found.uid() != 0 {
+        return refuse(format!("which belongs to user {}", found.uid()));
+    }
+    if found.mode() & 0o022 != 0 {
+        return refuse(format!("which others can write to (mode {:o})", found.mode() & 0o7777));
+    }
+    Ok(())
+}
+
+fn warn_once(directory: &Path, error: &io::Error) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        say(&format!(
+            "compiled kernels are kept for this process only, because {} cannot be written ({error}); \
+             name another directory in DDL_CACHE_DIR",
+            directory.display()
+        ));
+    });
+}
+
+fn encode(key: &str, binary: &Binary) -> Vec<u8> {
+    let mut body = Vec::with_capacity(binary.image.len() + key.len() + 64);
+    for number in [binary.registers, binary.spilled, binary.shared, key.len() as u32] {
+        body.extend(number.to_le_bytes());
+    }
+    body.extend(key.as_bytes());
+    body.extend(&binary.image);
+    [MAGIC, &hash(&[&body]).to_le_bytes(), &body].concat()
+}
+
+fn decode(data: &[u8], key: &str) -> Option<Binary> {
+    let (checksum, body) = data.strip_prefix(MAGIC)?.split_at_checked(CHECKSUM)?;
+    if hash(&[body]).to_le_bytes() != checksum {
+        return None;
+    }
+    let (numbers, rest) = body.split_at_checked(16)?;
+    let number = |at: usize| u32::from_le_bytes(numbers[4 * at..][..4].try_into().expect("four bytes"));
+    let (stored, image) = rest.split_at_checked(number(3) as usize)?;
+    (stored == key.as_bytes()).then(|| Binary {
+        image: image.to_vec(),
+        registers: number(0),
+        spilled: number(1),
+        shared: number(2),
+    })
+}
+
+/// FNV-1a in 128 bits: no adversary writes here, and a chance collision is caught by the key itself.
+pub fn hash(parts: &[&[u8]]) -> u128 {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let bytes = parts.iter().copied().flatten();
+    bytes.fold(OFFSET, |hash, &byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn binary() -> Binary {
+        Binary { image: (0..=255).collect(), registers: 64, spilled: 8, shared: 1024 }
+    }
+
+    #[test]
+    fn entries_come_back() {
+        assert_eq!(decode(&encode("key", &binary()), "key"), Some(binary()));
+        assert_eq!(decode(&encode("key", &binary()), "another key"), None);
+    }
+
+    #[test]
+    fn every_damaged_byte_and_every_cut_is_seen() {
+        let whole = encode("key", &binary());
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0x10;
+            assert_eq!(decode(&damaged, "key"), None, "byte {at}");
+            assert_eq!(decode(&whole[..at], "key"), None, "cut to {at} bytes");
+        }
+    }
+
+    #[test]
+    fn the_hash_is_fnv_1a() {
+        assert_eq!(hash(&[b""]), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
+        assert_eq!(hash(&[b"a"]), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
+        assert_eq!(hash(&[b"fo", b"obar"]), hash(&[b"foobar"]));
+    }
+}

@@ -1,0 +1,36 @@
+//! The retry after a spill: a plan whose kernel spills registers is followed by one that asks for less of them.
+
+use std::time::Instant;
+
+use super::compiler::{Built, build_as_planned};
+use super::nvrtc::Target;
+use crate::cuda::kernel::Specialisation;
+use crate::cuda::plan::{Limits, Overrides, Plan};
+use crate::error::Result;
+
+/// Builds a kernel as planned. If that spills registers, tries the plans that follow and keeps the one that spills
+/// least. A plan with choices made by hand is built as it is.
+pub fn build(
+    specialisation: &Specialisation,
+    plan: Plan,
+    limits: &Limits,
+    overrides: &Overrides,
+    target: Target,
+) -> Result<Built> {
+    let start = Instant::now();
+    let mut best = build_as_planned(specialisation, plan, target)?;
+    let mut cached = best.cached;
+    let mut plan = plan;
+    while best.binary.spilled > 0 && *overrides == Overrides::default() {
+        let Some(relaxed) = plan.relaxed(specialisation, limits) else { break };
+        plan = relaxed;
+        let next = build_as_planned(specialisation, plan, target)?;
+        cached &= next.cached;
+        if next.binary.spilled < best.binary.spilled {
+            best = next;
+        }
+    }
+    let built = Built { seconds: start.elapsed().as_secs_f64(), cached, ..best };
+    built.log();
+    Ok(built)
+}

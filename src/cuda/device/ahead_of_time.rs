@@ -1,0 +1,152 @@
+//! Compiling ahead of time: calls are made as usual, but their kernels are only listed, then compiled together.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use super::backend::{Backend, loaded};
+use super::gpu::Gpu;
+use super::table::{Loaded, Table};
+use crate::cuda::compile::nvrtc::{OLDEST, Target, nvrtc};
+use crate::cuda::compile::{Built, build};
+use crate::cuda::kernel::Specialisation;
+use crate::cuda::plan::{Limits, Overrides, Plan, most_of_a_cluster};
+use crate::error::{Error, Result};
+
+/// A device that launches nothing and remembers the kernels that it was asked to load.
+pub struct AheadOfTime {
+    /// the GPU that kernels are loaded on, unless they are for another machine's
+    gpu: Option<Arc<Gpu>>,
+    target: Target,
+    limits: Limits,
+    table: Table,
+    asked: Mutex<HashMap<Specialisation, Plan>>,
+}
+
+impl AheadOfTime {
+    /// For an architecture like `sm_90`, whether or not such a GPU is there.
+    pub fn new(architecture: &str) -> Result<AheadOfTime> {
+        let nvrtc = nvrtc()?;
+        let known: Vec<u32> = nvrtc.architectures.iter().copied().filter(|&known| known >= OLDEST).collect();
+        let number = architecture.strip_prefix("sm_").and_then(|number| number.parse().ok());
+        let Some(number) = number.filter(|number| known.contains(number)) else {
+            let known: Vec<String> = known.iter().map(|known| format!("sm_{known}")).collect();
+            return Err(Error::Argument(format!(
+                "`architecture` must be one of {}, got {architecture:?}",
+                known.join(", ")
+            )));
+        };
+        Ok(AheadOfTime::with(None, Target::Cubin(number), typical(number, nvrtc.version)))
+    }
+
+    pub fn for_gpu(gpu: Arc<Gpu>) -> AheadOfTime {
+        let (target, limits) = (gpu.target, *gpu.limits());
+        AheadOfTime::with(Some(gpu), target, limits)
+    }
+
+    fn with(gpu: Option<Arc<Gpu>>, target: Target, limits: Limits) -> AheadOfTime {
+        AheadOfTime { gpu, target, limits, table: Table::default(), asked: Mutex::default() }
+    }
+
+    /// Compiles all that was asked for, on every core, and loads it.
+    pub fn compile(&self) -> Result<Vec<Built>> {
+        let asked = std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut asked: Vec<_> = asked.into_iter().collect();
+        asked.sort_by_key(|(specialisation, _)| format!("{specialisation:?}")); // the same order every time
+        let built = on_all_cores(&asked, |(specialisation, plan)| {
+            build(specialisation, *plan, &self.limits, &self.overrides(), self.target)
+        })?;
+        if let Some(gpu) = &self.gpu {
+            built.iter().try_for_each(|built| loaded(&**gpu, &built.specialisation).map(|_| ()))?;
+        }
+        Ok(built)
+    }
+}
+
+/// Runs `work` on every item; the results have the items' order. It starts threads of its own: a pool's threads
+/// would be missing in a forked process, which would wait for them for ever.
+fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
+    let next = AtomicUsize::new(0);
+    let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&index| index < items.len());
+    let some = || -> Result<Vec<(usize, R)>> {
+        std::iter::from_fn(take).map(|index| Ok((index, work(&items[index])?))).collect()
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(items.len());
+    let mut done = thread::scope(|scope| -> Result<Vec<_>> {
+        let started: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
+        let ended =
+            started.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        Ok(ended.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+    })?;
+    done.sort_by_key(|(index, _)| *index);
+    Ok(done.into_iter().map(|(_, result)| result).collect())
+}
+
+/// The limits of GPUs of an architecture. Their code depends on the sizes of memory, not on how many
+/// multiprocessors there are.
+fn typical(architecture: u32, compiler: (i32, i32)) -> Limits {
+    let (shared, threads) = match architecture {
+        80 => (164, 2048),
+        87 => (164, 1536),
+        90 | 100 | 103 => (228, 2048),
+        110 => (228, 1536),
+        _ => (100, 1536),
+    };
+    Limits {
+        multiprocessors: 128,
+        shared_per_block: (shared - 1) << 10,
+        shared_per_multiprocessor: shared << 10,
+        registers_per_multiprocessor: 65_536,
+        threads_per_multiprocessor: threads,
+        cluster: most_of_a_cluster(architecture, compiler),
+    }
+}
+
+impl Backend for AheadOfTime {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn table(&self) -> &Table {
+        &self.table
+    }
+
+    fn overrides(&self) -> Overrides {
+        self.gpu.as_ref().map_or_else(Overrides::default, |gpu| gpu.overrides())
+    }
+
+    fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded> {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.insert(*specialisation, plan);
+        let wave = plan.wave(&self.limits);
+        Ok(Loaded { kernel: specialisation.kernel, plan, wave, function: 0 })
+    }
+
+    unsafe fn launch(&self, _: &Loaded, _: [u32; 2], _: u64, _: *mut c_void) -> Result<()> {
+        Ok(())
+    }
+}
+
+thread_local! {
+    static HERE: RefCell<Option<Arc<AheadOfTime>>> = const { RefCell::new(None) };
+}
+
+/// From now on this thread's calls are compiled for `device` and not run; None ends that. Returns the device
+/// that was there before.
+pub fn replace(device: Option<Arc<AheadOfTime>>) -> Option<Arc<AheadOfTime>> {
+    HERE.with(|here| here.replace(device))
+}
+
+/// The device that this thread compiles for instead of running.
+pub fn current() -> Option<Arc<AheadOfTime>> {
+    HERE.with(|here| here.borrow().clone())
+}
+
+/// Whether this thread compiles ahead of time instead of running.
+pub fn is_active() -> bool {
+    HERE.with(|here| here.borrow().is_some())
+}

@@ -1,0 +1,32 @@
+//! From a specialisation to a launch: one table look-up, a few divisions, one structure by value.
+//!
+//! Nothing here synchronises with the device or reads from it.
+
+use super::backend::{Backend, loaded};
+use super::table::Loaded;
+use crate::cuda::kernel::Specialisation;
+use crate::cuda::kernel::arguments::Address;
+use crate::error::Result;
+
+/// The device, stream and memory of one call.
+pub struct Call<'a> {
+    pub device: &'a dyn Backend,
+    /// handle of the stream, 0 for the default one
+    pub stream: u64,
+    /// Memory of so many bytes on the device, aligned to 16, that lives until the kernels have run.
+    pub allocate: &'a dyn Fn(usize) -> Result<Address>,
+}
+
+impl Call<'_> {
+    pub fn loaded(&self, specialisation: &Specialisation) -> Result<Loaded> {
+        loaded(self.device, specialisation)
+    }
+
+    /// Launches a kernel of this call. `T` is the structure of arguments.rs that it takes.
+    pub fn launch<T: Copy>(&self, loaded: &Loaded, grid: [usize; 2], mut argument: T) -> Result<()> {
+        let grid = grid.map(|blocks| u32::try_from(blocks).expect("plans keep to the limits of a grid"));
+        // SAFETY: `T` is the kernel's structure; its addresses are those of tensors that outlive the call,
+        // of the sizes that were checked (src/problem), and of `allocate`.
+        unsafe { self.device.launch(loaded, grid, self.stream, (&raw mut argument).cast()) }
+    }
+}

@@ -1,0 +1,137 @@
+//! The structures that kernels take, field by field as in kernels/*.cu and *.cuh.
+
+use super::specialisation::Kernel;
+
+/// An address on the device; 0 is null, for an absent tensor.
+pub type Address = u64;
+
+/// Inputs of `rewrite_read`, and the tensors that its forward saves.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RewriteRead {
+    pub state: Address,
+    pub direction: Address,
+    pub value: Address,
+    pub gate: Address,
+    pub compress: Address,
+    pub norm_weight: Address,
+    pub gate_weight: Address,
+    pub gate_bias: Address,
+    pub value_weight: Address,
+    pub value_bias: Address,
+    pub new_state: Address,
+    pub stats: Address,
+    pub context: Address,
+    pub new_value: Address,
+    pub new_gate: Address,
+    pub compressed: Address,
+    pub rstd: Address,
+    pub scratch: Address,
+    pub eps_k: f64,
+    pub norm_eps: f64,
+    pub value_scale: f64,
+    pub tokens: i64,
+    pub time: i64,
+    pub chunk: i64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Gradients {
+    pub grad_state: Address,
+    pub grad_context: Address,
+    pub grad_new_value: Address,
+    pub grad_new_gate: Address,
+    pub state: Address,
+    pub direction: Address,
+    pub value: Address,
+    pub gate: Address,
+    pub partial: Address,
+    pub shift: Address,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Backward {
+    pub forward: RewriteRead,
+    pub gradients: Gradients,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reduce {
+    pub partial: Address,
+    pub blocks: i64,
+    pub norm_weight: Address,
+    pub compress: Address,
+    pub norm: Address,
+    pub gate: Address,
+    pub gate_bias: Address,
+    pub value: Address,
+    pub value_bias: Address,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Arrange {
+    pub from: Address,
+    pub to: Address,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Expand {
+    pub x: Address,
+    pub weight: Address,
+    pub state: Address,
+    pub chunks: i64,
+    pub time: i64,
+    pub chunk: i64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExpandBackward {
+    pub x: Address,
+    pub weight: Address,
+    pub grad_state: Address,
+    pub grad_x: Address,
+    pub partial: Address,
+    pub chunks: i64,
+    pub time: i64,
+    pub chunk: i64,
+}
+
+/// The tensors that are loaded and stored in packets; all others are, one number at a time.
+impl RewriteRead {
+    pub fn packets(&self) -> [Address; 9] {
+        let RewriteRead { state, direction, new_state, context, compressed, .. } = *self;
+        let RewriteRead { compress, norm_weight, gate_weight, value_weight, .. } = *self;
+        [state, direction, new_state, context, compressed, compress, norm_weight, gate_weight, value_weight]
+    }
+}
+
+impl Gradients {
+    pub fn packets(&self) -> [Address; 4] {
+        [self.grad_state, self.grad_context, self.state, self.direction]
+    }
+}
+
+/// Whether packets may be moved in accesses of 16 bytes.
+pub fn are_aligned(packets: &[Address]) -> bool {
+    packets.iter().all(|address| address % 16 == 0)
+}
+
+impl Kernel {
+    /// Size of the structure that the kernel takes.
+    pub fn argument_bytes(self) -> usize {
+        match self {
+            Kernel::Forward => size_of::<RewriteRead>(),
+            Kernel::Backward | Kernel::Parameters => size_of::<Backward>(),
+            Kernel::Reduce => size_of::<Reduce>(),
+            Kernel::Arrange => size_of::<Arrange>(),
+            Kernel::ExpandForward => size_of::<Expand>(),
+            Kernel::ExpandBackward => size_of::<ExpandBackward>(),
+        }
+    }
+}

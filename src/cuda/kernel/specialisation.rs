@@ -1,0 +1,289 @@
+//! A specialisation of a kernel: sizes, types and the parts of the operator that are there.
+
+use crate::problem::{Expand, Read, RewriteRead};
+use crate::tensor::{Dtype, Tensor};
+
+/// A `__global__` function of kernels/.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    Forward,
+    Backward,
+    Parameters,
+    Reduce,
+    Arrange,
+    ExpandForward,
+    ExpandBackward,
+}
+
+impl Kernel {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kernel::Forward => "rewrite_read_fwd",
+            Kernel::Backward => "rewrite_read_bwd",
+            Kernel::Parameters => "parameters_bwd",
+            Kernel::Reduce => "reduce",
+            Kernel::Arrange => "arrange",
+            Kernel::ExpandForward => "expand_fwd",
+            Kernel::ExpandBackward => "expand_bwd",
+        }
+    }
+
+    /// The file of kernels/ that defines it.
+    pub fn file(self) -> &'static str {
+        match self {
+            Kernel::Forward => "rewrite_read_fwd.cu",
+            Kernel::Backward => "rewrite_read_bwd.cu",
+            Kernel::Parameters => "parameters_bwd.cu",
+            Kernel::Reduce => "reduce.cu",
+            Kernel::Arrange => "arrange.cu",
+            Kernel::ExpandForward | Kernel::ExpandBackward => "expand.cu",
+        }
+    }
+
+    pub fn expands(self) -> bool {
+        matches!(self, Kernel::ExpandForward | Kernel::ExpandBackward)
+    }
+}
+
+/// How the read compresses the state; numbered as READ in boundary.cuh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Compress {
+    None = 0,
+    Identity = 1,
+    Channel = 2,
+    Token = 3,
+}
+
+/// Storage types; of a tensor that is absent, the type of the arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Types {
+    pub state: Dtype,
+    /// k; x of an expansion
+    pub direction: Dtype,
+    /// h forward, its gradient backward
+    pub context: Dtype,
+    /// w; the weight of an expansion
+    pub compress: Dtype,
+    pub norm: Dtype,
+    pub gate: Dtype,
+    pub gate_bias: Dtype,
+    pub value: Dtype,
+    pub value_bias: Dtype,
+}
+
+impl Types {
+    fn all(dtype: Dtype) -> Types {
+        Types {
+            state: dtype,
+            direction: dtype,
+            context: dtype,
+            compress: dtype,
+            norm: dtype,
+            gate: dtype,
+            gate_bias: dtype,
+            value: dtype,
+            value_bias: dtype,
+        }
+    }
+}
+
+/// The parts of a read that are there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Parts {
+    pub norm: bool,
+    pub norm_weight: bool,
+    pub gate: bool,
+    pub gate_bias: bool,
+    pub value: bool,
+    pub value_bias: bool,
+    pub value_sigmoid: bool,
+    pub value_from_compressed: bool,
+}
+
+/// A kernel and everything about a call that it is compiled for. Number of tokens, pointers and ε are
+/// arguments; threads, memory and registers follow from this and the device, in [`crate::cuda::plan`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Specialisation {
+    pub kernel: Kernel,
+    pub d: usize,
+    pub m: usize,
+    pub taps: usize,
+    pub types: Types,
+    pub rewrite: bool,
+    pub compress: Compress,
+    pub parts: Parts,
+    /// every pointer is a multiple of 16 bytes
+    pub aligned: bool,
+}
+
+impl Specialisation {
+    /// `context`: dtype of h forward, of its gradient backward, if there is one.
+    pub fn rewrite_read(kernel: Kernel, problem: &RewriteRead, context: Option<Dtype>) -> Specialisation {
+        let real = problem.gate_dtype();
+        let dtype = |tensor: Option<&Tensor>| tensor.map_or(real, |tensor| tensor.dtype);
+        let read = problem.read.as_ref();
+        let parameter = |of: fn(&Read) -> Option<&Tensor>| dtype(read.and_then(of));
+        Specialisation {
+            kernel,
+            d: problem.sizes.d,
+            m: problem.sizes.m,
+            taps: read.map_or(1, Read::taps),
+            types: Types {
+                state: problem.state.dtype,
+                direction: dtype(problem.rewrite.as_ref().map(|rewrite| &rewrite.direction)),
+                context: context.unwrap_or(real),
+                compress: parameter(|read| read.compress.as_ref()),
+                norm: parameter(|read| read.norm_weight.as_ref()),
+                gate: parameter(|read| read.gate_weight.as_ref()),
+                gate_bias: parameter(|read| read.gate_bias.as_ref()),
+                value: parameter(|read| read.value_weight.as_ref()),
+                value_bias: parameter(|read| read.value_bias.as_ref()),
+            },
+            rewrite: problem.rewrite.is_some(),
+            compress: match read {
+                None => Compress::None,
+                Some(read) if read.over_time() => Compress::Token,
+                Some(read) if read.compress.is_some() => Compress::Channel,
+                Some(_) => Compress::Identity,
+            },
+            parts: read.map(parts).unwrap_or_default(),
+            aligned: true,
+        }
+    }
+
+    pub fn expand(kernel: Kernel, expand: &Expand, x: Dtype, state: Dtype) -> Specialisation {
+        let real = if x == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
+        let weight = expand.weight.as_ref();
+        let types = Types {
+            state,
+            direction: x,
+            compress: weight.map_or(real, |weight| weight.dtype),
+            ..Types::all(real)
+        };
+        Specialisation {
+            kernel,
+            d: expand.sizes.d,
+            m: expand.sizes.m,
+            taps: expand.taps(),
+            types,
+            rewrite: false,
+            compress: if weight.is_some() { Compress::Token } else { Compress::None },
+            parts: Parts::default(),
+            aligned: true,
+        }
+    }
+
+    /// The kernel that adds up the rows that this backward leaves in `partial`. Fields that it does not depend
+    /// on are set to one value, so that several backwards share it.
+    pub fn reduce(self) -> Specialisation {
+        let real = self.real();
+        let types = Types { state: real, direction: real, context: real, ..self.types };
+        Specialisation { kernel: Kernel::Reduce, types, rewrite: false, aligned: true, ..self }
+    }
+
+    /// The kernel that sums the parameters' gradients if this backward has no room for them.
+    pub fn parameters(self) -> Specialisation {
+        Specialisation { kernel: Kernel::Parameters, ..self }
+    }
+
+    /// The kernel that puts the taps of `compress` outermost.
+    pub fn arrange(self) -> Specialisation {
+        Specialisation {
+            kernel: Kernel::Arrange,
+            types: Types { compress: self.types.compress, ..Types::all(self.real()) },
+            rewrite: false,
+            parts: Parts::default(),
+            aligned: true,
+            ..self
+        }
+    }
+
+    /// Type of the arithmetic.
+    pub fn real(&self) -> Dtype {
+        if self.types.state == Dtype::F64 { Dtype::F64 } else { Dtype::F32 }
+    }
+
+    /// Rows of `d` sums of parameter gradients.
+    pub fn slots(&self) -> usize {
+        let compress = match self.compress {
+            Compress::Channel | Compress::Token => self.m * self.taps,
+            Compress::None | Compress::Identity => 0,
+        };
+        let Parts { norm_weight, gate, value, .. } = self.parts;
+        compress + usize::from(norm_weight) + usize::from(gate) + usize::from(value) * self.m
+    }
+
+    /// Numbers in one block's row of `partial`: the slots, then the biases' sums.
+    pub fn partial_row(&self) -> usize {
+        self.slots() * self.d + (1 + self.m).next_multiple_of(8)
+    }
+
+    /// The macros that kernels/*.cu expect, but for the plan's.
+    pub fn defines(&self) -> Vec<(&'static str, String)> {
+        let types = &self.types;
+        let mut defines = vec![
+            ("REAL", c_name(self.real()).into()),
+            ("STATE_T", c_name(types.state).into()),
+            ("D", self.d.to_string()),
+            ("M", self.m.to_string()),
+            ("TAPS", self.taps.to_string()),
+        ];
+        if self.kernel.expands() {
+            defines.push(("X_T", c_name(types.direction).into()));
+            defines.push(("WEIGHT_T", c_name(types.compress).into()));
+            defines.push(("CONV", u8::from(self.compress == Compress::Token).to_string()));
+            return defines;
+        }
+        for (name, dtype) in [
+            ("DIRECTION_T", types.direction),
+            ("CONTEXT_T", types.context),
+            ("COMPRESS_T", types.compress),
+            ("NORM_T", types.norm),
+            ("GATE_T", types.gate),
+            ("GATE_BIAS_T", types.gate_bias),
+            ("VALUE_T", types.value),
+            ("VALUE_BIAS_T", types.value_bias),
+        ] {
+            defines.push((name, c_name(dtype).into()));
+        }
+        let parts = &self.parts;
+        for (name, there) in [
+            ("REWRITE", self.rewrite),
+            ("NORM", parts.norm),
+            ("NORM_WEIGHT", parts.norm_weight),
+            ("GATE", parts.gate),
+            ("GATE_BIAS", parts.gate_bias),
+            ("VALUE", parts.value),
+            ("VALUE_BIAS", parts.value_bias),
+            ("VALUE_SIGMOID", parts.value_sigmoid),
+            ("VALUE_FROM_COMPRESSED", parts.value_from_compressed),
+        ] {
+            defines.push((name, u8::from(there).to_string()));
+        }
+        defines.push(("READ", (self.compress as u8).to_string()));
+        defines
+    }
+}
+
+fn parts(read: &Read) -> Parts {
+    let value = read.value_weight.is_some();
+    Parts {
+        norm: read.norm_eps.is_some(),
+        norm_weight: read.norm_weight.is_some(),
+        gate: read.gate_weight.is_some(),
+        gate_bias: read.gate_bias.is_some(),
+        value,
+        value_bias: read.value_bias.is_some(),
+        value_sigmoid: value && read.value_scale.is_some(),
+        value_from_compressed: value && read.value_from_compressed,
+    }
+}
+
+fn c_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "float",
+        Dtype::F64 => "double",
+        Dtype::Bf16 => "bf16",
+        Dtype::F16 => "f16",
+    }
+}

@@ -1,0 +1,105 @@
+//! Choices made by hand: tests reach every plan with them, tuning compares them.
+
+/// Where the numbers live that a thread keeps; numbered as WINDOW and SUMS in kernels/.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Residency {
+    Registers = 0,
+    Shared = 1,
+    Global = 2,
+    /// in a kernel of their own
+    SeparateKernel = 3,
+}
+
+/// The choices that are not left to the planner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    pub cluster: Option<usize>,
+    pub threads: Option<usize>,
+    pub features: Option<usize>,
+    pub hold: Option<bool>,
+    pub window: Option<Residency>,
+    pub sums: Option<Residency>,
+    /// of sums that have a kernel of their own
+    pub sums_apart: Option<Residency>,
+    pub stages: Option<usize>,
+    pub blocks: Option<usize>,
+    pub chunk: Option<usize>,
+}
+
+const NAMES: &str = "CLUSTER, THREADS, FEATURES, HOLD, WINDOW, SUMS, SUMS_APART, STAGES, BLOCKS or CHUNK";
+
+impl Overrides {
+    /// From words such as `CLUSTER=2 STAGES=0`: the names of a plan's macros, `SUMS_APART` and `CHUNK`. Fails with the
+    /// end of a sentence; the caller begins it with the words' origin.
+    pub fn parse(words: &str) -> Result<Overrides, String> {
+        words.split_whitespace().try_fold(Overrides::default(), |mut overrides, word| {
+            let (name, value) = word.split_once('=').unwrap_or((word, ""));
+            let value = value
+                .parse()
+                .map_err(|_| format!("must be words like CLUSTER=2 or STAGES=0, got {word:?}"))?;
+            overrides.set(name, value).map(|()| overrides)
+        })
+    }
+
+    fn set(&mut self, name: &str, value: usize) -> Result<(), String> {
+        let within = |least: usize, most: usize| match (least..=most).contains(&value) {
+            true => Ok(Some(value)),
+            false => Err(format!("must have {name} from {least} to {most}, got {value}")),
+        };
+        let residency = |most| within(0, most).map(|_| Some(RESIDENCIES[value]));
+        match name {
+            "CLUSTER" => self.cluster = within(1, 8)?,
+            "THREADS" if !value.is_multiple_of(32) => {
+                return Err(format!("must have THREADS in warps of 32, got {value}"));
+            }
+            "THREADS" => self.threads = within(32, 1024)?,
+            "FEATURES" => self.features = within(1, 8)?,
+            "HOLD" => self.hold = within(0, 1)?.map(|hold| hold != 0),
+            "WINDOW" => self.window = residency(2)?,
+            "SUMS" => self.sums = residency(3)?,
+            "SUMS_APART" => self.sums_apart = residency(2)?,
+            "STAGES" => self.stages = within(0, 2)?,
+            "BLOCKS" => self.blocks = within(1, 32)?,
+            "CHUNK" => self.chunk = within(1, usize::MAX)?,
+            _ => return Err(format!("must name {NAMES}, got {name:?}")),
+        }
+        Ok(())
+    }
+}
+
+/// In the order of their numbers.
+const RESIDENCIES: [Residency; 4] =
+    [Residency::Registers, Residency::Shared, Residency::Global, Residency::SeparateKernel];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_become_choices() {
+        assert_eq!(Overrides::parse(" "), Ok(Overrides::default()));
+        let overrides = Overrides::parse("CLUSTER=2  HOLD=0 SUMS=3").unwrap();
+        let expected = Overrides {
+            cluster: Some(2),
+            hold: Some(false),
+            sums: Some(Residency::SeparateKernel),
+            ..Overrides::default()
+        };
+        assert_eq!(overrides, expected);
+        for (number, place) in RESIDENCIES.into_iter().enumerate() {
+            assert_eq!(place as usize, number);
+        }
+    }
+
+    #[test]
+    fn other_words_are_refused() {
+        let refused = |words| Overrides::parse(words).unwrap_err();
+        assert_eq!(refused("STAGES=3"), "must have STAGES from 0 to 2, got 3");
+        assert_eq!(refused("THREADS=48"), "must have THREADS in warps of 32, got 48");
+        assert_eq!(refused("WINDOW=3"), "must have WINDOW from 0 to 2, got 3");
+        assert_eq!(refused("SLICES=3"), format!("must name {NAMES}, got \"SLICES\""));
+        for word in ["STAGES", "STAGES=", "STAGES=-1", "STAGES:1"] {
+            assert_eq!(refused(word), format!("must be words like CLUSTER=2 or STAGES=0, got {word:?}"));
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! `rewrite`, `read` and `rewrite_read` on a device: the kernels to launch, and their arguments.
+
+use super::auxiliary::{arrange, launch_reduce};
+use super::device::{Call, Loaded};
+use super::kernel::arguments::{self, Address, Backward, Reduce, are_aligned};
+use super::kernel::{Compress, Kernel, Specialisation};
+use super::plan::Residency;
+use super::plan::rewrite_read::chunk;
+use crate::error::{Error, Result};
+use crate::problem::{Gradients, Incoming, Outputs, Read, RewriteRead};
+use crate::tensor::Tensor;
+
+/// Runs the operator forward into `outputs`.
+pub fn forward(problem: &RewriteRead, outputs: &Outputs, call: &Call<'_>) -> Result<()> {
+    check_outputs(problem, outputs)?;
+    let mut argument = inputs(problem);
+    argument.new_state = address(&outputs.state);
+    argument.context = address(&outputs.context);
+    saved(&mut argument, outputs);
+    let context = outputs.context.as_ref().map(|context| context.dtype);
+    let mut specialisation = Specialisation::rewrite_read(Kernel::Forward, problem, context);
+    specialisation.aligned = are_aligned(&argument.packets());
+    if problem.sizes.tokens() == 0 {
+        return Ok(());
+    }
+    let loaded = call.loaded(&specialisation)?;
+    argument.compress = arranged(&specialisation, argument.compress, call)?;
+    let blocks = split_tokens(&mut argument, problem, &specialisation, &loaded, call)?;
+    call.launch(&loaded, [blocks, loaded.plan.slices(&specialisation)], argument)
+}
+
+/// Runs the operator backward; its forward filled `saved_outputs`.
+pub fn backward(
+    problem: &RewriteRead,
+    saved_outputs: &Outputs,
+    incoming: &Incoming,
+    gradients: &Gradients,
+    call: &Call<'_>,
+) -> Result<()> {
+    check_gradients(problem, saved_outputs, incoming, gradients)?;
+    let mut argument = Backward { forward: inputs(problem), ..Default::default() };
+    saved(&mut argument.forward, saved_outputs);
+    argument.gradients = arguments::Gradients {
+        grad_state: address(&incoming.state),
+        grad_context: address(&incoming.context),
+        grad_new_value: address(&incoming.value),
+        grad_new_gate: address(&incoming.gate),
+        state: address(&gradients.state),
+        direction: address(&gradients.direction),
+        value: address(&gradients.value),
+        gate: address(&gradients.gate),
+        ..Default::default()
+    };
+    let context = incoming.context.as_ref().map(|grad| grad.dtype);
+    let mut specialisation = Specialisation::rewrite_read(Kernel::Backward, problem, context);
+    specialisation.aligned =
+        are_aligned(&argument.forward.packets()) && are_aligned(&argument.gradients.packets());
+    let mut blocks = 0;
+    if problem.sizes.tokens() > 0 {
+        let loaded = call.loaded(&specialisation)?;
+        let separate = problem.read.is_some() && loaded.plan.sums == Residency::SeparateKernel;
+        argument.forward.compress = arranged(&specialisation, argument.forward.compress, call)?;
+        blocks = split_tokens(&mut argument.forward, problem, &specialisation, &loaded, call)?;
+        if separate {
+            argument.gradients.shift =
+                (call.allocate)(problem.sizes.tokens() * specialisation.real().size())?;
+        } else if problem.read.is_some() {
+            argument.gradients.partial = partial(&specialisation, blocks, call)?;
+        }
+        call.launch(&loaded, [blocks, loaded.plan.slices(&specialisation)], argument)?;
+        if separate && gradients.of_parameters() {
+            blocks = parameters(&specialisation.parameters(), &mut argument, problem, call)?;
+        }
+    }
+    match &problem.read {
+        Some(read) if gradients.of_parameters() => {
+            reduce(&specialisation, read, argument.gradients.partial, blocks, gradients, call)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Sums the parameters' gradients if the backward had no room for them; returns the rows of sums.
+fn parameters(
+    specialisation: &Specialisation,
+    argument: &mut Backward,
+    problem: &RewriteRead,
+    call: &Call<'_>,
+) -> Result<usize> {
+    let loaded = call.loaded(specialisation)?;
+    let blocks = split_tokens(&mut argument.forward, problem, specialisation, &loaded, call)?;
+    argument.gradients.partial = partial(specialisation, blocks, call)?;
+    call.launch(&loaded, [blocks, loaded.plan.slices(specialisation)], *argument)?;
+    Ok(blocks)
+}
+
+/// Memory for a row of sums from each block.
+fn partial(specialisation: &Specialisation, blocks: usize, call: &Call<'_>) -> Result<Address> {
+    (call.allocate)(blocks * specialisation.partial_row() * specialisation.real().size())
+}
+
+/// Adds the blocks' sums up into the parameters' gradients; of no blocks these are zero.
+fn reduce(
+    backward: &Specialisation,
+    read: &Read,
+    partial: Address,
+    blocks: usize,
+    gradients: &Gradients,
+    call: &Call<'_>,
+) -> Result<()> {
+    let argument = Reduce {
+        partial,
+        blocks: blocks as i64,
+        norm_weight: address(&read.norm_weight),
+        compress: address(&gradients.compress),
+        norm: address(&gradients.norm_weight),
+        gate: address(&gradients.gate_weight),
+        gate_bias: address(&gradients.gate_bias),
+        value: address(&gradients.value_weight),
+        value_bias: address(&gradients.value_bias),
+    };
+    launch_reduce(backward, argument, call)
+}
+
+/// Splits the tokens into chunks and gives the kernel the memory it needs for them; returns the blocks.
+fn split_tokens(
+    argument: &mut arguments::RewriteRead,
+    problem: &RewriteRead,
+    specialisation: &Specialisation,
+    loaded: &Loaded,
+    call: &Call<'_>,
+) -> Result<usize> {
+    let (tokens, device) = (problem.sizes.tokens(), call.device);
+    let (plan, wave) = (&loaded.plan, loaded.wave);
+    let chunk = chunk(specialisation, plan, wave, device.limits(), &device.overrides(), tokens);
+    let blocks = tokens.div_ceil(chunk);
+    argument.tokens = tokens as i64;
+    argument.time = problem.sizes.time as i64;
+    argument.chunk = chunk as i64;
+    let scratch = loaded.plan.scratch(specialisation, blocks);
+    if scratch > 0 {
+        argument.scratch = (call.allocate)(scratch)?;
+    }
+    Ok(blocks)
+}
+
+/// The weight of a read as the kernels take it.
+fn arranged(specialisation: &Specialisation, compress: Address, call: &Call<'_>) -> Result<Address> {
+    match specialisation.compress {
+        Compress::Token if specialisation.taps > 1 => arrange(specialisation, compress, call),
+        _ => Ok(compress),
+    }
+}
+
+fn inputs(problem: &RewriteRead) -> arguments::RewriteRead {
+    let mut argument = arguments::RewriteRead { state: problem.state.address(), ..Default::default() };
+    if let Some(rewrite) = &problem.rewrite {
+        argument.direction = rewrite.direction.address();
+        argument.value = rewrite.value.address();
+        argument.gate = rewrite.gate.address();
+        argument.eps_k = rewrite.eps_k;
+    }
+    if let Some(read) = &problem.read {
+        argument.compress = address(&read.compress);
+        argument.norm_weight = address(&read.norm_weight);
+        argument.gate_weight = address(&read.gate_weight);
+        argument.gate_bias = address(&read.gate_bias);
+        argument.value_weight = address(&read.value_weight);
+        argument.value_bias = address(&read.value_bias);
+        argument.norm_eps = read.norm_eps.unwrap_or_default();
+        argument.value_scale = read.value_scale.unwrap_or_default();
+    }
+    argument
+}
+
+/// The tensors that the forward saves for the backward.
+fn saved(argument: &mut arguments::RewriteRead, outputs: &Outputs) {
+    argument.stats = address(&outputs.stats);
+    argument.new_value = address(&outputs.value);
+    argument.new_gate = address(&outputs.gate);
+    argument.compressed = address(&outputs.compressed);
+    argument.rstd = address(&outputs.rstd);
+}
+
+/// Kernels do not check their pointers: every tensor that their specialisation names has to be there.
+fn check_outputs(problem: &RewriteRead, outputs: &Outputs) -> Result<()> {
+    let read = problem.read.as_ref();
+    needed("new_state", &outputs.state, problem.rewrite.is_some())?;
+    same_dtype(&outputs.state, &problem.state)?;
+    needed("context", &outputs.context, read.is_some())?;
+    check_saved(problem, outputs)
+}
+
+fn check_saved(problem: &RewriteRead, outputs: &Outputs) -> Result<()> {
+    let read = problem.read.as_ref();
+    needed("stats", &outputs.stats, problem.rewrite.is_some())?;
+    needed("new_value", &outputs.value, read.is_some_and(|read| read.value_weight.is_some()))?;
+    needed("new_gate", &outputs.gate, read.is_some_and(|read| read.gate_weight.is_some()))?;
+    needed("rstd", &outputs.rstd, read.is_some_and(|read| read.norm_eps.is_some()))?;
+    needed("compressed", &outputs.compressed, read.is_some_and(Read::over_time))?;
+    same_dtype(&outputs.compressed, &problem.state)
+}
+
+fn check_gradients(
+    problem: &RewriteRead,
+    saved: &Outputs,
+    incoming: &Incoming,
+    gradients: &Gradients,
+) -> Result<()> {
+    check_saved(problem, saved)?;
+    same_dtype(&incoming.state, &problem.state)?;
+    needed("grad_state", &gradients.state, true)?;
+    same_dtype(&gradients.state, &problem.state)?;
+    let Some(rewrite) = &problem.rewrite else { return Ok(()) };
+    needed("grad_direction", &gradients.direction, true)?;
+    same_dtype(&gradients.direction, &rewrite.direction)?;
+    needed("grad_value", &gradients.value, true)?;
+    needed("grad_gate", &gradients.gate, true)
+}
+
+fn needed(name: &str, tensor: &Option<Tensor>, needed: bool) -> Result<()> {
+    if needed && tensor.is_none() {
+        return Err(Error::Argument(format!("`{name}` does not go with this boundary")));
+    }
+    Ok(())
+}
+
+fn same_dtype(tensor: &Option<Tensor>, like: &Tensor) -> Result<()> {
+    tensor.as_ref().map_or(Ok(()), |tensor| tensor.expect_dtype(&[like.dtype]))
+}
+
+fn address(tensor: &Option<Tensor>) -> Address {
+    tensor.as_ref().map_or(0, Tensor::address)
+}

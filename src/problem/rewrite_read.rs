@@ -1,0 +1,242 @@
+//! `rewrite`, `read` and `rewrite_read`: their inputs, their outputs, and the gradients of both.
+
+use super::sizes::{STORED, Sizes, at_least, positive, state_sizes};
+use crate::error::{Error, Result};
+use crate::tensor::{Dtype, Tensor};
+
+/// The rewriting half: X' = X + β k̂ (v − k̂ᵀX)ᵀ.
+#[derive(Debug)]
+pub struct Rewrite {
+    /// k (…, d)
+    pub direction: Tensor,
+    /// v (…, m)
+    pub value: Tensor,
+    /// β (…)
+    pub gate: Tensor,
+    /// ε_k in k̂ = k/√(|k|² + ε_k²)
+    pub eps_k: f64,
+}
+
+/// The reading half: x = compress(X'), h = norm(x), v = φ(W z + b), β = 2σ(w·h + b).
+#[derive(Debug)]
+pub struct Read {
+    /// (d, m) over channels, (d, m, K) over channels and time; None for m = 1 without mixing
+    pub compress: Option<Tensor>,
+    /// γ (d,)
+    pub norm_weight: Option<Tensor>,
+    /// None: no normalisation
+    pub norm_eps: Option<f64>,
+    /// (d,)
+    pub gate_weight: Option<Tensor>,
+    /// ()
+    pub gate_bias: Option<Tensor>,
+    /// (m, d)
+    pub value_weight: Option<Tensor>,
+    /// (m,)
+    pub value_bias: Option<Tensor>,
+    /// φ = scale·sigmoid; None: φ = identity
+    pub value_scale: Option<f64>,
+    /// z = x instead of h
+    pub value_from_compressed: bool,
+}
+
+impl Read {
+    /// K: 1 if the read stays within its token.
+    pub fn taps(&self) -> usize {
+        match &self.compress {
+            Some(weight) if weight.shape.len() == 3 => weight.shape[2],
+            _ => 1,
+        }
+    }
+
+    /// Whether the read looks back in time, so that x is saved for the backward.
+    pub fn over_time(&self) -> bool {
+        self.compress.as_ref().is_some_and(|weight| weight.shape.len() == 3)
+    }
+}
+
+/// The operator at the boundary between two sublayers: either half or both.
+#[derive(Debug)]
+pub struct RewriteRead {
+    pub sizes: Sizes,
+    /// leading shape, without (d, m)
+    pub batch: Vec<usize>,
+    pub state: Tensor,
+    pub rewrite: Option<Rewrite>,
+    pub read: Option<Read>,
+}
+
+/// Outputs that the forward fills; `None` if the half is absent or the number is not asked for.
+#[derive(Default)]
+pub struct Outputs {
+    /// X' (…, d, m)
+    pub state: Option<Tensor>,
+    /// r, p (…, 1 + m)
+    pub stats: Option<Tensor>,
+    /// h (…, d)
+    pub context: Option<Tensor>,
+    /// v (…, m)
+    pub value: Option<Tensor>,
+    /// β (…)
+    pub gate: Option<Tensor>,
+    /// x (…, d)
+    pub compressed: Option<Tensor>,
+    /// 1/√(mean x² + ε) (…)
+    pub rstd: Option<Tensor>,
+}
+
+/// Incoming gradients of X', h, v and β; `None` is zero.
+#[derive(Default)]
+pub struct Incoming {
+    pub state: Option<Tensor>,
+    /// ∂L/∂X' lies where ∂L/∂X goes, each row overwritten once it is used, and `state` is `None`.
+    pub in_place: bool,
+    pub context: Option<Tensor>,
+    pub value: Option<Tensor>,
+    pub gate: Option<Tensor>,
+}
+
+/// Gradients to fill: of the state, of the rewrite's inputs, of the read's parameters.
+#[derive(Default)]
+pub struct Gradients {
+    pub state: Option<Tensor>,
+    pub direction: Option<Tensor>,
+    pub value: Option<Tensor>,
+    pub gate: Option<Tensor>,
+    pub compress: Option<Tensor>,
+    pub norm_weight: Option<Tensor>,
+    pub gate_weight: Option<Tensor>,
+    pub gate_bias: Option<Tensor>,
+    pub value_weight: Option<Tensor>,
+    pub value_bias: Option<Tensor>,
+}
+
+impl Gradients {
+    /// Whether that of any parameter is asked for.
+    pub fn of_parameters(&self) -> bool {
+        let Gradients { compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias, .. } = self;
+        let wanted = [compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias];
+        wanted.iter().any(|gradient| gradient.is_some())
+    }
+}
+
+/// Smallest ε_k and norm ε. If k or x is 0, nothing else stands under the root, so float32 has to hold ε_k²
+/// and ε with room to spare on every backend, even if subnormal numbers are flushed to zero.
+const LEAST_EPS_K: f64 = 1e-18;
+const LEAST_NORM_EPS: f64 = 1e-36;
+
+impl RewriteRead {
+    pub fn new(state: Tensor, rewrite: Option<Rewrite>, read: Option<Read>) -> Result<RewriteRead> {
+        let over_time = read.as_ref().is_some_and(Read::over_time);
+        let (sizes, batch) = state_sizes(&state, over_time)?;
+        state.expect_reachable()?;
+        let problem = RewriteRead { sizes, batch, state, rewrite, read };
+        if let Some(rewrite) = &problem.rewrite {
+            problem.check_rewrite(rewrite)?;
+        }
+        if let Some(read) = &problem.read {
+            problem.check_read(read)?;
+        }
+        Ok(problem)
+    }
+
+    /// The operator's name in Python.
+    pub fn operator(&self) -> &'static str {
+        match (&self.rewrite, &self.read) {
+            (Some(_), Some(_)) => "rewrite_read",
+            (Some(_), None) => "rewrite",
+            (None, _) => "read",
+        }
+    }
+
+    pub fn double(&self) -> bool {
+        self.state.dtype == Dtype::F64
+    }
+
+    /// dtype of v, β, their gradients and all saved statistics
+    pub fn gate_dtype(&self) -> Dtype {
+        if self.double() { Dtype::F64 } else { Dtype::F32 }
+    }
+
+    /// The leading shape followed by `last`.
+    pub fn batch_and(&self, last: &[usize]) -> Vec<usize> {
+        [&self.batch, last].concat()
+    }
+
+    /// Fails unless `tensor` has the leading shape followed by `last`, lies beside the state and has a
+    /// dtype that goes with it.
+    pub fn check_stored(&self, tensor: &Tensor, last: &[usize]) -> Result<()> {
+        tensor.expect_shape(&self.batch_and(last))?;
+        self.check_dtype(tensor)
+    }
+
+    /// The same for the small float32 (float64) tensors: v, β, statistics.
+    pub fn check_gate(&self, tensor: &Tensor, last: &[usize]) -> Result<()> {
+        tensor.expect_shape(&self.batch_and(last))?;
+        tensor.expect_beside(&self.state)?;
+        tensor.expect_dtype(&[self.gate_dtype()])
+    }
+
+    fn check_dtype(&self, tensor: &Tensor) -> Result<()> {
+        tensor.expect_beside(&self.state)?;
+        tensor.expect_dtype(if self.double() { &[Dtype::F64] } else { &STORED })
+    }
+
+    fn check_parameter(&self, tensor: &Option<Tensor>, shape: &[usize]) -> Result<()> {
+        let Some(tensor) = tensor else { return Ok(()) };
+        tensor.expect_shape(shape)?;
+        self.check_dtype(tensor)
+    }
+
+    fn check_rewrite(&self, rewrite: &Rewrite) -> Result<()> {
+        let Sizes { d, m, .. } = self.sizes;
+        self.check_stored(&rewrite.direction, &[d])?;
+        self.check_gate(&rewrite.value, &[m])?;
+        self.check_gate(&rewrite.gate, &[])?;
+        positive("eps_k", rewrite.eps_k)?;
+        at_least("eps_k", rewrite.eps_k, LEAST_EPS_K)
+    }
+
+    fn check_read(&self, read: &Read) -> Result<()> {
+        let Sizes { d, m, .. } = self.sizes;
+        match &read.compress {
+            Some(weight) if read.over_time() => {
+                if weight.shape[2] == 0 {
+                    return Err(Error::Argument("`compress` must have at least one tap, got 0".into()));
+                }
+                self.check_parameter(&read.compress, &[d, m, weight.shape[2]])?;
+            }
+            Some(_) => self.check_parameter(&read.compress, &[d, m])?,
+            None if m != 1 => {
+                return Err(Error::Argument(format!(
+                    "`compress` must be a weight of shape ({d}, {m}) or ({d}, {m}, K) for {m} value channels, got None"
+                )));
+            }
+            None => {}
+        }
+        self.check_parameter(&read.norm_weight, &[d])?;
+        self.check_parameter(&read.gate_weight, &[d])?;
+        self.check_parameter(&read.gate_bias, &[])?;
+        self.check_parameter(&read.value_weight, &[m, d])?;
+        self.check_parameter(&read.value_bias, &[m])?;
+        let bias_alone = [
+            ("gate_bias", "gate_weight", read.gate_bias.is_some() && read.gate_weight.is_none()),
+            ("value_bias", "value_weight", read.value_bias.is_some() && read.value_weight.is_none()),
+        ];
+        for (name, needed, alone) in bias_alone {
+            if alone {
+                return Err(Error::Argument(format!(
+                    "`{name}` must come with `{needed}`, got None for `{needed}`"
+                )));
+            }
+        }
+        if let Some(eps) = read.norm_eps {
+            positive("norm_eps", eps)?;
+            at_least("norm_eps", eps, LEAST_NORM_EPS)?;
+        }
+        if let Some(scale) = read.value_scale {
+            positive("value_scale", scale)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,66 @@
+//! Sizes of a state, and the checks that all operators share.
+
+use crate::error::{Error, Result, shape_text};
+use crate::tensor::{Dtype, Tensor};
+
+/// Sizes of a state `(…, d, m)` seen as `sequences × time` tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    pub sequences: usize,
+    pub time: usize,
+    /// hidden size
+    pub d: usize,
+    /// value channels
+    pub m: usize,
+}
+
+impl Sizes {
+    pub fn tokens(&self) -> usize {
+        self.sequences * self.time
+    }
+}
+
+/// Dtypes that may be stored beside float32 arithmetic.
+pub(super) const STORED: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+
+/// The sizes of a state, and its leading shape without (d, m); fails unless it has the axes it needs.
+pub(super) fn state_sizes(state: &Tensor, over_time: bool) -> Result<(Sizes, Vec<usize>)> {
+    let rank = state.shape.len();
+    let wrong = |expected: &str| Error::Shape {
+        name: state.name,
+        expected: expected.into(),
+        got: shape_text(&state.shape),
+    };
+    if over_time && rank < 3 {
+        return Err(wrong("(…, time, hidden_size, value_channels)"));
+    }
+    if rank < 2 || state.shape[rank - 2..].contains(&0) {
+        return Err(wrong("(…, hidden_size, value_channels)"));
+    }
+    let (batch, last) = state.shape.split_at(rank - 2);
+    let tokens: usize = batch.iter().product();
+    let time = if over_time { *batch.last().expect("rank ≥ 3") } else { tokens };
+    let sequences = tokens.checked_div(time).unwrap_or(0);
+    Ok((Sizes { sequences, time, d: last[0], m: last[1] }, batch.to_vec()))
+}
+
+/// Fails unless `number` is positive and finite.
+pub(super) fn positive(name: &str, number: f64) -> Result<()> {
+    if number > 0.0 && number.is_finite() {
+        return Ok(());
+    }
+    Err(Error::Argument(format!("`{name}` must be a positive finite number, got {}", number_text(number))))
+}
+
+/// Fails if `number` is smaller than `least`.
+pub(super) fn at_least(name: &str, number: f64, least: f64) -> Result<()> {
+    if number >= least {
+        return Ok(());
+    }
+    Err(Error::Argument(format!("`{name}` must be at least {least:e}, got {}", number_text(number))))
+}
+
+/// A number as Python writes it: `0.0`, `nan`, `-inf`.
+fn number_text(number: f64) -> String {
+    format!("{number:?}").to_lowercase()
+}

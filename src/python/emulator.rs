@@ -1,0 +1,64 @@
+//! For tests: CPU tensors that take the way of CUDA tensors, to the emulated device or to `cuda:0` of a stand-in
+//! for NVIDIA's driver.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::cuda::device::emulated::Emulated;
+use crate::cuda::device::gpu::gpu;
+use crate::cuda::device::{Backend, stand_in};
+use crate::cuda::plan::{Limits, Overrides, RESERVED};
+use crate::error::Error;
+use crate::torch::device::tell_where_nvrtc_is;
+
+/// Runs the CUDA kernels for CPU tensors, built by `build(source, defines)`, which returns the path of a
+/// shared object; None ends that. `plan` overrides the planner's choices, by the names of the macros and
+/// `CHUNK`.
+#[pyfunction]
+#[pyo3(signature = (build, *, multiprocessors=2, shared_per_block=65_536, cluster=1, plan=None))]
+pub fn emulate(
+    build: Option<Py<PyAny>>,
+    multiprocessors: usize,
+    shared_per_block: usize,
+    cluster: usize,
+    plan: Option<&Bound<'_, PyDict>>,
+) -> PyResult<()> {
+    let overrides = plan.map(parse).transpose()?.unwrap_or_default();
+    let limits = Limits {
+        multiprocessors,
+        shared_per_block,
+        shared_per_multiprocessor: shared_per_block + RESERVED,
+        registers_per_multiprocessor: 65_536,
+        threads_per_multiprocessor: 2048,
+        cluster,
+    };
+    stand_in::replace(build.map(|build| -> Arc<dyn Backend> {
+        let build = move |source: &str, defines: &[String]| {
+            let path = Python::attach(|py| -> PyResult<String> {
+                Ok(build.bind(py).call1((source, defines))?.str()?.to_string())
+            });
+            path.map_err(Error::Python)
+        };
+        Arc::new(Emulated { limits, overrides, build: Box::new(build), table: Default::default() })
+    }));
+    Ok(())
+}
+
+/// Takes CPU tensors for tensors on `cuda:index`, to test the driver's side with a driver that is none;
+/// None ends that.
+#[pyfunction]
+#[pyo3(signature = (index))]
+pub fn pretend_gpu(py: Python<'_>, index: Option<usize>) -> PyResult<()> {
+    tell_where_nvrtc_is(py)?;
+    let device = py.detach(|| index.map(gpu).transpose())?;
+    stand_in::replace(device.map(|device| -> Arc<dyn Backend> { device }));
+    Ok(())
+}
+
+fn parse(plan: &Bound<'_, PyDict>) -> PyResult<Overrides> {
+    let words: Vec<String> = plan.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    Overrides::parse(&words.join(" ")).map_err(|fault| PyValueError::new_err(format!("`plan` {fault}")))
+}

@@ -1,0 +1,9 @@
+//! Tensors as the backends see them: a bare view of borrowed memory, and its rows.
+//!
+//! [`view`] holds the one SAFETY contract. Nothing here knows a backend, torch or Python.
+
+mod rows;
+mod view;
+
+pub use rows::{Ahead, Rows, RowsMut};
+pub use view::{Device, Dtype, Element, Tensor};

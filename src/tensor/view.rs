@@ -1,0 +1,210 @@
+//! A tensor borrowed for the length of one call: where its elements lie, how many and of which type.
+//!
+//! # The SAFETY contract
+//!
+//! A [`Tensor`] is made by [`Tensor::new`] alone. Its caller promises that `len()` contiguous elements of
+//! `dtype` lie at `ptr` on `device`, and that they live for as long as the [`Tensor`]. `torch::borrow` keeps
+//! that promise with a live `torch.Tensor`, which the calling Python frame holds until the native function
+//! returns.
+//!
+//! - The CPU's tensors are read through [`Tensor::elements`] and what is built on it. These refuse every
+//!   other device.
+//! - A GPU's tensors are touched by kernels alone. They get the address, and run on the stream that torch
+//!   allocated for and frees after.
+//! - While kernels are only compiled ahead of time, tensors are fake: pointers are null and nothing launches.
+//! - Outputs are allocated for this one call (`torch.empty`), so they are writable and overlap nothing. A
+//!   caller may bring one of its own, a state's gradient to overwrite. It is borrowed once, and refused if it
+//!   overlaps what is loaded beside it ([`Tensor::expect_apart`]).
+//! - Two threads never store the same row: the callers in `cpu/` hand every row to exactly one partition.
+//! - With the GIL released nobody else writes the inputs unless the user's own threads race on them. That is
+//!   as undefined as it is for every torch operator.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use crate::error::{Error, Result, shape_text};
+
+/// Element types of tensors we read and write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    F32,
+    F64,
+    Bf16,
+    F16,
+}
+
+impl Dtype {
+    pub fn size(self) -> usize {
+        match self {
+            Dtype::F64 => 8,
+            Dtype::F32 => 4,
+            Dtype::Bf16 | Dtype::F16 => 2,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::F32 => "torch.float32",
+            Dtype::F64 => "torch.float64",
+            Dtype::Bf16 => "torch.bfloat16",
+            Dtype::F16 => "torch.float16",
+        }
+    }
+}
+
+/// A Rust type that is the memory of one [`Dtype`].
+pub trait Element: Copy + Send + Sync + 'static {
+    const DTYPE: Dtype;
+}
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+}
+impl Element for f64 {
+    const DTYPE: Dtype = Dtype::F64;
+}
+impl Element for bf16 {
+    const DTYPE: Dtype = Dtype::Bf16;
+}
+impl Element for f16 {
+    const DTYPE: Dtype = Dtype::F16;
+}
+
+/// Where a tensor lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Device {
+    Cpu,
+    /// torch's `cuda:index`
+    Cuda(usize),
+    /// somewhere we cannot work, as torch calls it
+    Elsewhere(String),
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Device::Cpu => f.write_str("cpu"),
+            Device::Cuda(index) => write!(f, "cuda:{index}"),
+            Device::Elsewhere(name) => f.write_str(name),
+        }
+    }
+}
+
+/// A contiguous tensor, borrowed for one call (see the contract above).
+#[derive(Debug)]
+pub struct Tensor {
+    pub name: &'static str,
+    pub shape: Vec<usize>,
+    pub dtype: Dtype,
+    pub device: Device,
+    pub(super) ptr: *mut u8,
+}
+
+// SAFETY: the memory outlives the call and rows are stored by one thread each (module contract).
+unsafe impl Send for Tensor {}
+unsafe impl Sync for Tensor {}
+
+impl Tensor {
+    /// # Safety
+    /// The memory is as the module's contract has it: `ptr` is null, or as many contiguous elements of `dtype` as
+    /// `shape` has lie there on `device` for as long as the tensor lives, and nobody else writes them.
+    pub unsafe fn new(
+        name: &'static str,
+        shape: Vec<usize>,
+        dtype: Dtype,
+        device: Device,
+        ptr: *mut u8,
+    ) -> Tensor {
+        Tensor { name, shape, dtype, device, ptr }
+    }
+
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Some of the elements. `T` has to be the tensor's element type.
+    pub(super) fn elements<T: Element>(&self, range: Range<usize>) -> &[T] {
+        assert!(T::DTYPE == self.dtype, "dtype is checked before use");
+        assert!(range.start <= range.end && range.end <= self.len(), "rows lie inside their tensor");
+        if range.is_empty() {
+            return &[];
+        }
+        assert!(self.is_readable(), "only the CPU's own memory is touched here");
+        // SAFETY: contiguous and alive for `len()` elements of this dtype (module contract).
+        unsafe { std::slice::from_raw_parts(self.ptr.cast::<T>().add(range.start), range.len()) }
+    }
+
+    /// Where the first element lies, for a kernel.
+    pub fn address(&self) -> u64 {
+        self.ptr as u64
+    }
+
+    /// Where an element lies, for a kernel.
+    pub fn address_of(&self, element: usize) -> u64 {
+        self.address() + (element * self.dtype.size()) as u64
+    }
+
+    pub(super) fn is_readable(&self) -> bool {
+        matches!(self.device, Device::Cpu) && !self.ptr.is_null()
+    }
+
+    /// Fails unless the shape is `expected`.
+    pub fn expect_shape(&self, expected: &[usize]) -> Result<()> {
+        if self.shape == expected {
+            return Ok(());
+        }
+        let (expected, got) = (shape_text(expected), shape_text(&self.shape));
+        Err(Error::Shape { name: self.name, expected, got })
+    }
+
+    /// Fails unless there is memory for so many bytes.
+    pub fn expect_bytes(&self, bytes: usize) -> Result<()> {
+        let got = self.len() * self.dtype.size();
+        if got >= bytes {
+            return Ok(());
+        }
+        let name = self.name;
+        Err(Error::Argument(format!("`{name}` must have at least {bytes} bytes, got {got}")))
+    }
+
+    /// Fails unless the tensor is where `other` is.
+    pub fn expect_beside(&self, other: &Tensor) -> Result<()> {
+        if self.device == other.device {
+            return Ok(());
+        }
+        let (expected, got) = (other.device.to_string(), self.device.to_string());
+        Err(Error::Device { name: self.name, expected, got })
+    }
+
+    /// Fails if the tensor shares memory with `other`.
+    pub fn expect_apart(&self, other: &Tensor) -> Result<()> {
+        let end = |tensor: &Tensor| tensor.address_of(tensor.len());
+        if self.address() >= end(other) || other.address() >= end(self) {
+            return Ok(());
+        }
+        Err(Error::Argument(format!("`{}` must not overlap `{}`, which is read", self.name, other.name)))
+    }
+
+    /// Fails unless the tensor is where operators can work.
+    pub fn expect_reachable(&self) -> Result<()> {
+        match &self.device {
+            Device::Elsewhere(got) => {
+                Err(Error::Device { name: self.name, expected: "cpu or cuda".into(), got: got.clone() })
+            }
+            Device::Cpu | Device::Cuda(_) => Ok(()),
+        }
+    }
+
+    /// Fails unless the dtype is one of `expected`.
+    pub fn expect_dtype(&self, expected: &[Dtype]) -> Result<()> {
+        if expected.contains(&self.dtype) {
+            return Ok(());
+        }
+        let names: Vec<&str> = expected.iter().map(|dtype| dtype.name()).collect();
+        Err(Error::Dtype { name: self.name, expected: names.join(" or "), got: self.dtype.name().into() })
+    }
+}

@@ -1,0 +1,102 @@
+//! Where a call runs: on the state's GPU, on the tests' emulated one, nowhere while kernels are only
+//! compiled ahead of time, or else on the CPU.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+use super::borrow::borrow;
+use crate::cuda::compile::nvrtc;
+use crate::cuda::device::gpu::gpu;
+use crate::cuda::device::{Backend, Call, ahead_of_time};
+use crate::error::{Error, Result};
+use crate::tensor::{Device, Tensor};
+
+/// The resources of a call on a GPU: torch's stream, and `allocate(like, bytes)` for memory beside a tensor.
+pub struct Resources<'py> {
+    pub stream: u64,
+    pub allocate: Option<Bound<'py, PyAny>>,
+}
+
+/// Runs `work` where `tensor` lives; returns false if that is the CPU, which is left to the caller.
+///
+/// `like` is the same tensor in Python. The GIL is released, and a panic becomes a `RuntimeError`.
+pub fn on_device(
+    py: Python<'_>,
+    tensor: &Tensor,
+    like: &Bound<'_, PyAny>,
+    resources: Resources<'_>,
+    work: impl FnOnce(&Call<'_>) -> Result<()> + Send,
+) -> PyResult<bool> {
+    let Some(device) = device_of(py, &tensor.device)? else { return Ok(false) };
+    let Resources { stream, allocate } = resources;
+    let (like, allocate) = (like.clone().unbind(), allocate.map(Bound::unbind));
+    let compiling = ahead_of_time::is_active();
+    let kept = Mutex::new(Vec::new()); // until the kernels are launched: torch orders what follows
+    let done = py.detach(|| {
+        let allocate = |bytes: usize| match compiling {
+            true => Ok(0),
+            false => allocate_through(&allocate, &like, tensor, bytes, &kept),
+        };
+        let call = Call { device: &*device, stream, allocate: &allocate };
+        catch_unwind(AssertUnwindSafe(|| work(&call))).unwrap_or_else(|_| {
+            Err(Error::Cuda("an assertion of ddl-rs failed; please report it with the lines above".into()))
+        })
+    });
+    done?;
+    Ok(true)
+}
+
+/// The device that launches the kernels for tensors at a place; None is the CPU.
+fn device_of(py: Python<'_>, place: &Device) -> PyResult<Option<Arc<dyn Backend>>> {
+    if let Some(device) = ahead_of_time::current() {
+        return Ok(Some(device));
+    }
+    #[cfg(feature = "emulator")]
+    if *place == Device::Cpu
+        && let Some(device) = crate::cuda::device::stand_in::current()
+    {
+        return Ok(Some(device));
+    }
+    let Device::Cuda(index) = *place else { return Ok(None) };
+    tell_where_nvrtc_is(py)?;
+    Ok(Some(py.detach(|| gpu(index))?))
+}
+
+/// Memory beside `tensor`, which is `like` in Python, from torch.
+fn allocate_through(
+    allocate: &Option<Py<PyAny>>,
+    like: &Py<PyAny>,
+    tensor: &Tensor,
+    bytes: usize,
+    kept: &Mutex<Vec<Py<PyAny>>>,
+) -> Result<u64> {
+    let Some(allocate) = allocate else {
+        return Err(Error::Argument("`allocate` must be a function for a call that needs memory".into()));
+    };
+    Python::attach(|py| {
+        let memory = allocate.bind(py).call1((like, bytes))?;
+        let scratch = borrow("scratch", &memory)?;
+        scratch.expect_beside(tensor)?;
+        scratch.expect_bytes(bytes)?;
+        kept.lock().expect("nothing panics while it is held").push(memory.unbind());
+        PyResult::Ok(scratch.address())
+    })
+    .map_err(Error::Python)
+}
+
+/// Has NVRTC looked for beside torch: in torch's site-packages, or in the environment that both live in.
+pub fn tell_where_nvrtc_is(py: Python<'_>) -> PyResult<()> {
+    static TOLD: PyOnceLock<()> = PyOnceLock::new();
+    TOLD.get_or_try_init(py, || {
+        let torch: PathBuf = py.import("torch")?.getattr("__file__")?.extract()?;
+        let prefix: PathBuf = py.import("sys")?.getattr("prefix")?.extract()?;
+        let packages = torch.ancestors().nth(2).map(Path::to_path_buf);
+        nvrtc::look_in(packages.into_iter().chain([prefix]).collect());
+        PyResult::Ok(())
+    })?;
+    Ok(())
+}

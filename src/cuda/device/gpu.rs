@@ -12,6 +12,7 @@ use crate::cuda::compile::nvrtc::{Target, nvrtc, target};
 use crate::cuda::kernel::Specialisation;
 use crate::cuda::library::Library;
 use crate::cuda::plan::{Limits, Overrides as Forced, Plan, most_of_a_cluster};
+use crate::environment;
 use crate::error::{Error, Result};
 
 // Numbers of cuda.h.
@@ -106,7 +107,7 @@ fn find() -> std::result::Result<Gpus, String> {
 
 /// Choices made by hand, for those who time them.
 fn forced(limits: &Limits) -> std::result::Result<Forced, String> {
-    let words = std::env::var("DDL_PLAN").unwrap_or_default();
+    let words = environment::plan();
     let forced = Forced::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
     let most = limits.cluster;
     match forced.cluster {

@@ -1,4 +1,4 @@
-"""What is at a path that a user names, and how results get there: whole, or not at all."""
+"""Paths that a user names: the kind of model at one, and results written whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAPER_MODEL_TYPES = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 
 
-# --- what is at a path ----------------------------------------------------------------------------
+# --- kinds of paths -------------------------------------------------------------------------------
 
 
 class PathKind(Enum):
@@ -77,7 +77,7 @@ def _recognise(path: Path) -> PathKind | str:
     return f"neither weights nor the {CONFIG} of a model in it"
 
 
-# --- how results get there ------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A model and its tokenizer from a path, whatever kind of path it is, and text from them.
+"""The model and tokenizer at any kind of path, and text from them.
 
     model, tokenizer = ddl.load.load("runs/tiny")
 

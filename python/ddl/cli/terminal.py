@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console that raises BrokenPipeError, where rich's own would exit by itself."""
+    """A console that raises BrokenPipeError. Rich's own would exit with another status."""
     from rich.console import Console
 
     class Raising(Console):

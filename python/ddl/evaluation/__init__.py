@@ -33,7 +33,7 @@ PAPER = (
 )  # fmt: skip
 PAPER_SHOTS = (0, 1)
 
-# What a record keeps of lm-eval's results: all that its tables need, and how the prompts were made.
+# The parts of lm-eval's results that a record keeps: for its tables, and how prompts were made.
 KEPT = (
     "results", "groups", "group_subtasks", "versions", "n-shot", "n-samples", "higher_is_better",
     "configs",
@@ -58,11 +58,11 @@ def evaluate(config: EvalConfig) -> Record:
         names, shots = _requested(config)
         manager = tasks.index(names, config.include_path)
         names = tasks.resolve(names, manager)
-        loaded = tasks.load(names, manager)  # before the model: it is what may be missing
+        loaded = tasks.load(names, manager)  # before the model, because data may be missing
         model = _harness(config)
         runs = []
         for number, shot in enumerate(shots):
-            if number:  # lm-eval writes the number of shots into its tasks, where a 0 is final
+            if number:  # lm-eval writes the number of shots into its tasks, and keeps a 0
                 loaded = tasks.load(names, manager)
             runs.append(score(model, loaded, manager, num_fewshot=shot, limit=config.limit))
     record = {
@@ -134,9 +134,9 @@ def tables(record: Record) -> str:
     parts = []
     for run in record["runs"]:
         shots = run["num_fewshot"]
-        what = "the tasks' own shots" if shots is None else f"{shots}-shot"
+        told = "the tasks' own shots" if shots is None else f"{shots}-shot"
         limit = "" if record["limit"] is None else f", the first {record['limit']} examples of each"
-        parts.append(f"{model['path']}, {model['parameters']:,} parameters: {what}{limit}")
+        parts.append(f"{model['path']}, {model['parameters']:,} parameters: {told}{limit}")
         parts.append(make_table(run))
         if run.get("groups"):
             parts.append(make_table(run, "groups"))
@@ -165,14 +165,14 @@ def _harness(config: EvalConfig) -> Harness:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Errors only: the libraries warn of much that is meant to be so, some of it per request."""
+    """Show errors only: the libraries warn of much that is intended, of some for every request."""
     from lm_eval import evaluator
 
     names = ("lm_eval", "datasets", "transformers.tokenization_utils_base")
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]
     ask_git = evaluator.get_git_commit_hash
-    # It asks for the commit of the current folder, and git cries "fatal" where there is none.
+    # It asks for the commit of the current folder, and git prints "fatal" outside of a repository.
     evaluator.get_git_commit_hash = lambda: None
     for logger in loggers:
         logger.setLevel(logging.ERROR)

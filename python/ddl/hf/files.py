@@ -97,7 +97,7 @@ def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
 def export_run(run: Path, out: Path, tokenizer: Path | None = None) -> list[str]:
     """Write a run directory's model and tokenizer for Hugging Face: `ddl export`.
 
-    tokenizer: a directory with GPT-2's files, for where tiktoken cannot fetch them. Returns lines
+    tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them. Returns lines
     that report it. Raises InputError; then nothing was written.
     """
     from ddl.train.runs import load_run

@@ -37,7 +37,7 @@ PADDED_VOCABULARY = 50304
 
 
 class Checkpoint(NamedTuple):
-    """What `load` read: a state dict, and the config that came with it, if any."""
+    """A state dict, and the config that came with it, if any."""
 
     state_dict: dict[str, Tensor]
     config: dict[str, Any] | None
@@ -58,13 +58,13 @@ def import_checkpoint(
 
     Args:
         src: a .pt, .bin or .safetensors file, or a directory with one.
-        variant: what the checkpoint must be; "auto" takes what its names tell.
+        variant: the required one; "auto" recognises it by the names of the parameters.
         reverse: `src` is a run directory or one for the Auto classes, and `out` gets the paper's
             config.json and pytorch_model.bin, in the names of `layout`.
-        tokenizer: a directory with GPT-2's files, for where tiktoken cannot fetch them.
+        tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them.
 
-    Returns sentences: what it was, what was assumed, what was written. Raises InputError; then
-    nothing was written.
+    Returns sentences: the model, the assumptions, the files that were written. Raises InputError;
+    then nothing was written.
     """
     src, out = Path(src), Path(out)
     require_new_directory(out)

@@ -30,14 +30,14 @@ Config = TypeVar("Config")
 
 
 class RunDirectory:
-    """Where one training run keeps its results."""
+    """The results of one training run, on disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, config: TrainConfig, tokenizer: Tokenizer) -> RunDirectory:
-        """Make the directory and write what describes the run.
+        """Make the directory and write the files that describe the run.
 
         A directory that is not empty is refused unless `config.overwrite`, which removes the files
         of a run in it and nothing else. Raises InputError.
@@ -106,7 +106,7 @@ def load_config(path: Path) -> TrainConfig:
 def load_run(path: Path, device: torch.device) -> tuple[GPT, Tokenizer]:
     """Model and tokenizer of a finished run.
 
-    Raises InputError when a file is missing, damaged, or does not fit the others.
+    Raises InputError if a file is missing, damaged, or does not fit the others.
     """
     config = load_config(path)
     try:

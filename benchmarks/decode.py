@@ -3,9 +3,10 @@
     python benchmarks/decode.py            # minutes
     python benchmarks/decode.py --quick    # the same path in small: seconds, recorded nowhere
 
-Every residual has the same backbone and continues the same prompts, one token of each sequence a
-step, interleaved in one process. Each first has to give, from its cache, the logits of the whole
-sequence; one that does not is reported red, without times, and the exit status is 1.
+Every residual has the same backbone and continues the same prompts, one token of each sequence per
+step, interleaved in one process. First the cached step of each model must give the same logits as
+the whole sequence without a cache. A model that fails is reported red, without times, and the exit
+status is 1.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Any
 
 import torch
 
-import record
+from common import record
+from common.measure import RedGateError, Timed, gate, interleave, ratio, ratio_interval
+from common.report import Table
 from ddl.config import RESIDUALS
 from ddl.models import GPT, Cache, GPTConfig
-from measure import RedGateError, Timed, gate, interleave, ratio, ratio_interval
-from report import Table
 
-TOLERANCE = 1e-5  # float32, of the logits' rms
+TOLERANCE = 1e-5  # of the logits' rms, float32
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,7 +94,7 @@ def prompts(batch: int, args: argparse.Namespace) -> torch.Tensor:
 
 @torch.no_grad()
 def check(model: GPT, idx: torch.Tensor) -> None:
-    """Raises RedGateError unless a step from the cache gives what the whole sequence gives."""
+    """Raise RedGateError unless a cached step gives the logits of the whole sequence."""
     cache = Cache(model.config)
     model(idx[:, :-1], cache=cache)
     step, whole = model(idx[:, -1:], cache=cache).logits, model(idx, last=1).logits
@@ -101,7 +102,7 @@ def check(model: GPT, idx: torch.Tensor) -> None:
 
 
 def stopwatch(model: GPT, idx: torch.Tensor, tokens: int) -> Timed:
-    """Seconds of the prompt and the first token, and of the tokens after it."""
+    """Times two parts: the prompt with the first token, and the tokens after it."""
 
     def run() -> tuple[float, ...]:
         times = [time.perf_counter()]
@@ -114,7 +115,7 @@ def stopwatch(model: GPT, idx: torch.Tensor, tokens: int) -> Timed:
 
 
 def measure(models: dict[str, GPT], batch: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Everything that is reported of one batch size, as JSON types."""
+    """The results of one batch size as JSON types."""
     idx, steps, red = prompts(batch, args), {}, {}
     for name, model in models.items():
         try:

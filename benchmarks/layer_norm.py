@@ -1,12 +1,13 @@
-"""What a LayerNorm outside the read costs: a converted nanoGPT keeps its own norms.
+"""The cost of a LayerNorm outside the fused read, as in a converted nanoGPT, which keeps its norms.
 
     python benchmarks/layer_norm.py            # a minute
     python benchmarks/layer_norm.py --quick
 
-Between two sublayers, forward and backward, on the reference configuration's sizes: (a) one fused
-operator that rewrites, reads, normalises (RMS) and gives gate and value; (b) the same without the
-norm, a LayerNorm, and one matrix product for gate and value, as `ddl.nanogpt` does it; (c) the
-additive residual with a LayerNorm. Interleaved in one process.
+It times a boundary between two sublayers, forward and backward, at the sizes of the reference
+configuration: (a) one fused operator that rewrites, reads, normalises (RMS) and returns gate and
+value; (b) the same operator without the norm, then a LayerNorm, then one matrix product for gate
+and value, as `ddl.nanogpt` does; (c) the additive residual with a LayerNorm. The three are
+interleaved in one process.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import record
+from common import record
+from common.measure import Timed, interleave, ratio, ratio_interval
+from common.report import Table
 from ddl import DeltaResidual, functional
-from measure import Timed, interleave, ratio, ratio_interval
-from report import Table
 
 LAYERS = 12  # boundaries of the reference model
 
@@ -80,7 +81,7 @@ def fused(batch: int, time_: int, d: int) -> Boundary:
     def run() -> Sequence[Tensor]:
         return functional.rewrite_read(
             t["state"], t["direction"], t["value"], t["gate"], eps_k=0.4,
-            compress=t["compress"], norm_weight=t["norm"], **residual.fused(),
+            compress=t["compress"], norm_weight=t["norm"], **residual.read_arguments(),
         )  # fmt: skip
 
     return run

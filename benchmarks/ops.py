@@ -3,14 +3,15 @@
     python benchmarks/ops.py            # all sizes: minutes
     python benchmarks/ops.py --quick    # the same path in small: seconds, recorded nowhere
 
-traffic.py says which bytes are counted. Every call allocates its outputs, as in training. Each case
-first has to agree with `ddl.reference` in its outputs and gradients; one that does not is reported
-red, without times, and the exit status is 1.
+common/traffic.py says which bytes are counted. Every call allocates its outputs, as in training.
+First the outputs and gradients of each case must agree with `ddl.reference`. A case that fails is
+reported red, without times, and the exit status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import math
 import statistics
@@ -22,11 +23,11 @@ from typing import Any
 
 import torch
 
-import record
+from common import record
+from common.measure import RedGateError, Timed, copies, gb_per_second, interleave
+from common.problems import LONGEST, OPS, TAPS, Case, Problem, build, check, cotangents, forms_of
+from common.report import Table
 from ddl import functional
-from measure import RedGateError, Timed, copies, gb_per_second, interleave
-from problems import LONGEST, OPS, TAPS, Case, Problem, build, check, cotangents, forms_of
-from report import Table
 
 GOAL = 0.85  # of the copy's rate
 
@@ -73,7 +74,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
-    """All cases, with as many tokens as give a state of about the wanted size."""
+    """All cases, each with the number of tokens that makes its state --megabytes large."""
     for op, m, d in itertools.product(args.ops, args.channels, args.sizes):
         tokens = max(TAPS, round(args.megabytes * 1e6 / (4 * d * m)))
         batch = math.ceil(tokens / LONGEST)
@@ -82,7 +83,7 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
 
 
 def stopwatch(case: Case, problem: Problem) -> Timed:
-    """Seconds of one forward call, recorded by autograd, and of its backward."""
+    """Times one forward call under autograd, and its backward."""
     op, leaves = getattr(functional, case.op), problem.leaves
     incoming = cotangents(problem.outputs(op))
 
@@ -92,19 +93,19 @@ def stopwatch(case: Case, problem: Problem) -> Timed:
         between = time.perf_counter()
         grads = torch.autograd.grad(outputs, leaves, incoming)
         ended = time.perf_counter()
-        del outputs, grads  # not before the clock stopped
+        del outputs, grads  # only after the clock stopped
         return between - started, ended - between
 
     return run
 
 
 def measure(case: Case, rounds: int) -> dict[str, Any]:
-    """Everything that is reported of one case, as JSON types."""
+    """The results of one case as JSON types."""
     problem = build(case)
     result: dict[str, Any] = {
         **case.sizes(),
         "state_bytes": problem.state.nbytes,
-        "gate": {"red": None, "worst": None},  # largest error, as a share of what is allowed
+        "gate": {"red": None, "worst": None},  # worst: the largest error divided by its tolerance
     }
     try:
         result["gate"]["worst"] = check(case, problem, getattr(functional, case.op))
@@ -161,4 +162,5 @@ def tabulate(results: list[dict[str, Any]], args: argparse.Namespace) -> Table:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # imported modules are no garbage, and every gc.collect() would visit them again
     sys.exit(main())

@@ -1,18 +1,21 @@
-"""What the training-step benchmark reports: ratios, floors, the table and the record."""
+"""The report of the training-step benchmark: ratios, floors, the table and the record."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
 from typing import Any
 
-import record
-from contestants import TOLERANCE, Contestant
-from measure import ratio, ratio_interval
-from report import Table
-from traffic import boundary
+from common import record
+from common.candidates import TOLERANCE, Candidate
+from common.measure import quartiles, ratio, ratio_interval
+from common.report import Table
+from common.traffic import boundary_features, floor
 
-GOAL = {"ddl": 0.97, "ddl-cc": 0.90, "ddl-tc": 0.85}  # ratio to additive; -noec does less work
+GOAL = {
+    "ddl": 0.97,
+    "ddl-cc": 0.90,
+    "ddl-tc": 0.85,
+}  # ratio to additive; -noec does less work, so the same goal holds
 PAPER = {  # the paper's published code, measured on two cores
     "eager": {"ddl": 0.91, "ddl-cc": 0.48, "ddl-tc": 0.48},
     "compiled": {"ddl": 0.97, "ddl-cc": 0.58, "ddl-tc": 0.54},
@@ -23,40 +26,17 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def floor(
-    residual: str, boundaries: int, additive: float, gb_s: float, *, state: int, features: int
-) -> float:
-    """The ratio to expect if all boundaries moved just their bytes, at the bandwidth of a copy.
-
-    The additive step keeps its measured time, and the bytes a variant moves beyond it are added.
-    Eager PyTorch moves more than that for an addition and a norm, so an eager ratio may come out
-    above. boundaries: features in all of them; state, features: bytes of elements as in `boundary`.
-    """
-    sizes = {"state": state, "features": features}
-    more = boundary(residual, **sizes) - boundary("additive", **sizes)
-    return additive / (additive + more * boundaries / (gb_s * 1e9))
-
-
-def boundary_features(layers: int, tokens: int, hidden_size: int) -> int:
-    """Features in all boundaries of a model.
-
-    Opening read and expansion together move about what one boundary does, hence one more than there
-    are sublayers.
-    """
-    return (2 * layers + 1) * tokens * hidden_size
-
-
 def summarise(
-    c: Contestant, others: list[Contestant], copied: dict[str, Any], args: argparse.Namespace
+    c: Candidate, others: list[Candidate], copied: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Everything that is reported of one contestant, as JSON types."""
+    """The results of one candidate as JSON types."""
     # Goals and the paper's numbers mean something at their own configuration only.
     ours = c.form == "fused" and args.reference
     summary: dict[str, Any] = {
         "residual": c.residual,
         "form": c.form,
         "mode": c.mode,
-        "heat": c.heat,
+        "heat": c.group,  # earlier records have this key
         "gate": {"red": c.red, "worst": c.error, "tolerance": TOLERANCE},
         "goal": GOAL.get(c.residual.removesuffix("-noec")) if ours else None,
         "paper": PAPER[c.mode].get(c.residual) if ours else None,
@@ -66,7 +46,7 @@ def summarise(
     if c.red is not None:
         return summary
     summary |= {"median": c.median, "quartiles": quartiles(c.seconds), "seconds": c.seconds}
-    base = find(others, "additive", "plain", c.mode, c.heat)
+    base = find(others, "additive", "plain", c.mode, c.group)
     if base is not None:
         summary["ratio"] = ratio(base.seconds, c.seconds)
         summary["interval"] = ratio_interval(base.seconds, c.seconds)
@@ -81,23 +61,16 @@ def summarise(
     return summary
 
 
-def quartiles(seconds: list[float]) -> tuple[float, float]:
-    if len(seconds) < 2:
-        return seconds[0], seconds[0]
-    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return low, high
-
-
-def find(contestants: list[Contestant], *key: str) -> Contestant | None:
-    """The contestant (residual, form, mode, heat), if it was timed."""
-    for c in contestants:
-        if (c.residual, c.form, c.mode, c.heat) == key and c.red is None:
+def find(candidates: list[Candidate], *key: str) -> Candidate | None:
+    """The candidate (residual, form, mode, group), if it was timed."""
+    for c in candidates:
+        if (c.residual, c.form, c.mode, c.group) == key and c.red is None:
             return c
     return None
 
 
 def tabulate(
-    contestants: list[Contestant], copied: dict[str, Any], args: argparse.Namespace
+    candidates: list[Candidate], copied: dict[str, Any], args: argparse.Namespace
 ) -> Table:
     table = Table(
         f"Training step, {' + '.join(parts(args))}: d {args.hidden_size}, {args.layers} layers, "
@@ -105,45 +78,45 @@ def tabulate(
         COLUMNS,
         labels=3,
     )
-    for c in contestants:
-        s = summarise(c, contestants, copied, args)
+    for c in candidates:
+        s = summarise(c, candidates, copied, args)
         goal, paper = (f"{s[key]:.2f}" if s[key] is not None else "" for key in ("goal", "paper"))
         bound = f"{s['floor']:.3f}" if "floor" in s and c.residual != "additive" else ""
         faster = f"{s['faster_than_plain']:.2f}×" if "faster_than_plain" in s else ""
         table.add(c.mode, c.residual, c.form, *timing_cells(s), goal, bound, paper, faster)
-    reasons = dict.fromkeys(c.red for c in contestants if c.red is not None)
-    errors = [c.error for c in contestants if c.error is not None]
+    reasons = dict.fromkeys(c.red for c in candidates if c.red is not None)
+    errors = [c.error for c in candidates if c.error is not None]
     table.notes = [
         *(f"RED, not timed: {reason}" for reason in reasons),
         f"ratio: median(additive) / median of {args.rounds} interleaved rounds; 95 %: of the ratio "
         "over resampled rounds; floor: the ratio if every boundary moved its bytes at copy speed; "
         "paper: its published code; vs plain: ratio(fused) / ratio(plain), each to the additive "
-        "model that took turns with it.",
+        "model of the same rounds.",
         *(
             f"{mode}: copy {c['copy_gb_s']:.1f} GB/s, clone {c['clone_gb_s']:.1f} GB/s, "
             "bytes read and written"
             for mode, c in copied.items()
         ),
-        *compile_note(contestants),
+        *compile_note(candidates),
         f"gate: largest rms error {max(errors, default=float('nan')):.1e}, allowed {TOLERANCE:.0e}",
     ]
     return table
 
 
-def compile_note(contestants: list[Contestant]) -> list[str]:
-    """How long everybody waited for the compiler: nothing of it is in the times."""
+def compile_note(candidates: list[Candidate]) -> list[str]:
+    """How long the first compiled steps took. The reported times exclude them."""
     waits = [
         f"{c.residual} {c.form} {c.compile_seconds:.0f}"
-        for c in contestants
+        for c in candidates
         if c.compile_seconds is not None
     ]
     if not waits:
         return []
-    return [f"seconds of the first compiled step, few where a cache had it: {', '.join(waits)}"]
+    return [f"seconds of the first compiled step, few if a cache had it: {', '.join(waits)}"]
 
 
 def timing_cells(s: dict[str, Any]) -> list[str]:
-    """Milliseconds, quartiles, ratio with a mark where it reaches its goal, interval."""
+    """Milliseconds, quartiles, ratio (marked against its goal, if it has one), interval."""
     if s["gate"]["red"] is not None:
         return ["RED", "", "", ""]
     low, high = s["quartiles"]
@@ -155,14 +128,14 @@ def timing_cells(s: dict[str, Any]) -> list[str]:
 
 
 def parts(args: argparse.Namespace) -> list[str]:
-    """What a timed step consists of."""
+    """The stages of a timed step."""
     return ["zero_grad", "forward", "backward"] + ["AdamW (fused)"] * args.adamw
 
 
 def to_record(
-    contestants: list[Contestant], copied: dict[str, Any], args: argparse.Namespace
+    candidates: list[Candidate], copied: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, Any]:
-    """The run as JSON types, less where and when it was."""
+    """The run as JSON types, without `record.environment()`."""
     sizes = ("hidden_size", "layers", "heads", "time", "batch", "rounds", "backend", "quick")
     return {
         "benchmark": "train_step",
@@ -170,5 +143,5 @@ def to_record(
         "step": parts(args),
         "copies": copied,
         "peak_gib": record.peak_gib(),
-        "results": [summarise(c, contestants, copied, args) for c in contestants],
+        "results": [summarise(c, candidates, copied, args) for c in candidates],
     }

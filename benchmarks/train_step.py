@@ -3,13 +3,14 @@
     python benchmarks/train_step.py            # the recorded configuration: a quarter of an hour
     python benchmarks/train_step.py --quick    # the same path in small: seconds, recorded nowhere
 
-A step is zero_grad(set_to_none), forward with loss, backward; with --adamw the optimizer's too.
-The models of one mode, eager or compiled, take turns in one process, the fused ones and then plain
-PyTorch's, each with the additive one among them. A turn is two steps, the second timed: the first
-leaves memory and caches as they are when one model trains alone, not as the model before left them.
-Before anything is timed, logits, loss and all gradients of every form of a variant must agree with
-plain PyTorch in eager mode, at the very sizes that are timed. Of a variant that fails no form is
-timed, and the exit status is 1.
+A step is zero_grad(set_to_none), forward with loss, backward; with --adamw the optimizer's too. The
+models of one mode (eager or compiled) are timed in interleaved rounds in one process. The fused
+models form one group and plain PyTorch's another; each group contains the additive model. In a
+round every model runs two steps and only the second is timed, because the first one restores the
+memory and caches that a model would have if it trained alone. Before anything is timed, logits,
+loss and all gradients of every form of a variant must agree with plain PyTorch in eager mode, at
+the sizes that are timed. If one form of a variant fails, none of its forms is timed and the exit
+status is 1.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import record
-from contestants import Contestant, check_all, enter, step
+from common import record
+from common.candidates import Candidate, build, check_all, step
+from common.measure import Timed, copies, gb_per_second, interleave
 from ddl.config import RESIDUALS
-from measure import Timed, copies, gb_per_second, interleave
 from train_results import tabulate, to_record
 
-# The configuration that is recorded, and to which goals and the paper's numbers belong.
+# The recorded configuration. The goals and the paper's numbers hold for it only.
 REFERENCE = {"hidden_size": 384, "layers": 6, "heads": 6, "time": 256, "batch": 8, "threads": 2}
 SMALL = {"hidden_size": 64, "layers": 2, "heads": 2, "time": 32, "batch": 2, "threads": 2}
 
@@ -41,23 +42,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     where = record.environment()
     batch = torch.randint(256, (args.batch, args.time), generator=torch.Generator().manual_seed(0))
-    contestants: list[Contestant] = []
+    candidates: list[Candidate] = []
     copied = {}
     for mode in args.modes:
-        entered = enter(args, mode)
-        check_all(entered, batch)
-        for heat in heats(entered):
-            rates = race(heat, batch, args.rounds, mode)
+        built = build(args, mode)
+        check_all(built, batch)
+        for group in groups(built):
+            rates = interleave_group(group, batch, args.rounds, mode)
             copied.setdefault(mode, rates)
-            contestants += heat
-    table = tabulate(contestants, copied, args)
+            candidates += group
+    table = tabulate(candidates, copied, args)
     table.show()
     print(record.describe(where))
     if args.out is not None:
         summary = f"{table.markdown()}\n{record.describe(where)}\n"
-        run = where | to_record(contestants, copied, args)
+        run = where | to_record(candidates, copied, args)
         record.write("train_step", run, summary, args.out)
-    return 1 if any(c.red for c in contestants) else 0
+    return 1 if any(c.red for c in candidates) else 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -99,33 +100,39 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def heats(entered: list[Contestant]) -> list[list[Contestant]]:
-    """Who takes turns with whom: the fewer, the nearer to a model that trains alone."""
-    fused, plain = ([c for c in entered if c.heat == heat] for heat in ("fused", "plain"))
+def groups(built: list[Candidate]) -> list[list[Candidate]]:
+    """Candidates that are timed in the same rounds.
+
+    Small groups, because the fewer models share a process, the nearer a step is to one of a model
+    that trains alone.
+    """
+    fused, plain = ([c for c in built if c.group == group] for group in ("fused", "plain"))
     if not plain:
         return [fused]
     additive = next(c for c in fused if c.residual == "additive")
-    return [fused, [replace(additive, heat="plain", seconds=[], compile_seconds=None), *plain]]
+    return [fused, [replace(additive, group="plain", seconds=[], compile_seconds=None), *plain]]
 
 
-def race(contestants: list[Contestant], batch: Tensor, rounds: int, mode: str) -> dict[str, Any]:
-    """Time the contestants that passed, and in the same rounds copies of a state of m = 4."""
+def interleave_group(
+    candidates: list[Candidate], batch: Tensor, rounds: int, mode: str
+) -> dict[str, Any]:
+    """Time the candidates that passed, interleaved with copies of a state of m = 4."""
 
-    def timed(contestant: Contestant) -> Timed:
+    def timed(candidate: Candidate) -> Timed:
         def run() -> tuple[float, ...]:
-            step(contestant, batch)
+            step(candidate, batch)
             started = time.perf_counter()
-            step(contestant, batch)
+            step(candidate, batch)
             return (time.perf_counter() - started,)
 
         return run
 
-    state = torch.ones(*batch.shape, contestants[0].hidden_size, 4)
-    steps = {c.name: timed(c) for c in contestants if c.red is None}
+    state = torch.ones(*batch.shape, candidates[0].hidden_size, 4)
+    steps = {c.name: timed(c) for c in candidates if c.red is None}
     times = interleave(steps | copies(state), rounds, what=mode)
-    for contestant in contestants:
-        contestant.seconds = [taken for (taken,) in times.get(contestant.name, [])]
-        contestant.model.zero_grad(set_to_none=True)
+    for candidate in candidates:
+        candidate.seconds = [taken for (taken,) in times.get(candidate.name, [])]
+        candidate.model.zero_grad(set_to_none=True)
     moved = 2 * state.nbytes
     rates = {n: gb_per_second(moved, [taken for (taken,) in times[n]]) for n in ("copy", "clone")}
     return {"bytes": moved, **{f"{name}_gb_s": rate for name, rate in rates.items()}}

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ddl import ops  # noqa: F401  registers torch.ops.ddl
-from ddl.ops.checks import check_context_dtype, check_tensors
+from ddl.ops.checks import check_context_dtype, check_count, check_positive, check_tensors
 from ddl.ops.outputs import gate_dtype
-from ddl.options import check_choice, check_counts, check_positive
+from ddl.options import check_choice
 from ddl.results import ReadResult, RewriteReadResult
 
 __all__ = ["expand", "read", "rewrite", "rewrite_read"]
@@ -146,7 +146,7 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
         (…, d, m) in the dtype of x.
     """
     check_tensors(x=x, weight=weight)
-    check_counts(value_channels=value_channels)
+    check_count("value_channels", value_channels)
     return torch.ops.ddl.expand(x, weight, value_channels)
 
 

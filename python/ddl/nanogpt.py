@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from ddl import functional
-from ddl.nn.checks import unwrapped
-from ddl.nn.expand import Expand, ExpandKind
-from ddl.nn.read import Compress, Read
+from ddl.nn.checks import require_exact_type
+from ddl.nn.expand import Expand
+from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
 from ddl.nn.stream import DeltaStream
 from ddl.optim import NEVER_DECAYED
+from ddl.options import Compress, ExpandKind
 
 __all__ = ["DeltaBlock", "Pending", "convert"]
 
@@ -76,21 +77,21 @@ class DeltaBlock(nn.Module):
         self.train(block.training)
 
     def forward(self, x: Tensor | Pending) -> Tensor | Pending:
-        """What the block before returned, or the embeddings → what is pending, or the readout.
+        """Embeddings, or the write that the block before left → this block's, or the readout.
 
-        Raises TypeError where a block other than the first gets a tensor, or a read or residual is
+        Raises TypeError if a block other than the first gets a tensor, or a read or residual is
         wrapped.
         """
-        read_attn = unwrapped("read_attn", self.read_attn, Read)
-        read_mlp = unwrapped("read_mlp", self.read_mlp, Read)
-        res_attn = unwrapped("res_attn", self.res_attn, DeltaResidual)
-        res_mlp = unwrapped("res_mlp", self.res_mlp, DeltaResidual)
+        read_attn = require_exact_type("read_attn", self.read_attn, Read)
+        read_mlp = require_exact_type("read_mlp", self.read_mlp, Read)
+        res_attn = require_exact_type("res_attn", self.res_attn, DeltaResidual)
+        res_mlp = require_exact_type("res_mlp", self.res_mlp, DeltaResidual)
         state, x = self._open(x, read_attn) if isinstance(x, Tensor) else _advance(x, read_attn)
         state, x = _advance(_sublayer(state, x, self.ln_1, self.attn, res_attn), read_mlp)
         pending = _sublayer(state, x, self.ln_2, self.mlp, res_mlp)
         if self.readout is None:
             return pending
-        return _advance(pending, unwrapped("readout", self.readout, Read))[1]
+        return _advance(pending, require_exact_type("readout", self.readout, Read))[1]
 
     def _open(self, x: Tensor, read: Read) -> tuple[Tensor, Tensor]:
         """Embeddings → (X, x), the state that they open and its read."""
@@ -108,15 +109,15 @@ class DeltaBlock(nn.Module):
 def _sublayer(
     state: Tensor, x: Tensor, norm: nn.Module, sublayer: nn.Module, residual: DeltaResidual
 ) -> Pending:
-    """What the sublayer writes into X (B, T, d, m), given the read x (B, T, d)."""
+    """The sublayer's write into X (B, T, d, m), given the read x (B, T, d)."""
     h = norm(x)
     value, gate = residual.value_and_gate(state, h, x)
-    direction, value = residual.write(state, sublayer(h), h, value)
+    direction, value = residual.rewrite_inputs(state, sublayer(h), h, value)
     return Pending(state, direction, value, gate, residual.eps_k)
 
 
 def _advance(pending: Pending, read: Read) -> tuple[Tensor, Tensor]:
-    """(X', x): the state with what was pending, and its read, raw and in the state's dtype."""
+    """(X', x): the state with the pending write, and its read, raw and in the state's dtype."""
     *write, eps_k = pending
     if read.compress == "identity":  # X' is its own read: a fused one would store it twice
         state = functional.rewrite(*write, eps_k=eps_k)
@@ -145,7 +146,7 @@ def convert(
     Call it before `load_state_dict` of a converted checkpoint, before `configure_optimizers` and
     before torch.compile or DDP wraps the model.
 
-    What was in the state dict keeps its name and its numbers. New in `transformer.h.N` are gates
+    Every entry of the state dict keeps its name and its numbers. New in `transformer.h.N` are gates
     and values, `res_attn` and `res_mlp`, compressions, `read_attn` and `read_mlp`, and where they
     have parameters `expand` in the first block and `readout` in the last. They start as in
     DeltaStream, and torch's random state stays as it was: the converted model and the original see
@@ -203,14 +204,14 @@ def convert(
 
 
 class _Converted(nn.Module):
-    """What `convert` puts before the class of a model."""
+    """Mixin that `convert` puts before the class of a model."""
 
     def configure_optimizers(self, *args: Any, **kwargs: Any) -> Any:
         """nanoGPT's own, over nanoGPT's own parameters; the new ones join it without decay."""
         modules = [module for module in self.modules() if isinstance(module, NEVER_DECAYED)]
         new = {p: None for module in modules for p in module.parameters() if p.requires_grad}
         for parameter in new:
-            parameter.requires_grad_(False)  # what needs no gradient is left out
+            parameter.requires_grad_(False)  # nanoGPT leaves out parameters that need none
         try:
             optimizer = super().configure_optimizers(*args, **kwargs)  # type: ignore[misc]
         finally:

@@ -1,17 +1,20 @@
-//! Shared libraries opened while the program runs: NVIDIA's driver and NVRTC, neither of which is linked.
+//! Shared libraries that are opened while the program runs. None is linked, so the import needs none of them.
 
-use std::ffi::{CStr, CString, c_void};
+use std::error::Error;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
-/// An open library. It is never closed: what it handed out lives as long as the process.
+use libloading::os::unix;
+
+/// An open library. It is never closed, because its functions are kept as long as the process lives.
 pub struct Library {
-    handle: *mut c_void,
+    handle: ManuallyDrop<unix::Library>,
     name: String,
 }
 
-// SAFETY: a handle of `dlopen` may be used from any thread.
-unsafe impl Send for Library {}
-unsafe impl Sync for Library {}
+/// The address of a function of any type.
+pub type Symbol = unsafe extern "C" fn();
 
 impl Library {
     /// Opens a library by path, or by the name under which the system finds it.
@@ -24,32 +27,26 @@ impl Library {
         Library::open_with(name, libc::RTLD_NOW | libc::RTLD_NOLOAD).ok()
     }
 
-    fn open_with(name: &str, flags: i32) -> Result<Library, String> {
-        let path = CString::new(name).map_err(|_| format!("{name:?} is no file name"))?;
-        // SAFETY: a terminated string; the libraries named here do nothing harmful when they are loaded.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), flags) };
-        if handle.is_null() {
-            return Err(last_error());
-        }
-        Ok(Library { handle, name: name.into() })
+    fn open_with(name: &str, flags: c_int) -> Result<Library, String> {
+        // SAFETY: the libraries named here do nothing harmful when they are loaded.
+        let opened = unsafe { unix::Library::open(Some(name), flags) };
+        // libloading's own words are "dlopen failed"; the system's reason is behind them.
+        let reason = |error: libloading::Error| error.source().unwrap_or(&error).to_string();
+        Ok(Library { handle: ManuallyDrop::new(opened.map_err(reason)?), name: name.into() })
     }
 
-    /// The address of a function, which is not null.
-    pub fn symbol(&self, name: &str) -> Result<*mut c_void, String> {
-        let symbol = CString::new(name).map_err(|_| format!("{name:?} is no symbol"))?;
-        // SAFETY: an open handle and a terminated string.
-        let address = unsafe { libc::dlsym(self.handle, symbol.as_ptr()) };
-        if address.is_null() {
-            return Err(format!("{} has no `{name}`", self.name));
-        }
-        Ok(address)
+    pub fn symbol(&self, name: &str) -> Result<Symbol, String> {
+        // SAFETY: the address is only copied. Whoever calls it gives it its type.
+        let found = unsafe { self.handle.get::<Option<Symbol>>(name) };
+        let address = found.ok().and_then(|symbol| *symbol);
+        address.ok_or_else(|| format!("{} has no `{name}`", self.name))
     }
 }
 
-/// The file that a function was loaded from.
+/// The file that a function was loaded from. libloading cannot tell.
 pub fn file_of(function: *const c_void) -> Option<PathBuf> {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: `dladdr` takes any address and fills the record when it returns nonzero.
+    // SAFETY: `dladdr` takes any address and fills the record if it returns nonzero.
     let found = unsafe { (libc::dladdr(function, found.as_mut_ptr()) != 0).then(|| found.assume_init())? };
     if found.dli_fname.is_null() {
         return None;
@@ -59,48 +56,9 @@ pub fn file_of(function: *const c_void) -> Option<PathBuf> {
     Some(PathBuf::from(name.to_str().ok()?))
 }
 
-fn last_error() -> String {
-    // SAFETY: null, or a terminated string that stays until this thread's next call.
-    let message = unsafe { libc::dlerror().as_ref().map(|first| CStr::from_ptr(first)) };
-    message.map_or("unknown error".into(), |text| text.to_string_lossy().into_owned())
-}
-
-/// A table of C functions, all of them looked up when it is made: a missing one is an error, no panic.
-macro_rules! functions {
-    ($(#[$about:meta])* $table:ident { $(fn $name:ident($($argument:ty),* $(,)?) -> $result:ty;)* }) => {
-        $(#[$about])*
-        #[allow(non_snake_case)]
-        pub struct $table { $(pub $name: unsafe extern "C" fn($($argument),*) -> $result,)* }
-
-        impl $table {
-            pub fn load(library: &$crate::cuda::library::Library) -> std::result::Result<$table, String> {
-                Ok($table { $($name: {
-                    let address = library.symbol(stringify!($name))?;
-                    // SAFETY: the declaration here is the one in the library's header.
-                    unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($argument),*) -> $result>(address) }
-                },)* })
-            }
-        }
-    };
-}
-pub(super) use functions;
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    functions! {
-        Maths {
-            fn labs(i64) -> i64;
-        }
-    }
-
-    functions! {
-        #[allow(dead_code)]
-        Nothing {
-            fn no_such_function(i32) -> i32;
-        }
-    }
 
     fn libc_itself() -> Library {
         Library::open(if cfg!(target_os = "macos") { "libSystem.dylib" } else { "libc.so.6" }).unwrap()
@@ -108,15 +66,17 @@ mod tests {
 
     #[test]
     fn functions_are_found_by_name() {
-        let maths = Maths::load(&libc_itself()).unwrap();
+        let labs = libc_itself().symbol("labs").unwrap();
+        assert!(file_of(labs as *const c_void).is_some());
         // SAFETY: the C library's own declaration.
-        assert_eq!(unsafe { (maths.labs)(-7) }, 7);
-        assert!(file_of(maths.labs as *const c_void).is_some());
+        let labs = unsafe { std::mem::transmute::<Symbol, unsafe extern "C" fn(i64) -> i64>(labs) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { labs(-7) }, 7);
     }
 
     #[test]
-    fn what_is_missing_is_named() {
-        let error = Nothing::load(&libc_itself()).err().unwrap();
+    fn a_missing_function_or_library_is_named() {
+        let error = libc_itself().symbol("no_such_function").err().unwrap();
         assert!(error.ends_with("has no `no_such_function`"), "{error}");
         assert!(Library::open("libno_such_library.so").err().unwrap().contains("libno_such_library.so"));
         assert!(Library::already_open("libno_such_library.so").is_none());

@@ -5,9 +5,10 @@
 //! [`compile`] makes device code of it and keeps that in a cache, and [`device`] loads and launches it.
 //! [`rewrite_read`] and [`expand`] are the operators: they say which kernels run with which arguments.
 //!
-//! The driver and NVRTC are opened by a table of names ([`library`]) instead of a binding crate: it takes the
-//! NVRTC that came with torch, where a bare name would find the system's, and says what is missing, where a
-//! crate that binds all of CUDA panics.
+//! The driver is declared by cudarc (`device::driver` says how it is called). NVRTC is not: cudarc's loader
+//! takes the first `libnvrtc.so` that the system has, and cannot be told to take the one that came with torch.
+//! So [`compile::nvrtc`] has a loader of its own. Both open their libraries through [`library`], and the
+//! emulator does, too.
 
 mod auxiliary;
 pub mod compile;

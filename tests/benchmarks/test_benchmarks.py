@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -10,7 +11,6 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from tests.support import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 ROUNDS = 3
-HEATS = ("fused", "plain")
+GROUPS = ("fused", "plain")
 
 
 @pytest.fixture
@@ -31,10 +31,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Imports a benchmark's module the way `python benchmarks/…` finds it."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
-    def load(name: str) -> ModuleType:
-        return __import__(name)
-
-    return load
+    return importlib.import_module
 
 
 def run(script: str, out: Path, *options: str) -> dict[str, Any]:
@@ -44,10 +41,14 @@ def run(script: str, out: Path, *options: str) -> dict[str, Any]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
-    name = script.removesuffix(".py")
+    return the_record(script.removesuffix(".py"), out, done.stdout)
+
+
+def the_record(name: str, out: Path, stdout: str) -> dict[str, Any]:
+    """The one record that a run left; its table was also printed."""
     lines = (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1
-    assert (out / f"{name}.md").read_text(encoding="utf-8").splitlines()[0] in done.stdout
+    assert (out / f"{name}.md").read_text(encoding="utf-8").splitlines()[0] in stdout
     assert str(ROOT) not in lines[0]
     assert str(out) not in lines[0]
     return json.loads(lines[0])
@@ -72,11 +73,11 @@ def test_train_step_eager_with_peers(tmp_path: Path) -> None:
     assert record["copies"]["eager"]["copy_gb_s"] > 0
     results = {(r["residual"], r["heat"]): r for r in record["results"]}
     assert len(results) == len(record["results"])
-    assert set(results) == {(residual, heat) for residual in RESIDUALS for heat in HEATS}
+    assert set(results) == {(residual, group) for residual in RESIDUALS for group in GROUPS}
     assert all(r["form"] == h for (name, h), r in results.items() if name != "additive")
-    for heat in HEATS:
-        assert results["additive", heat]["form"] == "plain"
-        assert results["additive", heat]["ratio"] == 1
+    for group in GROUPS:
+        assert results["additive", group]["form"] == "plain"
+        assert results["additive", group]["ratio"] == 1
     for result in results.values():
         assert result["gate"]["red"] is None
         assert result["gate"]["worst"] <= result["gate"]["tolerance"]
@@ -89,14 +90,21 @@ def test_train_step_eager_with_peers(tmp_path: Path) -> None:
         assert low <= result["ratio"] * (1 + 1e-9)
         assert high >= result["ratio"] * (1 - 1e-9)
     for residual in set(RESIDUALS) - {"additive"}:
-        fused, plain = (results[residual, heat] for heat in HEATS)
+        fused, plain = (results[residual, group] for group in GROUPS)
         assert fused["faster_than_plain"] == pytest.approx(fused["ratio"] / plain["ratio"])
         assert 0 < fused["floor"] < 1
 
 
-def test_train_step_compiled_with_adamw(tmp_path: Path) -> None:
-    options = ("--no-eager", "--adamw", "--variants", "ddl-tc", "--layers", "1")
-    record = run("train_step.py", tmp_path, *options, "--backend", "aot_eager")
+def test_train_step_compiled_with_adamw(
+    load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--quick", "--threads", "1", "--rounds", str(ROUNDS), "--out", str(tmp_path)]
+    options += ["--no-eager", "--adamw", "--variants", "ddl-tc", "--layers", "1"]
+    try:
+        assert load("train_step").main([*options, "--backend", "eager"]) == 0
+    finally:
+        torch._dynamo.reset()
+    record = the_record("train_step", tmp_path, capsys.readouterr().out)
     assert record["step"][-1] == "AdamW (fused)"
     forms = [(r["residual"], r["form"], r["mode"]) for r in record["results"]]
     assert forms == [
@@ -148,14 +156,14 @@ def test_ops(tmp_path: Path) -> None:
     ],
 )
 def test_bytes_that_must_move(load: Any, case: Any, forward: int, backward: int) -> None:
-    problems = load("problems")
+    problems = load("common.problems")
     problem = problems.build(problems.Case(*case, d=63, m=4, batch=2, time=5))
     row = 2 * 5 * 63 * 4
     assert (problem.forward_bytes, problem.backward_bytes) == (forward * row, backward * row)
 
 
 def test_bytes_follow_the_storage_types(load: Any) -> None:
-    problems = load("problems")
+    problems = load("common.problems")
     wide = problems.Case("rewrite_read", "token", 8, 4, 2, 5, torch.float32, torch.bfloat16)
     problem, row = problems.build(wide), 2 * 5 * 8
     # X X' and x in float32, k and h in bfloat16; G X dX and x, k dh dk
@@ -166,7 +174,7 @@ def test_bytes_follow_the_storage_types(load: Any) -> None:
 
 
 def test_floor_counts_what_the_operator_benchmark_counts(load: Any) -> None:
-    traffic = load("traffic")
+    traffic = load("common.traffic")
     assert traffic.boundary("additive") == 4 + 4
     assert traffic.boundary("ddl") == 4 + 6
     assert traffic.boundary("ddl-cc") == 10 + 15
@@ -189,7 +197,7 @@ def test_the_check_of_an_operator_names_what_is_wrong(
     load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many sequences the reference takes at a time."""
-    problems, measure = load("problems"), load("measure")
+    problems, measure = load("common.problems"), load("common.measure")
     case = problems.Case("rewrite_read", "token", 7, 4, 3, 6)
     problem = problems.build(case)
 
@@ -210,7 +218,7 @@ def test_the_check_of_an_operator_names_what_is_wrong(
 def test_a_wrong_model_is_not_timed(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_step, plain = load("train_step"), load("plain")
+    train_step, plain = load("train_step"), load("baselines.plain")
     right = plain.rewrite
 
     def wrong(state: Any, direction: Any, value: Any, gate: Any, eps_k: float) -> Any:
@@ -241,7 +249,7 @@ def test_a_wrong_operator_is_not_timed(
 
 
 def test_gate(load: Any) -> None:
-    measure = load("measure")
+    measure = load("common.measure")
     one, two = torch.ones(4), torch.full((4,), 2.0)
     assert measure.gate({"a": (one, one)}, 1e-6) == 0
     assert measure.gate({"a": (one * (1 + 1e-4), one)}, 1e-3) == pytest.approx(1e-4, rel=1e-2)
@@ -253,7 +261,7 @@ def test_gate(load: Any) -> None:
 
 
 def test_steps_are_interleaved(load: Any) -> None:
-    measure = load("measure")
+    measure = load("common.measure")
     order: list[str] = []
 
     def step(name: str) -> Any:
@@ -275,7 +283,7 @@ def test_steps_are_interleaved(load: Any) -> None:
 
 
 def test_ratio_and_its_interval(load: Any) -> None:
-    measure = load("measure")
+    measure = load("common.measure")
     torch.manual_seed(1)
     slow = (2 + 0.1 * torch.randn(40, dtype=torch.float64)).tolist()
     fast = (1 + 0.1 * torch.randn(40, dtype=torch.float64)).tolist()
@@ -286,7 +294,7 @@ def test_ratio_and_its_interval(load: Any) -> None:
 
 
 def test_plain_stream_has_the_state_dict_of_the_fused_one(load: Any) -> None:
-    plain = load("plain")
+    plain = load("baselines.plain")
     sizes = {"vocab_size": 16, "num_layers": 1, "num_heads": 2, "hidden_size": 16}
     model = GPT(GPTConfig(residual="ddl-tc", **sizes))
     state, peer = model.state_dict(), plain.peer(model).state_dict()
@@ -298,7 +306,7 @@ def test_plain_stream_has_the_state_dict_of_the_fused_one(load: Any) -> None:
 
 
 def test_tables_read_well_without_rich(load: Any) -> None:
-    table = load("report").Table("Title", ("name", "ms"), notes=["A note."])
+    table = load("common.report").Table("Title", ("name", "ms"), notes=["A note."])
     table.add("additive", "1.5")
     assert table.markdown() == (
         "### Title\n\n| name     |  ms |\n|----------|----:|\n| additive | 1.5 |\n\nA note.\n"
@@ -306,7 +314,7 @@ def test_tables_read_well_without_rich(load: Any) -> None:
 
 
 def test_the_second_step_of_a_turn_is_timed(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_step, contestants = load("train_step"), load("contestants")
+    train_step, candidates = load("train_step"), load("common.candidates")
     clock, steps = [0.0], iter(range(100))
 
     def step(*_: Any) -> None:
@@ -319,6 +327,6 @@ def test_the_second_step_of_a_turn_is_timed(load: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(train_step, "step", step)
     monkeypatch.setattr(train_step.time, "perf_counter", read_clock)
     model = torch.nn.Linear(1, 1)
-    one = contestants.Contestant("additive", "plain", "eager", model, model, None, hidden_size=4)
-    train_step.race([one], torch.zeros(1, 2, dtype=torch.long), rounds=3, mode="eager")
+    one = candidates.Candidate("additive", "plain", "eager", model, model, None, hidden_size=4)
+    train_step.interleave_group([one], torch.zeros(1, 2, dtype=torch.long), rounds=3, mode="eager")
     assert one.seconds == [1.25] * 3

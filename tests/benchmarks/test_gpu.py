@@ -28,11 +28,11 @@ BF16, F32 = torch.bfloat16, torch.float32
 
 @pytest.fixture
 def clock(load: Any) -> Any:
-    return load("gpu_clock").Clock(CPU, 2**16)
+    return load("gpu.clock").Clock(CPU, 2**16)
 
 
 def setting(load: Any, **changes: Any) -> Any:
-    models = load("gpu_models")
+    models = load("gpu.models")
     usual = models.Setting(
         "tiny", TINY, ("additive", "ddl-tc"), "autocast", "eager", 2, "aot_eager"
     )
@@ -40,11 +40,11 @@ def setting(load: Any, **changes: Any) -> Any:
 
 
 def case(load: Any, op: str = "rewrite_read", form: str = "token", m: int = 4) -> Any:
-    return load("problems").Case(op, form, 16, m, 2, 12, BF16, BF16)
+    return load("common.problems").Case(op, form, 16, m, 2, 12, BF16, BF16)
 
 
 def test_a_run_leaves_a_record_of_everything(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--quick"]
+    command = [sys.executable, str(BENCHMARKS / "gpu"), "--device", "cpu", "--quick"]
     command += ["--only", "copy,ops,launch", "--out", str(tmp_path), "--commit", "abc"]
     command += ["--sizes", "24,32"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "DDL_PLAN": "STAGES=1"}
@@ -92,7 +92,7 @@ def test_a_run_leaves_a_record_of_everything(tmp_path: Path) -> None:
     ids=str,
 )
 def test_training_steps(load: Any, clock: Any, changes: dict[str, Any]) -> None:
-    train = load("gpu_train").train
+    train = load("gpu.train").train
     additive, ours = train(setting(load, **changes), clock, rounds=3, goals={"ddl-tc": 0.9})
     assert additive["ratio"] == additive["whole_ratio"] == 1
     assert (additive["goal"], ours["goal"]) == (None, {"ddl-tc": 0.9}.get(ours["residual"]))
@@ -105,13 +105,13 @@ def test_training_steps(load: Any, clock: Any, changes: dict[str, Any]) -> None:
         assert line["whole_median"] >= line["median"]
         assert line["ratio"] == pytest.approx(additive["median"] / line["median"])
         assert 0 < line["floor"] <= 1
-    (table,) = load("gpu_report").tables([{"part": "train", **x} for x in (additive, ours)])
+    (table,) = load("gpu.report").tables([{"part": "train", **x} for x in (additive, ours)])
     assert len(table.rows) == 2
 
 
 def test_prefill(load: Any, clock: Any) -> None:
     chosen = setting(load, precision="bfloat16")
-    lines = load("gpu_train").prefill(chosen, clock, rounds=2, batches=(1, 2))
+    lines = load("gpu.train").prefill(chosen, clock, rounds=2, batches=(1, 2))
     assert [(x["residual"], x["batch"]) for x in lines] == [
         ("additive", 1), ("ddl-tc", 1), ("additive", 2), ("ddl-tc", 2),
     ]  # fmt: skip
@@ -157,28 +157,28 @@ def test_memory_is_of_one_model_alone(
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(peaks))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(peaks))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    module = load("gpu_train")
+    module = load("gpu.train")
     chosen = setting(load, residuals=("additive",))
-    with load("gpu_models").entered(chosen, CPU) as (contestant,):
-        steps = module.stages(contestant, chosen.tokens(2, CPU), chosen)
+    with load("gpu.models").checked_candidates(chosen, CPU) as (candidate,):
+        steps = module.stages(candidate, chosen.tokens(2, CPU), chosen)
         for step in steps:
             step()
         clock.device = torch.device("cuda", 0)
-        found = module.peak_bytes(contestant, steps, clock)
-        parameters = sum(p.numel() for p in contestant.model.parameters())
-        moments_and_steps = 2 * 4 * parameters + 4 * len(list(contestant.model.parameters()))
-        rotary = sum(b.nbytes for b in contestant.model.buffers())
+        found = module.peak_bytes(candidate, steps, clock)
+        parameters = sum(p.numel() for p in candidate.model.parameters())
+        moments_and_steps = 2 * 4 * parameters + 4 * len(list(candidate.model.parameters()))
+        rotary = sum(b.nbytes for b in candidate.model.buffers())
     assert found == 4000 + 4 * parameters + moments_and_steps + rotary
 
 
 def test_a_gpu_is_described(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = load("gpu_clock")
+    module = load("gpu.clock")
     properties = SimpleNamespace(
         name="NVIDIA H100", major=9, minor=0, multi_processor_count=132,
         total_memory=80 * 2**30, L2_cache_size=50 * 2**20,
     )  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(load("record"), "output", lambda *command: "580.1")
+    monkeypatch.setattr(load("common.record"), "output", lambda *command: "580.1")
     described = module.describe(torch.device("cuda", 0))
     assert (described["device"], described["driver"]) == ("NVIDIA H100", "580.1")
     assert (described["capability"], described["memory_gib"], described["l2_mib"]) == (
@@ -191,13 +191,13 @@ def test_a_gpu_is_described(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_batch_is_halved_until_it_fits(
     load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = load("gpu_train")
+    module = load("gpu.train")
     right = module.stages
 
-    def stages(contestant: Any, batch: Any, chosen: Any) -> Any:
-        if len(batch) > 3 and contestant.residual == "ddl-tc":
+    def stages(candidate: Any, batch: Any, chosen: Any) -> Any:
+        if len(batch) > 3 and candidate.residual == "ddl-tc":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return right(contestant, batch, chosen)
+        return right(candidate, batch, chosen)
 
     monkeypatch.setattr(module, "stages", stages)
     lines = module.train(setting(load, batch=8), clock, rounds=2, goals={})
@@ -207,8 +207,8 @@ def test_the_batch_is_halved_until_it_fits(
 def test_a_model_that_leads_elsewhere_is_not_timed(
     load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load("gpu_models"), "LARGEST_DRIFT", 1e-6)
-    lines = load("gpu_train").train(setting(load), clock, rounds=2, goals={})
+    monkeypatch.setattr(load("gpu.models"), "LARGEST_DRIFT", 1e-6)
+    lines = load("gpu.train").train(setting(load), clock, rounds=2, goals={})
     assert all("in bfloat16 its gradients are" in line["gate"]["red"] for line in lines)
     assert not any("median" in line for line in lines)
 
@@ -220,25 +220,25 @@ def test_a_model_that_leads_elsewhere_is_not_timed(
 def test_plain_operators_agree_with_the_reference(
     load: Any, op: str, m: int, features: torch.dtype, state: torch.dtype
 ) -> None:
-    problems, ops = load("problems"), load("gpu_ops")
+    problems, ops = load("common.problems"), load("gpu.ops")
     for form in problems.forms_of(op, m):
         one = problems.Case(op, form, 15, m, 2, 9, state, features)
-        for contestant in ("fused", *ops.plain_forms(one)):
-            plain = ops.operator(one, contestant, "aot_eager")
-            tolerances = problems.TOLERANCES if contestant == "fused" else ops.PLAIN_TOLERANCES
+        for candidate in ("fused", *ops.plain_forms(one)):
+            plain = ops.operator(one, candidate, "aot_eager")
+            tolerances = problems.TOLERANCES if candidate == "fused" else ops.PLAIN_TOLERANCES
             assert problems.check(one, problems.build(one), plain, tolerances) < 1
 
 
-def test_contestants_take_turns_on_cold_arguments(load: Any, clock: Any) -> None:
-    ops = load("gpu_ops")
+def test_candidates_take_turns_on_cold_arguments(load: Any, clock: Any) -> None:
+    ops = load("gpu.ops")
     forms = ["fused", *ops.plain_forms(case(load)), "compiled broadcasts"]
-    lines = ops.race(case(load), forms, clock, 2, "aot_eager")
-    assert [line["contestant"] for line in lines] == forms
+    lines = ops.interleave_forms(case(load), forms, clock, 2, "aot_eager")
+    assert [line["candidate"] for line in lines] == forms
     assert len(forms) == 4
     state = 2 * 12 * 16 * 4 * 2  # bytes; the stand-in for a cache has 4096
     assert {line["copies"] for line in lines} == {-(-4 * 4096 // state)}
     named = [{"part": "plain", **line} for line in lines[:3]]
-    (table,) = load("gpu_report").tables(named)
+    (table,) = load("gpu.report").tables(named)
     took = [line["forward"]["us"] + line["backward"]["us"] for line in lines[:3]]
     assert table.rows[0][-2:] == [f"{min(took[1:]) / took[0]:.1f}", ""]
 
@@ -255,10 +255,10 @@ def test_kernels_are_compiled_ahead(load: Any, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(ddl.cuda, "warmup", warmup)
     every = [case(load), case(load, form="channel")]
-    (line,) = load("gpu_ops").compile_ahead(every, CPU)
+    (line,) = load("gpu.ops").compile_ahead(every, CPU)
     assert (line["kernels"], line["found"], line["compiler_seconds"]) == (2, 0, 1.0)
     assert [kernel["spilled"] for kernel in line["spilling"]] == [8]
-    load("gpu_ops").compile_ahead(every, torch.device("cuda", 0))
+    load("gpu.ops").compile_ahead(every, torch.device("cuda", 0))
     assert noted == ["sm_90", None]  # an H100's where there is no GPU
 
 
@@ -271,11 +271,13 @@ def test_what_is_wrong_is_not_timed(load: Any, clock: Any, monkeypatch: pytest.M
 
     monkeypatch.setattr(functional, "read", wrong)
     one = case(load, "read", "channel")
-    fused, plain = load("gpu_ops").race(one, ["fused", "eager products"], clock, 2, "aot_eager")
+    fused, plain = load("gpu.ops").interleave_forms(
+        one, ["fused", "eager products"], clock, 2, "aot_eager"
+    )
     assert fused["gate"]["red"].startswith("output 1: rms error")
     assert "forward" not in fused
     assert plain["forward"]["us"] > 0
-    log = load("gpu_log").Log(where(), None)
+    log = load("gpu.log").Log(where(), None)
     log.attempt("ops", "read", lambda: [fused, plain])
     assert log.faults == [f"ops, read channel d=16 m=4 bfloat16 fused: {fused['gate']['red']}"]
 
@@ -286,7 +288,7 @@ def where() -> dict[str, Any]:
 
 
 def test_a_run_goes_on_after_a_failure_and_keeps_what_it_has(load: Any, tmp_path: Path) -> None:
-    module, path = load("gpu_log"), tmp_path / "out" / "gpu.jsonl"
+    module, path = load("gpu.log"), tmp_path / "out" / "gpu.jsonl"
     log = module.Log(where(), path)
 
     def too_much() -> Any:
@@ -305,14 +307,14 @@ def test_a_run_goes_on_after_a_failure_and_keeps_what_it_has(load: Any, tmp_path
     assert log.faults == ["ops, b: RuntimeError: CUDA error: an illegal memory access"]
     assert json.loads(path.read_text(encoding="utf-8").splitlines()[2])["us"] == 1.0
     module.Budget(1).run(log, "ops", {str(i): broken for i in range(30)}, expected=1)
-    remarks = load("gpu_report").remarks(log)
+    remarks = load("gpu.report").remarks(log)
     assert remarks[0] == f"FAILED: {log.faults[0]}"
     assert remarks[20] == "FAILED: 11 more, in gpu.jsonl"
     assert remarks[21:] == log.omissions
 
 
 def test_what_there_is_no_time_for_is_named(load: Any) -> None:
-    module = load("gpu_log")
+    module = load("gpu.log")
     log, budget = module.Log(where(), None), module.Budget(1)
     budget.run(log, "ops", {"a": list, "b": list}, expected=61)
     assert log.lines[-1]["pieces"] == ["a", "b"]
@@ -338,13 +340,13 @@ def test_what_cannot_be_run_is_refused(
 ) -> None:
     monkeypatch.setattr(ddl.cuda, "why_unavailable", lambda device: "no driver here")
     with pytest.raises(SystemExit) as stopped:
-        load("gpu").main(["--device", "cpu", *options])
+        load("gpu.main").main(["--device", "cpu", *options])
     assert stopped.value.code == 2
     assert sentence in capsys.readouterr().err
 
 
 def test_goals_stand_beside_the_numbers(load: Any) -> None:
-    report = load("gpu_report")
+    report = load("gpu.report")
     assert report.against(0.93, 0.92, ".3f") == ("0.930 ✓", "≥ 0.92")
     assert report.against(0.91, 0.92, ".3f") == ("0.910 ✗", "≥ 0.92")
     assert report.against(21.0, 20.0, ".1f", least=False) == ("21.0 ✗", "≤ 20")

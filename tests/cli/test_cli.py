@@ -46,16 +46,16 @@ def test_training_and_sampling_in_processes(tmp_path: Path) -> None:
         ("train huge", "`preset` must be one of tiny, demo, small, medium, got 'huge'"),
         ("train --steps 3 tiny", "`preset` must come first, as in `ddl train tiny`, got it later"),
         ("train tiny demo", "`preset` must come first, as in `ddl train demo`, got it later"),
-        ("train --steps -3", "`--steps` must be a whole number of at least 1, got -3"),
+        ("train --steps -3", "`--steps` must be an integer of at least 1, got -3"),
         # a preset's name as the value of an option is none
         (
             "train --out tiny --model.num-layers 0",
-            "`--model.num-layers` must be a whole number of at least 1, got 0",
+            "`--model.num-layers` must be an integer of at least 1, got 0",
         ),
-        ("train --optim.lr 0", "`--optim.lr` must be a positive number, got 0.0"),
+        ("train --optim.lr 0", "`--optim.lr` must be a positive finite number, got 0.0"),
         (
             "train --model.gate-hidden 64",
-            "`--model.gate-hidden` must be left at 128 unless `--model.gate` is mlp, got 64",
+            '`--model.gate-hidden` must be left at 128 unless --model.gate="mlp", got 64',
         ),
         (
             "train --model.vocab-size 100",
@@ -71,7 +71,7 @@ def test_training_and_sampling_in_processes(tmp_path: Path) -> None:
             "`run` must be a run directory of `ddl train`, a Hugging Face directory with a model of"
             " ddl or a checkpoint of the paper's code, got /nowhere: No such file or directory",
         ),
-        ("sample /nowhere --tokens -1", "`--tokens` must be a whole number of at least 0, got -1"),
+        ("sample /nowhere --tokens -1", "`--tokens` must be an integer of at least 0, got -1"),
         ("demo --residual additive", "`--residual` must be another than additive, got 'additive'"),
     ],
 )

@@ -11,7 +11,8 @@ import pytest
 
 from ddl.cli.terminal import nobody_reads, printable
 
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+ENVIRONMENT = BUFFERED | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}  # flushed at the very end
 SCRIPT = Path(sys.executable).with_name("ddl")
 SIZES = ("--model.hidden-size", "32", "--model.block-size", "32", "--device", "cpu")
 

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ from ddl import _native
 from tests.support import SUPPORT, stand_ins
 
 SCRIPT = SUPPORT / "compile_kernels.py"
+
+# Runs a script after a library was loaded by its path, as torch loads its own.
+LOADED_BEFORE = """
+import ctypes, runpy, sys
+del sys.argv[0]
+ctypes.CDLL(sys.argv.pop(0))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 pytestmark = stand_ins.needs("nvrtc.h")
 
@@ -27,8 +36,12 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("compiler"))
 
 
-def build(folder: Path, *flags: str) -> Path:
-    return stand_ins.build("stand_in_nvrtc.c", "nvrtc.h", "libnvrtc.so.12", folder, *flags)
+def build(folder: Path, *flags: str, library: str = "libnvrtc.so.12") -> Path:
+    return stand_ins.build("stand_in_nvrtc.c", "nvrtc.h", library, folder, *flags)
+
+
+def build_broken(folder: Path, library: str = "libnvrtc.so.12") -> Path:
+    return build(folder, "-DnvrtcGetCUBIN=nvrtcGetSomething", library=library)
 
 
 def compile_one(
@@ -37,11 +50,12 @@ def compile_one(
     *,
     site: str = "nothing",
     architecture: str = "sm_90",
+    before: Sequence[str] = (),
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Compiles a kernel where torch lies in `folder`/`site` and the loader looks into `system`."""
     torch_file = folder / site / "torch" / "__init__.py"
-    arguments = [str(SCRIPT), _native.__file__, str(torch_file), architecture, "64"]
+    arguments = [*before, str(SCRIPT), _native.__file__, str(torch_file), architecture, "64"]
     return stand_ins.run(system, folder / "kernels", arguments, **variables)
 
 
@@ -61,6 +75,21 @@ def test_the_systems_compiler_serves_a_torch_without_one(compiler, tmp_path):
     assert kept(tmp_path), "what was compiled"
 
 
+def test_the_systems_compiler_is_found_without_a_version(compiler, tmp_path):
+    (tmp_path / "system").mkdir()
+    shutil.copy(compiler / "libnvrtc.so.12", tmp_path / "system" / "libnvrtc.so")
+    assert is_of_the_stand_in(compile_one(tmp_path / "system", tmp_path))
+
+
+def test_a_compiler_that_torch_has_loaded_comes_before_all(compiler, tmp_path):
+    newer = build_broken(tmp_path / "system", "libnvrtc.so.13")
+    shutil.copytree(newer, tmp_path / "site-packages" / "torch" / "lib")
+    loaded = [LOADED_BEFORE, str(compiler / "libnvrtc.so.12")]
+    assert is_of_the_stand_in(
+        compile_one(newer, tmp_path, site="site-packages", before=["-c", *loaded])
+    )
+
+
 def kept(folder: Path) -> list[Path]:
     return list((folder / "kernels").glob("*"))
 
@@ -68,12 +97,12 @@ def kept(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("place", ["nvidia/cuda_nvrtc/lib", "torch/lib", "lib"])
 def test_a_compiler_beside_torch_comes_first(place, compiler, tmp_path):
     shutil.copytree(compiler, tmp_path / "site-packages" / place)
-    broken = build(tmp_path / "system", "-DnvrtcGetCUBIN=nvrtcGetSomething")
+    broken = build_broken(tmp_path / "system")
     assert is_of_the_stand_in(compile_one(broken, tmp_path, site="site-packages"))
 
 
 def test_a_compiler_without_a_function_that_is_needed(tmp_path):
-    old = build(tmp_path / "system", "-DnvrtcGetCUBIN=nvrtcGetSomething")
+    old = build_broken(tmp_path / "system")
     assert sentence(compile_one(old, tmp_path)) == (
         "NVRTC is too old: libnvrtc.so.12 has no `nvrtcGetCUBIN`; "
         "install a torch for CUDA 12 or newer"
@@ -82,12 +111,15 @@ def test_a_compiler_without_a_function_that_is_needed(tmp_path):
 
 def test_a_kernel_that_does_not_compile(compiler, tmp_path):
     said = sentence(compile_one(compiler, tmp_path, STAND_IN_FAIL="nvrtcCompileProgram 6"))
-    assert said.startswith(
+    first, *report = said.splitlines()
+    assert re.fullmatch(
         "`rewrite_read_fwd` did not compile for sm_90 with NVRTC 12.34; please report this with "
-        "what follows: --gpu-architecture=sm_90 "
+        r"what follows: --gpu-architecture=sm_90 --std=c\+\+17 --ptxas-options=-v(?: -D\w+=\S+)+ "
+        "NVRTC_ERROR_COMPILATION",
+        first,
     )
-    assert " -DD=64 " in said
-    assert "NVRTC_ERROR_COMPILATION\nptxas info" in said, "the compiler's own words"
+    assert " -DD=64 " in first
+    assert report[0].startswith("ptxas info"), "the compiler's own report"
     assert not kept(tmp_path)
 
 

@@ -180,7 +180,7 @@ def test_a_gpu_without_room_for_a_cluster_does_without(driver, tmp_path):
         ([], {"STAND_IN_CLUSTER_LAUNCH": "0"}),
         ([], {"STAND_IN_CAPABILITY": "80"}),
     ],
-    ids=["driver", "gpu", "architecture"],
+    ids=["driver without the function", "gpu", "architecture"],
 )
 def test_without_clusters_nobody_asks_for_them(tmp_path, flags, variables):
     code = TOKEN_READ.format(device=0, d=4096)
@@ -223,11 +223,11 @@ def test_choices_made_by_hand(driver, tmp_path):
 
 def test_choices_made_by_hand_stay_where_registers_spill(driver, tmp_path):
     code = TOKEN_READ.format(device=0, d=4096)
-    plan = {"DDL_PLAN": "CLUSTER=1 HOLD=1 STAGES=0 THREADS=512", "DDL_LOG": "debug"}
+    plan = {"DDL_PLAN": "CLUSTER=1 KEEP_IN_REGISTERS=1 STAGES=0 THREADS=512", "DDL_LOG": "debug"}
     result = run(driver, ["-c", code], tmp_path / "log", **plan)
     (built,) = [line for line in result.stderr.splitlines() if " rewrite_read_bwd " in line]
     assert " 0 bytes spilled" not in built
-    for choice in ("CLUSTER=1 ", "HOLD=1 ", "STAGES=0 ", "THREADS=512 "):
+    for choice in ("CLUSTER=1 ", "KEEP_IN_REGISTERS=1 ", "STAGES=0 ", "THREADS=512 "):
         assert choice in built
 
 
@@ -301,21 +301,65 @@ def test_a_forked_process_is_told_to_spawn(driver, tmp_path):
     )
 
 
-def test_a_launch_that_fails(driver, tmp_path):
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [(1000, ", the driver's own words"), (9999, "")],
+    ids=["with words", "without words"],
+)
+def test_a_launch_that_fails(driver, tmp_path, result, words):
+    """A newer driver returns numbers that cudarc's enum lacks. None of them is success."""
     code = TOKEN_READ.format(device=0, d=64)
-    result = run(driver, ["-c", code], tmp_path / "log", STAND_IN_FAIL="cuLaunchKernel 9999")
-    assert result.stderr.splitlines()[-1] == (
-        "RuntimeError: `arrange` could not be launched on cuda:0: CUDA error 9999"
+    failed = run(driver, ["-c", code], tmp_path / "log", STAND_IN_FAIL=f"cuLaunchKernel {result}")
+    assert failed.stderr.splitlines()[-1] == (
+        f"RuntimeError: `arrange` could not be launched on cuda:0: CUDA error {result}{words}"
     )
 
 
-def test_a_driver_without_a_function_that_is_needed(tmp_path):
-    folder = build(tmp_path, "-DcuLaunchKernel=cuLaunchSomething")
-    said = failure(folder, "cuda:0", tmp_path / "log")
-    assert said == (
-        "RuntimeError: NVIDIA's driver is too old (libcuda.so.1 has no `cuLaunchKernel`): "
+def test_a_driver_that_does_not_start_for_an_unknown_reason(driver, tmp_path):
+    said = failure(driver, "cuda:0", tmp_path / "log", STAND_IN_FAIL="cuInit 1000")
+    assert said.startswith("RuntimeError: NVIDIA's driver did not start (CUDA error 1000, ")
+
+
+@pytest.mark.parametrize(
+    "name", ["cuInit", "cuGetErrorString", "cuThreadExchangeStreamCaptureMode", "cuLaunchKernel"]
+)
+def test_a_driver_without_a_function_that_is_needed(tmp_path, name):
+    folder = build(tmp_path, f"-D{name}={name}_something")
+    assert failure(folder, "cuda:0", tmp_path / "log") == lacks(name)
+    assert not (tmp_path / "log").exists(), "nothing is called before everything was found"
+
+
+def lacks(name: str) -> str:
+    return (
+        f"RuntimeError: NVIDIA's driver is too old (libcuda.so.1 has no `{name}`): "
         "install a newer one"
     )
+
+
+def test_a_library_that_is_only_called_like_the_driver(tmp_path):
+    folder = decoy("libcuda.so.1", tmp_path)
+    assert failure(folder, "cuda:0", tmp_path / "log") == lacks("cuInit")
+
+
+def decoy(library: str, folder: Path) -> Path:
+    """A library without any function."""
+    return stand_ins.build("/dev/null", "cuda.h", library, folder, "-x", "c")
+
+
+def test_a_toolkits_stub_is_not_taken_for_the_driver(tmp_path):
+    folder = build(tmp_path / "libraries")
+    decoy("libcuda.so", folder)
+    lines = calls(folder, TOKEN_READ.format(device=0, d=64), tmp_path / "log")
+    assert "cuLaunchKernel" in {line[0] for line in lines}
+
+
+def test_without_a_driver_a_sentence_says_what_to_do(tmp_path):
+    # A file of the driver's name that is no library is found before the system's driver, if any.
+    (tmp_path / "libcuda.so.1").write_text("no library")
+    said = failure(tmp_path, "cuda:0", tmp_path / "log")
+    assert said.startswith("RuntimeError: NVIDIA's driver was not found (")
+    assert "libcuda.so.1: " in said, "the loader's reason"
+    assert said.endswith("): install NVIDIA's driver, or keep the tensors on the CPU")
 
 
 def test_without_a_cuda_tensor_the_driver_is_left_alone(driver, tmp_path):

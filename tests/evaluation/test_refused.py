@@ -66,10 +66,10 @@ def index() -> TaskManager:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ("--num-fewshot -1", "`--num-fewshot` must be a whole number of at least 0, got -1"),
+        ("--num-fewshot -1", "`--num-fewshot` must be an integer of at least 0, got -1"),
         ("--tasks ,", "`--tasks` must be at least one name, got ','"),
-        ("--limit 0", "`--limit` must be a whole number of at least 1, got 0"),
-        ("--batch-size 0", "`--batch-size` must be a whole number of at least 1, got 0"),
+        ("--limit 0", "`--limit` must be an integer of at least 1, got 0"),
+        ("--batch-size 0", "`--batch-size` must be an integer of at least 1, got 0"),
         (
             "--include-path /nowhere --tasks x",
             "`--include-path` must be a directory with YAML files, got /nowhere",

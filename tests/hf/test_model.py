@@ -227,14 +227,31 @@ def test_config_json(options: dict[str, Any], tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"residual": "sum"}, f"`residual` must be one of {', '.join(RESIDUALS)}, got 'sum'"),
         (
-            {"num_hidden_layers": 0},
-            "`num_layers` must be a whole number of at least 1, got 0",
+            {"residual": "sum"},
+            '`residual` must be "additive" or "ddl" or "ddl-cc" or "ddl-cc-noec" or "ddl-tc" or '
+            "\"ddl-tc-noec\", got 'sum'",
         ),
         (
-            {"gate_hidden": 3},
-            "`gate_hidden` must be left at 128 unless `gate` is mlp, got 3",
+            {"num_hidden_layers": 0},
+            "`num_layers` must be an integer of at least 1, got 0",
+        ),
+        ({"gate_hidden": 3}, '`gate_hidden` must be left at 128 unless gate="mlp", got 3'),
+        (
+            {"gate_hiden": 3},
+            "`gate_hiden` must be a field of DDLConfig, got an unknown one: did you mean "
+            "`gate_hidden`?",
+        ),
+        (
+            {"num_hidden_layer": 3},
+            "`num_hidden_layer` must be a field of DDLConfig, got an unknown one: did you mean "
+            "`num_hidden_layers`?",
+        ),
+        ({"dropout": 0.1}, "`dropout` must be a field of DDLConfig, got an unknown one"),
+        (
+            {"head_dim": 8},
+            "`head_dim` must be a field of DDLConfig, got an unknown one: did you mean "
+            "`head_size`?",
         ),
         (
             {"tie_word_embeddings": False},
@@ -245,3 +262,37 @@ def test_config_json(options: dict[str, Any], tmp_path: Any) -> None:
 def test_config_refusals(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         DDLConfig(**options)
+
+
+def test_what_transformers_takes_and_stores_is_kept(tmp_path: Any) -> None:
+    """Of other versions, too: a config that was saved once has to load."""
+    given = {
+        "_commit_hash": "1a2b", "architectures": ["DDLForCausalLM"], "auto_map": {"x": "y"},
+        "bos_token_id": 1, "dtype": "bfloat16", "eos_token_id": 2, "id2label": {"0": "a", "1": "b"},
+        "is_decoder": True, "label2id": {"a": 0, "b": 1}, "max_length": 20, "model_type": "ddl",
+        "name_or_path": "here", "output_attentions": False, "output_hidden_states": True,
+        "pad_token_id": None, "quantization_config": {"quant_method": "none"}, "return_dict": True,
+        "sep_token_id": None, "task_specific_params": None, "temperature": 1.0,
+        "tie_word_embeddings": True, "tokenizer_class": None, "torch_dtype": "bfloat16",
+        "torchscript": False, "transformers_version": "5.0.0", "use_cache": True,
+    }  # fmt: skip
+    config = DDLConfig(**given, num_layers=3)
+    config.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(
+        tmp_path, attn_implementation="eager", trust_remote_code=False
+    )
+    assert again.to_dict().keys() >= config.to_dict().keys() - {"auto_map"}
+    assert (again.num_layers, again.dtype, again.output_hidden_states) == (3, torch.bfloat16, True)
+
+
+def test_a_subclass_brings_fields_of_its_own() -> None:
+    class Longer(DDLConfig):
+        def __init__(self, stride: int = 1, **options: Any) -> None:
+            self.stride = stride
+            super().__init__(**options)
+
+    assert Longer(stride=2).stride == 2
+    with pytest.raises(
+        ValueError, match=r"^`strid` must be a field of Longer, got an unknown one$"
+    ):
+        Longer(strid=2)

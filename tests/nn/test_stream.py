@@ -6,11 +6,12 @@ import copy
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ddl import DeltaStream
+from ddl import DeltaStream, functional
 from tests.support.helpers import assert_same_gradients, gradients, normal, randomise_
 from tests.support.read_cases import READS, B, D, T, name_of
 from tests.support.tolerances import assert_close
@@ -185,3 +186,27 @@ def test_extra_repr() -> None:
         "Expand(hidden_size=8, value_channels=4, kind='conv', kernel_size=4)",
     ):
         assert line in text
+
+
+def test_sublayers_of_every_kind_of_sequence() -> None:
+    modules = [nn.Identity(), nn.Tanh()]
+    for given in (modules, tuple(modules), iter(modules), nn.ModuleList(modules)):
+        assert list(DeltaStream(8, given).sublayers) == modules
+
+
+def test_numpy_integers_are_integers() -> None:
+    four, two = np.int64(4), np.int32(2)
+    stream = DeltaStream(
+        np.int64(8),
+        [nn.Identity()],
+        value_channels=two,
+        compress="token",
+        kernel_size=four,
+        expand="conv",
+        expand_kernel_size=two,
+        sublayers_per_compressor=np.uint8(1),
+        gate="mlp",
+        gate_hidden=np.int16(3),
+    )
+    assert stream(torch.zeros(2, 3, 8)).shape == (2, 3, 8)
+    assert functional.expand(torch.zeros(2, 8), value_channels=four).shape == (2, 8, 4)

@@ -74,7 +74,7 @@ def test_config_json_round_trip_and_damage(tmp_path: Path) -> None:
     for text in ("{", "[]", json.dumps(values | {"stepz": 1})):
         with pytest.raises(InputError, match=r"^`config.json` must hold a TrainConfig, got: "):
             from_json(TrainConfig, text)
-    with pytest.raises(InputError, match=r"^`steps` must be a whole number of at least 1, got -5$"):
+    with pytest.raises(InputError, match=r"^`steps` must be an integer of at least 1, got -5$"):
         from_json(TrainConfig, json.dumps(values | {"steps": -5}))
 
 

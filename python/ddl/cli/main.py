@@ -82,8 +82,10 @@ def explain(command: str, error: Exception) -> str | None:
     """The sentence for an error that the user can mend, None for one that is a defect."""
     if isinstance(error, InputError | DivergedError):
         flags = _flags(COMMANDS[command].options)
-        # `num_layers` and `optim.lr` are called --model.num-layers and --optim.lr here.
-        return re.sub(r"`(?:\w+\.)?(\w+)`", lambda m: flags.get(m[1], m[0]), str(error))
+        # `num_layers` and `optim.lr` are called --model.num-layers and --optim.lr here,
+        named = re.sub(r"`(?:\w+\.)?(\w+)`", lambda m: flags.get(m[1], m[0]), str(error))
+        # and `unless gate="mlp"` becomes `unless --model.gate="mlp"`.
+        return re.sub(r'\b(\w+)(?==")', lambda m: flags.get(m[1], m[0]).strip("`"), named)
     module = str(error.name).split(".")[0] if isinstance(error, ModuleNotFoundError) else None
     if module in EXTRA:
         extra = COMMANDS[command].extra

@@ -1,12 +1,14 @@
-"""What a run is: model, optimizer, training, presets, and the options of every command.
+"""Configuration of a run: model, optimizer, training, presets, and the options of every command.
 
 Plain dataclasses without torch, so that `ddl COMMAND --help` answers at once.
 """
 
 from ddl.errors import DivergedError, InputError
+from ddl.options import Compress, Residual
+from ddl.options import ExpandKind as Expand
 
 from .commands import DemoConfig, EvalConfig, ExportConfig, ImportConfig, SampleConfig
-from .model import RESIDUALS, STREAMS, Compress, Expand, GPTConfig, Residual
+from .model import RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
 from .training import OptimConfig, TrainConfig
 

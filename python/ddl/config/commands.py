@@ -1,4 +1,4 @@
-"""The options of the commands beside `ddl train`. No torch, so that `--help` answers at once."""
+"""Options of the commands beside `ddl train`. No torch in here: `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ddl.options import Residual, check_count, check_least
+
 from .fields import check_counts, check_literals, require
-from .model import Residual
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,8 @@ class SampleConfig:
     def __post_init__(self) -> None:
         check_literals(self)
         check_counts(self, "tokens seed", least=0)
-        require(self.temperature >= 0, "temperature", "at least 0", self.temperature)
-        if self.top_k is not None:
-            check_counts(self, "top_k")
+        check_least("temperature", self.temperature)
+        check_counts(self, "top_k")
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ class DemoConfig:
     def __post_init__(self) -> None:
         check_literals(self)
         check_counts(self, "seed", least=0)
-        if self.steps is not None:
-            check_counts(self, "steps")
+        check_counts(self, "steps")
         require(self.residual != "additive", "residual", "another than additive", self.residual)
 
 
@@ -85,11 +84,10 @@ class EvalConfig:
         check_literals(self)
         named = any(entry.strip(",") for entry in self.tasks)
         require(named, "tasks", "at least one name", " ".join(self.tasks))
-        for name, least in (("num_fewshot", 0), ("limit", 1)):
-            if getattr(self, name) is not None:
-                check_counts(self, name, least=least)
+        check_counts(self, "num_fewshot", least=0)
+        check_counts(self, "limit")
         if self.batch_size != "auto":
-            check_counts(self, "batch_size")
+            check_count("batch_size", self.batch_size)
 
 
 @dataclass(frozen=True)

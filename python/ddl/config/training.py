@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from .fields import check_counts, check_literals, check_positive, require
+from ddl.options import check_least, check_positive
+
+from .fields import check_counts, check_literals, plain_numbers, require
 from .model import GPTConfig
 
 __all__ = ["OptimConfig", "TrainConfig"]
@@ -30,14 +32,15 @@ class OptimConfig:
     """Largest gradient norm; 0 switches clipping off."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "lr")
+        plain_numbers(self)
+        check_positive("lr", self.lr)
         check_counts(self, "warmup_steps", least=0)
         require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "between 0 and 1", self.min_lr_ratio)
         two = isinstance(self.betas, tuple | list) and len(self.betas) == 2
         numbers = two and all(isinstance(b, int | float) and 0 <= b < 1 for b in self.betas)
         require(numbers, "betas", "two numbers in [0, 1)", self.betas)
-        require(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
-        require(self.clip >= 0, "clip", "at least 0", self.clip)
+        check_least("weight_decay", self.weight_decay)
+        check_least("clip", self.clip)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class TrainConfig:
     """Replace the run in an existing run directory; other files there stay."""
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         check_literals(self)
         check_counts(self, "steps batch_size accumulation eval_every log_every")
         check_counts(self, "eval_batches seed", least=0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from ddl.config import GPTConfig
 from ddl.errors import InputError
@@ -15,15 +17,27 @@ __all__ = ["DDLConfig"]
 
 FIELDS = tuple(field.name for field in fields(GPTConfig))
 
+# Fields that transformers, in one version or another, and its quantizers take or store without
+# PreTrainedConfig having an attribute for them.
+FOREIGN = frozenset(vars(GenerationConfig())) | {
+    "add_cross_attention", "attn_implementation", "auto_map", "bos_token_id", "compression_config",
+    "cross_attention_hidden_size", "custom_pipelines", "decoder_start_token_id", "eos_token_id",
+    "experts_implementation", "finetuning_task", "is_decoder", "pad_token_id", "prefix",
+    "pruned_heads", "quantization_config", "sep_token_id", "task_specific_params",
+    "tie_encoder_decoder", "tie_last_hidden_states", "tie_word_embeddings", "tokenizer_class",
+    "torch_dtype", "torchscript", "use_bfloat16",
+}  # fmt: skip
+
 
 class DDLConfig(PreTrainedConfig):
     """The shape of a model: every field of `ddl.config.GPTConfig` under its own name.
 
     Transformers' names num_hidden_layers, num_attention_heads and max_position_embeddings work as
     well, for num_layers, num_heads and block_size. Everything else that a PreTrainedConfig takes
-    (dtype, eos_token_id, …) is passed on.
+    (dtype, eos_token_id, …) is passed on, and so are names that begin with an underscore.
 
-    Raises ValueError (InputError) for values that GPTConfig refuses, in its sentences.
+    Raises ValueError (InputError) for values that GPTConfig refuses, in its sentences, and for a
+    name that neither has: it is likely a misspelt one, whose default would be used instead.
     """
 
     model_type = MODEL_TYPE
@@ -34,6 +48,7 @@ class DDLConfig(PreTrainedConfig):
     }
 
     def __init__(self, **options: Any) -> None:
+        self._check_known(options)
         own = {self.attribute_map.get(name, name): value for name, value in options.items()}
         model = GPTConfig(**{name: own.pop(name) for name in FIELDS if name in own})
         for name in FIELDS:
@@ -46,6 +61,19 @@ class DDLConfig(PreTrainedConfig):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(self, name, own.pop(name, None))
         super().__init__(**own)
+
+    @classmethod
+    def _check_known(cls, names: Iterable[str]) -> None:
+        """Refuse a name that is no field, neither here nor in transformers."""
+        ours = (*FIELDS, *cls.attribute_map)
+        for name in names:
+            if name in ours or name in FOREIGN or name.startswith("_") or _is_field(cls, name):
+                continue
+            near = get_close_matches(name, ours, n=1)
+            hint = f": did you mean `{near[0]}`?" if near else ""
+            raise InputError(
+                f"`{name}` must be a field of {cls.__name__}, got an unknown one{hint}"
+            )
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
@@ -65,3 +93,11 @@ class DDLConfig(PreTrainedConfig):
     def head_dim(self) -> int:
         """Width of an attention head."""
         return self.gpt.head_dim
+
+
+def _is_field(cls: type, name: str) -> bool:
+    """Whether the class has an attribute of this name that can be assigned and is no method."""
+    attribute = getattr(cls, name, _is_field)
+    if isinstance(attribute, property):
+        return attribute.fset is not None
+    return not callable(attribute)

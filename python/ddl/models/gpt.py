@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ddl.config import GPTConfig
 from ddl.nn.stream import DeltaStream
 from ddl.ops.checks import check_is_tensor
-from ddl.options import is_whole
+from ddl.options import check_count, is_whole
 
 from .cache import Cache
 from .sampling import Sampling
@@ -147,9 +147,7 @@ class GPT(nn.Module):
         after every token. Raises ValueError for a negative temperature, top_k < 1, an empty idx.
         """
         sampling = Sampling(temperature, top_k, generator)
-        if not is_whole(max_new_tokens) or max_new_tokens < 0:
-            expected = "a whole number of at least 0"
-            raise ValueError(f"`max_new_tokens` must be {expected}, got {max_new_tokens!r}")
+        check_count("max_new_tokens", max_new_tokens, least=0)
         self._check_tokens(idx, longest=None)
         length, block = idx.shape[1], self.config.block_size
         out = F.pad(idx, (0, max_new_tokens))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ddl.options import is_number, is_whole
+from ddl.options import check_count, check_least
 
 COLDEST = 1e-30  # float32 has its reciprocal; colder ones sample the same
 
@@ -22,11 +22,8 @@ class Sampling:
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        if not is_number(self.temperature) or not self.temperature >= 0:
-            raise ValueError(f"`temperature` must be at least 0, got {self.temperature!r}")
-        if self.top_k is not None and (not is_whole(self.top_k) or self.top_k < 1):
-            expected = "a whole number of at least 1, or None"
-            raise ValueError(f"`top_k` must be {expected}, got {self.top_k!r}")
+        check_least("temperature", self.temperature)
+        check_count("top_k", self.top_k, optional=True)
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             got = type(self.generator).__name__
             raise TypeError(f"`generator` must be a torch.Generator, got {got}")

@@ -1,4 +1,4 @@
-"""Checks of what modules are given, as sentences that name the caller's argument."""
+"""Checks of the tensors and modules given to a module; a sentence names the caller's argument."""
 
 from __future__ import annotations
 
@@ -52,12 +52,11 @@ def check_returned(name: str, returned: Any, context: Tensor) -> None:
     check_stored(name, returned, context)
 
 
-def unwrapped(name: str, module: Any, kind: type[Module]) -> Module:
-    """`module` itself, where calling it is calling a `kind`.
+def require_exact_type(name: str, module: Any, kind: type[Module]) -> Module:
+    """Return `module`; TypeError unless calling it runs the forward of `kind`.
 
-    For modules whose parameters go straight into an operator: a wrapper around one, a subclass with
-    another forward, or a forward set on the instance would be passed over without a word. Raises
-    TypeError for these.
+    The operators read such a module's parameters directly. A wrapper around it, a subclass with
+    another forward, or a forward set on the instance would be ignored without a word.
     """
     if not isinstance(module, kind):
         got = type(module).__name__

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ddl.ops.outputs import gate_dtype
-from ddl.options import check_choice, check_counts, check_used
+from ddl.options import Direction
 
-from .linear import Projection, project, reset_, taken
+from .linear import Projection, project, projection_of, reset_
 from .pool import NORM_EPS, Pool
 
 __all__ = [
     "AttentionDirection",
-    "Direction",
     "LinearDirection",
     "PooledDirection",
-    "check_direction",
     "make_direction",
 ]
-
-Direction = Literal["linear", "mean", "flatten", "attention"]
 
 
 class LinearDirection(Projection):
@@ -91,31 +87,15 @@ class AttentionDirection(nn.Module):
 
         Raises TypeError for a `query` or `key` that was wrapped: they are not called.
         """
-        query, key = (taken(f"direction.{name}", getattr(self, name)) for name in ("query", "key"))
+        query, key = (
+            projection_of(f"direction.{name}", getattr(self, name)) for name in ("query", "key")
+        )
         x = state.to(gate_dtype(state))
         x = x * torch.rsqrt(x.square().mean(-2, keepdim=True) + NORM_EPS)
         asked = project(project(context, query.weight, None), key.weight.mT, None)  # (…, d)
         logits = (asked.unsqueeze(-1) * x).sum(-2) / math.sqrt(query.weight.shape[0])  # (…, m)
         answer = (x * logits.softmax(-1).unsqueeze(-2)).sum(-1)  # (…, d)
         return self.out(answer.to(self.out.weight.dtype))
-
-
-def check_direction(
-    direction: Any, direction_hidden: Any, mapping: Any, value_channels: int
-) -> None:
-    """Raises ValueError for an option that is unknown, out of range or without effect."""
-    check_counts(direction_hidden=direction_hidden)
-    check_choice("direction", direction, get_args(Direction))
-    hidden = (direction_hidden, 128, direction != "linear", 'direction is not "linear"')
-    check_used(
-        direction=(direction, "linear", mapping == "v", 'mapping="v"'),
-        direction_hidden=hidden,
-    )
-    if direction == "attention" and value_channels == 1:
-        raise ValueError(
-            '`direction` must be "linear", "mean" or "flatten" with 1 value channel, '
-            'got "attention"'
-        )
 
 
 def make_direction(

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ddl import functional
-from ddl.options import check_choice, check_counts, check_used
+from ddl.options import STREAM_OPTIONS, ExpandKind, check_count, check_options
 
 from .checks import check_stream
 from .linear import empty_parameter
 
-__all__ = ["Expand", "ExpandKind"]
-
-ExpandKind = Literal["repeat", "conv"]
+__all__ = ["Expand"]
 
 
 class Expand(nn.Module):
@@ -31,8 +29,8 @@ class Expand(nn.Module):
         device, dtype: of the parameters.
 
     Raises:
-        ValueError: an option that is unknown, out of range or, where it has no effect, set to other
-            than its default.
+        ValueError: an option that is unknown, out of range or without effect. One without effect
+            passes if it has its default.
 
     Source: DDL (arXiv 2601.00417, newest version), embedding convolution (EC).
     """
@@ -48,11 +46,10 @@ class Expand(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_counts(
-            hidden_size=hidden_size, value_channels=value_channels, kernel_size=kernel_size
-        )
-        check_choice("kind", kind, get_args(ExpandKind))
-        check_used(kernel_size=(kernel_size, 4, kind == "conv", 'kind="conv"'))
+        check_count("hidden_size", hidden_size)
+        check_count("value_channels", value_channels)
+        given = {"expand": kind, "expand_kernel_size": kernel_size}
+        check_options(given, STREAM_OPTIONS, _spelled)
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.kind, self.kernel_size = kind, kernel_size
         self.weight = None
@@ -85,3 +82,8 @@ class Expand(nn.Module):
             f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
             f"kind={self.kind!r}{kernel}"
         )
+
+
+def _spelled(name: str, values: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """An option of DeltaStream as Expand calls it."""
+    return {"expand": "kind", "expand_kernel_size": "kernel_size"}[name], values

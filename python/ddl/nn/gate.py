@@ -7,42 +7,18 @@ z is the context, or the pooled state; g is linear, or linear–tanh–linear. S
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ddl.options import check_choice, check_counts, check_used
+from ddl.options import Gate, GateFrom
 
-from .checks import unwrapped
-from .linear import Projection, project, reset_, taken
+from .checks import require_exact_type
+from .linear import Projection, project, projection_of, reset_
 from .pool import Pool, PoolKind
 
-__all__ = [
-    "Gate",
-    "GateFrom",
-    "apply_gate",
-    "check_gate",
-    "make_gate",
-    "make_gate_pool",
-    "reset_gate",
-    "squash",
-]
-
-Gate = Literal["linear", "mlp"]
-GateFrom = Literal["context", "pooled", "convolved"]
-
-
-def check_gate(gate: Any, gate_hidden: Any, gate_from: Any, gate_kernel_size: Any) -> None:
-    """Raises ValueError for an option that is unknown, out of range or without effect."""
-    check_counts(gate_hidden=gate_hidden, gate_kernel_size=gate_kernel_size)
-    check_choice("gate", gate, get_args(Gate))
-    check_choice("gate_from", gate_from, get_args(GateFrom))
-    convolved = gate_from == "convolved"
-    check_used(
-        gate_hidden=(gate_hidden, 128, gate == "mlp", 'gate="mlp"'),
-        gate_kernel_size=(gate_kernel_size, 4, convolved, 'gate_from="convolved"'),
-    )
+__all__ = ["apply_gate", "make_gate", "make_gate_pool", "reset_gate", "squash"]
 
 
 def make_gate(
@@ -58,7 +34,7 @@ def make_gate(
 def make_gate_pool(
     gate_from: GateFrom, hidden_size: int, value_channels: int, kernel_size: int, **factory: Any
 ) -> Pool | None:
-    """What makes z of the state; None where z is the context."""
+    """The module that makes z from the state; None if z is the context."""
     if gate_from == "context":
         return None
     kind: PoolKind = "mean" if gate_from == "pooled" else "convolved"
@@ -79,12 +55,12 @@ def apply_gate(kind: Gate, gate: nn.Module, z: Tensor) -> Tensor:
 
     Raises TypeError for a gate that was wrapped: its layers are not called.
     """
-    layers = [gate] if kind == "linear" else unwrapped("gate", gate, nn.Sequential)
+    layers = [gate] if kind == "linear" else require_exact_type("gate", gate, nn.Sequential)
     for layer in layers:
         if isinstance(layer, nn.Tanh):
             z = layer(z)
             continue
-        projection = taken("gate", layer)
+        projection = projection_of("gate", layer)
         z = project(z, projection.weight, projection.bias)
     return squash(z)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
 
-from .checks import unwrapped
+from .checks import require_exact_type
 
 
 class Projection(nn.Module):
@@ -20,7 +20,7 @@ class Projection(nn.Module):
     does, leaves gates and values as DeltaResidual set them.
     """
 
-    bias: nn.Parameter  # None where there is none, typed as torch types nn.Linear's
+    bias: nn.Parameter  # None without a bias, but typed as torch types nn.Linear's
 
     def __init__(self, size_in: int, size_out: int, *, bias: bool = True, **factory: Any) -> None:
         super().__init__()
@@ -47,12 +47,9 @@ def reset_(projection: Projection, bias: float = 0.0) -> None:
         nn.init.constant_(projection.bias, bias)
 
 
-def taken(name: str, module: Any) -> Projection:
-    """`module`, its weights formed, for an operator that applies them instead of calling it.
-
-    Raises TypeError where calling it would compute something else.
-    """
-    projection = unwrapped(name, module, Projection)
+def projection_of(name: str, module: Any) -> Projection:
+    """Return `module` with pruning masks applied; TypeError if its forward was replaced."""
+    projection = require_exact_type(name, module, Projection)
     form_pruned(projection)
     return projection
 

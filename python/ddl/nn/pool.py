@@ -16,7 +16,7 @@ __all__ = ["Pool", "PoolKind", "Window"]
 
 PoolKind = Literal["mean", "flatten", "convolved"]
 
-# (new, taps) → new (…, T, d) with the taps − 1 tokens before it: what a cached forward remembers.
+# (new, taps) → new (…, T, d) with the taps − 1 tokens before it: a cached forward remembers these.
 Window = Callable[[Tensor, int], Tensor]
 
 NORM_EPS = 1e-5
@@ -31,7 +31,7 @@ class Pool(nn.Module):
     The state grows from layer to layer; normalised, one initialisation and one learning rate fit
     all of them. There is no learned scale, because a matrix comes next. It is normalised after the
     convolution, as a `Read` normalises after its compression: the taps then weigh the tokens as
-    they are in the stream. What is pooled is another pass over the state, beside the fused read.
+    they are in the stream. Pooling is another pass over the state, beside the fused read.
 
     Args:
         hidden_size, value_channels: d, m.
@@ -87,7 +87,7 @@ class Pool(nn.Module):
         return z[..., past.shape[-2] - mean.shape[-2] :, :]
 
     def _mean(self, state: Tensor, norm_eps: float | None) -> Tensor:
-        """x̄, or z where it is normalised: a read whose weights are fixed."""
+        """x̄, or z if it is normalised: a read whose weights are fixed."""
         dtype, m = gate_dtype(state), self.value_channels
         size = (self.hidden_size, m)
         mean = None if m == 1 else torch.full(size, 1 / m, dtype=dtype, device=state.device)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl import functional
-from ddl.options import LEAST_NORM_EPS, check_choice, check_counts, check_positive, check_used
+from ddl.options import (
+    STREAM_OPTIONS,
+    Compress,
+    Parameterization,
+    check_count,
+    check_left,
+    check_options,
+)
 
 from .checks import check_stream
 from .linear import empty_parameter, form_pruned
 
-__all__ = ["Compress", "Parameterization", "Read"]
+__all__ = ["Read"]
 
-Compress = Literal["identity", "channel", "token"]
-Parameterization = Literal["direct", "factored"]
+OF_THE_OWNER = {
+    name: STREAM_OPTIONS[name] for name in ("kernel_size", "parameterization", "causal")
+}
 
 
 class Read(nn.Module):
@@ -29,22 +37,23 @@ class Read(nn.Module):
         hidden_size: d.
         value_channels: m.
         compress: "identity" (m = 1, x = X), "channel" (x_i = Σ_j w_ij X_ij) or "token" (causal over
-            time, x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, s < K).
+            time, x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, s < K). The latter two work with m = 1, too: a
+            scale per feature, and a causal depthwise convolution.
         kernel_size: K, the taps of a token compression or of a factored one.
         parameterization: "direct", w itself is the parameter, (d, m) or (d, m, K); "factored", as
             in the papers' code, w is a convolution kernel followed by a read vector r (m,): token
             w_ijs = r_j c_ijs with c (d, m, K); channel w = c ∗ r with c (d, K) a same-padded
             correlation over the value axis. Both start as the mean over the value channels.
         causal: whether that correlation over the value axis is causal; it is centred else.
-        norm_eps: ε of the RMSNorm; None for no norm, h = x, where the sublayer brings its own.
+        norm_eps: ε of the RMSNorm; None for no norm, h = x, if the sublayer brings its own.
         shared: another Read of the same size and `compress`, whose compression this one uses as it
             is, its kernel_size, parameterization and causal included (the parameters stay with
             their owner); only the norm is this one's own.
         device, dtype: of the parameters.
 
     Raises:
-        ValueError: an option that is unknown, does not fit or, where it has no effect, is set to
-            other than its default.
+        ValueError: an option that is unknown, out of range or without effect. One without effect
+            passes if it has its default.
 
     Source: DDL (arXiv 2601.00417, newest version), channel and token compression.
     """
@@ -64,18 +73,16 @@ class Read(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_counts(
-            hidden_size=hidden_size, value_channels=value_channels, kernel_size=kernel_size
-        )
-        check_choice("compress", compress, get_args(Compress))
-        check_choice("parameterization", parameterization, get_args(Parameterization))
-        check_positive("norm_eps", norm_eps, optional=True, least=LEAST_NORM_EPS)
+        check_count("hidden_size", hidden_size)
+        check_count("value_channels", value_channels)
+        if shared is not None:
+            check_left(locals(), OF_THE_OWNER, "shared=None")
+        check_options(locals(), STREAM_OPTIONS)
         if compress == "identity" and value_channels != 1:
             raise ValueError(
                 f'`compress` must be "channel" or "token" for {value_channels} value channels, '
                 'got "identity"'
             )
-        _check_used(compress, kernel_size, parameterization, causal, shared)
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.compress, self.kernel_size = compress, kernel_size
         self.parameterization, self.causal, self.norm_eps = parameterization, causal, norm_eps
@@ -137,7 +144,7 @@ class Read(nn.Module):
         """w: (d, m) for channel, (d, m, K) for token compression, None for the identity."""
         if self._shared:
             return self._shared[0].effective_weight()
-        form_pruned(self)  # who shares it may be called without it
+        form_pruned(self)  # a read that shares it may run before this one is called
         if self.compress_kernel is None or self.compress_read is None:
             return self.compress_weight
         if self.compress == "token":
@@ -157,7 +164,7 @@ class Read(nn.Module):
         }
 
     def forward(self, state: Tensor, *, return_compressed: bool = False) -> Any:
-        """X → h, or (h, x) with the raw read where `return_compressed` is set.
+        """X → h, or (h, x) with the raw read if `return_compressed` is set.
 
         Raises ValueError for another shape, TypeError for a dtype the operators do not know.
         """
@@ -187,36 +194,3 @@ class Read(nn.Module):
             + ", norm_eps=None" * (self.norm_eps is None)
             + ", shared" * bool(self._shared)
         )
-
-
-def _check_used(
-    compress: str, kernel_size: int, parameterization: str, causal: bool, shared: Read | None
-) -> None:
-    """Refuses options of the compression that this Read does not have, or takes from another."""
-    factored = parameterization == "factored"
-    if shared is not None:
-        check_used(
-            parameterization=(parameterization, "direct", False, "shared=None"),
-            kernel_size=(kernel_size, 4, False, "shared=None"),
-            causal=(causal, False, False, "shared=None"),
-        )
-    check_used(
-        parameterization=(
-            parameterization,
-            "direct",
-            compress != "identity",
-            'compress="channel" or "token"',
-        ),
-        kernel_size=(
-            kernel_size,
-            4,
-            compress == "token" or factored,
-            'compress="token" or parameterization="factored"',
-        ),
-        causal=(
-            causal,
-            False,
-            compress == "channel" and factored,
-            'compress="channel" and parameterization="factored"',
-        ),
-    )

@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ddl import functional
 from ddl.options import (
-    LEAST_EPS_K,
-    check_between,
-    check_choice,
-    check_counts,
-    check_finite,
-    check_positive,
-    check_used,
+    Direction,
+    Gate,
+    GateFrom,
+    Mapping,
+    Value,
+    ValueFrom,
+    check_count,
+    check_residual,
 )
 
 from .checks import check_features, check_stream
-from .direction import Direction, check_direction, make_direction
-from .gate import (
-    Gate,
-    GateFrom,
-    apply_gate,
-    check_gate,
-    make_gate,
-    make_gate_pool,
-    reset_gate,
-    squash,
-)
-from .linear import Projection, project, reset_, taken
+from .direction import make_direction
+from .gate import apply_gate, make_gate, make_gate_pool, reset_gate, squash
+from .linear import Projection, project, projection_of, reset_
 from .pool import Window
 
 __all__ = ["DeltaResidual"]
-
-Mapping = Literal["k", "v"]
-Value = Literal["linear", "sigmoid", "constant"]
-ValueFrom = Literal["context", "compressed"]
 
 
 class DeltaResidual(nn.Module):
@@ -62,9 +50,9 @@ class DeltaResidual(nn.Module):
     random projection, in every dtype; gradients stay exact derivatives everywhere; and |k̂|² is 0.96
     at a root mean square of 0.1, 0.996 at 0.3.
 
-    `gate` and `value` (and `query` and `key` of an attention) hold weights that are taken without
-    calling them: forward hooks on them do not fire, and a wrapper in their place is refused.
-    torch.nn.utils.parametrize and prune work.
+    The fused operators read the parameters of `gate` and `value` (and of `query` and `key` of an
+    attention) and never call `forward`: forward hooks on them do not fire, and a wrapper in their
+    place is refused. torch.nn.utils.parametrize and prune work.
 
     Args:
         hidden_size: d.
@@ -94,8 +82,8 @@ class DeltaResidual(nn.Module):
         device, dtype: of the parameters.
 
     Raises:
-        ValueError: an option that is unknown, out of range, or, where it has no effect, set to
-            other than its default.
+        ValueError: an option that is unknown, out of range or without effect. One without effect
+            passes if it has its default.
 
     Source: DDL (arXiv 2601.00417), eq. 2.5 and Appendix B.
     """
@@ -123,29 +111,9 @@ class DeltaResidual(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_counts(hidden_size=hidden_size, value_channels=value_channels)
-        check_choice("mapping", mapping, get_args(Mapping))
-        check_gate(gate, gate_hidden, gate_from, gate_kernel_size)
-        check_direction(direction, direction_hidden, mapping, value_channels)
-        check_choice("value", value, get_args(Value))
-        check_choice("value_from", value_from, get_args(ValueFrom))
-        check_positive("value_scale", value_scale)
-        check_finite("value_init", value_init)
-        check_finite("value_constant", value_constant)
-        check_between("beta_init", beta_init, 0, 2)
-        check_positive("eps_k", eps_k, optional=True, least=LEAST_EPS_K)
-        if mapping == "v" and value == "constant":
-            raise ValueError(
-                '`value` must be "linear" or "sigmoid" with mapping="v", got "constant"'
-            )
-        linear, constant = value == "linear" and mapping == "k", value == "constant"
-        read = mapping == "k" and not constant
-        check_used(
-            value_init=(value_init, 1.0, linear, 'value="linear" and mapping="k"'),
-            value_scale=(value_scale, 4.0, value == "sigmoid", 'value="sigmoid"'),
-            value_constant=(value_constant, 2.0, constant, 'value="constant"'),
-            value_from=(value_from, "context", read, 'mapping="k" and not value="constant"'),
-        )
+        check_count("hidden_size", hidden_size)
+        check_count("value_channels", value_channels)
+        check_residual(locals(), value_channels)
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.mapping, self.direction_kind = mapping, direction
         self.gate_kind, self.gate_from = gate, gate_from
@@ -191,33 +159,33 @@ class DeltaResidual(nn.Module):
             context: h, what the sublayer read, (…, d).
             compressed: the raw read x (…, d), what the context is the norm of. Needed with
                 value_from="compressed", and used then alone. `read(X, return_compressed=True)` of
-                a `Read` returns it; where h = norm(x) without a `Read`, it is the state x.
+                a `Read` returns it; if h = norm(x) without a `Read`, it is the state x.
 
         Returns:
             The rewritten state, in the shape and dtype of x.
 
         Raises:
-            ValueError: a shape or device that does not fit, no `compressed` where it is needed.
+            ValueError: a shape or device that does not fit, no `compressed` if it is needed.
             TypeError: a dtype, no tensor, a `gate` or `value` that was wrapped.
         """
         self._check(x, sublayer_out, context, compressed)
         state = x.unsqueeze(-1) if self.value_channels == 1 else x
         value, gate = self.value_and_gate(state, context, compressed)
-        direction, value = self.write(state, sublayer_out, context, value)
+        direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
         x = functional.rewrite(state, direction, value, gate, eps_k=self.eps_k)
         return x.squeeze(-1) if self.value_channels == 1 else x
 
     # --- the same in pieces, for DeltaStream, where the read computes what is linear in x ---------
 
-    def fused(self) -> dict[str, Any]:
+    def read_arguments(self) -> dict[str, Any]:
         """Arguments with which `ddl.functional.read` computes value and gate itself."""
         arguments: dict[str, Any] = {}
         if self._gate_is_read:
-            gate = taken("gate", self.gate)
+            gate = projection_of("gate", self.gate)
             arguments["gate_weight"] = gate.weight.squeeze(0)
             arguments["gate_bias"] = gate.bias.squeeze(0)
         if self._value_is_read:
-            value = taken("value", self.value)
+            value = projection_of("value", self.value)
             arguments["value_weight"], arguments["value_bias"] = value.weight, value.bias
             arguments["value_from"] = self.value_from
             if self.value_kind == "sigmoid":
@@ -227,10 +195,10 @@ class DeltaResidual(nn.Module):
     def value_and_gate(
         self, state: Tensor, context: Tensor, raw: Tensor | None
     ) -> tuple[Tensor | None, Tensor]:
-        """(value, gate) where the read computed neither; the value is None for mapping="v"."""
-        return self.complete(state, context, *self._linear(context, raw))
+        """(value, gate) if the read computed neither; the value is None for mapping="v"."""
+        return self.fill_value_and_gate(state, context, *self._linear(context, raw))
 
-    def complete(
+    def fill_value_and_gate(
         self,
         state: Tensor,
         context: Tensor,
@@ -238,7 +206,7 @@ class DeltaResidual(nn.Module):
         gate: Tensor | None,
         window: Window | None = None,
     ) -> tuple[Tensor | None, Tensor]:
-        """Adds what a read cannot compute: a constant value, a gate of two layers or of the state.
+        """Add a value and gate that a read cannot compute: constant, of two layers, of the state.
 
         state: X (…, d, m). window: as in `Pool`.
         """
@@ -249,7 +217,7 @@ class DeltaResidual(nn.Module):
             value = gate.new_full((*gate.shape, self.value_channels), self.value_constant)
         return value, gate
 
-    def write(
+    def rewrite_inputs(
         self, state: Tensor, sublayer_out: Tensor, context: Tensor, value: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """(direction, value) of the rewrite, from the sublayer's output."""
@@ -257,14 +225,14 @@ class DeltaResidual(nn.Module):
             assert value is not None  # from the read, or constant
             return sublayer_out, value
         assert self.direction is not None
-        branch = taken("value", self.value)
+        branch = projection_of("value", self.value)
         value = self._phi(project(sublayer_out, branch.weight, branch.bias))
         return self.direction(state, context), value
 
     def _check(
         self, x: Tensor, sublayer_out: Tensor, context: Tensor, compressed: Tensor | None
     ) -> None:
-        """Names the caller's arguments, where the operator would speak of state and direction."""
+        """Check under the caller's names: the operator would speak of state and direction."""
         d, m = self.hidden_size, self.value_channels
         size = (d,) if m == 1 else (d, m)
         check_stream("x", x, size, over_time=self.gate_from == "convolved")
@@ -291,9 +259,9 @@ class DeltaResidual(nn.Module):
         return self.gate_kind == "linear" and self.gate_pool is None
 
     def _linear(self, context: Tensor, raw: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """(value, gate) where they are linear, as the read computes them; else None."""
-        gate = taken("gate", self.gate) if self._gate_is_read else None
-        value = taken("value", self.value) if self._value_is_read else None
+        """(value, gate), each as the read computes it if it is linear, else None."""
+        gate = projection_of("gate", self.gate) if self._gate_is_read else None
+        value = projection_of("value", self.value) if self._value_is_read else None
         if value is None or gate is None or self.value_from == "compressed":
             z = context if raw is None or self.value_from == "context" else raw
             return (

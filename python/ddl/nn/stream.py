@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from inspect import signature
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ddl import functional
-from ddl.options import check_choice, check_counts, check_used
+from ddl.options import (
+    RESIDUAL_OPTIONS,
+    STREAM_OPTIONS,
+    Compress,
+    ExpandKind,
+    Parameterization,
+    check_count,
+    check_options,
+)
 from ddl.results import ReadResult, RewriteReadResult
 
-from .checks import check_mask, check_returned, check_stream, unwrapped
-from .expand import Expand, ExpandKind
+from .checks import check_mask, check_returned, check_stream, require_exact_type
+from .expand import Expand
 from .history import History
 from .linear import form_pruned
-from .read import Compress, Parameterization, Read
+from .read import Read
 from .residual import DeltaResidual
 
 __all__ = ["DeltaStream", "Expand", "Read"]
@@ -44,8 +51,8 @@ class DeltaStream(nn.Module):
 
     Reads and residuals give their parameters to the fused operators and are not called themselves:
     forward hooks on them, or on their gates and values, do not fire here, and a wrapper around one
-    is refused. torch.nn.utils.parametrize and prune work. Who replaces a read whose compression
-    others share replaces these, too.
+    is refused. torch.nn.utils.parametrize and prune work. If other reads share the
+    compression of a read, replace them as well.
 
     Args:
         hidden_size: d.
@@ -54,7 +61,8 @@ class DeltaStream(nn.Module):
         compress: how a read gets from (d, m) to d features; None for the first that fits.
             "identity": the state as it is, for m = 1.
             "channel": a weighted sum over the value channels.
-            "token": a weighted sum over the value channels of the last kernel_size tokens.
+            "token": a weighted sum over the value channels of the last kernel_size tokens; for
+            m = 1 a causal depthwise convolution of the state.
         kernel_size, parameterization, causal, norm_eps: as in Read.
         expand: how the embeddings become m value channels.
             "repeat": each is a copy.
@@ -73,8 +81,8 @@ class DeltaStream(nn.Module):
             value="constant": value_constant in every value channel.
 
     Raises:
-        ValueError: an option that is unknown, does not fit or, where it has no effect, is set to
-            other than its default.
+        ValueError: an option that is unknown, out of range or without effect. One without effect
+            passes if it has its default.
         TypeError: `sublayers` that are no modules, an option that neither this class nor
             DeltaResidual has.
 
@@ -100,24 +108,10 @@ class DeltaStream(nn.Module):
         **residual: Any,
     ) -> None:
         super().__init__()
-        check_counts(
-            value_channels=value_channels,
-            expand_kernel_size=expand_kernel_size,
-            sublayers_per_compressor=sublayers_per_compressor,
-        )
-        check_choice("expand", expand, get_args(ExpandKind))
+        check_count("value_channels", value_channels)
         if compress is None:
             compress = "identity" if value_channels == 1 else "channel"
-        every = sublayers_per_compressor
-        check_used(
-            expand_kernel_size=(expand_kernel_size, 4, expand == "conv", 'expand="conv"'),
-            sublayers_per_compressor=(
-                every,
-                2,
-                compress != "identity",
-                'compress="channel" or "token"',
-            ),
-        )
+        check_options(locals(), STREAM_OPTIONS)
         _check_known(residual)
         self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
         self.hidden_size, self.value_channels = hidden_size, value_channels
@@ -134,7 +128,7 @@ class DeltaStream(nn.Module):
         }
         reads: list[Read] = []
         for index in range(len(self.sublayers)):
-            first = index - index % every
+            first = index - index % sublayers_per_compressor
             options = own if first == index else {"shared": reads[first]}
             reads.append(Read(hidden_size, value_channels, **options, **common))
         self.reads = nn.ModuleList(reads)
@@ -161,8 +155,8 @@ class DeltaStream(nn.Module):
 
         Args:
             x: the embeddings.
-            history: what the convolutions over time saw of the tokens before x; these are added.
-                One that is empty starts a sequence. The sublayers see to theirs themselves.
+            history: inputs of the convolutions over time from the tokens before x; those of x are
+                added. An empty one starts a sequence. The sublayers see to theirs themselves.
             keep: (B, T) bool, False for padding. Nothing is written into the state of such a token,
                 which stays zero, so that no convolution over time carries it into another.
             args, kwargs: go to every sublayer.
@@ -192,9 +186,9 @@ class DeltaStream(nn.Module):
             check_returned(f"sublayers[{index}]", written, context)
             assert isinstance(residual, DeltaResidual)
             window = None if history is None else partial(history.window, f"residuals.{index}")
-            value, gate = residual.complete(state, context, value, gate, window)
+            value, gate = residual.fill_value_and_gate(state, context, value, gate, window)
             gate = gate if keep is None else gate * keep
-            direction, value = residual.write(state, written, context, value)
+            direction, value = residual.rewrite_inputs(state, written, context, value)
             rewrite = (state, direction, value, gate, residual.eps_k)
             state, context, value, gate = _rewrite_read(
                 f"reads.{index + 1}", rewrite, after, history
@@ -215,8 +209,8 @@ class DeltaStream(nn.Module):
 
     def _read_arguments(self) -> list[dict[str, Any]]:
         """Arguments of every read, the last one the readout's; a shared weight is formed once."""
-        reads = [unwrapped(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
-        reads.append(unwrapped("readout", self.readout, Read))
+        reads = [require_exact_type(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
+        reads.append(require_exact_type("readout", self.readout, Read))
         weights: dict[int, Tensor | None] = {}
         arguments = []
         for index, read in enumerate(reads):
@@ -237,8 +231,8 @@ class DeltaStream(nn.Module):
                 }
             )
         for index, residual in enumerate(self.residuals):
-            fused = unwrapped(f"residuals[{index}]", residual, DeltaResidual).fused()
-            arguments[index].update(fused)  # `|=` is one thing that torch 2.6 cannot compile
+            module = require_exact_type(f"residuals[{index}]", residual, DeltaResidual)
+            arguments[index].update(module.read_arguments())  # torch 2.6 cannot compile `|=`
         return arguments
 
 
@@ -297,10 +291,8 @@ def _checked_sublayers(sublayers: Any) -> list[nn.Module]:
 
 
 def _check_known(options: dict[str, Any]) -> None:
-    """Raises TypeError for what is no option of DeltaResidual, in the name of DeltaStream."""
-    known = [
-        name for name, p in signature(DeltaResidual).parameters.items() if p.kind == p.KEYWORD_ONLY
-    ]
+    """Refuse, with a TypeError, an option that neither DeltaStream nor DeltaResidual has."""
+    known = [*RESIDUAL_OPTIONS, "device", "dtype"]
     for name in options:
         if name not in known:
             raise TypeError(

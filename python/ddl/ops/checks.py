@@ -1,18 +1,20 @@
 """Argument checks as sentences, for tensors without data and for what native code never sees.
 
 Real tensors are checked natively (src/problem/), where it costs nothing, in the same sentences.
-Numbers and options: ddl/options.py.
+Numbers are checked as in ddl/options.py; a symbolic one of torch.compile is a number, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ddl.options import LEAST_EPS_K, LEAST_NORM_EPS, check_counts, check_positive
+from ddl import options
+from ddl.options import LEAST_EPS_K, LEAST_NORM_EPS
 
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -110,6 +112,20 @@ def _either(dtypes: tuple[torch.dtype, ...]) -> str:
     return " or ".join(map(str, dtypes))
 
 
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def check_count(name: str, number: Any) -> None:
+    """Raises ValueError unless `number` is an integer of at least 1."""
+    options.check_count(name, number, kinds=(Integral, torch.SymInt))
+
+
+def check_positive(name: str, number: Any, *, optional: bool = False, least: float = 0.0) -> None:
+    """Raises ValueError unless `number` is positive, finite and at least `least`, or optional."""
+    kinds = (float, Real, torch.SymFloat)
+    options.check_positive(name, number, optional=optional, least=least, kinds=kinds)
+
+
 # --- arguments of the operators -------------------------------------------------------------------
 
 
@@ -203,7 +219,7 @@ def check_context_dtype(state: Tensor, dtype: Any) -> None:
 
 def check_expand(x: Tensor, weight: Tensor | None, value_channels: int) -> None:
     """Checks the arguments of an expansion."""
-    check_counts(value_channels=value_channels)
+    check_count("value_channels", value_channels)
     needed = 1 if weight is None else 2
     if x.ndim < needed or x.shape[-1] == 0:
         expected = "(…, hidden_size)" if weight is None else "(…, time, hidden_size)"

@@ -9,6 +9,7 @@ from typing import Any
 
 from ddl.config import STREAMS, GPTConfig, Residual
 from ddl.errors import InputError
+from ddl.options import check_finite
 
 from .names import listed
 
@@ -89,6 +90,8 @@ class Options:
         expected, kind = kinds.get(type(default), ("a number", (int, float)))
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise InputError(f"`{name}` in config.json must be {expected}, got {_json(value)}")
+        if kind is not bool:
+            check_finite(name, value)
         return value
 
 

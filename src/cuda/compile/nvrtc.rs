@@ -5,10 +5,29 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
-use crate::cuda::library::{Library, file_of, functions};
+use crate::cuda::library::{Library, Symbol, file_of};
 use crate::error::{Error, Result};
 
 type Program = *mut c_void;
+
+/// A table of C functions, all of which are looked up when it is made: a missing one is an error, no panic.
+macro_rules! functions {
+    ($(#[$about:meta])* $table:ident { $(fn $name:ident($($argument:ty),* $(,)?) -> $result:ty;)* }) => {
+        $(#[$about])*
+        #[allow(non_snake_case)]
+        struct $table { $($name: unsafe extern "C" fn($($argument),*) -> $result,)* }
+
+        impl $table {
+            fn load(library: &Library) -> std::result::Result<$table, String> {
+                Ok($table { $($name: {
+                    let address = library.symbol(stringify!($name))?;
+                    // SAFETY: the declaration here is the one in the library's header.
+                    unsafe { std::mem::transmute::<Symbol, unsafe extern "C" fn($($argument),*) -> $result>(address) }
+                },)* })
+            }
+        }
+    };
+}
 
 functions! {
     /// The part of nvrtc.h that is used; the same since CUDA 11.2.

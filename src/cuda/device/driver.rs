@@ -1,76 +1,193 @@
-//! The part of NVIDIA's driver that is used.
+//! NVIDIA's driver: cudarc declares its functions, and they are called in the `libcuda.so.1` that torch uses.
+//!
+//! The argument lists, structures and constants of cuda.h come from `cudarc::driver::sys`, so none is copied
+//! by hand. cudarc's own functions (in `sys`, and in `result` and `safe`, which call those) are not called:
+//!
+//! - They return `CUresult`, an enum of the errors that its version of CUDA knows. A newer driver returns
+//!   others, and such a number in that enum is undefined behaviour: with cudarc 0.19, `result` takes error
+//!   1000 for success. Here an error stays a number.
+//! - They panic if a library or a function is missing, and Python would see a `PanicException`. Here every
+//!   function is looked up before the first one is called, and a missing one is an error.
+//! - They open `libcuda.so` before `libcuda.so.1`. That may be the stub of a CUDA toolkit, which has every
+//!   function and no GPU, while torch uses `libcuda.so.1`.
+//! - `CudaContext::bind_to_thread` makes a context current and never restores the one before it, which on
+//!   several GPUs belongs to another GPU. Here contexts are pushed and popped ([`Current`]).
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::ptr::null;
+use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::mem::{transmute, transmute_copy};
+use std::ptr::{null, null_mut};
 
-use crate::cuda::library::functions;
+use cudarc::driver::sys;
+
+use crate::cuda::library::{Library, Symbol};
+
+/// A table of functions of the driver, all of which are looked up when it is made.
+macro_rules! functions {
+    ($(#[$about:meta])* $table:ident { $($name:ident),* $(,)? }) => {
+        $(#[$about])*
+        #[allow(non_snake_case)]
+        pub struct $table { $(pub $name: Symbol),* }
+
+        impl $table {
+            pub fn load(library: &Library) -> Result<$table, String> {
+                Ok($table { $($name: library.symbol(stringify!($name))?),* })
+            }
+        }
+    };
+}
 
 functions! {
-    /// The part of cuda.h that is used: entry points that every driver since CUDA 11 has. Results are
-    /// kept as numbers, because a newer driver returns some that no list of today holds.
+    /// The functions that are needed. Every driver since CUDA 11 has them.
     Driver {
-        fn cuInit(c_uint) -> c_int;
-        fn cuGetErrorString(c_int, *mut *const c_char) -> c_int;
-        fn cuDeviceGetCount(*mut c_int) -> c_int;
-        fn cuDeviceGet(*mut c_int, c_int) -> c_int;
-        fn cuDeviceGetName(*mut c_char, c_int, c_int) -> c_int;
-        fn cuDeviceGetAttribute(*mut c_int, c_int, c_int) -> c_int;
-        fn cuDevicePrimaryCtxRetain(*mut *mut c_void, c_int) -> c_int;
-        fn cuCtxGetCurrent(*mut *mut c_void) -> c_int;
-        fn cuCtxPushCurrent_v2(*mut c_void) -> c_int;
-        fn cuCtxPopCurrent_v2(*mut *mut c_void) -> c_int;
-        fn cuThreadExchangeStreamCaptureMode(*mut c_int) -> c_int;
-        fn cuModuleLoadData(*mut *mut c_void, *const c_void) -> c_int;
-        fn cuModuleGetFunction(*mut *mut c_void, *mut c_void, *const c_char) -> c_int;
-        fn cuFuncSetAttribute(*mut c_void, c_int, c_int) -> c_int;
-        fn cuLaunchKernel(
-            *mut c_void,
-            c_uint, c_uint, c_uint,
-            c_uint, c_uint, c_uint,
-            c_uint, *mut c_void, *mut *mut c_void, *mut *mut c_void,
-        ) -> c_int;
+        cuInit,
+        cuGetErrorString,
+        cuDeviceGetCount,
+        cuDeviceGet,
+        cuDeviceGetName,
+        cuDeviceGetAttribute,
+        cuDevicePrimaryCtxRetain,
+        cuCtxGetCurrent,
+        cuCtxPushCurrent_v2,
+        cuCtxPopCurrent_v2,
+        cuThreadExchangeStreamCaptureMode,
+        cuModuleLoadData,
+        cuModuleGetFunction,
+        cuFuncSetAttribute,
+        cuLaunchKernel,
     }
 }
 
 functions! {
-    /// What drivers for GPUs with clusters have besides.
-    Clusters {
-        fn cuOccupancyMaxActiveClusters(*mut c_int, *mut c_void, *const Configuration) -> c_int;
-    }
+    /// The functions that only drivers for GPUs with clusters have. Without them there are no clusters.
+    Clusters { cuOccupancyMaxActiveClusters }
 }
 
-/// A launch, as cuda.h's CUlaunchConfig.
-#[repr(C)]
-pub struct Configuration {
-    pub grid: [c_uint; 3],
-    pub block: [c_uint; 3],
-    pub shared: c_uint,
-    pub stream: *mut c_void,
-    pub attributes: *mut c_void,
-    pub attribute_count: c_uint,
+/// A function as cudarc declares it.
+pub trait Declared {
+    /// The function as it is called: its result is a number.
+    type Raw;
 }
+
+macro_rules! declared {
+    ($($argument:ident)*) => {
+        impl<$($argument),*> Declared for unsafe fn($($argument),*) -> sys::CUresult {
+            type Raw = unsafe extern "C" fn($($argument),*) -> c_int;
+        }
+    };
+}
+
+declared!(A);
+declared!(A B);
+declared!(A B C);
+declared!(A B C D E F G H I J K);
+
+/// # Safety
+/// `symbol` is the address of the function that is `declared`.
+pub unsafe fn raw<F: Declared>(_declared: F, symbol: Symbol) -> F::Raw {
+    // SAFETY: both are pointers to functions, which differ in the type of the result. `CUresult` has the
+    // size of a `c_int`.
+    unsafe { transmute_copy::<Symbol, F::Raw>(&symbol) }
+}
+
+/// Calls a function of a table with arguments of the types that cudarc declares; returns its number.
+macro_rules! call {
+    ($table:ident.$name:ident($($argument:expr),* $(,)?)) => {{
+        let declared: unsafe fn($(call!(@type of $argument)),*) -> _ = cudarc::driver::sys::$name;
+        $crate::cuda::device::driver::raw(declared, $table.$name)($($argument),*)
+    }};
+    (@type of $argument:expr) => {
+        _ // the compiler takes it from the declaration
+    };
+}
+pub(super) use call;
 
 impl Driver {
-    pub fn check(&self, result: c_int) -> std::result::Result<(), String> {
-        if result == 0 {
+    /// The error that a function returned, in the driver's own words.
+    pub fn check(&self, result: c_int) -> Result<(), String> {
+        if result == sys::CUresult::CUDA_SUCCESS as c_int {
             return Ok(());
         }
         let mut text = null();
-        // SAFETY: fills in a static string, or null for a number it does not know.
+        // cudarc declares a `CUresult` as the argument, and not every number is one.
+        type ErrorString = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
+        // SAFETY: fills in a static string, or null for a number that it does not know.
         let text = unsafe {
-            (self.cuGetErrorString)(result, &mut text);
+            transmute::<Symbol, ErrorString>(self.cuGetErrorString)(result, &mut text);
             text.as_ref().map(|first| CStr::from_ptr(first).to_string_lossy())
         };
         Err(text.map_or(format!("CUDA error {result}"), |text| format!("CUDA error {result}, {text}")))
     }
 
-    /// What the device is called, if the driver tells.
-    pub fn name(&self, device: c_int) -> Option<String> {
+    /// The device's name, if the driver tells it.
+    pub fn name(&self, device: sys::CUdevice) -> Option<String> {
         let mut name: [c_char; 256] = [0; 256];
         // SAFETY: the driver ends the name within the 255 bytes it is told of.
         unsafe {
-            self.check((self.cuDeviceGetName)(name.as_mut_ptr(), 255, device)).ok()?;
+            self.check(call!(self.cuDeviceGetName(name.as_mut_ptr(), 255, device))).ok()?;
             Some(CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned())
         }
+    }
+
+    /// Makes a context current on this thread until the guard is dropped.
+    ///
+    /// # Safety
+    /// The context is never released.
+    pub unsafe fn enter(&self, context: sys::CUcontext) -> Result<Current<'_>, String> {
+        let mut current = null_mut();
+        // SAFETY: a handle to be filled, and a context as promised.
+        unsafe {
+            self.check(call!(self.cuCtxGetCurrent(&mut current)))?;
+            if current == context {
+                return Ok(Current { driver: None });
+            }
+            self.check(call!(self.cuCtxPushCurrent_v2(context)))?;
+        }
+        Ok(Current { driver: Some(self) })
+    }
+}
+
+/// While it lives a context is current; then the one that was current before is current again.
+pub struct Current<'a> {
+    /// None if that context was current already
+    driver: Option<&'a Driver>,
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        if let Some(driver) = self.driver {
+            let mut popped = null_mut();
+            // SAFETY: takes off what `enter` put on.
+            unsafe { call!(driver.cuCtxPopCurrent_v2(&mut popped)) };
+        }
+    }
+}
+
+/// While it lives, this thread may load kernels although a stream is being captured in a CUDA graph:
+/// loading is no work of the stream, and without this it would break the capture. (A driver older than
+/// that of CUDA 12.3 refuses all the same.)
+pub struct AllowLoading<'a> {
+    driver: &'a Driver,
+    /// the thread's mode before, as a number: a newer driver may have one that cudarc's enum lacks
+    mode: c_uint,
+}
+
+impl AllowLoading<'_> {
+    pub fn new(driver: &Driver) -> AllowLoading<'_> {
+        let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
+        let mut allowed = AllowLoading { driver, mode: relaxed };
+        allowed.exchange();
+        allowed
+    }
+
+    fn exchange(&mut self) {
+        let driver = self.driver;
+        // SAFETY: swaps the thread's mode with the one given. The enum is a `c_uint` in C.
+        unsafe { call!(driver.cuThreadExchangeStreamCaptureMode((&raw mut self.mode).cast())) };
+    }
+}
+
+impl Drop for AllowLoading<'_> {
+    fn drop(&mut self) {
+        self.exchange();
     }
 }

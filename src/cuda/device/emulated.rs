@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use super::backend::Backend;
 use super::table::{Loaded, Table};
 use crate::cuda::kernel::Specialisation;
-use crate::cuda::library::Library;
+use crate::cuda::library::{Library, Symbol};
 use crate::cuda::plan::{Limits, Overrides, Plan};
 use crate::error::{Error, Result};
 
@@ -51,8 +51,7 @@ impl Backend for Emulated {
             library.symbol(&format!("ddl_emulated_{}{suffix}", kernel.name())).map_err(Error::Cuda)
         };
         // SAFETY: the emulator's own declaration of this symbol.
-        let bytes =
-            unsafe { std::mem::transmute::<*mut c_void, ArgumentBytes>(symbol("_argument_bytes")?)() };
+        let bytes = unsafe { std::mem::transmute::<Symbol, ArgumentBytes>(symbol("_argument_bytes")?)() };
         let expected = kernel.argument_bytes();
         if bytes != expected {
             let name = kernel.name();

@@ -4,30 +4,19 @@ use std::ffi::{CString, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
-use super::backend::Backend as Device;
-use super::driver::{Clusters, Configuration, Driver};
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUfunction_attribute as Setting};
+
+use super::backend::Backend;
+use super::driver::{AllowLoading, Clusters, Current, Driver, call};
 use super::table::{Loaded, Table};
 use crate::cuda::compile::build;
 use crate::cuda::compile::nvrtc::{Target, nvrtc, target};
 use crate::cuda::kernel::Specialisation;
 use crate::cuda::library::Library;
-use crate::cuda::plan::{Limits, Overrides as Forced, Plan, most_of_a_cluster};
+use crate::cuda::plan::{Limits, Overrides, Plan, most_of_a_cluster};
 use crate::environment;
 use crate::error::{Error, Result};
 
-// Numbers of cuda.h.
-const NO_DEVICE: c_int = 100;
-const MULTIPROCESSORS: c_int = 16;
-const THREADS_PER_MULTIPROCESSOR: c_int = 39;
-const CAPABILITY_MAJOR: c_int = 75;
-const CAPABILITY_MINOR: c_int = 76;
-const SHARED_PER_MULTIPROCESSOR: c_int = 81;
-const REGISTERS_PER_MULTIPROCESSOR: c_int = 82;
-const SHARED_PER_BLOCK_OPTIN: c_int = 97;
-const CLUSTER_LAUNCH: c_int = 120;
-const DYNAMIC_SHARED_BYTES: c_int = 8;
-const SHARED_CARVEOUT: c_int = 9;
-const RELAXED_CAPTURE: c_int = 2;
 /// How what a captured stream forbids begins: 900 to 908.
 const OF_A_CAPTURE: &str = "CUDA error 90";
 
@@ -44,9 +33,9 @@ pub struct Gpu {
     driver: &'static Driver,
     clusters: Option<&'static Clusters>,
     index: usize,
-    context: *mut c_void,
+    context: sys::CUcontext,
     limits: Limits,
-    forced: Forced,
+    overrides: Overrides,
     pub target: Target,
     table: Table,
 }
@@ -87,12 +76,12 @@ fn find() -> std::result::Result<Gpus, String> {
     let mut count = 0;
     // SAFETY: a number to be filled.
     let result = unsafe {
-        match (driver.cuInit)(0) {
-            0 => (driver.cuDeviceGetCount)(&mut count),
+        match call!(driver.cuInit(0)) {
+            0 => call!(driver.cuDeviceGetCount(&mut count)),
             fault => fault,
         }
     };
-    if result == NO_DEVICE || (result == 0 && count <= 0) {
+    if result == sys::CUresult::CUDA_ERROR_NO_DEVICE as c_int || (result == 0 && count <= 0) {
         return Err("NVIDIA's driver knows no GPU: check CUDA_VISIBLE_DEVICES".into());
     }
     driver.check(result).map_err(|reason| {
@@ -106,15 +95,15 @@ fn find() -> std::result::Result<Gpus, String> {
 }
 
 /// Choices made by hand, for those who time them.
-fn forced(limits: &Limits) -> std::result::Result<Forced, String> {
+fn overrides(limits: &Limits) -> std::result::Result<Overrides, String> {
     let words = environment::plan();
-    let forced = Forced::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
+    let overrides = Overrides::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
     let most = limits.cluster;
-    match forced.cluster {
+    match overrides.cluster {
         Some(cluster) if cluster > most => {
             Err(format!("`DDL_PLAN` must have CLUSTER up to {most} on this GPU, got {cluster}"))
         }
-        _ => Ok(forced),
+        _ => Ok(overrides),
     }
 }
 
@@ -124,14 +113,15 @@ impl Gpu {
         let mut device = 0;
         let mut context = null_mut();
         // SAFETY: numbers and a handle to be filled. The primary context is retained for good.
-        unsafe { driver.check((driver.cuDeviceGet)(&mut device, index as c_int))? };
-        let attribute = |number: c_int| -> std::result::Result<usize, String> {
+        unsafe { driver.check(call!(driver.cuDeviceGet(&mut device, index as c_int)))? };
+        let attribute = |which: Attribute| -> std::result::Result<usize, String> {
             let mut value = 0;
             // SAFETY: as above.
-            unsafe { driver.check((driver.cuDeviceGetAttribute)(&mut value, number, device))? };
+            unsafe { driver.check(call!(driver.cuDeviceGetAttribute(&mut value, which, device)))? };
             Ok(value.max(0) as usize)
         };
-        let capability = 10 * attribute(CAPABILITY_MAJOR)? + attribute(CAPABILITY_MINOR)?;
+        let capability = 10 * attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
+            + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let nvrtc = nvrtc().map_err(|error| error.to_string())?;
         let target =
             target(&nvrtc.architectures, capability as u32).map_err(|reason| match driver.name(device) {
@@ -139,35 +129,32 @@ impl Gpu {
                 None => reason,
             })?;
         let most = most_of_a_cluster(target.architecture(), nvrtc.version);
-        let has_clusters = most > 1 && attribute(CLUSTER_LAUNCH).is_ok_and(|yes| yes > 0);
+        let has_clusters =
+            most > 1 && attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH).is_ok_and(|yes| yes > 0);
         let clusters = gpus.clusters.as_ref().filter(|_| has_clusters);
         let limits = Limits {
-            multiprocessors: attribute(MULTIPROCESSORS)?.max(1),
-            shared_per_block: attribute(SHARED_PER_BLOCK_OPTIN)?,
-            shared_per_multiprocessor: attribute(SHARED_PER_MULTIPROCESSOR)?,
-            registers_per_multiprocessor: attribute(REGISTERS_PER_MULTIPROCESSOR)?,
-            threads_per_multiprocessor: attribute(THREADS_PER_MULTIPROCESSOR)?,
+            multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1),
+            shared_per_block: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            shared_per_multiprocessor: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+            )?,
+            registers_per_multiprocessor: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR,
+            )?,
+            threads_per_multiprocessor: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
+            )?,
             cluster: clusters.map_or(1, |_| most),
         };
-        let forced = forced(&limits)?;
+        let overrides = overrides(&limits)?;
         // SAFETY: as above.
-        unsafe { driver.check((driver.cuDevicePrimaryCtxRetain)(&mut context, device))? };
-        Ok(Gpu { driver, clusters, index, context, limits, forced, target, table: Table::default() })
+        unsafe { driver.check(call!(driver.cuDevicePrimaryCtxRetain(&mut context, device)))? };
+        Ok(Gpu { driver, clusters, index, context, limits, overrides, target, table: Table::default() })
     }
 
-    /// Makes the context current on this thread until the guard is dropped.
     fn enter(&self) -> std::result::Result<Current<'_>, String> {
-        let driver = self.driver;
-        let mut current = null_mut();
-        // SAFETY: a handle to be filled, and a context that is never released.
-        unsafe {
-            driver.check((driver.cuCtxGetCurrent)(&mut current))?;
-            if current == self.context {
-                return Ok(Current { driver: None });
-            }
-            driver.check((driver.cuCtxPushCurrent_v2)(self.context))?;
-        }
-        Ok(Current { driver: Some(driver) })
+        // SAFETY: the primary context was retained for good.
+        unsafe { self.driver.enter(self.context) }
     }
 
     fn load_image(
@@ -186,24 +173,27 @@ impl Gpu {
         image.push(0); // PTX is a string
         // SAFETY: a whole image, a terminated name and handles to be filled. Modules stay loaded.
         unsafe {
-            driver.check((driver.cuModuleLoadData)(&mut module, image.as_ptr().cast()))?;
-            driver.check((driver.cuModuleGetFunction)(&mut function, module, name.as_ptr()))?;
+            driver.check(call!(driver.cuModuleLoadData(&mut module, image.as_ptr().cast())))?;
+            driver.check(call!(driver.cuModuleGetFunction(&mut function, module, name.as_ptr())))?;
             if plan.shared > 0 {
+                let set = |setting: Setting, value: c_int| {
+                    driver.check(call!(driver.cuFuncSetAttribute(function, setting, value)))
+                };
                 // A launch may have 48 KiB in all without asking: ask.
                 let bytes = plan.shared as c_int;
-                driver.check((driver.cuFuncSetAttribute)(function, DYNAMIC_SHARED_BYTES, bytes))?;
+                set(Setting::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes)?;
                 // Of the memory that L1 shares, take what lets all planned blocks be there at once.
                 let percent = (plan.blocks * (plan.shared + fixed) * 100)
                     .div_ceil(self.limits.shared_per_multiprocessor)
                     .min(100) as c_int;
-                driver.check((driver.cuFuncSetAttribute)(function, SHARED_CARVEOUT, percent))?;
+                set(Setting::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, percent)?;
             }
         }
         Ok(function as usize)
     }
 
     fn load_planned(&self, s: &Specialisation, plan: Plan, limits: &Limits) -> Result<Loaded> {
-        let built = build(s, plan, limits, &self.forced, self.target)?;
+        let built = build(s, plan, limits, &self.overrides, self.target)?;
         let (name, plan) = (s.kernel.name(), built.plan);
         let fixed = built.binary.shared as usize + crate::cuda::plan::RESERVED;
         let loaded = self.load_image(&built.binary.image, name, &plan, fixed);
@@ -226,64 +216,29 @@ impl Gpu {
         };
         let _current = self.enter()?;
         let _loading = AllowLoading::new(self.driver); // this may be what first needs the code
-        let configuration = Configuration {
-            grid: [self.limits.multiprocessors as c_uint, plan.cluster as c_uint, 1],
-            block: [plan.threads as c_uint, 1, 1],
-            shared: plan.shared as c_uint,
-            stream: null_mut(),
-            attributes: null_mut(),
-            attribute_count: 0,
+        let launch = sys::CUlaunchConfig {
+            gridDimX: self.limits.multiprocessors as c_uint,
+            gridDimY: plan.cluster as c_uint,
+            gridDimZ: 1,
+            blockDimX: plan.threads as c_uint,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: plan.shared as c_uint,
+            hStream: null_mut(),
+            attrs: null_mut(),
+            numAttrs: 0,
         };
         let mut count = 0;
         // SAFETY: a number to be filled, a function of this context, and a structure that outlives the call.
         let result = unsafe {
-            (clusters.cuOccupancyMaxActiveClusters)(&mut count, function as *mut c_void, &configuration)
+            call!(clusters.cuOccupancyMaxActiveClusters(&mut count, function as sys::CUfunction, &launch))
         };
         self.driver.check(result)?;
         Ok(planned.min(count.max(0) as usize * plan.cluster))
     }
 }
 
-/// While it lives the GPU's context is current; then the one that was current before is again.
-struct Current<'a> {
-    driver: Option<&'a Driver>,
-}
-
-impl Drop for Current<'_> {
-    fn drop(&mut self) {
-        if let Some(driver) = self.driver {
-            let mut popped = null_mut();
-            // SAFETY: takes off what `enter` put on.
-            unsafe { (driver.cuCtxPopCurrent_v2)(&mut popped) };
-        }
-    }
-}
-
-/// While it lives, this thread may load kernels although a stream is being captured in a CUDA graph:
-/// loading is no work of the stream, and without this it would break the capture. (A driver older than
-/// that of CUDA 12.3 refuses all the same.)
-struct AllowLoading<'a> {
-    driver: &'a Driver,
-    mode: c_int,
-}
-
-impl AllowLoading<'_> {
-    fn new(driver: &Driver) -> AllowLoading<'_> {
-        let mut mode = RELAXED_CAPTURE;
-        // SAFETY: swaps the thread's mode with the one given.
-        unsafe { (driver.cuThreadExchangeStreamCaptureMode)(&mut mode) };
-        AllowLoading { driver, mode }
-    }
-}
-
-impl Drop for AllowLoading<'_> {
-    fn drop(&mut self) {
-        // SAFETY: as above; puts back what was there.
-        unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&mut self.mode) };
-    }
-}
-
-impl Device for Gpu {
+impl Backend for Gpu {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -292,8 +247,8 @@ impl Device for Gpu {
         &self.table
     }
 
-    fn overrides(&self) -> Forced {
-        self.forced
+    fn overrides(&self) -> Overrides {
+        self.overrides
     }
 
     fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded> {
@@ -303,7 +258,7 @@ impl Device for Gpu {
         }
         // A part of a GPU may have no room for clusters.
         let limits = Limits { cluster: 1, ..self.limits };
-        let plan = Plan::new(specialisation, &limits, &Forced { cluster: None, ..self.forced })?;
+        let plan = Plan::new(specialisation, &limits, &Overrides { cluster: None, ..self.overrides })?;
         self.load_planned(specialisation, plan, &limits)
     }
 
@@ -319,8 +274,8 @@ impl Device for Gpu {
         let launched = self.enter().and_then(|_current| {
             // SAFETY: as the caller promises; the function was loaded in this context.
             driver.check(unsafe {
-                (driver.cuLaunchKernel)(
-                    loaded.function as *mut c_void,
+                call!(driver.cuLaunchKernel(
+                    loaded.function as sys::CUfunction,
                     grid[0],
                     grid[1],
                     1,
@@ -328,10 +283,10 @@ impl Device for Gpu {
                     1,
                     1,
                     loaded.plan.shared as c_uint,
-                    stream as *mut c_void,
+                    stream as sys::CUstream,
                     parameters.as_mut_ptr(),
                     null_mut(),
-                )
+                ))
             })
         });
         launched.map_err(|reason| {

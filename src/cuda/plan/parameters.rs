@@ -36,7 +36,7 @@ pub fn plan(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Plan 
         plan.window = Residency::Global;
     }
     plan.window = overrides.window.unwrap_or(plan.window);
-    plan.sums = overrides.sums_apart.unwrap_or(plan.sums);
+    plan.sums = overrides.separate_sums.unwrap_or(plan.sums);
     plan.shared = shared(s, &plan);
     plan.blocks = overrides.blocks.unwrap_or_else(|| blocks(s, &plan, limits));
     plan

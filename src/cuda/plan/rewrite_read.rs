@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 const MOST_HELD: usize = 8;
 /// Numbers of a token read's sums and window that a thread may hold beside its packets.
 const MOST_KEPT: usize = 104;
-/// Threads that may add up their sums (add_warps in block_sum.cuh): of a power of two of blocks, and of others.
+/// Threads that may add up their sums (sum_partials in block_sum.cuh): of a power of two of blocks, and of others.
 const MOST_TOGETHER: [usize; 2] = [4096, 1024];
 /// Threads of a block, if several blocks share a multiprocessor.
 const MOST_THREADS: usize = 256;

@@ -27,7 +27,7 @@ const FREE: Overrides = Overrides {
     hold: None,
     window: None,
     sums: None,
-    sums_apart: None,
+    separate_sums: None,
     stages: None,
     blocks: None,
     chunk: None,

@@ -1,0 +1,1 @@
+"""Shared by the benchmarks: timing, correctness gates, byte counts, problems, models, records."""

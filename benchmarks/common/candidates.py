@@ -1,0 +1,155 @@
+"""The models of the training benchmarks: building them, checking that they agree, one step."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from baselines import plain
+from common.measure import RedGateError, gate
+from common.report import progress
+from ddl.config import GPTConfig
+from ddl.models import GPT
+
+# Allowed rms error of a tensor, relative to its scale. One operator is accurate to 5e-6 (80 units
+# in the last place of float32, tests/support/tolerances.py); a trunk applies 13 in sequence, with
+# matrix products between them.
+TOLERANCE = 1e-4
+
+
+@dataclass
+class Candidate:
+    """One model in one form and mode, with its check and its times."""
+
+    residual: str
+    form: str  # "fused" or "plain"; the additive residual is plain
+    mode: str  # "eager" or "compiled"
+    model: nn.Module
+    oracle: nn.Module  # the same parameters in plain PyTorch, eager
+    optimizer: torch.optim.Optimizer | None
+    hidden_size: int
+    group: str = "fused"  # the form that is timed in the same rounds; additive runs in both
+    error: float | None = None  # the largest in the check against the oracle
+    drift: float | None = None  # relative distance of its bfloat16 gradients from float32
+    red: str | None = None  # why the check failed; it is then not timed
+    compile_seconds: float | None = None  # of the first step; short if a cache had everything
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.residual} {self.form} {self.mode}"
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def build(args: argparse.Namespace, mode: str) -> list[Candidate]:
+    """The candidates of a mode; the forms of one variant share their parameters."""
+    candidates = []
+    backbone = GPTConfig(
+        vocab_size=256,
+        block_size=args.time,
+        num_layers=args.layers,
+        num_heads=args.heads,
+        hidden_size=args.hidden_size,
+    )
+    for residual in args.variants:
+        model = make(replace(backbone, residual=residual))
+        oracle = model if residual == "additive" else plain.peer(model)
+        forms = {"plain": oracle} if residual == "additive" else {"fused": model, "plain": oracle}
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True) if args.adamw else None
+        for form, module in forms.items():
+            if form == "plain" and residual != "additive" and not args.peer:
+                continue
+            timed = module if mode == "eager" else compiled(module, args.backend)
+            group = "fused" if residual == "additive" else form
+            candidates.append(
+                Candidate(residual, form, mode, timed, oracle, optimizer, args.hidden_size, group)
+            )
+    return candidates
+
+
+def make(config: GPTConfig, device: str | torch.device = "cpu") -> GPT:
+    """A model whose backbone is the same for every residual."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = GPT(config)
+    perturb_(model)
+    return model
+
+
+@torch.no_grad()
+def perturb_(model: GPT) -> None:
+    """Add noise to the parameters that the trunk adds to the backbone.
+
+    They start as zeros and ones, which would hide wrong terms from the check.
+    """
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.trunk.named_parameters():
+        if not name.startswith("sublayers."):
+            size = 0.5 / parameter.shape[-1] ** 0.5 if "residuals" in name else 0.1
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter += size * noise.to(parameter.device)
+
+
+def compiled(model: nn.Module, backend: str) -> nn.Module:
+    """The model under torch.compile, without graph breaks, for one shape."""
+    # All models run the same code objects: the default limit of 8 versions of each is too small.
+    torch._dynamo.config.recompile_limit = 64
+    return torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
+
+
+def step(candidate: Candidate, batch: Tensor) -> None:
+    """The timed training step."""
+    candidate.model.zero_grad(set_to_none=True)
+    candidate.model(batch, labels=batch).loss.backward()
+    if candidate.optimizer is not None:
+        candidate.optimizer.step()
+
+
+def check_all(candidates: list[Candidate], batch: Tensor) -> None:
+    """Compare every candidate with its oracle; record errors, and mark failing variants red."""
+    reasons: dict[str, str] = {}
+    expected: tuple[nn.Module | None, dict[str, Tensor]] = (None, {})
+    for candidate in candidates:
+        progress(f"checking {candidate.name}")
+        if expected[0] is not candidate.oracle:
+            expected = candidate.oracle, results(candidate.oracle, batch)
+        started = time.perf_counter()
+        actual = results(candidate.model, batch)
+        if candidate.mode == "compiled":
+            candidate.compile_seconds = time.perf_counter() - started
+        try:
+            candidate.error = check(actual, expected[1])
+        except RedGateError as difference:
+            reasons[candidate.residual] = f"{candidate.name}: {difference}"
+    for candidate in candidates:  # it is unknown which form is wrong, so none is timed
+        candidate.red = reasons.get(candidate.residual)
+
+
+def results(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
+    """Logits, loss and the gradient of every parameter, by name. Clears the model's gradients."""
+    model.zero_grad(set_to_none=True)
+    logits, loss = model(batch, labels=batch)
+    loss.backward()
+    found = {"logits": logits.detach(), "loss": loss.detach()}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            found[name.removeprefix("_orig_mod.")] = parameter.grad
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def check(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The largest error of `gate`. A bias is also compared to the scale of its layer's weight."""
+    if actual.keys() != expected.keys():
+        alone = ", ".join(sorted(actual.keys() ^ expected.keys()))
+        raise RedGateError(f"{alone}: a gradient on one side only")
+    scales = {n: n.removesuffix("bias") + "weight" for n in expected if n.endswith(".bias")}
+    return gate({n: (actual[n], expected[n]) for n in expected}, TOLERANCE, scales)

@@ -1,0 +1,64 @@
+"""The bytes that must move. All rates are counted by them, and so is the floor of a time.
+
+Every tensor with a row of features per token counts once: forward X, k → X', h; backward G, X, k,
+dh → dX, dk; a token read also stores x and loads it again. Values, gates, statistics and parameters
+are left out. If an implementation moves more bytes than these, its rate is lower.
+"""
+
+from __future__ import annotations
+
+
+def moved(op: str, form: str, m: int, *, state: int = 1, features: int = 1) -> tuple[int, int]:
+    """Bytes per token and feature of one operator, forward and backward.
+
+    form: of the read (identity, channel, token) or of the expansion (repeat, conv), "" for a
+    rewrite. state: bytes of an element of X, X', their gradients, and x. features: bytes of an
+    element of k, h, dk and dh. With the default sizes of 1 the result is in elements.
+    """
+    whole = m * state
+    if op == "expand":
+        again = state if form == "conv" else 0  # x, for the weight's gradient
+        return state + whole, whole + state + again  # x, X; G, dx
+    forward, backward = whole, 2 * whole  # X; X or G, and dX
+    if op != "read":
+        forward, backward = forward + whole + features, backward + whole + 2 * features
+    if op != "rewrite":
+        saved = state if form == "token" else 0
+        forward, backward = forward + features + saved, backward + features + saved
+    return forward, backward
+
+
+def boundary(residual: str, *, state: int = 1, features: int = 1) -> int:
+    """Bytes per token and feature between two sublayers of a model, forward and backward together.
+
+    The additive residual has an addition and a norm: x, F → x', h and G, x', dh → dx.
+    """
+    if residual == "additive":
+        return (2 * state + 2 * features) + (3 * state + features)
+    form = "identity" if residual == "ddl" else "token" if "-tc" in residual else "channel"
+    m = 1 if residual == "ddl" else 4
+    return sum(moved("rewrite_read", form, m, state=state, features=features))
+
+
+def floor(
+    residual: str, boundaries: int, additive: float, gb_s: float, *, state: int, features: int
+) -> float:
+    """The ratio to the additive residual if boundaries took only the time to copy their bytes.
+
+    The additive step keeps its measured time; the bytes that a variant moves beyond it are added at
+    the bandwidth of a copy. Eager PyTorch moves more bytes than counted for an addition and a norm,
+    so a measured eager ratio may exceed this. boundaries: features in all boundaries; additive:
+    seconds; state, features: bytes of elements as in `boundary`.
+    """
+    sizes = {"state": state, "features": features}
+    more = boundary(residual, **sizes) - boundary("additive", **sizes)
+    return additive / (additive + more * boundaries / (gb_s * 1e9))
+
+
+def boundary_features(layers: int, tokens: int, hidden_size: int) -> int:
+    """Features in all boundaries of a model.
+
+    The opening read and the expansion together move about as much as one boundary, so there is one
+    boundary more than there are sublayers.
+    """
+    return (2 * layers + 1) * tokens * hidden_size

@@ -1,0 +1,1 @@
+"""The GPU benchmark. `python benchmarks/gpu` runs it; main.py describes its parts."""

@@ -1,11 +1,13 @@
 //! Deep Delta Learning residuals, X' = X + β k̂ (v − k̂ᵀX)ᵀ, as fused operators.
 //!
-//! Rooms, each of which may use those before it: [`error`], [`tensor`] (a bare view of borrowed memory and the one
-//! SAFETY contract), [`problem`] (each operator's inputs and outputs, checked once), [`cpu`] and [`cuda`] (which never
-//! import each other), [`torch`] (borrowing and dispatch), and [`python`] (the module `ddl._native`).
+//! Rooms, each of which may use those before it: [`error`], [`environment`], [`tensor`] (a bare view of borrowed
+//! memory and the one SAFETY contract), [`problem`] (each operator's inputs and outputs, checked once), [`cpu`] and
+//! [`cuda`] (which never import each other), [`torch`] (borrowing and dispatch), and [`python`] (the module
+//! `ddl._native`).
 
 pub mod cpu;
 pub mod cuda;
+pub mod environment;
 pub mod error;
 pub mod problem;
 pub mod python;

@@ -6,7 +6,7 @@ __all__ = ["DivergedError", "InputError", "first_line"]
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used; the message is one sentence, all that the CLI prints."""
+    """The input cannot be used; the message is one sentence, all that the command line prints."""
 
 
 class DivergedError(RuntimeError):
@@ -14,5 +14,5 @@ class DivergedError(RuntimeError):
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, cut to what fits into a sentence of ours."""
+    """The first line of another library's error, short enough for a sentence of ours."""
     return (str(error).strip() or repr(error)).splitlines()[0]

@@ -1,56 +1,188 @@
-"""Directories that commands write, in one piece or not at all, and tell from one another."""
+"""Paths that a user names: the kind of model at one, and results written whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 
-from ddl.errors import InputError
+from ddl.errors import InputError, first_line
 
+CONFIG = "config.json"
 MODEL_TYPE = "ddl"  # in the config.json of ddl.hf; a run's has none
+# The same field in the papers' code, by the layout of its parameters.
+PAPER_MODEL_TYPES = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}
+WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 
 
-def is_hf(path: Path) -> bool:
-    """Whether ddl.hf wrote this directory: its config.json names the type of the model."""
+# --- kinds of paths -------------------------------------------------------------------------------
+
+
+class PathKind(Enum):
+    """The kinds of path that hold a model; the values name them in a sentence."""
+
+    RUN = "a run directory of `ddl train`"
+    DDL = "a Hugging Face directory with a model of ddl"
+    HUGGING_FACE = "a Hugging Face directory with another model"
+    PAPER = "a checkpoint of the paper's code"
+
+
+def path_kind(path: Path) -> PathKind | None:
+    """The kind of model at `path`, by names and config.json alone; None if there is none."""
+    found = _recognise(path)
+    return found if isinstance(found, PathKind) else None
+
+
+def require_kind(path: Path, *expected: PathKind, argument: str) -> PathKind:
+    """The kind of model at `path`. Raises InputError if it is none of those expected."""
+    found = _recognise(path)
+    if found in expected:
+        return PathKind(found)
+    *others, last = [kind.value for kind in expected]
+    must = f"{', '.join(others)} or {last}" if others else last
+    got = f", {found.value}" if isinstance(found, PathKind) else f": {found}"
+    hint = ", for `ddl import`" if found is PathKind.PAPER else ""
+    raise InputError(f"`{argument}` must be {must}, got {path}{got}{hint}")
+
+
+def _recognise(path: Path) -> PathKind | str:
+    """The kind of model at `path`, or the reason why there is none."""
+    if path.is_file():
+        around = _recognise(path.parent)
+        ours = around in (PathKind.RUN, PathKind.DDL)
+        return f"a file in {PathKind(around).value}" if ours else PathKind.PAPER
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and config.get("model_type") == MODEL_TYPE
+        names = os.listdir(path)
+        text = (path / CONFIG).read_text(encoding="utf-8") if CONFIG in names else "{}"
+        config = json.loads(text)
+    except OSError as error:
+        return error.strerror or str(error)
+    except (ValueError, RecursionError) as error:
+        return f"its {CONFIG} cannot be read: {first_line(error)}"
+    fields = config if isinstance(config, dict) else {}
+    model, model_type = fields.get("model"), fields.get("model_type")
+    if model_type == MODEL_TYPE:
+        return PathKind.DDL
+    if model_type is not None and model_type not in PAPER_MODEL_TYPES.values():
+        return PathKind.HUGGING_FACE
+    if isinstance(model, dict) and "residual" in model:
+        return PathKind.RUN
+    if any(name.endswith((*WEIGHT_SUFFIXES, ".index.json")) for name in names):
+        return PathKind.PAPER
+    return f"neither weights nor the {CONFIG} of a model in it"
 
 
-def refuse_used(out: Path) -> None:
+# --- writing --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def writing(path: Path, *, argument: str = "out") -> Iterator[None]:
+    """Turn an error of writing in here into an InputError that names the argument."""
+    try:
+        yield
+    except Exception as error:
+        # safetensors, which need not be installed, has an error of its own for a full disk.
+        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+            raise
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise InputError(f"`{argument}` must be writable, got {path}: {reason}") from error
+
+
+@contextmanager
+def atomic_file(path: Path, *, argument: str = "out") -> Iterator[Path]:
+    """A file to write, beside `path`, that replaces `path` in one step at the end.
+
+    A reader sees the old file or the new one. If the writing fails, the old one stays. Permissions
+    are as after open(path, "w"). Raises InputError if it cannot be written.
+    """
+    final = path.resolve()  # the file that a link points to
+    temporary = _beside(final)
+    with writing(path, argument=argument):
+        try:
+            temporary.touch()
+            mode = (final if final.exists() else temporary).stat().st_mode
+            yield temporary
+            _finish(temporary, mode)
+            temporary.replace(final)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str, *, argument: str = "out") -> None:
+    """Write `text` as UTF-8 in one step; see `atomic_file`."""
+    with atomic_file(path, argument=argument) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
+    """A directory to write files into, beside `path`, that becomes `path` in one step at the end.
+
+    If `path` has files, each new one comes in one step instead, and those of other names stay. If
+    the writing fails, nothing changes. Permissions are as after mkdir and open. Raises InputError
+    if it cannot be written.
+    """
+    final = path.resolve()  # the directory that a link points to
+    temporary = _beside(final)
+    with writing(path, argument=argument):
+        try:
+            temporary.mkdir(parents=True)
+            mode = _mode_of_new_files(temporary)
+            yield temporary
+            files = sorted(temporary.iterdir())
+            for file in files:
+                _finish(file, mode)
+            if final.is_dir() and any(final.iterdir()):
+                for file in files:
+                    file.replace(final / file.name)
+            else:
+                temporary.replace(final)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def require_new_file(out: Path) -> None:
+    """Raises InputError unless a file `out` can be made."""
+    if out.exists():
+        raise InputError(f"`out` must be a new file, got {out}, which exists")
+    if not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
+        raise InputError(f"`out` must be in a directory that can be written to, got {out}")
+
+
+def require_new_directory(out: Path) -> None:
     """Raises InputError unless `out` is new or an empty directory."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         got = "a directory with files" if out.is_dir() else "a file"
         raise InputError(f"`out` must be a new or empty directory, got {out}, {got}")
 
 
-@contextmanager
-def all_or_nothing(out: Path) -> Iterator[Path]:
-    """A directory to write into, which becomes `out`, new or empty until then, in one step.
-
-    If the writing fails it is removed; whoever kills the process finds it beside `out`. Raises
-    InputError where it cannot be written.
-    """
-    final = out.resolve()  # what a link points to
-    written = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    try:
-        written.mkdir(parents=True)
-        yield written
-        written.replace(final)
-    except BaseException as error:
-        shutil.rmtree(written, ignore_errors=True)
-        if isinstance(error, OSError):
-            reason = error.strerror or error
-            raise InputError(f"`out` must be writable, got {out}: {reason}") from error
-        raise
-
-
 def written(out: Path) -> str:
-    """A line that says what is in the directory now."""
+    """A line that lists the files in a directory that was written."""
     return f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}"
+
+
+def _beside(final: Path) -> Path:
+    """A new name on the same file system, without which a rename is no single step."""
+    return final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _mode_of_new_files(directory: Path) -> int:
+    """The permissions that open() gives; os.umask cannot be asked without setting it."""
+    probe = directory / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    return mode
+
+
+def _finish(file: Path, mode: int) -> None:
+    """Give the file its permissions, some writers make it private, and send its data to the disk:
+    after a power cut a renamed file could be empty otherwise."""
+    file.chmod(mode)
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())

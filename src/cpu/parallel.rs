@@ -10,6 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::environment;
+
 /// Runs `work` once for every item, on up to `threads` threads; each item goes to exactly one. Returns
 /// the first failure; some items may then be left undone.
 pub fn for_each<T: Send, E: Send>(
@@ -75,7 +77,7 @@ unsafe extern "C" fn drain<T: Send, E: Send, F: Fn(T) -> Result<(), E> + Sync>(q
 fn gomp_parallel() -> Option<GompParallel> {
     static FOUND: OnceLock<Option<GompParallel>> = OnceLock::new();
     *FOUND.get_or_init(|| {
-        if !cfg!(target_os = "linux") || std::env::var_os("DDL_THREADS").is_some_and(|v| v == "rayon") {
+        if !cfg!(target_os = "linux") || environment::wants_rayon() {
             return None;
         }
         // SAFETY: a lookup; the symbol, when present, has had this signature since GCC 4.9.

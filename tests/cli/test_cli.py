@@ -13,6 +13,7 @@ import pytest
 
 import ddl
 from ddl import cli
+from ddl.cli.main import _flags
 from ddl.config import SampleConfig, TrainConfig
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
@@ -67,8 +68,8 @@ def test_training_and_sampling_in_processes(tmp_path: Path) -> None:
         ),
         (
             "sample /nowhere",
-            "`run` must be a run directory with config.json, got /nowhere:"
-            " No such file or directory",
+            "`run` must be a run directory of `ddl train`, a Hugging Face directory with a model of"
+            " ddl or a checkpoint of the paper's code, got /nowhere: No such file or directory",
         ),
         ("sample /nowhere --tokens -1", "`--tokens` must be an integer of at least 0, got -1"),
         ("demo --residual additive", "`--residual` must be another than additive, got 'additive'"),
@@ -138,11 +139,11 @@ def test_help_teaches(args: str, program: str, capsys: pytest.CaptureFixture[str
 
 
 def test_every_field_has_its_flag() -> None:
-    flags = cli._flags(TrainConfig)
+    flags = _flags(TrainConfig)
     assert flags["num_layers"] == "`--model.num-layers`"
     assert flags["lr"] == "`--optim.lr`"
     assert flags["data"] == "`--data`"
-    assert "run" not in cli._flags(SampleConfig)  # positional
+    assert "run" not in _flags(SampleConfig)  # positional
 
 
 # --- what is loaded for it -----------------------------------------------------------------------
@@ -157,6 +158,9 @@ def test_every_field_has_its_flag() -> None:
         ["train", "--steps", "0"],
         ["sample"],
         ["eval", "--help"],
+        ["demo", "--help"],
+        ["export", "--help"],
+        ["import", "--help"],
         ["eval", "run", "--limit", "0"],
     ],
     ids=" ".join,

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ddl.hf  # noqa: F401 (tells the Auto classes)
 from ddl.cli import main
-from ddl.cli.sample import complete
 from ddl.config import RESIDUALS
+from ddl.load import complete
 from ddl.train.runs import load_run
 from tests.support.eval_cases import datasets_in
 from tests.support.eval_reference import TASKS

@@ -17,6 +17,7 @@ pytest.importorskip("lm_eval")
 from lm_eval._cli.harness import HarnessCLI
 
 from ddl import cli
+from ddl.cli.command import parse
 from ddl.config import EvalConfig
 from tests.support import ROOT
 from tests.support.eval_cases import datasets_in
@@ -65,7 +66,7 @@ def shell(block: str) -> None:
         program, *arguments = shlex.split(line)
         if program == "ddl" and online:
             assert arguments.pop(0) == "eval"
-            cli._parse(EvalConfig, arguments, positional=True)
+            parse(EvalConfig, arguments, positional=True)
         elif program == "ddl":
             assert cli.main(arguments + (SHORT if arguments[0] == "train" else [])) == 0
         elif program == "python":

@@ -28,9 +28,14 @@ from ddl import cli
 from ddl.data.tokenizer import ByteTokenizer
 from ddl.errors import InputError
 from ddl.evaluation import subject, tasks
+from ddl.load import load_for_transformers
 from tests.support.eval_cases import datasets_in, fill, make, paper_index, write_run
 from tests.support.eval_reference import TASKS
 
+KINDS = (
+    "a run directory of `ddl train`, a Hugging Face directory with a model of ddl or a Hugging Face"
+    " directory with another model"
+)
 NOWHERE = "http://127.0.0.1:9"  # a port at which nobody listens
 
 
@@ -91,10 +96,9 @@ def test_one_sentence(
 def test_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["eval", str(tmp_path / "no")]) == 1
     assert capsys.readouterr().err == (
-        "ddl eval: `model` must be a run directory or a Hugging Face model's, with config.json,"
-        f" got {tmp_path}/no: No such file or directory\n"
+        f"ddl eval: `model` must be {KINDS}, got {tmp_path}/no: No such file or directory\n"
     )
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert cli.main(["eval", str(tmp_path)]) == 1
     assert capsys.readouterr().err == (
         f"ddl eval: `model` must be a directory with *.safetensors or *.bin, got {tmp_path}\n"
@@ -108,12 +112,12 @@ def test_half_a_model(hf_directory: Path, tmp_path: Path) -> None:
     del whole["trunk.sublayers.0.c_q.weight"]
     safetensors.torch.save_file(whole, tmp_path / "a" / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match=r"^`model` must have all .* with no trunk\.sub"):
-        subject.load(tmp_path / "a", "cpu")
+        load_for_transformers(tmp_path / "a", "cpu", argument="model")
     shutil.copytree(hf_directory, tmp_path / "b")
     for file in (tmp_path / "b").glob("token*"):
         file.unlink()
     with pytest.raises(InputError, match=r"^`model` must be a model and a tokenizer "):
-        subject.load(tmp_path / "b", "cpu")
+        load_for_transformers(tmp_path / "b", "cpu", argument="model")
 
 
 def test_more_than_the_config_has(hf_directory: Path, tmp_path: Path) -> None:
@@ -123,7 +127,7 @@ def test_more_than_the_config_has(hf_directory: Path, tmp_path: Path) -> None:
     fields = json.loads(config.read_text())
     config.write_text(json.dumps(fields | {"num_layers": fields["num_layers"] - 1}))
     with pytest.raises(InputError, match=r"^`model` must have the weights of its config, got .*"):
-        subject.load(tmp_path / "a", "cpu")
+        load_for_transformers(tmp_path / "a", "cpu", argument="model")
 
 
 @pytest.mark.parametrize(
@@ -136,12 +140,25 @@ def test_a_file_cut_short(name: str, hf_directory: Path, tmp_path: Path) -> None
         (path / "model.safetensors").rename(path / name)
     (path / name).write_bytes((path / name).read_bytes()[:-4])
     with pytest.raises(InputError, match=r"^`model` must be a model and a tokenizer "):
-        subject.load(path, "cpu")
+        load_for_transformers(path, "cpu", argument="model")
 
 
 def test_a_config_without_an_end(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
-    with pytest.raises(InputError, match=r"^`model` must be a run directory or a Hugging Face "):
+    with pytest.raises(
+        InputError, match=f"^`model` must be {KINDS}, got .*: its config.json cannot"
+    ):
+        subject.check(tmp_path)
+
+
+def test_a_checkpoint_of_the_papers_code(tmp_path: Path) -> None:
+    """It has no tokenizer that could be relied on."""
+    (tmp_path / "config.json").write_text('{"model_type": "nanogpt-pro"}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    sentence = (
+        f"`model` must be {KINDS}, got {tmp_path}, a checkpoint of the paper's code, for `ddl"
+    )
+    with pytest.raises(InputError, match=f"^{sentence} import`$"):
         subject.check(tmp_path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,31 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ddl import cli
-from ddl.config import RESIDUALS, TrainConfig
-from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
-from ddl.train.runs import RunDirectory
-from tests.support.hf_cases import byte_pair_files, model, names
+from ddl.config import RESIDUALS
+from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, GPT2Tokenizer
+from tests.support.hf_cases import a_run, byte_pair_files, names, refused, said
 from tests.support.paper_standin import published
 
 FILES = ["config.json", "generation_config.json", "model.safetensors", "modeling_ddl.py"]
 FILES += ["tokenizer.json", "tokenizer_config.json"]
-
-
-def a_run(out: Path, tokenizer: Tokenizer, residual: str = "ddl-cc", vocab_size: int = 256) -> str:
-    gpt = model(residual=residual, vocab_size=vocab_size)
-    RunDirectory.create(TrainConfig(model=gpt.config, data=None, out=out), tokenizer).save(gpt)
-    return str(out)
-
-
-def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    code = cli.main(args)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err.lstrip()
-
-
-def refused(capsys: pytest.CaptureFixture[str], sentence: str, *args: str) -> None:
-    assert said(capsys, *args) == (1, "", f"ddl {args[0]}: {sentence}\n")
 
 
 @pytest.mark.parametrize("residual", RESIDUALS)
@@ -57,7 +38,7 @@ def test_export_and_sample(
 
 
 def cli_text(text: str) -> str:
-    from ddl.cli.sample import printable
+    from ddl.cli.terminal import printable
 
     return f"{printable(text)}\n"
 
@@ -127,52 +108,3 @@ def test_import_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert said(capsys, "import", back, str(tmp_path / "again"))[0] == 0
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
     assert torch.equal(again(idx).logits, hf(idx).logits)
-
-
-def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, new = a_run(tmp_path / "run", ByteTokenizer()), str(tmp_path / "new")
-    refused(capsys, "`--hf` must be the directory to write, got None", "export", run)
-    used = f"`out` must be a new or empty directory, got {run}, a directory with files"
-    refused(capsys, used, "export", run, "--hf", run)
-    refused(capsys, used, "import", run, run)
-    sentence = f"`run` must be a run directory with config.json, got {new}: No such file"
-    refused(capsys, f"{sentence} or directory", "export", new, "--hf", new)
-    sentence = f"`src` must be a file with weights, got {new}: No such file or directory"
-    refused(capsys, sentence, "import", new, new)
-    sentence = "`--layout` must be left at c_proj without `--reverse`, got 'o_proj'"
-    refused(capsys, sentence, "import", run, new, "--layout", "o_proj")
-    sentence = "`--variant` must be left at auto with `--reverse`, got 'ddl'"
-    refused(capsys, sentence, "import", run, new, "--reverse", "--variant", "ddl")
-    sentence = (
-        f"`src` must be a checkpoint of the paper's code, got {run}, which is a directory of ddl:"
-        " the other way round is `--reverse`"
-    )
-    refused(capsys, sentence.replace("`--reverse`", "--reverse"), "import", run, new)
-    assert not Path(new).exists()
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["model"]["residual"] == "ddl-cc"  # untouched
-
-
-@pytest.mark.parametrize("command", ["export", "import", "sample"])
-def test_a_missing_extra(
-    command: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run, new, out = a_run(tmp_path / "run", ByteTokenizer()), str(tmp_path / "new"), "out"
-    torch.save(published("ddl").state_dict(), tmp_path / "x.pt")
-    assert said(capsys, "export", run, "--hf", str(tmp_path / out))[0] == 0
-    for module in [name for name in sys.modules if name.split(".")[:2] == ["ddl", "hf"]]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delattr("ddl.hf")
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    args = {
-        "export": [run, "--hf", new],
-        "import": [str(tmp_path / "x.pt"), new],
-        "sample": [str(tmp_path / out)],
-    }[command]
-    sentence = f"`ddl {command}` needs the `train,hf` extra: pip install 'ddl-rs[train,hf]'"
-    refused(capsys, sentence, command, *args)
-    assert not Path(new).exists()
-    assert said(capsys, "sample", run, "--tokens", "2", "--device", "cpu")[0] == 0

@@ -1,10 +1,9 @@
-"""Directories that the Auto classes load: equal to the bit, complete, refused when they are not."""
+"""Directories that the Auto classes load: equal to the bit, complete."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +21,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import ddl.hf
 from ddl.data.tokenizer import ByteTokenizer
-from ddl.errors import InputError
 from ddl.hf import DDLConfig, DDLForCausalLM, from_gpt, load, save
 from ddl.hf.remote import TEXT
 from ddl.hf.tokenization import FastTokenizer
@@ -197,86 +195,6 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         ImportError, match=r"^this model needs the package ddl-rs, pip install 'ddl"
     ):
         exec(TEXT, {})
-
-
-# --- refusals -------------------------------------------------------------------------------------
-
-
-def refused(path: Path, pattern: str) -> None:
-    with pytest.raises(InputError, match=pattern) as caught:
-        load(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_directories_that_are_none_of_ours(tmp_path: Path) -> None:
-    refused(tmp_path, f"^`path` must be a directory with a model of type ddl, got {tmp_path}$")
-    for text in ("{", "[]", '{"model_type": "llama"}'):
-        (tmp_path / "config.json").write_text(text)
-        refused(tmp_path, "^`path` must be a directory with a model of type ddl, got")
-
-
-def test_damaged_directories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    save(model(), ByteTokenizer(), tmp_path)
-    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
-    state, text = safetensors.torch.load_file(weights), config.read_text()
-    where = re.escape(f"`{tmp_path}`")
-
-    fields = json.loads(text)
-    config.write_text(json.dumps(fields | {"num_layers": 0}))
-    refused(tmp_path, "^`num_layers` must be an integer of at least 1, got 0$")
-    config.write_text(json.dumps(fields | {"num_layers": 3}))
-    lacking = len(model(num_layers=3).state_dict()) - len(state)
-    refused(tmp_path, f"^{where} must hold the parameters of its config, got {lacking} missing$")
-    config.write_text(text)
-
-    safetensors.torch.save_file(state | {"trunk.extra": torch.zeros(1)}, weights)
-    refused(tmp_path, f"^{where} must hold the parameters of its config, got 1 unexpected$")
-    safetensors.torch.save_file(state | {"wte.weight": torch.zeros(2, 2)}, weights)
-    refused(tmp_path, f"^{where} must hold the parameters of its config, got 1 mismatched$")
-    weights.write_bytes(b"\0" * 30)
-    refused(tmp_path, f"^{where} must hold a model of type ddl, got: ")
-    weights.unlink()
-    refused(tmp_path, f"^{where} must hold a model of type ddl, got: ")
-    assert not caplog.records  # the sentence is all that is said
-    safetensors.torch.save_file(state, weights)
-    (tmp_path / "tokenizer.json").write_text("{")
-    refused(tmp_path, f"^{where} must hold a model of type ddl, got: ")
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("config.json", '{"model_type": "ddl", "dtype": "unknown"}'),
-        ("config.json", '{"model_type": "ddl", "id2label": 5}'),
-        ("generation_config.json", "[]"),
-        ("tokenizer.json", "[]"),
-        ("tokenizer_config.json", "[]"),
-        ("model.safetensors.index.json", "{}"),
-        ("pytorch_model.bin", "no pickle"),
-    ],
-)
-def test_damage_that_transformers_stumbles_over(name: str, text: str, tmp_path: Path) -> None:
-    save(model(), ByteTokenizer(), tmp_path)
-    if name.startswith(("model", "pytorch")):
-        (tmp_path / "model.safetensors").unlink()
-    (tmp_path / name).write_text(text)
-    refused(tmp_path, f"^{re.escape(f'`{tmp_path}`')} must hold a model of type ddl, got: ")
-
-
-def test_code_in_a_directory_is_not_asked_about(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """transformers offers to run what a tokenizer_config.json refers to."""
-    save(model(vocab_size=256), ByteTokenizer(), tmp_path)
-    path = tmp_path / "tokenizer_config.json"
-    there = {"auto_map": {"AutoTokenizer": ["code.Tokenizer", "code.Tokenizer"]}}
-    path.write_text(json.dumps(there))
-    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    asked: list[str] = []
-    monkeypatch.setattr("builtins.input", lambda *question: asked.append(*question) or "y")
-    refused(tmp_path, f"^{re.escape(f'`{tmp_path}`')} must hold a model of type ddl, got: ")
-    assert not asked
-    assert not (tmp_path / "ran").exists()
 
 
 def test_the_names_of_the_package() -> None:

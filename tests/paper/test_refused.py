@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import collections
+import json
 import math
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ddl.config import GPTConfig
+import ddl.hf
+from ddl.config import GPTConfig, TrainConfig
+from ddl.data.tokenizer import ByteTokenizer
 from ddl.errors import InputError
 from ddl.models import GPT
-from ddl.paper import convert, revert
+from ddl.paper import convert, import_checkpoint, revert
+from ddl.train.runs import RunDirectory, load_config
+from tests.support.hf_cases import byte_pair_files
+from tests.support.paper_files import model, write
 from tests.support.paper_standin import SIZES, published
 
 
@@ -214,6 +223,183 @@ def test_revert_wants_the_configs_state() -> None:
         revert(config, state | {"wte.weight": ONE})
     with pytest.raises(InputError, match=r"^`layout` must be one of c_proj, o_proj, got 'x'$"):
         revert(config, state, layout="x")  # type: ignore[arg-type]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+class Unwanted:
+    """A pickle of this makes a directory when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.path),))
+
+
+def refused(src: Path, out: Path, pattern: str, **options: Any) -> None:
+    with pytest.raises(InputError, match=pattern) as caught:
+        import_checkpoint(src, out, **options)
+    assert "\n" not in str(caught.value)
+    assert not out.exists()
+
+
+def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
+    src, witness = tmp_path / "x.pt", tmp_path / "witness"
+    torch.save({"model": Unwanted(witness)}, src)
+    pattern = (
+        r"^`\S+x.pt` must hold tensors in plain dicts, got something else: it refers to \S+mkdir$"
+    )
+    refused(src, tmp_path / "out", pattern)
+    assert not witness.exists()
+    torch.load(src, weights_only=False)
+    assert witness.exists()
+
+
+def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
+    out, src = tmp_path / "out", tmp_path / "x.pt"
+    refused(src, out, r"^`src` must be a file with weights, got \S+x.pt: No such file")
+    src.write_bytes(b"not a pickle")
+    refused(src, out, r"^`\S+x.pt` must hold tensors in plain dicts, got something else: \S")
+    src.write_bytes(b"")
+    refused(src, out, r"^`\S+x.pt` must hold tensors in plain dicts, got something else: \S")
+    torch.save([torch.zeros(1)], src)
+    refused(src, out, r"^`\S+x.pt` must hold a state dict, got list$")
+    torch.save({"model": {"step": 3}}, src)
+    refused(src, out, r"^`src` must hold a state dict, got \S+x.pt with step$")
+    cyclic: dict[str, Any] = {}
+    cyclic["model"] = cyclic
+    torch.save(cyclic, src)
+    refused(src, out, r"^`src` must hold a state dict, got \S+x.pt with model$")
+    torch.save(collections.OrderedDict(model().state_dict()), src)
+    (tmp_path / "config.json").write_text("{")
+    refused(src, out, r"^`\S+config.json` must be JSON, got: Expecting")
+    (tmp_path / "config.json").write_text("[]")
+    refused(src, out, r"^`\S+config.json` must be a JSON object, got list$")
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    refused(src, out, r"^`\S+config.json` must be JSON, got: ")
+    broken = tmp_path / "x.safetensors"
+    broken.write_bytes(b"\0" * 20)
+    refused(broken, out, r"^`\S+x.safetensors` must hold tensors in plain dicts, got")
+
+
+def test_directories_without_a_checkpoint(tmp_path: Path) -> None:
+    src, out = tmp_path / "src", tmp_path / "out"
+    src.mkdir()
+    refused(src, out, r"^`src` must name a file with weights, or a .* with none$")
+    for name in ("a.pt", "b.pt"):
+        torch.save({}, src / name)
+    refused(src, out, r"^`src` must name a file with weights, .* with these: a.pt, b.pt$")
+    index = src / "model.safetensors.index.json"
+    outside, strange = {"a": "../a.pt"}, {"a": ["a.pt"]}
+    for files in (outside, strange, {}, [3], None):
+        listing = {"weight_map": files}
+        index.write_text(json.dumps(listing))
+        refused(src, out, r"^`\S+index.json` must map parameters to files beside it")
+    index.write_text(json.dumps({"weight_map": {"a": "missing.bin"}}))
+    refused(src, out, r"^`src` must be a file with weights, got \S+missing.bin: No such file")
+
+
+def test_nothing_is_written_for_weights_that_do_not_fit(tmp_path: Path) -> None:
+    src, out = write(tmp_path / "theirs", ".pt"), tmp_path / "out"
+    refused(src, out, "ddl-tc model, got 3 missing .* and 3 unknown", variant="ddl-tc")
+    state = model().state_dict()
+    del state["ln_f.weight"]
+    torch.save(state, src)
+    refused(src, out, r"got 1 missing \(ln_f.weight\)$")
+
+
+def test_out_must_be_new_or_empty(tmp_path: Path) -> None:
+    src, out = write(tmp_path / "theirs", ".pt"), tmp_path / "out"
+    out.mkdir()
+    (out / "notes").write_text("mine")
+    sentence = f"`out` must be a new or empty directory, got {out}, a directory with files"
+    for reverse in (False, True):
+        with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+            import_checkpoint(src, out, reverse=reverse)
+    assert (out / "notes").read_text() == "mine"
+    with pytest.raises(InputError, match=r"must be a new or empty directory, got .*, a file$"):
+        import_checkpoint(src, out / "notes")
+    with pytest.raises(InputError, match=r"^`out` must be .* (Not a directory|File exists)"):
+        import_checkpoint(src, out / "notes" / "deep")
+    (out / "notes").unlink()
+    assert len(import_checkpoint(src, out)) == 3
+
+
+def test_half_a_directory_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    src, out = write(tmp_path / "theirs", ".pt"), tmp_path / "out"
+    monkeypatch.setattr(ddl.hf.DDLForCausalLM, "save_pretrained", full)
+    refused(src, out, r"^`out` must be writable, got \S+out: No space left on device$")
+    monkeypatch.undo()
+    import_checkpoint(src, tmp_path / "ours")
+    monkeypatch.setattr(torch, "save", full)
+    refused(tmp_path / "ours", out, "^`out` must be writable, got", reverse=True)
+
+
+def test_a_link_to_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(self: object, folder: Path, *_: object) -> None:
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    src, real, link = write(tmp_path / "theirs", ".pt"), tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    before = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(ddl.hf.DDLForCausalLM, "save_pretrained", half)
+        with pytest.raises(KeyboardInterrupt):
+            import_checkpoint(src, link)
+    assert sorted(tmp_path.iterdir()) == before
+    assert list(real.iterdir()) == []
+    import_checkpoint(src, link)
+    assert link.is_symlink()
+    assert (real / "model.safetensors").stat().st_size > 4
+
+
+def test_the_wrong_way_round(tmp_path: Path) -> None:
+    src, ours, out = write(tmp_path / "theirs", ".pt"), tmp_path / "ours", tmp_path / "out"
+    import_checkpoint(src, ours)
+    theirs = "^`src` must be a checkpoint of the paper's code, got "
+    refused(ours, out, f"{theirs}.*, a Hugging Face directory with a model of ddl: the other way")
+    refused(ours / "model.safetensors", out, f"{theirs}.* of ddl: the other way round is --reverse")
+    expected = "a run directory of `ddl train` or a Hugging Face directory with a model of ddl"
+    pattern = f"^`src` must be {expected}, got {re.escape(str(src.parent))}"
+    for text in ('{"n_layer": 2}', '{"architectures": []}', '{"model_type": "nanogpt-pro"}'):
+        (src.parent / "config.json").write_text(text)
+        said = f"{pattern}, a checkpoint of the paper's code, for `ddl import`$"
+        refused(src.parent, out, said, reverse=True)
+    (src.parent / "config.json").write_text("[" * 100_000)
+    refused(src.parent, out, f"{pattern}: its config.json cannot be read: ", reverse=True)
+    (src.parent / "config.json").unlink()
+    files = byte_pair_files(tmp_path / "files")
+    pattern = (
+        r"^`tokenizer` must be left out unless the model's tokens are GPT-2's, .* for characters$"
+    )
+    refused(src, out, pattern, tokenizer=files)
+    config = json.loads((ours / "config.json").read_text())
+    for odd in ({"dtype": "foo"}, {"id2label": 5}):
+        (ours / "config.json").write_text(json.dumps(config | odd))
+        refused(ours, out, r"config.json` must be a config of a model of ddl, got", reverse=True)
+    (ours / "config.json").write_text(json.dumps(config))
+    (ours / "model.safetensors").write_bytes(b"damaged")
+    refused(ours, out, r"model.safetensors` must hold tensors in plain dicts, got", reverse=True)
+    (ours / "model.safetensors").unlink()
+    refused(ours, out, r"^`src` must name a file with weights, or a directory", reverse=True)
+
+
+def test_a_run_that_the_paper_does_not_have(tmp_path: Path) -> None:
+    config = GPTConfig(vocab_size=61, num_layers=1, hidden_size=24, num_heads=2)
+    training = TrainConfig(model=config, data=None, out=tmp_path / "run")
+    RunDirectory.create(training, ByteTokenizer()).save(GPT(config))
+    assert load_config(tmp_path / "run").model == config
+    pattern = "^`value_from` must be compressed in the paper's code, got context$"
+    refused(tmp_path / "run", tmp_path / "out", pattern, reverse=True)
+    with pytest.raises(InputError, match=r"^`src` must be a checkpoint of the paper's code, got"):
+        import_checkpoint(tmp_path / "run", tmp_path / "out")
 
 
 def test_heads_of_any_width() -> None:

@@ -14,7 +14,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 # The rooms of a folder: each may import those of the rows before its own, and none of its own row.
 ORDER = {
-    "": ["error", "tensor", "problem", "cpu cuda", "torch", "python"],
+    "": ["environment error", "tensor", "problem", "cpu cuda", "torch", "python"],
     "cpu": ["simd", "buffer", "parallel partition whole", "expand rewrite_read"],
     "cuda": ["kernel library", "plan", "compile", "device", "auxiliary", "expand rewrite_read"],
 }

@@ -1,4 +1,4 @@
-"""What the tests of ddl.hf share: small models of every kind, and directories with them."""
+"""What the tests of ddl.hf share: small models of every kind, directories with them, commands."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 
-from ddl.config import RESIDUALS, GPTConfig
+from ddl import cli
+from ddl.config import RESIDUALS, GPTConfig, TrainConfig
+from ddl.data.tokenizer import Tokenizer as OurTokenizer
 from ddl.models import GPT
+from ddl.train.runs import RunDirectory
 
 # No test asks a network, whatever it is given.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -81,3 +85,24 @@ def byte_pair_files(directory: Path) -> Path:
     directory.mkdir()
     backend.save(str(directory / "tokenizer.json"))
     return directory
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def a_run(
+    out: Path, tokenizer: OurTokenizer, residual: str = "ddl-cc", vocab_size: int = 256
+) -> str:
+    gpt = model(residual=residual, vocab_size=vocab_size)
+    RunDirectory.create(TrainConfig(model=gpt.config, data=None, out=out), tokenizer).save(gpt)
+    return str(out)
+
+
+def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    code = cli.main(args)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err.lstrip()
+
+
+def refused(capsys: pytest.CaptureFixture[str], sentence: str, *args: str) -> None:
+    assert said(capsys, *args) == (1, "", f"ddl {args[0]}: {sentence}\n")

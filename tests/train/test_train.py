@@ -1,8 +1,7 @@
-"""Training: repeatability, decay groups, schedule, run directories, the command line, the demo."""
+"""Training: repeatability, decay groups, schedule, run directories, Ctrl-C, the device."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -13,35 +12,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from ddl import DeltaResidual, Expand, Read, data
-from ddl.cli.demo import demo
-from ddl.cli.sample import printable, sample
-from ddl.config import PRESETS, DemoConfig, OptimConfig, SampleConfig, TrainConfig
-from ddl.errors import DivergedError, InputError
+from ddl.cli.sample import sample
+from ddl.config import OptimConfig, SampleConfig, TrainConfig
+from ddl.errors import InputError
 from ddl.models import GPT
 from ddl.optim import learning_rate, parameter_groups
 from ddl.train import Trainer, pick_device, stop_on_interrupt, train, train_steps
 from ddl.train.runs import RunDirectory, from_json, load_config, load_run, to_json
-from ddl.train.trainer import has_cuda_kernels
+from ddl.train.trainer import make_repeatable
+from tests.support.train_cases import quiet, recorder, short
 
 CPU = torch.device("cpu")
-
-
-def short(tmp_path: Path, residual: str = "ddl-cc", **changes: object) -> TrainConfig:
-    base = PRESETS["tiny"]
-    fields = {"steps": 6, "eval_every": 3, "log_every": 2, "eval_batches": 2, "device": "cpu"}
-    model = replace(base.model, residual=residual, block_size=32, hidden_size=32)
-    return replace(base, model=model, **({"out": tmp_path / "run"} | fields | changes))
-
-
-def quiet() -> Console:
-    return Console(quiet=True)
-
-
-def recorder() -> Console:
-    return Console(record=True, file=io.StringIO(), width=120)
 
 
 def losses(config: TrainConfig) -> list[float]:
@@ -164,45 +147,6 @@ def test_train_writes_a_run_that_samples(tmp_path: Path) -> None:
     assert sample(replace(request, seed=5)) != text
 
 
-def test_existing_run_is_refused_then_replaced_alone(tmp_path: Path) -> None:
-    config = short(tmp_path, "additive", steps=1)
-    run = train(config, quiet())
-    (run.path / "notes.txt").write_text("mine")
-    expected = (
-        f"`out` must be a directory without a run, got {run.path}, which has one:"
-        " choose another or add --overwrite"
-    )
-    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
-        train(config, quiet())
-    train(replace(config, overwrite=True), quiet())
-    assert len(run.metrics()) == 2  # the first run's lines are gone
-    assert (run.path / "notes.txt").read_text() == "mine"
-
-
-def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
-    config = short(tmp_path, "additive", steps=1)
-    out = config.directory
-    out.mkdir()
-    (out / "notes.txt").write_text("mine")
-    expected = (
-        f"`out` must be a new or empty directory, got {out}, which has other files:"
-        " choose another or add --overwrite, which leaves them alone"
-    )
-    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
-        train(config, quiet())
-    assert [file.name for file in out.iterdir()] == ["notes.txt"]
-    expected = f"`out` must be a directory, got {out / 'notes.txt'}: Not a directory"
-    for overwrite in (False, True):
-        with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
-            train(replace(config, out=out / "notes.txt", overwrite=overwrite), quiet())
-    train(replace(config, overwrite=True), quiet())
-    assert (out / "notes.txt").read_text() == "mine"
-    assert (out / "model.safetensors").exists()
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    train(replace(config, out=empty), quiet())
-
-
 def test_failed_save_leaves_the_old_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,10 +159,11 @@ def test_failed_save_leaves_the_old_weights(
         raise OSError("disk full")
 
     monkeypatch.setattr("safetensors.torch.save_model", fail)
-    with pytest.raises(OSError, match="disk full"):
+    sentence = f"`out` must be writable, got {run.path / 'model.safetensors'}: disk full"
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         run.save(GPT(config.model))
     assert (run.path / "model.safetensors").read_bytes() == before
-    assert not list(run.path.glob("*.tmp"))
+    assert len(list(run.path.iterdir())) == 5  # and nothing is left of the new ones
 
 
 def test_ctrl_c_finishes_the_step_and_saves(tmp_path: Path) -> None:
@@ -245,100 +190,58 @@ def test_ctrl_c_finishes_the_step_and_saves(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_diverging_loss_is_a_sentence(tmp_path: Path) -> None:
-    config = short(tmp_path, "additive", steps=40, log_every=1)
-    config = replace(config, optim=OptimConfig(lr=1e30, warmup_steps=0, clip=0))
-    with pytest.raises(DivergedError, match=r"^the loss is (nan|inf) at step \d+: try a lower"):
-        train(config, quiet())
-
-
-def test_config_json_round_trip_and_damage(tmp_path: Path) -> None:
-    for config in (*PRESETS.values(), short(tmp_path)):
-        assert from_json(TrainConfig, to_json(config)) == config
-    values = json.loads(to_json(short(tmp_path)))
-    for text in ("{", "[]", json.dumps(values | {"stepz": 1})):
-        with pytest.raises(InputError, match=r"^`config.json` must hold a TrainConfig, got: "):
-            from_json(TrainConfig, text)
-    with pytest.raises(InputError, match=r"^`steps` must be an integer of at least 1, got -5$"):
-        from_json(TrainConfig, json.dumps(values | {"steps": -5}))
-
-
-def test_damaged_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^`run` must be a run directory with config.json, got "):
-        load_run(tmp_path, CPU)
-    run = train(short(tmp_path, "additive", steps=1), quiet())
-    weights = run.path / "model.safetensors"
-    other = train(short(tmp_path, "ddl-cc", steps=1, out=tmp_path / "other"), quiet())
-    for content in (b"", b"garbage", weights.read_bytes()[:-10]):
-        weights.write_bytes(content)
-        with pytest.raises(InputError, match="must hold the weights of this run's model, got: "):
-            load_run(run.path, CPU)
-    weights.write_bytes((other.path / "model.safetensors").read_bytes())
-    with pytest.raises(InputError, match="must hold the weights of this run's model, got: "):
-        load_run(run.path, CPU)
-
-
-def test_tokens_beyond_the_vocabulary(tmp_path: Path) -> None:
-    import numpy as np
-
-    for name in ("train.bin", "val.bin"):
-        np.full(100, 300, dtype=np.uint16).tofile(tmp_path / name)
-    corpus = replace(data.load(tmp_path), tokenizer=data.ByteTokenizer())
-    trainer = Trainer(short(tmp_path), corpus, CPU)
-    expected = f"`{tmp_path}` must hold tokens below `vocab_size` = 256, got 300"
-    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
-        trainer.step()
-
-
 def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(has_cuda_kernels(), bool)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto", "ddl-cc") == pick_device("cpu", "ddl-cc") == CPU
     expected = "`device` must be cpu, because torch finds no GPU, got 'cuda'"
     with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
         pick_device("cuda", "additive")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("ddl.train.trainer.has_cuda_kernels", lambda: False)
+    reason = "cuda:0 cannot be used: it is too old"
+    monkeypatch.setattr("ddl.cuda.why_unavailable", lambda: reason)
     assert pick_device("auto", "additive") == pick_device("cuda", "additive")
     assert pick_device("auto", "additive").type == "cuda"
     assert pick_device("auto", "ddl-cc") == CPU
-    expected = (
-        "`device` must be cpu, because the operators of ddl-cc have no CUDA kernels yet, got 'cuda'"
-    )
-    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+    with pytest.raises(InputError, match=f"^`device` must be cpu, because {reason}, got 'cuda'$"):
         pick_device("cuda", "ddl-cc")
-    monkeypatch.setattr("ddl.train.trainer.has_cuda_kernels", lambda: True)
+    monkeypatch.setattr("ddl.cuda.why_unavailable", lambda: None)
     assert pick_device("auto", "ddl-cc").type == "cuda"
+    monkeypatch.setattr("ddl.cuda.why_unavailable", lambda: pytest.fail("looked for a driver"))
+    assert pick_device("cpu", "ddl-cc") == CPU
 
 
-def test_printable() -> None:
-    assert printable("a\tb\n\x1b[31mü\x07犬\x9b") == "a\tb\n\ufffd[31mü\ufffd犬\ufffd"
-
-
-def test_demo_compares_two_trainings_that_start_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_algorithms_only_if_asked_for(
+    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PRESETS, "demo", short(tmp_path))
-    console, config = recorder(), DemoConfig(steps=2, out=tmp_path, device="cpu")
-    pair = demo(config, console, samples=5)
-    text = console.export_text()
-    assert [c.name for c in pair] == ["additive", "ddl-cc"]
-    for piece in ("validation loss", "tokens/s", "speed ratio", "is better", "additive writes"):
-        assert piece in text
-    assert str(tmp_path / "loss.png") in text
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    for contestant in pair:
-        records = contestant.run.metrics()
-        assert len([r for r in records if "loss" in r]) == 2
-        assert f"{records[-1]['validation_loss']:.4f}" in text
-        load_run(tmp_path / contestant.name, CPU)
-    additive, delta = (c.trainer.config for c in pair)
-    assert replace(additive, model=delta.model, out=delta.out) == delta
-    assert additive.model == short(tmp_path, "additive").model
-    assert delta.model == short(tmp_path, "ddl-cc").model
+    """They slow a GPU down; on a CPU nothing is set either way."""
+    asked: list[torch.device] = []
+    monkeypatch.setattr("ddl.train.trainer.make_repeatable", asked.append)
+    Trainer(short(tmp_path, "additive", deterministic=deterministic), data.load("topics"), CPU)
+    assert asked == ([CPU] if deterministic else [])
+    monkeypatch.undo()
+    make_repeatable(CPU)
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.parametrize("betas", [(0.9,), (), 0.9, (0.9, 1.0), (0.9, "x"), (0.9, 0.95, 0.1)])
-def test_betas_are_two_numbers(betas: object) -> None:
-    with pytest.raises(InputError, match=r"^`betas` must be two numbers in \[0, 1\), got"):
-        OptimConfig(betas=betas)  # type: ignore[arg-type]
+def test_a_gpu_made_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[object] = []
+    monkeypatch.setattr(
+        torch, "use_deterministic_algorithms", lambda *args, **options: set_to.append(args)
+    )
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    make_repeatable(torch.device("cuda"))
+    assert set_to == [(True,)]
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # the user's own choice stays
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    make_repeatable(torch.device("cuda"))
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+def test_a_run_of_before_loads(tmp_path: Path) -> None:
+    """Its config.json lacks fields that came later."""
+    values = json.loads(to_json(short(tmp_path)))
+    del values["deterministic"]
+    assert from_json(TrainConfig, json.dumps(values)) == short(tmp_path)

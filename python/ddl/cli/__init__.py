@@ -1,5 +1,5 @@
-"""The `ddl` command."""
+"""The `ddl` command: main.py has the table of commands, each of which is a file here."""
 
-from .main import main
+from .main import COMMANDS, main
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]

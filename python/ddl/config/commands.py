@@ -16,7 +16,7 @@ class SampleConfig:
     """Text from a finished run."""
 
     run: Path
-    """Run directory, or a directory that `ddl export` wrote."""
+    """Run directory, a directory that `ddl export` wrote, or a checkpoint of the paper's code."""
     prompt: str = "\n"
     """Text to continue."""
     tokens: int = 300
@@ -28,7 +28,7 @@ class SampleConfig:
     seed: int = 1337
     """Equal seeds give equal text."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes a GPU when there is one."""
+    """auto takes a GPU if there is one."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -42,15 +42,15 @@ class DemoConfig:
     """The additive residual and a DDL residual, side by side."""
 
     residual: Residual = "ddl-cc"
-    """What to compare with the additive residual."""
+    """The residual to compare with the additive one."""
     steps: int | None = None
     """Optimizer steps of each; None is the `demo` preset's number."""
     seed: int = 1337
     """Seed of backbone, batches and samples."""
     out: Path = Path("runs/demo")
-    """Where the two run directories and the plot go; an earlier demo there is replaced."""
+    """Directory for the two run directories and the plot; an earlier demo in it is replaced."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes a GPU when there is one."""
+    """auto takes a GPU if there is one."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -76,7 +76,7 @@ class EvalConfig:
     batch_size: int | Literal["auto"] = 8
     """Sequences per forward pass; auto tries how many fit."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes a GPU when there is one."""
+    """auto takes a GPU if there is one."""
     out: Path | None = None
     """New file for the results as JSON; by default eval-DATE-TIME.json in the model's directory."""
 
@@ -100,7 +100,7 @@ class ExportConfig:
     """Directory to write, new or empty. AutoModelForCausalLM and AutoTokenizer load it."""
     tokenizer: Path | None = None
     """Directory with GPT-2's tokenizer.json, or its vocab.json and merges.txt, for a run on GPT-2's
-    tokens where tiktoken is missing or cannot fetch its data."""
+    tokens if tiktoken is missing or cannot fetch its data."""
 
     def __post_init__(self) -> None:
         require(self.hf is not None, "hf", "the directory to write", None)
@@ -116,7 +116,7 @@ class ImportConfig:
     out: Path
     """Directory to write, new or empty."""
     variant: Literal["auto"] | Residual = "auto"
-    """What the checkpoint must be; auto takes what the names of its parameters tell."""
+    """Required variant of the checkpoint; auto recognises it by the names of its parameters."""
     reverse: bool = False
     """Write the paper's config.json and pytorch_model.bin."""
     layout: Literal["c_proj", "o_proj"] = "c_proj"

@@ -69,6 +69,9 @@ class TrainConfig:
     """bfloat16 runs forward and backward under autocast; weights stay float32."""
     compile: bool = False
     """Pass the model through torch.compile."""
+    deterministic: bool = False
+    """On a GPU, let torch choose algorithms that give the same losses again, if slower. On a CPU
+    they always do."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU when there is one."""
     seed: int = 1337

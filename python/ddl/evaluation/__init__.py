@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ddl.config import EvalConfig
 from ddl.errors import InputError
 from ddl.evaluation import subject
+from ddl.files import require_new_file, write_text
+from ddl.load import load_for_transformers
 
 if TYPE_CHECKING:
     from .harness import Harness
@@ -32,7 +33,7 @@ PAPER = (
 )  # fmt: skip
 PAPER_SHOTS = (0, 1)
 
-# What a record keeps of lm-eval's results: all that its tables need, and how the prompts were made.
+# The parts of lm-eval's results that a record keeps: for its tables, and how prompts were made.
 KEPT = (
     "results", "groups", "group_subtasks", "versions", "n-shot", "n-samples", "higher_is_better",
     "configs",
@@ -49,18 +50,19 @@ def evaluate(config: EvalConfig) -> Record:
     """
     subject.check(config.model)
     started = datetime.now(timezone.utc)
-    out = _free(config.out or config.model / f"eval-{started:%Y%m%d-%H%M%S}.json")
+    out = config.out or config.model / f"eval-{started:%Y%m%d-%H%M%S}.json"
+    require_new_file(out)
     from ddl.evaluation import tasks
 
     with _quiet():
         names, shots = _requested(config)
         manager = tasks.index(names, config.include_path)
         names = tasks.resolve(names, manager)
-        loaded = tasks.load(names, manager)  # before the model: it is what may be missing
+        loaded = tasks.load(names, manager)  # before the model, because data may be missing
         model = _harness(config)
         runs = []
         for number, shot in enumerate(shots):
-            if number:  # lm-eval writes the number of shots into its tasks, where a 0 is final
+            if number:  # lm-eval writes the number of shots into its tasks, and keeps a 0
                 loaded = tasks.load(names, manager)
             runs.append(score(model, loaded, manager, num_fewshot=shot, limit=config.limit))
     record = {
@@ -132,9 +134,9 @@ def tables(record: Record) -> str:
     parts = []
     for run in record["runs"]:
         shots = run["num_fewshot"]
-        what = "the tasks' own shots" if shots is None else f"{shots}-shot"
+        told = "the tasks' own shots" if shots is None else f"{shots}-shot"
         limit = "" if record["limit"] is None else f", the first {record['limit']} examples of each"
-        parts.append(f"{model['path']}, {model['parameters']:,} parameters: {what}{limit}")
+        parts.append(f"{model['path']}, {model['parameters']:,} parameters: {told}{limit}")
         parts.append(make_table(run))
         if run.get("groups"):
             parts.append(make_table(run, "groups"))
@@ -157,20 +159,20 @@ def _requested(config: EvalConfig) -> tuple[list[str], Sequence[int | None]]:
 def _harness(config: EvalConfig) -> Harness:
     from .harness import Harness
 
-    model, tokenizer = subject.load(config.model, config.device)
+    model, tokenizer = load_for_transformers(config.model, config.device, argument="model")
     return Harness(model, tokenizer, config.batch_size)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Errors only: the libraries warn of much that is meant to be so, some of it per request."""
+    """Show errors only: the libraries warn of much that is intended, of some for every request."""
     from lm_eval import evaluator
 
     names = ("lm_eval", "datasets", "transformers.tokenization_utils_base")
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]
     ask_git = evaluator.get_git_commit_hash
-    # It asks for the commit of the current folder, and git cries "fatal" where there is none.
+    # It asks for the commit of the current folder, and git prints "fatal" outside of a repository.
     evaluator.get_git_commit_hash = lambda: None
     for logger in loggers:
         logger.setLevel(logging.ERROR)
@@ -182,26 +184,8 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _free(out: Path) -> Path:
-    """`out` itself if a file can be made there; else InputError."""
-    parent = out.parent
-    if out.exists():
-        raise InputError(f"`out` must be a new file, got {out}, which exists")
-    if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise InputError(f"`out` must be in a directory that can be written to, got {out}")
-    return out
-
-
 def _write(record: Record, out: Path) -> None:
-    """A reader sees the whole record or none."""
     from lm_eval.utils import handle_non_serializable
 
     text = json.dumps(record, indent=2, default=handle_non_serializable, ensure_ascii=False)
-    temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(out)
-    except OSError as error:
-        raise InputError(f"`out` could not be written: {out}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(out, text + "\n")

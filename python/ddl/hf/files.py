@@ -1,4 +1,4 @@
-"""Directories of Hugging Face's: written from our models, read into them, `ddl export`."""
+"""Hugging Face directories: written from our models, read into them, `ddl export`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from ddl.config import GPTConfig
 from ddl.data.tokenizer import GPT2Tokenizer, Tokenizer
 from ddl.errors import InputError, first_line
-from ddl.files import MODEL_TYPE, all_or_nothing, is_hf, refuse_used, written
+from ddl.files import PathKind, atomic_directory, require_kind, require_new_directory, written
 from ddl.hf import remote
 from ddl.models import GPT
 
@@ -30,11 +31,20 @@ def save(
 
     tokenizer: None for none. remote_code: also write the small modelling file with which
     `trust_remote_code=True` works where ddl-rs is installed and `ddl.hf` was not imported.
-    Parameters keep their dtype. Raises InputError where GPT-2's byte pairs cannot be had; then
-    nothing was written.
+    Parameters keep their dtype. Raises InputError if GPT-2's byte pairs cannot be had or `out`
+    cannot be written; then nothing was written.
     """
-    out = Path(out)
     fast = None if tokenizer is None else to_fast(tokenizer, model.config)
+    _write(model, tokenizer, fast, Path(out), remote_code)
+
+
+def _write(
+    model: GPT,
+    tokenizer: Tokenizer | None,
+    fast: PreTrainedTokenizerFast | None,
+    out: Path,
+    remote_code: bool = True,
+) -> None:
     wrapped = from_gpt(model)
     if remote_code:
         wrapped.config.auto_map = dict(remote.AUTO_MAP)
@@ -42,22 +52,20 @@ def save(
         # These were trained on documents that end with it.
         ends = {f"{name}_token_id": fast.eos_token_id for name in ("bos", "eos", "pad")}
         wrapped.generation_config.update(**ends)
-    wrapped.save_pretrained(out)
-    if fast is not None:
-        fast.save_pretrained(out)
+    with atomic_directory(out) as folder:
+        wrapped.save_pretrained(folder)
+        if fast is not None:
+            fast.save_pretrained(folder)
 
 
 def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
     """Model, in float32 on the CPU, and tokenizer of a directory that `save` or a
-    DDLForCausalLM's `save_pretrained` wrote; no tokenizer where there is none.
+    DDLForCausalLM's `save_pretrained` wrote; None for the tokenizer if there is none.
 
-    Raises InputError when a file is missing, damaged, or does not fit the others.
+    Raises InputError if a file is missing, damaged, or does not fit the others.
     """
     path = Path(path)
-    if not is_hf(path):
-        raise InputError(
-            f"`path` must be a directory with a model of type {MODEL_TYPE}, got {path}"
-        )
+    require_kind(path, PathKind.DDL, argument="path")
     try:
         with _quiet():
             loaded: Any = DDLForCausalLM.from_pretrained(
@@ -89,12 +97,12 @@ def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
 def export_run(run: Path, out: Path, tokenizer: Path | None = None) -> list[str]:
     """Write a run directory's model and tokenizer for Hugging Face: `ddl export`.
 
-    tokenizer: a directory with GPT-2's files, for where tiktoken cannot fetch them. Returns lines
-    that say what was done. Raises InputError; then nothing was written.
+    tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them. Returns lines
+    that report it. Raises InputError; then nothing was written.
     """
     from ddl.train.runs import load_run
 
-    refuse_used(out)
+    require_new_directory(out)
     model, ours = load_run(run, torch.device("cpu"))
     return save_with_tokenizer(model, choose_tokenizer(ours, tokenizer, model.config), out)
 
@@ -115,21 +123,21 @@ def choose_tokenizer(
 
 
 def save_with_tokenizer(model: GPT, tokenizer: Tokenizer | None, out: Path) -> list[str]:
-    """`save` into a new directory; without a tokenizer, and saying so, where GPT-2's data is not to
-    be had."""
-    report = []
-    with all_or_nothing(out) as folder, _quiet():
-        try:
-            save(model, tokenizer, folder)
-        except InputError as error:
-            save(model, None, folder)
-            report.append(f"without a tokenizer: {error}")
+    """`save` into a new directory, for a command: without the tokenizer, with a line that says so,
+    if GPT-2's data is not to be had."""
+    fast, report = None, []
+    try:
+        fast = None if tokenizer is None else to_fast(tokenizer, model.config)
+    except InputError as error:
+        report.append(f"without a tokenizer: {error}")
+    with _quiet():
+        _write(model, tokenizer, fast, out)
     return [written(out), *report]
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars and no reports of transformers' in here: the sentence says it all."""
+    """Silence transformers' progress bars and reports: our sentence replaces them."""
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()

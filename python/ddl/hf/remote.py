@@ -1,8 +1,10 @@
-"""What lets the Auto classes load a directory in a process that has not imported ddl.hf."""
+"""The modelling file for Auto classes in a process that has not imported ddl.hf."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from ddl.files import write_text
 
 MODULE = "modeling_ddl"
 AUTO_MAP = {
@@ -29,4 +31,4 @@ __all__ = ["DDLConfig", "DDLForCausalLM"]
 
 def write(directory: Path) -> None:
     """Put the modelling file that AUTO_MAP refers to into a directory."""
-    (directory / f"{MODULE}.py").write_text(TEXT, encoding="utf-8")
+    write_text(directory / f"{MODULE}.py", TEXT)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ddl.config import GPTConfig
 from ddl.errors import InputError
+from ddl.files import PAPER_MODEL_TYPES
 from ddl.paper import names, options
 
 from .importing import State, check_shapes, shapes_of
@@ -55,8 +56,7 @@ def revert(
         name, tensor = names.to_layout(name, tensor, layout, config)
         theirs[name] = tensor
     theirs[HEAD] = theirs[EMBEDDING]
-    kind = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}[layout]
-    return {"model_type": kind} | options.to_theirs(config), theirs
+    return {"model_type": PAPER_MODEL_TYPES[layout]} | options.to_theirs(config), theirs
 
 
 def _check_published(config: GPTConfig) -> None:

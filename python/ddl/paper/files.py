@@ -13,23 +13,31 @@ from torch import Tensor
 from ddl.config import GPTConfig
 from ddl.data.tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer
 from ddl.errors import InputError, first_line
-from ddl.files import MODEL_TYPE, all_or_nothing, is_hf, refuse_used, written
+from ddl.files import (
+    CONFIG,
+    WEIGHT_SUFFIXES,
+    PathKind,
+    atomic_directory,
+    path_kind,
+    require_kind,
+    require_new_directory,
+    written,
+)
 from ddl.models import GPT
 
 from .exporting import revert
 from .importing import Translation, Variant, translate
 from .names import Layout, listed
 
-CONFIG, WEIGHTS = "config.json", "pytorch_model.bin"
-# What a directory may hold, in the order of preference; else its only file with such a suffix.
+WEIGHTS = "pytorch_model.bin"
+# Files of weights in the order of preference; else a directory's only one with such a suffix.
 KNOWN = ("model.safetensors", WEIGHTS, "model.safetensors.index.json", f"{WEIGHTS}.index.json")
-SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 INSIDE = ("model", "state_dict", "model_state_dict", "module")  # keys around a state dict
 PADDED_VOCABULARY = 50304
 
 
 class Checkpoint(NamedTuple):
-    """What `load` read: a state dict, and the config that came with it, if any."""
+    """A state dict, and the config that came with it, if any."""
 
     state_dict: dict[str, Tensor]
     config: dict[str, Any] | None
@@ -50,16 +58,16 @@ def import_checkpoint(
 
     Args:
         src: a .pt, .bin or .safetensors file, or a directory with one.
-        variant: what the checkpoint must be; "auto" takes what its names tell.
+        variant: the required one; "auto" recognises it by the names of the parameters.
         reverse: `src` is a run directory or one for the Auto classes, and `out` gets the paper's
             config.json and pytorch_model.bin, in the names of `layout`.
-        tokenizer: a directory with GPT-2's files, for where tiktoken cannot fetch them.
+        tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them.
 
-    Returns sentences: what it was, what was assumed, what was written. Raises InputError; then
-    nothing was written.
+    Returns sentences: the model, the assumptions, the files that were written. Raises InputError;
+    then nothing was written.
     """
     src, out = Path(src), Path(out)
-    refuse_used(out)
+    require_new_directory(out)
     if reverse:
         return _export(src, out, layout)
     return _import(src, out, variant, None if tokenizer is None else Path(tokenizer))
@@ -72,11 +80,13 @@ def load(source: str | Path) -> Checkpoint:
     are loaded with weights_only=True: nothing in them is executed. Raises InputError.
     """
     source = Path(source)
+    _refuse_ours(source if source.is_dir() else source.parent)
     path = _weights(source) if source.is_dir() else source
     contents: dict[str, Any] = {}
     for file in _shards(path) if path.name.endswith(".index.json") else [path]:
         contents |= _read(file)
-    config = _config(path.parent / CONFIG)
+    beside = path.parent / CONFIG
+    config = _json(beside) if beside.exists() else None
     for _ in range(len(INSIDE)):
         inside = next(
             (contents[key] for key in INSIDE if isinstance(contents.get(key), dict)), None
@@ -95,26 +105,36 @@ def load(source: str | Path) -> Checkpoint:
 # --- one way and the other ------------------------------------------------------------------------
 
 
+def read_model(
+    source: str | Path, variant: Variant = "auto"
+) -> tuple[GPT, Tokenizer | None, Translation]:
+    """The model in a checkpoint, its parameters in their own dtypes, and its probable tokenizer.
+
+    Raises InputError, as `load` and `translate` do.
+    """
+    translation = translate(*load(source), variant=variant)
+    with torch.device("meta"):
+        model = GPT(translation.config)
+    model.to_empty(device="cpu")
+    # Copies: tensors from one file may share memory, which safetensors refuses.
+    state = {name: tensor.clone() for name, tensor in translation.state.items()}
+    model.load_state_dict(state, assign=True)
+    return model, _tokenizer(translation.config), translation
+
+
 def _import(src: Path, out: Path, variant: Variant, files: Path | None) -> list[str]:
     from ddl.hf.files import choose_tokenizer, save_with_tokenizer  # needs the `hf` extra
 
-    checkpoint = load(src)
-    translation = translate(*checkpoint, variant=variant)
-    config = translation.config
-    with torch.device("meta"):
-        model = GPT(config)
-    # Copies: what came from one file may share its memory, which safetensors refuses.
-    state = {name: tensor.clone() for name, tensor in translation.state.items()}
-    model.load_state_dict(state, assign=True)
-    tokenizer = _tokenizer(config)
+    model, tokenizer, translation = read_model(src, variant)
     report = _report(translation, tokenizer)
-    return report + save_with_tokenizer(model, choose_tokenizer(tokenizer, files, config), out)
+    chosen = choose_tokenizer(tokenizer, files, model.config)
+    return report + save_with_tokenizer(model, chosen, out)
 
 
 def _export(src: Path, out: Path, layout: Layout) -> list[str]:
     config, state = _ours(src)
     theirs, state = revert(config, state, layout=layout)
-    with all_or_nothing(out) as folder:
+    with atomic_directory(out) as folder:
         torch.save(state, folder / WEIGHTS)
         (folder / CONFIG).write_text(json.dumps(theirs, indent=2), encoding="utf-8")
     return [_summary(config), written(out)]
@@ -122,26 +142,30 @@ def _export(src: Path, out: Path, layout: Layout) -> list[str]:
 
 def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     """Config and parameters, in their own dtypes, of a directory of ours."""
-    from ddl.train import runs
+    if require_kind(src, PathKind.RUN, PathKind.DDL, argument="src") is PathKind.RUN:
+        from ddl.train.runs import load_config  # needs the `train` extra
 
-    if is_hf(src):
-        from ddl.hf import DDLConfig
-
-        try:
-            config = DDLConfig(**_json(src / CONFIG)).gpt
-        except InputError:
-            raise
-        except Exception as error:  # transformers checks its own fields in ways of its own
-            raise InputError(
-                f"`{src / CONFIG}` must be a config of a model of ddl, got: {first_line(error)}"
-            ) from error
+        config = load_config(src).model
     else:
-        config = runs.load_config(src).model
+        config = _hf_config(src / CONFIG)
     state: dict[str, Tensor] = {}
     path = _weights(src)
     for file in _shards(path) if path.name.endswith(".index.json") else [path]:
         state |= _read(file)
     return config, state
+
+
+def _hf_config(path: Path) -> GPTConfig:
+    from ddl.hf import DDLConfig
+
+    try:
+        return DDLConfig(**_json(path)).gpt
+    except InputError:
+        raise
+    except Exception as error:  # transformers checks its own fields in ways of its own
+        raise InputError(
+            f"`{path}` must be a config of a model of ddl, got: {first_line(error)}"
+        ) from error
 
 
 def _tokenizer(config: GPTConfig) -> Tokenizer | None:
@@ -179,7 +203,7 @@ def _weights(directory: Path) -> Path:
     for name in KNOWN:
         if (directory / name).is_file():
             return directory / name
-    files = sorted(path for path in directory.iterdir() if path.suffix in SUFFIXES)
+    files = sorted(path for path in directory.iterdir() if path.suffix in WEIGHT_SUFFIXES)
     if len(files) != 1:
         got = f"these: {listed([file.name for file in files])}" if files else "none"
         raise InputError(
@@ -198,18 +222,13 @@ def _shards(index: Path) -> list[Path]:
     return [index.parent / name for name in sorted(set(found))]
 
 
-def _config(path: Path) -> dict[str, Any] | None:
-    """The published config.json, None where there is none."""
-    if not path.exists():
-        return None
-    config = _json(path)
-    run = isinstance(config.get("model"), dict) and "residual" in config["model"]
-    if run or config.get("model_type") == MODEL_TYPE:
+def _refuse_ours(directory: Path) -> None:
+    kind = path_kind(directory)
+    if kind in (PathKind.RUN, PathKind.DDL):
         raise InputError(
-            f"`src` must be a checkpoint of the paper's code, got {path.parent}, which is a "
-            "directory of ddl: the other way round is --reverse"
+            f"`src` must be {PathKind.PAPER.value}, got {directory}, {kind.value}: the other way"
+            " round is --reverse"
         )
-    return config
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -223,7 +242,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a file of weights holds. A pickle is never executed."""
+    """The contents of a file of weights. A pickle is never executed."""
     try:
         if path.suffix == ".safetensors":
             import safetensors.torch

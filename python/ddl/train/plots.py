@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddl.files import atomic_file
+
 Record = dict[str, Any]
 
 
@@ -33,7 +35,8 @@ def plot_losses(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()
-    figure.savefig(path)
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary, format="png")
     pyplot.close(figure)
 
 

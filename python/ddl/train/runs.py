@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import typing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,11 +17,12 @@ from torch import nn
 from ddl.config import TrainConfig
 from ddl.data.tokenizer import Tokenizer, describe, restore
 from ddl.errors import InputError, first_line
+from ddl.files import CONFIG, PathKind, atomic_file, require_kind, write_text, writing
 from ddl.models import GPT
 
 from .plots import Record, plot_losses
 
-CONFIG, TOKENIZER, METRICS = "config.json", "tokenizer.json", "metrics.jsonl"
+TOKENIZER, METRICS = "tokenizer.json", "metrics.jsonl"
 WEIGHTS, PLOT = "model.safetensors", "loss.png"
 FILES = (CONFIG, TOKENIZER, METRICS, WEIGHTS, PLOT)
 
@@ -30,35 +30,32 @@ Config = TypeVar("Config")
 
 
 class RunDirectory:
-    """Where one training run keeps its results."""
+    """The results of one training run, on disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, config: TrainConfig, tokenizer: Tokenizer) -> RunDirectory:
-        """Make the directory and write what describes the run.
+        """Make the directory and write the files that describe the run.
 
         A directory that is not empty is refused unless `config.overwrite`, which removes the files
         of a run in it and nothing else. Raises InputError.
         """
         refuse_existing(config)
         path = config.directory
-        try:
+        with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             for name in FILES:
                 (path / name).unlink(missing_ok=True)
-            (path / TOKENIZER).write_text(json.dumps(describe(tokenizer)), encoding="utf-8")
-            (path / CONFIG).write_text(to_json(config), encoding="utf-8")
-        except OSError as error:
-            raise InputError(
-                f"`out` must be a writable directory, got {path}: {error.strerror or error}"
-            ) from error
+        write_text(path / TOKENIZER, json.dumps(describe(tokenizer)))
+        write_text(path / CONFIG, to_json(config))
         return cls(path)
 
     def log(self, record: Record) -> None:
         """Append a line to metrics.jsonl."""
-        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+        path = self.path / METRICS
+        with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[Record]:
@@ -69,14 +66,8 @@ class RunDirectory:
 
     def save(self, model: nn.Module) -> None:
         """Write the weights; a reader sees the old file or the new one, never half of one."""
-        temporary = self.path / f"{WEIGHTS}.{os.getpid()}.tmp"
-        try:
+        with atomic_file(self.path / WEIGHTS) as temporary:
             safetensors.torch.save_model(model, str(temporary))
-            # safetensors makes files that others cannot read.
-            shutil.copymode(self.path / CONFIG, temporary)
-            temporary.replace(self.path / WEIGHTS)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def plot(self) -> Path:
         """Draw loss.png from the metrics."""
@@ -107,28 +98,15 @@ def refuse_existing(config: TrainConfig) -> None:
 
 
 def load_config(path: Path) -> TrainConfig:
-    """The configuration of a run; InputError when it is missing, damaged, or not of a run."""
-    text = _read(path, CONFIG)
-    if _names(text) & {"model_type", "architectures"}:
-        raise InputError(
-            f"`run` must be a run directory of `ddl train`, got {path}, whose {CONFIG} is one of "
-            "Hugging Face's or of the paper's code, for `ddl import`"
-        )
-    return from_json(TrainConfig, text)
-
-
-def _names(text: str) -> set[str]:
-    """The fields of a JSON object; none of what is no such thing."""
-    try:
-        return set(json.loads(text))
-    except (ValueError, TypeError, RecursionError):
-        return set()
+    """The configuration of a run; InputError if it is missing, damaged, or not of a run."""
+    require_kind(path, PathKind.RUN, argument="run")
+    return from_json(TrainConfig, _read(path, CONFIG))
 
 
 def load_run(path: Path, device: torch.device) -> tuple[GPT, Tokenizer]:
     """Model and tokenizer of a finished run.
 
-    Raises InputError when a file is missing, damaged, or does not fit the others.
+    Raises InputError if a file is missing, damaged, or does not fit the others.
     """
     config = load_config(path)
     try:

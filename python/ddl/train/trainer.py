@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ddl import data
+from ddl import cuda, data, environment
 from ddl.config import TrainConfig
 from ddl.errors import InputError
 from ddl.models import GPT
@@ -27,13 +26,15 @@ class Trainer:
     """One model, its optimizer and its stream of batches.
 
     Two trainers with one seed see the same batches and start from the same backbone, whatever
-    their residual is; a second run on the same machine gives the same losses.
+    their residual is. A second run on the same machine gives the same losses, on a GPU if
+    `config.deterministic` is set.
     """
 
     def __init__(self, config: TrainConfig, corpus: data.Corpus, device: torch.device) -> None:
         corpus.check(config.model.block_size, config.model.vocab_size)
         self.config, self.corpus, self.device = config, corpus, device
-        make_repeatable(device)
+        if config.deterministic:
+            make_repeatable(device)
         torch.manual_seed(config.seed)
         self.model = GPT(config.model).to(device)
         self.forward = torch.compile(self.model) if config.compile else self.model
@@ -99,29 +100,29 @@ class Trainer:
 
 
 def pick_device(name: str, residual: str) -> torch.device:
-    """`auto` is the GPU when there is one and the residual's operators have kernels for it.
+    """`auto` is the GPU if there is one and it can run the residual's operators, else the CPU.
 
-    Raises InputError for "cuda" where that is not so.
+    Raises InputError for "cuda" if that is not so.
     """
     reason = None
-    if not torch.cuda.is_available():
-        reason = "torch finds no GPU"
-    elif residual != "additive" and not has_cuda_kernels():
-        reason = f"the operators of {residual} have no CUDA kernels yet"
+    if name != "cpu":  # asking looks for the driver
+        reason = _why_no_gpu(residual)
     if name == "cuda" and reason:
         raise InputError(f"`device` must be cpu, because {reason}, got 'cuda'")
     return torch.device("cpu" if name == "cpu" or reason else "cuda")
 
 
-def has_cuda_kernels() -> bool:
-    """Whether this version of the package registered its operators for GPUs."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key("ddl::rewrite_read", "CUDA")
+def _why_no_gpu(residual: str) -> str | None:
+    if not torch.cuda.is_available():
+        return "torch finds no GPU"
+    # The additive baseline is torch alone and runs on GPUs that our kernels do not know.
+    return None if residual == "additive" else cuda.why_unavailable()
 
 
 def make_repeatable(device: torch.device) -> None:
-    """On a GPU, have torch choose algorithms that add in a fixed order; on a CPU they all do."""
+    """On a GPU, have torch choose algorithms that add in a fixed order; on a CPU all of them do."""
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        environment.make_cublas_repeatable()
         torch.use_deterministic_algorithms(True, warn_only=True)
         # Only a debugging aid of that mode, and it costs a pass over every new tensor.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -8,6 +8,8 @@ use std::sync::LazyLock;
 use fearless_simd::Level;
 use fearless_simd::prelude::*;
 
+use crate::environment;
+
 /// A body of code to run with the best instructions of this machine. A function that it calls must be inlined
 /// into it, or that function is compiled without them.
 pub trait WithSimd {
@@ -19,10 +21,10 @@ pub trait WithSimd {
 /// lowers the choice, so that every path is tested on one machine.
 static LEVEL: LazyLock<Level> = LazyLock::new(|| {
     let present = Level::new();
-    match std::env::var("DDL_SIMD").as_deref() {
-        Ok("portable") => Level::baseline(),
+    match environment::simd().as_deref() {
+        Some("portable") => Level::baseline(),
         #[cfg(target_arch = "x86_64")]
-        Ok("avx2") => present.as_avx2().map_or(present, Simd::level),
+        Some("avx2") => present.as_avx2().map_or(present, Simd::level),
         _ => present,
     }
 });

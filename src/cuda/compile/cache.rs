@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::log::say;
+use crate::environment;
 use crate::error::{Error, Result};
 
 /// Device code, and the compiler's report on it.
@@ -40,7 +41,7 @@ impl Cache {
     /// The user's cache directory, or None if none could be made. Refuses one that others
     /// can write to.
     pub fn open() -> Result<Option<Cache>> {
-        let Some(directory) = directory() else { return Ok(None) };
+        let Some(directory) = environment::cache_directory() else { return Ok(None) };
         match prepare(&directory) {
             Ok(()) => refuse_open_directory(&directory).map(|()| Some(Cache { directory })),
             Err(error) => {
@@ -85,15 +86,6 @@ impl Cache {
         }
         written
     }
-}
-
-/// DDL_CACHE_DIR, else `ddl` in the user's cache directory.
-fn directory() -> Option<PathBuf> {
-    let named = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    named("DDL_CACHE_DIR").or_else(|| {
-        let caches = named("XDG_CACHE_HOME").filter(|path| path.is_absolute());
-        Some(caches.or_else(|| Some(std::env::home_dir()?.join(".cache")))?.join("ddl"))
-    })
 }
 
 fn prepare(directory: &Path) -> io::Result<()> {

@@ -8,6 +8,7 @@ use super::log::say;
 use super::nvrtc::{Nvrtc, Target, nvrtc};
 use crate::cuda::kernel::Specialisation;
 use crate::cuda::plan::Plan;
+use crate::environment;
 use crate::error::{Error, Result};
 
 macro_rules! kernel_files {
@@ -157,7 +158,7 @@ impl Built {
 
     /// DDL_LOG=debug: a line on stderr for every kernel that is built or found.
     pub(super) fn log(&self) {
-        if std::env::var_os("DDL_LOG").is_none_or(|level| level != "debug") {
+        if !environment::logs_kernels() {
             return;
         }
         let Built { binary, target, seconds, .. } = self;

@@ -14,6 +14,7 @@ use crate::cuda::compile::nvrtc::{Target, nvrtc, target};
 use crate::cuda::kernel::Specialisation;
 use crate::cuda::library::Library;
 use crate::cuda::plan::{Limits, Overrides, Plan, most_of_a_cluster};
+use crate::environment;
 use crate::error::{Error, Result};
 
 /// How what a captured stream forbids begins: 900 to 908.
@@ -95,7 +96,7 @@ fn find() -> std::result::Result<Gpus, String> {
 
 /// Choices made by hand, for those who time them.
 fn overrides(limits: &Limits) -> std::result::Result<Overrides, String> {
-    let words = std::env::var("DDL_PLAN").unwrap_or_default();
+    let words = environment::plan();
     let overrides = Overrides::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
     let most = limits.cluster;
     match overrides.cluster {

@@ -1,0 +1,23 @@
+"""`ddl export`."""
+
+from __future__ import annotations
+
+from ddl.config import ExportConfig
+
+from .command import Command, parse
+
+HELP = """Write the model and tokenizer of a run for Hugging Face's Auto classes.
+
+ddl export runs/ddl-cc-d256-L4-s1337 --hf exported"""
+
+
+def run(args: list[str]) -> None:
+    config = parse(ExportConfig, args, prog="ddl export", description=HELP, positional=True)
+    from ddl.hf.files import export_run
+
+    print(*export_run(config.run, config.hf, config.tokenizer), sep="\n")
+
+
+COMMAND = Command(
+    "write a run for Hugging Face: ddl export RUN --hf DIR", ExportConfig, run, "train,hf"
+)

@@ -1,0 +1,25 @@
+"""`ddl import`."""
+
+from __future__ import annotations
+
+from ddl.config import ImportConfig
+
+from .command import Command, parse
+
+HELP = """Write a checkpoint of the paper's code for Hugging Face's Auto classes, or back.
+
+ddl import checkpoint.pt imported
+
+ddl import imported theirs --reverse"""
+
+
+def run(args: list[str]) -> None:
+    config = parse(ImportConfig, args, prog="ddl import", description=HELP, positional=True)
+    from ddl.paper import import_checkpoint
+
+    print(*import_checkpoint(**vars(config)), sep="\n")
+
+
+COMMAND = Command(
+    "take over a checkpoint of the paper's code: ddl import SRC OUT", ImportConfig, run, "train,hf"
+)

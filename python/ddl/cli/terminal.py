@@ -1,0 +1,53 @@
+"""Output of the commands: text that cannot steer a terminal, and a reader that stops reading."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from typing import TYPE_CHECKING
+from unicodedata import category
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that raises BrokenPipeError. Rich's own would exit with another status."""
+    from rich.console import Console
+
+    class Raising(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True  # progress bars print once more when they are left
+            raise
+
+    return Raising(stderr=stderr)
+
+
+def printable(text: str) -> str:
+    """Replace control characters but newline and tab: a byte model may write escape sequences."""
+    return "".join("\ufffd" if category(c) == "Cc" and c not in "\n\t" else c for c in text)
+
+
+def nobody_reads() -> bool:
+    """Whether the other end of standard output or error is closed, as after `| head`.
+
+    Then both go nowhere from now on, so that Python does not complain when it flushes them at exit.
+    """
+    broken = any(map(_is_closed, (sys.stdout, sys.stderr)))
+    if broken:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            if _is_closed(stream):
+                os.dup2(nowhere, stream.fileno())
+    return broken
+
+
+def _is_closed(stream: object) -> bool:
+    try:
+        descriptor = stream.fileno()  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):  # replaced by something that is no file
+        return False
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

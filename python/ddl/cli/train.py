@@ -1,0 +1,42 @@
+"""`ddl train`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddl.config import PRESETS, TrainConfig
+from ddl.errors import InputError
+
+from .command import Command, parse
+from .terminal import make_console
+
+HELP = """Train a language model. A preset, named first, sets the defaults of the options.
+
+tiny: seconds on a CPU · demo: minutes on a CPU (the default) · small: 124 M and medium: 354 M
+parameters with the papers' recipe; they need --data and a GPU.
+
+ddl train demo --model.residual additive --data shakespeare.txt"""
+
+
+def run(args: list[str]) -> None:
+    named = args[:1] if args and not args[0].startswith("-") else []
+    name, options = named[0] if named else "demo", args[len(named) :]
+    if name not in PRESETS:
+        raise InputError(f"`preset` must be one of {', '.join(PRESETS)}, got {name!r}")
+    tyro: dict[str, Any] = {
+        "prog": f"ddl train {name if named else '[PRESET]'}",
+        "description": HELP,
+        "default": PRESETS[name],
+    }
+    if any(option in PRESETS for option in options):  # unless as the value of another
+        _, unknown = parse(TrainConfig, options, return_unknown_args=True, **tyro)
+        late = next((option for option in unknown if option in PRESETS), None)
+        if late is not None:
+            raise InputError(f"`preset` must come first, as in `ddl train {late}`, got it later")
+    config = parse(TrainConfig, options, **tyro)
+    from ddl.train import train
+
+    train(config, make_console())
+
+
+COMMAND = Command("train a language model: ddl train [preset] [--overrides]", TrainConfig, run)

@@ -1,0 +1,98 @@
+"""Output of the commands: to a terminal, to a closed pipe, from both ways to start them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddl.cli.terminal import nobody_reads, printable
+
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+ENVIRONMENT = BUFFERED | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}  # flushed at the very end
+SCRIPT = Path(sys.executable).with_name("ddl")
+SIZES = ("--model.hidden-size", "32", "--model.block-size", "32", "--device", "cpu")
+
+
+def test_printable() -> None:
+    assert printable("a\tb\n\x1b[31mü\x07犬\x9b") == "a\tb\n\ufffd[31mü\ufffd犬\ufffd"
+
+
+# --- ddl and python -m ddl ------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not SCRIPT.exists(), reason="the command is not installed beside Python")
+@pytest.mark.parametrize(
+    ("args", "status"),
+    [("--help", 0), ("", 2), ("nope", 2), ("sample", 2), ("train --help", 0), ("train huge", 1)],
+)
+def test_ddl_and_python_m_ddl_are_the_same(args: str, status: int) -> None:
+    ways = ([str(SCRIPT)], [sys.executable, "-m", "ddl"])
+    answers = [
+        subprocess.run([*way, *args.split()], capture_output=True, text=True, env=ENVIRONMENT)
+        for way in ways
+    ]
+    assert [answer.returncode for answer in answers] == [status, status]
+    assert answers[0].stdout == answers[1].stdout
+    assert answers[0].stderr == answers[1].stderr
+    said = answers[0].stdout + answers[0].stderr
+    assert "ddl" in said
+    assert "__main__" not in said
+
+
+# --- ddl … | head ---------------------------------------------------------------------------------
+
+
+def unread(*args: str, lines: int = 0) -> subprocess.Popen[str]:
+    """The command after its reader has left, having read as many lines."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddl", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"} if lines else ENVIRONMENT,
+    )
+    assert process.stdout is not None
+    for _ in range(lines):
+        assert process.stdout.readline()
+    process.stdout.close()
+    return process
+
+
+def assert_quiet(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert process.wait(timeout=120) == 128 + 13, said
+    assert said == ""
+
+
+@pytest.mark.parametrize(
+    "command", ["", "train", "sample", "demo", "eval", "export", "import"], ids=str
+)
+def test_help_that_nobody_reads(command: str) -> None:
+    assert_quiet(unread(*command.split(), "--help"))
+
+
+def test_a_training_that_nobody_reads(tmp_path: Path) -> None:
+    """It ends at its next line, and leaves whole files."""
+    options = ("--steps", "100000", "--eval-every", "20", "--out", str(tmp_path / "run"))
+    assert_quiet(unread("train", "tiny", *SIZES, *options, lines=1))
+    assert (tmp_path / "run" / "config.json").exists()
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_a_pipe_of_something_else_is_a_defect(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from ddl import cli
+
+    def fail(args: list[str]) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setitem(cli.COMMANDS, "train", cli.COMMANDS["train"]._replace(run=fail))
+    assert not nobody_reads()
+    with pytest.raises(BrokenPipeError):
+        cli.main(["train"])

@@ -1,0 +1,166 @@
+"""Files and directories that come whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import ddl
+from ddl.errors import InputError
+from ddl.files import atomic_directory, atomic_file, write_text
+
+
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_file_changes_in_one_step(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("old")
+    with atomic_file(path) as temporary:
+        temporary.write_text("ne")
+        assert path.read_text() == "old"
+        assert temporary.parent == tmp_path  # where a rename is one step
+        temporary.write_text("new")
+    assert path.read_text() == "new"
+    assert names(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, ZeroDivisionError])
+def test_the_old_file_stays_if_writing_fails(raised: type[BaseException], tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("old")
+    with suppress(raised), atomic_file(path) as temporary:
+        temporary.write_text("half")
+        raise raised
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_permissions_as_after_open(tmp_path: Path) -> None:
+    """Also if the writer puts a private file in the place of the one that it is given."""
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    path = tmp_path / "a.json"
+    with atomic_file(path) as temporary:
+        temporary.unlink()
+        temporary.touch(0o600)
+    assert mode(path) == mode(plain) == 0o640
+    path.chmod(0o604)
+    write_text(path, "again")
+    assert mode(path) == 0o604
+    with atomic_directory(tmp_path / "folder") as folder:
+        (folder / "private").touch(0o600)
+    assert mode(tmp_path / "folder" / "private") == 0o640
+    assert mode(tmp_path / "folder") == 0o750
+
+
+def test_a_link_keeps_leading_to_its_file(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_a_sentence_that_names_the_argument(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "a.json"
+    sentence = f"^`plot` must be writable, got {path}: Not a directory$"
+    with pytest.raises(InputError, match=sentence):
+        write_text(path, "", argument="plot")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=r"^`out` must be writable, got .*: Is a directory$"):
+        write_text(tmp_path / "folder", "")
+    assert names(tmp_path) == ["file", "folder"]
+
+
+FULL_DISK = """
+import resource, sys, torch, safetensors.torch
+from pathlib import Path
+from ddl.files import atomic_file
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+with atomic_file(Path(sys.argv[1])) as temporary:
+    safetensors.torch.save_model(torch.nn.Linear(100, 100), str(temporary))
+"""
+
+
+def test_a_disk_that_is_full_for_safetensors(tmp_path: Path) -> None:
+    """It has an error of its own for what is an OSError elsewhere."""
+    path = tmp_path / "model.safetensors"
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True
+    )
+    sentence = f"`out` must be writable, got {path}: .*File too large"
+    assert re.search(sentence, done.stderr.splitlines()[-1]), done.stderr
+    assert names(tmp_path) == []
+
+
+def test_a_directory_appears_in_one_step(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    with atomic_directory(out) as folder:
+        (folder / "a").write_text("1")
+        assert not out.exists()
+    assert names(out) == ["a"]
+    assert names(out.parent) == ["out"]
+
+
+def test_files_of_other_names_stay(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+    (tmp_path / "notes").write_text("mine")
+    with suppress(ZeroDivisionError), atomic_directory(tmp_path) as folder:
+        (folder / "a").write_text("half")
+        raise ZeroDivisionError
+    assert (tmp_path / "a").read_text() == "old"
+    with atomic_directory(tmp_path) as folder:
+        (folder / "a").write_text("new")
+        (folder / "b").write_text("new")
+        assert (tmp_path / "a").read_text() == "old"
+    assert names(tmp_path) == ["a", "b", "notes"]
+    assert (tmp_path / "a").read_text() == "new"
+    assert not list(tmp_path.parent.glob(f".{tmp_path.name}.*"))
+
+
+WRITES = re.compile(
+    r"\.write_(text|bytes)\(|\.save(_pretrained)?\(|\.savefig\(|\.save_(file|model)\(|\.mkdir\("
+    r"|open\([^)]*[\"'][wax+]|\.rename\(|os\.replace\(|shutil|tempfile"
+)
+# The names of what atomic_file and atomic_directory give, and of transformers' own argument.
+WHOLE = re.compile(r"\b(temporary|folder|save_directory)\b")
+# A run directory is made at the start, its metrics grow by lines, and RunDirectory.save is whole.
+ALLOWED = (
+    "path.mkdir(parents=True, exist_ok=True)",
+    'with writing(path), path.open("a", encoding="utf-8") as file:',
+    "run.save(trainer.model)",
+    "candidate.run.save(candidate.trainer.model)",
+)
+
+
+def test_no_other_module_writes() -> None:
+    root = Path(ddl.__file__).parent
+    lines = {
+        f"{path.relative_to(root)}: {line.strip()}"
+        for path in root.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if path != root / "files.py" and WRITES.search(line) and not WHOLE.search(line)
+    }
+    assert {line for line in lines if not line.endswith(ALLOWED)} == set()

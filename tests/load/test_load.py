@@ -1,0 +1,107 @@
+"""What is at a path, and the model in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import ddl.hf
+from ddl.cli.sample import sample
+from ddl.config import SampleConfig
+from ddl.data.tokenizer import ByteTokenizer
+from ddl.errors import InputError
+from ddl.files import PathKind, path_kind
+from ddl.load import load, load_for_transformers
+from tests.support.hf_cases import a_run, model, tokens
+from tests.support.paper_standin import published
+
+IDX = tokens(2, 12)
+
+
+def test_every_kind_of_path_is_told_and_loaded(tmp_path: Path) -> None:
+    gpt = model(vocab_size=256)
+    a_run(tmp_path / "run", ByteTokenizer())
+    ddl.hf.save(gpt, ByteTokenizer(), tmp_path / "hf")
+    kinds = {"run": PathKind.RUN, "hf": PathKind.DDL}
+    for name, kind in kinds.items():
+        assert path_kind(tmp_path / name) is kind
+        loaded = load(tmp_path / name, "cpu")
+        assert torch.equal(loaded.model(IDX).logits, gpt(IDX).logits)
+        assert isinstance(loaded.tokenizer, ByteTokenizer)
+        assert not loaded.model.training
+        theirs, fast = load_for_transformers(tmp_path / name, "cpu")
+        assert torch.equal(theirs(IDX).logits, gpt(IDX).logits)
+        assert fast("ab").input_ids == [97, 98]
+
+
+@pytest.mark.parametrize("bare", [True, False], ids=["file", "directory"])
+def test_a_checkpoint_of_the_papers_code(bare: bool, tmp_path: Path) -> None:
+    theirs = published("cc-ec", vocab_size=256)
+    torch.save({"model": theirs.bfloat16().state_dict()}, tmp_path / "x.pt")
+    (tmp_path / "config.json").write_text(json.dumps(theirs.config))
+    path = tmp_path / "x.pt" if bare else tmp_path
+    assert path_kind(path) is PathKind.PAPER
+    loaded = load(path, "cpu")
+    assert loaded.model.wte.weight.dtype == torch.float32
+    torch.testing.assert_close(loaded.model(IDX).logits, theirs.float()(IDX), rtol=1e-5, atol=1e-5)
+    text = sample(SampleConfig(run=path, prompt="ab", tokens=3, device="cpu"))
+    assert text.startswith("ab")
+
+
+def write(directory: Path, **files: str) -> Path:
+    directory.mkdir()
+    for name, text in files.items():
+        (directory / name.replace("__", ".")).write_text(text)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        ({}, None),
+        ({"config__json": "{}"}, None),
+        ({"config__json": "{", "x__pt": ""}, None),
+        ({"config__json": '{"model": "gpt"}'}, None),
+        ({"config__json": '{"model": {"residual": "ddl"}}'}, PathKind.RUN),
+        ({"config__json": '{"model_type": "ddl"}'}, PathKind.DDL),
+        ({"config__json": '{"model_type": "llama"}'}, PathKind.HUGGING_FACE),
+        ({"config__json": '{"model_type": 3}', "x__bin": ""}, PathKind.HUGGING_FACE),
+        ({"config__json": '{"model_type": "nanogptpro"}', "x__bin": ""}, PathKind.PAPER),
+        ({"config__json": '{"n_layer": 2}', "model__safetensors": ""}, PathKind.PAPER),
+        ({"model__safetensors__index__json": "{}"}, PathKind.PAPER),
+        ({"notes__txt": "mine"}, None),
+    ],
+)
+def test_kinds(files: dict[str, str], kind: PathKind | None, tmp_path: Path) -> None:
+    assert path_kind(write(tmp_path / "x", **files)) is kind
+
+
+def test_a_file_of_a_directory_of_ours_is_no_checkpoint(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", config__json='{"model_type": "ddl"}', model__safetensors="")
+    file = path / "model.safetensors"
+    assert path_kind(file) is None
+    sentence = f"got {file}: a file in a Hugging Face directory with a model of ddl"
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        load(file)
+
+
+def test_one_name_for_the_path(tmp_path: Path) -> None:
+    """Whichever room finds the fault."""
+    run = Path(a_run(tmp_path / "run", ByteTokenizer()))
+    (run / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match=r"^`where` must be a run directory with tokenizer\.json"):
+        load(run, argument="where")
+    (tmp_path / "x.pt").write_bytes(b"")
+    with pytest.raises(InputError, match=r"x\.pt` must hold tensors in plain dicts, got"):
+        load(tmp_path / "x.pt", argument="where")
+    torch.save({"step": 3}, tmp_path / "x.pt")
+    with pytest.raises(InputError, match=r"^`where` must hold a state dict, got"):
+        load(tmp_path / "x.pt", argument="where")
+    with pytest.raises(InputError, match=r"^`where` must be a run .*, got \S+gone: No such file"):
+        load_for_transformers(tmp_path / "gone", argument="where")

@@ -1,0 +1,109 @@
+"""Training: input, directories and files that are refused, sentence by sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ddl import data
+from ddl.config import PRESETS, OptimConfig, TrainConfig
+from ddl.errors import DivergedError, InputError
+from ddl.train import Trainer, train
+from ddl.train.runs import from_json, load_run, to_json
+from tests.support.train_cases import quiet, short
+
+CPU = torch.device("cpu")
+
+
+def test_existing_run_is_refused_then_replaced_alone(tmp_path: Path) -> None:
+    config = short(tmp_path, "additive", steps=1)
+    run = train(config, quiet())
+    (run.path / "notes.txt").write_text("mine")
+    expected = (
+        f"`out` must be a directory without a run, got {run.path}, which has one:"
+        " choose another or add --overwrite"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        train(config, quiet())
+    train(replace(config, overwrite=True), quiet())
+    assert len(run.metrics()) == 2  # the first run's lines are gone
+    assert (run.path / "notes.txt").read_text() == "mine"
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    config = short(tmp_path, "additive", steps=1)
+    out = config.directory
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    expected = (
+        f"`out` must be a new or empty directory, got {out}, which has other files:"
+        " choose another or add --overwrite, which leaves them alone"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        train(config, quiet())
+    assert [file.name for file in out.iterdir()] == ["notes.txt"]
+    expected = f"`out` must be a directory, got {out / 'notes.txt'}: Not a directory"
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+            train(replace(config, out=out / "notes.txt", overwrite=overwrite), quiet())
+    train(replace(config, overwrite=True), quiet())
+    assert (out / "notes.txt").read_text() == "mine"
+    assert (out / "model.safetensors").exists()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    train(replace(config, out=empty), quiet())
+
+
+def test_diverging_loss_is_a_sentence(tmp_path: Path) -> None:
+    config = short(tmp_path, "additive", steps=40, log_every=1)
+    config = replace(config, optim=OptimConfig(lr=1e30, warmup_steps=0, clip=0))
+    with pytest.raises(DivergedError, match=r"^the loss is (nan|inf) at step \d+: try a lower"):
+        train(config, quiet())
+
+
+def test_config_json_round_trip_and_damage(tmp_path: Path) -> None:
+    for config in (*PRESETS.values(), short(tmp_path)):
+        assert from_json(TrainConfig, to_json(config)) == config
+    values = json.loads(to_json(short(tmp_path)))
+    for text in ("{", "[]", json.dumps(values | {"stepz": 1})):
+        with pytest.raises(InputError, match=r"^`config.json` must hold a TrainConfig, got: "):
+            from_json(TrainConfig, text)
+    with pytest.raises(InputError, match=r"^`steps` must be an integer of at least 1, got -5$"):
+        from_json(TrainConfig, json.dumps(values | {"steps": -5}))
+
+
+def test_damaged_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^`run` must be a run directory of `ddl train`, got "):
+        load_run(tmp_path, CPU)
+    run = train(short(tmp_path, "additive", steps=1), quiet())
+    weights = run.path / "model.safetensors"
+    other = train(short(tmp_path, "ddl-cc", steps=1, out=tmp_path / "other"), quiet())
+    for content in (b"", b"garbage", weights.read_bytes()[:-10]):
+        weights.write_bytes(content)
+        with pytest.raises(InputError, match="must hold the weights of this run's model, got: "):
+            load_run(run.path, CPU)
+    weights.write_bytes((other.path / "model.safetensors").read_bytes())
+    with pytest.raises(InputError, match="must hold the weights of this run's model, got: "):
+        load_run(run.path, CPU)
+
+
+def test_tokens_beyond_the_vocabulary(tmp_path: Path) -> None:
+    for name in ("train.bin", "val.bin"):
+        np.full(100, 300, dtype=np.uint16).tofile(tmp_path / name)
+    corpus = replace(data.load(tmp_path), tokenizer=data.ByteTokenizer())
+    trainer = Trainer(short(tmp_path), corpus, CPU)
+    expected = f"`{tmp_path}` must hold tokens below `vocab_size` = 256, got 300"
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        trainer.step()
+
+
+@pytest.mark.parametrize("betas", [(0.9,), (), 0.9, (0.9, 1.0), (0.9, "x"), (0.9, 0.95, 0.1)])
+def test_betas_are_two_numbers(betas: object) -> None:
+    with pytest.raises(InputError, match=r"^`betas` must be two numbers in \[0, 1\), got"):
+        OptimConfig(betas=betas)  # type: ignore[arg-type]

@@ -1,10 +1,9 @@
-//! The reasons for which a call is refused, as whole sentences that name the argument, the expected value and the
-//! one that came.
+//! The errors of a call, as whole sentences that name the argument, the expected value and the one received.
 
 use pyo3::PyErr;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 
-/// Why an operator refused its arguments.
+/// The reason for which an operator failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A tensor of the wrong size: a `ValueError`.
@@ -15,19 +14,19 @@ pub enum Error {
     #[error("`{name}` must have dtype {expected}, got {got}")]
     Dtype { name: &'static str, expected: String, got: String },
 
-    /// A tensor that lives elsewhere: a `ValueError`.
+    /// A tensor on the wrong device: a `ValueError`.
     #[error("`{name}` must be on {expected}, got a tensor on {got}")]
     Device { name: &'static str, expected: String, got: String },
 
-    /// Not a tensor at all, or a tensor without plain memory behind it: a `TypeError`.
+    /// Not a tensor, or one without contiguous memory: a `TypeError`.
     #[error("`{name}` must be {expected}, got {got}")]
     Kind { name: &'static str, expected: &'static str, got: String },
 
-    /// A number or a combination of arguments without meaning: a `ValueError`.
+    /// An invalid number or combination of arguments: a `ValueError`.
     #[error("{0}")]
     Argument(String),
 
-    /// Scratch memory that the allocator refused: a `MemoryError`.
+    /// Scratch memory that could not be allocated: a `MemoryError`.
     #[error(
         "`{operator}` asked for {} of scratch memory, which could not be had; \
          take fewer taps, value channels or features, or free memory",
@@ -35,11 +34,11 @@ pub enum Error {
     )]
     Memory { operator: &'static str, bytes: usize },
 
-    /// A GPU, its driver or its compiler cannot do the work: a `RuntimeError`.
+    /// A failure of a GPU, its driver or its compiler: a `RuntimeError`.
     #[error("{0}")]
     Cuda(String),
 
-    /// An exception that a call into Python raised, to be raised again: torch is out of memory, say.
+    /// An exception that a call into Python raised and that is raised again: torch is out of memory, say.
     #[error("{0}")]
     Python(PyErr),
 }
@@ -59,7 +58,7 @@ impl From<Error> for PyErr {
     }
 }
 
-/// A shape as Python writes it: `(8, 1024, 768)`, `(4,)`, `()`.
+/// Formats a shape as Python does: `(8, 1024, 768)`, `(4,)`, `()`.
 pub fn shape_text(shape: &[usize]) -> String {
     let sizes: Vec<String> = shape.iter().map(usize::to_string).collect();
     match sizes.as_slice() {
@@ -68,7 +67,7 @@ pub fn shape_text(shape: &[usize]) -> String {
     }
 }
 
-/// Bytes as people read them: `1.5 GiB`, `640 MiB`.
+/// Formats a number of bytes: `1.5 GiB`, `640 MiB`.
 fn memory_text(bytes: usize) -> String {
     match bytes >> 20 {
         mib @ 0..1024 => format!("{} MiB", mib.max(1)),

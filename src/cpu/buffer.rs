@@ -1,7 +1,7 @@
-//! Scratch memory that starts on a cache line: a 64-byte vector that straddles two costs twice.
+//! Scratch memory aligned to cache lines, because a 64-byte vector that straddles two lines costs twice.
 //!
-//! Its size follows the user's shapes (d·m·K and more), so the allocator may refuse it. The callers carry the
-//! refusal out to Python, where it is a `MemoryError`.
+//! Its size grows with the user's shapes (d·m·K and more), so the allocation may fail. Callers pass the failure
+//! on to Python as a `MemoryError`.
 
 use std::ops::{Deref, DerefMut};
 
@@ -10,15 +10,15 @@ use crate::error::Error;
 
 const LINE: usize = 64;
 
-/// The allocator refused this many bytes.
+/// An allocation of this many bytes failed.
 #[derive(Debug)]
 pub struct OutOfMemory {
     pub bytes: usize,
 }
 
 impl OutOfMemory {
-    /// As callers of `operator` get to see it.
-    pub fn of(self, operator: &'static str) -> Error {
+    /// Converts to the error that callers of `operator` see.
+    pub fn in_operator(self, operator: &'static str) -> Error {
         Error::Memory { operator, bytes: self.bytes }
     }
 }

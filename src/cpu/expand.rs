@@ -1,6 +1,6 @@
 //! `expand`: x (…, d) → X (…, d, m), X_t,ij = Σ_s w_ijs x_{t−s,i}, or repetition without a weight.
 //!
-//! Moved per token: d in and m·d out forward, m·d + d in and d out backward; the K taps are read from
+//! Elements moved per token: d in and m·d out forward, m·d + d in and d out backward. The K taps are read from
 //! cache.
 
 use std::ops::Range;
@@ -18,11 +18,11 @@ use super::whole::{reverse_axes, store_all, taps_outermost};
 use crate::problem::{Expand, Sizes};
 use crate::tensor::{RowsMut, Tensor};
 
-/// Fills `state` from `x`.
+/// Computes `state` from `x`.
 pub fn forward<A: Accum>(expand: &Expand, x: &Tensor, state: &mut Tensor, threads: usize) -> Result<()> {
     let Sizes { d, m, .. } = expand.sizes;
     let threads = useful_threads(state.len(), threads);
-    let bounds = partition(expand.sizes.tokens(), 1); // x is at hand: nothing is done twice
+    let bounds = partition(expand.sizes.tokens(), 1); // x is an input, so no part repeats any work
     let taps = |weight| taps_outermost::<A>(weight, expand.sizes, expand.taps());
     let weight = expand.weight.as_ref().map(taps).transpose()?;
     let outputs = state.split_rows(m * d, &bounds);
@@ -71,7 +71,7 @@ impl<A: Accum> WithSimd for Forward<'_, A> {
     }
 }
 
-/// dX (`grad`) → dx and, if there is a weight, dw.
+/// Computes dx and, if there is a weight, dw from dX (`grad`).
 pub fn backward<A: Accum>(
     expand: &Expand,
     x: &Tensor,
@@ -121,7 +121,7 @@ impl<A: Accum> WithSimd for Backward<'_, A> {
         let Sizes { d, m, time, .. } = self.expand.sizes;
         let taps = self.expand.taps();
         let mut row = Buffer::<A>::zeros(d)?;
-        // dX of this token and the K−1 after it, token t in slot t mod K: each is widened once.
+        // dX of this token and the K−1 after it, token t in slot t mod K, so that each is widened once.
         let mut ring = Buffer::<A>::zeros(taps * m * d)?;
         *self.sums = self.weight.map(|weight| Buffer::zeros(weight.len())).transpose()?;
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
@@ -151,7 +151,7 @@ impl<A: Accum> WithSimd for Backward<'_, A> {
 }
 
 impl<A: Accum> Backward<'_, A> {
-    /// dw_s += dX_t ⊗ x_{t−s} over the `before` tokens that exist.
+    /// dw_s += dX_t ⊗ x_{t−s} for all s < `before`, the number of tokens from the sequence's start to t.
     #[inline(always)]
     fn add_weight_grad(&mut self, token: usize, before: usize, grads: &[A], row: &mut [A]) {
         let Some(sums) = self.sums else { return };

@@ -1,9 +1,9 @@
-//! The parts of an operator, shared out among however many threads there are.
+//! Runs the parts of an operator on the threads that torch already has.
 //!
-//! Threads are those torch already has. Its OpenMP workers spin for milliseconds after each of its own
-//! parallel regions, so a second pool next to them would fight for the same cores in the middle of a
-//! training step (measured: benchmarks/LOG.md). libgomp's `GOMP_parallel` — what every `#pragma omp
-//! parallel` of torch compiles to on Linux — is found in the running process; rayon serves elsewhere.
+//! Torch's OpenMP workers spin for milliseconds after each of its parallel regions, so a second pool would
+//! compete for the same cores in the middle of a training step (measured: benchmarks/LOG.md). On Linux torch's
+//! `#pragma omp parallel` compiles to libgomp's `GOMP_parallel`, which is looked up in the running process.
+//! Without it, rayon is used.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::environment;
 
-/// Runs `work` once for every item, on up to `threads` threads; each item goes to exactly one. Returns
-/// the first failure; some items may then be left undone.
+/// Runs `work` once for every item, on up to `threads` threads. Returns the first failure; some items may then
+/// not have run.
 pub fn for_each<T: Send, E: Send>(
     items: Vec<T>,
     threads: usize,
@@ -32,8 +32,8 @@ pub fn for_each<T: Send, E: Send>(
         outcome: Mutex::new(Ok(Ok(()))),
         work: &work,
     };
-    // SAFETY: `drain` has the signature GOMP_parallel calls, unwinds nothing into C, and the queue
-    // outlives the region, which ends before GOMP_parallel returns.
+    // SAFETY: `drain` has the signature that GOMP_parallel calls and never unwinds into C. The queue outlives
+    // the region, which ends before GOMP_parallel returns.
     unsafe {
         gomp_parallel(drain_extern(&queue), (&raw const queue).cast_mut().cast(), threads as u32, 0);
     }
@@ -73,16 +73,16 @@ unsafe extern "C" fn drain<T: Send, E: Send, F: Fn(T) -> Result<(), E> + Sync>(q
     }
 }
 
-/// torch's libgomp, if this process has one in its global scope.
+/// Looks up `GOMP_parallel` in the process's global scope, where torch's libgomp is.
 fn gomp_parallel() -> Option<GompParallel> {
     static FOUND: OnceLock<Option<GompParallel>> = OnceLock::new();
     *FOUND.get_or_init(|| {
         if !cfg!(target_os = "linux") || environment::wants_rayon() {
             return None;
         }
-        // SAFETY: a lookup; the symbol, when present, has had this signature since GCC 4.9.
+        // SAFETY: `dlsym` only looks the name up.
         let symbol = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"GOMP_parallel".as_ptr()) };
-        // SAFETY: as above; a null pointer becomes None.
+        // SAFETY: if present, the symbol has had this signature since GCC 4.9; a null pointer becomes None.
         unsafe { std::mem::transmute::<*mut c_void, Option<GompParallel>>(symbol) }
     })
 }
@@ -95,13 +95,13 @@ fn rayon_for_each<T: Send, E: Send>(
     use rayon::prelude::*;
 
     match rayon_pool(threads) {
-        // one item at a time, so that a slow part is not queued behind another
+        // one item at a time, so that no part waits behind a slow one
         Some(pool) => pool.install(|| items.into_par_iter().with_max_len(1).try_for_each(&work)),
-        None => items.into_iter().try_for_each(work), // no threads to be had: slower, still right
+        None => items.into_iter().try_for_each(work), // no thread could be started: run serially
     }
 }
 
-/// The pool of the last call, or a new one for another number of threads or another process.
+/// Returns the last call's pool, or a new one if the number of threads or the process has changed.
 fn rayon_pool(threads: usize) -> Option<Arc<rayon::ThreadPool>> {
     static POOL: Mutex<Option<(u32, Arc<rayon::ThreadPool>)>> = Mutex::new(None);
     let mut kept = POOL.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -109,7 +109,7 @@ fn rayon_pool(threads: usize) -> Option<Arc<rayon::ThreadPool>> {
     if let Some((owner, _)) = &*kept
         && *owner != process
     {
-        std::mem::forget(kept.take()); // a fork has none of its threads: they cannot even be told to end
+        std::mem::forget(kept.take()); // a forked process has none of its threads, so it cannot be shut down
     }
     if kept.as_ref().is_none_or(|(_, pool)| pool.current_num_threads() != threads) {
         let built = rayon::ThreadPoolBuilder::new().num_threads(threads).build().ok();

@@ -1,40 +1,40 @@
-//! How the tokens of an operator are divided: a fixed partition into parts, and a part into sequences.
+//! Divides the tokens of an operator: a fixed partition into parts, and a part into sequences.
 //!
-//! The partition depends on the problem alone, never on the thread count, and partial sums are added in the
-//! order of the parts. So results repeat bit for bit with 1 thread or 64.
+//! The partition depends on the problem alone, never on the number of threads, and partial sums are added in the
+//! order of the parts. So results are bit-identical with 1 thread or 64.
 
 use std::ops::Range;
 
 use crate::tensor::{RowsMut, Tensor};
 
-/// Most parts: enough for the threads of one machine to share evenly, few enough to add their sums.
+/// Most parts: enough to balance the threads of one machine, few enough to add up their sums.
 const MOST_PARTS: usize = 64;
 
-/// Fewest tokens in a part, so that a part's own cost (scratch, a lock) stays small beside them.
+/// Fewest tokens in a part, so that its fixed cost (scratch, a lock) stays small.
 const SMALLEST_PART: usize = 64;
 
-/// Fewest tokens in a part for every tap of an operator over time. A part begins K−1 tokens early and
-/// throws these away, and keeps sums for the gradient of a weight of d·m·K elements: with 4K tokens or
-/// more in a part, a quarter at most of the work is done twice, and all the sums together are a quarter
-/// at most of the state's elements (one part excepted).
+/// Fewest tokens in a part per tap of an operator over time. A part starts K−1 tokens early, discards their
+/// results, and keeps sums for the gradient of a weight of d·m·K elements. With at least 4K tokens in a part, at
+/// most a quarter of the work is repeated, and all sums have at most a quarter of the state's elements (unless
+/// there is only one part).
 const TOKENS_PER_TAP: usize = 4;
 
-/// Ends of the parts of `tokens` tokens that an operator looking back `taps` − 1 tokens works through.
+/// Returns the bounds of the parts of `tokens` tokens, for an operator that looks back `taps` − 1 tokens.
 pub fn partition(tokens: usize, taps: usize) -> Vec<usize> {
     let smallest = SMALLEST_PART.max(TOKENS_PER_TAP.saturating_mul(taps));
     let parts = (tokens / smallest).clamp(1, MOST_PARTS);
     (0..=parts).map(|part| (tokens as u128 * part as u128 / parts as u128) as usize).collect()
 }
 
-/// Below this many state elements a second thread costs more than it brings.
+/// Below this many state elements a second thread costs more than it saves.
 const SERIAL: usize = 16_384;
 
-/// Threads worth using for a state of `elements` elements.
+/// Returns the threads worth using for a state of `elements` elements.
 pub fn useful_threads(elements: usize, threads: usize) -> usize {
     if elements < SERIAL { 1 } else { threads.max(1) }
 }
 
-/// An output split at `bounds`: every call gives the next part's piece; `None` if it is not asked for.
+/// Splits an output at `bounds`: each call returns the next part's rows, or `None` if there is no output.
 pub fn split<'a>(
     output: &'a mut Option<Tensor>,
     width: usize,
@@ -44,7 +44,7 @@ pub fn split<'a>(
     move || pieces.as_mut()?.next()
 }
 
-/// `tokens` split at the ends of sequences of `time` tokens: (tokens of the piece, tokens of its sequence).
+/// Splits `tokens` at the ends of sequences of `time` tokens; yields (tokens of the piece, of its sequence).
 pub fn within_sequences(
     tokens: Range<usize>,
     time: usize,

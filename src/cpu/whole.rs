@@ -1,4 +1,4 @@
-//! Whole tensors: parameters widened once per call, and their gradients stored.
+//! Widens whole parameters, once per call, and stores their gradients.
 
 use super::buffer::{Buffer, Result};
 use super::simd::channels::{load, store};
@@ -6,7 +6,7 @@ use super::simd::convert::Accum;
 use crate::problem::Sizes;
 use crate::tensor::Tensor;
 
-/// (d, m, K) → [K][m][d]: the operators walk one tap after the other, each a contiguous row per channel.
+/// (d, m, K) → [K][m][d], so that each tap has a contiguous row per channel.
 pub fn taps_outermost<A: Accum>(weight: &Tensor, sizes: Sizes, taps: usize) -> Result<Buffer<A>> {
     reverse_axes(&widen(weight)?, [sizes.d, sizes.m, taps])
 }
@@ -21,14 +21,14 @@ pub fn reverse_axes<A: Accum>(from: &[A], [a, b, c]: [usize; 3]) -> Result<Buffe
     Ok(to)
 }
 
-/// All elements of a tensor in the accumulation type.
+/// Returns all elements of a tensor in the accumulation type.
 pub fn widen<A: Accum>(tensor: &Tensor) -> Result<Buffer<A>> {
     let mut values = Buffer::zeros(tensor.len())?;
     load(tensor.rows(tensor.len()), 0, 1, &mut values);
     Ok(values)
 }
 
-/// The same, or `len` times `otherwise` without a tensor.
+/// Returns the same, or `len` times `otherwise` without a tensor.
 pub fn widen_or<A: Accum>(tensor: &Option<Tensor>, len: usize, otherwise: A) -> Result<Buffer<A>> {
     if let Some(tensor) = tensor {
         return widen(tensor);

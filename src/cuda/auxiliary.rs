@@ -5,7 +5,7 @@ use super::kernel::Specialisation;
 use super::kernel::arguments::{Address, Arrange, Reduce};
 use crate::error::Result;
 
-/// The weight of a token read, or of an expansion, with its taps outermost.
+/// Copies the weight of a token read, or of an expansion, with its taps outermost; returns the copy's address.
 pub fn arrange(s: &Specialisation, from: Address, call: &Call<'_>) -> Result<Address> {
     let specialisation = s.arrange();
     let numbers = s.d * s.m * s.taps;
@@ -15,7 +15,7 @@ pub fn arrange(s: &Specialisation, from: Address, call: &Call<'_>) -> Result<Add
     Ok(to)
 }
 
-/// Launches `reduce` with 32 columns to a block.
+/// Launches `reduce` with 32 columns per block.
 pub fn launch_reduce(backward: &Specialisation, argument: Reduce, call: &Call<'_>) -> Result<()> {
     let specialisation = backward.reduce();
     let loaded = call.loaded(&specialisation)?;

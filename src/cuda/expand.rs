@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::problem::Expand;
 use crate::tensor::Tensor;
 
-/// Fills `state` from `x`.
+/// Computes `state` from `x`.
 pub fn forward(expand: &Expand, x: &Tensor, state: &Tensor, call: &Call<'_>) -> Result<()> {
     let mut argument = arguments::Expand {
         x: x.address(),
@@ -31,7 +31,7 @@ pub fn forward(expand: &Expand, x: &Tensor, state: &Tensor, call: &Call<'_>) -> 
     call.launch(&loaded, [grid.across, grid.down], argument)
 }
 
-/// dX (`grad`) → dx and, if there is a weight, dw.
+/// Computes dx and, if there is a weight, dw from dX (`grad`).
 pub fn backward(
     expand: &Expand,
     x: &Tensor,
@@ -71,7 +71,7 @@ pub fn backward(
     launch_reduce(&specialisation, sums, call)
 }
 
-/// Packets along the first axis of the grid; along the second blocks that share the chunks of sequences.
+/// The grid: packets along its first axis; along the second, blocks that share the chunks of sequences.
 struct Grid {
     across: usize,
     down: usize,
@@ -95,7 +95,7 @@ impl Grid {
         Grid { across, down, chunks, time, chunk }
     }
 
-    /// chunks, time, chunk
+    /// Returns (chunks, time, chunk).
     fn arguments(&self) -> (i64, i64, i64) {
         (self.chunks as i64, self.time as i64, self.chunk as i64)
     }

@@ -1,4 +1,4 @@
-//! Shared libraries that are opened while the program runs. None is linked, so the import needs none of them.
+//! Shared libraries that are opened at run time. None is linked, so `import ddl` needs none of them.
 
 use std::error::Error;
 use std::ffi::{CStr, c_int, c_void};
@@ -22,7 +22,7 @@ impl Library {
         Library::open_with(name, libc::RTLD_NOW)
     }
 
-    /// The library if this process has it open already, under exactly this name.
+    /// Returns the library if this process already has it open, under exactly this name.
     pub fn already_open(name: &str) -> Option<Library> {
         Library::open_with(name, libc::RTLD_NOW | libc::RTLD_NOLOAD).ok()
     }
@@ -30,20 +30,20 @@ impl Library {
     fn open_with(name: &str, flags: c_int) -> Result<Library, String> {
         // SAFETY: the libraries named here do nothing harmful when they are loaded.
         let opened = unsafe { unix::Library::open(Some(name), flags) };
-        // libloading's own words are "dlopen failed"; the system's reason is behind them.
+        // libloading's own message is "dlopen failed"; the system's reason is its source.
         let reason = |error: libloading::Error| error.source().unwrap_or(&error).to_string();
         Ok(Library { handle: ManuallyDrop::new(opened.map_err(reason)?), name: name.into() })
     }
 
     pub fn symbol(&self, name: &str) -> Result<Symbol, String> {
-        // SAFETY: the address is only copied. Whoever calls it gives it its type.
+        // SAFETY: the address is only copied. The caller gives it its type.
         let found = unsafe { self.handle.get::<Option<Symbol>>(name) };
         let address = found.ok().and_then(|symbol| *symbol);
         address.ok_or_else(|| format!("{} has no `{name}`", self.name))
     }
 }
 
-/// The file that a function was loaded from. libloading cannot tell.
+/// Returns the file that a function was loaded from, which libloading does not tell.
 pub fn file_of(function: *const c_void) -> Option<PathBuf> {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: `dladdr` takes any address and fills the record if it returns nonzero.
@@ -51,7 +51,7 @@ pub fn file_of(function: *const c_void) -> Option<PathBuf> {
     if found.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: the loader's own terminated string.
+    // SAFETY: a terminated string of the loader.
     let name = unsafe { CStr::from_ptr(found.dli_fname) };
     Some(PathBuf::from(name.to_str().ok()?))
 }

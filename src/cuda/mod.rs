@@ -2,13 +2,12 @@
 //! torch's stream in torch's context.
 //!
 //! [`kernel`] has a kernel's specialisation and its arguments, [`plan`] divides its work for a device,
-//! [`compile`] makes device code of it and keeps that in a cache, and [`device`] loads and launches it.
-//! [`rewrite_read`] and [`expand`] are the operators: they say which kernels run with which arguments.
+//! [`compile`] compiles it and caches the device code, and [`device`] loads and launches it.
+//! [`rewrite_read`] and [`expand`] are the operators: they choose the kernels and their arguments.
 //!
-//! The driver is declared by cudarc (`device::driver` says how it is called). NVRTC is not: cudarc's loader
-//! takes the first `libnvrtc.so` that the system has, and cannot be told to take the one that came with torch.
-//! So [`compile::nvrtc`] has a loader of its own. Both open their libraries through [`library`], and the
-//! emulator does, too.
+//! cudarc declares the driver's functions (`device::driver` says how they are called). NVRTC's are declared in
+//! [`compile::nvrtc`], because cudarc's loader opens the first `libnvrtc.so` on the system and cannot be told to
+//! open the one that came with torch. Both, and the emulator, open their libraries through [`library`].
 
 mod auxiliary;
 pub mod compile;

@@ -80,7 +80,7 @@ pub fn backward(
     }
 }
 
-/// Sums the parameters' gradients if the backward had no room for them; returns the rows of sums.
+/// Sums the parameters' gradients if the backward had no room for them; returns the number of rows of sums.
 fn parameters(
     specialisation: &Specialisation,
     argument: &mut Backward,
@@ -94,12 +94,12 @@ fn parameters(
     Ok(blocks)
 }
 
-/// Memory for a row of sums from each block.
+/// Allocates a row of sums for each block.
 fn partial(specialisation: &Specialisation, blocks: usize, call: &Call<'_>) -> Result<Address> {
     (call.allocate)(blocks * specialisation.partial_row() * specialisation.real().size())
 }
 
-/// Adds the blocks' sums up into the parameters' gradients; of no blocks these are zero.
+/// Adds up the blocks' sums into the parameters' gradients, which are zero without blocks.
 fn reduce(
     backward: &Specialisation,
     read: &Read,
@@ -122,7 +122,7 @@ fn reduce(
     launch_reduce(backward, argument, call)
 }
 
-/// Splits the tokens into chunks and gives the kernel the memory it needs for them; returns the blocks.
+/// Splits the tokens into chunks and allocates the kernel's scratch memory; returns the number of blocks.
 fn split_tokens(
     argument: &mut arguments::RewriteRead,
     problem: &RewriteRead,
@@ -144,7 +144,7 @@ fn split_tokens(
     Ok(blocks)
 }
 
-/// The weight of a read as the kernels take it.
+/// Returns the read's weight in the layout that the kernels expect.
 fn arranged(specialisation: &Specialisation, compress: Address, call: &Call<'_>) -> Result<Address> {
     match specialisation.compress {
         Compress::Token if specialisation.taps > 1 => arrange(specialisation, compress, call),
@@ -173,7 +173,7 @@ fn inputs(problem: &RewriteRead) -> arguments::RewriteRead {
     argument
 }
 
-/// The tensors that the forward saves for the backward.
+/// Fills in the tensors that the forward saves for the backward.
 fn saved(argument: &mut arguments::RewriteRead, outputs: &Outputs) {
     argument.stats = address(&outputs.stats);
     argument.new_value = address(&outputs.value);
@@ -182,7 +182,7 @@ fn saved(argument: &mut arguments::RewriteRead, outputs: &Outputs) {
     argument.rstd = address(&outputs.rstd);
 }
 
-/// Kernels do not check their pointers: every tensor that their specialisation names has to be there.
+/// Fails unless every tensor of the specialisation is present, because kernels do not check their pointers.
 fn check_outputs(problem: &RewriteRead, outputs: &Outputs) -> Result<()> {
     let read = problem.read.as_ref();
     needed("new_state", &outputs.state, problem.rewrite.is_some())?;

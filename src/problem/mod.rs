@@ -1,5 +1,4 @@
-//! Each operator as a problem: borrowed inputs, outputs, sizes and flags. They are checked once, here, and used
-//! by every backend.
+//! Each operator's problem: its borrowed inputs, outputs, sizes and flags, checked once and used by every backend.
 
 mod expand;
 mod rewrite_read;

@@ -49,13 +49,13 @@ impl Read {
         }
     }
 
-    /// Whether the read looks back in time, so that x is saved for the backward.
+    /// Returns true if the read looks back in time; x is then saved for the backward.
     pub fn over_time(&self) -> bool {
         self.compress.as_ref().is_some_and(|weight| weight.shape.len() == 3)
     }
 }
 
-/// The operator at the boundary between two sublayers: either half or both.
+/// The operator between two sublayers: either half or both.
 #[derive(Debug)]
 pub struct RewriteRead {
     pub sizes: Sizes,
@@ -66,7 +66,7 @@ pub struct RewriteRead {
     pub read: Option<Read>,
 }
 
-/// Outputs that the forward fills; `None` if the half is absent or the number is not asked for.
+/// Outputs that the forward fills; `None` if their half is absent or they are not requested.
 #[derive(Default)]
 pub struct Outputs {
     /// X' (…, d, m)
@@ -89,7 +89,7 @@ pub struct Outputs {
 #[derive(Default)]
 pub struct Incoming {
     pub state: Option<Tensor>,
-    /// ∂L/∂X' lies where ∂L/∂X goes, each row overwritten once it is used, and `state` is `None`.
+    /// ∂L/∂X' is in the memory of ∂L/∂X, each row is overwritten after its use, and `state` is `None`.
     pub in_place: bool,
     pub context: Option<Tensor>,
     pub value: Option<Tensor>,
@@ -112,7 +112,7 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    /// Whether that of any parameter is asked for.
+    /// Returns true if any parameter's gradient is requested.
     pub fn of_parameters(&self) -> bool {
         let Gradients { compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias, .. } = self;
         let wanted = [compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias];
@@ -120,8 +120,8 @@ impl Gradients {
     }
 }
 
-/// Smallest ε_k and norm ε. If k or x is 0, nothing else stands under the root, so float32 has to hold ε_k²
-/// and ε with room to spare on every backend, even if subnormal numbers are flushed to zero.
+/// Smallest ε_k and norm ε. If k or x is 0, only ε_k² or ε is under the root, so float32 must represent both with a
+/// margin on every backend, even if subnormal numbers are flushed to zero.
 const LEAST_EPS_K: f64 = 1e-18;
 const LEAST_NORM_EPS: f64 = 1e-36;
 
@@ -153,24 +153,24 @@ impl RewriteRead {
         self.state.dtype == Dtype::F64
     }
 
-    /// dtype of v, β, their gradients and all saved statistics
+    /// Returns the dtype of v, β, their gradients and all saved statistics.
     pub fn gate_dtype(&self) -> Dtype {
         if self.double() { Dtype::F64 } else { Dtype::F32 }
     }
 
-    /// The leading shape followed by `last`.
+    /// Returns the leading shape followed by `last`.
     pub fn batch_and(&self, last: &[usize]) -> Vec<usize> {
         [&self.batch, last].concat()
     }
 
-    /// Fails unless `tensor` has the leading shape followed by `last`, lies beside the state and has a
-    /// dtype that goes with it.
+    /// Fails unless `tensor` has the leading shape followed by `last`, the state's device and a dtype that goes
+    /// with the state's.
     pub fn check_stored(&self, tensor: &Tensor, last: &[usize]) -> Result<()> {
         tensor.expect_shape(&self.batch_and(last))?;
         self.check_dtype(tensor)
     }
 
-    /// The same for the small float32 (float64) tensors: v, β, statistics.
+    /// Checks the same for the small float32 (float64) tensors: v, β, statistics.
     pub fn check_gate(&self, tensor: &Tensor, last: &[usize]) -> Result<()> {
         tensor.expect_shape(&self.batch_and(last))?;
         tensor.expect_beside(&self.state)?;

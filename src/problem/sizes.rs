@@ -20,10 +20,10 @@ impl Sizes {
     }
 }
 
-/// Dtypes that may be stored beside float32 arithmetic.
+/// Storage dtypes that go with float32 arithmetic.
 pub(super) const STORED: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
-/// The sizes of a state, and its leading shape without (d, m); fails unless it has the axes it needs.
+/// Returns the sizes of a state and its leading shape without (d, m). Fails if it lacks an axis.
 pub(super) fn state_sizes(state: &Tensor, over_time: bool) -> Result<(Sizes, Vec<usize>)> {
     let rank = state.shape.len();
     let wrong = |expected: &str| Error::Shape {
@@ -60,7 +60,7 @@ pub(super) fn at_least(name: &str, number: f64, least: f64) -> Result<()> {
     Err(Error::Argument(format!("`{name}` must be at least {least:e}, got {}", number_text(number))))
 }
 
-/// A number as Python writes it: `0.0`, `nan`, `-inf`.
+/// Formats a number as Python does: `0.0`, `nan`, `-inf`.
 fn number_text(number: f64) -> String {
     format!("{number:?}").to_lowercase()
 }

@@ -1,5 +1,5 @@
-//! For tests: CPU tensors that take the way of CUDA tensors, to the emulated device or to `cuda:0` of a stand-in
-//! for NVIDIA's driver.
+//! For tests: treats CPU tensors as CUDA tensors, on the emulated device or on `cuda:0` of a stand-in for
+//! NVIDIA's driver.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::cuda::plan::{Limits, Overrides, RESERVED};
 use crate::error::Error;
 use crate::torch::device::tell_where_nvrtc_is;
 
-/// Runs the CUDA kernels for CPU tensors, built by `build(source, defines)`, which returns the path of a
-/// shared object; None ends that. `plan` overrides the planner's choices, by the names of the macros and
+/// Runs the CUDA kernels for CPU tensors; `build` None ends that. `build(source, defines)` compiles a kernel and
+/// returns the path of a shared object. `plan` overrides the planner's choices, by the names of the macros and
 /// `CHUNK`.
 #[pyfunction]
 #[pyo3(signature = (build, *, multiprocessors=2, shared_per_block=65_536, cluster=1, plan=None))]
@@ -47,8 +47,7 @@ pub fn emulate(
     Ok(())
 }
 
-/// Takes CPU tensors for tensors on `cuda:index`, to test the driver's side with a driver that is none;
-/// None ends that.
+/// Treats CPU tensors as tensors on `cuda:index`, to test calls of the driver with a stand-in; None ends that.
 #[pyfunction]
 #[pyo3(signature = (index))]
 pub fn pretend_gpu(py: Python<'_>, index: Option<usize>) -> PyResult<()> {

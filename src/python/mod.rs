@@ -1,5 +1,4 @@
-//! The module `ddl._native`: the operators, and the functions that are no operators: warm-up of a GPU, and the
-//! tests' emulator.
+//! The module `ddl._native`: the operators, the warm-up of a GPU, and the tests' emulator.
 
 #[cfg(feature = "emulator")]
 mod emulator;

@@ -1,4 +1,4 @@
-//! Whether a GPU can be used, and compiling for it ahead of time.
+//! Checks that a GPU can be used, and compiles for it ahead of time.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use crate::cuda::device::ahead_of_time::{self, AheadOfTime};
 use crate::cuda::device::gpu::gpu;
 use crate::torch::device::tell_where_nvrtc_is;
 
-/// Why `cuda:index` cannot be used, None if it can.
+/// Returns the reason for which `cuda:index` cannot be used, None if it can.
 #[pyfunction]
 pub fn why_unavailable(py: Python<'_>, index: usize) -> PyResult<Option<String>> {
     tell_where_nvrtc_is(py)?;
     Ok(py.detach(|| gpu(index).err().map(|reason| reason.to_string())))
 }
 
-/// From now on this thread's calls only list the kernels that they need: for an architecture like `sm_90`, or
-/// for `cuda:index`.
+/// Makes this thread's calls only list the kernels that they need: for an architecture like `sm_90`, or for
+/// `cuda:index`.
 #[pyfunction]
 #[pyo3(signature = (architecture, index))]
 pub fn begin_warmup(py: Python<'_>, architecture: Option<String>, index: usize) -> PyResult<()> {
@@ -29,8 +29,8 @@ pub fn begin_warmup(py: Python<'_>, architecture: Option<String>, index: usize) 
     Ok(())
 }
 
-/// Ends `begin_warmup`, and compiles the kernels that were listed if asked to. Returns for each kernel (name, architecture,
-/// macros, registers, bytes spilled, bytes of shared memory, seconds, whether it was there already).
+/// Ends `begin_warmup` and, if `compile`, compiles the listed kernels. Returns for each kernel (name, architecture,
+/// macros, registers, bytes spilled, bytes of shared memory, seconds, true if it was in the cache).
 #[pyfunction]
 #[allow(clippy::type_complexity)]
 pub fn end_warmup(

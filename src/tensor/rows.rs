@@ -1,14 +1,14 @@
-//! Rows of a borrowed CPU tensor, and asking for them ahead of time.
+//! Rows of a borrowed CPU tensor, and their prefetching.
 
 use super::view::{Dtype, Element, Tensor};
 
 impl Tensor {
-    /// Rows of `width` elements, to be loaded by any thread.
+    /// Returns the rows of `width` elements, which any thread may load.
     pub fn rows(&self, width: usize) -> Rows<'_> {
-        Rows { tensor: self, width, start: 0, end: usize::MAX } // the tensor knows its own end
+        Rows { tensor: self, width, start: 0, end: usize::MAX } // `elements` checks the tensor's own end
     }
 
-    /// Cuts an output into consecutive groups of rows, one owner each; `bounds` ascend from 0 to all.
+    /// Splits an output into consecutive groups of rows with one owner each; `bounds` ascend from 0 to all rows.
     pub fn split_rows(&mut self, width: usize, bounds: &[usize]) -> Vec<RowsMut<'_>> {
         let rows = *bounds.last().expect("bounds name at least one group");
         assert!(bounds[0] == 0 && rows * width == self.len(), "bounds cover the tensor");
@@ -50,26 +50,26 @@ impl<'a> Rows<'a> {
         self.tensor.elements(row * self.width..(row + 1) * self.width)
     }
 
-    /// Where a row lies, for [`Ahead`]; nothing past the end.
+    /// Returns the memory of a row, for [`Ahead`]; empty past the end.
     #[inline(always)]
     pub fn span(&self, row: usize) -> Span {
         self.tensor.span(self.width, row)
     }
 }
 
-/// The rows a kernel loads next, asked for a few cache lines at a time.
+/// The rows of the next token, prefetched a few cache lines at a time.
 ///
-/// Rows are short next to the latency of memory: the hardware's own prefetch has hardly begun when a row
-/// ends, and idles through the maths that follows. A burst of requests for a whole row would wait for
-/// itself (a core has some 16 under way), so the maths calls [`Ahead::step`] between its loops.
+/// Rows are short compared with the latency of memory: the hardware prefetcher has hardly begun when a row ends,
+/// and idles during the arithmetic that follows. Requests for a whole row at once would wait for one another (a
+/// core has some 16 under way), so the arithmetic calls [`Ahead::step`] between its loops.
 #[derive(Default)]
 pub struct Ahead {
     spans: [Span; 6],
-    /// lines asked for by one step
+    /// lines prefetched by one step
     lines: usize,
 }
 
-/// Memory to ask for: where, and how many cache lines.
+/// Memory to prefetch: its address and number of cache lines.
 #[derive(Clone, Copy, Default)]
 pub struct Span {
     at: usize,
@@ -80,7 +80,7 @@ pub struct Span {
 const LINE: usize = 64;
 
 impl Ahead {
-    /// Asks for all of `spans` within `steps` steps.
+    /// Prefetches all of `spans` within `steps` steps.
     pub fn new(spans: [Span; 6], steps: usize) -> Ahead {
         let lines: usize = spans.iter().map(|span| span.lines).sum();
         Ahead { spans, lines: lines.div_ceil(steps.max(1)) }
@@ -104,7 +104,7 @@ fn prefetch(line: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a hint; it never faults, whatever the address.
+        // SAFETY: a prefetch is a hint; it never faults, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line as *const i8) };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -124,14 +124,14 @@ impl RowsMut<'_> {
         self.tensor.dtype
     }
 
-    /// The same rows, to be loaded before they are stored.
+    /// Returns the same rows, to be loaded before they are stored.
     #[inline(always)]
     pub fn as_rows(&self) -> Rows<'_> {
         let RowsMut { tensor, width, start, end } = *self;
         Rows { tensor, width, start, end }
     }
 
-    /// Where a row lies: a store, too, waits for its line.
+    /// Returns the memory of a row, for [`Ahead`]: a store, too, waits for its cache line.
     #[inline(always)]
     pub fn span(&self, row: usize) -> Span {
         self.tensor.span(self.width, row)

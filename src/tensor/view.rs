@@ -1,4 +1,4 @@
-//! A tensor borrowed for the length of one call: where its elements lie, how many and of which type.
+//! A tensor borrowed for the duration of one call: address, shape, dtype and device.
 //!
 //! # The SAFETY contract
 //!
@@ -7,17 +7,17 @@
 //! that promise with a live `torch.Tensor`, which the calling Python frame holds until the native function
 //! returns.
 //!
-//! - The CPU's tensors are read through [`Tensor::elements`] and what is built on it. These refuse every
-//!   other device.
-//! - A GPU's tensors are touched by kernels alone. They get the address, and run on the stream that torch
-//!   allocated for and frees after.
+//! - CPU tensors are read only through [`Tensor::elements`] and functions built on it, which refuse every other
+//!   device.
+//! - Only kernels access a GPU's tensors, by address. They run on the stream for which torch allocated the
+//!   memory, and torch frees it in the stream's order.
 //! - While kernels are only compiled ahead of time, tensors are fake: pointers are null and nothing launches.
 //! - Outputs are allocated for this one call (`torch.empty`), so they are writable and overlap nothing. A
-//!   caller may bring one of its own, a state's gradient to overwrite. It is borrowed once, and refused if it
-//!   overlaps what is loaded beside it ([`Tensor::expect_apart`]).
-//! - Two threads never store the same row: the callers in `cpu/` hand every row to exactly one partition.
-//! - With the GIL released nobody else writes the inputs unless the user's own threads race on them. That is
-//!   as undefined as it is for every torch operator.
+//!   caller may pass one of its own: a state's gradient, to be overwritten. It is borrowed once, and refused if it
+//!   overlaps another tensor that is loaded ([`Tensor::expect_apart`]).
+//! - Two threads never store the same row: the callers in `cpu/` give every row to exactly one partition.
+//! - While the GIL is released, only the user's own threads could write the inputs. Such a data race is undefined
+//!   behaviour, as it is for every torch operator.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ use half::{bf16, f16};
 
 use crate::error::{Error, Result, shape_text};
 
-/// Element types of tensors we read and write.
+/// Element types of the tensors that we read and write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     F32,
@@ -70,13 +70,13 @@ impl Element for f16 {
     const DTYPE: Dtype = Dtype::F16;
 }
 
-/// Where a tensor lives.
+/// The device of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Device {
     Cpu,
     /// torch's `cuda:index`
     Cuda(usize),
-    /// somewhere we cannot work, as torch calls it
+    /// a device without operators, by torch's name
     Elsewhere(String),
 }
 
@@ -106,8 +106,8 @@ unsafe impl Sync for Tensor {}
 
 impl Tensor {
     /// # Safety
-    /// The memory is as the module's contract has it: `ptr` is null, or as many contiguous elements of `dtype` as
-    /// `shape` has lie there on `device` for as long as the tensor lives, and nobody else writes them.
+    /// This is the module's contract: `ptr` is null or points to all elements of `shape`, contiguous, of type
+    /// `dtype` and on `device`. They live as long as the tensor, and nobody else writes them.
     pub unsafe fn new(
         name: &'static str,
         shape: Vec<usize>,
@@ -126,7 +126,7 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// Some of the elements. `T` has to be the tensor's element type.
+    /// Returns some of the elements. `T` must be the tensor's element type.
     pub(super) fn elements<T: Element>(&self, range: Range<usize>) -> &[T] {
         assert!(T::DTYPE == self.dtype, "dtype is checked before use");
         assert!(range.start <= range.end && range.end <= self.len(), "rows lie inside their tensor");
@@ -138,12 +138,12 @@ impl Tensor {
         unsafe { std::slice::from_raw_parts(self.ptr.cast::<T>().add(range.start), range.len()) }
     }
 
-    /// Where the first element lies, for a kernel.
+    /// Returns the address of the first element, for a kernel.
     pub fn address(&self) -> u64 {
         self.ptr as u64
     }
 
-    /// Where an element lies, for a kernel.
+    /// Returns the address of an element, for a kernel.
     pub fn address_of(&self, element: usize) -> u64 {
         self.address() + (element * self.dtype.size()) as u64
     }
@@ -161,7 +161,7 @@ impl Tensor {
         Err(Error::Shape { name: self.name, expected, got })
     }
 
-    /// Fails unless there is memory for so many bytes.
+    /// Fails unless the tensor has at least so many bytes.
     pub fn expect_bytes(&self, bytes: usize) -> Result<()> {
         let got = self.len() * self.dtype.size();
         if got >= bytes {
@@ -171,7 +171,7 @@ impl Tensor {
         Err(Error::Argument(format!("`{name}` must have at least {bytes} bytes, got {got}")))
     }
 
-    /// Fails unless the tensor is where `other` is.
+    /// Fails unless the tensor is on the device of `other`.
     pub fn expect_beside(&self, other: &Tensor) -> Result<()> {
         if self.device == other.device {
             return Ok(());
@@ -189,7 +189,7 @@ impl Tensor {
         Err(Error::Argument(format!("`{}` must not overlap `{}`, which is read", self.name, other.name)))
     }
 
-    /// Fails unless the tensor is where operators can work.
+    /// Fails unless the tensor is on a device that has operators.
     pub fn expect_reachable(&self) -> Result<()> {
         match &self.device {
             Device::Elsewhere(got) => {

@@ -66,7 +66,7 @@ pub fn problem(
     Ok(RewriteRead::new(state, rewrite.transpose()?, read.transpose()?)?)
 }
 
-/// Outputs of the forward: allocated for it, or saved by it for the backward.
+/// Borrows the forward's outputs: allocated for the forward, or saved by it for the backward.
 pub fn saved(problem: &RewriteRead, outputs: &Saved<'_>) -> PyResult<Outputs> {
     let (d, m) = (problem.sizes.d, problem.sizes.m);
     let [state, stats, context, value, gate, compressed, rstd] = outputs;
@@ -106,7 +106,7 @@ pub fn incoming_gradients(
     })
 }
 
-/// If one tensor is both gradients of the state, it is borrowed once, as the output. It may overlap no other row.
+/// If one tensor is both gradients of the state, borrows it once, as the output. Fails if it overlaps an input.
 pub fn take_in_place(
     problem: &RewriteRead,
     saved: &Outputs,
@@ -148,7 +148,7 @@ pub fn outgoing_gradients(problem: &RewriteRead, gradients: &[Option<Any<'_>>; 1
     })
 }
 
-/// The gradient of a parameter, which it has to be like.
+/// Borrows the gradient of a parameter. Fails unless it has the parameter's shape, device and dtype.
 pub fn parameter(
     name: &'static str,
     object: &Option<Any<'_>>,
@@ -164,7 +164,7 @@ pub fn parameter(
     Ok(Some(gradient))
 }
 
-/// An optional tensor of the state's leading shape, in any stored dtype.
+/// Borrows an optional tensor of the state's leading shape, in any storage dtype.
 fn stored(
     problem: &RewriteRead,
     name: &'static str,
@@ -176,7 +176,7 @@ fn stored(
     Ok(tensor)
 }
 
-/// The same in the accumulation dtype.
+/// Borrows the same in the accumulation dtype.
 fn small(
     problem: &RewriteRead,
     name: &'static str,

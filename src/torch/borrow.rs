@@ -1,4 +1,4 @@
-//! Borrowing a `torch.Tensor`: through torch's table of DLPack functions, or else through its attributes.
+//! Borrows a `torch.Tensor`: through torch's table of DLPack functions, or else through its attributes.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ use crate::cuda::device::ahead_of_time;
 use crate::error::Error;
 use crate::tensor::{Device, Dtype, Tensor};
 
-/// Borrows a `torch.Tensor`, or says in a sentence why it cannot serve as argument `name`.
+/// Borrows a `torch.Tensor`; the error says why it cannot be argument `name`.
 pub fn borrow(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     let py = object.py();
     if !object.is_instance(tensor_type(py)?)? {
@@ -25,7 +25,7 @@ pub fn borrow(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Tensor>
     through_attributes(name, object, without_memory)
 }
 
-/// Takes 0.1 µs: torch's own function table (DLPack 1.3), if this torch has one.
+/// Borrows through torch's own function table (DLPack 1.3), if this torch has one. Takes 0.1 µs.
 fn through_dlpack(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
     let Some(api) = ExchangeApi::from_object(object.as_borrowed())? else {
         return Ok(None);
@@ -54,11 +54,11 @@ fn through_dlpack(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Opt
         // SAFETY: contiguous, of this shape and dtype, and held by the calling frame.
         Some(unsafe { Tensor::new(name, shape, dtype, device, ptr) })
     });
-    // The attributes explain why the table refuses a tensor (sparse, fake, meta, …).
+    // If the table refuses a tensor (sparse, fake, meta, …), its attributes explain why.
     Ok(seen.unwrap_or(None))
 }
 
-/// For older torch, and for everything that has to be refused with a reason.
+/// Borrows through attributes: for older torch, and for every tensor that is refused with a reason.
 fn through_attributes(
     name: &'static str,
     object: &Bound<'_, PyAny>,
@@ -69,11 +69,11 @@ fn through_attributes(
     if layout != "torch.strided" {
         return Err(Error::Kind { name, expected: "a dense tensor", got: format!("layout {layout}") }.into());
     }
-    let place = object.getattr("device")?;
-    let device = match place.getattr("type")?.extract::<String>()?.as_str() {
+    let torch_device = object.getattr("device")?;
+    let device = match torch_device.getattr("type")?.extract::<String>()?.as_str() {
         "cpu" => Device::Cpu,
-        "cuda" => Device::Cuda(place.getattr("index")?.extract()?),
-        _ => Device::Elsewhere(place.str()?.to_string()),
+        "cuda" => Device::Cuda(torch_device.getattr("index")?.extract()?),
+        _ => Device::Elsewhere(torch_device.str()?.to_string()),
     };
     let dtype = match text("dtype")?.as_str() {
         "torch.float32" => Dtype::F32,
@@ -93,7 +93,7 @@ fn through_attributes(
     }
     if without_memory || matches!(device, Device::Elsewhere(_)) {
         // Either nothing launches, or the checks refuse the device.
-        // SAFETY: a null pointer, which nobody follows.
+        // SAFETY: a null pointer, which is never dereferenced.
         return Ok(unsafe { Tensor::new(name, shape, dtype, device, std::ptr::null_mut()) });
     }
     let ptr = object.call_method0("data_ptr")?.extract::<usize>()? as *mut c_void;

@@ -1,5 +1,5 @@
-//! Where a call runs: on the state's GPU, on the tests' emulated one, nowhere while kernels are only
-//! compiled ahead of time, or else on the CPU.
+//! Chooses a call's device: the state's GPU, the tests' emulated one, none while kernels are only compiled ahead
+//! of time, or else the CPU.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use crate::cuda::device::{Backend, Call, ahead_of_time};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, Tensor};
 
-/// The resources of a call on a GPU: torch's stream, and `allocate(like, bytes)` for memory beside a tensor.
+/// A call's resources on a GPU: torch's stream, and `allocate(like, bytes)` for memory on the device of `like`.
 pub struct Resources<'py> {
     pub stream: u64,
     pub allocate: Option<Bound<'py, PyAny>>,
 }
 
-/// Runs `work` where `tensor` lives; returns false if that is the CPU, which is left to the caller.
+/// Runs `work` on the device of `tensor`. If that is the CPU, returns false, and the caller does the work.
 ///
 /// `like` is the same tensor in Python. The GIL is released, and a panic becomes a `RuntimeError`.
 pub fn on_device(
@@ -35,7 +35,7 @@ pub fn on_device(
     let Resources { stream, allocate } = resources;
     let (like, allocate) = (like.clone().unbind(), allocate.map(Bound::unbind));
     let compiling = ahead_of_time::is_active();
-    let kept = Mutex::new(Vec::new()); // until the kernels are launched: torch orders what follows
+    let kept = Mutex::new(Vec::new()); // until the kernels are launched; torch orders later uses of the memory
     let done = py.detach(|| {
         let allocate = |bytes: usize| match compiling {
             true => Ok(0),
@@ -50,23 +50,23 @@ pub fn on_device(
     Ok(true)
 }
 
-/// The device that launches the kernels for tensors at a place; None is the CPU.
-fn device_of(py: Python<'_>, place: &Device) -> PyResult<Option<Arc<dyn Backend>>> {
+/// Returns the backend that launches the kernels for tensors on `tensors_on`; None is the CPU.
+fn device_of(py: Python<'_>, tensors_on: &Device) -> PyResult<Option<Arc<dyn Backend>>> {
     if let Some(device) = ahead_of_time::current() {
         return Ok(Some(device));
     }
     #[cfg(feature = "emulator")]
-    if *place == Device::Cpu
+    if *tensors_on == Device::Cpu
         && let Some(device) = crate::cuda::device::stand_in::current()
     {
         return Ok(Some(device));
     }
-    let Device::Cuda(index) = *place else { return Ok(None) };
+    let Device::Cuda(index) = *tensors_on else { return Ok(None) };
     tell_where_nvrtc_is(py)?;
     Ok(Some(py.detach(|| gpu(index))?))
 }
 
-/// Memory beside `tensor`, which is `like` in Python, from torch.
+/// Allocates memory through torch on the device of `tensor`, which is `like` in Python.
 fn allocate_through(
     allocate: &Option<Py<PyAny>>,
     like: &Py<PyAny>,
@@ -88,7 +88,7 @@ fn allocate_through(
     .map_err(Error::Python)
 }
 
-/// Has NVRTC looked for beside torch: in torch's site-packages, or in the environment that both live in.
+/// Tells the search for NVRTC which directories lie beside torch: its site-packages and the environment's prefix.
 pub fn tell_where_nvrtc_is(py: Python<'_>) -> PyResult<()> {
     static TOLD: PyOnceLock<()> = PyOnceLock::new();
     TOLD.get_or_try_init(py, || {

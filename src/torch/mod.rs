@@ -1,5 +1,5 @@
-//! The boundary with torch: `operators` that Python calls, their `arguments`, the borrowing of tensors, and the choice of
-//! a device.
+//! The interface to torch: `operators` that Python calls, their `arguments`, the borrowing of tensors, and the
+//! choice of a device.
 
 mod arguments;
 mod borrow;

@@ -1,5 +1,5 @@
-//! The operators' entries: borrow the tensors, check them, release the GIL, dispatch. Only the Python layer of
-//! operators calls them.
+//! The operators' entry points. They borrow and check the tensors, release the GIL and dispatch. Only `ddl.ops`
+//! calls them.
 
 use pyo3::prelude::*;
 
@@ -39,10 +39,10 @@ pub fn rewrite_read(
         true => cpu::rewrite_read::forward::<f64>(&problem, &mut outputs, threads),
         false => cpu::rewrite_read::forward::<f32>(&problem, &mut outputs, threads),
     });
-    Ok(done.map_err(|short| short.of(problem.operator()))?)
+    Ok(done.map_err(|short| short.in_operator(problem.operator()))?)
 }
 
-/// Backward of the same; `incoming` are gradients of (state, context, value, gate), `gradients` those of
+/// Backward of `rewrite_read`; `incoming` are gradients of (state, context, value, gate), `gradients` those of
 /// (state, direction, value, gate, compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias).
 /// On a CPU one tensor may be both gradients of the state.
 #[pyfunction]
@@ -75,7 +75,7 @@ pub fn rewrite_read_backward(
         true => cpu::rewrite_read::backward::<f64>(&problem, &saved, &incoming, &mut gradients, threads),
         false => cpu::rewrite_read::backward::<f32>(&problem, &saved, &incoming, &mut gradients, threads),
     });
-    Ok(done.map_err(|short| short.of(problem.operator()))?)
+    Ok(done.map_err(|short| short.in_operator(problem.operator()))?)
 }
 
 /// Forward of `expand` into the allocated `state`.
@@ -102,7 +102,7 @@ pub fn expand_forward(
         Dtype::F64 => cpu::expand::forward::<f64>(&problem, &x, &mut state, threads),
         _ => cpu::expand::forward::<f32>(&problem, &x, &mut state, threads),
     });
-    Ok(done.map_err(|short| short.of("expand"))?)
+    Ok(done.map_err(|short| short.in_operator("expand"))?)
 }
 
 /// Backward of `expand`: `grad` of the state into `grad_x` and, with a weight, `grad_weight`.
@@ -141,5 +141,5 @@ pub fn expand_backward(
         }
         _ => cpu::expand::backward::<f32>(&problem, &x, &grad, &mut grad_x, &mut grad_weight, threads),
     });
-    Ok(done.map_err(|short| short.of("expand"))?)
+    Ok(done.map_err(|short| short.in_operator("expand"))?)
 }

@@ -1,8 +1,8 @@
 //! `rewrite`, `read` and `rewrite_read`, backward, one token row at a time.
 //!
-//! Moved per token: G, X, k and dh in, dX and dk out — (3m + 3)·d elements. X' is rebuilt in cache from
-//! X, k, e and β. A read over time keeps a ring of K values of dx, computed K−1 tokens ahead of dX: the
-//! tokens after the part need dx alone, so their dh, x and rstd, not their X or G.
+//! Moved per token: G, X, k and dh in, dX and dk out, (3m + 3)·d elements. X' is recomputed in cache from
+//! X, k, e and β. A read over time keeps a ring of K values of dx, computed K−1 tokens ahead of dX. For the
+//! tokens after the part it computes only dx, from their dh, x and rstd; their X and G are not loaded.
 //!
 //! With G = ∂L/∂X', k̂ = r·k, e = v − p and the read's dx:
 //!
@@ -37,7 +37,7 @@ pub fn backward<A: Accum>(
     threads: usize,
 ) -> Result<()> {
     if problem.sizes.tokens() == 0 {
-        return zero_parameters::<A>(gradients); // before any rows, which would have no memory behind them
+        return zero_parameters::<A>(gradients); // before any row is sliced: empty tensors have no memory
     }
     let Sizes { d, m, .. } = problem.sizes;
     let taps = problem.read.as_ref().map_or(1, Read::taps);
@@ -71,7 +71,7 @@ pub fn backward<A: Accum>(
     let Some((read, weights)) = read else { return Ok(()) };
     let mut sums = sums.into_iter().flatten();
     let Some(mut total) = sums.next() else { return Ok(()) };
-    sums.for_each(|part| total.add(&part)); // in the order of the parts, whichever thread computed them
+    sums.for_each(|part| total.add(&part)); // in the order of the parts: the same sum for any threads
     total.store(read, weights, problem.sizes, gradients)
 }
 
@@ -89,7 +89,7 @@ struct Part<'a, A> {
     sums: &'a mut Option<Sums<A>>,
 }
 
-/// One token's rows, if they cannot be worked on in place.
+/// One token's rows, used if they cannot be worked on in place.
 struct Scratch<A> {
     /// X [m][d]
     state: Buffer<A>,
@@ -126,15 +126,15 @@ impl<A: Accum> WithSimd for Part<'_, A> {
     fn run<S: Simd>(mut self, simd: S) -> Result<()> {
         let Sizes { time, d, m, .. } = self.problem.sizes;
         let taps = self.problem.read.as_ref().map_or(1, Read::taps);
-        // Scratch before the sums that outlive it: the next part's then lies in the same, warm, memory.
+        // Allocated before the sums, which outlive it, so that the next part's scratch reuses its cached memory.
         let mut scratch = Scratch::new(d, m, taps)?;
         let mut sums = self.read.as_ref().map(|read| Sums::zeros(read.read, read.weights)).transpose()?;
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
-            // A read over time gives x_t gradients of h_t … h_{t+K−1}: dx runs K−1 tokens ahead of dX.
+            // In a read over time X_t gets gradients from h_t … h_{t+K−1}, so dx runs K−1 tokens ahead of dX.
             let mut next = tokens.start;
             for token in tokens {
                 let end = sequence.end.min(token + taps);
-                self.pass(simd, token, next..end, &mut sums, &mut scratch);
+                self.run_token(simd, token, next..end, &mut sums, &mut scratch);
                 next = end;
             }
         }
@@ -144,9 +144,9 @@ impl<A: Accum> WithSimd for Part<'_, A> {
 }
 
 impl<'a, A: Accum> Part<'a, A> {
-    /// Takes the gradients of a token back over the boundary, after those of x of the tokens `reads`.
+    /// Computes the gradients of `token`, after dx of the tokens `reads`.
     #[inline(always)]
-    fn pass<S: Simd>(
+    fn run_token<S: Simd>(
         &mut self,
         simd: S,
         token: usize,
@@ -198,7 +198,7 @@ impl<'a, A: Accum> Part<'a, A> {
         grad_direction.store();
     }
 
-    /// Prefetches the rows that the next token will load and store.
+    /// Returns the rows that `token` will load and store, to be prefetched.
     #[inline(always)]
     fn rows_ahead(&self, token: usize) -> Ahead {
         let Sizes { d, m, .. } = self.problem.sizes;
@@ -229,7 +229,7 @@ impl<'a, A: Accum> Part<'a, A> {
         }
     }
 
-    /// kᵀG → g; stores dv and dβ and returns −r k̂ᵀdk̂, which is k's share of dk.
+    /// Scales kᵀG to g in place, stores dv and dβ, and returns −r² k̂ᵀdk̂, the coefficient of k in dk.
     #[inline(always)]
     fn store_scalars(&mut self, token: usize, factors: &Factors<'_, A>, along: &mut [A]) -> A {
         let Factors { r, readout, value, gate, .. } = *factors;

@@ -6,8 +6,8 @@
 //! dγ += dh'·x̂             dw_β += dβl·h     dW_v += dvl ⊗ z
 //! ```
 //!
-//! x̂ = rstd·x and h = γ·x̂, so all sums over tokens are of multiples of x and dh·x. γ, and the terms that
-//! dh' adds to dh, are put in when the sums are complete ([`Sums::store`]).
+//! x̂ = rstd·x and h = γ·x̂, so every sum over tokens is of multiples of x or dh·x. γ, and the terms that
+//! dh' adds to dh, are applied after the last token ([`Sums::store`]).
 
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ pub(super) struct ReadBackward<'a, A> {
     pub(super) incoming: &'a Incoming,
 }
 
-/// Rows of one token, if they cannot be worked on in place.
+/// One token's rows, used if they cannot be worked on in place.
 pub(super) struct ReadScratch<A> {
     /// x [d]
     x: Buffer<A>,
@@ -37,7 +37,7 @@ pub(super) struct ReadScratch<A> {
     incoming: Buffer<A>,
     /// γ·dh' [d]
     normed: Buffer<A>,
-    /// dβl and dvl, as many as there are [1 + m]
+    /// dβl and dvl, if the read computes β and v [1 + m]
     logits: Buffer<A>,
     /// dx of this token and the K−1 after it [K][d], token t in slot t mod K
     pub(super) dx: Buffer<A>,
@@ -56,8 +56,8 @@ impl<A: Accum> ReadScratch<A> {
 }
 
 impl<A: Accum> ReadBackward<'_, A> {
-    /// dh, dv, dβ of a token, whose state is needed if x was not saved → its dx; parameter gradients if
-    /// `sums` are given.
+    /// Computes a token's dx from its dh, dv and dβ, and adds to the parameter gradients if `sums` is given.
+    /// `state` is used only if x was not saved.
     #[inline(always)]
     pub(super) fn row<S: Simd>(
         &self,
@@ -105,7 +105,7 @@ impl<A: Accum> ReadBackward<'_, A> {
         add_rows(dx, from_x, &weights.logits[from_h.len() * d..]);
     }
 
-    /// dv, dβ → gradients of the linear maps' outputs.
+    /// Computes the gradients of the linear maps' outputs from dv and dβ.
     #[inline(always)]
     fn logit_grads(&self, token: usize, logits: &mut [A]) {
         let one = A::from_f64(1.0);

@@ -1,4 +1,4 @@
-//! The rewrite's half of the backward, row by row: X' again, dX and dk.
+//! The rewrite's half of the backward, row by row: X' recomputed, dX and dk.
 
 use super::forward::rewrite_row;
 use crate::cpu::simd::convert::Accum;
@@ -16,7 +16,7 @@ pub(super) struct Factors<'t, A> {
 }
 
 impl<A: Accum> Factors<'_, A> {
-    /// X' = X + k ⊗ scales, as the forward made it; `scales` is scratch.
+    /// X' = X + k ⊗ scales, as the forward computed it; `scales` is scratch.
     #[inline(always)]
     pub(super) fn rewrite(&self, to: &mut [A], states: &[A], scales: &mut [A], ahead: &mut Ahead) {
         for ((scale, value), readout) in scales.iter_mut().zip(self.value).zip(self.readout) {

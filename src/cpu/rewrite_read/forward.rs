@@ -1,8 +1,8 @@
 //! `rewrite`, `read` and `rewrite_read`, forward, one token row at a time.
 //!
-//! Moved per token: X in, k in, X' out, h out — (2m + 2)·d elements; the row itself is widened into a
-//! scratch of m contiguous channels that stays in L1/L2. Saved for the backward: r and p (m + 1
-//! numbers) of the rewrite, rstd of the read, and x (d) if the read runs over time.
+//! Moved per token: X in, k in, X' out, h out, (2m + 2)·d elements. The row is widened into a scratch of m
+//! contiguous channels that stays in L1/L2. Saved for the backward: r and p (m + 1 numbers) of the rewrite, rstd
+//! of the read, and x (d) if the read runs over time.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ use crate::tensor::{Ahead, RowsMut};
 pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: usize) -> Result<()> {
     let Sizes { d, m, .. } = problem.sizes;
     if problem.sizes.tokens() == 0 {
-        return Ok(()); // before scratch is made for a width that no memory stands behind
+        return Ok(()); // before scratch is allocated: without tokens d·m may exceed all memory
     }
     let taps = problem.read.as_ref().map_or(1, Read::taps);
     let bounds = partition(problem.sizes.tokens(), taps);
@@ -76,13 +76,13 @@ struct Readout<'a, A> {
     rstd: Option<RowsMut<'a>>,
 }
 
-/// One token's rows, if they cannot be worked on in place.
+/// One token's rows, used if they cannot be worked on in place.
 struct Scratch<A> {
     /// X, and then X' [m][d]
     state: Buffer<A>,
     /// k, and later h [d]
     row: Buffer<A>,
-    /// Partial sums of x for this token and the K−1 after it [K][d]; x_t lives in slot t mod K
+    /// Partial sums of x for this token and the K−1 after it [K][d]; x_t is in slot t mod K
     sums: Buffer<A>,
     /// |k|², k·X, and later |x|², w_β·x, W_v·x [2 + m]
     products: Buffer<A>,
@@ -101,11 +101,11 @@ impl<A: Accum> WithSimd for Part<'_, A> {
             products: Buffer::zeros(2 + m)?,
         };
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
-            // The halo is rewritten again, not stored: its states feed the first reads of this part.
+            // The halo's X' is recomputed for the first reads of this part, and not stored.
             let halo = (taps - 1).min(tokens.start - sequence.start);
             scratch.sums.fill(A::default());
             for token in tokens.start - halo..tokens.end {
-                self.pass(simd, token, token >= tokens.start, &mut scratch);
+                self.run_token(simd, token, token >= tokens.start, &mut scratch);
             }
         }
         Ok(())
@@ -113,9 +113,9 @@ impl<A: Accum> WithSimd for Part<'_, A> {
 }
 
 impl<A: Accum> Part<'_, A> {
-    /// Takes a token over the boundary. Only this part's `own` tokens are stored.
+    /// Runs the operator on one token. Only this part's `own` tokens are stored.
     #[inline(always)]
-    fn pass<S: Simd>(&mut self, simd: S, token: usize, own: bool, scratch: &mut Scratch<A>) {
+    fn run_token<S: Simd>(&mut self, simd: S, token: usize, own: bool, scratch: &mut Scratch<A>) {
         let Sizes { d, m, .. } = self.problem.sizes;
         let mut ahead = self.rows_ahead(token + 1);
         let Scratch { state, row, sums, products } = scratch;
@@ -148,7 +148,7 @@ impl<A: Accum> Part<'_, A> {
                 ahead.step();
                 if let Some(saved) = read.compressed.as_mut().filter(|_| own) {
                     store(saved, token, 1, x);
-                    round_to(saved.dtype(), x); // the backward sees the stored x: let the forward see it too
+                    round_to(saved.dtype(), x); // the backward uses the stored x, so the forward does, too
                 }
                 x
             }
@@ -158,7 +158,7 @@ impl<A: Accum> Part<'_, A> {
         }
     }
 
-    /// |k|², k·X → r, p, which are saved, and the scales of k that are added to the channels.
+    /// Computes r and p from |k|² and k·X and saves them; returns the scales of k to add to the channels.
     #[inline(always)]
     fn measure<'p>(&mut self, rewrite: &Rewrite, token: usize, own: bool, products: &'p mut [A]) -> &'p [A] {
         let m = products.len() - 1;
@@ -177,7 +177,7 @@ impl<A: Accum> Part<'_, A> {
         readouts
     }
 
-    /// Prefetches the rows that the next token will load and store.
+    /// Returns the rows that `token` will load and store, to be prefetched.
     #[inline(always)]
     fn rows_ahead(&self, token: usize) -> Ahead {
         let Sizes { d, m, .. } = self.problem.sizes;
@@ -197,7 +197,7 @@ pub(super) fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], scales: &[A], k:
     let d = k.len();
     for ((to, state), scale) in to.chunks_exact_mut(d).zip(states.chunks_exact(d)).zip(scales) {
         if *scale == A::default() {
-            to.copy_from_slice(state); // β = 0: X comes back bit for bit, −0 too
+            to.copy_from_slice(state); // β = 0 keeps X bit for bit, −0 included
         } else {
             set_scaled_sum(to, state, *scale, k);
         }
@@ -205,7 +205,7 @@ pub(super) fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], scales: &[A], k:
     }
 }
 
-/// The same in place.
+/// X += k ⊗ scales
 #[inline(always)]
 fn rewrite_in_place<A: Accum>(states: &mut [A], scales: &[A], k: &[A], ahead: &mut Ahead) {
     for (state, scale) in states.chunks_exact_mut(k.len()).zip(scales) {
@@ -216,7 +216,7 @@ fn rewrite_in_place<A: Accum>(states: &mut [A], scales: &[A], k: &[A], ahead: &m
     }
 }
 
-/// Adds X_t's share to x_t … x_{t+K−1}, where slot (t + K − 1) mod K begins, and returns x_t.
+/// Adds X_t's terms to x_t … x_{t+K−1} and returns x_t. They are the first in slot (t + K − 1) mod K.
 #[inline(always)]
 fn compress_row<'s, A: Accum>(weight: &[A], token: usize, state: &[A], sums: &'s mut [A]) -> &'s mut [A] {
     let taps = weight.len() / state.len();
@@ -229,7 +229,7 @@ fn compress_row<'s, A: Accum>(weight: &[A], token: usize, state: &[A], sums: &'s
 }
 
 impl<A: Accum> Readout<'_, A> {
-    /// x → h, v, β of this token; `row` and `products` are scratch.
+    /// Computes h, v and β of this token from x; `row` and `products` are scratch.
     #[inline(always)]
     fn row<S: Simd>(
         &mut self,

@@ -7,7 +7,7 @@ use crate::cpu::whole::{reverse_axes, store_all, taps_outermost, widen, widen_or
 use crate::problem::{Gradients, Read, Sizes};
 use crate::tensor::Tensor;
 
-/// A read's parameters in the accumulation type, every one a run of contiguous rows of d.
+/// A read's parameters in the accumulation type, each as contiguous rows of d.
 pub struct Weights<A> {
     /// [K][m][d]; None: identity
     pub compress: Option<Buffer<A>>,
@@ -20,8 +20,8 @@ pub struct Weights<A> {
     pub value: Option<Buffer<A>>,
     /// [m]
     pub value_bias: Buffer<A>,
-    /// γ ⊙ w_β, if there is a gate, and γ ⊙ W_v, or W_v if v reads x: the logits are linear in x, so γ
-    /// is folded in once [0 … 1 + m][d]
+    /// γ ⊙ w_β, if there is a gate, then γ ⊙ W_v, or W_v if v reads x [0 … 1 + m][d]. The logits are linear
+    /// in x, so γ is folded in once.
     pub logits: Buffer<A>,
 }
 
@@ -44,14 +44,14 @@ impl<A: Accum> Weights<A> {
         })
     }
 
-    /// How many logits are read from h; the rest are read from x.
+    /// Returns the number of logits computed from h; the rest are computed from x.
     pub fn logits_of_context(&self, read: &Read) -> usize {
         let gates = usize::from(self.gate.is_some());
         if read.value_from_compressed { gates } else { self.logits.len() / self.norm.len() }
     }
 }
 
-/// The rows of both maps one after the other, times γ, those of the value only if it `reads` h.
+/// Concatenates the rows of both maps, times γ; those of the value are scaled only if it `reads` h.
 fn fold<A: Accum>(norm: &[A], gate: Option<&[A]>, value: Option<&[A]>, reads: bool) -> Result<Buffer<A>> {
     let [gate, value] = [gate, value].map(Option::unwrap_or_default);
     let mut rows = Buffer::zeros(gate.len() + value.len())?;
@@ -64,13 +64,13 @@ fn fold<A: Accum>(norm: &[A], gate: Option<&[A]>, value: Option<&[A]>, reads: bo
     Ok(rows)
 }
 
-/// Sums over the tokens of one part: the parameter gradients are made of them.
+/// Sums over the tokens of one part, from which the parameter gradients are computed.
 pub struct Sums<A> {
     /// Σ dx ⊗ X' [K][m][d]
     pub(super) compress: Buffer<A>,
     /// Σ dh·x̂ [d]
     norm: Buffer<A>,
-    /// Σ dl·x̂, of logits that read x Σ dl·x, in the layout of [`Weights::logits`]
+    /// Σ dl·x̂, or Σ dl·x for logits that read x, in the layout of [`Weights::logits`]
     logits: Buffer<A>,
     /// Σ dl
     biases: Buffer<A>,
@@ -87,7 +87,7 @@ impl<A: Accum> Sums<A> {
         })
     }
 
-    /// Adds the contribution of a token's x, dh and gradients of logits, those of h and then those of x.
+    /// Adds a token's contribution; `from_h` and `from_x` are the gradients of the logits that read h and x.
     #[inline(always)]
     pub fn add_token(&mut self, x: &[A], rstd: A, dh: &[A], from_h: &[A], from_x: &[A]) {
         add_scaled_product(&mut self.norm, rstd, dh, x);
@@ -140,7 +140,7 @@ impl<A: Accum> Sums<A> {
     }
 }
 
-/// Zeros for all parameters' gradients, which no token contributes to.
+/// Stores zeros in all parameters' gradients, for a call without tokens.
 pub fn zero_parameters<A: Accum>(gradients: &mut Gradients) -> Result<()> {
     for gradient in [
         &mut gradients.compress,

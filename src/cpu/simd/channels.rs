@@ -1,4 +1,4 @@
-//! Rows as they are worked on: contiguous channels of the accumulation type.
+//! Loads rows as contiguous channels of the accumulation type, and stores them.
 
 use fearless_simd::prelude::*;
 use half::{bf16, f16};
@@ -8,8 +8,8 @@ use super::dispatch::{WithSimd, dispatch};
 use super::lanes::{merge, part};
 use crate::tensor::{Dtype, Rows, RowsMut};
 
-/// Loads a row `(d, m)` as stored into `channels`, `m` contiguous runs of `d`: the maths is then the
-/// same contiguous loop for every `m`.
+/// Loads a stored row `(d, m)` into `channels`, `m` contiguous runs of `d`, so that the arithmetic is the same
+/// contiguous loop for every `m`.
 pub fn load<A: Accum>(rows: Rows<'_>, row: usize, m: usize, channels: &mut [A]) {
     match rows.dtype() {
         Dtype::F32 => dispatch(Load { stored: rows.row::<f32>(row), m, channels }),
@@ -29,7 +29,7 @@ pub fn store<A: Accum>(rows: &mut RowsMut<'_>, row: usize, m: usize, channels: &
     }
 }
 
-/// A row `(d, m)` as channels: in place if it is stored so, else widened into `scratch`.
+/// Returns a row `(d, m)` as channels: in place if it is stored as such, else widened into `scratch`.
 #[inline(always)]
 pub fn view<'a, A: Accum>(rows: Rows<'a>, row: usize, m: usize, scratch: &'a mut [A]) -> &'a [A] {
     match channels(rows, row, m) {
@@ -41,13 +41,13 @@ pub fn view<'a, A: Accum>(rows: Rows<'a>, row: usize, m: usize, scratch: &'a mut
     }
 }
 
-/// A row `(d, m)` that is stored as it is worked on.
+/// Returns a row `(d, m)` in place if it is stored as channels of type `A`.
 #[inline(always)]
 pub fn channels<A: Accum>(rows: Rows<'_>, row: usize, m: usize) -> Option<&[A]> {
     (m == 1 && rows.dtype() == A::DTYPE).then(|| rows.row::<A>(row))
 }
 
-/// A row `(d, m)` being written: in place if it is stored as it is worked on, else in scratch.
+/// A row `(d, m)` to be filled: in place if it is stored as channels of type `A`, else in scratch.
 pub struct Target<'a, 'r, A> {
     rows: Option<&'a mut RowsMut<'r>>,
     row: usize,
@@ -57,14 +57,14 @@ pub struct Target<'a, 'r, A> {
 }
 
 impl<'a, 'r, A: Accum> Target<'a, 'r, A> {
-    /// Without `rows` the channels stay in scratch.
+    /// If `rows` is None, the channels stay in scratch.
     #[inline(always)]
     pub fn new(rows: Option<&'a mut RowsMut<'r>>, row: usize, m: usize, scratch: &'a mut [A]) -> Self {
         let in_place = rows.as_ref().is_some_and(|rows| m == 1 && rows.dtype() == A::DTYPE);
         Target { rows, row, m, scratch, in_place }
     }
 
-    /// The channels, to be filled.
+    /// Returns the channels to fill.
     #[inline(always)]
     pub fn channels(&mut self) -> &mut [A] {
         match &mut self.rows {
@@ -73,7 +73,7 @@ impl<'a, 'r, A: Accum> Target<'a, 'r, A> {
         }
     }
 
-    /// Stores the channels if they are not there already, and returns them as they were filled, not rounded.
+    /// Stores the channels, unless they were filled in place, and returns them unrounded.
     #[inline(always)]
     pub fn store(self) -> &'a mut [A] {
         match self.rows {
@@ -137,7 +137,7 @@ impl<T: Convert, A: Accum> WithSimd for Store<'_, T, A> {
     }
 }
 
-/// M vectors of a row at a time, widened and put in order of the channels.
+/// Widens M vectors of a row at a time and sorts them by channel.
 #[inline(always)]
 fn deinterleave<S: Simd, T: Convert, A: Accum, const M: usize>(simd: S, stored: &[T], channels: &mut [A]) {
     let d = channels.len() / M;
@@ -160,7 +160,7 @@ fn deinterleave<S: Simd, T: Convert, A: Accum, const M: usize>(simd: S, stored: 
     deinterleave_from(d / lanes * lanes, stored, M, channels);
 }
 
-/// Features from `first` on, one by one.
+/// Loads the features from `first` on, one by one.
 #[inline(always)]
 fn deinterleave_from<T: Convert, A: Accum>(first: usize, stored: &[T], m: usize, channels: &mut [A]) {
     for (j, channel) in channels.chunks_exact_mut(channels.len() / m).enumerate() {

@@ -1,14 +1,14 @@
-//! The number types: the one that sums are kept in, and how stored elements convert to it and back.
+//! The accumulation types, and the conversion of stored elements to them and back.
 //!
-//! Written on the bits and free of branches, so that loops over them vectorise; the `half` crate's own
-//! conversions do so for SSE2 alone.
+//! Conversions are bit operations without branches, so that loops over them vectorise. Those of the `half` crate
+//! vectorise for SSE2 alone.
 
 use half::{bf16, f16};
 
 use super::lanes::Lanes;
 use crate::tensor::Element;
 
-/// The type sums are kept in: f64 for float64 tensors, f32 for everything else.
+/// The accumulation type: f64 for float64 tensors, f32 for all others.
 pub trait Accum: Element + Lanes {
     fn from_f32(value: f32) -> Self;
     fn from_f64(value: f64) -> Self;
@@ -96,7 +96,7 @@ impl Convert for bf16 {
     fn widen<A: Accum>(self) -> A {
         A::from_f32(f32::from_bits((self.to_bits() as u32) << 16))
     }
-    /// Round to nearest even on the bits, branch-free so that it vectorises; NaN stays NaN.
+    /// Rounds to nearest even; NaN stays NaN.
     #[inline(always)]
     fn narrow<A: Accum>(value: A) -> bf16 {
         let value = value.to_f32();
@@ -118,8 +118,8 @@ impl Convert for f16 {
     }
 }
 
-/// Exponent and mantissa move 13 bits up and the bias is corrected by one exact multiplication, which
-/// also normalises subnormals; only infinity and NaN need their exponent filled in.
+/// Shifts exponent and mantissa up by 13 bits and corrects the bias by one exact multiplication, which also
+/// normalises subnormals. Only infinity and NaN need their exponent set.
 #[inline(always)]
 fn f16_to_f32(bits: u32) -> f32 {
     let sign = (bits & 0x8000) << 16;

@@ -1,4 +1,4 @@
-//! The choice of an instruction set, made once.
+//! Chooses an instruction set, once.
 //!
 //! A loop over rows implements [`WithSimd`] with an `#[inline(always)]` body. [`dispatch`] compiles that body
 //! once for every instruction set and picks at run time.
@@ -10,15 +10,15 @@ use fearless_simd::prelude::*;
 
 use crate::environment;
 
-/// A body of code to run with the best instructions of this machine. A function that it calls must be inlined
-/// into it, or that function is compiled without them.
+/// Code to run with the widest vectors of this machine. A function that it calls must be inlined, or that
+/// function is compiled without them.
 pub trait WithSimd {
     type Output;
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// The widest vectors present, asked of the processor once. `DDL_SIMD=portable` or `=avx2` in the environment
-/// lowers the choice, so that every path is tested on one machine.
+/// The widest vectors that the processor has, detected once. `DDL_SIMD=portable` or `=avx2` in the environment
+/// lowers the choice, so that every path can be tested on one machine.
 static LEVEL: LazyLock<Level> = LazyLock::new(|| {
     let present = Level::new();
     match environment::simd().as_deref() {
@@ -34,7 +34,7 @@ static LEVEL: LazyLock<Level> = LazyLock::new(|| {
 pub fn dispatch<B: WithSimd>(body: B) -> B::Output {
     #[cfg(target_arch = "x86_64")]
     match *LEVEL {
-        // Three of the four there are: processors with SSE4.2 and no AVX2 are rare, and code is long.
+        // SSE4.2 is left out: processors with it and without AVX2 are rare, and each level adds much code.
         Level::Avx512(simd) => simd.vectorize(
             #[inline(always)]
             || body.run(simd),

@@ -1,4 +1,4 @@
-//! Rows a vector at a time: the loops that a compiler does not make of plain ones, sums above all.
+//! Vectors, for loops that the compiler does not vectorise by itself, sums above all.
 //!
 //! A vector has 16 lanes of f32 or 8 of f64 on every machine: one register of AVX-512, or several
 //! narrower ones.
@@ -6,14 +6,14 @@
 use fearless_simd::prelude::*;
 use fearless_simd::{f32x16, f64x8};
 
-/// A number of which vectors are made.
+/// A number type that vectors hold.
 pub trait Lanes: SimdFloatElement {
     type Vector<S: Simd>: SimdFloat<S, Element = Self, Array = Self::Chunk>;
-    /// As many numbers as a vector has.
+    /// An array with as many numbers as a vector has lanes.
     type Chunk: Copy + AsRef<[Self]> + AsMut<[Self]>;
     const ZEROS: Self::Chunk;
 
-    /// The chunks of a row, and the rest.
+    /// Splits a row into chunks and the remainder.
     fn chunks(row: &[Self]) -> (&[Self::Chunk], &[Self]);
     fn chunks_mut(row: &mut [Self]) -> (&mut [Self::Chunk], &mut [Self]);
 }
@@ -39,8 +39,8 @@ macro_rules! lanes {
 lanes!(f32, f32x16, 16);
 lanes!(f64, f64x8, 8);
 
-/// One number each of M channels in turn → the channels, M a power of two: each step moves the even places of
-/// all vectors before the odd ones.
+/// Separates M interleaved channels; M is a power of two. Each step moves the even lanes of all vectors before
+/// the odd ones.
 #[inline(always)]
 pub fn part<S: Simd, V: SimdBase<S>, const M: usize>(vectors: &mut [V; M]) {
     for _ in 0..M.ilog2() {
@@ -51,7 +51,7 @@ pub fn part<S: Simd, V: SimdBase<S>, const M: usize>(vectors: &mut [V; M]) {
     }
 }
 
-/// The same backwards.
+/// Interleaves M channels, the inverse of [`part`].
 #[inline(always)]
 pub fn merge<S: Simd, V: SimdBase<S>, const M: usize>(vectors: &mut [V; M]) {
     for _ in 0..M.ilog2() {

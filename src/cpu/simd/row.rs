@@ -5,8 +5,8 @@ use fearless_simd::prelude::*;
 use super::convert::Accum;
 use crate::tensor::Ahead;
 
-/// products[i] = row · other(i), three at a time: `row` is loaded once for three, and their sums wait for
-/// one another's additions instead of for their own.
+/// products[i] = row · other(i), three at a time: `row` is loaded once for three, and additions to one sum hide
+/// the latency of those to the others.
 #[inline(always)]
 pub fn dots<'a, S: Simd, A: Accum>(
     simd: S,
@@ -29,11 +29,11 @@ pub fn dots<'a, S: Simd, A: Accum>(
     ahead.step();
 }
 
-/// Σ aᵢ bᵢ of N rows b.
+/// Returns the dot products of `row` with N others.
 #[inline(always)]
 pub fn some_dots<S: Simd, A: Accum, const N: usize>(simd: S, row: &[A], others: [&[A]; N]) -> [A; N] {
     let zero = A::Vector::<S>::splat(simd, A::default());
-    let mut sums = [[zero; N]; 2]; // two of each: an addition takes longer than the loads for it
+    let mut sums = [[zero; N]; 2]; // two per product, because an addition takes longer than its loads
     let (chunks, tail) = A::chunks(row);
     let pairs = chunks.as_chunks::<2>().0;
     let mut other = [&[][..]; N];

@@ -1,10 +1,10 @@
-//! Compiled kernels on disk, so that a process compiles only kernels that no process before it has compiled.
+//! Compiled kernels on disk, so that a process compiles only kernels that no earlier process has compiled.
 //!
-//! An entry is a file named by a hash of its key and holding the whole key, so that a hash met by chance
-//! is a miss. It is written under a name of its own and renamed: readers see all of it or none, however
-//! many processes write at once, and the last one wins with the same bytes. A checksum is verified on
-//! load; an entry that does not verify is built again. Code is loaded from here into the process, so the
-//! directory has to be the user's own and closed to writing by others.
+//! An entry is a file named by a hash of its key. It also holds the whole key, so that a collision of hashes is a
+//! miss. It is written under a temporary name and renamed, so readers see all of it or nothing; if several processes
+//! write at once, the last one wins with the same bytes. If the checksum does not match on load, the kernel is
+//! compiled again. Code is loaded from here into the process, so the directory must belong to the user, and
+//! others must not be able to write to it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -24,7 +24,7 @@ pub struct Binary {
     pub image: Vec<u8>,
     /// per thread
     pub registers: u32,
-    /// bytes per thread that went to memory for want of registers
+    /// bytes per thread that were spilled from registers to memory
     pub spilled: u32,
     /// static shared memory of a block, in bytes
     pub shared: u32,
@@ -38,8 +38,7 @@ const MAGIC: &[u8] = b"ddl kernel 1\n";
 const CHECKSUM: usize = size_of::<u128>();
 
 impl Cache {
-    /// The user's cache directory, or None if none could be made. Refuses one that others
-    /// can write to.
+    /// Opens the user's cache directory; None if it cannot be created or written. Fails if others can write to it.
     pub fn open() -> Result<Option<Cache>> {
         let Some(directory) = environment::cache_directory() else { return Ok(None) };
         match prepare(&directory) {
@@ -55,12 +54,12 @@ impl Cache {
         self.directory.join(format!("{:032x}.kernel", hash(&[key.as_bytes()])))
     }
 
-    /// None if it is not there, or not whole.
+    /// Returns the binary of a key; None if it is missing or damaged.
     pub fn get(&self, key: &str) -> Option<Binary> {
         decode(&fs::read(self.path(key)).ok()?, key)
     }
 
-    /// Keeps a binary if the disk lets it; the caller has it anyway.
+    /// Stores a binary. A failure is only a warning, because the caller has the binary.
     pub fn put(&self, key: &str, binary: &Binary) {
         if let Err(error) = self.write(key, binary) {
             warn_once(&self.directory, &error);
@@ -68,7 +67,7 @@ impl Cache {
     }
 
     fn write(&self, key: &str, binary: &Binary) -> io::Result<()> {
-        // A name that no other thread, process or machine that shares the directory comes up with.
+        // The name is unique among the threads, processes and machines that share the directory.
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let (count, process) = (COUNT.fetch_add(1, Ordering::Relaxed), std::process::id());
         let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
@@ -109,7 +108,7 @@ fn refuse_open_directory(directory: &Path) -> Result<()> {
     let Ok(found) = fs::metadata(directory) else {
         return refuse("which cannot be examined".into());
     };
-    // SAFETY: has no preconditions.
+    // SAFETY: `geteuid` has no preconditions.
     let me = unsafe { libc::geteuid() };
     if found.uid() != me && found.uid() != 0 {
         return refuse(format!("which belongs to user {}", found.uid()));
@@ -157,7 +156,7 @@ fn decode(data: &[u8], key: &str) -> Option<Binary> {
     })
 }
 
-/// FNV-1a in 128 bits: no adversary writes here, and a chance collision is caught by the key itself.
+/// FNV-1a in 128 bits. This suffices: no adversary writes here, and the key in an entry reveals a collision.
 pub fn hash(parts: &[&[u8]]) -> u128 {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;

@@ -1,4 +1,4 @@
-//! A kernel's text to device code: from memory, from disk, or compiled now.
+//! A kernel's device code: from memory, from disk, or compiled now.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 
 macro_rules! kernel_files {
     ($($name:literal),* $(,)?) => {
-        /// The text of kernels/, by file name.
+        /// The sources in kernels/, by file name.
         const FILES: &[(&str, &str)] = &[$(($name, include_str!(concat!("../../../kernels/", $name)))),*];
     };
 }
@@ -33,7 +33,7 @@ kernel_files!(
     "token_stream.cuh",
 );
 
-/// A kernel ready to be loaded, and how it came about.
+/// A kernel ready to be loaded, and its origin.
 #[derive(Clone, Debug)]
 pub struct Built {
     pub specialisation: Specialisation,
@@ -66,7 +66,7 @@ pub(super) fn build_as_planned(specialisation: &Specialisation, plan: Plan, targ
     Ok(Built { specialisation: *specialisation, plan, target, binary, seconds: 0.0, cached })
 }
 
-/// Kernels that this process has built or found, for a second GPU and for a directory that cannot be written.
+/// Kernels that this process has compiled or found: for a second GPU, and in case the disk cannot be written.
 static MEMORY: Mutex<BTreeMap<String, Arc<Binary>>> = Mutex::new(BTreeMap::new());
 
 fn remembered(key: &str) -> Option<Arc<Binary>> {
@@ -86,7 +86,7 @@ fn options(specialisation: &Specialisation, plan: &Plan, target: Target) -> Vec<
         .collect()
 }
 
-/// Everything that changes the binary.
+/// Returns the key of a binary: everything that changes it.
 fn key(
     specialisation: &Specialisation,
     options: &[String],
@@ -131,18 +131,18 @@ fn compile(
     }
 }
 
-/// The part of the compiler's report that is about one kernel of the file.
+/// Returns the part of the compiler's report that is about one kernel of the file.
 fn report_on<'a>(name: &str, log: &'a str) -> &'a str {
     let mine = log.split_once(&format!("entry function '{name}'")).map_or("", |(_, mine)| mine);
     mine.split("entry function").next().unwrap_or_default()
 }
 
-/// Bytes per thread that live in memory: spilled registers, and arrays that are not indexed by constants.
+/// Returns the bytes of local memory per thread: spilled registers, and arrays not indexed by constants.
 fn local_memory(report: &str) -> u32 {
     number_before(report, " bytes spill stores").max(number_before(report, " bytes stack frame"))
 }
 
-/// The number that ends where `unit` begins; 0 if the report does not mention one.
+/// Returns the number directly before `unit`; 0 if the report has none.
 fn number_before(report: &str, unit: &str) -> u32 {
     let before = report.split_once(unit).map_or("", |(before, _)| before);
     let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next();
@@ -150,13 +150,13 @@ fn number_before(report: &str, unit: &str) -> u32 {
 }
 
 impl Built {
-    /// The macros, as the log and reports show them.
+    /// Returns the macros as text, for the log and reports.
     pub fn macros(&self) -> String {
         let defines = self.specialisation.defines().into_iter().chain(self.plan.defines());
         defines.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
     }
 
-    /// DDL_LOG=debug: a line on stderr for every kernel that is built or found.
+    /// If DDL_LOG=debug, writes a line to stderr for a kernel that is compiled or found.
     pub(super) fn log(&self) {
         if !environment::logs_kernels() {
             return;
@@ -234,7 +234,7 @@ mod tests {
             key(&s, &options, (13, 0), 8, files),
             key_of(&Specialisation { kernel: Kernel::Backward, ..s }, &plan, target, files),
         ];
-        // Every macro: changing its value has to change the key.
+        // Changing the value of any macro must change the key.
         let macros = s.defines().into_iter().chain(plan.defines());
         for (name, value) in macros {
             let changed: Vec<String> = options

@@ -1,5 +1,5 @@
-//! From a kernel's text to device code: compiled by NVRTC, kept in a cache on disk, and tried again by another plan
-//! if it spills registers.
+//! Compiles a kernel's source by NVRTC, caches the device code on disk, and tries another plan if registers are
+//! spilled.
 
 mod cache;
 mod compiler;

@@ -1,4 +1,4 @@
-//! NVIDIA's run-time compiler: where it is found, and one call that makes device code of text.
+//! Finds NVRTC, NVIDIA's run-time compiler, and compiles device code by it.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 
 type Program = *mut c_void;
 
-/// A table of C functions, all of which are looked up when it is made: a missing one is an error, no panic.
+/// A table of C functions, all of which are looked up when it is made: a missing one is an error, not a panic.
 macro_rules! functions {
     ($(#[$about:meta])* $table:ident { $(fn $name:ident($($argument:ty),* $(,)?) -> $result:ty;)* }) => {
         $(#[$about])*
@@ -54,13 +54,13 @@ functions! {
 pub struct Nvrtc {
     functions: Functions,
     pub version: (i32, i32),
-    /// of the library's file: tells builds of one version apart
+    /// size of the library's file, which differs among builds of one version
     pub bytes: u64,
     /// compute capabilities it compiles for, as 90 for 9.0, ascending
     pub architectures: Vec<u32>,
 }
 
-/// What the device code is for: a GPU's own code, or PTX for the driver of a newer GPU to translate.
+/// The kind of device code: a GPU's own, or PTX that the driver of a newer GPU translates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     Cubin(u32),
@@ -89,12 +89,12 @@ pub const OLDEST: u32 = 80;
 
 static ROOTS: OnceLock<Vec<PathBuf>> = OnceLock::new();
 
-/// Names the directories that hold torch and the libraries installed beside it: a site-packages, a prefix.
+/// Sets the directories that hold torch and the libraries installed beside it: a site-packages, a prefix.
 pub fn look_in(roots: Vec<PathBuf>) {
     ROOTS.get_or_init(|| roots);
 }
 
-/// The compiler, found on the first call: the one torch has loaded or was installed with, else the system's.
+/// Returns the compiler, found on the first call: the one torch has loaded or was installed with, else the system's.
 pub fn nvrtc() -> Result<&'static Nvrtc> {
     static FOUND: OnceLock<std::result::Result<Nvrtc, String>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
@@ -132,7 +132,7 @@ fn installed(roots: &[PathBuf]) -> Option<Library> {
     })
 }
 
-/// The files of a directory, in the order of their names.
+/// Lists the files of a directory, sorted by name.
 fn listed(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
@@ -140,7 +140,8 @@ fn listed(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The newest first: `libnvrtc.so.13`, or with a hash in its name where torch brings its own.
+/// Lists a folder's NVRTC libraries, the newest first: `libnvrtc.so.13`, or with a hash in the name if torch
+/// brings its own.
 fn compilers(folder: &Path) -> Vec<PathBuf> {
     let is_compiler = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -153,12 +154,12 @@ fn is_part(name: &str) -> bool {
     name.contains("builtins") || name.contains(".alt.")
 }
 
-/// The compiler looks its other half up by bare name, and finds it if that is open already.
+/// Opens NVRTC's second library. NVRTC looks it up by bare name, and finds it if it is already open.
 fn open_builtins(folder: &Path) {
     for path in listed(folder) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if name.starts_with("libnvrtc-builtins") && !name.contains(".alt.") {
-            let _ = path.to_str().map(Library::open); // compiling says what is missing, if anything is
+            let _ = path.to_str().map(Library::open); // if it is missing, compiling reports that
         }
     }
 }
@@ -174,7 +175,7 @@ impl Nvrtc {
         }
         let bytes = file.and_then(|file| std::fs::metadata(file).ok()).map_or(0, |file| file.len());
         let (mut version, mut count) = ((0, 0), 0);
-        // SAFETY: numbers to be filled; the list has the length that was asked for.
+        // SAFETY: numbers to be filled; the list has the length that NVRTC gave.
         let architectures = unsafe {
             (functions.nvrtcVersion)(&mut version.0, &mut version.1);
             (functions.nvrtcGetNumSupportedArchs)(&mut count);
@@ -187,7 +188,7 @@ impl Nvrtc {
         Ok(Nvrtc { functions, version, bytes, architectures })
     }
 
-    /// Device code and the compiler's report; where it fails, the report alone.
+    /// Returns device code and the compiler's report; if it fails, the report alone.
     pub fn compile(
         &self,
         source: &str,
@@ -209,7 +210,7 @@ impl Nvrtc {
         );
         let f = &self.functions;
         let mut program = ProgramGuard { functions: f, program: null_mut() };
-        // SAFETY: terminated strings in lists of the given lengths, all alive until the program is gone.
+        // SAFETY: terminated strings in lists of the given lengths, all alive until the program is destroyed.
         unsafe {
             let count = headers.len() as c_int;
             self.succeed((f.nvrtcCreateProgram)(
@@ -233,7 +234,7 @@ impl Nvrtc {
     }
 
     /// # Safety
-    /// A live program, and two functions of which the first says how much the second writes.
+    /// `program` is live, and `size` gives the number of bytes that `get` writes.
     unsafe fn fetch(
         &self,
         program: Program,
@@ -254,14 +255,14 @@ impl Nvrtc {
         if result == 0 {
             return Ok(());
         }
-        // SAFETY: takes any number and returns a static string.
+        // SAFETY: the function takes any number and returns a static string.
         let name =
             unsafe { (self.functions.nvrtcGetErrorString)(result).as_ref().map(|s| CStr::from_ptr(s)) };
         Err(name.map_or(format!("NVRTC error {result}"), |name| name.to_string_lossy().into_owned()))
     }
 }
 
-/// What to compile for a GPU by compilers for `known` architectures, or why it cannot be served.
+/// Returns the target for a GPU, given the architectures `known` to the compiler; the error says why there is none.
 pub fn target(known: &[u32], capability: u32) -> std::result::Result<Target, String> {
     let dotted = |number: u32| format!("{}.{}", number / 10, number % 10);
     if capability < OLDEST {
@@ -272,7 +273,7 @@ pub fn target(known: &[u32], capability: u32) -> std::result::Result<Target, Str
             dotted(OLDEST),
         ));
     }
-    // Code for 8.6 runs on 8.9, too: anything of the same major number that is no newer.
+    // A GPU runs code of its own major number that is no newer: 8.9 runs code for 8.6.
     let known = known.iter().copied().filter(|&known| known <= capability);
     if let Some(same) = known.clone().filter(|known| known / 10 == capability / 10).max() {
         return Ok(Target::Cubin(same));
@@ -307,12 +308,12 @@ mod tests {
     #[test]
     fn a_gpu_gets_code_of_its_own_or_ptx() {
         let known = [75, 80, 86, 90, 100, 103, 120];
-        let of = |capability| target(&known, capability).map(|target| target.to_string());
-        assert_eq!(of(80).unwrap(), "sm_80");
-        assert_eq!(of(89).unwrap(), "sm_86");
-        assert_eq!(of(103).unwrap(), "sm_103");
-        assert_eq!(of(121).unwrap(), "sm_120");
-        assert_eq!(of(130).unwrap(), "compute_120");
+        let code_for = |capability| target(&known, capability).map(|target| target.to_string());
+        assert_eq!(code_for(80).unwrap(), "sm_80");
+        assert_eq!(code_for(89).unwrap(), "sm_86");
+        assert_eq!(code_for(103).unwrap(), "sm_103");
+        assert_eq!(code_for(121).unwrap(), "sm_120");
+        assert_eq!(code_for(130).unwrap(), "compute_120");
         assert_eq!(target(&[80, 86], 90).unwrap(), Target::Ptx(86));
     }
 

@@ -1,4 +1,4 @@
-//! Compiling ahead of time: calls are made as usual, but their kernels are only listed, then compiled together.
+//! Compiling ahead of time: calls are made as usual, but their kernels are only listed and later compiled.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 
 /// A device that launches nothing and remembers the kernels that it was asked to load.
 pub struct AheadOfTime {
-    /// the GPU that kernels are loaded on, unless they are for another machine's
+    /// the GPU to load the kernels on; None if they are only for an architecture
     gpu: Option<Arc<Gpu>>,
     target: Target,
     limits: Limits,
@@ -28,7 +28,7 @@ pub struct AheadOfTime {
 }
 
 impl AheadOfTime {
-    /// For an architecture like `sm_90`, whether or not such a GPU is there.
+    /// Compiles for an architecture like `sm_90`, even without such a GPU.
     pub fn new(architecture: &str) -> Result<AheadOfTime> {
         let nvrtc = nvrtc()?;
         let known: Vec<u32> = nvrtc.architectures.iter().copied().filter(|&known| known >= OLDEST).collect();
@@ -52,7 +52,7 @@ impl AheadOfTime {
         AheadOfTime { gpu, target, limits, table: Table::default(), asked: Mutex::default() }
     }
 
-    /// Compiles all that was asked for, on every core, and loads it.
+    /// Compiles all listed kernels on every core and, if there is a GPU, loads them.
     pub fn compile(&self) -> Result<Vec<Built>> {
         let asked = std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner));
         let mut asked: Vec<_> = asked.into_iter().collect();
@@ -67,8 +67,8 @@ impl AheadOfTime {
     }
 }
 
-/// Runs `work` on every item; the results have the items' order. It starts threads of its own: a pool's threads
-/// would be missing in a forked process, which would wait for them for ever.
+/// Runs `work` on every item; the results have the items' order. It starts its own threads, because a forked
+/// process has none of a pool's threads and would wait for them for ever.
 fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
     let next = AtomicUsize::new(0);
     let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&index| index < items.len());
@@ -86,8 +86,8 @@ fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + 
     Ok(done.into_iter().map(|(_, result)| result).collect())
 }
 
-/// The limits of GPUs of an architecture. Their code depends on the sizes of memory, not on how many
-/// multiprocessors there are.
+/// Returns the limits of an architecture's GPUs. The code depends on the sizes of memory, not on the number of
+/// multiprocessors.
 fn typical(architecture: u32, compiler: (i32, i32)) -> Limits {
     let (shared, threads) = match architecture {
         80 => (164, 2048),
@@ -135,18 +135,18 @@ thread_local! {
     static HERE: RefCell<Option<Arc<AheadOfTime>>> = const { RefCell::new(None) };
 }
 
-/// From now on this thread's calls are compiled for `device` and not run; None ends that. Returns the device
-/// that was there before.
+/// Makes this thread's calls compile for `device` instead of running; None ends that. Returns the previous
+/// device.
 pub fn replace(device: Option<Arc<AheadOfTime>>) -> Option<Arc<AheadOfTime>> {
     HERE.with(|here| here.replace(device))
 }
 
-/// The device that this thread compiles for instead of running.
+/// Returns the device that this thread compiles for instead of running.
 pub fn current() -> Option<Arc<AheadOfTime>> {
     HERE.with(|here| here.borrow().clone())
 }
 
-/// Whether this thread compiles ahead of time instead of running.
+/// Returns true if this thread compiles ahead of time instead of running.
 pub fn is_active() -> bool {
     HERE.with(|here| here.borrow().is_some())
 }

@@ -1,5 +1,4 @@
-//! The interface to a device: a GPU, the tests' emulated one, or nothing at all while kernels are only compiled
-//! ahead of time.
+//! The interface to a device: a GPU, the tests' emulated one, or one that only compiles ahead of time.
 
 use std::ffi::c_void;
 
@@ -15,12 +14,12 @@ pub trait Backend: Send + Sync {
     /// The kernels loaded so far.
     fn table(&self) -> &Table;
 
-    /// Choices made by hand.
+    /// The overrides of the planner's choices.
     fn overrides(&self) -> Overrides {
         Overrides::default()
     }
 
-    /// Compiles a kernel, or finds it compiled, and loads it. The plan comes back, because a plan that spills
+    /// Compiles a kernel, or finds it compiled, and loads it. Returns the plan used, because a plan that spills
     /// registers is replaced.
     fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded>;
 
@@ -36,7 +35,7 @@ pub trait Backend: Send + Sync {
     ) -> Result<()>;
 }
 
-/// The kernel of a specialisation, built on its first use.
+/// Returns the kernel of a specialisation, built on its first use.
 pub fn loaded(device: &dyn Backend, specialisation: &Specialisation) -> Result<Loaded> {
     if let Some(loaded) = device.table().get(specialisation) {
         return Ok(loaded);

@@ -96,13 +96,13 @@ macro_rules! call {
         $crate::cuda::device::driver::raw(declared, $table.$name)($($argument),*)
     }};
     (@type of $argument:expr) => {
-        _ // the compiler takes it from the declaration
+        _ // inferred from the declaration
     };
 }
 pub(super) use call;
 
 impl Driver {
-    /// The error that a function returned, in the driver's own words.
+    /// Fails if `result` is an error, with the driver's own text.
     pub fn check(&self, result: c_int) -> Result<(), String> {
         if result == sys::CUresult::CUDA_SUCCESS as c_int {
             return Ok(());
@@ -110,7 +110,7 @@ impl Driver {
         let mut text = null();
         // cudarc declares a `CUresult` as the argument, and not every number is one.
         type ErrorString = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
-        // SAFETY: fills in a static string, or null for a number that it does not know.
+        // SAFETY: the function fills in a static string, or null for a number that it does not know.
         let text = unsafe {
             transmute::<Symbol, ErrorString>(self.cuGetErrorString)(result, &mut text);
             text.as_ref().map(|first| CStr::from_ptr(first).to_string_lossy())
@@ -118,7 +118,7 @@ impl Driver {
         Err(text.map_or(format!("CUDA error {result}"), |text| format!("CUDA error {result}, {text}")))
     }
 
-    /// The device's name, if the driver tells it.
+    /// Returns the device's name, if the driver gives it.
     pub fn name(&self, device: sys::CUdevice) -> Option<String> {
         let mut name: [c_char; 256] = [0; 256];
         // SAFETY: the driver ends the name within the 255 bytes it is told of.
@@ -132,7 +132,7 @@ impl Driver {
     ///
     /// # Safety
     /// The context is never released.
-    pub unsafe fn enter(&self, context: sys::CUcontext) -> Result<Current<'_>, String> {
+    pub unsafe fn make_current(&self, context: sys::CUcontext) -> Result<Current<'_>, String> {
         let mut current = null_mut();
         // SAFETY: a handle to be filled, and a context as promised.
         unsafe {
@@ -146,7 +146,7 @@ impl Driver {
     }
 }
 
-/// While it lives a context is current; then the one that was current before is current again.
+/// A guard that keeps a context current. Dropping it makes the previous context current again.
 pub struct Current<'a> {
     /// None if that context was current already
     driver: Option<&'a Driver>,
@@ -156,18 +156,18 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         if let Some(driver) = self.driver {
             let mut popped = null_mut();
-            // SAFETY: takes off what `enter` put on.
+            // SAFETY: pops the context that `make_current` pushed.
             unsafe { call!(driver.cuCtxPopCurrent_v2(&mut popped)) };
         }
     }
 }
 
-/// While it lives, this thread may load kernels although a stream is being captured in a CUDA graph:
-/// loading is no work of the stream, and without this it would break the capture. (A driver older than
-/// that of CUDA 12.3 refuses all the same.)
+/// A guard that lets this thread load kernels while a stream is captured in a CUDA graph. Loading is not work of
+/// the stream, but without the guard it would break the capture. (A driver older than that of CUDA 12.3 refuses
+/// even so.)
 pub struct AllowLoading<'a> {
     driver: &'a Driver,
-    /// the thread's mode before, as a number: a newer driver may have one that cudarc's enum lacks
+    /// the thread's previous mode, as a number: a newer driver may have one that cudarc's enum lacks
     mode: c_uint,
 }
 
@@ -181,7 +181,7 @@ impl AllowLoading<'_> {
 
     fn exchange(&mut self) {
         let driver = self.driver;
-        // SAFETY: swaps the thread's mode with the one given. The enum is a `c_uint` in C.
+        // SAFETY: the call swaps the thread's mode with the one given. The enum is a `c_uint` in C.
         unsafe { call!(driver.cuThreadExchangeStreamCaptureMode((&raw mut self.mode).cast())) };
     }
 }

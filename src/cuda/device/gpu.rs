@@ -17,18 +17,18 @@ use crate::cuda::plan::{Limits, Overrides, Plan, most_of_a_cluster};
 use crate::environment;
 use crate::error::{Error, Result};
 
-/// How what a captured stream forbids begins: 900 to 908.
-const OF_A_CAPTURE: &str = "CUDA error 90";
+/// Errors of operations that a stream capture forbids, 900 to 908, begin with this.
+const CAPTURE_ERROR: &str = "CUDA error 90";
 
 struct Gpus {
     driver: Driver,
     clusters: Option<Clusters>,
-    /// that started the driver
+    /// the process that started the driver
     process: u32,
     devices: Vec<OnceLock<std::result::Result<Arc<Gpu>, String>>>,
 }
 
-/// One GPU in its primary context, which is the one that torch works in.
+/// One GPU in its primary context, which torch uses, too.
 pub struct Gpu {
     driver: &'static Driver,
     clusters: Option<&'static Clusters>,
@@ -44,7 +44,7 @@ pub struct Gpu {
 unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
-/// Torch's device `cuda:index`; the reason where it cannot be used is kept and given again.
+/// Returns torch's device `cuda:index`. If it cannot be used, the error is kept and returned again.
 pub fn gpu(index: usize) -> Result<Arc<Gpu>> {
     let gpus = gpus()?;
     if gpus.process != std::process::id() {
@@ -94,7 +94,7 @@ fn find() -> std::result::Result<Gpus, String> {
     Ok(Gpus { driver, clusters, process: std::process::id(), devices })
 }
 
-/// Choices made by hand, for those who time them.
+/// Reads the overrides of the planner's choices from `DDL_PLAN`; they are for timing.
 fn overrides(limits: &Limits) -> std::result::Result<Overrides, String> {
     let words = environment::plan();
     let overrides = Overrides::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
@@ -112,7 +112,7 @@ impl Gpu {
         let driver = &gpus.driver;
         let mut device = 0;
         let mut context = null_mut();
-        // SAFETY: numbers and a handle to be filled. The primary context is retained for good.
+        // SAFETY: numbers and a handle to be filled. The primary context is never released.
         unsafe { driver.check(call!(driver.cuDeviceGet(&mut device, index as c_int)))? };
         let attribute = |which: Attribute| -> std::result::Result<usize, String> {
             let mut value = 0;
@@ -152,9 +152,9 @@ impl Gpu {
         Ok(Gpu { driver, clusters, index, context, limits, overrides, target, table: Table::default() })
     }
 
-    fn enter(&self) -> std::result::Result<Current<'_>, String> {
-        // SAFETY: the primary context was retained for good.
-        unsafe { self.driver.enter(self.context) }
+    fn make_current(&self) -> std::result::Result<Current<'_>, String> {
+        // SAFETY: the primary context is never released.
+        unsafe { self.driver.make_current(self.context) }
     }
 
     fn load_image(
@@ -164,13 +164,13 @@ impl Gpu {
         plan: &Plan,
         fixed: usize,
     ) -> std::result::Result<usize, String> {
-        let _current = self.enter()?;
+        let _current = self.make_current()?;
         let _loading = AllowLoading::new(self.driver);
         let driver = self.driver;
         let (mut module, mut function) = (null_mut(), null_mut());
         let name = CString::new(name).expect("kernels' names hold no zero byte");
         let mut image = image.to_vec();
-        image.push(0); // PTX is a string
+        image.push(0); // PTX is a terminated string
         // SAFETY: a whole image, a terminated name and handles to be filled. Modules stay loaded.
         unsafe {
             driver.check(call!(driver.cuModuleLoadData(&mut module, image.as_ptr().cast())))?;
@@ -179,10 +179,10 @@ impl Gpu {
                 let set = |setting: Setting, value: c_int| {
                     driver.check(call!(driver.cuFuncSetAttribute(function, setting, value)))
                 };
-                // A launch may have 48 KiB in all without asking: ask.
+                // Without this attribute a launch may have 48 KiB in all.
                 let bytes = plan.shared as c_int;
                 set(Setting::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes)?;
-                // Of the memory that L1 shares, take what lets all planned blocks be there at once.
+                // L1 and shared memory divide one memory: request a carveout for all planned blocks at once.
                 let percent = (plan.blocks * (plan.shared + fixed) * 100)
                     .div_ceil(self.limits.shared_per_multiprocessor)
                     .min(100) as c_int;
@@ -199,7 +199,7 @@ impl Gpu {
         let loaded = self.load_image(&built.binary.image, name, &plan, fixed);
         let known = loaded.and_then(|function| Ok((function, self.wave(function, &plan)?)));
         let (function, wave) = known.map_err(|reason| {
-            let advice = match reason.starts_with(OF_A_CAPTURE) {
+            let advice = match reason.starts_with(CAPTURE_ERROR) {
                 true => "; before a CUDA graph is captured, call `ddl.cuda.warmup` or run it once",
                 false => "",
             };
@@ -208,14 +208,14 @@ impl Gpu {
         Ok(Loaded { kernel: s.kernel, plan, wave, function })
     }
 
-    /// Blocks of a loaded kernel that run at once: as planned, but of clusters those that find room side by side.
+    /// Returns the blocks of a loaded kernel that run at once: as planned, but only as many clusters as fit.
     fn wave(&self, function: usize, plan: &Plan) -> std::result::Result<usize, String> {
         let planned = plan.wave(&self.limits);
         let Some(clusters) = self.clusters.filter(|_| plan.cluster > 1) else {
             return Ok(planned);
         };
-        let _current = self.enter()?;
-        let _loading = AllowLoading::new(self.driver); // this may be what first needs the code
+        let _current = self.make_current()?;
+        let _loading = AllowLoading::new(self.driver); // this call may be the first that loads the code
         let launch = sys::CUlaunchConfig {
             gridDimX: self.limits.multiprocessors as c_uint,
             gridDimY: plan.cluster as c_uint,
@@ -256,7 +256,7 @@ impl Backend for Gpu {
         if loaded.wave > 0 {
             return Ok(loaded);
         }
-        // A part of a GPU may have no room for clusters.
+        // A partition of a GPU may have no room for clusters.
         let limits = Limits { cluster: 1, ..self.limits };
         let plan = Plan::new(specialisation, &limits, &Overrides { cluster: None, ..self.overrides })?;
         self.load_planned(specialisation, plan, &limits)
@@ -271,7 +271,7 @@ impl Backend for Gpu {
     ) -> Result<()> {
         let driver = self.driver;
         let mut parameters = [argument];
-        let launched = self.enter().and_then(|_current| {
+        let launched = self.make_current().and_then(|_current| {
             // SAFETY: as the caller promises; the function was loaded in this context.
             driver.check(unsafe {
                 call!(driver.cuLaunchKernel(

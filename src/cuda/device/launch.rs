@@ -13,7 +13,7 @@ pub struct Call<'a> {
     pub device: &'a dyn Backend,
     /// handle of the stream, 0 for the default one
     pub stream: u64,
-    /// Memory of so many bytes on the device, aligned to 16, that lives until the kernels have run.
+    /// Allocates so many bytes on the device, aligned to 16, which live until the kernels have run.
     pub allocate: &'a dyn Fn(usize) -> Result<Address>,
 }
 
@@ -22,7 +22,7 @@ impl Call<'_> {
         loaded(self.device, specialisation)
     }
 
-    /// Launches a kernel of this call. `T` is the structure of arguments.rs that it takes.
+    /// Launches a kernel of this call. `T` is its structure in arguments.rs.
     pub fn launch<T: Copy>(&self, loaded: &Loaded, grid: [usize; 2], mut argument: T) -> Result<()> {
         let grid = grid.map(|blocks| u32::try_from(blocks).expect("plans keep to the limits of a grid"));
         // SAFETY: `T` is the kernel's structure; its addresses are those of tensors that outlive the call,

@@ -6,12 +6,12 @@ use super::backend::Backend;
 
 static STAND_IN: RwLock<Option<Arc<dyn Backend>>> = RwLock::new(None);
 
-/// The device for CPU tensors, if a test asked for one.
+/// Returns the device for CPU tensors, if a test has set one.
 pub fn current() -> Option<Arc<dyn Backend>> {
     STAND_IN.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// From now on CPU tensors run on `device`; None ends that.
+/// Makes CPU tensors run on `device`; None ends that.
 pub fn replace(device: Option<Arc<dyn Backend>>) {
     *STAND_IN.write().unwrap_or_else(PoisonError::into_inner) = device;
 }

@@ -13,7 +13,7 @@ pub struct Loaded {
     pub plan: Plan,
     /// blocks that run on the device at once
     pub wave: usize,
-    /// the device's handle of it
+    /// the device's handle of the kernel
     pub function: usize,
 }
 
@@ -21,7 +21,7 @@ pub struct Loaded {
 #[derive(Default)]
 pub struct Table {
     loaded: RwLock<HashMap<Specialisation, Loaded>>,
-    /// so that threads do not build the same kernel
+    /// held so that two threads do not build the same kernel
     building: Mutex<()>,
 }
 
@@ -34,7 +34,7 @@ impl Table {
         self.loaded.write().unwrap_or_else(PoisonError::into_inner).insert(specialisation, loaded);
     }
 
-    /// Held while a kernel is built.
+    /// Returns the lock to hold while a kernel is built.
     pub(super) fn building(&self) -> MutexGuard<'_, ()> {
         self.building.lock().unwrap_or_else(PoisonError::into_inner)
     }

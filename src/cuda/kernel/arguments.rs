@@ -1,4 +1,4 @@
-//! The structures that kernels take, field by field as in kernels/*.cu and *.cuh.
+//! The kernels' argument structures, field by field as in kernels/*.cu and *.cuh.
 
 use super::specialisation::Kernel;
 
@@ -102,8 +102,8 @@ pub struct ExpandBackward {
     pub chunk: i64,
 }
 
-/// The tensors that are loaded and stored in packets; all others are, one number at a time.
 impl RewriteRead {
+    /// Returns the tensors that are loaded and stored in packets; all others are accessed a number at a time.
     pub fn packets(&self) -> [Address; 9] {
         let RewriteRead { state, direction, new_state, context, compressed, .. } = *self;
         let RewriteRead { compress, norm_weight, gate_weight, value_weight, .. } = *self;
@@ -117,13 +117,13 @@ impl Gradients {
     }
 }
 
-/// Whether packets may be moved in accesses of 16 bytes.
+/// Returns true if packets may be loaded and stored 16 bytes at a time.
 pub fn are_aligned(packets: &[Address]) -> bool {
     packets.iter().all(|address| address % 16 == 0)
 }
 
 impl Kernel {
-    /// Size of the structure that the kernel takes.
+    /// Returns the size of the kernel's argument structure.
     pub fn argument_bytes(self) -> usize {
         match self {
             Kernel::Forward => size_of::<RewriteRead>(),

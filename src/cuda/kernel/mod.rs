@@ -1,5 +1,4 @@
-//! A kernel as the host sees it: the [`Specialisation`] that it is compiled for, and the [`arguments`] that it
-//! takes.
+//! A kernel as the host sees it: the [`Specialisation`] that it is compiled for, and its [`arguments`].
 
 pub mod arguments;
 mod specialisation;

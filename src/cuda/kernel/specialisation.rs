@@ -1,4 +1,4 @@
-//! A specialisation of a kernel: sizes, types and the parts of the operator that are there.
+//! A specialisation of a kernel: sizes, types and the parts of the operator that are present.
 
 use crate::problem::{Expand, Read, RewriteRead};
 use crate::tensor::{Dtype, Tensor};
@@ -28,7 +28,7 @@ impl Kernel {
         }
     }
 
-    /// The file of kernels/ that defines it.
+    /// Returns the file of kernels/ that defines it.
     pub fn file(self) -> &'static str {
         match self {
             Kernel::Forward => "rewrite_read_fwd.cu",
@@ -45,7 +45,7 @@ impl Kernel {
     }
 }
 
-/// How the read compresses the state; numbered as READ in common.cuh.
+/// The read's compression of the state, numbered as READ in common.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compress {
     None = 0,
@@ -54,7 +54,7 @@ pub enum Compress {
     Token = 3,
 }
 
-/// Storage types; of a tensor that is absent, the type of the arithmetic.
+/// Storage types; a tensor that is absent has the type of the arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Types {
     pub state: Dtype,
@@ -87,7 +87,7 @@ impl Types {
     }
 }
 
-/// The parts of a read that are there.
+/// The parts of a read that are present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Parts {
     pub norm: bool,
@@ -100,8 +100,8 @@ pub struct Parts {
     pub value_from_compressed: bool,
 }
 
-/// A kernel and everything about a call that it is compiled for. Number of tokens, pointers and ε are
-/// arguments; threads, memory and registers follow from this and the device, in [`crate::cuda::plan`].
+/// A kernel and all properties of a call that it is compiled for. The number of tokens, pointers and ε are
+/// arguments. Threads, memory and registers follow from this and the device, in [`crate::cuda::plan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Specialisation {
     pub kernel: Kernel,
@@ -117,12 +117,12 @@ pub struct Specialisation {
 }
 
 impl Specialisation {
-    /// `context`: dtype of h forward, of its gradient backward, if there is one.
+    /// `context` is the dtype of h forward, of its gradient backward, if there is one.
     pub fn rewrite_read(kernel: Kernel, problem: &RewriteRead, context: Option<Dtype>) -> Specialisation {
         let real = problem.gate_dtype();
         let dtype = |tensor: Option<&Tensor>| tensor.map_or(real, |tensor| tensor.dtype);
         let read = problem.read.as_ref();
-        let parameter = |of: fn(&Read) -> Option<&Tensor>| dtype(read.and_then(of));
+        let parameter = |field: fn(&Read) -> Option<&Tensor>| dtype(read.and_then(field));
         Specialisation {
             kernel,
             d: problem.sizes.d,
@@ -173,20 +173,20 @@ impl Specialisation {
         }
     }
 
-    /// The kernel that adds up the rows that this backward leaves in `partial`. Fields that it does not depend
-    /// on are set to one value, so that several backwards share it.
+    /// Returns the kernel that adds up this backward's rows of `partial`. Fields that it does not depend on are
+    /// set to one value, so that several backwards share it.
     pub fn reduce(self) -> Specialisation {
         let real = self.real();
         let types = Types { state: real, direction: real, context: real, ..self.types };
         Specialisation { kernel: Kernel::Reduce, types, rewrite: false, aligned: true, ..self }
     }
 
-    /// The kernel that sums the parameters' gradients if this backward has no room for them.
+    /// Returns the kernel that sums the parameters' gradients if this backward has no room for them.
     pub fn parameters(self) -> Specialisation {
         Specialisation { kernel: Kernel::Parameters, ..self }
     }
 
-    /// The kernel that puts the taps of `compress` outermost.
+    /// Returns the kernel that puts the taps of `compress` outermost.
     pub fn arrange(self) -> Specialisation {
         Specialisation {
             kernel: Kernel::Arrange,
@@ -198,12 +198,12 @@ impl Specialisation {
         }
     }
 
-    /// Type of the arithmetic.
+    /// Returns the type of the arithmetic.
     pub fn real(&self) -> Dtype {
         if self.types.state == Dtype::F64 { Dtype::F64 } else { Dtype::F32 }
     }
 
-    /// Rows of `d` sums of parameter gradients.
+    /// Returns the number of rows of `d` sums of parameter gradients.
     pub fn slots(&self) -> usize {
         let compress = match self.compress {
             Compress::Channel | Compress::Token => self.m * self.taps,
@@ -213,12 +213,12 @@ impl Specialisation {
         compress + usize::from(norm_weight) + usize::from(gate) + usize::from(value) * self.m
     }
 
-    /// Numbers in one block's row of `partial`: the slots, then the biases' sums.
+    /// Returns the numbers in one block's row of `partial`: the slots, then the biases' sums.
     pub fn partial_row(&self) -> usize {
         self.slots() * self.d + (1 + self.m).next_multiple_of(8)
     }
 
-    /// The macros that kernels/*.cu expect, but for the plan's.
+    /// Returns the macros that kernels/*.cu expect, except the plan's.
     pub fn defines(&self) -> Vec<(&'static str, String)> {
         let types = &self.types;
         let mut defines = vec![

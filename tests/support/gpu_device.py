@@ -1,4 +1,4 @@
-"""What the tests on a GPU share: the device, and arguments that live there."""
+"""The device and the arguments shared by tests on a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def arguments(
     dtype: torch.dtype,
     device: torch.device = DEVICE,
 ) -> Tensors:
-    """Leaves for `rewrite_read` on the device; value and gate are in float32 (float64)."""
+    """Leaves for `rewrite_read` on the device; value and gate in float32, or float64 with `dtype`."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     drawn = inputs(batch, d, m) | parameters(d, m, compress)
     return {
@@ -39,7 +39,7 @@ def forward(leaves: Tensors) -> Tensors:
 
 
 def cotangents(outputs: Tensors) -> Tensors:
-    """Random gradients of the outputs, the same ones at each call."""
+    """Random gradients of the outputs, the same at each call."""
     generator = torch.Generator(next(iter(outputs.values())).device).manual_seed(1)
     return {
         name: torch.randn(t.shape, generator=generator, dtype=t.dtype, device=t.device)

@@ -1,4 +1,4 @@
-"""The emulated GPU for tests of the operators: inside `emulated()`, CPU tensors run the CUDA kernels.
+"""The emulated GPU for tests of the operators: in `emulated()`, CPU tensors run the CUDA kernels.
 
 Everything but the driver is the same as on a GPU: the operators, the choice of a specialisation and
 its plan, the packing of arguments, the kernels' source.

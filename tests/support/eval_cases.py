@@ -31,7 +31,7 @@ CONFIG = GPTConfig(
 
 
 def make(residual: str, **changes: Any) -> GPT:
-    """Return a model far from its initialisation: gates have moved, and no two answers nearly tie."""
+    """Return a model far from its initialisation, so that gates have moved and no answers tie."""
     torch.manual_seed(0)
     model = GPT(dataclasses.replace(CONFIG, residual=residual, **changes)).eval()
     with torch.no_grad():
@@ -60,7 +60,7 @@ def write_run(path: Path, model: GPT, tokenizer: Tokenizer | None = None) -> Pat
 
 @contextmanager
 def datasets_in(cache: Path) -> Iterator[Path]:
-    """Keep data sets in `cache`, so that tests neither write to the user's cache nor read from it."""
+    """Keep data sets in `cache`, so that tests neither read nor write the user's cache."""
     before = datasets.config.HF_DATASETS_CACHE
     datasets.config.HF_DATASETS_CACHE = cache
     try:
@@ -69,7 +69,8 @@ def datasets_in(cache: Path) -> Iterator[Path]:
         datasets.config.HF_DATASETS_CACHE = before
 
 
-# The papers' benchmarks by lm-eval's names, and local files in their format: train, validation, test.
+# The papers' benchmarks by lm-eval's names, and local files in their format: train, validation,
+# test.
 PAPER = {
     "arc_challenge": ("arc_train", "arc_train", "arc_test"),
     "arc_easy": ("arc_train", "arc_train", "arc_test"),
@@ -104,7 +105,7 @@ def fill(cache: Path, index: TaskManager, *tasks: str) -> None:
 
 
 def paper_index() -> TaskManager:
-    """Return the papers' tasks from lm-eval's own files; reading all its tasks takes many seconds."""
+    """Return the papers' tasks from lm-eval's files; reading all tasks would take many seconds."""
     home = Path(lm_eval.tasks.__file__).parent
     names = ("arc", "hellaswag", "openbookqa", "piqa", "sciq", "siqa", "winogrande")
     paths = [str(home / name) for name in names]

@@ -142,7 +142,7 @@ def encode(text: str) -> list[int]:
 
 
 def log_probabilities(model: GPT, tokens: Sequence[int]) -> torch.Tensor:
-    """log p of every next token (T, vocab_size) in float64, from one forward pass of one example."""
+    """log p of every next token (T, vocab_size) in float64, from a forward pass of one example."""
     with torch.no_grad():
         logits = model(torch.tensor([list(tokens)])).logits[0]
     return logits.double().log_softmax(dim=-1)

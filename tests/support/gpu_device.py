@@ -23,7 +23,7 @@ def arguments(
     dtype: torch.dtype,
     device: torch.device = DEVICE,
 ) -> Tensors:
-    """Leaves for `rewrite_read` on the device; value and gate in float32, or float64 with `dtype`."""
+    """Leaves for `rewrite_read` on the device; value and gate are in float32 (float64)."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     drawn = inputs(batch, d, m) | parameters(d, m, compress)
     return {

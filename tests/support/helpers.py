@@ -48,7 +48,7 @@ def assert_same_gradients(
     """Compare name by name; an all-zero gradient also fails, unless its name is in `may_vanish`.
 
     A bias gradient is one sum over tokens and may cancel to nearly zero. Its error is therefore
-    relative to the scale of its weight, whose gradient sums the same terms times factors of about one.
+    relative to the scale of its weight, whose gradient sums the same terms times factors near one.
     """
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
@@ -60,7 +60,7 @@ def assert_same_gradients(
 
 
 class Wrapper(nn.Module):
-    """A wrapper like an adapter: it exposes the wrapped module's parameters but replaces forward."""
+    """A wrapper like an adapter's: it has the wrapped module's parameters, but another forward."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ def small(**options: Any) -> GPTConfig:
 
 
 def model(noise: float = 0.3, **options: Any) -> GPT:
-    """A model whose trunk has moved from its initialisation, so its output depends on all tokens."""
+    """A model whose trunk is not at its initialisation, so its output depends on all tokens."""
     torch.manual_seed(0)
     gpt = GPT(small(**options)).eval()
     shake_(gpt.trunk, noise)

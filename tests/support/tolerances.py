@@ -10,8 +10,8 @@ several times tighter: it catches a formula that is wrong by a percent in bfloat
 
 Bounds are multiples of u, half the spacing of numbers at one in the *storage* type. Computation is
 in float64 for float64 and in float32 for all others. The worst cases in the reasons are of the
-reference in that type against itself in float64: rewrite_read over d = 8 ... 4096, m = 1 ... 16, all
-compressions. Each bound is two to six times the worst case.
+reference in that type against itself in float64: rewrite_read over d = 8 ... 4096, m = 1 ... 16,
+all compressions. Each bound is two to six times the worst case.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def assert_close(
 
     dtype: the coarsest storage type on the way to `actual`. gradient: use the bounds of a backward
     pass. scale: the scale of errors, if `expected` is mathematically zero (without it only zeros
-    equal an expected tensor of zeros). depth: the number of operators in sequence; their errors add.
-    NaN and infinities must be at the same positions in both.
+    equal an expected tensor of zeros). depth: the number of operators in sequence; their errors
+    add. NaN and infinities must be at the same positions in both.
     """
     shapes = tuple(actual.shape), tuple(expected.shape)
     assert shapes[0] == shapes[1], f"{name}: shape {shapes[0]}, expected {shapes[1]}"

@@ -27,8 +27,8 @@ def _emulated() -> Iterator[None]:
         yield
 
 
-# The tests of the CPU kernels hold for these as well. The larger tables are smaller below, because
-# every size and dtype means another kernel to compile.
+# These tests of the CPU kernels run here unchanged. The larger ones have fewer cases below, because
+# every size and dtype needs another kernel.
 test_parameters_may_be_absent = test_ops.test_parameters_may_be_absent
 test_any_mix_of_storage_types = test_ops.test_any_mix_of_storage_types
 test_any_batch_shape = test_ops.test_any_batch_shape

@@ -80,7 +80,7 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) gives_too_late(const Argume
 extern "C" __global__ void __cluster_dims__(1, 2, 1) gives_to_nobody(const Argument a) {
   __shared__ float given[THREADS];
   emulator::sync_cluster();
-  *emulator::mapa(&given[threadIdx.x], int(a.index)) = 1.0f;  // to nobody
+  *emulator::mapa(&given[threadIdx.x], int(a.index)) = 1.0f;  // no such block
 }
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) gives_global_memory(const Argument a) {
@@ -134,7 +134,7 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) sends_to_who_left(const Arg
   emulator::sync_cluster();
   if (threadIdx.x == 0 && blockIdx.y == 1) emulator::st_async(&sent, &barrier, 0, 1.0f);
   emulator::sync_cluster();
-  a.out[block_number() * blockDim.x + threadIdx.x] = 0.0f;  // nobody waited
+  a.out[block_number() * blockDim.x + threadIdx.x] = 0.0f;  // without a wait
 }
 
 extern "C" __global__ void __cluster_dims__(1, 9, 1) nine_blocks(const Argument) {}

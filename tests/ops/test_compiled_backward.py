@@ -78,7 +78,7 @@ def compiled(function, *inputs: torch.Tensor) -> tuple[tuple[torch.Tensor, ...],
 
 
 def rewrite_read(state: torch.Tensor, seed: int) -> torch.Tensor:
-    """X' of a rewrite_read with a direction from the state, so that each call depends on the last."""
+    """X' of a rewrite_read whose direction comes from the state, so that calls depend on it."""
     read = {"gate_weight": torch.full((6,), 0.1 * seed, dtype=state.dtype), "norm_eps": 1e-5}
     direction = torch.tanh(state[..., 0] * seed)
     value, gate = state.mean(-2), state.sum((-2, -1)).sigmoid()

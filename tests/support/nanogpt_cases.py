@@ -69,7 +69,7 @@ def added(model: GPT) -> dict[str, nn.Parameter]:
 
 
 def same(a: GPT, b: GPT) -> bool:
-    """Whether loss, gradients and logits are equal, in training with dropout and at inference."""
+    """Return whether loss, gradients and logits are equal, with dropout and at inference."""
     results = []
     for model in (a, b):
         torch.manual_seed(1)

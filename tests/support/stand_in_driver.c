@@ -122,7 +122,7 @@ CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   const int is_code = memcmp(image, "\x7f" "ELF", 4) == 0;
   const char* kind = is_code ? "code" : strstr((const char*)image, ".target") ? "ptx" : "neither";
   log_line("cuModuleLoadData %s on %d, %s", kind, current_device(),
-       capture == CU_STREAM_CAPTURE_MODE_RELAXED ? "relaxed" : "not relaxed");
+           capture == CU_STREAM_CAPTURE_MODE_RELAXED ? "relaxed" : "not relaxed");
   *module = (CUmodule)image;
   return result_of("cuModuleLoadData");
 }
@@ -140,9 +140,9 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
 
 CUresult cuOccupancyMaxActiveClusters(int* count, CUfunction function, const CUlaunchConfig* launch) {
   log_line("cuOccupancyMaxActiveClusters %s on %d grid %u %u %u block %u %u %u shared %u attributes %u%s",
-       (const char*)function, current_device(), launch->gridDimX, launch->gridDimY, launch->gridDimZ,
-       launch->blockDimX, launch->blockDimY, launch->blockDimZ, launch->sharedMemBytes, launch->numAttrs,
-       capture == CU_STREAM_CAPTURE_MODE_RELAXED ? " relaxed" : "");
+           (const char*)function, current_device(), launch->gridDimX, launch->gridDimY, launch->gridDimZ,
+           launch->blockDimX, launch->blockDimY, launch->blockDimZ, launch->sharedMemBytes, launch->numAttrs,
+           capture == CU_STREAM_CAPTURE_MODE_RELAXED ? " relaxed" : "");
   *count = setting("STAND_IN_CLUSTERS", 20);
   return result_of("cuOccupancyMaxActiveClusters");
 }
@@ -152,9 +152,9 @@ CUresult cuLaunchKernel(
     unsigned int threads_y, unsigned int threads_z, unsigned int shared, CUstream stream,
     void** parameters, void** extra) {
   log_line("cuLaunchKernel %s on %d grid %u %u %u block %u %u %u shared %u stream %llu first %llu%s%s",
-       (const char*)function, current_device(), x, y, z, threads_x, threads_y, threads_z, shared,
-       (unsigned long long)stream, *(unsigned long long*)parameters[0], extra ? " extra" : "",
-       capture == CU_STREAM_CAPTURE_MODE_GLOBAL ? "" : " still relaxed");
+           (const char*)function, current_device(), x, y, z, threads_x, threads_y, threads_z, shared,
+           (unsigned long long)stream, *(unsigned long long*)parameters[0], extra ? " extra" : "",
+           capture == CU_STREAM_CAPTURE_MODE_GLOBAL ? "" : " still relaxed");
   return result_of("cuLaunchKernel");
 }
 

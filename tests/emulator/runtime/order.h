@@ -29,7 +29,7 @@ class Order {
     }
   }
 
-  // Whether threads that have just become runnable run before those that have waited longer.
+  // True if threads that have just become runnable run before those that have waited longer.
   bool newest_first() { return kind_ == Kind::reverse || (kind_ == Kind::random && next() % 2 == 0); }
 
  private:

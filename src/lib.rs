@@ -1,8 +1,8 @@
 //! Deep Delta Learning residuals, X' = X + β k̂ (v − k̂ᵀX)ᵀ, as fused operators.
 //!
-//! Each module may use those before it: [`error`], [`environment`], [`tensor`] (a view of borrowed memory and the one SAFETY
-//! contract), [`problem`] (each operator's inputs and outputs, checked once), [`cpu`] and [`cuda`] (which never
-//! import each other), [`torch`] (borrowing and dispatch), and [`python`] (the module `ddl._native`).
+//! Each module may use those before it: [`error`], [`environment`], [`tensor`] (a view of borrowed memory and the
+//! one SAFETY contract), [`problem`] (each operator's inputs and outputs, checked once), [`cpu`] and [`cuda`] (which
+//! never import each other), [`torch`] (borrowing and dispatch), and [`python`] (the module `ddl._native`).
 
 pub mod cpu;
 pub mod cuda;

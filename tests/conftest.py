@@ -1,6 +1,6 @@
 """Every test starts from the same seed and leaves torch's global settings as it found them.
 
-`--all` runs every case of every table; without it support/sampling.py chooses.
+`--all` runs every case of every table; without it support/sampling.py chooses a sample.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tests.support.sampling import MARKERS, left_out
 
 pytest_plugins = ["pytester"]
 
-# The same examples on every run: a failure in CI is a failure here. No deadline, because the first
-# call of an operator may compile or load something.
+# The same examples on every run, so that a failure in CI repeats locally. No deadline, because the
+# first call of an operator may compile or load something.
 settings.register_profile("ddl", derandomize=True, database=None, deadline=None, max_examples=60)
 settings.load_profile("ddl")
 

@@ -1,4 +1,4 @@
-"""The benchmarks run end to end at tiny sizes, leave valid records, never time what is wrong."""
+"""The benchmarks run end to end at tiny sizes, write valid records, never time wrong results."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ GROUPS = ("fused", "plain")
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a benchmark's module the way `python benchmarks/…` finds it."""
+    """Import a benchmark's module as `python benchmarks/…` does."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
     return importlib.import_module
 
 
 def run(script: str, out: Path, *options: str) -> dict[str, Any]:
-    """Run a benchmark in a process of its own; its one record."""
+    """Run a benchmark in a process of its own; return its only record."""
     command = [sys.executable, str(BENCHMARKS / script), "--quick", "--threads", "1"]
     command += ["--rounds", str(ROUNDS), "--out", str(out), *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -45,7 +45,7 @@ def run(script: str, out: Path, *options: str) -> dict[str, Any]:
 
 
 def the_record(name: str, out: Path, stdout: str) -> dict[str, Any]:
-    """The one record that a run left; its table was also printed."""
+    """Return the only record of a run, after checking that its table was printed."""
     lines = (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1
     assert (out / f"{name}.md").read_text(encoding="utf-8").splitlines()[0] in stdout
@@ -84,7 +84,7 @@ def test_train_step_eager_with_peers(tmp_path: Path) -> None:
         assert "compile_seconds" not in result
         assert len(result["seconds"]) == ROUNDS
         assert result["median"] == statistics.median(result["seconds"]) > 0
-        additive = results["additive", result["heat"]]  # that took turns with it
+        additive = results["additive", result["heat"]]  # measured in the same rounds
         assert result["ratio"] == pytest.approx(additive["median"] / result["median"])
         low, high = result["interval"]
         assert low <= result["ratio"] * (1 + 1e-9)
@@ -116,7 +116,7 @@ def test_train_step_compiled_with_adamw(
     assert all(len(r["seconds"]) == ROUNDS for r in record["results"])
     compiled = [r for r in record["results"] if "compile_seconds" in r]
     assert len(compiled) == 3
-    for result in compiled:  # whoever compiles for long hides it in no step
+    for result in compiled:  # the time to compile must not be in any step
         assert result["compile_seconds"] > max(result["seconds"])
     assert 0 < record["peak_gib"] < record["machine"]["memory_gib"]
     (note,) = [
@@ -183,7 +183,7 @@ def test_floor_counts_what_the_operator_benchmark_counts(load: Any) -> None:
 
 
 def with_wrong_gradient(name: str) -> Any:
-    """`rewrite_read` with one gradient 1 % too large."""
+    """Return `rewrite_read` with one gradient 1 % too large."""
 
     def operator(**arguments: Any) -> Any:
         right = arguments[name].detach()
@@ -196,7 +196,7 @@ def with_wrong_gradient(name: str) -> Any:
 def test_the_check_of_an_operator_names_what_is_wrong(
     load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many sequences the reference takes at a time."""
+    """The number of sequences that the reference computes at a time does not matter."""
     problems, measure = load("common.problems"), load("common.measure")
     case = problems.Case("rewrite_read", "token", 7, 4, 3, 6)
     problem = problems.build(case)
@@ -210,7 +210,7 @@ def test_the_check_of_an_operator_names_what_is_wrong(
         assert 0 < problems.check(case, problem, functional.rewrite_read) < 1
         with pytest.raises(measure.RedGateError, match=r"^output 3: rms error"):
             problems.check(case, problem, wrong)
-        for name in ("direction", "norm_weight"):  # of every token, and summed over tokens
+        for name in ("direction", "norm_weight"):  # per token, and summed over tokens
             with pytest.raises(measure.RedGateError, match=rf"^{name}: rms error"):
                 problems.check(case, problem, with_wrong_gradient(name))
 
@@ -256,7 +256,7 @@ def test_gate(load: Any) -> None:
     for actual in (one * 1.01, one * math.nan, torch.ones(5)):
         with pytest.raises(measure.RedGateError, match=r"^a: "):
             measure.gate({"a": (actual, one)}, 1e-3)
-    nearly = one + 1.5e-3  # too far from one, but not on the scale of `b`
+    nearly = one + 1.5e-3  # too far from one, but not relative to `b`
     assert measure.gate({"a": (nearly, one), "b": (two, two)}, 1e-3, {"a": "b"}) < 1e-3
 
 
@@ -278,7 +278,7 @@ def test_steps_are_interleaved(load: Any) -> None:
     assert all(sorted(one) == names for one in rounds)
     assert {one[0] for one in rounds} == set(names)
     followers = {(a, b) for one in rounds for a, b in pairwise(one)}
-    assert len(followers) == 6  # everyone follows everyone
+    assert len(followers) == 6  # each candidate follows each other one
     assert times["a"] == [(float(order.index("a", 3 * k) + 1),) for k in range(1, 7)]
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/decode.py and layer_norm.py at a tiny size; that nothing wrong is timed."""
+"""benchmarks/decode.py and layer_norm.py run at a tiny size and never time wrong results."""
 
 from __future__ import annotations
 

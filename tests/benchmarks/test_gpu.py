@@ -1,5 +1,4 @@
-"""The GPU benchmark on a CPU, where the same code runs at tiny sizes, and what it does when things
-go wrong."""
+"""The GPU benchmark, run on a CPU with the same code at tiny sizes, and its handling of errors."""
 
 from __future__ import annotations
 
@@ -98,7 +97,7 @@ def test_training_steps(load: Any, clock: Any, changes: dict[str, Any]) -> None:
     assert (additive["goal"], ours["goal"]) == (None, {"ddl-tc": 0.9}.get(ours["residual"]))
     for line in (additive, ours):
         assert line["gate"]["red"] is None
-        compiled = line["mode"] == "compiled"  # by a backend that changes nothing
+        compiled = line["mode"] == "compiled"  # by a backend without optimisations
         assert line["gate"]["drift"] == 0 if compiled else 0 < line["gate"]["drift"] < 0.15
         assert line["batch"] == 2
         assert line["tokens_per_s"] == pytest.approx(24 / line["whole_median"])
@@ -119,7 +118,7 @@ def test_prefill(load: Any, clock: Any) -> None:
 
 
 def test_marks_are_events_on_a_gpu(load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of the work, the copy first; milliseconds become seconds."""
+    """Events are recorded in the order of the work, the copy first; milliseconds become seconds."""
     done: list[str] = []
 
     class Event:
@@ -152,7 +151,7 @@ def test_marks_are_events_on_a_gpu(load: Any, clock: Any, monkeypatch: pytest.Mo
 def test_memory_is_of_one_model_alone(
     load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own tensors, and what the step took beyond all that is held."""
+    """Memory is the model's own tensors plus the step's peak above all held tensors."""
     peaks = iter([1000, 5000])
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(peaks))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(peaks))
@@ -235,7 +234,7 @@ def test_candidates_take_turns_on_cold_arguments(load: Any, clock: Any) -> None:
     lines = ops.interleave_forms(case(load), forms, clock, 2, "aot_eager")
     assert [line["candidate"] for line in lines] == forms
     assert len(forms) == 4
-    state = 2 * 12 * 16 * 4 * 2  # bytes; the stand-in for a cache has 4096
+    state = 2 * 12 * 16 * 4 * 2  # bytes; the test's cache size is 4096
     assert {line["copies"] for line in lines} == {-(-4 * 4096 // state)}
     named = [{"part": "plain", **line} for line in lines[:3]]
     (table,) = load("gpu.report").tables(named)
@@ -244,10 +243,10 @@ def test_candidates_take_turns_on_cold_arguments(load: Any, clock: Any) -> None:
 
 
 def test_kernels_are_compiled_ahead(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = []
+    architectures = []
 
     def warmup(module: Any, *args: Any, architecture: str | None) -> list[Any]:
-        noted.append(architecture)
+        architectures.append(architecture)
         outputs = module(*args)
         assert [output.state.shape for output in outputs] == [(1, 8, 16, 4)] * 2
         kernel = ddl.cuda.Kernel("rewrite_read_bwd", "sm_90", "", 255, 0, 0, 0.5, False)
@@ -259,7 +258,7 @@ def test_kernels_are_compiled_ahead(load: Any, monkeypatch: pytest.MonkeyPatch) 
     assert (line["kernels"], line["found"], line["compiler_seconds"]) == (2, 0, 1.0)
     assert [kernel["spilled"] for kernel in line["spilling"]] == [8]
     load("gpu.ops").compile_ahead(every, torch.device("cuda", 0))
-    assert noted == ["sm_90", None]  # an H100's where there is no GPU
+    assert architectures == ["sm_90", None]  # an H100's without a GPU
 
 
 def test_what_is_wrong_is_not_timed(load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +317,7 @@ def test_what_there_is_no_time_for_is_named(load: Any) -> None:
     log, budget = module.Log(where(), None), module.Budget(1)
     budget.run(log, "ops", {"a": list, "b": list}, expected=61)
     assert log.lines[-1]["pieces"] == ["a", "b"]
-    budget.started -= 59.99  # as if "c" had taken as long: there is time for one more of its kind
+    budget.started -= 59.99  # as if "c" had taken this long: there is time for one more like it
     budget.run(log, "train", {"c": lambda: [{}], "d": lambda: [{}]}, expected=0.001)
     assert [line.get("pieces") for line in log.lines[1:]] in ([None, None], [None, ["d"]])
     assert log.omissions[0] == "ops, 2 pieces: left out, the 1 minutes of --minutes are spent"

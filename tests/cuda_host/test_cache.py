@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: kept, shared, checked, private; and what is said about it."""
+"""The cache of compiled kernels: persistence, sharing, integrity, privacy, and its messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def environment(cache: Path, **variables: str) -> dict[str, str]:
 def compile_kernels(
     cache: Path, *sizes: int, architecture: str = "sm_90", **variables: str
 ) -> tuple[list[list[Any]], str]:
-    """What is reported about each kernel, and what stands on stderr."""
+    """Return the report about each kernel, and stderr."""
     command = [*COMMAND, architecture, *map(str, sizes)]
     env = environment(cache, **variables)
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -194,7 +194,7 @@ def test_a_log_that_nobody_reads_breaks_nothing(cache):
 
 
 def test_a_forked_process_compiles_for_itself(cache):
-    """A pool of threads would stay behind in the parent."""
+    """A thread pool would not exist in the forked child."""
     code = (
         "import os, signal, sys\n"
         f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"

@@ -1,6 +1,6 @@
-"""Every kernel compiled by NVRTC, which needs no GPU: for all architectures, and without spills.
+"""NVRTC compiles every kernel, without a GPU, for all architectures and without register spills.
 
-(That the compiled text computes the right numbers: tests/emulated_gpu/test_ops.py.)
+(tests/emulated_gpu/test_ops.py checks the kernels' results.)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
 def tensors(
     d: int, m: int, compress: str, stored: torch.dtype, parameter: torch.dtype
 ) -> dict[str, Tensor | None]:
-    """Arguments of a rewrite_read of one token: their values do not matter here."""
+    """Arguments of a rewrite_read of one token; their values do not matter here."""
     real = F64 if stored == F64 else F32
     weight = {"identity": None, "channel": (d, m), "token": (d, m, 4)}[compress]
     return {
@@ -77,7 +77,7 @@ FORWARD_AND_BACKWARD = {"rewrite_read_fwd", "rewrite_read_bwd"}
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("stored", [BF16, F32], ids=str)
 @pytest.mark.parametrize(("m", "compress"), [(1, "identity"), (4, "channel"), (4, "token")])
-def test_boundaries(architecture, stored, m, compress):
+def test_rewrite_reads(architecture, stored, m, compress):
     given = tensors(256, m, compress, stored, F32)
     kernels = compiled(architecture, "rewrite_read", **given, eps_k=0.1)
     arranged = {"arrange"} if compress == "token" else set()
@@ -153,7 +153,7 @@ def test_from_sm_90_on_a_cluster_of_blocks_shares_a_wide_token(architecture, d, 
         assert names(kernels) - {"arrange"} == FORWARD_AND_BACKWARD | {"reduce"}
 
 
-# The sizes that plans are tuned for: of GPT-2, of the papers' models, and beyond.
+# The sizes that plans are tuned for: those of GPT-2 and the papers' models, and larger ones.
 SIZES = [384, 512, 768, 1024, 1280, 1600, 2048, 4096, 8192]
 READS = [(1, "identity"), *itertools.product((2, 4, 8), ("channel", "token"))]
 TUNED = [(d, *read, stored) for stored in (BF16, F32) for d in SIZES for read in READS]
@@ -203,7 +203,7 @@ def test_expansions_do_not_spill_registers(d, stored, m):
     ("m", "taps", "held"), [(1, 8, True), (16, 4, True), (4, 32, False), (4, 512, False)]
 )
 def test_expansions_of_any_length_keep_out_of_local_memory(m, taps, held):
-    """Which a driver would set aside for every thread that a GPU can run at once."""
+    """A driver would reserve local memory for every thread that a GPU can run at once."""
     given = {"x": zeros(1, 1, 768, dtype=BF16), "weight": zeros(768, m, taps, dtype=F32)}
     kernels = compiled("sm_90", "expand", **given, value_channels=m)
     assert names(kernels) >= {"expand_fwd", "expand_bwd"}
@@ -224,7 +224,7 @@ def macros(kernel: Kernel) -> dict[str, str]:
 
 @pytest.mark.parametrize("residual", ["ddl", "ddl-cc", "ddl-tc-noec"])
 def test_warmup_compiles_what_a_training_step_launches(residual):
-    """Held against what the step itself asks for."""
+    """Compare the warmed-up kernels with those that the step itself requests."""
     model = GPT(GPTConfig(residual=residual, num_layers=2, num_heads=2, hidden_size=64))
     idx = torch.randint(50304, (2, 9))
     warm = warmup(model, idx, labels=idx, architecture="sm_90")

@@ -1,6 +1,6 @@
-"""Which NVRTC is taken, and what is said of one that fails: a stand-in built from the real nvrtc.h.
+"""The choice of NVRTC and the messages when it fails, with a stand-in built from the real nvrtc.h.
 
-What the real one makes of the kernels is in test_compile.py.
+test_compile.py compiles the kernels with the real one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support import SUPPORT, stand_ins
 
 SCRIPT = SUPPORT / "compile_kernels.py"
 
-# Runs a script after a library was loaded by its path, as torch loads its own.
+# Loads a library by its path, as torch loads its own, and then runs a script.
 LOADED_BEFORE = """
 import ctypes, runpy, sys
 del sys.argv[0]
@@ -32,7 +32,7 @@ pytestmark = stand_ins.needs("nvrtc.h")
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in; a folder for the loader to look in."""
+    """Build the stand-in; return its folder, for the loader's search path."""
     return build(tmp_path_factory.mktemp("compiler"))
 
 
@@ -53,7 +53,7 @@ def compile_one(
     before: Sequence[str] = (),
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Compiles a kernel where torch lies in `folder`/`site` and the loader looks into `system`."""
+    """Compile a kernel with torch in `folder`/`site` and `system` on the loader's search path."""
     torch_file = folder / site / "torch" / "__init__.py"
     arguments = [*before, str(SCRIPT), _native.__file__, str(torch_file), architecture, "64"]
     return stand_ins.run(system, folder / "kernels", arguments, **variables)
@@ -72,7 +72,7 @@ def sentence(result: subprocess.CompletedProcess[str]) -> str:
 
 def test_the_systems_compiler_serves_a_torch_without_one(compiler, tmp_path):
     assert is_of_the_stand_in(compile_one(compiler, tmp_path))
-    assert kept(tmp_path), "what was compiled"
+    assert kept(tmp_path), "the compiled kernel"
 
 
 def test_the_systems_compiler_is_found_without_a_version(compiler, tmp_path):
@@ -94,9 +94,9 @@ def kept(folder: Path) -> list[Path]:
     return list((folder / "kernels").glob("*"))
 
 
-@pytest.mark.parametrize("place", ["nvidia/cuda_nvrtc/lib", "torch/lib", "lib"])
-def test_a_compiler_beside_torch_comes_first(place, compiler, tmp_path):
-    shutil.copytree(compiler, tmp_path / "site-packages" / place)
+@pytest.mark.parametrize("path", ["nvidia/cuda_nvrtc/lib", "torch/lib", "lib"])
+def test_a_compiler_beside_torch_comes_first(path, compiler, tmp_path):
+    shutil.copytree(compiler, tmp_path / "site-packages" / path)
     broken = build_broken(tmp_path / "system")
     assert is_of_the_stand_in(compile_one(broken, tmp_path, site="site-packages"))
 

@@ -1,6 +1,6 @@
-"""What is asked of NVIDIA's driver, held against a stand-in that is built from the real cuda.h.
+"""Calls to NVIDIA's driver, logged by a stand-in that is built from the real cuda.h.
 
-CPU tensors are taken for tensors on a GPU; nothing is computed, so only the calls are looked at.
+CPU tensors pretend to be on a GPU. Nothing is computed, so only the calls are checked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ step()
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in; a folder for the loader to look in."""
+    """Build the stand-in; return its folder, for the loader's search path."""
     return build(tmp_path_factory.mktemp("driver"))
 
 
@@ -52,20 +52,20 @@ def build(folder: Path, *flags: str) -> Path:
 def run(
     driver: Path, arguments: list[str], log: Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python where the stand-in is the driver."""
+    """Run Python with the stand-in as its driver."""
     given = {"STAND_IN_LOG": str(log)} | variables
     return stand_ins.run(driver, log.parent / "kernels", arguments, **given)
 
 
 def calls(driver: Path, code: str, log: Path, **variables: str) -> list[list[str]]:
-    """The lines that the stand-in wrote, cut into words."""
+    """Return the stand-in's log, each line split into words."""
     result = run(driver, ["-c", code], log, **variables)
     assert result.returncode == 0, result.stderr
     return [line.split() for line in log.read_text().splitlines()]
 
 
 def failure(driver: Path, gpu: str, log: Path, **variables: str) -> str:
-    """The last line of the traceback, where a kernel is compiled and loaded ahead."""
+    """Return the last line of the traceback when compiling and loading a kernel ahead fails."""
     result = run(
         driver, [str(SCRIPT), _native.__file__, torch.__file__, gpu, "64"], log, **variables
     )
@@ -90,7 +90,7 @@ def test_a_step_loads_once_and_launches_in_order(driver, tmp_path):
         words = dict(zip(line[4::4], line[5::4], strict=False))
         assert line[2:4] == ["on", "0"], "in the GPU's primary context"
         assert words["grid"] != "0"
-        assert line[-1].isdigit(), line  # no `extra`, and captures are as strict again as before
+        assert line[-1].isdigit(), line  # no `extra`, and the capture mode is restored
     (state,) = result.stdout.split()
     firsts = [line[-1] for line in launches if line[1] == "rewrite_read_fwd"]
     assert firsts == [state, state], "the first field of the argument is the state"
@@ -245,7 +245,7 @@ REFUSALS = [
         "NVIDIA's driver did not start (CUDA error 803, the driver's own words): check "
         "`nvidia-smi`, or keep the tensors on the CPU",
     ),
-    (  # what a driver says that CUDA_VISIBLE_DEVICES leaves no GPU
+    (  # the driver's result if CUDA_VISIBLE_DEVICES excludes every GPU
         {"STAND_IN_FAIL": "cuInit 100"},
         "NVIDIA's driver knows no GPU: check CUDA_VISIBLE_DEVICES",
     ),
@@ -307,7 +307,7 @@ def test_a_forked_process_is_told_to_spawn(driver, tmp_path):
     ids=["with words", "without words"],
 )
 def test_a_launch_that_fails(driver, tmp_path, result, words):
-    """A newer driver returns numbers that cudarc's enum lacks. None of them is success."""
+    """A newer driver returns result codes that cudarc's enum lacks. None of them is success."""
     code = TOKEN_READ.format(device=0, d=64)
     failed = run(driver, ["-c", code], tmp_path / "log", STAND_IN_FAIL=f"cuLaunchKernel {result}")
     assert failed.stderr.splitlines()[-1] == (
@@ -342,7 +342,7 @@ def test_a_library_that_is_only_called_like_the_driver(tmp_path):
 
 
 def decoy(library: str, folder: Path) -> Path:
-    """A library without any function."""
+    """Build a library without any function."""
     return stand_ins.build("/dev/null", "cuda.h", library, folder, "-x", "c")
 
 
@@ -354,7 +354,7 @@ def test_a_toolkits_stub_is_not_taken_for_the_driver(tmp_path):
 
 
 def test_without_a_driver_a_sentence_says_what_to_do(tmp_path):
-    # A file of the driver's name that is no library is found before the system's driver, if any.
+    # A file with the driver's name that is no library, found before any driver of the system.
     (tmp_path / "libcuda.so.1").write_text("no library")
     said = failure(tmp_path, "cuda:0", tmp_path / "log")
     assert said.startswith("RuntimeError: NVIDIA's driver was not found (")

@@ -1,4 +1,4 @@
-"""kernels/README.md names the macros, functions and plans that there are."""
+"""kernels/README.md names the macros, functions and plans of the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DECIDED = {name: by for names, by in ROWS for name in re.findall(r"`(\w+)`", nam
 
 @pytest.fixture
 def case():
-    """The worked case."""
+    """The kernels of the README's example."""
     given = tensors(768, 4, "channel", BF16, F32)
     return {k.name: k for k in compiled("sm_90", "rewrite_read", **given, eps_k=0.1)}
 

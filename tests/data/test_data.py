@@ -1,4 +1,4 @@
-"""Corpora, batches, tokenizers, and what each says about files that it cannot use."""
+"""Corpora, batches, tokenizers, and their errors for files that they cannot use."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ddl import data
+from ddl.data import corpus
 from ddl.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
@@ -50,13 +51,13 @@ def test_utf8_is_checked_across_chunks(tmp_path: Path, monkeypatch: pytest.Monke
     file = tmp_path / "text.txt"
     file.write_text(TEXT, encoding="utf-8")
     for chunk in (1, 2, 3, 7):
-        monkeypatch.setattr(data, "CHUNK", chunk)
+        monkeypatch.setattr(corpus, "CHUNK", chunk)
         data.load(file)
     good = TEXT.encode()
     for spoiled, byte, at in ((good + b"\xe7\x8b", "0xe7", len(good)), (b"abc\xffd", "0xff", 3)):
         file.write_bytes(spoiled)
         for chunk in (1, 2, 3, 7, 2**20):
-            monkeypatch.setattr(data, "CHUNK", chunk)
+            monkeypatch.setattr(corpus, "CHUNK", chunk)
             expected = f"got {file}, whose byte {at} is {byte}"
             with pytest.raises(InputError, match=re.escape(expected)):
                 data.load(file)
@@ -95,7 +96,7 @@ def test_meta_is_read_without_executing_it(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"it refers to (posix|nt)\.mkdir$"):
         read_meta(path)
     assert not marker.exists()
-    pickle.loads(path.read_bytes())  # the bomb works where pickles are executed
+    pickle.loads(path.read_bytes())  # the bomb works if the pickle is executed
     assert marker.exists()
 
 
@@ -128,13 +129,13 @@ def test_what_meta_says_is_one_printable_line(tmp_path: Path) -> None:
 
 def test_meta_cannot_ask_for_memory(tmp_path: Path) -> None:
     path = tmp_path / "meta.pkl"
-    path.write_bytes(b"\x80\x04}r\x00\x00\x80\x00.")  # a dict, remembered as number 2²³
+    path.write_bytes(b"\x80\x04}r\x00\x00\x80\x00.")  # a dict, memoised at index 2²³
     tracemalloc.start()
     with pytest.raises(InputError, match=r"KeyError: 'itos'$"):
         read_meta(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 2**20  # the C unpickler makes a table of 2²⁴ pointers
+    assert peak < 2**20  # the C unpickler would allocate a table of 2²⁴ pointers
 
 
 def test_batches_are_windows_and_repeat_with_the_seed() -> None:

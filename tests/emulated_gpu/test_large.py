@@ -1,6 +1,6 @@
-"""More than 2³¹ elements: the last tokens of tensors of which the rest is never touched.
+"""More than 2³¹ elements: only the last tokens of the tensors are ever touched.
 
-Memory that nothing writes to is not there, and the emulated GPU runs each grid's last blocks only.
+Untouched pages take no memory, and the emulated GPU runs only each grid's last blocks.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ pytestmark = needs_emulator
 
 MANY = 2**31
 BLOCKS, CHUNK = 2, 7
-WRITTEN = 64  # tokens at the end that hold numbers
-MULTIPROCESSORS = 65_536  # so that an expansion's chunks have a block each
-SEEN = CHUNK + 1  # of these, computed whatever the last block's share is
+WRITTEN = 64  # tokens at the end that are initialised
+MULTIPROCESSORS = 65_536  # so that each chunk of an expansion has its own block
+SEEN = CHUNK + 1  # of these, computed for any share of the last block
 PER_TOKEN = ("state", "direction", "value", "gate")
 
 
@@ -43,7 +43,7 @@ def _the_end_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def at_the_end(numbers: Tensor, tokens: int) -> Tensor:
-    """A tensor (1, tokens, …) that has these as its last tokens, and nothing before."""
+    """A tensor (1, tokens, …) with these as its last tokens; the others are uninitialised."""
     large = torch.empty(1, tokens, *numbers.shape[2:], dtype=numbers.dtype)
     large[:, -numbers.shape[1] :] = numbers
     return large
@@ -73,7 +73,7 @@ def check(d: int, m: int, compress: str) -> None:
         for t in outputs.values():
             end = torch.randn(t[:, -WRITTEN:].shape, generator=generator).to(BF16).to(t.dtype)
             given.append(at_the_end(end, t.shape[1]))
-        # Of the parameters' gradients most blocks' shares are missing.
+        # No parameter gradients: they would need the blocks that do not run.
         wanted = [leaves[n] for n in PER_TOKEN]
         gradients = torch.autograd.grad(list(outputs.values()), wanted, given)
         named = {f"gradient of {n}": t for n, t in zip(PER_TOKEN, gradients, strict=True)}

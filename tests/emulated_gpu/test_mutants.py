@@ -1,7 +1,7 @@
-"""Tests of the tests: a kernel with one small fault must not pass on the emulated GPU.
+"""Tests of the tests: a kernel with one small fault must fail on the emulated GPU.
 
-Each mutant is one replacement in a copy of the kernels. What has to notice it is a sample of
-test_ops.py: two boundaries and an expansion in float64, under three orders of threads.
+Each mutant is one replacement in a copy of the kernels. A sample of test_ops.py, `sample`, has to
+fail: rewrite_read and expand under several plans and three orders of threads.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ MUTANTS = {
         "behind < TAPS - 1 ? behind : TAPS - 1",
         "behind < TAPS - 2 ? behind : TAPS - 2",
     ),
-    "a chunk starts without what came before": (
+    "a chunk starts without the tokens before it": (
         "expand.cu",
         "c.first - back < c.start",
         "true",
@@ -99,66 +99,66 @@ MUTANTS = {
         "behind = c.last + TAPS - 2",
     ),
     "an expansion's sequences see each other": ("expand.cu", " && token + i < c.end", ""),
-    "a long kernel looks one token too far back": (
+    "expand_by_tap looks one token too far back": (
         "expand_by_tap.cuh",
         "token - tap - 1",
         "token - tap - 2",
     ),
-    "a long kernel looks one token too far ahead": (
+    "expand_by_tap looks one token too far ahead": (
         "expand_by_tap.cuh",
         "token + TILE + tap",
         "token + TILE + tap + 1",
     ),
-    "a long kernel's groups of taps overlap": (
+    "expand_by_tap's groups of taps overlap": (
         "expand_by_tap.cuh",
         "token - group, feature",
         "token - group + 1, feature",
     ),
-    "a long kernel's sequences see each other": ("expand_by_tap.cuh", "token >= c.start && ", ""),
-    # what travels ahead
-    "a forward does not await its rows": (FORWARD, "cp_async_wait();", ";"),
-    "a backward does not await its rows": (BACKWARD, "cp_async_wait();", ";"),
-    "a stage is filled while it is needed": (
+    "expand_by_tap's sequences see each other": ("expand_by_tap.cuh", "token >= c.start && ", ""),
+    # the cp.async pipeline
+    "no cp_async_wait in the forward": (FORWARD, "cp_async_wait();", ";"),
+    "no cp_async_wait in the backward": (BACKWARD, "cp_async_wait();", ";"),
+    "a stage is overwritten while it is read": (
         "token_stream.cuh",
         "KEEP_IN_REGISTERS || STAGES != 1",
         "true",
     ),
-    "two stages are one": ("token_stream.cuh", "STAGES == 2 ? stage * SLOT : 0", "0"),
-    "stages do not take turns": (BACKWARD, "inputs.stage ^= 1;", ""),
-    "a token's own rows travel ahead of it": (
+    "two stages share memory": ("token_stream.cuh", "STAGES == 2 ? stage * SLOT : 0", "0"),
+    "stages do not alternate": (BACKWARD, "inputs.stage ^= 1;", ""),
+    "rows of the current token are prefetched again": (
         BACKWARD,
         "prefetch(token - 1, STAGES",
         "prefetch(token, STAGES",
     ),
-    "rows that are not the chunk's own stay behind": (
+    "rows of the chunk's first own token are not prefetched": (
         BACKWARD,
         "chunk.owns(token - 1));",
         "false);",
     ),
-    "numbers of the token at hand are asked for twice": (
+    "scalars of the current token are prefetched again": (
         BACKWARD,
         "scalars.prefetch(token - 1);",
         "scalars.prefetch(token);",
     ),
-    "a lane deals out its neighbour's number": (
+    "a lane broadcasts its neighbour's value": (
         WALK,
         "lane_value[i / 32], i % 32",
         "lane_value[0], i ^ 1",
     ),
-    # blocks that share a token
-    "nobody waits for what other blocks send": (
+    # clusters
+    "no wait for the other blocks' sums": (
         SUM,
         "buffer.barriers[stage].wait(parity);",
         "",
     ),
-    "only the first arrival is waited for": (SUM, "parity ^= stage;", ""),
-    "fewer bytes are expected than are sent": (
+    "the mbarrier's parity does not change": (SUM, "parity ^= stage;", ""),
+    "fewer bytes are expected than sent": (
         SUM,
         "N * CLUSTER_WARPS * static",
         "N * WARPS * static",
     ),
-    "numbers are sent to blocks that have not begun": (SUM, "emulator::sync_cluster();", ""),
-    "a block keeps its sums to itself": (
+    "sums are sent to blocks that have not begun": (SUM, "emulator::sync_cluster();", ""),
+    "a block sends its sums to itself only": (
         SUM,
         "st_async(partial, block, sum)",
         "st_async(partial, block_rank(), sum)",
@@ -183,7 +183,7 @@ MUTANTS = {
     stage ^= CLUSTER == 1;
 """,
     ),
-    "both buffers are counted as one": (SUM, "barriers[stage].st_async", "barriers[0].st_async"),
+    "both buffers use one mbarrier": (SUM, "barriers[stage].st_async", "barriers[0].st_async"),
     "the blocks of a cluster share a window": (
         "rewrite_read.cuh",
         "(blockIdx.x) * SLICES + blockIdx.y",
@@ -195,7 +195,7 @@ MUTANTS = {
         "(i * M + j) * TAPS + tap",
         "(i * TAPS + tap) * M + j",
     ),
-    "taps in their own order": ("arrange.cu", "at % ROW * TAPS + at / ROW", "at"),
+    "taps are not rearranged": ("arrange.cu", "at % ROW * TAPS + at / ROW", "at"),
     "values read their neighbour's weight": (
         "rewrite_read.cuh",
         "static_cast<long long>(j) * D + feature",
@@ -207,7 +207,7 @@ MUTANTS = {
         "!gate && !VALUE_FROM_COMPRESSED",
     ),
     "dk keeps its part along k": (BACKWARD, " - rewrite_grad.along * k", ""),
-    "c is left out of dx, where sums are apart": (SEPARATE, "dx[f] -= s.shift * normed[f]", ""),
+    "c is left out of dx in parameters_bwd": (SEPARATE, "dx[f] -= s.shift * normed[f]", ""),
     "tokens behind the chunk are summed, too": (
         SEPARATE,
         "    if (!own) return;\n    sums",
@@ -231,7 +231,7 @@ MUTANTS = {
 
 
 def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
-    """Raises if the kernels are wrong."""
+    """Raise an exception if the kernels are wrong."""
     for order in ("0", "1", "5"):
         monkeypatch.setenv("DDL_EMULATOR_ORDER", order)
         with emulated(kernels=kernels, plan={"CHUNK": 7, "THREADS": 64, "FEATURES": 1}):
@@ -283,12 +283,12 @@ def test_a_mutant_does_not(name, monkeypatch, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def in_a_child(work: Callable[[], None]) -> str:
-    """What stopped `work` in a forked process, "" if nothing did: mutants may corrupt memory."""
+    """Run `work` in a forked process, as mutants may corrupt memory; return its error or ""."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        torch.set_num_threads(1)  # a child has none of its parent's threads
-        faulthandler.disable()  # a crash is what some are made for
+        torch.set_num_threads(1)  # the parent's threads do not exist in a fork
+        faulthandler.disable()  # some mutants are meant to crash
         try:
             work()
         except (AssertionError, RuntimeError) as error:

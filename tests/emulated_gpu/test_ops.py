@@ -27,8 +27,8 @@ def _emulated() -> Iterator[None]:
         yield
 
 
-# What test_ops asks of the CPU kernels holds for these as well. Its larger tables are sampled
-# below, since every size and dtype is a kernel to compile.
+# These tests of the CPU kernels run here unchanged. The larger ones have fewer cases below, because
+# every size and dtype needs another kernel.
 test_parameters_may_be_absent = test_ops.test_parameters_may_be_absent
 test_any_mix_of_storage_types = test_ops.test_any_mix_of_storage_types
 test_any_batch_shape = test_ops.test_any_batch_shape
@@ -45,7 +45,7 @@ test_no_tokens = test_ops.test_no_tokens_of_any_width
 
 SIZES = pytest.mark.parametrize("d", [1, 63, 100, 384, 768])
 READS = pytest.mark.parametrize(("m", "compress"), [(1, "identity"), (4, "channel"), (4, "token")])
-EPS_OF_ONE = {"eps_k": 1.0, "norm_eps": 1.0}  # one feature divided by itself leaves no digits
+EPS_OF_ONE = {"eps_k": 1.0, "norm_eps": 1.0}  # for d = 1: k̂ and x̂ are ±1, so gradients cancel
 
 
 def tokens(d: int) -> int:
@@ -137,7 +137,7 @@ def test_conversions_round_to_nearest_even(dtype, d):
 
 
 def check_conversions(dtype, d):
-    """Bits of any pattern, ties, subnormals, infinities and NaN, through a read of nothing else."""
+    """Random bits, ties, subnormals, infinities and NaN, through a read that only converts them."""
     bits = torch.randint(-(2**31), 2**31, (8, d))
     bits[::2] &= ~0xFFF  # ties, in either format
     state = bits.to(torch.int32).view(F32)
@@ -150,20 +150,20 @@ def check_conversions(dtype, d):
     assert same.all(), (state[~nan][~same], context[~nan][~same])
 
 
-# --- every way a kernel can be cut --------------------------------------------------------------
+# --- every plan ----------------------------------------------------------------------------------
 
 SUMS = {"registers": {"SUMS": 0}, "shared": {"SUMS": 1}} | {
-    f"apart-{place}": {"SUMS": 3, "SEPARATE_SUMS": number}
-    for number, place in enumerate(["registers", "shared", "global"])
+    f"separate-{memory}": {"SUMS": 3, "SEPARATE_SUMS": number}
+    for number, memory in enumerate(["registers", "shared", "global"])
 }
 PLANS = [
     pytest.param(
         compress,
-        {"KEEP_IN_REGISTERS": hold, "WINDOW": window} | SUMS[sums],
-        id=f"{compress}-hold{hold}-window{window}-{sums}",
+        {"KEEP_IN_REGISTERS": keep, "WINDOW": window} | SUMS[sums],
+        id=f"{compress}-keep{keep}-window{window}-{sums}",
     )
-    for hold, window, sums in itertools.product((0, 1), (0, 1, 2), SUMS)
-    for compress in (("token",) if window else ("token", "channel"))  # only the first has a window
+    for keep, window, sums in itertools.product((0, 1), (0, 1, 2), SUMS)
+    for compress in (("token",) if window else ("token", "channel"))  # only token has a window
 ]
 
 
@@ -178,8 +178,8 @@ def test_any_plan(compress, plan, threads):
 
 STAGES = pytest.mark.parametrize(
     "plan",
-    [{"KEEP_IN_REGISTERS": hold, "STAGES": stages} for hold in (0, 1) for stages in (0, 1, 2)],
-    ids=lambda plan: f"hold{plan['KEEP_IN_REGISTERS']}-stages{plan['STAGES']}",
+    [{"KEEP_IN_REGISTERS": keep, "STAGES": stages} for keep in (0, 1) for stages in (0, 1, 2)],
+    ids=lambda plan: f"keep{plan['KEEP_IN_REGISTERS']}-stages{plan['STAGES']}",
 )
 
 
@@ -215,12 +215,12 @@ def test_rows_that_travel_ahead_to_a_gradient_that_is_zero(used, plan):
 
 
 @pytest.mark.table
-@pytest.mark.parametrize("hold", [0, 1])
+@pytest.mark.parametrize("keep", [0, 1])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
 @pytest.mark.parametrize(("dtype", "m", "features"), [(F64, 1, 1), (BF16, 4, 2), (F32, 9, 2)])
-def test_any_plan_of_an_expansion(dtype, m, features, chunk, hold):
+def test_any_plan_of_an_expansion(dtype, m, features, chunk, keep):
     with emulated(
-        plan={"KEEP_IN_REGISTERS": hold, "CHUNK": chunk, "THREADS": 32, "FEATURES": features}
+        plan={"KEEP_IN_REGISTERS": keep, "CHUNK": chunk, "THREADS": 32, "FEATURES": features}
     ):
         tensors = {"x": torch.randn(7, 19, 70, dtype=F64)}  # more chunks than blocks
         compare("expand", tensors, dtype, value_channels=m)
@@ -270,7 +270,7 @@ def test_wide_states(d, m, compress):
 @pytest.mark.parametrize(
     ("absent", "norm_eps"), [((), 1e-5), (("norm_weight", "gate_bias"), 1e-5), ((), None)]
 )
-def test_parameter_sums_apart(dtype, absent, norm_eps):
+def test_separate_parameter_sums(dtype, absent, norm_eps):
     with emulated(plan={"SUMS": 3, "CHUNK": 7}):
         for compress, d in (("channel", 100), ("token", 600)):
             tensors = inputs((2, 9), d, 4) | parameters(d, 4, compress) | dict.fromkeys(absent)
@@ -316,7 +316,7 @@ def test_unaligned_views(dtype):
 
 
 def gradients_in_place(tensors):
-    """Outputs and gradients by name, on the very memory of the tensors."""
+    """Outputs and gradients by name, computed on the tensors' own memory."""
     leaves = {name: t.detach().requires_grad_() for name, t in tensors.items()}
     outputs = functional.rewrite_read(**leaves, eps_k=0.1)._asdict()
     sum(output.double().square().sum() for output in outputs.values()).backward()
@@ -332,7 +332,7 @@ def test_results_do_not_depend_on_the_order_of_threads(compress, monkeypatch):
 
 
 def check_any_order(compress, monkeypatch):
-    """Outputs and gradients have the same bits in whatever order threads and blocks run."""
+    """Check that outputs and gradients have the same bits in any order of threads and blocks."""
     m = 1 if compress == "identity" else 4
     drawn = inputs((2, 50), 96, m) | parameters(96, m, compress)
     tensors = {name: None if t is None else t.float() for name, t in drawn.items()}

@@ -20,11 +20,11 @@ pytestmark = needs_emulator
 
 HERE = Path(__file__).parent
 FILES = [str(HERE / "test_ops.py"), str(HERE / "test_cluster.py")]
-# Clauses for pytest's -k. Compiling for a sanitizer takes seconds a kernel, so `make test` has the
+# Clauses for pytest's -k. Compiling a kernel for a sanitizer takes seconds, so `make test` runs the
 # first few and `make test-all` every one.
 SAMPLE = [
     "test_rewrite_read and 100-torch.float32 and 4-token",
-    "test_rows_that_travel and 4-token-torch.float32 and hold0-stages1",
+    "test_rows_that_travel and 4-token-torch.float32 and keep0-stages1",
     "test_clusters_of_any_number and torch.float32-9-2-2",
     "test_no_access and 63-3 and channel",
     "test_rewrite_read and 100-torch.float32",
@@ -40,7 +40,7 @@ SAMPLE = [
 ]
 FEW = 4
 
-# Collects each clause in one process: importing torch takes longer than collecting.
+# All clauses are collected in one process: importing torch takes longer than collecting.
 COLLECT = """
 import sys, pytest
 *files, clauses = sys.argv[1:]

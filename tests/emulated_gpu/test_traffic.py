@@ -1,7 +1,7 @@
-"""What the boundary kernels move: rows of d numbers that they ask memory for and give to it.
+"""Memory traffic of the rewrite_read kernels, in rows of d elements read and written.
 
-Counted on the emulated GPU, with the plan of an H100, against the count that the kernels' files
-open with. A row that is read again counts again, even if a cache would have it.
+It is counted on the emulated GPU with an H100's plan, and compared with the counts at the top of
+the kernels' files. A row that is read again counts again, even if a cache would hold it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Rows = dict[str, float]
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traffic]:
-    """Counts the rows of the tensors that native code is given."""
+    """Count the rows of the tensors passed to native code."""
     with traffic() as counted:
         native = operators._native
 
@@ -40,11 +40,11 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traffic]:
             native.rewrite_read(state, rewrite, read, outputs, *rest)
 
         def rewrite_read_backward(
-            state: Any, rewrite: Any, read: Any, saved: Any, given: Any, outputs: Any, *rest: Any
+            state: Any, rewrite: Any, read: Any, saved: Any, grads: Any, outputs: Any, *rest: Any
         ) -> None:
-            counted.watch({"X": state, "k": rewrite[0], "x": saved[5], "G": given[0]})
-            counted.watch({"dh": given[1], "dX": outputs[0], "dk": outputs[1]})
-            native.rewrite_read_backward(state, rewrite, read, saved, given, outputs, *rest)
+            counted.watch({"X": state, "k": rewrite[0], "x": saved[5], "G": grads[0]})
+            counted.watch({"dh": grads[1], "dX": outputs[0], "dk": outputs[1]})
+            native.rewrite_read_backward(state, rewrite, read, saved, grads, outputs, *rest)
 
         stand_in = types.SimpleNamespace(
             rewrite_read=rewrite_read, rewrite_read_backward=rewrite_read_backward
@@ -56,7 +56,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traffic]:
 def rows(
     counted: Traffic, d: int, m: int, compress: str, dtype: torch.dtype = BF16
 ) -> tuple[Rows, Rows]:
-    """Forward and backward: read and written rows per token, by name; what is written has a `+`."""
+    """Rows per token of forward and backward, by tensor; a `+` marks writes."""
     tensors = inputs((1, TOKENS), d, m) | parameters(d, m, compress)
     leaves = {
         n: t.to(F32 if n in ("value", "gate") else dtype).requires_grad_()
@@ -83,15 +83,15 @@ def rows(
 
 
 def once(m: int, *, x: int = 0) -> tuple[Rows, Rows]:
-    """What the kernels' files say; x: rows saved by a token read, 0 or 1."""
+    """The counts in the kernels' files; x: rows saved by a token read, 0 or 1."""
     forward = {"X": m, "k": 1, "+X'": m, "+h": 1} | ({"+x": 1} if x else {})
     backward = {"X": m, "G": m, "k": 1, "dh": 1, "+dX": m, "+dk": 1} | ({"x": 1} if x else {})
     return forward, backward
 
 
 PLANS = [
-    {"KEEP_IN_REGISTERS": hold, "STAGES": stages}
-    for hold, stages in ((1, 0), (1, 1), (0, 1), (0, 2))
+    {"KEEP_IN_REGISTERS": keep, "STAGES": stages}
+    for keep, stages in ((1, 0), (1, 1), (0, 1), (0, 2))
 ]
 
 
@@ -143,7 +143,7 @@ def test_without_clusters_what_a_block_has_no_room_for_is_read_again(watched):
 
 
 def test_plain_loads_are_counted_too(watched):
-    """Taken twice from memory, X counts twice: the counting can fail."""
+    """X is read twice from memory and counts twice, so the counting can fail."""
     with emulated(plan={"KEEP_IN_REGISTERS": 0, "STAGES": 0}, sanitizer="traffic", **H100):
         forward, backward = rows(watched, 256, 4, "channel")
     assert (forward["X"], forward["k"]) == (8, 2)

@@ -1,4 +1,4 @@
-"""Compiles kernels for the CPU, and the runtime that they share."""
+"""Compile kernels for the CPU, and the runtime that they share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HERE = Path(__file__).resolve().parent
 _OLDEST_COMPILER = 12
 KERNELS = REPOSITORY / "kernels"
 
-# The same for the runtime and the kernels.
+# For the runtime and the kernels.
 _FLAGS = ["-std=c++17", "-fPIC", "-shared", "-fno-gnu-unique"]
 
 _RUNTIME_FLAGS = ["-O2", "-pthread"]
@@ -31,8 +31,8 @@ _RUNTIME_MACROS = {
     "traffic": ["-DEMULATOR_TRAFFIC"],
 }
 
-# What is compiled for every specialisation is compiled fast: without the C and C++ libraries'
-# start-up code, exception tables or warnings.
+# Kernels are compiled once per specialisation, so these flags save time: no start-up code of the C
+# and C++ libraries, no exception tables, no warnings.
 _KERNEL_FLAGS = [
     "-fvisibility=hidden",
     "-fno-exceptions",
@@ -46,7 +46,7 @@ _KERNEL_FLAGS = [
     "-nodefaultlibs",
     "-fno-sanitize-recover=all",
 ]
-# Checks that cost little to compile. runtime/undefined.cpp reports what they find.
+# Checks that cost little to compile; runtime/undefined.cpp has their handlers.
 _CHECKS = "-fsanitize=alignment,bounds,shift,integer-divide-by-zero"
 _MORE_CHECKS = "-fsanitize=signed-integer-overflow,pointer-overflow,null,bool"
 _DEBUG = ["-g1", "-fno-omit-frame-pointer"]
@@ -54,17 +54,17 @@ _SANITIZER_FLAGS = {
     "": ["-O1", _CHECKS, "-Wl,-z,defs"],
     "asan": ["-O1", *_DEBUG, _CHECKS, _MORE_CHECKS, "-fsanitize=address"],
     "tsan": ["-O1", *_DEBUG, _CHECKS, "-fsanitize=thread"],
-    # TSan's calls before accesses, which runtime/traffic.cpp answers.
+    # -fsanitize=thread inserts calls before accesses; runtime/traffic.cpp defines them.
     "traffic": ["-O1", _CHECKS, "-fsanitize=thread", "-Wl,-z,defs"],
 }
 
 
 class BuildError(RuntimeError):
-    """The compiler refused a kernel; the message is the compiler's."""
+    """The compiler rejected a kernel; the message is the compiler's."""
 
 
 def unsupported() -> str | None:
-    """Why this machine cannot run the emulator, or None where it can."""
+    """Return the reason why this machine cannot run the emulator, or None if it can."""
     if platform.machine() != "x86_64" or sys.platform != "linux":
         return "the CUDA emulator switches stacks with x86-64 code for Linux"
     if not shutil.which("g++"):
@@ -76,7 +76,7 @@ def unsupported() -> str | None:
 
 
 def build(source: Path | str, defines: Sequence[str] = (), sanitizer: str = "") -> Path:
-    """Compiles a kernel file for the CPU, or finds it compiled.
+    """Compile a kernel file for the CPU, or return the cached result.
 
     source: a .cu file, or the name of one in kernels/ ("rewrite_read_fwd").
     defines: the specialisation's macros, as NVRTC's -D takes them: "D=768".
@@ -90,53 +90,51 @@ def build(source: Path | str, defines: Sequence[str] = (), sanitizer: str = "") 
                               char* error, size_t error_bytes);
         size_t ddl_emulated_NAME_argument_bytes();
 
-    where `parameters` is what cuLaunchKernel takes. The first returns 0, or 1 with the reason as
-    text in `error`.
+    where `parameters` is as for cuLaunchKernel. The first returns 0, or 1 with a reason in `error`.
 
-    Raises BuildError where the compiler refuses the kernel, SourceError where the emulator does.
+    Raises BuildError if the compiler rejects the kernel, SourceError if the emulator does.
     """
     path = source if isinstance(source, Path) else KERNELS / f"{source}.cu"
     text = translation_unit(path, sorted(defines))
     runtime = build_runtime(sanitizer)
     flags = [*_FLAGS, *_KERNEL_FLAGS, *_SANITIZER_FLAGS[sanitizer], f"-I{_HERE / 'device'}"]
-    # The runtime lies beside the kernels and is found there, wherever the cache is moved.
+    # Kernels find the runtime beside them, so the cache may be moved.
     libraries = [str(runtime), "-Wl,-rpath,$ORIGIN", "-lm", "-lc", "-lgcc"]
     return _compile(path.stem, text, flags, libraries)
 
 
 def sanitizer_environment(sanitizer: str) -> dict[str, str]:
-    """Environment variables for a process that runs kernels built with this sanitizer.
+    """Return environment variables for a process that runs kernels built with this sanitizer.
 
-    Its library must be loaded before anything else, so a running Python cannot take it up. Where
-    ASan or TSan find something they end the process with a report; what the emulator itself finds
-    stays an error of the launch.
+    Its library must be loaded first, so a running Python cannot load it. ASan and TSan end the
+    process with a report; errors that the emulator itself finds still fail the launch.
 
-    Raises FileNotFoundError where g++ came without the library.
+    Raises FileNotFoundError if g++ came without the library.
     """
     library = _compiler_output("g++", f"-print-file-name=lib{sanitizer}.so").strip()
     if not Path(library).is_absolute():
         raise FileNotFoundError(f"g++ came without {library}: install its sanitizer libraries.")
     return {
         "LD_PRELOAD": library,
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own allocations at exit are no leaks
+        "ASAN_OPTIONS": "detect_leaks=0",  # allocations that Python keeps at exit would be reported
         "TSAN_OPTIONS": "halt_on_error=1",
     }
 
 
 def build_runtime(sanitizer: str) -> Path:
-    """The library with fibers, blocks and launches."""
+    """Build the library with fibers, blocks and launches."""
     sources = sorted((_HERE / "runtime").glob("*.cpp"))
     headers = sorted([*(_HERE / "runtime").glob("*.h"), *(_HERE / "device").glob("*.h")])
     content = "".join(path.read_text(encoding="utf-8") for path in [*sources, *headers])
-    # One translation unit: the standard headers are most of what there is to compile. The first
-    # line gives every state of the sources, and so every kernel linked to it, a name of its own.
+    # One translation unit, because most of the compile time goes into the standard headers. The
+    # digest in the first line gives each version of the sources, and its kernels, a new cache key.
     lines = [f"// {_digest(content)}", *(f'#include "{path.name}"' for path in sources)]
     flags = [*_FLAGS, *_RUNTIME_FLAGS, *_RUNTIME_MACROS[sanitizer], f"-I{_HERE / 'runtime'}"]
     return _compile(f"lib{sanitizer}runtime", "\n".join(lines) + "\n", flags, [])
 
 
 def _compile(stem: str, text: str, flags: Sequence[str], libraries: Sequence[str]) -> Path:
-    """Compiles a translation unit, unless the cache has it. Returns the shared object."""
+    """Compile a translation unit, unless it is cached; return the shared object."""
     key = repr((text, flags, libraries, _compiler_output("g++", "--version")))
     name = f"{stem}-{_digest(key)}"
     output = _cache_directory() / f"{name}.so"
@@ -146,7 +144,7 @@ def _compile(stem: str, text: str, flags: Sequence[str], libraries: Sequence[str
         if output.exists():  # built by the process that held the lock
             return output
         unfinished = output.with_suffix(f".{os.getpid()}")
-        # The name is what kernels look their runtime up by; without one it would be its path.
+        # Kernels find the runtime by its soname; without one they would record its path.
         link = ["-x", "none", *libraries, f"-Wl,-soname,{output.name}", "-o", str(unfinished)]
         command = ["g++", *flags, "-x", "c++", "-", *link]
         result = subprocess.run(
@@ -170,7 +168,7 @@ def _digest(text: str) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Lets one process at a time build the same file; parallel test workers want the same ones."""
+    """Lock a file while building it: parallel test workers need the same ones."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:

@@ -1,24 +1,24 @@
-// Kernels for ../test_emulator_clusters.py, of blocks that run side by side. Those above the line are correct; each of
-// those below has one bug, which must be reported or show in some order.
+// Kernels with clusters for test_emulator_clusters.py. Those above the line are correct; each of those below has one
+// bug, which must be reported or show in some order of threads.
 #include "faults.cuh"
 
-// Of a cluster along the grid's second axis.
-__device__ __forceinline__ int place_of_block() { return blockIdx.x * gridDim.y + blockIdx.y; }
+// The block's number if clusters lie along the grid's second axis.
+__device__ __forceinline__ int block_number() { return blockIdx.x * gridDim.y + blockIdx.y; }
 
-// out[i]: the sum of what the i-th threads of all blocks gave, twice, with another number each time.
+// out[i]: the sum over both rounds of the values that the i-th threads of all blocks wrote.
 extern "C" __global__ void __cluster_dims__(1, 4, 1) __launch_bounds__(THREADS, 1) sum_of_cluster(const Argument a) {
   __shared__ float given[2][4][THREADS];
   emulator::sync_cluster();
   float sum = 0.0f;
   for (int round = 0; round < 2; ++round) {
     for (int block = 0; block < 4; ++block) {
-      float* const place = &given[round][blockIdx.y % 4][threadIdx.x];
-      *emulator::mapa(place, block) = float((round + 1) * (1000 * int(blockIdx.y) + int(threadIdx.x)));
+      float* const slot = &given[round][blockIdx.y % 4][threadIdx.x];
+      *emulator::mapa(slot, block) = float((round + 1) * (1000 * int(blockIdx.y) + int(threadIdx.x)));
     }
     emulator::sync_cluster();
     for (int block = 0; block < 4; ++block) sum += given[round][block][threadIdx.x];
   }
-  a.out[place_of_block() * blockDim.x + threadIdx.x] = sum;
+  a.out[block_number() * blockDim.x + threadIdx.x] = sum;
 }
 
 // Every thread reads the dynamic shared memory of the next block, along the grid's first axis.
@@ -27,10 +27,11 @@ extern "C" __global__ void __cluster_dims__(3) neighbour(const Argument a) {
   values[threadIdx.x] = float(100 * blockIdx.x + threadIdx.x);
   emulator::sync_cluster();
   a.out[blockIdx.x * blockDim.x + threadIdx.x] = *emulator::mapa(values + threadIdx.x, (blockIdx.x + 1) % 3);
-  emulator::sync_cluster();  // a block's shared memory is there as long as the block is
+  emulator::sync_cluster();  // a block must not return while others read its shared memory
 }
 
-// out[i]: the sum of the values that the i-th threads of both blocks sent, over rounds that alternate between two buffers.
+// out[i]: the sum over all rounds of the values that the i-th threads of both blocks sent, through two alternating
+// buffers.
 extern "C" __global__ void __cluster_dims__(1, 2, 1) sum_by_st_async(const Argument a) {
   __shared__ __align__(16) double sent[2][2][THREADS];
   __shared__ unsigned long long barrier[2];
@@ -47,14 +48,14 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) sum_by_st_async(const Argum
     emulator::mbarrier_wait(&barrier[stage], round / 2 % 2);
     sum += sent[stage][0][threadIdx.x] + sent[stage][1][threadIdx.x];
   }
-  a.out[place_of_block() * blockDim.x + threadIdx.x] = float(sum);
+  a.out[block_number() * blockDim.x + threadIdx.x] = float(sum);
 }
 
-// A block's barrier is its own: the blocks of a cluster pass different numbers of them.
+// __syncthreads is per block: the blocks of a cluster pass it different numbers of times.
 extern "C" __global__ void __cluster_dims__(1, 2, 1) own_barriers(const Argument a) {
   int count = 0;
   for (unsigned round = 0; round <= 2 * blockIdx.y; ++round) count += __syncthreads_count(threadIdx.x < 3);
-  a.out[place_of_block() * blockDim.x + threadIdx.x] = float(count);
+  a.out[block_number() * blockDim.x + threadIdx.x] = float(count);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -63,14 +64,14 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) gives_too_early(const Argum
   __shared__ float given[THREADS];
   *emulator::mapa(&given[threadIdx.x], 1 - int(blockIdx.y)) = 1.0f;  // too early
   emulator::sync_cluster();
-  a.out[place_of_block() * blockDim.x + threadIdx.x] = given[threadIdx.x];
+  a.out[block_number() * blockDim.x + threadIdx.x] = given[threadIdx.x];
 }
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) gives_too_late(const Argument a) {
   __shared__ float given[THREADS];
   given[threadIdx.x] = 0.0f;
   emulator::sync_cluster();
-  a.out[place_of_block() * blockDim.x + threadIdx.x] = given[threadIdx.x];
+  a.out[block_number() * blockDim.x + threadIdx.x] = given[threadIdx.x];
   if (blockIdx.y == 0) return;
   for (int round = 0; round < 3; ++round) __syncthreads();
   *emulator::mapa(&given[threadIdx.x], 0) = 1.0f;  // too late
@@ -79,7 +80,7 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) gives_too_late(const Argume
 extern "C" __global__ void __cluster_dims__(1, 2, 1) gives_to_nobody(const Argument a) {
   __shared__ float given[THREADS];
   emulator::sync_cluster();
-  *emulator::mapa(&given[threadIdx.x], int(a.index)) = 1.0f;  // to nobody
+  *emulator::mapa(&given[threadIdx.x], int(a.index)) = 1.0f;  // no such block
 }
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) gives_global_memory(const Argument a) {
@@ -106,12 +107,12 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) missing_cluster_barrier(con
   __shared__ float given[THREADS];
   emulator::sync_cluster();
   *emulator::mapa(&given[threadIdx.x], 1 - int(blockIdx.y)) = 1.0f;
-  __syncthreads();  // where the cluster should wait
-  a.out[place_of_block() * blockDim.x + threadIdx.x] = given[threadIdx.x];
+  __syncthreads();  // instead of sync_cluster
+  a.out[block_number() * blockDim.x + threadIdx.x] = given[threadIdx.x];
   emulator::sync_cluster();
 }
 
-// One number is sent to the other block, with what a.index says gone wrong.
+// One value is sent to the other block, with the bug that a.index selects.
 extern "C" __global__ void __cluster_dims__(1, 2, 1) wrong_mbarriers(const Argument a) {
   __shared__ float sent;
   __shared__ unsigned long long barrier;
@@ -122,8 +123,8 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) wrong_mbarriers(const Argum
   if (first) emulator::st_async(&sent, &barrier, 1 - int(blockIdx.y), 1.0f);
   if (first && a.index != 3) emulator::mbarrier_expect_tx(&barrier, a.index == 4 ? 8 : 4);
   if (a.index != 5 && a.index != 6) emulator::mbarrier_wait(&barrier, a.index == 7);
-  if (first && a.index == 5) emulator::mbarrier_expect_tx(&barrier, 4);  // the second time before the first is over
-  a.out[place_of_block() * blockDim.x + threadIdx.x] = sent;
+  if (first && a.index == 5) emulator::mbarrier_expect_tx(&barrier, 4);  // again before the first phase is complete
+  a.out[block_number() * blockDim.x + threadIdx.x] = sent;
 }
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) sends_to_who_left(const Argument a) {
@@ -133,7 +134,7 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) sends_to_who_left(const Arg
   emulator::sync_cluster();
   if (threadIdx.x == 0 && blockIdx.y == 1) emulator::st_async(&sent, &barrier, 0, 1.0f);
   emulator::sync_cluster();
-  a.out[place_of_block() * blockDim.x + threadIdx.x] = 0.0f;  // nobody waited
+  a.out[block_number() * blockDim.x + threadIdx.x] = 0.0f;  // without a wait
 }
 
 extern "C" __global__ void __cluster_dims__(1, 9, 1) nine_blocks(const Argument) {}

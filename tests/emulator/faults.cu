@@ -1,4 +1,4 @@
-// Kernels for ../test_emulator.py. Those above the line are correct and must run under every order
+// Kernels for test_emulator.py. Those above the line are correct and must run under every order
 // of threads; each of those below has one bug, which must be reported.
 #include "faults.cuh"
 
@@ -22,7 +22,7 @@ extern "C" __global__ void reverse(const Argument a) {
   }
 }
 
-// Every way to exchange values between lanes, the last warp perhaps partial. 1 where all are right.
+// Every way to exchange values between lanes; the last warp may be partial. out[i] = 1 if all are right.
 extern "C" __global__ void lanes(const Argument a) {
   const int lane = threadIdx.x % 32;
   const int first = threadIdx.x - lane;
@@ -43,7 +43,7 @@ extern "C" __global__ void lanes(const Argument a) {
   a.out[blockIdx.x * blockDim.x + threadIdx.x] = right ? 1.0f : 0.0f;
 }
 
-// Neighbours exchange through shared memory, in order by __syncwarp alone; each half for itself.
+// Neighbours exchange values through shared memory, ordered by a __syncwarp of each half warp.
 extern "C" __global__ void warp_neighbours(const Argument a) {
   __shared__ float values[THREADS];
   const unsigned half = threadIdx.x % 32 < 16 ? 0xffffu : 0xffff0000u;
@@ -55,7 +55,7 @@ extern "C" __global__ void warp_neighbours(const Argument a) {
   }
 }
 
-// out[i] = i + 1, by way of shared memory, while the next round's copy is under way.
+// out[i] = i + 1, through shared memory, by cp.async one round ahead.
 extern "C" __global__ void copied_ahead(const Argument a) {
   extern __shared__ __align__(16) float values[];
   float* const mine = values + 4 * threadIdx.x;
@@ -64,14 +64,14 @@ extern "C" __global__ void copied_ahead(const Argument a) {
   emulator::cp_async<uint4>(mine, out);
   for (int round = 0; round < 2; ++round) {
     emulator::cp_async_wait();
-    float taken[4];
-    for (int i = 0; i < 4; ++i) taken[i] = mine[i];
-    for (int i = 0; i < 4; ++i) out[i] = taken[i] + 0.5f;
+    float copied[4];
+    for (int i = 0; i < 4; ++i) copied[i] = mine[i];
+    for (int i = 0; i < 4; ++i) out[i] = copied[i] + 0.5f;
     if (round == 0) emulator::cp_async<uint4>(mine, out);
   }
 }
 
-// out[2 i + 1], out[2 i + 2]: when thread i began, and when it went on after its warp was there.
+// out[2 i + 1], out[2 i + 2]: tickets that thread i drew at its start and after __syncwarp.
 extern "C" __global__ void tickets(const Argument a) {
   const int thread = blockIdx.x * blockDim.x + threadIdx.x;
   a.out[2 * thread + 1] = atomicAdd(a.out, 1.0f);
@@ -79,7 +79,7 @@ extern "C" __global__ void tickets(const Argument a) {
   a.out[2 * thread + 2] = atomicAdd(a.out, 1.0f);
 }
 
-// All blocks must run at once, or each gives up. A GPU promises nothing of the kind.
+// Each block waits for all others, up to a limit. A GPU does not guarantee that they run at once.
 extern "C" __global__ void blocks_meet(const Argument a) {
   atomicAdd(a.out, 1.0f);
   for (int i = 0; i < 1 << 28 && atomicAdd(a.out, 0.0f) < float(gridDim.x); ++i) {
@@ -194,7 +194,7 @@ extern "C" __global__ void missing_barrier(const Argument a) {
   a.out[blockIdx.x * blockDim.x + threadIdx.x] = values[(threadIdx.x + blockDim.x - 1) % blockDim.x];
 }
 
-// The read is in order, the write of the next round is not.
+// The barrier orders the read, but not the write of the next round.
 extern "C" __global__ void missing_second_barrier(const Argument a) {
   __shared__ float values[THREADS];
   float sum = 0.0f;
@@ -209,7 +209,7 @@ extern "C" __global__ void missing_second_barrier(const Argument a) {
 extern "C" __global__ void missing_warp_barrier(const Argument a) {
   __shared__ float values[THREADS];
   values[threadIdx.x] = 1.0f;
-  __shfl_sync(0xffffffffu, 0, 0);                                          // is no barrier for memory
+  __shfl_sync(0xffffffffu, 0, 0);                                          // does not order memory
   a.out[blockIdx.x * blockDim.x + threadIdx.x] = values[threadIdx.x ^ 1];  // of another lane
 }
 

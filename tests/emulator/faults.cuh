@@ -1,4 +1,4 @@
-// What faults.cu includes: the emulator must find shared memory in headers, too.
+// Included by faults.cu and clusters.cu: the emulator must find shared memory in headers, too.
 #pragma once
 
 struct Argument {
@@ -12,7 +12,7 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// The sum of x over a block of whole warps. A call may follow another at once.
+// The sum of x over a block of whole warps. Calls may follow each other without a barrier.
 __device__ __forceinline__ float block_sum(float x, int thread, int threads) {
   __shared__ float sums[THREADS / 32];
   x = warp_sum(x);

@@ -1,7 +1,7 @@
-"""Runs the kernels of faults.cu.
+"""Run the kernels of faults.cu.
 
-As a program it runs one of them in a process of its own, as sanitizers need it; without torch,
-which would take longer to load than all the rest:
+As a program, run one of them in a process of its own, as sanitizers need it. It does not import
+torch, which would take longer than everything else:
 
     python -m emulator.faults LIBRARY KERNEL [INDEX]
 """
@@ -22,13 +22,13 @@ UNWRITTEN = -5.0
 
 
 class Argument(ctypes.Structure):
-    """What every kernel of faults.cu takes."""
+    """The argument of every kernel in faults.cu."""
 
     _fields_ = (("out", ctypes.c_void_p), ("index", ctypes.c_longlong))
 
 
 def line_of(text: str) -> int:
-    """The number of the one line of faults.cu that holds a text."""
+    """Return the number of the only line of faults.cu that contains `text`."""
     lines = SOURCE.read_text(encoding="utf-8").splitlines()
     (number,) = (i for i, line in enumerate(lines, start=1) if text in line)
     return number
@@ -45,7 +45,7 @@ def run(
     fill: float = UNWRITTEN,
     shared_bytes: int = 4096,
 ) -> list[float]:
-    """Runs a kernel on `size` floats that hold `fill`, and returns them."""
+    """Run a kernel on `size` floats with the value `fill`, and return them."""
     out = (ctypes.c_float * size)(*[fill] * size)
     argument = Argument(ctypes.addressof(out), index)
     module.launch(kernel, grid, block, argument, shared_bytes)
@@ -58,12 +58,12 @@ def main() -> None:
     out = (ctypes.c_float * 1024)()
     argument = Argument(ctypes.addressof(out), *map(int, index))
     try:
-        # Three blocks, so that two of them can race. The second launch gives each thread other
-        # elements of `out`: that is no race, as launches follow one another.
+        # Three blocks, so that two of them can race. In the second launch each thread writes other
+        # elements of `out`, which is no race, because launches are ordered.
         for threads in (128, 64):
             module.launch(kernel, (3,), (threads,), argument, 4096)
     except LaunchError as error:
-        run(module, "sum_of_block")  # goes on after an error
+        run(module, "sum_of_block")  # works after an error
         sys.exit(str(error))
 
 

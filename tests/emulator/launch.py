@@ -1,4 +1,4 @@
-"""Runs kernels that `build` compiled."""
+"""Run kernels that `build` compiled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class LaunchError(RuntimeError):
-    """A launch that a GPU would refuse, or that does something undefined there."""
+    """A launch that a GPU would refuse, or that has undefined behaviour."""
 
 
 class Module:
@@ -25,11 +25,11 @@ class Module:
         argument: ctypes.Structure,
         shared_bytes: int = 0,
     ) -> None:
-        """Runs a grid of up to three dimensions of blocks of up to three dimensions.
+        """Run a grid of blocks, each of up to three dimensions.
 
         argument: laid out like the kernel's parameter.
 
-        Raises LaunchError, and TypeError if `argument` has not the size of the parameter.
+        Raises LaunchError, or TypeError if the size of `argument` is not the parameter's.
         """
         expected = self.argument_bytes(kernel)
         if ctypes.sizeof(argument) != expected:
@@ -50,7 +50,7 @@ class Module:
             raise LaunchError(error.value.decode(errors="replace"))
 
     def argument_bytes(self, kernel: str) -> int:
-        """The size of the structure that a kernel takes."""
+        """Return the size of a kernel's parameter."""
         size = self._library[f"ddl_emulated_{kernel}_argument_bytes"]
         size.restype = ctypes.c_size_t
         return int(size())

@@ -1,4 +1,4 @@
-"""Tensors laid out to catch a kernel that leaves them."""
+"""Tensors laid out so that accesses out of bounds fault."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 _PAGE = mmap.PAGESIZE
-_PROT_NONE = 0  # the mmap module does not name it
+_PROT_NONE = 0  # the mmap module lacks it
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def guarded(shape: Sequence[int], dtype: torch.dtype, alignment: int = 16) -> Tensor:
-    """A tensor with unmapped memory behind it and before its page, filled with bytes of 0xFF.
+    """Return a tensor between pages that fault, filled with bytes of 0xFF.
 
-    An access beyond the end faults; the emulator makes a launch error of it. What is read before it
-    is written is NaN, or -1 in integers.
+    An access beyond the end faults, which the emulator turns into a launch error. Elements read
+    before they are written are NaN, or -1 in integers.
 
-    alignment: of the first element, in bytes. Where it does not divide the tensor's size, up to
-        alignment - 1 bytes lie between the end and the page that faults: pass the element's size
-        to have none, and a first element that is aligned no better than that.
+    alignment: of the first element, in bytes. If it does not divide the tensor's size, up to
+        alignment - 1 bytes lie between the end and the page that faults. With the element's size
+        there are none, and the first element has no larger alignment.
     """
     count = math.prod(shape)
     if count == 0:
@@ -38,10 +38,10 @@ def guarded(shape: Sequence[int], dtype: torch.dtype, alignment: int = 16) -> Te
         if _libc.mprotect(page, _PAGE, _PROT_NONE):
             raise OSError(ctypes.get_errno(), "mprotect failed")
     offset = _PAGE + body - -(-size // alignment) * alignment
-    # The tensor keeps `memory`, and with it the pages, alive.
+    # The tensor keeps `memory` and its pages alive.
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(tuple(shape))
 
 
 def guarded_copy(tensor: Tensor, alignment: int = 16) -> Tensor:
-    """A contiguous copy of a tensor on guarded memory."""
+    """Return a contiguous copy of a tensor in guarded memory."""
     return guarded(tensor.shape, tensor.dtype, alignment).copy_(tensor.detach())

@@ -1,8 +1,8 @@
-"""The C++ translation unit made from a kernel file.
+"""Turn a kernel file into a C++ translation unit.
 
-Kernel text is C++ but for `__shared__` declarations, which no macro can turn into C++: they become
-references to memory that the runtime hands out. Headers may hold such declarations too, so they
-are put in place of their `#include` lines; `#line` keeps messages at the original lines.
+Kernel source is C++ except for `__shared__` declarations, which no macro can turn into C++: they
+become references to memory from the runtime. Headers may contain such declarations too, so they
+replace their `#include` lines; `#line` makes messages name the original lines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class SourceError(ValueError):
-    """The kernel's text holds something that the emulator does not understand."""
+    """The kernel's source contains something that the emulator does not support."""
 
 
 _COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
@@ -37,15 +37,15 @@ _KERNEL = re.compile(
     rf"(?:__launch_bounds__\s*\((?P<bounds>{_BALANCED})\)\s*)?(?:void\s+)?(?P<name>\w+)\s*\("
 )
 _MOST_THREADS = "1024"
-# Behind the kernels __cluster_dims__, an attribute until then, stands for its arguments.
+# After the kernels __cluster_dims__, so far empty, expands to its arguments.
 _AFTERWARDS = ("#undef __cluster_dims__", "#define __cluster_dims__(...) __VA_ARGS__")
 
 
 def translation_unit(kernel: Path, defines: Sequence[str]) -> str:
-    """The C++ for the kernels in one file.
+    """Return the C++ for the kernels in one file.
 
-    kernel: the .cu file; what it includes lies beside it.
-    defines: macros as NVRTC's -D takes them, "NAME" or "NAME=value".
+    kernel: the .cu file, with the headers that it includes beside it.
+    defines: macros as for NVRTC's -D, "NAME" or "NAME=value".
 
     Raises SourceError for includes in angle brackets and for files without a kernel.
     """
@@ -58,7 +58,7 @@ def translation_unit(kernel: Path, defines: Sequence[str]) -> str:
         f"EMULATOR_CLUSTER({(k['cluster'] or '').strip()}))"
         for k in kernels
     ]
-    # The macros come after our own headers, which need not mind names as short as D and M.
+    # The macros come after our own headers, because names as short as D and M would break them.
     lines = ['#include "cuda_on_cpu.h"', *map(_definition, defines), text, *_AFTERWARDS, *exports]
     return "\n".join(lines) + "\n"
 
@@ -69,9 +69,9 @@ def _definition(define: str) -> str:
 
 
 def _inlined(path: Path, seen: set[Path]) -> str:
-    """The text of a file with its includes in place and its shared arrays rewritten.
+    """Return a file's source with its includes inlined and its shared arrays rewritten.
 
-    Every header is taken as if it began with `#pragma once`.
+    Every header is treated as if it began with `#pragma once`.
     """
     seen.add(path)
     text = _COMMENT_OR_STRING.sub(_without_comment, path.read_text(encoding="utf-8"))
@@ -95,7 +95,7 @@ def _inlined(path: Path, seen: set[Path]) -> str:
 
 
 def _line(number: int, path: Path) -> str:
-    """Says that the next line is `number` of `path`, which compiler and runtime messages repeat."""
+    """Return a `#line` for compiler and runtime messages: the next line is `number` of `path`."""
     shown = path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path
     return f'#line {number} "{shown}"'
 

@@ -1,4 +1,4 @@
-"""The emulator runs correct kernels as CUDA does, and reports what CUDA leaves undefined."""
+"""The emulator runs correct kernels as CUDA does, and reports undefined behaviour."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_launches_of_several_threads_wait_for_each_other(module: Module) -> None
 
 
 def tickets(module: Module, order: str, monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
-    """When the threads of two blocks of 64 began, and when they went on."""
+    """Return the tickets that two blocks of 64 threads drew at the start and after a barrier."""
     monkeypatch.setenv("DDL_EMULATOR_ORDER", order)
     _, *out = run(module, "tickets", grid=(2,), block=(64,), size=257, fill=0.0)
     assert sorted(out) == list(range(256))
@@ -128,7 +128,7 @@ def test_orders_differ(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
     assert went_on == [*range(64, 128), *range(192, 256)]
     began, went_on = tickets(module, "1", monkeypatch)
     assert began == sorted(began, reverse=True)
-    # The last warp of the last block had gone on before another began.
+    # The last warp of the last block passed its barrier before any other warp began.
     assert sorted(began[96:] + went_on[96:]) == list(range(64))
     for values in tickets(module, "2", monkeypatch):
         assert values != sorted(values)
@@ -138,7 +138,7 @@ def test_orders_differ(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_seed_repeats_its_order(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_with(seed: str) -> list[float]:
         monkeypatch.setenv("DDL_EMULATOR_ORDER", seed)
-        return run(module, "missing_second_barrier")  # the result is the order of the threads
+        return run(module, "missing_second_barrier")  # the result depends on the order
 
     assert run_with("7") == run_with("7")
     assert run_with("7") != run_with("8")
@@ -281,7 +281,7 @@ def test_guarded_tensors_start_as_nan(
     assert tensor.isnan().all()
     assert tensor.data_ptr() % (alignment or dtype.itemsize) == 0
     end = tensor.data_ptr() + tensor.nbytes
-    assert -end % 4096 < (alignment or 1)  # an unmapped page begins there
+    assert -end % 4096 < (alignment or 1)  # the page that faults begins there
 
 
 def test_guarded_copies_keep_their_values() -> None:

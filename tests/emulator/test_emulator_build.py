@@ -104,7 +104,7 @@ def test_the_emulators_own_checks_work_under_sanitizers(
 
 @pytest.fixture
 def kernel_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kernel file and a header that tests may change, with a cache of their own."""
+    """A kernel file and a header that tests may change, with their own cache."""
     cache = tmp_path / "cache"
     cache.mkdir()
     for runtime in build(SOURCE, DEFINES).parent.glob("libruntime*.so"):  # spares compiling it
@@ -129,7 +129,7 @@ def test_builds_once_for_each_text_and_set_of_macros(kernel_file: Path) -> None:
     header = kernel_file.with_name("header.cuh")
     header.write_text(header.read_text().replace("float*", "double*"))
     assert build(kernel_file, ["VALUE=1", "OTHER"]) != first
-    assert {path.suffix for path in first.parent.iterdir()} == {".so"}  # nothing is left behind
+    assert {path.suffix for path in first.parent.iterdir()} == {".so"}  # no temporary files remain
 
 
 def test_the_cache_may_move(kernel_file: Path) -> None:

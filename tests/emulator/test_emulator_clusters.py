@@ -1,4 +1,4 @@
-"""The emulator runs the blocks of a cluster side by side, and reports what CUDA leaves open."""
+"""The emulator runs the blocks of a cluster concurrently, and reports undefined behaviour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that kernels read and write of tensors, as the text asks for them; there are no caches."""
+"""Count the bytes that kernels read and write in tensors, as if there were no caches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .build import build_runtime
 
 
 class Traffic:
-    """By name, what has been read and written since the tensors are watched."""
+    """Bytes read and written by tensor name, since `watch`."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(build_runtime("traffic")))
         self._names: list[str] = []
 
     def watch(self, tensors: Mapping[str, Tensor | None]) -> None:
-        """Counts what happens to these tensors from now on; None for those that are absent."""
+        """Count accesses to these tensors from now on; None stands for an absent tensor."""
         for name, tensor in tensors.items():
             if tensor is not None:
                 self._names.append(name)
@@ -27,7 +27,7 @@ class Traffic:
                 self._library.emulator_watch(start, size)
 
     def bytes(self) -> dict[str, tuple[int, int]]:
-        """Read and written, by name."""
+        """Return bytes read and written, by name."""
         return {name: self._bytes(i) for i, name in enumerate(self._names)}
 
     def _bytes(self, index: int) -> tuple[int, int]:
@@ -38,14 +38,14 @@ class Traffic:
         return read.value, written.value
 
     def forget(self) -> None:
-        """Watches nothing any more."""
+        """Stop watching all tensors."""
         self._library.emulator_watch_nothing()
         self._names.clear()
 
 
 @contextmanager
 def traffic() -> Iterator[Traffic]:
-    """Kernels must be built with "traffic" for a sanitizer."""
+    """Yield a counter; kernels must be built with `sanitizer="traffic"`."""
     counted = Traffic()
     try:
         yield counted

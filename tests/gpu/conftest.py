@@ -1,6 +1,6 @@
-"""The tests of this folder run on a GPU, and are skipped, with the reason, where there is none.
+"""The tests of this folder run on a GPU. Without one they are skipped, with the reason.
 
-A GPU that torch sees but the operators cannot use is a failure, not a reason to skip.
+If torch sees a GPU but the operators cannot use it, they fail.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(autouse=True)
 def _on_the_gpu() -> Iterator[None]:
-    """Tensors and modules are made on the GPU, and float32 products are in float32."""
+    """Create tensors and modules on the GPU by default, and disable TF32 in cuDNN."""
     torch.set_default_device(DEVICE)
     tf32 = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False

@@ -1,10 +1,10 @@
-"""Runs a part of the tests beside this file under NVIDIA's compute-sanitizer, a tool at a time.
+"""Run some of this folder's tests under NVIDIA's compute-sanitizer, one tool at a time.
 
-    make sanitize                                # or, where only the wheel is installed:
+    make sanitize                                # or, if only the wheel is installed:
     python tests/gpu/sanitize.py                # memcheck, racecheck, initcheck, synccheck
     python tests/gpu/sanitize.py memcheck
 
-The tests are small, since instrumented kernels run 10 to 100 times slower: minutes for each tool.
+The tests are small, because instrumented kernels run 10 to 100 times slower: minutes per tool.
 Exit status 1 means that a tool reported something or a test failed.
 """
 
@@ -21,9 +21,9 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# Every read and place of sums and windows, rows that fill a block and rows that do not, the ends of
-# sequences and chunks, no tokens, a window longer than a sequence, accesses of two bytes, tokens
-# that a cluster of blocks shares.
+# Every read and every location of sums and windows; rows that fill a block and rows that do not;
+# the ends of sequences and chunks; no tokens; a window longer than a sequence; accesses of two
+# bytes; clusters.
 CHOSEN = (
     "test_rewrite_read and (float32 or bfloat16) and (1-identity-63 or 4-channel-63"
     " or 4-token-63 or 4-channel-384 or 4-token-384 or 16-channel-384)"
@@ -64,13 +64,13 @@ def find_sanitizer() -> str | None:
 
 
 def passes(sanitizer: str, tool: str) -> bool:
-    """Whether a tool has nothing to report of our kernels, and the tests pass."""
+    """Return whether a tool reports nothing about our kernels, and the tests pass."""
     print(f"sanitize: {tool}", flush=True)
     command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"]
-    # Kernels with a mangled name are C++ of torch and its libraries; ours are extern "C".
+    # Kernels with mangled names belong to torch and its libraries; ours are extern "C".
     command += ["--kernel-name-exclude", "kernel_substring=_Z"]
     command += [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN]
-    # Every tensor an allocation of its own: its end is an end for the tool, too.
+    # Every tensor gets its own allocation, so the tool sees accesses beyond its end.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     return subprocess.run([*command, str(HERE)], env=environment, check=False).returncode == 0
 

@@ -1,4 +1,4 @@
-"""Where arguments lie: unaligned, far into a large tensor, on devices that do not go together."""
+"""Arguments in memory: unaligned views, very large tensors, and tensors on different devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 
 def moved(tensor: Tensor, elements: int = 1) -> Tensor:
-    """The same numbers, contiguous, some elements into their storage."""
+    """A contiguous copy that starts `elements` elements into its storage."""
     memory = torch.empty(tensor.numel() + elements, dtype=tensor.dtype, device=tensor.device)
     there = memory[elements:].view(tensor.shape)
     return there.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
@@ -37,7 +37,7 @@ def moved(tensor: Tensor, elements: int = 1) -> Tensor:
 )
 @pytest.mark.parametrize("d", [63, 768])
 def test_unaligned_views(d: int, name: str, dtype: torch.dtype, compress: str) -> None:
-    """One argument one element into its storage, or ("") all of them, and the gradients too."""
+    """Offset one argument by one element, or ("") all of them and the gradients."""
     leaves = arguments((2, 37), d, 4, compress, dtype)
     expected = forward(leaves)
     incoming = cotangents(expected)
@@ -68,7 +68,7 @@ SIZES = [(4096, 4, "channel"), (768, 1, "identity"), (1024, 4, "token"), (4096, 
 
 @pytest.fixture
 def _most_of_the_memory() -> Iterator[None]:
-    """For one test process at a time; none of it stays in torch's cache."""
+    """Admit one test process at a time, and empty torch's cache afterwards."""
     with (Path(tempfile.gettempdir()) / f"ddl-gpu-memory-{os.getuid()}").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -79,7 +79,7 @@ def _most_of_the_memory() -> Iterator[None]:
 @pytest.mark.usefixtures("_most_of_the_memory")
 @pytest.mark.parametrize(("d", "m", "compress"), SIZES)
 def test_more_than_two_to_the_31_elements(d: int, m: int, compress: str) -> None:
-    """All but the first and last tokens are zero: these must come out as they do alone."""
+    """All but the first and last tokens are zero; these must give the same results as alone."""
     tokens, ends, taps = MANY // (d * m) + 5, 6, 4
     needed = 10 * 2 * tokens * d * m
     if torch.cuda.mem_get_info()[0] < needed:
@@ -109,7 +109,7 @@ def test_more_than_two_to_the_31_elements(d: int, m: int, compress: str) -> None
     for n, gradient in expected_grads.items():
         actual = grads[n]
         if n in ("state", "direction", "value", "gate"):
-            assert not actual[:, ends : -ends - (taps - 1)].any(), n  # what the last ones look at
+            assert not actual[:, ends : -ends - (taps - 1)].any(), n  # no window reaches these
             actual = actual[:, -ends:]
         scale = gradient_scale(n, expected_grads)
         assert_close(f"gradient of {n}", actual, gradient, BF16, gradient=True, scale=scale)
@@ -123,17 +123,17 @@ CPU = torch.device("cpu")
 
 
 def mixed(name: str, change: str) -> dict[str, Any]:
-    """Arguments on the GPU but for one."""
+    """Arguments on the GPU except `change`, which is on the CPU."""
     leaves: dict[str, Any] = {
         n: t.detach() for n, t in arguments((2, 5), 6, 4, "token", F32).items()
     }
     leaves |= {"x": leaves["direction"], "weight": leaves["compress"]}
-    taken = {
+    accepted = {
         "rewrite": ("state", "direction", "value", "gate"),
         "read": ("state", "compress", "norm_weight", "gate_weight", "gate_bias", "value_weight"),
         "expand": ("x", "weight"),
     }
-    names = (*taken["rewrite"], *taken["read"]) if name == "rewrite_read" else taken[name]
+    names = (*accepted["rewrite"], *accepted["read"]) if name == "rewrite_read" else accepted[name]
     chosen = {n: leaves[n] for n in names}
     chosen[change] = chosen[change].to(CPU)
     return chosen

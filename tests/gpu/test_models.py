@@ -1,4 +1,4 @@
-"""Whole models on the GPU against the same on the CPU: trunks, drop-ins and training steps."""
+"""Models on the GPU against the same models on the CPU: trunks, drop-ins and training steps."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_drop_in_equals_the_cpus(m: int, options: dict[str, Any]) -> None:
 
 
 def losses(model: GPT, idx: Tensor, steps: int, *, autocast: bool = False) -> list[float]:
-    """Of AdamW steps on one batch."""
+    """Losses of AdamW steps on one batch."""
     optimizer = make_optimizer(model, OptimConfig(lr=1e-3))
     found = []
     for _ in range(steps):
@@ -103,7 +103,7 @@ def make_gpt(residual: str) -> tuple[GPT, Tensor]:
 
 
 def moved(model: GPT) -> GPT:
-    """A copy on the GPU, with the CPU's rotary tables: a cosine's last bit is each device's own."""
+    """A copy on the GPU with the CPU's rotary tables: a cosine's last bit differs by device."""
     there = copy.deepcopy(model).to(DEVICE)
     for a, b in zip(there.modules(), model.modules(), strict=True):
         if isinstance(a, Rotary):
@@ -128,7 +128,7 @@ def test_training_steps_in_float64_equal_the_cpus(residual: str) -> None:
 @pytest.mark.parametrize("mode", ["float32", "autocast", "bfloat16", "compiled"])
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_training_steps_follow_the_cpus(residual: str, mode: str) -> None:
-    """To what the precision of matrix products allows."""
+    """Losses agree up to the precision of matrix products."""
     model, idx = make_gpt(residual)
     there = copy.deepcopy(model).to(DEVICE)
     expected = losses(model, idx, 5)

@@ -1,4 +1,4 @@
-"""`make sanitize`: what it runs, and what it says where it cannot."""
+"""`make sanitize`: the commands that it runs, and its messages if it cannot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sanitize() -> ModuleType:
 
 
 def stand_in(folder: Path, status: dict[str, int]) -> None:
-    """A compute-sanitizer that notes its command line and reports what `status` says of a tool."""
+    """Write a compute-sanitizer that logs its command line and exits with the tool's `status`."""
     script = folder / "compute-sanitizer"
     lines = [f'case "$2" in {tool}) exit {code};; esac' for tool, code in status.items()]
     script.write_text("\n".join(["#!/bin/sh", f'echo "$@" >> {folder}/log', *lines]) + "\n")

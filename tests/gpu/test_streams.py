@@ -1,4 +1,4 @@
-"""Where and when kernels run: on torch's stream, without waiting, in graphs, on every device."""
+"""Kernels run on torch's current stream, without synchronisation, in graphs and on every device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddl import functional
 from tests.support.gpu_device import DEVICE, EPS, Tensors, arguments, backward, cotangents, forward
 
 F32, BF16 = torch.float32, torch.bfloat16
-# Tokens of one block each, and of clusters where the GPU has them.
+# A token per block, and a token per cluster if the GPU has clusters.
 WIDTHS = pytest.mark.parametrize("d", [768, 4096])
 READS = pytest.mark.parametrize("compress", ["channel", "token"])
 LONG = 500_000_000  # cycles: a quarter of a second
@@ -32,7 +32,7 @@ def assert_equal(actual: Tensors, expected: Tensors) -> None:
 
 @READS
 def test_work_goes_to_the_current_stream(compress: str) -> None:
-    """The arguments get their values on that stream, long after the call has returned."""
+    """The arguments get their values on that stream long after the call returns."""
     right = arguments((2, 65), 96, 4, compress, F32)
     expected = both(right)
     late = {n: torch.zeros_like(t).requires_grad_() for n, t in right.items()}
@@ -50,7 +50,7 @@ def test_work_goes_to_the_current_stream(compress: str) -> None:
 
 @READS
 def test_two_streams_at_once(compress: str) -> None:
-    """Scratch memory of one call is not the next one's on another stream."""
+    """Calls on different streams do not share scratch memory."""
     every = [arguments((2, 65), d, 4, compress, F32) for d in (96, 4096)]
     expected = [both(leaves) for leaves in every]
     streams = [torch.cuda.Stream() for _ in every]
@@ -68,7 +68,7 @@ def test_two_streams_at_once(compress: str) -> None:
 
 @pytest.fixture
 def _no_waiting() -> Iterator[None]:
-    """torch raises where it would wait for the device."""
+    """Make torch raise if it synchronises with the device."""
     yield
     torch.cuda.set_sync_debug_mode("default")
 
@@ -110,7 +110,7 @@ def test_no_call_waits_for_the_device(name: str) -> None:
         grads = [torch.ones_like(output) for output in outputs]
         torch.autograd.grad(outputs, list(leaves.values()), grads)
 
-    for _ in range(3):  # compiles, loads, and leaves memory in torch's cache
+    for _ in range(3):  # compiles, loads, and fills torch's memory cache
         run()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -169,7 +169,7 @@ def test_a_captured_model_trains_as_the_model_does() -> None:
 @WIDTHS
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_results_repeat_bit_for_bit(compress: str, d: int, dtype: torch.dtype) -> None:
-    """Sums over tokens in many blocks, while another stream keeps the device busy, and without."""
+    """Sums over tokens in many blocks, with and without another stream's work on the device."""
     leaves = arguments((4, 1024), d, 4, compress, dtype)
     expected = both(leaves)
     other, noise = torch.cuda.Stream(), torch.randn(4096, 4096)
@@ -193,7 +193,7 @@ def test_the_weight_of_an_expansion_gets_the_same_gradient_each_time() -> None:
 
 @READS
 def test_every_device(compress: str) -> None:
-    """Also one that is not the current one, and two in turns."""
+    """Also on a device that is not the current one, and on two alternately."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     first = arguments((2, 65), 96, 4, compress, F32)

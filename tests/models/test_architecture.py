@@ -25,7 +25,7 @@ from tests.support.tolerances import assert_close
 
 F64, F32 = torch.float64, torch.float32
 VOCABULARY = 61
-EXACT = 1e-12  # of logits of size one in float64: other orders of summation
+EXACT = 1e-12  # for logits of about one in float64: the order of summation
 
 ARCHITECTURES: list[dict[str, Any]] = [
     *DIRECTIONS,
@@ -74,7 +74,7 @@ def by_loop(stream: DeltaStream, x: Tensor) -> Tensor:
 @architectures
 @pytest.mark.parametrize("read", [READS[0], READS[2], READS[3]], ids=name_of)
 def test_stream_is_the_loop(read: dict[str, Any], options: dict[str, Any]) -> None:
-    """Output and every gradient; where attention has one channel only, four of them instead."""
+    """Compare output and every gradient; attention gets four channels instead of one."""
     if options.get("direction") == "attention" and read["value_channels"] == 1:
         read = {"value_channels": 4, "sublayers_per_compressor": 1}
     stream = DeltaStream(D, [Sublayer() for _ in range(3)], expand="conv", **read, **options)
@@ -113,7 +113,7 @@ def test_what_is_new_is_never_decayed(options: dict[str, Any]) -> None:
 
 
 def train(model: GPT, steps: int, *, autocast: bool = False) -> list[float]:
-    """Losses on counting in threes; the rows start anywhere."""
+    """Return losses on counting in threes from random starts."""
     optimizer = make_optimizer(model, OptimConfig(lr=5e-3))
     g, losses = torch.Generator().manual_seed(0), []
     for _ in range(steps):
@@ -135,7 +135,7 @@ def train(model: GPT, steps: int, *, autocast: bool = False) -> list[float]:
     ids=lambda value: str(value) if isinstance(value, bool) else name_of(value),
 )
 def test_the_loss_falls(options: dict[str, Any], autocast: bool) -> None:
-    """And every new parameter takes part: all are somewhere else in the end."""
+    """Every new parameter is trained: all have changed at the end."""
     model = GPT(config_of(**options))
     before = copy.deepcopy(model.state_dict())
     losses = train(model, 40, autocast=autocast)

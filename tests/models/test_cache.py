@@ -1,4 +1,4 @@
-"""A cached forward pass gives what the whole sequence gives, whatever the pieces."""
+"""A cached forward pass gives the result of the whole sequence, for any pieces."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def test_padded_batches_go_on_like_single_ones(residual):
     for row, length in enumerate(lengths):
         idx = torch.cat((tokens(1, length, seed=row), more[row : row + 1]), dim=1)
         alone = model(idx).logits[0, length - 1 :]
-        together = torch.cat(got, dim=1)[row]
-        torch.testing.assert_close(together, alone, rtol=0, atol=TOLERANCE[torch.float64])
+        batched = torch.cat(got, dim=1)[row]
+        torch.testing.assert_close(batched, alone, rtol=0, atol=TOLERANCE[torch.float64])
 
 
 @pytest.mark.parametrize("residual", RESIDUALS)
@@ -153,7 +153,7 @@ def test_buffers_double_so_that_copies_stay_linear():
 
 
 class NoReads(TorchDispatchMode):
-    """Refuses what would make the host wait for a device."""
+    """Refuse operators that make the host wait for a device."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert func not in (

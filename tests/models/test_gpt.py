@@ -1,4 +1,4 @@
-"""The Transformer: sizes, causality, loss, initialisation, generation, and its error sentences."""
+"""The Transformer: sizes, causality, loss, initialisation, generation and error messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tokens(*shape: int) -> torch.Tensor:
 
 
 # arXiv 2601.00417 has about 124 M parameters (small) and 353 M (medium). The baselines here have
-# 123.6 M and 353.5 M, and what a residual adds is counted one by one.
+# 123.6 M and 353.5 M, and the parameters of each residual are added up.
 @pytest.mark.parametrize(
     ("base", "residual", "expected"),
     [
@@ -48,7 +48,7 @@ def test_presets_have_the_papers_sizes(base: GPTConfig, residual: str, expected:
         model, baseline = (GPT(replace(base, residual=r)) for r in (residual, "additive"))
     assert model.num_parameters() == expected
     assert baseline.num_parameters() == pytest.approx(124e6 if base is SMALL else 353e6, rel=0.004)
-    # gates and values in every sublayer, a compressor per block and one to read out, the expansion
+    # Gates and values of every sublayer, a compressor per block and one for the readout, expansion.
     L, d, m = base.num_layers, base.hidden_size, 1 if residual == "ddl" else base.value_channels
     gates_and_values = 2 * L * (d + 1 + m * d + m)
     taps = {"additive": 0, "ddl": 0, "ddl-cc": 1, "ddl-tc": base.compress_kernel_size}[residual]
@@ -183,7 +183,7 @@ def test_rotary_keeps_norms_and_sees_distances_only() -> None:
     scores = rotated_q @ rotated_k.T  # entry (i, j) depends on i − j alone
     assert_close("scores", scores[1:, 1:], scores[:-1, :-1], torch.float32, scale=q.norm().item())
     assert (scores[0, 1:] - scores[0, :-1]).abs().max() > 0.1
-    # Rotate-half layout: element i turns together with element i + head_dim/2.
+    # Rotate-half layout: element i is rotated with element i + head_dim/2.
     first = rotary(F.one_hot(torch.tensor(1), 8).float().expand(1, 2, 1, 8))[0, 1, 0]
     assert first.nonzero().flatten().tolist() == [1, 5]
 

@@ -1,4 +1,4 @@
-"""docs/nanogpt.md holds what it promises: its Python runs, its diffs add lines that work."""
+"""docs/nanogpt.md is true: its Python runs, and the lines that its diffs add work."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ HUNK = re.compile(r"^@@ -(\d+),(\d+) \+(\d+),(\d+) @@\n", flags=re.MULTILINE)
 
 
 def hunks(diff: str) -> list[list[str]]:
-    """Lines of each hunk, with their sign."""
+    """Return the lines of each hunk, with their sign."""
     return [body.splitlines() for body in HUNK.split(diff)[5::5]]
 
 
 def after(hunk: list[str]) -> str:
-    """The text as the hunk leaves it."""
+    """Return the text after the hunk is applied."""
     return "\n".join(line[1:] for line in hunk if line[:1] != "-") + "\n"
 
 
@@ -52,7 +52,7 @@ def execute(source: str, names: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("diff", DIFFS, ids=["one line", "train.py", "sample.py", "by hand"])
 def test_hunks_are_counted_right(diff: str) -> None:
-    """Or `patch` would not take them."""
+    """`patch` rejects hunks with wrong counts."""
     moved = 0
     for numbers, lines in zip(HUNK.findall(diff), hunks(diff), strict=True):
         start, old, new_start, new = map(int, numbers)
@@ -81,7 +81,7 @@ def test_one_line() -> None:
 
 
 def test_train_resume_and_sample() -> None:
-    """What the two diffs add, in the order in which nanoGPT's scripts come by it."""
+    """Run the lines that the two diffs add, in the order of nanoGPT's scripts."""
     imported, flags, options, scratch, resume, _, saved = map(plus, hunks(TRAIN))
     names: dict[str, Any] = {"model": make()}
     for source in (imported, flags, options, scratch):
@@ -105,7 +105,7 @@ def test_train_resume_and_sample() -> None:
 
 
 def test_from_gpt2() -> None:
-    """The added lines start as the pretrained model, up to 1e-3 of the logits."""
+    """With the added lines, the model starts within 1e-3 of the pretrained model's logits."""
     imported, flags, options, _, _, gpt2, _ = map(plus, hunks(TRAIN))
     names: dict[str, Any] = {"model": make(F64)}
     expected = names["model"](*tokens())[0]
@@ -121,7 +121,7 @@ def test_from_gpt2() -> None:
 
 @pytest.fixture(scope="module")
 def by_hand() -> type[GPT]:
-    """The stand-in with the Block and the groups that the page writes."""
+    """The stand-in with the page's Block and parameter groups."""
     imports, block, optimizer_groups = hunks(BY_HAND)
     names: dict[str, Any] = {"nn": nn, **vars(nanogpt_standin)}
     execute(plus(imports), names)
@@ -140,7 +140,7 @@ def by_hand() -> type[GPT]:
 
 
 def test_by_hand_is_convert(by_hand: type[GPT]) -> None:
-    """The same function of the same state dict, names included, in both directions."""
+    """Both have the same state dict, names included, and compute the same function of it."""
     hand, converted = by_hand(GPTConfig(dropout=0.2)), convert(make(dropout=0.2))
     assert not same(hand, converted)
     assert list(hand.state_dict()) == list(converted.state_dict())
@@ -152,7 +152,7 @@ def test_by_hand_is_convert(by_hand: type[GPT]) -> None:
 
 
 def test_by_hand_keeps_its_initialisation(by_hand: type[GPT]) -> None:
-    """nanoGPT's `apply(self._init_weights)` passes gates and values over."""
+    """nanoGPT's `apply(self._init_weights)` skips gates and values."""
     for module in by_hand(GPTConfig()).modules():
         if isinstance(module, DeltaResidual):
             assert not module.gate.weight.any()
@@ -186,7 +186,7 @@ def test_by_hand_is_not_converted(by_hand: type[GPT]) -> None:
 
 
 def test_names_of_the_table() -> None:
-    """Every parameter that convert adds is in the table, nothing else is."""
+    """The table lists exactly the parameters that convert adds."""
     rows = re.findall(r"^\| `(transformer\.h\..*?)`(?:, `(.*?)`)? \|", TEXT, flags=re.MULTILINE)
     stems = {name.replace(".h.N.", ".h.0.").replace("{L−1}", "1") for name, _ in rows}
     stems |= {

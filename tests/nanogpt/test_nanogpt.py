@@ -1,4 +1,4 @@
-"""nanoGPT's GPT, converted: it computes the equations, it learns, and the original stays in it."""
+"""nanoGPT's converted GPT computes the equations, learns, and keeps the original."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from tests.support.tolerances import assert_close
 
 
 def by_equations(model: GPT, idx: Tensor) -> Tensor:
-    """Logits of every position from the paper's formulas, linear gates and values."""
+    """Logits of every position from the paper's formulas, with linear gates and values."""
     t, H = model.transformer, list(model.transformer.h)
     x = t.drop(t.wte(idx) + t.wpe(torch.arange(idx.shape[1])))
     m = H[0].expand.value_channels
     X = reference.expand(x, H[0].expand.weight, value_channels=m)  # (B, T, d, m)
     for block in H:
-        w = block.read_attn.compress_weight  # of both sublayers
+        w = block.read_attn.compress_weight  # shared by both sublayers
         for norm, sublayer, residual in (
             (block.ln_1, block.attn, block.res_attn),
             (block.ln_2, block.mlp, block.res_mlp),
@@ -54,7 +54,7 @@ def by_equations(model: GPT, idx: Tensor) -> Tensor:
 
 
 def by_modules(model: GPT, idx: Tensor) -> Tensor:
-    """The same with reads and residuals called as modules, whatever their options."""
+    """The same with reads and residuals called as modules, for any options."""
     t, H = model.transformer, list(model.transformer.h)
     X = H[0].expand(t.drop(t.wte(idx) + t.wpe(torch.arange(idx.shape[1]))))
     for block in H:
@@ -68,7 +68,7 @@ def by_modules(model: GPT, idx: Tensor) -> Tensor:
 
 
 def compare(model: GPT, loop: Any) -> None:
-    """Logits, loss and the gradient of every parameter; same dropout masks, if there are any."""
+    """Compare logits, loss and the gradient of every parameter, with the same dropout masks."""
     idx, targets = tokens()
     torch.manual_seed(1)
     logits, loss = model(idx, targets)
@@ -140,7 +140,7 @@ def test_autocast(options: dict[str, Any], dtype: torch.dtype) -> None:
 
 
 def test_a_read_without_norm_is_the_compressed_state() -> None:
-    """What the blocks read with: no γ, h = x, in a loop as in the operator."""
+    """The blocks' reads have no γ: h = x, in a loop and in the operator."""
     read = Read(8, 3, compress="channel", norm_eps=None).double()
     randomise_(read)
     assert [name for name, _ in read.named_parameters()] == ["compress_weight"]
@@ -168,7 +168,7 @@ def test_a_stream_without_norm() -> None:
 
 
 def train(model: GPT, steps: int = 150) -> float:
-    """Loss on random sequences of period 3 after some steps: to be read from the context alone."""
+    """Train on random sequences of period 3, predictable from the context; return the last loss."""
     g = torch.Generator().manual_seed(0)
     optimizer = model.configure_optimizers(0.1, 1e-2, (0.9, 0.95), "cpu")
     for step in range(steps):
@@ -176,7 +176,7 @@ def train(model: GPT, steps: int = 150) -> float:
             group["lr"] = 1e-2 * min(1, (step + 1) / 20, (steps - step) / 50)
         idx = torch.randint(8, (16, 3), generator=g).repeat(1, 6)[:, :17]
         targets = idx[:, 1:].clone()
-        targets[:, :2] = -1  # chance
+        targets[:, :2] = -1  # not predictable
         _, loss = model(idx[:, :-1], targets)
         optimizer.zero_grad()
         loss.backward()
@@ -194,13 +194,13 @@ def test_training_learns_what_needs_the_blocks(name: str) -> None:
 
 
 def test_frozen_blocks_do_not_reach_that() -> None:
-    """The threshold above means something: embeddings, head and ln_f alone stay far from it."""
+    """Embeddings, head and ln_f alone stay far above the threshold, so the test above can fail."""
     model = make(**SMALL)
     model.transformer.h.requires_grad_(False)
     assert train(model) > 1.5
 
 
-# --- the original stays --------------------------------------------------------------------------
+# --- the original is kept ------------------------------------------------------------------------
 
 
 @variants
@@ -215,7 +215,7 @@ def test_disabled_is_the_original(options: dict[str, Any]) -> None:
 
 @variants
 def test_converting_leaves_no_trace_in_the_random_state(options: dict[str, Any]) -> None:
-    """So that an A/B sees the same batches and dropout masks."""
+    """An A/B comparison needs the same batches and dropout masks."""
     model = make()
     before = torch.get_rng_state()
     convert(model, **options)
@@ -243,7 +243,7 @@ def test_converting_keeps_the_mode() -> None:
 
 
 def test_the_names_of_new_parameters() -> None:
-    """They are in checkpoints."""
+    """Checkpoints contain these names."""
     model = convert(make(), value_channels=4, compress="token", expand="conv")
     shapes = {name: tuple(p.shape) for name, p in added(model).items()}
     d, m, K = 16, 4, 4
@@ -259,7 +259,7 @@ def test_the_names_of_new_parameters() -> None:
 
 @pytest.mark.parametrize("options", [VARIANTS["m1"], VARIANTS["cc-noec"]], ids=str)
 def test_large_eps_k_and_value_start_as_the_original(options: dict[str, Any]) -> None:
-    """The limit that makes GPT-2's weights useful; the error falls with E, the default is far."""
+    """This limit makes GPT-2's weights useful; the error falls with E, the default is far off."""
     original = make(F64)
     randomise_(original, std=0.7)
     expected = original(*tokens())[0]

@@ -66,7 +66,7 @@ def test_an_optimizer_that_fails_leaves_nothing_frozen() -> None:
 
 
 def test_weight_decay_moves_nothing_that_is_new() -> None:
-    """A step without gradients is decay alone."""
+    """A step with zero gradients applies weight decay only."""
     model = convert(make(), **VARIANTS["tc"])
     optimizer = model.configure_optimizers(0.5, 1e-1, (0.9, 0.95), "cpu")
     before = {name: p.clone() for name, p in model.named_parameters()}
@@ -95,7 +95,7 @@ def test_new_parameters_start_as_in_the_stream(options: dict[str, Any]) -> None:
 
 @variants
 def test_generate(options: dict[str, Any]) -> None:
-    """Beyond the block size, and by one position what the training forward gives."""
+    """The last logits equal the training forward's, and generation exceeds the block size."""
     model = make_delta(options, torch.float32).eval()
     idx, targets = tokens()
     assert_close("last", model(idx)[0], model(idx, targets)[0][:, -1:], torch.float32)
@@ -124,7 +124,7 @@ def test_crop_block_size(options: dict[str, Any], flash: bool) -> None:
     assert "transformer.wpe.weight" in groups(model, optimizer)[0]
     before = make_delta(options, torch.float32, flash=flash)
     cropped = make(flash=flash)
-    cropped.crop_block_size(8)  # cropping first is the same, apart from the noise of randomise_
+    cropped.crop_block_size(8)  # cropping first differs only by the noise of randomise_
     assert convert(cropped, **options).state_dict().keys() == before.state_dict().keys()
 
 
@@ -139,7 +139,7 @@ def test_estimate_mfu_counts_the_new_parameters() -> None:
 @pytest.mark.parametrize("prefix", ["", "_orig_mod."])
 @variants
 def test_resuming_goes_on_as_if_nothing_happened(options: dict[str, Any], prefix: str) -> None:
-    """nanoGPT's checkpoint: weights, with a compiled model's prefix or not, and the optimizer."""
+    """nanoGPT's checkpoint: weights, with or without a compiled model's prefix, and optimizer."""
     model = convert(make(dropout=0.2), **options)
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
     for seed in range(3):
@@ -170,7 +170,7 @@ def test_a_checkpoint_of_other_options_does_not_load() -> None:
 
 @variants
 def test_copies(options: dict[str, Any]) -> None:
-    """deepcopy and pickle of the whole model, whose class is made at run time."""
+    """deepcopy and pickle the whole model, whose class is created at run time."""
     model = make_delta(options, torch.float32)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert type(twin) is type(model)
@@ -182,7 +182,7 @@ def test_copies(options: dict[str, Any]) -> None:
 
 @pytest.fixture
 def _fresh_compiler() -> Iterator[None]:
-    """Compiled forwards of many models count as one function compiled again and again."""
+    """Reset Dynamo, because all models share one forward, whose recompilations are limited."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -191,7 +191,7 @@ def _fresh_compiler() -> Iterator[None]:
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize("name", ["m1", "cc-noec", "tc", "wide"])
 def test_compiled_is_eager(name: str) -> None:
-    """Whole graphs, logits and gradients."""
+    """Full graphs give the same logits and gradients."""
     model = make_delta((VARIANTS | OTHERS)[name])
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     results = [m(*tokens())[0] for m in (compiled, model)]
@@ -226,7 +226,7 @@ def test_compiled_by_inductor() -> None:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_ddp_finds_every_parameter_used(tmp_path: Any) -> None:
-    """Two steps: DDP raises in the second where the first left a parameter without gradient."""
+    """DDP raises in the second step if the first left a parameter without gradient."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )

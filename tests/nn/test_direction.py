@@ -1,4 +1,4 @@
-"""Directions and gates from the state: against the open formulas, and how they start."""
+"""Directions and gates from the state: their formulas, and their initialisation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_branch_and_gradient(options: dict[str, Any], m: int, dtype: torch
     assert actual.dtype == dtype
     assert_close("x'", actual, expected, dtype)
     raw = options.get("value_from") == "compressed"
-    unused = ("context",) if raw else ("compressed",)  # where the gate does not read it
+    unused = ("context",) if raw else ("compressed",)  # if the gate does not read it
     if options.get("value") == "constant":
         unused = ("compressed", "context")
     assert_same_gradients(
@@ -60,7 +60,7 @@ def test_every_branch_and_gradient(options: dict[str, Any], m: int, dtype: torch
 
 @branches
 def test_gradcheck(options: dict[str, Any]) -> None:
-    """Numerical derivatives by the state, the context, F(h) and every parameter."""
+    """Numerical derivatives with respect to the state, the context, F(h) and every parameter."""
     module = make(2, **options)
     names = [name for name, _ in module.named_parameters()]
     inputs = {name: x[:1, :4] for name, x in make_inputs(2).items()}
@@ -74,19 +74,19 @@ def test_gradcheck(options: dict[str, Any]) -> None:
     assert torch.autograd.gradcheck(run, leaves)
 
 
-# --- what they are for ---------------------------------------------------------------------------
+# --- initialisation and properties ---------------------------------------------------------------
 
 
 @directions
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 100.0])
 def test_a_branch_starts_with_a_direction(options: dict[str, Any], scale: float) -> None:
-    """k̂ is a unit vector from the start, whatever the size of the state: nothing waits for k."""
+    """k̂ is a unit vector at initialisation, for any scale of the state."""
     module = DeltaResidual(96, 4, **options | {"direction_hidden": 64})
     h, X = normal(50, 96, dtype=F32), scale * normal(50, 96, 4, dtype=F32)
     k, _ = module.rewrite_inputs(X, h, h, None)
     unit = k.norm(dim=-1) / (k.square().sum(-1) + module.eps_k**2).sqrt()
     assert (unit > 0.97).all()
-    assert (k / k.norm(dim=-1, keepdim=True)).std(0).min() > 0.01  # and depends on the token
+    assert (k / k.norm(dim=-1, keepdim=True)).std(0).min() > 0.01  # it depends on the token
 
 
 @directions
@@ -94,7 +94,7 @@ def test_the_size_of_the_state_does_not_matter(options: dict[str, Any]) -> None:
     module, inputs = make(3, **options), make_inputs(3)
     x, h = inputs["x"], inputs["context"]
     k, larger = (module.rewrite_inputs(X, h, h, None)[0] for X in (x, 1000 * x))
-    assert_close("k", larger, k, torch.bfloat16)  # ε_n of the norm is all that differs
+    assert_close("k", larger, k, torch.bfloat16)  # only the norm's ε_n differs
 
 
 @pytest.mark.parametrize("options", GATES, ids=name_of)
@@ -129,7 +129,7 @@ def test_a_convolved_gate_is_causal_and_looks_back_its_taps() -> None:
 
 
 def test_attention_asks_with_the_context_and_mixes_channels() -> None:
-    """Equal channels give equal weights whoever asks; different ones do not."""
+    """If channels are equal, the context does not matter; if they differ, it does."""
     module = make(3, **DIRECTIONS[3])
     h, x = normal(B, T, D), normal(B, T, D, seed=1)
     same = x[..., None].expand(B, T, D, 3)

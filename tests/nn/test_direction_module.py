@@ -39,7 +39,7 @@ branches = pytest.mark.parametrize("options", BRANCHES, ids=name_of)
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("options", [*DIRECTIONS, *GATES], ids=name_of)
 def test_half_precision(options: dict[str, Any], dtype: torch.dtype, autocast: bool) -> None:
-    """Gates in float32 to the last bit of the storage; directions as the model's own matrices."""
+    """Gates have float32 precision; directions have that of the model's matrix products."""
     stored = F32 if autocast else dtype
     module, inputs = make(3, stored, **options), make_inputs(3, stored)
     twin = make(3, stored, **options).to(F64)  # the same rounded parameters and inputs
@@ -65,7 +65,7 @@ def test_half_precision(options: dict[str, Any], dtype: torch.dtype, autocast: b
 
 
 def test_attention_weights_are_float32_under_autocast() -> None:
-    """What the last matrix gets, which alone is the model's own."""
+    """The weighted sum is float32; only the output matrix product follows autocast."""
     module, inputs = make(3, F32, **DIRECTIONS[3]), make_inputs(3, F32)
     mixed: list[Tensor] = []
     module.direction.out.register_forward_pre_hook(lambda _, given: mixed.append(given[0]))
@@ -81,7 +81,7 @@ def test_attention_weights_are_float32_under_autocast() -> None:
 
 @pytest.mark.parametrize("options", [*DIRECTIONS[1:], *GATES], ids=name_of)
 def test_mixed_dtypes(options: dict[str, Any]) -> None:
-    """A bfloat16 model whose gates stay in float32, on a stream in float32 or bfloat16."""
+    """A bfloat16 model with float32 gates, on a stream in float32 or bfloat16."""
     module = make(3, torch.bfloat16, **options)
     module.gate.float()
     for dtype in (F32, torch.bfloat16):
@@ -98,7 +98,7 @@ def test_mixed_dtypes(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("options", [*DIRECTIONS[1:], *GATES], ids=name_of)
 def test_compiles_without_graph_breaks(options: dict[str, Any], autocast: bool) -> None:
-    torch._dynamo.reset()  # one `forward` serves all modules, and its recompilations are counted
+    torch._dynamo.reset()  # all modules share one `forward`, whose recompilations are limited
     module, results = make(3, F32, **options), []
     for run in (module, torch.compile(module, backend="aot_eager", fullgraph=True)):
         inputs = make_inputs(3, F32)
@@ -108,7 +108,7 @@ def test_compiles_without_graph_breaks(options: dict[str, Any], autocast: bool) 
     (expected, eager), (actual, compiled) = results
     assert_close("x'", actual, expected, F32)
     for name, gradient in eager.items():
-        in_half = autocast and name.startswith("direction")  # the model's own matrix products
+        in_half = autocast and name.startswith("direction")  # its matrix products follow autocast
         dtype = torch.bfloat16 if in_half else F32
         assert_close(f"gradient of {name}", compiled[name], gradient, dtype, gradient=True)
 
@@ -126,7 +126,7 @@ def test_copies_compute_the_same(options: dict[str, Any]) -> None:
 
 @branches
 def test_meta_device_and_reset(options: dict[str, Any]) -> None:
-    """Built and run without memory, then given memory and the initialisation of a new one."""
+    """A module is built and run on meta, then given memory and a new module's initialisation."""
     module = DeltaResidual(D, 3, **options, device="meta")
     result = module(**{name: x.to("meta") for name, x in make_inputs(3, F32).items()})
     assert (result.device.type, result.shape) == ("meta", (B, T, D, 3))
@@ -196,7 +196,7 @@ def test_wrapped_branches_are_called(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [DIRECTIONS[3], GATES[1]], ids=name_of)
 def test_computed_and_pruned_weights(options: dict[str, Any]) -> None:
-    """Both take effect, also over steps of training, where a weight is to be formed anew."""
+    """Both take effect, also during training, when the weight must be recomputed at every step."""
 
     class Halved(nn.Module):
         def forward(self, weight: Tensor) -> Tensor:

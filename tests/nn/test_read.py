@@ -35,11 +35,11 @@ def compress_by_hand(read: Read, X: Tensor) -> Tensor:
         return X[..., 0]
     if read.compress == "token":
         if read.parameterization == "direct":
-            kernel, weights = read.compress_weight, torch.ones(m, dtype=X.dtype)
+            taps, weights = read.compress_weight, torch.ones(m, dtype=X.dtype)
         else:
-            kernel, weights = read.compress_kernel, read.compress_read
+            taps, weights = read.compress_kernel, read.compress_read
         channels = X.permute(0, 2, 3, 1).reshape(B, D * m, T)
-        conv = kernel.reshape(D * m, 1, K).flip(-1)  # conv1d's last tap is the current token
+        conv = taps.reshape(D * m, 1, K).flip(-1)  # conv1d's last tap is the current token
         y = F.conv1d(F.pad(channels, (K - 1, 0)), conv, groups=D * m)
         return (y.reshape(B, D, m, T) * weights[:, None]).sum(2).mT
     if read.parameterization == "direct":
@@ -123,7 +123,7 @@ def test_expand(m: int, kind: str) -> None:
     ],
 )
 def test_extra_repr_of_a_read(options: dict[str, Any], text: str) -> None:
-    """kernel_size and causal are shown where they matter, and a shared read shows its owner's."""
+    """kernel_size and causal are shown if they matter, and a shared read shows its owner's."""
     owner = Read(8, **options)
     text = f"hidden_size=8, value_channels=1, {text}"
     assert owner.extra_repr() == text

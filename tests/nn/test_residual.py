@@ -1,4 +1,4 @@
-"""DeltaResidual against the equations, for every option; its conventions, and life as a module."""
+"""DeltaResidual against the equations for every option, its conventions, its use as a module."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_every_variant_and_gradient(variant: dict[str, Any], m: int, dtype: torc
 @pytest.mark.parametrize("gate", ["linear", "mlp"])
 @pytest.mark.parametrize("beta_init", [0.1, 1.0, 1.9])
 def test_every_gate_starts_at_beta_init(gate: str, beta_init: float) -> None:
-    """x = 0 and v = 1 write β k̂, whatever the context."""
+    """With x = 0 and v = 1 it writes β k̂, for any context."""
     module = DeltaResidual(D, gate=gate, beta_init=beta_init, value="constant", value_constant=1.0)
     k, x = normal(4, D, dtype=F32), torch.zeros(4, D)
     written = module(x, k, context=100 * normal(4, D, seed=1, dtype=F32))
@@ -179,7 +179,7 @@ def test_autocast_takes_mixed_dtypes() -> None:
     ids=str,
 )
 def test_gradients_stay_float32_under_compile_and_autocast(options: dict[str, Any]) -> None:
-    """torch.compile puts a backward under the autocast of its call, whatever the forward did."""
+    """torch.compile runs a backward under its call's autocast, even if the forward disabled it."""
     module, results = make(3, F32, **options), []
     for run in (module, torch.compile(module, backend="aot_eager", fullgraph=True)):
         inputs = make_inputs(3, F32)
@@ -188,11 +188,11 @@ def test_gradients_stay_float32_under_compile_and_autocast(options: dict[str, An
         results.append(gradients(outputs, inputs, module))
     eager, compiled = results
     for name, gradient in eager.items():
-        if name != "direction.weight":  # a matrix product of the model's own kind: in bfloat16
+        if name != "direction.weight":  # its matrix product is in bfloat16
             assert_close(f"gradient of {name}", compiled[name], gradient, F32, gradient=True)
 
 
-# --- life as a module ----------------------------------------------------------------------------
+# --- as a module ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
@@ -229,7 +229,7 @@ def test_to_moves_every_parameter() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
 def test_meta_device(variant: dict[str, Any]) -> None:
-    """Built without memory, run without data, then given memory and an initialisation."""
+    """A module is built and run on meta, then given memory and an initialisation."""
     module = DeltaResidual(D, 3, **variant, device="meta")
     inputs = {name: x.to("meta") for name, x in make_inputs(3, F32).items()}
     result = module(**inputs)

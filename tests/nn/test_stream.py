@@ -20,7 +20,7 @@ F64, F32 = torch.float64, torch.float32
 
 
 class Sublayer(nn.Module):
-    """Mixes tokens causally and features: as much of a sublayer as a trunk needs to see."""
+    """A minimal sublayer that mixes tokens causally and mixes features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def make_stream(dtype: torch.dtype = F64, layers: int = 4, **options: Any) -> De
 
 
 def by_loop(stream: DeltaStream, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """What a user writes who does not use DeltaStream."""
+    """The same trunk, written without DeltaStream."""
     X = stream.expand(x)
     for read, F_l, residual in zip(stream.reads, stream.sublayers, stream.residuals, strict=True):
         h, raw = read(X, return_compressed=True)
@@ -77,14 +77,14 @@ def test_stream_is_the_loop(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_stream_in_half_precision(dtype: torch.dtype, autocast: bool) -> None:
-    """Near the float64 result, gradients finite; parameters half, or float32 under autocast."""
+    """The result is near that in float64 and gradients are finite; also float32 under autocast."""
     stored = F32 if autocast else dtype
     stream, exact = (make_stream(t, 2, value_channels=3, expand="conv") for t in (stored, F64))
     x = normal(B, T, D, dtype=stored).requires_grad_()
     with torch.autocast("cpu", dtype, enabled=autocast):
         h = stream(x)
     assert h.dtype == dtype
-    # four layers of matrix products in half precision, which no operator here is accountable for
+    # The error is that of four layers of matrix products in half precision, not of our operators.
     error = (h.double() - exact(x.double())).square().mean().sqrt()
     assert error < 8 * torch.finfo(dtype).eps
     for name, gradient in gradients(h, {"x": x}, stream).items():
@@ -121,7 +121,7 @@ def test_stream_is_causal(compress: str) -> None:
 
 
 def test_a_gate_that_is_closed_leaves_the_embeddings() -> None:
-    """β → 0: the readout is that of the expanded embeddings, whatever the sublayers say."""
+    """β → 0: the readout is that of the expanded embeddings, whatever the sublayers return."""
     stream = make_stream(value_channels=3)
     for residual in stream.residuals:
         nn.init.zeros_(residual.gate.weight)
@@ -139,7 +139,7 @@ def test_copies_compute_the_same(read: dict[str, Any]) -> None:
     fresh.load_state_dict(stream.state_dict())
     for twin in (copy.deepcopy(stream), pickle.loads(pickle.dumps(stream)), fresh):
         assert torch.equal(twin(x), expected)
-        with torch.no_grad():  # a twin's shared compression is its own, not the original's
+        with torch.no_grad():  # a copy must not share the original's compression
             for parameter in twin.parameters():
                 parameter.zero_()
         assert torch.equal(stream(x), expected)
@@ -148,7 +148,7 @@ def test_copies_compute_the_same(read: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("read", READS, ids=name_of)
 def test_meta_device_and_reset(read: dict[str, Any]) -> None:
-    """Without memory, then with memory and an initialisation: as if built at once."""
+    """A module built on meta, then given memory and reset, equals one built directly."""
     options = {**read, "expand": "conv", "gate": "mlp"}
     with torch.device("meta"):
         stream = DeltaStream(D, [Sublayer() for _ in range(3)], **options)
@@ -165,7 +165,7 @@ def test_meta_device_and_reset(read: dict[str, Any]) -> None:
     for name, parameter in built.named_parameters():
         assert torch.equal(parameter, stream.get_parameter(name)), name
     kept = [p for name, p in stream.named_parameters() if name.startswith("sublayers.")]
-    assert all(p.isnan().all() for p in kept)  # the sublayers are their owner's to reset
+    assert all(p.isnan().all() for p in kept)  # the stream does not reset the sublayers
 
 
 def test_to_moves_every_parameter() -> None:

@@ -1,4 +1,4 @@
-"""DeltaStream in pieces of a sequence, and with padding."""
+"""DeltaStream on a sequence in pieces, and with padding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ every_stream = pytest.mark.parametrize("options", STREAMS.values(), ids=STREAMS)
 
 
 def make_stream(options: dict[str, Any]) -> DeltaStream:
-    """Its sublayers look at one token, and write something even where they read zeros."""
+    """A stream with per-token sublayers whose output is not zero for inputs of zero."""
     layers = [nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, D)) for _ in range(3)]
     stream = DeltaStream(D, layers, **options).double()
     randomise_(stream)

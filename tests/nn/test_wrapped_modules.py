@@ -1,7 +1,7 @@
-"""Reads and residuals whose parameters are computed, pruned, wrapped or replaced.
+"""Reads and residuals with computed, pruned, wrapped or replaced parameters.
 
-The fused operators take parameters from modules that they do not call: whatever would have changed
-the call is refused, whatever changes the parameters takes effect.
+The fused operators read the parameters of modules directly and never call them. So changes of a
+module's call are refused, and changes of its parameters take effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ B, T, D, M = 2, 5, 8, 3
 
 
 class LowRank(nn.Module):
-    """W + A B, as a parametrization."""
+    """A parametrization W + A B."""
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def make_stream(**options: Any) -> DeltaStream:
 
 
 def by_loop(stream: DeltaStream, x: Tensor) -> Tensor:
-    """The trunk with every module called."""
+    """The same trunk, calling every module."""
     X = stream.expand(x)
     for read, sublayer, residual in zip(
         stream.reads, stream.sublayers, stream.residuals, strict=True
@@ -99,7 +99,7 @@ class Doubled(Projection):
 
 
 def test_another_forward_is_refused() -> None:
-    """By a subclass, and on the instance itself."""
+    """Both a subclass's forward and one set on the instance are refused."""
     stream, h = make_stream(), normal(B, T, D)
     residual = stream.residuals[2]
     residual.value = Doubled(D, M).to(F64)
@@ -133,7 +133,7 @@ def test_a_wrapped_readout_is_refused() -> None:
 
 
 def test_a_wrapped_direction_is_called() -> None:
-    """No operator takes its weights, so nothing has to be refused."""
+    """No operator reads its weights directly, so it need not be refused."""
     stream, x = make_stream(mapping="v"), normal(B, T, D)
     expected = stream(x)
     stream.residuals[1].direction = Wrapper(stream.residuals[1].direction)
@@ -144,7 +144,7 @@ def test_a_wrapped_direction_is_called() -> None:
 
 
 def test_a_replaced_owner_of_a_shared_compression() -> None:
-    """The reads that shared it are to be replaced, too: none goes on with a module that is gone."""
+    """The reads that shared it must be replaced, too, or they would use a removed module."""
     stream, x = make_stream(compress="channel"), normal(B, T, D)
     stream.reads[2] = Read(D, M, compress="channel").to(F64)
     sentence = (
@@ -179,7 +179,7 @@ def test_sharing_what_is_shared_is_sharing_with_its_owner() -> None:
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("options", [{}, {"gate": "mlp"}, {"mapping": "v"}], ids=str)
 def test_parametrized_weights(options: dict[str, Any], compile: bool) -> None:
-    """The fused trunk, the loop, and a trunk that has the computed weights as parameters."""
+    """Compare the fused trunk, the loop, and a trunk with the computed weights as parameters."""
     stream, x = make_stream(**options), normal(B, T, D).requires_grad_()
     plain = make_stream(**options)
     residuals = zip(stream.residuals, plain.residuals, strict=True)
@@ -203,7 +203,7 @@ def test_parametrized_weights(options: dict[str, Any], compile: bool) -> None:
 
 
 def pruned(stream: DeltaStream) -> list[nn.Module]:
-    """Half of the weights of some modules pruned; these modules."""
+    """Prune half of the weights of some modules; return these modules."""
     first, last = stream.residuals[0], stream.residuals[3]
     gates = [first.gate] if isinstance(first.gate, Projection) else list(first.gate)[::2]
     for module in (projections := [*gates, first.value, last.value]):
@@ -216,7 +216,7 @@ def pruned(stream: DeltaStream) -> list[nn.Module]:
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("gate", ["linear", "mlp"])
 def test_pruned_weights_follow_their_originals(gate: str, compile: bool) -> None:
-    """Over steps of training: prune forms a weight anew before every call, which there is not."""
+    """In training, prune recomputes a weight before each call, but these modules are not called."""
     stream, x = make_stream(gate=gate), normal(B, T, D)
     assert len(pruned(stream)) >= 5
     run = torch.compile(stream, backend="aot_eager", fullgraph=True) if compile else stream
@@ -231,7 +231,7 @@ def test_pruned_weights_follow_their_originals(gate: str, compile: bool) -> None
 
 
 def test_a_pruned_compression_that_is_shared() -> None:
-    """Whoever shares it, and is called without its owner, reads what it is now."""
+    """A read that shares it uses the current weight, even if called without its owner."""
     owner = Read(D, M, compress="channel").to(F64)
     prune.random_unstructured(owner, "compress_weight", amount=0.5)
     with torch.no_grad():
@@ -256,7 +256,7 @@ def test_pruned_weights_of_one_residual() -> None:
 
 
 def test_forward_hooks_fire_where_a_module_is_called() -> None:
-    """As the docstrings say: on sublayers and on the expansion, not on reads and residuals."""
+    """Hooks fire on sublayers and on the expansion, not on reads and residuals, as documented."""
     stream, fired = make_stream(), []
     for name, module in stream.named_modules():
         module.register_forward_hook(lambda *_, name=name: fired.append(name))

@@ -1,7 +1,7 @@
-"""Zero-initialised output projections train: k = 0 exactly, and gradients are of the usual size.
+"""Zero-initialised output projections train: k is exactly 0, and gradients have the usual size.
 
-With ε_k = 1e-5, as in the papers' code, the gradient reaches such a projection multiplied by 1e5.
-The default, ε_k = 0.02·√d, bounds that; the docstring of DeltaResidual has the reason.
+With ε_k = 1e-5, as in the papers' code, the gradient of such a projection is multiplied by 1e5.
+The default, ε_k = 0.02·√d, bounds that; the docstring of DeltaResidual gives the reason.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MLP(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Embedding, trunk, tied head; every matrix starts normal, std 0.5/√d, or the outputs zero."""
+    """Embedding, trunk, tied head; matrices start normal, std 0.5/√d, or with zero outputs."""
 
     def __init__(self, *, zero: bool, **options: Any) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class LanguageModel(nn.Module):
 def make(dtype: torch.dtype, *, zero: bool, **options: Any) -> tuple[LanguageModel, Tensor]:
     torch.manual_seed(0)
     model = LanguageModel(zero=zero, **options).to(dtype)
-    tokens = torch.randint(VOCABULARY, (4, 1)) + 3 * torch.arange(33)  # count in threes
+    tokens = torch.randint(VOCABULARY, (4, 1)) + 3 * torch.arange(33)  # rows count in threes
     return model, tokens % VOCABULARY
 
 
@@ -92,7 +92,7 @@ def test_gradients_are_finite_and_of_the_size_of_a_normal_start(m: int, dtype: t
 
 
 def test_the_eps_k_of_the_papers_code_does_not_pass() -> None:
-    """So that the bound above is known to catch what it is there for."""
+    """This shows that the bound above can fail."""
     norms = []
     for eps_k in (None, 1e-5):
         model, tokens = make(torch.float32, zero=True, value_channels=4, eps_k=eps_k)
@@ -104,7 +104,7 @@ def test_the_eps_k_of_the_papers_code_does_not_pass() -> None:
 @pytest.mark.parametrize("m", [1, 4])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_loss_falls(m: int, dtype: torch.dtype) -> None:
-    """Plain clipped gradient descent, no optimiser state to hide a gradient's size in."""
+    """Clipped gradient descent: an optimiser's state could hide a gradient's size."""
     model, tokens = make(dtype, zero=True, value_channels=m)
     losses = []
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""Compiled graphs turn the gradient of X' into that of X where it lies, if nobody else needs it."""
+"""Compiled graphs overwrite the gradient of X' with that of X if nothing else needs it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_opcheck_in_place(m, compress):
 
 
 def operands_of(run: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """What a compiled run returns, and what every backward in its code overwrites."""
+    """Return the result of a compiled run, and the operand that each backward overwrites."""
     with torch._inductor.config.patch(force_disable_caches=True):
         result, code = run_and_get_code(run)
     torch._dynamo.reset()
@@ -69,7 +69,7 @@ def operands_of(run: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 def compiled(function, *inputs: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], list[str]]:
-    """Gradients of the compiled function, and what its backwards overwrite."""
+    """Return gradients of the compiled function, and the operands that its backwards overwrite."""
 
     def run() -> tuple[torch.Tensor, ...]:
         return torch.autograd.grad(torch.compile(function, fullgraph=True)(*inputs), inputs)
@@ -77,8 +77,8 @@ def compiled(function, *inputs: torch.Tensor) -> tuple[tuple[torch.Tensor, ...],
     return operands_of(run)
 
 
-def boundary(state: torch.Tensor, seed: int) -> torch.Tensor:
-    """X' of one boundary, whose direction is read from the state so that boundaries depend."""
+def rewrite_read(state: torch.Tensor, seed: int) -> torch.Tensor:
+    """X' of a rewrite_read whose direction comes from the state, so that calls depend on it."""
     read = {"gate_weight": torch.full((6,), 0.1 * seed, dtype=state.dtype), "norm_eps": 1e-5}
     direction = torch.tanh(state[..., 0] * seed)
     value, gate = state.mean(-2), state.sum((-2, -1)).sigmoid()
@@ -94,9 +94,9 @@ def boundary(state: torch.Tensor, seed: int) -> torch.Tensor:
     return new_state + (context * new_gate[..., None])[..., None]
 
 
-def test_every_boundary_of_a_trunk_overwrites():
+def test_every_rewrite_read_of_a_trunk_overwrites():
     def trunk(state: torch.Tensor) -> torch.Tensor:
-        return boundary(boundary(boundary(state, 1), 2), 3).square().sum()
+        return rewrite_read(rewrite_read(rewrite_read(state, 1), 2), 3).square().sum()
 
     state = torch.randn(2, 5, 6, 2, dtype=F64, requires_grad=True)
     (actual,), operands = compiled(trunk, state)
@@ -107,8 +107,8 @@ def test_every_boundary_of_a_trunk_overwrites():
 
 def test_a_gradient_that_others_need_is_copied_first():
     def branches(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        # The gradient of a sum is one tensor for both terms, and here a third needs it as well.
-        total = boundary(a, 1) + boundary(b, 2)
+        # Both terms of a sum get the same gradient tensor, and here a third use needs it as well.
+        total = rewrite_read(a, 1) + rewrite_read(b, 2)
         return (total * torch.linspace(0.0, 1.0, 6)[:, None]).square().sum() + a.square().sum()
 
     inputs = [torch.randn(2, 5, 6, 2, dtype=F64, requires_grad=True) for _ in range(2)]
@@ -127,20 +127,20 @@ def test_a_model_copies_no_gradient_of_its_state():
         torch.compile(model, fullgraph=True)(tokens, labels=tokens).loss.backward()
 
     _, operands = operands_of(run)
-    assert len(operands) == 3, "all boundaries but the last, whose state nobody reads"
-    assert len(set(operands)) == 1, "and they share one buffer"
+    assert len(operands) == 3, "all backwards but that of the last, whose state is not read"
+    assert len(set(operands)) == 1, "they share one buffer"
 
 
 def test_a_gradient_from_outside_is_not_overwritten():
     state = torch.randn(2, 5, 6, 2, dtype=F64, requires_grad=True)
     grad = torch.randn(2, 5, 6, 2, dtype=F64)
     kept = grad.clone()
-    step = torch.compile(lambda state: boundary(state, 1), fullgraph=True)
+    step = torch.compile(lambda state: rewrite_read(state, 1), fullgraph=True)
     with torch._inductor.config.patch(force_disable_caches=True):
         output = step(state)
         first = torch.autograd.grad(output, state, grad, retain_graph=True)
         second = torch.autograd.grad(output, state, grad)
     torch._dynamo.reset()
     assert torch.equal(grad, kept)
-    expected = torch.autograd.grad(boundary(state, 1), state, grad)
+    expected = torch.autograd.grad(rewrite_read(state, 1), state, grad)
     torch.testing.assert_close((first, second), (expected, expected))

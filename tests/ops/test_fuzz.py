@@ -1,8 +1,8 @@
-"""Whatever the operators are given: a result of the right shapes or an exception, never a crash.
+"""Any arguments give the operators' result in the right shapes or an exception, never a crash.
 
-A panic in native code arrives as a PanicException, which is no `Exception`, and fails these tests.
-Two things are for `ddl.functional` to refuse and not thrown at the operators here: None for a
-tensor that is needed, and a state or x without axes.
+A panic in native code raises PanicException, which is no `Exception`, and so fails these tests.
+Two kinds of arguments are left out, because `ddl.functional` refuses them before the operators:
+None for a required tensor, and a state or x without axes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FILL = [0.0, 1.0, -2.5, float("nan"), float("inf"), 1e38]
 
 @st.composite
 def tensors(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of this shape: any numbers, any strides, rarely elsewhere."""
+    """Draw a tensor of this shape with any values and strides, rarely on meta."""
     x = torch.full(shape, draw(st.sampled_from(FILL))).to(dtype)
-    layout = draw(st.sampled_from(["dense"] * 4 + ["transposed", "expanded", "sliced", "meta"]))
+    layout = draw(st.sampled_from(["packed"] * 4 + ["transposed", "expanded", "sliced", "meta"]))
     if layout == "transposed" and x.ndim > 1:
         return x.mT.clone(memory_format=torch.contiguous_format).mT
     if layout == "expanded" and 0 not in shape and x.ndim > 0:
@@ -45,7 +45,7 @@ def tensors(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype) -> Tens
 def right(
     draw: st.DrawFn, batch: tuple[int, ...], taps: int
 ) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Shapes and dtypes that go together, by the names of the schemas; taps = 0: no token axis."""
+    """Return matching shapes and dtypes by the schemas' names; taps = 0 means no token axis."""
     d, m = draw(st.sampled_from([1, 2, 5])), draw(st.sampled_from([1, 2, 3]))
     double = draw(st.booleans())
     stored = torch.float64 if double else draw(st.sampled_from([FLOATS[0], *FLOATS[2:]]))
@@ -70,7 +70,7 @@ def right(
 
 @st.composite
 def arguments(draw: st.DrawFn, name: str) -> list[Any]:
-    """Arguments of torch.ops.ddl.<name>, up to three of them wrong."""
+    """Draw arguments of torch.ops.ddl.<name>, up to three of them wrong."""
     batch, taps = draw(st.sampled_from(BATCHES)), draw(st.sampled_from([0, 1, 4]))
     shapes = right(draw, batch, taps)
     schema = getattr(torch.ops.ddl, name).default._schema.arguments
@@ -105,7 +105,7 @@ def arguments(draw: st.DrawFn, name: str) -> list[Any]:
 
 
 def outcome(name: str, values: list[Any]) -> Any:
-    """(shape, dtype) of every result, or what the exception says."""
+    """Return (shape, dtype) of every result, or the exception's message."""
     try:
         results = getattr(torch.ops.ddl, name)(*values)
     except REFUSALS as error:
@@ -117,7 +117,7 @@ def outcome(name: str, values: list[Any]) -> Any:
 @given(st.data())
 @settings(max_examples=400)
 def test_forward(data: st.DataObject) -> None:
-    """And meta tensors are taken and refused like real ones, with results of the same shapes."""
+    """Meta tensors give the same shapes and the same errors as real ones."""
     name = data.draw(st.sampled_from(FORWARD))
     values = data.draw(arguments(name))
     real = outcome(name, values)

@@ -1,7 +1,7 @@
-"""Scratch memory: how much the operators take, and what they say where there is not enough.
+"""Scratch memory of the operators: its amount, and the error if there is not enough.
 
-Each case runs in a process of its own, whose address space is limited to what it has by then plus
-some room. The environment makes glibc take every large block from the system, so the room is exact.
+Each case runs in a process of its own, whose address space is limited to its current size plus some
+room. The environment makes glibc map every large block anew, so the room is exact.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def within(mebibytes, call):
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
 
 for small in (rewrite(256, 64, 4), backward(read(256, 64, 4, 2)), expand(256, 64, 4, 2)):
-    small()  # starts the threads, imports what torch imports late
+    small()  # starts the threads and torch's late imports
 """
 
 GLIBC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 
 
 def run(script: str, **environment: str) -> list[str]:
-    """The lines that a process prints, which has to end well."""
+    """Run a script, which must succeed, and return the lines that it prints."""
     run = subprocess.run(
         [sys.executable, "-c", START + script],
         env=os.environ | GLIBC | environment,
@@ -84,7 +84,7 @@ def refusal(operator: str, asked: str) -> str:
     )
 
 
-# Every call has room for the outputs and gradients that torch allocates, not for the scratch.
+# Each call has room for the outputs and gradients that torch allocates, but not for its scratch.
 @pytest.mark.parametrize(
     ("call", "room", "operator", "asked"),
     [
@@ -102,21 +102,21 @@ def test_too_little_memory_is_an_error(call, room, operator, asked):
 
 @pytest.mark.parametrize("threads", ["openmp", "rayon"])
 def test_too_little_memory_within_a_thread_is_an_error(threads):
-    """Two parts of 64 tokens, whose scratch is a row each; nothing ever touches the 512 MiB."""
+    """Two parts of 64 tokens with a row of scratch each; nothing ever touches the 512 MiB."""
     script = "call = rewrite(128, 2**18, 4)\nwithin(514, call)\nwithin(2048, rewrite(256, 64, 4))"
     assert run(script, DDL_THREADS=threads) == [refusal("rewrite", "4 MiB"), "done"]
 
 
 @pytest.mark.parametrize(("operator", "moved"), [("read", 8), ("expand", 2)])
 def test_partial_sums_stay_small_beside_the_state(operator, moved):
-    """Weight 0.5 MiB, state 8: with a sum for each of 64 parts, the backward would take 32."""
+    """Weight 0.5 MiB, state 8 MiB: a sum for each of 64 parts would take 32 MiB."""
     script = f"call = backward({operator}(8192, 64, 4, 512))\nwithin({moved} + 8, call)"
     assert run(script) == ["done"]
 
 
 @pytest.mark.parametrize("operator", ["read", "expand"])
 def test_results_with_many_taps_are_right_and_do_not_depend_on_the_threads(operator):
-    """Three parts of 166 tokens and more, which look back 39, in two sequences of 250."""
+    """Three parts of 166 tokens or more, which read 39 earlier ones, in two sequences of 250."""
     weight = parameters(16, 4, "token", 40)["compress"]
     if operator == "read":
         cotangent = torch.randn(2, 250, 16)
@@ -149,7 +149,7 @@ def test_rayon_threads_are_made_anew_in_a_fork():
 call = rewrite(256, 64, 4)
 child = os.fork()
 if child == 0:
-    signal.alarm(20)  # ends a child that waits for threads it does not have
+    signal.alarm(20)  # ends a child that waits for its parent's threads
     call()
     os._exit(0)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

@@ -1,4 +1,4 @@
-"""Every path of the native code, chosen by environment: instruction sets, rayon's threads."""
+"""Native code paths chosen by environment variables: instruction sets, rayon's threads."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ OUTPUTS = ("state", "context", "value", "gate")
 
 
 def run(module, name: str, tensors: dict[str, Tensor | None], dtype: torch.dtype, **options):
-    """Outputs and gradients, by name, of one operator on leaves of the given tensors."""
+    """Run one operator on leaves made of `tensors`; return outputs and gradients by name."""
     leaves = {n: t.detach().requires_grad_() for n, t in tensors.items() if t is not None}
     outputs = getattr(module, name)(**leaves, **options)
     outputs = {"state": outputs} if isinstance(outputs, Tensor) else outputs._asdict()
@@ -34,9 +34,9 @@ def run(module, name: str, tensors: dict[str, Tensor | None], dtype: torch.dtype
 def compare(
     name: str, tensors, dtype: torch.dtype, *, stored: torch.dtype | None = None, **options
 ):
-    """The fused operator in `dtype` against the reference in float64 on the same rounded numbers.
+    """Compare the fused operator in `dtype` with the reference in float64 on the same inputs.
 
-    stored: the coarsest type on the way, where tensors are of several.
+    stored: the coarsest storage type, if tensors have several.
     """
     given = {n: None if t is None else t.to(compute_dtype(dtype)) for n, t in tensors.items()}
     for n in given:
@@ -58,7 +58,7 @@ def compare(
 
 
 def gradient_scale(name: str, gradients: dict[str, Tensor]) -> float | None:
-    """A gradient of few elements can cancel to nothing: its sibling's scale is the yardstick."""
+    """Return a bias gradient's scale, at least its weight's, because few elements may cancel."""
     sibling = {"gate_bias": "gate_weight", "value_bias": "value_weight"}.get(name)
     if sibling not in gradients:
         return None
@@ -78,7 +78,7 @@ COMPRESS = [
 @pytest.mark.parametrize(("m", "compress"), COMPRESS)
 def test_rewrite_read(dtype, d, m, compress):
     tensors = inputs((2, 70), d, m) | parameters(d, m, compress)
-    # With one feature k̂ and x̂ are ±1: their gradients cancel to nothing unless ε is of size one.
+    # With one feature k̂ and x̂ are ±1: their gradients cancel to zero unless ε is about one.
     options = {"eps_k": 1.0, "norm_eps": 1.0} if d == 1 else {"eps_k": 0.1}
     compare("rewrite_read", tensors, dtype, **options)
 
@@ -169,7 +169,7 @@ def test_a_narrow_context_does_not_narrow_what_is_read(compress):
 @pytest.mark.parametrize("compress", ["channel", "token"])
 @pytest.mark.parametrize(("d", "m"), [(4096, 4), (4096, 8), (8192, 1), (8192, 4), (1024, 16)])
 def test_wide_states(d, m, compress):
-    """Sums of parameter gradients that no block of a GPU has room for, among others."""
+    """Some of these have sums of parameter gradients that do not fit in a GPU's shared memory."""
     compare("rewrite_read", inputs((1, 7), d, m) | parameters(d, m, compress), BF16, eps_k=0.1)
 
 
@@ -191,13 +191,13 @@ def test_token_compression_longer_than_a_part_or_the_sequence(taps):
 def test_batch_elements_do_not_see_each_other_through_the_halo():
     tensors = parameters(5, 2, "token")
     state = torch.randn(4, 33, 5, 2, dtype=F64)
-    together = functional.read(state, **tensors).context
-    apart = torch.stack([functional.read(one, **tensors).context for one in state])
-    assert torch.equal(together, apart)
+    batched = functional.read(state, **tensors).context
+    single = torch.stack([functional.read(one, **tensors).context for one in state])
+    assert torch.equal(batched, single)
 
 
 def strided(tensor: Tensor) -> Tensor:
-    """The same numbers with gaps between them."""
+    """Return a view with the same values and gaps between them."""
     return tensor.repeat_interleave(2, -1)[..., ::2] if tensor.ndim else tensor
 
 
@@ -207,8 +207,8 @@ def test_non_contiguous_inputs(compress):
     spread = {n: strided(t) for n, t in tensors.items()}
     spread["state"] = tensors["state"].transpose(0, 1).contiguous().transpose(0, 1)
     assert [n for n, t in spread.items() if t.is_contiguous()] == ["gate_bias"]
-    dense, actual = (run(functional, "rewrite_read", t, F64, eps_k=0.1) for t in (tensors, spread))
-    for results, expected in zip(actual, dense, strict=True):
+    packed, actual = (run(functional, "rewrite_read", t, F64, eps_k=0.1) for t in (tensors, spread))
+    for results, expected in zip(actual, packed, strict=True):
         for name in expected:
             assert torch.equal(results[name], expected[name]), name
 
@@ -219,11 +219,11 @@ def test_non_contiguous_incoming_gradients(compress):
     leaves = [t.requires_grad_() for t in tensors.values()]
     outputs = functional.rewrite_read(**tensors, eps_k=0.1)
     incoming = [torch.randn_like(output) for output in outputs]
-    dense, spread = (
+    packed, spread = (
         torch.autograd.grad(outputs, leaves, grads, retain_graph=True)
         for grads in (incoming, [strided(grad) for grad in incoming])
     )
-    for name, actual, expected in zip(tensors, spread, dense, strict=True):
+    for name, actual, expected in zip(tensors, spread, packed, strict=True):
         assert torch.equal(actual, expected), name
 
 
@@ -272,7 +272,7 @@ def test_nan_and_inf_propagate_within_their_token(name, bad):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize(("m", "compress"), [(4, "channel"), (3, "token"), (1, "identity")])
 def test_nan_and_inf_spread_as_in_the_reference(m, compress, bad):
-    """From each argument into each output and gradient."""
+    """NaN and Inf in each argument reach the same outputs and gradients."""
     tensors = inputs((2, 40), 20, m) | parameters(20, m, compress)
     for name in (name for name, tensor in tensors.items() if tensor is not None):
         spoiled = tensors | {name: tensors[name].clone()}

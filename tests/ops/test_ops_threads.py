@@ -1,4 +1,4 @@
-"""How the operators share the machine: with other Python threads, and in as many as torch has."""
+"""The operators release the GIL and use as many threads as torch does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddl import functional
 
 
 def runs_beside(call: Callable[[], object]) -> bool:
-    """Whether this thread gets anywhere in the middle of a call that another one makes."""
+    """Return whether this thread runs in the middle of another thread's call."""
     span: list[float] = []
 
     def work() -> None:
@@ -37,14 +37,14 @@ def runs_beside(call: Callable[[], object]) -> bool:
 
 
 def test_other_python_threads_run_meanwhile() -> None:
-    """A call of some tenths of a second, in the forward and in the backward."""
+    """The calls take tenths of a second, forward and backward."""
     torch.set_num_threads(1)
     x = torch.randn(16384, 64, requires_grad=True)
     weight = torch.randn(64, 4, 256, requires_grad=True)
     outputs = []
     assert runs_beside(lambda: outputs.append(functional.expand(x, weight, value_channels=4)))
     assert runs_beside(lambda: outputs[0].sum().backward())
-    if sys.platform == "linux":  # ctypes holds the lock in a PyDLL's functions
+    if sys.platform == "linux":  # a PyDLL's functions hold the GIL
         assert not runs_beside(lambda: ctypes.PyDLL(None).usleep(100_000))
 
 
@@ -65,7 +65,7 @@ for threads in (1, 4):
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux lists them")
 @pytest.mark.parametrize(
     ("kind", "started"),
-    [("openmp", ["0", "3"]), ("rayon", ["0", "4"])],  # rayon's caller only waits
+    [("openmp", ["0", "3"]), ("rayon", ["0", "4"])],  # with rayon the caller only waits
 )
 def test_as_many_threads_as_torch_has(kind: str, started: list[str]) -> None:
     run = subprocess.run(

@@ -1,4 +1,4 @@
-"""The operators in PyTorch: opcheck, gradcheck, compile, autocast, checkpoint, export."""
+"""The operators under opcheck, gradcheck, torch.compile, autocast, checkpointing and export."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_gradcheck(name, m, compress, options):
 
 
 class Trunk(torch.nn.Module):
-    """A small model of every operator."""
+    """A small model that uses every operator."""
 
     def __init__(self, m: int, compress: str, dtype: torch.dtype = F32) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def test_compiled_equals_eager(m, compress):
 
 @pytest.mark.parametrize(("m", "compress"), CASES)
 def test_inductor_writes_no_operands(m, compress, monkeypatch):
-    """Written out in a message, the operands of the last backward grow tenfold per layer."""
+    """If Inductor formats a message with the operands, they grow tenfold per layer."""
     from torch._inductor import config, exc, lowering
 
     for target in [t for t in lowering.lowerings if str(t).startswith("ddl.")]:
@@ -138,7 +138,7 @@ def test_inductor_writes_no_operands(m, compress, monkeypatch):
     message = staticmethod(lambda target, *_: written.append(str(target)) or "")
     monkeypatch.setattr(exc.OperatorIssue, "operator_str", message)
     model = Trunk(m, compress)
-    with config.patch(fx_graph_cache=False):  # else nothing is lowered the second time
+    with config.patch(fx_graph_cache=False):  # a cached graph would not be lowered again
         gradients(model, torch.compile(model, fullgraph=True)(torch.randn(2, 5, 6)))
     assert any(str(target).startswith("ddl.") for target in lowering.lowerings)
     assert written == []
@@ -216,7 +216,7 @@ def test_double_backward_refuses(name):
 
 
 def rewrite_of_state():
-    """A function of the state alone."""
+    """Return a function of the state alone."""
     t = {n: leaf.detach() for n, leaf in leaves(F64, 2, "channel").items()}
     rest = {n: t[n] for n in ("direction", "value", "gate")}
     return lambda state: functional.rewrite(state, **rest, eps_k=0.1)
@@ -233,7 +233,7 @@ def test_forward_mode_refuses():
 
 
 def test_forward_mode_refuses_within_what_is_compiled():
-    """Where torch.compile traces the transform, the tangent would come out as zeros."""
+    """Without the error, torch.compile would trace the transform and return a tangent of zeros."""
     state, f = torch.randn(2, 5, 6, 2, dtype=F64), rewrite_of_state()
     compiled = torch.compile(lambda x: torch.func.jvp(f, (x,), (x,)), backend="eager")
     with pytest.raises(
@@ -265,11 +265,11 @@ def test_a_tangent_past_the_functional_forms_is_refused():
         torch.ops.ddl.rewrite(X, k, v, b, 0.1)
 
 
-# --- the way past the dispatcher ----------------------------------------------------------------
+# --- calls without redispatch --------------------------------------------------------------------
 
 
 class Seen(TorchDispatchMode):
-    """Notes what reaches it."""
+    """Collect the names of the operators that reach this mode."""
 
     def __init__(self) -> None:
         super().__init__()

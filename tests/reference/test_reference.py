@@ -1,6 +1,7 @@
-"""The rewrite, the expansion and the spectra of the reference: the paper's statements, one by one.
+"""The reference's rewrite and spectra against the paper's statements, one by one.
 
-Section and equation numbers are those of arXiv 2601.00417v1. `test_reference_read.py` has the read.
+Section and equation numbers are those of arXiv 2601.00417v1. `test_reference_read.py` tests the
+read and the expansion.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Problem(NamedTuple):
         return reference.rewrite(self.X, self.k, self.v, self.beta, eps_k=self.eps_k)
 
     def unit(self) -> Tensor:
-        """k̂, formed apart from the code under test."""
+        """k̂, computed independently of the code under test."""
         return self.k / (self.k.norm(dim=-1, keepdim=True) ** 2 + self.eps_k**2) ** 0.5
 
 
@@ -46,7 +47,7 @@ def make_problem(
         return torch.randn(*shape, generator=g, dtype=F64).to(dtype)
 
     beta = 2 * torch.rand(B, T, generator=g, dtype=F64)
-    # k of very different lengths: only its direction may matter where eps_k is zero
+    # k of very different lengths: only its direction may matter if eps_k is zero
     k = normal(B, T, d) * torch.exp(normal(B, T, 1))
     wide = torch.float64 if dtype == F64 else torch.float32
     return Problem(normal(B, T, d, m), k, normal(B, T, m).to(wide), beta.to(wide), eps_k)
@@ -80,7 +81,7 @@ BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 @given(problems(eps_k=None, dtypes=ALL), st.integers(-20, 12))
 def test_beta_zero_gives_the_state_back_bit_for_bit(problem: Problem, exponent: int) -> None:
-    X = (problem.X * 2.0**exponent).to(problem.X.dtype) + 0.0  # + 0.0: −0.0 is the one exception
+    X = (problem.X * 2.0**exponent).to(problem.X.dtype) + 0.0  # + 0.0: −0.0 would not be kept
     result = problem._replace(X=X, beta=torch.zeros_like(problem.beta)).rewrite()
     assert result.dtype == X.dtype
     bits = BITS[X.element_size()]
@@ -89,7 +90,7 @@ def test_beta_zero_gives_the_state_back_bit_for_bit(problem: Problem, exponent: 
 
 @given(problems(eps_k=None))
 def test_beta_one_replaces_the_readout_by_the_value(problem: Problem) -> None:
-    """k̂ᵀX' = vᵀ for β = 1 and ε_k = 0; else the error v − k̂ᵀX shrinks by 1 − β|k̂|²."""
+    """k̂ᵀX' = vᵀ if β = 1 and ε_k = 0; otherwise the error v − k̂ᵀX shrinks by 1 − β|k̂|²."""
     k = problem.unit()
     before = problem.v - torch.einsum("btd,btdm->btm", k, problem.X)
     beta_one = problem._replace(beta=torch.ones_like(problem.beta))
@@ -105,7 +106,7 @@ def test_beta_one_replaces_the_readout_by_the_value(problem: Problem) -> None:
 
 @given(problems())
 def test_beta_two_with_value_zero_is_a_householder_reflection(problem: Problem) -> None:
-    """§3.2: every column keeps its norm, and reflecting twice is the identity."""
+    """§3.2: every column keeps its norm, and a second reflection undoes the first."""
     reflect = problem._replace(v=torch.zeros_like(problem.v), beta=torch.full_like(problem.beta, 2))
     once = reflect.rewrite()
     assert_close("column norms", once.norm(dim=-2), problem.X.norm(dim=-2), F64)
@@ -145,7 +146,7 @@ def test_diagonal_states_are_coupled_as_in_section_3_4(problem: Problem) -> None
 
 
 def test_the_scalar_state_of_section_3_5() -> None:
-    """m = 1: x' = x + γ k̂ with γ = β (v − k̂ᵀx), eq. 3.7; and a one-hot k writes one feature."""
+    """m = 1: x' = x + γ k̂ with γ = β (v − k̂ᵀx), eq. 3.7. A one-hot k writes one feature."""
     x, k, v, beta = (
         torch.tensor([2.0, 5.0, 7.0], dtype=F64),
         torch.tensor([0.0, 3.0, 0.0]),
@@ -159,7 +160,7 @@ def test_the_scalar_state_of_section_3_5() -> None:
 
 
 def test_eps_k_enters_as_the_third_side_of_a_triangle() -> None:
-    """X = 0, v = 1, β = 1 writes k̂ itself: √(3² + 4² + 12²) = 13, with no factor d anywhere."""
+    """X = 0, v = 1, β = 1 writes k̂ itself: √(3² + 4² + 12²) = 13, without a factor d."""
     k = torch.tensor([3.0, 4.0], dtype=F64)
     state, one = torch.zeros(2, 1, dtype=F64), torch.ones(1, dtype=F64)
     written = reference.rewrite(state, k, one, one[0], eps_k=12.0)
@@ -179,7 +180,7 @@ def test_eps_k_exactly(eps_k: float, seed: int, d: int, exponent: float) -> None
 
 
 def test_direction_zero() -> None:
-    """k = 0 leaves the state alone, with the gradient β G v/ε_k; without ε_k it is NaN."""
+    """k = 0 leaves the state unchanged, with the gradient β G v/ε_k; without ε_k it gives NaN."""
     X, k = torch.randn(4, 2, dtype=F64), torch.zeros(4, dtype=F64, requires_grad=True)
     v, beta, G = torch.randn(2, dtype=F64), torch.tensor(0.8, dtype=F64), torch.randn(4, 2).double()
     result = reference.rewrite(X, k, v, beta, eps_k=0.25)

@@ -1,4 +1,4 @@
-"""The read, the rewrite_read and the expansion of the reference, and derivatives of all of them."""
+"""The reference's read, rewrite_read and expansion, and the derivatives of all its functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
 
 
 def read_arguments(d: int, m: int, K: int | None = None, **other: Any) -> dict[str, Any]:
-    """Every parameter of a read, float64; K None for a channel compressor, 0 for the identity."""
+    """Every parameter of a read in float64; K is None for a channel compressor, 0 for identity."""
     compress = {None: normal(d, m), 0: None}.get(K, normal(d, m, K or 1))
     return {
         "compress": compress,
@@ -71,7 +71,7 @@ def test_channel_compression_feature_by_feature(size: tuple[int, ...]) -> None:
 
 @given(sizes, st.integers(1, 6))
 def test_token_compression_is_a_convolution(size: tuple[int, ...], K: int) -> None:
-    """d groups of m channels; conv1d's last tap is the current token, ours is tap 0."""
+    """d groups of m channels; the current token is conv1d's last tap, and our tap 0."""
     B, T, d, m = size
     X, w = normal(B, T, d, m), normal(d, m, K)
     channels = F.pad(X.permute(0, 2, 3, 1).reshape(B, d * m, T), (K - 1, 0))
@@ -170,7 +170,7 @@ def test_rewrite_read_is_rewrite_then_read(dtype: torch.dtype, K: int | None) ->
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_result_dtypes(dtype: torch.dtype) -> None:
-    """v and β are float32, or float64 for a float64 state; the context is what one asks for."""
+    """v and β are float32, or float64 for a float64 state; the context has the requested dtype."""
     wide = TOLERANCES[dtype].compute
     X, k, v, beta = (a.to(dtype) for a in (normal(2, 3, 4), normal(2, 3), normal(2, 4), normal(2)))
     arguments = cast(read_arguments(3, 4), dtype)
@@ -182,7 +182,7 @@ def test_result_dtypes(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_types_are_computed_in_float32(dtype: torch.dtype) -> None:
-    """Bit for bit the float32 result, rounded where it is stored; with autocast on or off."""
+    """Bit for bit the float32 result, rounded when stored, with autocast on or off."""
     X, k, v, beta = normal(2, 5, 6, 3), normal(2, 5, 6), normal(2, 5, 3), normal(2, 5).sigmoid()
     narrow = [a.to(dtype) for a in (X, k)] + [v.float(), beta.float()]
     arguments = cast(read_arguments(6, 3, 2), dtype)
@@ -198,7 +198,7 @@ def test_half_types_are_computed_in_float32(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_compiles_without_graph_breaks(autocast: bool) -> None:
-    """In float32, which autocast would contract in bfloat16."""
+    """float32 tensors: autocast would run their contractions in bfloat16."""
     inputs = [normal(2, 5, 6, 3), normal(2, 5, 6), normal(2, 5, 3), normal(2, 5).sigmoid()]
     inputs, arguments = [a.float() for a in inputs], cast(read_arguments(6, 3, 2), torch.float32)
     compiled = torch.compile(reference.rewrite_read, fullgraph=True, backend="aot_eager")
@@ -283,7 +283,7 @@ def test_gradcheck_expand_and_spectra() -> None:
         assert gradcheck(lambda k, b, f=spectrum: f(k, b, 0.3), (x, gate)), spectrum
 
 
-# --- what does not fit ---------------------------------------------------------------------------
+# --- bad arguments -------------------------------------------------------------------------------
 
 
 z = torch.zeros

@@ -1,4 +1,4 @@
-"""The package as installed: what it links, what it loads, what it declares."""
+"""The installed package: its linked libraries, imports and metadata."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import ddl
 from ddl import _native
 from tests.support import ROOT
 
-# Everything a manylinux wheel may expect of the system, and no more.
+# All libraries that this manylinux wheel may link.
 SYSTEM_LIBRARIES = {"libc", "libgcc_s", "libm", "libpthread", "libdl"}
 
 PT_LOAD, PT_DYNAMIC = 1, 2
@@ -28,7 +28,7 @@ DT_NULL, DT_NEEDED, DT_STRTAB = 0, 1, 5
 
 
 def needed_libraries(path: Path) -> list[str]:
-    """The DT_NEEDED entries of a 64-bit little-endian ELF file, in its own order."""
+    """Return the DT_NEEDED entries of a 64-bit little-endian ELF file, in file order."""
     data = path.read_bytes()
     assert data[:6] == b"\x7fELF\x02\x01", f"{path} is not a 64-bit little-endian ELF file"
     (table,) = struct.unpack_from("<Q", data, 32)
@@ -73,7 +73,7 @@ def test_linked_libraries_are_seen_where_there_are_some():
 
 @pytest.fixture(scope="module")
 def fresh_import() -> dict:
-    """What `ddl`'s names cost and load in a new process where torch is imported already."""
+    """Time and modules of importing `ddl`'s names in a new process that has imported torch."""
     code = (
         "import json, sys, time, torch\n"
         "before = set(sys.modules)\n"
@@ -100,7 +100,7 @@ def test_import_loads_torch_and_nothing_else_large(fresh_import):
 
 
 def test_import_alone_loads_no_torch():
-    """It is the command line's, too."""
+    """The command line imports ddl, too."""
     before, after = ("assert 'torch' not in sys.modules", "assert 'torch' in sys.modules")
     code = f"import sys, ddl; {before}; ddl.Read; {after}"
     subprocess.run([sys.executable, "-c", code], check=True)

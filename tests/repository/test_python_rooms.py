@@ -1,4 +1,4 @@
-"""The contracts in pyproject.toml hold the rooms of python/ddl; planted imports turn them red."""
+"""The import contracts in pyproject.toml hold for python/ddl, and fail for planted imports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lint(python: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """A folder with the package's Python files."""
+    """Copy the package's Python files into a folder."""
     shutil.copytree(ROOT / "python", tmp_path / "python", ignore=shutil.ignore_patterns("*.so"))
     return tmp_path / "python"
 

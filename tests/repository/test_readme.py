@@ -1,4 +1,4 @@
-"""The README holds what it promises: its Python runs, its commands exist."""
+"""The README is true: its Python runs, and its commands, targets and files exist."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def layer_norm(width: int, bias: bool) -> nn.LayerNorm:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the README's snippets run."""
+    """The folder in which the README's snippets run."""
     path = tmp_path_factory.mktemp("readme")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
@@ -66,10 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def namespace(folder: Path) -> dict:
-    """What the README's Python leaves behind when all of it runs in order.
-
-    It starts where the reader starts: inside nanoGPT's model.py.
-    """
+    """Run the README's Python in order, starting from nanoGPT's model.py; return its names."""
     pytest.importorskip("transformers")
     torch.manual_seed(0)
     names = {

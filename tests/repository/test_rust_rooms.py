@@ -1,4 +1,4 @@
-"""The rooms of src: each imports only rooms before it, and no files import in a circle."""
+"""The modules of src import only those listed before them, and no files import in a circle."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src"
 
-# The rooms of a folder: each may import those of the rows before its own, and none of its own row.
+# The modules of a folder, in rows. Each may import modules of earlier rows, but not of its own.
 ORDER = {
     "": ["environment error", "tensor", "problem", "cpu cuda", "torch", "python"],
     "cpu": ["simd", "buffer", "parallel partition whole", "expand rewrite_read"],
     "cuda": ["kernel library", "plan", "compile", "device", "auxiliary", "expand rewrite_read"],
 }
-PYTHON = {"error.rs", "torch", "python"}  # the only rooms that know it
+PYTHON = {"error.rs", "torch", "python"}  # the only modules that may use PyO3
 
 
 def code_of(file: Path) -> str:
-    """The text without comments and literals; in an inline module `super` is the file itself."""
+    """The source without comments and literals; `super` in an inline module is the file itself."""
     text = re.sub(r"""'(?:[^'\\]|\\.)'|//.*|"(?:[^"\\]|\\[\s\S])*\"""", "", file.read_text("utf-8"))
     inline = re.compile(r"^(?:pub )?mod \w+ \{$.*?^\}", re.MULTILINE | re.DOTALL)
     return inline.sub(lambda block: re.sub(r"(?<!::)\bsuper\b", "self", block[0]), text)
@@ -45,7 +45,7 @@ def file_of(src: Path, path: list[str]) -> Path:
 
 
 def imports(src: Path, file: Path) -> set[Path]:
-    """The files that a file names: in its use declarations, and in paths elsewhere."""
+    """The files that a file refers to, in use declarations and in other paths."""
     code, parts = code_of(file), file.relative_to(src).with_suffix("").parts
     here = [part for part in parts if part not in ("lib", "mod")]
     known = {"crate": [], "self": here, "super": here[:-1]}

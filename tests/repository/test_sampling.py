@@ -1,4 +1,4 @@
-"""The samples of `make test` keep what they promise (tests/support/sampling.py)."""
+"""The samples of `make test` cover what tests/support/sampling.py documents."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ CASES = [
 ]
 
 
-def combinations(cases, together):
+def combinations(cases, strength):
     return {
-        names for case in cases for names in itertools.combinations(sorted(case.items()), together)
+        names for case in cases for names in itertools.combinations(sorted(case.items()), strength)
     }
 
 
-@pytest.mark.parametrize("together", [1, 2, 3])
-def test_every_combination_is_kept(together):
-    chosen = [CASES[number] for number in covering_sample(CASES, together)]
-    assert combinations(chosen, together) == combinations(CASES, together)
+@pytest.mark.parametrize("strength", [1, 2, 3])
+def test_every_combination_is_kept(strength):
+    chosen = [CASES[number] for number in covering_sample(CASES, strength)]
+    assert combinations(chosen, strength) == combinations(CASES, strength)
 
 
-@pytest.mark.parametrize(("together", "most"), [(1, 6), (2, 26)])
-def test_few_cases_are_enough(together, most):
-    assert len(covering_sample(CASES, together)) <= most
+@pytest.mark.parametrize(("strength", "most"), [(1, 6), (2, 26)])
+def test_few_cases_are_enough(strength, most):
+    assert len(covering_sample(CASES, strength)) <= most
 
 
 def test_a_table_of_one_parameter_is_kept_whole():

@@ -1,4 +1,4 @@
-"""The helper that the other tests trust: it passes roundings and fails everything else."""
+"""The helper of all other tests passes rounding errors and fails everything larger."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_empty_tensor_passes() -> None:
 
 
 def test_the_table_is_ordered() -> None:
-    """Coarser types allow more, gradients more than values, maxima more than rms."""
+    """Coarser types allow larger errors; so do gradients than values, and maxima than rms."""
     for dtype in DTYPES:
         (max_f, rms_f), (max_g, rms_g) = bounds(dtype), bounds(dtype, gradient=True)
         assert rms_f < max_f < max_g

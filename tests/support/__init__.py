@@ -1,6 +1,6 @@
-"""What tests of several rooms share."""
+"""Helpers shared by tests of several folders."""
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]  # of the repository
+ROOT = Path(__file__).resolve().parents[2]  # the repository's root
 SUPPORT = Path(__file__).resolve().parent

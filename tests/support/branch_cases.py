@@ -1,4 +1,4 @@
-"""Directions and gates that are estimated from the state, in the open formulas of plain PyTorch."""
+"""Directions and gates estimated from the state, written out as formulas in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make(m: int, dtype: torch.dtype = F64, **options: Any) -> DeltaResidual:
 
 def make_inputs(m: int, dtype: torch.dtype = F64) -> dict[str, Tensor]:
     inputs = {
-        # far from unit size, as states are: what normalises them has to do something
+        # Far from unit size, as states are, so a missing normalisation shows.
         "x": 3 * normal(*((B, T, D) if m == 1 else (B, T, D, m)), seed=1),
         "sublayer_out": normal(B, T, D, seed=2),
         "context": normal(B, T, D, seed=3),

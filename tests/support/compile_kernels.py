@@ -1,10 +1,10 @@
-"""Compiles a kernel in a process of its own that does not pay for importing torch.
+"""Compile kernels in a process of their own, without the time to import torch.
 
     python compile_kernels.py NATIVE TORCH ARCHITECTURE SIZE…
 
-NATIVE is the path of the extension, TORCH of torch's __init__.py; ARCHITECTURE is like "sm_90", or
-"cuda:0" for a GPU that is here. For every hidden size the kernel of a `rewrite` is compiled; what
-native code reports about each is printed as JSON.
+NATIVE is the path of the extension, TORCH that of torch's __init__.py. ARCHITECTURE is a name such
+as "sm_90", or "cuda:0" for a GPU of this machine. For every hidden size it compiles the kernel of a
+`rewrite`, and prints the native code's reports as JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class Tensor:
-    """As much of torch.Tensor as is looked at when a kernel is compiled ahead."""
+    """The part of torch.Tensor that warm-up reads."""
 
     layout = "torch.strided"
     device = types.SimpleNamespace(type="cpu")

@@ -1,7 +1,7 @@
-"""The emulated GPU for tests of the operators: while it is on, CPU tensors run the CUDA kernels.
+"""The emulated GPU for tests of the operators: in `emulated()`, CPU tensors run the CUDA kernels.
 
-Everything but the driver is what runs on a GPU: the operators, the choice of a specialisation and
-its plan, the packing of arguments, the text of the kernels.
+Everything but the driver is the same as on a GPU: the operators, the choice of a specialisation and
+its plan, the packing of arguments, the kernels' source.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import pytest
 from ddl import _native
 from tests.emulator.build import KERNELS, build, unsupported
 
-# "asan" or "tsan" in a process that was started for it (tests/emulated_gpu/test_sanitized.py).
+# "asan" or "tsan" in a process started by tests/emulated_gpu/test_sanitized.py.
 SANITIZER = os.environ.get("DDL_TEST_SANITIZER", "")
 
 
 def why_not() -> str | None:
-    """Why this machine or this build of the extension has no emulated GPU, or None."""
+    """Return the reason for having no emulated GPU on this machine or build, or None."""
     if not hasattr(_native, "emulate"):
         return "the extension was built without the cargo feature `emulator` (make setup has it)"
     return unsupported()
@@ -41,10 +41,10 @@ def emulated(
     cluster: int = 1,
     sanitizer: str = SANITIZER,
 ) -> Iterator[None]:
-    """CPU tensors run on the emulated GPU.
+    """Run CPU tensors on the emulated GPU.
 
-    cluster: blocks that may share a token, at most; 1 for a GPU without clusters.
-    plan: forced choices, by the names of the macros.
+    cluster: most blocks that may share a token; 1 for a GPU without clusters.
+    plan: overrides, by the names of the macros.
     """
     _native.emulate(
         functools.partial(_build, kernels, sanitizer),

@@ -31,7 +31,7 @@ CONFIG = GPTConfig(
 
 
 def make(residual: str, **changes: Any) -> GPT:
-    """A model far from its initialisation: no gate at its start, no two answers nearly alike."""
+    """Return a model far from its initialisation, so that gates have moved and no answers tie."""
     torch.manual_seed(0)
     model = GPT(dataclasses.replace(CONFIG, residual=residual, **changes)).eval()
     with torch.no_grad():
@@ -46,13 +46,13 @@ def harness(model: GPT, batch_size: int | str = 4) -> Harness:
 
 
 def results(model: Harness, names: list[str], shots: int = 0, **options: Any) -> dict[str, Any]:
-    """lm-eval's results for local tasks, samples included."""
+    """Return lm-eval's results for local tasks, samples included."""
     index = TaskManager(include_path=str(TASKS), include_defaults=False)
     return score(model, tasks.load(names, index), index, num_fewshot=shots, samples=True, **options)
 
 
 def write_run(path: Path, model: GPT, tokenizer: Tokenizer | None = None) -> Path:
-    """A run directory as `ddl train` leaves it."""
+    """Write a run directory like that of `ddl train`."""
     config = TrainConfig(model=model.config, out=path)
     RunDirectory.create(config, tokenizer or ByteTokenizer()).save(model)
     return path
@@ -60,7 +60,7 @@ def write_run(path: Path, model: GPT, tokenizer: Tokenizer | None = None) -> Pat
 
 @contextmanager
 def datasets_in(cache: Path) -> Iterator[Path]:
-    """Tests leave nothing in the user's cache, and find nothing in it."""
+    """Keep data sets in `cache`, so that tests neither read nor write the user's cache."""
     before = datasets.config.HF_DATASETS_CACHE
     datasets.config.HF_DATASETS_CACHE = cache
     try:
@@ -69,7 +69,8 @@ def datasets_in(cache: Path) -> Iterator[Path]:
         datasets.config.HF_DATASETS_CACHE = before
 
 
-# The papers' benchmarks by lm-eval's names, and local files of their form: train, validation, test.
+# The papers' benchmarks by lm-eval's names, and local files in their format: train, validation,
+# test.
 PAPER = {
     "arc_challenge": ("arc_train", "arc_train", "arc_test"),
     "arc_easy": ("arc_train", "arc_train", "arc_test"),
@@ -83,7 +84,7 @@ PAPER = {
 
 
 def fill(cache: Path, index: TaskManager, *tasks: str) -> None:
-    """Put the data of the papers' tasks into a cache, as after a download: ours in its place."""
+    """Write local data into the cache as if it were the papers' tasks, already downloaded."""
     for task in tasks:
         splits = zip(("train", "validation", "test"), PAPER[task], strict=True)
         files = {split: str(TASKS / f"{name}.jsonl") for split, name in splits if name}
@@ -104,7 +105,7 @@ def fill(cache: Path, index: TaskManager, *tasks: str) -> None:
 
 
 def paper_index() -> TaskManager:
-    """The papers' tasks as lm-eval brings them; reading all of its files takes many seconds."""
+    """Return the papers' tasks from lm-eval's files; reading all tasks would take many seconds."""
     home = Path(lm_eval.tasks.__file__).parent
     names = ("arc", "hellaswag", "openbookqa", "piqa", "sciq", "siqa", "winogrande")
     paths = [str(home / name) for name in names]

@@ -1,7 +1,7 @@
-"""What the tasks in tests/lm_eval_tasks must score, from their files and from logits.
+"""Reference scores of the tasks in lm_eval_tasks, computed from their files and from logits.
 
-Nothing here knows lm-eval: prompts are put together by hand from the questions, log-likelihoods
-are sums of log-softmax over `GPT.forward` of one example at a time, metrics are counted.
+Nothing here uses lm-eval. Prompts are built from the questions by hand, log-likelihoods are sums of
+log-softmax over `GPT.forward` of one example at a time, and metrics are counted.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def docs(name: str) -> list[Doc]:
 
 
 class Format(NamedTuple):
-    """A benchmark with multiple choice: its questions, its worked examples, how they are asked."""
+    """A multiple-choice benchmark: its questions, its few-shot examples and its prompt format."""
 
     test: str
     train: str
-    contexts: Callable[[Doc], list[str]]  # what stands before each choice
-    endings: Callable[[Doc], list[str]]  # what is scored after it
-    choices: Callable[[Doc], list[str]]  # whose length normalises the score
+    contexts: Callable[[Doc], list[str]]  # the prompt before each choice
+    endings: Callable[[Doc], list[str]]  # the scored text after it
+    choices: Callable[[Doc], list[str]]  # their lengths normalise the scores
     answer: Callable[[Doc], int]
 
 
@@ -48,7 +48,7 @@ def _letter(doc: Doc) -> int:
 
 
 def _wikihow(text: str) -> str:
-    """A title begins a sentence, other marks in brackets go."""
+    """Turn a [title] mark into the start of a sentence; remove other bracketed marks."""
     text = text.strip().replace(" [title]", ". ")
     while "[" in text:
         text = text[: text.index("[")] + text[text.index("]") + 1 :]
@@ -66,7 +66,7 @@ def _filled(doc: Doc) -> list[str]:
 def _plain(
     question: Callable[[Doc], str], choices: Callable[[Doc], list[str]]
 ) -> tuple[Callable[[Doc], list[str]], ...]:
-    """One question before all choices, a space between."""
+    """Ask the same question before every choice, separated by a space."""
     return (
         lambda doc: [question(doc)] * len(choices(doc)),
         lambda doc: [f" {choice}" for choice in choices(doc)],
@@ -129,7 +129,7 @@ FORMATS = {
 
 
 def worked(form: Format, doc: Doc) -> str:
-    """An example with its answer, as it stands before a question."""
+    """Format a few-shot example with its answer."""
     answer = form.answer(doc)
     return form.contexts(doc)[answer] + form.endings(doc)[answer] + "\n\n"
 
@@ -142,16 +142,16 @@ def encode(text: str) -> list[int]:
 
 
 def log_probabilities(model: GPT, tokens: Sequence[int]) -> torch.Tensor:
-    """log p of every next token (T, vocab_size) in float64, from one pass over one example."""
+    """log p of every next token (T, vocab_size) in float64, from a forward pass of one example."""
     with torch.no_grad():
         logits = model(torch.tensor([list(tokens)])).logits[0]
     return logits.double().log_softmax(dim=-1)
 
 
 def likelihood(model: GPT, context: str, ending: str) -> tuple[float, bool]:
-    """log p(ending | context), and whether each of its tokens is the likeliest.
+    """Return log p(ending | context), and whether greedy decoding gives the ending.
 
-    The model reads the last block_size tokens; its last prediction is the last token.
+    The model reads at most block_size tokens, and its last prediction is the last token.
     """
     scored = len(encode(ending))
     window = encode(context + ending)[-(model.config.block_size + 1) :]
@@ -164,12 +164,12 @@ def likelihood(model: GPT, context: str, ending: str) -> tuple[float, bool]:
 
 
 def rolling(model: GPT, text: str, prefix: int) -> float:
-    """Σ log p over a text of any length, every token scored once, after the token `prefix`.
+    """Return Σ log p over a text of any length, every token scored once, after the token `prefix`.
 
-    Windows of block_size predictions; the last one reaches back, so that it is full, too.
+    Windows have block_size predictions; the last one starts earlier, so that it is also full.
     """
     block, tokens = model.config.block_size, encode(text)
-    before = [prefix, *tokens]  # before[i] is what stands before tokens[i]
+    before = [prefix, *tokens]  # before[i] precedes tokens[i]
     total = 0.0
     for start in range(0, len(tokens), block):
         end = min(start + block, len(tokens))
@@ -180,7 +180,7 @@ def rolling(model: GPT, text: str, prefix: int) -> float:
 
 
 def continuation(model: GPT, prompt: str, stops: Sequence[str], most: int) -> str:
-    """The likeliest next token, `most` times, up to the first of the stop strings."""
+    """Decode `most` tokens greedily and cut the text at the first stop string."""
     tokens = encode(prompt)[-(model.config.block_size - most) :]
     new: list[int] = []
     for _ in range(most):
@@ -192,12 +192,12 @@ def continuation(model: GPT, prompt: str, stops: Sequence[str], most: int) -> st
 
 
 def best(scores: Sequence[float], lengths: Sequence[int]) -> int:
-    """The choice with the largest score per unit of length; the first of equal ones."""
+    """Return the choice with the largest score per unit of length; of equals, the first."""
     return max(range(len(scores)), key=lambda i: scores[i] / lengths[i])
 
 
 def multiple_choice(form: Format, doc: Doc, scores: Sequence[float]) -> dict[str, float]:
-    """acc: the sum alone; acc_norm: per character; acc_bytes: per byte of UTF-8."""
+    """Return acc (unnormalised), acc_norm (per character) and acc_bytes (per UTF-8 byte)."""
     choices, answer = form.choices(doc), form.answer(doc)
     lengths = {
         "acc": [1] * len(choices),
@@ -208,7 +208,7 @@ def multiple_choice(form: Format, doc: Doc, scores: Sequence[float]) -> dict[str
 
 
 def perplexities(texts: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
-    """Of all texts as one: per word (split at white space), per byte, and in bits per byte."""
+    """Perplexity of all texts as one, per white-space word and per byte, and bits per byte."""
     words = sum(len(text.split()) for text in texts)
     size = sum(len(encode(text)) for text in texts)
     return {

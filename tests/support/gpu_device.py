@@ -1,4 +1,4 @@
-"""What the tests on a GPU share: the device, and arguments that live there."""
+"""The device and the arguments shared by tests on a GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def forward(leaves: Tensors) -> Tensors:
 
 
 def cotangents(outputs: Tensors) -> Tensors:
-    """Random gradients of the outputs, the same ones at each call."""
+    """Random gradients of the outputs, the same at each call."""
     generator = torch.Generator(next(iter(outputs.values())).device).manual_seed(1)
     return {
         name: torch.randn(t.shape, generator=generator, dtype=t.dtype, device=t.device)

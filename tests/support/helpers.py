@@ -1,4 +1,4 @@
-"""What the tests of the modules share: parameters worth testing with, and gradients by name."""
+"""Random parameters and named gradients for the tests of modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.tolerances import assert_close
 
 
 def randomise_(module: nn.Module, seed: int = 0, std: float = 0.5) -> None:
-    """Every parameter random, so that no zero or one of an initialisation hides a term."""
+    """Randomise every parameter: a zero or one of the initialisation would hide a term."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -21,13 +21,13 @@ def randomise_(module: nn.Module, seed: int = 0, std: float = 0.5) -> None:
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Standard normal numbers, the same in every dtype up to rounding."""
+    """Standard normal values, the same in every dtype up to rounding."""
     g = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
 
 
 def gradients(outputs: Tensor, inputs: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
-    """Gradients of a fixed random functional of `outputs`, by name of input and parameter."""
+    """Gradients by name of inputs and parameters, for a fixed random gradient of `outputs`."""
     leaves = {**inputs, **dict(module.named_parameters())}
     cotangent = normal(*outputs.shape, seed=99, dtype=outputs.dtype)
     grads = torch.autograd.grad(outputs, list(leaves.values()), cotangent, allow_unused=True)
@@ -45,10 +45,10 @@ def assert_same_gradients(
     may_vanish: tuple[str, ...] = (),
     depth: int = 1,
 ) -> None:
-    """Compares name by name; a gradient of zeros is an error too, unless the name may vanish.
+    """Compare name by name; an all-zero gradient also fails, unless its name is in `may_vanish`.
 
-    A bias is one sum over tokens, which may cancel to nearly nothing: its error is relative to the
-    scale of the weight beside it, whose gradient sums the same terms times numbers of size one.
+    A bias gradient is one sum over tokens and may cancel to nearly zero. Its error is therefore
+    relative to the scale of its weight, whose gradient sums the same terms times factors near one.
     """
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
@@ -60,7 +60,7 @@ def assert_same_gradients(
 
 
 class Wrapper(nn.Module):
-    """What adapters do: the wrapped module's parameters in its own name, another forward."""
+    """A wrapper like an adapter's: it has the wrapped module's parameters, but another forward."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()

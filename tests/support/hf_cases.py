@@ -1,4 +1,4 @@
-"""What the tests of ddl.hf share: small models of every kind, directories with them, commands."""
+"""Small models of every kind for the tests of ddl.hf, directories with them, and commands."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ddl.data.tokenizer import Tokenizer as OurTokenizer
 from ddl.models import GPT
 from ddl.train.runs import RunDirectory
 
-# No test asks a network, whatever it is given.
+# No test may use the network.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 VOCABULARY = 61
 VARIANTS: dict[str, dict[str, Any]] = {name: {"residual": name} for name in RESIDUALS}
-# What changes which parameters there are, on top of the residual.
+# Options beyond the residual that change the set of parameters.
 VARIANTS |= {
     "mlp-gate": {"residual": "ddl-tc", "gate": "mlp", "gate_hidden": 8, "eps_k": 0.3},
     "factored": {"residual": "ddl-cc", "compress_parameterization": "factored"},
@@ -39,8 +39,7 @@ def small(**options: Any) -> GPTConfig:
 
 
 def model(noise: float = 0.3, **options: Any) -> GPT:
-    """A model whose trunk is nowhere where the initialisation put it, so that what it says next
-    depends on all that was said."""
+    """A model whose trunk is not at its initialisation, so its output depends on all tokens."""
     torch.manual_seed(0)
     gpt = GPT(small(**options)).eval()
     shake_(gpt.trunk, noise)
@@ -58,11 +57,11 @@ def tokens(*shape: int, seed: int = 1, below: int = VOCABULARY) -> torch.Tensor:
 
 
 def padded(rows: torch.Tensor, lengths: list[int], side: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first `lengths` tokens of each row between padding on one side → tokens, mask."""
+    """Pad the first `lengths` tokens of each row on one side; return tokens and mask."""
     ids, mask = torch.full_like(rows, 7), torch.zeros_like(rows)
     for i, length in enumerate(lengths):
-        place = slice(rows.shape[1] - length, None) if side == "left" else slice(0, length)
-        ids[i, place], mask[i, place] = rows[i, :length], 1
+        real = slice(rows.shape[1] - length, None) if side == "left" else slice(0, length)
+        ids[i, real], mask[i, real] = rows[i, :length], 1
     return ids, mask
 
 
@@ -71,7 +70,7 @@ def names(directory: Path) -> list[str]:
 
 
 def byte_pair_files(directory: Path) -> Path:
-    """A directory with tokenizer.json in GPT-2's manner: as many byte pairs as a page needs."""
+    """Write a GPT-2-style tokenizer.json with 300 tokens into a new directory."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

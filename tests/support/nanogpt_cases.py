@@ -35,7 +35,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "v-map": {"value_channels": 2, "mapping": "v"},
     "branches": {
         "value_channels": 2,
-        "expand": "conv",  # copies would all get the same attention
+        "expand": "conv",  # equal channels would all get the same attention weight
         "mapping": "v",
         "direction": "attention",
         "direction_hidden": 3,
@@ -52,7 +52,7 @@ def make(dtype: torch.dtype = torch.float32, **fields: Any) -> GPT:
 
 
 def make_delta(options: dict[str, Any], dtype: torch.dtype = F64, **fields: Any) -> GPT:
-    """A converted model with every parameter random, small where a softmax would saturate."""
+    """A converted model with every parameter random."""
     model = convert(make(dtype, **fields), **options)
     randomise_(model, std=0.7)
     return model
@@ -64,13 +64,13 @@ def tokens(seed: int = 0, time: int = T) -> tuple[Tensor, Tensor]:
 
 
 def added(model: GPT) -> dict[str, nn.Parameter]:
-    """The parameters of a converted model that nanoGPT's does not have."""
+    """The parameters that conversion added to nanoGPT's."""
     own = make(**vars(model.config)).state_dict().keys()
     return {name: p for name, p in model.named_parameters() if name not in own}
 
 
 def same(a: GPT, b: GPT) -> bool:
-    """Loss and logits, in training with dropout and at inference, and every gradient."""
+    """Return whether loss, gradients and logits are equal, with dropout and at inference."""
     results = []
     for model in (a, b):
         torch.manual_seed(1)
@@ -83,7 +83,7 @@ def same(a: GPT, b: GPT) -> bool:
 def groups(model: GPT, optimizer: torch.optim.Optimizer) -> list[set[str]]:
     names = {p: name for name, p in model.named_parameters()}
     listed = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
-    assert sum(map(len, listed)) == len(set().union(*listed))  # none twice
+    assert sum(map(len, listed)) == len(set().union(*listed))  # no duplicates
     return [set(group) for group in listed]
 
 

@@ -1,9 +1,9 @@
 """A stand-in for nanoGPT's model.py, written for these tests: its names, shapes and contracts.
 
-What `ddl.nanogpt.convert` and a training script rely on is here as it is there: the modules and
-their names, the tied head, the fused c_attn, LayerNorm with or without bias, dropout in four
-places, the initialisation that `apply` hands out by type, the logits of the last position alone at
-inference, and decay by the number of dimensions. Pretrained weights are left out.
+It copies everything that `ddl.nanogpt.convert` and a training script rely on: the modules and their
+names, the tied head, the fused c_attn, LayerNorm with or without bias, dropout in four places,
+initialisation by module type through `apply`, logits of the last position only at inference, and
+weight decay by the number of dimensions. Pretrained weights are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 @dataclass
 class GPTConfig:
-    """nanoGPT's fields; `flash` chooses what nanoGPT chooses by torch's version."""
+    """nanoGPT's fields, and `flash`, which nanoGPT sets by torch's version."""
 
     block_size: int = 16
     vocab_size: int = 64
@@ -42,7 +42,7 @@ class LayerNorm(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    bias: Tensor  # the mask, where attention is written out
+    bias: Tensor  # the causal mask, if `flash` is off
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    block = Block  # what the tests of the swap by hand replace
+    block = Block  # replaced by the tests of the manual conversion
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Arguments of the operators, in float64, for the tests to round."""
+"""Arguments of the operators in float64; the tests round them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float1
 
 
 def inputs(batch: tuple[int, ...], d: int, m: int) -> dict[str, Tensor]:
-    """float64 arguments of a rewrite; β covers [0, 2], its ends included."""
+    """float64 arguments of a rewrite; β covers [0, 2], both ends included."""
     gate = 2 * torch.rand(batch, dtype=F64)
     gate.flatten()[:2].copy_(torch.tensor([0.0, 2.0][: gate.numel()]))
     return {
@@ -21,7 +21,7 @@ def inputs(batch: tuple[int, ...], d: int, m: int) -> dict[str, Tensor]:
 
 
 def parameters(d: int, m: int, compress: str, taps: int = 4) -> dict[str, Tensor | None]:
-    """float64 parameters of a read, of the sizes they have in a model."""
+    """float64 parameters of a read, at a model's scale."""
     weight = {
         "identity": None,
         "channel": torch.randn(d, m, dtype=F64) / m,

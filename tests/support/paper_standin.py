@@ -1,8 +1,7 @@
 """The published model of Deep Delta Learning in plain PyTorch, for the tests of `ddl.paper`.
 
-Written from the papers' formulas and the published parameter names, sharing nothing with ddl: no
-operator, no module, no option name. `forward` computes one line after the other as the paper has
-it, with the convolutions as torch has them.
+It is written from the papers' formulas and the published parameter names. It shares no operator,
+module or option name with ddl. `forward` follows the paper line by line, with torch's convolutions.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ SIZES: dict[str, Any] = {
 
 
 class Options:
-    """A config.json with the published defaults behind it."""
+    """A config.json; missing fields have the published defaults."""
 
     def __init__(self, **given: Any) -> None:
         self.given = given
@@ -79,7 +78,7 @@ class Attention(nn.Module):
         self.q_rms, self.k_rms = RMSNorm(o.head_dim), RMSNorm(o.head_dim)
 
     def rotate(self, x: Tensor) -> Tensor:
-        """x (B, T, H, head_dim): the pair (i, i + head_dim/2) turned by t/base^(2i/head_dim)."""
+        """x (B, T, H, head_dim): rotate the pair (i, i + head_dim/2) by t/base^(2i/head_dim)."""
         half = self.o.head_dim // 2
         exponent = torch.arange(0, 2 * half, 2).float() / self.o.head_dim
         frequency = 1.0 / (self.o.rope_base**exponent)
@@ -148,7 +147,7 @@ class Delta(nn.Module):
 
 
 class TokenCompressor(nn.Module):
-    """A depthwise causal convolution over time of all d·m numbers, then the read vector."""
+    """A depthwise causal convolution over time of all d·m elements, then the read vector."""
 
     def __init__(self, o: Options) -> None:
         super().__init__()
@@ -166,7 +165,7 @@ class TokenCompressor(nn.Module):
 
 
 class ChannelCompressor(nn.Module):
-    """A depthwise convolution over the value axis that keeps its length, then the read vector."""
+    """A same-padded depthwise convolution over the value axis, then the read vector."""
 
     def __init__(self, o: Options) -> None:
         super().__init__()
@@ -191,7 +190,7 @@ class Scalar(nn.Module):
 
 
 class InputEmbedding(nn.Module):
-    """EC: a depthwise causal convolution over time from d to d·m numbers."""
+    """EC: a depthwise causal convolution over time from d to d·m elements."""
 
     def __init__(self, o: Options) -> None:
         super().__init__()
@@ -270,7 +269,7 @@ class PublishedGPT(nn.Module):
 
     @torch.no_grad()
     def randomise_(self, seed: int = 0) -> PublishedGPT:
-        """Every parameter random, none at the zero or one it starts from."""
+        """Randomise every parameter, so that none keeps an initial zero or one."""
         g = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             noise = torch.randn(parameter.shape, generator=g)

@@ -1,4 +1,4 @@
-"""Every kind of Read, for the tests of the module and of the trunk."""
+"""Every kind of Read, for the tests of Read and of the trunk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ READS: list[dict[str, Any]] = [
     {"value_channels": 3, "compress": "channel"},
     {"value_channels": 3, "compress": "token", "kernel_size": 2},
     {"value_channels": 3, "compress": "token", "parameterization": "factored"},
-    # K < m, K = m and K > m; K even and odd, which decides where the centre is
+    # K < m, K = m and K > m; K even and odd, because parity decides the centre
     {"value_channels": 3, "compress": "channel", "parameterization": "factored", "kernel_size": 2},
     {"value_channels": 4, "compress": "channel", "parameterization": "factored", "causal": True},
     {"value_channels": 2, "compress": "channel", "parameterization": "factored", "kernel_size": 5},

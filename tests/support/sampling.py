@@ -1,8 +1,8 @@
-"""Large tables of cases, sampled: `make test` runs a part of them, `make test-all` every one.
+"""Samples of large parameter tables: `make test` runs a sample, `make test-all` every case.
 
-`@pytest.mark.table` on a parametrized test asks for a sample in which every pair of parameter
-values still occurs, `@pytest.mark.table(1)` for one in which every value does.
-`@pytest.mark.exhaustive` leaves a test, or one case, to `make test-all`.
+`@pytest.mark.table` on a parametrized test runs a sample in which every pair of parameter values
+still occurs; `@pytest.mark.table(1)` one in which every value does. `@pytest.mark.exhaustive`
+leaves a test, or one case, to `make test-all`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from itertools import combinations
 import pytest
 
 MARKERS = (
-    "table(together=2): run a sample of the cases, with every pair of values; all with --all",
+    "table(strength=2): run a sample of the cases, with every pair of values; all with --all",
     "exhaustive: run with --all only",
 )
 Case = Mapping[str, object]  # names of parameters → values
 Combination = tuple[tuple[str, str], ...]
 
 
-def covering_sample(cases: Sequence[Case], together: int) -> set[int]:
-    """Numbers of cases in which every combination of `together` parameters' values still occurs.
+def covering_sample(cases: Sequence[Case], strength: int) -> set[int]:
+    """Return case numbers such that every value combination of `strength` parameters still occurs.
 
-    Greedy: the case with the most combinations that are still missing comes next, the first of
-    equals, so that the sample is the same everywhere.
+    Greedy: the next case has the most missing combinations. Of equals it is the first, so that the
+    sample is the same everywhere.
     """
     covers: dict[int, frozenset[Combination]] = {
-        number: frozenset(combinations(_values(case), min(together, len(case))))
+        number: frozenset(combinations(_values(case), min(strength, len(case))))
         for number, case in enumerate(cases)
     }
     missing = set().union(*covers.values())
@@ -44,7 +44,7 @@ def _values(case: Case) -> list[tuple[str, str]]:
 
 
 def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """The collected tests that a run without --all does not need."""
+    """Return the collected tests that a run without --all skips."""
     tables: dict[tuple[str, int], list[pytest.Function]] = {}
     out = set()
     for item in items:
@@ -52,9 +52,9 @@ def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
         if item.get_closest_marker("exhaustive"):
             out.add(item)
         elif table and isinstance(item, pytest.Function):
-            together = table.args[0] if table.args else 2
-            tables.setdefault((item.nodeid.partition("[")[0], together), []).append(item)
-    for (_, together), rows in tables.items():
-        chosen = covering_sample([row.callspec.params for row in rows], together)
+            strength = table.args[0] if table.args else 2
+            tables.setdefault((item.nodeid.partition("[")[0], strength), []).append(item)
+    for (_, strength), rows in tables.items():
+        chosen = covering_sample([row.callspec.params for row in rows], strength)
         out.update(row for number, row in enumerate(rows) if number not in chosen)
     return out

@@ -1,11 +1,11 @@
-// Stands in for NVIDIA's driver: does nothing, checks how it is called, writes down what matters.
+// A stand-in for NVIDIA's driver: it does no work, checks its arguments and logs its calls.
 //
 // Built against the real cuda.h, so that every declaration here is NVIDIA's. Environment:
-//   STAND_IN_LOG         file that lines are appended to
+//   STAND_IN_LOG         file for the log; lines are appended
 //   STAND_IN_DEVICES     number of GPUs (default 2)
-//   STAND_IN_CAPABILITY  as 90 for 9.0 (the default)
+//   STAND_IN_CAPABILITY  compute capability, 90 for 9.0 (default 90)
 //   STAND_IN_CLUSTER_LAUNCH  0 for a GPU that has no clusters
-//   STAND_IN_CLUSTERS    clusters that find room on a GPU (default 20)
+//   STAND_IN_CLUSTERS    clusters that fit on a GPU at once (default 20)
 //   STAND_IN_FAIL        name of a function that fails, and its result: "cuLaunchKernel 701"
 
 #include <cuda.h>
@@ -24,7 +24,7 @@ static int setting(const char* name, int otherwise) {
   return value ? atoi(value) : otherwise;
 }
 
-static void note(const char* format, ...) {
+static void log_line(const char* format, ...) {
   const char* path = getenv("STAND_IN_LOG");
   FILE* file = path ? fopen(path, "a") : NULL;
   if (!file) return;
@@ -49,7 +49,7 @@ static int current_device(void) {
 }
 
 CUresult cuInit(unsigned int flags) {
-  note("cuInit %u", flags);
+  log_line("cuInit %u", flags);
   return result_of("cuInit");
 }
 
@@ -85,13 +85,13 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: *value = 65536; break;
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *value = setting("STAND_IN_CLUSTER_LAUNCH", 1); break;
-    default: note("unexpected attribute %d", (int)attribute); return CUDA_ERROR_INVALID_VALUE;
+    default: log_line("unexpected attribute %d", (int)attribute); return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
-  note("cuDevicePrimaryCtxRetain %d", device);
+  log_line("cuDevicePrimaryCtxRetain %d", device);
   *context = (CUcontext)&contexts[device];
   return result_of("cuDevicePrimaryCtxRetain");
 }
@@ -121,8 +121,8 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
 CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   const int is_code = memcmp(image, "\x7f" "ELF", 4) == 0;
   const char* kind = is_code ? "code" : strstr((const char*)image, ".target") ? "ptx" : "neither";
-  note("cuModuleLoadData %s on %d, %s", kind, current_device(),
-       capture == CU_STREAM_CAPTURE_MODE_RELAXED ? "relaxed" : "not relaxed");
+  log_line("cuModuleLoadData %s on %d, %s", kind, current_device(),
+           capture == CU_STREAM_CAPTURE_MODE_RELAXED ? "relaxed" : "not relaxed");
   *module = (CUmodule)image;
   return result_of("cuModuleLoadData");
 }
@@ -134,15 +134,15 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
 }
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
-  note("cuFuncSetAttribute %s %d=%d", (const char*)function, (int)attribute, value);
+  log_line("cuFuncSetAttribute %s %d=%d", (const char*)function, (int)attribute, value);
   return result_of("cuFuncSetAttribute");
 }
 
 CUresult cuOccupancyMaxActiveClusters(int* count, CUfunction function, const CUlaunchConfig* launch) {
-  note("cuOccupancyMaxActiveClusters %s on %d grid %u %u %u block %u %u %u shared %u attributes %u%s",
-       (const char*)function, current_device(), launch->gridDimX, launch->gridDimY, launch->gridDimZ,
-       launch->blockDimX, launch->blockDimY, launch->blockDimZ, launch->sharedMemBytes, launch->numAttrs,
-       capture == CU_STREAM_CAPTURE_MODE_RELAXED ? " relaxed" : "");
+  log_line("cuOccupancyMaxActiveClusters %s on %d grid %u %u %u block %u %u %u shared %u attributes %u%s",
+           (const char*)function, current_device(), launch->gridDimX, launch->gridDimY, launch->gridDimZ,
+           launch->blockDimX, launch->blockDimY, launch->blockDimZ, launch->sharedMemBytes, launch->numAttrs,
+           capture == CU_STREAM_CAPTURE_MODE_RELAXED ? " relaxed" : "");
   *count = setting("STAND_IN_CLUSTERS", 20);
   return result_of("cuOccupancyMaxActiveClusters");
 }
@@ -151,19 +151,19 @@ CUresult cuLaunchKernel(
     CUfunction function, unsigned int x, unsigned int y, unsigned int z, unsigned int threads_x,
     unsigned int threads_y, unsigned int threads_z, unsigned int shared, CUstream stream,
     void** parameters, void** extra) {
-  note("cuLaunchKernel %s on %d grid %u %u %u block %u %u %u shared %u stream %llu first %llu%s%s",
-       (const char*)function, current_device(), x, y, z, threads_x, threads_y, threads_z, shared,
-       (unsigned long long)stream, *(unsigned long long*)parameters[0], extra ? " extra" : "",
-       capture == CU_STREAM_CAPTURE_MODE_GLOBAL ? "" : " still relaxed");
+  log_line("cuLaunchKernel %s on %d grid %u %u %u block %u %u %u shared %u stream %llu first %llu%s%s",
+           (const char*)function, current_device(), x, y, z, threads_x, threads_y, threads_z, shared,
+           (unsigned long long)stream, *(unsigned long long*)parameters[0], extra ? " extra" : "",
+           capture == CU_STREAM_CAPTURE_MODE_GLOBAL ? "" : " still relaxed");
   return result_of("cuLaunchKernel");
 }
 
-// NVRTC, too, opens the driver, to ask for this.
+// NVRTC opens the driver, too, and asks for this.
 CUresult cuGetExportTable(const void** table, const CUuuid* id) {
   (void)table, (void)id;
   return CUDA_ERROR_NOT_FOUND;
 }
 
-// For the tests: what another library might have left current.
+// For the tests: a context that another library might have left current.
 CUresult stand_in_make_current(int device) { return cuCtxPushCurrent((CUcontext)&contexts[device]); }
 int stand_in_current(void) { return current_device(); }

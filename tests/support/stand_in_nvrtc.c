@@ -1,5 +1,5 @@
-// Stands in for NVIDIA's run-time compiler: makes the same few bytes of every kernel, and reports that
-// it takes 77 registers.
+// A stand-in for NVIDIA's run-time compiler: every kernel compiles to the same few bytes and is reported
+// to use 77 registers.
 //
 // Built against the real nvrtc.h, so that every declaration here is NVIDIA's. Environment:
 //   STAND_IN_FAIL  name of a function that fails, and its result: "nvrtcCompileProgram 6"
@@ -35,7 +35,7 @@ nvrtcResult nvrtcGetNumSupportedArchs(int* count) {
 }
 
 nvrtcResult nvrtcGetSupportedArchs(int* architectures) {
-  architectures[0] = 90;  // in no order
+  architectures[0] = 90;  // unsorted on purpose
   architectures[1] = 80;
   return NVRTC_SUCCESS;
 }

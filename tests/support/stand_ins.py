@@ -1,4 +1,4 @@
-"""Libraries that stand in for NVIDIA's: built from C beside the tests, against NVIDIA's headers."""
+"""Stand-ins for NVIDIA's libraries, built from C against NVIDIA's headers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HERE = Path(__file__).parent
 
 
 def headers(name: str) -> list[Path]:
-    """The folders that hold a header, as they came with torch."""
+    """Return the folders of torch's NVIDIA packages that contain a header."""
     return [
         path.parent for path in Path(torch.__file__).parents[1].glob(f"nvidia/*/include/{name}")
     ]
 
 
 def needs(header: str) -> list[pytest.MarkDecorator]:
-    """What a test of a stand-in skips for."""
+    """Return the skip conditions of a test that needs a stand-in."""
     return [
         pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is for Linux"),
         pytest.mark.skipif(
@@ -33,7 +33,7 @@ def needs(header: str) -> list[pytest.MarkDecorator]:
 
 
 def build(source: str, header: str, library: str, folder: Path, *flags: str) -> Path:
-    """Builds `source` as `library`; returns `folder`, for the loader to look in."""
+    """Build `source` as `library`; return `folder`, for the loader's search path."""
     folder.mkdir(exist_ok=True)
     options = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{headers(header)[0]}"]
     output = [f"-Wl,-soname,{library}", "-o", str(folder / library)]
@@ -44,7 +44,7 @@ def build(source: str, header: str, library: str, folder: Path, *flags: str) -> 
 def run(
     folder: Path, cache: Path, arguments: list[str], **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python where the loader finds what lies in `folder`."""
+    """Run Python with `folder` on the loader's search path."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DDL_", "STAND_IN_"))}
     env = kept | {"LD_LIBRARY_PATH": str(folder), "DDL_CACHE_DIR": str(cache)}
     return subprocess.run(

@@ -1,18 +1,17 @@
-"""The one table of tolerances of the project, and the one helper that uses it.
+"""The project's only table of tolerances, and the helper that uses it.
 
-Errors are relative to the scale of the whole tensor, so that elements near zero do not count for
-more than they weigh:
+Errors are relative to the scale of the whole tensor, so that elements near zero do not dominate:
 
     max error = max_i |a_i - e_i| / max(rms(e), |e_i|)        every tensor
     rms error = rms(a - e) / rms(e)                           tensors of 64 elements or more
 
-The maximum has to allow for the unluckiest of millions of roundings. The rms does not, so it is
-several times tighter, and it is what catches a formula that is wrong by a percent in bfloat16.
+The maximum has to allow for the worst of millions of roundings. The rms does not, so its bound is
+several times tighter: it catches a formula that is wrong by a percent in bfloat16.
 
 Bounds are multiples of u, half the spacing of numbers at one in the *storage* type. Computation is
-in float64 for float64 and in float32 for all others. Worst cases in the reasons were measured with
-the reference in the type at hand against itself in float64, rewrite_read over d = 8 ... 4096,
-m = 1 ... 16, all compressions; each bound is two to six times the worst case.
+in float64 for float64 and in float32 for all others. The worst cases in the reasons are of the
+reference in that type against itself in float64: rewrite_read over d = 8 ... 4096, m = 1 ... 16,
+all compressions. Each bound is two to six times the worst case.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LEAST_FOR_RMS = 64  # below, an rms error is as erratic as a maximum
+LEAST_FOR_RMS = 64  # with fewer elements an rms error is as erratic as a maximum
 
 
 class Tolerance(NamedTuple):
@@ -48,25 +47,25 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {  # by storage type
     ),
     torch.bfloat16: Tolerance(
         torch.float32, 2**-8, 16, 24, 1.5, 2.5,
-        "a rounding of the state before the read and one of the result; where m channels cancel in "
-        "the compressor the first grows: worst 5.6 u. Gradients are rounded at every tensor they "
-        "pass: worst 8.2 u; rms 0.6 u and 1.2 u",
+        "the state is rounded before the read, and so is the result; if m channels cancel in the "
+        "compressor, the first error grows: worst 5.6 u. Gradients are rounded at every tensor "
+        "they pass: worst 8.2 u; rms 0.6 u and 1.2 u",
     ),
     torch.float16: Tolerance(
         torch.float32, 2**-11, 16, 24, 1.5, 2.5,
-        "as bfloat16, u being eight times smaller: worst 4.8 u and 7.4 u; rms 0.6 u and 1.0 u",
+        "as bfloat16, with an eight times smaller u: worst 4.8 u and 7.4 u; rms 0.6 u and 1.0 u",
     ),
 }
 # fmt: on
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type that operators compute in, given the type of the state."""
+    """Return the type that operators compute in for a state of this type."""
     return TOLERANCES[dtype].compute
 
 
 def bounds(dtype: torch.dtype, *, gradient: bool = False) -> tuple[float, float]:
-    """Largest max error and largest rms error allowed for storage in `dtype`."""
+    """Return the largest max error and rms error allowed for storage in `dtype`."""
     row = TOLERANCES[dtype]
     if gradient:
         return row.max_gradient * row.u, row.rms_gradient * row.u
@@ -74,14 +73,14 @@ def bounds(dtype: torch.dtype, *, gradient: bool = False) -> tuple[float, float]
 
 
 def errors(actual: Tensor, expected: Tensor, scale: float | None = None) -> tuple[float, float]:
-    """Max and rms error of finite tensors, relative to the scale of `expected` (or to `scale`)."""
+    """Return max and rms error of finite tensors, relative to `scale`, by default of `expected`."""
     a, e = actual.double(), expected.double()
     if e.numel() == 0:
         return 0.0, 0.0
     rms = e.square().mean().sqrt() if scale is None else e.new_tensor(scale)
     difference = (a - e).abs()
     if not difference.any():
-        return 0.0, 0.0  # 0/0 where zero is expected
+        return 0.0, 0.0  # avoids 0/0 if zeros are expected
     largest = (difference / torch.maximum(rms, e.abs())).max()
     return largest.item(), (difference.square().mean().sqrt() / rms).item()
 
@@ -99,10 +98,9 @@ def assert_close(
     """Fail, naming the tensor, unless `actual` equals `expected` up to the roundings of `dtype`.
 
     dtype: the coarsest storage type on the way to `actual`. gradient: use the bounds of a backward
-    pass. scale: what errors are relative to, where the mathematics says that `expected` vanishes
-    (against an expected tensor of zeros and no scale, only zeros pass). depth: how many operators
-    in sequence `actual` went through; their errors add. NaN and infinities have to be at the same
-    places in both.
+    pass. scale: the scale of errors, if `expected` is mathematically zero (without it only zeros
+    equal an expected tensor of zeros). depth: the number of operators in sequence; their errors
+    add. NaN and infinities must be at the same positions in both.
     """
     shapes = tuple(actual.shape), tuple(expected.shape)
     assert shapes[0] == shapes[1], f"{name}: shape {shapes[0]}, expected {shapes[1]}"

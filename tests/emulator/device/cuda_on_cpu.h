@@ -1,5 +1,5 @@
-// Stands before a kernel's text and makes it C++17. source.py writes the rest of the translation
-// unit: the specialisation's macros, the text with its __shared__ declarations rewritten, and one
+// Included before a kernel's source to make it C++17. source.py writes the rest of the translation
+// unit: the specialisation's macros, the source with its __shared__ declarations rewritten, and one
 // EMULATOR_EXPORT for each kernel.
 #pragma once
 
@@ -25,8 +25,8 @@ static constexpr int warpSize = 32;
 
 namespace emulator {
 
-// The array of one __shared__ declaration. `Declaration` is the type of a lambda written there: a
-// type of its own for every declaration in every instance of a template, as the arrays are.
+// The array of one __shared__ declaration. `Declaration` is the type of a lambda in that line, so it
+// is unique to the declaration and to the template instance, as the array must be.
 template <class Array, class Declaration>
 Array& shared_array(Declaration) {
   static_assert(alignof(Array) <= 16, "CUDA aligns shared memory to 16 bytes");
@@ -34,7 +34,7 @@ Array& shared_array(Declaration) {
   return *static_cast<Array*>(static_shared(&declaration, sizeof(Array)));
 }
 
-// Axes that __cluster_dims__ leaves out are one block long.
+// Axes missing from __cluster_dims__ are one block long.
 constexpr dim3 cluster_of(dim3 dims) { return {dims.x ? dims.x : 1, dims.y ? dims.y : 1, dims.z ? dims.z : 1}; }
 
 template <class>
@@ -51,10 +51,10 @@ void call(const void* arguments) {
 
 }  // namespace emulator
 
-#define EMULATOR_FIRST(FIRST, ...) FIRST  // of what __launch_bounds__ lists
+#define EMULATOR_FIRST(FIRST, ...) FIRST  // the first argument of __launch_bounds__
 #define EMULATOR_EXPORTED extern "C" __attribute__((visibility("default")))
-// Of the words before a kernel's name, which __cluster_dims__ may be behind, the blocks of a cluster. By then
-// source.py has made it a name for its arguments.
+// The cluster size from a kernel's declaration. By then source.py has redefined __cluster_dims__ to expand
+// to its arguments.
 #define EMULATOR_CLUSTER(...) emulator::cluster_of(dim3{__VA_ARGS__})
 #define EMULATOR_EXPORT(NAME, MOST_THREADS, CLUSTER_SIZE)                                                          \
   EMULATOR_EXPORTED unsigned long ddl_emulated_##NAME##_argument_bytes() {                                         \

@@ -1,5 +1,5 @@
-// Arithmetic, bit casts, cached loads and stores, atomics. Only what kernels may need: a missing
-// name is a compile error here, as a misspelt one is under NVRTC.
+// Arithmetic, bit casts, cached loads and stores, atomics. Only functions that kernels may need: any
+// other name is a compile error, as a misspelt one is under NVRTC.
 #pragma once
 
 #include "runtime.h"
@@ -50,7 +50,7 @@ inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 
-// Rounded once each. The emulator compiles without contraction, so there is nothing to prevent.
+// Rounded once each. The emulator compiles without contraction, so plain operators suffice.
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
@@ -68,7 +68,7 @@ EMULATOR_MIN_MAX(unsigned long)
 EMULATOR_MIN_MAX(long long)
 EMULATOR_MIN_MAX(unsigned long long)
 #undef EMULATOR_MIN_MAX
-inline float min(float a, float b) { return fminf(a, b); }  // of a number and NaN: the number
+inline float min(float a, float b) { return fminf(a, b); }  // like CUDA's: if one is NaN, the other
 inline float max(float a, float b) { return fmaxf(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
@@ -118,8 +118,7 @@ void __stcs(T* address, T value) {
 
 namespace emulator {
 
-// A prefetch: nothing happens, but the address must be one that could be read. It is no access that
-// counts as traffic.
+// A prefetch reads its address, so that a wrong one faults. It does not count as traffic.
 __attribute__((no_sanitize("thread"))) inline void prefetch_l2(const void* from) {
   (void)*static_cast<const volatile char*>(from);
 }

@@ -1,5 +1,5 @@
-// Barriers, votes and shuffles. Each passes on where it was called from: a default argument is
-// evaluated at the caller.
+// Barriers, votes and shuffles. Each passes on its caller's line: default arguments are evaluated at
+// the call.
 #pragma once
 
 #include "runtime.h"
@@ -42,40 +42,40 @@ namespace emulator {
 // The barrier of all threads of a cluster (barrier.cluster.arrive and .wait).
 inline void sync_cluster(EMULATOR_CALLER) { sync_cluster(EMULATOR_SITE("sync_cluster")); }
 
-// The address of the same variable in another block of the cluster (mapa).
+// The address of `shared` in another block of the cluster (mapa).
 template <class T>
 T* mapa(T* shared, int rank, EMULATOR_CALLER) {
   return static_cast<T*>(mapa(EMULATOR_SITE("mapa"), static_cast<void*>(shared), rank));
 }
 
-// Initialises an mbarrier that one thread arrives at (mbarrier.init).
+// Initialises an mbarrier with an arrival count of one (mbarrier.init).
 inline void mbarrier_init(void* barrier, EMULATOR_CALLER) { mbarrier_init(EMULATOR_SITE("mbarrier_init"), barrier); }
 
-// Announces how many bytes will arrive (mbarrier.arrive.expect_tx).
+// Arrives, and sets the bytes to expect in this phase (mbarrier.arrive.expect_tx).
 inline void mbarrier_expect_tx(void* barrier, int bytes, EMULATOR_CALLER) {
   mbarrier_expect_tx(EMULATOR_SITE("mbarrier_expect_tx"), barrier, bytes);
 }
 
-// Stores a value at the address `shared` of another block, whose own `barrier` counts it (st.async). The memory holds NaN
-// until the receiver has waited.
+// Stores a value at `shared` in another block, counted by that block's `barrier` (st.async). The
+// memory holds NaN until the phase is complete.
 template <class T>
 void st_async(T* shared, void* barrier, int rank, T value, EMULATOR_CALLER) {
   const Site site = EMULATOR_SITE("st_async");
   void* const to = mapa(site, static_cast<void*>(shared), rank);
-  __builtin_memset(to, 0xFF, sizeof(T));  // here, where sanitizers watch
+  __builtin_memset(to, 0xFF, sizeof(T));  // here, because sanitizers see this code but not the runtime
   st_async(site, to, &value, sizeof(T), mapa(site, barrier, rank));
 }
 
-// Waits until all announced bytes of the phase with this parity have arrived (mbarrier.try_wait.parity).
+// Waits for the phase with this parity to complete (mbarrier.try_wait.parity).
 inline void mbarrier_wait(void* barrier, unsigned parity, EMULATOR_CALLER) {
   mbarrier_wait(EMULATOR_SITE("mbarrier_wait"), barrier, parity);
 }
 
-// Copies one Word, or zeros (cp.async). The shared memory holds NaN until the thread has waited.
+// Copies one Word, or zeros (cp.async). The shared memory holds NaN until cp_async_wait.
 template <class Word>
 void cp_async(void* shared, const void* from, bool there = true, EMULATOR_CALLER) {
   Word word{};
-  if (there) word = *static_cast<const Word*>(from);  // here, where sanitizers watch both ends
+  if (there) word = *static_cast<const Word*>(from);  // here, because sanitizers see this code
   Word* const to = static_cast<Word*>(shared);
   __builtin_memset(to, 0xFF, sizeof(Word));
   cp_async_later(EMULATOR_SITE("cp_async"), to, &word, sizeof(Word));
@@ -102,7 +102,7 @@ T __shfl_sync(unsigned mask, T value, int source, int width = 32, EMULATOR_CALLE
   return emulator::shuffle_value(EMULATOR_SITE("__shfl_sync"), mask, value, from);
 }
 
-// In the other three, a lane whose source lies outside its group keeps its own value.
+// In the next three, a lane whose source is outside its group keeps its own value.
 
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, EMULATOR_CALLER) {

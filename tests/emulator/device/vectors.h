@@ -1,5 +1,5 @@
-// CUDA's vector types, aligned as CUDA aligns them, so that -fsanitize=alignment reports a packed
-// access that a GPU would refuse.
+// CUDA's vector types with CUDA's alignment, so that -fsanitize=alignment reports vector accesses
+// that a GPU would refuse.
 #pragma once
 
 struct alignas(8) int2 { int x, y; };

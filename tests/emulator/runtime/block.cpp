@@ -2,17 +2,17 @@
 
 namespace emulator {
 
-std::string place(Site site) {
+std::string describe(Site site) {
   return std::string(site.operation) + " (" + site.file + ":" + std::to_string(site.line) + ")";
 }
 
-// The compiler keeps equal literals of a translation unit once.
+// Comparing pointers is enough: the compiler merges equal literals of a translation unit.
 bool same(Site a, Site b) { return a.line == b.line && a.operation == b.operation && a.file == b.file; }
 
 std::string Thread::whereabouts() const {
   if (state == State::returned) return "returned from the kernel";
   if (state == State::ready) return "can run";
-  return "waiting at " + place(site);
+  return "waiting at " + describe(site);
 }
 
 void* Block::counterpart(const Block& own, const void* address) {

@@ -1,4 +1,4 @@
-// What there is of a CUDA block: threads, what they wait for, shared memory.
+// A CUDA block: its threads, barriers and shared memory.
 #pragma once
 
 #include <cstring>
@@ -18,7 +18,7 @@ constexpr unsigned warp_lanes = 32;
 constexpr unsigned most_block_threads = 1024;
 constexpr unsigned most_cluster_blocks = 8;
 constexpr size_t most_static_shared_bytes = 48 * 1024;
-constexpr size_t most_shared_bytes = 227 * 1024;  // on sm_90 and sm_100, which have the most
+constexpr size_t most_shared_bytes = 227 * 1024;  // of sm_90 and sm_100, the largest
 
 struct Grid {
   const Kernel* kernel;
@@ -28,11 +28,11 @@ struct Grid {
   size_t shared_bytes;
 };
 
-std::string place(Site site);  // for messages
+std::string describe(Site site);  // for messages
 bool same(Site a, Site b);
 inline bool contains(unsigned mask, unsigned lane) { return mask >> lane & 1; }
 
-// What the lanes of a warp do together.
+// A shuffle or vote by the lanes of a warp.
 struct WarpOperation {
   enum class Kind { shuffle, ballot };
 
@@ -61,52 +61,52 @@ struct Thread {
   Fiber* fiber;
   uint3 index;
   State state;
-  Site site;                // where it waits
+  Site site;                // of the call in which it waits
   WarpOperation operation;  // while in_warp_operation
   const void* awaited;      // while awaiting_mbarrier
   std::vector<Copy> copies;
 };
 
 struct Warp {
-  unsigned lanes = 0;     // those that exist: fewer than 32 in a partial last warp
-  unsigned waiting = 0;   // in a warp operation
-  unsigned returned = 0;  // from the kernel
-  // For __syncwarp by a group of lanes, which its lowest one stands for: how often they have
-  // synchronised, and the moments of the present time and the one before.
+  unsigned lanes = 0;     // mask of existing lanes: fewer than 32 in a partial last warp
+  unsigned waiting = 0;   // mask of lanes in a warp operation
+  unsigned returned = 0;  // mask of lanes that returned from the kernel
+  // For __syncwarp, by the lowest lane of its mask: the number of synchronisations, and the moments
+  // of the current and the previous one.
   unsigned syncs[warp_lanes] = {};
   Moment synced[warp_lanes][2];
 };
 
-// Where threads wait for one another: `count` of them, from number `first` of their cluster on.
+// A barrier of `count` threads, from number `first` of their cluster on.
 struct Barrier {
   unsigned first, count;
   unsigned live = count;  // threads that have not returned
   unsigned waiting = 0;
-  int predicates = 0;  // not zero, among those waiting
-  int counted = 0;     // predicates of the last time it opened
+  int predicates = 0;  // number that are not zero, among the waiting threads
+  int counted = 0;     // `predicates` when it last opened
   unsigned openings = 0;
-  Moment opened[2];  // the present time and the one before
+  Moment opened[2];  // current and previous opening
 };
 
-// An mbarrier: it counts the bytes that st.async announces and brings, phase after phase.
+// An mbarrier: in each phase it counts the bytes that were expected and the bytes that arrived.
 struct MBarrier {
-  bool is_all_there() const { return announced && bytes == 0; }
+  bool is_complete() const { return announced && bytes == 0; }
 
-  bool announced = false;  // how many bytes there will be
-  long bytes = 0;          // announced, less those that were sent: some may be sent before
-  unsigned times = 0;      // that all of it arrived
+  bool announced = false;  // whether expect_tx was called in this phase
+  long bytes = 0;          // expected minus sent; negative if st.async comes before expect_tx
+  unsigned phase = 0;      // number of completed phases
   std::vector<Copy> sent;
-  Moment arrived[2];  // the present time and the one before
+  Moment arrived[2];  // current and previous phase
 };
 
-// What the threads of a block share.
+// The state that the threads of a block share.
 struct Block {
-  // Where another block's memory is what `own` is in this one's, or null.
+  // The address in this block's shared memory that corresponds to `address` in that of `own`, or null.
   void* counterpart(const Block& own, const void* address);
   bool overrun_at(const void* address) const;
 
   uint3 index;
-  bool begun = false;  // some thread runs, or has run
+  bool begun = false;  // whether any thread has run
   std::unique_ptr<Barrier> barrier;
   std::unique_ptr<SharedArray> dynamic;
   std::map<const void*, SharedArray> statics;  // by declaration

@@ -47,7 +47,7 @@ void Cluster::end_grid() {
   thread_ended_.after();
   current_cluster = nullptr;
   blocks_.clear();
-  if (!error_.empty()) fibers_.clear();  // they are somewhere inside the kernel
+  if (!error_.empty()) fibers_.clear();  // they stopped inside the kernel and cannot be reused
 }
 
 void Cluster::start_block(unsigned rank, uint3 cluster) {
@@ -85,7 +85,7 @@ std::string Cluster::run(uint3 cluster) {
   return error_;
 }
 
-// What every fiber runs: one turn of the loop for each thread of a cluster.
+// The entry of every fiber. Each iteration runs one CUDA thread.
 void Cluster::thread_main() {
   Cluster& cluster = *current_cluster;
   Context::arrived(cluster.threads_[cluster.running_].fiber->context);
@@ -99,7 +99,7 @@ void Cluster::thread_main() {
 
 void Cluster::thread_returned() {
   const std::vector<Copy>& copies = threads_[running_].copies;
-  if (!copies.empty()) fail("returned before awaiting the copy of " + place(copies[0].site));
+  if (!copies.empty()) fail("returned before awaiting the copy of " + describe(copies[0].site));
   threads_[running_].state = Thread::State::returned;
   warp_of(running_).returned |= 1u << lane();
   for (Barrier* barrier : {block().barrier.get(), barrier_.get()}) {
@@ -109,7 +109,7 @@ void Cluster::thread_returned() {
   }
   for (const auto& [address, barrier] : block().mbarriers) {
     if (block().barrier->live || barrier.sent.empty()) continue;
-    fail("the block returned before it arrived what another had sent at " + place(barrier.sent[0].site));
+    fail("the block returned before it arrived what another had sent at " + describe(barrier.sent[0].site));
   }
   resume_next();
 }
@@ -118,7 +118,7 @@ void Cluster::cp_async_later(Site site, void* shared, const void* word, Size byt
   const char* const to = static_cast<char*>(shared);
   const SharedArray& dynamic = *block().dynamic;
   if (to < dynamic.start() || to + bytes > dynamic.start() + dynamic.bytes()) {
-    fail("the copy goes past dynamic shared memory, at " + place(site));
+    fail("the copy goes past dynamic shared memory, at " + describe(site));
   }
   Unwatched unwatched;
   Copy& copy = threads_[running_].copies.emplace_back(Copy{site, shared, bytes, {}});
@@ -137,7 +137,7 @@ int Cluster::barrier(Site site, int predicate) { return wait_at(*block().barrier
 void Cluster::sync(Site site) { wait_at(*barrier_, site, 0); }
 
 int Cluster::wait_at(Barrier& barrier, Site site, int predicate) {
-  // Two moments suffice: no thread passes the next barrier before all have passed this one.
+  // Two moments suffice: no thread leaves the next barrier before all have left this one.
   Moment& opened = barrier.opened[barrier.openings % 2];
   opened.reached();
   threads_[running_].state = Thread::State::at_barrier;
@@ -187,7 +187,7 @@ void Cluster::enqueue_woken() {
   woken_.clear();
 }
 
-// Leaves the running thread, which has just begun to wait or returned, for one that can run.
+// Switches from the running thread, which now waits or has returned, to one that can run.
 void Cluster::resume_next() {
   if (!ready_.empty()) {
     resume(ready_.pop_front());
@@ -218,12 +218,12 @@ void Cluster::fail(const std::string& reason) {
   error_ =
       std::string(grid_->kernel->name) + ", block " + text(blockIdx) + ", thread " + text(threadIdx) + ": " + reason;
   thread_ended_.reached();
-  // running_ stays as it is: it tells run() that the block did not end.
+  // running_ keeps its value, which tells run() that the cluster failed.
   switch_context(threads_[running_].fiber->context, launcher_);
   abort();  // nothing resumes a thread that failed
 }
 
-// Which threads are where, one line for each place.
+// One line for each place where threads wait, with the threads' numbers.
 std::string Cluster::whereabouts() const {
   constexpr size_t named = 6;
   std::map<std::string, std::vector<unsigned>> places;

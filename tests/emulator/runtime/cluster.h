@@ -1,4 +1,4 @@
-// The blocks that run side by side: most often one, or as many as __cluster_dims__ says.
+// The blocks of a cluster, which run concurrently; one block without __cluster_dims__.
 #pragma once
 
 #include <memory>
@@ -10,20 +10,20 @@
 
 namespace emulator {
 
-// Runs the clusters of a grid one after the other, on the OS thread that calls it.
+// Runs the clusters of a grid one after another, on the calling OS thread.
 class Cluster {
  public:
   // The cluster whose threads this OS thread runs, or null.
   static Cluster* current();
 
-  // Before a grid's clusters, and after them.
+  // To be called before and after a grid's clusters.
   void start_grid(const Grid& grid, const Order& order);
   void end_grid();
 
-  // Runs one cluster. Returns "", or what its threads did wrong; the grid must end then.
+  // Runs one cluster. Returns "", or the error of a thread; the grid must end then.
   std::string run(uint3 cluster);
 
-  // For the running thread. `fail` leaves the kernel for good.
+  // Calls of the running thread. `fail` never returns to the kernel.
   int barrier(Site site, int predicate);
   void sync(Site site);
   Bits warp_operation(Site site, WarpOperation operation);
@@ -52,7 +52,7 @@ class Cluster {
   int wait_at(Barrier& barrier, Site site, int predicate);
   void open(Barrier& barrier);
   MBarrier& mbarrier_at(Site site, const void* address);
-  void arrive(MBarrier& barrier);
+  void complete_phase(MBarrier& barrier);
   void check_lanes(unsigned first, unsigned mask);
   void complete_operation(unsigned first, unsigned mask);
   void wake(unsigned first, unsigned mask);
@@ -73,16 +73,16 @@ class Cluster {
   Order order_{nullptr, 0};
   std::string error_;
 
-  // ThreadSanitizer takes a fiber for a thread, and its history for one of things that happened in
-  // order. So it gets two sets of fibers that take turns, or it would not see races between blocks.
+  // ThreadSanitizer treats a fiber as a thread, so it considers everything that one fiber runs to be
+  // ordered. Two alternating sets of fibers let it see races between blocks.
   static constexpr unsigned fiber_sets = tsan ? 2 : 1;
 
-  std::vector<std::unique_ptr<Fiber>> fibers_;  // kept for the grids to come
+  std::vector<std::unique_ptr<Fiber>> fibers_;  // reused by later grids
   std::vector<Block> blocks_;                   // by rank
   unsigned block_threads_ = 1;                  // of each
   std::vector<Thread> threads_;                 // block by block
-  std::vector<Warp> warps_;                     // this and the barriers are new for every cluster,
-  std::unique_ptr<Barrier> barrier_;            // because their moments must not order two of them
+  std::vector<Warp> warps_;                     // warps and barriers are new for every cluster:
+  std::unique_ptr<Barrier> barrier_;            // their moments must not order two clusters
   ReadyQueue ready_;
   std::vector<unsigned> woken_;  // empty except while threads are being woken
   Context launcher_;

@@ -9,8 +9,8 @@
 #endif
 
 // void emulator_switch_stacks(void** save_stack_pointer, void* new_stack_pointer): pushes the
-// registers that a function must preserve, changes stacks, pops what was pushed there, and returns
-// to whoever called it there.
+// callee-saved registers, changes stacks, pops the registers of the new stack, and returns to the
+// caller on that stack.
 asm(R"(
     .text
     .type emulator_switch_stacks, @function
@@ -55,7 +55,7 @@ void Context::of_this_thread() {
 
 void Context::arrived([[maybe_unused]] Context& here) {
 #if defined(EMULATOR_ASAN)
-  // Also tells where the stack lies that was left: nothing else knows for an OS thread's own.
+  // This call also returns the bounds of the previous stack: the only source for an OS thread's own.
   Context& left = *here.came_from;
   __sanitizer_finish_switch_fiber(here.fake_stack, &left.stack_bottom, &left.stack_bytes);
 #endif
@@ -80,8 +80,8 @@ Fiber::Fiber(void (*entry)(), unsigned number) {
   mprotect(memory, page, PROT_NONE);
   memory_ = static_cast<char*>(memory);
 
-  // The first switch pops registers and returns into `entry`. Stacks that all started at the same
-  // offset in a page would compete for the same few cache lines.
+  // The first switch pops registers and returns into `entry`. If all stacks started at the same
+  // offset in a page, they would compete for the same few cache lines.
   const size_t stagger = number % 29 * 128;
   void** top = reinterpret_cast<void**>(memory_ + page + stack_bytes - 64 - stagger);
   *top = reinterpret_cast<void*>(entry);
@@ -99,7 +99,7 @@ Fiber::~Fiber() {
 #if defined(EMULATOR_TSAN)
   __tsan_destroy_fiber(context.fiber);
 #endif
-  accessible(memory_ + page, stack_bytes);  // frames of a kernel that failed were never left
+  accessible(memory_ + page, stack_bytes);  // a failed kernel leaves poisoned frames behind
   munmap(memory_, page + stack_bytes);
 }
 

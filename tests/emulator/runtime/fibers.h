@@ -1,5 +1,5 @@
-// Fibers: stacks that one OS thread switches between. Every CUDA thread runs on one, so it can
-// wait in the middle of a kernel while the other threads of its block run.
+// Fibers: stacks between which one OS thread switches. Every CUDA thread has its own, so it can wait
+// in the middle of a kernel while the other threads of its block run.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace emulator {
 
-// A place to switch to: a fiber, or the stack that the OS thread came with.
+// A switch target: a fiber, or the OS thread's own stack.
 struct Context {
   void* stack_pointer = nullptr;
 #if defined(EMULATOR_ASAN)
@@ -21,14 +21,14 @@ struct Context {
   void* fiber = nullptr;
 #endif
 
-  void of_this_thread();          // before the first switch away from an OS thread's own stack
-  static void arrived(Context&);  // what a new fiber does first
+  void of_this_thread();          // call before the first switch away from an OS thread's own stack
+  static void arrived(Context&);  // a new fiber must call this first
 };
 
-// Leaves `from`, which is running, for `to`; returns when something switches back to `from`.
+// Switches from the running `from` to `to`; returns when something switches back to `from`.
 void switch_context(Context& from, Context& to);
 
-// A stack on which `entry` starts when it is first switched to. `entry` must never return.
+// A stack on which `entry` starts at the first switch. `entry` must never return.
 class Fiber {
  public:
   Fiber(void (*entry)(), unsigned number);
@@ -36,7 +36,7 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  bool overflowed_at(const void* address) const;  // does it lie in the page below the stack?
+  bool overflowed_at(const void* address) const;  // whether it is in the guard page
 
   Context context;
 

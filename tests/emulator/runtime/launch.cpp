@@ -1,4 +1,4 @@
-// Launches: the checks that a driver makes, then the blocks, on one or several OS threads.
+// Launches: a driver's checks, then the blocks, on one or several OS threads.
 #include <algorithm>
 #include <atomic>
 #include <csignal>
@@ -19,8 +19,8 @@ constexpr unsigned most_blocks_y_z = 65535;
 constexpr unsigned most_threads_z = 64;
 constexpr size_t most_argument_bytes = 4096;
 
-// Turns a fault inside a kernel into a launch that fails, as on a GPU. AddressSanitizer and
-// ThreadSanitizer bring handlers of their own, which say more and end the process.
+// Turns a fault inside a kernel into a failed launch, as on a GPU. AddressSanitizer and
+// ThreadSanitizer have their own handlers, which report more and end the process.
 class FaultHandlers {
  public:
   FaultHandlers() {
@@ -39,7 +39,7 @@ class FaultHandlers {
  private:
   static void handle(int signal, siginfo_t* information, void*) {
     Cluster* cluster = Cluster::current();
-    // Once: a kernel that wrote over the emulator's own memory makes the handler fault, too.
+    // Only once: if a kernel overwrote the emulator's memory, the handler faults as well.
     static thread_local bool handling = false;
     if (cluster && cluster->is_running() && !handling) {
       handling = true;
@@ -48,7 +48,7 @@ class FaultHandlers {
       handling = false;
       cluster->fail(reason);
     }
-    // Not a kernel's fault: it happens again under the handler that was there before.
+    // Outside of kernels, restore the previous handler; returning repeats the fault under it.
     const auto which = std::find(signals, signals + count, signal) - signals;
     sigaction(signal, &previous[which], nullptr);
   }
@@ -58,7 +58,7 @@ class FaultHandlers {
   static inline struct sigaction previous[count];
 };
 
-// A stack for the handler: a kernel whose own stack overflowed has none left.
+// A separate stack for the handler, because a kernel's own may have overflowed.
 class HandlerStack {
  public:
   HandlerStack() : memory_(64 * 1024) {
@@ -74,8 +74,8 @@ class HandlerStack {
   stack_t previous_{};
 };
 
-// A grid's clusters, along its longer axis no more than the last `most`, in the order in which the OS
-// threads take them.
+// A grid's clusters in the order in which OS threads take them; along the longer axis only the last
+// `most`.
 class Queue {
  public:
   Queue(dim3 clusters, size_t most, Order order) : clusters_(clusters) {
@@ -147,7 +147,7 @@ std::string check(const Grid& grid) {
   return "";
 }
 
-// How many clusters are run along the longer axis.
+// The number of clusters to run along the longer axis.
 size_t most_clusters(const Grid& grid) {
   const char* last = getenv("DDL_EMULATOR_LAST_BLOCKS");
   const std::string name = std::string(grid.kernel->name) + "=";

@@ -1,5 +1,5 @@
-// The order in which runnable threads run, and blocks too. CUDA promises none, so results must not
-// depend on it.
+// The order in which runnable threads and blocks run. CUDA guarantees none, so results must not depend
+// on it.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,8 @@ namespace emulator {
 
 class Order {
  public:
-  // "0" or null: threads in ascending order, the warps in turn. "1": in descending order, and a
-  // warp runs as far as it gets before another one does. Any other number: the seed of a random
-  // order.
+  // "0" or null: threads in ascending order, warps round-robin. "1": in descending order, and a warp
+  // runs as far as it can before the next one. Any other number: the seed of a random order.
   Order(const char* text, uint64_t worker) {
     const uint64_t number = text ? strtoull(text, nullptr, 10) : 0;
     kind_ = number == 0 ? Kind::forward : number == 1 ? Kind::reverse : Kind::random;
@@ -30,13 +29,13 @@ class Order {
     }
   }
 
-  // Whether threads that have just become runnable go ahead of those that have waited longer.
+  // True if threads that have just become runnable run before those that have waited longer.
   bool newest_first() { return kind_ == Kind::reverse || (kind_ == Kind::random && next() % 2 == 0); }
 
  private:
   enum class Kind { forward, reverse, random };
 
-  uint64_t next() {  // xorshift64; the low bits of its product are too regular to use
+  uint64_t next() {  // xorshift64; the low bits are too regular
     state_ ^= state_ << 13;
     state_ ^= state_ >> 7;
     state_ ^= state_ << 17;
@@ -47,8 +46,8 @@ class Order {
   uint64_t state_;
 };
 
-// The threads that can run, the next one at the front. Neither allocates nor calls the C library
-// once it is sized: ThreadSanitizer watches both, and would report what fibers share in there.
+// The threads that can run, the next one at the front. After `reset` it neither allocates nor calls
+// the C library: ThreadSanitizer would report both, because fibers share the queue.
 class ReadyQueue {
  public:
   void reset(size_t most) {

@@ -1,8 +1,7 @@
-// What AddressSanitizer and ThreadSanitizer must be told by a program that switches stacks itself.
+// Calls that AddressSanitizer and ThreadSanitizer need from a program that switches stacks itself.
 //
-// The runtime itself is never instrumented: its bookkeeping, which fibers share freely because
-// only one runs at a time, is no race between CUDA threads. Without a sanitizer all of this is
-// empty.
+// The runtime is never instrumented: fibers share its state without locks, because only one runs at a
+// time, and that is no race between CUDA threads. Without a sanitizer all of this is empty.
 #pragma once
 
 #include <cstddef>
@@ -37,8 +36,8 @@ constexpr bool tsan = true;
 constexpr bool tsan = false;
 #endif
 
-// A point in time: what came before `reached` in any thread happened before what follows `after`
-// in any other. ThreadSanitizer reports accesses that no such pair, or atomic, puts in order.
+// A happens-before edge: everything before `reached` in one thread is ordered before everything after
+// `after` in another. ThreadSanitizer reports accesses that no such pair, and no atomic, orders.
 class alignas(8) Moment {
  public:
 #if defined(EMULATOR_TSAN)
@@ -52,8 +51,8 @@ class alignas(8) Moment {
   char address_[8] = {};
 };
 
-// While it lives, ThreadSanitizer does not see what this thread does, and memory mapped meanwhile
-// has no history of accesses.
+// During its lifetime ThreadSanitizer ignores this thread's accesses, and newly mapped memory has no
+// history of accesses.
 class Unwatched {
  public:
 #if defined(EMULATOR_TSAN)
@@ -66,7 +65,7 @@ class Unwatched {
     AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
   }
 #else
-  Unwatched() {}  // not defaulted: a variable of a trivial type would be an unused one
+  Unwatched() {}  // not defaulted: a variable of a trivial type would cause a warning
 #endif
   Unwatched(const Unwatched&) = delete;
   Unwatched& operator=(const Unwatched&) = delete;

@@ -1,4 +1,4 @@
-// Memory for one array in shared memory, laid out to catch a kernel that leaves it.
+// Memory for one shared array, laid out so that out-of-bounds accesses fault.
 #pragma once
 
 #include <sys/mman.h>
@@ -12,8 +12,8 @@
 
 namespace emulator {
 
-// Aligned to 16 bytes. Under AddressSanitizer it lies on the heap, which is watched to the byte on
-// both sides; otherwise a page that faults follows it, after at most 15 bytes.
+// Aligned to 16 bytes. Under AddressSanitizer it is on the heap, checked to the byte on both sides.
+// Otherwise a guard page follows, after at most 15 bytes.
 class SharedArray {
  public:
   explicit SharedArray(size_t bytes) : bytes_(bytes) {
@@ -41,11 +41,11 @@ class SharedArray {
   SharedArray(const SharedArray&) = delete;
   SharedArray& operator=(const SharedArray&) = delete;
 
-  // A GPU's shared memory holds what the last block left there. Bytes of 0xFF are NaN in every
-  // floating-point type and -1 in integers: what is used unwritten shows in the result.
+  // A GPU's shared memory holds the previous block's values. Bytes of 0xFF are NaN in every
+  // floating-point type and -1 in integers, so use of unwritten memory shows in the result.
   void poison() {
     Unwatched unwatched;
-    // To ThreadSanitizer the next block's array is another one: the two blocks may run at once.
+    // For ThreadSanitizer map it anew: on a GPU the two blocks could run at once, each in its own array.
     if (tsan && bytes_) map(memory_, body(), MAP_FIXED);
     memset(start_, 0xFF, bytes_);
   }

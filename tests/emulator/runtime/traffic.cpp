@@ -1,7 +1,7 @@
-// Bytes that kernels read and write of watched memory.
+// Counts the bytes that kernels read and write in watched memory.
 //
-// The compiler puts a call before every access that ThreadSanitizer would look at; here these calls
-// are answered by counting. Kernels run on one OS thread meanwhile.
+// With -fsanitize=thread the compiler inserts a call before every access; these functions replace
+// ThreadSanitizer's and count. They are not thread-safe: kernels must run on one OS thread.
 #ifdef EMULATOR_TRAFFIC
 
 #include <vector>
@@ -18,7 +18,7 @@ struct Watched {
 
 std::vector<Watched> watched;
 
-Watched* of(const void* address) {
+Watched* find(const void* address) {
   for (Watched& memory : watched) {
     if (address >= memory.start && address < memory.start + memory.bytes) return &memory;
   }
@@ -26,11 +26,11 @@ Watched* of(const void* address) {
 }
 
 void reads(const void* address, size_t bytes) {
-  if (Watched* memory = of(address)) memory->read += bytes;
+  if (Watched* memory = find(address)) memory->read += bytes;
 }
 
 void writes(const void* address, size_t bytes) {
-  if (Watched* memory = of(address)) memory->written += bytes;
+  if (Watched* memory = find(address)) memory->written += bytes;
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What -fsanitize=undefined calls when a kernel does something undefined. The compiler's own
-// library would print a message and end the process; here it is an error of the launch.
+// The handlers of -fsanitize=undefined. The compiler's own library would end the process with a
+// message; these make the launch fail.
 #include <cstdint>
 #include <string>
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// How the data of every check begins.
+// The first field of every check's data.
 struct SourceLocation {
   const char* file;
   uint32_t line;
@@ -27,7 +27,7 @@ struct TypeMismatch {
 
 }  // namespace
 
-// Handlers take the check's data first, then what the check saw.
+// Handlers take the check's data first, then the operands.
 #define EMULATOR_UNDEFINED(check) extern "C" [[noreturn]] void __ubsan_handle_##check##_abort
 
 EMULATOR_UNDEFINED(type_mismatch_v1)(TypeMismatch* data, uintptr_t address) {

@@ -1,4 +1,4 @@
-// What the lanes of a warp do together: shuffles, votes, __syncwarp.
+// Warp operations: shuffles, votes, __syncwarp.
 #include "cluster.h"
 
 namespace emulator {
@@ -6,16 +6,16 @@ namespace emulator {
 Bits Cluster::warp_operation(Site site, WarpOperation operation) {
   Thread& thread = threads_[running_];
   Warp& warp = warp_of(running_);
-  operation.mask &= warp.lanes;  // lanes that a partial warp lacks need not be left out
+  operation.mask &= warp.lanes;  // a mask may name lanes that a partial warp lacks
   const unsigned mask = operation.mask;
   thread.state = Thread::State::in_warp_operation;
   thread.site = site;
   thread.operation = operation;
   if (!contains(mask, lane())) {
-    fail("the calling lane is not in its own mask at " + place(site));
+    fail("the calling lane is not in its own mask at " + describe(site));
   }
   if (warp.returned & mask) {
-    fail("the mask names lanes that returned from the kernel, at " + place(site) + whereabouts());
+    fail("the mask names lanes that returned from the kernel, at " + describe(site) + whereabouts());
   }
   warp.waiting |= 1u << lane();
   if ((warp.waiting & mask) == mask) {
@@ -41,7 +41,7 @@ void Cluster::check_lanes(unsigned first, unsigned mask) {
     if (thread.operation.kind == WarpOperation::Kind::shuffle && (source < 0 || !contains(mask, unsigned(source)))) {
       fail(
           "lane " + std::to_string(i) + " reads lane " + std::to_string(source) + ", which does not take part, at " +
-          place(last.site));
+          describe(last.site));
     }
   }
 }
@@ -60,7 +60,7 @@ void Cluster::complete_operation(unsigned first, unsigned mask) {
   }
 }
 
-// A shuffle or a vote exchanges values but promises nothing about memory; this promises that.
+// Unlike a shuffle or vote, __syncwarp also orders memory accesses.
 void Cluster::sync_warp(Site site, unsigned mask) {
   Warp& warp = warp_of(running_);
   const unsigned group = mask & warp.lanes ? unsigned(__builtin_ctz(mask & warp.lanes)) : 0;

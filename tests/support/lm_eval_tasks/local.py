@@ -1,4 +1,4 @@
-"""Functions that the task files here name. lm-eval imports this file by its path."""
+"""Functions named in the task files of this folder. lm-eval imports this file by its path."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ HERE = Path(__file__).parent
 
 
 def read(data_files: dict[str, str], **_: Any) -> datasets.DatasetDict:
-    """JSON lines beside this file, from whichever folder lm-eval runs in.
+    """Read JSON lines beside this file, whatever the current folder is.
 
-    `dataset_path: json` would look for them in the current one.
+    `dataset_path: json` would look for them in the current folder.
     """
     paths = {split: str(HERE / name) for split, name in data_files.items()}
     return datasets.load_dataset("json", data_files=paths)
 
 
 def endings(docs: datasets.Dataset) -> datasets.Dataset:
-    """HellaSwag's questions: activity, context and endings without the marks of WikiHow."""
+    """HellaSwag's questions: activity, context and endings without WikiHow's marks."""
     return docs.map(
         lambda doc: {
             "query": _plain(f"{doc['activity_label']}: {doc['ctx_a']} {doc['ctx_b'].capitalize()}"),
@@ -37,13 +37,13 @@ def _plain(text: str) -> str:
 
 
 def partial_choices(doc: dict[str, Any]) -> list[str]:
-    """WinoGrande's contexts: the sentence up to the blank, and what may stand there."""
+    """WinoGrande's contexts: the sentence up to the blank, followed by each option."""
     before = doc["sentence"].partition("_")[0]
     return [before + doc["option1"], before + doc["option2"]]
 
 
 def partial_target(doc: dict[str, Any]) -> str:
-    """The rest of the sentence, whose likelihood is compared between the contexts."""
+    """The rest of the sentence; its likelihood is compared between the contexts."""
     return doc["sentence"].partition("_")[2].strip()
 
 

@@ -1,8 +1,8 @@
 """CUDA support: check that a GPU can run the operators, and compile their kernels ahead of time.
 
-A kernel is compiled on first use for the given sizes, dtypes and options, which takes some tenths of
-a second. The result is cached on disk, in DDL_CACHE_DIR or in `ddl` in the user's cache directory,
-for later processes. DDL_LOG=debug prints a line for each kernel.
+A kernel is compiled on first use for the given sizes, dtypes and options, which takes some tenths
+of a second. The result is cached on disk, in DDL_CACHE_DIR or in `ddl` in the user's cache
+directory, for later processes. DDL_LOG=debug prints a line for each kernel.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def warmup(
     """Compile and load every kernel that `module(*args, **kwargs)` and its backward will launch.
 
     Nothing is computed and no memory is allocated: the module runs on fake tensors, and the kernels
-    that its operators would launch are compiled in parallel on all cores. Call it before capturing a
-    CUDA graph or starting many processes at once. Batch and time sizes do not matter.
+    that its operators would launch are compiled in parallel on all cores. Call it before capturing
+    a CUDA graph or starting many processes at once. Batch and time sizes do not matter.
 
     Args:
         module: any module that uses operators of this package, on any device.
@@ -121,7 +121,7 @@ def _run_on_fakes(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
 
 
 def _fake(tensor: Tensor) -> Tensor:
-    """Return a fake tensor with this one's sizes, strides and dtype, on the CPU: no GPU is needed."""
+    """Return a fake tensor like this one, but on the CPU, so that no GPU is needed."""
     fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
     return fake.requires_grad_(tensor.requires_grad)
 

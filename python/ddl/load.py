@@ -41,8 +41,8 @@ def load(path: str | Path, device: str = "auto", *, argument: str = "path") -> L
     """Load a model and its tokenizer.
 
     Args:
-        path: a run directory of `ddl train`, a directory that `ddl export` wrote, or a checkpoint of
-            the papers' code.
+        path: a run directory of `ddl train`, a directory that `ddl export` wrote, or a checkpoint
+            of the papers' code.
         device: "auto", "cpu" or "cuda"; "auto" takes a GPU if there is one.
         argument: the name of the path in error messages.
 

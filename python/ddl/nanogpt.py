@@ -149,12 +149,12 @@ def convert(
     Call it before `load_state_dict` of a converted checkpoint, before `configure_optimizers` and
     before torch.compile or DDP wraps the model.
 
-    Every entry of the state dict keeps its name and its numbers. Each block in `transformer.h` gains
-    gates and values (`res_attn`, `res_mlp`) and compressions (`read_attn`, `read_mlp`); if they have
-    parameters, `expand` is new in the first block and `readout` in the last. New parameters are
-    initialised as in DeltaStream. torch's random state is left unchanged, so the converted model and
-    the original see the same batches and dropout masks. `configure_optimizers` puts the new
-    parameters into a third group, without weight decay.
+    Every entry of the state dict keeps its name and its numbers. Each block in `transformer.h`
+    gains gates and values (`res_attn`, `res_mlp`) and compressions (`read_attn`, `read_mlp`); if
+    they have parameters, `expand` is new in the first block and `readout` in the last. New
+    parameters are initialised as in DeltaStream. torch's random state is left unchanged, so the
+    converted model and the original see the same batches and dropout masks. `configure_optimizers`
+    puts the new parameters into a third group, without weight decay.
 
     A model that was trained with additions computes another function after conversion. It computes
     nearly the same one at first if eps_k and value_init are both set to a number E above the

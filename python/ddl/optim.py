@@ -45,7 +45,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
-    """Learning rate at `step` in 0 … steps − 1: linear warm-up, then cosine decay to the final rate."""
+    """Learning rate at step 0 … steps − 1: linear warm-up, then cosine decay to the final rate."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / (config.warmup_steps + 1)
     progress = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)

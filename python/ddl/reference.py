@@ -136,8 +136,8 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
     """Expand embeddings x (…, T, d) to a state X (…, T, d, m), in the dtype of x.
 
     weight: None repeats x in every value channel | (d, m, K), a causal depthwise convolution over
-    time, X_t,ij = Σ_s w_ijs x_{t−s,i}, zeros before t = 0. A weight whose tap 0 is 1 and whose other
-    taps are 0 repeats x, too. Raises ValueError for a weight of another shape.
+    time, X_t,ij = Σ_s w_ijs x_{t−s,i}, zeros before t = 0. A weight whose tap 0 is 1 and whose
+    other taps are 0 repeats x, too. Raises ValueError for a weight of another shape.
     """
     if weight is None:
         return x[..., None].repeat(*(1,) * x.ndim, value_channels)
@@ -156,8 +156,8 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
 def operator(direction: Tensor, gate: Tensor, eps_k: float = 0.0) -> Tensor:
     """The delta operator A = I − β k̂k̂ᵀ, (…, d, d), eq. 2.3 and 2.4: X' = A X + β k̂ vᵀ.
 
-    direction: k (…, d). gate: β (…,). eps_k: ε_k, in units of |k|. On the stacked columns of a state
-    it acts as I_m ⊗ A (§3.1).
+    direction: k (…, d). gate: β (…,). eps_k: ε_k, in units of |k|. On the stacked columns of a
+    state it acts as I_m ⊗ A (§3.1).
     """
     k, beta = _widen(direction, direction, gate)
     k = _unit(k, eps_k)
@@ -166,7 +166,7 @@ def operator(direction: Tensor, gate: Tensor, eps_k: float = 0.0) -> Tensor:
 
 
 def eigenvalues(direction: Tensor, gate: Tensor, eps_k: float = 0.0) -> Tensor:
-    """Eigenvalues of `operator`'s A in closed form, (…, d): that of k first, then d − 1 ones (Thm. 3.1).
+    """Eigenvalues of `operator` in closed form, (…, d): that of k, then d − 1 ones (Thm. 3.1).
 
     The eigenvalue of the eigenvector k is 1 − β|k̂|². For ε_k = 0 it is the paper's 1 − β; ε_k > 0
     moves it towards 1, because |k̂|² = |k|²/(|k|² + ε_k²) < 1.
@@ -189,7 +189,7 @@ def determinant(
 
 
 def _widen(like: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Convert the tensors to the dtype of computation: float64 if `like` is float64, else float32."""
+    """Convert the tensors to float64 if `like` is float64, else to float32."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     return tuple(t.to(dtype) for t in tensors)
 

@@ -66,7 +66,7 @@ class EvalConfig:
     model: Path
     """Run directory, or directory of a Hugging Face model."""
     tasks: tuple[str, ...] = ("paper",)
-    """Tasks, groups or tags of lm-eval, or patterns like arc_*; paper is the papers' eight tasks."""
+    """Tasks, groups or tags of lm-eval, or patterns like arc_*. paper: the papers' eight tasks."""
     num_fewshot: int | None = None
     """Worked examples before each question. None: the task's default; for paper, both 0 and 1."""
     include_path: Path | None = None
@@ -111,8 +111,8 @@ class ImportConfig:
     """Convert a checkpoint of the paper's code for Hugging Face's Auto classes, or back."""
 
     src: Path
-    """Checkpoint: a .pt, .bin or .safetensors file, or a directory with one; a config.json beside it
-    is read. With --reverse: a run directory, or a directory from `ddl export` or `ddl import`."""
+    """Checkpoint: a .pt, .bin or .safetensors file, or a directory with one; a config.json beside
+    it is read. With --reverse: a run directory, or one that `ddl export` or `ddl import` wrote."""
     out: Path
     """Directory to write, new or empty."""
     variant: Literal["auto"] | Residual = "auto"
@@ -120,7 +120,7 @@ class ImportConfig:
     reverse: bool = False
     """Write the format of the paper's code: config.json and pytorch_model.bin."""
     layout: Literal["c_proj", "o_proj"] = "c_proj"
-    """Parameter names for --reverse: c_proj as in the papers' code, o_proj as in its newest version."""
+    """Parameter names for --reverse: c_proj for the papers' code, o_proj for its newest version."""
     tokenizer: Path | None = None
     """As in `ddl export`."""
 

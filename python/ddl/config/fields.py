@@ -28,7 +28,7 @@ def check_literals(config: Any) -> None:
 
 
 def check_counts(config: Any, names: str, *, least: int = 1) -> None:
-    """Raise unless the named fields are integers ≥ `least`; None is allowed if it is the default."""
+    """Raise unless the named fields are integers ≥ `least`, or None if that is the default."""
     for name in names.split():
         optional = getattr(type(config), name) is None
         check_count(name, getattr(config, name), least=least, optional=optional)

@@ -1,4 +1,4 @@
-"""GPTConfig: sizes and residual of a model. Imports no torch, so `ddl train --help` answers at once.
+"""GPTConfig: sizes and residual of a model. Imports no torch, so `--help` answers at once.
 
 An invalid value raises `InputError` with one sentence that names the field.
 """
@@ -58,9 +58,9 @@ class GPTConfig:
     tied head, no biases. An option without effect under the other options must keep its default."""
 
     residual: Residual = "ddl-cc"
-    """Residual that combines a sublayer's output with the stream. additive: x + F(norm(x)). ddl: the
-    delta rule with one value channel. ddl-cc and ddl-tc: the delta rule with `value_channels`, read
-    by channel or token compression; -noec expands by repetition, not by the embedding convolution."""
+    """How a sublayer's output joins the stream. additive: x + F(norm(x)). ddl: the delta rule with
+    one value channel. ddl-cc, ddl-tc: the delta rule with `value_channels`, read by channel or
+    token compression; with -noec, repetition replaces the embedding convolution."""
     vocab_size: int = 50304
     """Number of tokens: 256 for bytes; for GPT-2 50304, its 50257 tokens and padding."""
     block_size: int = 1024
@@ -97,9 +97,9 @@ class GPTConfig:
     gate_hidden: int = 128
     """Hidden width of the `mlp` gate."""
     gate_from: GateFrom = "context"
-    """Input of the gate. context: the sublayer's normalised input. pooled: the mean of the state over
-    its value channels. convolved: these means convolved over time. The latter two cost a pass over
-    the state."""
+    """Input of the gate. context: the sublayer's normalised input. pooled: the mean of the state
+    over its value channels. convolved: these means convolved over time. The latter two cost a pass
+    over the state."""
     gate_kernel_size: int = 4
     """Tokens that the convolution of a `convolved` gate spans."""
     direction: Direction = "linear"
@@ -119,10 +119,10 @@ class GPTConfig:
     value_constant: float = 2.0
     """The `constant` value."""
     value_from: ValueFrom = "context"
-    """Input of the value. context: the normalised read (arXiv 2601.00417). compressed: the raw read,
-    as in the published code."""
+    """Input of the value. context: the normalised read (arXiv 2601.00417). compressed: the raw
+    read, as in the published code."""
     eps_k: float | None = None
-    """ε_k in k / √(|k|² + ε_k²); None for 0.02·√d, with which zero-initialised projections train."""
+    """ε_k in k / √(|k|² + ε_k²); None for 0.02·√d, so that zero-initialised projections train."""
 
     def __post_init__(self) -> None:
         plain_numbers(self)
@@ -156,7 +156,7 @@ class GPTConfig:
 
 
 def _spelled(name: str, values: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Convert DeltaStream's option and values to GPTConfig's; `residual` sets compress and expand."""
+    """Convert DeltaStream's option to GPTConfig's, where `residual` sets compress and expand."""
     if name in ("compress", "expand"):
         part = 0 if name == "compress" else 1
         return "residual", [name for name, stream in STREAMS.items() if stream[part] in values]

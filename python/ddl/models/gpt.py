@@ -48,8 +48,7 @@ class GPTOutput(NamedTuple):
 class GPT(nn.Module):
     """Decoder-only language model; `config.residual` selects additive or one of the DDL streams.
 
-    To build it without initialising twice, construct it on the meta device, then call `to_empty` and
-    `reset_parameters()`.
+    To get a new model from the meta device, call `to_empty`, then `reset_parameters()`.
     """
 
     trunk: AdditiveStream | DeltaStream
@@ -63,7 +62,7 @@ class GPT(nn.Module):
         sublayers = nn.ModuleList()
         for layer in range(config.num_layers):
             sublayers.extend((Attention(config, layer), SwiGLU(config)))
-        # Drawn before the trunk exists, so that equal seeds give equal backbones for every residual.
+        # Before the trunk exists, so that equal seeds give equal backbones for every residual.
         self._reset_backbone(sublayers)
         self.trunk = make_trunk(config, sublayers)
 
@@ -74,7 +73,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _reset_backbone(self, sublayers: nn.ModuleList) -> None:
-        """Initialise as in the paper, µP-style: embedding std 0.02, matrices std 0.5/√d, norms 1."""
+        """Initialise as in the paper (µP-style): embedding std 0.02, matrices 0.5/√d, norms 1."""
         std = HIDDEN_STD_FACTOR / math.sqrt(self.config.hidden_size)
         nn.init.normal_(self.wte.weight, std=EMBEDDING_STD)
         for module in sublayers.modules():
@@ -148,8 +147,8 @@ class GPT(nn.Module):
 
         temperature: 0 takes the likeliest token. top_k: sample among the k likeliest; None for all.
         generator: a CPU generator gives equal samples on every device for equal seeds; with None or
-        the device's own generator, the host never waits for the device. progress: called after every
-        token. Raises ValueError for a negative temperature, top_k < 1 or an empty idx.
+        the device's own generator, the host never waits for the device. progress: called after
+        every token. Raises ValueError for a negative temperature, top_k < 1 or an empty idx.
         """
         sampling = Sampling(temperature, top_k, generator)
         check_count("max_new_tokens", max_new_tokens, least=0)

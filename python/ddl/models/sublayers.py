@@ -19,7 +19,8 @@ class Rotary(nn.Module):
     """Rotary position embedding, rotate-half layout: pairs are (i, i + head_dim/2).
 
     The tables are float32 and never saved. `.bfloat16()`, `.to_empty()` after construction on the
-    meta device, and `.to(device)` would damage them; all go through `_apply`, which recomputes them.
+    meta device, and `.to(device)` would damage them; all go through `_apply`, which recomputes
+    them.
     """
 
     cos: Tensor

@@ -1,4 +1,4 @@
-"""Branches that compute the direction k for mapping="v", where the sublayer's output is the value."""
+"""Branches that compute the direction k of the v-Map, in which the sublayer gives the value."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def empty_parameter(*size: int, **factory: Any) -> nn.Parameter:
 
 
 def reset_(projection: Projection, bias: float = 0.0) -> None:
-    """Draw the weight from a normal of std 0.5/√(size in): inputs of RMS 1 give outputs of RMS ½."""
+    """Draw the weight with std 0.5/√(size in), so that inputs of RMS 1 give outputs of RMS ½."""
     nn.init.normal_(projection.weight, std=0.5 / math.sqrt(projection.weight.shape[1]))
     if projection.bias is not None:
         nn.init.constant_(projection.bias, bias)
@@ -62,7 +62,7 @@ def form_pruned(module: nn.Module) -> None:
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute W x + b in float32 (float64 for float64), forward and backward, under autocast too."""
+    """Compute W x + b and its gradients in float32 (float64 for float64), even under autocast."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     x, weight = x.to(dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)

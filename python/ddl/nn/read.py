@@ -47,9 +47,9 @@ class Read(nn.Module):
         causal: True for a causal correlation over the value axis ("factored" "channel" only), False
             for a centred one.
         norm_eps: ε; None for no norm, h = x, if the sublayer has its own.
-        shared: another Read of the same sizes and `compress`; this one uses its compression weights,
-            kernel_size, parameterization and causal, and has only a norm of its own. The weights
-            stay parameters of the other Read alone.
+        shared: another Read of the same sizes and `compress`; this one uses its compression
+            weights, kernel_size, parameterization and causal, and has only a norm of its own. The
+            weights stay parameters of the other Read alone.
         device, dtype: of the parameters.
 
     Raises:
@@ -91,7 +91,7 @@ class Read(nn.Module):
         self.reset_parameters()
 
     def _share(self, owner: Read | None) -> tuple[Read, ...]:
-        """Copy the owner's options; return it in a tuple, so that it is no submodule of this one."""
+        """Copy the owner's options; return it in a tuple, so that it is not a submodule."""
         if owner is None:
             return ()
         size = (self.hidden_size, self.value_channels, self.compress)

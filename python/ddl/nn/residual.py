@@ -37,9 +37,10 @@ class DeltaResidual(nn.Module):
 
         h = norm(x);  x = residual(x, F(h), context=h)
 
-    k-Map (default): the direction is k = F(h), the value v = φ(W_v z + b_v). v-Map: v = φ(W_v F(h)),
-    and a separate branch computes k. Gate: β = 2·sigmoid(g(h)) with g linear, or linear–tanh–linear
-    ("mlp"). Values and gates are computed in float32 for every storage dtype (float64 for float64).
+    k-Map (default): the direction is k = F(h), the value v = φ(W_v z + b_v).
+    v-Map: the value is v = φ(W_v F(h)), and a separate branch computes k.
+    Gate: β = 2·sigmoid(g(h)) with g linear, or linear–tanh–linear ("mlp").
+    Values and gates are computed in float32 for every storage dtype (float64 for float64).
 
     Zero-initialised output projections: if F(h) = 0, then k = 0 and nothing is written (k̂ = 0), and
     the gradient reaches the projection multiplied by 1/√(|k|² + ε_k²) = 1/ε_k. With ε_k = 1e-5 that
@@ -134,9 +135,9 @@ class DeltaResidual(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reset β to beta_init, v's bias to value_init, other weights to normal, std 0.5/√(size in).
+        """Reset β to beta_init, a linear value's bias to value_init, a convolution to the identity.
 
-        A convolution is reset to the identity.
+        Other weights are drawn from a normal of std 0.5/√(size in).
         """
         if self.value is not None:
             reset_(self.value, self.value_init if self.value_kind == "linear" else 0.0)
@@ -194,7 +195,7 @@ class DeltaResidual(nn.Module):
     def value_and_gate(
         self, state: Tensor, context: Tensor, raw: Tensor | None
     ) -> tuple[Tensor | None, Tensor]:
-        """Compute value (…, m) and gate (…,) outside the read; the value is None for mapping="v"."""
+        """Compute value (…, m) and gate (…,) without a fused read; no value for mapping="v"."""
         return self.fill_value_and_gate(state, context, *self._linear(context, raw))
 
     def fill_value_and_gate(
@@ -249,7 +250,7 @@ class DeltaResidual(nn.Module):
 
     @property
     def _value_is_read(self) -> bool:
-        """True if the value is a function of the read, not constant and not the sublayer's output."""
+        """True if the value is computed from the read, not constant or the sublayer's output."""
         return self.mapping == "k" and self.value_kind != "constant"
 
     @property
@@ -267,7 +268,7 @@ class DeltaResidual(nn.Module):
                 None if value is None else self._phi(project(z, value.weight, value.bias)),
                 None if gate is None else squash(project(context, gate.weight, gate.bias)),
             )
-        # One product with both weights reads the context once, and has one gradient, not a sum of two.
+        # One product with both weights reads the context once, and needs no sum of two gradients.
         weight = torch.cat((gate.weight, value.weight))
         both = project(context, weight, torch.cat((gate.bias, value.bias)))
         return self._phi(both[..., 1:]), squash(both[..., :1])

@@ -34,10 +34,11 @@ __all__ = ["DeltaStream", "Expand", "Read"]
 class DeltaStream(nn.Module):
     """Run a whole trunk on an expanded residual stream: expand, read – sublayer – rewrite, readout.
 
-    h = stream(x) maps embeddings x (B, T, d) to the normalised readout h (B, T, d). Every sublayer F
-    maps a context (B, T, d) to (B, T, d), without a norm or residual of its own; it gets all further
-    arguments of `forward`. Each rewrite is fused with the read after it, so the state passes through
-    memory once between two sublayers. The result is that of this loop over the same parameters:
+    h = stream(x) maps embeddings x (B, T, d) to the normalised readout h (B, T, d). Every sublayer
+    F maps a context (B, T, d) to (B, T, d), without a norm or residual of its own; it gets all
+    further arguments of `forward`. Each rewrite is fused with the read after it, so the state
+    passes through memory once between two sublayers. The result is that of this loop over the same
+    parameters:
 
         X = stream.expand(x)
         for read, sublayer, residual in zip(stream.reads, stream.sublayers, stream.residuals):
@@ -156,8 +157,8 @@ class DeltaStream(nn.Module):
             x: the embeddings.
             history: past inputs of the convolutions over time; those of x are appended. Pass an
                 empty History to start a sequence. Sublayers must cache their own past.
-            keep: (B, T) bool, False for padding. The state of a padding token stays zero, so that no
-                convolution over time carries it into another token.
+            keep: (B, T) bool, False for padding. The state of a padding token stays zero, so that
+                no convolution over time carries it into another token.
             args, kwargs: passed to every sublayer.
 
         Raises:

@@ -85,9 +85,7 @@ def _load_read(ctx: Any, inputs: int) -> tuple[tuple[Any, ...], tuple[Any, ...],
     return tensors[:inputs], read, saved
 
 
-def _grads_in_schema_order(
-    parameters: Any, incoming: tuple[Tensor | None, ...]
-) -> tuple[Any, ...]:
+def _grads_in_schema_order(parameters: Any, incoming: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
     """Gradients of a read's arguments in schema order.
 
     None for numbers, for absent parameters, and for parameters of an unused value or gate, so that

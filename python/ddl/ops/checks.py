@@ -85,7 +85,7 @@ def check_dtype(name: str, tensor: Tensor) -> None:
 
 
 def check_stored(name: str, tensor: Tensor, state: Tensor) -> None:
-    """Raise unless `tensor` is on the state's device and its dtype can be mixed with the state's."""
+    """Raise unless `tensor` is on the state's device, in a dtype that mixes with the state's."""
     _check_beside(name, tensor, state, (torch.float64,) if _double(state) else STORED)
 
 

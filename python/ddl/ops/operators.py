@@ -1,9 +1,9 @@
 """The PyTorch operators: schemas, implementations, fake implementations, registration.
 
 `rewrite`, `read`, `rewrite_read` and `expand` are `torch.library` operators (`torch.ops.ddl.…`),
-and so are their backwards. Only this file calls the compute functions of `_native`, which borrow the
-tensors' memory; outputs.py allocates the outputs, autograd.py saves tensors and returns gradients.
-Users call `ddl.functional`.
+and so are their backwards. Only this file calls the compute functions of `_native`, which borrow
+the tensors' memory; outputs.py allocates the outputs, autograd.py saves tensors and returns
+gradients. Users call `ddl.functional`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _SCHEMAS = {
     # -> gradients of state, direction, value, gate and of the six parameters
     "rewrite_read_backward": f"(Tensor? grad_state, {_READ_GRADS}, Tensor state, {_REWRITE},"
     f" {_READ}, {_READ_SAVED}, Tensor stats) -> ({', '.join(['Tensor'] * 10)})",
-    # overwrites grad_state with the input state's -> gradients of direction, value, gate, parameters
+    # overwrites grad_state with the gradient of the state
+    # -> gradients of direction, value, gate and of the six parameters
     "rewrite_read_backward_": f"(Tensor(a!) grad_state, {_READ_GRADS}, Tensor state, {_REWRITE},"
     f" {_READ}, {_READ_SAVED}, Tensor stats) -> ({', '.join(['Tensor'] * 9)})",
     # -> gradients of x and weight
@@ -212,8 +213,8 @@ def _allow_inductor_fallback(fake: Callable[..., Any]) -> Callable[..., Any]:
 
     Inductor falls back to calling them anyway, but otherwise it first formats a message with the
     operands and everything they were computed from. Shared operands are formatted once per use, so
-    time and memory grow tenfold per layer of a model, to 15 GB at six. The fake implementations of a
-    graph always run before inductor lowers it.
+    time and memory grow tenfold per layer of a model, to 15 GB at six. The fake implementations of
+    a graph always run before inductor lowers it.
     """
 
     def allowing(*arguments: Any) -> Any:
@@ -321,5 +322,7 @@ for _name, _implementation, _fake in _backwards:
 # GPU a store does not load its cache line first, so overwriting saves no memory traffic.
 _library.impl("rewrite_read_backward_", _rewrite_read_backward_in_place, "CPU")
 torch.library.register_fake(
-    "ddl::rewrite_read_backward_", _allow_inductor_fallback(empty.rewrite_read_backward_in_place), lib=_library
+    "ddl::rewrite_read_backward_",
+    _allow_inductor_fallback(empty.rewrite_read_backward_in_place),
+    lib=_library,
 )

@@ -16,7 +16,7 @@ from .checks import check_context_dtype, check_expand, check_state
 
 
 def gate_dtype(state: Tensor) -> torch.dtype:
-    """The dtype of values, gates and saved statistics: float64 for a float64 state, else float32."""
+    """The dtype of values, gates and statistics: float64 for a float64 state, else float32."""
     return torch.float64 if state.dtype == torch.float64 else torch.float32
 
 
@@ -53,7 +53,8 @@ def read(state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         new((*batch, d), dtype=context_dtype),  # None means the state's dtype
         _absent(state) if value_weight is None else new((*batch, m), dtype=real),
         _absent(state) if gate_weight is None else new(batch, dtype=real),
-        # x in the state's dtype: a narrower context dtype would round or overflow it before the norm
+        # x keeps the state's dtype: a narrower context dtype would round or overflow it before
+        # the norm.
         _absent(state) if compress is None or compress.ndim < 3 else new((*batch, d)),
         _absent(state) if norm_eps is None else new(batch, dtype=real),
     )

@@ -1,4 +1,4 @@
-"""Corpora, batches, tokenizers, and what each says about files that it cannot use."""
+"""Corpora, batches and tokenizers, and their errors for files that they cannot use."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_meta_is_read_without_executing_it(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"it refers to (posix|nt)\.mkdir$"):
         read_meta(path)
     assert not marker.exists()
-    pickle.loads(path.read_bytes())  # the bomb works where pickles are executed
+    pickle.loads(path.read_bytes())  # the pickle's code runs with pickle.loads
     assert marker.exists()
 
 
@@ -128,13 +128,13 @@ def test_what_meta_says_is_one_printable_line(tmp_path: Path) -> None:
 
 def test_meta_cannot_ask_for_memory(tmp_path: Path) -> None:
     path = tmp_path / "meta.pkl"
-    path.write_bytes(b"\x80\x04}r\x00\x00\x80\x00.")  # a dict, remembered as number 2²³
+    path.write_bytes(b"\x80\x04}r\x00\x00\x80\x00.")  # a dict, memoised as number 2²³
     tracemalloc.start()
     with pytest.raises(InputError, match=r"KeyError: 'itos'$"):
         read_meta(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 2**20  # the C unpickler makes a table of 2²⁴ pointers
+    assert peak < 2**20  # the C unpickler would allocate 2²⁴ pointers
 
 
 def test_batches_are_windows_and_repeat_with_the_seed() -> None:

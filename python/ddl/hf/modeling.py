@@ -271,7 +271,7 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
         """Do nothing: checkpoints refer to the installed module instead of containing a copy."""
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as the base class does, with the modelling file if the config's `auto_map` names it."""
+        """Save as the base class does, and the modelling file if the config's auto_map names it."""
         super().save_pretrained(save_directory, *args, **kwargs)
         if getattr(self.config, "auto_map", None) == remote.AUTO_MAP:
             remote.write(Path(save_directory))

@@ -275,7 +275,7 @@ def _taps(read: dict[str, Any]) -> int:
 
 
 def _checked_sublayers(sublayers: Any) -> list[nn.Module]:
-    """Return the modules as a list; raise for a single module, which an nn.Sequential is, too."""
+    """Return the modules as a list; raise for a single module, including nn.Sequential."""
     single = isinstance(sublayers, nn.Module) and not isinstance(sublayers, nn.ModuleList)
     if single or not isinstance(sublayers, Iterable):
         got = type(sublayers).__name__

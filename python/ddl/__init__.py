@@ -2,12 +2,12 @@
 
     X'  =  X + β k̂ (vᵀ − k̂ᵀ X)          instead of          x' = x + F(x)
 
-`DeltaResidual` is the drop-in for one addition; `DeltaStream` is the fused way through a whole
-trunk with an expanded residual stream; `ddl.functional` has the operators, `ddl.reference` the
-equations in plain PyTorch. Formulas: Deep Delta Learning, arXiv 2601.00417.
+`DeltaResidual` replaces one residual addition. `DeltaStream` runs a whole trunk on an expanded
+residual stream, with every rewrite fused with the next read. `ddl.functional` has the operators,
+`ddl.reference` the equations in plain PyTorch. Source: Deep Delta Learning, arXiv 2601.00417.
 
-A name is imported when it is first used: `import ddl` alone loads no torch and registers no
-operators (`import ddl.ops` does).
+Names are imported on first use: `import ddl` alone loads no torch and registers no operators
+(`import ddl.ops` does).
 """
 
 from importlib import import_module
@@ -28,7 +28,7 @@ __all__ = [
     "reference",
 ]
 
-# torch takes a second to load, for which `ddl --help` and a mistyped option need not wait.
+# torch takes a second to load; `ddl --help` and a mistyped option should not wait for it.
 _HOMES = {
     "DeltaResidual": ".nn",
     "DeltaStream": ".nn",

@@ -1,8 +1,8 @@
-"""The operators on NVIDIA GPUs: whether they can run there, and compiling their kernels ahead.
+"""CUDA support: check that a GPU can run the operators, and compile their kernels ahead of time.
 
-Kernels are compiled when they are first needed, for the sizes, dtypes and options at hand, in some
-tenths of a second each. The result is kept on disk, in DDL_CACHE_DIR or `ddl` in the user's cache
-directory, so that a second process finds it. DDL_LOG=debug prints a line for each kernel.
+A kernel is compiled on first use for the given sizes, dtypes and options, which takes some tenths
+of a second. The result is cached on disk, in DDL_CACHE_DIR or in `ddl` in the user's cache
+directory, for later processes. DDL_LOG=debug prints a line for each kernel.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ddl import _native
-from ddl.ops import KERNELS
+from ddl.ops import IMPLEMENTATIONS
 
 __all__ = ["Kernel", "warmup", "why_unavailable"]
 
 
 class Kernel(NamedTuple):
-    """A compiled kernel, and what the compiler said about it."""
+    """A compiled CUDA kernel and the resources that the compiler reports for it."""
 
     name: str
     architecture: str
     macros: str
-    """What it was compiled for, as in "REAL=float STATE_T=bf16 D=768 …"."""
+    """Macros that it was compiled with, as in "REAL=float STATE_T=bf16 D=768 …"."""
     registers: int
-    """Per thread."""
+    """Registers per thread."""
     spilled: int
-    """Bytes per thread for which registers were missing."""
+    """Bytes per thread that spilled from registers to local memory."""
     shared: int
     """Bytes of shared memory per block."""
     seconds: float
-    """What compiling took, or finding."""
+    """Seconds to compile it, or to load it from the cache."""
     cached: bool
-    """Whether it was found, in memory or on disk."""
+    """True if it came from the cache, in memory or on disk."""
 
 
 def why_unavailable(device: torch.device | str | int = "cuda") -> str | None:
-    """A sentence that says why a CUDA device cannot run the operators, or None where it can.
+    """Return a sentence that says why a CUDA device cannot run the operators; None if it can.
 
-    device: "cuda", the current one, or "cuda:1", or its number. Raises ValueError for another.
+    device: "cuda" for the current device, or one such as "cuda:1", or its number. Raises ValueError
+    for anything else.
     """
     return _native.why_unavailable(_index(device))
 
@@ -52,40 +53,39 @@ def why_unavailable(device: torch.device | str | int = "cuda") -> str | None:
 def warmup(
     module: nn.Module, *args: Any, architecture: str | None = None, **kwargs: Any
 ) -> list[Kernel]:
-    """Compiles every kernel that `module(*args, **kwargs)` and its backward will launch.
+    """Compile and load every kernel that `module(*args, **kwargs)` and its backward will launch.
 
-    Nothing is computed and no memory is taken: the module runs on fake tensors, and what its
-    operators would launch is compiled side by side on all cores and loaded. Worth a call before a
-    CUDA graph is captured, or where many processes start at once; sizes of batch and time do not
-    matter.
+    Nothing is computed and no memory is allocated: the module runs on fake tensors, and the kernels
+    that its operators would launch are compiled in parallel on all cores. Call it before capturing
+    a CUDA graph or starting many processes at once. Batch and time sizes do not matter.
 
     Args:
-        module: any module that holds operators of this package, on any device.
-        args, kwargs: what it will be called with, in the same dtypes. torch.no_grad() around the
-            call is heeded, and autocast on "cuda", or on "cpu" where there is no GPU.
-        architecture: such as "sm_90", to compile for a GPU that is not here; None for the GPU that
-            the module is on, else the current one.
+        module: any module that uses operators of this package, on any device.
+        args, kwargs: arguments of the later call, with the same dtypes. torch.no_grad() around this
+            function applies, and so does autocast on "cuda" (on "cpu" if there is no GPU).
+        architecture: target such as "sm_90", also for a GPU that this machine lacks; None for the
+            GPU that the module is on, else the current one.
 
     Returns:
-        The kernels, those found in the cache included.
+        The kernels, including those found in the cache.
 
     Raises:
-        TypeError: `module` is none. ValueError: an architecture that the compiler does not know.
-        RuntimeError: no GPU, driver or compiler.
+        TypeError: `module` is not a module. ValueError: the compiler does not know `architecture`.
+        RuntimeError: there is no GPU, driver or compiler.
     """
-    module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
+    module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's wrapper
     if not isinstance(module, nn.Module):
         raise TypeError(f"`module` must be a torch.nn.Module, got {type(module).__name__}")
     if architecture is not None and not isinstance(architecture, str):
         raise ValueError(f'`architecture` must be a name such as "sm_90", got {architecture!r}')
-    with _noting(architecture, _index(_home(module))) as noted, _autocast_like_cuda():
+    with _warmup_scope(architecture, _index(_home(module))) as kernels, _autocast_like_cuda():
         _run_on_fakes(module, args, kwargs)
-    return noted
+    return kernels
 
 
 @contextmanager
-def _noting(architecture: str | None, index: int) -> Iterator[list[Kernel]]:
-    """Compiles, at its end, for the calls that this thread makes in it, and fills the list."""
+def _warmup_scope(architecture: str | None, index: int) -> Iterator[list[Kernel]]:
+    """Record this thread's operator calls; on exit compile their kernels and fill the list."""
     kernels: list[Kernel] = []
     _native.begin_warmup(architecture, index)
     done = False
@@ -96,23 +96,23 @@ def _noting(architecture: str | None, index: int) -> Iterator[list[Kernel]]:
         kernels += [Kernel(*row) for row in _native.end_warmup(done)]
 
 
-class _Noted(TorchDispatchMode):
-    """Sends our operators' calls to native code, fake tensors and all."""
+class _AheadOfTime(TorchDispatchMode):
+    """Pass our operators' calls to native code although their tensors are fake."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func.namespace == "ddl":
-            return KERNELS[func._opname](*args)
+            return IMPLEMENTATIONS[func._opname](*args)
         return func(*args, **(kwargs or {}))
 
 
 def _run_on_fakes(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Forward and, where something asks for gradients, backward."""
+    """Run the forward on fake tensors and, if an output requires grad, the backward."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    with FakeTensorMode(), _Noted():
+    with FakeTensorMode(), _AheadOfTime():
         fakes, args, kwargs = tree_map_only(Tensor, _fake, (tensors, args, kwargs))
         outputs = tree_leaves(torch.func.functional_call(module, fakes, args, kwargs))
         roots = [x for x in outputs if isinstance(x, Tensor) and x.requires_grad]
@@ -121,18 +121,20 @@ def _run_on_fakes(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
 
 
 def _fake(tensor: Tensor) -> Tensor:
-    """A tensor without memory like this one, on the CPU so that no GPU is needed."""
+    """Return a fake tensor like this one, but on the CPU, so that no GPU is needed."""
     fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
     return fake.requires_grad_(tensor.requires_grad)
 
 
 def _autocast_like_cuda() -> AbstractContextManager[object]:
+    """Apply CUDA's autocast setting to the CPU, where the fake tensors are."""
     if not torch.is_autocast_enabled("cuda"):
         return nullcontext()
     return torch.autocast("cpu", dtype=torch.get_autocast_dtype("cuda"))
 
 
 def _home(module: nn.Module) -> torch.device | int:
+    """The CUDA device of the module's parameters, else the current one, else 0."""
     tensors: Callable[[], Iterator[Tensor]] = module.parameters
     devices = [tensor.device for tensor in tensors() if tensor.is_cuda]
     if devices:
@@ -141,9 +143,9 @@ def _home(module: nn.Module) -> torch.device | int:
 
 
 def _index(device: torch.device | str | int) -> int:
-    """The number of a CUDA device."""
+    """The index of a CUDA device."""
     try:
-        # A bare number means the current accelerator's to torch, and may mean another kind there.
+        # torch reads a bare number as a device of the current accelerator, which may not be CUDA.
         known = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     except (RuntimeError, TypeError):
         known = None
@@ -153,6 +155,5 @@ def _index(device: torch.device | str | int) -> int:
 
 
 def _current() -> int:
-    """The current device. Where torch has not begun with CUDA it is the first, and a look at it
-    must not make torch begin."""
+    """The current device's index; 0 if torch has not initialised CUDA, which this must not do."""
     return torch.cuda.current_device() if torch.cuda.is_initialized() else 0

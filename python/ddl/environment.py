@@ -1,4 +1,4 @@
-"""The environment variables that Python code here reads or sets; docs/environment.md lists all."""
+"""Environment variables that the Python code reads or sets; docs/environment.md lists all."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 
 
 def wants_traceback() -> bool:
-    """DDL_TRACEBACK: the commands show where an error came from instead of one sentence."""
+    """Return whether DDL_TRACEBACK is set: commands then show a traceback, not one sentence."""
     return bool(os.environ.get("DDL_TRACEBACK"))
 
 
 def make_cublas_repeatable() -> None:
-    """CUBLAS_WORKSPACE_CONFIG: sums in a fixed order, unless the user has chosen a workspace.
+    """Set CUBLAS_WORKSPACE_CONFIG, unless the user has, so that cuBLAS sums in a fixed order.
 
-    cuBLAS reads it when it is first used.
+    Call it before cuBLAS is first used: it reads the variable only then.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

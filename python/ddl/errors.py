@@ -1,4 +1,4 @@
-"""Errors that a user can mend: one sentence each, which the command line prints as it is."""
+"""Errors that a user can fix. Each message is one sentence, which the command line prints."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ __all__ = ["DivergedError", "InputError", "first_line"]
 
 
 class InputError(ValueError):
-    """The input cannot be used; the message is one sentence, all that the command line prints."""
+    """An argument, option or file cannot be used; the message is one sentence."""
 
 
 class DivergedError(RuntimeError):
-    """The loss is not a number any more; the message is one sentence."""
+    """The training loss became NaN or infinite; the message is one sentence."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error, short enough for a sentence of ours."""
+    """The first line of another library's error, to quote in one of our messages."""
     return (str(error).strip() or repr(error)).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Paths that a user names: the kind of model at one, and results written whole or not at all."""
+"""Files and directories: recognise the kind of model at a path, and write results atomically."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from ddl.errors import InputError, first_line
 
 CONFIG = "config.json"
-MODEL_TYPE = "ddl"  # in the config.json of ddl.hf; a run's has none
-# The same field in the papers' code, by the layout of its parameters.
+MODEL_TYPE = "ddl"  # `model_type` in ddl.hf's config.json; a run's config.json has none
+# `model_type` in the papers' code, by the layout of its parameters.
 PAPER_MODEL_TYPES = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 
@@ -24,7 +24,7 @@ WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 
 
 class PathKind(Enum):
-    """The kinds of path that hold a model; the values name them in a sentence."""
+    """Kinds of paths that hold a model; the values name them in error messages."""
 
     RUN = "a run directory of `ddl train`"
     DDL = "a Hugging Face directory with a model of ddl"
@@ -33,13 +33,13 @@ class PathKind(Enum):
 
 
 def path_kind(path: Path) -> PathKind | None:
-    """The kind of model at `path`, by names and config.json alone; None if there is none."""
+    """The kind of model at `path`, judged by file names and config.json; None if there is none."""
     found = _recognise(path)
     return found if isinstance(found, PathKind) else None
 
 
 def require_kind(path: Path, *expected: PathKind, argument: str) -> PathKind:
-    """The kind of model at `path`. Raises InputError if it is none of those expected."""
+    """Return the kind of model at `path`; raise InputError if it is none of `expected`."""
     found = _recognise(path)
     if found in expected:
         return PathKind(found)
@@ -51,7 +51,7 @@ def require_kind(path: Path, *expected: PathKind, argument: str) -> PathKind:
 
 
 def _recognise(path: Path) -> PathKind | str:
-    """The kind of model at `path`, or the reason why there is none."""
+    """The kind of model at `path`, or a sentence part that says why there is none."""
     if path.is_file():
         around = _recognise(path.parent)
         ours = around in (PathKind.RUN, PathKind.DDL)
@@ -82,11 +82,11 @@ def _recognise(path: Path) -> PathKind | str:
 
 @contextmanager
 def writing(path: Path, *, argument: str = "out") -> Iterator[None]:
-    """Turn an error of writing in here into an InputError that names the argument."""
+    """Turn a write error in the block into an InputError that names the argument."""
     try:
         yield
     except Exception as error:
-        # safetensors, which need not be installed, has an error of its own for a full disk.
+        # safetensors has its own error for a full disk; by name, because it may not be installed.
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
         reason = getattr(error, "strerror", None) or first_line(error)
@@ -95,12 +95,12 @@ def writing(path: Path, *, argument: str = "out") -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path, *, argument: str = "out") -> Iterator[Path]:
-    """A file to write, beside `path`, that replaces `path` in one step at the end.
+    """Yield a temporary file beside `path` that replaces `path` atomically at the end.
 
-    A reader sees the old file or the new one. If the writing fails, the old one stays. Permissions
-    are as after open(path, "w"). Raises InputError if it cannot be written.
+    A reader sees the old file or the new one. If writing fails, the old one stays. Permissions are
+    as after open(path, "w"). Raises InputError if the file cannot be written.
     """
-    final = path.resolve()  # the file that a link points to
+    final = path.resolve()  # a symbolic link's target
     temporary = _beside(final)
     with writing(path, argument=argument):
         try:
@@ -114,20 +114,20 @@ def atomic_file(path: Path, *, argument: str = "out") -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, *, argument: str = "out") -> None:
-    """Write `text` as UTF-8 in one step; see `atomic_file`."""
+    """Write `text` as UTF-8, atomically; see `atomic_file`."""
     with atomic_file(path, argument=argument) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
-    """A directory to write files into, beside `path`, that becomes `path` in one step at the end.
+    """Yield a temporary directory beside `path` that becomes `path` atomically at the end.
 
-    If `path` has files, each new one comes in one step instead, and those of other names stay. If
-    the writing fails, nothing changes. Permissions are as after mkdir and open. Raises InputError
-    if it cannot be written.
+    If `path` already has files, each new file replaces its namesake atomically and the others stay.
+    If writing fails in the block, nothing changes. Permissions are as after mkdir and open. Raises
+    InputError if the directory cannot be written.
     """
-    final = path.resolve()  # the directory that a link points to
+    final = path.resolve()  # a symbolic link's target
     temporary = _beside(final)
     with writing(path, argument=argument):
         try:
@@ -147,7 +147,7 @@ def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
 
 
 def require_new_file(out: Path) -> None:
-    """Raises InputError unless a file `out` can be made."""
+    """Raise InputError unless `out` is a new file in a writable directory."""
     if out.exists():
         raise InputError(f"`out` must be a new file, got {out}, which exists")
     if not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
@@ -155,24 +155,24 @@ def require_new_file(out: Path) -> None:
 
 
 def require_new_directory(out: Path) -> None:
-    """Raises InputError unless `out` is new or an empty directory."""
+    """Raise InputError unless `out` is new or an empty directory."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         got = "a directory with files" if out.is_dir() else "a file"
         raise InputError(f"`out` must be a new or empty directory, got {out}, {got}")
 
 
 def written(out: Path) -> str:
-    """A line that lists the files in a directory that was written."""
+    """A line for the user that lists the files in the directory."""
     return f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}"
 
 
 def _beside(final: Path) -> Path:
-    """A new name on the same file system, without which a rename is no single step."""
+    """A new temporary name in the same directory: only there is a rename atomic."""
     return final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
 
 
 def _mode_of_new_files(directory: Path) -> int:
-    """The permissions that open() gives; os.umask cannot be asked without setting it."""
+    """The permissions that open() gives, by a probe: os.umask cannot be read without setting it."""
     probe = directory / ".mode"
     probe.touch()
     mode = probe.stat().st_mode
@@ -181,8 +181,10 @@ def _mode_of_new_files(directory: Path) -> int:
 
 
 def _finish(file: Path, mode: int) -> None:
-    """Give the file its permissions, some writers make it private, and send its data to the disk:
-    after a power cut a renamed file could be empty otherwise."""
+    """Set the permissions, because some writers make a file private, and flush it to the disk.
+
+    Without the flush, a renamed file could be empty after a power cut.
+    """
     file.chmod(mode)
     with file.open("rb") as opened:
         os.fsync(opened.fileno())

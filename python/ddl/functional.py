@@ -1,9 +1,9 @@
-"""The operators as functions: fused, differentiable, the same signatures as `ddl.reference`.
+"""The fused, differentiable operators as functions, with the signatures of `ddl.reference`.
 
-Vocabulary: the state X (…, d, m) is the residual stream with m value channels, the direction
-k (…, d) a sublayer's output, the value v (…, m) what is written, the gate β (…,) how much of it,
-the context h (…, d) what a sublayer reads. Storage types are float32, bfloat16 and float16 in any
-mix, or float64 throughout; sums are kept in float32 (float64); v and β are float32 (float64).
+Names: the state X (…, d, m) is the residual stream with m value channels; the direction k (…, d) is
+a sublayer's output; the value v (…, m) is written along k; the gate β (…,) scales the write; the
+context h (…, d) is a sublayer's input. `…` stands for any batch dimensions. Tensors may be float32,
+bfloat16 and float16 in any mix, or all float64. Sums, v and β are float32 (float64 for float64).
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ __all__ = ["expand", "read", "rewrite", "rewrite_read"]
 def rewrite(
     state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, *, eps_k: float
 ) -> Tensor:
-    """X' = X + β k̂ (v − k̂ᵀX)ᵀ with k̂ = k/√(|k|² + ε_k²).
+    """Apply the delta rule X' = X + β k̂ (v − k̂ᵀX)ᵀ, with k̂ = k/√(|k|² + ε_k²).
 
     Args:
         state: X (…, d, m).
-        direction: k (…, d), of any length.
+        direction: k (…, d), of any norm.
         value: v (…, m).
         gate: β (…,), meant to be in [0, 2]: 0 keeps X bit for bit, 1 makes k̂ᵀX' = vᵀ, 2 reflects.
-            Any real number is taken as it is; beyond [0, 2] the write overshoots, |1 − β| > 1.
+            No clamping: outside [0, 2] the write overshoots, |1 − β| > 1.
         eps_k: ε_k, in units of |k|.
 
     Returns:
         X' (…, d, m) in the dtype of the state.
 
     Raises:
-        ValueError: a shape, device or number that does not fit; TypeError: a dtype or layout.
+        ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
+
+    Source: DDL (arXiv 2601.00417), eq. 2.5.
     """
     check_tensors(state=state, direction=direction, value=value, gate=gate)
     check_positive("eps_k", eps_k)
@@ -59,25 +61,30 @@ def read(
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
 ) -> ReadResult:
-    """x = compress(X), h = x/√(mean x² + ε_n)·γ, v = φ(W_v z + b_v), β = 2·sigmoid(w_β·h + b_β).
+    """Compress the state to d features, normalise them, and compute the next value and gate.
+
+        x = compress(X)              h = x/√(mean(x²) + ε_n) · γ
+        v = φ(W_v z + b_v)           β = 2·sigmoid(w_β·h + b_β)
 
     Args:
         state: X (…, d, m).
-        compress: None (m = 1: x is the state) | (d, m), x_i = Σ_j w_ij X_ij | (d, m, K), causal
-            over the time axis −3: x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij} with zeros before t = 0.
-        norm_weight: γ (d,), None for ones.
-        norm_eps: ε_n; None for no normalisation.
+        compress: w. None: x is the state (m = 1 only) | (d, m): x_i = Σ_j w_ij X_ij | (d, m, K),
+            causal over the time axis −3: x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, zeros before t = 0.
+        norm_weight: γ (d,); None for ones.
+        norm_eps: ε_n; None for no normalisation, h = x · γ.
         gate_weight, gate_bias: w_β (d,) and b_β (); no gate without the weight.
         value_weight, value_bias: W_v (m, d) and b_v (m,); no value without the weight.
-        value_scale: φ = scale·sigmoid; None for φ = identity.
-        value_from: z, "context" (h) or "compressed" (x).
-        context_dtype: dtype of h; by default autocast's where autocast is on, else the state's.
+        value_scale: s for φ = s·sigmoid; None for φ = identity.
+        value_from: "context", z = h | "compressed", z = x.
+        context_dtype: dtype of h; None for autocast's dtype if autocast is on, else the state's.
 
     Returns:
-        ReadResult(context (…, d), value (…, m) or None, gate (…,) or None).
+        ReadResult(context h (…, d), value v (…, m) or None, gate β (…,) or None).
 
     Raises:
-        ValueError: a shape, device or number that does not fit; TypeError: a dtype or layout.
+        ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
+
+    Source: DDL (arXiv 2601.00417); the gate is eq. 2.6.
     """
     arguments = _read_arguments(
         state, compress, norm_weight, norm_eps, gate_weight, gate_bias, value_weight, value_bias,
@@ -109,12 +116,14 @@ def rewrite_read(
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
 ) -> RewriteReadResult:
-    """What happens between two sublayers, in one pass over the state: `rewrite`, then `read` of X'.
+    """Rewrite the state, then read the result, in one pass over memory: the step between sublayers.
 
-    Arguments and errors are those of `rewrite` and `read`.
+    Arguments and errors are those of `rewrite` and `read`. The read uses X' after rounding to the
+    state's dtype.
 
     Returns:
-        RewriteReadResult(state (…, d, m), context (…, d), value (…, m) or None, gate (…,) or None).
+        RewriteReadResult(state X' (…, d, m), context (…, d), value (…, m) or None, gate (…,) or
+        None).
     """
     arguments = _read_arguments(
         state, compress, norm_weight, norm_eps, gate_weight, gate_bias, value_weight, value_bias,
@@ -135,15 +144,19 @@ def rewrite_read(
 
 
 def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> Tensor:
-    """x (…, d) → X (…, d, m): repetition, or X_t,ij = Σ_s w_ijs x_{t−s,i} over the time axis −2.
+    """Expand embeddings x (…, d) to a state X (…, d, m) with m value channels.
 
     Args:
         x: (…, d), or (…, T, d) with a weight.
-        weight: (d, m, K); None repeats x in every value channel.
+        weight: None repeats x in every value channel | (d, m, K), a causal depthwise convolution
+            over the time axis −2: X_t,ij = Σ_s w_ijs x_{t−s,i}, zeros before t = 0.
         value_channels: m.
 
     Returns:
-        (…, d, m) in the dtype of x.
+        X (…, d, m) in the dtype of x.
+
+    Raises:
+        ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
     """
     check_tensors(x=x, weight=weight)
     check_count("value_channels", value_channels)
@@ -151,7 +164,7 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
 
 
 def _gates(state: Tensor, *gates: Tensor) -> tuple[Tensor, ...]:
-    """Values and gates in float32; anything but a half-precision one is left for the checks."""
+    """Convert half-precision values and gates to float32; leave other dtypes to the checks."""
     half = (torch.bfloat16, torch.float16)
     dtype = gate_dtype(state)
     return tuple(gate.to(dtype) if gate.dtype in half else gate for gate in gates)
@@ -170,7 +183,7 @@ def _read_arguments(
     value_from: str,
     context_dtype: torch.dtype | None,
 ) -> tuple[object, ...]:
-    """The read's arguments as the operator takes them."""
+    """Check a read's arguments and return them in the operator schema's order."""
     check_choice("value_from", value_from, ("context", "compressed"))
     check_tensors(
         state=state,
@@ -183,7 +196,7 @@ def _read_arguments(
     )
     check_positive("norm_eps", norm_eps, optional=True)
     check_positive("value_scale", value_scale, optional=True)
-    check_context_dtype(state, context_dtype)  # also what is no dtype, which no schema lets in
+    check_context_dtype(state, context_dtype)  # here, because the schema rejects a non-dtype first
     if context_dtype is None:
         context_dtype = _autocast_dtype(state)
     return (
@@ -193,7 +206,7 @@ def _read_arguments(
 
 
 def _autocast_dtype(state: Tensor) -> torch.dtype | None:
-    """What the next sublayer's matrix products will want, where autocast decides it."""
+    """Autocast's dtype, in which the next sublayer's matrix products run; None if it is off."""
     device = state.device.type
     if device == "meta" or state.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return None

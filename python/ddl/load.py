@@ -1,9 +1,9 @@
-"""The model and tokenizer at any kind of path, and text from them.
+"""Load a model and its tokenizer from any supported path, and continue a prompt with them.
 
     model, tokenizer = ddl.load.load("runs/tiny")
 
-`ddl.files.path_kind` tells the kinds apart: a run, a Hugging Face directory, a checkpoint of the
-papers' code. Hugging Face's libraries are imported only for paths that need them.
+A path is a run directory, a Hugging Face directory or a checkpoint of the papers' code;
+`ddl.files.path_kind` tells them apart. Hugging Face's libraries are imported only if needed.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ __all__ = ["Loaded", "PathKind", "complete", "load", "load_for_transformers", "p
 
 OURS = (PathKind.RUN, PathKind.DDL, PathKind.PAPER)
 FOR_TRANSFORMERS = (PathKind.RUN, PathKind.DDL, PathKind.HUGGING_FACE)
-# Nothing is fetched, and no code in the directory is run or asked about: ddl.hf is the code.
+# Fetch nothing, and neither run nor offer to run code in the directory: the code is ddl.hf.
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 class Loaded(NamedTuple):
-    """A model in evaluation mode and float32, and its tokenizer if it came with one."""
+    """A model in evaluation mode and float32, and its tokenizer; None if there is none."""
 
     model: GPT
     tokenizer: Tokenizer | None
 
 
 def load(path: str | Path, device: str = "auto", *, argument: str = "path") -> Loaded:
-    """The model in a run directory, in one that `ddl export` wrote, or in a papers' checkpoint.
+    """Load a model and its tokenizer.
 
     Args:
-        device: "auto", "cpu" or "cuda".
-        argument: the name by which a sentence calls the path.
+        path: a run directory of `ddl train`, a directory that `ddl export` wrote, or a checkpoint
+            of the papers' code.
+        device: "auto", "cpu" or "cuda"; "auto" takes a GPU if there is one.
+        argument: the name of the path in error messages.
 
     Raises InputError if `path` is none of these, or a file in it is missing, damaged, or does not
     fit the others.
@@ -51,7 +53,7 @@ def load(path: str | Path, device: str = "auto", *, argument: str = "path") -> L
     kind = require_kind(path, *OURS, argument=argument)
     try:
         model, tokenizer = _read(path, kind)
-    except InputError as error:  # each room calls the path by its own command's name for it
+    except InputError as error:  # each subpackage names the path as its own command does
         sentence = re.sub(r"^`(run|path|src)`", f"`{argument}`", str(error))
         raise InputError(sentence) from error
     place = pick_device(device, model.config.residual)
@@ -73,11 +75,13 @@ def _read(path: Path, kind: PathKind) -> tuple[GPT, Tokenizer | None]:
 def load_for_transformers(
     path: str | Path, device: str = "auto", *, argument: str = "path"
 ) -> tuple[Any, Any]:
-    """A transformers model in evaluation mode, and its tokenizer, from a run or a Hugging Face
-    directory of any model.
+    """Load a transformers model in evaluation mode and its tokenizer.
 
-    A run becomes a `DDLForCausalLM` in memory, with the tokenizer that an export would have. A
-    Hugging Face model keeps the dtype that it was saved in. Raises InputError, as `load` does.
+    path: a run directory, or a Hugging Face directory of any causal language model. device,
+    argument: as in `load`.
+
+    A run becomes a `DDLForCausalLM` in memory, with the tokenizer that `ddl export` would write. A
+    Hugging Face model keeps its saved dtype. Raises InputError, as `load` does.
     """
     path = Path(path)
     if require_kind(path, *FOR_TRANSFORMERS, argument=argument) is PathKind.RUN:
@@ -96,18 +100,18 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
 
     import ddl.hf  # registers DDLForCausalLM
 
-    auto: Any = AutoModelForCausalLM  # whose annotations know no output_loading_info
+    auto: Any = AutoModelForCausalLM  # its annotations lack output_loading_info
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **LOCAL)
         model, found = auto.from_pretrained(path, dtype="auto", output_loading_info=True, **LOCAL)
     except ModuleNotFoundError:
         raise
-    except Exception as error:  # a damaged file raises nearly anything
+    except Exception as error:  # a damaged file can raise nearly anything
         raise InputError(
             f"`{argument}` must be a model and a tokenizer that transformers loads, got {path}: "
             + first_line(error)
         ) from error
-    if found["missing_keys"]:  # transformers would draw them at random
+    if found["missing_keys"]:  # transformers would initialise them at random
         missing = f"no {min(found['missing_keys'])}"
         raise InputError(f"`{argument}` must have all its weights, got {path} with {missing}")
     if isinstance(model, ddl.hf.DDLForCausalLM) and found["unexpected_keys"]:
@@ -129,9 +133,11 @@ def complete(
     seed: int,
     progress: Callable[[], object] | None = None,
 ) -> str:
-    """Continue `prompt` by `tokens` sampled tokens; equal seeds give equal text.
+    """Return `prompt` continued by `tokens` sampled tokens; equal seeds give equal text.
 
-    `progress` is called after every token. Raises InputError for a prompt that cannot be continued.
+    temperature: 0 takes the likeliest token. top_k: sample among the k likeliest; None for all.
+    progress: called after every token. Raises InputError for a prompt that cannot be encoded or an
+    option out of range.
     """
     start = tokenizer.encode(prompt)
     if not start:
@@ -147,6 +153,6 @@ def complete(
             generator=generator,
             progress=progress,
         )
-    except ValueError as error:  # its sentences name the same arguments
+    except ValueError as error:  # its message names the same arguments
         raise InputError(str(error)) from error
     return tokenizer.decode(out[0].tolist())

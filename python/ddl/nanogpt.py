@@ -2,10 +2,10 @@
 
     model = ddl.nanogpt.convert(model, value_channels=4)
 
-Only the blocks change. Embeddings, attention, MLP, LayerNorms and head stay the modules they are,
-under the names they have, and so does the model's `forward`, which hands each block what the block
-before it returned. Between two blocks that is a `Pending` write instead of a tensor, so that the
-next block's read is fused with it.
+Only the blocks change. Embeddings, attention, MLP, LayerNorms and head stay the same modules under
+the same names, and the model's `forward` stays: it passes each block's output to the next block.
+Between two blocks that output is a `Pending` write instead of a tensor, so that the next block's
+read is fused with it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ __all__ = ["DeltaBlock", "Pending", "convert"]
 
 GPT = TypeVar("GPT", bound=nn.Module)
 
-BLOCK = ("ln_1", "attn", "ln_2", "mlp")  # all there is in nanoGPT's Block
+BLOCK = ("ln_1", "attn", "ln_2", "mlp")  # every module in nanoGPT's Block
 
 
 class Pending(NamedTuple):
-    """A state, and the write into it that is fused with the next read.
+    """A state and a rewrite of it that has not been applied yet: it is fused with the next read.
 
     state: X (B, T, d, m). direction: k (B, T, d). value: v (B, T, m). gate: β (B, T).
+    eps_k: ε_k, in units of |k|.
     """
 
     state: Tensor
@@ -47,17 +48,17 @@ class Pending(NamedTuple):
 
 
 class DeltaBlock(nn.Module):
-    """nanoGPT's Block, rewriting where it added; `ln_1`, `attn`, `ln_2` and `mlp` are its own.
+    """nanoGPT's Block with a rewrite in place of each addition; it keeps ln_1, attn, ln_2 and mlp.
 
         h = ln_1(read_attn(X))
         X = res_attn(X, attn(h), context=h)
         h = ln_2(read_mlp(X))
         X = res_mlp(X, mlp(h), context=h)
 
-    The operators read without a norm: the LayerNorm makes the context h of the raw read, and value
-    and gate are computed from h. The first block expands the embeddings (B, T, d), the last one
-    returns the readout (B, T, d), which ln_f normalises. As in DeltaStream, reads and residuals
-    give their parameters to fused operators and are not called themselves.
+    The fused reads skip their norm: nanoGPT's LayerNorm turns the raw read into the context h, and
+    value and gate are computed from h. The first block expands the embeddings (B, T, d); the last
+    one returns the readout (B, T, d), which ln_f normalises. As in DeltaStream, the fused operators
+    read the parameters of reads and residuals directly and never call their `forward`.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class DeltaBlock(nn.Module):
         self.train(block.training)
 
     def forward(self, x: Tensor | Pending) -> Tensor | Pending:
-        """Embeddings, or the write that the block before left → this block's, or the readout.
+        """Run one block: embeddings or a `Pending` write in, a `Pending` write or the readout out.
 
+        x: (B, T, d) for the first block, the previous block's `Pending` for the others.
+        Returns the readout (B, T, d) from the last block, a `Pending` from the others.
         Raises TypeError if a block other than the first gets a tensor, or a read or residual is
         wrapped.
         """
@@ -94,7 +97,7 @@ class DeltaBlock(nn.Module):
         return _advance(pending, require_exact_type("readout", self.readout, Read))[1]
 
     def _open(self, x: Tensor, read: Read) -> tuple[Tensor, Tensor]:
-        """Embeddings → (X, x), the state that they open and its read."""
+        """Expand embeddings (B, T, d) to (X, x): the first state and its raw read."""
         if self.expand is None:
             raise TypeError("`x` must be what the block before returned, got a Tensor")
         state = self.expand(x)
@@ -109,7 +112,7 @@ class DeltaBlock(nn.Module):
 def _sublayer(
     state: Tensor, x: Tensor, norm: nn.Module, sublayer: nn.Module, residual: DeltaResidual
 ) -> Pending:
-    """The sublayer's write into X (B, T, d, m), given the read x (B, T, d)."""
+    """Run the sublayer on the read x (B, T, d) and return its pending write into X (B, T, d, m)."""
     h = norm(x)
     value, gate = residual.value_and_gate(state, h, x)
     direction, value = residual.rewrite_inputs(state, sublayer(h), h, value)
@@ -117,9 +120,9 @@ def _sublayer(
 
 
 def _advance(pending: Pending, read: Read) -> tuple[Tensor, Tensor]:
-    """(X', x): the state with the pending write, and its read, raw and in the state's dtype."""
+    """Apply the pending write and return (X', x): the new state and its raw read, in its dtype."""
     *write, eps_k = pending
-    if read.compress == "identity":  # X' is its own read: a fused one would store it twice
+    if read.compress == "identity":  # X' is its own read: the fused operator would store it twice
         state = functional.rewrite(*write, eps_k=eps_k)
         return state, state.squeeze(-1)
     weight, dtype = read.effective_weight(), pending.state.dtype
@@ -141,33 +144,33 @@ def convert(
     disable: bool = False,
     **options: Any,
 ) -> GPT:
-    """Turns every residual addition of nanoGPT's GPT into a rewrite; changes and returns `model`.
+    """Turn every residual addition of nanoGPT's GPT into a rewrite, in place, and return `model`.
 
     Call it before `load_state_dict` of a converted checkpoint, before `configure_optimizers` and
     before torch.compile or DDP wraps the model.
 
-    Every entry of the state dict keeps its name and its numbers. New in `transformer.h.N` are gates
-    and values, `res_attn` and `res_mlp`, compressions, `read_attn` and `read_mlp`, and where they
-    have parameters `expand` in the first block and `readout` in the last. They start as in
-    DeltaStream, and torch's random state stays as it was: the converted model and the original see
-    the same batches and dropout masks. `configure_optimizers` puts the new parameters into a third
-    group, without decay.
+    Every entry of the state dict keeps its name and its numbers. Each block in `transformer.h`
+    gains gates and values (`res_attn`, `res_mlp`) and compressions (`read_attn`, `read_mlp`); if
+    they have parameters, `expand` is new in the first block and `readout` in the last. New
+    parameters are initialised as in DeltaStream. torch's random state is left unchanged, so the
+    converted model and the original see the same batches and dropout masks. `configure_optimizers`
+    puts the new parameters into a third group, without weight decay.
 
-    A model that was trained with additions computes something else after conversion. With eps_k and
-    value_init both set to a number E above the norms of the state and of what sublayers return,
-    it starts as nearly the same function: k̂ is then k/E and β k̂ (v − k̂ᵀX) nearly k.
+    A model that was trained with additions computes another function after conversion. It computes
+    nearly the same one at first if eps_k and value_init are both set to a number E above the
+    norms of the state and of the sublayers' outputs: then k̂ ≈ k/E and β k̂ (v − k̂ᵀX) ≈ k.
 
     Args:
-        model: nanoGPT's GPT, or one with the `transformer` and the blocks that it has.
+        model: nanoGPT's GPT, or a model with the same `transformer` and blocks.
         value_channels, compress, expand: as in DeltaStream.
-        disable: leave the model exactly as it is, for an A/B by one flag; what is wrong with the
-            other arguments raises nevertheless.
-        options: further options of DeltaStream, but for norm_eps, device and dtype, which the model
-            has; those of DeltaResidual among them.
+        disable: leave the model unchanged, so that one flag switches an A/B comparison. Wrong
+            arguments still raise.
+        options: further options of DeltaStream, including those of DeltaResidual. norm_eps, device
+            and dtype are not allowed: the model sets them.
 
     Raises:
-        TypeError: a `model` without the modules of nanoGPT's or with others, an unknown option.
-        ValueError: a `model` that is converted already, an option that DeltaStream refuses.
+        TypeError: `model` lacks modules of nanoGPT's GPT or has others; an option is unknown.
+        ValueError: `model` is already converted; DeltaStream refuses an option.
     """
     _check_model(model)
     for name in ("norm_eps", "device", "dtype"):
@@ -175,7 +178,7 @@ def convert(
             raise TypeError(f"`{name}` must be left to the model, got {options[name]!r}")
     transformer: Any = model.transformer
     weight, blocks = transformer.wte.weight, transformer.h
-    with torch.random.fork_rng(devices=[]):  # drawn on the CPU, wherever the model is
+    with torch.random.fork_rng(devices=[]):  # parameters are drawn on the CPU for any device
         stream = DeltaStream(
             weight.shape[1],
             [sublayer for block in blocks for sublayer in (block.attn, block.mlp)],
@@ -207,11 +210,11 @@ class _Converted(nn.Module):
     """Mixin that `convert` puts before the class of a model."""
 
     def configure_optimizers(self, *args: Any, **kwargs: Any) -> Any:
-        """nanoGPT's own, over nanoGPT's own parameters; the new ones join it without decay."""
+        """Run nanoGPT's method on nanoGPT's parameters, then add the new ones without decay."""
         modules = [module for module in self.modules() if isinstance(module, NEVER_DECAYED)]
         new = {p: None for module in modules for p in module.parameters() if p.requires_grad}
         for parameter in new:
-            parameter.requires_grad_(False)  # nanoGPT leaves out parameters that need none
+            parameter.requires_grad_(False)  # nanoGPT's method skips parameters without gradient
         try:
             optimizer = super().configure_optimizers(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -221,7 +224,7 @@ class _Converted(nn.Module):
         return optimizer
 
     def __reduce__(self) -> Any:
-        """For pickle, which cannot find a class made at run time."""
+        """Let pickle rebuild the class: it cannot import one that was made at run time."""
         return _blank, (type(self).__bases__[1],), self.__dict__
 
 
@@ -236,7 +239,7 @@ def _blank(kind: Any) -> Any:
 
 
 def _check_model(model: Any) -> None:
-    """Raises unless `model` is built like nanoGPT's GPT and is not converted yet."""
+    """Raise unless `model` has the modules of nanoGPT's GPT and is not converted yet."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be nanoGPT's GPT, got {type(model).__name__}")
     if isinstance(model, _Converted):

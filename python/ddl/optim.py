@@ -17,12 +17,12 @@ NEVER_DECAYED = (DeltaResidual, Read, Expand)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups for a torch optimizer: decayed matrices, and everything that must not be decayed.
+    """Return two parameter groups for a torch optimizer: with and without weight decay.
 
-    Decayed: matrices of the sublayers and embeddings. Not decayed: norms, biases, and all that
-    `DeltaResidual`, `Read` and `Expand` own, whose rest position is not zero: a compressor decayed
-    to zero reads nothing, an expansion decayed to zero is no repetition any more. Parameters that
-    need no gradient are left out; shared ones appear once.
+    Decayed: matrices of the sublayers and embeddings. Not decayed: norms, biases, and all
+    parameters of `DeltaResidual`, `Read` and `Expand`, for which zero is no neutral value: a
+    compressor decayed to zero reads nothing, and an expansion decayed to zero no longer repeats.
+    Parameters without requires_grad are left out; shared ones appear once.
     """
     kept: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -39,13 +39,13 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over `parameter_groups`, in torch's fused implementation (one pass over the memory)."""
+    """Return AdamW over `parameter_groups`, torch's fused version (one pass over memory)."""
     groups = parameter_groups(model, config.weight_decay)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
-    """Learning rate of step 0 … steps − 1: linear warm-up, then a cosine down to the final rate."""
+    """Learning rate at step 0 … steps − 1: linear warm-up, then cosine decay to the final rate."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / (config.warmup_steps + 1)
     progress = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)

@@ -1,8 +1,7 @@
-"""The one table of options, and the checks of numbers, choices and options. No torch in here.
+"""The single table of options, and checks of numbers, choices and options. It imports no torch.
 
-The table holds the rule of an option. Its documentation stands beside the argument or the field,
-and so does its default, again: tests/config/test_options.py holds signatures and fields against the
-table.
+The table has an option's default, its allowed values and when it has an effect. The argument or
+field documents the option and repeats its default; tests/config/test_options.py compares them.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 from ddl.errors import InputError
 
-LEAST_EPS_K = 1e-18  # float32 holds its square (src/problem)
-LEAST_NORM_EPS = 1e-36  # float32 holds it under a root
+LEAST_EPS_K = 1e-18  # its square is representable in float32 (src/problem)
+LEAST_NORM_EPS = 1e-36  # representable in float32, under a square root
 LARGEST = sys.float_info.max
 LARGEST_COUNT = 2**63 - 1
 
@@ -36,7 +35,7 @@ def check_count(
     least: int = 1,
     kinds: tuple[type, ...] = (Integral,),
 ) -> None:
-    """Refuse all but integers of at least `least`, NumPy's included, and None if it is optional."""
+    """Raise unless `number` is an integer (NumPy's included) ≥ `least`, or None if optional."""
     if number is None and optional:
         return
     if not is_whole(number, kinds) or number < least:
@@ -53,7 +52,7 @@ def check_positive(
     least: float = 0.0,
     kinds: tuple[type, ...] = (float, Real),
 ) -> None:
-    """Refuse all but positive finite numbers of at least `least`, and None if it is optional."""
+    """Raise unless `number` is positive, finite and ≥ `least`, or None if optional."""
     if number is None and optional:
         return
     if not is_number(number, kinds) or not number > 0 or not _is_finite(number):
@@ -63,54 +62,54 @@ def check_positive(
 
 
 def check_finite(name: str, number: Any) -> None:
-    """Refuse all but finite numbers."""
+    """Raise unless `number` is finite."""
     if not is_number(number) or not _is_finite(number):
         refuse(name, "a finite number", number)
 
 
 def check_between(name: str, number: Any, low: float, high: float) -> None:
-    """Refuse all but numbers in (low, high)."""
+    """Raise unless `number` is in the open interval (low, high)."""
     if not is_number(number) or not low < number < high:
         refuse(name, f"between {low} and {high}, both excluded", number)
 
 
 def check_least(name: str, number: Any, least: float = 0) -> None:
-    """Refuse all but numbers of at least `least`; infinity passes."""
+    """Raise unless `number` ≥ `least`; infinity is allowed."""
     if not is_number(number) or not number >= least:
         refuse(name, f"at least {least}", number)
 
 
 def check_flag(name: str, flag: Any) -> None:
-    """Refuse all but True and False."""
+    """Raise unless `flag` is True or False."""
     if not isinstance(flag, bool):
         refuse(name, "True or False", flag)
 
 
 def check_choice(name: str, choice: Any, choices: Sequence[str]) -> None:
-    """Refuse all but the choices."""
+    """Raise unless `choice` is one of `choices`."""
     if choice not in choices:
         refuse(name, quoted(choices), choice)
 
 
 def is_whole(number: Any, kinds: tuple[type, ...] = (Integral,)) -> bool:
-    """Whether it is an integer, NumPy's included; a bool is none."""
+    """Return whether `number` is an integer, NumPy's included; a bool is not."""
     return isinstance(number, kinds) and not isinstance(number, bool)
 
 
 def is_number(number: Any, kinds: tuple[type, ...] = (float, Real)) -> bool:
-    """Whether it is a real number, NumPy's included; a bool is none."""
+    """Return whether `number` is a real number, NumPy's included; a bool is not."""
     return isinstance(number, kinds) and not isinstance(number, bool)
 
 
 def _is_finite(number: Any) -> bool:
-    """Whether a float can hold it: integers, as JSON has them, can be beyond every float."""
+    """Return whether `number` fits a float: JSON's integers can be larger than any float."""
     if isinstance(number, int):
         return -LARGEST <= number <= LARGEST
     return -math.inf < number < math.inf
 
 
 def quoted(choices: Iterable[str]) -> str:
-    """The choices as a caller would write them."""
+    """The choices as a caller writes them: `"a" or "b"`."""
     return " or ".join(f'"{choice}"' for choice in choices)
 
 
@@ -129,10 +128,11 @@ Residual = Literal["additive", "ddl", "ddl-cc", "ddl-cc-noec", "ddl-tc", "ddl-tc
 
 
 class Option(NamedTuple):
-    """One option: its default, its choices or the check of its value, and when it has an effect.
+    """One option: its default, its allowed values, and when it has an effect.
 
-    used: cases, any of which gives it an effect; a case names options and the values, separated by
-    spaces, that each of them may have. Without a case it always has an effect.
+    allowed: the choices, or a check called with the name and the value.
+    used: cases, each a dict from other options to their values, separated by spaces. The option has
+    an effect if all conditions of one case hold; with no case it always has one.
     """
 
     default: Any
@@ -191,7 +191,7 @@ MODEL_OPTIONS: Options = {
     "value_channels": Option(4, check_count, [{"compress": "channel token"}]),
 }
 
-# (name, values) as in the table → the same as the caller spells them.
+# (name, values) as in the table → the caller's own name and values for them.
 Spelling = Callable[[str, Sequence[str]], tuple[str, Sequence[str]]]
 
 
@@ -200,10 +200,10 @@ def as_it_is(name: str, values: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def check_options(given: dict[str, Any], options: Options, spelling: Spelling = as_it_is) -> None:
-    """Refuse an option that is unknown, out of range or, unless it has its default, without effect.
+    """Raise if an option's value is not allowed, or has no effect and is not the default.
 
-    given: values by the table's names; others are not looked at. spelling: the caller's own names,
-    for the sentence.
+    given: values by the table's names; other names are ignored. spelling: converts the table's
+    names to the caller's, for the error message.
     """
     known = {name: option for name, option in options.items() if name in given}
     for name, (_, allowed, _) in known.items():
@@ -220,7 +220,7 @@ def _has_effect(option: Option, given: dict[str, Any]) -> bool:
 
 
 def _written(used: Sequence[dict[str, str]], spelling: Spelling) -> str:
-    """The cases as a caller would write them: `mapping="k" and value="linear" or "sigmoid"`."""
+    """The cases as a caller writes them: `mapping="k" and value="linear" or "sigmoid"`."""
     cases = [[spelling(other, values.split()) for other, values in c.items()] for c in used]
     return " or ".join(
         " and ".join(f"{other}={quoted(values)}" for other, values in case) for case in cases
@@ -230,7 +230,7 @@ def _written(used: Sequence[dict[str, str]], spelling: Spelling) -> str:
 def check_left(
     given: dict[str, Any], options: Options, when: str, spelling: Spelling = as_it_is
 ) -> None:
-    """Refuse an option that is not left at its default, because it has an effect only `when`."""
+    """Raise if an option is not at its default, because it has an effect only `when`."""
     for name, option in options.items():
         if given[name] != option.default:
             expected = f"left at {option.default!r} unless {when}"
@@ -238,7 +238,7 @@ def check_left(
 
 
 def check_residual(given: dict[str, Any], value_channels: int) -> None:
-    """Refuse options of DeltaResidual, each for itself and together."""
+    """Check DeltaResidual's options, each by itself and in combination."""
     check_options(given, RESIDUAL_OPTIONS)
     if given["mapping"] == "v" and given["value"] == "constant":
         raise InputError('`value` must be "linear" or "sigmoid" with mapping="v", got "constant"')

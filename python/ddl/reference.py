@@ -1,14 +1,14 @@
-"""The equations of Deep Delta Learning in plain PyTorch: the oracle for every faster form.
+"""The equations of Deep Delta Learning in plain PyTorch; the fused operators are tested against it.
 
     X'  =  X + β k̂ (vᵀ − k̂ᵀ X)            X: (d, m)   k̂: (d,)   v: (m,)   β ∈ [0, 2]
 
-Written to be read beside the paper (arXiv 2601.00417): equation and section numbers are those of
-its first version, the names channel, token and expand those of its third. The signatures are those
-of `ddl.functional`; autograd differentiates everything here any number of times.
+Read it beside the paper (arXiv 2601.00417). Equation and section numbers are those of its first
+version; the names channel, token and expand are those of its third. The signatures are those of
+`ddl.functional`. Autograd can differentiate everything here any number of times.
 
-Everything is computed in float32, or in float64 when the state is float64, whatever the inputs are
-stored in; only states and contexts are rounded back to a storage type. `…` stands for any batch
-dimensions; the time axis, where one is needed, is the last of them: (…, T, d) and (…, T, d, m).
+All inputs are converted to float32 (to float64 if the state is float64) before computing; only
+states and contexts are rounded back to the storage dtype. `…` stands for any batch dimensions. If a
+function needs a time axis, it is the last batch dimension: (…, T, d) and (…, T, d, m).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def rewrite(
 ) -> Tensor:
     """The delta rule X' = X + β k̂ (vᵀ − k̂ᵀX), eq. 2.5, with k̂ = k/√(|k|² + ε_k²) as in eq. 2.3.
 
-    state: (…, d, m). direction: k (…, d), of any length. value: (…, m). gate: (…,).
-    Returns X' in the state's dtype.
+    state: X (…, d, m). direction: k (…, d), of any norm. value: v (…, m). gate: β (…,).
+    Returns X' (…, d, m) in the state's dtype.
 
-    β = 0 gives X back bit for bit (only −0.0 may come back as +0.0). k = 0 gives X back when
-    eps_k > 0, and NaN when eps_k = 0.
+    If β = 0, X' equals X bit for bit (except that −0.0 may become +0.0). If k = 0, X' equals X for
+    eps_k > 0 and is NaN for eps_k = 0.
     """
     X, k, v, beta = _widen(state, state, direction, value, gate)
     k = _unit(k, eps_k)  # k̂ (…, d)
@@ -57,21 +57,24 @@ def read(
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
 ) -> ReadResult:
-    """Compress the state to d features, normalise them, and form the next value and gate.
+    """Compress the state to d features, normalise them, and compute the next value and gate.
 
         x = compress(X)              h = x/√(mean(x²) + ε_n) · γ
         v = φ(W_v z + b_v)           β = 2·sigmoid(w_β·h + b_β), eq. 2.6
 
-    state: (…, d, m).
-    compress: None, the identity (m = 1) | (d, m) channel, x_i = Σ_j w_ij X_ij | (d, m, K) token,
-        x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, tap s reading the state s steps back, zeros before t = 0.
-    norm_weight: γ (d,), None for ones. norm_eps: ε_n; None leaves x unnormalised, h = x · γ.
-    gate_weight: w_β (d,), without it there is no gate. gate_bias: b_β ().
-    value_weight: W_v (m, d), without it there is no value. value_bias: b_v (m,).
-    value_scale: s for φ = s·sigmoid, None for φ = identity.
+    state: X (…, d, m).
+    compress: w. None: identity (m = 1 only) | (d, m): channel, x_i = Σ_j w_ij X_ij | (d, m, K):
+        token, x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}; tap s reads the state s steps back, zeros before
+        t = 0.
+    norm_weight: γ (d,); None for ones. norm_eps: ε_n; None skips the normalisation, h = x · γ.
+    gate_weight: w_β (d,); None for no gate. gate_bias: b_β ().
+    value_weight: W_v (m, d); None for no value. value_bias: b_v (m,).
+    value_scale: s for φ = s·sigmoid; None for φ = identity.
     value_from: "context", z = h | "compressed", z = x.
+    context_dtype: dtype of h; None for the state's.
 
-    Raises ValueError for an unknown `value_from` and for a `compress` that does not fit the state.
+    Returns ReadResult(context h (…, d), value v (…, m), gate β (…,)).
+    Raises ValueError if `value_from` is unknown or `compress` does not fit the state.
     """
     if value_from not in ("context", "compressed"):
         raise ValueError(f'`value_from` must be "context" or "compressed", got {value_from!r}')
@@ -107,10 +110,10 @@ def rewrite_read(
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
 ) -> RewriteReadResult:
-    """What happens between two sublayers: `rewrite`, then `read` of the rewritten state.
+    """Rewrite the state, then read the result: the step between two sublayers.
 
-    Arguments are those of `rewrite` and `read`. The read sees X' as it is stored, rounded to the
-    state's dtype.
+    Arguments and errors are those of `rewrite` and `read`. The read uses X' after rounding to the
+    state's dtype. Returns RewriteReadResult(state X', context, value, gate).
     """
     state = rewrite(state, direction, value, gate, eps_k=eps_k)
     context, next_value, next_gate = read(
@@ -130,11 +133,11 @@ def rewrite_read(
 
 
 def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> Tensor:
-    """Open the stream: embeddings (…, T, d) to a state (…, T, d, m), in the dtype of x.
+    """Expand embeddings x (…, T, d) to a state X (…, T, d, m), in the dtype of x.
 
     weight: None repeats x in every value channel | (d, m, K), a causal depthwise convolution over
-    time, X_t,ij = Σ_s w_ijs x_{t−s,i}, zeros before t = 0. Where tap 0 is one and the others are
-    zero, the two are equal. Raises ValueError for a weight of another shape.
+    time, X_t,ij = Σ_s w_ijs x_{t−s,i}, zeros before t = 0. A weight whose tap 0 is 1 and whose
+    other taps are 0 repeats x, too. Raises ValueError for a weight of another shape.
     """
     if weight is None:
         return x[..., None].repeat(*(1,) * x.ndim, value_channels)
@@ -153,7 +156,8 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
 def operator(direction: Tensor, gate: Tensor, eps_k: float = 0.0) -> Tensor:
     """The delta operator A = I − β k̂k̂ᵀ, (…, d, d), eq. 2.3 and 2.4: X' = A X + β k̂ vᵀ.
 
-    direction: (…, d). gate: (…,). On the columns of a state, stacked, it acts as I_m ⊗ A (§3.1).
+    direction: k (…, d). gate: β (…,). eps_k: ε_k, in units of |k|. On the stacked columns of a
+    state it acts as I_m ⊗ A (§3.1).
     """
     k, beta = _widen(direction, direction, gate)
     k = _unit(k, eps_k)
@@ -162,10 +166,10 @@ def operator(direction: Tensor, gate: Tensor, eps_k: float = 0.0) -> Tensor:
 
 
 def eigenvalues(direction: Tensor, gate: Tensor, eps_k: float = 0.0) -> Tensor:
-    """Eigenvalues of A in closed form, (…, d): first the one along k, then d − 1 ones (Thm. 3.1).
+    """Eigenvalues of `operator` in closed form, (…, d): that of k, then d − 1 ones (Thm. 3.1).
 
-    The one along k is 1 − β|k̂|². For ε_k = 0 that is the paper's 1 − β; ε_k > 0 moves it towards
-    1, because |k̂|² = |k|²/(|k|² + ε_k²) < 1.
+    The eigenvalue of the eigenvector k is 1 − β|k̂|². For ε_k = 0 it is the paper's 1 − β; ε_k > 0
+    moves it towards 1, because |k̂|² = |k|²/(|k|² + ε_k²) < 1.
     """
     along_k = determinant(direction, gate, eps_k)
     ones = torch.ones_like(direction[..., 1:], dtype=along_k.dtype)
@@ -175,22 +179,25 @@ def eigenvalues(direction: Tensor, gate: Tensor, eps_k: float = 0.0) -> Tensor:
 def determinant(
     direction: Tensor, gate: Tensor, eps_k: float = 0.0, *, value_channels: int = 1
 ) -> Tensor:
-    """det A = 1 − β|k̂|² in closed form, (…,); to the power m lifted to (d, m) states (Cor. 3.2)."""
+    """det A = 1 − β|k̂|² in closed form, (…,).
+
+    For (d, m) states, where the operator is I_m ⊗ A, it is that to the power m (Cor. 3.2).
+    """
     k, beta = _widen(direction, direction, gate)
     norm2 = k.square().sum(-1)
     return (1 - beta * norm2 / (norm2 + eps_k**2)) ** value_channels
 
 
 def _widen(like: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the type of all computation: float64 if `like` is float64, else float32."""
+    """Convert the tensors to float64 if `like` is float64, else to float32."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     return tuple(t.to(dtype) for t in tensors)
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Around contractions, which autocast would otherwise do in a 16-bit type."""
+    """Switch autocast off around a contraction, which it would otherwise compute in 16 bits."""
     device = x.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):  # no autocast for meta tensors
+    if device == "meta" or not torch.is_autocast_enabled(device):  # meta tensors have no autocast
         return nullcontext()
     return torch.autocast(device, enabled=False)
 

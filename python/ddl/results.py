@@ -1,4 +1,4 @@
-"""Results of the read operators, shared by the reference, the functional forms and the modules."""
+"""Results of the read operators, shared by `ddl.reference`, `ddl.functional` and the modules."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["ReadResult", "RewriteReadResult"]
 
 
 class ReadResult(NamedTuple):
-    """What `read` gives to the next sublayer and to the rewrite after it.
+    """Result of `read`: the next sublayer's input, and value and gate of the rewrite after it.
 
-    context: (…, d), h, in `context_dtype` (by default the state's dtype).
-    value: (…, m), v, float32 (float64 for a float64 state); None without `value_weight`.
-    gate: (…,), β in [0, 2], float32 (float64 for a float64 state); None without `gate_weight`.
+    context: h (…, d), in `context_dtype` (by default the state's dtype).
+    value: v (…, m), float32 (float64 for a float64 state); None without `value_weight`.
+    gate: β (…,) in [0, 2], float32 (float64 for a float64 state); None without `gate_weight`.
     """
 
     context: Tensor
@@ -23,9 +23,9 @@ class ReadResult(NamedTuple):
 
 
 class RewriteReadResult(NamedTuple):
-    """What `rewrite_read` gives: the rewritten state, and the read of it (see ReadResult).
+    """Result of `rewrite_read`: the rewritten state and its read (see ReadResult).
 
-    state: (…, d, m), X', in the dtype of the state that came in.
+    state: X' (…, d, m), in the input state's dtype.
     """
 
     state: Tensor

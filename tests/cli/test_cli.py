@@ -1,4 +1,4 @@
-"""The `ddl` command: what it says, to whom, and how long it takes to say it."""
+"""The `ddl` command: messages, exit statuses, help, and the modules that it imports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
-    """`ddl args` in a process of its own."""
+    """Run `ddl args` in a new process."""
     command = [sys.executable, "-m", "ddl", *args]
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
 
@@ -47,7 +47,7 @@ def test_training_and_sampling_in_processes(tmp_path: Path) -> None:
         ("train --steps 3 tiny", "`preset` must come first, as in `ddl train tiny`, got it later"),
         ("train tiny demo", "`preset` must come first, as in `ddl train demo`, got it later"),
         ("train --steps -3", "`--steps` must be an integer of at least 1, got -3"),
-        # a preset's name as the value of an option is none
+        # as the value of an option, a preset's name is no preset
         (
             "train --out tiny --model.num-layers 0",
             "`--model.num-layers` must be an integer of at least 1, got 0",
@@ -146,7 +146,7 @@ def test_every_field_has_its_flag() -> None:
     assert "run" not in _flags(SampleConfig)  # positional
 
 
-# --- what is loaded for it -----------------------------------------------------------------------
+# --- imports -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_help_and_mistakes_load_no_torch(args: list[str]) -> None:
 
 
 def test_names_of_the_package() -> None:
-    """Imported when they are used, and listed before."""
+    """Names are listed before they are imported, which happens on first use."""
     assert set(ddl.__all__) <= set(dir(ddl))
     with pytest.raises(AttributeError, match=r"^module 'ddl' has no attribute 'DeltaStrem'$"):
         ddl.DeltaStrem  # noqa: B018

@@ -16,7 +16,7 @@ pytest.importorskip("lm_eval")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import ddl.hf  # noqa: F401 (tells the Auto classes)
+import ddl.hf  # noqa: F401 (registers with the Auto classes)
 from ddl.cli import main
 from ddl.config import RESIDUALS
 from ddl.load import complete
@@ -34,7 +34,7 @@ def ddl_command(*arguments: Any) -> None:
 
 @pytest.fixture(scope="module", params=RESIDUALS)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that was trained on Python's documentation."""
+    """A run trained on Python's documentation."""
     path = tmp_path_factory.mktemp("runs") / request.param
     options = ("--model.residual", request.param, "--out", path, "--device", "cpu")
     ddl_command("train", "tiny", *SIZES, *options)
@@ -83,7 +83,7 @@ def test_generation_with_a_cache_is_the_same_everywhere(run: Path, exported: Pat
     text = complete(ours, tokenizer, PROMPT, tokens=NEW, temperature=0, top_k=None, seed=0)
     written = tokenizer.encode(text)
     assert len(written) == inputs.input_ids.shape[1] + NEW
-    # They part where ours ends the text, which `min_new_tokens` forbids.
+    # They differ after our model's end of text, which `min_new_tokens` forbids in the other.
     same = written.index(read.eos_token_id) if read.eos_token_id in written else len(written)
     assert same > inputs.input_ids.shape[1]
     assert cached[:same].tolist() == written[:same]
@@ -100,5 +100,5 @@ def test_a_run_and_its_export_get_the_same_scores(run: Path, exported: Path) -> 
         records.append(json.loads(out.read_text()))
     scores = [record["runs"][0]["results"] for record in records]
     assert scores[0] == scores[1]
-    # What a model that has seen English makes of an English text, against 256 of no model.
+    # A model trained on English is better than 256, the perplexity of a uniform distribution.
     assert 1 < scores[0]["local_rolling"]["byte_perplexity,none"] < 128

@@ -1,4 +1,4 @@
-"""Output of the commands: to a terminal, to a closed pipe, from both ways to start them."""
+"""Output of the commands: to a terminal, to a closed pipe, by `ddl` and by `python -m ddl`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from ddl.cli.terminal import nobody_reads, printable
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-ENVIRONMENT = BUFFERED | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}  # flushed at the very end
+ENVIRONMENT = BUFFERED | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}  # buffered: flushed at exit
 SCRIPT = Path(sys.executable).with_name("ddl")
 SIZES = ("--model.hidden-size", "32", "--model.block-size", "32", "--device", "cpu")
 
@@ -47,7 +47,7 @@ def test_ddl_and_python_m_ddl_are_the_same(args: str, status: int) -> None:
 
 
 def unread(*args: str, lines: int = 0) -> subprocess.Popen[str]:
-    """The command after its reader has left, having read as many lines."""
+    """Start the command, read `lines` lines of its output, and close the pipe."""
     process = subprocess.Popen(
         [sys.executable, "-m", "ddl", *args],
         stdout=subprocess.PIPE,
@@ -77,7 +77,7 @@ def test_help_that_nobody_reads(command: str) -> None:
 
 
 def test_a_training_that_nobody_reads(tmp_path: Path) -> None:
-    """It ends at its next line, and leaves whole files."""
+    """Training ends at the next printed line, and its files are complete."""
     options = ("--steps", "100000", "--eval-every", "20", "--out", str(tmp_path / "run"))
     assert_quiet(unread("train", "tiny", *SIZES, *options, lines=1))
     assert (tmp_path / "run" / "config.json").exists()

@@ -1,4 +1,4 @@
-"""The table of options: signatures, fields and types repeat it, and its rules are one for all."""
+"""The table of options: signatures, fields and types agree with it, and all follow its rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TINY = PRESETS["tiny"].model
 OF_EXPAND = {"kind": "expand", "kernel_size": "expand_kernel_size"}
 OF_CONFIG = {ours: name for name, ours in SPELLED.items()}
 
-# (what has options, its names of them if they are its own, what it has beside the table's)
+# (owner of options, owner's name → table's name if they differ, owner's other arguments)
 OWNERS: list[tuple[Callable[..., Any], dict[str, str], set[str]]] = [
     (DeltaResidual, {}, {"hidden_size", "value_channels", "device", "dtype"}),
     (Read, {}, {"hidden_size", "value_channels", "shared", "device", "dtype"}),
@@ -56,10 +56,10 @@ def test_defaults_and_types_are_the_tables(
 
 
 def test_every_option_of_the_table_is_somebodys() -> None:
-    taken = {
+    owned = {
         names.get(n, n) for owner, names, _ in OWNERS for n in inspect.signature(owner).parameters
     }
-    assert taken >= TABLE.keys() | MODEL_OPTIONS.keys()
+    assert owned >= TABLE.keys() | MODEL_OPTIONS.keys()
     ours = {field.name for field in fields(GPTConfig)}
     assert ours == RESIDUAL_OPTIONS.keys() | MODEL_OPTIONS.keys() | set(SPELLED.values()) | {
         "expand_kernel_size", "sublayers_per_compressor",

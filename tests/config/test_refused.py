@@ -1,4 +1,4 @@
-"""GPTConfig refuses a value that does not fit, in the modules' sentences with its own names."""
+"""GPTConfig raises for invalid values, with the modules' messages and its own field names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ VALUES: list[tuple[dict[str, object], str]] = [
     ),
 ]
 
-# The first of the changes has no effect; the sentence goes on after "must be left at".
+# (changes, of which the first has no effect; the message after "must be left at")
 UNUSED: list[tuple[dict[str, object], str]] = [
     ({"gate_hidden": 64}, '128 unless gate="mlp", got 64'),
     ({"value_scale": 2.0}, '4.0 unless value="sigmoid", got 2.0'),
@@ -120,7 +120,7 @@ def test_without_the_option_that_has_no_effect_the_rest_is_right(
 
 
 def test_numbers_of_numpy_become_pythons() -> None:
-    """JSON holds no others."""
+    """NumPy numbers become Python numbers, because JSON cannot hold the former."""
     config = GPTConfig(num_layers=np.int64(2), beta_init=np.float32(0.5))
     assert (config.num_layers, config.beta_init) == (2, 0.5)
     assert (type(config.num_layers), type(config.beta_init)) == (int, float)

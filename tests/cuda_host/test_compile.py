@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import ddl
 from ddl import functional
-from ddl.cuda import Kernel, _noting, warmup, why_unavailable
+from ddl.cuda import Kernel, _warmup_scope, warmup, why_unavailable
 from ddl.models import GPT, GPTConfig
 from tests.support.op_cases import BF16, F16, F32, F64
 
@@ -62,7 +62,7 @@ def backward(outputs: Any) -> None:
 
 def compiled(architecture: str, name: str, **arguments: Any) -> list[Kernel]:
     """The kernels of an operator's forward and backward."""
-    with _noting(architecture, 0) as kernels:
+    with _warmup_scope(architecture, 0) as kernels:
         backward(getattr(functional, name)(**arguments))
     return kernels
 
@@ -228,7 +228,7 @@ def test_warmup_compiles_what_a_training_step_launches(residual):
     model = GPT(GPTConfig(residual=residual, num_layers=2, num_heads=2, hidden_size=64))
     idx = torch.randint(50304, (2, 9))
     warm = warmup(model, idx, labels=idx, architecture="sm_90")
-    with _noting("sm_90", 0) as needed:
+    with _warmup_scope("sm_90", 0) as needed:
         model(idx, labels=idx)[1].backward()
     assert {kernel.macros for kernel in warm} == {kernel.macros for kernel in needed}
     assert len({(kernel.name, kernel.macros) for kernel in warm}) == len(warm) > 0

@@ -1,4 +1,4 @@
-"""`ddl eval`: what it runs, prints and writes, and lm-eval's own command beside it."""
+"""`ddl eval` runs tasks, prints tables and writes a record; lm-eval's own command agrees."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hf_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model of `run`, saved for Hugging Face."""
+    """The model of `run`, exported for Hugging Face."""
     path = tmp_path_factory.mktemp("hf") / "ddl-cc"
     ddl.hf.save(make("ddl-cc"), ByteTokenizer(), path)
     return path
@@ -61,13 +61,13 @@ def scores(results: dict[str, Any], task: str) -> dict[str, float]:
 def test_tables_and_record(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a folder of its own, with lm-eval's spelling of the options."""
+    """Run `ddl eval` in an empty folder, with lm-eval's spelling of the options."""
     monkeypatch.chdir(tmp_path)
     options = "--tasks local_arc,local_piqa local_rolling --num_fewshot 1 --limit 3 --batch_size 2"
     arguments = ["eval", str(run), *options.split(), "--include_path", str(TASKS)]
     assert cli.main([*arguments, "--device", "cpu", "--out", "scores.json"]) == 0
     printed, said = capfd.readouterr()
-    assert "fatal" not in said  # git's, outside of a repository
+    assert "fatal" not in said  # git prints it outside a repository
     record = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))
     (only,) = record["runs"]
     names = ["local_arc", "local_piqa", "local_rolling"]
@@ -102,9 +102,9 @@ def test_the_papers_tables_from_cached_data(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """lm-eval's eight tasks themselves; they score what the local ones of their form score.
+    """lm-eval's eight tasks get the scores of the local tasks of the same form.
 
-    Nothing is asked of the network when the data is there.
+    With cached data, nothing is requested from the network.
     """
     index = paper_index()
     fill(cache, index, *PAPER)
@@ -155,7 +155,7 @@ def test_a_hugging_face_directory_scores_the_same(run: Path, hf_directory: Path)
 
 
 def test_any_hugging_face_model(tmp_path: Path) -> None:
-    """For a comparison with a model that is none of ours."""
+    """`ddl eval` also scores a Hugging Face model that is not ours, for comparisons."""
     config = LlamaConfig(
         vocab_size=256,
         hidden_size=32,
@@ -174,7 +174,7 @@ def test_any_hugging_face_model(tmp_path: Path) -> None:
 
 
 def test_lm_evals_own_command(run: Path, hf_directory: Path, tmp_path: Path) -> None:
-    """On the exported directory, in a process that has not imported ddl."""
+    """lm-eval's command scores an exported directory in a process that has not imported ddl."""
     names = ["local_arc", "local_winogrande", "local_rolling", "local_generate"]
     command = [
         *(sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args"),

@@ -1,4 +1,4 @@
-"""docs/evaluation.md holds what it promises: from an empty folder, in its order."""
+"""The commands of docs/evaluation.md run in order in an empty folder, and do what it says."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGE = ROOT / "docs" / "evaluation.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
 FILES = {".yaml": "my_tasks/capitals.yaml", ".json": "my_tasks/capitals.jsonl"}
-SHORT = ["--steps", "3", "--device", "cpu"]  # what the test adds to `ddl train`
+SHORT = ["--steps", "3", "--device", "cpu"]  # options that the test adds to `ddl train`
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,7 +59,7 @@ def test_the_page_from_an_empty_folder(
 
 
 def shell(block: str) -> None:
-    """Runs our commands; of what needs a network or takes long, only reads the arguments."""
+    """Run our commands; only parse the arguments of those that need a network or take long."""
     first, *rest = block.splitlines()
     online = first.startswith("# network")
     for line in rest if online else [first, *rest]:

@@ -1,4 +1,4 @@
-"""Scores of lm-evaluation-harness against an independent computation from logits."""
+"""Compare scores of lm-evaluation-harness with an independent computation from logits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}, {case[1]}-shot")
 def case(request: pytest.FixtureRequest) -> tuple[GPT, int, dict[str, Any]]:
-    """A model, the number of worked examples, lm-eval's results for all tasks."""
+    """Return a model, the number of worked examples, and lm-eval's results for all tasks."""
     residual, shots = request.param
     model = make(residual)
     return model, shots, results(harness(model), ALL, shots)
@@ -90,14 +90,14 @@ def test_multiple_choice(case: tuple[GPT, int, dict[str, Any]], name: str) -> No
 
 
 def prompts(form: Format, doc: Doc, shots: int) -> list[list[tuple[str, str]]]:
-    """Contexts and endings, after any one of the worked examples if there is to be one."""
+    """Contexts and endings, preceded by each possible worked example if there is one."""
     examples = [worked(form, example) for example in docs(form.train)] if shots else [""]
     pairs = list(zip(form.contexts(doc), form.endings(doc), strict=True))
     return [[(example + context, ending) for context, ending in pairs] for example in examples]
 
 
 def test_rolling_perplexity(case: tuple[GPT, int, dict[str, Any]]) -> None:
-    """Of texts that are shorter and longer than the context, by one window and by several."""
+    """Texts are shorter than the context, or longer by one window and by several."""
     model, _, run = case
     texts = [doc["text"] for doc in docs("rolling_test")]
     assert max(len(encode(text)) for text in texts) > 2 * model.config.block_size
@@ -111,7 +111,7 @@ def test_rolling_perplexity(case: tuple[GPT, int, dict[str, Any]]) -> None:
 
 
 def test_generated_text(case: tuple[GPT, int, dict[str, Any]]) -> None:
-    """Greedy, in batches with padding on the left, up to the stop strings."""
+    """Generation is greedy, in batches padded on the left, up to the stop strings."""
     model, shots, run = case
     matches = []
     for sample, doc in zip(in_order(run, "generate"), docs("generate_test"), strict=True):
@@ -127,7 +127,7 @@ def test_generated_text(case: tuple[GPT, int, dict[str, Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def trained() -> GPT:
-    """Knows the sentences of generate_test.jsonl by heart."""
+    """A model that has memorised the sentences of generate_test.jsonl."""
     model = make("ddl-cc").train()
     texts = [doc["prompt"] + doc["completion"] + "." for doc in docs("generate_test")]
     rows = [encode(text)[-model.config.block_size :] for text in texts]
@@ -155,7 +155,7 @@ def test_a_match_is_counted(trained: GPT) -> None:
 
 @pytest.mark.parametrize("ending", ["p", "purple"])
 def test_the_likeliest_ending_is_greedy(trained: GPT, ending: str) -> None:
-    """A single token takes another path through lm-eval than several."""
+    """Test one token and several, for which lm-eval has different code."""
     context, ending = "Red and blue make", f" {ending}"
     wrong = ending[:-1] + "x"
     requests = [
@@ -168,7 +168,7 @@ def test_the_likeliest_ending_is_greedy(trained: GPT, ending: str) -> None:
     assert not other[1]
     assert math.isclose(right[0], likelihood(trained, context, ending)[0], rel_tol=CLOSE)
     assert math.isclose(other[0], likelihood(trained, context, wrong)[0], rel_tol=CLOSE)
-    # Before an ending without a context stands the prefix token.
+    # The prefix token comes before an ending without a context.
     assert math.isclose(alone[0], rolling(trained, ending, subject.prefix_token_id), rel_tol=CLOSE)
 
 
@@ -184,9 +184,9 @@ def one_by_one() -> dict[str, Any]:
 def test_batch_size_changes_nothing(
     one_by_one: dict[str, Any], batch_size: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ddl-tc reads over time: what pads a text in a batch must not reach it.
+    """ddl-tc reads over time, so padding must not reach a text in a batch.
 
-    On a CPU, where nothing says that memory runs out, `auto` is bounded by the size of the logits.
+    On a CPU, where no error reports that memory runs out, the size of the logits bounds `auto`.
     """
     monkeypatch.setattr("ddl.evaluation.harness.LOGITS_ON_CPU", 6 * 96 * 256 + 1)
     subject = harness(make("ddl-tc"), batch_size)
@@ -209,9 +209,9 @@ def test_batch_size_changes_nothing(
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_the_context_of_the_model_is_used_and_no_more(more: int) -> None:
-    """What lost its beginning is counted. That the end is scored, is tested above.
+    """Truncated requests are counted; another test checks that their end is scored.
 
-    The last token of a request is only predicted, so that it may have one more than the context.
+    A request may have one token more than the context, because its last token is only predicted.
     """
     form = FORMATS["sciq"]
     lengths = sorted(
@@ -229,7 +229,7 @@ def test_the_context_of_the_model_is_used_and_no_more(more: int) -> None:
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_truncated_prompts_are_counted(more: int) -> None:
-    """New tokens need room, too."""
+    """A prompt is truncated to leave room for the new tokens."""
     lengths = [len(encode(doc["prompt"])) for doc in docs("generate_test")]
     model = make("additive", block_size=max(lengths) + NEW_TOKENS - more)
     run = results(harness(model), ["local_generate"])
@@ -269,7 +269,9 @@ def test_a_limit_takes_the_first_examples() -> None:
 def test_groups_have_a_table_of_their_own() -> None:
     run = results(harness(make("additive")), ["local_science"])
     arc, sciq = (run["results"][f"local_{name}"] for name in ("arc", "sciq"))
-    mean = (7 * arc["acc_norm,none"] + 6 * sciq["acc_norm,none"]) / 13  # by the number of examples
+    mean = (
+        7 * arc["acc_norm,none"] + 6 * sciq["acc_norm,none"]
+    ) / 13  # weighted by the number of examples
     assert 0 < mean < 1
     assert math.isclose(run["groups"]["local_science"]["acc_norm,none"], mean)
     model = {"path": "x", "parameters": 1, "context": 96}

@@ -1,4 +1,4 @@
-"""`ddl eval`: what it refuses, what it says without data and without network."""
+"""`ddl eval` raises InputError for invalid input, and without data or network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINDS = (
     "a run directory of `ddl train`, a Hugging Face directory with a model of ddl or a Hugging Face"
     " directory with another model"
 )
-NOWHERE = "http://127.0.0.1:9"  # a port at which nobody listens
+NOWHERE = "http://127.0.0.1:9"  # a closed port
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hf_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model of `run`, saved for Hugging Face."""
+    """The model of `run`, exported for Hugging Face."""
     path = tmp_path_factory.mktemp("hf") / "ddl-cc"
     ddl.hf.save(make("ddl-cc"), ByteTokenizer(), path)
     return path
@@ -106,7 +106,7 @@ def test_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_half_a_model(hf_directory: Path, tmp_path: Path) -> None:
-    """transformers would make up what a file lacks, and load a model without a tokenizer."""
+    """transformers would draw missing weights at random, and load without a tokenizer."""
     whole = safetensors.torch.load_file(hf_directory / "model.safetensors")
     shutil.copytree(hf_directory, tmp_path / "a")
     del whole["trunk.sublayers.0.c_q.weight"]
@@ -121,7 +121,7 @@ def test_half_a_model(hf_directory: Path, tmp_path: Path) -> None:
 
 
 def test_more_than_the_config_has(hf_directory: Path, tmp_path: Path) -> None:
-    """transformers would leave it out, and half of the model would be scored."""
+    """transformers would drop unexpected weights, and only part of the model would be scored."""
     shutil.copytree(hf_directory, tmp_path / "a")
     config = tmp_path / "a" / "config.json"
     fields = json.loads(config.read_text())
@@ -152,7 +152,7 @@ def test_a_config_without_an_end(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_the_papers_code(tmp_path: Path) -> None:
-    """It has no tokenizer that could be relied on."""
+    """A checkpoint of the paper's code has no reliable tokenizer."""
     (tmp_path / "config.json").write_text('{"model_type": "nanogpt-pro"}')
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     sentence = (
@@ -211,7 +211,7 @@ def test_what_to_fetch(index: TaskManager, monkeypatch: pytest.MonkeyPatch) -> N
 def test_half_of_a_dataset(
     index: TaskManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ARC's easy questions are cached, the hard ones of the same dataset are not."""
+    """ARC's easy questions are cached; the hard ones, of the same dataset, are not."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(tasks, "_hub_answers", lambda: False)
     fill(tmp_path, index, "arc_easy")
@@ -227,7 +227,7 @@ def test_half_of_a_dataset(
 def test_the_hub_is_asked_for_what_is_missing(
     index: TaskManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And for nothing else, if it answers."""
+    """The Hub is asked for missing data and nothing else, if it answers."""
     asked = []
 
     def download(path: str, **options: Any) -> Any:
@@ -260,7 +260,7 @@ def test_a_hub_that_fails_after_all(index: TaskManager, monkeypatch: pytest.Monk
 
 
 def test_no_route(run: Path, tmp_path: Path) -> None:
-    """In a process of its own: one line, soon, and nothing left behind."""
+    """A new process without a route soon prints one line and leaves no files."""
     environment = os.environ | {
         **{"HF_HOME": str(tmp_path), "HF_ENDPOINT": NOWHERE, "OMP_NUM_THREADS": "1"},
         **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "https_proxy", "http_proxy"), NOWHERE),
@@ -285,7 +285,7 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hub_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server of our own, which says 404 to a HEAD; that, too, is an answer."""
+    """A local server answers HEAD with 404, which counts as an answer."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         code = 404

@@ -1,4 +1,4 @@
-"""Files and directories that come whole or not at all."""
+"""Files and directories are written atomically."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_file_changes_in_one_step(tmp_path: Path) -> None:
     with atomic_file(path) as temporary:
         temporary.write_text("ne")
         assert path.read_text() == "old"
-        assert temporary.parent == tmp_path  # where a rename is one step
+        assert temporary.parent == tmp_path  # only there is a rename atomic
         temporary.write_text("new")
     assert path.read_text() == "new"
     assert names(tmp_path) == ["a.json"]
@@ -57,7 +57,7 @@ def test_the_old_file_stays_if_writing_fails(raised: type[BaseException], tmp_pa
 
 
 def test_permissions_as_after_open(tmp_path: Path) -> None:
-    """Also if the writer puts a private file in the place of the one that it is given."""
+    """Permissions are as after open, even if the writer replaces the file by a private one."""
     plain = tmp_path / "plain"
     plain.write_text("")
     path = tmp_path / "a.json"
@@ -105,7 +105,7 @@ with atomic_file(Path(sys.argv[1])) as temporary:
 
 
 def test_a_disk_that_is_full_for_safetensors(tmp_path: Path) -> None:
-    """It has an error of its own for what is an OSError elsewhere."""
+    """For a full disk safetensors raises its own error instead of OSError."""
     path = tmp_path / "model.safetensors"
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True
@@ -144,9 +144,9 @@ WRITES = re.compile(
     r"\.write_(text|bytes)\(|\.save(_pretrained)?\(|\.savefig\(|\.save_(file|model)\(|\.mkdir\("
     r"|open\([^)]*[\"'][wax+]|\.rename\(|os\.replace\(|shutil|tempfile"
 )
-# The names of what atomic_file and atomic_directory give, and of transformers' own argument.
+# Variables for paths that atomic_file and atomic_directory yield, and transformers' own argument.
 WHOLE = re.compile(r"\b(temporary|folder|save_directory)\b")
-# A run directory is made at the start, its metrics grow by lines, and RunDirectory.save is whole.
+# A run directory is made at the start, its metrics grow by lines, and RunDirectory.save is atomic.
 ALLOWED = (
     "path.mkdir(parents=True, exist_ok=True)",
     'with writing(path), path.open("a", encoding="utf-8") as file:',

@@ -1,4 +1,4 @@
-"""`ddl export`, `ddl import` and `ddl sample` of what they wrote."""
+"""`ddl export`, `ddl import`, and `ddl sample` with the directories that they write."""
 
 from __future__ import annotations
 

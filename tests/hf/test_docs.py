@@ -1,4 +1,4 @@
-"""docs/huggingface.md holds what it promises: its commands and its Python run, in order."""
+"""The commands and the Python of docs/huggingface.md run in order, and do what the page says."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMANDS = [line for kind, text in BLOCKS if kind == "bash" for line in text.spl
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """What the page leaves behind, in its directory and in Python."""
+    """Run the page; return the directory with its files, and its Python variables."""
     directory, left = tmp_path_factory.mktemp("page"), {}
     (directory / "notes.txt").write_text(TEXT, encoding="utf-8")
     torch.save(published("cc-ec", vocab_size=256).state_dict(), directory / "checkpoint.pt")
@@ -79,7 +79,7 @@ def test_what_it_leaves(page: tuple[Path, dict[str, Any]]) -> None:
 
 
 def test_what_it_says_of_the_cache(page: tuple[Path, dict[str, Any]]) -> None:
-    """The continuation is that of a call without a cache."""
+    """Continuing from the cache gives the same tokens as without it."""
     _, left = page
     model, mask = AutoModelForCausalLM.from_pretrained(page[0] / "exported"), left["mask"]
     longer = model.generate(left["out"].sequences, attention_mask=mask, max_new_tokens=8)

@@ -1,4 +1,4 @@
-"""Directories that the Auto classes load: equal to the bit, complete."""
+"""Directories that the Auto classes load are complete, and their models equal bit for bit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REMOTE, TOKENIZER = ["modeling_ddl.py"], ["tokenizer.json", "tokenizer_config.js
 
 
 def assert_rotated(hf: DDLForCausalLM) -> None:
-    """The rotary tables, which no file holds, are those of a new model."""
+    """Assert that the rotary tables, which no file contains, equal those of a new model."""
     expected = Rotary(hf.config.head_dim, hf.config.block_size)
     tables = [module for module in hf.modules() if isinstance(module, Rotary)]
     assert len(tables) == hf.config.num_layers
@@ -132,7 +132,7 @@ def test_a_tokenizer_of_anothers(tmp_path: Path) -> None:
 
 
 def test_where_text_ends_is_in_the_generation_config(tmp_path: Path) -> None:
-    """For documents that end with it; a model of bytes never saw a byte 0."""
+    """The end of text is set for models trained on documents that end with it, not for bytes."""
     save(model(), ByteTokenizer(), tmp_path / "bytes")
     assert (
         AutoModelForCausalLM.from_pretrained(tmp_path / "bytes").generation_config.eos_token_id
@@ -175,7 +175,7 @@ def test_without_an_import(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     ids, logits = torch.load(f"{out}.pt")
     assert torch.equal(gpt(ids).logits, logits)
-    # What was saved again refers to a file that is there, and to nothing else.
+    # The directory saved again has the modelling file that its config refers to, and no others.
     assert names(out) == sorted(FILES + REMOTE)
     assert (out / REMOTE[0]).read_text() == (tmp_path / "src" / REMOTE[0]).read_text() == TEXT
     assert torch.equal(load(out)[0](ids).logits, logits)

@@ -1,4 +1,4 @@
-"""`generate` with DDLCache gives what the model gives without a cache, for every residual."""
+"""`generate` with DDLCache gives the same tokens as without a cache, for every residual."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def wrapped(**options: Any) -> DDLForCausalLM:
 
 
 def uncached(hf: DDLForCausalLM, ids: Tensor, number: int) -> Tensor:
-    """The likeliest continuation, computed from whole sequences."""
+    """The greedy continuation, computed from whole sequences."""
     for _ in range(number):
         ids = torch.cat((ids, hf(ids).logits[:, -1:].argmax(-1)), dim=1)
     return ids
@@ -90,7 +90,7 @@ def test_a_cache_is_given_back_and_goes_on(options: dict[str, Any]) -> None:
 
 @every_variant
 def test_passes_with_a_cache(options: dict[str, Any]) -> None:
-    """A prompt in pieces: the logits of each are those of the whole."""
+    """A prompt passed in pieces has the logits of the whole prompt."""
     hf = wrapped(**options)
     ids, mask = padded(tokens(2, 20), [20, 13], "left")
     whole = hf(ids, attention_mask=mask).logits
@@ -109,7 +109,7 @@ def test_passes_with_a_cache(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("length", [7, 4])
 def test_a_prompt_that_a_cache_has_seen_already(length: int) -> None:
-    """There would be nothing to go on from: transformers reads the prompt once more."""
+    """No new token is left, and transformers would read the prompt a second time."""
     hf = wrapped(residual="ddl-tc")
     with torch.no_grad():
         cache = hf(PROMPT, use_cache=True).past_key_values
@@ -147,7 +147,7 @@ def test_up_to_block_size() -> None:
         "`max_new_tokens` must keep prompt and new tokens within 41, the context and one more, "
         f"got {PROMPT.shape[1] + 35} in all"
     )
-    for use_cache in (True, False):  # before the first token, not after all that fit
+    for use_cache in (True, False):  # raised before the first token, not when the context is full
         with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
             hf.generate(PROMPT, max_new_tokens=35, use_cache=use_cache)
 
@@ -184,13 +184,13 @@ def test_with_gradients_there_is_no_cache() -> None:
         wrapped()(PROMPT, use_cache=True)
 
 
-# --- the cache by itself --------------------------------------------------------------------------
+# --- DDLCache -------------------------------------------------------------------------------------
 
 
 def test_rows_of_a_cache() -> None:
     hf = wrapped(residual="ddl-tc")
     cache = DDLCache(hf.config.gpt)
-    cache.reorder_cache(torch.tensor([0]))  # of nothing
+    cache.reorder_cache(torch.tensor([0]))  # while it is empty
     cache.batch_repeat_interleave(2)
     assert (len(cache), cache.batch_size, cache.get_seq_length()) == (2, -1, 0)
     assert (cache.get_max_length(), cache.get_mask_sizes(3, 0)) == (40, (3, 0))

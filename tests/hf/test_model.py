@@ -1,4 +1,4 @@
-"""DDLForCausalLM is GPT: the same numbers, and the interface of Hugging Face's models."""
+"""DDLForCausalLM equals GPT bit for bit, and has the interface of Hugging Face's models."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_tuples_on_demand() -> None:
 
 @every_residual
 def test_hidden_states(residual: str) -> None:
-    """What each block's attention reads, from the trunk's own definition, and the readout."""
+    """Hidden states are the inputs of each block's attention, and the readout."""
     hf = wrapped(residual=residual)
     out = hf(IDX, output_hidden_states=True)
     expected, trunk, x = [], hf.trunk, hf.wte(IDX)
@@ -265,7 +265,7 @@ def test_config_refusals(options: dict[str, Any], sentence: str) -> None:
 
 
 def test_what_transformers_takes_and_stores_is_kept(tmp_path: Any) -> None:
-    """Of other versions, too: a config that was saved once has to load."""
+    """Fields of other versions of transformers are kept, so that every saved config loads."""
     given = {
         "_commit_hash": "1a2b", "architectures": ["DDLForCausalLM"], "auto_map": {"x": "y"},
         "bos_token_id": 1, "dtype": "bfloat16", "eos_token_id": 2, "id2label": {"0": "a", "1": "b"},

@@ -1,4 +1,4 @@
-"""DDLForCausalLM's parameters: their precision, gradients, number, and where new ones start."""
+"""DDLForCausalLM's parameters: dtypes, gradients, number, and initialisation of new ones."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_half_precision_is_saved_as_it_is(tmp_path: Any) -> None:
 
 
 def step(hf: DDLForCausalLM) -> tuple[dict[str, torch.Tensor], int]:
-    """Gradients of one pass, and the bytes that autograd kept for the backward."""
+    """Return the gradients of one pass, and the bytes that autograd saved for the backward."""
     kept = 0
 
     def pack(x: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ def test_checkpointing_computes_the_same_from_less(
     assert hf.is_activation_checkpointing
     gradients, kept = step(hf)
     assert gradients.keys() == expected.keys() == dict(hf.named_parameters()).keys()
-    for name, gradient in expected.items():  # a reentrant one adds them up in another order
+    for name, gradient in expected.items():  # reentrant checkpointing sums in another order
         assert_close(name, gradients[name], gradient, torch.float32, gradient=True)
         assert reentrant or torch.equal(gradients[name], gradient), name
     assert kept < 0.8 * stored
@@ -152,7 +152,7 @@ def test_new_tokens_start_like_the_others() -> None:
 
 @every_residual
 def test_what_a_checkpoint_lacks_is_drawn_as_gpt_draws_it(residual: str, tmp_path: Any) -> None:
-    """A ddl checkpoint in a model with a compression and an expansion, or without gates."""
+    """Load a `ddl` checkpoint into a model with a compression and expansion, or without gates."""
     source = from_gpt(model(residual="ddl"))
     source.save_pretrained(tmp_path)
     config = DDLConfig(**small(residual=residual).__dict__)
@@ -166,7 +166,7 @@ def test_what_a_checkpoint_lacks_is_drawn_as_gpt_draws_it(residual: str, tmp_pat
         if name in have and have[name].shape == parameter.shape:
             assert torch.equal(parameter, have[name]), name
         elif start.std() == 0 or "compress" in name or "expand" in name:
-            assert torch.equal(parameter, start), name  # nothing random about it
+            assert torch.equal(parameter, start), name  # not random
         else:
             assert parameter.std().item() == pytest.approx(start.std().item(), rel=0.3), name
     assert hf(IDX).logits.isfinite().all()

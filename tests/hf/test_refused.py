@@ -1,4 +1,4 @@
-"""Directories and commands of ddl.hf that are refused, sentence by sentence."""
+"""ddl.hf and its commands raise InputError for invalid directories; the messages are pinned."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_damaged_directories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     not_loaded(tmp_path, f"^{where} must hold a model of type ddl, got: ")
     weights.unlink()
     not_loaded(tmp_path, f"^{where} must hold a model of type ddl, got: ")
-    assert not caplog.records  # the sentence is all that is said
+    assert not caplog.records  # nothing is printed beside the error message
     safetensors.torch.save_file(state, weights)
     (tmp_path / "tokenizer.json").write_text("{")
     not_loaded(tmp_path, f"^{where} must hold a model of type ddl, got: ")
@@ -85,7 +85,7 @@ def test_damage_that_transformers_stumbles_over(name: str, text: str, tmp_path: 
 def test_code_in_a_directory_is_not_asked_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers offers to run what a tokenizer_config.json refers to."""
+    """transformers would offer to run the code that a tokenizer_config.json refers to."""
     save(model(vocab_size=256), ByteTokenizer(), tmp_path)
     path = tmp_path / "tokenizer_config.json"
     there = {"auto_map": {"AutoTokenizer": ["code.Tokenizer", "code.Tokenizer"]}}

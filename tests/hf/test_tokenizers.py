@@ -1,4 +1,4 @@
-"""tokenizer.json encodes as our tokenizers do, and every tokenizer has an end of text."""
+"""tokenizer.json encodes like our tokenizers, and every tokenizer has an end of text."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ddl.hf.tokenization import FastTokenizer, from_files, load_tokenizer
 from tests.support.hf_cases import byte_pair_files, small
 
 TABLE = sorted(set("To be, or not to be?\n\tÄß漢字🙂\u0301\r"))
-# Every kind of character: ASCII, control characters, what byte-level tokenizers spell bytes with,
-# the words of a special token, several planes.
+# Every kind of character: ASCII, control characters, characters that stand for bytes in byte-level
+# tokenizers, a special token's text, several Unicode planes.
 PIECES = ["a", "The ", " ", "\n", "\r\n", "\0", "\x1f", "\x7f", "é", "e\u0301", "ß", "Ā", "Ċ", "Ġ"]
 PIECES += ["漢", "🙂", "\u200b", "\ufffd", "\U0010ffff", "<|endoftext|>", "<0x0A>", "[UNK]", "ﬁ"]
 
@@ -56,7 +56,7 @@ def test_bytes(vocab_size: int, tmp_path: Path) -> None:
 def test_every_byte_is_its_own_token() -> None:
     fast, ours, choose = to_fast(ByteTokenizer()), ByteTokenizer(), random.Random(0)
     assert len(fast) == 256
-    for _ in range(500):  # mostly no UTF-8
+    for _ in range(500):  # mostly invalid UTF-8
         tokens = choose.choices(range(256), k=9)
         assert fast.decode(tokens) == ours.decode(tokens)
     assert [fast.decode([byte]) for byte in range(128)] == [chr(byte) for byte in range(128)]
@@ -76,7 +76,7 @@ def test_characters_that_are_not_in_the_table() -> None:
 
 
 def test_characters_that_cannot_be_written() -> None:
-    """A character table may hold half of a surrogate pair, a tokenizer.json cannot."""
+    """A character table may contain a lone surrogate, which a tokenizer.json cannot."""
     sentence = "`tokenizer` must have characters that UTF-8 spells, got '\\ud800'"
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         to_fast(CharTokenizer(["a", "\ud800"]))
@@ -132,9 +132,9 @@ def test_there_and_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
 
 
 class Encoding:
-    """As much of tiktoken's class as it takes: byte pairs by rank, over GPT-2's words.
+    """A stand-in for tiktoken's class with the methods used here: byte pairs over GPT-2's words.
 
-    The ranks are learned here, by counting: GPT-2's own have to be fetched.
+    The ranks are learned here by counting, because GPT-2's would have to be fetched.
     """
 
     WORD = re.compile(r"'(?:[sdmt]|ll|ve|re)| ?[^\W\d_]+| ?\d+| ?(?:_|[^\s\w])+|\s+(?!\S)|\s+")
@@ -186,7 +186,7 @@ TEXT = Path(__file__).read_text(encoding="utf-8")
 
 @pytest.fixture
 def encoding(monkeypatch: pytest.MonkeyPatch) -> Encoding:
-    """In place of tiktoken's."""
+    """Replace tiktoken's encoding by the stand-in."""
     made = Encoding(TEXT, 150)
     for module in ("ddl.data.tokenizer", "ddl.hf.tokenization"):
         monkeypatch.setattr(f"{module}._gpt2", lambda: made)
@@ -205,7 +205,7 @@ def test_byte_pairs(encoding: Encoding, tmp_path: Path) -> None:
         assert fast.decode([50256]) == "<|endoftext|>"
         assert fast.decode([50256], skip_special_tokens=True) == ""
     again = load_tokenizer(tmp_path)
-    assert isinstance(again, FastTokenizer)  # which needs no tiktoken
+    assert isinstance(again, FastTokenizer)  # it needs no tiktoken
     assert again.encode(TEXT) == ours.encode(TEXT)
     assert again.decode(again.encode(TEXT)) == TEXT
     assert to_fast(again) is again.fast
@@ -218,12 +218,12 @@ def test_byte_pairs_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_byte_pairs_from_files(tmp_path: Path) -> None:
-    """As Hugging Face distributes them: one file, or two of the older kind."""
+    """GPT-2's files as Hugging Face distributes them: one file, or the two older ones."""
     whole = byte_pair_files(tmp_path / "new")
     backend = Backend.from_file(str(whole / "tokenizer.json"))
     (tmp_path / "old").mkdir()
     backend.model.save(str(tmp_path / "old"))
-    backend.encode_special_tokens = True  # in a text they are text
+    backend.encode_special_tokens = True  # encode special tokens in a text as plain text
     for kind in ("old", "new"):
         found = from_files(tmp_path / kind, small(vocab_size=300))
         assert found.encode(TEXT) == backend.encode(TEXT).ids
@@ -255,7 +255,7 @@ def test_what_a_tokenizer_directory_says_of_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("table", ["ab\n", "ab\n<|endoftx>"], ids=["cannot", "can"])
 def test_the_end_of_text_as_a_text(table: str) -> None:
-    """lm-eval encodes it among what may stop a generation, whatever the table can spell."""
+    """lm-eval encodes the end of text as a stop string, even if the table cannot spell it."""
     fast = to_fast(CharTokenizer(sorted(set(table))), small(vocab_size=40))
     spelled = set("<|endoftext|>") <= set(table)
     ids = fast("<|endoftext|>").input_ids

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: it learns, saves, and goes on where it was stopped."""
+"""Hugging Face's Trainer trains our models, saves them, and resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 8
 
 
 def rows() -> list[dict[str, Tensor]]:
-    """Sequences that count upwards: easy to learn."""
+    """Sequences that count upwards, which are easy to learn."""
     starts = torch.randint(VOCABULARY, (64, 1), generator=torch.Generator().manual_seed(2))
     sequences = (starts + torch.arange(24)) % VOCABULARY
     return [{"input_ids": row, "labels": row} for row in sequences]
@@ -75,7 +75,7 @@ def test_it_learns_and_goes_on(residual: str, tmp_path: Path) -> None:
 
 
 def test_the_same_in_pieces(tmp_path: Path) -> None:
-    """Two halves of a batch, and recomputed activations, make the same steps."""
+    """Gradient accumulation and activation checkpointing give the same steps."""
     plain, pieces = fresh(), fresh()
     trainer(tmp_path / "plain", plain).train()
     halves = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
@@ -88,7 +88,7 @@ def test_the_same_in_pieces(tmp_path: Path) -> None:
 
 
 def test_with_our_optimizer(tmp_path: Path) -> None:
-    """Which decays neither gates nor compressors."""
+    """Our optimizer decays neither gates nor compressors."""
     hf = fresh()
     optimizer = make_optimizer(hf, OptimConfig(lr=2e-2, weight_decay=0.1))
     run = trainer(tmp_path, hf)

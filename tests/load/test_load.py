@@ -1,4 +1,4 @@
-"""What is at a path, and the model in it."""
+"""Recognise the kind of model at a path, and load it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_file_of_a_directory_of_ours_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_one_name_for_the_path(tmp_path: Path) -> None:
-    """Whichever room finds the fault."""
+    """Errors name the argument as the caller does, whichever subpackage raises them."""
     run = Path(a_run(tmp_path / "run", ByteTokenizer()))
     (run / "tokenizer.json").unlink()
     with pytest.raises(InputError, match=r"^`where` must be a run directory with tokenizer\.json"):

@@ -1,4 +1,4 @@
-"""GPT and its generation refuse arguments that do not fit, each in one sentence."""
+"""GPT and `generate` raise for invalid arguments; the messages are pinned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ddl.nanogpt.convert` refuses, each in one sentence."""
+"""`ddl.nanogpt.convert` raises for invalid models and options; the messages are pinned."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_refused_options(
     options: dict[str, Any], error: type[Exception], sentence: str, disable: bool
 ) -> None:
-    """In one sentence, with the model as it was."""
+    """An invalid option raises one sentence and leaves the model unchanged."""
     model = make()
     with pytest.raises(error, match=f"^{re.escape(sentence)}"):
         convert(model, **options, disable=disable)
@@ -129,7 +129,7 @@ def test_a_later_block_takes_no_tensor() -> None:
 
 @pytest.mark.parametrize("name", ["read_attn", "read_mlp", "res_attn", "res_mlp", "readout"])
 def test_wrapped_parts_are_refused(name: str) -> None:
-    """Their parameters are taken without calling them; attention and MLP are called."""
+    """Reads and residuals are never called, so wrappers raise; attention and MLP are called."""
     model = convert(make(), value_channels=2)
     block = model.transformer.h[-1]
     expected = model(tokens()[0])[0]

@@ -1,4 +1,4 @@
-"""The modules refuse what does not fit, in sentences that name the caller's arguments."""
+"""The modules raise for invalid arguments, with messages that name the caller's arguments."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_scalar_state_of_another_width() -> None:
 
 @pytest.mark.parametrize("m", [1, 3])
 def test_the_raw_read_is_asked_for(m: int) -> None:
-    """Also where the state is a vector: the read of it may compress over tokens."""
+    """The raw read is needed for m = 1, too: the read may compress over tokens."""
     x, h = zeros(2, 7) if m == 1 else zeros(2, 7, m), zeros(2, 7)
     sentence = (
         '`compressed` must be the raw read, of shape (2, 7), with value_from="compressed", got '
@@ -236,7 +236,7 @@ def test_read_expand_and_stream(build: Any, sentence: str) -> None:
 
 
 class Returns(nn.Module):
-    """A sublayer that returns something else than a tensor like its context."""
+    """A sublayer whose output is not a tensor like its context."""
 
     def __init__(self, change: Any) -> None:
         super().__init__()
@@ -314,7 +314,7 @@ def shared(**options: Any) -> dict[str, Any]:
     return {**options, "compress": "token", "shared": Read(8, compress="token")}
 
 
-# Options, the first of them without effect, and the sentence after `must be left at`.
+# (options, of which the first has no effect; the message after `must be left at`)
 UNUSED: dict[Any, list[tuple[dict[str, Any], str]]] = {
     DeltaResidual: [
         ({"gate_hidden": 64}, '128 unless gate="mlp", got 64'),
@@ -376,4 +376,4 @@ def test_options_without_effect(build: Any, options: dict[str, Any], sentence: s
     name, *others = options
     with pytest.raises(ValueError, match=f"^{re.escape(f'`{name}` must be left at {sentence}')}$"):
         build(*sizes, **options)
-    build(*sizes, **{other: options[other] for other in others})  # the rest is right
+    build(*sizes, **{other: options[other] for other in others})  # the other options are valid

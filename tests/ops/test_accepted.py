@@ -1,4 +1,4 @@
-"""The operators accept these arguments although they look odd."""
+"""Unusual arguments that the operators accept."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.support.tolerances import assert_close
 
 
 @pytest.mark.parametrize("beta", [-1.0, 2.5, 1e4])
-def test_any_gate_is_taken_as_it_is(beta: float) -> None:
-    """β is meant to be in [0, 2]; beyond, the equation still says what is written."""
+def test_any_gate_is_accepted(beta: float) -> None:
+    """β is meant to be in [0, 2]; outside, the equation still holds."""
     tensors = inputs((2, 9), 20, 3)
     tensors["gate"].fill_(beta)
     expected = reference.rewrite(**tensors, eps_k=0.1)
@@ -22,7 +22,7 @@ def test_any_gate_is_taken_as_it_is(beta: float) -> None:
 
 
 def test_a_view_with_its_sign_pending() -> None:
-    """torch negates imaginary parts of conjugates lazily; the memory has the other sign."""
+    """torch negates the imaginary part of a conjugate lazily: the memory has the other sign."""
     state = torch.randn(2, 9, D, M, dtype=torch.complex64).conj().imag
     assert state.is_neg()
     weight = torch.ones(D, M)
@@ -32,7 +32,7 @@ def test_a_view_with_its_sign_pending() -> None:
 
 
 def test_numbers_of_other_kinds() -> None:
-    """An integer or a NumPy scalar is a number, too."""
+    """Integers and NumPy scalars are accepted as numbers."""
     given = arguments("rewrite", {"state": torch.randn(SHAPES["state"]), "gate": torch.ones(B, T)})
     given |= {"direction": torch.randn(SHAPES["direction"])}
     results = [functional.rewrite(**given | {"eps_k": eps}) for eps in (1, 1.0, np.float32(1))]

@@ -293,8 +293,8 @@ def test_where_there_is_none_the_dispatcher_is_asked_once(monkeypatch):
 
     for name in ("rewrite", "rewrite_backward"):
         operator = getattr(torch.ops.ddl, name).default
-        real = ops.KERNELS[name]
-        kernel = autograd.kernel_of(
+        real = ops.IMPLEMENTATIONS[name]
+        kernel = autograd.autograd_implementation(
             SimpleNamespace(redispatch=redispatch), real, *autograd.DERIVATIVES["rewrite"]
         )
         tensors = inputs((2, 3), 8, 2)

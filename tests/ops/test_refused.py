@@ -1,7 +1,7 @@
-"""The operators refuse what does not fit, in the same sentences on the CPU, on meta and for fakes.
+"""The operators raise for invalid arguments, with equal messages for CPU, meta and fake tensors.
 
-First what only `ddl.functional` sees: numbers, names and whatever is no tensor. Then tensors, where
-`torch.ops.ddl` is held against the same table. Then native code by itself.
+First come the arguments that only `ddl.functional` sees: numbers, names and non-tensors. Then
+tensors, for which `torch.ops.ddl` is tested with the same table. Then native code alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OVER_TIME = "`state` must have shape (…, time, hidden_size, value_channels), g
 DOUBLE = {"state": zeros(*SHAPES["state"], dtype=F64)}
 ONE_CHANNEL = {"state": zeros(B, T, D, 1), "compress": zeros(D, M)}
 
-# --- numbers, names and what is no tensor ---------------------------------------------------------
+# --- numbers, names and non-tensors ---------------------------------------------------------------
 
 NOT_POSITIVE = [0, 0.0, -1.0, math.nan, math.inf, -math.inf, "0.1", True, 10**400]
 POSITIVE = "a positive finite number"
@@ -138,7 +138,7 @@ def test_layouts(name: str, argument: str, got: str) -> None:
 
 
 def test_memory_that_was_given_back() -> None:
-    """As a sharded parameter is between two uses."""
+    """A tensor's storage may be freed, as a sharded parameter's is between two uses."""
     state = zeros(*SHAPES["state"])
     state.untyped_storage().resize_(0)
     with refused(TypeError, "`state` must be a tensor with memory behind it, got Tensor"):
@@ -263,7 +263,7 @@ def test_numbers_given_to_an_operator(name: str, number: str, bad: float, where:
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("home", ["cpu", "meta"])
 def test_a_mix_of_devices(name: str, home: str, call: Any) -> None:
-    """Each argument in turn is elsewhere than the state."""
+    """Each argument in turn is on another device than the state."""
     given = arguments(name, {})
     local, remote = given, elsewhere("meta", given)
     away = "meta"
@@ -355,6 +355,6 @@ def test_an_epsilon_that_vanishes_in_float32(
     ids=["fake", "meta", "conj", "sparse", "strided", "list"],
 )
 def test_native_code_looks_for_itself(tensor: Any, error: type[Exception], sentence: str) -> None:
-    """Whatever reaches it unchecked: native code reads no memory that is not there."""
+    """Native code checks its arguments itself, so that it never reads invalid memory."""
     with refused(error, sentence):
         _native.expand_forward(tensor, None, torch.empty(B, D, M), 1)

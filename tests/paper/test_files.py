@@ -1,4 +1,4 @@
-"""`ddl import`: files of the paper's code in, Hugging Face's out, and the other way round."""
+"""`ddl import` converts files of the paper's code to Hugging Face directories and back."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_there_and_back(tmp_path: Path) -> None:
 
 
 def same(a: Path, b: Path) -> bool:
-    """Whether two directories hold the same checkpoint, bit for bit."""
+    """Return whether two directories hold the same checkpoint, bit for bit."""
     first, second = load(a), load(b)
     return first.config == second.config and all(
         tensor.dtype == second.state_dict[name].dtype

@@ -1,4 +1,4 @@
-"""The paper's checkpoints as our models and back, against the published model in plain PyTorch."""
+"""Convert the paper's checkpoints to our models and back; compare with the published model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def ours(config: GPTConfig, state: Mapping[str, Tensor]) -> GPT:
 
 
 def assert_same_outputs(theirs: PublishedGPT, model: GPT, length: int = 24) -> None:
-    """To 1e-5 in float32; in float64, where only the formulas count, to 1e-12."""
+    """Compare logits to 1e-5 in float32 and to 1e-12 in float64."""
     idx = torch.randint(model.config.vocab_size, (2, length))
     for tokens in (idx, idx[:, :1], idx[:, :2]):
         torch.testing.assert_close(model(tokens).logits, theirs(tokens), rtol=1e-5, atol=1e-5)
@@ -168,7 +168,7 @@ def test_dtypes_stay(dtype: torch.dtype) -> None:
 
 
 def newest(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The names and shapes of the newest published code, for 24 features and 4 value channels."""
+    """Convert to the names and shapes of the newest published code, for d = 24 and m = 4."""
     renamed = {}
     for name, tensor in state.items():
         if name.endswith("shortconv.weight"):
@@ -180,7 +180,7 @@ def newest(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def oldest(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the first published code, whose kernels belong to an nn.Conv1d."""
+    """Convert to the names and shapes of the first published code, which used nn.Conv1d."""
     renamed = {}
     for name, tensor in state.items():
         if name.endswith("shortconv.weight"):
@@ -227,7 +227,7 @@ def test_a_tied_head_may_be_stored_once(dropped: str) -> None:
 
 
 def test_the_papers_sizes_are_recognised() -> None:
-    """12 blocks, d = 768, 50,304 tokens, as shapes alone."""
+    """The sizes 12 blocks, d = 768 and 50,304 tokens are recognised from shapes alone."""
     with torch.device("meta"):
         expected = GPT(GPTConfig(value="sigmoid", value_from="compressed", eps_k=1e-5))
     their_config, theirs = revert(expected.config, expected.state_dict())
@@ -239,7 +239,7 @@ def test_the_papers_sizes_are_recognised() -> None:
     assert config == GPTConfig(**(vars(expected.config) | factored))
 
 
-# --- what the weights do not tell -----------------------------------------------------------------
+# --- options that do not follow from the weights --------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", ["ddl", "cc-ec"])

@@ -1,4 +1,4 @@
-"""What `ddl.paper` refuses, sentence by sentence, and the options that GPTConfig has for it."""
+"""`ddl.paper` raises InputError for invalid checkpoints and options; the messages are pinned."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.paper_standin import SIZES, published
 
 
 def changed(variant: str, **changes: Tensor | None) -> dict[str, Tensor]:
-    """A state dict with other tensors, or without them; __ stands for a dot."""
+    """Replace or remove tensors of a state dict; __ in a name stands for a dot."""
     state = published(variant).state_dict()
     for key, tensor in changes.items():
         name = key.replace("__", ".")
@@ -229,7 +229,7 @@ def test_revert_wants_the_configs_state() -> None:
 
 
 class Unwanted:
-    """A pickle of this makes a directory when it is loaded."""
+    """Its pickle makes a directory if a loader runs the code in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""A small model of the paper's code in every kind of file that `ddl import` takes."""
+"""A small model of the paper's code in every kind of file that `ddl import` reads."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def model() -> PublishedGPT:
 
 
 def separate(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As safetensors wants them: no two names share memory."""
+    """Copy the tensors so that no two share memory, as safetensors requires."""
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
 def write(directory: Path, kind: str) -> Path:
-    """The model as a file or directory of this kind; what `ddl import` is to be given."""
+    """Write the model as a file or directory of this kind; return the path for `ddl import`."""
     directory.mkdir()
     state, config = model().state_dict(), model().config
     if kind != "model_args":

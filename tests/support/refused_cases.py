@@ -1,4 +1,4 @@
-"""Wrong arguments of the operators, each with the sentence that refuses it."""
+"""Invalid arguments of the operators, each with the message of the error that it raises."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STATE = "`state` must have shape (…, hidden_size, value_channels), got "
 
 
 class Case(NamedTuple):
-    """One change of otherwise right arguments, and what is said about it."""
+    """A change that makes valid arguments invalid, and the error that it raises."""
 
     name: str
     change: dict[str, Any]
@@ -71,7 +71,7 @@ def wrong_dtype(name: str, argument: str, dtype: torch.dtype, expected: str = AN
 
 
 def arguments(name: str, change: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a functional form that are right but for `change`."""
+    """Valid arguments of a functional form, updated by `change`."""
     known = inspect.signature(FUNCTIONS[name]).parameters
     tensors = {n: zeros(*shape) for n, shape in SHAPES.items() if n in known}
     return tensors | {n: x for n, x in NUMBERS.items() if n in known} | change
@@ -82,7 +82,7 @@ def call_function(name: str, given: dict[str, Any]) -> Any:
 
 
 def call_operator(name: str, given: dict[str, Any]) -> Any:
-    """The same through torch.ops.ddl, where nothing in Python looks at the arguments before."""
+    """Call torch.ops.ddl directly, without the checks of `ddl.functional`."""
     defaults = {"norm_eps": 1e-5, "value_from_compressed": False}
     operator = getattr(torch.ops.ddl, name)
     schema = operator.default._schema.arguments
@@ -90,7 +90,7 @@ def call_operator(name: str, given: dict[str, Any]) -> Any:
 
 
 def elsewhere(where: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The same arguments on the CPU, as meta tensors, or as fake ones."""
+    """Convert the arguments to CPU tensors, meta tensors or fake tensors."""
     if where == "cpu":
         return given
     mode = FakeTensorMode()

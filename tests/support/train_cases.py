@@ -1,4 +1,4 @@
-"""What the tests of training share: a training of seconds, and consoles."""
+"""Helpers of the training tests: a configuration that trains in seconds, and consoles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training: input, directories and files that are refused, sentence by sentence."""
+"""Training raises InputError for invalid input, directories and files; the messages are pinned."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_existing_run_is_refused_then_replaced_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
         train(config, quiet())
     train(replace(config, overwrite=True), quiet())
-    assert len(run.metrics()) == 2  # the first run's lines are gone
+    assert len(run.metrics()) == 2  # without the first run's lines
     assert (run.path / "notes.txt").read_text() == "mine"
 
 

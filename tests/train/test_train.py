@@ -1,4 +1,4 @@
-"""Training: repeatability, decay groups, schedule, run directories, Ctrl-C, the device."""
+"""Training: repeatability, decay groups, schedule, run directories, Ctrl-C, choice of device."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_failed_save_leaves_the_old_weights(
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         run.save(GPT(config.model))
     assert (run.path / "model.safetensors").read_bytes() == before
-    assert len(list(run.path.iterdir())) == 5  # and nothing is left of the new ones
+    assert len(list(run.path.iterdir())) == 5  # no temporary file is left
 
 
 def test_ctrl_c_finishes_the_step_and_saves(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_deterministic_algorithms_only_if_asked_for(
     deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They slow a GPU down; on a CPU nothing is set either way."""
+    """Deterministic algorithms slow a GPU down, so they are optional; on a CPU nothing is set."""
     asked: list[torch.device] = []
     monkeypatch.setattr("ddl.train.trainer.make_repeatable", asked.append)
     Trainer(short(tmp_path, "additive", deterministic=deterministic), data.load("topics"), CPU)
@@ -234,14 +234,14 @@ def test_a_gpu_made_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     make_repeatable(torch.device("cuda"))
     assert set_to == [(True,)]
     assert not torch.utils.deterministic.fill_uninitialized_memory
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # the user's own choice stays
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # the user's setting stays
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     make_repeatable(torch.device("cuda"))
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 def test_a_run_of_before_loads(tmp_path: Path) -> None:
-    """Its config.json lacks fields that came later."""
+    """A run of an earlier version, whose config.json lacks later fields, still loads."""
     values = json.loads(to_json(short(tmp_path)))
     del values["deterministic"]
     assert from_json(TrainConfig, json.dumps(values)) == short(tmp_path)

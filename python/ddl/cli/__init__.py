@@ -1,4 +1,4 @@
-"""The `ddl` command: main.py has the table of commands, each of which is a file here."""
+"""The `ddl` command: main.py has the table of commands; each command has a file here."""
 
 from .main import COMMANDS, main
 

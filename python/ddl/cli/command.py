@@ -1,4 +1,4 @@
-"""A command of `ddl`, and its arguments as a configuration."""
+"""Command: one subcommand of `ddl`, and parsing of its arguments into a configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddl.errors import InputError
 
 
 class Command(NamedTuple):
-    """A subcommand: a line for `ddl --help`, its options, its function, the extra that it needs."""
+    """A subcommand: its line in `ddl --help`, configuration class, function and required extra."""
 
     summary: str
     options: type
@@ -21,10 +21,10 @@ class Command(NamedTuple):
 
 
 def parse(kind: Any, args: list[str], *, positional: bool = False, **options: Any) -> Any:
-    """The configuration of this kind that the arguments describe.
+    """Parse the arguments into a configuration of class `kind`.
 
-    tyro answers a value that a configuration refuses with the name of its class and exits. Here the
-    refusal itself is raised, for `main` to name the option.
+    If a configuration raises InputError for a value, tyro prints the class's name and exits. This
+    raises that InputError instead, so that `main` can name the option.
     """
     import tyro
 

@@ -1,4 +1,4 @@
-"""`ddl demo`, which is `make demo`; side_by_side.py does the work."""
+"""`ddl demo`, also `make demo`; the work is in side_by_side.py."""
 
 from __future__ import annotations
 

@@ -21,5 +21,5 @@ def run(args: list[str]) -> None:
 
 
 COMMAND = Command(
-    "take over a checkpoint of the paper's code: ddl import SRC OUT", ImportConfig, run, "train,hf"
+    "convert a checkpoint of the paper's code: ddl import SRC OUT", ImportConfig, run, "train,hf"
 )

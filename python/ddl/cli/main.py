@@ -1,4 +1,4 @@
-"""The `ddl` command. Nothing heavy is imported before a subcommand has understood its arguments."""
+"""The `ddl` command. Heavy packages are imported only after a subcommand's arguments are parsed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMANDS = {
     "import": import_.COMMAND,
 }
 
-# The packages that the extras bring.
+# Packages that the extras install.
 EXTRA = {"tyro", "rich", "safetensors", "matplotlib", "numpy"}
 HF_EXTRA = {"transformers", "accelerate", "tokenizers", "huggingface_hub"}
 EXTRA |= HF_EXTRA | {"lm_eval", "datasets"}
@@ -33,14 +33,14 @@ INTERRUPTED, NOBODY_READS = 128 + 2, 128 + 13  # as shells report SIGINT and SIG
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; 0 on success, 1 after a sentence on standard error, 2 for wrong usage."""
+    """Run a subcommand; return 0 on success, 1 after an error message, 2 for wrong usage."""
     try:
         try:
             return _main(list(sys.argv[1:] if argv is None else argv))
         finally:
-            sys.stdout.flush()  # a reader that has left is noticed here and not at exit
+            sys.stdout.flush()  # so that a closed pipe raises here and not at exit
     except BrokenPipeError:
-        if not nobody_reads():  # another pipe
+        if not nobody_reads():  # the broken pipe is another one
             raise
         return NOBODY_READS
 
@@ -79,30 +79,30 @@ def usage() -> str:
 
 
 def explain(command: str, error: Exception) -> str | None:
-    """The sentence for an error that the user can mend, None for one that is a defect."""
+    """The message for an error that the user can fix; None for any other error."""
     if isinstance(error, InputError | DivergedError):
         flags = _flags(COMMANDS[command].options)
-        # `num_layers` and `optim.lr` are called --model.num-layers and --optim.lr here,
+        # Replace fields by flags: `num_layers` by --model.num-layers, `optim.lr` by --optim.lr,
         named = re.sub(r"`(?:\w+\.)?(\w+)`", lambda m: flags.get(m[1], m[0]), str(error))
-        # and `unless gate="mlp"` becomes `unless --model.gate="mlp"`.
+        # and `unless gate="mlp"` by `unless --model.gate="mlp"`.
         return re.sub(r'\b(\w+)(?==")', lambda m: flags.get(m[1], m[0]).strip("`"), named)
     module = str(error.name).split(".")[0] if isinstance(error, ModuleNotFoundError) else None
     if module in EXTRA:
         extra = COMMANDS[command].extra
-        if extra == "train" and module in HF_EXTRA:  # `ddl sample` of a Hugging Face directory
+        if extra == "train" and module in HF_EXTRA:  # `ddl sample` with a Hugging Face directory
             extra = "train,hf"
         return f"`ddl {command}` needs the `{extra}` extra: pip install 'ddl-rs[{extra}]'"
     return None
 
 
 def _flags(kind: Any, prefix: str = "--") -> dict[str, str]:
-    """The option for every field of a configuration, those of the parts in it included."""
+    """The flag of every field of a configuration, including those of nested configurations."""
     flags: dict[str, str] = {}
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
             flags |= _flags(hints[field.name], f"{prefix}{field.name}.")
-        elif field.default is not dataclasses.MISSING:  # without one it has no flag
+        elif field.default is not dataclasses.MISSING:  # without a default it is positional
             flags[field.name] = f"`{prefix}{field.name.replace('_', '-')}`"
     return flags
 

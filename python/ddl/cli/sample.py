@@ -29,9 +29,9 @@ COMMAND = Command("continue a prompt: ddl sample RUN --prompt TEXT", SampleConfi
 
 
 def sample(config: SampleConfig, console: Console | None = None) -> str:
-    """The prompt and its continuation by the model at `config.run`; a bar on the console.
+    """Return the prompt continued by the model at `config.run`; show progress on the console.
 
-    Raises InputError.
+    Raises InputError if the model cannot be loaded or the prompt cannot be continued.
     """
     from ddl.load import complete, load
 
@@ -53,7 +53,7 @@ def sample(config: SampleConfig, console: Console | None = None) -> str:
 
 @contextmanager
 def _bar(console: Console | None, tokens: int) -> Iterator[Callable[[], object] | None]:
-    """A bar with the time left and, at the end, a line with the tokens per second."""
+    """Show a progress bar with the remaining time and, at the end, the tokens per second."""
     if console is None:
         yield None
         return
@@ -66,7 +66,7 @@ def _bar(console: Console | None, tokens: int) -> Iterator[Callable[[], object] 
     )
 
     columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    quiet = not console.is_terminal  # a bar that cannot move leaves an empty line
+    quiet = not console.is_terminal  # without a terminal, a bar would leave an empty line
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task("writing", total=tokens)
         yield lambda: bar.advance(task)

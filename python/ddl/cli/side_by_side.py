@@ -1,4 +1,4 @@
-"""The work of `ddl demo`: the additive residual against DDL, everything else equal."""
+"""Train the additive residual and DDL side by side, all else equal, for `ddl demo`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .terminal import printable
 
 PROMPT = "The statement "
 SAMPLE_TOKENS = 300
-MEAN_OVER = 20  # steps, for the loss beside the bar
+MEAN_OVER = 20  # steps, for the loss beside the progress bar
 
 
 @dataclass
 class Candidate:
-    """One of the two trainings."""
+    """One of the two training runs."""
 
     trainer: Trainer
     run: RunDirectory
-    seconds: list[float] = field(default_factory=list)  # of every step so far
+    seconds: list[float] = field(default_factory=list)  # of each step so far
     losses: list[float] = field(default_factory=list)
     validation_loss: float = float("nan")
 
@@ -46,7 +46,7 @@ class Candidate:
         return self.trainer.tokens_per_step / statistics.median(self.seconds)
 
     def step(self) -> None:
-        """One optimizer step, timed from start to the loss's arrival."""
+        """Run one optimizer step, timed until the host has the loss and the GPU is idle."""
         started = time.perf_counter()
         loss = float(self.trainer.step().loss)
         if self.trainer.device.type == "cuda":
@@ -62,7 +62,7 @@ class Candidate:
 
 
 def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) -> list[Candidate]:
-    """Train both, print the comparison, write the plot, show a sample of each."""
+    """Train both models, print the comparison, write the plot, print a sample of each."""
     device = pick_device(config.device, config.residual)
     corpus = data.load(data.EMBEDDED)
     pair = [
@@ -109,12 +109,12 @@ def _build(config: TrainConfig, corpus: data.Corpus, device: torch.device) -> Ca
 
 
 def interleave(pair: list[Candidate], steps: int, console: Console) -> None:
-    """Train step by step in turns, so that other load on the machine slows both alike."""
+    """Alternate single training steps, so that other load on the machine slows both equally."""
     every = pair[0].trainer.config.eval_every
     with stop_on_interrupt() as stopped, progress_bar(console) as bar:
         task = bar.add_task("training both", total=steps, loss="", speed="")
         for step in range(1, steps + 1):
-            # The first one alternates: the second finds caches and clocks in another state.
+            # Alternate who is first: caches and clocks differ for the second.
             for candidate in pair if step % 2 else pair[::-1]:
                 candidate.step()
             last = stopped() or step == steps
@@ -131,7 +131,7 @@ def interleave(pair: list[Candidate], steps: int, console: Console) -> None:
 
 
 def comparison(pair: list[Candidate]) -> Table:
-    """Validation loss, size and speed of each."""
+    """A table with validation loss, size and speed of each model."""
     steps = pair[0].trainer.steps_done
     table = Table(title=f"After {steps} steps of {pair[0].trainer.tokens_per_step:,} tokens")
     table.add_column("residual")
@@ -149,7 +149,7 @@ def comparison(pair: list[Candidate]) -> Table:
 
 
 def verdict(pair: list[Candidate]) -> str:
-    """One sentence: which is better, by how much."""
+    """A sentence that says which model is better, and by how much."""
     best, other = sorted(pair, key=lambda c: c.validation_loss)
     gap = other.validation_loss - best.validation_loss
     return f"{best.name} is better: its validation loss is {gap:.4f} nats per byte lower."

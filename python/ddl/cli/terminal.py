@@ -1,4 +1,4 @@
-"""Output of the commands: text that cannot steer a terminal, and a reader that stops reading."""
+"""Output of the commands: removal of control characters, and handling of closed pipes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console that raises BrokenPipeError. Rich's own would exit with another status."""
+    """Make a console that raises BrokenPipeError; rich's own would exit with another status."""
     from rich.console import Console
 
     class Raising(Console):
         def on_broken_pipe(self) -> None:
-            self.quiet = True  # progress bars print once more when they are left
+            self.quiet = True  # progress bars print once more on exit
             raise
 
     return Raising(stderr=stderr)
 
 
 def printable(text: str) -> str:
-    """Replace control characters but newline and tab: a byte model may write escape sequences."""
+    """Replace control characters except newline and tab: a byte model may emit escape sequences."""
     return "".join("\ufffd" if category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 def nobody_reads() -> bool:
-    """Whether the other end of standard output or error is closed, as after `| head`.
+    """Return whether the reader of standard output or error is gone, as after `| head`.
 
-    Then both go nowhere from now on, so that Python does not complain when it flushes them at exit.
+    A closed one is redirected to os.devnull, so that flushing at exit raises no error.
     """
     broken = any(map(_is_closed, (sys.stdout, sys.stderr)))
     if broken:
@@ -46,7 +46,7 @@ def nobody_reads() -> bool:
 def _is_closed(stream: object) -> bool:
     try:
         descriptor = stream.fileno()  # type: ignore[attr-defined]
-    except (AttributeError, OSError, ValueError):  # replaced by something that is no file
+    except (AttributeError, OSError, ValueError):  # replaced by an object that is no file
         return False
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)

@@ -1,4 +1,4 @@
-"""Configuration of a run: model, optimizer, training, presets, and the options of every command.
+"""Configurations: model, optimizer, training, presets, and the options of every command.
 
 Plain dataclasses without torch, so that `ddl COMMAND --help` answers at once.
 """

@@ -1,4 +1,4 @@
-"""Options of the commands beside `ddl train`. No torch in here: `--help` answers at once."""
+"""Options of all commands except `ddl train`. Imports no torch, so `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .fields import check_counts, check_literals, require
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """Text from a finished run."""
+    """Sample text from a trained model."""
 
     run: Path
     """Run directory, a directory that `ddl export` wrote, or a checkpoint of the paper's code."""
@@ -22,9 +22,9 @@ class SampleConfig:
     tokens: int = 300
     """Tokens to add."""
     temperature: float = 0.8
-    """0 always takes the likeliest token, 1 samples as the model believes."""
+    """Divides the logits: 1 samples from the model's distribution, 0 takes the likeliest token."""
     top_k: int | None = 40
-    """Sample among this many likeliest tokens; None among all."""
+    """Sample among this many of the likeliest tokens; None samples among all."""
     seed: int = 1337
     """Equal seeds give equal text."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -39,16 +39,16 @@ class SampleConfig:
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """The additive residual and a DDL residual, side by side."""
+    """Train the additive residual and a DDL residual side by side."""
 
     residual: Residual = "ddl-cc"
     """The residual to compare with the additive one."""
     steps: int | None = None
-    """Optimizer steps of each; None is the `demo` preset's number."""
+    """Optimizer steps of each model; None takes the number of the `demo` preset."""
     seed: int = 1337
-    """Seed of backbone, batches and samples."""
+    """Seed of the initial weights, the batches and the samples."""
     out: Path = Path("runs/demo")
-    """Directory for the two run directories and the plot; an earlier demo in it is replaced."""
+    """Directory for both run directories and the plot; replaces an earlier demo there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
 
@@ -61,24 +61,24 @@ class DemoConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Scores on the tasks of lm-evaluation-harness."""
+    """Score a model on tasks of lm-evaluation-harness."""
 
     model: Path
     """Run directory, or directory of a Hugging Face model."""
     tasks: tuple[str, ...] = ("paper",)
-    """Tasks, groups or tags of lm-eval, or patterns like arc_*. paper: the eight of the papers."""
+    """Tasks, groups or tags of lm-eval, or patterns like arc_*. paper: the papers' eight tasks."""
     num_fewshot: int | None = None
-    """Worked examples before a question; None is the task's own number, for paper both 0 and 1."""
+    """Worked examples before each question. None: the task's default; for paper, both 0 and 1."""
     include_path: Path | None = None
-    """Directory with tasks of your own, as YAML files."""
+    """Directory with your own tasks as YAML files."""
     limit: int | None = None
-    """Examples per task, the first of each; None takes all."""
+    """Score only the first examples of each task, this many; None scores all."""
     batch_size: int | Literal["auto"] = 8
-    """Sequences per forward pass; auto tries how many fit."""
+    """Sequences per forward pass; auto tries how many fit in memory."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     out: Path | None = None
-    """New file for the results as JSON; by default eval-DATE-TIME.json in the model's directory."""
+    """New JSON file for the results; by default eval-DATE-TIME.json in the model's directory."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -92,15 +92,15 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """A run for Hugging Face's classes."""
+    """Export a run for Hugging Face's Auto classes."""
 
     run: Path
     """Run directory."""
     hf: Path | None = None
-    """Directory to write, new or empty. AutoModelForCausalLM and AutoTokenizer load it."""
+    """Directory to write, new or empty. AutoModelForCausalLM and AutoTokenizer can load it."""
     tokenizer: Path | None = None
-    """Directory with GPT-2's tokenizer.json, or its vocab.json and merges.txt, for a run on GPT-2's
-    tokens if tiktoken is missing or cannot fetch its data."""
+    """Directory with GPT-2's tokenizer.json, or its vocab.json and merges.txt. Needed for a run on
+    GPT-2's tokens if tiktoken is missing or cannot fetch its data."""
 
     def __post_init__(self) -> None:
         require(self.hf is not None, "hf", "the directory to write", None)
@@ -108,19 +108,19 @@ class ExportConfig:
 
 @dataclass(frozen=True)
 class ImportConfig:
-    """A checkpoint of the paper's code for Hugging Face's classes, or back."""
+    """Convert a checkpoint of the paper's code for Hugging Face's Auto classes, or back."""
 
     src: Path
-    """Checkpoint: a .pt, .bin or .safetensors file or a directory with one, config.json beside it
-    if there is one. With --reverse a run directory, or one that `ddl export` or this wrote."""
+    """Checkpoint: a .pt, .bin or .safetensors file, or a directory with one; a config.json beside
+    it is read. With --reverse: a run directory, or one that `ddl export` or `ddl import` wrote."""
     out: Path
     """Directory to write, new or empty."""
     variant: Literal["auto"] | Residual = "auto"
-    """Required variant of the checkpoint; auto recognises it by the names of its parameters."""
+    """Residual that the checkpoint must have; auto recognises it by the parameters' names."""
     reverse: bool = False
-    """Write the paper's config.json and pytorch_model.bin."""
+    """Write the format of the paper's code: config.json and pytorch_model.bin."""
     layout: Literal["c_proj", "o_proj"] = "c_proj"
-    """Names that --reverse writes: of the code of the papers, or of its newest version."""
+    """Parameter names for --reverse: c_proj for the papers' code, o_proj for its newest version."""
     tokenizer: Path | None = None
     """As in `ddl export`."""
 

@@ -1,4 +1,4 @@
-"""Fields of the configurations, beside the table of options in ddl/options.py."""
+"""Checks of configuration fields that the option table in ddl/options.py does not have."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ def require(condition: bool, name: str, expected: str, got: object) -> None:
 
 
 def plain_numbers(config: Any) -> None:
-    """Make NumPy's numbers Python's, which JSON can hold."""
+    """Convert NumPy numbers in the fields to Python's, which JSON can hold."""
     for name, value in list(vars(config).items()):
         if is_number(value) and hasattr(value, "item"):
             object.__setattr__(config, name, value.item())
 
 
 def check_literals(config: Any) -> None:
-    """Hold every `Literal` field of a dataclass to its choices."""
+    """Raise unless every `Literal` field of a dataclass has one of its choices."""
     for name, hint in typing.get_type_hints(type(config)).items():
         if typing.get_origin(hint) is Literal:
             check_choice(name, getattr(config, name), get_args(hint))
 
 
 def check_counts(config: Any, names: str, *, least: int = 1) -> None:
-    """Hold the named fields to integers of at least `least`; None passes if it is the default."""
+    """Raise unless the named fields are integers ≥ `least`, or None if that is the default."""
     for name in names.split():
         optional = getattr(type(config), name) is None
         check_count(name, getattr(config, name), least=least, optional=optional)

@@ -1,6 +1,6 @@
-"""The model's shape. No torch in here, so that `ddl train --help` answers at once.
+"""GPTConfig: sizes and residual of a model. Imports no torch, so `--help` answers at once.
 
-A value that cannot be used raises `InputError` with one sentence that names the field.
+An invalid value raises `InputError` with one sentence that names the field.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["RESIDUALS", "STREAMS", "GPTConfig"]
 
 RESIDUALS: tuple[str, ...] = get_args(Residual)
 
-# `compress` and `expand` of DeltaStream; the additive residual has none of it.
+# residual → `compress` and `expand` of DeltaStream; the additive residual has neither.
 STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
     "ddl": ("identity", "repeat"),
     "ddl-cc": ("channel", "conv"),
@@ -44,7 +44,7 @@ STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
     "ddl-tc-noec": ("token", "repeat"),
 }
 
-# DeltaStream's names of options, and GPTConfig's.
+# DeltaStream's name of an option → GPTConfig's.
 SPELLED = {
     "kernel_size": "compress_kernel_size",
     "parameterization": "compress_parameterization",
@@ -55,73 +55,74 @@ SPELLED = {
 @dataclass(frozen=True)
 class GPTConfig:
     """The Transformer of Deep Delta Learning (arXiv 2601.00417): RMSNorm, RoPE, QK-norm, SwiGLU,
-    tied head, no biases. An option that the others leave without effect must keep its default."""
+    tied head, no biases. An option without effect under the other options must keep its default."""
 
     residual: Residual = "ddl-cc"
-    """How a sublayer's output joins the stream. additive: x + F(norm(x)). ddl: delta rule, scalar
-    state. ddl-cc and ddl-tc: `value_channels` copies of the stream, read back by channel or token
-    compression; -noec replaces the embedding convolution by repetition."""
+    """How a sublayer's output joins the stream. additive: x + F(norm(x)). ddl: the delta rule with
+    one value channel. ddl-cc, ddl-tc: the delta rule with `value_channels`, read by channel or
+    token compression; with -noec, repetition replaces the embedding convolution."""
     vocab_size: int = 50304
-    """Number of tokens. 256 reads bytes; GPT-2's 50257 are padded to 50304."""
+    """Number of tokens: 256 for bytes; for GPT-2 50304, its 50257 tokens and padding."""
     block_size: int = 1024
     """Longest context in tokens."""
     num_layers: int = 12
-    """Blocks; each is one attention and one MLP sublayer."""
+    """Number of blocks, each with one attention and one MLP sublayer."""
     num_heads: int = 6
-    """Attention heads."""
+    """Number of attention heads."""
     head_size: int | None = None
-    """Width of an attention head; None is hidden_size / num_heads."""
+    """Width of an attention head; None for hidden_size / num_heads."""
     hidden_size: int = 768
     """Width d of the residual stream. The MLP's hidden width is ⌊8d/3⌋."""
     rope_base: float = 10000.0
-    """Base of the rotary frequencies."""
+    """Base of the rotary position embedding's frequencies."""
 
     value_channels: int = 4
-    """Value channels m of ddl-cc and ddl-tc (ddl has one)."""
+    """Value channels m of ddl-cc and ddl-tc; the other residuals have one."""
     compress_kernel_size: int = 4
-    """Tokens that ddl-tc's compression looks at; taps of ddl-cc's factored one."""
+    """Tokens that ddl-tc's compression spans; value channels that ddl-cc's factored one spans."""
     compress_parameterization: Parameterization = "direct"
-    """What a compressor learns: its weights, or, as in the papers' code, a convolution kernel and a
-    read vector whose product they are."""
+    """Parameters of a compressor. direct: its weights. factored, as in the papers' code: a
+    convolution and a read vector, whose product is the weights."""
     compress_causal: bool = False
-    """Whether ddl-cc's factored kernel looks back along the value channels; else it is centred."""
+    """Make ddl-cc's factored convolution causal along the value channels instead of centred."""
     expand_kernel_size: int = 4
-    """Tokens that the embedding convolution looks at."""
+    """Tokens that the embedding convolution spans."""
     sublayers_per_compressor: int = 2
     """Consecutive sublayers that share one compressor; 2 is one per block, as in the papers."""
     mapping: Mapping = "k"
-    """What a sublayer's output is: k, the direction of the rewrite, its value read from the stream;
-    v, the value, its direction from the branch `direction`."""
+    """Role of a sublayer's output. k: it is the rewrite's direction, and the value comes from the
+    read. v: it is the value, and the branch `direction` computes the direction."""
     gate: Gate = "linear"
-    """Gate β of the rewrite: one linear map, or linear-tanh-linear."""
+    """Gate β of the rewrite. linear: one linear map. mlp: linear-tanh-linear."""
     gate_hidden: int = 128
     """Hidden width of the `mlp` gate."""
     gate_from: GateFrom = "context"
-    """The gate reads the sublayer's normalised context, the mean of the state over its value
-    channels, or these means convolved over time. The latter two cost a pass over the state."""
+    """Input of the gate. context: the sublayer's normalised input. pooled: the mean of the state
+    over its value channels. convolved: these means convolved over time. The latter two cost a pass
+    over the state."""
     gate_kernel_size: int = 4
-    """Tokens that a `convolved` gate looks at."""
+    """Tokens that the convolution of a `convolved` gate spans."""
     direction: Direction = "linear"
-    """Direction of mapping v: a linear map of the context, an MLP over the mean of the value
-    channels or over all of them, or the context's attention over the value channels."""
+    """Direction for mapping v. linear: a linear map of the context. mean, flatten: an MLP over the
+    mean of the value channels or over all of them. attention: the context's attention over them."""
     direction_hidden: int = 128
     """Hidden width of the direction's MLP; width of its attention's queries and keys."""
     beta_init: float = 1.0
     """β at initialisation, between 0 (keep) and 2 (reflect); 1 replaces."""
     value: Value = "linear"
-    """What is written: a linear map, scale·sigmoid of one, or a constant."""
+    """Value of the rewrite: a linear map, value_scale·sigmoid of one, or a constant."""
     value_init: float = 1.0
     """Bias of the `linear` value at initialisation. A value that starts around zero has a random
-    sign in every token, so a sublayer would first have to learn which way its output is written."""
+    sign in every token, so a sublayer would first have to learn the sign of its output."""
     value_scale: float = 4.0
     """Scale of the `sigmoid` value."""
     value_constant: float = 2.0
     """The `constant` value."""
     value_from: ValueFrom = "context"
-    """The value reads the normalised context (arXiv 2601.00417) or, as in the published code, the
-    raw read."""
+    """Input of the value. context: the normalised read (arXiv 2601.00417). compressed: the raw
+    read, as in the published code."""
     eps_k: float | None = None
-    """ε_k in k / √(|k|² + ε_k²); None is 0.02·√d, which lets zero projections train."""
+    """ε_k in k / √(|k|² + ε_k²); None for 0.02·√d, so that zero-initialised projections train."""
 
     def __post_init__(self) -> None:
         plain_numbers(self)
@@ -136,7 +137,7 @@ class GPTConfig:
         self._check_heads()
 
     def _check_heads(self) -> None:
-        """Every head is rotated in pairs."""
+        """Raise unless the width of a head is even: RoPE rotates its features in pairs."""
         if self.head_size is not None:
             require(self.head_size % 2 == 0, "head_size", "even", self.head_size)
             return
@@ -155,7 +156,7 @@ class GPTConfig:
 
 
 def _spelled(name: str, values: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """An option of DeltaStream in GPTConfig's words: `residual` stands for compress and expand."""
+    """Convert DeltaStream's option to GPTConfig's, where `residual` sets compress and expand."""
     if name in ("compress", "expand"):
         part = 0 if name == "compress" else 1
         return "residual", [name for name, stream in STREAMS.items() if stream[part] in values]

@@ -1,4 +1,4 @@
-"""Named configurations: two that run anywhere, and the papers' two."""
+"""Named configurations: tiny and demo for any machine, small and medium as in the papers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEDIUM = GPTConfig(num_layers=24, num_heads=8, hidden_size=1024)
 DEMO = GPTConfig(vocab_size=256, block_size=256, num_layers=4, num_heads=4, hidden_size=256)
 TINY = GPTConfig(vocab_size=256, block_size=64, num_layers=2, num_heads=2, hidden_size=64)
 
-# The papers' recipe: 480 sequences of 1,024 tokens per step. It needs a corpus of its own.
+# The papers' recipe: 480 sequences of 1,024 tokens per step. The user must name a corpus.
 _PAPER = TrainConfig(data=None)
 
 PRESETS: dict[str, TrainConfig] = {

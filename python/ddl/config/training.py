@@ -1,4 +1,4 @@
-"""A training run: its model, data, optimizer and schedule. No torch in here."""
+"""Options of a training run: model, data, optimizer and schedule. Imports no torch."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class OptimConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     """Adam's decay rates of the first and second moment."""
     weight_decay: float = 0.1
-    """Decay of the sublayers' matrices and the embedding; everything else is never decayed."""
+    """Weight decay of the sublayers' matrices and the embedding; nothing else is decayed."""
     clip: float = 1.0
-    """Largest gradient norm; 0 switches clipping off."""
+    """Gradient norm above which gradients are clipped; 0 switches clipping off."""
 
     def __post_init__(self) -> None:
         plain_numbers(self)
@@ -45,14 +45,14 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run."""
+    """Train a language model."""
 
     model: GPTConfig = field(default_factory=GPTConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     data: str | None = "topics"
-    """What to learn from: a UTF-8 text file (read as bytes), a directory with nanoGPT's train.bin
-    and val.bin, or `topics`, the documentation that comes with every Python. The presets small and
-    medium name none."""
+    """Training text: a UTF-8 text file (read as bytes), a directory with nanoGPT's train.bin and
+    val.bin, or `topics`, the documentation inside every Python. The presets small and medium set
+    none."""
     steps: int = 100_000
     """Optimizer steps."""
     batch_size: int = 12
@@ -62,24 +62,24 @@ class TrainConfig:
     eval_every: int = 1000
     """Steps between evaluations on the validation part."""
     eval_batches: int = 100
-    """Batches per evaluation, spread evenly over the validation part; 0 takes all of it."""
+    """Batches per evaluation, spread evenly over the validation part; 0 evaluates all of it."""
     log_every: int = 10
-    """Steps between lines in metrics.jsonl, whose loss is the mean over these steps."""
+    """Steps between lines in metrics.jsonl; a line's loss is the mean over these steps."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     """bfloat16 runs forward and backward under autocast; weights stay float32."""
     compile: bool = False
-    """Pass the model through torch.compile."""
+    """Compile the model with torch.compile."""
     deterministic: bool = False
-    """On a GPU, let torch choose algorithms that give the same losses again, if slower. On a CPU
-    they always do."""
+    """On a GPU, use deterministic algorithms, which may be slower, so that a repeated run has the
+    same losses. On a CPU it always has."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes a GPU when there is one."""
+    """auto takes a GPU if there is one."""
     seed: int = 1337
-    """Seed of the initialisation and of the order of the batches."""
+    """Seed of the initial weights and of the batches."""
     out: Path | None = None
     """Run directory, new or empty; by default runs/RESIDUAL-dHIDDEN-LLAYERS-sSEED."""
     overwrite: bool = False
-    """Replace the run in an existing run directory; other files there stay."""
+    """Replace the run in an existing run directory; other files in it stay."""
 
     def __post_init__(self) -> None:
         plain_numbers(self)

@@ -1,4 +1,4 @@
-"""Tokens to learn from, and the tokenizers that turn them back into text."""
+"""Corpora of training tokens, and tokenizers between text and tokens."""
 
 from .corpus import EMBEDDED, Corpus, batch, embedded_text, evaluation_batches, load
 from .tokenizer import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer

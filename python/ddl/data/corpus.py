@@ -1,6 +1,6 @@
-"""Tokens to learn from: a text file's bytes, nanoGPT's token files, or Python's own documentation.
+"""Corpora: a text file's bytes, nanoGPT's token files, or Python's own documentation.
 
-Files are memory mapped; a batch copies only its own windows.
+Files are memory-mapped; a batch copies only its own windows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNK = 2**20
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training and validation tokens and how to read them."""
+    """Training and validation tokens, and the tokenizer that decodes them."""
 
     name: str
     train: Tokens
@@ -37,7 +37,7 @@ class Corpus:
     tokenizer: Tokenizer
 
     def check(self, block_size: int, vocab_size: int) -> None:
-        """Raise InputError unless a model of these sizes can train on it."""
+        """Raise InputError unless a model of these sizes can train on this corpus."""
         if self.tokenizer.vocab_size > vocab_size:
             raise InputError(
                 f"`vocab_size` must be at least {self.tokenizer.vocab_size} for {self.name},"
@@ -52,11 +52,12 @@ class Corpus:
 
 
 def load(source: str | Path | None) -> Corpus:
-    """Open a corpus by name: `topics`, a text file, or a directory with train.bin and val.bin.
+    """Open a corpus.
 
-    A text is read as bytes (vocabulary 256), its last tenth is the validation part. A directory
-    has uint16 tokens: GPT-2's, or those of the table in meta.pkl beside them. Raises InputError for
-    a source that is missing, unreadable, empty or no UTF-8.
+    source: "topics" (Python's documentation), a text file, or a directory with train.bin and
+    val.bin. A text is read as bytes (vocabulary 256); its last tenth is the validation part. A
+    directory has uint16 tokens of GPT-2, or of the table in its meta.pkl. Raises InputError if the
+    source is missing, unreadable, empty or not UTF-8.
     """
     if source is None:
         raise InputError(
@@ -74,10 +75,10 @@ def load(source: str | Path | None) -> Corpus:
 
 
 def embedded_text() -> bytes:
-    """The language documentation in `pydoc_data.topics`, which every CPython carries, as UTF-8.
+    """The language documentation in CPython's `pydoc_data.topics`, as UTF-8.
 
-    A fifth of its paragraphs repeat earlier ones. Each is kept once, or the validation part would
-    be partly contained in the training part.
+    A fifth of its paragraphs repeat earlier ones. Repetitions are removed; otherwise the training
+    part would contain some of the validation part.
     """
     try:
         from pydoc_data import topics
@@ -90,7 +91,7 @@ def embedded_text() -> bytes:
 
 
 def batch(tokens: Tokens, batch_size: int, block_size: int, generator: torch.Generator) -> Tensor:
-    """Random windows of `tokens` → (batch_size, block_size) int64, drawn from a CPU generator."""
+    """Draw random windows of `tokens`, (batch_size, block_size) int64, with a CPU generator."""
     starts = torch.randint(len(tokens) - block_size + 1, (batch_size,), generator=generator)
     return _windows(tokens, starts.tolist(), block_size)
 
@@ -98,9 +99,9 @@ def batch(tokens: Tokens, batch_size: int, block_size: int, generator: torch.Gen
 def evaluation_batches(
     tokens: Tokens, batch_size: int, block_size: int, count: int
 ) -> Iterator[Tensor]:
-    """Windows that do not overlap, spread evenly over `tokens`, in batches of at most `batch_size`.
+    """Yield windows that do not overlap, spread evenly over `tokens`, the same on every call.
 
-    At most `count` batches; 0 takes every window. The same tokens on every call.
+    Batches are (≤ batch_size, block_size) int64. count: most batches; 0 yields every window.
     """
     windows = len(tokens) // block_size
     wanted = min(windows, count * batch_size) if count else windows
@@ -129,7 +130,7 @@ def _load_directory(path: Path) -> Corpus:
 
 
 def _map(path: Path, argument: str, expected: str, dtype: type[np.generic]) -> Tokens:
-    """Memory-map a file of `dtype`; InputError when that is impossible."""
+    """Memory-map a file of `dtype`; raise InputError if that is impossible."""
     item = np.dtype(dtype).itemsize
     try:
         size = path.stat().st_size
@@ -148,7 +149,7 @@ def _check_utf8(path: Path, tokens: Tokens) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(tokens), CHUNK):
         chunk = tokens[start : start + CHUNK].tobytes()
-        carried = len(decoder.getstate()[0])  # bytes of a character that the last chunk cut in two
+        carried = len(decoder.getstate()[0])  # bytes of a character that the last chunk split
         try:
             decoder.decode(chunk, final=start + CHUNK >= len(tokens))
         except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Text to tokens and back: bytes, nanoGPT's characters, GPT-2's byte pairs."""
+"""Tokenizers: bytes, nanoGPT's characters, GPT-2's byte pairs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGEST_META = 16 * 2**20  # bytes; a character table is a few kilobytes
 
 
 class Tokenizer(Protocol):
-    """What sampling needs. `kind` and `table` are what a run directory keeps of it."""
+    """Interface of a tokenizer. A run directory stores its `kind` and, if it has one, `table`."""
 
     kind: str
     vocab_size: int
@@ -34,8 +34,8 @@ class ByteTokenizer:
         return list(text.encode("utf-8"))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """What is no UTF-8, or no byte at all, becomes the replacement character."""
-        # 0xFF never occurs in UTF-8, so it decodes to the replacement character, too.
+        """Decode as UTF-8; invalid bytes and tokens above 255 become replacement characters."""
+        # 0xFF never occurs in UTF-8, so it decodes to the replacement character.
         return bytes(t if 0 <= t < 256 else 0xFF for t in tokens).decode("utf-8", errors="replace")
 
 
@@ -50,7 +50,7 @@ class CharTokenizer:
         self._token = {character: token for token, character in enumerate(self.table)}
 
     def encode(self, text: str) -> list[int]:
-        """Raises InputError for a character that the table lacks."""
+        """Encode each character by its index in the table; raise InputError if one is missing."""
         unknown = next((c for c in text if c not in self._token), None)
         if unknown is not None:
             raise InputError(
@@ -60,12 +60,12 @@ class CharTokenizer:
         return [self._token[c] for c in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Tokens outside the table become the replacement character."""
+        """Decode tokens by the table; others become the replacement character."""
         return "".join(self.table[t] if 0 <= t < self.vocab_size else "\ufffd" for t in tokens)
 
 
 class GPT2Tokenizer:
-    """GPT-2's byte pairs, through the optional package tiktoken (which downloads them once)."""
+    """GPT-2's byte pairs, by the optional package tiktoken, which downloads them once."""
 
     kind = "gpt2"
     vocab_size = 50257
@@ -74,7 +74,7 @@ class GPT2Tokenizer:
         return list(_gpt2().encode_ordinary(text))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Tokens of the padding up to 50304 become the replacement character."""
+        """Decode byte pairs; padding tokens from 50257 on become the replacement character."""
         piece = _gpt2().decode_single_token_bytes
         pieces = [piece(t) if 0 <= t < self.vocab_size else b"\xff" for t in tokens]
         return b"".join(pieces).decode("utf-8", errors="replace")
@@ -89,17 +89,17 @@ def _gpt2() -> Any:
         ) from error
     try:
         return tiktoken.get_encoding("gpt2")
-    except Exception as error:  # requests' family, which is not a dependency of this package
+    except Exception as error:  # requests' exceptions; requests is not a dependency here
         raise InputError(f"tiktoken could not load GPT-2's byte pairs: {error}") from error
 
 
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What `restore` needs, as JSON values."""
+    """Return the JSON values from which `restore` makes the tokenizer again."""
     return {"kind": tokenizer.kind, "table": getattr(tokenizer, "table", None)}
 
 
 def restore(description: Any) -> Tokenizer:
-    """The tokenizer that `describe` described; InputError for anything else."""
+    """Return the tokenizer that `describe` described; raise InputError for anything else."""
     kind = description.get("kind") if isinstance(description, dict) else description
     if kind == "bytes":
         return ByteTokenizer()
@@ -112,9 +112,9 @@ def restore(description: Any) -> Tokenizer:
 
 
 class _PlainUnpickler(pickle._Unpickler):
-    """Unpickles dict, list, tuple, str and int; refuses every name, so it can run nothing.
+    """Unpickle dict, list, tuple, str and int; refuse every import, so that no code can run.
 
-    The pure-Python unpickler, because the C one sizes a table by numbers in the file.
+    It extends the pure-Python unpickler, because the C one sizes a table by numbers in the file.
     """
 
     def find_class(self, module: str, name: str) -> Any:
@@ -122,7 +122,7 @@ class _PlainUnpickler(pickle._Unpickler):
 
 
 def read_meta(path: Path) -> CharTokenizer:
-    """Read nanoGPT's meta.pkl without executing what a pickle may contain.
+    """Read nanoGPT's meta.pkl without running code that a pickle may contain.
 
     Raises InputError unless the file holds a dict with `itos`, a complete table token → string.
     """
@@ -134,9 +134,9 @@ def read_meta(path: Path) -> CharTokenizer:
         table = [itos[token] for token in range(len(itos))]
         if not table or not all(isinstance(entry, str) for entry in table):
             raise pickle.UnpicklingError("`itos` maps to something else than strings")
-    except Exception as error:  # a damaged pickle raises nearly anything
-        words = f"{type(error).__name__}: {error}"  # some of them the file's, for a terminal
-        detail = "".join(c if c.isprintable() else "\ufffd" for c in words)
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        text = f"{type(error).__name__}: {error}"  # may quote the file's control characters
+        detail = "".join(c if c.isprintable() else "\ufffd" for c in text)
         raise InputError(
             f"`{path}` must be nanoGPT's meta.pkl, plain dicts of strings and numbers, got {detail}"
         ) from error

@@ -1,6 +1,6 @@
-"""Benchmarks of lm-evaluation-harness for a run or a Hugging Face model: `ddl eval`.
+"""`ddl eval`: score a run or a Hugging Face model with lm-evaluation-harness (lm-eval).
 
-lm-eval is imported when an evaluation starts, after everything cheap has been checked.
+lm-eval is imported only after all cheap checks.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
-# The benchmarks of the papers' tables, by lm-eval's names, and the worked examples before each
-# question there.
+# The benchmarks of the papers' tables, by lm-eval's names, and their numbers of shots.
 PAPER = (
     "arc_challenge", "arc_easy", "hellaswag", "openbookqa",
     "piqa", "sciq", "social_iqa", "winogrande",
 )  # fmt: skip
 PAPER_SHOTS = (0, 1)
 
-# The parts of lm-eval's results that a record keeps: for its tables, and how prompts were made.
+# Parts of lm-eval's results that a record keeps: those for its tables, and how prompts were made.
 KEPT = (
     "results", "groups", "group_subtasks", "versions", "n-shot", "n-samples", "higher_is_better",
     "configs",
@@ -41,12 +40,12 @@ KEPT = (
 
 
 def evaluate(config: EvalConfig) -> Record:
-    """Score a model, write the record as JSON, and return it.
+    """Score a model on lm-eval's tasks, write the record as JSON, and return it.
 
-    The record names the model (path, hash of the weights, size), the file (`out`), and in `runs`
-    has lm-eval's results once for each number of shots, with the number of `requests` and how many
-    of them were `truncated`, longer than the model's context. Raises InputError; then nothing was
-    written.
+    The record names the model (path, hash of the weights, size) and the file (`out`). `runs` has
+    lm-eval's results for each number of shots, with the number of `requests` and of those
+    `truncated` because they were longer than the model's context. Raises InputError if model, tasks
+    or `out` cannot be used; then nothing was written.
     """
     subject.check(config.model)
     started = datetime.now(timezone.utc)
@@ -62,7 +61,7 @@ def evaluate(config: EvalConfig) -> Record:
         model = _harness(config)
         runs = []
         for number, shot in enumerate(shots):
-            if number:  # lm-eval writes the number of shots into its tasks, and keeps a 0
+            if number:  # reload: lm-eval stores the number of shots in its tasks and keeps a 0
                 loaded = tasks.load(names, manager)
             runs.append(score(model, loaded, manager, num_fewshot=shot, limit=config.limit))
     record = {
@@ -89,9 +88,10 @@ def score(
     limit: int | None = None,
     samples: bool = False,
 ) -> Record:
-    """lm-eval's results for tasks that were loaded; None shots are the task's own number.
+    """Score a model on loaded tasks and return lm-eval's results.
 
-    samples: keep every example's requests and responses, too.
+    num_fewshot: worked examples before each question; None for the task's default. limit: examples
+    per task; None for all. samples: also keep every example's requests and responses.
     """
     import lm_eval  # type: ignore[import-untyped]
 
@@ -106,7 +106,7 @@ def score(
             log_samples=samples,
             task_manager=manager,
         )
-    except (ValueError, AssertionError) as error:  # there is no other sign of the two mistakes
+    except (ValueError, AssertionError) as error:  # these two mistakes are known only by their text
         if str(error).startswith("Duplicate task"):
             raise InputError(f"`tasks` must have each task once, got {error}") from error
         if num_fewshot and "sample" in str(error).lower():
@@ -127,7 +127,7 @@ def score(
 
 
 def tables(record: Record) -> str:
-    """lm-eval's tables of a record, one for each number of shots, under a line that names both."""
+    """lm-eval's tables of a record, one per number of shots, each under a line with the model."""
     from lm_eval.utils import make_table  # type: ignore[import-untyped]
 
     model = record["model"]
@@ -149,7 +149,7 @@ def tables(record: Record) -> str:
 
 
 def _requested(config: EvalConfig) -> tuple[list[str], Sequence[int | None]]:
-    """Names of tasks, and the numbers of shots."""
+    """Return the names of the tasks, and the numbers of shots."""
     named = [name for entry in config.tasks for name in entry.split(",") if name]
     names = [task for name in named for task in (PAPER if name == "paper" else (name,))]
     paper = "paper" in named and config.num_fewshot is None
@@ -165,14 +165,14 @@ def _harness(config: EvalConfig) -> Harness:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Show errors only: the libraries warn of much that is intended, of some for every request."""
+    """Show errors only: the libraries warn of intended things, some for every request."""
     from lm_eval import evaluator
 
     names = ("lm_eval", "datasets", "transformers.tokenization_utils_base")
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]
     ask_git = evaluator.get_git_commit_hash
-    # It asks for the commit of the current folder, and git prints "fatal" outside of a repository.
+    # lm-eval runs git for the current folder's commit, which prints "fatal" outside a repository.
     evaluator.get_git_commit_hash = lambda: None
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""A model in memory as lm-evaluation-harness wants it."""
+"""Harness: an lm-evaluation-harness adapter around a model in memory."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from lm_eval.models.utils import normalize_gen_kwargs  # type: ignore[import-unt
 
 from ddl.errors import InputError
 
-# A batch of logits that `auto` may try where nothing reports that memory is short: 2²⁸ numbers are
-# 1 GiB in float32, and lm-eval holds their log-softmax besides.
+# Most logits per batch for `auto` on a CPU, where no error reports that memory runs out. 2²⁸
+# numbers are 1 GiB in float32, and lm-eval also holds their log-softmax.
 LOGITS_ON_CPU = 2**28
 MOST_SEQUENCES = 64
 
 
 class Harness(HFLM):
-    """lm-eval's adapter, which counts what lost its beginning and refuses what cannot be scored.
+    """lm-eval's HFLM adapter; it also counts truncated requests and refuses unscorable ones.
 
-    requests: how many there were; a long text of a rolling perplexity is one per window.
-    truncated: those that were longer than the model's context; only their end was read.
+    requests: number so far; each window of a long text's rolling perplexity counts as one.
+    truncated: number of requests longer than the model's context, of which only the end was read.
     """
 
     def __init__(self, model: Any, tokenizer: Any, batch_size: int | str) -> None:
@@ -38,7 +38,7 @@ class Harness(HFLM):
         try:
             return list(super().tok_encode(string, *args, **options))
         except Exception as error:  # tokenizers raises plain Exceptions
-            if "[UNK]" not in str(error):  # a tokenizer of characters that lacks one
+            if "[UNK]" not in str(error):  # "[UNK]" means a character that the table lacks
                 raise
             known = self.tokenizer.get_vocab()
             unknown = next((character for character in string if character not in known), string)

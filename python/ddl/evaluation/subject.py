@@ -1,4 +1,4 @@
-"""The files of the model that `ddl eval` scores: whether they are there, and their identity."""
+"""Check and identify the files of the model that `ddl eval` scores."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ddl.errors import InputError
 from ddl.files import require_kind
 from ddl.load import FOR_TRANSFORMERS
 
-SUFFIXES = (".safetensors", ".bin")  # of weights, in the order of preference
+SUFFIXES = (".safetensors", ".bin")  # of weight files, in order of preference
 
 
 def check(path: Path) -> None:
-    """Raise InputError unless `path` holds a model to score, with weights."""
+    """Raise InputError unless `path` holds a model with weights that `ddl eval` can score."""
     require_kind(path, *FOR_TRANSFORMERS, argument="model")
     _weights(path)
 
 
 def identity(path: Path, model: Any) -> dict[str, Any]:
-    """Fields of the record of scores that tell this model from another."""
+    """The fields of the record that identify the model."""
     return {
         "path": str(path),
         "weights_sha256": _hash(path),
@@ -40,7 +40,7 @@ def _weights(path: Path) -> list[Path]:
 
 
 def _hash(path: Path) -> str:
-    """SHA-256 over the weight files, one after the other."""
+    """SHA-256 over the concatenated weight files."""
     digest = hashlib.sha256()
     for name in _weights(path):
         with name.open("rb") as file:

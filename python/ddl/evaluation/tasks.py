@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: found by name, and loaded without waiting for a network."""
+"""Find lm-evaluation-harness tasks by name, and load them without waiting for a network."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
 
 from ddl.errors import InputError, first_line
 
-PATIENCE = 5.0  # seconds for the Hugging Face Hub to answer at all
+PATIENCE = 5.0  # seconds to wait for the Hugging Face Hub to answer
 
 
 def index(names: Sequence[str], include_path: Path | None) -> TaskManager:
-    """lm-eval's index of tasks, or that of `include_path` alone if all the names are in there.
+    """Return lm-eval's index of tasks, or that of `include_path` alone if it has all the names.
 
-    lm-eval brings more than ten thousand tasks, and reading their files takes seconds. A file of
-    `include_path` comes before one of lm-eval's for the same name. Raises InputError.
+    Reading lm-eval's more than ten thousand task files takes seconds. For equal names, a file in
+    `include_path` wins over lm-eval's. Raises InputError if `include_path` is no directory.
     """
     if include_path is None:
         return TaskManager()
@@ -35,11 +35,11 @@ def index(names: Sequence[str], include_path: Path | None) -> TaskManager:
 
 
 def resolve(names: Sequence[str], manager: TaskManager) -> list[str]:
-    """The names with patterns like `arc_*` replaced by what they match.
+    """Replace patterns like `arc_*` by the names that they match.
 
-    Raises InputError for a name that the index lacks; it says what comes near.
+    Raises InputError for a name that is not in the index, with similar names.
     """
-    found: dict[str, None] = {}  # a set that keeps its order
+    found: dict[str, None] = {}  # an ordered set
     for name in names:
         matches = [name] if Path(name).is_file() else manager.match_tasks([name])
         if not matches:
@@ -51,11 +51,11 @@ def resolve(names: Sequence[str], manager: TaskManager) -> list[str]:
 
 
 def load(names: Sequence[str], manager: TaskManager) -> list[Any]:
-    """lm-eval's tasks and groups of these names, with their data.
+    """Load lm-eval's tasks and groups of these names, with their data.
 
-    Data in the cache is taken as it is; the Hub is asked only for what is missing, and only if it
-    answers: a dataset that it cannot reach costs the library half a minute of retries each time.
-    Raises InputError, which says what to fetch and how.
+    Cached data is used without asking the Hub. Missing data is fetched only if the Hub answers,
+    because the library retries each unreachable dataset for half a minute. Otherwise raises
+    InputError, which says what to fetch and how.
     """
     forbidden = huggingface_hub.constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE
     loaded: dict[str, list[Any]] = {}
@@ -82,10 +82,10 @@ class _NotCachedError(Exception):
 
 
 def _load(name: str, manager: TaskManager) -> list[Any]:
-    """A group, a task, or the tasks of a tag."""
+    """Load a group, a task, or the tasks of a tag."""
     try:
         built = manager.load([name])
-    except Exception as error:  # a task file may fail in any way, with its own code in it
+    except Exception as error:  # a task file can contain code, so it may raise anything
         missing = isinstance(error, ConnectionError) or "find cache for" in str(error)
         if missing:
             raise _NotCachedError(first_line(error)) from error
@@ -100,7 +100,7 @@ def _load(name: str, manager: TaskManager) -> list[Any]:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """What is cached loads, and everything else fails at once."""
+    """Forbid network access: cached data loads, everything else fails at once."""
     homes: tuple[Any, ...] = (huggingface_hub.constants, datasets.config)
     before = [home.HF_HUB_OFFLINE for home in homes]
     for home in homes:
@@ -113,9 +113,9 @@ def _offline() -> Iterator[None]:
 
 
 def _hub_answers() -> bool:
-    """Whether a server is there, through the proxies that the environment names."""
+    """Return whether the Hub answers, through the environment's proxies."""
     try:
-        session = huggingface_hub.get_session()  # its HTTP library changed with its versions
+        session = huggingface_hub.get_session()  # its HTTP library depends on its version
         answer = session.head(huggingface_hub.constants.ENDPOINT, timeout=PATIENCE)
     except Exception:
         return False

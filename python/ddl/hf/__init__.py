@@ -1,11 +1,11 @@
-"""Hugging Face: ddl-rs models for the Auto classes, `generate`, the Trainer and lm-eval.
+"""Hugging Face support: ddl-rs models for the Auto classes, `generate`, the Trainer and lm-eval.
 
     import ddl.hf
     model = AutoModelForCausalLM.from_pretrained(directory)
 
 The import registers `DDLConfig` and `DDLForCausalLM` with AutoConfig and AutoModelForCausalLM.
-`save` and `load` carry a model and its tokenizer from `ddl.models` into such a directory and back.
-Needs the extra `hf`: pip install 'ddl-rs[hf]'.
+`save` writes a model of `ddl.models` and its tokenizer to such a directory, `load` reads them back.
+It needs the extra `hf`: pip install 'ddl-rs[hf]'.
 """
 
 from transformers import AutoConfig, AutoModelForCausalLM

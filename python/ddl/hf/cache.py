@@ -1,4 +1,4 @@
-"""DDLCache: the model's own cache where Hugging Face's generation expects one of its kind."""
+"""DDLCache: the model's cache with the interface that Hugging Face's `generate` expects."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ __all__ = ["DDLCache"]
 class DDLCache(transformers.Cache):
     """Keys, values and the residual stream's history of one batch of sequences.
 
-    `generate` makes one, gives it back as `past_key_values` and goes on from it. It is a thin
-    wrapper: `.cache` is a `ddl.models.cache.Cache`, which grows by itself up to block_size. Beam
-    search reorders it. A token that a compression over time has seen cannot be taken back, so
-    `crop`, and with it assisted decoding, is refused.
+    `generate` makes one, returns it as `past_key_values` and can continue from it. `.cache` is a
+    `ddl.models.cache.Cache`, which grows up to block_size. Beam search reorders it. Convolutions
+    over time cannot forget a token, so `crop`, and with it assisted decoding, raises ValueError.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -34,11 +33,11 @@ class DDLCache(transformers.Cache):
         return f"DDLCache({self.cache.length} of {self.cache.config.block_size} tokens)"
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens so far, padding included."""
+        """Number of tokens so far, padding included."""
         return self.cache.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Tokens that fit: block_size."""
+        """Largest number of tokens: block_size."""
         return self.cache.config.block_size
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -49,7 +48,7 @@ class DDLCache(transformers.Cache):
         return False
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Nothing to do for 0; every other number is refused with a ValueError."""
+        """Do nothing for 0; raise ValueError for every other number."""
         if tokens_to_remove != 0:
             raise ValueError(
                 f"`tokens_to_remove` must be 0, got {tokens_to_remove}: a token that a compression "
@@ -61,26 +60,26 @@ class DDLCache(transformers.Cache):
         self.cache = Cache(self.cache.config)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take these sequences, (B',) int64, in place of the batch."""
+        """Replace the batch by the sequences `beam_idx`, (B',) int64."""
         device = self.cache.device
         if device is not None:
             self.cache.select(beam_idx.to(device))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """The same under another name."""
+        """Do as `reorder_cache`."""
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every sequence `repeats` times, one after the other."""
+        """Repeat each sequence `repeats` times, copies next to each other."""
         if self.cache.batch_size is not None:
             rows = torch.arange(self.cache.batch_size, device=self.cache.device)
             self.cache.select(rows.repeat_interleave(repeats))
 
     @property
     def batch_size(self) -> int:
-        """Sequences in it; −1 as long as it is empty."""
+        """Number of sequences; −1 while the cache is empty."""
         return -1 if self.cache.batch_size is None else self.cache.batch_size
 
     def update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises TypeError: only a DDL model knows what belongs into it."""
+        """Raise TypeError: only a DDL model can fill this cache."""
         raise TypeError("`past_key_values` must be given to a DDL model, got another's")

@@ -1,4 +1,4 @@
-"""DDLConfig: a `GPTConfig` as Hugging Face's classes want it."""
+"""DDLConfig: a `GPTConfig` as a transformers configuration."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["DDLConfig"]
 
 FIELDS = tuple(field.name for field in fields(GPTConfig))
 
-# Fields that transformers, in one version or another, and its quantizers take or store without
-# PreTrainedConfig having an attribute for them.
+# Fields that some version of transformers or its quantizers accepts or stores, although
+# PreTrainedConfig has no attribute for them.
 FOREIGN = frozenset(vars(GenerationConfig())) | {
     "add_cross_attention", "attn_implementation", "auto_map", "bos_token_id", "compression_config",
     "cross_attention_hidden_size", "custom_pipelines", "decoder_start_token_id", "eos_token_id",
@@ -30,14 +30,14 @@ FOREIGN = frozenset(vars(GenerationConfig())) | {
 
 
 class DDLConfig(PreTrainedConfig):
-    """The shape of a model: every field of `ddl.config.GPTConfig` under its own name.
+    """Configuration of a model: every field of `ddl.config.GPTConfig` under its own name.
 
-    Transformers' names num_hidden_layers, num_attention_heads and max_position_embeddings work as
-    well, for num_layers, num_heads and block_size. Everything else that a PreTrainedConfig takes
-    (dtype, eos_token_id, …) is passed on, and so are names that begin with an underscore.
+    transformers' names num_hidden_layers, num_attention_heads and max_position_embeddings work,
+    too, for num_layers, num_heads and block_size. All other arguments of a PreTrainedConfig (dtype,
+    eos_token_id, …) are passed on, as are names that begin with an underscore.
 
-    Raises ValueError (InputError) for values that GPTConfig refuses, in its sentences, and for a
-    name that neither has: it is likely a misspelt one, whose default would be used instead.
+    Raises InputError, a ValueError, for values that GPTConfig refuses and for unknown names, which
+    are probably misspelt: silently, the default would be used.
     """
 
     model_type = MODEL_TYPE
@@ -64,7 +64,7 @@ class DDLConfig(PreTrainedConfig):
 
     @classmethod
     def _check_known(cls, names: Iterable[str]) -> None:
-        """Refuse a name that is no field, neither here nor in transformers."""
+        """Raise InputError for a name that is a field neither here nor in transformers."""
         ours = (*FIELDS, *cls.attribute_map)
         for name in names:
             if name in ours or name in FOREIGN or name.startswith("_") or _is_field(cls, name):
@@ -77,16 +77,16 @@ class DDLConfig(PreTrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Does nothing: checkpoints refer to this installed module, they do not carry a copy."""
+        """Do nothing: checkpoints refer to the installed module instead of containing a copy."""
 
     @classmethod
     def from_gpt(cls, config: GPTConfig) -> DDLConfig:
-        """The config of the same model."""
+        """Make a DDLConfig from a GPTConfig."""
         return cls(**{name: getattr(config, name) for name in FIELDS})
 
     @property
     def gpt(self) -> GPTConfig:
-        """The same as a GPTConfig, checked anew: the fields here can be assigned."""
+        """The same options as a GPTConfig, checked again because fields here can be assigned."""
         return GPTConfig(**{name: getattr(self, name) for name in FIELDS})
 
     @property
@@ -96,7 +96,7 @@ class DDLConfig(PreTrainedConfig):
 
 
 def _is_field(cls: type, name: str) -> bool:
-    """Whether the class has an attribute of this name that can be assigned and is no method."""
+    """Return whether the class has an assignable attribute of this name that is no method."""
     attribute = getattr(cls, name, _is_field)
     if isinstance(attribute, property):
         return attribute.fset is not None

@@ -1,4 +1,4 @@
-"""Hugging Face directories: written from our models, read into them, `ddl export`."""
+"""Write our models as Hugging Face directories, read them back, and `ddl export`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def save(
 ) -> None:
     """Write a directory that the Auto classes load: config, weights (safetensors), tokenizer.
 
-    tokenizer: None for none. remote_code: also write the small modelling file with which
-    `trust_remote_code=True` works where ddl-rs is installed and `ddl.hf` was not imported.
-    Parameters keep their dtype. Raises InputError if GPT-2's byte pairs cannot be had or `out`
+    tokenizer: None writes none. remote_code: also write a small modelling file, so that
+    `trust_remote_code=True` works without importing `ddl.hf` (ddl-rs must be installed).
+    Parameters keep their dtype. Raises InputError if GPT-2's byte pairs cannot be fetched or `out`
     cannot be written; then nothing was written.
     """
     fast = None if tokenizer is None else to_fast(tokenizer, model.config)
@@ -49,7 +49,7 @@ def _write(
     if remote_code:
         wrapped.config.auto_map = dict(remote.AUTO_MAP)
     if fast is not None and isinstance(tokenizer, GPT2Tokenizer | FastTokenizer):
-        # These were trained on documents that end with it.
+        # Models with GPT-2's tokens were trained on documents that end with this token.
         ends = {f"{name}_token_id": fast.eos_token_id for name in ("bos", "eos", "pad")}
         wrapped.generation_config.update(**ends)
     with atomic_directory(out) as folder:
@@ -59,9 +59,9 @@ def _write(
 
 
 def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
-    """Model, in float32 on the CPU, and tokenizer of a directory that `save` or a
-    DDLForCausalLM's `save_pretrained` wrote; None for the tokenizer if there is none.
+    """Load a model, in float32 on the CPU, and its tokenizer; None if there is no tokenizer.
 
+    path: a directory that `save` or a DDLForCausalLM's `save_pretrained` wrote.
     Raises InputError if a file is missing, damaged, or does not fit the others.
     """
     path = Path(path)
@@ -73,12 +73,12 @@ def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
                 dtype=torch.float32,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # so that they are listed
+                ignore_mismatched_sizes=True,  # report them below instead of raising
             )
         tokenizer = load_tokenizer(path)
     except (InputError, ModuleNotFoundError):
         raise
-    except Exception as error:  # a damaged file raises nearly anything
+    except Exception as error:  # a damaged file can raise nearly anything
         got = first_line(error)
         raise InputError(f"`{path}` must hold a model of type ddl, got: {got}") from error
     model, found = loaded
@@ -97,8 +97,8 @@ def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
 def export_run(run: Path, out: Path, tokenizer: Path | None = None) -> list[str]:
     """Write a run directory's model and tokenizer for Hugging Face: `ddl export`.
 
-    tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them. Returns lines
-    that report it. Raises InputError; then nothing was written.
+    tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them. Returns lines for the
+    user. Raises InputError if `run` or `out` cannot be used; then nothing was written.
     """
     from ddl.train.runs import load_run
 
@@ -110,7 +110,7 @@ def export_run(run: Path, out: Path, tokenizer: Path | None = None) -> list[str]
 def choose_tokenizer(
     tokenizer: Tokenizer | None, files: Path | None, config: GPTConfig
 ) -> Tokenizer | None:
-    """The model's tokenizer or, for GPT-2's, the one in a directory."""
+    """Return the model's tokenizer or, if `files` is given, GPT-2's from that directory."""
     if files is None:
         return tokenizer
     if not isinstance(tokenizer, GPT2Tokenizer):
@@ -123,8 +123,10 @@ def choose_tokenizer(
 
 
 def save_with_tokenizer(model: GPT, tokenizer: Tokenizer | None, out: Path) -> list[str]:
-    """`save` into a new directory, for a command: without the tokenizer, with a line that says so,
-    if GPT-2's data is not to be had."""
+    """Save for a command and return lines for the user.
+
+    If GPT-2's data cannot be fetched, no tokenizer is written, and a line says so.
+    """
     fast, report = None, []
     try:
         fast = None if tokenizer is None else to_fast(tokenizer, model.config)
@@ -137,7 +139,7 @@ def save_with_tokenizer(model: GPT, tokenizer: Tokenizer | None, out: Path) -> l
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and reports: our sentence replaces them."""
+    """Silence transformers' progress bars and reports: our message replaces them."""
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""DDLForCausalLM: the models of `ddl.models` with the interface of Hugging Face's."""
+"""DDLForCausalLM: the models of `ddl.models` with Hugging Face's interface."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from .configuration import DDLConfig
 
 __all__ = ["DDLForCausalLM", "from_gpt", "to_gpt"]
 
-# Gate β and value v are computed in float32 whatever the model's dtype. Their biases start around
-# one, where bfloat16 has steps of 1/128, in which training gets stuck. They are 1 + m of ~6d rows.
+# The gate β and value v keep float32 parameters in every model dtype: their biases start around 1,
+# where bfloat16 has steps of 1/128, too coarse to train. They are only 1 + m of ~6d rows.
 WIDE = [r"residuals\.\d+\.gate\.", r"residuals\.\d+\.value\."]
 
 
 class RecomputedAttention(GradientCheckpointingLayer, Attention):
-    """Attention whose activations the backward may compute again instead of storing them."""
+    """Attention with activation checkpointing: the backward can recompute activations."""
 
 
 class RecomputedSwiGLU(GradientCheckpointingLayer, SwiGLU):
-    """The MLP, likewise."""
+    """The MLP with activation checkpointing."""
 
 
 RECOMPUTED = {Attention: RecomputedAttention, SwiGLU: RecomputedSwiGLU}
@@ -46,14 +46,14 @@ RECOMPUTED = {Attention: RecomputedAttention, SwiGLU: RecomputedSwiGLU}
 class DDLForCausalLM(PreTrainedModel, GenerationMixin):
     """A language model with any residual of ddl-rs: embedding, trunk, tied head.
 
-    Embedding and trunk are those of `ddl.models.GPT`, under the same names, so that the state dicts
-    differ in nothing but the tied `lm_head.weight`, which is not saved; logits are equal to the
-    bit. `ddl.hf.from_gpt` makes one of a GPT.
+    Embedding and trunk are those of `ddl.models.GPT` under the same names. So the state dicts
+    differ only in the tied `lm_head.weight`, which is not saved, and logits are equal bit for bit.
+    `ddl.hf.from_gpt` converts a GPT.
 
-    dtype: in bfloat16 and float16 the gates and values of the rewrite keep float32 parameters.
+    dtype: in bfloat16 and float16, the rewrite's gates and values keep float32 parameters.
     Generation: greedy, sampling and beam search, with `DDLCache` as the only cache.
-    Gradient checkpointing: the sublayers' activations are computed again in the backward.
-    Parallelism: the trunk is one unit, which `device_map` leaves on one device.
+    Gradient checkpointing: the backward recomputes the sublayers' activations.
+    Parallelism: `device_map` keeps the whole trunk on one device.
     """
 
     config_class = DDLConfig
@@ -62,13 +62,14 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
     _supports_sdpa = True
     _tied_weights_keys = {"lm_head.weight": "wte.weight"}  # noqa: RUF012
     _keep_in_fp32_modules_strict = WIDE
-    # The stream reads the parameters of its parts without calling them: no hook could move them.
+    # The fused operators read these modules' parameters without calling them, so accelerate's hooks
+    # could not move them between devices.
     _no_split_modules = ["AdditiveStream", "DeltaStream"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    _is_stateful = True  # so that assisted decoding, which takes tokens back, is refused
+    _is_stateful = True  # makes transformers refuse assisted decoding, which has to crop the cache
 
     def __init__(self, config: DDLConfig, model: GPT | None = None) -> None:
-        """model: whose modules to take over, parameters included; a new one without it."""
+        """Build a new model, or share the modules of `model`, parameters included."""
         super().__init__(config)
         fresh = model is None
         model = GPT(config.gpt) if model is None else model
@@ -82,7 +83,7 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
         for name, parameter in self.named_parameters():
             if half and any(re.search(pattern, name) for pattern in WIDE):
                 parameter.data = parameter.data.float()
-            # Drawn already, in the order in which a GPT draws.
+            # Already initialised, in GPT's order of random draws.
             parameter._is_hf_initialized = not parameter.is_meta  # type: ignore[attr-defined]
         self.post_init()
 
@@ -104,22 +105,22 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: (B, T) int64 tokens, T ≤ block_size.
-            attention_mask: (B, T), zero for padding, on the left or on the right; with a cache
-                (B, tokens in it + T). It also says where tokens stand, so there are no
-                `position_ids`.
-            past_key_values: what `DDLCache` saw comes before these tokens, which are added to it.
-            inputs_embeds: (B, T, d) in place of `input_ids`.
-            labels: (B, T) int64, usually `input_ids`: they are shifted here, −100 is left out.
-            use_cache: make a cache when none is given. By default only `generate` does.
-            output_hidden_states: also return num_layers + 1 tensors (B, T, d): number i is what
-                block i reads, the compressed and normalised stream after i blocks, and the last
-                one the readout, which the head reads. (The stream itself has value channels.)
-            output_attentions: must not be set: attention weights are never formed.
-            logits_to_keep: of how many tokens at the end logits are wanted, 0 for all; or the
-                positions of these tokens (n,). Only without `labels`.
+            attention_mask: (B, T), 0 for padding, on the left or on the right; with a cache
+                (B, cached tokens + T). Positions follow from it, so `position_ids` are not allowed.
+            past_key_values: a `DDLCache` of the tokens before these, which are appended to it.
+            inputs_embeds: (B, T, d), instead of `input_ids`.
+            labels: (B, T) int64, usually `input_ids`. They are shifted here; −100 is ignored.
+            use_cache: make a cache if none is given. By default only `generate` does.
+            output_hidden_states: also return num_layers + 1 tensors (B, T, d): tensor i is the
+                input of block i, the compressed and normalised stream after i blocks; the last one
+                is the readout, the head's input. (The stream itself has value channels.)
+            output_attentions: must not be set: attention weights are never computed.
+            logits_to_keep: return logits of only this many tokens at the end, 0 for all; or of the
+                tokens at these positions (n,). Only without `labels`.
             kwargs: for the loss: `num_items_in_batch`, `shift_labels`, `ignore_index`.
 
-        Raises ValueError for arguments that do not fit.
+        Returns logits (B, T, vocab_size) and, with `labels`, the scalar loss in nats.
+        Raises ValueError if an argument does not fit.
         """
         given = self._check_given(input_ids, inputs_embeds)
         _check_labels(labels, given, logits_to_keep)
@@ -153,7 +154,7 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
         )
 
     def _check_given(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """The one that was given; raises ValueError unless it is one, and fits."""
+        """Return `input_ids` or `inputs_embeds`; raise ValueError unless one is given and fits."""
         given = input_ids if inputs_embeds is None else inputs_embeds
         if given is None or (input_ids is not None and inputs_embeds is not None):
             got = "neither" if given is None else "both"
@@ -170,7 +171,7 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
 
     @contextmanager
     def _recorded(self, wanted: bool | None) -> Iterator[list[Tensor]]:
-        """A list that fills with what every block's first sublayer reads."""
+        """Yield a list that collects the input of every block's first sublayer."""
         seen: list[Tensor] = []
         first = self.trunk.sublayers[::2] if wanted else ()
         hooks = [
@@ -201,7 +202,7 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Draws the parameters that no checkpoint had, and fills the rotary tables."""
+        """Draw the parameters that the checkpoint lacks, and fill the rotary tables."""
         for module in self.modules():
             if isinstance(module, Rotary):
                 module.reset_parameters()
@@ -216,7 +217,7 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
                 parameter.copy_(drawn[name])
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Draws a module that transformers adds: embeddings of another size."""
+        """Initialise a module that transformers adds: resized embeddings."""
         if isinstance(module, nn.Embedding | nn.Linear):
             nn.init.normal_(module.weight, std=EMBEDDING_STD)
 
@@ -229,14 +230,14 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
         *args: Any,
         **kwargs: Any,
     ) -> bool:
-        """Puts a `DDLCache` among the model's arguments; refuses every other kind of cache."""
+        """Add a `DDLCache` to the model's arguments; raise ValueError for other kinds of cache."""
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic"):
             raise ValueError(
                 f"`cache_implementation` must be left out, got {kind!r}: a DDL model's own cache "
                 "also holds what its convolutions over time have seen"
             )
-        # The last token is not read again.
+        # One more than block_size, because the model never reads the last new token.
         most, asked = self.config.block_size + 1, generation_config.max_length
         if asked is not None and asked > most:
             expected = f"prompt and new tokens within {most}, the context and one more"
@@ -252,14 +253,14 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,  # by name, or transformers would not pass it on
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Refuses a prompt of which the cache has every token: it would be read once more."""
+        """Raise ValueError if the cache has the whole prompt: it would be read a second time."""
         if next_sequence_length is not None and next_sequence_length < 1:
             seen = kwargs["past_key_values"].get_seq_length()
             got = seen + next_sequence_length
             expected = f"go on from the {seen} tokens in `past_key_values`"
             raise ValueError(f"`input_ids` must {expected}, got {got}")
         kwargs |= {"next_sequence_length": next_sequence_length, "inputs_embeds": inputs_embeds}
-        base: Any = super()  # whose annotations want a LongTensor and a class of their own
+        base: Any = super()  # its annotations require a LongTensor and its own output class
         inputs: dict[str, Any] = base.prepare_inputs_for_generation(input_ids, **kwargs)
         return inputs
 
@@ -267,10 +268,10 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Does nothing: checkpoints refer to this installed module, they do not carry a copy."""
+        """Do nothing: checkpoints refer to the installed module instead of containing a copy."""
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As in the base class, and with the file that an `auto_map` in the config refers to."""
+        """Save as the base class does, and the modelling file if the config's auto_map names it."""
         super().save_pretrained(save_directory, *args, **kwargs)
         if getattr(self.config, "auto_map", None) == remote.AUTO_MAP:
             remote.write(Path(save_directory))
@@ -299,12 +300,12 @@ def _check_unset(output_attentions: bool | None, position_ids: Any = None, **_: 
 
 
 def from_gpt(model: GPT) -> DDLForCausalLM:
-    """The same model for Hugging Face's classes. Its modules, parameters included, are shared."""
+    """Convert a GPT for Hugging Face's classes; the modules and parameters are shared."""
     return DDLForCausalLM(DDLConfig.from_gpt(model.config), model).train(model.training)
 
 
 def to_gpt(model: DDLForCausalLM) -> GPT:
-    """The same model as a GPT: the inverse of `from_gpt`, shared likewise."""
+    """Convert back to a GPT, the inverse of `from_gpt`; modules and parameters are shared."""
     with torch.device("meta"):
         gpt = GPT(model.config.gpt)
     gpt.wte, gpt.trunk = model.wte, model.trunk

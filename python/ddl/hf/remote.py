@@ -1,4 +1,4 @@
-"""The modelling file for Auto classes in a process that has not imported ddl.hf."""
+"""The modelling file for Auto classes if `ddl.hf` was not imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AUTO_MAP = {
     "AutoConfig": f"{MODULE}.DDLConfig",
     "AutoModelForCausalLM": f"{MODULE}.DDLForCausalLM",
 }
-# Inside a `try`, or transformers would ask for a package called ddl.
+# The import is inside `try`, because transformers would otherwise require a package called ddl.
 TEXT = '''\
 """Deep Delta Learning, for AutoModelForCausalLM.from_pretrained(…, trust_remote_code=True).
 
@@ -30,5 +30,5 @@ __all__ = ["DDLConfig", "DDLForCausalLM"]
 
 
 def write(directory: Path) -> None:
-    """Put the modelling file that AUTO_MAP refers to into a directory."""
+    """Write the modelling file that AUTO_MAP refers to into a directory."""
     write_text(directory / f"{MODULE}.py", TEXT)

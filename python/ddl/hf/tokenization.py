@@ -1,19 +1,19 @@
-"""Our tokenizers as `tokenizer.json`, which AutoTokenizer loads, and back.
+"""Convert our tokenizers to `tokenizer.json`, which AutoTokenizer loads, and back.
 
-A text gets the same tokens from both. No special token is added to it or looked for in it, so the
-words "<|endoftext|>" in a text are just words. A character that a character model does not know is
-refused there, too ("Missing [UNK] token"): nothing is left out in silence.
+Both give equal tokens. No special token is added to a text or recognised in it, so the words
+"<|endoftext|>" in a text are just words. Both raise for a character that a character model does not
+know ("Missing [UNK] token"): nothing is dropped silently.
 
-One token serves as end of text, beginning and padding, because lm-eval and batches want them. It is
+One token serves as end of text, beginning of text and padding, which lm-eval and batches need:
 
     GPT-2             <|endoftext|>, 50256
-    bytes, characters <|endoftext|>, the first token that no text needs, where the model has one:
-                      with a vocabulary of more than 256 bytes or len(table) characters; else
+    bytes, characters <|endoftext|>, the first token that no text needs, if the model has one: its
+                      vocabulary is larger than 256 bytes or len(table) characters. Else
                       byte 0, which texts do not contain, or the newline (the first character of a
                       table without one), which `decode(…, skip_special_tokens=True)` then drops.
 
-Models of bytes and characters have not seen it at the end of anything: `generate` does not stop at
-it unless told to.
+Byte and character models never saw it at the end of a text in training, so `generate` does not stop
+at it unless told to.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ddl.errors import InputError, first_line
 __all__ = ["FastTokenizer", "from_files", "load_tokenizer", "to_fast"]
 
 END = "<|endoftext|>"
-OURS = "ddl_tokenizer"  # the entry of tokenizer_config.json with what `restore` needs
+OURS = "ddl_tokenizer"  # the entry of tokenizer_config.json with our tokenizer's description
 FILES = ("tokenizer.json", "vocab.json", "merges.txt")
 
 
 class FastTokenizer:
-    """A tokenizer of Hugging Face's as one of ours."""
+    """A Hugging Face tokenizer with the interface of ours."""
 
     kind = "fast"
 
@@ -51,15 +51,15 @@ class FastTokenizer:
         return list(self.fast(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Tokens that it does not have become nothing."""
+        """Decode tokens; unknown ones are dropped."""
         return str(self.fast.decode(list(tokens)))
 
 
 def to_fast(tokenizer: Tokenizer, config: GPTConfig | None = None) -> PreTrainedTokenizerFast:
-    """The tokenizer that `ddl.hf.save` writes.
+    """Convert to the Hugging Face tokenizer that `ddl.hf.save` writes.
 
-    config: of the model, for its block_size and for tokens that no text needs. Raises InputError
-    where GPT-2's byte pairs cannot be had, or a character cannot be written.
+    config: the model's, for its block_size and its size of vocabulary. Raises InputError if GPT-2's
+    byte pairs cannot be fetched or a character cannot be written as UTF-8.
     """
     if isinstance(tokenizer, FastTokenizer):
         return tokenizer.fast
@@ -74,9 +74,9 @@ def to_fast(tokenizer: Tokenizer, config: GPTConfig | None = None) -> PreTrained
 
 
 def from_files(directory: Path, config: GPTConfig) -> FastTokenizer:
-    """GPT-2's tokenizer from its files: tokenizer.json, or vocab.json with merges.txt.
+    """Load GPT-2's tokenizer from its files: tokenizer.json, or vocab.json with merges.txt.
 
-    Raises InputError unless they are there, can be read and fit the model.
+    Raises InputError if they are missing, unreadable or do not fit the model.
     """
     whole, vocab, merges = (directory / name for name in FILES)
     try:
@@ -101,17 +101,18 @@ def from_files(directory: Path, config: GPTConfig) -> FastTokenizer:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:
-    """The tokenizer in a directory of Hugging Face's; None where there is none."""
+    """Load the tokenizer of a Hugging Face directory; None if there is none."""
     if not (directory / FILES[0]).exists():
         return None
-    # No code in the directory is run, or asked about.
+    # Neither run nor offer to run code in the directory.
     here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     fast = AutoTokenizer.from_pretrained(directory, **here)
     description = fast.init_kwargs.get(OURS)
     if description is None:
         return FastTokenizer(fast)
     tokenizer = restore(description)
-    return FastTokenizer(fast) if isinstance(tokenizer, GPT2Tokenizer) else tokenizer  # with data
+    # `fast` has GPT-2's data, which GPT2Tokenizer would have to fetch.
+    return FastTokenizer(fast) if isinstance(tokenizer, GPT2Tokenizer) else tokenizer
 
 
 def _fast(
@@ -126,9 +127,9 @@ def _fast(
         bos_token=end,
         eos_token=end,
         pad_token=end,
-        padding_side="left",  # so that a batch goes on where its texts end
-        # In a text they are text, unless a table of characters cannot spell them: lm-eval looks for
-        # the end of text among what may stop a generation.
+        padding_side="left",  # so that generation continues at the texts' ends
+        # Encode special tokens in a text as plain text, unless a character table cannot spell them:
+        # lm-eval encodes the end of text as a stop string.
         split_special_tokens=not isinstance(backend.model, models.WordLevel) or spelled,
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
@@ -137,7 +138,7 @@ def _fast(
 
 
 def _bytes(size: int) -> tuple[tokenizers.Tokenizer, str]:
-    """Byte b as token b, and the end of text."""
+    """Make a tokenizer in which byte b is token b; return it and the end of text."""
     alphabet = _alphabet()
     vocabulary = {letter: byte for byte, letter in enumerate(alphabet)}
     end = alphabet[0]
@@ -150,9 +151,9 @@ def _bytes(size: int) -> tuple[tokenizers.Tokenizer, str]:
 
 
 def _characters(table: Sequence[str], size: int) -> tuple[tokenizers.Tokenizer, str]:
-    """Every character as its place in the table, and the end of text."""
+    """Make a tokenizer from a character table; return it and the end of text."""
     lone = next((c for c in table if c != c.encode("utf-8", "replace").decode("utf-8")), None)
-    if lone is not None:  # half of a surrogate pair
+    if lone is not None:  # a lone surrogate
         raise InputError(f"`tokenizer` must have characters that UTF-8 spells, got {lone!r}")
     vocabulary = {character: token for token, character in enumerate(table)}
     end = "\n" if "\n" in vocabulary else table[0]
@@ -165,7 +166,7 @@ def _characters(table: Sequence[str], size: int) -> tuple[tokenizers.Tokenizer, 
 
 
 def _byte_pairs(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
-    """GPT-2's: words, spaces before them included, as byte pairs."""
+    """Make GPT-2's tokenizer: byte pairs over words with their leading spaces."""
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
@@ -173,7 +174,7 @@ def _byte_pairs(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> to
 
 
 def _gpt2_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges from tiktoken's ranks of byte strings."""
+    """Reconstruct GPT-2's vocabulary and merges from tiktoken's ranks of byte strings."""
     encoding = _gpt2()
     ranks = {piece: encoding.encode_single_token(piece) for piece in encoding.token_byte_values()}
     alphabet = _alphabet()
@@ -188,7 +189,7 @@ def _gpt2_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def _halves(piece: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """The two tokens that a token is merged from: what the merges before its own leave of it."""
+    """The two tokens that merge into `piece`: the parts left after all earlier merges."""
     parts = [piece[i : i + 1] for i in range(len(piece))]
     while len(parts) > 2:
         pairs = [ranks.get(a + b, len(ranks)) for a, b in pairwise(parts)]
@@ -198,9 +199,9 @@ def _halves(piece: bytes, ranks: dict[bytes, int]) -> list[bytes]:
 
 
 def _alphabet() -> list[str]:
-    """The letter that stands for each byte in a byte-level tokenizer.json.
+    """The character for each byte in a byte-level tokenizer.json.
 
-    Bytes that Latin-1 prints stand for themselves, the others are counted up from U+0100.
+    Printable Latin-1 bytes stand for themselves; the others are numbered from U+0100.
     """
     printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printed]

@@ -1,4 +1,4 @@
-"""Cache: what a model keeps of the tokens it has seen, so that the next one costs one token."""
+"""Cache: keys, values and convolution inputs of past tokens, for token-by-token inference."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ LEAST_GROWTH = 64  # tokens
 class Cache:
     """Keys and values of every attention, and the history of the residual stream.
 
-    `model(idx, cache=cache)` continues the sequences in it by idx and adds them. It belongs to one
-    batch, one model and one dtype, and serves inference: under torch.no_grad(), or throughout under
-    torch.inference_mode(). A pass that is interrupted leaves it as it was.
+    `model(idx, cache=cache)` continues the cached sequences by idx and appends idx. A cache belongs
+    to one batch, one model and one dtype. Use it for inference, under torch.no_grad() or throughout
+    under torch.inference_mode(). An interrupted forward pass leaves it unchanged.
 
-    The buffers double when they are full, up to block_size, so that n tokens are copied O(n) times
-    in all. Nothing in it is read by the host. Raises TypeError for anything but a GPTConfig.
+    Full buffers double, up to block_size, so n tokens cost O(n) copies in all. The host never reads
+    the buffers, so a GPU is not synchronised. Raises TypeError unless `config` is a GPTConfig.
     """
 
     def __init__(self, config: GPTConfig) -> None:
         if not isinstance(config, GPTConfig):
             raise TypeError(f"`config` must be a GPTConfig, got {type(config).__name__}")
         self.config = config
-        self.length = 0  # tokens of every sequence, padding included
+        self.length = 0  # tokens per sequence, padding included
         self.history = History()
         self._dtype: torch.dtype | None = None  # of the embeddings
-        # One tensor (2, B, H, capacity, head_dim) per attention: keys, values.
+        # One tensor (2, B, H, capacity, head_dim) per attention: keys, then values.
         self._buffers: list[Tensor | None] = [None] * config.num_layers
 
     @property
     def batch_size(self) -> int | None:
-        """How many sequences it has; None as long as it is empty."""
+        """Number of sequences; None while the cache is empty."""
         first = self._buffers[0] if self.length > 0 else None
         return None if first is None else first.shape[1]
 
     @property
     def device(self) -> torch.device | None:
-        """Where its buffers are; None as long as it is empty."""
+        """Device of the buffers; None while the cache is empty."""
         first = self._buffers[0]
         return None if first is None else first.device
 
     def check(self, config: GPTConfig, x: Tensor) -> None:
-        """Raises ValueError unless a model of this config can add x (B, T, d) to it."""
+        """Raise ValueError unless a model of this config can append x (B, T, d)."""
         batch, tokens = x.shape[:2]
         if config != self.config:
             raise ValueError("`cache` must be made of this model's config, got one of another's")
@@ -66,9 +66,10 @@ class Cache:
             )
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add (B, H, T, head_dim) of the current tokens → all so far, (B, H, length + T, head_dim).
+        """Append the current tokens' keys and values (B, H, T, head_dim) for one attention.
 
-        `length` itself moves when all layers have theirs: `advance`.
+        Returns all so far, (B, H, length + T, head_dim). `advance` updates `length`, after all
+        layers have appended theirs.
         """
         if keys.requires_grad:
             raise ValueError(
@@ -82,12 +83,12 @@ class Cache:
         return buffer[0, :, :, :end], buffer[1, :, :, :end]
 
     def advance(self, x: Tensor) -> None:
-        """The current tokens x (B, T, d), that every layer knows by now, are part of the past."""
+        """Count the current tokens x (B, T, d) as past, after every layer has appended theirs."""
         self.length += x.shape[1]
         self._dtype = x.dtype
 
     def select(self, rows: Tensor) -> None:
-        """Take these sequences, (B',) int64, in place of the batch: to reorder or repeat them."""
+        """Replace the batch by the sequences `rows`, (B',) int64, to reorder or repeat them."""
         check_is_tensor("rows", rows)
         if rows.dtype not in (torch.int64, torch.int32) or rows.ndim != 1:
             expected = "a vector of int64 row numbers"
@@ -100,8 +101,8 @@ class Cache:
         raise ValueError(f"`cache` must be used in one dtype, got {now} after {before}")
 
     def _room(self, layer: int, keys: Tensor, end: int) -> Tensor:
-        """The layer's buffer, with room for `end` tokens."""
-        old = self._buffers[layer] if self.length > 0 else None  # else of an interrupted pass
+        """Return the layer's buffer, grown if needed to hold `end` tokens."""
+        old = self._buffers[layer] if self.length > 0 else None  # an interrupted pass may leave one
         if old is not None and old.dtype != keys.dtype:
             self._refuse_dtype(keys.dtype, old.dtype)  # autocast was switched on or off
         if old is not None and end <= old.shape[3]:

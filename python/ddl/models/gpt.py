@@ -1,10 +1,10 @@
-"""The Transformer of Deep Delta Learning (arXiv 2601.00417), with the residual as its one choice.
+"""The Transformer of Deep Delta Learning (arXiv 2601.00417), with a choice of residual.
 
     x = wte(idx);  h = trunk(x);  logits = h · wteᵀ
 
-The trunk owns the residual stream and calls the sublayers attention, MLP, attention, MLP, … on
-its normalised read. Sublayers and embedding are the same for every residual, and from one seed they
-start from the same numbers.
+The trunk owns the residual stream and calls the sublayers attention, MLP, attention, MLP, … on its
+normalised read. Every residual has the same sublayers and embedding, and with equal seeds they
+start with equal weights.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .trunk import AdditiveStream, contexts, make_trunk
 
 EMBEDDING_STD = 0.02
 HIDDEN_STD_FACTOR = 0.5  # hidden matrices start with std 0.5/√d
-IGNORE = -100  # cross_entropy's "no target here"
+IGNORE = -100  # cross_entropy's ignore_index
 
 
 class GPTOutput(NamedTuple):
-    """What `GPT` returns.
+    """Output of `GPT`.
 
     logits: (B, T, vocab_size), in the dtype of the matrix products.
     loss: scalar, mean next-token cross-entropy in nats, float32 (float64 for a float64 model);
@@ -48,7 +48,7 @@ class GPTOutput(NamedTuple):
 class GPT(nn.Module):
     """Decoder-only language model; `config.residual` selects additive or one of the DDL streams.
 
-    Construction on the meta device, `to_empty`, then `reset_parameters()` gives a fresh model.
+    To get a new model from the meta device, call `to_empty`, then `reset_parameters()`.
     """
 
     trunk: AdditiveStream | DeltaStream
@@ -62,18 +62,18 @@ class GPT(nn.Module):
         sublayers = nn.ModuleList()
         for layer in range(config.num_layers):
             sublayers.extend((Attention(config, layer), SwiGLU(config)))
-        # Before the trunk exists, so that the random stream up to here knows no residual variant.
+        # Before the trunk exists, so that equal seeds give equal backbones for every residual.
         self._reset_backbone(sublayers)
         self.trunk = make_trunk(config, sublayers)
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew: first the backbone, then what the residual adds."""
+        """Draw all parameters anew: first the backbone, then the residual's."""
         self._reset_backbone(self.trunk.sublayers)
         self.trunk.reset_parameters()
 
     @torch.no_grad()
     def _reset_backbone(self, sublayers: nn.ModuleList) -> None:
-        """The paper's µP-style start: embedding std 0.02, hidden matrices std 0.5/√d, norms one."""
+        """Initialise as in the paper (µP-style): embedding std 0.02, matrices 0.5/√d, norms 1."""
         std = HIDDEN_STD_FACTOR / math.sqrt(self.config.hidden_size)
         nn.init.normal_(self.wte.weight, std=EMBEDDING_STD)
         for module in sublayers.modules():
@@ -95,16 +95,15 @@ class GPT(nn.Module):
 
         Args:
             idx: (B, T) int64 or int32 tokens, T ≤ block_size.
-            labels: (B, T) int64, usually `idx` itself: they are shifted here, position t is scored
-                against labels[t + 1], and −100 is left out.
-            attention_mask: (B, T) of ones and, for padding, zeros; with a cache (B, cache.length +
-                T), and the padding on the left. What a row's real tokens give does not depend on
-                its padding.
-            cache: what it saw comes before idx; idx is added to it. None for whole sequences.
-            last: of how many tokens at the end of idx logits are wanted; None for all.
+            labels: (B, T) int64, usually `idx` itself. They are shifted here: position t is scored
+                against labels[:, t + 1]. Labels of −100 are ignored.
+            attention_mask: (B, T), 1 for tokens, 0 for padding; with a cache (B, cache.length + T),
+                padded on the left. Results for tokens do not depend on the padding.
+            cache: past tokens, which idx continues; idx is appended. None for whole sequences.
+            last: return logits of only this many tokens at the end; None for all.
 
         Raises:
-            TypeError: a wrong dtype. ValueError: anything else that does not fit.
+            TypeError: a dtype is wrong. ValueError: anything else does not fit.
         """
         self._check_tokens(idx, longest=self.config.block_size)
         if labels is not None:
@@ -117,7 +116,7 @@ class GPT(nn.Module):
         logits = self._logits(h if last is None else h[:, -last:])
         if labels is None:
             return GPTOutput(logits, None)
-        # The labels move instead of the logits: slicing those would copy them all.
+        # Shift the labels, not the logits: slicing the logits would copy all of them.
         targets = F.pad(labels[:, 1:], (0, 1), value=IGNORE)
         loss = F.cross_entropy(wide(logits.flatten(0, 1)), targets.flatten(), ignore_index=IGNORE)
         return GPTOutput(logits, loss)
@@ -125,7 +124,10 @@ class GPT(nn.Module):
     def contexts(
         self, x: Tensor, *, attention_mask: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """Embeddings (B, T, d) → what the head reads, (B, T, d): `forward` without its two ends."""
+        """Map embeddings x (B, T, d) to the head's input (B, T, d).
+
+        This is `forward` without embedding and head; the arguments are those of `forward`.
+        """
         return contexts(self.trunk, self.config, x, attention_mask=attention_mask, cache=cache)
 
     def generate(
@@ -140,11 +142,13 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Continue idx (B, T) by `max_new_tokens` sampled tokens → (B, T + max_new_tokens).
 
-        Only the last block_size tokens are looked at: up to there a token costs one token, thanks
-        to a cache, and beyond it a whole block. temperature 0 takes the likeliest token; `top_k`
-        samples among the k likeliest. Equal seeds of a CPU `generator` give equal samples on every
-        device; without one, or with the device's own, the host never waits. `progress` is called
-        after every token. Raises ValueError for a negative temperature, top_k < 1, an empty idx.
+        The model sees the last block_size tokens. Up to that length a cache makes each new token
+        cost one token; beyond it, each costs a whole block.
+
+        temperature: 0 takes the likeliest token. top_k: sample among the k likeliest; None for all.
+        generator: a CPU generator gives equal samples on every device for equal seeds; with None or
+        the device's own generator, the host never waits for the device. progress: called after
+        every token. Raises ValueError for a negative temperature, top_k < 1 or an empty idx.
         """
         sampling = Sampling(temperature, top_k, generator)
         check_count("max_new_tokens", max_new_tokens, least=0)
@@ -154,9 +158,10 @@ class GPT(nn.Module):
         cache: Cache | None = Cache(self.config)
         new = out[:, max(0, length - block) : length]
         for end in range(length, length + max_new_tokens):
-            if end > block:  # the window moves on, and all in it have other tokens before them
+            if end > block:  # the window moves, so every token in it has other tokens before it
                 cache, new = None, out[:, end - block : end]
-            with torch.inference_mode():  # `out` was made outside: it may go into a training step
+            # `out` was made outside inference mode, so that it may be used in a training step.
+            with torch.inference_mode():
                 logits = self(new, cache=cache, last=1).logits[:, -1]
                 out[:, end : end + 1] = sampling.draw(logits)
             new = out[:, end : end + 1]
@@ -165,11 +170,11 @@ class GPT(nn.Module):
         return out
 
     def num_parameters(self) -> int:
-        """Number of parameters; the tied head counts once."""
+        """Number of parameters; the tied head and embedding count once."""
         return sum(p.numel() for p in self.parameters())
 
     def _logits(self, h: Tensor) -> Tensor:
-        # The tied head is the embedding itself: one parameter, one name, nothing to tie again.
+        # The tied head uses the embedding's parameter, so loading never has to tie them again.
         return F.linear(h, self.wte.weight)
 
     def _check_tokens(self, idx: Any, *, longest: int | None) -> None:
@@ -191,7 +196,7 @@ class GPT(nn.Module):
         self._check_numbers("labels", labels, besides=IGNORE)
 
     def _check_numbers(self, name: str, tokens: Tensor, besides: int | None = None) -> None:
-        """Raises ValueError for another device than the model's, or no token of its vocabulary."""
+        """Raise ValueError unless tokens are on the model's device and in its vocabulary."""
         device = self.wte.weight.device
         if tokens.device != device:
             raise ValueError(f"`{name}` must be on {device}, got a tensor on {tokens.device}")

@@ -1,4 +1,4 @@
-"""Sampling: how the next token is drawn from its logits."""
+"""Sampling: draw the next token from its logits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ddl.options import check_count, check_least
 
-COLDEST = 1e-30  # float32 has its reciprocal; colder ones sample the same
+COLDEST = 1e-30  # its reciprocal fits float32; lower temperatures sample the same
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of `GPT.generate`, checked: raises ValueError for one that is out of range."""
+    """Options of `GPT.generate`; raises ValueError if one is out of range."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -29,10 +29,10 @@ class Sampling:
             raise TypeError(f"`generator` must be a torch.Generator, got {got}")
 
     def draw(self, logits: Tensor) -> Tensor:
-        """One token per row of logits (B, vocab_size) → (B, 1)."""
+        """Draw one token per row of logits (B, vocab_size); returns (B, 1)."""
         if self.temperature == 0:
             return logits.argmax(dim=-1, keepdim=True)
-        # From the likeliest down, so that no temperature overflows.
+        # Subtract the maximum first, so that a low temperature cannot overflow.
         logits = logits.float() - logits.float().amax(-1, keepdim=True)
         logits = logits / max(self.temperature, COLDEST)
         if self.top_k is not None and self.top_k < logits.shape[-1]:

@@ -1,4 +1,4 @@
-"""What every residual has in common: rotary positions, attention, the gated MLP."""
+"""Sublayers, the same for every residual: rotary positions, attention, the gated MLP."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NORM_EPS = 1e-5
 class Rotary(nn.Module):
     """Rotary position embedding, rotate-half layout: pairs are (i, i + head_dim/2).
 
-    The tables are float32 and never saved. Everything that could spoil them, `.bfloat16()`,
-    `.to_empty()` after construction on the meta device, `.to(device)`, goes through `_apply`, which
-    computes them anew.
+    The tables are float32 and never saved. `.bfloat16()`, `.to_empty()` after construction on the
+    meta device, and `.to(device)` would damage them; all go through `_apply`, which recomputes
+    them.
     """
 
     cos: Tensor
@@ -34,11 +34,11 @@ class Rotary(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Compute the tables on the device where they are."""
+        """Compute the tables, on their current device."""
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=self.cos.device)
         positions = torch.arange(self.length, dtype=torch.float32, device=self.cos.device)
-        # 1/base^x and base^−x differ in the last bit, and position 1000 makes 1e-5 of that: this is
-        # what the published models were trained with.
+        # 1/base^x and base^−x differ in the last bit, which position 1000 magnifies to 1e-5. The
+        # published models were trained with 1/base^x.
         angles = torch.outer(positions, 1.0 / self.base ** (pairs / self.head_dim))
         self.cos, self.sin = angles.cos(), angles.sin()
 
@@ -48,8 +48,8 @@ class Rotary(nn.Module):
         return self
 
     def forward(self, x: Tensor, tokens: Tokens = ALONE) -> Tensor:
-        """Rotate x (B, T, H, head_dim) by its positions → float32, or float64 for float64."""
-        if self.cos.device != x.device:  # a meta model that load_state_dict(assign=True) filled
+        """Rotate x (B, T, H, head_dim) by its positions; returns float32 (float64 for float64)."""
+        if self.cos.device != x.device:  # after load_state_dict(assign=True) on a meta model
             self.cos = self.cos.new_empty(0, device=x.device)
             self.reset_parameters()
         consecutive = slice(tokens.start, tokens.start + x.shape[1])
@@ -62,7 +62,7 @@ class Rotary(nn.Module):
 class Attention(nn.Module):
     """Causal multi-head attention; queries and keys are rotated, then normalised (QK-norm).
 
-    layer: which of the model's attentions it is; a cache keeps keys and values under this number.
+    layer: index among the model's attentions; the cache stores keys and values under it.
     """
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
@@ -79,11 +79,11 @@ class Attention(nn.Module):
         self.rotary = Rotary(self.head_dim, config.block_size, config.rope_base)
 
     def forward(self, h: Tensor, tokens: Tokens = ALONE) -> Tensor:
-        """h (B, T, d) → (B, T, d)."""
+        """Map h (B, T, d) to (B, T, d). tokens: their positions, mask and cache."""
         heads = (*h.shape[:2], self.num_heads, self.head_dim)
         q, k, v = (c(h).view(heads) for c in (self.c_q, self.c_k, self.c_v))  # (B, T, H, head_dim)
-        # Rotated in float32, normalised in the norm's dtype (float32 under autocast); attention
-        # runs in the dtype of the matrix products.
+        # Rotate in float32, normalise in the norm's dtype (float32 under autocast), and attend in
+        # the dtype of the matrix products.
         norm_dtype = self.q_rms.weight.dtype
         q = self.q_rms(self.rotary(q, tokens).to(norm_dtype))
         k = self.k_rms(self.rotary(k, tokens).to(norm_dtype))
@@ -97,7 +97,7 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """silu(h W₁)·(h W₂) W₃ with hidden width ⌊8d/3⌋."""
+    """The gated MLP (silu(h W₁)·(h W₂)) W₃, of hidden width ⌊8d/3⌋."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -106,10 +106,10 @@ class SwiGLU(nn.Module):
         self.c_proj = nn.Linear(config.mlp_hidden, config.hidden_size, bias=False)
 
     def forward(self, h: Tensor, tokens: Tokens = ALONE) -> Tensor:
-        """h (B, T, d) → (B, T, d), token by token."""
+        """Map h (B, T, d) to (B, T, d), each token by itself; `tokens` is ignored."""
         return self.c_proj(F.silu(self.c_fc1(h)) * self.c_fc2(h))
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in float32, or float64 for float64."""
+    """Convert x to float32; leave float64."""
     return x if x.dtype == torch.float64 else x.float()

@@ -1,4 +1,4 @@
-"""Tokens: where the tokens of one forward pass stand, which is all that attention needs of them."""
+"""Tokens: positions, attention mask and cache of the tokens of one forward pass."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .cache import Cache
 
 
 class Tokens(NamedTuple):
-    """Where the tokens of one forward pass stand among all tokens of their sequences.
+    """Positions, attention mask and cache of the tokens of one forward pass.
 
-    start: how many tokens the cache has of every sequence; these come after them.
+    start: number of cached tokens per sequence, which come before these.
     positions: (B, T) int64 for the rotation; None for start, start + 1, …
-    causal: whether each token attends to itself and those before it, and these are all there is.
-    visible: bool, broadcast to (B, H, T, start + T), what each token attends to; None for all.
-    cache: keys and values of the tokens before; None for none.
+    causal: each token attends to itself and those before it, with no cached tokens and no padding.
+    visible: bool, broadcast to (B, H, T, start + T), True for keys to attend to; None for all.
+    cache: keys and values of the cached tokens; None for no cache.
     """
 
     start: int = 0
@@ -35,13 +35,13 @@ ALONE = Tokens()  # whole sequences, without padding
 def place(
     x: Tensor, attention_mask: Tensor | None, cache: Cache | None
 ) -> tuple[Tokens, Tensor | None]:
-    """Where the tokens of x (B, T, d) stand after those in the cache.
+    """Compute positions and attention mask of x (B, T, d), which follows the cached tokens.
 
-    attention_mask: (B, start + T), zero for padding, which has no position of its own and is not
-        attended to; None for no padding.
+    attention_mask: (B, start + T), 0 for padding, which takes no position and is not attended to;
+        None for no padding.
 
-    Returns the tokens, and which of them are none of the padding, (B, T) bool; None for all. Raises
-    ValueError or TypeError for a mask that does not fit.
+    Returns the Tokens and a (B, T) bool mask that is False for padding; None if there is none.
+    Raises ValueError or TypeError if the mask does not fit.
     """
     batch, new = x.shape[:2]
     start = 0 if cache is None else cache.length
@@ -53,21 +53,21 @@ def place(
         return Tokens(start, positions, False, _attended(mask, start), cache), mask[:, start:]
     if cache is None or start == 0:
         return Tokens(cache=cache), None
-    # Attention has a causal mask of its own, but only for queries that start with the keys.
+    # is_causal of F.scaled_dot_product_attention fits only if queries and keys start together.
     visible = _causal(start, new, cache.device) if new > 1 else None
     return Tokens(start, None, False, visible, cache), None
 
 
 def on_host(x: Tensor) -> bool:
-    """Whether a look at its numbers costs nothing and is possible."""
+    """Return whether the host can read x without waiting: a plain CPU tensor outside compile."""
     return x.device.type == "cpu" and type(x) is Tensor and not torch.compiler.is_compiling()
 
 
 def check_vocabulary(
     name: str, tokens: Tensor, vocab_size: int, besides: int | None = None
 ) -> None:
-    """Raises ValueError for a number that is no token, nor `besides`."""
-    # On a GPU this would wait for the device; there torch's own assertions catch it.
+    """Raise ValueError for a number that is neither a token nor `besides`."""
+    # On a GPU the check would wait for the device; there torch's own assertions catch the error.
     if not on_host(tokens) or tokens.numel() == 0:
         return
     known = tokens if besides is None else tokens.where(tokens != besides, 0)
@@ -79,10 +79,10 @@ def check_vocabulary(
 
 
 def _checked(mask: Any, shape: tuple[int, int], start: int, device: torch.device) -> Tensor | None:
-    """The mask as bool, or None where it is known to hide nothing."""
+    """Check the mask and return it as bool; None if it is known to hide nothing."""
     check_is_tensor("attention_mask", mask)
     check_shape("attention_mask", mask, shape)
-    if mask.is_floating_point() or mask.is_complex():  # zeros and −∞, to be added, would pass
+    if mask.is_floating_point() or mask.is_complex():  # an additive mask of 0 and −∞ would pass
         expected = "dtype bool or int64, with zeros for padding"
         raise TypeError(f"`attention_mask` must have {expected}, got {mask.dtype}")
     if mask.device != device:
@@ -104,13 +104,15 @@ def _checked(mask: Any, shape: tuple[int, int], start: int, device: torch.device
 
 
 def _attended(mask: Tensor, start: int) -> Tensor:
-    """(B, 1, T, start + T): everything before a token but padding, and the token itself, even if it
-    is padding: attention to nothing at all would be 0/0."""
+    """Mask (B, 1, T, start + T) of the tokens before each one, except padding, and itself.
+
+    Padding attends to itself, too: attention to nothing would be 0/0.
+    """
     causal = _causal(start, mask.shape[1] - start, mask.device)
     itself = causal & ~causal.tril(start - 1)
     return (causal & mask[:, None, None, :]) | itself
 
 
 def _causal(start: int, tokens: int, device: torch.device | None) -> Tensor:
-    """(T, start + T): the first token sees start + 1, the next one more, …"""
+    """Causal mask (T, start + T): token t attends to the first start + t + 1."""
     return torch.ones(tokens, start + tokens, dtype=torch.bool, device=device).tril(start)

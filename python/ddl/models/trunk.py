@@ -36,10 +36,10 @@ class AdditiveStream(nn.Module):
         history: History | None = None,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, d) → (B, T, d); `args` go to every sublayer.
+        """Map embeddings x (B, T, d) to the readout (B, T, d); `args` go to every sublayer.
 
-        `history` and `keep` are a DeltaStream's. Nothing here is convolved over time: neither is
-        used.
+        `history` and `keep` are arguments of DeltaStream; here nothing is convolved over time, and
+        both are ignored.
         """
         for norm, sublayer in zip(self.norms, self.sublayers, strict=True):
             x = x + sublayer(norm(x), *args)
@@ -54,7 +54,7 @@ def contexts(
     attention_mask: Tensor | None = None,
     cache: Cache | None = None,
 ) -> Tensor:
-    """Embeddings (B, T, d) → what the head reads, (B, T, d); the arguments are `GPT.forward`'s."""
+    """Map embeddings x (B, T, d) to the head's input (B, T, d); arguments as in `GPT.forward`."""
     if cache is not None:
         if not isinstance(cache, Cache):
             raise TypeError(f"`cache` must be a ddl.models.Cache, got {type(cache).__name__}")
@@ -68,7 +68,7 @@ def contexts(
 
 
 def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | DeltaStream:
-    """The residual stream that `config.residual` names, around the given sublayers."""
+    """Build the residual stream that `config.residual` names, around the given sublayers."""
     if config.residual == "additive":
         return AdditiveStream(config.hidden_size, sublayers)
     compress, expand = STREAMS[config.residual]

@@ -1,4 +1,4 @@
-"""The modules: parameters, and one operator call each."""
+"""The modules: each holds parameters and calls one fused operator."""
 
 from .expand import Expand
 from .history import History

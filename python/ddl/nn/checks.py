@@ -1,4 +1,4 @@
-"""Checks of the tensors and modules given to a module; a sentence names the caller's argument."""
+"""Checks of a module's tensor and module arguments; errors name the caller's argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def check_mask(name: str, mask: Any, x: Tensor) -> None:
-    """Raises unless `mask` is a bool tensor with an entry for each token of x (…, d)."""
+    """Raise unless `mask` is a bool tensor (…,) with an entry for each token of x (…, d)."""
     check_is_tensor(name, mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"`{name}` must have dtype torch.bool, got {mask.dtype}")
@@ -21,9 +21,9 @@ def check_mask(name: str, mask: Any, x: Tensor) -> None:
 
 
 def check_stream(name: str, stream: Any, size: tuple[int, ...], *, over_time: bool = False) -> None:
-    """Raises unless `stream` is a tensor of shape (…, *size), with a time axis where one is needed.
+    """Raise unless `stream` is a tensor of shape (…, *size).
 
-    size: (hidden_size,), or (hidden_size, value_channels).
+    size: (hidden_size,) or (hidden_size, value_channels). over_time: also require a time axis.
     """
     check_is_tensor(name, stream)
     if tuple(stream.shape[-len(size) :]) != size:
@@ -36,14 +36,14 @@ def check_stream(name: str, stream: Any, size: tuple[int, ...], *, over_time: bo
 
 
 def check_features(name: str, features: Any, shape: tuple[Any, ...], state: Tensor) -> None:
-    """Raises unless `features` is a tensor of `shape` that goes with the state."""
+    """Raise unless `features` has `shape`, and a device and dtype that match the state's."""
     check_is_tensor(name, features)
     check_shape(name, features, shape)
     check_stored(name, features, state)
 
 
 def check_returned(name: str, returned: Any, context: Tensor) -> None:
-    """Raises unless a sublayer returned a tensor of its context's shape that goes with it."""
+    """Raise unless a sublayer's output has its context's shape and a matching device and dtype."""
     if not isinstance(returned, Tensor):
         raise TypeError(f"`{name}` must return a torch.Tensor, got {type(returned).__name__}")
     if returned.shape != context.shape:
@@ -53,10 +53,10 @@ def check_returned(name: str, returned: Any, context: Tensor) -> None:
 
 
 def require_exact_type(name: str, module: Any, kind: type[Module]) -> Module:
-    """Return `module`; TypeError unless calling it runs the forward of `kind`.
+    """Return `module`; raise TypeError unless calling it would run `kind.forward`.
 
-    The operators read such a module's parameters directly. A wrapper around it, a subclass with
-    another forward, or a forward set on the instance would be ignored without a word.
+    The operators read the module's parameters directly. They would silently ignore a wrapper, a
+    subclass with another forward, or a forward set on the instance.
     """
     if not isinstance(module, kind):
         got = type(module).__name__

@@ -1,4 +1,4 @@
-"""Directions of the v-Map: branches that say where the sublayer's output is written."""
+"""Branches that compute the direction k of the v-Map, in which the sublayer gives the value."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class LinearDirection(Projection):
         reset_(self)
 
     def forward(self, state: Tensor, context: Tensor) -> Tensor:  # type: ignore[override]
-        """h (…, d) → k (…, d); the state is not looked at."""
+        """Map the context h (…, d) to k (…, d); the state is ignored."""
         return super().forward(context)
 
 
 class PooledDirection(nn.Module):
-    """k = W₂ tanh(W₁ z), z the pooled state: an MLP over the mean of the value channels, or all.
+    """k = W₂ tanh(W₁ z): an MLP over the pooled state z, the mean of the value channels or all.
 
-    Matrix products of the model's own kind, in the dtype of the parameters or autocast's.
+    The matrix products run in the dtype of the parameters, or in autocast's.
 
     Source: DDL (arXiv 2601.00417), MLP parameterization of the reflection direction.
     """
@@ -55,7 +55,7 @@ class PooledDirection(nn.Module):
         reset_(self.out)
 
     def forward(self, state: Tensor, context: Tensor) -> Tensor:
-        """X (…, d, m) → k (…, d); the context is not looked at."""
+        """Map the state X (…, d, m) to k (…, d); the context is ignored."""
         z = self.pool(state).to(self.hidden.weight.dtype)
         return self.out(torch.tanh(self.hidden(z)))
 
@@ -63,13 +63,13 @@ class PooledDirection(nn.Module):
 class AttentionDirection(nn.Module):
     """k = W_o Σ_j a_j x̂_j, a = softmax over the value channels of (W_q h)ᵀ(W_k x̂_j)/√c.
 
-    The context asks, and the m columns of the state, each of root mean square one, answer. Weights
-    are computed in float32, (W_kᵀ W_q h)ᵀ x̂_j: one vector per token instead of m keys. Channels
-    that are copies of each other get the same weight whatever W_q and W_k are: a stream that opens
-    with repetition leaves those of its first sublayer unused.
+    The query is the context; keys and values are the m columns x̂_j of the state, each normalised to
+    root mean square 1. Weights are computed in float32 as (W_kᵀ W_q h)ᵀ x̂_j, which needs one vector
+    per token instead of m keys. Equal channels get equal weights for any W_q and W_k; so if the
+    stream is expanded by repetition, the first sublayer's W_q and W_k have no effect.
 
-    Source: DDL (arXiv 2601.00417) names attention over the value dimension without a formula. Here
-    it is one head of scaled dot products, of width c.
+    Source: DDL (arXiv 2601.00417) names attention over the value dimension without a formula. This
+    is one head of scaled dot-product attention, of width c.
     """
 
     def __init__(self, hidden_size: int, width: int, **factory: Any) -> None:
@@ -83,25 +83,25 @@ class AttentionDirection(nn.Module):
             reset_(projection)
 
     def forward(self, state: Tensor, context: Tensor) -> Tensor:
-        """X (…, d, m), h (…, d) → k (…, d).
+        """Map the state X (…, d, m) and the context h (…, d) to k (…, d).
 
-        Raises TypeError for a `query` or `key` that was wrapped: they are not called.
+        Raises TypeError if `query` or `key` was wrapped: they are not called.
         """
         query, key = (
             projection_of(f"direction.{name}", getattr(self, name)) for name in ("query", "key")
         )
         x = state.to(gate_dtype(state))
         x = x * torch.rsqrt(x.square().mean(-2, keepdim=True) + NORM_EPS)
-        asked = project(project(context, query.weight, None), key.weight.mT, None)  # (…, d)
-        logits = (asked.unsqueeze(-1) * x).sum(-2) / math.sqrt(query.weight.shape[0])  # (…, m)
-        answer = (x * logits.softmax(-1).unsqueeze(-2)).sum(-1)  # (…, d)
-        return self.out(answer.to(self.out.weight.dtype))
+        q = project(project(context, query.weight, None), key.weight.mT, None)  # (…, d)
+        logits = (q.unsqueeze(-1) * x).sum(-2) / math.sqrt(query.weight.shape[0])  # (…, m)
+        attended = (x * logits.softmax(-1).unsqueeze(-2)).sum(-1)  # (…, d)
+        return self.out(attended.to(self.out.weight.dtype))
 
 
 def make_direction(
     direction: Direction, hidden_size: int, value_channels: int, hidden: int, **factory: Any
 ) -> LinearDirection | PooledDirection | AttentionDirection:
-    """The branch, called as branch(state, context)."""
+    """Return the branch for an option of DeltaResidual; call it as branch(state, context)."""
     if direction == "linear":
         return LinearDirection(hidden_size, **factory)
     if direction == "attention":

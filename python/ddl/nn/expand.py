@@ -1,4 +1,4 @@
-"""Expand: the way into an expanded residual stream."""
+"""Expand: embeddings to an expanded residual stream."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ __all__ = ["Expand"]
 
 
 class Expand(nn.Module):
-    """Open the stream: x (…, T, d) → X (…, T, d, m); (…, T, d) again with one value channel.
+    """Expand embeddings x (…, T, d) to a state X (…, T, d, m); with m = 1 it is (…, T, d).
 
     Args:
         hidden_size: d.
         value_channels: m.
-        kind: "repeat", x in every value channel; "conv", a depthwise causal convolution over time,
-            X_t,ij = Σ_s w_ijs x_{t−s,i}, s < K, that starts as repetition (tap 0 is 1, the others
-            0).
-        kernel_size: K of a "conv".
+        kind: "repeat", x in every value channel; "conv", a causal depthwise convolution over time,
+            X_t,ij = Σ_s w_ijs x_{t−s,i}, s < K, initialised as repetition (tap 0 is 1, the others
+            are 0).
+        kernel_size: K, the tokens that "conv" spans.
         device, dtype: of the parameters.
 
     Raises:
-        ValueError: an option that is unknown, out of range or without effect. One without effect
-            passes if it has its default.
+        ValueError: an option is unknown, out of range, or without effect and not at its default.
 
     Source: DDL (arXiv 2601.00417, newest version), embedding convolution (EC).
     """
@@ -59,16 +58,16 @@ class Expand(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The identity: every value channel starts as x."""
+        """Reset the convolution to repetition: every value channel is x."""
         if self.weight is not None:
             with torch.no_grad():
                 self.weight.zero_()
                 self.weight[..., 0].fill_(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (…, T, d) → X (…, T, d, m).
+        """Map x (…, T, d) to X (…, T, d, m), or (…, T, d) if m = 1, in the dtype of x.
 
-        Raises ValueError for another shape, TypeError for a dtype the operators do not know.
+        Raises ValueError for another shape, TypeError for an unsupported dtype.
         """
         check_stream("x", x, (self.hidden_size,), over_time=self.weight is not None)
         if self.weight is None and self.value_channels == 1:
@@ -77,13 +76,13 @@ class Expand(nn.Module):
         return state.squeeze(-1) if self.value_channels == 1 else state
 
     def extra_repr(self) -> str:
-        kernel = f", kernel_size={self.kernel_size}" if self.kind == "conv" else ""
+        taps = f", kernel_size={self.kernel_size}" if self.kind == "conv" else ""
         return (
             f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
-            f"kind={self.kind!r}{kernel}"
+            f"kind={self.kind!r}{taps}"
         )
 
 
 def _spelled(name: str, values: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """An option of DeltaStream as Expand calls it."""
+    """Convert an option's name in DeltaStream to Expand's name for it."""
     return {"expand": "kind", "expand_kernel_size": "kernel_size"}[name], values

@@ -1,7 +1,7 @@
-"""The gate of a rewrite, β = 2·sigmoid(g(z)): how much of the direction is replaced.
+"""The gate β = 2·sigmoid(g(z)) of a rewrite: the share of the component along k̂ that is replaced.
 
-z is the context, or the pooled state; g is linear, or linear–tanh–linear. Source: DDL (arXiv
-2601.00417), the gating branch: over the pooled state in its first version, over the context since.
+z is the context or the pooled state; g is linear or linear–tanh–linear. Source: DDL (arXiv
+2601.00417), gating branch; its input is the pooled state in the first version, the context later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["apply_gate", "make_gate", "make_gate_pool", "reset_gate", "squash"]
 def make_gate(
     kind: Gate, hidden_size: int, hidden: int, **factory: Any
 ) -> Projection | nn.Sequential:
-    """g: linear, or linear–tanh–linear."""
+    """Return g: linear, or linear–tanh–linear with `hidden` units."""
     if kind == "linear":
         return Projection(hidden_size, 1, **factory)
     first = Projection(hidden_size, hidden, bias=False, **factory)
@@ -34,7 +34,7 @@ def make_gate(
 def make_gate_pool(
     gate_from: GateFrom, hidden_size: int, value_channels: int, kernel_size: int, **factory: Any
 ) -> Pool | None:
-    """The module that makes z from the state; None if z is the context."""
+    """Return the module that computes z from the state; None if z is the context."""
     if gate_from == "context":
         return None
     kind: PoolKind = "mean" if gate_from == "pooled" else "convolved"
@@ -42,7 +42,7 @@ def make_gate_pool(
 
 
 def reset_gate(gate: nn.Module, beta_init: float) -> None:
-    """β = beta_init whatever z is: the last weight is zero."""
+    """Initialise g so that β = beta_init for every z: the last weight is zero."""
     *hidden, last = (layer for layer in gate.modules() if isinstance(layer, Projection))
     for layer in hidden:
         reset_(layer)
@@ -51,9 +51,9 @@ def reset_gate(gate: nn.Module, beta_init: float) -> None:
 
 
 def apply_gate(kind: Gate, gate: nn.Module, z: Tensor) -> Tensor:
-    """z (…, d) → β (…,) in float32 (float64).
+    """Compute β (…,) from z (…, d), in float32 (float64 for float64).
 
-    Raises TypeError for a gate that was wrapped: its layers are not called.
+    Raises TypeError if the gate was wrapped: its layers are not called.
     """
     layers = [gate] if kind == "linear" else require_exact_type("gate", gate, nn.Sequential)
     for layer in layers:
@@ -66,5 +66,5 @@ def apply_gate(kind: Gate, gate: nn.Module, z: Tensor) -> Tensor:
 
 
 def squash(logit: Tensor) -> Tensor:
-    """Logit (…, 1) → β (…,)."""
+    """Map a logit (…, 1) to β = 2·sigmoid(logit), (…,)."""
     return 2 * torch.sigmoid(logit.squeeze(-1))

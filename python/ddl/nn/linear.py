@@ -1,4 +1,4 @@
-"""Projection: a linear layer that operators apply themselves, in float32."""
+"""Projection: a linear layer whose parameters the fused operators read, computed in float32."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .checks import require_exact_type
 
 
 class Projection(nn.Module):
-    """W x + b with the names of nn.Linear but not its type.
+    """W x + b, with nn.Linear's attribute names but without being an nn.Linear.
 
-    A model that initialises every nn.Linear its own way, as nanoGPT's `apply(self._init_weights)`
-    does, leaves gates and values as DeltaResidual set them.
+    So a model that initialises every nn.Linear, as nanoGPT's `apply(self._init_weights)` does,
+    does not overwrite the initialisation of gates and values.
     """
 
-    bias: nn.Parameter  # None without a bias, but typed as torch types nn.Linear's
+    bias: nn.Parameter  # None without a bias, but annotated as in nn.Linear
 
     def __init__(self, size_in: int, size_out: int, *, bias: bool = True, **factory: Any) -> None:
         super().__init__()
@@ -41,28 +41,28 @@ def empty_parameter(*size: int, **factory: Any) -> nn.Parameter:
 
 
 def reset_(projection: Projection, bias: float = 0.0) -> None:
-    """Weight normal with std 0.5/√(size in), so that numbers of size one give numbers of size ½."""
+    """Draw the weight with std 0.5/√(size in), so that inputs of RMS 1 give outputs of RMS ½."""
     nn.init.normal_(projection.weight, std=0.5 / math.sqrt(projection.weight.shape[1]))
     if projection.bias is not None:
         nn.init.constant_(projection.bias, bias)
 
 
 def projection_of(name: str, module: Any) -> Projection:
-    """Return `module` with pruning masks applied; TypeError if its forward was replaced."""
+    """Return `module` with pruning masks applied; raise TypeError if its forward was replaced."""
     projection = require_exact_type(name, module, Projection)
     form_pruned(projection)
     return projection
 
 
 def form_pruned(module: nn.Module) -> None:
-    """Masks pruned parameters, as torch.nn.utils.prune has it done before every call."""
+    """Apply the pruning masks that torch.nn.utils.prune applies before every call of `module`."""
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, BasePruningMethod):
             hook(module, ())
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """W x + b in float32 (float64 for float64), autocast or not, gradients included."""
+    """Compute W x + b and its gradients in float32 (float64 for float64), even under autocast."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     x, weight = x.to(dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
@@ -73,10 +73,10 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _OutsideAutocast(torch.autograd.Function):
-    """F.linear with autocast off in the forward and in the backward.
+    """F.linear with autocast off in forward and backward.
 
-    torch.compile traces a backward under the autocast of its call, whatever was switched off in the
-    forward (pytorch/pytorch#179804): F.linear's own backward would multiply in bfloat16 there.
+    torch.compile traces a backward under the autocast state of the outer call, even if the forward
+    switched it off (pytorch/pytorch#179804); F.linear's backward would then multiply in bfloat16.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Pool: the state of a token as one vector, for directions and gates estimated from the state."""
+"""Pool: reduce a token's state to one vector, for gates and directions computed from the state."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ __all__ = ["Pool", "PoolKind", "Window"]
 
 PoolKind = Literal["mean", "flatten", "convolved"]
 
-# (new, taps) → new (…, T, d) with the taps − 1 tokens before it: a cached forward remembers these.
+# (new, taps) → new (…, T, d) preceded by the taps − 1 earlier tokens, which a cache stores.
 Window = Callable[[Tensor, int], Tensor]
 
 NORM_EPS = 1e-5
 
 
 class Pool(nn.Module):
-    """X (…, d, m) → z (…, width), of root mean square one, in float32 (float64 for float64).
+    """Reduce X (…, d, m) to z (…, width) with root mean square 1, in float32 (float64 for float64).
 
-    mean: z = x̄/rms(x̄), x̄ the mean over the value channels; flatten: all d·m numbers; convolved: the
-    means convolved over time, x̃_t,i = Σ_s w_is x̄_{t−s,i}, s < K, zeros before t = 0.
+    mean: z = x̄/rms(x̄) with x̄ the mean over the value channels. flatten: all d·m numbers, divided by
+    their RMS. convolved: the means convolved over time, x̃_t,i = Σ_s w_is x̄_{t−s,i}, s < K, zeros
+    before t = 0, divided by their RMS.
 
-    The state grows from layer to layer; normalised, one initialisation and one learning rate fit
-    all of them. There is no learned scale, because a matrix comes next. It is normalised after the
-    convolution, as a `Read` normalises after its compression: the taps then weigh the tokens as
-    they are in the stream. Pooling is another pass over the state, beside the fused read.
+    z is normalised because the state grows from layer to layer, and one initialisation and one
+    learning rate should fit all layers. It has no learned scale, because a matrix follows.
+    Normalisation comes after the convolution, as in `Read`, so that the taps weigh the tokens as
+    they are in the stream. Pooling costs another pass over the state, beside the fused read.
 
     Args:
         hidden_size, value_channels: d, m.
@@ -59,18 +60,21 @@ class Pool(nn.Module):
 
     @property
     def width(self) -> int:
-        """Numbers in z."""
+        """Number of features in z."""
         return self.hidden_size * (self.value_channels if self.kind == "flatten" else 1)
 
     def reset_parameters(self) -> None:
-        """The convolution starts as the mean of the token itself."""
+        """Reset the convolution to the identity: tap 0 is 1, the others are 0."""
         if self.weight is not None:
             with torch.no_grad():
                 self.weight.zero_()
                 self.weight[:, 0].fill_(1)
 
     def forward(self, state: Tensor, window: Window | None = None) -> Tensor:
-        """X → z; the window gives the tokens before, which are zeros without one."""
+        """Map X (…, d, m) to z (…, width).
+
+        window: returns the earlier tokens for a convolution; None means zeros before this call.
+        """
         if self.kind == "flatten":
             flat = state.flatten(-2).to(gate_dtype(state))
             return F.rms_norm(flat, flat.shape[-1:], eps=NORM_EPS)
@@ -87,12 +91,12 @@ class Pool(nn.Module):
         return z[..., past.shape[-2] - mean.shape[-2] :, :]
 
     def _mean(self, state: Tensor, norm_eps: float | None) -> Tensor:
-        """x̄, or z if it is normalised: a read whose weights are fixed."""
+        """Return x̄, or z with `norm_eps`, by a read with fixed weights 1/m."""
         dtype, m = gate_dtype(state), self.value_channels
         size = (self.hidden_size, m)
         mean = None if m == 1 else torch.full(size, 1 / m, dtype=dtype, device=state.device)
         return functional.read(state, compress=mean, norm_eps=norm_eps, context_dtype=dtype).context
 
     def extra_repr(self) -> str:
-        kernel = f", kernel_size={self.kernel_size}" if self.kind == "convolved" else ""
-        return f"{self.hidden_size} × {self.value_channels} → {self.width}, {self.kind!r}{kernel}"
+        taps = f", kernel_size={self.kernel_size}" if self.kind == "convolved" else ""
+        return f"{self.hidden_size} × {self.value_channels} → {self.width}, {self.kind!r}{taps}"

@@ -1,4 +1,4 @@
-"""Read: the way out of an expanded residual stream."""
+"""Read: an expanded residual stream to a sublayer's input."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ OF_THE_OWNER = {
 class Read(nn.Module):
     """Compress the state to d features and normalise them: X (…, d, m) → h (…, d).
 
-    h = RMSNorm(x)·γ of the compressed state x. With one value channel the state is (…, d).
+    h = x/√(mean(x²) + ε) · γ, with x the compressed state. If m = 1, the state is (…, d).
 
     Args:
         hidden_size: d.
         value_channels: m.
         compress: "identity" (m = 1, x = X), "channel" (x_i = Σ_j w_ij X_ij) or "token" (causal over
-            time, x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, s < K). The latter two work with m = 1, too: a
-            scale per feature, and a causal depthwise convolution.
-        kernel_size: K, the taps of a token compression or of a factored one.
-        parameterization: "direct", w itself is the parameter, (d, m) or (d, m, K); "factored", as
-            in the papers' code, w is a convolution kernel followed by a read vector r (m,): token
-            w_ijs = r_j c_ijs with c (d, m, K); channel w = c ∗ r with c (d, K) a same-padded
-            correlation over the value axis. Both start as the mean over the value channels.
-        causal: whether that correlation over the value axis is causal; it is centred else.
-        norm_eps: ε of the RMSNorm; None for no norm, h = x, if the sublayer brings its own.
-        shared: another Read of the same size and `compress`, whose compression this one uses as it
-            is, its kernel_size, parameterization and causal included (the parameters stay with
-            their owner); only the norm is this one's own.
+            time, x_t,i = Σ_s Σ_j w_ijs X_{t−s,ij}, s < K). With m = 1, "channel" is a scale per
+            feature and "token" a causal depthwise convolution.
+        kernel_size: K, the number of taps of a "token" or a "factored" compression.
+        parameterization: "direct", the parameter is w, (d, m) or (d, m, K); "factored", as in the
+            papers' code, w is the product of a convolution c and a read vector r (m,): for "token"
+            w_ijs = r_j c_ijs with c (d, m, K); for "channel" w = c ∗ r with c (d, K), a same-padded
+            correlation over the value axis. Both are initialised as the mean over value channels.
+        causal: True for a causal correlation over the value axis ("factored" "channel" only), False
+            for a centred one.
+        norm_eps: ε; None for no norm, h = x, if the sublayer has its own.
+        shared: another Read of the same sizes and `compress`; this one uses its compression
+            weights, kernel_size, parameterization and causal, and has only a norm of its own. The
+            weights stay parameters of the other Read alone.
         device, dtype: of the parameters.
 
     Raises:
-        ValueError: an option that is unknown, out of range or without effect. One without effect
-            passes if it has its default.
+        ValueError: an option is unknown, out of range, or without effect and not at its default.
 
     Source: DDL (arXiv 2601.00417, newest version), channel and token compression.
     """
@@ -91,7 +91,7 @@ class Read(nn.Module):
         self.reset_parameters()
 
     def _share(self, owner: Read | None) -> tuple[Read, ...]:
-        """Takes over an owner's compression; returns it in a tuple: not a submodule of this one."""
+        """Copy the owner's options; return it in a tuple, so that it is not a submodule."""
         if owner is None:
             return ()
         size = (self.hidden_size, self.value_channels, self.compress)
@@ -121,7 +121,7 @@ class Read(nn.Module):
             self.compress_read = empty_parameter(m, **factory)
 
     def reset_parameters(self) -> None:
-        """γ = 1; the compression is the mean over the value channels of the current token."""
+        """Reset γ to 1 and the compression to the mean over the current token's value channels."""
         if self.norm_weight is not None:
             nn.init.ones_(self.norm_weight)
         mean = 1 / self.value_channels
@@ -137,14 +137,14 @@ class Read(nn.Module):
 
     @property
     def _centre(self) -> int:
-        """The tap of a same-padded correlation that reads its own position."""
+        """Index of the tap that reads its own position in a same-padded correlation."""
         return self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
 
     def effective_weight(self) -> Tensor | None:
-        """w: (d, m) for channel, (d, m, K) for token compression, None for the identity."""
+        """Return w: (d, m) for channel, (d, m, K) for token compression, None for the identity."""
         if self._shared:
             return self._shared[0].effective_weight()
-        form_pruned(self)  # a read that shares it may run before this one is called
+        form_pruned(self)  # a Read that shares these weights may run before this one
         if self.compress_kernel is None or self.compress_read is None:
             return self.compress_weight
         if self.compress == "token":
@@ -156,7 +156,7 @@ class Read(nn.Module):
         return self.compress_kernel @ shifted
 
     def arguments(self) -> dict[str, Any]:
-        """This read as arguments of `ddl.functional.read`."""
+        """Return compression and norm as arguments of `ddl.functional.read`."""
         return {
             "compress": self.effective_weight(),
             "norm_weight": self.norm_weight,
@@ -164,9 +164,10 @@ class Read(nn.Module):
         }
 
     def forward(self, state: Tensor, *, return_compressed: bool = False) -> Any:
-        """X → h, or (h, x) with the raw read if `return_compressed` is set.
+        """Map X (…, d, m), or (…, d) if m = 1, to h (…, d).
 
-        Raises ValueError for another shape, TypeError for a dtype the operators do not know.
+        return_compressed: return (h, x) instead, x (…, d) being the raw read before the norm.
+        Raises ValueError for another shape, TypeError for an unsupported dtype.
         """
         d, m = self.hidden_size, self.value_channels
         check_stream("state", state, (d,) if m == 1 else (d, m), over_time=self.compress == "token")
@@ -184,11 +185,11 @@ class Read(nn.Module):
 
     def extra_repr(self) -> str:
         factored = self.compress == "channel" and self.parameterization == "factored"
-        kernel = self.compress == "token" or factored
+        taps = self.compress == "token" or factored
         return (
             f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
             f"compress={self.compress!r}"
-            + f", kernel_size={self.kernel_size}" * kernel
+            + f", kernel_size={self.kernel_size}" * taps
             + f", parameterization={self.parameterization!r}"
             + f", causal={self.causal}" * factored
             + ", norm_eps=None" * (self.norm_eps is None)

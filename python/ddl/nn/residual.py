@@ -1,4 +1,4 @@
-"""DeltaResidual: the drop-in for one residual addition."""
+"""DeltaResidual: a drop-in replacement for one residual addition."""
 
 from __future__ import annotations
 
@@ -30,60 +30,60 @@ __all__ = ["DeltaResidual"]
 
 
 class DeltaResidual(nn.Module):
-    """X' = X + β k̂ (v − k̂ᵀX)ᵀ in place of x + F(x): read along k̂, compare with v, write.
+    """Replace x + F(x) by X' = X + β k̂ (v − k̂ᵀX)ᵀ: read along k̂, compare with v, write.
 
     Shapes: with one value channel the state x is (…, d), like any residual stream; with m > 1 it
     is (…, d, m). The sublayer's output and the context are (…, d).
 
         h = norm(x);  x = residual(x, F(h), context=h)
 
-    k-Map (default): the direction k is F(h), the value v = φ(W_v z + b_v). v-Map: v = φ(W_v F(h)),
-    and a branch of its own gives k. Gate: β = 2·sigmoid(g(h)) with g linear, or linear–tanh–linear
-    ("mlp"). Values and gates are computed in float32 whatever the storage type.
+    k-Map (default): the direction is k = F(h), the value v = φ(W_v z + b_v).
+    v-Map: the value is v = φ(W_v F(h)), and a separate branch computes k.
+    Gate: β = 2·sigmoid(g(h)) with g linear, or linear–tanh–linear ("mlp").
+    Values and gates are computed in float32 for every storage dtype (float64 for float64).
 
-    Zero-initialised output projections. F(h) = 0 means k = 0: nothing is written (k̂ = 0), and the
-    gradient reaches the projection multiplied by 1/√(|k|² + ε_k²) = 1/ε_k. With ε_k = 1e-5 that is
-    100,000: one such step drowns every other gradient under a clipped global norm and lingers in
-    Adam's second moment. It is the true slope of the function, but only within 1e-5 of zero, a
-    distance no optimiser step respects. So ε_k is 0.02·√d by default: k̂ fades out where the root
-    mean square of k falls below 0.02. The gradient at k = 0 is then some ten times that of a small
-    random projection, in every dtype; gradients stay exact derivatives everywhere; and |k̂|² is 0.96
-    at a root mean square of 0.1, 0.996 at 0.3.
+    Zero-initialised output projections: if F(h) = 0, then k = 0 and nothing is written (k̂ = 0), and
+    the gradient reaches the projection multiplied by 1/√(|k|² + ε_k²) = 1/ε_k. With ε_k = 1e-5 that
+    factor is 100,000: after global norm clipping such a step leaves almost nothing of the other
+    gradients, and it stays in Adam's second moment. The slope is correct, but only within 1e-5 of
+    zero, and optimizer steps are larger. So ε_k is 0.02·√d by default: k̂ shrinks towards 0 if the
+    root mean square of k falls below 0.02. The gradient at k = 0 is then some ten times that of a
+    small random projection, in every dtype. Gradients stay exact derivatives everywhere. |k̂|² is
+    0.96 at a root mean square of 0.1, 0.996 at 0.3.
 
-    The fused operators read the parameters of `gate` and `value` (and of `query` and `key` of an
-    attention) and never call `forward`: forward hooks on them do not fire, and a wrapper in their
-    place is refused. torch.nn.utils.parametrize and prune work.
+    The fused operators read the parameters of `gate` and `value` (and of an attention's `query` and
+    `key`) directly and never call `forward`: forward hooks on them do not fire, and wrappers are
+    rejected. torch.nn.utils.parametrize and prune work.
 
     Args:
         hidden_size: d.
         value_channels: m.
-        mapping: "k", the sublayer gives the direction and the read the value; "v", the sublayer
-            gives the value and a branch the direction.
-        gate: "linear", or "mlp" with a hidden layer.
+        mapping: "k", the sublayer's output is the direction and the value comes from the read; "v",
+            it is the value (through W_v) and a branch computes the direction.
+        gate: g — "linear", or "mlp" with a hidden layer.
         gate_hidden: hidden units of an "mlp" gate.
-        gate_from: what the gate reads — "context", h; "pooled", the mean of the state over its
-            value channels; "convolved", these means convolved over time. Both are normalised.
-        gate_kernel_size: tokens that the convolution of a "convolved" gate looks at.
+        gate_from: input of g — "context", h; "pooled", the mean of the state over its value
+            channels; "convolved", these means convolved over time. The latter two are normalised.
+        gate_kernel_size: tokens that the convolution of a "convolved" gate spans.
         direction: the branch of the v-Map — "linear", W_k h; "mean" and "flatten", an MLP over the
-            mean of the state's value channels, or over all of it, normalised; "attention", the
-            context's attention over the value channels (two at least).
+            mean of the state's value channels, or over all of them, normalised; "attention", the
+            context's attention over the value channels (m ≥ 2).
         direction_hidden: hidden units of the MLP; width of the attention's queries and keys.
         value: φ — "linear", "sigmoid" (value_scale·sigmoid), or "constant" (v = value_constant,
             k-Map only).
         value_init: b_v of a linear value at initialisation (k-Map only). A value that starts around
-            zero has a random sign in every token, so a sublayer would first have to learn which way
-            its output is written (measured: benchmarks/LOG.md).
+            zero has a random sign in every token, so a sublayer would first have to learn the sign
+            with which its output is written (measured: benchmarks/LOG.md).
         value_scale: scale of a "sigmoid" value.
         value_constant: the "constant" value.
         value_from: z of the k-Map — "context", the normalised read h, or "compressed", the raw read
-            x, which `forward` then asks for.
+            x, which `forward` then needs.
         beta_init: β at initialisation, in (0, 2); the gate's weight starts at zero.
-        eps_k: ε_k in units of |k|; None for 0.02·√d. The papers' checkpoints want 1e-5.
+        eps_k: ε_k in units of |k|; None for 0.02·√d. The papers' checkpoints need 1e-5.
         device, dtype: of the parameters.
 
     Raises:
-        ValueError: an option that is unknown, out of range or without effect. One without effect
-            passes if it has its default.
+        ValueError: an option is unknown, out of range, or without effect and not at its default.
 
     Source: DDL (arXiv 2601.00417), eq. 2.5 and Appendix B.
     """
@@ -135,9 +135,9 @@ class DeltaResidual(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """β = beta_init everywhere, v around value_init; other weights normal, std 0.5/√(size in).
+        """Reset β to beta_init, a linear value's bias to value_init, a convolution to the identity.
 
-        A convolution starts as the identity.
+        Other weights are drawn from a normal of std 0.5/√(size in).
         """
         if self.value is not None:
             reset_(self.value, self.value_init if self.value_kind == "linear" else 0.0)
@@ -150,23 +150,23 @@ class DeltaResidual(nn.Module):
     def forward(
         self, x: Tensor, sublayer_out: Tensor, *, context: Tensor, compressed: Tensor | None = None
     ) -> Tensor:
-        """Rewrites the state with a sublayer's output.
+        """Rewrite the state with a sublayer's output.
 
         Args:
-            x: the state, (…, d) for one value channel, (…, d, m) otherwise; with a time axis before
-                these for gate_from="convolved".
+            x: the state, (…, d) for one value channel, (…, d, m) otherwise; gate_from="convolved"
+                needs a time axis before these.
             sublayer_out: F(h), (…, d).
-            context: h, what the sublayer read, (…, d).
-            compressed: the raw read x (…, d), what the context is the norm of. Needed with
-                value_from="compressed", and used then alone. `read(X, return_compressed=True)` of
-                a `Read` returns it; if h = norm(x) without a `Read`, it is the state x.
+            context: h, the sublayer's input, (…, d).
+            compressed: the raw read (…, d), the context before its norm. Needed and used only with
+                value_from="compressed". `read(X, return_compressed=True)` of a `Read` returns it;
+                if h = norm(x) without a `Read`, it is the state x.
 
         Returns:
             The rewritten state, in the shape and dtype of x.
 
         Raises:
-            ValueError: a shape or device that does not fit, no `compressed` if it is needed.
-            TypeError: a dtype, no tensor, a `gate` or `value` that was wrapped.
+            ValueError: a shape or device does not fit, or `compressed` is needed and missing.
+            TypeError: a dtype does not fit, an argument is no tensor, `gate` or `value` is wrapped.
         """
         self._check(x, sublayer_out, context, compressed)
         state = x.unsqueeze(-1) if self.value_channels == 1 else x
@@ -175,10 +175,10 @@ class DeltaResidual(nn.Module):
         x = functional.rewrite(state, direction, value, gate, eps_k=self.eps_k)
         return x.squeeze(-1) if self.value_channels == 1 else x
 
-    # --- the same in pieces, for DeltaStream, where the read computes what is linear in x ---------
+    # --- parts of `forward` for DeltaStream, whose fused read computes linear values and gates ----
 
     def read_arguments(self) -> dict[str, Any]:
-        """Arguments with which `ddl.functional.read` computes value and gate itself."""
+        """Return the parameters with which `ddl.functional.read` computes value and gate itself."""
         arguments: dict[str, Any] = {}
         if self._gate_is_read:
             gate = projection_of("gate", self.gate)
@@ -195,7 +195,7 @@ class DeltaResidual(nn.Module):
     def value_and_gate(
         self, state: Tensor, context: Tensor, raw: Tensor | None
     ) -> tuple[Tensor | None, Tensor]:
-        """(value, gate) if the read computed neither; the value is None for mapping="v"."""
+        """Compute value (…, m) and gate (…,) without a fused read; no value for mapping="v"."""
         return self.fill_value_and_gate(state, context, *self._linear(context, raw))
 
     def fill_value_and_gate(
@@ -206,9 +206,9 @@ class DeltaResidual(nn.Module):
         gate: Tensor | None,
         window: Window | None = None,
     ) -> tuple[Tensor | None, Tensor]:
-        """Add a value and gate that a read cannot compute: constant, of two layers, of the state.
+        """Fill in what the read cannot compute: constant values, and "mlp" or pooled gates.
 
-        state: X (…, d, m). window: as in `Pool`.
+        state: X (…, d, m). value, gate: from the read, else None. window: as in `Pool`.
         """
         if gate is None:
             z = context if self.gate_pool is None else self.gate_pool(state, window)
@@ -220,9 +220,9 @@ class DeltaResidual(nn.Module):
     def rewrite_inputs(
         self, state: Tensor, sublayer_out: Tensor, context: Tensor, value: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """(direction, value) of the rewrite, from the sublayer's output."""
+        """Return the rewrite's direction k (…, d) and value v (…, m) for a sublayer's output."""
         if self.mapping == "k":
-            assert value is not None  # from the read, or constant
+            assert value is not None  # the read computed it, or it is constant
             return sublayer_out, value
         assert self.direction is not None
         branch = projection_of("value", self.value)
@@ -232,7 +232,7 @@ class DeltaResidual(nn.Module):
     def _check(
         self, x: Tensor, sublayer_out: Tensor, context: Tensor, compressed: Tensor | None
     ) -> None:
-        """Check under the caller's names: the operator would speak of state and direction."""
+        """Check here, because the operator's errors would name `state` and `direction` instead."""
         d, m = self.hidden_size, self.value_channels
         size = (d,) if m == 1 else (d, m)
         check_stream("x", x, size, over_time=self.gate_from == "convolved")
@@ -250,16 +250,16 @@ class DeltaResidual(nn.Module):
 
     @property
     def _value_is_read(self) -> bool:
-        """Whether the value is computed from what was read (else constant, or the sublayer's)."""
+        """True if the value is computed from the read, not constant or the sublayer's output."""
         return self.mapping == "k" and self.value_kind != "constant"
 
     @property
     def _gate_is_read(self) -> bool:
-        """Whether the gate is one product with what was read."""
+        """True if the gate is linear in the read."""
         return self.gate_kind == "linear" and self.gate_pool is None
 
     def _linear(self, context: Tensor, raw: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """(value, gate), each as the read computes it if it is linear, else None."""
+        """Compute value and gate as the fused read would; None for each that it cannot compute."""
         gate = projection_of("gate", self.gate) if self._gate_is_read else None
         value = projection_of("value", self.value) if self._value_is_read else None
         if value is None or gate is None or self.value_from == "compressed":
@@ -268,7 +268,7 @@ class DeltaResidual(nn.Module):
                 None if value is None else self._phi(project(z, value.weight, value.bias)),
                 None if gate is None else squash(project(context, gate.weight, gate.bias)),
             )
-        # One product with both weights reads the context once, and its gradient needs no addition.
+        # One product with both weights reads the context once, and needs no sum of two gradients.
         weight = torch.cat((gate.weight, value.weight))
         both = project(context, weight, torch.cat((gate.bias, value.bias)))
         return self._phi(both[..., 1:]), squash(both[..., :1])

@@ -1,4 +1,4 @@
-"""DeltaStream: an expanded residual stream through a whole trunk."""
+"""DeltaStream: a whole trunk on an expanded residual stream."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ __all__ = ["DeltaStream", "Expand", "Read"]
 
 
 class DeltaStream(nn.Module):
-    """A whole trunk on an expanded residual stream: expand, read – sublayer – rewrite, readout.
+    """Run a whole trunk on an expanded residual stream: expand, read – sublayer – rewrite, readout.
 
-    h = stream(x): x (B, T, d), the embeddings → h (B, T, d), the normalised readout. Every sublayer
-    F maps a context (B, T, d) to (B, T, d), without norm or residual of its own; further arguments
-    of `forward` go to each of them. Each rewrite is fused with the read after it, so that the state
-    moves once through memory between two sublayers. It computes what this loop computes, from the
-    same parameters:
+    h = stream(x) maps embeddings x (B, T, d) to the normalised readout h (B, T, d). Every sublayer
+    F maps a context (B, T, d) to (B, T, d), without a norm or residual of its own; it gets all
+    further arguments of `forward`. Each rewrite is fused with the read after it, so the state
+    passes through memory once between two sublayers. The result is that of this loop over the same
+    parameters:
 
         X = stream.expand(x)
         for read, sublayer, residual in zip(stream.reads, stream.sublayers, stream.residuals):
@@ -46,20 +46,21 @@ class DeltaStream(nn.Module):
             X = residual(X, sublayer(h), context=h)
         h = stream.readout(X)
 
-    (With value_from="compressed" the loop passes the raw read on: `h, x = read(X,
+    (With value_from="compressed" the loop also passes on the raw read: `h, x = read(X,
     return_compressed=True)` and `residual(…, compressed=x)`.)
 
-    Reads and residuals give their parameters to the fused operators and are not called themselves:
-    forward hooks on them, or on their gates and values, do not fire here, and a wrapper around one
-    is refused. torch.nn.utils.parametrize and prune work. If other reads share the
-    compression of a read, replace them as well.
+    The fused operators read the parameters of `reads` and `residuals` directly and never call their
+    `forward`: forward hooks on them, or on their gates and values, do not fire, and wrappers are
+    rejected. torch.nn.utils.parametrize and prune work. If you replace a read whose compression
+    other reads share, replace those as well.
 
     Args:
         hidden_size: d.
-        sublayers: the F's in order, attention and MLP in turn for a Transformer.
+        sublayers: the F in order; for a Transformer, attention and MLP alternate.
         value_channels: m.
-        compress: how a read gets from (d, m) to d features; None for the first that fits.
-            "identity": the state as it is, for m = 1.
+        compress: how a read reduces (d, m) to d features; None for "identity" if m = 1, else
+            "channel".
+            "identity": the state itself, m = 1 only.
             "channel": a weighted sum over the value channels.
             "token": a weighted sum over the value channels of the last kernel_size tokens; for
             m = 1 a causal depthwise convolution of the state.
@@ -68,23 +69,22 @@ class DeltaStream(nn.Module):
             "repeat": each is a copy.
             "conv": each is a causal depthwise convolution over the last expand_kernel_size tokens.
         expand_kernel_size: as Expand's kernel_size.
-        sublayers_per_compressor: consecutive sublayers that share one compression (the papers share
-            it in a block of attention and MLP: 2).
+        sublayers_per_compressor: number of consecutive sublayers whose reads share one compression
+            (2 in the papers: attention and MLP of a block).
         device, dtype: of the parameters.
         residual: mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction,
             direction_hidden, value, value_init, value_scale, value_constant, value_from, beta_init
-            and eps_k of DeltaResidual. What a sublayer writes depends on
-            mapping="k": along its output, the value comes from the read (the default).
-            mapping="v": its output as the value, along the `direction` of a branch.
-            value="linear": a linear map (the default).
+            and eps_k of DeltaResidual. Two of them decide what a sublayer writes:
+            mapping="k": a sublayer's output is the direction, the value comes from the read
+            (default).
+            mapping="v": a sublayer's output is the value, a branch computes the direction.
+            value="linear": a linear map (default).
             value="sigmoid": value_scale·sigmoid of a linear map.
             value="constant": value_constant in every value channel.
 
     Raises:
-        ValueError: an option that is unknown, out of range or without effect. One without effect
-            passes if it has its default.
-        TypeError: `sublayers` that are no modules, an option that neither this class nor
-            DeltaResidual has.
+        ValueError: an option is unknown, out of range, or without effect and not at its default.
+        TypeError: `sublayers` are no modules; neither this class nor DeltaResidual has an option.
 
     Source: DDL (arXiv 2601.00417, newest version), variants CC and TC with and without EC.
     """
@@ -139,7 +139,7 @@ class DeltaStream(nn.Module):
         self.readout = Read(hidden_size, value_channels, **own, **common)
 
     def reset_parameters(self) -> None:
-        """Resets expansion, reads, residuals and readout; the sublayers are the caller's."""
+        """Reset expansion, reads, residuals and readout, but not the sublayers."""
         for module in (self.expand, *self.reads, *self.residuals, self.readout):
             module.reset_parameters()
 
@@ -151,21 +151,21 @@ class DeltaStream(nn.Module):
         keep: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """x (B, T, d) → the normalised readout (B, T, d).
+        """Map embeddings x (B, T, d) to the normalised readout (B, T, d).
 
         Args:
             x: the embeddings.
-            history: inputs of the convolutions over time from the tokens before x; those of x are
-                added. An empty one starts a sequence. The sublayers see to theirs themselves.
-            keep: (B, T) bool, False for padding. Nothing is written into the state of such a token,
-                which stays zero, so that no convolution over time carries it into another.
-            args, kwargs: go to every sublayer.
+            history: past inputs of the convolutions over time; those of x are appended. Pass an
+                empty History to start a sequence. Sublayers must cache their own past.
+            keep: (B, T) bool, False for padding. The state of a padding token stays zero, so that
+                no convolution over time carries it into another token.
+            args, kwargs: passed to every sublayer.
 
         Raises:
-            ValueError: x, `keep` or what a sublayer returns has another shape, or a read shares the
-                compression of one that was replaced.
-            TypeError: x or what a sublayer returns is no tensor, or of a dtype that the operators
-                do not know; a read or residual is wrapped.
+            ValueError: x, `keep` or a sublayer's output has another shape, or a read shares the
+                compression of a read that was replaced.
+            TypeError: x or a sublayer's output is no tensor or has an unsupported dtype; a read or
+                residual is wrapped.
         """
         check_stream("x", x, (self.hidden_size,), over_time=True)
         arguments = self._read_arguments()
@@ -198,17 +198,17 @@ class DeltaStream(nn.Module):
         return context
 
     def _open(self, x: Tensor, history: History | None) -> Tensor:
-        """The first state, (B, T, d, m)."""
-        kernel = self.expand.weight
-        if kernel is None or history is None:
+        """Expand x (B, T, d) to the first state, (B, T, d, m)."""
+        weight = self.expand.weight
+        if weight is None or history is None:
             state = self.expand(x)
         else:
-            window = history.window("expand", x, kernel.shape[-1])
+            window = history.window("expand", x, weight.shape[-1])
             state = self.expand(window)[:, -x.shape[1] :]
         return state.unsqueeze(-1) if self.value_channels == 1 else state
 
     def _read_arguments(self) -> list[dict[str, Any]]:
-        """Arguments of every read, the last one the readout's; a shared weight is formed once."""
+        """Arguments of every read, the readout last; a shared weight is computed once."""
         reads = [require_exact_type(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
         reads.append(require_exact_type("readout", self.readout, Read))
         weights: dict[int, Tensor | None] = {}
@@ -237,11 +237,11 @@ class DeltaStream(nn.Module):
 
 
 def _read(name: str, state: Tensor, read: dict[str, Any], history: History | None) -> ReadResult:
-    """`functional.read` of tokens that go on after those of `history`."""
+    """Apply `functional.read` to tokens that follow those in `history`."""
     taps = _taps(read)
     if history is None or taps == 1:
         return functional.read(state, **read)
-    # Read together with the tokens before them; the answers for those are dropped again.
+    # Read the earlier tokens again with the new ones, and drop the earlier ones' results.
     context, value, gate = functional.read(history.window(name, state, taps), **read)
     before = taps - 1
     return ReadResult(
@@ -257,9 +257,9 @@ def _rewrite_read(
     read: dict[str, Any],
     history: History | None,
 ) -> RewriteReadResult:
-    """`functional.rewrite_read` of tokens that go on after those of `history`."""
+    """Apply `functional.rewrite_read` to tokens that follow those in `history`."""
     *operands, eps_k = rewrite
-    if history is not None and name in history:  # the read wants earlier states before these
+    if history is not None and name in history:  # the read needs the earlier states, too
         state = functional.rewrite(*operands, eps_k=eps_k)
         return RewriteReadResult(state, *_read(name, state, read, history))
     result = functional.rewrite_read(*operands, eps_k=eps_k, **read)
@@ -269,13 +269,13 @@ def _rewrite_read(
 
 
 def _taps(read: dict[str, Any]) -> int:
-    """How many tokens a read looks at."""
+    """Number of tokens that a read spans."""
     weight = read["compress"]
     return weight.shape[-1] if weight is not None and weight.ndim == 3 else 1
 
 
 def _checked_sublayers(sublayers: Any) -> list[nn.Module]:
-    """The modules as a list. One module is no sequence, an nn.Sequential is one module."""
+    """Return the modules as a list; raise for a single module, including nn.Sequential."""
     single = isinstance(sublayers, nn.Module) and not isinstance(sublayers, nn.ModuleList)
     if single or not isinstance(sublayers, Iterable):
         got = type(sublayers).__name__
@@ -291,7 +291,7 @@ def _checked_sublayers(sublayers: Any) -> list[nn.Module]:
 
 
 def _check_known(options: dict[str, Any]) -> None:
-    """Refuse, with a TypeError, an option that neither DeltaStream nor DeltaResidual has."""
+    """Raise TypeError for an option that neither DeltaStream nor DeltaResidual has."""
     known = [*RESIDUAL_OPTIONS, "device", "dtype"]
     for name in options:
         if name not in known:

@@ -1,9 +1,9 @@
-"""The operators as PyTorch sees them; `import ddl.ops` registers `torch.ops.ddl`.
+"""The PyTorch operators; `import ddl.ops` registers them as `torch.ops.ddl`.
 
-`operators` has schemas, kernels and fake kernels; `autograd` saves tensors for the backward;
-`outputs` allocates what an operator returns; `checks` refuses arguments in a sentence.
+`operators` has schemas, implementations and fake implementations; `autograd` saves tensors and
+returns gradients; `outputs` allocates outputs; `checks` validates arguments.
 """
 
-from .operators import KERNELS
+from .operators import IMPLEMENTATIONS
 
-__all__ = ["KERNELS"]
+__all__ = ["IMPLEMENTATIONS"]

@@ -1,7 +1,7 @@
-"""What autograd keeps of an operator, and what it hands back: `setup` and `grad` for each.
+"""Autograd of each operator: `*_setup` saves tensors, `*_grad` returns gradients.
 
-Backwards are operators too, so that compile, checkpointing and export see one node each. Gradients
-that nobody asked for arrive as None (no zeros are made for them).
+Backwards are operators too, so that compile, checkpointing and export see one node each. An output
+without a gradient passes None to `*_grad`: no zeros are materialised.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_grad(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         return (None,) * 11
     (state,), read, saved = _load_read(ctx, inputs=1)
     grad_state, *parameters = _ops.read_backward(*grads[:3], state, *read, *saved)
-    return (grad_state, *_around_numbers(parameters, grads[1:3]))
+    return (grad_state, *_grads_in_schema_order(parameters, grads[1:3]))
 
 
 def rewrite_read_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -55,18 +55,18 @@ def rewrite_read_grad(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     inputs, read, saved = _load_read(ctx, inputs=4)
     arguments = (*inputs, ctx.eps_k, *read, *saved)
     if isinstance(grads[0], FunctionalTensor) and grads[0].device.type == "cpu":
-        # Traced by torch.compile, which drops the copy where nobody else needs the gradient.
+        # torch.compile traces this, and drops the copy if nothing else needs the gradient.
         grad_state = grads[0].clone(memory_format=torch.contiguous_format)
         outputs = grad_state, *_ops.rewrite_read_backward_(grad_state, *grads[1:4], *arguments)
     else:
         outputs = _ops.rewrite_read_backward(*grads[:4], *arguments)
-    return (*outputs[:4], None, *_around_numbers(outputs[4:], grads[2:4]))
+    return (*outputs[:4], None, *_grads_in_schema_order(outputs[4:], grads[2:4]))
 
 
 def _save_read(
     ctx: Any, inputs: tuple[Tensor, ...], read: tuple[Any, ...], output: tuple[Tensor, ...]
 ) -> None:
-    """Saves inputs, parameters and the read's outputs but the context; numbers stay on `ctx`."""
+    """Save inputs, parameters and all outputs of the read except the context, numbers on `ctx`."""
     compress, norm_weight, norm_eps, *linear, value_scale, from_compressed, _ = read
     ctx.numbers = (norm_eps, value_scale, from_compressed)
     saved = output[1:]
@@ -77,7 +77,7 @@ def _save_read(
 
 
 def _load_read(ctx: Any, inputs: int) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-    """(inputs, the read's arguments as the schema orders them, the saved outputs)."""
+    """Return (inputs, the read's arguments in schema order, the saved outputs)."""
     tensors = ctx.saved_tensors
     norm_eps, value_scale, from_compressed = ctx.numbers
     parameters, saved = tensors[inputs : inputs + 6], tensors[inputs + 6 :]
@@ -85,16 +85,16 @@ def _load_read(ctx: Any, inputs: int) -> tuple[tuple[Any, ...], tuple[Any, ...],
     return tensors[:inputs], read, saved
 
 
-def _around_numbers(parameters: Any, asked: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+def _grads_in_schema_order(parameters: Any, incoming: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
     """Gradients of a read's arguments in schema order.
 
-    None for numbers, for absent parameters, and for those of a value or gate that nobody used, so
-    that no optimizer decays them. asked: incoming gradients of (value, gate).
+    None for numbers, for absent parameters, and for parameters of an unused value or gate, so that
+    no optimizer decays them. incoming: gradients of the outputs (value, gate).
     """
     compress, norm, *gate, value, value_bias = (
         None if is_absent(grad) else grad for grad in parameters
     )
-    value_grad, gate_grad = asked
+    value_grad, gate_grad = incoming
     gates = gate if gate_grad is not None else (None, None)
     values = (value, value_bias) if value_grad is not None else (None, None)
     return (compress, norm, None, *gates, *values, None, None, None)
@@ -111,7 +111,7 @@ def expand_grad(ctx: Any, grad_state: Tensor) -> tuple[Any, ...]:
 
 
 def _keys_of_plain_tensors() -> frozenset[int]:
-    """What is left of the dispatch keys below autograd where only a device is."""
+    """Dispatch key sets below autograd of tensors with only a device: no mode, no subclass."""
     keys = torch._C.DispatchKey
     devices = [torch._C.DispatchKeySet(device) for device in (keys.CPU, keys.CUDA)]
     below = [*devices, *(device.add(keys.ADInplaceOrView) for device in devices)]
@@ -119,23 +119,23 @@ def _keys_of_plain_tensors() -> frozenset[int]:
 
 
 _PLAIN = _keys_of_plain_tensors()
-# The second form for a torch without the first.
+# The fallback is for torch versions without `_any_requires_grad`.
 _any_requires_grad: Callable[..., bool] = getattr(torch._C, "_any_requires_grad", None) or (
     lambda *inputs: any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 )
 
 
-def kernel_of(
+def autograd_implementation(
     operator: Any,
     real: Callable[..., Any],
     setup: Callable[..., None],
     grad: Callable[..., tuple[Any, ...]],
 ) -> Callable[..., Any]:
-    """What the dispatcher calls for autograd: what torch.library registers, but for two things.
+    """Return the implementation for the Autograd key; it replaces torch.library's for speed.
 
-    That fills in arguments that were left to their defaults, which takes it 75 µs a call for the
-    fifteen of `rewrite_read`. Our schemas have no defaults. And where no mode or subclass waits
-    below autograd, the dispatcher would only find `real`, in 6 µs: it is called at once.
+    torch.library's fills in default arguments, at 75 µs a call for the fifteen arguments of
+    `rewrite_read`; our schemas have no defaults. If no mode or subclass is active below autograd,
+    redispatching would only find `real`, after 6 µs, so `real` is called directly.
     """
     redispatch, autograd_is_below = operator.redispatch, torch._C._AutoDispatchBelowAutograd
 
@@ -154,13 +154,13 @@ def kernel_of(
         def backward(ctx: Any, *grads: Any) -> Any:
             return (None, *grad(ctx, *grads))
 
-    def kernel(keys: Any, *inputs: Any) -> Any:
+    def implementation(keys: Any, *inputs: Any) -> Any:
         keys = keys & torch._C._after_autograd_keyset
         if torch.is_grad_enabled() and _any_requires_grad(*inputs):
             return Derivative.apply(keys, *inputs)
         return compute(keys, *inputs)
 
-    return kernel
+    return implementation
 
 
 # name → (setup, grad)

@@ -1,7 +1,7 @@
-"""Argument checks as sentences, for tensors without data and for what native code never sees.
+"""Argument checks for tensors without data and for arguments that native code never sees.
 
-Real tensors are checked natively (src/problem/), where it costs nothing, in the same sentences.
-Numbers are checked as in ddl/options.py; a symbolic one of torch.compile is a number, too.
+Native code checks real tensors (src/problem/), where it costs nothing, with the same messages.
+Numbers are checked as in ddl/options.py; torch.compile's symbolic numbers are accepted, too.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ddl.options import LEAST_EPS_K, LEAST_NORM_EPS
 
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
-# Tensors that an operator can do without.
+# Optional tensor arguments of the operators.
 OPTIONAL = frozenset(
     ("compress", "norm_weight", "gate_weight", "gate_bias", "value_weight", "value_bias", "weight")
 )
 
 
 def check_tensors(**tensors: Any) -> None:
-    """Every argument, but for optional ones that are None, is a dense tensor outside of transforms.
+    """Raise TypeError unless every argument is a dense tensor, or optional and None.
 
-    Raises TypeError, or NotImplementedError under forward-mode differentiation and torch.func.
+    Raises NotImplementedError under forward-mode differentiation and torch.func transforms.
     """
     strided = torch.strided
     for name, tensor in tensors.items():
@@ -50,7 +50,7 @@ def check_tensors(**tensors: Any) -> None:
 
 
 def _refuse_tangents(tensors: dict[str, Any]) -> None:
-    """A custom operator would drop a tangent without a word; say so instead."""
+    """Raise for a forward-mode tangent, which a custom operator would silently drop."""
     for name, tensor in tensors.items():
         if tensor is None:
             continue
@@ -65,19 +65,19 @@ def _refuse_tangents(tensors: dict[str, Any]) -> None:
 
 
 def check_is_tensor(name: str, tensor: Any) -> None:
-    """Raises TypeError unless `tensor` is a torch.Tensor."""
+    """Raise TypeError unless `tensor` is a torch.Tensor."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"`{name}` must be a torch.Tensor, got {type(tensor).__name__}")
 
 
 def check_shape(name: str, tensor: Tensor, expected: Sequence[Any]) -> None:
-    """Raises ValueError unless `tensor` has shape `expected`."""
+    """Raise ValueError unless `tensor` has shape `expected`."""
     if tuple(tensor.shape) != tuple(expected):
         raise ValueError(f"`{name}` must have shape {tuple(expected)}, got {tuple(tensor.shape)}")
 
 
 def check_dtype(name: str, tensor: Tensor) -> None:
-    """Raises TypeError unless `tensor` has a dtype that the operators know."""
+    """Raise TypeError unless the operators support the dtype of `tensor`."""
     if tensor.dtype not in STORED and tensor.dtype != torch.float64:
         raise TypeError(
             f"`{name}` must have dtype float32, float64, bfloat16 or float16, got {tensor.dtype}"
@@ -85,12 +85,12 @@ def check_dtype(name: str, tensor: Tensor) -> None:
 
 
 def check_stored(name: str, tensor: Tensor, state: Tensor) -> None:
-    """Raises unless `tensor` is on the state's device, in a dtype that goes with the state's."""
+    """Raise unless `tensor` is on the state's device, in a dtype that mixes with the state's."""
     _check_beside(name, tensor, state, (torch.float64,) if _double(state) else STORED)
 
 
 def _check_gate(name: str, tensor: Tensor, state: Tensor) -> None:
-    """The same for values and gates: float32, or float64 beside a float64 state."""
+    """Raise unless a value or gate is on the state's device, in float32 (float64 for float64)."""
     _check_beside(name, tensor, state, (torch.float64 if _double(state) else torch.float32,))
 
 
@@ -116,12 +116,12 @@ def _either(dtypes: tuple[torch.dtype, ...]) -> str:
 
 
 def check_count(name: str, number: Any) -> None:
-    """Raises ValueError unless `number` is an integer of at least 1."""
+    """Raise ValueError unless `number` is an integer ≥ 1."""
     options.check_count(name, number, kinds=(Integral, torch.SymInt))
 
 
 def check_positive(name: str, number: Any, *, optional: bool = False, least: float = 0.0) -> None:
-    """Raises ValueError unless `number` is positive, finite and at least `least`, or optional."""
+    """Raise ValueError unless `number` is positive, finite and ≥ `least`, or None if optional."""
     kinds = (float, Real, torch.SymFloat)
     options.check_positive(name, number, optional=optional, least=least, kinds=kinds)
 
@@ -130,7 +130,7 @@ def check_positive(name: str, number: Any, *, optional: bool = False, least: flo
 
 
 def check_state(state: Tensor, *, over_time: bool = False) -> None:
-    """Raises unless `state` is (…, d, m), with a time axis before these where one is needed."""
+    """Raise unless `state` is (…, d, m); with `over_time`, unless it is (…, T, d, m)."""
     shape = tuple(state.shape)
     if over_time and len(shape) < 3:
         raise ValueError(
@@ -144,7 +144,7 @@ def check_state(state: Tensor, *, over_time: bool = False) -> None:
 def check_rewrite(
     state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps_k: float
 ) -> None:
-    """Checks the arguments of a rewrite."""
+    """Check the arguments of a rewrite."""
     check_state(state)
     *batch, d, m = state.shape
     check_shape("direction", direction, (*batch, d))
@@ -168,7 +168,7 @@ def check_read(
     value_scale: float | None,
     value_from_compressed: bool,
 ) -> None:
-    """Checks the arguments of a read."""
+    """Check the arguments of a read."""
     over_time = compress is not None and compress.ndim == 3
     check_state(state, over_time=over_time)
     _check_compress(state, compress, over_time)
@@ -211,14 +211,14 @@ def _check_compress(state: Tensor, compress: Tensor | None, over_time: bool) -> 
 
 
 def check_context_dtype(state: Tensor, dtype: Any) -> None:
-    """Raises TypeError unless `dtype` is None or one that a context beside this state can have."""
+    """Raise TypeError unless `dtype` is None or a context of this state can have it."""
     allowed = (torch.float64,) if _double(state) else STORED
     if dtype is not None and dtype not in allowed:
         raise TypeError(f"`context_dtype` must be {_either(allowed)}, got {dtype!r}")
 
 
 def check_expand(x: Tensor, weight: Tensor | None, value_channels: int) -> None:
-    """Checks the arguments of an expansion."""
+    """Check the arguments of an expansion."""
     check_count("value_channels", value_channels)
     needed = 1 if weight is None else 2
     if x.ndim < needed or x.shape[-1] == 0:

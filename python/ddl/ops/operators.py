@@ -1,9 +1,9 @@
-"""The operators as PyTorch sees them: schemas, kernels, fake kernels, autograd.
+"""The PyTorch operators: schemas, implementations, fake implementations, registration.
 
 `rewrite`, `read`, `rewrite_read` and `expand` are `torch.library` operators (`torch.ops.ddl.…`),
-and so are their backwards. This is the only file that has `_native` compute: it hands native code
-borrowed memory, with outputs from outputs.py. What autograd keeps and returns is in autograd.py;
-`ddl.functional` is how to call these.
+and so are their backwards. Only this file calls the compute functions of `_native`, which borrow
+the tensors' memory; outputs.py allocates the outputs, autograd.py saves tensors and returns
+gradients. Users call `ddl.functional`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from ddl import _native
 from ddl.ops import outputs as empty
 
-from .autograd import DERIVATIVES, kernel_of
+from .autograd import DERIVATIVES, autograd_implementation
 from .checks import check_read, check_rewrite
 from .outputs import is_absent
 
@@ -50,7 +50,8 @@ _SCHEMAS = {
     # -> gradients of state, direction, value, gate and of the six parameters
     "rewrite_read_backward": f"(Tensor? grad_state, {_READ_GRADS}, Tensor state, {_REWRITE},"
     f" {_READ}, {_READ_SAVED}, Tensor stats) -> ({', '.join(['Tensor'] * 10)})",
-    # grad_state becomes that of the state -> gradients of direction, value, gate, six parameters
+    # overwrites grad_state with the gradient of the state
+    # -> gradients of direction, value, gate and of the six parameters
     "rewrite_read_backward_": f"(Tensor(a!) grad_state, {_READ_GRADS}, Tensor state, {_REWRITE},"
     f" {_READ}, {_READ_SAVED}, Tensor stats) -> ({', '.join(['Tensor'] * 9)})",
     # -> gradients of x and weight
@@ -62,39 +63,42 @@ for _name, _schema in _SCHEMAS.items():
     _library.define(_name + _schema, tags=torch.Tag.pt2_compliant_tag)
 
 
-# --- kernels ------------------------------------------------------------------------------------
-# The same for CPU and CUDA tensors: native code looks where they are.
+# --- implementations ----------------------------------------------------------------------------
+# CPU and CUDA tensors share them: native code looks at the device.
 
-# The second form for a torch without the first, which skips making an object of the stream.
+# `_cuda_getCurrentRawStream` skips making a Stream object; not every torch has it.
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
     lambda index: torch.cuda.current_stream(index).cuda_stream
 )
 
 
 def _resources(state: Tensor) -> tuple[int, int, Callable[[Tensor, int], Tensor]]:
-    """What native code works with: CPU threads, or a GPU's stream and memory."""
+    """The resources that native code may use: (CPU threads, CUDA stream, scratch allocator)."""
     if state.is_cuda:
         return 0, _current_stream(state.device.index), _scratch
     return torch.get_num_threads(), 0, _scratch
 
 
 def _scratch(like: Tensor, size: int) -> Tensor:
-    """Bytes, in words, beside `like` for the length of a call; the stream orders what follows."""
+    """Allocate at least `size` bytes on the device of `like`, for one call.
+
+    The stream orders later reuse of the memory after the call.
+    """
     return like.new_empty(-(-size // 4), dtype=torch.float32)
 
 
-def _dense(arguments: Iterable[Any]) -> list[Any]:
-    """Native code takes contiguous tensors; copies are made here of those that are not."""
+def _contiguous(arguments: Iterable[Any]) -> list[Any]:
+    """Make tensors contiguous, as native code requires; other arguments pass through."""
     return [x.contiguous() if isinstance(x, Tensor) else x for x in arguments]
 
 
-def _given(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """None for a stand-in, and contiguous tensors."""
+def _none_if_absent(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
+    """Replace stand-ins for absent tensors by None, and make the others contiguous."""
     return [None if x is None or is_absent(x) else x.contiguous() for x in tensors]
 
 
 def _rewrite(*arguments: Any) -> tuple[Tensor, Tensor]:
-    state, *rewrite = _dense(arguments)
+    state, *rewrite = _contiguous(arguments)
     new_state, stats = outputs = empty.rewrite(state)
     saved = (new_state, stats, None, None, None, None, None)
     _native.rewrite_read(state, tuple(rewrite), None, saved, *_resources(state))
@@ -102,30 +106,30 @@ def _rewrite(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _read(*arguments: Any) -> tuple[Tensor, ...]:
-    state, *read = _dense(arguments)
+    state, *read = _contiguous(arguments)
     outputs = empty.read(state, *read)
-    saved = (None, None, *_given(outputs))
+    saved = (None, None, *_none_if_absent(outputs))
     _native.rewrite_read(state, None, tuple(read[:9]), saved, *_resources(state))
     return outputs
 
 
 def _rewrite_read(*arguments: Any) -> tuple[Tensor, ...]:
-    state, *rest = _dense(arguments)
+    state, *rest = _contiguous(arguments)
     outputs = new_state, *read_outputs, stats = empty.rewrite_read(state, *rest)
-    saved = (new_state, stats, *_given(read_outputs))
+    saved = (new_state, stats, *_none_if_absent(read_outputs))
     _native.rewrite_read(state, tuple(rest[:4]), tuple(rest[4:13]), saved, *_resources(state))
     return outputs
 
 
 def _expand(x: Tensor, weight: Tensor | None, value_channels: int) -> Tensor:
     state = empty.expand(x, weight, value_channels)
-    dense_x, dense_weight = _dense((x, weight))
-    _native.expand_forward(dense_x, dense_weight, state, *_resources(x))
+    contiguous_x, contiguous_weight = _contiguous((x, weight))
+    _native.expand_forward(contiguous_x, contiguous_weight, state, *_resources(x))
     return state
 
 
 def _rewrite_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    grad_state, state, *rewrite, stats = _dense(arguments)
+    grad_state, state, *rewrite, stats = _contiguous(arguments)
     outputs = empty.rewrite_backward(grad_state, state, *rewrite)
     _native.rewrite_read_backward(
         state,
@@ -141,15 +145,15 @@ def _rewrite_backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _read_backward(*arguments: Any) -> tuple[Tensor, ...]:
     outputs = grad_state, *grad_parameters = empty.read_backward(*arguments)
-    *grads, state = _dense(arguments[:4])
-    new_value, new_gate, compressed, rstd = _given(arguments[13:])
+    *grads, state = _contiguous(arguments[:4])
+    new_value, new_gate, compressed, rstd = _none_if_absent(arguments[13:])
     _native.rewrite_read_backward(
         state,
         None,
-        tuple(_dense(arguments[4:13])),
+        tuple(_contiguous(arguments[4:13])),
         (None, None, None, new_value, new_gate, compressed, rstd),
         (None, *grads),
-        (grad_state, None, None, None, *_given(grad_parameters)),
+        (grad_state, None, None, None, *_none_if_absent(grad_parameters)),
         *_resources(state),
     )
     return outputs
@@ -160,25 +164,25 @@ def _rewrite_read_backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _rewrite_read_backward_in_place(grad_state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """A state's row, stored where it was loaded: three moves of it through memory, not four."""
-    dense = grad_state.contiguous()
+    """Store the state's gradient over grad_state: three passes over memory instead of four."""
+    grad = grad_state.contiguous()
     outputs = empty.rewrite_read_backward_in_place(grad_state, *arguments)
-    _fill_gradients((dense, *arguments), (dense, *outputs))
-    if dense is not grad_state:
-        grad_state.copy_(dense)
+    _fill_gradients((grad, *arguments), (grad, *outputs))
+    if grad is not grad_state:
+        grad_state.copy_(grad)
     return outputs
 
 
 def _fill_gradients(arguments: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    *grads, state = _dense(arguments[:5])
-    new_value, new_gate, compressed, rstd, stats = _given(arguments[18:])
+    *grads, state = _contiguous(arguments[:5])
+    new_value, new_gate, compressed, rstd, stats = _none_if_absent(arguments[18:])
     _native.rewrite_read_backward(
         state,
-        tuple(_dense(arguments[5:9])),
-        tuple(_dense(arguments[9:18])),
+        tuple(_contiguous(arguments[5:9])),
+        tuple(_contiguous(arguments[9:18])),
         (None, stats, None, new_value, new_gate, compressed, rstd),
         tuple(grads),
-        (*outputs[:4], *_given(outputs[4:])),
+        (*outputs[:4], *_none_if_absent(outputs[4:])),
         *_resources(state),
     )
     return outputs
@@ -186,11 +190,11 @@ def _fill_gradients(arguments: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> 
 
 def _expand_backward(grad_state: Tensor, x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     outputs = grad_x, grad_weight = empty.expand_backward(grad_state, x, weight)
-    dense_x, dense_weight, dense_grad = _dense((x, weight, grad_state))
+    contiguous_x, contiguous_weight, contiguous_grad = _contiguous((x, weight, grad_state))
     _native.expand_backward(
-        dense_x,
-        dense_weight,
-        dense_grad,
+        contiguous_x,
+        contiguous_weight,
+        contiguous_grad,
         grad_x,
         None if is_absent(grad_weight) else grad_weight,
         *_resources(x),
@@ -198,29 +202,29 @@ def _expand_backward(grad_state: Tensor, x: Tensor, weight: Tensor | None) -> tu
     return outputs
 
 
-# --- fake kernels -------------------------------------------------------------------------------
+# --- fake implementations -----------------------------------------------------------------------
 # Shapes and dtypes without data, for torch.compile, export and the meta device. Native code checks
-# the real tensors; here the same sentences come from `_checks`. (`expand` and the backwards have
-# no more to check than their outputs do.)
+# real tensors; here checks.py raises the same messages. (For `expand` and the backwards, allocating
+# the outputs already checks everything.)
 
 
-def _announcing(fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The fake kernel, which also tells inductor, where that is loaded, what to call as it is.
+def _allow_inductor_fallback(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a fake implementation to put our operators on inductor's fallback allow-list.
 
-    Inductor finds out by itself, but on the way it writes the operands, with all that they were
-    computed from, into a message that nobody reads. What is shared there is written again for
-    everyone who uses it, so time and memory grow tenfold per layer of a model, to 15 GB at six.
-    A graph never gets there before its operators' fake kernels ran.
+    Inductor falls back to calling them anyway, but otherwise it first formats a message with the
+    operands and everything they were computed from. Shared operands are formatted once per use, so
+    time and memory grow tenfold per layer of a model, to 15 GB at six. The fake implementations of
+    a graph always run before inductor lowers it.
     """
 
-    def announcing(*arguments: Any) -> Any:
+    def allowing(*arguments: Any) -> Any:
         lowering = sys.modules.get("torch._inductor.lowering")
         allowed = getattr(lowering, "FALLBACK_ALLOW_LIST", None)  # not a public name
         if allowed is not None:
             allowed.update(f"ddl::{name}" for name in _SCHEMAS)
         return fake(*arguments)
 
-    return announcing
+    return allowing
 
 
 def _rewrite_fake(state: Tensor, *rewrite: Any) -> tuple[Tensor, Tensor]:
@@ -252,8 +256,11 @@ def _refuse(transform: str, name: str) -> Any:
     return refuse
 
 
-def _refusing_tangents(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The kernel, for calls past `ddl.functional`, which would lose a tangent without a word."""
+def _refusing_tangents(implementation: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Wrap an implementation to raise for forward-mode tangents, which it would silently drop.
+
+    `ddl.functional` checks this, too; direct calls of torch.ops.ddl skip that.
+    """
     refuse = _refuse("forward-mode differentiation", name)
 
     def refusing(*arguments: Any) -> Any:
@@ -261,14 +268,14 @@ def _refusing_tangents(kernel: Callable[..., Any], name: str) -> Callable[..., A
             tensors = (x for x in arguments if isinstance(x, Tensor))
             if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
                 refuse()
-        return kernel(*arguments)
+        return implementation(*arguments)
 
     return refusing
 
 
-# What runs an operator, by name: `ddl.cuda.warmup` goes through them without dispatch.
-KERNELS: dict[str, Callable[..., Any]] = {}
-_Row = tuple[str, Callable[..., Any], Callable[..., Any]]  # name, kernel, fake kernel
+# Operator name → implementation; `ddl.cuda.warmup` calls these without the dispatcher.
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
+_Row = tuple[str, Callable[..., Any], Callable[..., Any]]  # name, implementation, fake
 _forwards: list[_Row] = [
     ("rewrite", _rewrite, _rewrite_fake),
     ("read", _read, _read_fake),
@@ -283,35 +290,39 @@ _backwards: list[_Row] = [
 ]
 
 
-def _register(name: str, kernel: Callable[..., Any], fake: Callable[..., Any], real: Any) -> None:
-    """One operator: what computes, `real` around it, and what stands in for it without data."""
-    KERNELS[name] = kernel
+def _register(
+    name: str, implementation: Callable[..., Any], fake: Callable[..., Any], real: Any
+) -> None:
+    """Register one operator. real: `implementation`, possibly wrapped, for the dispatcher."""
+    IMPLEMENTATIONS[name] = implementation
     for device in ("CPU", "CUDA"):
         _library.impl(name, real, device)
-    torch.library.register_fake(f"ddl::{name}", _announcing(fake), lib=_library)
+    torch.library.register_fake(f"ddl::{name}", _allow_inductor_fallback(fake), lib=_library)
 
 
 def _differentiate(name: str, real: Any, setup: Any, grad: Any) -> None:
-    """Gives an operator its derivative."""
-    kernel = kernel_of(getattr(torch.ops.ddl, name).default, real, setup, grad)
-    _library.impl(name, kernel, "Autograd", with_keyset=True)
+    """Register an operator's derivative."""
+    autograd = autograd_implementation(getattr(torch.ops.ddl, name).default, real, setup, grad)
+    _library.impl(name, autograd, "Autograd", with_keyset=True)
 
 
-for _name, _kernel, _fake in _forwards:
-    _real = _refusing_tangents(_kernel, _name)
-    _register(_name, _kernel, _fake, _real)
+for _name, _implementation, _fake in _forwards:
+    _real = _refusing_tangents(_implementation, _name)
+    _register(_name, _implementation, _fake, _real)
     _differentiate(_name, _real, *DERIVATIVES[_name])
     torch.library.register_vmap(f"ddl::{_name}", _refuse("vmap", _name), lib=_library)
 
-for _name, _kernel, _fake in _backwards:
+for _name, _implementation, _fake in _backwards:
     _backward = f"{_name}_backward"
-    _register(_backward, _kernel, _fake, _kernel)
-    _differentiate(_backward, _kernel, lambda *_: None, _refuse("double backward", _name))
+    _register(_backward, _implementation, _fake, _implementation)
+    _differentiate(_backward, _implementation, lambda *_: None, _refuse("double backward", _name))
     torch.library.register_vmap(f"ddl::{_backward}", _refuse("vmap", _name), lib=_library)
 
-# For compiled graphs, which know when a gradient is not needed again (autograd.py). On a GPU,
-# where a store does not load its line first, overwriting saves no traffic.
+# For compiled graphs, which know when a gradient is not needed again (autograd.py). CPU only: on a
+# GPU a store does not load its cache line first, so overwriting saves no memory traffic.
 _library.impl("rewrite_read_backward_", _rewrite_read_backward_in_place, "CPU")
 torch.library.register_fake(
-    "ddl::rewrite_read_backward_", _announcing(empty.rewrite_read_backward_in_place), lib=_library
+    "ddl::rewrite_read_backward_",
+    _allow_inductor_fallback(empty.rewrite_read_backward_in_place),
+    lib=_library,
 )

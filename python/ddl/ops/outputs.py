@@ -1,8 +1,8 @@
-"""The outputs of every operator: one function allocates them, with nothing in them yet.
+"""The outputs of every operator: one function per operator allocates them uninitialised.
 
-The fake kernel of an operator is that function, and the real kernel fills what it returns. Where an
-output is absent (no gate asked for, nothing saved) an empty uint8 tensor stands in, because
-operator schemas have no optional outputs.
+That function is the operator's fake implementation; the real one fills the tensors that it returns.
+If an output is absent (no gate requested, nothing to save), an empty uint8 tensor stands in for it,
+because operator schemas have no optional outputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .checks import check_context_dtype, check_expand, check_state
 
 
 def gate_dtype(state: Tensor) -> torch.dtype:
-    """dtype of values, gates and saved statistics: float64 for a float64 state, else float32."""
+    """The dtype of values, gates and statistics: float64 for a float64 state, else float32."""
     return torch.float64 if state.dtype == torch.float64 else torch.float32
 
 
@@ -25,7 +25,7 @@ def _absent(state: Tensor) -> Tensor:
 
 
 def is_absent(tensor: Tensor) -> bool:
-    """Whether it stands in for an output that nobody asked for."""
+    """Return whether `tensor` stands in for an absent output."""
     return tensor.dtype == torch.uint8
 
 
@@ -50,10 +50,11 @@ def read(state: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     *batch, d, m = state.shape
     new, real = state.new_empty, gate_dtype(state)
     return (
-        new((*batch, d), dtype=context_dtype),  # None: the state's
+        new((*batch, d), dtype=context_dtype),  # None means the state's dtype
         _absent(state) if value_weight is None else new((*batch, m), dtype=real),
         _absent(state) if gate_weight is None else new(batch, dtype=real),
-        # x in the state's dtype: a narrower context's would round it, or overflow, before the norm
+        # x keeps the state's dtype: a narrower context dtype would round or overflow it before
+        # the norm.
         _absent(state) if compress is None or compress.ndim < 3 else new((*batch, d)),
         _absent(state) if norm_eps is None else new(batch, dtype=real),
     )

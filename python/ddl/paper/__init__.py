@@ -1,11 +1,11 @@
-"""Checkpoints of the paper's published code (Deep Delta Learning, arXiv 2601.00417): in and out.
+"""Import and export checkpoints of the paper's code (Deep Delta Learning, arXiv 2601.00417).
 
     config, state = convert(*load("checkpoint.pt"))
     model = GPT(config)
     model.load_state_dict(state)
 
-All published variants, gates, values and compressors are known; what a checkpoint is, its names and
-shapes tell.
+All published variants, gates, values and compressors are supported. They are recognised by the
+names and shapes of the parameters.
 """
 
 from .exporting import revert

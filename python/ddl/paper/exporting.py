@@ -1,4 +1,4 @@
-"""Our state dicts to those of the paper's code: the inverse of importing.py."""
+"""Convert our state dicts to those of the paper's code: the inverse of importing.py."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .names import EMBEDDING, HEAD, LAYOUTS, Layout
 def revert(
     config: GPTConfig, state_dict: Mapping[str, Tensor], *, layout: Layout = "c_proj"
 ) -> tuple[dict[str, Any], State]:
-    """A model of ours as the paper's config.json and state dict: the inverse of `convert`.
+    """Convert a model of ours to the paper's config.json and state dict: the inverse of `convert`.
 
-    Every tensor comes back bit for bit, in the names of `layout`: "c_proj", the code of the papers,
-    or "o_proj", the newest. A compressor whose weights are learned directly is written as a kernel
-    and a trivial read vector. Projections to a constant value, which the published model wants and
-    never uses, are zeros.
+    layout: parameter names, "c_proj" for the papers' code, "o_proj" for its newest version. Tensors
+    keep their values bit for bit. A "direct" compressor is written as a convolution and a trivial
+    read vector. Projections to a constant value, which the published model requires but never uses,
+    are zeros.
 
-    Raises InputError for a model that the published code does not have, and for a state dict that
-    is not the config's.
+    Raises InputError if the published code has no such model, or the state dict does not match the
+    config.
     """
     if layout not in LAYOUTS:
         raise InputError(f"`layout` must be one of {', '.join(LAYOUTS)}, got {layout!r}")
@@ -60,7 +60,7 @@ def revert(
 
 
 def _check_published(config: GPTConfig) -> None:
-    """Raises InputError for what the published code has no option for."""
+    """Raise InputError for options that the published code does not have."""
     _require(config, "mapping", "k")
     _require(config, "gate_from", "context")
     compress = names.stream(config.residual)[0]
@@ -84,10 +84,10 @@ def _require(config: GPTConfig, name: str, expected: Any) -> None:
 
 
 def _factored(config: GPTConfig, state: State) -> tuple[GPTConfig, State]:
-    """The same model with its compressors factored into a kernel and a trivial read vector.
+    """Factor the compressors into a convolution c and a trivial read vector r; the model is equal.
 
-    Over time, r = 1. Over the value channels, a centred kernel of m taps and r = 1 at its centre, 0
-    elsewhere: w_ij = Σ_s c_is r_{j−s+centre} = c_ij.
+    Token compression: r = 1. Channel compression: c is centred with m taps, and r is 1 at its
+    centre and 0 elsewhere, so w_ij = Σ_s c_is r_{j−s+centre} = c_ij.
     """
     compress = names.stream(config.residual)[0]
     if compress not in ("channel", "token") or config.compress_parameterization == "factored":

@@ -1,4 +1,4 @@
-"""Checkpoint files of the paper's code, and `ddl import`."""
+"""Read and write checkpoint files of the paper's code, for `ddl import`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from .importing import Translation, Variant, translate
 from .names import Layout, listed
 
 WEIGHTS = "pytorch_model.bin"
-# Files of weights in the order of preference; else a directory's only one with such a suffix.
+# Weight files in order of preference; else the directory's only file with a weight suffix.
 KNOWN = ("model.safetensors", WEIGHTS, "model.safetensors.index.json", f"{WEIGHTS}.index.json")
-INSIDE = ("model", "state_dict", "model_state_dict", "module")  # keys around a state dict
+INSIDE = ("model", "state_dict", "model_state_dict", "module")  # keys that may hold a state dict
 PADDED_VOCABULARY = 50304
 
 
 class Checkpoint(NamedTuple):
-    """A state dict, and the config that came with it, if any."""
+    """A checkpoint's state dict, and its config; None if there is none."""
 
     state_dict: dict[str, Tensor]
     config: dict[str, Any] | None
@@ -51,20 +51,22 @@ def import_checkpoint(
     layout: Layout = "c_proj",
     tokenizer: str | Path | None = None,
 ) -> list[str]:
-    """Write the paper's checkpoint `src` as a directory `out` that the Auto classes load, or back.
+    """Convert the paper's checkpoint `src` to a directory `out` for the Auto classes, or back.
 
-    Tokens are GPT-2's for a vocabulary of 50257 to 50304, bytes for another of 256 or more; for a
-    smaller one, of characters, the table is not known, and no tokenizer is written.
+    The tokenizer is GPT-2's for a vocabulary of 50257 to 50304, and bytes for any other of at least
+    256. A smaller vocabulary means characters, whose table is unknown: no tokenizer is written.
 
     Args:
         src: a .pt, .bin or .safetensors file, or a directory with one.
-        variant: the required one; "auto" recognises it by the names of the parameters.
-        reverse: `src` is a run directory or one for the Auto classes, and `out` gets the paper's
-            config.json and pytorch_model.bin, in the names of `layout`.
+        out: directory to write, new or empty.
+        variant: residual that the checkpoint must have; "auto" recognises it by parameter names.
+        reverse: convert back: `src` is a run directory or one for the Auto classes, and `out` gets
+            the paper's config.json and pytorch_model.bin.
+        layout: parameter names for `reverse`, "c_proj" or "o_proj", as in `revert`.
         tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them.
 
-    Returns sentences: the model, the assumptions, the files that were written. Raises InputError;
-    then nothing was written.
+    Returns lines for the user: the model, the assumptions, the written files. Raises InputError if
+    `src` or `out` cannot be used; then nothing was written.
     """
     src, out = Path(src), Path(out)
     require_new_directory(out)
@@ -77,7 +79,8 @@ def load(source: str | Path) -> Checkpoint:
     """Read a checkpoint: a .pt, .bin or .safetensors file, or a directory with one or with shards.
 
     The config is the config.json beside the weights, else the `model_args` saved with them. Pickles
-    are loaded with weights_only=True: nothing in them is executed. Raises InputError.
+    are loaded with weights_only=True, so no code in them runs. Raises InputError if the source
+    cannot be read or is no such checkpoint.
     """
     source = Path(source)
     _refuse_ours(source if source.is_dir() else source.parent)
@@ -102,13 +105,13 @@ def load(source: str | Path) -> Checkpoint:
     return Checkpoint(contents, config)
 
 
-# --- one way and the other ------------------------------------------------------------------------
+# --- import and export ----------------------------------------------------------------------------
 
 
 def read_model(
     source: str | Path, variant: Variant = "auto"
 ) -> tuple[GPT, Tokenizer | None, Translation]:
-    """The model in a checkpoint, its parameters in their own dtypes, and its probable tokenizer.
+    """Read the model of a checkpoint, in its own dtypes, its probable tokenizer and the report.
 
     Raises InputError, as `load` and `translate` do.
     """
@@ -116,7 +119,7 @@ def read_model(
     with torch.device("meta"):
         model = GPT(translation.config)
     model.to_empty(device="cpu")
-    # Copies: tensors from one file may share memory, which safetensors refuses.
+    # Clone: tensors from one file may share memory, which safetensors refuses.
     state = {name: tensor.clone() for name, tensor in translation.state.items()}
     model.load_state_dict(state, assign=True)
     return model, _tokenizer(translation.config), translation
@@ -141,7 +144,7 @@ def _export(src: Path, out: Path, layout: Layout) -> list[str]:
 
 
 def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
-    """Config and parameters, in their own dtypes, of a directory of ours."""
+    """Read config and parameters, in their own dtypes, of a run or Hugging Face directory."""
     if require_kind(src, PathKind.RUN, PathKind.DDL, argument="src") is PathKind.RUN:
         from ddl.train.runs import load_config  # needs the `train` extra
 
@@ -162,7 +165,7 @@ def _hf_config(path: Path) -> GPTConfig:
         return DDLConfig(**_json(path)).gpt
     except InputError:
         raise
-    except Exception as error:  # transformers checks its own fields in ways of its own
+    except Exception as error:  # transformers checks its own fields, with exceptions of any type
         raise InputError(
             f"`{path}` must be a config of a model of ddl, got: {first_line(error)}"
         ) from error
@@ -214,7 +217,7 @@ def _weights(directory: Path) -> Path:
 
 
 def _shards(index: Path) -> list[Path]:
-    """The files that an index lists, all of them beside it."""
+    """The weight files that an index lists; all must be beside it."""
     listing = _json(index).get("weight_map")
     found = list(listing.values()) if isinstance(listing, dict) else []
     if not found or not all(isinstance(name, str) and Path(name).name == name for name in found):
@@ -242,7 +245,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The contents of a file of weights. A pickle is never executed."""
+    """Read a weight file; code in a pickle never runs."""
     try:
         if path.suffix == ".safetensors":
             import safetensors.torch
@@ -254,7 +257,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"`src` must be a file with weights, got {path}: {reason}") from error
     except ModuleNotFoundError:
         raise
-    except Exception as error:  # a damaged file raises nearly anything
+    except Exception as error:  # a damaged file can raise nearly anything
         refused = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"it refers to {refused[1]}" if refused else first_line(error)
         raise InputError(

@@ -1,4 +1,4 @@
-"""State dicts of the paper's code to ours: pure functions, no files."""
+"""Convert state dicts of the paper's code to ours: pure functions, no files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ State = dict[str, Tensor]
 
 
 class Translation(NamedTuple):
-    """A checkpoint in our terms.
+    """A converted checkpoint.
 
     config, state: for `GPT(config).load_state_dict(state)`.
-    assumed: options that neither the weights nor config.json told, with the published defaults.
-    unused: parameters of the checkpoint that its model never uses, which ours does not have.
+    assumed: options that neither the weights nor config.json contain, with the published defaults.
+    unused: parameters of the checkpoint that the published model never uses and ours does not have.
     """
 
     config: GPTConfig
@@ -40,15 +40,17 @@ def convert(
     *,
     variant: Variant = "auto",
 ) -> tuple[GPTConfig, State]:
-    """A state dict of the paper's code as a configuration and a state dict of `ddl.models.GPT`.
+    """Convert a state dict of the paper's code to the config and state dict of a `ddl.models.GPT`.
 
-    Names and shapes tell the variant, all sizes and the gate, in any published layout; `config`,
-    the published config.json, tells the rest, and where it is silent, its defaults hold. Tensors
-    keep their dtype and may share memory with those given. Projections to a constant value, which
-    the published model carries along unused, are left out.
+    state_dict: in any published layout; its names and shapes give the variant, all sizes and the
+        gate. Tensors keep their dtype, and the result may share their memory.
+    config: the published config.json, for the other options; a missing option has its published
+        default.
+    variant: residual that the checkpoint must have; "auto" accepts any.
 
-    Raises InputError for missing and unknown keys, shapes that do not fit, a config that
-    contradicts the weights, options that have no counterpart here, another `variant`.
+    Projections to a constant value, which the published model has but never uses, are left out.
+    Raises InputError for missing or unknown keys, shapes that do not fit, a config that contradicts
+    the weights, options that have no counterpart here, or another `variant`.
     """
     return translate(state_dict, config, variant=variant)[:2]
 
@@ -59,7 +61,7 @@ def translate(
     *,
     variant: Variant = "auto",
 ) -> Translation:
-    """`convert`, with what was assumed and what was left out."""
+    """Do as `convert`, and also return the assumed options and the unused parameters."""
     if variant != "auto" and variant not in RESIDUALS:
         known = ", ".join(("auto", *RESIDUALS))
         raise InputError(f"`variant` must be one of {known}, got {variant!r}")
@@ -90,7 +92,7 @@ def translate(
 
 
 def _read(state_dict: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
-    """The state dict in the layout c_proj without its tied head, and what it called every name."""
+    """Return the state dict in layout c_proj, without the tied head, and each original name."""
     cleaned: dict[str, tuple[str, Tensor]] = {}
     for original, tensor in state_dict.items():
         wrong = _no_floats(tensor)
@@ -120,7 +122,7 @@ def _read(state_dict: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
 
 
 def _no_floats(tensor: Any) -> Any:
-    """What it is instead of a tensor of floating-point numbers; None for one."""
+    """The type, layout or dtype of an object that is no floating-point tensor; None for one."""
     if not isinstance(tensor, Tensor):
         return type(tensor).__name__
     if tensor.layout != torch.strided:
@@ -129,7 +131,7 @@ def _no_floats(tensor: Any) -> Any:
 
 
 def _untie(cleaned: dict[str, tuple[str, Tensor]]) -> None:
-    """Removes the head, which is the embedding; safetensors may have kept it as the only one."""
+    """Remove the tied head; safetensors may have stored it instead of the embedding."""
     if HEAD not in cleaned:
         return
     original, head = cleaned.pop(HEAD)
@@ -139,7 +141,7 @@ def _untie(cleaned: dict[str, tuple[str, Tensor]]) -> None:
 
 
 def _recognise(state: State) -> Residual:
-    """The residual that the names tell."""
+    """Recognise the residual by the parameters' names."""
     if not any(".ddl_attn." in name or ".ddl_mlp." in name for name in state):
         return "additive"
     kernels = [match for name in state if (match := names.COMPRESSOR.fullmatch(name))]
@@ -151,7 +153,7 @@ def _recognise(state: State) -> Residual:
 
 
 def _blocks(state: State) -> int:
-    """How many blocks there are."""
+    """Number of blocks."""
     numbers = {
         int(match[1]) for name in state if (match := re.match(r"transformer\.h\.(\d+)\.", name))
     }
@@ -165,10 +167,10 @@ def _blocks(state: State) -> int:
 
 
 def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
-    """Fields of GPTConfig that the shapes tell."""
+    """The fields of GPTConfig that follow from the shapes."""
 
     def size(name: str, *shape: str) -> tuple[int, ...]:
-        """The shape of a tensor, after a check that it has as many dimensions as named."""
+        """Return a tensor's shape; raise InputError unless it has the named dimensions."""
         got = tuple(state[name].shape)
         if len(got) != len(shape):
             raise InputError(f"`{name}` must have shape ({', '.join(shape)}), got {got}")
@@ -205,7 +207,7 @@ def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
 
 
 def _ours(state: State, pairs: Mapping[str, str | None], config: GPTConfig) -> State:
-    """The tensors under our names, each checked against the shape that the config asks for."""
+    """Return the tensors under our names, each checked against the config's shape."""
     wanted = shapes_of(config)
     meta = {
         name: names.to_theirs(name, torch.empty(wanted[ours], device="meta")).shape
@@ -221,14 +223,14 @@ def _ours(state: State, pairs: Mapping[str, str | None], config: GPTConfig) -> S
 
 
 def shapes_of(config: GPTConfig) -> dict[str, tuple[int, ...]]:
-    """Our state dict's names and shapes."""
+    """Names and shapes of the state dict of `GPT(config)`."""
     with torch.device("meta"):
         state = GPT(config).state_dict()
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
 def check_shapes(tensors: Mapping[str, tuple[Tensor, tuple[int, ...]]]) -> None:
-    """Raises InputError for tensors that have another shape than the one beside them."""
+    """Raise InputError unless each tensor has the shape that is paired with it."""
     wrong = [
         f"{tuple(tensor.shape)} instead of {shape} for {name}"
         for name, (tensor, shape) in tensors.items()

@@ -1,12 +1,12 @@
-"""What the paper's code calls every parameter, and what it is called here.
+"""Map parameter names and shapes between the paper's code and ours.
 
-Three generations of that code are published; they differ in names and shapes, not in what they
-compute. A *layout* is one of the two in use, named after the attention's output projection:
+Three versions of that code are published. They differ in names and shapes, but compute the same. A
+*layout* is one of the two in use, named after the attention's output projection:
 
     c_proj  compress.shortconv.weight (d·m, K)   input_embed.conv.weight (d·m, 1, K)   *.c_proj
     o_proj  compress.weight (d, m, K)            input_embed.weight (d, m, K)          *.o_proj
 
-The first generation stored its kernels as nn.Conv1d does: compress.shortconv.conv.weight (d·m, 1,
+The first version stored its convolutions as nn.Conv1d does: compress.shortconv.conv.weight (d·m, 1,
 K) over time, compress.shortconv.weight (d, 1, K) over the value channels. It is read, not written.
 """
 
@@ -42,13 +42,15 @@ WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."
 
 
 def stream(residual: Residual) -> tuple[str, str]:
-    """How a residual compresses and expands; the additive one does neither."""
+    """Return a residual's (compress, expand); empty strings for the additive one."""
     return STREAMS.get(residual, ("", ""))
 
 
 def pairs(residual: Residual, num_layers: int, gate: str, value: str) -> dict[str, str | None]:
-    """Name in the layout c_proj → name here, or None for what the published model has but never
-    uses: the projection to a constant value. The tied `lm_head.weight` is not among them."""
+    """Map each name in layout c_proj to ours, without the tied `lm_head.weight`.
+
+    A projection to a constant value, which the published model never uses, maps to None.
+    """
     additive = residual == "additive"
     names: dict[str, str | None] = {EMBEDDING: "wte.weight"}
     names["ln_f.weight"] = "trunk.readout.weight" if additive else "trunk.readout.norm_weight"
@@ -85,18 +87,21 @@ def _compressor(residual: Residual, there: str, here: str) -> dict[str, str | No
 
 
 def over_time(name: str) -> bool:
-    """Whether a parameter is a convolution over time: their last tap reads the current token, the
-    first one here does, and they count (feature, value channel) as one dimension."""
+    """Return whether a parameter is a convolution over time.
+
+    Its taps are in reverse order there: their last tap reads the current token, here the first one
+    does. They flatten (feature, value channel) into one dimension.
+    """
     return name.endswith((TOKEN_KERNEL, EXPANSION))
 
 
 def to_ours(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Their tensor, in the layout c_proj, as the one here of this shape."""
+    """Convert a tensor of layout c_proj to ours, of this shape."""
     return tensor.reshape(shape).flip(-1) if over_time(name) else tensor
 
 
 def to_theirs(name: str, tensor: Tensor) -> Tensor:
-    """The tensor here as theirs, in the layout c_proj."""
+    """Convert our tensor to layout c_proj."""
     if not over_time(name):
         return tensor
     flat = tensor.flip(-1).flatten(0, 1)  # (d·m, K)
@@ -107,7 +112,7 @@ def to_theirs(name: str, tensor: Tensor) -> Tensor:
 
 
 def clean(name: str) -> str:
-    """A parameter's name without what torch.compile, DDP and FSDP wrap around modules."""
+    """Remove the prefixes that torch.compile, DDP and FSDP add to a parameter's name."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     while name.startswith("module."):
@@ -116,7 +121,7 @@ def clean(name: str) -> str:
 
 
 def from_layout(name: str, tensor: Tensor, hidden_size: int) -> tuple[str, Tensor]:
-    """A parameter of any published layout, its name clean, in the layout c_proj."""
+    """Convert a parameter of any published layout, its name cleaned, to layout c_proj."""
     name = name.replace(".o_proj.", ".c_proj.").replace(".shortconv.conv.", ".shortconv.")
     cube = tensor.ndim == 3
     if name == "input_embed.weight":
@@ -131,7 +136,7 @@ def from_layout(name: str, tensor: Tensor, hidden_size: int) -> tuple[str, Tenso
 
 
 def to_layout(name: str, tensor: Tensor, layout: str, config: GPTConfig) -> tuple[str, Tensor]:
-    """A parameter of the layout c_proj in another one."""
+    """Convert a parameter of layout c_proj to `layout`."""
     if layout == "c_proj":
         return name, tensor
     if over_time(name):
@@ -140,11 +145,11 @@ def to_layout(name: str, tensor: Tensor, layout: str, config: GPTConfig) -> tupl
     return name.replace(".c_proj.", ".o_proj."), tensor
 
 
-# --- sentences ------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 def check_keys(argument: str, what: str, *, missing: list[str], unknown: list[str]) -> None:
-    """Raises InputError with both lists unless both are empty."""
+    """Raise InputError with both lists unless both are empty."""
     found = [
         f"{len(names)} {kind} ({listed(names)})"
         for kind, names in (("missing", missing), ("unknown", unknown))
@@ -157,6 +162,6 @@ def check_keys(argument: str, what: str, *, missing: list[str], unknown: list[st
 
 
 def listed(names: list[str], most: int = 12) -> str:
-    """The names, a dozen at most, then how many more."""
+    """Join the names, `most` at most, and say how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -1,4 +1,4 @@
-"""The paper's config.json: what the weights do not tell, and what has no counterpart here."""
+"""Convert options between the paper's config.json and GPTConfig."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddl.options import check_finite
 
 from .names import listed
 
-# What no shape tells, with the published defaults.
+# Options that do not follow from the weights' shapes, with their published defaults.
 DEFAULTS: dict[str, bool | int | float] = {
     "block_size": 1024,
     "rope_base": 10000.0,
@@ -25,12 +25,12 @@ DEFAULTS: dict[str, bool | int | float] = {
     "ddl_state_dv_shortconv_causal": False,
     "ddl_beta_init": 1.0,
 }
-# The scalar state has names of its own for the constant value.
+# With a scalar state (residual "ddl"), these options of the constant value have other names.
 SCALAR = {
     "ddl_v_constant": "ddl_v_dim1_constant",
     "ddl_v_constant_value": "ddl_v_dim1_constant_value",
 }
-# Options of the published code that change what it computes, and the values that leave it as here.
+# Options of the published code that have no counterpart here → the values that change nothing.
 FIXED: dict[str, tuple[Any, ...]] = {
     "use_qk_rmsnorm": (True,),
     "rope_ratio": (1,),
@@ -45,12 +45,16 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "residual_branch_mult": (None, 1),
     "mup": (None, False),
 }
-SCALED = ("widthmup", "completep", "spectralp")  # `parameterization`s that scale logits or residual
-LEAST_BETA = 2e-6  # theirs is clamped to [1e-6, 1 − 1e-6]·2
+SCALED = (
+    "widthmup",
+    "completep",
+    "spectralp",
+)  # `parameterization`: these scale logits or residual
+LEAST_BETA = 2e-6  # the published code clamps β to [1e-6, 1 − 1e-6]·2
 
 
 def check_fixed(config: Mapping[str, Any]) -> None:
-    """Raises InputError for an option that the models here do not have."""
+    """Raise InputError for an option that our models do not have."""
     for name, allowed in FIXED.items():
         if name in config and config[name] not in allowed:
             expected = " or ".join(_json(value) for value in allowed)
@@ -67,9 +71,9 @@ def check_fixed(config: Mapping[str, Any]) -> None:
 
 
 class Options:
-    """The options of a config.json, or their published defaults.
+    """Options of a config.json, with published defaults for missing ones.
 
-    assumed: those that were asked for and that config.json does not have.
+    assumed: options that were read although config.json lacks them, with the defaults used.
     """
 
     def __init__(self, config: Mapping[str, Any] | None, residual: Residual) -> None:
@@ -96,7 +100,7 @@ class Options:
 
 
 def to_ours(options: Options, residual: Residual) -> dict[str, Any]:
-    """Fields of GPTConfig that the weights do not tell."""
+    """The fields of GPTConfig that do not follow from the weights."""
     fields: dict[str, Any] = {
         "block_size": options["block_size"],
         "rope_base": float(options["rope_base"]),
@@ -121,7 +125,7 @@ def to_ours(options: Options, residual: Residual) -> dict[str, Any]:
 
 
 def to_theirs(config: GPTConfig) -> dict[str, Any]:
-    """The config.json of a model here. Its compression, if any, must be factored."""
+    """The published config.json for our model, whose compression, if any, must be factored."""
     theirs = _sizes(config) | {
         "block_size": config.block_size,
         "use_qk_rmsnorm": True,
@@ -146,7 +150,7 @@ def to_theirs(config: GPTConfig) -> dict[str, Any]:
 
 
 def _sizes(config: GPTConfig) -> dict[str, Any]:
-    """What the weights tell, under the published names."""
+    """The options that follow from the weights, under their published names."""
     sizes: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "num_hidden_layers": config.num_layers,
@@ -169,7 +173,7 @@ def _sizes(config: GPTConfig) -> dict[str, Any]:
 
 
 def check_sizes(config: Mapping[str, Any], ours: GPTConfig) -> None:
-    """Raises InputError where config.json contradicts the weights."""
+    """Raise InputError if config.json contradicts the weights."""
     wrong = [
         f"{name} = {_json(value)} instead of {_json(size)}"
         for name, size in _sizes(ours).items()
@@ -180,5 +184,5 @@ def check_sizes(config: Mapping[str, Any], ours: GPTConfig) -> None:
 
 
 def _json(value: Any) -> str:
-    """A value as config.json spells it."""
+    """Convert a value to JSON, as config.json has it."""
     return json.dumps(value, default=repr, ensure_ascii=False)

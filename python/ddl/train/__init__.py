@@ -1,4 +1,4 @@
-"""Training: `Trainer` does the steps, `train` is `ddl train`, `RunDirectory` keeps results."""
+"""Training: `Trainer` runs the steps, and `train` is `ddl train`."""
 
 from .loop import check_finite, progress_bar, stop_on_interrupt, train, train_steps
 from .trainer import Step, Trainer, pick_device

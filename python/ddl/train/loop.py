@@ -1,4 +1,4 @@
-"""`ddl train`: the loop around a `Trainer`, its progress bar, its records, Ctrl-C."""
+"""`ddl train`: the training loop with progress bar, metrics and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ from .trainer import Trainer, pick_device
 
 
 def train(config: TrainConfig, console: Console) -> RunDirectory:
-    """Run a training from start to end, or to Ctrl-C, and leave everything in its run directory.
+    """Train until the last step or Ctrl-C, and write everything into the run directory.
 
-    Raises InputError for input that cannot be used, DivergedError when the loss is not finite.
+    Raises InputError if data, options or the run directory cannot be used, DivergedError if the
+    loss is not finite.
     """
     device = pick_device(config.device, config.model.residual)
     corpus = data.load(config.data)
-    refuse_existing(config)  # before the model is built, which may take a while
+    refuse_existing(config)  # before building the model, which may take a while
     trainer = Trainer(config, corpus, device)
     run = RunDirectory.create(config, corpus.tokenizer)
     console.print(
@@ -70,8 +71,9 @@ def train(config: TrainConfig, console: Console) -> RunDirectory:
 def train_steps(trainer: Trainer, stopped: Callable[[], bool]) -> Iterator[dict[str, float]]:
     """Train to the end of the schedule and yield the records for metrics.jsonl.
 
-    Every `log_every` steps the mean loss since the last record; every `eval_every` steps and at the
-    end the validation loss. `stopped` is asked after every step.
+    Every `log_every` steps it yields the mean loss (nats per token) since the last record; every
+    `eval_every` steps and at the end the validation loss. It ends early if `stopped()` is true
+    after a step.
     """
     config = trainer.config
     losses: list[Tensor] = []
@@ -99,7 +101,7 @@ def train_steps(trainer: Trainer, stopped: Callable[[], bool]) -> Iterator[dict[
 
 
 def check_finite(loss: float, step: int) -> None:
-    """Raise DivergedError unless the loss is a number."""
+    """Raise DivergedError unless the loss is finite."""
     if not math.isfinite(loss):
         raise DivergedError(
             f"the loss is {loss} at step {step}: try a lower `optim.lr` or a longer warm-up"
@@ -107,7 +109,7 @@ def check_finite(loss: float, step: int) -> None:
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar with steps, mean loss since the last update, tokens per second, remaining time."""
+    """A progress bar with steps, recent mean loss, tokens per second and remaining time."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -123,7 +125,7 @@ def progress_bar(console: Console) -> Progress:
 def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C into a request that the yielded function reports; a second one raises.
 
-    So a step is never cut in two, and what is saved is a consistent model.
+    So a step is never interrupted halfway, and the saved model is consistent.
     """
     requested = threading.Event()
 

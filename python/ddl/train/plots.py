@@ -1,4 +1,4 @@
-"""Pictures of a training."""
+"""Plots of training runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Record = dict[str, Any]
 
 
 def plot_losses(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
-    """Draw each run's validation loss (dots) and smoothed training loss over the steps into a PNG.
+    """Plot each run's validation loss (dots) and smoothed training loss over the steps as a PNG.
 
-    The first steps, far above everything that can be compared, are cut off at the top.
+    The y-axis is cut above the validation losses, because the first training losses are far higher.
     """
     import matplotlib
 
@@ -46,7 +46,7 @@ def _curve(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Mean of the last thirtieth of the run at every point."""
+    """Running mean over the last thirtieth of the run."""
     width = max(1, len(values) // 30)
     windows = (values[max(0, i + 1 - width) : i + 1] for i in range(len(values)))
     return [sum(window) / len(window) for window in windows]

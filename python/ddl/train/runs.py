@@ -30,17 +30,17 @@ Config = TypeVar("Config")
 
 
 class RunDirectory:
-    """The results of one training run, on disk."""
+    """The files of one training run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, config: TrainConfig, tokenizer: Tokenizer) -> RunDirectory:
-        """Make the directory and write the files that describe the run.
+        """Make the directory and write config.json and tokenizer.json.
 
-        A directory that is not empty is refused unless `config.overwrite`, which removes the files
-        of a run in it and nothing else. Raises InputError.
+        Raises InputError if the directory is not empty, unless `config.overwrite` is set: then the
+        files of an earlier run are removed, and nothing else.
         """
         refuse_existing(config)
         path = config.directory
@@ -53,19 +53,19 @@ class RunDirectory:
         return cls(path)
 
     def log(self, record: Record) -> None:
-        """Append a line to metrics.jsonl."""
+        """Append a record to metrics.jsonl."""
         path = self.path / METRICS
         with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[Record]:
-        """All lines of metrics.jsonl so far."""
+        """All records of metrics.jsonl so far."""
         file = self.path / METRICS
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         return [json.loads(line) for line in lines]
 
     def save(self, model: nn.Module) -> None:
-        """Write the weights; a reader sees the old file or the new one, never half of one."""
+        """Write model.safetensors atomically: a reader sees the old file or the new one."""
         with atomic_file(self.path / WEIGHTS) as temporary:
             safetensors.torch.save_model(model, str(temporary))
 
@@ -98,13 +98,13 @@ def refuse_existing(config: TrainConfig) -> None:
 
 
 def load_config(path: Path) -> TrainConfig:
-    """The configuration of a run; InputError if it is missing, damaged, or not of a run."""
+    """Load a run's configuration; raise InputError if it is missing, damaged, or not a run's."""
     require_kind(path, PathKind.RUN, argument="run")
     return from_json(TrainConfig, _read(path, CONFIG))
 
 
 def load_run(path: Path, device: torch.device) -> tuple[GPT, Tokenizer]:
-    """Model and tokenizer of a finished run.
+    """Load the model, in evaluation mode, and the tokenizer of a run directory.
 
     Raises InputError if a file is missing, damaged, or does not fit the others.
     """
@@ -137,14 +137,14 @@ def _read(path: Path, name: str) -> str:
 
 
 def to_json(config: Any) -> str:
-    """A configuration as indented JSON; `from_json` reads it back."""
+    """Convert a configuration to indented JSON; `from_json` reads it back."""
     return json.dumps(dataclasses.asdict(config), indent=2, default=str)
 
 
 def from_json(kind: type[Config], text: str) -> Config:
     """Build a configuration dataclass from `to_json`'s text.
 
-    Raises `InputError` on text that is not JSON, unknown or missing fields, and bad values.
+    Raises InputError if the text is not JSON, a field is unknown or missing, or a value is invalid.
     """
     try:
         return _build(kind, json.loads(text))

@@ -1,4 +1,4 @@
-"""The trainer: AdamW, warm-up and cosine, clipping, accumulation, autocast, evaluation."""
+"""Trainer: AdamW, warm-up and cosine decay, clipping, accumulation, autocast, evaluation."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ddl.optim import learning_rate, make_optimizer
 
 
 class Step(NamedTuple):
-    """loss and gradient norm of one optimizer step, scalars that stay on the device until read."""
+    """Mean loss and gradient norm of one optimizer step: scalar tensors, still on the device."""
 
     loss: Tensor
     grad_norm: Tensor
 
 
 class Trainer:
-    """One model, its optimizer and its stream of batches.
+    """A model, its optimizer and its batches.
 
-    Two trainers with one seed see the same batches and start from the same backbone, whatever
-    their residual is. A second run on the same machine gives the same losses, on a GPU if
-    `config.deterministic` is set.
+    Trainers with equal seeds see the same batches and start from the same backbone, for every
+    residual. Repeating a run on the same machine gives the same losses; on a GPU only with
+    `config.deterministic`.
     """
 
     def __init__(self, config: TrainConfig, corpus: data.Corpus, device: torch.device) -> None:
@@ -69,9 +69,9 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, batches: int | None = None) -> float:
-        """Mean loss on the validation part, always the same windows.
+        """Mean validation loss in nats per token, on the same windows at every call.
 
-        batches: how many, by default the configuration's `eval_batches`; 0 takes all.
+        batches: number of batches, by default `config.eval_batches`; 0 takes all.
         """
         count = self.config.eval_batches if batches is None else batches
         size, block = self.config.batch_size, self.config.model.block_size
@@ -85,7 +85,7 @@ class Trainer:
 
     def _loss(self, idx: Tensor) -> Tensor:
         largest = int(idx.max())
-        if largest >= self.config.model.vocab_size:  # before a GPU would abort on it
+        if largest >= self.config.model.vocab_size:  # on a GPU it would abort the process
             raise InputError(
                 f"{self.corpus.name} must hold tokens below `vocab_size`"
                 f" = {self.config.model.vocab_size}, got {largest}"
@@ -100,12 +100,13 @@ class Trainer:
 
 
 def pick_device(name: str, residual: str) -> torch.device:
-    """`auto` is the GPU if there is one and it can run the residual's operators, else the CPU.
+    """Return the device for "auto", "cpu" or "cuda".
 
-    Raises InputError for "cuda" if that is not so.
+    "auto" is the GPU if there is one that can run the residual's operators, else the CPU. Raises
+    InputError for "cuda" if there is no such GPU.
     """
     reason = None
-    if name != "cpu":  # asking looks for the driver
+    if name != "cpu":  # for "cpu", do not even look for the driver
         reason = _why_no_gpu(residual)
     if name == "cuda" and reason:
         raise InputError(f"`device` must be cpu, because {reason}, got 'cuda'")
@@ -115,14 +116,14 @@ def pick_device(name: str, residual: str) -> torch.device:
 def _why_no_gpu(residual: str) -> str | None:
     if not torch.cuda.is_available():
         return "torch finds no GPU"
-    # The additive baseline is torch alone and runs on GPUs that our kernels do not know.
+    # The additive baseline uses torch alone, so it runs on GPUs that our kernels do not support.
     return None if residual == "additive" else cuda.why_unavailable()
 
 
 def make_repeatable(device: torch.device) -> None:
-    """On a GPU, have torch choose algorithms that add in a fixed order; on a CPU all of them do."""
+    """On a GPU, make torch use deterministic algorithms; on a CPU they are deterministic anyway."""
     if device.type == "cuda":
         environment.make_cublas_repeatable()
         torch.use_deterministic_algorithms(True, warn_only=True)
-        # Only a debugging aid of that mode, and it costs a pass over every new tensor.
+        # The mode fills new tensors as a debugging aid, which costs a pass over each of them.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

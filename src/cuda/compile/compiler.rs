@@ -155,11 +155,8 @@ impl Built {
         defines.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
     }
 
-    /// DDL_LOG=debug: a line on stderr for every kernel that is built or found.
+    /// A line on stderr.
     pub(super) fn log(&self) {
-        if std::env::var_os("DDL_LOG").is_none_or(|level| level != "debug") {
-            return;
-        }
         let Built { binary, target, seconds, .. } = self;
         say(&format!(
             "{} {} for {target} in {seconds:.2} s: {} registers, {} bytes spilled, \

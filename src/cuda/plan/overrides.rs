@@ -16,7 +16,7 @@ pub struct Overrides {
     pub cluster: Option<usize>,
     pub threads: Option<usize>,
     pub features: Option<usize>,
-    pub hold: Option<bool>,
+    pub keep_in_registers: Option<bool>,
     pub window: Option<Residency>,
     pub sums: Option<Residency>,
     /// of sums that have a kernel of their own
@@ -54,7 +54,7 @@ impl Overrides {
             }
             "THREADS" => self.threads = within(32, 1024)?,
             "FEATURES" => self.features = within(1, 8)?,
-            "HOLD" => self.hold = within(0, 1)?.map(|hold| hold != 0),
+            "HOLD" => self.keep_in_registers = within(0, 1)?.map(|hold| hold != 0),
             "WINDOW" => self.window = residency(2)?,
             "SUMS" => self.sums = residency(3)?,
             "SUMS_APART" => self.separate_sums = residency(2)?,
@@ -64,6 +64,30 @@ impl Overrides {
             _ => return Err(format!("must name {NAMES}, got {name:?}")),
         }
         Ok(())
+    }
+}
+
+impl Overrides {
+    /// Every override as a word, and alone.
+    pub(super) fn each(&self) -> Vec<(String, Overrides)> {
+        let residency = |residency: Option<Residency>| residency.map(|residency| residency as usize);
+        let values = [
+            ("CLUSTER", self.cluster),
+            ("THREADS", self.threads),
+            ("FEATURES", self.features),
+            ("HOLD", self.keep_in_registers.map(usize::from)),
+            ("WINDOW", residency(self.window)),
+            ("SUMS", residency(self.sums)),
+            ("SUMS_APART", residency(self.separate_sums)),
+            ("STAGES", self.stages),
+            ("BLOCKS", self.blocks),
+        ];
+        let alone = |(name, value): (&str, Option<usize>)| {
+            let word = format!("{name}={}", value?);
+            let alone = Overrides::parse(&word).ok()?;
+            Some((word, alone))
+        };
+        values.into_iter().filter_map(alone).collect()
     }
 }
 
@@ -81,7 +105,7 @@ mod tests {
         let overrides = Overrides::parse("CLUSTER=2  HOLD=0 SUMS=3").unwrap();
         let expected = Overrides {
             cluster: Some(2),
-            hold: Some(false),
+            keep_in_registers: Some(false),
             sums: Some(Residency::SeparateKernel),
             ..Overrides::default()
         };

@@ -1,6 +1,10 @@
-use super::footprint::{MOST_STATIC, features, static_shared};
-use super::rewrite_read::chunk;
-use super::{Limits, Overrides, Plan, RESERVED, Residency, expand, most_of_a_cluster};
+use super::candidates::{candidates, packet};
+use super::chunk::{chunk, expand_blocks, expand_chunk};
+use super::fits::MOST_STATIC;
+use super::footprint::static_shared;
+use super::limits::{Limits, RESERVED, most_of_a_cluster};
+use super::overrides::{Overrides, Residency};
+use super::plan::Plan;
 use crate::cuda::kernel::{Compress, Kernel, Parts, Specialisation, Types};
 use crate::tensor::Dtype;
 
@@ -24,7 +28,7 @@ const FREE: Overrides = Overrides {
     cluster: None,
     threads: None,
     features: None,
-    hold: None,
+    keep_in_registers: None,
     window: None,
     sums: None,
     separate_sums: None,
@@ -89,9 +93,8 @@ fn a_plan_is_relaxed_to_an_end_within_the_limits() {
     for (s, limits) in every_case() {
         let mut plan = Plan::new(&s, &limits, &FREE).unwrap();
         let mut steps = 0;
-        while let Some(next) = plan.relaxed(&s, &limits) {
+        while let Some(next) = plan.after_spill(&s, &limits) {
             assert_ne!(next, plan);
-            assert_eq!(next.cluster, plan.cluster);
             let shared = next.shared + static_shared(&s, next.cluster * next.threads) + RESERVED;
             assert!(shared <= limits.shared_per_block);
             let together = next.stages == 0 || next.blocks * shared <= limits.shared_per_multiprocessor;
@@ -108,7 +111,7 @@ fn an_expansion_is_relaxed_to_shorter_packets_of_its_own() {
     for (m, taps) in [(1, 8), (4, 4), (8, 4), (16, 4), (4, 512)] {
         let s = specialisation(Kernel::ExpandBackward, 768, m, taps, Dtype::Bf16);
         let mut plan = Plan::new(&s, &LARGE, &FREE).unwrap();
-        while let Some(next) = plan.relaxed(&s, &LARGE) {
+        while let Some(next) = plan.after_spill(&s, &LARGE) {
             assert_eq!(next.features, plan.features / 2);
             assert_eq!((next.shared, next.blocks, next.window), (0, 1, Residency::Registers));
             assert_eq!(next.threads, (768 / next.features).min(128));
@@ -117,7 +120,7 @@ fn an_expansion_is_relaxed_to_shorter_packets_of_its_own() {
         assert_eq!(plan.features, 1);
     }
     let s = specialisation(Kernel::Reduce, 768, 4, 4, Dtype::F32);
-    assert_eq!(Plan::new(&s, &LARGE, &FREE).unwrap().relaxed(&s, &LARGE), None);
+    assert_eq!(Plan::new(&s, &LARGE, &FREE).unwrap().after_spill(&s, &LARGE), None);
 }
 
 #[test]
@@ -125,7 +128,7 @@ fn an_expansion_holds_what_fits_in_registers() {
     let plan = |m, taps, dtype| {
         let s = specialisation(Kernel::ExpandBackward, 768, m, taps, dtype);
         let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
-        (plan.features, plan.hold)
+        (plan.features, plan.keep_in_registers)
     };
     assert_eq!(plan(4, 4, Dtype::Bf16), (2, true));
     assert_eq!(plan(16, 4, Dtype::Bf16), (1, true), "half as long, to be held");
@@ -176,7 +179,7 @@ fn rows_travel_ahead_where_few_blocks_share_a_multiprocessor() {
     let planned = |kernel, d, m| {
         let s = specialisation(kernel, d, m, 1, Dtype::Bf16);
         let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
-        (plan.hold, plan.stages, plan.blocks)
+        (plan.keep_in_registers, plan.stages, plan.blocks)
     };
     assert_eq!(planned(Kernel::Backward, 768, 4), (true, 0, 4), "enough blocks");
     assert_eq!(planned(Kernel::Backward, 2048, 4), (true, 1, 1));
@@ -200,23 +203,23 @@ fn a_block_that_is_alone_on_its_multiprocessor_has_more_threads() {
     let threads = |d, m| {
         let s = specialisation(Kernel::Backward, d, m, 1, Dtype::Bf16);
         let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
-        assert!(!plan.hold);
+        assert!(!plan.keep_in_registers);
         (plan.threads, plan.blocks)
     };
     assert_eq!(threads(384, 16), (96, 2));
     assert_eq!(threads(1280, 8), (512, 1));
     assert_eq!(threads(4096, 4), (512, 1));
     let s = specialisation(Kernel::Backward, 4096, 4, 1, Dtype::Bf16);
-    let relaxed = Plan::new(&s, &LARGE, &FREE).unwrap().relaxed(&s, &LARGE).unwrap();
+    let relaxed = Plan::new(&s, &LARGE, &FREE).unwrap().after_spill(&s, &LARGE).unwrap();
     assert_eq!((relaxed.threads, relaxed.blocks), (256, 1));
-    assert_eq!(relaxed.relaxed(&s, &LARGE), None);
+    assert_eq!(relaxed.after_spill(&s, &LARGE), None);
 }
 
 #[test]
 fn a_forward_reads_its_state_once_where_registers_can_hold_it() {
     let hold = |d, m| {
         let s = specialisation(Kernel::Forward, d, m, 1, Dtype::Bf16);
-        Plan::new(&s, &LARGE, &FREE).unwrap().hold
+        Plan::new(&s, &LARGE, &FREE).unwrap().keep_in_registers
     };
     for (m, widest) in [(1, 16_384), (2, 8192), (4, 4096), (8, 2048)] {
         assert!(hold(384, m) && hold(widest, m) && !hold(2 * widest, m), "{m}");
@@ -225,7 +228,7 @@ fn a_forward_reads_its_state_once_where_registers_can_hold_it() {
 
 #[test]
 fn packets_are_sixteen_bytes_where_they_can_be() {
-    let features = |d, m, dtype| features(&specialisation(Kernel::Forward, d, m, 1, dtype));
+    let features = |d, m, dtype| packet(&specialisation(Kernel::Forward, d, m, 1, dtype), d);
     assert_eq!(features(768, 1, Dtype::Bf16), 8);
     assert_eq!(features(768, 4, Dtype::Bf16), 2);
     assert_eq!(features(768, 4, Dtype::F32), 1);
@@ -315,10 +318,10 @@ fn an_expansions_chunks_fit_a_grid() {
         for compress in [Compress::Token, Compress::None] {
             s.compress = compress;
             let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
-            let chunk = expand::chunk(&s, &plan, &LARGE, &FREE, sequences, time);
+            let chunk = expand_chunk(&s, &plan, &LARGE, &FREE, sequences, time);
             assert!((1..=time).contains(&chunk));
             let chunks = sequences * time.div_ceil(chunk);
-            let [across, down] = expand::blocks(&s, &plan, &LARGE, chunks);
+            let [across, down] = expand_blocks(&s, &plan, &LARGE, chunks);
             assert_eq!(across, 3);
             assert!((1..=704).contains(&down) && down <= chunks, "{sequences} × {time}: {down}");
         }

@@ -75,7 +75,8 @@ fn refusal(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Error 
     let alone = overrides.each().into_iter().find(|(_, alone)| none_left(alone));
     let words: Vec<String> = overrides.each().into_iter().map(|(word, _)| word).collect();
     let (words, overrides) = alone.unwrap_or_else(|| (words.join(" "), *overrides));
-    let closest = judged(s, limits, &overrides).min_by_key(|candidate| candidate.cost);
+    let shared = |candidate: &Candidate| candidate.plan.blocks * candidate.footprint.shared();
+    let closest = judged(s, limits, &overrides).min_by_key(shared);
     let reason = closest.and_then(|candidate| candidate.fits.err()).map_or_else(
         || format!("the kernel cannot run so with d = {} and m = {}", s.d, s.m),
         |reason| format!("with d = {} and m = {} it {reason}", s.d, s.m),

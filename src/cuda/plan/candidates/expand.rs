@@ -3,7 +3,7 @@
 use super::super::footprint::weight_registers;
 use super::super::overrides::Overrides;
 use super::super::plan::Plan;
-use super::{packet, packets_up_to, values, worth};
+use super::choices::{packet, packets_up_to, values, worth};
 use crate::cuda::kernel::{Compress, Specialisation};
 
 /// Registers that a thread may have for its weight, the sums of its gradient, and the tokens that these need.

@@ -3,8 +3,8 @@
 
 use super::super::overrides::{Overrides, Residency};
 use super::super::plan::Plan;
+use super::choices::{blocks, packet, packets_up_to, values, worth};
 use super::rewrite_read::FEW;
-use super::{blocks, packet, packets_up_to, values, worth};
 use crate::cuda::kernel::{Compress, Specialisation};
 
 /// Most accumulators per thread.

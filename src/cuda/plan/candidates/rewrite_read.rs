@@ -6,7 +6,7 @@ use super::super::footprint::{static_shared, token_inputs};
 use super::super::limits::{Limits, RESERVED};
 use super::super::overrides::{Overrides, Residency};
 use super::super::plan::Plan;
-use super::{blocks, packet, values, worth};
+use super::choices::{blocks, packet, values, worth};
 use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 
 /// Numbers of the state that a packet has. Longer packets, as of eight channels in bfloat16, count double.

@@ -2,7 +2,7 @@
 
 use super::{CLUSTERED, FREE, LARGE, SMALL, specialisation};
 use crate::cuda::kernel::{Kernel, Specialisation};
-use crate::cuda::plan::candidates::packet;
+use crate::cuda::plan::candidates::choices::packet;
 use crate::cuda::plan::{Plan, Residency, most_of_a_cluster};
 use crate::tensor::Dtype;
 

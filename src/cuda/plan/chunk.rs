@@ -1,8 +1,8 @@
 //! How many tokens a block walks: a chunk, for the blocks that run at once.
 
 use super::limits::Limits;
+use super::macros::Plan;
 use super::overrides::Overrides;
-use super::plan::Plan;
 use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 
 /// Tokens of a chunk of an expansion's backward: keeps its row of sums small beside its tokens.

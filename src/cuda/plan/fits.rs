@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::footprint::Footprint;
 use super::limits::Limits;
-use super::plan::Plan;
+use super::macros::Plan;
 
 /// Bytes of static shared memory that the compiler accepts.
 pub(super) const MOST_STATIC: usize = 48 << 10;

@@ -1,8 +1,8 @@
 //! The footprint of a plan: registers, shared memory, first-level cache, and the bytes that move for every token.
 
 use super::limits::RESERVED;
+use super::macros::Plan;
 use super::overrides::Residency;
-use super::plan::Plan;
 use crate::cuda::kernel::{Compress, Kernel, Parts, Specialisation};
 use crate::tensor::Dtype;
 

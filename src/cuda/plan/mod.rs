@@ -13,14 +13,14 @@ mod cost;
 mod fits;
 mod footprint;
 mod limits;
+mod macros;
 mod overrides;
-mod plan;
 mod planner;
 mod report;
 
 pub use limits::{Limits, RESERVED, most_of_a_cluster};
+pub use macros::Plan;
 pub use overrides::{Overrides, Residency};
-pub use plan::Plan;
 pub use report::report;
 
 #[cfg(test)]

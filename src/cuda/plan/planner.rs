@@ -5,8 +5,8 @@ use super::cost::Cost;
 use super::fits::{Reason, fits};
 use super::footprint::Footprint;
 use super::limits::Limits;
+use super::macros::Plan;
 use super::overrides::Overrides;
-use super::plan::Plan;
 use crate::cuda::kernel::Specialisation;
 use crate::error::{Error, Result};
 

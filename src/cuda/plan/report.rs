@@ -2,8 +2,8 @@
 
 use super::cost::Cost;
 use super::limits::Limits;
+use super::macros::Plan;
 use super::overrides::Overrides;
-use super::plan::Plan;
 use super::planner::{Candidate, judged};
 use crate::cuda::kernel::Specialisation;
 

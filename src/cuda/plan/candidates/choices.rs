@@ -1,7 +1,7 @@
 //! The values of a choice, for the candidates of every kernel.
 
+use super::super::macros::Plan;
 use super::super::overrides::Overrides;
-use super::super::plan::Plan;
 use crate::cuda::kernel::Specialisation;
 
 /// Threads of a multiprocessor that keep memory busy: beyond that registers are worth more.

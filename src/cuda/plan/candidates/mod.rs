@@ -11,8 +11,8 @@ mod rewrite_read;
 
 use super::footprint::dynamic_shared;
 use super::limits::Limits;
+use super::macros::Plan;
 use super::overrides::Overrides;
-use super::plan::Plan;
 use crate::cuda::kernel::{Kernel, Specialisation};
 
 pub fn candidates(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Vec<Plan> {

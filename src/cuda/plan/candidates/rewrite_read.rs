@@ -4,8 +4,8 @@
 use super::super::fits::{MOST_STATIC, most_threads_of_a_sum};
 use super::super::footprint::{static_shared, token_inputs};
 use super::super::limits::{Limits, RESERVED};
+use super::super::macros::Plan;
 use super::super::overrides::{Overrides, Residency};
-use super::super::plan::Plan;
 use super::choices::{blocks, packet, values, worth};
 use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 

@@ -2,7 +2,8 @@
 
 Kernels are compiled when they are first needed, for the sizes, dtypes and options at hand, in some
 tenths of a second each. The result is kept on disk, in DDL_CACHE_DIR or `ddl` in the user's cache
-directory, so that a second process finds it. DDL_LOG=debug prints a line for each kernel.
+directory, so that a second process finds it. DDL_LOG=debug prints for each kernel
+what it was compiled for, and which plans were compared.
 """
 
 from __future__ import annotations

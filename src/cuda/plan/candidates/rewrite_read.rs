@@ -20,6 +20,8 @@ const FEW_TOGETHER: usize = 104;
 const MOST_THREADS: usize = 256;
 /// Threads of a block that is alone on its multiprocessor and re-reads its packets.
 const MOST_THREADS_ALONE: usize = 512;
+/// Threads of a block that keeps more than its registers hold, because shared memory has no room either, or by hand.
+const MOST_THREADS_THAT_SPILL: usize = 1024;
 
 pub fn candidates(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Vec<Plan> {
     let plans = clusters(s, limits, overrides).into_iter();
@@ -56,34 +58,35 @@ fn packets(s: &Specialisation, plan: Plan, overrides: &Overrides) -> Vec<Plan> {
 
 /// The fewest warps for each number of packets that a thread may have.
 fn threads(s: &Specialisation, plan: Plan, limits: &Limits, overrides: &Overrides) -> Vec<Plan> {
-    let mut usual = usual_threads(s, &plan, limits);
+    let width = plan.width(s);
+    let short = packet(s, width);
+    let packets = width / short;
+    let most = most_threads(s, plan.cluster);
+    let narrow = MOST_THREADS.min(most);
+    let least = packets.div_ceil(narrow);
+    let (wanted, wide) = packets_of_a_thread(s, short);
+    let short = short * s.m <= 2 * NUMBERS_OF_A_PACKET;
+    let spills = overrides.keep_in_registers.is_some() || !has_room_to_re_read(s, &plan, limits);
+    let (rows, widest) = match plan.keep_in_registers {
+        false => (1..=wanted, &[narrow, MOST_THREADS_ALONE][..]),
+        true if short && packets <= wide * narrow => (least..=wanted.max(least), &[narrow][..]),
+        true if spills => (1..=wanted, &[MOST_THREADS_THAT_SPILL][..]),
+        true => (1..=0, &[][..]),
+    };
+    let fewest = |rows: usize| packets.div_ceil(rows).next_multiple_of(32).min(most);
+    let mut usual: Vec<usize> =
+        rows.flat_map(|rows| widest.iter().map(move |&widest| fewest(rows).min(widest))).collect();
     usual.sort_unstable();
     let threads = values(overrides.threads, usual, |threads| threads > 0);
     threads.into_iter().map(|threads| Plan { threads, ..plan }).collect()
 }
 
-fn usual_threads(s: &Specialisation, plan: &Plan, limits: &Limits) -> Vec<usize> {
-    let short = packet(s, plan.width(s));
-    let packets = plan.width(s) / short;
-    let most = most_threads(s, plan.cluster);
-    let narrow = MOST_THREADS.min(most);
-    let at_most =
-        |limit: usize, rows: usize| packets.div_ceil(rows).next_multiple_of(32).min(limit.min(most));
-    // Packets of a thread: those that code for sm_90 keeps without spills, more of them only for want of threads.
+/// Packets of a thread that code for sm_90 keeps in registers without spills; the second number only if a block would
+/// otherwise have too many threads.
+fn packets_of_a_thread(s: &Specialisation, features: usize) -> (usize, usize) {
     let (wanted, wide) = if s.kernel == Kernel::Backward { (4, 4) } else { (6, 8) };
-    let double = usize::from(short * s.m > NUMBERS_OF_A_PACKET);
-    let (wanted, wide) = (wanted >> double, wide >> double);
-    if !plan.keep_in_registers {
-        let limits = [narrow, MOST_THREADS_ALONE];
-        limits.into_iter().flat_map(|limit| (1..=wanted).map(move |rows| at_most(limit, rows))).collect()
-    } else if short * s.m <= 2 * NUMBERS_OF_A_PACKET && packets <= wide * narrow {
-        let fewest = packets.div_ceil(narrow);
-        (fewest..=wanted.max(fewest)).map(|rows| at_most(narrow, rows)).collect()
-    } else if !has_room_to_re_read(s, plan, limits) {
-        (1..=wanted).map(|rows| at_most(1024, rows)).collect()
-    } else {
-        Vec::new()
-    }
+    let double = usize::from(features * s.m > NUMBERS_OF_A_PACKET);
+    (wanted >> double, wide >> double)
 }
 
 /// Threads of a block, so that the kernels can add up their sums.

@@ -75,6 +75,22 @@ fn can_override(s: &Specialisation, name: &str) -> bool {
 }
 
 #[test]
+fn an_override_leaves_a_plan_or_a_sentence() {
+    let words =
+        ["CLUSTER=3", "THREADS=1024", "FEATURES=8", "HOLD=0", "WINDOW=0", "SUMS=0", "STAGES=2", "BLOCKS=32"];
+    for (s, limits) in every_case() {
+        assert!(Plan::new(&s, &limits, &Overrides::parse("HOLD=1").unwrap()).is_ok(), "{s:?}");
+        for word in words {
+            if let Err(refused) = Plan::new(&s, &limits, &Overrides::parse(word).unwrap()) {
+                assert!(
+                    refused.to_string().starts_with(&format!("`DDL_PLAN` has {word}, which leaves no plan"))
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn a_plan_has_the_overrides_even_where_it_spills() {
     let s = specialisation(Kernel::Backward, 4096, 4, 4, Dtype::Bf16);
     let words = "CLUSTER=2 THREADS=96 FEATURES=1 HOLD=1 WINDOW=0 SUMS=3 STAGES=0 BLOCKS=3";

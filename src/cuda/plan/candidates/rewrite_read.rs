@@ -62,6 +62,9 @@ fn threads(s: &Specialisation, plan: Plan, limits: &Limits, overrides: &Override
     let short = packet(s, width);
     let packets = width / short;
     let most = most_threads(s, plan.cluster);
+    if most == 0 {
+        return Vec::new();
+    }
     let narrow = MOST_THREADS.min(most);
     let least = packets.div_ceil(narrow);
     let (wanted, wide) = packets_of_a_thread(s, short);

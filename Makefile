@@ -10,6 +10,7 @@ PY   := $(VENV)/bin/python
 DEPS := $(VENV)/.deps-installed
 EXT  := $(VENV)/.extension-built
 
+CUDA_SOURCES   := $(shell find kernels tests/emulator -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.cpp')
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels -type f 2>/dev/null)
 
 # One thread and one compile job per test worker: the workers themselves fill the cores.
@@ -43,6 +44,7 @@ test-rust: $(DEPS) ## the Rust tests
 check: $(DEPS) ## formatting, lints and types, changing nothing
 	cargo fmt --check
 	cargo clippy --release --all-targets --features emulator -- -D warnings
+	$(VENV)/bin/clang-format --dry-run --Werror $(CUDA_SOURCES)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
@@ -51,8 +53,9 @@ check-aarch64: $(DEPS) ## does the Rust compile for ARM? (asks rustup for the ta
 	rustup target add aarch64-unknown-linux-gnu
 	cargo check --release --locked --features extension-module --target aarch64-unknown-linux-gnu
 
-format: $(DEPS) ## format Rust and Python in place
+format: $(DEPS) ## format Rust, CUDA and Python in place
 	cargo fmt
+	$(VENV)/bin/clang-format -i $(CUDA_SOURCES)
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 

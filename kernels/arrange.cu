@@ -1,5 +1,7 @@
-// arrange: the weight of a token read, (D, M, TAPS) → (TAPS, D, M). It is a parameter's size, once per
-// call; with taps outermost, neighbouring threads of the boundary kernels load neighbouring weights.
+// arrange: transposes the compression weight of a token read, or the weight of a long expansion, from (D, M, TAPS) to
+// (TAPS, D, M). Neighbouring threads of the other kernels then load neighbouring weights.
+//
+// Read and written: the weight, D·M·TAPS elements each, once per call.
 
 #include "common.cuh"
 

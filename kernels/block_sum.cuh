@@ -1,229 +1,239 @@
-// Sums over the threads that share a token: those of a block, or of a cluster of blocks.
+// Sums over the threads that share a token: the threads of a block, or of a cluster of blocks.
 //
-// A warp adds up its lanes' numbers by shuffles and leaves its share in shared memory, from where every thread adds
-// the shares of all warps. Blocks of a cluster (from sm_90 on) send their shares into each other's shared memory.
-// Sent numbers are counted where they arrive, and a thread waits for the count: a barrier of the cluster would have to
-// order all that its threads ever wrote, and would empty the cache that the parameters are in.
+// A warp reduces its lanes' numbers by shuffles and writes the partial sum to shared memory. Every thread then adds the
+// partial sums of all warps. The blocks of a cluster (sm_90 and newer) write their partial sums into each other's shared
+// memory with st.async, and an mbarrier in the receiving block counts the bytes. A barrier of the whole cluster would be
+// simpler, but it orders all earlier writes of the threads and invalidates L1, which holds the parameters.
 #pragma once
 
 #include "common.cuh"
 
-constexpr int WARPS = THREADS / 32, ALL_WARPS = CLUSTER * WARPS;
-constexpr unsigned ALL_LANES = 0xffffffffu;
+constexpr int WARPS = THREADS / 32, CLUSTER_WARPS = CLUSTER * WARPS;
+constexpr unsigned FULL_MASK = 0xffffffffu;
 
-// --- blocks that share a token ------------------------------------------------------------------
-// They stand along the grid's second axis.
+// --- clusters -----------------------------------------------------------------------------------
+// The blocks of a cluster share a token. They lie along the grid's y axis.
 
 #if CLUSTER > 1
-#define TOGETHER __cluster_dims__(1, CLUSTER, 1)
+#define CLUSTER_DIMS __cluster_dims__(1, CLUSTER, 1)
 #else
-#define TOGETHER
+#define CLUSTER_DIMS
 #endif
 
-// Which of them this is.
-__device__ __forceinline__ int rank() { return CLUSTER > 1 ? static_cast<int>(blockIdx.y) : 0; }
+// This block's rank in its cluster.
+__device__ __forceinline__ int block_rank() { return CLUSTER > 1 ? static_cast<int>(blockIdx.y) : 0; }
 
 #if CLUSTER > 1
-using Arrivals = unsigned long long;  // a count in shared memory (an mbarrier)
-
 #ifndef CUDA_ON_CPU
-__device__ __forceinline__ unsigned address_of(const void* shared) {
+__device__ __forceinline__ unsigned shared_address(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
-__device__ __forceinline__ unsigned address_in_block(const void* shared, int block) {
+// The address of the same variable in another block of the cluster.
+__device__ __forceinline__ unsigned mapa(const void* shared, int block) {
   unsigned address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(address_of(shared)), "r"(block));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(shared)), "r"(block));
   return address;
 }
 #endif
 
-// Makes counts ready, before the barrier of the cluster that all its kernels begin with.
-template <int N> __device__ __forceinline__ void prepare(Arrivals (&arrivals)[N]) {
-  if (threadIdx.x == 0) {
+// An mbarrier in shared memory that counts the bytes which the cluster's blocks send into this block.
+struct MBarrier {
+  unsigned long long state;
+
+  // Ends with a barrier of the cluster: no block may send before every block has initialised its barriers.
+  template <int N> static __device__ __forceinline__ void init(MBarrier (&barriers)[N]) {
+    if (threadIdx.x == 0) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
+      for (int i = 0; i < N; ++i) {
 #ifdef CUDA_ON_CPU
-      emulator::prepare_arrivals(&arrivals[i]);
+        emulator::mbarrier_init(&barriers[i]);
 #else
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address_of(&arrivals[i])) : "memory");
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barriers[i])) : "memory");
 #endif
+      }
     }
+#ifdef CUDA_ON_CPU
+    emulator::sync_cluster();
+#else
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
   }
-#ifdef CUDA_ON_CPU
-  emulator::sync_cluster();
-#else
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
 
-// Says how many bytes will arrive. One thread of the block does.
-__device__ __forceinline__ void expect(Arrivals& arrivals, int bytes) {
+  // Announces how many bytes will arrive in this phase. One thread of the block calls it.
+  __device__ __forceinline__ void expect_tx(int bytes) {
 #ifdef CUDA_ON_CPU
-  emulator::expect_arrivals(&arrivals, bytes);
+    emulator::mbarrier_expect_tx(this, bytes);
 #else
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-               ::"r"(address_of(&arrivals)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
+                 : "memory");
 #endif
-}
-
-// Sends a number to where `shared` is in a block, and has it counted there.
-template <class T>
-__device__ __forceinline__ void send(T* shared, Arrivals& arrivals, int block, T x) {
-#ifdef CUDA_ON_CPU
-  emulator::send(shared, &arrivals, block, x);
-#else
-  const unsigned to = address_in_block(shared, block), count = address_in_block(&arrivals, block);
-  if constexpr (sizeof(T) == 4) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
-                 ::"r"(to), "f"(x), "r"(count) : "memory");
-  } else {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];"
-                 ::"r"(to), "d"(x), "r"(count) : "memory");
   }
-#endif
-}
 
-// Waits until all of it is there. That orders the shared memory of the block, which is all that is exchanged: an order
-// of the cluster would empty the first-level cache here, too. `parity`: how often the count was waited for before,
-// modulo two.
-__device__ __forceinline__ void await_arrivals(Arrivals& arrivals, unsigned parity) {
+  // Stores x at the address `shared` of another block, whose own copy of this barrier counts it.
+  template <class T> __device__ __forceinline__ void st_async(T* shared, int block, T x) {
 #ifdef CUDA_ON_CPU
-  emulator::await_arrivals(&arrivals, parity);
+    emulator::st_async(shared, this, block, x);
 #else
-  unsigned arrived;
-  do {
-    asm volatile(
-        "{\n"
-        ".reg .pred arrived;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 arrived, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, arrived;\n"
-        "}"
-        : "=r"(arrived) : "r"(address_of(&arrivals)), "r"(parity) : "memory");
-  } while (!arrived);
+    const unsigned to = mapa(shared, block), barrier = mapa(this, block);
+    if constexpr (sizeof(T) == 4) {
+      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(x),
+                   "r"(barrier)
+                   : "memory");
+    } else {
+      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];" ::"r"(to), "d"(x),
+                   "r"(barrier)
+                   : "memory");
+    }
 #endif
-}
+  }
+
+  // Waits until all announced bytes of the phase with this parity have arrived. The wait orders the block's own
+  // shared memory only. Cluster scope would also invalidate the first-level cache, which holds the parameters.
+  __device__ __forceinline__ void wait(unsigned parity) {
+#ifdef CUDA_ON_CPU
+    emulator::mbarrier_wait(this, parity);
+#else
+    unsigned arrived;
+    do {
+      asm volatile(
+          "{\n"
+          ".reg .pred arrived;\n"
+          "mbarrier.try_wait.parity.shared::cta.b64 arrived, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, arrived;\n"
+          "}"
+          : "=r"(arrived)
+          : "r"(shared_address(this)), "r"(parity)
+          : "memory");
+    } while (!arrived);
+#endif
+  }
+};
 #endif
 
 // --- sums ---------------------------------------------------------------------------------------
 
-// Sums P numbers (a power of two, at most 32) over the warp. While more than one number is left, the
-// halves of the warp swap halves of the numbers, so that P numbers cost about P + log2(32/P) shuffles
-// instead of 5·P. Lane l ends up with number l·P/32.
+// Sums P numbers (a power of two, at most 32) over the warp. While more than one number is left, the two halves of the
+// warp exchange halves of the numbers, so P numbers cost about P + log2(32/P) shuffles instead of 5·P. Lane l ends up
+// with the sum of number l·P/32.
 template <int P, int LANES = 16> __device__ __forceinline__ Real warp_sum(Real (&x)[P]) {
   constexpr int HALF = P / 2;
   if constexpr (HALF == 0) {
 #pragma unroll
     for (int lanes = LANES; lanes > 0; lanes /= 2) {
-      x[0] += __shfl_xor_sync(ALL_LANES, x[0], lanes);
+      x[0] += __shfl_xor_sync(FULL_MASK, x[0], lanes);
     }
     return x[0];
   } else {
-    Real half[HALF];  // of its own, not the front of x: that would be kept in memory
+    Real half[HALF];  // an array of its own: the front of x would be put into local memory
     const bool upper = threadIdx.x & LANES;
 #pragma unroll
     for (int i = 0; i < HALF; ++i) {
       const Real sent = upper ? x[i] : x[i + HALF];
-      half[i] = (upper ? x[i + HALF] : x[i]) + __shfl_xor_sync(ALL_LANES, sent, LANES);
+      half[i] = (upper ? x[i + HALF] : x[i]) + __shfl_xor_sync(FULL_MASK, sent, LANES);
     }
     return warp_sum<HALF, LANES / 2>(half);
   }
 }
 
-// Sums of N numbers over the token's threads, the same bits in every one. Two buffers take turns, so that it is enough
-// to wait once: whoever writes a buffer again has waited for the other one, and so for all who still read this.
-template <int MOST> struct BlockSum {
+// Sums N numbers over the token's threads. Every thread gets the same bits.
+//
+// Two buffers alternate, so one barrier per sum is enough: a thread writes a buffer again only after the next sum's
+// barrier, and by then every thread has read it.
+template <int MAX_SUMS> struct BlockSum {
   struct Buffer {
-    Real shares[2][MOST > 0 ? MOST : 1][ALL_WARPS];
+    Real partials[2][MAX_SUMS > 0 ? MAX_SUMS : 1][CLUSTER_WARPS];
 #if CLUSTER > 1
-    Arrivals arrivals[2];
+    MBarrier barriers[2];
 #endif
   };
 
   Buffer& buffer;
-  unsigned turn = 0, parity = 0;
+  unsigned stage = 0, parity = 0;
 
   __device__ explicit BlockSum(Buffer& buffer) : buffer(buffer) {
 #if CLUSTER > 1
-    prepare(buffer.arrivals);
+    MBarrier::init(buffer.barriers);
 #endif
   }
 
   template <int N> __device__ __forceinline__ void operator()(Real (&x)[N]) {
-    static_assert(N <= MOST, "the buffer is made for the longest sum");
+    static_assert(N <= MAX_SUMS, "the buffer is made for the longest sum");
 #if CLUSTER > 1
-    if (threadIdx.x == 0) expect(buffer.arrivals[turn], N * ALL_WARPS * static_cast<int>(sizeof(Real)));
-    gather<N, 0>(x);
-    await_arrivals(buffer.arrivals[turn], parity);
-    parity ^= turn;
+    if (threadIdx.x == 0) buffer.barriers[stage].expect_tx(N * CLUSTER_WARPS * static_cast<int>(sizeof(Real)));
+    write_partials<N, 0>(x);
+    buffer.barriers[stage].wait(parity);
+    parity ^= stage;
 #else
-    gather<N, 0>(x);
+    write_partials<N, 0>(x);
     __syncthreads();
 #endif
-    add_warps(x);
-    turn ^= 1;
+    sum_partials(x);
+    stage ^= 1;
   }
 
  private:
-  // The warps' shares of each number. Of many warps a lane adds a few shares of one number, then lanes do; of few
-  // every thread adds all by itself.
-  template <int N> __device__ __forceinline__ void add_warps(Real (&x)[N]) const {
-    if constexpr (ALL_WARPS < 5) {
+  // Adds the partial sums of all warps. If there are few warps, every thread adds them all. Otherwise a lane adds a few
+  // partial sums of one number, and shuffles add up the lanes.
+  template <int N> __device__ __forceinline__ void sum_partials(Real (&x)[N]) const {
+    if constexpr (CLUSTER_WARPS < 5) {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         x[n] = Real(0);
 #pragma unroll
-        for (int warp = 0; warp < ALL_WARPS; ++warp) x[n] += buffer.shares[turn][n][warp];
+        for (int warp = 0; warp < CLUSTER_WARPS; ++warp) x[n] += buffer.partials[stage][n][warp];
       }
     } else {
-      constexpr int SHARES = ALL_WARPS % 4 == 0 ? 4 : ALL_WARPS % 2 == 0 ? 2 : 1, EACH = ALL_WARPS / SHARES;
-      static_assert(EACH <= 32, "lanes enough for a number's shares");
-      constexpr int LANES = EACH > 16 ? 32 : EACH > 8 ? 16 : EACH > 4 ? 8 : EACH > 2 ? 4 : 2;  // of a number
+      constexpr int PARTIALS = CLUSTER_WARPS % 4 == 0 ? 4 : CLUSTER_WARPS % 2 == 0 ? 2 : 1;
+      constexpr int EACH = CLUSTER_WARPS / PARTIALS;
+      static_assert(EACH <= 32, "one warp adds the partial sums of a number");
+      constexpr int LANES = EACH > 16 ? 32 : EACH > 8 ? 16 : EACH > 4 ? 8 : EACH > 2 ? 4 : 2;  // per number
       constexpr int NUMBERS = 32 / LANES, ROUNDS = (N + NUMBERS - 1) / NUMBERS;
-      const int lane = threadIdx.x % 32, first = lane % LANES * SHARES;
+      const int lane = threadIdx.x % 32, first = lane % LANES * PARTIALS;
       Real sums[ROUNDS];
 #pragma unroll
       for (int round = 0; round < ROUNDS; ++round) {
         const int n = round * NUMBERS + lane / LANES;
         sums[round] = Real(0);
-        if (n < N && first < ALL_WARPS) {
-          Packet<Real, SHARES> shares;
-          shares.get(&buffer.shares[turn][n][first]);
+        if (n < N && first < CLUSTER_WARPS) {
+          Packet<Real, PARTIALS> partials;
+          partials.load_cached(&buffer.partials[stage][n][first]);
 #pragma unroll
-          for (int share = 0; share < SHARES; ++share) sums[round] += shares[share];
+          for (int partial = 0; partial < PARTIALS; ++partial) sums[round] += partials[partial];
         }
 #pragma unroll
         for (int lanes = LANES / 2; lanes > 0; lanes /= 2) {
-          sums[round] += __shfl_xor_sync(ALL_LANES, sums[round], lanes);
+          sums[round] += __shfl_xor_sync(FULL_MASK, sums[round], lanes);
         }
       }
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        x[n] = __shfl_sync(ALL_LANES, sums[n / NUMBERS], n % NUMBERS * LANES);
+        x[n] = __shfl_sync(FULL_MASK, sums[n / NUMBERS], n % NUMBERS * LANES);
       }
     }
   }
 
-  // Numbers FIRST … N−1, the largest power of two of them at a time.
-  template <int N, int FIRST> __device__ __forceinline__ void gather(const Real (&x)[N]) {
+  // Reduces numbers FIRST … N−1 over the warp, the largest power of two of them at a time, and writes the results to
+  // this block or, in a cluster, to every block.
+  template <int N, int FIRST> __device__ __forceinline__ void write_partials(const Real (&x)[N]) {
     constexpr int LEFT = N - FIRST;
     constexpr int P = LEFT >= 32 ? 32 : LEFT >= 16 ? 16 : LEFT >= 8 ? 8 : LEFT >= 4 ? 4 : LEFT >= 2 ? 2 : 1;
     Real group[P];
 #pragma unroll
     for (int i = 0; i < P; ++i) group[i] = x[FIRST + i];
     const Real sum = warp_sum<P>(group);
-    constexpr int LANES = 32 / P;  // that know the same sum
+    constexpr int LANES = 32 / P;  // lanes that hold the same sum
     const int lane = threadIdx.x % 32;
-    Real* const share = &buffer.shares[turn][FIRST + lane / LANES][rank() * WARPS + threadIdx.x / 32];
+    Real* const partial = &buffer.partials[stage][FIRST + lane / LANES][block_rank() * WARPS + threadIdx.x / 32];
 #if CLUSTER > 1
 #pragma unroll
     for (int block = lane % LANES; block < CLUSTER; block += LANES) {
-      send(share, buffer.arrivals[turn], block, sum);
+      buffer.barriers[stage].st_async(partial, block, sum);
     }
 #else
-    if (lane % LANES == 0) *share = sum;
+    if (lane % LANES == 0) *partial = sum;
 #endif
-    if constexpr (FIRST + P < N) gather<N, FIRST + P>(x);
+    if constexpr (FIRST + P < N) write_partials<N, FIRST + P>(x);
   }
 };

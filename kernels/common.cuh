@@ -1,18 +1,26 @@
-// The vocabulary of the kernels: storage types, arithmetic, packets.
+// Shared by all kernels: storage types, arithmetic, and packets (vectors of neighbouring elements).
 //
-// No CUDA header is included, so that NVRTC alone, without a toolkit's include folder, compiles
-// everything here. What a kernel does is fixed at compile time by macros; `src/cuda/specialisation.rs`
-// lists them. Arithmetic is in `Real` (float, double for float64 states), whatever the storage.
+// No CUDA header is included, so NVRTC compiles everything here without a toolkit's include folder. Macros fix a
+// kernel's sizes, types and parts at compile time; README.md lists them. Arithmetic is in `Real`: float, or double if
+// the state is float64.
 #pragma once
 
 using Real = REAL;
 
-struct bf16 {
-  unsigned short bits;
-};
-struct f16 {
-  unsigned short bits;
-};
+// Values of READ: how the read compresses X. These are macros because #if tests them.
+#define NONE 0
+#define IDENTITY 1
+#define CHANNEL 2
+#define TOKEN 3
+
+// Values of WINDOW and SUMS: the memory in which they are kept from token to token.
+#define IN_REGISTERS 0
+#define IN_SHARED 1
+#define IN_GLOBAL 2
+#define SEPARATE_KERNEL 3  // SUMS only: parameters_bwd adds them
+
+struct bf16 { unsigned short bits; };
+struct f16 { unsigned short bits; };
 
 // --- storage types ------------------------------------------------------------------------------
 
@@ -31,7 +39,7 @@ __device__ __forceinline__ Real widen(f16 x) {
 #endif
 }
 
-// Rounded to nearest even.
+// Rounds to nearest even.
 __device__ __forceinline__ void narrow(Real x, float& to) { to = static_cast<float>(x); }
 __device__ __forceinline__ void narrow(Real x, double& to) { to = static_cast<double>(x); }
 __device__ __forceinline__ void narrow(Real x, bf16& to) {
@@ -52,18 +60,16 @@ __device__ __forceinline__ void narrow(Real x, f16& to) {
 #endif
 }
 
-// Two at once, as the hardware does it: half the conversions, and no halves to be put together.
+// Converts two numbers with one instruction, so their halves need not be packed afterwards.
 #ifndef CUDA_ON_CPU
 __device__ __forceinline__ unsigned narrow_pair(Real low, Real high, bf16) {
   unsigned pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
-      : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
   return pair;
 }
 __device__ __forceinline__ unsigned narrow_pair(Real low, Real high, f16) {
   unsigned pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;"
-      : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
   return pair;
 }
 #else
@@ -75,7 +81,7 @@ template <class T> __device__ __forceinline__ unsigned narrow_pair(Real low, Rea
 }
 #endif
 
-// The half of a word, widened: for bf16 a shift or a mask is all it takes.
+// Widens one half of a word. For bf16 this is a shift or a mask.
 __device__ __forceinline__ Real widen_half(unsigned pair, bool high, bf16) {
   return static_cast<Real>(__uint_as_float(high ? pair & 0xffff0000u : pair << 16));
 }
@@ -83,77 +89,70 @@ __device__ __forceinline__ Real widen_half(unsigned pair, bool high, f16) {
   return widen(f16{static_cast<unsigned short>(high ? pair >> 16 : pair)});
 }
 
-// --- arithmetic that must round the same wherever it stands -------------------------------------
-// The backward rebuilds X' and has to get the bits that the forward stored, so the compiler may not
-// contract these products and sums in one kernel and not in the other.
+// --- arithmetic with fixed rounding -------------------------------------------------------------
+// The backward rebuilds X' and must get the bits that the forward stored. With plain operators the compiler might
+// contract a product and a sum to an FMA in one kernel and not in the other.
 
-__device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
-__device__ __forceinline__ float multiply_add(float a, float b, float c) {
-  return __fmaf_rn(a, b, c);
-}
-__device__ __forceinline__ double multiply_add(double a, double b, double c) {
-  return __fma_rn(a, b, c);
-}
-__device__ __forceinline__ float inverse_root(float x) { return rsqrtf(x); }
-__device__ __forceinline__ double inverse_root(double x) { return rsqrt(x); }
+__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double mul_rn(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ __forceinline__ double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
 __device__ __forceinline__ Real sigmoid(Real x) { return Real(1) / (Real(1) + exp(-x)); }
 
 // --- packets ------------------------------------------------------------------------------------
 
-template <int BYTES> struct Access;  // the built-in type of one memory access
-template <> struct Access<16> { using Type = uint4; };
-template <> struct Access<8> { using Type = uint2; };
-template <> struct Access<4> { using Type = unsigned; };
-template <> struct Access<2> { using Type = unsigned short; };
+template <int BYTES> struct AccessWord;  // the built-in type of one memory access
+template <> struct AccessWord<16> { using Type = uint4; };
+template <> struct AccessWord<8> { using Type = uint2; };
+template <> struct AccessWord<4> { using Type = unsigned; };
+template <> struct AccessWord<2> { using Type = unsigned short; };
 
-// Asks for BYTES (4, 8 or 16) of global memory to travel into shared memory, past the registers, while the thread
-// goes on; for zeros where `there` is false. They have arrived for this thread after `await_copies`.
+// Starts a copy of BYTES (4, 8 or 16) from global to shared memory, of zeros if `valid` is false. The copy is complete,
+// for this thread only, after `cp_async_wait`.
 template <int BYTES>
-__device__ __forceinline__ void copy_ahead(void* shared, const void* from, bool there) {
+__device__ __forceinline__ void cp_async(void* shared, const void* from, bool valid) {
 #ifdef CUDA_ON_CPU
-  emulator::copy_async<typename Access<BYTES>::Type>(shared, from, there);
+  emulator::cp_async<typename AccessWord<BYTES>::Type>(shared, from, valid);
 #else
   const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  const unsigned bytes = there ? BYTES : 0;
+  const unsigned bytes = valid ? BYTES : 0;
   if constexpr (BYTES == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-                 ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes)
+                 : "memory");
   }
 #endif
 }
-__device__ __forceinline__ void await_copies() {
+__device__ __forceinline__ void cp_async_wait() {
 #ifdef CUDA_ON_CPU
-  emulator::await_copies();
+  emulator::cp_async_wait();
 #else
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
-// Asks for global memory to come as near as the L2 cache.
-__device__ __forceinline__ void bring_near(const void* from) {
+__device__ __forceinline__ void prefetch_l2(const void* from) {
 #ifdef CUDA_ON_CPU
-  emulator::bring_near(from);
+  emulator::prefetch_l2(from);
 #else
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 #endif
 }
 
-// Widest power of two, up to 16 and to what pointers are aligned to, that divides `bytes`.
+// Width of one memory access: the largest power of two that divides `bytes` and is at most ALIGN.
 __host__ __device__ constexpr int access_bytes(int bytes, int element) {
   int width = element;
   while (2 * width <= ALIGN && bytes % (2 * width) == 0) width *= 2;
   return width;
 }
 
-// N neighbouring elements of T that travel together, in as few accesses as they fit.
+// N neighbouring elements of T, loaded and stored in the fewest accesses.
 template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T))) Packet {
   static constexpr int WIDTH = access_bytes(N * sizeof(T), sizeof(T));
   static constexpr int COUNT = N * sizeof(T) / WIDTH;
   static constexpr bool PAIRS = sizeof(T) == 2 && WIDTH >= 4;
-  using Word = typename Access<WIDTH>::Type;
+  using Word = typename AccessWord<WIDTH>::Type;
 
   T element[N];
 
@@ -161,7 +160,7 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
     if constexpr (PAIRS) return widen_half(pair(i / 2), i % 2, T{});
     else return widen(element[i]);
   }
-  // Rounds all N numbers in.
+  // Rounds N numbers to T.
   __device__ __forceinline__ void set(const Real (&x)[N]) {
     if constexpr (PAIRS) {
 #pragma unroll
@@ -176,57 +175,50 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
     set(zeros);
   }
 
-  // What many tokens share (parameters): through the cache, and meant to stay there.
-  __device__ __forceinline__ void load_shared(const T* from) {
+  // For parameters, which every token reads: the non-coherent path, kept in L1.
+  __device__ __forceinline__ void load_readonly(const T* from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) word(i) = __ldg(reinterpret_cast<const Word*>(from) + i);
   }
-  // What belongs to one token: it passes through and should not displace the parameters.
-  __device__ __forceinline__ void load(const T* from) {
+  // For data of one token, which is used once: evict-first, so that it does not displace the parameters.
+  __device__ __forceinline__ void load_streaming(const T* from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) word(i) = __ldcs(reinterpret_cast<const Word*>(from) + i);
   }
-  __device__ __forceinline__ void store(T* to) const {
+  __device__ __forceinline__ void store_streaming(T* to) const {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) __stcs(reinterpret_cast<Word*>(to) + i, word(i));
   }
-  // The same, to be got from this thread's own shared memory later.
-  static __device__ __forceinline__ void request(T* shared, const T* from, bool there) {
+  // Streams into shared memory, from where this thread reads it with load_cached.
+  static __device__ __forceinline__ void cp_async(T* shared, const T* from, bool valid) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      copy_ahead<WIDTH>(
-          reinterpret_cast<Word*>(shared) + i, reinterpret_cast<const Word*>(from) + i, there);
+      ::cp_async<WIDTH>(reinterpret_cast<Word*>(shared) + i, reinterpret_cast<const Word*>(from) + i, valid);
     }
   }
-  // Memory of this thread alone: shared memory or scratch, read again soon.
-  __device__ __forceinline__ void get(const T* from) {
+  // No cache hint: for shared memory, and for global memory that is read again soon.
+  __device__ __forceinline__ void load_cached(const T* from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) word(i) = reinterpret_cast<const Word*>(from)[i];
   }
-  __device__ __forceinline__ void put(T* to) const {
+  __device__ __forceinline__ void store_cached(T* to) const {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) reinterpret_cast<Word*>(to)[i] = word(i);
   }
 
  private:
-  __device__ __forceinline__ unsigned& pair(int i) {
-    return reinterpret_cast<unsigned*>(element)[i];
-  }
-  __device__ __forceinline__ const unsigned& pair(int i) const {
-    return reinterpret_cast<const unsigned*>(element)[i];
-  }
+  __device__ __forceinline__ unsigned& pair(int i) { return reinterpret_cast<unsigned*>(element)[i]; }
+  __device__ __forceinline__ const unsigned& pair(int i) const { return reinterpret_cast<const unsigned*>(element)[i]; }
   __device__ __forceinline__ Word& word(int i) { return reinterpret_cast<Word*>(element)[i]; }
-  __device__ __forceinline__ const Word& word(int i) const {
-    return reinterpret_cast<const Word*>(element)[i];
-  }
+  __device__ __forceinline__ const Word& word(int i) const { return reinterpret_cast<const Word*>(element)[i]; }
 };
 
 template <class T, int N>
-__device__ __forceinline__ void copy(Packet<T, N>& to, const Packet<T, N>& from) {
+__device__ __forceinline__ void convert(Packet<T, N>& to, const Packet<T, N>& from) {
   to = from;
 }
 template <class A, class B, int N>
-__device__ __forceinline__ void copy(Packet<A, N>& to, const Packet<B, N>& from) {
+__device__ __forceinline__ void convert(Packet<A, N>& to, const Packet<B, N>& from) {
   Real x[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) x[i] = from[i];

@@ -1,20 +1,24 @@
-// expand: x (tokens, D) → X (tokens, D, M), X_t,ij = Σ_s w_ijs x_{t−s,i}, or repetition (CONV = 0).
+// expand: x (tokens, D) → X (tokens, D, M), X_t,ij = Σ_s w_ijs x_{t−s,i}, or repetition (CONV == 0).
 //
-// Moved per token, in elements: forward x in D, X out M·D; backward dX in M·D, x in and dx out D each.
+// Forward, per token:  reads x (D elements), writes X (M·D). Nothing is saved for the backward beside x.
+// Backward, per token: reads dX (M·D) and x (D), writes dx (D).
+// Reduced over the block's tokens: dw, D·M·TAPS numbers, by the thread that owns the feature; then reduce.cu.
+// Bytes per token: forward (M + 1)·D elements, backward (M + 2)·D.
 //
-// Features do not meet, so a thread owns one packet of them and walks chunks of sequences, gridDim.y
-// apart: no shared memory, no barriers. It asks for AHEAD tokens before it works on the first. Weights, the last K values
-// of x and the sums of dw are in registers (HOLD). The backward walks forward too: dX_t adds to the K
-// sums dx_{t−K+1} … dx_t, of which the first is then complete. It looks K − 1 tokens behind its chunk
-// for dX, and both look K − 1 tokens ahead of it for x.
-// A kernel too long for that (HOLD = 0) is walked tap by tap instead: expand_by_tap.cuh.
+// Features are independent of each other, so a thread owns one packet of them and processes every gridDim.y-th chunk of
+// the sequences, without shared memory or barriers. It loads TOKENS_AHEAD tokens before it uses the first. Weights, the
+// last K values of x and the sums of dw are in registers (KEEP_IN_REGISTERS). The backward also goes forward in time:
+// dX_t adds to the K sums dx_{t−K+1} … dx_t, and dx_{t−K+1} is then complete. It reads dX of the K − 1 tokens after its
+// chunk; forward and backward read x of the K − 1 tokens before it.
+//
+// If the weights do not fit in registers (KEEP_IN_REGISTERS == 0), expand_by_tap.cuh processes one tap at a time.
 
 #include "common.cuh"
 
 constexpr int ELEMENTS = FEATURES * M;
-constexpr int TAIL = (1 + M + 7) / 8 * 8;  // `reduce` expects room for biases behind the sums
-constexpr long long PARTIAL = static_cast<long long>(D) * M * TAPS + TAIL;
-static_assert(D % FEATURES == 0 && (CONV || TAPS == 1), "the plan's promises");
+constexpr int BIAS_SUMS = (1 + M + 7) / 8 * 8;  // never written: `reduce` expects the sums of biases here
+constexpr long long PARTIAL = static_cast<long long>(D) * M * TAPS + BIAS_SUMS;
+static_assert(D % FEATURES == 0 && (CONV || TAPS == 1), "the plan keeps to these");
 
 struct Expand {
   const X_T* x;
@@ -32,7 +36,7 @@ struct ExpandBackward {
   long long chunks, time, chunk;
 };
 
-// The tokens of a chunk, and where their sequence begins and ends.
+// Tokens first … last − 1 of a chunk, and start and end of their sequence.
 struct Chunk {
   long long start, first, last, end;
 
@@ -45,7 +49,7 @@ struct Chunk {
   }
 };
 
-// The block's sums of dw for one tap.
+// Writes the block's sums of dw for one tap.
 __device__ __forceinline__ void store_sums(
     const ExpandBackward& e, int feature, int tap, const Real (&sums)[ELEMENTS]) {
 #pragma unroll
@@ -53,21 +57,21 @@ __device__ __forceinline__ void store_sums(
     Packet<Real, FEATURES> sum;
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) sum.element[f] = sums[f * M + j];
-    sum.put(e.partial + blockIdx.y * PARTIAL + (static_cast<long long>(tap) * M + j) * D + feature);
+    sum.store_cached(e.partial + blockIdx.y * PARTIAL + (static_cast<long long>(tap) * M + j) * D + feature);
   }
 }
 
-#if HOLD
-// --- what outlives a token is in registers ------------------------------------------------------
+#if KEEP_IN_REGISTERS
+// --- weights, past tokens and sums in registers --------------------------------------------------
 
-constexpr int AHEAD = 4;
+constexpr int TOKENS_AHEAD = 4;
 
-// w of a packet's features, all channels and taps.
+// Weights of a packet's features, of all channels and taps.
 struct Weight {
   Packet<WEIGHT_T, ELEMENTS * TAPS> packet;
 
   __device__ Weight(const WEIGHT_T* weight, int feature) {
-    if constexpr (CONV) packet.load_shared(weight + static_cast<long long>(feature) * M * TAPS);
+    if constexpr (CONV) packet.load_readonly(weight + static_cast<long long>(feature) * M * TAPS);
   }
   __device__ __forceinline__ Real at(int f, int j, int tap) const {
     return CONV ? packet[(f * M + j) * TAPS + tap] : Real(1);
@@ -78,13 +82,13 @@ struct Weight {
 struct Past {
   Real x[TAPS][FEATURES] = {};
 
-  // As the tokens before the chunk leave it.
+  // Loads the tokens before the chunk.
   __device__ Past(const X_T* from, const Chunk& c, int feature) {
 #pragma unroll
     for (int back = 1; back < TAPS; ++back) {
       if (c.first - back < c.start) continue;
       Packet<X_T, FEATURES> packet;
-      packet.load(from + (c.first - back) * D + feature);
+      packet.load_streaming(from + (c.first - back) * D + feature);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) x[back - 1][f] = packet[f];
     }
@@ -99,16 +103,15 @@ struct Past {
   }
 };
 
-__device__ __forceinline__ void forward(
-    const Expand& e, const Chunk& c, const Weight& weight, int feature) {
+__device__ __forceinline__ void forward(const Expand& e, const Chunk& c, const Weight& weight, int feature) {
   Past past(e.x, c, feature);
-  for (long long token = c.first; token < c.last; token += AHEAD) {
-    Packet<X_T, FEATURES> x[AHEAD];
+  for (long long token = c.first; token < c.last; token += TOKENS_AHEAD) {
+    Packet<X_T, FEATURES> x[TOKENS_AHEAD];
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i)
-      if (token + i < c.last) x[i].load(e.x + (token + i) * D + feature);
+    for (int i = 0; i < TOKENS_AHEAD; ++i)
+      if (token + i < c.last) x[i].load_streaming(e.x + (token + i) * D + feature);
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
+    for (int i = 0; i < TOKENS_AHEAD; ++i) {
       if (token + i >= c.last) break;
       past.push(x[i]);
       Real channels[ELEMENTS];
@@ -123,17 +126,15 @@ __device__ __forceinline__ void forward(
         }
       Packet<STATE_T, ELEMENTS> state;
       state.set(channels);
-      state.store(e.state + ((token + i) * D + feature) * M);
+      state.store_streaming(e.state + ((token + i) * D + feature) * M);
     }
   }
 }
 
-// The sums of dw.
-struct Sums {
-  Real tap[TAPS][ELEMENTS] = {};
-};
+// Sums of dw.
+struct Sums { Real tap[TAPS][ELEMENTS] = {}; };
 
-struct Pass {
+struct BackwardPass {
   const ExpandBackward& e;
   const Chunk& c;
   const Weight& weight;
@@ -142,11 +143,10 @@ struct Pass {
   Past past;
   Real dx[TAPS][FEATURES] = {};  // dx_t, dx_{t−1}, …
 
-  __device__ Pass(
-      const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature)
+  __device__ BackwardPass(const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature)
       : e(e), c(c), weight(weight), sums(sums), feature(feature), past(e.x, c, feature) {}
 
-  // Takes dX_t; x_t counts if the token is the chunk's own.
+  // Adds dX_t to dx and, unless the token lies after the chunk, dX_t x_{t−s} to the sums of dw.
   __device__ __forceinline__ void run(
       long long token, const Packet<STATE_T, ELEMENTS>& grad, const Packet<X_T, FEATURES>& x) {
     const bool own = token < c.last;
@@ -163,7 +163,7 @@ struct Pass {
     if (token - (TAPS - 1) >= c.first) {
       Packet<X_T, FEATURES> complete;
       complete.set(dx[TAPS - 1]);
-      complete.store(e.grad_x + (token - (TAPS - 1)) * D + feature);
+      complete.store_streaming(e.grad_x + (token - (TAPS - 1)) * D + feature);
     }
 #pragma unroll
     for (int tap = TAPS - 1; tap >= 0; --tap)
@@ -174,21 +174,21 @@ struct Pass {
 
 __device__ __forceinline__ void backward(
     const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature) {
-  Pass pass(e, c, weight, sums, feature);
+  BackwardPass pass(e, c, weight, sums, feature);
   const long long behind = c.last + TAPS - 1;
-  for (long long token = c.first; token < behind; token += AHEAD) {
-    Packet<STATE_T, ELEMENTS> grad[AHEAD];
-    Packet<X_T, FEATURES> x[AHEAD];
+  for (long long token = c.first; token < behind; token += TOKENS_AHEAD) {
+    Packet<STATE_T, ELEMENTS> grad[TOKENS_AHEAD];
+    Packet<X_T, FEATURES> x[TOKENS_AHEAD];
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
+    for (int i = 0; i < TOKENS_AHEAD; ++i) {
       grad[i].clear();
       if (token + i < behind && token + i < c.end) {
-        grad[i].load(e.grad_state + ((token + i) * D + feature) * M);
+        grad[i].load_streaming(e.grad_state + ((token + i) * D + feature) * M);
       }
-      if (CONV && token + i < c.last) x[i].load(e.x + (token + i) * D + feature);
+      if (CONV && token + i < c.last) x[i].load_streaming(e.x + (token + i) * D + feature);
     }
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i)
+    for (int i = 0; i < TOKENS_AHEAD; ++i)
       if (token + i < behind) pass.run(token + i, grad[i], x[i]);
   }
 }
@@ -215,9 +215,7 @@ __device__ __forceinline__ void backward(const ExpandBackward& e, int feature) {
 #include "expand_by_tap.cuh"
 #endif
 
-__device__ __forceinline__ int own_feature() {
-  return static_cast<int>(blockIdx.x * THREADS + threadIdx.x) * FEATURES;
-}
+__device__ __forceinline__ int own_feature() { return static_cast<int>(blockIdx.x * THREADS + threadIdx.x) * FEATURES; }
 
 extern "C" __global__ void __launch_bounds__(THREADS) expand_fwd(const Expand e) {
   const int feature = own_feature();

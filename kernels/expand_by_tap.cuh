@@ -1,27 +1,25 @@
-// An expansion whose kernel is too long for registers, for expand.cu: tap by tap. TILE tokens at a time
-// share a tap's weights, which come tap-major (TAPS, D, M); dw is summed for GROUP taps at a time, and x
-// and dX are read again for each group.
+// expand.cu for more taps than fit in registers: one tap at a time. TILE tokens share a tap's weights, which are laid out
+// (TAPS, D, M). dw is summed for GROUP taps at a time, and each group reads x and dX again.
 //
-// Moved per token, in elements, of which caches give back what a tile shares with its neighbours: forward x in
-// (TAPS + TILE) / TILE · D, X out M·D; backward dX in (TAPS + TILE) / TILE · M·D and dx out D, then for dw x and
-// dX in (1 + M)·D for each of TAPS / GROUP groups.
+// Bytes per token, in elements: the forward reads x, (TAPS + TILE) / TILE · D, and writes X, M·D. The backward reads dX,
+// (TAPS + TILE) / TILE · M·D, and writes dx, D. For dw it reads x and dX, (1 + M)·D, once for each of the TAPS / GROUP
+// groups. Neighbouring tiles overlap, and caches serve most of these reads.
 #pragma once
 
 constexpr int TILE = ELEMENTS <= 8 ? 8 : ELEMENTS <= 16 ? 4 : 1;
 constexpr int GROUP = TILE;
 
-// A token's packet, or zeros where the sequence has none.
+// Loads a token's packet, or zeros if the token lies outside the sequence.
 template <class T, int N>
 __device__ __forceinline__ void fetch(
     Packet<T, N>& packet, const T* from, const Chunk& c, long long token, long long feature) {
-  if (token >= c.start && token < c.end) packet.get(from + (token * D + feature) * (N / FEATURES));
+  if (token >= c.start && token < c.end) packet.load_cached(from + (token * D + feature) * (N / FEATURES));
   else packet.clear();
 }
 
-__device__ __forceinline__ Packet<WEIGHT_T, ELEMENTS> weights(
-    const WEIGHT_T* weight, int tap, int feature) {
+__device__ __forceinline__ Packet<WEIGHT_T, ELEMENTS> weights(const WEIGHT_T* weight, int tap, int feature) {
   Packet<WEIGHT_T, ELEMENTS> packet;
-  packet.load_shared(weight + (static_cast<long long>(tap) * D + feature) * M);
+  packet.load_readonly(weight + (static_cast<long long>(tap) * D + feature) * M);
   return packet;
 }
 
@@ -49,7 +47,7 @@ __device__ __forceinline__ void forward(const Expand& e, const Chunk& c, int fea
       if (token + i >= c.last) break;
       Packet<STATE_T, ELEMENTS> state;
       state.set(sums[i]);
-      state.store(e.state + ((token + i) * D + feature) * M);
+      state.store_streaming(e.state + ((token + i) * D + feature) * M);
     }
   }
 }
@@ -78,7 +76,7 @@ __device__ __forceinline__ void backward_x(const ExpandBackward& e, const Chunk&
       if (token + i >= c.last) break;
       Packet<X_T, FEATURES> grad_x;
       grad_x.set(dx[i]);
-      grad_x.store(e.grad_x + (token + i) * D + feature);
+      grad_x.store_streaming(e.grad_x + (token + i) * D + feature);
     }
   }
 }

@@ -1,70 +1,70 @@
-// Gradients of a boundary's parameters, where rewrite_read_bwd has no room for their sums: at d = 4096 the 22
-// rows of a token read of four channels are 352 KB, more than the shared memory of one block, where there is no
-// cluster of them.
+// Parameter gradients, if rewrite_read_bwd has no room for their sums. For example, at D = 4096 the 22 rows of a token
+// read with M = 4, K = 4 are 352 KB, more than the shared memory of one block.
 //
-// Moved per token, in elements: X in M·D, k and dh in D each; a token read also takes x, D. So these parameters
-// cost the backward (M + 2)·D on top of its (3M + 3)·D.
+// Read per token:    X (M·D elements), k and dh (D each), x (D) if the read is a token read, and the per-token scalars.
+// Written:           one row of `partial` per block.
+// Reduced over the block's tokens: SLOTS rows of D numbers, by the thread that owns the feature.
+// Bytes per token: (M + 2)·D elements, on top of the (3M + 3)·D of rewrite_read_bwd.
 //
-// No sum runs over the features any more: dx = a − c·rstd·x̂ follows from the c·rstd that rewrite_read_bwd left
-// of every token. So a thread owns one packet of features, a block a slice of them and `chunk` tokens, which it
-// walks as rewrite_read_bwd does, from the last to the first, and threads never wait for one another.
+// No sum over the features is left: dx = a − c·rstd·x̂ follows from the c·rstd that rewrite_read_bwd wrote. So a thread
+// owns one packet of features, a block a slice of the features and `chunk` tokens, and no thread waits for another. The
+// tokens are processed from the last to the first, as in rewrite_read_bwd.
 
-#define SLICED 1
+#define FEATURE_SLICED 1
 #include "sums.cuh"
 
-struct Pass {
-  const Boundary& b;
+struct BackwardPass {
+  const RewriteRead& args;
   const Gradients& g;
   const Chunk chunk;
-  Feeds feeds;
-  Record record;
+  TokenInputs inputs;
+  TokenScalars scalars;
   Sums sums;
 
-  __device__ Pass(const Backward& all, unsigned char* shared)
-      : b(all.b),
-        g(all.g),
-        chunk(b),
-        feeds(b, g, shared),
-        record(b, g),
-        sums(g.partial, reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0)) {}
+  __device__ BackwardPass(const Backward& all, unsigned char* shared)
+      : args(all.forward),
+        g(all.gradients),
+        chunk(args),
+        inputs(args, g, shared),
+        scalars(args, g),
+        sums(g.partial, reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0)) {}
 
-  // Asks for a token.
-  __device__ __forceinline__ void start(long long token) { request(token, chunk.owns(token)); }
-  __device__ __forceinline__ void request(long long token, bool own) {
-    record.request(token);
-    if (is_inside(0)) feeds.request(token, 0, 0, own);
+  __device__ __forceinline__ void start(long long token) { prefetch(token, chunk.owns(token)); }
+  __device__ __forceinline__ void prefetch(long long token, bool own) {
+    scalars.prefetch(token);
+    if (is_inside(0)) inputs.prefetch(token, 0, 0, own);
   }
 
-  // One token; of a token behind the chunk (not its own) dx alone.
+  // Processes one token. A halo token (not own) only gives dx to the window.
   __device__ __forceinline__ void run(Window* window, long long token, bool own) {
-    const Scalars s = scalars(b, g, record);  // by all lanes, with features or without
-    if (token > chunk.first) request(token - 1, own || chunk.owns(token - 1));
+    const DerivedScalars s = derive(args, g, scalars);  // lanes without features take part in the shuffles
+    if (token > chunk.first) prefetch(token - 1, own || chunk.owns(token - 1));
     if (is_inside(0)) add(window, token, s, own);
     if constexpr (READ == TOKEN) window->retreat();
   }
 
-  __device__ __forceinline__ void add(Window* window, long long token, const Scalars& s, bool own) {
-    feeds.take_read(token, 0);
-    if (own) feeds.take_own(token, 0, false);
-    Packet<STATE_T, ELEMENTS>& stored = feeds.state[0];  // X', to the bits that the forward stored
+  __device__ __forceinline__ void add(Window* window, long long token, const DerivedScalars& s, bool own) {
+    inputs.load_read_inputs(token, 0);
+    if (own) inputs.load_rewrite_inputs(token, 0, false);
+    Packet<STATE_T, ELEMENTS>& stored = inputs.state[0];  // becomes X', with the bits that the forward stored
     if constexpr (REWRITE) {
-      if (own) stored = rewritten(stored, feeds.direction[0], s.write);
+      if (own) stored = rewritten(stored, inputs.direction[0], s.factors);
     }
     Real normed[FEATURES], dh[FEATURES], dx[FEATURES];
-    compress(b, feeds, s, 0, stored, normed);
-    read_back(b, feeds, s, 0, dh, dx);
+    compress(args, inputs, s, 0, stored, normed);
+    read_backward(args, inputs, s, 0, dh, dx);
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * normed[f];
-    if constexpr (READ == TOKEN) window->put(0, 0, dx);
+    if constexpr (READ == TOKEN) window->store(0, 0, dx);
     if (!own) return;
-    sums.take(s, window, 0, stored, normed, dh, dx);
-    sums.take_biases(s);
+    sums.add_token(s, window, 0, stored, normed, dh, dx);
+    sums.add_biases(s);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) parameters_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
-  Pass pass(all, shared);
-  walk(all.b, reinterpret_cast<Real*>(shared), pass);
-  pass.sums.store(all.g.partial);
+  BackwardPass pass(all, shared);
+  walk_backward(all.forward, reinterpret_cast<Real*>(shared), pass);
+  pass.sums.store(all.gradients.partial);
 }

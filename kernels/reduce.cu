@@ -1,13 +1,15 @@
-// reduce: adds the blocks' rows of parameter-gradient sums and writes the gradients as their parameters
-// are laid out. Reads blocks · (SLOTS·D + 1 + M) numbers once, which mostly are still in L2.
+// reduce: adds the blocks' rows of `partial` and writes the parameter gradients in the layout of their parameters.
 //
-// A block takes 32 neighbouring columns, its 8 warps every eighth row each; the warps' sums are added in
-// their order. Nothing depends on timing, so results repeat bit for bit.
+// Read:    blocks · (SLOTS·D + 1 + M) numbers once; most of them are still in L2.
+// Written: SLOTS·D + 1 + M numbers.
+//
+// A block takes 32 neighbouring columns. Each of its 8 warps adds every eighth row, then one warp adds the 8 sums in
+// order. Nothing depends on timing, so results repeat bit for bit.
 
-#include "boundary.cuh"
+#include "rewrite_read.cuh"
 
 constexpr int COLUMNS = 32, STRIDES = 8;
-// Columns that hold anything: behind the slots come the biases' sums, if there are biases.
+// Columns in use. The sums of the biases follow the slots, if there are biases.
 constexpr long long FILLED = static_cast<long long>(SLOTS) * D + (GATE_BIAS || VALUE_BIAS ? 1 + M : 0);
 
 struct Reduce {
@@ -26,7 +28,7 @@ template <class T> __device__ __forceinline__ void store(T* to, long long at, Re
   if (to) narrow(x, to[at]);
 }
 
-// Where a column of the sums belongs.
+// Writes the sum of one column to the gradient that it belongs to.
 __device__ void store_column(const Reduce& r, long long column, Real sum) {
   const long long slot = column / D, i = column % D;
   if (slot >= SLOTS) {

@@ -1,111 +1,119 @@
 // rewrite, read and rewrite_read, backward: gradients of X', h, v', β' → of X, k, v, β and parameters.
 //
-// Moved per token, in elements: G, X and dX M·D each, k, dh and dk D each; a token read also takes x.
-// X' is not read: it is rebuilt from X, k and the saved r, p, to the bits that the forward stored. A token
-// that is too much for one block (of bf16, m = 4 beyond d = 2048 and m = 8 beyond 1024, half of that for a token
-// read) has a cluster of them, from sm_90 on. Elsewhere what registers cannot hold, X, G and k, is taken again
-// after the sum, from its stage in shared memory (feed.cuh), or without one from L2, (2M + 1)·D. A stage also
-// has the next token's rows travel while this one is worked on.
+// Read per token:    G = ∂L/∂X' and X (M·D elements each), k and dh (D each), x (D) if the read is a token read, and the
+//                    saved r, p, rstd with v, β, v', β' and the gradients of v' and β'. Parameters stay in L1 and L2.
+// Written per token: dX (M·D), dk (D), dv (M), dβ.
+// Reduced over the features: c, k̂ᵀ(G + w a) and k̂ᵀ(w x̂), 1 + 2M numbers, once. Parameter gradients are reduced over
+//                    the block's tokens (sums.cuh) and over the blocks by reduce.cu.
+// Bytes per token: (3M + 3)·D elements, 15·D for M = 4; a token read (3M + 4)·D.
 //
-// With G = ∂L/∂X' from above, k̂ = r·k, e = v − p, u = γ·dh', x̂ = rstd·x:
+// X' is not read. It is rebuilt from X, k, r and p, to the bits that the forward stored. If one block cannot hold a
+// token, a cluster of blocks shares it (sm_90 and newer; for bf16, M = 4 beyond D = 2048, M = 8 beyond 1024, and half of
+// that for a token read). Without clusters, X, G and k that do not fit in registers are loaded again after the sum: from
+// their stage in shared memory (token_stream.cuh), or from L2, (2M + 1)·D more.
+//
+// With k̂ = r·k, e = v − p, u = γ·dh', x̂ = rstd·x:
 //
 //     dh' = dh + dβl·w_β + dvl·W_v      a = rstd·u      c = mean(u·x̂)      dx = a − c·rstd·x̂
 //     G  += dx ⊗ w      g = k̂ᵀG         dX = G − β k̂ gᵀ      dv = β g      dβ = g·e
 //     dk  = r (dk̂ − k̂·β(g·e − p·g))     dk̂ = β (G e − X g)
 //
-// (dβl, dvl: gradients of the next gate's and values' linear maps; values that read x add dvl·W_v to a
-// instead.) g need not wait for c, as g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂: one sum over the
-// block or its cluster, of 1 + 2M numbers.
+// dβl and dvl are the gradients before the sigmoids of the next gate and values. If the values read x, dvl·W_v adds to a
+// instead of dh'. g need not wait for c, because g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂. So one sum is enough.
 //
-// A block walks its `chunk` tokens from the last to the first. A token read keeps dx of K tokens in its
-// window; the K − 1 tokens behind the chunk need dx alone, so their dh, x and rstd, not their X or G.
+// A block processes its `chunk` tokens from the last to the first. A token read keeps dx of K tokens in its window. Of
+// the K − 1 halo tokens after the chunk it needs only dx, so it reads their dh, x and rstd, but not their X or G.
 //
-// Parameter gradients are summed over the block's tokens by the thread that owns the feature (sums.cuh). Where
-// a block has no room for them, this kernel leaves every token's c·rstd, and parameters_bwd.cu sums.
+// If a block has no room for the sums of parameter gradients (SUMS == SEPARATE_KERNEL), this kernel writes every token's
+// c·rstd instead, and parameters_bwd.cu computes them.
 
 #include "sums.cuh"
 
 template <bool FIRST, class A, class B> struct Choose { using Type = A; };
 template <class A, class B> struct Choose<false, A, B> { using Type = B; };
 
-struct Pass {
-  const Boundary& b;
+struct BackwardPass {
+  // Rows of D numbers between the two passes over a token, if they wait in shared memory: x̂, a, and dh' for the sums.
+  static constexpr int FEATURE_ROWS = KEEP_IN_REGISTERS ? 0 : SUMS == SEPARATE_KERNEL ? 2 : 3;
+
+  const RewriteRead& args;
   const Gradients& g;
   const Chunk chunk;
-  Feeds feeds;
-  Record record;
+  TokenInputs inputs;
+  TokenScalars scalars;
   BlockSum<BLOCK_SUMS> sum;
-  Columns normed;   // x̂
-  Columns read;     // a, whereof dx = a − c·rstd·x̂
-  Columns context;  // dh', for the sums
+  FeatureRow normed;   // x̂
+  FeatureRow read;     // a, from which dx = a − c·rstd·x̂
+  FeatureRow context;  // dh', for the sums
   Sums sums;
-  // G. A token read adds what later tokens read of this one: it keeps the sum unrounded.
-  Packet<typename Choose<READ == TOKEN, Real, STATE_T>::Type, ELEMENTS> grad[HELD];
-  Packet<STATE_T, ELEMENTS> stored[HELD];  // X'
+  // G. A token read adds gradients from later tokens to it and keeps that sum unrounded.
+  Packet<typename Choose<READ == TOKEN, Real, STATE_T>::Type, ELEMENTS> grad[KEPT_ROWS];
+  Packet<STATE_T, ELEMENTS> stored[KEPT_ROWS];  // X'
 
-  // What lies in shared memory: stages, window, columns, sums.
-  __device__ Pass(const Backward& all, BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char*& shared)
-      : b(all.b),
-        g(all.g),
-        chunk(b),
-        feeds(b, g, shared),
-        record(b, g),
+  // Dynamic shared memory holds, in this order: stages, window, feature rows, sums of parameter gradients.
+  __device__ BackwardPass(const Backward& all, BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char*& shared)
+      : args(all.forward),
+        g(all.gradients),
+        chunk(args),
+        inputs(args, g, shared),
+        scalars(args, g),
         sum(buffer),
         normed(after_window(shared)),
         read(after_window(shared) + WIDTH),
         context(after_window(shared) + 2 * WIDTH),
-        sums(g.partial, after_window(shared) + (HOLD ? 0 : SUMS == APART ? 2 * WIDTH : 3 * WIDTH)) {}
+        sums(g.partial, after_window(shared) + FEATURE_ROWS * WIDTH) {}
 
   static __device__ Real* after_window(unsigned char* rest) {
-    return reinterpret_cast<Real*>(rest) + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0);
+    return reinterpret_cast<Real*>(rest) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0);
   }
 
-  // Asks for a token's rows, as far as that can be done ahead.
-  __device__ __forceinline__ void request(long long token, int turn, bool own) const {
-    if constexpr (!AHEAD) return;
+  // Prefetches a token, if this plan prefetches at all.
+  __device__ __forceinline__ void prefetch(long long token, int stage, bool own) const {
+    if constexpr (!PREFETCH) return;
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) feeds.request(token, row, turn, own);
+      if (is_inside(row)) inputs.prefetch(token, row, stage, own);
   }
   __device__ __forceinline__ void start(long long token) {
-    record.request(token);
-    request(token, feeds.turn, chunk.owns(token));
+    scalars.prefetch(token);
+    prefetch(token, inputs.stage, chunk.owns(token));
   }
 
-  // Takes all of a token that is held, then asks for the next.
-  __device__ __forceinline__ void take(long long token, bool own) {
-    if constexpr (STAGES > 0) await_copies();
-    if constexpr (HOLD) {
+  // Loads the whole token if it is kept in registers, then prefetches the next one.
+  __device__ __forceinline__ void load(long long token, bool own) {
+    if constexpr (STAGES > 0) cp_async_wait();
+    if constexpr (KEEP_IN_REGISTERS) {
 #pragma unroll
       for (int row = 0; row < ROWS; ++row) {
         if (!is_inside(row)) continue;
-        feeds.take_read(token, row);
-        if (own) feeds.take_own(token, row, false);
+        inputs.load_read_inputs(token, row);
+        if (own) inputs.load_rewrite_inputs(token, row, false);
       }
     }
     if (token == chunk.first) return;
-    record.request(token - 1);
-    if constexpr (EARLY) request(token - 1, STAGES == 2 ? feeds.turn ^ 1 : 0, own || chunk.owns(token - 1));
+    scalars.prefetch(token - 1);
+    if constexpr (PREFETCH_WHOLE_TOKEN)
+      prefetch(token - 1, STAGES == 2 ? inputs.stage ^ 1 : 0, own || chunk.owns(token - 1));
   }
 
-  // G of an own token's row.
-  __device__ __forceinline__ void complete(Window* window, int row) {
-    copy(grad[row % HELD], feeds.grad[row]);
+  // G of a row.
+  __device__ __forceinline__ void load_grad(Window* window, int row) {
+    convert(grad[row % KEPT_ROWS], inputs.grad[row]);
     if constexpr (READ == TOKEN) add_later(*window, row);
   }
 
   // G_t += Σ_{s ≥ 1} w_s dx_{t+s}
   __device__ __forceinline__ void add_later(const Window& window, int row) {
-    auto& packet = grad[row % HELD];
+    auto& packet = grad[row % KEPT_ROWS];
     Real total[ELEMENTS];
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) total[i] = packet[i];
     UNROLL_TAPS
     for (int tap = 1; tap < TAPS; ++tap) {
       Real later[FEATURES];
-      window.get(tap, row, later);
-      Compress compress;
-      compress.load(b, feature_of(row), tap);
+      window.load(tap, row, later);
+      CompressWeight compress;
+      compress.load(args, feature_of(row), tap);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f)
 #pragma unroll
@@ -114,20 +122,21 @@ struct Pass {
     packet.set(total);
   }
 
-  // X' of an own token's row.
-  __device__ __forceinline__ void rebuild(const Scalars& s, int row) {
-    auto& to = stored[row % HELD];
-    if constexpr (REWRITE) to = rewritten(feeds.state[row], feeds.direction[row], s.write);
-    else to = feeds.state[row];
+  // X' of a row.
+  __device__ __forceinline__ void rebuild(const DerivedScalars& s, int row) {
+    auto& to = stored[row % KEPT_ROWS];
+    if constexpr (REWRITE) to = rewritten(inputs.state[row], inputs.direction[row], s.factors);
+    else to = inputs.state[row];
   }
 
-  // A row's shares of c and, of an own token, of k̂ᵀ(G + w a) and k̂ᵀ(w x̂) (r is put in later).
+  // Adds a row's share of c and, unless the token is in the halo, of kᵀ(G + w a) and kᵀ(w x̂). rewrite_backward multiplies
+  // by r.
   __device__ __forceinline__ void add_row(
-      int row, bool own, const Real (&normed)[FEATURES], const Real (&dh)[FEATURES],
-      const Real (&a)[FEATURES], Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) const {
+      int row, bool own, const Real (&normed)[FEATURES], const Real (&dh)[FEATURES], const Real (&a)[FEATURES],
+      Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) const {
     if constexpr (NORM) {
       Parameters parameters;
-      parameters.load_norm(b, feature_of(row));
+      parameters.load_norm(args, feature_of(row));
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) {
         totals[0] += parameters.gamma(f) * dh[f] * normed[f];
@@ -135,16 +144,16 @@ struct Pass {
     }
     if constexpr (!REWRITE) return;
     if (!own) return;
-    Compress compress;
-    if constexpr (READ != NONE) compress.load(b, feature_of(row));
+    CompressWeight compress;
+    if constexpr (READ != NONE) compress.load(args, feature_of(row));
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
-      const Real k = feeds.direction[row][f];
+      const Real k = inputs.direction[row][f];
       const Real k_a = READ != NONE ? k * a[f] : Real(0);
       const Real k_normed = NORM ? k * normed[f] : Real(0);
 #pragma unroll
       for (int j = 0; j < M; ++j) {
-        totals[ALONG_AT + j] += k * grad[row % HELD][f * M + j];
+        totals[ALONG_AT + j] += k * grad[row % KEPT_ROWS][f * M + j];
         if constexpr (READ != NONE) totals[ALONG_AT + j] += k_a * compress.at(f, j);
         if constexpr (NORM) totals[NORMED_AT + j] += k_normed * compress.at(f, j);
       }
@@ -153,120 +162,121 @@ struct Pass {
 
   // G += dx ⊗ w, then dX and dk of a row.
   __device__ __forceinline__ void store_row(
-      const Scalars& s, const Turn& turn, long long token, int row, const Real (&dx)[FEATURES]) {
-    Compress compress;
-    if constexpr (READ != NONE) compress.load(b, feature_of(row));
+      const DerivedScalars& s, const RewriteGrad& rewrite_grad, long long token, int row, const Real (&dx)[FEATURES]) {
+    CompressWeight compress;
+    if constexpr (READ != NONE) compress.load(args, feature_of(row));
     Real outgoing[ELEMENTS], dk[FEATURES];
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
       Real k = Real(0), unit = Real(0);  // unit: dk̂/β
-      if constexpr (REWRITE) k = feeds.direction[row][f];
+      if constexpr (REWRITE) k = inputs.direction[row][f];
 #pragma unroll
       for (int j = 0; j < M; ++j) {
-        Real grad = this->grad[row % HELD][f * M + j];
+        Real grad = this->grad[row % KEPT_ROWS][f * M + j];
         if constexpr (READ != NONE) grad += compress.at(f, j) * dx[f];
         if constexpr (REWRITE) {
-          unit += grad * s.write.error[j];
-          unit -= feeds.state[row][f * M + j] * turn.g[j];
-          grad -= turn.back[j] * k;
+          unit += grad * s.factors.error[j];
+          unit -= inputs.state[row][f * M + j] * rewrite_grad.g[j];
+          grad -= rewrite_grad.back[j] * k;
         }
         outgoing[f * M + j] = grad;
       }
-      dk[f] = turn.scale * unit - turn.along * k;
+      dk[f] = rewrite_grad.scale * unit - rewrite_grad.along * k;
     }
     Packet<STATE_T, ELEMENTS> grad_state;
     grad_state.set(outgoing);
-    grad_state.store(packet_of<M>(g.state, token, row));
+    grad_state.store_streaming(packet_of<M>(g.state, token, row));
     if constexpr (REWRITE) {
       Packet<DIRECTION_T, FEATURES> grad_direction;
       grad_direction.set(dk);
-      grad_direction.put(packet_of(g.direction, token, row));  // the sublayer's backward is next
+      grad_direction.store_cached(
+          packet_of(g.direction, token, row));  // the sublayer's backward reads dk next: keep it in L2
     }
   }
 
-  // Before the sum: what a row adds to it, and x̂, dh' and a for after it.
+  // First pass, before the sum: adds a row's share to it and keeps x̂, dh' and a for the second pass.
   __device__ __forceinline__ void before_sum(
-      const Scalars& s, Window* window, long long token, bool own, int row,
+      const DerivedScalars& s, Window* window, long long token, bool own, int row,
       Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) {
     Real normed[FEATURES] = {}, dh[FEATURES] = {}, a[FEATURES] = {};
-    if constexpr (!HOLD) {
-      feeds.take_read(token, row);
-      if (own) feeds.take_own(token, row, true);
+    if constexpr (!KEEP_IN_REGISTERS) {
+      inputs.load_read_inputs(token, row);
+      if (own) inputs.load_rewrite_inputs(token, row, true);
     }
-    if (own) complete(window, row);
+    if (own) load_grad(window, row);
     if constexpr (READ != NONE) {
       if constexpr (READ != TOKEN) rebuild(s, row);
-      compress(b, feeds, s, row, stored[row % HELD], normed);
-      read_back(b, feeds, s, row, dh, a);
-      this->normed.put(row, normed);
-      read.put(row, a);
-      if constexpr (SUMS != APART) context.put(row, dh);
+      compress(args, inputs, s, row, stored[row % KEPT_ROWS], normed);
+      read_backward(args, inputs, s, row, dh, a);
+      this->normed.store(row, normed);
+      read.store(row, a);
+      if constexpr (SUMS != SEPARATE_KERNEL) context.store(row, dh);
     }
     add_row(row, own, normed, dh, a, totals);
   }
 
-  // After it: dx, the shares of parameter gradients, dX and dk.
+  // Second pass, after the sum: dx, the parameter gradients, dX and dk.
   __device__ __forceinline__ void after_sum(
-      const Scalars& s, const Turn& turn, Window* window, long long token, bool own, int row) {
+      const DerivedScalars& s, const RewriteGrad& rewrite_grad, Window* window, long long token, bool own, int row) {
     Real normed[FEATURES] = {}, dx[FEATURES] = {};
     if constexpr (READ != NONE) {
-      this->normed.get(row, normed);
-      read.get(row, dx);
+      this->normed.load(row, normed);
+      read.load(row, dx);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * normed[f];
     }
-    if constexpr (READ == TOKEN) window->put(0, row, dx);
+    if constexpr (READ == TOKEN) window->store(0, row, dx);
     if (own) {
-      if constexpr (!HOLD) {
-        feeds.take_own(token, row, false);
-        complete(window, row);
+      if constexpr (!KEEP_IN_REGISTERS) {
+        inputs.load_rewrite_inputs(token, row, false);
+        load_grad(window, row);
       }
-      if constexpr (SUMS != APART) {
-        if constexpr (COMPRESS_SLOTS > 0 && (!HOLD || READ == TOKEN)) rebuild(s, row);
+      if constexpr (SUMS != SEPARATE_KERNEL) {
+        if constexpr (COMPRESS_SLOTS > 0 && (!KEEP_IN_REGISTERS || READ == TOKEN)) rebuild(s, row);
         Real dh[FEATURES] = {};
-        if constexpr (NORM_WEIGHT) context.get(row, dh);
-        sums.take(s, window, row, stored[row % HELD], normed, dh, dx);
+        if constexpr (NORM_WEIGHT) context.load(row, dh);
+        sums.add_token(s, window, row, stored[row % KEPT_ROWS], normed, dh, dx);
       }
-      store_row(s, turn, token, row, dx);
+      store_row(s, rewrite_grad, token, row, dx);
     }
-    if constexpr (!EARLY) {
-      if (token > chunk.first) feeds.request(token - 1, row, 0, own || chunk.owns(token - 1));
+    if constexpr (!PREFETCH_WHOLE_TOKEN) {
+      if (token > chunk.first) inputs.prefetch(token - 1, row, 0, own || chunk.owns(token - 1));
     }
   }
 
-  // One token, which has been asked for; of a token behind the chunk (not its own) dx alone.
+  // Processes one token, which has been prefetched. A halo token (not own) only gives dx to the window.
   __device__ __forceinline__ void run(Window* window, long long token, bool own) {
-    Scalars s = scalars(b, g, record);
-    take(token, own);
+    DerivedScalars s = derive(args, g, scalars);
+    load(token, own);
     Real totals[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
       if (is_inside(row)) before_sum(s, window, token, own, row, totals);
     if constexpr (BLOCK_SUMS > 0) sum(totals);
     if constexpr (NORM) s.shift = totals[0] / Real(D) * s.rstd;
-    Turn turn;
+    RewriteGrad rewrite_grad;
     if constexpr (REWRITE) {
-      if (own) turn = finish(g, s, totals, token);
+      if (own) rewrite_grad = rewrite_backward(g, s, totals, token);
     }
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) after_sum(s, turn, window, token, own, row);
-    if constexpr (STAGES == 2) feeds.turn ^= 1;
+      if (is_inside(row)) after_sum(s, rewrite_grad, window, token, own, row);
+    if constexpr (STAGES == 2) inputs.stage ^= 1;
     if constexpr (READ == TOKEN) window->retreat();
     if (!own) return;
-    if constexpr (SUMS != APART) {
-      sums.take_biases(s);
+    if constexpr (SUMS != SEPARATE_KERNEL) {
+      sums.add_biases(s);
     } else if constexpr (NORM) {
       if (writes(0)) g.shift[token] = s.shift;
     }
   }
 };
 
-extern "C" __global__ void TOGETHER __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ __align__(16) BlockSum<BLOCK_SUMS>::Buffer buffer;
   unsigned char* rest = shared;
-  Pass pass(all, buffer, rest);
-  walk(all.b, reinterpret_cast<Real*>(rest), pass);
-  if constexpr (READ != NONE && SUMS != APART) pass.sums.store(all.g.partial);
+  BackwardPass pass(all, buffer, rest);
+  walk_backward(all.forward, reinterpret_cast<Real*>(rest), pass);
+  if constexpr (READ != NONE && SUMS != SEPARATE_KERNEL) pass.sums.store(all.gradients.partial);
 }

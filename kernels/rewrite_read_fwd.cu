@@ -1,89 +1,90 @@
 // rewrite, read and rewrite_read, forward: X, k, v, β → X', h, v', β'.
 //
-// Moved per token, in elements: X in M·D, k in D, X' out M·D, h out D; a token read also saves x, D.
-// Saved for the backward beside that: r, p (1 + M numbers) and rstd. Parameters are read by every
-// token and stay in L1/L2.
+// Read per token:    X (M·D elements), k (D), v (M), β. Parameters are read for every token and stay in L1 and L2.
+// Written per token: X' (M·D), h (D), v' (M), β'.
+// Saved for the backward: r and p (1 + M numbers), rstd (1), and x (D) if the read is a token read.
+// Reduced over the features: {|k|², kᵀX} before the rewrite, {Σx², w_β·γx, W_v·γx} after it.
+// Bytes per token: (2M + 2)·D elements, 10·D for M = 4; a token read (2M + 3)·D.
 //
-// A block takes `chunk` consecutive tokens, one after the other, its threads a token's features. A token that is
-// too much for one block (of bf16, m = 4 beyond d = 4096 and m = 8 beyond 2048, half of that for a token read)
-// has a cluster of them, from sm_90 on, with a slice of the features each. Two sums run over block or cluster:
-// {|k|², kᵀX} before the rewrite and {Σx², w_β·γx, W_v·γx} after it, 1 + M and up to 2 + M numbers. Between them X
-// stays in registers (HOLD), so it crosses memory once each way; without clusters what registers cannot hold is
-// taken again after the first sum, from its stage in shared memory (feed.cuh), or without one from L2, (M + 1)·D.
-// The next token's X and k are asked for ahead: through a stage as soon as it has room, else when X' is stored,
-// so that they travel while this token's second sum and its context are worked on. Other blocks of the
-// multiprocessor fill what is left.
+// A block processes `chunk` consecutive tokens one after the other. Its threads share a token's features. If one block
+// cannot hold a token, a cluster of blocks shares it, with a slice of the features each (sm_90 and newer; for bf16, M = 4
+// beyond D = 4096, M = 8 beyond 2048, and half of that for a token read).
 //
-// A token read adds X'_t to the K rows x_t … x_{t+K−1} of its window and emits the first. A chunk that
-// starts within a sequence begins K − 1 tokens early: these are rewritten again, but not stored.
+// X stays in registers from the first sum to the second (KEEP_IN_REGISTERS), so it crosses memory once each way. If it
+// does not fit and there are no clusters, X and k are loaded again after the first sum: from their stage in shared memory
+// (token_stream.cuh), or from L2, (M + 1)·D more. The next token's X and k are requested early: by cp.async as soon as a
+// stage is free, else into registers as soon as X' is stored, so that they arrive during the second sum.
+//
+// A token read adds w_s X'_t to x_{t+s} for s = 0 … K − 1 in its window, and emits x_t. A chunk that starts within a
+// sequence begins K − 1 tokens early. These halo tokens are rewritten again, but not stored.
 
-#include "feed.cuh"
+#include "token_stream.cuh"
 
 constexpr int REWRITE_SUMS = 1 + M;
 constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATE, READ_SUMS = NORM + GATE + VALUE * M;
-constexpr int MOST_SUMS = REWRITE_SUMS > READ_SUMS ? REWRITE_SUMS : READ_SUMS;
+constexpr int MAX_SUMS = REWRITE_SUMS > READ_SUMS ? REWRITE_SUMS : READ_SUMS;
 
 struct Forward {
-  const Boundary& b;
-  Feed<STATE_T, M> state;
-  Feed<DIRECTION_T, 1, REWRITE> direction;
-  BlockSum<MOST_SUMS> sum;
-  Columns x;
-  int turn = 0;  // the stage of the token at hand
+  const RewriteRead& args;
+  TokenStream<STATE_T, M> state;
+  TokenStream<DIRECTION_T, 1, REWRITE> direction;
+  BlockSum<MAX_SUMS> sum;
+  FeatureRow x;
+  int stage = 0;  // the stage of the current token
 
-  __device__ Forward(const Boundary& b, BlockSum<MOST_SUMS>::Buffer& buffer, unsigned char*& shared)
-      : b(b),
-        state(b.state, shared),
-        direction(b.direction, shared),
+  __device__ Forward(const RewriteRead& args, BlockSum<MAX_SUMS>::Buffer& buffer, unsigned char*& shared)
+      : args(args),
+        state(args.state, shared),
+        direction(args.direction, shared),
         sum(buffer),
-        x(reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == 1 ? TAPS * WIDTH : 0)) {}
+        x(reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0)) {}
 
-  __device__ __forceinline__ void request_row(long long token, int row, int turn) const {
-    state.request(token, row, turn);
-    direction.request(token, row, turn);
+  __device__ __forceinline__ void prefetch_row(long long token, int row, int stage) const {
+    state.prefetch(token, row, stage);
+    direction.prefetch(token, row, stage);
   }
-  __device__ __forceinline__ void take_row(long long token, int row, bool again) {
-    state.take(token, row, turn, again);
-    direction.take(token, row, turn, again);
+  __device__ __forceinline__ void load_row(long long token, int row, bool again) {
+    state.load(token, row, stage, again);
+    direction.load(token, row, stage, again);
   }
-  // Asks for all of a token: as feed.cuh says, else into registers.
-  __device__ __forceinline__ void request(long long token, int turn) {
+  // Requests a whole token: into a stage or L2 (token_stream.cuh), else into registers.
+  __device__ __forceinline__ void prefetch(long long token, int stage) {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
-      if constexpr (AHEAD) request_row(token, row, turn);
-      else take_row(token, row, false);
+      if constexpr (PREFETCH) prefetch_row(token, row, stage);
+      else load_row(token, row, false);
     }
   }
-  // Takes all of a token that is held, then asks for the next.
-  __device__ __forceinline__ void take(long long token, long long next) {
-    if constexpr (!AHEAD) return;  // it was loaded
-    if constexpr (STAGES > 0) await_copies();
-    if constexpr (HOLD) {
+  // Loads the whole token if it is kept in registers, then requests the next one.
+  __device__ __forceinline__ void load(long long token, long long next) {
+    if constexpr (!PREFETCH) return;  // prefetch() has loaded it already
+    if constexpr (STAGES > 0) cp_async_wait();
+    if constexpr (KEEP_IN_REGISTERS) {
 #pragma unroll
       for (int row = 0; row < ROWS; ++row)
-        if (is_inside(row)) take_row(token, row, false);
+        if (is_inside(row)) load_row(token, row, false);
     }
     if (next < 0) return;
-    if constexpr (EARLY) request(next, STAGES == 2 ? turn ^ 1 : 0);
+    if constexpr (PREFETCH_WHOLE_TOKEN) prefetch(next, STAGES == 2 ? stage ^ 1 : 0);
     if constexpr (REWRITE) {
       if (!writes(0)) return;
-      bring_near(b.value + next * M);
-      bring_near(b.gate + next);
+      prefetch_l2(args.value + next * M);
+      prefetch_l2(args.gate + next);
     }
   }
 
-  // r, p and the factors of k: the first sum.
-  __device__ __forceinline__ Write compare(long long token, bool own) {
+  // The first sum, and from it r, p and the factors of k.
+  __device__ __forceinline__ RewriteFactors compare(long long token, bool own) {
     Real value[M];
 #pragma unroll
-    for (int j = 0; j < M; ++j) value[j] = b.value[token * M + j];
-    const Real gate = b.gate[token];
+    for (int j = 0; j < M; ++j) value[j] = args.value[token * M + j];
+    const Real gate = args.gate[token];
     Real sums[1 + M] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
-      if constexpr (!HOLD) take_row(token, row, true);
+      if constexpr (!KEEP_IN_REGISTERS) load_row(token, row, true);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) {
         const Real k = direction[row][f];
@@ -93,59 +94,59 @@ struct Forward {
       }
     }
     sum(sums);
-    Write write;
-    write.r = inverse_root(sums[0] + Real(b.eps_k) * Real(b.eps_k));
+    RewriteFactors factors;
+    factors.r = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k));
 #pragma unroll
-    for (int j = 0; j < M; ++j) write.readout[j] = times(write.r, sums[1 + j]);
-    write.finish(value, gate);
+    for (int j = 0; j < M; ++j) factors.readout[j] = mul_rn(factors.r, sums[1 + j]);
+    factors.finish(value, gate);
     if (own && writes(0)) {
-      b.stats[token * (1 + M)] = write.r;
+      args.stats[token * (1 + M)] = factors.r;
 #pragma unroll
-      for (int j = 0; j < M; ++j) b.stats[token * (1 + M) + 1 + j] = write.readout[j];
+      for (int j = 0; j < M; ++j) args.stats[token * (1 + M) + 1 + j] = factors.readout[j];
     }
-    return write;
+    return factors;
   }
 
-  // X → X' of a row, stored if it is the block's own.
-  __device__ __forceinline__ void rewrite(long long token, int row, const Write& write, bool own) {
-    state[row] = rewritten(state[row], direction[row], write);
-    if (own) state[row].store(packet_of<M>(b.new_state, token, row));
+  // X → X' of a row. Halo tokens (not own) are not stored: another block stores them.
+  __device__ __forceinline__ void rewrite(long long token, int row, const RewriteFactors& factors, bool own) {
+    state[row] = rewritten(state[row], direction[row], factors);
+    if (own) state[row].store_streaming(packet_of<M>(args.new_state, token, row));
   }
 
-  // Σ_j w_ij X'_ij with the weights of one tap.
+  // Adds Σ_j w_ij X'_ij with the weights of one tap.
   __device__ __forceinline__ void mix(int row, int tap, Real (&to)[FEATURES]) const {
-    Compress compress;
-    compress.load(b, feature_of(row), tap);
+    CompressWeight compress;
+    compress.load(args, feature_of(row), tap);
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f)
 #pragma unroll
       for (int j = 0; j < M; ++j) to[f] += compress.at(f, j) * state[row][f * M + j];
   }
 
-  // x of a row that looks back: what the window has of it, and this token's share.
+  // x_t of a token read: the sum that the window holds from earlier tokens, plus this token's share.
   __device__ __forceinline__ void compress_over_time(
       Window& window, long long token, int row, bool own, Real (&x)[FEATURES]) const {
     UNROLL_TAPS
     for (int tap = TAPS - 1; tap > 0; --tap) {
       Real later[FEATURES];
-      window.get(tap, row, later);
+      window.load(tap, row, later);
       mix(row, tap, later);
-      window.put(tap, row, later);
+      window.store(tap, row, later);
     }
-    window.get(0, row, x);
+    window.load(0, row, x);
     mix(row, 0, x);
-    Packet<STATE_T, FEATURES> saved;  // the backward sees the stored x: let the forward see it too
+    Packet<STATE_T, FEATURES> saved;  // rounds x, because the backward reads the stored x
     saved.set(x);
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) x[f] = saved[f];
-    if (own) saved.store(packet_of(b.compressed, token, row));
+    if (own) saved.store_streaming(packet_of(args.compressed, token, row));
   }
 
-  // A row's shares of Σx², of the gate's logit and of the values, all linear in x but for rstd.
+  // Adds a row's share of the second sum. rstd is not known yet, so it multiplies the sums in finish_read.
   __device__ __forceinline__ void add_read(
       int row, const Real (&x)[FEATURES], Real (&sums)[READ_SUMS > 0 ? READ_SUMS : 1]) const {
     Parameters parameters;
-    parameters.load(b, feature_of(row));
+    parameters.load(args, feature_of(row));
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
       const Real normed = x[f] * parameters.gamma(f);
@@ -160,24 +161,23 @@ struct Forward {
     }
   }
 
-  // β' and v', each by one thread; returns rstd.
+  // Writes rstd, β' and v', each number by one thread. Returns rstd.
   __device__ __forceinline__ Real finish_read(long long token, const Real* sums) const {
-    const Real rstd = NORM ? inverse_root(sums[0] / Real(D) + Real(b.norm_eps)) : Real(1);
+    const Real rstd = NORM ? rsqrt(sums[0] / Real(D) + Real(args.norm_eps)) : Real(1);
     if constexpr (NORM) {
-      if (writes(0)) b.rstd[token] = rstd;
+      if (writes(0)) args.rstd[token] = rstd;
     }
     if constexpr (GATE) {
-      const Real bias = GATE_BIAS ? widen(*b.gate_bias) : Real(0);
-      if (writes(0)) b.new_gate[token] = Real(2) * sigmoid(rstd * sums[GATE_AT] + bias);
+      const Real bias = GATE_BIAS ? widen(*args.gate_bias) : Real(0);
+      if (writes(0)) args.new_gate[token] = Real(2) * sigmoid(rstd * sums[GATE_AT] + bias);
     }
     if constexpr (VALUE) {
 #pragma unroll
       for (int j = 0; j < M; ++j) {
         if (!writes(j)) continue;
-        const Real bias = VALUE_BIAS ? widen(b.value_bias[j]) : Real(0);
+        const Real bias = VALUE_BIAS ? widen(args.value_bias[j]) : Real(0);
         const Real linear = (VALUE_FROM_COMPRESSED ? Real(1) : rstd) * sums[VALUE_AT + j] + bias;
-        b.new_value[token * M + j] =
-            VALUE_SIGMOID ? Real(b.value_scale) * sigmoid(linear) : linear;
+        args.new_value[token * M + j] = VALUE_SIGMOID ? Real(args.value_scale) * sigmoid(linear) : linear;
       }
     }
     return rstd;
@@ -188,62 +188,62 @@ struct Forward {
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
       Parameters parameters;
-      parameters.load_norm(b, feature_of(row));
+      parameters.load_norm(args, feature_of(row));
       Real h[FEATURES];
-      x.get(row, h);
+      x.load(row, h);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) h[f] *= rstd * parameters.gamma(f);
       Packet<CONTEXT_T, FEATURES> context;
       context.set(h);
-      context.put(packet_of(b.context, token, row));  // the sublayer reads it next: keep it near
+      context.store_cached(packet_of(args.context, token, row));  // the sublayer reads h next: keep it in L2
     }
   }
 
-  // One token, whose X and k have been asked for; asks for those of `next`.
+  // Processes one token, which has been requested, and requests `next` unless it is negative.
   __device__ __forceinline__ void run(Window* window, long long token, bool own, long long next) {
-    take(token, next);
-    Write write;
-    if constexpr (REWRITE) write = compare(token, own);
+    load(token, next);
+    RewriteFactors factors;
+    if constexpr (REWRITE) factors = compare(token, own);
     Real sums[READ_SUMS > 0 ? READ_SUMS : 1] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
-      if constexpr (!HOLD) take_row(token, row, false);
-      if (!EARLY && next >= 0) request_row(next, row, 0);
-      if constexpr (REWRITE) rewrite(token, row, write, own);
+      if constexpr (!KEEP_IN_REGISTERS) load_row(token, row, false);
+      if (!PREFETCH_WHOLE_TOKEN && next >= 0) prefetch_row(next, row, 0);
+      if constexpr (REWRITE) rewrite(token, row, factors, own);
       if constexpr (READ == NONE) continue;
       Real x[FEATURES] = {};
       if constexpr (READ == TOKEN) compress_over_time(*window, token, row, own, x);
       else mix(row, 0, x);
       if constexpr (READ_SUMS > 0) add_read(row, x, sums);
-      this->x.put(row, x);
+      this->x.store(row, x);
     }
-    if (!AHEAD && next >= 0) request(next, turn);
-    if constexpr (STAGES == 2) turn ^= 1;
+    if (!PREFETCH && next >= 0) prefetch(next, stage);
+    if constexpr (STAGES == 2) stage ^= 1;
     if constexpr (READ == NONE) return;
     if constexpr (READ == TOKEN) window->advance();
-    if (!own) return;  // the whole block alike
+    if (!own) return;  // uniform over the block, so no barrier is skipped by a part of it
     if constexpr (READ_SUMS > 0) sum(sums);
     store_context(token, finish_read(token, sums));
   }
 };
 
-extern "C" __global__ void TOGETHER __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(const Boundary b) {
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(const RewriteRead args) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ __align__(16) BlockSum<MOST_SUMS>::Buffer buffer;
-  const long long first = blockIdx.x * b.chunk;
-  const long long last = first + b.chunk < b.tokens ? first + b.chunk : b.tokens;
+  __shared__ __align__(16) BlockSum<MAX_SUMS>::Buffer buffer;
+  const long long first = blockIdx.x * args.chunk;
+  const long long last = first + args.chunk < args.tokens ? first + args.chunk : args.tokens;
   unsigned char* rest = shared;
-  Forward forward(b, buffer, rest);
+  Forward forward(args, buffer, rest);
   if constexpr (READ == TOKEN) {
-    Window window(b, reinterpret_cast<Real*>(rest));
-    long long position = first % b.time;
+    Window window(args, reinterpret_cast<Real*>(rest));
+    long long position = first % args.time;
     const long long halo = position < TAPS - 1 ? position : TAPS - 1;
     position -= halo;
-    forward.request(first - halo, 0);
+    forward.prefetch(first - halo, 0);
     window.clear();
     for (long long token = first - halo; token < last; ++token) {
-      if (position == b.time) {
+      if (position == args.time) {
         window.clear();
         position = 0;
       }
@@ -251,7 +251,7 @@ extern "C" __global__ void TOGETHER __launch_bounds__(THREADS, BLOCKS) rewrite_r
       forward.run(&window, token, token >= first, token + 1 < last ? token + 1 : -1);
     }
   } else {
-    forward.request(first, 0);
+    forward.prefetch(first, 0);
     for (long long token = first; token < last; ++token) {
       forward.run(nullptr, token, true, token + 1 < last ? token + 1 : -1);
     }

@@ -1,79 +1,77 @@
-// A block's sums of parameter gradients: SLOTS rows of its features, every column owned by one thread, so that
-// adding needs neither atomics nor barriers. SUMS says where they are kept until the block ends: registers,
-// shared memory, or straight in the block's row of `partial`. `reduce` adds these rows in order. dw_β and, of
-// values that read h, dW_v are summed without their factor γ, which `reduce` puts in.
+// A block's sums of parameter gradients over its tokens: SLOTS rows of its features.
+//
+// Every thread owns the columns of its features, so adding needs neither atomics nor barriers. SUMS says which memory
+// holds the sums until the block ends: registers, shared memory, or the block's row of `partial` in global memory.
+// `reduce` then adds the blocks' rows in a fixed order. dw_β is summed without its factor γ, and so is dW_v if the values
+// read h: `reduce` multiplies once at the end.
 #pragma once
 
 #include "backward.cuh"
 
-// Registers can be indexed by constants only.
-#if SUMS == 0
+// Unrolled if the sums or the window are in registers (see UNROLL_ROWS).
+#if SUMS == IN_REGISTERS
 #define UNROLL_SLOTS _Pragma("unroll")
 #else
 #define UNROLL_SLOTS _Pragma("unroll 1")
 #endif
-#if SUMS == 0 || WINDOW == 0 || TAPS <= 8
+#if SUMS == IN_REGISTERS || WINDOW == IN_REGISTERS || TAPS <= 8
 #define UNROLL_SUMS _Pragma("unroll")
 #else
 #define UNROLL_SUMS _Pragma("unroll 1")
 #endif
 
-constexpr int APART = 3;  // SUMS of a boundary whose sums are left to parameters_bwd
-
 struct Sums {
-  Real tail[1 + M] = {};  // db_β, db_v
-#if SUMS == 0
-  Real held[SLOTS > 0 ? SLOTS : 1][ROWS][FEATURES] = {};
+  Real biases[1 + M] = {};  // db_β, db_v
+#if SUMS == IN_REGISTERS
+  Real values[SLOTS > 0 ? SLOTS : 1][ROWS][FEATURES] = {};
 
   __device__ Sums(Real*, Real*) {}
   __device__ __forceinline__ void add(int slot, int row, const Real (&x)[FEATURES]) {
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) held[slot][row][f] += x[f];
+    for (int f = 0; f < FEATURES; ++f) values[slot][row][f] += x[f];
   }
-  __device__ __forceinline__ void get(int slot, int row, Features& packet) const {
+  __device__ __forceinline__ void load(int slot, int row, Features& packet) const {
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) packet.element[f] = held[slot][row][f];
+    for (int f = 0; f < FEATURES; ++f) packet.element[f] = values[slot][row][f];
   }
 #else
   Real* rows;
 
-  __device__ Sums(Real* partial, Real* shared)
-      : rows(SUMS == 1 ? shared : partial + blockIdx.x * PARTIAL) {
-    if constexpr (SUMS == APART) return;
+  __device__ Sums(Real* partial, Real* shared) : rows(SUMS == IN_SHARED ? shared : partial + blockIdx.x * PARTIAL) {
+    if constexpr (SUMS == SEPARATE_KERNEL) return;
     Features zeros;
     zeros.clear();
     UNROLL_SLOTS
     for (int slot = 0; slot < SLOTS; ++slot)
 #pragma unroll
       for (int row = 0; row < ROWS; ++row)
-        if (is_inside(row)) zeros.put(at(slot, row));
+        if (is_inside(row)) zeros.store_cached(at(slot, row));
   }
   __device__ __forceinline__ Real* at(int slot, int row) const {
-    return SUMS == 1 ? rows + slot * WIDTH + column_of(row)
-                     : rows + static_cast<long long>(slot) * D + feature_of(row);
+    return SUMS == IN_SHARED ? rows + slot * WIDTH + column_of(row)
+                             : rows + static_cast<long long>(slot) * D + feature_of(row);
   }
   __device__ __forceinline__ void add(int slot, int row, const Real (&x)[FEATURES]) {
     Features packet;
-    packet.get(at(slot, row));
+    packet.load_cached(at(slot, row));
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) packet.element[f] += x[f];
-    packet.put(at(slot, row));
+    packet.store_cached(at(slot, row));
   }
-  __device__ __forceinline__ void get(int slot, int row, Features& packet) const {
-    packet.get(at(slot, row));
-  }
+  __device__ __forceinline__ void load(int slot, int row, Features& packet) const { packet.load_cached(at(slot, row)); }
 #endif
 
-  // A token's row: its X', x̂, dh' and dx; a token read finds dx of the later tokens in its window.
-  __device__ __forceinline__ void take(
-      const Scalars& s, Window* window, int row, const Packet<STATE_T, ELEMENTS>& stored,
+  // Adds one token's share for the features of a row, from its X', x̂, dh' and dx. A token read takes dx of the later
+  // tokens from its window.
+  __device__ __forceinline__ void add_token(
+      const DerivedScalars& s, Window* window, int row, const Packet<STATE_T, ELEMENTS>& stored,
       const Real (&normed)[FEATURES], const Real (&dh)[FEATURES], const Real (&dx)[FEATURES]) {
     Real share[FEATURES];
     if constexpr (COMPRESS_SLOTS > 0) {
       UNROLL_SUMS
       for (int tap = 0; tap < TAPS; ++tap) {
         Real later[FEATURES];
-        if constexpr (READ == TOKEN) window->get(tap, row, later);
+        if constexpr (READ == TOKEN) window->load(tap, row, later);
 #pragma unroll
         for (int j = 0; j < M; ++j) {
 #pragma unroll
@@ -105,30 +103,30 @@ struct Sums {
     }
   }
 
-  // What a token adds to the biases' sums.
-  __device__ __forceinline__ void take_biases(const Scalars& s) {
-    tail[0] += s.logit;
+  // Adds one token's share to the sums of the biases.
+  __device__ __forceinline__ void add_biases(const DerivedScalars& s) {
+    biases[0] += s.logit;
 #pragma unroll
-    for (int j = 0; j < M; ++j) tail[1 + j] += s.linear[j];
+    for (int j = 0; j < M; ++j) biases[1 + j] += s.linear[j];
   }
 
-  // The block's row of `partial`, with the biases' sums at its end.
+  // Writes the block's row of `partial`, with the sums of the biases at its end.
   __device__ __forceinline__ void store(Real* partial) const {
     Real* const to = partial + blockIdx.x * PARTIAL;
-    if constexpr (SUMS != 2) {
+    if constexpr (SUMS != IN_GLOBAL) {
       UNROLL_SLOTS
       for (int slot = 0; slot < SLOTS; ++slot)
 #pragma unroll
         for (int row = 0; row < ROWS; ++row) {
           if (!is_inside(row)) continue;
           Features packet;
-          get(slot, row, packet);
-          packet.put(to + static_cast<long long>(slot) * D + feature_of(row));
+          load(slot, row, packet);
+          packet.store_cached(to + static_cast<long long>(slot) * D + feature_of(row));
         }
     }
     if (feature_of(0) == 0) {
 #pragma unroll
-      for (int j = 0; j <= M; ++j) to[static_cast<long long>(SLOTS) * D + j] = tail[j];
+      for (int j = 0; j <= M; ++j) to[static_cast<long long>(SLOTS) * D + j] = biases[j];
     }
   }
 };

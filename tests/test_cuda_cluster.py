@@ -47,7 +47,7 @@ def test_any_plan_of_a_clusters_blocks(compress, plan):
 @pytest.mark.parametrize(("hold", "stages"), [*itertools.product((0, 1), (0, 1, 2))], ids=str)
 @READS
 def test_rows_that_travel_ahead_to_a_cluster(m, compress, hold, stages):
-    plan = {"CLUSTER": 4, "HOLD": hold, "STAGES": stages, "THREADS": 32, "CHUNK": 7}
+    plan = {"CLUSTER": 4, "KEEP_IN_REGISTERS": hold, "STAGES": stages, "THREADS": 32, "CHUNK": 7}
     with emulated(plan=plan):
         check_every_op(304, m, compress, BF16)
 

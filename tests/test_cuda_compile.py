@@ -149,7 +149,7 @@ def test_from_sm_90_on_a_cluster_of_blocks_shares_a_wide_token(architecture, d, 
         assert plan["CLUSTER"] == "1"
     else:
         assert int(plan["CLUSTER"]) > 1
-        assert plan["HOLD"] == "1"
+        assert plan["KEEP_IN_REGISTERS"] == "1"
         assert names(kernels) - {"arrange"} == FORWARD_AND_BACKWARD | {"reduce"}
 
 

@@ -220,11 +220,11 @@ def test_choices_made_by_hand(driver, tmp_path):
 
 def test_choices_made_by_hand_stay_where_registers_spill(driver, tmp_path):
     code = TOKEN_READ.format(device=0, d=4096)
-    plan = {"DDL_PLAN": "CLUSTER=1 HOLD=1 STAGES=0 THREADS=512", "DDL_LOG": "debug"}
+    plan = {"DDL_PLAN": "CLUSTER=1 KEEP_IN_REGISTERS=1 STAGES=0 THREADS=512", "DDL_LOG": "debug"}
     result = run(driver, ["-c", code], tmp_path / "log", **plan)
     (built,) = [line for line in result.stderr.splitlines() if " rewrite_read_bwd " in line]
     assert " 0 bytes spilled" not in built
-    for choice in ("CLUSTER=1 ", "HOLD=1 ", "STAGES=0 ", "THREADS=512 "):
+    for choice in ("CLUSTER=1 ", "KEEP_IN_REGISTERS=1 ", "STAGES=0 ", "THREADS=512 "):
         assert choice in built
 
 

@@ -24,38 +24,38 @@ from test_ops import compare
 pytestmark = needs_emulator
 
 FORWARD, BACKWARD = "rewrite_read_fwd.cu", "rewrite_read_bwd.cu"
-WALK, APART, SUM = "backward.cuh", "parameters_bwd.cu", "block_sum.cuh"
+WALK, SEPARATE, SUM = "backward.cuh", "parameters_bwd.cu", "block_sum.cuh"
 MUTANTS = {
     # barriers and buffers
     "no barrier in the block sum": (SUM, "    __syncthreads();\n", ""),
-    "one buffer for all block sums": (SUM, "    turn ^= 1;\n", ""),
+    "one buffer for all block sums": (SUM, "    stage ^= 1;\n", ""),
     "no barrier in the reduction": ("reduce.cu", "  __syncthreads();\n", ""),
     "a warp's sum without its last step": (
         SUM,
         "lanes > 0; lanes /= 2",
         "lanes > 1; lanes /= 2",
     ),
-    "one warp too few": (SUM, "< ALL_WARPS; ++warp", "< ALL_WARPS - 1; ++warp"),
+    "one warp too few": (SUM, "< CLUSTER_WARPS; ++warp", "< CLUSTER_WARPS - 1; ++warp"),
     "a lane adds three shares of four": (
         SUM,
-        "share < SHARES; ++",
-        "share < SHARES - 1; ++",
+        "partial < PARTIALS; ++",
+        "partial < PARTIALS - 1; ++",
     ),
     "the last four warps are left out": (
         SUM,
-        "first < ALL_WARPS)",
-        "first < ALL_WARPS - SHARES)",
+        "first < CLUSTER_WARPS)",
+        "first < CLUSTER_WARPS - PARTIALS)",
     ),
     "lanes do not add": (SUM, "lanes = LANES / 2;", "lanes = 0;"),
     # bounds
-    "threads beyond the last packet work": ("boundary.cuh", "column_of(row) < WIDTH;", "true;"),
+    "threads beyond the last packet work": ("rewrite_read.cuh", "column_of(row) < WIDTH;", "true;"),
     "threads beyond the last slice's packets work": (
-        "boundary.cuh",
+        "rewrite_read.cuh",
         "feature_of(row) < D;",
         "true;",
     ),
     "the last feature is left out": (
-        "boundary.cuh",
+        "rewrite_read.cuh",
         "feature_of(row) < D;",
         "feature_of(row) < D - FEATURES;",
     ),
@@ -64,7 +64,7 @@ MUTANTS = {
         "token < last; ++token) {\n      forward",
         "token <= last; ++token) {\n      forward",
     ),
-    "the chunk's last token is left out": (WALK, ": b.tokens) - 1)", ": b.tokens) - 2)"),
+    "the chunk's last token is left out": (WALK, ": args.tokens) - 1)", ": args.tokens) - 2)"),
     # halos and windows
     "a halo one token short": (
         FORWARD,
@@ -77,11 +77,11 @@ MUTANTS = {
         "pass.run(&window, token, true);",
     ),
     "the window does not move": (FORWARD, "window->advance();", ""),
-    "sequences see each other": (FORWARD, "if (position == b.time) {", "if (false) {"),
+    "sequences see each other": (FORWARD, "if (position == args.time) {", "if (false) {"),
     "sequences see each other backward": (
         WALK,
-        "position = b.time - 1;\n      window.clear();",
-        "position = b.time - 1;",
+        "position = args.time - 1;\n      window.clear();",
+        "position = args.time - 1;",
     ),
     "one token behind the chunk is not looked at": (
         WALK,
@@ -116,15 +116,19 @@ MUTANTS = {
     ),
     "a long kernel's sequences see each other": ("expand_by_tap.cuh", "token >= c.start && ", ""),
     # what travels ahead
-    "a forward does not await its rows": (FORWARD, "await_copies();", ";"),
-    "a backward does not await its rows": (BACKWARD, "await_copies();", ";"),
-    "a stage is filled while it is needed": ("feed.cuh", "HOLD || STAGES != 1", "true"),
-    "two stages are one": ("feed.cuh", "STAGES == 2 ? turn * SLOT : 0", "0"),
-    "stages do not take turns": (BACKWARD, "feeds.turn ^= 1;", ""),
+    "a forward does not await its rows": (FORWARD, "cp_async_wait();", ";"),
+    "a backward does not await its rows": (BACKWARD, "cp_async_wait();", ";"),
+    "a stage is filled while it is needed": (
+        "token_stream.cuh",
+        "KEEP_IN_REGISTERS || STAGES != 1",
+        "true",
+    ),
+    "two stages are one": ("token_stream.cuh", "STAGES == 2 ? stage * SLOT : 0", "0"),
+    "stages do not take turns": (BACKWARD, "inputs.stage ^= 1;", ""),
     "a token's own rows travel ahead of it": (
         BACKWARD,
-        "request(token - 1, STAGES",
-        "request(token, STAGES",
+        "prefetch(token - 1, STAGES",
+        "prefetch(token, STAGES",
     ),
     "rows that are not the chunk's own stay behind": (
         BACKWARD,
@@ -133,47 +137,55 @@ MUTANTS = {
     ),
     "numbers of the token at hand are asked for twice": (
         BACKWARD,
-        "record.request(token - 1);",
-        "record.request(token);",
+        "scalars.prefetch(token - 1);",
+        "scalars.prefetch(token);",
     ),
-    "a lane deals out its neighbour's number": (WALK, "number[i / 32], i % 32", "number[0], i ^ 1"),
+    "a lane deals out its neighbour's number": (
+        WALK,
+        "lane_value[i / 32], i % 32",
+        "lane_value[0], i ^ 1",
+    ),
     # blocks that share a token
     "nobody waits for what other blocks send": (
         SUM,
-        "await_arrivals(buffer.arrivals[turn], parity);",
+        "buffer.barriers[stage].wait(parity);",
         "",
     ),
-    "only the first arrival is waited for": (SUM, "parity ^= turn;", ""),
-    "fewer bytes are expected than are sent": (SUM, "N * ALL_WARPS * static", "N * WARPS * static"),
+    "only the first arrival is waited for": (SUM, "parity ^= stage;", ""),
+    "fewer bytes are expected than are sent": (
+        SUM,
+        "N * CLUSTER_WARPS * static",
+        "N * WARPS * static",
+    ),
     "numbers are sent to blocks that have not begun": (SUM, "emulator::sync_cluster();", ""),
     "a block keeps its sums to itself": (
         SUM,
-        "arrivals[turn], block, sum",
-        "arrivals[turn], rank(), sum",
+        "st_async(partial, block, sum)",
+        "st_async(partial, block_rank(), sum)",
     ),
-    "blocks overwrite each other's sums": (SUM, "rank() * WARPS + ", ""),
+    "blocks overwrite each other's sums": (SUM, "block_rank() * WARPS + ", ""),
     "blocks of a cluster have one buffer for all sums": (
         SUM,
-        """    parity ^= turn;
+        """    parity ^= stage;
 #else
-    gather<N, 0>(x);
+    write_partials<N, 0>(x);
     __syncthreads();
 #endif
-    add_warps(x);
-    turn ^= 1;
+    sum_partials(x);
+    stage ^= 1;
 """,
         """    parity ^= 1;
 #else
-    gather<N, 0>(x);
+    write_partials<N, 0>(x);
     __syncthreads();
 #endif
-    add_warps(x);
-    turn ^= CLUSTER == 1;
+    sum_partials(x);
+    stage ^= CLUSTER == 1;
 """,
     ),
-    "both buffers are counted as one": (SUM, "arrivals[turn], block", "arrivals[0], block"),
+    "both buffers are counted as one": (SUM, "barriers[stage].st_async", "barriers[0].st_async"),
     "the blocks of a cluster share a window": (
-        "boundary.cuh",
+        "rewrite_read.cuh",
         "(blockIdx.x) * SLICES + blockIdx.y",
         "(blockIdx.x)",
     ),
@@ -185,7 +197,7 @@ MUTANTS = {
     ),
     "taps in their own order": ("arrange.cu", "at % ROW * TAPS + at / ROW", "at"),
     "values read their neighbour's weight": (
-        "boundary.cuh",
+        "rewrite_read.cuh",
         "static_cast<long long>(j) * D + feature",
         "static_cast<long long>(j) * D + feature + 1",
     ),
@@ -194,21 +206,21 @@ MUTANTS = {
         "(gate || !VALUE_FROM_COMPRESSED)",
         "!gate && !VALUE_FROM_COMPRESSED",
     ),
-    "dk keeps its part along k": (BACKWARD, " - turn.along * k", ""),
-    "c is left out of dx, where sums are apart": (APART, "dx[f] -= s.shift * normed[f]", ""),
+    "dk keeps its part along k": (BACKWARD, " - rewrite_grad.along * k", ""),
+    "c is left out of dx, where sums are apart": (SEPARATE, "dx[f] -= s.shift * normed[f]", ""),
     "tokens behind the chunk are summed, too": (
-        APART,
+        SEPARATE,
         "    if (!own) return;\n    sums",
         "    sums",
     ),
     "slices leave a gap": (
-        "boundary.cuh",
+        "rewrite_read.cuh",
         "(blockIdx.y) * WIDTH",
         "(blockIdx.y) * (WIDTH + FEATURES)",
     ),
-    "the sums of X instead of X'": (APART, "if constexpr (REWRITE) {", "if constexpr (false) {"),
+    "the sums of X instead of X'": (SEPARATE, "if constexpr (REWRITE) {", "if constexpr (false) {"),
     "c is left out of g": ("backward.cuh", "total -= s.shift *", "total -= Real(0) *"),
-    "eps_k is not squared": (FORWARD, "Real(b.eps_k) * Real(b.eps_k)", "Real(b.eps_k)"),
+    "eps_k is not squared": (FORWARD, "Real(args.eps_k) * Real(args.eps_k)", "Real(args.eps_k)"),
     "halves of a pair swapped": (
         "common.cuh",
         "high ? pair & 0xffff0000u : pair << 16",
@@ -240,11 +252,11 @@ def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
             tensors = inputs((2, 5), 400, 4) | parameters(400, 4, "channel")
             compare("rewrite_read", tensors, F32, eps_k=0.1)
         for stages in (1, 2):
-            plan = {"CHUNK": 7, "THREADS": 32, "HOLD": 0, "STAGES": stages}
+            plan = {"CHUNK": 7, "THREADS": 32, "KEEP_IN_REGISTERS": 0, "STAGES": stages}
             with emulated(kernels=kernels, plan=plan):
                 tensors = inputs((2, 11), 100, 4) | parameters(100, 4, "token", 3)
                 compare("rewrite_read", tensors, F32, eps_k=0.1)
-        with emulated(kernels=kernels, plan={"CHUNK": 7, "HOLD": 0}):
+        with emulated(kernels=kernels, plan={"CHUNK": 7, "KEEP_IN_REGISTERS": 0}):
             x, weight = torch.randn(2, 11, 6, dtype=F64), torch.randn(6, 2, 13, dtype=F64)
             compare("expand", {"x": x, "weight": weight}, F64, value_channels=2)
         with emulated(kernels=kernels):

@@ -147,13 +147,13 @@ def check_conversions(dtype, d):
 # --- every way a kernel can be cut --------------------------------------------------------------
 
 SUMS = {"registers": {"SUMS": 0}, "shared": {"SUMS": 1}} | {
-    f"apart-{place}": {"SUMS": 3, "SUMS_APART": number}
+    f"apart-{place}": {"SUMS": 3, "SEPARATE_SUMS": number}
     for number, place in enumerate(["registers", "shared", "global"])
 }
 PLANS = [
     pytest.param(
         compress,
-        {"HOLD": hold, "WINDOW": window} | SUMS[sums],
+        {"KEEP_IN_REGISTERS": hold, "WINDOW": window} | SUMS[sums],
         id=f"{compress}-hold{hold}-window{window}-{sums}",
     )
     for hold, window, sums in itertools.product((0, 1), (0, 1, 2), SUMS)
@@ -171,8 +171,8 @@ def test_any_plan(compress, plan, threads):
 
 STAGES = pytest.mark.parametrize(
     "plan",
-    [{"HOLD": hold, "STAGES": stages} for hold in (0, 1) for stages in (0, 1, 2)],
-    ids=lambda plan: f"hold{plan['HOLD']}-stages{plan['STAGES']}",
+    [{"KEEP_IN_REGISTERS": hold, "STAGES": stages} for hold in (0, 1) for stages in (0, 1, 2)],
+    ids=lambda plan: f"hold{plan['KEEP_IN_REGISTERS']}-stages{plan['STAGES']}",
 )
 
 
@@ -210,7 +210,9 @@ def test_rows_that_travel_ahead_to_a_gradient_that_is_zero(used, plan):
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
 @pytest.mark.parametrize(("dtype", "m", "features"), [(F64, 1, 1), (BF16, 4, 2), (F32, 9, 2)])
 def test_any_plan_of_an_expansion(dtype, m, features, chunk, hold):
-    with emulated(plan={"HOLD": hold, "CHUNK": chunk, "THREADS": 32, "FEATURES": features}):
+    with emulated(
+        plan={"KEEP_IN_REGISTERS": hold, "CHUNK": chunk, "THREADS": 32, "FEATURES": features}
+    ):
         tensors = {"x": torch.randn(7, 19, 70, dtype=F64)}  # more chunks than blocks
         compare("expand", tensors, dtype, value_channels=m)
         for taps in (3, 8, 17):

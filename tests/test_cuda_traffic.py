@@ -88,7 +88,10 @@ def once(m: int, *, x: int = 0) -> tuple[Rows, Rows]:
     return forward, backward
 
 
-PLANS = [{"HOLD": hold, "STAGES": stages} for hold, stages in ((1, 0), (1, 1), (0, 1), (0, 2))]
+PLANS = [
+    {"KEEP_IN_REGISTERS": hold, "STAGES": stages}
+    for hold, stages in ((1, 0), (1, 1), (0, 1), (0, 2))
+]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -139,7 +142,7 @@ def test_without_clusters_what_a_block_has_no_room_for_is_read_again(watched):
 
 def test_plain_loads_are_counted_too(watched):
     """Taken twice from memory, X counts twice: the counting can fail."""
-    with emulated(plan={"HOLD": 0, "STAGES": 0}, sanitizer="traffic", **H100):
+    with emulated(plan={"KEEP_IN_REGISTERS": 0, "STAGES": 0}, sanitizer="traffic", **H100):
         forward, backward = rows(watched, 256, 4, "channel")
     assert (forward["X"], forward["k"]) == (8, 2)
     assert (backward["X"], backward["G"], backward["k"]) == (8, 8, 2)

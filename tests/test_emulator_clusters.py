@@ -59,7 +59,7 @@ def test_what_is_given_arrives_behind_the_barrier(module, threads, os_threads, m
 def test_what_is_sent_arrives_where_it_is_awaited(module, threads, os_threads, monkeypatch):
     monkeypatch.setenv("DDL_EMULATOR_THREADS", os_threads)
     size = 12 * threads
-    out = run(module, "sum_of_arrivals", grid=(3, 4), block=(threads,), size=size)
+    out = run(module, "sum_by_st_async", grid=(3, 4), block=(threads,), size=size)
     for place in range(12):
         both = 10.0 * (2 * (place % 4 // 2 * 2) + 1)
         total = sum(2.0 * round_ + both for round_ in range(5))
@@ -80,7 +80,7 @@ def test_a_block_keeps_its_own_barriers(module):
 
 
 REPORTED = {
-    "gives_global_memory": "no shared memory that both blocks have, at in_block",
+    "gives_global_memory": "no shared memory that both blocks have, at mapa",
     "block_stays_away": "divergent barrier: ",
     "blocks_at_two_barriers": "not all threads of the cluster reached the same sync_cluster",
     "half_a_block_waits": "deadlock: no thread of the block can go on",
@@ -95,21 +95,21 @@ def test_reports_a_fault_and_goes_on(module, kernel):
     assert run(module, "own_barriers", size=420)[0] == 3.0
 
 
-WRONG_ARRIVALS = {
-    1: "nobody has made these arrivals ready, at (send|await_arrivals)",
-    2: "it is ready already, at prepare_arrivals",
+WRONG_MBARRIERS = {
+    1: "this mbarrier was not initialised, at (st_async|mbarrier_wait)",
+    2: "this mbarrier was initialised twice, at mbarrier_init",
     3: "deadlock: no thread of the block can go on",
     4: "deadlock: no thread of the block can go on",
-    5: "announced twice, at expect_arrivals|the block returned before it arrived",
+    5: "announced twice, at mbarrier_expect_tx|the block returned before it arrived",
 }
 
 
 @pytest.mark.usefixtures("order")
-@pytest.mark.parametrize("index", WRONG_ARRIVALS)
-def test_reports_what_is_wrong_with_arrivals(module, index):
-    with pytest.raises(LaunchError, match=WRONG_ARRIVALS[index]):
-        run(module, "wrong_arrivals", index)
-    assert run(module, "wrong_arrivals", 0, size=420) == [1.0] * 420
+@pytest.mark.parametrize("index", WRONG_MBARRIERS)
+def test_reports_what_is_wrong_with_an_mbarrier(module, index):
+    with pytest.raises(LaunchError, match=WRONG_MBARRIERS[index]):
+        run(module, "wrong_mbarriers", index)
+    assert run(module, "wrong_mbarriers", 0, size=420) == [1.0] * 420
 
 
 @pytest.mark.parametrize("index", [6, 7], ids=["not awaited", "awaited with a wrong parity"])
@@ -118,7 +118,7 @@ def test_some_order_shows_what_has_not_arrived(module, index, monkeypatch):
     for number in ORDERS:
         monkeypatch.setenv("DDL_EMULATOR_ORDER", number)
         try:
-            shown.append(any(math.isnan(value) for value in run(module, "wrong_arrivals", index)))
+            shown.append(any(math.isnan(value) for value in run(module, "wrong_mbarriers", index)))
         except LaunchError as error:
             said = ("before it arrived what another had sent", "has returned from the kernel")
             shown.append(any(reason in str(error) for reason in said))
@@ -126,7 +126,9 @@ def test_some_order_shows_what_has_not_arrived(module, index, monkeypatch):
 
 
 def test_a_block_waits_for_what_is_sent_to_it(module):
-    with pytest.raises(LaunchError, match=r"before it arrived what another had sent at send \("):
+    with pytest.raises(
+        LaunchError, match=r"before it arrived what another had sent at st_async \("
+    ):
         run(module, "sends_to_who_left")
 
 
@@ -140,7 +142,7 @@ def test_names_where_the_blocks_of_a_cluster_wait(module):
 
 @pytest.mark.parametrize("block", [-1, 2])
 def test_a_cluster_has_no_more_blocks_than_it_has(module, block):
-    with pytest.raises(LaunchError, match=f"the cluster has no block {block}, at in_block"):
+    with pytest.raises(LaunchError, match=f"the cluster has no block {block}, at mapa"):
         run(module, "gives_to_nobody", block)
 
 
@@ -153,7 +155,7 @@ def test_a_cluster_has_no_more_blocks_than_it_has(module, block):
 )
 def test_some_order_shows_a_block_that_is_not_there(module, kernel, number, block, monkeypatch):
     monkeypatch.setenv("DDL_EMULATOR_ORDER", number)
-    with pytest.raises(LaunchError, match=f"{block}, at in_block"):
+    with pytest.raises(LaunchError, match=f"{block}, at mapa"):
         run(module, kernel)
 
 
@@ -193,7 +195,7 @@ run(Module(Path(sys.argv[1])), sys.argv[2], grid=(3, 4), block=(70,), size=840)
 
 @pytest.mark.parametrize(
     ("kernel", "races"),
-    [("sum_of_cluster", False), ("sum_of_arrivals", False), ("missing_cluster_barrier", True)],
+    [("sum_of_cluster", False), ("sum_by_st_async", False), ("missing_cluster_barrier", True)],
 )
 def test_thread_sanitizer_sees_what_blocks_exchange(kernel, races):
     library = build(SOURCE, DEFINES, "tsan")

@@ -13,7 +13,7 @@ extern "C" __global__ void __cluster_dims__(1, 4, 1) __launch_bounds__(THREADS, 
   for (int round = 0; round < 2; ++round) {
     for (int block = 0; block < 4; ++block) {
       float* const place = &given[round][blockIdx.y % 4][threadIdx.x];
-      *emulator::in_block(place, block) = float((round + 1) * (1000 * int(blockIdx.y) + int(threadIdx.x)));
+      *emulator::mapa(place, block) = float((round + 1) * (1000 * int(blockIdx.y) + int(threadIdx.x)));
     }
     emulator::sync_cluster();
     for (int block = 0; block < 4; ++block) sum += given[round][block][threadIdx.x];
@@ -26,25 +26,26 @@ extern "C" __global__ void __cluster_dims__(3) neighbour(const Argument a) {
   extern __shared__ __align__(16) float values[];
   values[threadIdx.x] = float(100 * blockIdx.x + threadIdx.x);
   emulator::sync_cluster();
-  a.out[blockIdx.x * blockDim.x + threadIdx.x] = *emulator::in_block(values + threadIdx.x, (blockIdx.x + 1) % 3);
+  a.out[blockIdx.x * blockDim.x + threadIdx.x] = *emulator::mapa(values + threadIdx.x, (blockIdx.x + 1) % 3);
   emulator::sync_cluster();  // a block's shared memory is there as long as the block is
 }
 
-// out[i]: what the i-th threads of both blocks sent, added up over rounds that take turns with two places.
-extern "C" __global__ void __cluster_dims__(1, 2, 1) sum_of_arrivals(const Argument a) {
+// out[i]: the sum of the values that the i-th threads of both blocks sent, over rounds that alternate between two buffers.
+extern "C" __global__ void __cluster_dims__(1, 2, 1) sum_by_st_async(const Argument a) {
   __shared__ __align__(16) double sent[2][2][THREADS];
-  __shared__ unsigned long long arrivals[2];
-  for (int i = 0; i < 2 && threadIdx.x == 0; ++i) emulator::prepare_arrivals(&arrivals[i]);
+  __shared__ unsigned long long barrier[2];
+  for (int i = 0; i < 2 && threadIdx.x == 0; ++i) emulator::mbarrier_init(&barrier[i]);
   emulator::sync_cluster();
   double sum = 0.0;
   for (unsigned round = 0; round < 5; ++round) {
-    const unsigned turn = round % 2;
-    if (threadIdx.x == 0) emulator::expect_arrivals(&arrivals[turn], 2 * 8 * int(blockDim.x));
+    const unsigned stage = round % 2;
+    if (threadIdx.x == 0) emulator::mbarrier_expect_tx(&barrier[stage], 2 * 8 * int(blockDim.x));
     for (int block = 0; block < 2; ++block) {
-      emulator::send(&sent[turn][blockIdx.y % 2][threadIdx.x], &arrivals[turn], block, double(round + 10 * blockIdx.y));
+      emulator::st_async(
+          &sent[stage][blockIdx.y % 2][threadIdx.x], &barrier[stage], block, double(round + 10 * blockIdx.y));
     }
-    emulator::await_arrivals(&arrivals[turn], round / 2 % 2);
-    sum += sent[turn][0][threadIdx.x] + sent[turn][1][threadIdx.x];
+    emulator::mbarrier_wait(&barrier[stage], round / 2 % 2);
+    sum += sent[stage][0][threadIdx.x] + sent[stage][1][threadIdx.x];
   }
   a.out[place_of_block() * blockDim.x + threadIdx.x] = float(sum);
 }
@@ -60,7 +61,7 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) own_barriers(const Argument
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) gives_too_early(const Argument a) {
   __shared__ float given[THREADS];
-  *emulator::in_block(&given[threadIdx.x], 1 - int(blockIdx.y)) = 1.0f;  // too early
+  *emulator::mapa(&given[threadIdx.x], 1 - int(blockIdx.y)) = 1.0f;  // too early
   emulator::sync_cluster();
   a.out[place_of_block() * blockDim.x + threadIdx.x] = given[threadIdx.x];
 }
@@ -72,18 +73,18 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) gives_too_late(const Argume
   a.out[place_of_block() * blockDim.x + threadIdx.x] = given[threadIdx.x];
   if (blockIdx.y == 0) return;
   for (int round = 0; round < 3; ++round) __syncthreads();
-  *emulator::in_block(&given[threadIdx.x], 0) = 1.0f;  // too late
+  *emulator::mapa(&given[threadIdx.x], 0) = 1.0f;  // too late
 }
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) gives_to_nobody(const Argument a) {
   __shared__ float given[THREADS];
   emulator::sync_cluster();
-  *emulator::in_block(&given[threadIdx.x], int(a.index)) = 1.0f;  // to nobody
+  *emulator::mapa(&given[threadIdx.x], int(a.index)) = 1.0f;  // to nobody
 }
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) gives_global_memory(const Argument a) {
   emulator::sync_cluster();
-  *emulator::in_block(a.out, 0) = 1.0f;  // global memory
+  *emulator::mapa(a.out, 0) = 1.0f;  // global memory
 }
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) block_stays_away(const Argument) {
@@ -93,44 +94,44 @@ extern "C" __global__ void __cluster_dims__(1, 2, 1) block_stays_away(const Argu
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) blocks_at_two_barriers(const Argument) {
   if (blockIdx.y == 1) emulator::sync_cluster();  // the one
-  else emulator::sync_cluster();  // the other
+  else emulator::sync_cluster();                  // the other
 }
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) half_a_block_waits(const Argument) {
   if (threadIdx.x % 2) __syncthreads();  // for the rest of the block
-  else emulator::sync_cluster();  // for the cluster
+  else emulator::sync_cluster();         // for the cluster
 }
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) missing_cluster_barrier(const Argument a) {
   __shared__ float given[THREADS];
   emulator::sync_cluster();
-  *emulator::in_block(&given[threadIdx.x], 1 - int(blockIdx.y)) = 1.0f;
+  *emulator::mapa(&given[threadIdx.x], 1 - int(blockIdx.y)) = 1.0f;
   __syncthreads();  // where the cluster should wait
   a.out[place_of_block() * blockDim.x + threadIdx.x] = given[threadIdx.x];
   emulator::sync_cluster();
 }
 
 // One number is sent to the other block, with what a.index says gone wrong.
-extern "C" __global__ void __cluster_dims__(1, 2, 1) wrong_arrivals(const Argument a) {
+extern "C" __global__ void __cluster_dims__(1, 2, 1) wrong_mbarriers(const Argument a) {
   __shared__ float sent;
-  __shared__ unsigned long long arrivals;
+  __shared__ unsigned long long barrier;
   const bool first = threadIdx.x == 0;
-  if (first && a.index != 1) emulator::prepare_arrivals(&arrivals);
-  if (first && a.index == 2) emulator::prepare_arrivals(&arrivals);  // again
+  if (first && a.index != 1) emulator::mbarrier_init(&barrier);
+  if (first && a.index == 2) emulator::mbarrier_init(&barrier);  // again
   emulator::sync_cluster();
-  if (first) emulator::send(&sent, &arrivals, 1 - int(blockIdx.y), 1.0f);
-  if (first && a.index != 3) emulator::expect_arrivals(&arrivals, a.index == 4 ? 8 : 4);
-  if (a.index != 5 && a.index != 6) emulator::await_arrivals(&arrivals, a.index == 7);
-  if (first && a.index == 5) emulator::expect_arrivals(&arrivals, 4);  // the second time before the first is over
+  if (first) emulator::st_async(&sent, &barrier, 1 - int(blockIdx.y), 1.0f);
+  if (first && a.index != 3) emulator::mbarrier_expect_tx(&barrier, a.index == 4 ? 8 : 4);
+  if (a.index != 5 && a.index != 6) emulator::mbarrier_wait(&barrier, a.index == 7);
+  if (first && a.index == 5) emulator::mbarrier_expect_tx(&barrier, 4);  // the second time before the first is over
   a.out[place_of_block() * blockDim.x + threadIdx.x] = sent;
 }
 
 extern "C" __global__ void __cluster_dims__(1, 2, 1) sends_to_who_left(const Argument a) {
   __shared__ float sent;
-  __shared__ unsigned long long arrivals;
-  if (threadIdx.x == 0) emulator::prepare_arrivals(&arrivals);
+  __shared__ unsigned long long barrier;
+  if (threadIdx.x == 0) emulator::mbarrier_init(&barrier);
   emulator::sync_cluster();
-  if (threadIdx.x == 0 && blockIdx.y == 1) emulator::send(&sent, &arrivals, 0, 1.0f);
+  if (threadIdx.x == 0 && blockIdx.y == 1) emulator::st_async(&sent, &barrier, 0, 1.0f);
   emulator::sync_cluster();
   a.out[place_of_block() * blockDim.x + threadIdx.x] = 0.0f;  // nobody waited
 }

@@ -61,13 +61,13 @@ extern "C" __global__ void copied_ahead(const Argument a) {
   float* const mine = values + 4 * threadIdx.x;
   float* const out = a.out + 4 * threadIdx.x;
   for (int i = 0; i < 4; ++i) out[i] = float(4 * threadIdx.x + i);
-  emulator::copy_async<uint4>(mine, out);
+  emulator::cp_async<uint4>(mine, out);
   for (int round = 0; round < 2; ++round) {
-    emulator::await_copies();
+    emulator::cp_async_wait();
     float taken[4];
     for (int i = 0; i < 4; ++i) taken[i] = mine[i];
     for (int i = 0; i < 4; ++i) out[i] = taken[i] + 0.5f;
-    if (round == 0) emulator::copy_async<uint4>(mine, out);
+    if (round == 0) emulator::cp_async<uint4>(mine, out);
   }
 }
 
@@ -157,42 +157,41 @@ extern "C" __global__ void unwritten_dynamic(const Argument a) {
 
 extern "C" __global__ void copy_not_awaited(const Argument a) {
   extern __shared__ float values[];
-  if (threadIdx.x == 7) emulator::copy_async<unsigned>(values + 7, a.out);
+  if (threadIdx.x == 7) emulator::cp_async<unsigned>(values + 7, a.out);
   a.out[threadIdx.x] = threadIdx.x == 7 ? values[7] : 1.0f;
-  emulator::await_copies();
+  emulator::cp_async_wait();
 }
 
 extern "C" __global__ void copy_left_behind(const Argument a) {
   extern __shared__ float values[];
-  emulator::copy_async<unsigned>(values + threadIdx.x, a.out);
+  emulator::cp_async<unsigned>(values + threadIdx.x, a.out);
 }
 
 extern "C" __global__ void copy_to_index(const Argument a) {
   extern __shared__ float values[];
-  if (threadIdx.x == 3) emulator::copy_async<unsigned>(values + a.index, a.out);
-  emulator::await_copies();
+  if (threadIdx.x == 3) emulator::cp_async<unsigned>(values + a.index, a.out);
+  emulator::cp_async_wait();
 }
 
 extern "C" __global__ void copy_to_global(const Argument a) {
-  emulator::copy_async<unsigned>(a.out + threadIdx.x, a.out);
-  emulator::await_copies();
+  emulator::cp_async<unsigned>(a.out + threadIdx.x, a.out);
+  emulator::cp_async_wait();
 }
 
 extern "C" __global__ void copy_misaligned(const Argument a) {
   extern __shared__ float values[];
-  emulator::copy_async<uint4>(values + 4 * threadIdx.x, a.out + a.index);
-  emulator::await_copies();
+  emulator::cp_async<uint4>(values + 4 * threadIdx.x, a.out + a.index);
+  emulator::cp_async_wait();
 }
 
-extern "C" __global__ void bring_near_index(const Argument a) {
-  if (threadIdx.x == 3) emulator::bring_near(a.out + a.index);
+extern "C" __global__ void prefetch_l2_index(const Argument a) {
+  if (threadIdx.x == 3) emulator::prefetch_l2(a.out + a.index);
 }
 
 extern "C" __global__ void missing_barrier(const Argument a) {
   __shared__ float values[THREADS];
   values[threadIdx.x] = 1.0f;
-  a.out[blockIdx.x * blockDim.x + threadIdx.x] =
-      values[(threadIdx.x + blockDim.x - 1) % blockDim.x];
+  a.out[blockIdx.x * blockDim.x + threadIdx.x] = values[(threadIdx.x + blockDim.x - 1) % blockDim.x];
 }
 
 // The read is in order, the write of the next round is not.
@@ -210,7 +209,7 @@ extern "C" __global__ void missing_second_barrier(const Argument a) {
 extern "C" __global__ void missing_warp_barrier(const Argument a) {
   __shared__ float values[THREADS];
   values[threadIdx.x] = 1.0f;
-  __shfl_sync(0xffffffffu, 0, 0);  // is no barrier for memory
+  __shfl_sync(0xffffffffu, 0, 0);                                          // is no barrier for memory
   a.out[blockIdx.x * blockDim.x + threadIdx.x] = values[threadIdx.x ^ 1];  // of another lane
 }
 
@@ -266,9 +265,7 @@ extern "C" __global__ void divide_by(const Argument a) { a.out[0] = float(7 / a.
 
 extern "C" __global__ void shift_by(const Argument a) { a.out[0] = float(1 << a.index); }
 
-extern "C" __global__ void overflow(const Argument a) {
-  a.out[0] = float(int(a.index) + int(threadIdx.x) + 1);
-}
+extern "C" __global__ void overflow(const Argument a) { a.out[0] = float(int(a.index) + int(threadIdx.x) + 1); }
 
 __device__ float deep(const Argument& a, long long depth) {
   volatile float frame[256];

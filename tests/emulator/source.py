@@ -33,7 +33,7 @@ _STATIC_SHARED = re.compile(
 _BALANCED = r"(?:[^()]|\([^()]*\))*"
 _KERNEL = re.compile(
     r'\bextern\s+"C"\s+__global__\s+(?:void\s+)?'
-    rf"(?P<cluster>(?:__cluster_dims__\s*\({_BALANCED}\)|[A-Z]+)\s+)?"
+    rf"(?P<cluster>(?:__cluster_dims__\s*\({_BALANCED}\)|[A-Z][A-Z_]*)\s+)?"
     rf"(?:__launch_bounds__\s*\((?P<bounds>{_BALANCED})\)\s*)?(?:void\s+)?(?P<name>\w+)\s*\("
 )
 _MOST_THREADS = "1024"

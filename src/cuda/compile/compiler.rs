@@ -20,16 +20,16 @@ kernel_files!(
     "arrange.cu",
     "backward.cuh",
     "block_sum.cuh",
-    "boundary.cuh",
     "common.cuh",
     "expand.cu",
     "expand_by_tap.cuh",
-    "feed.cuh",
     "parameters_bwd.cu",
     "reduce.cu",
+    "rewrite_read.cuh",
     "rewrite_read_bwd.cu",
     "rewrite_read_fwd.cu",
     "sums.cuh",
+    "token_stream.cuh",
 );
 
 /// A kernel ready to be loaded, and how it came about.

@@ -45,7 +45,7 @@ impl Kernel {
     }
 }
 
-/// How the read compresses the state; numbered as READ in boundary.cuh.
+/// How the read compresses the state; numbered as READ in common.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compress {
     None = 0,

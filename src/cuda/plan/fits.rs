@@ -8,7 +8,7 @@ use super::macros::Plan;
 
 /// Bytes of static shared memory that the compiler accepts.
 pub(super) const MOST_STATIC: usize = 48 << 10;
-/// Threads that may add up their sums (add_warps in block_sum.cuh): of a power of two of blocks, and of others.
+/// Threads that may add up their sums (sum_partials in block_sum.cuh): of a power of two of blocks, and of others.
 pub(super) const MOST_THREADS_OF_A_SUM: [usize; 2] = [4096, 1024];
 
 /// Why a device cannot run a plan: it needs more of something than there is.

@@ -49,7 +49,7 @@ impl Plan {
             ("THREADS", self.threads.to_string()),
             ("FEATURES", self.features.to_string()),
             ("ALIGN", self.align.to_string()),
-            ("HOLD", u8::from(self.keep_in_registers).to_string()),
+            ("KEEP_IN_REGISTERS", u8::from(self.keep_in_registers).to_string()),
             ("WINDOW", (self.window as u8).to_string()),
             ("SUMS", (self.sums as u8).to_string()),
             ("STAGES", self.stages.to_string()),

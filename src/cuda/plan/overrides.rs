@@ -1,6 +1,6 @@
 //! Choices made by hand: tests reach every plan with them, tuning compares them.
 
-/// Where the numbers live that a thread keeps; numbered as WINDOW and SUMS in kernels/.
+/// Where the numbers live that a thread keeps; numbered as WINDOW and SUMS in common.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Residency {
     Registers = 0,
@@ -26,10 +26,11 @@ pub struct Overrides {
     pub chunk: Option<usize>,
 }
 
-const NAMES: &str = "CLUSTER, THREADS, FEATURES, HOLD, WINDOW, SUMS, SUMS_APART, STAGES, BLOCKS or CHUNK";
+const NAMES: &str =
+    "CLUSTER, THREADS, FEATURES, KEEP_IN_REGISTERS, WINDOW, SUMS, SEPARATE_SUMS, STAGES, BLOCKS or CHUNK";
 
 impl Overrides {
-    /// From words such as `CLUSTER=2 STAGES=0`: the names of a plan's macros, `SUMS_APART` and `CHUNK`. Fails with the
+    /// From words such as `CLUSTER=2 STAGES=0`: the names of a plan's macros, `SEPARATE_SUMS` and `CHUNK`. Fails with the
     /// end of a sentence; the caller begins it with the words' origin.
     pub fn parse(words: &str) -> Result<Overrides, String> {
         words.split_whitespace().try_fold(Overrides::default(), |mut overrides, word| {
@@ -54,10 +55,10 @@ impl Overrides {
             }
             "THREADS" => self.threads = within(32, 1024)?,
             "FEATURES" => self.features = within(1, 8)?,
-            "HOLD" => self.keep_in_registers = within(0, 1)?.map(|hold| hold != 0),
+            "KEEP_IN_REGISTERS" => self.keep_in_registers = within(0, 1)?.map(|hold| hold != 0),
             "WINDOW" => self.window = residency(2)?,
             "SUMS" => self.sums = residency(3)?,
-            "SUMS_APART" => self.separate_sums = residency(2)?,
+            "SEPARATE_SUMS" => self.separate_sums = residency(2)?,
             "STAGES" => self.stages = within(0, 2)?,
             "BLOCKS" => self.blocks = within(1, 32)?,
             "CHUNK" => self.chunk = within(1, usize::MAX)?,
@@ -75,10 +76,10 @@ impl Overrides {
             ("CLUSTER", self.cluster),
             ("THREADS", self.threads),
             ("FEATURES", self.features),
-            ("HOLD", self.keep_in_registers.map(usize::from)),
+            ("KEEP_IN_REGISTERS", self.keep_in_registers.map(usize::from)),
             ("WINDOW", residency(self.window)),
             ("SUMS", residency(self.sums)),
-            ("SUMS_APART", residency(self.separate_sums)),
+            ("SEPARATE_SUMS", residency(self.separate_sums)),
             ("STAGES", self.stages),
             ("BLOCKS", self.blocks),
         ];
@@ -102,7 +103,7 @@ mod tests {
     #[test]
     fn words_become_choices() {
         assert_eq!(Overrides::parse(" "), Ok(Overrides::default()));
-        let overrides = Overrides::parse("CLUSTER=2  HOLD=0 SUMS=3").unwrap();
+        let overrides = Overrides::parse("CLUSTER=2  KEEP_IN_REGISTERS=0 SUMS=3").unwrap();
         let expected = Overrides {
             cluster: Some(2),
             keep_in_registers: Some(false),

@@ -35,9 +35,7 @@ Array& shared_array(Declaration) {
 }
 
 // Axes that __cluster_dims__ leaves out are one block long.
-constexpr dim3 cluster_of(dim3 dims) {
-  return {dims.x ? dims.x : 1, dims.y ? dims.y : 1, dims.z ? dims.z : 1};
-}
+constexpr dim3 cluster_of(dim3 dims) { return {dims.x ? dims.x : 1, dims.y ? dims.y : 1, dims.z ? dims.z : 1}; }
 
 template <class>
 struct ArgumentOf;
@@ -58,14 +56,15 @@ void call(const void* arguments) {
 // Of the words before a kernel's name, which __cluster_dims__ may be behind, the blocks of a cluster. By then
 // source.py has made it a name for its arguments.
 #define EMULATOR_CLUSTER(...) emulator::cluster_of(dim3{__VA_ARGS__})
-#define EMULATOR_EXPORT(NAME, MOST_THREADS, CLUSTER_DIMS)                                         \
-  EMULATOR_EXPORTED unsigned long ddl_emulated_##NAME##_argument_bytes() {                        \
-    return sizeof(emulator::ArgumentOf<decltype(NAME)>::Type);                                    \
-  }                                                                                               \
-  EMULATOR_EXPORTED int ddl_emulated_##NAME(const unsigned grid[3], const unsigned block[3],      \
-                                            unsigned long shared_bytes, void** parameters,        \
-                                            char* error, unsigned long error_bytes) {             \
-    const emulator::Kernel kernel{#NAME, ddl_emulated_##NAME##_argument_bytes(), MOST_THREADS,    \
-                                  CLUSTER_DIMS, emulator::call<decltype(NAME), NAME>};            \
-    return emulator::launch(kernel, grid, block, shared_bytes, parameters, error, error_bytes);   \
+#define EMULATOR_EXPORT(NAME, MOST_THREADS, CLUSTER_SIZE)                                                          \
+  EMULATOR_EXPORTED unsigned long ddl_emulated_##NAME##_argument_bytes() {                                         \
+    return sizeof(emulator::ArgumentOf<decltype(NAME)>::Type);                                                     \
+  }                                                                                                                \
+  EMULATOR_EXPORTED int ddl_emulated_##NAME(                                                                       \
+      const unsigned grid[3], const unsigned block[3], unsigned long shared_bytes, void** parameters, char* error, \
+      unsigned long error_bytes) {                                                                                 \
+    const emulator::Kernel kernel{                                                                                 \
+        #NAME, ddl_emulated_##NAME##_argument_bytes(), MOST_THREADS, CLUSTER_SIZE,                                 \
+        emulator::call<decltype(NAME), NAME>};                                                                     \
+    return emulator::launch(kernel, grid, block, shared_bytes, parameters, error, error_bytes);                    \
   }

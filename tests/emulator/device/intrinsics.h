@@ -90,8 +90,7 @@ T change(T* address, Change new_value) {
   __atomic_load(address, &old, __ATOMIC_RELAXED);
   do {
     wanted = new_value(old);
-  } while (!__atomic_compare_exchange(address, &old, &wanted, false, __ATOMIC_RELAXED,
-                                      __ATOMIC_RELAXED));
+  } while (!__atomic_compare_exchange(address, &old, &wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   return old;
 }
 
@@ -121,7 +120,7 @@ namespace emulator {
 
 // A prefetch: nothing happens, but the address must be one that could be read. It is no access that
 // counts as traffic.
-__attribute__((no_sanitize("thread"))) inline void bring_near(const void* from) {
+__attribute__((no_sanitize("thread"))) inline void prefetch_l2(const void* from) {
   (void)*static_cast<const volatile char*>(from);
 }
 

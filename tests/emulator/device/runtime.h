@@ -38,8 +38,8 @@ void sync_warp(Site site, unsigned mask);
 int lane();
 
 // A copy to shared memory that is under way until the thread awaits it; `word` is what will arrive.
-void copy_later(Site site, void* shared, const void* word, Size bytes);
-void await_copies();
+void cp_async_later(Site site, void* shared, const void* word, Size bytes);
+void cp_async_wait();
 
 // Shared memory of the block that runs: `declaration` is the address of anything that is unique
 // to one __shared__ declaration.
@@ -47,21 +47,22 @@ void* static_shared(const void* declaration, Size bytes);
 void* dynamic_shared();
 
 // The same place in the shared memory of a block of this cluster.
-void* in_block(Site site, void* shared, int rank);
+void* mapa(Site site, void* shared, int rank);
 
-// A count in shared memory of what arrives there (mbarrier): one thread says how many bytes will, others wait for them.
-// What was sent arrives when all of it has been; `word` is what goes to `to`, beside which `arrivals` lies.
-void prepare_arrivals(Site site, void* arrivals);
-void expect_arrivals(Site site, void* arrivals, int bytes);
-void send(Site site, void* to, const void* word, Size bytes, void* arrivals);
-void await_arrivals(Site site, void* arrivals, unsigned parity);
+// An mbarrier in shared memory: one thread announces how many bytes will arrive, others wait for them. Values that were
+// sent become visible when the last of them has been sent. `word` points at the value for `to`.
+void mbarrier_init(Site site, void* barrier);
+void mbarrier_expect_tx(Site site, void* barrier, int bytes);
+void st_async(Site site, void* to, const void* word, Size bytes, void* barrier);
+void mbarrier_wait(Site site, void* barrier, unsigned parity);
 
 [[noreturn]] void fail(const char* reason);
 
 // Runs a grid. `parameters` is what cuLaunchKernel takes: one pointer per kernel argument, here
 // always one. Returns 0, or 1 with the reason in `error`.
-int launch(const Kernel& kernel, const unsigned grid[3], const unsigned block[3], Size shared_bytes,
-           void** parameters, char* error, Size error_bytes);
+int launch(
+    const Kernel& kernel, const unsigned grid[3], const unsigned block[3], Size shared_bytes, void** parameters,
+    char* error, Size error_bytes);
 
 }  // namespace emulator
 

@@ -7,9 +7,7 @@
 #define EMULATOR_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define EMULATOR_SITE(operation) (emulator::Site{operation, file, line})
 
-inline void __syncthreads(EMULATOR_CALLER) {
-  emulator::barrier(EMULATOR_SITE("__syncthreads"), 0);
-}
+inline void __syncthreads(EMULATOR_CALLER) { emulator::barrier(EMULATOR_SITE("__syncthreads"), 0); }
 
 inline int __syncthreads_count(int predicate, EMULATOR_CALLER) {
   return emulator::barrier(EMULATOR_SITE("__syncthreads_count"), predicate);
@@ -44,45 +42,43 @@ namespace emulator {
 // The barrier of all threads of a cluster (barrier.cluster.arrive and .wait).
 inline void sync_cluster(EMULATOR_CALLER) { sync_cluster(EMULATOR_SITE("sync_cluster")); }
 
-// Where another block of the cluster has what `shared` is in this one (mapa).
+// The address of the same variable in another block of the cluster (mapa).
 template <class T>
-T* in_block(T* shared, int rank, EMULATOR_CALLER) {
-  return static_cast<T*>(in_block(EMULATOR_SITE("in_block"), static_cast<void*>(shared), rank));
+T* mapa(T* shared, int rank, EMULATOR_CALLER) {
+  return static_cast<T*>(mapa(EMULATOR_SITE("mapa"), static_cast<void*>(shared), rank));
 }
 
-// Makes a count of arrivals ready (mbarrier.init, of one thread).
-inline void prepare_arrivals(void* arrivals, EMULATOR_CALLER) {
-  prepare_arrivals(EMULATOR_SITE("prepare_arrivals"), arrivals);
+// Initialises an mbarrier that one thread arrives at (mbarrier.init).
+inline void mbarrier_init(void* barrier, EMULATOR_CALLER) { mbarrier_init(EMULATOR_SITE("mbarrier_init"), barrier); }
+
+// Announces how many bytes will arrive (mbarrier.arrive.expect_tx).
+inline void mbarrier_expect_tx(void* barrier, int bytes, EMULATOR_CALLER) {
+  mbarrier_expect_tx(EMULATOR_SITE("mbarrier_expect_tx"), barrier, bytes);
 }
 
-// How many bytes will arrive (mbarrier.arrive.expect_tx).
-inline void expect_arrivals(void* arrivals, int bytes, EMULATOR_CALLER) {
-  expect_arrivals(EMULATOR_SITE("expect_arrivals"), arrivals, bytes);
-}
-
-// Sends a value to where `shared` is in another block, to be counted by its `arrivals` (st.async). Until these were
-// waited for what lies there is NaN.
+// Stores a value at the address `shared` of another block, whose own `barrier` counts it (st.async). The memory holds NaN
+// until the receiver has waited.
 template <class T>
-void send(T* shared, void* arrivals, int rank, T value, EMULATOR_CALLER) {
-  const Site site = EMULATOR_SITE("send");
-  void* const to = in_block(site, static_cast<void*>(shared), rank);
+void st_async(T* shared, void* barrier, int rank, T value, EMULATOR_CALLER) {
+  const Site site = EMULATOR_SITE("st_async");
+  void* const to = mapa(site, static_cast<void*>(shared), rank);
   __builtin_memset(to, 0xFF, sizeof(T));  // here, where sanitizers watch
-  send(site, to, &value, sizeof(T), in_block(site, arrivals, rank));
+  st_async(site, to, &value, sizeof(T), mapa(site, barrier, rank));
 }
 
-// Waits until all that was announced has arrived, for the time that has this parity (mbarrier.try_wait.parity).
-inline void await_arrivals(void* arrivals, unsigned parity, EMULATOR_CALLER) {
-  await_arrivals(EMULATOR_SITE("await_arrivals"), arrivals, parity);
+// Waits until all announced bytes of the phase with this parity have arrived (mbarrier.try_wait.parity).
+inline void mbarrier_wait(void* barrier, unsigned parity, EMULATOR_CALLER) {
+  mbarrier_wait(EMULATOR_SITE("mbarrier_wait"), barrier, parity);
 }
 
-// A copy of one Word, or of zeros (cp.async). Until it is awaited what lies in shared memory is NaN.
+// Copies one Word, or zeros (cp.async). The shared memory holds NaN until the thread has waited.
 template <class Word>
-void copy_async(void* shared, const void* from, bool there = true, EMULATOR_CALLER) {
+void cp_async(void* shared, const void* from, bool there = true, EMULATOR_CALLER) {
   Word word{};
   if (there) word = *static_cast<const Word*>(from);  // here, where sanitizers watch both ends
   Word* const to = static_cast<Word*>(shared);
   __builtin_memset(to, 0xFF, sizeof(Word));
-  copy_later(EMULATOR_SITE("copy_async"), to, &word, sizeof(Word));
+  cp_async_later(EMULATOR_SITE("cp_async"), to, &word, sizeof(Word));
 }
 
 template <class T>
@@ -112,22 +108,19 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, EMULATOR_CALLER) {
   const int lane = emulator::lane(), source = lane ^ lane_mask;
   const bool inside = source < emulator::group_start(width) + width;
-  return emulator::shuffle_value(EMULATOR_SITE("__shfl_xor_sync"), mask, value,
-                                 inside ? source : lane);
+  return emulator::shuffle_value(EMULATOR_SITE("__shfl_xor_sync"), mask, value, inside ? source : lane);
 }
 
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, EMULATOR_CALLER) {
   const int lane = emulator::lane(), source = lane + int(delta);
   const bool inside = source < emulator::group_start(width) + width;
-  return emulator::shuffle_value(EMULATOR_SITE("__shfl_down_sync"), mask, value,
-                                 inside ? source : lane);
+  return emulator::shuffle_value(EMULATOR_SITE("__shfl_down_sync"), mask, value, inside ? source : lane);
 }
 
 template <class T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EMULATOR_CALLER) {
   const int lane = emulator::lane(), source = lane - int(delta);
   const bool inside = source >= emulator::group_start(width);
-  return emulator::shuffle_value(EMULATOR_SITE("__shfl_up_sync"), mask, value,
-                                 inside ? source : lane);
+  return emulator::shuffle_value(EMULATOR_SITE("__shfl_up_sync"), mask, value, inside ? source : lane);
 }

@@ -7,9 +7,7 @@ std::string place(Site site) {
 }
 
 // The compiler keeps equal literals of a translation unit once.
-bool same(Site a, Site b) {
-  return a.line == b.line && a.operation == b.operation && a.file == b.file;
-}
+bool same(Site a, Site b) { return a.line == b.line && a.operation == b.operation && a.file == b.file; }
 
 std::string Thread::whereabouts() const {
   if (state == State::returned) return "returned from the kernel";
@@ -18,9 +16,7 @@ std::string Thread::whereabouts() const {
 }
 
 void* Block::counterpart(const Block& own, const void* address) {
-  const auto offset = [&](const SharedArray& array) {
-    return static_cast<const char*>(address) - array.start();
-  };
+  const auto offset = [&](const SharedArray& array) { return static_cast<const char*>(address) - array.start(); };
   const auto holds = [&](const SharedArray& array) {
     return offset(array) >= 0 && size_t(offset(array)) < array.bytes();
   };

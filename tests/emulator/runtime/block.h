@@ -43,7 +43,7 @@ struct WarpOperation {
   Bits result;
 };
 
-// A copy to shared memory that its thread has not awaited, or what was sent there and has not arrived.
+// A write to shared memory that is not visible yet: of cp.async, or of st.async.
 struct Copy {
   void arrive() const { memcpy(to, word, bytes); }
 
@@ -54,7 +54,7 @@ struct Copy {
 };
 
 struct Thread {
-  enum class State { ready, at_barrier, in_warp_operation, awaiting_arrivals, returned };
+  enum class State { ready, at_barrier, in_warp_operation, awaiting_mbarrier, returned };
 
   std::string whereabouts() const;
 
@@ -63,7 +63,7 @@ struct Thread {
   State state;
   Site site;                // where it waits
   WarpOperation operation;  // while in_warp_operation
-  const void* awaited;      // while awaiting_arrivals
+  const void* awaited;      // while awaiting_mbarrier
   std::vector<Copy> copies;
 };
 
@@ -82,21 +82,21 @@ struct Barrier {
   unsigned first, count;
   unsigned live = count;  // threads that have not returned
   unsigned waiting = 0;
-  int predicates = 0;   // not zero, among those waiting
-  int counted = 0;      // predicates of the last time it opened
+  int predicates = 0;  // not zero, among those waiting
+  int counted = 0;     // predicates of the last time it opened
   unsigned openings = 0;
-  Moment opened[2];     // the present time and the one before
+  Moment opened[2];  // the present time and the one before
 };
 
-// What is to arrive at a place in shared memory, time after time.
-struct Arrivals {
+// An mbarrier: it counts the bytes that st.async announces and brings, phase after phase.
+struct MBarrier {
   bool is_all_there() const { return announced && bytes == 0; }
 
   bool announced = false;  // how many bytes there will be
   long bytes = 0;          // announced, less those that were sent: some may be sent before
   unsigned times = 0;      // that all of it arrived
   std::vector<Copy> sent;
-  Moment arrived[2];              // the present time and the one before
+  Moment arrived[2];  // the present time and the one before
 };
 
 // What the threads of a block share.
@@ -111,7 +111,7 @@ struct Block {
   std::unique_ptr<SharedArray> dynamic;
   std::map<const void*, SharedArray> statics;  // by declaration
   size_t static_bytes = 0;
-  std::map<const void*, Arrivals> arrivals;    // by address
+  std::map<const void*, MBarrier> mbarriers;  // by address
 };
 
 }  // namespace emulator

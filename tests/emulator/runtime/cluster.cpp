@@ -53,10 +53,11 @@ void Cluster::end_grid() {
 void Cluster::start_block(unsigned rank, uint3 cluster) {
   Block& block = blocks_[rank];
   const dim3 ranks = grid_->kernel->cluster;
-  block.index = {cluster.x * ranks.x + rank % ranks.x, cluster.y * ranks.y + rank / ranks.x % ranks.y,
-                 cluster.z * ranks.z + rank / (ranks.x * ranks.y)};
+  block.index = {
+      cluster.x * ranks.x + rank % ranks.x, cluster.y * ranks.y + rank / ranks.x % ranks.y,
+      cluster.z * ranks.z + rank / (ranks.x * ranks.y)};
   block.begun = false;
-  block.arrivals.clear();
+  block.mbarriers.clear();
   if (clusters_run_) {
     block.dynamic->poison();
     for (auto& entry : block.statics) entry.second.poison();
@@ -106,14 +107,14 @@ void Cluster::thread_returned() {
       fail("divergent barrier: threads returned from the kernel while others wait" + whereabouts());
     }
   }
-  for (const auto& [address, arrivals] : block().arrivals) {
-    if (block().barrier->live || arrivals.sent.empty()) continue;
-    fail("the block returned before it arrived what another had sent at " + place(arrivals.sent[0].site));
+  for (const auto& [address, barrier] : block().mbarriers) {
+    if (block().barrier->live || barrier.sent.empty()) continue;
+    fail("the block returned before it arrived what another had sent at " + place(barrier.sent[0].site));
   }
   resume_next();
 }
 
-void Cluster::copy_later(Site site, void* shared, const void* word, Size bytes) {
+void Cluster::cp_async_later(Site site, void* shared, const void* word, Size bytes) {
   const char* const to = static_cast<char*>(shared);
   const SharedArray& dynamic = *block().dynamic;
   if (to < dynamic.start() || to + bytes > dynamic.start() + dynamic.bytes()) {
@@ -124,7 +125,7 @@ void Cluster::copy_later(Site site, void* shared, const void* word, Size bytes) 
   memcpy(copy.word, word, bytes);
 }
 
-void Cluster::await_copies() {
+void Cluster::cp_async_wait() {
   Unwatched unwatched;
   std::vector<Copy>& copies = threads_[running_].copies;
   for (const Copy& copy : copies) copy.arrive();
@@ -152,9 +153,9 @@ void Cluster::open(Barrier& barrier) {
   const Site site = threads_[running_].site;
   for (unsigned i = barrier.first; i < barrier.first + barrier.count; ++i) {
     if (threads_[i].state != Thread::State::at_barrier || !same(threads_[i].site, site)) {
-      fail("divergent barrier: not all threads of the " +
-           std::string(&barrier == barrier_.get() ? "cluster" : "block") + " reached the same " +
-           std::string(site.operation) + whereabouts());
+      fail(
+          "divergent barrier: not all threads of the " + std::string(&barrier == barrier_.get() ? "cluster" : "block") +
+          " reached the same " + std::string(site.operation) + whereabouts());
     }
   }
   barrier.counted = std::exchange(barrier.predicates, 0);
@@ -205,17 +206,17 @@ void Cluster::resume(unsigned next) {
     blockIdx = block_of(next).index;
     block_of(next).begun = true;
   }
-  switch_context(last == nobody ? launcher_ : threads_[last].fiber->context,
-                 next == nobody ? launcher_ : threads_[next].fiber->context);
+  switch_context(
+      last == nobody ? launcher_ : threads_[last].fiber->context,
+      next == nobody ? launcher_ : threads_[next].fiber->context);
 }
 
 void Cluster::fail(const std::string& reason) {
   const auto text = [](uint3 index) {
-    return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " +
-           std::to_string(index.z) + ")";
+    return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " + std::to_string(index.z) + ")";
   };
-  error_ = std::string(grid_->kernel->name) + ", block " + text(blockIdx) + ", thread " +
-           text(threadIdx) + ": " + reason;
+  error_ =
+      std::string(grid_->kernel->name) + ", block " + text(blockIdx) + ", thread " + text(threadIdx) + ": " + reason;
   thread_ended_.reached();
   // running_ stays as it is: it tells run() that the block did not end.
   switch_context(threads_[running_].fiber->context, launcher_);
@@ -276,25 +277,21 @@ int barrier(Site site, int predicate) { return current_cluster->barrier(site, pr
 
 unsigned ballot(Site site, unsigned mask, int predicate) {
   const Bits vote = predicate != 0;
-  return unsigned(current_cluster->warp_operation(
-      site, {WarpOperation::Kind::ballot, mask, vote, 0, 0}));
+  return unsigned(current_cluster->warp_operation(site, {WarpOperation::Kind::ballot, mask, vote, 0, 0}));
 }
 
 Bits shuffle(Site site, unsigned mask, Bits value, int source_lane) {
-  return current_cluster->warp_operation(
-      site, {WarpOperation::Kind::shuffle, mask, value, source_lane, 0});
+  return current_cluster->warp_operation(site, {WarpOperation::Kind::shuffle, mask, value, source_lane, 0});
 }
 
-void copy_later(Site site, void* shared, const void* word, Size bytes) {
-  current_cluster->copy_later(site, shared, word, bytes);
+void cp_async_later(Site site, void* shared, const void* word, Size bytes) {
+  current_cluster->cp_async_later(site, shared, word, bytes);
 }
-void await_copies() { current_cluster->await_copies(); }
+void cp_async_wait() { current_cluster->cp_async_wait(); }
 void sync_warp(Site site, unsigned mask) { current_cluster->sync_warp(site, mask); }
 int lane() { return int(current_cluster->lane()); }
 
-void* static_shared(const void* declaration, Size bytes) {
-  return current_cluster->static_shared(declaration, bytes);
-}
+void* static_shared(const void* declaration, Size bytes) { return current_cluster->static_shared(declaration, bytes); }
 
 void* dynamic_shared() { return current_cluster->dynamic_shared(); }
 void fail(const char* reason) { current_cluster->fail(reason); }

@@ -28,16 +28,16 @@ class Cluster {
   void sync(Site site);
   Bits warp_operation(Site site, WarpOperation operation);
   void sync_warp(Site site, unsigned mask);
-  void copy_later(Site site, void* shared, const void* word, Size bytes);
-  void await_copies();
+  void cp_async_later(Site site, void* shared, const void* word, Size bytes);
+  void cp_async_wait();
   unsigned lane() const { return running_ % block_threads_ % warp_lanes; }
   void* static_shared(const void* declaration, size_t bytes);
   void* dynamic_shared() { return block().dynamic->start(); }
-  void* in_block(Site site, void* shared, int rank);
-  void prepare_arrivals(Site site, void* address);
-  void expect_arrivals(Site site, void* address, int bytes);
-  void send(const Copy& copy, void* address);
-  void await_arrivals(Site site, void* address, unsigned parity);
+  void* mapa(Site site, void* shared, int rank);
+  void mbarrier_init(Site site, void* address);
+  void mbarrier_expect_tx(Site site, void* address, int bytes);
+  void st_async(const Copy& copy, void* address);
+  void mbarrier_wait(Site site, void* address, unsigned parity);
   [[noreturn]] void fail(const std::string& reason);
 
   bool is_running() const { return running_ != nobody; }
@@ -51,8 +51,8 @@ class Cluster {
   void thread_returned();
   int wait_at(Barrier& barrier, Site site, int predicate);
   void open(Barrier& barrier);
-  Arrivals& arrivals_at(Site site, const void* address);
-  void arrive(Arrivals& arrivals);
+  MBarrier& mbarrier_at(Site site, const void* address);
+  void arrive(MBarrier& barrier);
   void check_lanes(unsigned first, unsigned mask);
   void complete_operation(unsigned first, unsigned mask);
   void wake(unsigned first, unsigned mask);
@@ -78,11 +78,11 @@ class Cluster {
   static constexpr unsigned fiber_sets = tsan ? 2 : 1;
 
   std::vector<std::unique_ptr<Fiber>> fibers_;  // kept for the grids to come
-  std::vector<Block> blocks_;    // by rank
-  unsigned block_threads_ = 1;   // of each
-  std::vector<Thread> threads_;  // block by block
-  std::vector<Warp> warps_;            // this and the barriers are new for every cluster,
-  std::unique_ptr<Barrier> barrier_;   // because their moments must not order two of them
+  std::vector<Block> blocks_;                   // by rank
+  unsigned block_threads_ = 1;                  // of each
+  std::vector<Thread> threads_;                 // block by block
+  std::vector<Warp> warps_;                     // this and the barriers are new for every cluster,
+  std::unique_ptr<Barrier> barrier_;            // because their moments must not order two of them
   ReadyQueue ready_;
   std::vector<unsigned> woken_;  // empty except while threads are being woken
   Context launcher_;

@@ -74,8 +74,8 @@ void switch_context(Context& from, Context& to) {
 }
 
 Fiber::Fiber(void (*entry)(), unsigned number) {
-  void* memory = mmap(nullptr, page + stack_bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory =
+      mmap(nullptr, page + stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   mprotect(memory, page, PROT_NONE);
   memory_ = static_cast<char*>(memory);
@@ -103,8 +103,6 @@ Fiber::~Fiber() {
   munmap(memory_, page + stack_bytes);
 }
 
-bool Fiber::overflowed_at(const void* address) const {
-  return address >= memory_ && address < memory_ + page;
-}
+bool Fiber::overflowed_at(const void* address) const { return address >= memory_ && address < memory_ + page; }
 
 }  // namespace emulator

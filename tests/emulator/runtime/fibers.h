@@ -21,8 +21,8 @@ struct Context {
   void* fiber = nullptr;
 #endif
 
-  void of_this_thread();           // before the first switch away from an OS thread's own stack
-  static void arrived(Context&);   // what a new fiber does first
+  void of_this_thread();          // before the first switch away from an OS thread's own stack
+  static void arrived(Context&);  // what a new fiber does first
 };
 
 // Leaves `from`, which is running, for `to`; returns when something switches back to `from`.

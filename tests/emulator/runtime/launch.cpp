@@ -25,7 +25,7 @@ class FaultHandlers {
  public:
   FaultHandlers() {
     if (asan || tsan) return;
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_sigaction = handle;
     action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;  // the handler does not return
     for (size_t i = 0; i < count; ++i) sigaction(signals[i], &action, &previous[i]);
@@ -43,8 +43,8 @@ class FaultHandlers {
     static thread_local bool handling = false;
     if (cluster && cluster->is_running() && !handling) {
       handling = true;
-      const std::string reason = signal == SIGFPE ? "integer division by zero"
-                                                  : cluster->explain_fault(information->si_addr);
+      const std::string reason =
+          signal == SIGFPE ? "integer division by zero" : cluster->explain_fault(information->si_addr);
       handling = false;
       cluster->fail(reason);
     }
@@ -92,8 +92,9 @@ class Queue {
     const size_t at = next_++;
     if (at >= numbers_.size()) return false;
     const size_t number = numbers_[at];
-    cluster = {unsigned(number % clusters_.x), unsigned(number / clusters_.x % clusters_.y),
-               unsigned(number / clusters_.x / clusters_.y)};
+    cluster = {
+        unsigned(number % clusters_.x), unsigned(number / clusters_.x % clusters_.y),
+        unsigned(number / clusters_.x / clusters_.y)};
     return true;
   }
 
@@ -113,25 +114,29 @@ std::string check(const Grid& grid) {
     return std::string(grid.kernel->name) + ": invalid launch: " + what;
   };
   if (!count || count > most_block_threads || threads.z > most_threads_z) {
-    return refuse("a block of " + std::to_string(threads.x) + " × " + std::to_string(threads.y) +
-                  " × " + std::to_string(threads.z) + " threads");
+    return refuse(
+        "a block of " + std::to_string(threads.x) + " × " + std::to_string(threads.y) + " × " +
+        std::to_string(threads.z) + " threads");
   }
   if (count > grid.kernel->most_threads) {
-    return refuse("a block of " + std::to_string(count) + " threads, but __launch_bounds__ says " +
-                  std::to_string(grid.kernel->most_threads));
+    return refuse(
+        "a block of " + std::to_string(count) + " threads, but __launch_bounds__ says " +
+        std::to_string(grid.kernel->most_threads));
   }
-  if (!blocks.x || !blocks.y || !blocks.z || blocks.x > 0x7fffffffu ||
-      blocks.y > most_blocks_y_z || blocks.z > most_blocks_y_z) {
-    return refuse("a grid of " + std::to_string(blocks.x) + " × " + std::to_string(blocks.y) +
-                  " × " + std::to_string(blocks.z) + " blocks");
+  if (!blocks.x || !blocks.y || !blocks.z || blocks.x > 0x7fffffffu || blocks.y > most_blocks_y_z ||
+      blocks.z > most_blocks_y_z) {
+    return refuse(
+        "a grid of " + std::to_string(blocks.x) + " × " + std::to_string(blocks.y) + " × " + std::to_string(blocks.z) +
+        " blocks");
   }
   const dim3 ranks = grid.kernel->cluster;
   if (ranks.x * ranks.y * ranks.z > most_cluster_blocks) {
     return refuse("a cluster of more than " + std::to_string(most_cluster_blocks) + " blocks");
   }
   if (blocks.x % ranks.x || blocks.y % ranks.y || blocks.z % ranks.z) {
-    return refuse("a grid that is not made of whole clusters of " + std::to_string(ranks.x) + " × " +
-                  std::to_string(ranks.y) + " × " + std::to_string(ranks.z) + " blocks");
+    return refuse(
+        "a grid that is not made of whole clusters of " + std::to_string(ranks.x) + " × " + std::to_string(ranks.y) +
+        " × " + std::to_string(ranks.z) + " blocks");
   }
   if (grid.shared_bytes > most_shared_bytes) {
     return refuse(std::to_string(grid.shared_bytes) + " bytes of shared memory");
@@ -186,12 +191,12 @@ std::string run(const Grid& grid) {
 
 }  // namespace
 
-int launch(const Kernel& kernel, const unsigned grid[3], const unsigned block[3], Size shared_bytes,
-           void** parameters, char* error, Size error_bytes) {
+int launch(
+    const Kernel& kernel, const unsigned grid[3], const unsigned block[3], Size shared_bytes, void** parameters,
+    char* error, Size error_bytes) {
   static std::mutex one_launch;  // signal handlers belong to the whole process
   alignas(16) char arguments[most_argument_bytes];
-  const Grid launched{&kernel, arguments, {grid[0], grid[1], grid[2]},
-                      {block[0], block[1], block[2]}, shared_bytes};
+  const Grid launched{&kernel, arguments, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes};
   std::string reason = check(launched);
   if (reason.empty()) {
     memcpy(arguments, parameters[0], kernel.argument_bytes);

@@ -31,9 +31,7 @@ class Order {
   }
 
   // Whether threads that have just become runnable go ahead of those that have waited longer.
-  bool newest_first() {
-    return kind_ == Kind::reverse || (kind_ == Kind::random && next() % 2 == 0);
-  }
+  bool newest_first() { return kind_ == Kind::reverse || (kind_ == Kind::random && next() % 2 == 0); }
 
  private:
   enum class Kind { forward, reverse, random };

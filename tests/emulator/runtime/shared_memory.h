@@ -62,8 +62,7 @@ class SharedArray {
   size_t body() const { return (bytes_ + page - 1) / page * page; }
 
   static char* map(char* address, size_t bytes, int flags) {
-    void* memory = mmap(address, bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+    void* memory = mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     return static_cast<char*>(memory);
   }

@@ -48,9 +48,9 @@ EMULATOR_CALLED emulator_traffic(size_t index, size_t* read, size_t* written) {
 
 EMULATOR_CALLED emulator_watch_nothing() { watched.clear(); }
 
-#define EMULATOR_COUNTED(bytes)                                                         \
-  EMULATOR_CALLED __tsan_read##bytes(void* address) { reads(address, bytes); }          \
-  EMULATOR_CALLED __tsan_write##bytes(void* address) { writes(address, bytes); }        \
+#define EMULATOR_COUNTED(bytes)                                                          \
+  EMULATOR_CALLED __tsan_read##bytes(void* address) { reads(address, bytes); }           \
+  EMULATOR_CALLED __tsan_write##bytes(void* address) { writes(address, bytes); }         \
   EMULATOR_CALLED __tsan_unaligned_read##bytes(void* address) { reads(address, bytes); } \
   EMULATOR_CALLED __tsan_unaligned_write##bytes(void* address) { writes(address, bytes); }
 EMULATOR_COUNTED(1)

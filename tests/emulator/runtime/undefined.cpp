@@ -22,8 +22,7 @@ struct TypeMismatch {
 };
 
 [[noreturn]] void fail(const SourceLocation& location, const std::string& what) {
-  emulator::Cluster::current()->fail(what + " (" + location.file + ":" +
-                                     std::to_string(location.line) + ")");
+  emulator::Cluster::current()->fail(what + " (" + location.file + ":" + std::to_string(location.line) + ")");
 }
 
 }  // namespace
@@ -34,8 +33,7 @@ struct TypeMismatch {
 EMULATOR_UNDEFINED(type_mismatch_v1)(TypeMismatch* data, uintptr_t address) {
   const uintptr_t alignment = uintptr_t(1) << data->log2_alignment;
   if (address == 0) fail(data->location, "access through a null pointer");
-  fail(data->location, "misaligned access: the address must be a multiple of " +
-                           std::to_string(alignment));
+  fail(data->location, "misaligned access: the address must be a multiple of " + std::to_string(alignment));
 }
 
 EMULATOR_UNDEFINED(out_of_bounds)(SourceLocation* data, intptr_t index) {
@@ -58,18 +56,10 @@ EMULATOR_UNDEFINED(load_invalid_value)(SourceLocation* data, uintptr_t) {
   fail(*data, "a bool that is neither true nor false");
 }
 
-EMULATOR_UNDEFINED(add_overflow)(SourceLocation* data, uintptr_t, uintptr_t) {
-  fail(*data, "signed integer overflow");
-}
+EMULATOR_UNDEFINED(add_overflow)(SourceLocation* data, uintptr_t, uintptr_t) { fail(*data, "signed integer overflow"); }
 
-EMULATOR_UNDEFINED(sub_overflow)(SourceLocation* data, uintptr_t, uintptr_t) {
-  fail(*data, "signed integer overflow");
-}
+EMULATOR_UNDEFINED(sub_overflow)(SourceLocation* data, uintptr_t, uintptr_t) { fail(*data, "signed integer overflow"); }
 
-EMULATOR_UNDEFINED(mul_overflow)(SourceLocation* data, uintptr_t, uintptr_t) {
-  fail(*data, "signed integer overflow");
-}
+EMULATOR_UNDEFINED(mul_overflow)(SourceLocation* data, uintptr_t, uintptr_t) { fail(*data, "signed integer overflow"); }
 
-EMULATOR_UNDEFINED(negate_overflow)(SourceLocation* data, uintptr_t) {
-  fail(*data, "signed integer overflow");
-}
+EMULATOR_UNDEFINED(negate_overflow)(SourceLocation* data, uintptr_t) { fail(*data, "signed integer overflow"); }

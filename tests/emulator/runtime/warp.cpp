@@ -38,10 +38,10 @@ void Cluster::check_lanes(unsigned first, unsigned mask) {
       fail("divergent warp: lanes of one mask are in different warp operations" + whereabouts());
     }
     const int source = thread.operation.source_lane;
-    if (thread.operation.kind == WarpOperation::Kind::shuffle &&
-        (source < 0 || !contains(mask, unsigned(source)))) {
-      fail("lane " + std::to_string(i) + " reads lane " + std::to_string(source) +
-           ", which does not take part, at " + place(last.site));
+    if (thread.operation.kind == WarpOperation::Kind::shuffle && (source < 0 || !contains(mask, unsigned(source)))) {
+      fail(
+          "lane " + std::to_string(i) + " reads lane " + std::to_string(source) + ", which does not take part, at " +
+          place(last.site));
     }
   }
 }

@@ -52,7 +52,7 @@ fn an_override_keeps_every_candidate_that_has_it_and_no_other() {
         every.dedup();
         for one in every {
             let separate = s.kernel == Kernel::Parameters && one.0 == "SUMS";
-            let name = if separate { "SUMS_APART" } else { one.0 };
+            let name = if separate { "SEPARATE_SUMS" } else { one.0 };
             let Ok(overrides) = Overrides::parse(&format!("{name}={}", one.1)) else { continue };
             let kept = candidates(&s, &limits, &overrides);
             assert!(kept.iter().all(|plan| plan.defines().contains(one)), "{s:?}: {one:?}");
@@ -76,10 +76,18 @@ fn can_override(s: &Specialisation, name: &str) -> bool {
 
 #[test]
 fn an_override_leaves_a_plan_or_a_sentence() {
-    let words =
-        ["CLUSTER=3", "THREADS=1024", "FEATURES=8", "HOLD=0", "WINDOW=0", "SUMS=0", "STAGES=2", "BLOCKS=32"];
+    let words = [
+        "CLUSTER=3",
+        "THREADS=1024",
+        "FEATURES=8",
+        "KEEP_IN_REGISTERS=0",
+        "WINDOW=0",
+        "SUMS=0",
+        "STAGES=2",
+        "BLOCKS=32",
+    ];
     for (s, limits) in every_case() {
-        assert!(Plan::new(&s, &limits, &Overrides::parse("HOLD=1").unwrap()).is_ok(), "{s:?}");
+        assert!(Plan::new(&s, &limits, &Overrides::parse("KEEP_IN_REGISTERS=1").unwrap()).is_ok(), "{s:?}");
         for word in words {
             if let Err(refused) = Plan::new(&s, &limits, &Overrides::parse(word).unwrap()) {
                 assert!(
@@ -93,7 +101,7 @@ fn an_override_leaves_a_plan_or_a_sentence() {
 #[test]
 fn a_plan_has_the_overrides_even_where_it_spills() {
     let s = specialisation(Kernel::Backward, 4096, 4, 4, Dtype::Bf16);
-    let words = "CLUSTER=2 THREADS=96 FEATURES=1 HOLD=1 WINDOW=0 SUMS=3 STAGES=0 BLOCKS=3";
+    let words = "CLUSTER=2 THREADS=96 FEATURES=1 KEEP_IN_REGISTERS=1 WINDOW=0 SUMS=3 STAGES=0 BLOCKS=3";
     let plan = Plan::new(&s, &CLUSTERED, &Overrides::parse(words).unwrap()).unwrap();
     let defines = plan.defines().map(|(name, value)| format!("{name}={value}"));
     assert!(words.split(' ').all(|word| defines.contains(&word.to_string())), "{defines:?}");

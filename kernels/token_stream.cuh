@@ -1,0 +1,60 @@
+// Per-token inputs, loaded packet by packet and optionally prefetched one token ahead.
+//
+// STAGES is the depth of the cp.async pipeline in shared memory. With one stage, a packet's place is refilled for the
+// next token after its last use; with two, one is filled while the other is in use. The thread that starts a copy is the
+// one that reads it, so no barrier is needed. With no stage, the next token is prefetched to L2, unless other blocks of
+// the multiprocessor keep memory busy while this one waits.
+#pragma once
+
+#include "rewrite_read.cuh"
+
+#ifdef BACKWARD
+constexpr bool PREFETCH = STAGES > 0 || !KEEP_IN_REGISTERS || FEATURE_SLICED || BLOCKS < 3;
+#else
+constexpr bool PREFETCH = STAGES > 0 || !KEEP_IN_REGISTERS;  // otherwise it loads ahead into registers
+#endif
+// True if the whole next token is prefetched when work on this one begins, false if packet by packet as places free up.
+constexpr bool PREFETCH_WHOLE_TOKEN = KEEP_IN_REGISTERS || STAGES != 1;
+
+constexpr int KEPT_ROWS = KEEP_IN_REGISTERS ? ROWS : 1;
+
+// An OPTIONAL input is an incoming gradient whose pointer may be null, which stands for zeros.
+constexpr int ABSENT = 0, PRESENT = 1, OPTIONAL = 2;
+
+// One input of C numbers per token and feature, and the thread's packets of it. `slots` are its stages in shared memory.
+template <class T, int C, int PRESENCE = PRESENT> struct TokenStream {
+  using Row = Packet<T, FEATURES * C>;
+  static constexpr int SLOT = (WIDTH * C * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
+
+  const T* from;
+  unsigned char* slots;
+  Row packets[KEPT_ROWS];
+
+  // Reserves its stages at the front of `shared`.
+  __device__ TokenStream(const T* from, unsigned char*& shared) : from(from), slots(shared) {
+    if constexpr (PRESENCE) shared += STAGES * SLOT;
+  }
+  __device__ __forceinline__ Row& operator[](int row) { return packets[row % KEPT_ROWS]; }
+  __device__ __forceinline__ const Row& operator[](int row) const { return packets[row % KEPT_ROWS]; }
+  __device__ __forceinline__ T* slot(int row, int stage) const {
+    T* const first = reinterpret_cast<T*>(slots + (STAGES == 2 ? stage * SLOT : 0));
+    return first + column_of(0) * C + row * (THREADS * FEATURES * C);
+  }
+  __device__ __forceinline__ void prefetch(long long token, int row, int stage) const {
+    static_assert(!PRESENCE || STAGES == 0 || Row::WIDTH >= 4, "cp.async copies at least four bytes");
+    if constexpr (!PREFETCH || PRESENCE == ABSENT) return;
+    const bool valid = PRESENCE == PRESENT || from;
+    const T* const at = packet_of<C>(from, token, row);
+    if constexpr (STAGES > 0) Row::cp_async(slot(row, stage), at, valid);
+    else if (valid) prefetch_l2(at);
+  }
+  // `again`: the packet will be loaded once more, so it should stay in the cache.
+  __device__ __forceinline__ void load(long long token, int row, int stage, bool again) {
+    if constexpr (!PRESENCE) return;
+    Row& to = (*this)[row];
+    if (STAGES > 0) to.load_cached(slot(row, stage));
+    else if (PRESENCE == OPTIONAL && !from) to.clear();
+    else if (again) to.load_cached(packet_of<C>(from, token, row));
+    else to.load_streaming(packet_of<C>(from, token, row));
+  }
+};

@@ -101,6 +101,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_override_of_a_plan_comes_back_as_a_word() {
+        for name in NAMES.split([',', ' ']).filter(|name| !matches!(*name, "" | "or" | "CHUNK")) {
+            let word = format!("{name}={}", if name == "THREADS" { 32 } else { 1 });
+            let overrides = Overrides::parse(&word).unwrap();
+            assert_eq!(overrides.each(), [(word, overrides)]);
+        }
+    }
+
+    #[test]
     fn words_become_choices() {
         assert_eq!(Overrides::parse(" "), Ok(Overrides::default()));
         let overrides = Overrides::parse("CLUSTER=2  KEEP_IN_REGISTERS=0 SUMS=3").unwrap();

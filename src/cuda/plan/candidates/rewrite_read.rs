@@ -74,7 +74,7 @@ fn threads(s: &Specialisation, plan: Plan, limits: &Limits, overrides: &Override
         false => (1..=wanted, &[narrow, MOST_THREADS_ALONE][..]),
         true if short && packets <= wide * narrow => (least..=wanted.max(least), &[narrow][..]),
         true if spills => (1..=wanted, &[MOST_THREADS_THAT_SPILL][..]),
-        true => (1..=0, &[][..]),
+        true => (1..=wanted, &[][..]),
     };
     let fewest = |rows: usize| packets.div_ceil(rows).next_multiple_of(32).min(most);
     let mut usual: Vec<usize> =

@@ -72,7 +72,8 @@ def test_clusters_of_any_number_of_warps(dtype, m, cluster, warps):
         (
             {"CLUSTER": 3, "THREADS": 352},
             "CLUSTER=3 THREADS=352, which leaves no plan for `rewrite_read_fwd`: "
-            "with d = 96 and m = 4 it needs sums over 1056 threads, the kernels add up 1024 at most",
+            "with d = 96 and m = 4 it needs sums over 1056 threads, "
+            "the kernels add up 1024 at most",
         ),
         (
             {"CLUSTER": 5, "THREADS": 32},

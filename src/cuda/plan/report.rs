@@ -10,12 +10,19 @@ use crate::cuda::kernel::Specialisation;
 /// Candidates of each kind that are shown.
 const SHOWN: usize = 3;
 
-/// The first candidates by cost, and the cheapest of those that would have come before them but do not fit.
+/// The first candidates by cost that differ in more than their blocks, and the cheapest of those that would have come
+/// before them but do not fit.
 pub fn report(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Vec<String> {
     let mut all: Vec<Candidate> = judged(s, limits, overrides).collect();
     all.sort_by_key(|candidate| candidate.cost);
-    let first: Vec<&Candidate> = all.iter().filter(|candidate| candidate.fits.is_ok()).take(SHOWN).collect();
-    let Some(taken) = first.first() else { return Vec::new() };
+    let mut first: Vec<&Candidate> = Vec::new();
+    for candidate in all.iter().filter(|candidate| candidate.fits.is_ok()) {
+        let differs = |other: &&Candidate| Plan { blocks: other.plan.blocks, ..candidate.plan } != other.plan;
+        if first.len() < SHOWN && first.iter().all(differs) {
+            first.push(candidate);
+        }
+    }
+    let Some(taken) = first.first().filter(|_| all.len() > 1) else { return Vec::new() };
     let mut lines =
         vec![format!("{} candidates for {}, d = {}, m = {}:", all.len(), s.kernel.name(), s.d, s.m)];
     for (place, candidate) in first.iter().enumerate() {
@@ -45,14 +52,14 @@ fn needs(candidate: &Candidate) -> String {
 /// The terms of a cost that are there.
 fn described(cost: &Cost) -> String {
     let there = cost.terms().into_iter().filter(|(_, value)| *value != 0);
-    there.map(|(name, value)| format!("{value} {name}")).collect::<Vec<_>>().join(", ")
+    there.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join(", ")
 }
 
 /// The first term that is worse.
 fn difference(taken: &Cost, other: &Cost) -> String {
     let pairs = taken.terms().into_iter().zip(other.terms());
     match pairs.into_iter().find(|(one, other)| one != other) {
-        Some(((name, one), (_, other))) => format!("{other} {name} instead of {one}"),
+        Some(((name, one), (_, other))) => format!("{name}: {other} instead of {one}"),
         None => "at the same cost".into(),
     }
 }

@@ -12,7 +12,7 @@ pub fn cache_directory() -> Option<PathBuf> {
     })
 }
 
-/// `DDL_LOG=debug`: a line on standard error for every kernel.
+/// `DDL_LOG=debug`: lines on standard error for every kernel.
 pub fn logs_kernels() -> bool {
     var_os("DDL_LOG").is_some_and(|level| level == "debug")
 }

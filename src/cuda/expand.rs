@@ -23,7 +23,7 @@ pub fn forward(expand: &Expand, x: &Tensor, state: &Tensor, call: &Call<'_>) -> 
         return Ok(());
     }
     let loaded = call.loaded(&specialisation)?;
-    if !loaded.plan.hold {
+    if !loaded.plan.keep_in_registers {
         argument.weight = arrange(&specialisation, argument.weight, call)?;
     }
     let grid = Grid::new(expand, &specialisation, &loaded, call);
@@ -53,7 +53,7 @@ pub fn backward(
     let mut rows = 0;
     if expand.sizes.tokens() > 0 {
         let loaded = call.loaded(&specialisation)?;
-        if !loaded.plan.hold {
+        if !loaded.plan.keep_in_registers {
             argument.weight = arrange(&specialisation, argument.weight, call)?;
         }
         let grid = Grid::new(expand, &specialisation, &loaded, call);
@@ -89,9 +89,9 @@ impl Grid {
             None => (1, expand.sizes.tokens()),
         };
         let (limits, overrides) = (call.device.limits(), call.device.overrides());
-        let chunk = plan::expand::chunk(specialisation, plan, limits, &overrides, sequences, time);
+        let chunk = plan::chunk::expand_chunk(specialisation, plan, limits, &overrides, sequences, time);
         let chunks = sequences * time.div_ceil(chunk);
-        let [across, down] = plan::expand::blocks(specialisation, plan, limits, chunks);
+        let [across, down] = plan::chunk::expand_blocks(specialisation, plan, limits, chunks);
         Grid { across, down, chunks, time, chunk }
     }
 

@@ -5,7 +5,7 @@ use super::device::{Call, Loaded};
 use super::kernel::arguments::{self, Address, Backward, Reduce, are_aligned};
 use super::kernel::{Compress, Kernel, Specialisation};
 use super::plan::Residency;
-use super::plan::rewrite_read::chunk;
+use super::plan::chunk::chunk;
 use crate::error::{Error, Result};
 use crate::problem::{Gradients, Incoming, Outputs, Read, RewriteRead};
 use crate::tensor::Tensor;

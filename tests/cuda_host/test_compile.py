@@ -86,7 +86,7 @@ def test_rewrite_reads(architecture, stored, m, compress):
 
 
 @pytest.mark.parametrize(("architecture", "d"), [
-    ("sm_80", 4096), ("sm_90", 16_384), ("sm_100", 16_384), ("sm_120", 8192),
+    ("sm_80", 4096), ("sm_90", 32_768), ("sm_100", 32_768), ("sm_120", 16_384),
 ])  # fmt: skip
 @pytest.mark.parametrize("compress", ["channel", "token"])
 def test_sums_that_no_cluster_has_room_for_have_a_kernel_of_their_own(architecture, d, compress):

@@ -106,7 +106,7 @@ def test_rooms_import_in_one_direction():
     [
         ("cpu/expand.rs", "use crate::{cuda::{self as gpu}};", "cpu/expand.rs imports cuda/mod.rs"),
         ("cuda/plan/limits.rs", "use super::super::device::Call;", "plan/limits.rs imports device"),
-        ("cuda/plan/limits.rs", "use super::cluster;", "a circle: "),
+        ("cuda/plan/limits.rs", "use super::fits;", "a circle: "),
         ("problem/sizes.rs", "fn f() { crate::python::g() }", "problem/sizes.rs imports python"),
         ("tensor/rows.rs", "use pyo3::prelude::*;", "tensor/rows.rs knows Python"),
         ("spectra.rs", "", "spectra is no known room"),

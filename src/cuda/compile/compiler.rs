@@ -8,7 +8,6 @@ use super::log::say;
 use super::nvrtc::{Nvrtc, Target, nvrtc};
 use crate::cuda::kernel::Specialisation;
 use crate::cuda::plan::Plan;
-use crate::environment;
 use crate::error::{Error, Result};
 
 macro_rules! kernel_files {
@@ -156,11 +155,8 @@ impl Built {
         defines.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
     }
 
-    /// If DDL_LOG=debug, writes a line to stderr for a kernel that is compiled or found.
+    /// Writes a line to stderr.
     pub(super) fn log(&self) {
-        if !environment::logs_kernels() {
-            return;
-        }
         let Built { binary, target, seconds, .. } = self;
         say(&format!(
             "{} {} for {target} in {seconds:.2} s: {} registers, {} bytes spilled, \

@@ -1,11 +1,13 @@
-//! The retry after a spill: a plan whose kernel spills registers is followed by one that asks for less of them.
+//! The retry after a spill: a plan whose kernel spills registers is followed by the next candidate by cost.
 
 use std::time::Instant;
 
 use super::compiler::{Built, build_as_planned};
+use super::log::say;
 use super::nvrtc::Target;
 use crate::cuda::kernel::Specialisation;
-use crate::cuda::plan::{Limits, Overrides, Plan};
+use crate::cuda::plan::{Limits, Overrides, Plan, report};
+use crate::environment;
 use crate::error::Result;
 
 /// Builds a kernel as planned. If that spills registers, tries the plans that follow and keeps the one that spills
@@ -22,8 +24,8 @@ pub fn build(
     let mut cached = best.cached;
     let mut plan = plan;
     while best.binary.spilled > 0 && *overrides == Overrides::default() {
-        let Some(relaxed) = plan.relaxed(specialisation, limits) else { break };
-        plan = relaxed;
+        let Some(next) = plan.after_spill(specialisation, limits) else { break };
+        plan = next;
         let next = build_as_planned(specialisation, plan, target)?;
         cached &= next.cached;
         if next.binary.spilled < best.binary.spilled {
@@ -31,6 +33,9 @@ pub fn build(
         }
     }
     let built = Built { seconds: start.elapsed().as_secs_f64(), cached, ..best };
-    built.log();
+    if environment::logs_kernels() {
+        built.log();
+        report(specialisation, limits, overrides).iter().for_each(|line| say(line));
+    }
     Ok(built)
 }

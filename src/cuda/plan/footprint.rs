@@ -1,169 +1,118 @@
-//! A plan of a kernel, and its footprint: registers, shared memory, blocks per multiprocessor.
+//! The footprint of a plan: registers, shared memory, first-level cache, and the bytes that move for every token.
 
-use super::limits::{Limits, RESERVED};
+use super::limits::RESERVED;
+use super::macros::Plan;
 use super::overrides::Residency;
-use crate::cuda::kernel::{Compress, Kernel, Specialisation};
+use crate::cuda::kernel::{Compress, Kernel, Parts, Specialisation};
+use crate::tensor::Dtype;
 
-/// The rest of a kernel's macros, and the dynamic shared memory it is launched with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Plan {
-    /// blocks that share a token, a slice of its features each
-    pub cluster: usize,
-    pub threads: usize,
-    pub features: usize,
-    pub align: usize,
-    pub hold: bool,
-    pub window: Residency,
-    pub sums: Residency,
-    /// depth of the cp.async pipeline (0 = none): tokens staged in shared memory
-    pub stages: usize,
-    /// blocks wanted per multiprocessor
-    pub blocks: usize,
+/// Bytes of the counters for the numbers that blocks of a cluster send each other.
+const COUNTS: usize = 16;
+
+/// All that a plan takes of a multiprocessor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// of a thread, estimated
+    pub registers: usize,
+    /// bytes of a block
+    pub dynamic_shared: usize,
+    pub static_shared: usize,
+    /// bytes of the parameters that the blocks of a multiprocessor need with every token: the first-level cache has
+    /// them, or they come from L2
+    pub parameters: usize,
+    pub moved: Moved,
+}
+
+/// Bytes that move with every token, beside those that move whatever the plan: each input and output once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// from device memory a second time
+    pub memory: usize,
+    /// from L2 and back
+    pub l2: usize,
+    /// from shared memory and back, for the window and the sums
     pub shared: usize,
 }
 
-/// Static shared memory that the compiler accepts.
-pub(super) const MOST_STATIC: usize = 48 << 10;
-/// Bytes of the counters for the numbers that blocks of a cluster send each other.
-const COUNTS: usize = 16;
-/// Numbers that a window or sums may take from the registers of one thread.
-pub(super) const FEW: usize = 24;
-/// Threads of a multiprocessor that keep memory busy; beyond that registers are worth more.
-const ENOUGH_THREADS: usize = 1024;
-
-impl Plan {
-    /// The macros that the plan decides.
-    pub fn defines(&self) -> [(&'static str, String); 9] {
-        [
-            ("CLUSTER", self.cluster.to_string()),
-            ("THREADS", self.threads.to_string()),
-            ("FEATURES", self.features.to_string()),
-            ("ALIGN", self.align.to_string()),
-            ("KEEP_IN_REGISTERS", u8::from(self.hold).to_string()),
-            ("WINDOW", (self.window as u8).to_string()),
-            ("SUMS", (self.sums as u8).to_string()),
-            ("STAGES", self.stages.to_string()),
-            ("BLOCKS", self.blocks.to_string()),
-        ]
+impl Footprint {
+    pub fn new(s: &Specialisation, plan: &Plan) -> Footprint {
+        let slices = plan.slices(s);
+        Footprint {
+            registers: registers(s, plan),
+            dynamic_shared: dynamic_shared(s, plan),
+            static_shared: static_shared(s, plan.cluster * plan.threads),
+            // The blocks of a multiprocessor may all have different slices.
+            parameters: parameter_bytes(s) / slices * plan.blocks.min(slices),
+            moved: moved(s, plan),
+        }
     }
 
-    /// Bytes of the window in global memory, for so many blocks.
-    pub fn scratch(&self, s: &Specialisation, blocks: usize) -> usize {
-        let width = self.width(s) / self.cluster;
-        if self.window == Residency::Global { blocks * self.slices(s) * window_bytes(s, width) } else { 0 }
-    }
-
-    /// Blocks that share a chunk of tokens, a slice of the features each.
-    pub fn slices(&self, s: &Specialisation) -> usize {
-        self.cluster * s.d.div_ceil(self.width(s))
-    }
-
-    /// Blocks that run on the device at once, unless clusters do not find room side by side.
-    pub fn wave(&self, limits: &Limits) -> usize {
-        limits.multiprocessors * self.blocks
-    }
-
-    /// Features of a block, or of a whole cluster if `s` is that of the cluster.
-    fn width(&self, s: &Specialisation) -> usize {
-        if s.kernel == Kernel::Parameters { self.threads * self.features } else { s.d }
+    /// Bytes of its multiprocessor's shared memory that a block takes.
+    pub fn shared(&self) -> usize {
+        self.dynamic_shared + self.static_shared + RESERVED
     }
 }
 
-pub(super) fn plain(s: &Specialisation) -> Plan {
-    Plan {
-        cluster: 1,
-        threads: 32,
-        features: 1,
-        align: if s.aligned { 16 } else { 2 },
-        hold: true,
-        window: Residency::Registers,
-        sums: Residency::Registers,
-        stages: 0,
-        blocks: 1,
-        shared: 0,
-    }
-}
-
-/// A packet is 16 bytes of the state, and at least 4 of the direction, if these divide d.
-pub(super) fn features(s: &Specialisation) -> usize {
-    let too_small = |features: usize| {
-        features * s.m * s.types.state.size() < 16 || features * s.types.direction.size() < 4
-    };
-    let mut features = 1;
-    while too_small(features) && s.d.is_multiple_of(2 * features) {
-        features *= 2;
-    }
-    features
-}
-
-/// As many blocks as leave each thread the registers and each block the shared memory it needs, so that
-/// others work while one waits for its sums.
-pub(super) fn blocks(s: &Specialisation, plan: &Plan, limits: &Limits) -> usize {
-    let most = (limits.shared_per_multiprocessor / shared_in_all(s, plan))
-        .min(limits.threads_per_multiprocessor.min(ENOUGH_THREADS) / plan.threads)
-        .clamp(1, 32);
-    let needed = registers(s, plan);
-    (1..=most).rev().find(|blocks| needed <= most_registers(limits, blocks * plan.threads)).unwrap_or(1)
-}
-
-/// Registers that a thread can have when so many threads share a multiprocessor: each of its four parts
-/// deals them out to its warps, eight at a time.
-pub(super) fn most_registers(limits: &Limits, threads: usize) -> usize {
-    let warps = threads.div_ceil(32).div_ceil(4);
-    (limits.registers_per_multiprocessor / 4 / 32 / warps / 8 * 8).min(255)
-}
-
-/// Registers that a thread needs, at the least: fitted to the fewest with which code for sm_90 does not
-/// spill. If it still spills, `compile::build` relaxes the plan.
+/// Registers that a thread needs, at the least: fitted to the fewest with which code for sm_90 does not spill. If it
+/// still spills, the next candidate is compiled.
 fn registers(s: &Specialisation, plan: &Plan) -> usize {
-    let rows = (plan.width(s) / plan.features).div_ceil(plan.threads);
+    if s.kernel.expands() {
+        let weight = if plan.keep_in_registers { weight_registers(s, plan.features) } else { 0 };
+        return 16 + weight + plan.features * (s.m + 1);
+    }
+    let rows = plan.rows(s);
     let elements = plan.features * s.m;
-    let held_rows = if plan.hold { rows } else { 1 };
+    let kept_rows = if plan.keep_in_registers { rows } else { 1 };
     let packet = if s.kernel == Kernel::Backward { 4 * elements } else { 3 * elements / 2 };
-    let held = held_rows * (packet + plan.features);
+    let packets = kept_rows * (packet + plan.features);
     let window = if plan.window == Residency::Registers { rows * plan.features * (s.taps - 1) } else { 0 };
-    let has_sums = s.kernel != Kernel::Forward;
-    let sums =
-        if has_sums && plan.sums == Residency::Registers { rows * plan.features * s.slots() } else { 0 };
-    16 + (2 * s.m + held + window + sums) * s.real().size() / 4
+    let has_sums = s.kernel != Kernel::Forward && plan.sums == Residency::Registers;
+    let sums = if has_sums { rows * plan.features * s.slots() } else { 0 };
+    16 + (2 * s.m + packets + window + sums) * s.real().size() / 4
 }
 
-/// Bytes of its multiprocessor's shared memory that a block takes.
-pub(super) fn shared_in_all(s: &Specialisation, plan: &Plan) -> usize {
-    plan.shared + static_shared(s, plan.cluster * plan.threads) + RESERVED
+/// Registers for the weight of an expansion, its sums, and the numbers of as many tokens as it has taps.
+pub(super) fn weight_registers(s: &Specialisation, features: usize) -> usize {
+    let taps = if s.compress == Compress::Token { s.taps } else { 0 };
+    2 * taps * features * (s.m + 1) * s.real().size() / 4
 }
 
 /// Bytes of the two buffers for sums over so many threads.
 pub(super) fn static_shared(s: &Specialisation, threads: usize) -> usize {
     let sums = match s.kernel {
         Kernel::Backward => 1 + 2 * s.m,
-        Kernel::Parameters => 0,
-        _ => 2 + s.m,
+        Kernel::Forward => 2 + s.m,
+        _ => 0,
     };
     2 * sums * threads.div_ceil(32) * s.real().size() + COUNTS
 }
 
-fn window_bytes(s: &Specialisation, width: usize) -> usize {
-    s.taps * width * s.real().size()
+/// The stages, the window, the columns, the sums.
+pub(super) fn dynamic_shared(s: &Specialisation, plan: &Plan) -> usize {
+    let width = plan.width(s);
+    let window = if plan.window == Residency::Shared { plan.window_bytes(s) } else { 0 };
+    let sums = if plan.sums == Residency::Shared { s.slots() * width * s.real().size() } else { 0 };
+    plan.stages * stage(s, width) + window + columns(s, plan) + sums
 }
 
-/// Bytes of the columns that wait between the passes over a token, if its packets are not held.
-pub(super) fn columns(s: &Specialisation, sums: Residency) -> usize {
-    let count = match (s.kernel, sums) {
+/// Bytes of one token's rows, each in slots of 16.
+fn stage(s: &Specialisation, width: usize) -> usize {
+    token_inputs(s).map(|bytes| (width * bytes).next_multiple_of(16)).sum()
+}
+
+/// Bytes of the columns that wait between the passes over a token, if its packets are re-read.
+fn columns(s: &Specialisation, plan: &Plan) -> usize {
+    let count = match (s.kernel, plan.sums) {
+        _ if plan.keep_in_registers || s.kernel.expands() => 0,
         (Kernel::Backward, Residency::SeparateKernel) => 2, // dh' waits for the sums alone
         (Kernel::Backward, _) => 3,
         _ => 1,
     };
-    count * s.d * s.real().size()
-}
-
-/// Bytes of one token's rows, each in slots of 16.
-fn stage(s: &Specialisation) -> usize {
-    feeds(s).map(|numbers| (s.d * numbers).next_multiple_of(16)).sum()
+    count * plan.width(s) * s.real().size()
 }
 
 /// Bytes per feature of each of a token's inputs.
-pub(super) fn feeds(s: &Specialisation) -> impl Iterator<Item = usize> {
+pub(super) fn token_inputs(s: &Specialisation) -> impl Iterator<Item = usize> {
     let types = &s.types;
     let backward = s.kernel == Kernel::Backward;
     [
@@ -177,12 +126,42 @@ pub(super) fn feeds(s: &Specialisation) -> impl Iterator<Item = usize> {
     .filter_map(|(there, bytes)| there.then_some(bytes))
 }
 
-/// Dynamic shared memory: the stages, the window, the columns, the sums.
-pub(super) fn shared(s: &Specialisation, plan: &Plan) -> usize {
-    let width = plan.width(s);
-    let window = if plan.window == Residency::Shared { window_bytes(s, width) } else { 0 };
-    let columns = if plan.hold { 0 } else { columns(s, plan.sums) };
-    let sums = if plan.sums == Residency::Shared { s.slots() * width * s.real().size() } else { 0 };
-    let stages = if plan.stages > 0 { plan.stages * stage(s) } else { 0 };
-    stages + window + columns + sums
+/// Bytes of the parameters that every token needs. Other kernels' blocks have few of them each.
+fn parameter_bytes(s: &Specialisation) -> usize {
+    if !matches!(s.kernel, Kernel::Forward | Kernel::Backward) {
+        return 0;
+    }
+    let Parts { norm_weight, gate, value, .. } = s.parts;
+    let compress = matches!(s.compress, Compress::Channel | Compress::Token);
+    let bytes = |there: bool, rows: usize, dtype: Dtype| if there { rows * s.d * dtype.size() } else { 0 };
+    bytes(compress, s.m * s.taps, s.types.compress)
+        + bytes(norm_weight, 1, s.types.norm)
+        + bytes(gate, 1, s.types.gate)
+        + bytes(value, s.m, s.types.value)
+}
+
+fn moved(s: &Specialisation, plan: &Plan) -> Moved {
+    let row = s.d * s.real().size();
+    let inputs = |count: usize| s.d * token_inputs(s).take(count).sum::<usize>();
+    let over_time = s.compress == Compress::Token;
+    // Every row of the window and of the sums is read and written.
+    let window = if over_time { 2 * s.taps * row } else { 0 };
+    let sums = if s.kernel == Kernel::Forward { 0 } else { 2 * s.slots() * row };
+    let at = |residency| {
+        let window = if plan.window == residency { window } else { 0 };
+        window + if plan.sums == residency { sums } else { 0 }
+    };
+    // The second pass reads X and k again, the backward's G, too.
+    let again = match (s.kernel, s.rewrite) {
+        _ if plan.keep_in_registers || plan.stages > 0 => 0,
+        (Kernel::Backward, rewrite) => inputs(2 + usize::from(rewrite)),
+        (_, rewrite) => inputs(1 + usize::from(rewrite)),
+    };
+    // parameters_bwd reads all of a token but G.
+    let separate = inputs(usize::MAX) - s.d * s.m * s.types.state.size();
+    Moved {
+        memory: if plan.sums == Residency::SeparateKernel { separate } else { 0 },
+        l2: again + at(Residency::Global),
+        shared: at(Residency::Shared),
+    }
 }

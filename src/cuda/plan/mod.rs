@@ -1,22 +1,27 @@
-//! How a kernel is planned for a device: threads, the numbers that a thread holds, where sums live, tokens per
-//! block.
+//! How a kernel's work is divided on a device.
 //!
-//! Pure functions of sizes, types and the device's limits. Correctness never depends on the choices made here;
-//! speed does. A kernel streams memory, so it wants many bytes in flight: packets of 16 bytes, several for each
-//! thread. Numbers that a token needs twice are kept in registers, and none of these are spilled.
+//! A plan is chosen from data: [`candidates`] lists every way to divide the work that is worth comparing, [`footprint`]
+//! has what each takes of a multiprocessor, [`fits`] says whether a device has that, and [`cost`] orders those that fit.
+//! The [`planner`] takes the cheapest; [`report`] writes the first of them down. Correctness never depends on these
+//! choices; speed does. A kernel streams memory, so it wants many bytes in flight, and each of them once.
+//!
+//! All of it are pure functions of sizes, types, the device's [`limits`] and [`overrides`].
 
-mod cluster;
-pub mod expand;
+mod candidates;
+pub mod chunk;
+mod cost;
+mod fits;
 mod footprint;
 mod limits;
+mod macros;
 mod overrides;
-mod parameters;
 mod planner;
-pub mod rewrite_read;
+mod report;
 
-pub use footprint::Plan;
 pub use limits::{Limits, RESERVED, most_of_a_cluster};
+pub use macros::Plan;
 pub use overrides::{Overrides, Residency};
+pub use report::report;
 
 #[cfg(test)]
 mod tests;

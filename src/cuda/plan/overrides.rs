@@ -16,7 +16,7 @@ pub struct Overrides {
     pub cluster: Option<usize>,
     pub threads: Option<usize>,
     pub features: Option<usize>,
-    pub hold: Option<bool>,
+    pub keep_in_registers: Option<bool>,
     pub window: Option<Residency>,
     pub sums: Option<Residency>,
     /// of sums that have a kernel of their own
@@ -55,7 +55,7 @@ impl Overrides {
             }
             "THREADS" => self.threads = within(32, 1024)?,
             "FEATURES" => self.features = within(1, 8)?,
-            "KEEP_IN_REGISTERS" => self.hold = within(0, 1)?.map(|hold| hold != 0),
+            "KEEP_IN_REGISTERS" => self.keep_in_registers = within(0, 1)?.map(|hold| hold != 0),
             "WINDOW" => self.window = residency(2)?,
             "SUMS" => self.sums = residency(3)?,
             "SEPARATE_SUMS" => self.separate_sums = residency(2)?,
@@ -68,6 +68,30 @@ impl Overrides {
     }
 }
 
+impl Overrides {
+    /// Every override as a word, and alone.
+    pub(super) fn each(&self) -> Vec<(String, Overrides)> {
+        let residency = |residency: Option<Residency>| residency.map(|residency| residency as usize);
+        let values = [
+            ("CLUSTER", self.cluster),
+            ("THREADS", self.threads),
+            ("FEATURES", self.features),
+            ("KEEP_IN_REGISTERS", self.keep_in_registers.map(usize::from)),
+            ("WINDOW", residency(self.window)),
+            ("SUMS", residency(self.sums)),
+            ("SEPARATE_SUMS", residency(self.separate_sums)),
+            ("STAGES", self.stages),
+            ("BLOCKS", self.blocks),
+        ];
+        let alone = |(name, value): (&str, Option<usize>)| {
+            let word = format!("{name}={}", value?);
+            let alone = Overrides::parse(&word).ok()?;
+            Some((word, alone))
+        };
+        values.into_iter().filter_map(alone).collect()
+    }
+}
+
 /// In the order of their numbers.
 const RESIDENCIES: [Residency; 4] =
     [Residency::Registers, Residency::Shared, Residency::Global, Residency::SeparateKernel];
@@ -77,12 +101,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_override_of_a_plan_comes_back_as_a_word() {
+        for name in NAMES.split([',', ' ']).filter(|name| !matches!(*name, "" | "or" | "CHUNK")) {
+            let word = format!("{name}={}", if name == "THREADS" { 32 } else { 1 });
+            let overrides = Overrides::parse(&word).unwrap();
+            assert_eq!(overrides.each(), [(word, overrides)]);
+        }
+    }
+
+    #[test]
     fn words_become_choices() {
         assert_eq!(Overrides::parse(" "), Ok(Overrides::default()));
         let overrides = Overrides::parse("CLUSTER=2  KEEP_IN_REGISTERS=0 SUMS=3").unwrap();
         let expected = Overrides {
             cluster: Some(2),
-            hold: Some(false),
+            keep_in_registers: Some(false),
             sums: Some(Residency::SeparateKernel),
             ..Overrides::default()
         };

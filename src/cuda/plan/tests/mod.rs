@@ -1,0 +1,75 @@
+//! Devices and specialisations that the tests plan for.
+
+mod chunks;
+mod planned;
+mod properties;
+mod reasons;
+
+use super::limits::Limits;
+use super::overrides::Overrides;
+use crate::cuda::kernel::{Compress, Kernel, Parts, Specialisation, Types};
+use crate::tensor::Dtype;
+
+const LARGE: Limits = Limits {
+    multiprocessors: 132,
+    shared_per_block: 227 << 10,
+    shared_per_multiprocessor: 228 << 10,
+    registers_per_multiprocessor: 65_536,
+    threads_per_multiprocessor: 2048,
+    cluster: 1,
+};
+const CLUSTERED: Limits = Limits { cluster: 8, ..LARGE };
+const SMALL: Limits = Limits {
+    multiprocessors: 30,
+    shared_per_block: 99 << 10,
+    shared_per_multiprocessor: 100 << 10,
+    threads_per_multiprocessor: 1536,
+    ..LARGE
+};
+const FREE: Overrides = Overrides {
+    cluster: None,
+    threads: None,
+    features: None,
+    keep_in_registers: None,
+    window: None,
+    sums: None,
+    separate_sums: None,
+    stages: None,
+    blocks: None,
+    chunk: None,
+};
+
+fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype) -> Specialisation {
+    let real = if dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
+    let types = Types {
+        state: dtype,
+        direction: dtype,
+        context: dtype,
+        compress: real,
+        norm: real,
+        gate: real,
+        gate_bias: real,
+        value: real,
+        value_bias: real,
+    };
+    let compress = if taps > 1 { Compress::Token } else { Compress::Channel };
+    let parts = Parts { norm: true, norm_weight: true, gate: true, value: true, ..Parts::default() };
+    Specialisation { kernel, d, m, taps, types, rewrite: true, compress, parts, aligned: true }
+}
+
+/// Sizes, dtypes and devices that reach every branch.
+fn every_case() -> impl Iterator<Item = (Specialisation, Limits)> {
+    let sizes = [1, 3, 63, 64, 100, 384, 768, 1000, 1600, 4096, 8192, 10_007, 20_000, 65_536];
+    let kernels = [Kernel::Forward, Kernel::Backward, Kernel::Parameters];
+    let types = [Dtype::Bf16, Dtype::F32, Dtype::F64];
+    sizes.into_iter().flat_map(move |d| {
+        kernels.into_iter().flat_map(move |kernel| {
+            types.into_iter().flat_map(move |dtype| {
+                [(1, 1), (4, 1), (4, 4), (3, 9), (16, 2), (100, 1)].into_iter().flat_map(move |(m, taps)| {
+                    [LARGE, SMALL, CLUSTERED]
+                        .map(|limits| (specialisation(kernel, d, m, taps, dtype), limits))
+                })
+            })
+        })
+    })
+}

@@ -1,0 +1,107 @@
+//! Why a plan does not fit, why overrides leave none, and the lines of the log.
+
+use super::{CLUSTERED, FREE, LARGE, SMALL, specialisation};
+use crate::cuda::kernel::Kernel;
+use crate::cuda::plan::fits::fits;
+use crate::cuda::plan::footprint::{Footprint, dynamic_shared};
+use crate::cuda::plan::{Limits, Overrides, Plan, report};
+use crate::tensor::Dtype;
+
+fn refused(words: &str, m: usize, limits: &Limits) -> String {
+    let s = specialisation(Kernel::Backward, 4096, m, 1, Dtype::Bf16);
+    Plan::new(&s, limits, &Overrides::parse(words).unwrap()).unwrap_err().to_string()
+}
+
+#[test]
+fn too_many_value_channels_are_refused() {
+    let s = specialisation(Kernel::Backward, 8, 7000, 1, Dtype::F32);
+    let refused = Plan::new(&s, &LARGE, &FREE).unwrap_err().to_string();
+    assert!(refused.starts_with("`state` must have fewer value channels to be worked on by a GPU, got 7000"));
+}
+
+#[test]
+fn every_limit_has_its_reason() {
+    let s = specialisation(Kernel::Backward, 4096, 4, 1, Dtype::Bf16);
+    let plan = Plan::new(&s, &CLUSTERED, &FREE).unwrap();
+    assert_eq!(plan.cluster, 4);
+    let reason = |change: &dyn Fn(&mut Plan), limits: Limits| {
+        let mut plan = plan;
+        change(&mut plan);
+        plan.shared = dynamic_shared(&s, &plan);
+        fits(&plan, &Footprint::new(&s, &plan), &limits).unwrap_err().to_string()
+    };
+    let reasons = [
+        reason(&|_| (), LARGE),
+        reason(&|plan| plan.threads = 1056, CLUSTERED),
+        reason(&|plan| (plan.cluster, plan.blocks) = (1, 1), Limits { cluster: 8, ..SMALL }),
+        reason(&|plan| plan.blocks = 6, CLUSTERED),
+        reason(&|plan| (plan.cluster, plan.threads, plan.blocks) = (8, 512, 5), CLUSTERED),
+    ];
+    let expected = [
+        "needs clusters of 4 blocks, this GPU has clusters of 1 at most",
+        "needs sums over 4224 threads, the kernels add up 4096 at most",
+        "needs 162 KiB of shared memory, a block has 99",
+        "needs 253 KiB of shared memory for 6 blocks, a multiprocessor has 228",
+        "needs 2560 threads for 5 blocks, a multiprocessor has 2048",
+    ];
+    assert_eq!(reasons, expected);
+    let wide = specialisation(Kernel::Backward, 4096, 100, 1, Dtype::Bf16);
+    let plan = Plan { threads: 1024, ..plan };
+    assert_eq!(
+        fits(&plan, &Footprint::new(&wide, &plan), &CLUSTERED).unwrap_err().to_string(),
+        "needs 202 KiB of static shared memory, the compiler accepts 48"
+    );
+}
+
+#[test]
+fn overrides_that_leave_no_plan_are_refused_with_the_one_at_fault() {
+    let leaves_none = "leaves no plan for `rewrite_read_bwd`:";
+    for (words, limits, expected) in [
+        (
+            "STAGES=0 CLUSTER=3",
+            CLUSTERED,
+            format!(
+                "`DDL_PLAN` has CLUSTER=3, which {leaves_none} the kernel cannot run so with d = 4096 and m = 4"
+            ),
+        ),
+        (
+            "CLUSTER=2",
+            LARGE,
+            format!(
+                "`DDL_PLAN` has CLUSTER=2, which {leaves_none} with d = 4096 and m = 4 it needs clusters of 2 \
+                 blocks, this GPU has clusters of 1 at most"
+            ),
+        ),
+        (
+            "CLUSTER=1 SUMS=1 STAGES=2",
+            LARGE,
+            format!(
+                "`DDL_PLAN` has CLUSTER=1 SUMS=1 STAGES=2, which {leaves_none} with d = 4096 and m = 4 it needs \
+                 370 KiB of shared memory, a block has 227"
+            ),
+        ),
+    ] {
+        assert_eq!(refused(words, 4, &limits), expected);
+    }
+    assert!(
+        refused("BLOCKS=3 THREADS=768 SUMS=0", 4, &LARGE)
+            .ends_with("needs 2304 threads for 3 blocks, a multiprocessor has 2048")
+    );
+}
+
+#[test]
+fn the_log_has_the_first_candidates_and_those_that_do_not_fit() {
+    let s = specialisation(Kernel::Backward, 4096, 4, 1, Dtype::Bf16);
+    let lines = report(&s, &SMALL, &FREE);
+    assert!(lines[0].ends_with(" candidates for rewrite_read_bwd, d = 4096, m = 4:"), "{}", lines[0]);
+    let plan = Plan::new(&s, &SMALL, &FREE).unwrap();
+    assert!(lines[1].starts_with("  1. CLUSTER=1 "), "{}", lines[1]);
+    assert!(lines[1].contains(&format!(" THREADS={} ", plan.threads)) && lines[1].contains("; cheapest: "));
+    assert!(lines[2].contains(" instead of "), "{}", lines[2]);
+    assert_eq!(lines.len(), 6, "two that fit, three that do not: {lines:#?}");
+    assert!(
+        lines[3].starts_with("  not ") && lines[3].contains(" of shared memory, a block has 99"),
+        "{}",
+        lines[3]
+    );
+}

@@ -74,6 +74,7 @@ def names(kernels: list[Kernel]) -> set[str]:
 FORWARD_AND_BACKWARD = {"rewrite_read_fwd", "rewrite_read_bwd"}
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("stored", [BF16, F32], ids=str)
 @pytest.mark.parametrize(("m", "compress"), [(1, "identity"), (4, "channel"), (4, "token")])
@@ -85,6 +86,7 @@ def test_rewrite_reads(architecture, stored, m, compress):
     assert {kernel.architecture for kernel in kernels} == {architecture}
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize(("architecture", "d"), [
     ("sm_80", 4096), ("sm_90", 32_768), ("sm_100", 32_768), ("sm_120", 16_384),
 ])  # fmt: skip
@@ -115,6 +117,7 @@ def test_expansions(architecture, taps):
     assert names(kernels) == {"expand_fwd", "expand_bwd"} | ({"reduce"} if taps else set())
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("absent", [
     *((name,) for name in ("norm_weight", "gate_bias", "value_bias")),
     ("gate_weight", "gate_bias"), ("value_weight", "value_bias"), PARAMETERS[1:],
@@ -137,6 +140,7 @@ def test_storage_types(stored, parameter):
     compiled("sm_90", "expand", **expansion, value_channels=3)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("d", "m", "compress"), [
     (4096, 4, "channel"), (4096, 4, "token"), (4096, 8, "channel"), (8192, 4, "channel"),
@@ -156,11 +160,13 @@ def test_from_sm_90_on_a_cluster_of_blocks_shares_a_wide_token(architecture, d, 
 # The sizes that plans are tuned for: those of GPT-2 and the papers' models, and larger ones.
 SIZES = [384, 512, 768, 1024, 1280, 1600, 2048, 4096, 8192]
 READS = [(1, "identity"), *itertools.product((2, 4, 8), ("channel", "token"))]
-TUNED = [(d, *read, stored) for stored in (BF16, F32) for d in SIZES for read in READS]
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("architecture", ["sm_90"])
-@pytest.mark.parametrize(("d", "m", "compress", "stored"), TUNED)
+@pytest.mark.parametrize("stored", [BF16, F32], ids=str)
+@pytest.mark.parametrize("d", SIZES)
+@pytest.mark.parametrize(("m", "compress"), READS)
 def test_tuned_sizes_do_not_spill_registers(architecture, d, m, compress, stored):
     kernels = compiled(
         architecture, "rewrite_read", **tensors(d, m, compress, stored, F32), eps_k=0.1
@@ -169,6 +175,7 @@ def test_tuned_sizes_do_not_spill_registers(architecture, d, m, compress, stored
     assert all(0 < kernel.registers <= 255 for kernel in kernels)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_100", "sm_120"])
 @pytest.mark.parametrize(("d", "m", "compress"), [
     (768, 1, "identity"), (768, 4, "channel"), (1024, 4, "token"), (2048, 8, "token"),
@@ -178,6 +185,7 @@ def test_other_architectures_do_not_spill_either(architecture, d, m, compress):
     test_tuned_sizes_do_not_spill_registers(architecture, d, m, compress, BF16)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize(("d", "m", "compress"), [
     (768, 1, "identity"), (1024, 4, "channel"), (1600, 4, "token"), (2048, 8, "channel"),
 ])  # fmt: skip
@@ -190,6 +198,7 @@ def test_autocasts_mix_does_not_spill_registers(d, m, compress, parameter):
     assert {kernel.name: kernel.spilled for kernel in kernels if kernel.spilled} == {}
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("m", [1, 4, 8])
 @pytest.mark.parametrize("stored", [BF16, F32], ids=str)
 @pytest.mark.parametrize("d", [384, 768, 1024, 4096])

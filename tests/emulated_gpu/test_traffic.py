@@ -107,9 +107,10 @@ def test_held_or_staged_every_row_crosses_memory_once(dtype, m, compress, plan, 
 @pytest.mark.parametrize(
     ("d", "m"),
     [
-        *((d, 1) for d in (768, 2048, 4096, 8192)),
-        *((d, 4) for d in (768, 1024, 2048, 4096, 8192)),
-        *((d, 8) for d in (768, 1024, 2048, 4096, 8192)),
+        *((d, m) for m in (1, 4, 8) for d in (768, 2048, 4096)),
+        (1024, 4),
+        (1024, 8),
+        *(pytest.param(8192, m, marks=pytest.mark.exhaustive) for m in (1, 4, 8)),
     ],
 )
 def test_so_it_does_at_the_usual_sizes(d, m, watched):

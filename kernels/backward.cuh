@@ -32,9 +32,9 @@ struct DerivedScalars {
   RewriteFactors factors;
   Real gate;  // β
   Real rstd;
-  Real shift;      // c·rstd; rewrite_read_bwd knows it after its sum
-  Real logit;      // dβl, gradient of the next gate before the sigmoid
-  Real linear[M];  // dvl, gradient of the next values before the sigmoid
+  Real shift;           // c·rstd; rewrite_read_bwd knows it after its sum
+  Real grad_logit;      // dβl, gradient of the next gate before the sigmoid
+  Real grad_linear[M];  // dvl, gradient of the next values before the sigmoid
 };
 
 // The rewrite's backward as factors: dX = G − k backᵀ and dk = scale·(G e − X g) − along·k.
@@ -112,18 +112,18 @@ derive(const RewriteRead& args, const Gradients& g, const TokenScalars& loaded) 
   }
   s.rstd = NORM ? loaded.broadcast(RSTD_SCALAR) : Real(1);
   s.shift = NORM && FEATURE_SLICED ? loaded.broadcast(SHIFT_SCALAR) : Real(0);
-  s.logit = Real(0);
+  s.grad_logit = Real(0);
   if constexpr (GATE) {
     const Real gate = loaded.broadcast(NEW_GATE_SCALAR), grad = loaded.broadcast(GRAD_GATE_SCALAR);
-    if (g.grad_new_gate) s.logit = grad * gate * (Real(1) - gate / Real(2));
+    if (g.grad_new_gate) s.grad_logit = grad * gate * (Real(1) - gate / Real(2));
   }
 #pragma unroll
   for (int j = 0; j < M; ++j) {
-    s.linear[j] = Real(0);
-    if constexpr (VALUE) s.linear[j] = loaded.broadcast(GRAD_VALUE_SCALAR + j);
+    s.grad_linear[j] = Real(0);
+    if constexpr (VALUE) s.grad_linear[j] = loaded.broadcast(GRAD_VALUE_SCALAR + j);
     if constexpr (VALUE_SIGMOID) {
       const Real value = loaded.broadcast(NEW_VALUE_SCALAR + j);
-      if (g.grad_new_value) s.linear[j] *= value * (Real(1) - value / Real(args.value_scale));
+      if (g.grad_new_value) s.grad_linear[j] *= value * (Real(1) - value / Real(args.value_scale));
     }
   }
   return s;
@@ -217,10 +217,10 @@ __device__ __forceinline__ void read_backward(
     Real value = Real(0);
     if constexpr (VALUE) {
 #pragma unroll
-      for (int j = 0; j < M; ++j) value += s.linear[j] * parameters.value[j][f];
+      for (int j = 0; j < M; ++j) value += s.grad_linear[j] * parameters.value[j][f];
     }
     dh[f] = inputs.context[row][f];
-    if constexpr (GATE) dh[f] += s.logit * parameters.gate[f];
+    if constexpr (GATE) dh[f] += s.grad_logit * parameters.gate[f];
     if constexpr (VALUE && !VALUE_FROM_COMPRESSED) dh[f] += value;
     a[f] = s.rstd * parameters.gamma(f) * dh[f] + (VALUE_FROM_COMPRESSED ? value : Real(0));
   }

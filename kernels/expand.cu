@@ -3,7 +3,7 @@
 // Forward, per token:  reads x (D elements), writes X (M·D). Nothing is saved for the backward beside x.
 // Backward, per token: reads dX (M·D) and x (D), writes dx (D).
 // Reduced over the block's tokens: dw, D·M·TAPS numbers, by the thread that owns the feature; then reduce.cu.
-// Bytes per token: forward (M + 1)·D elements, backward (M + 2)·D.
+// Moved per token: forward (M + 1)·D elements, backward (M + 2)·D.
 //
 // Features are independent of each other, so a thread owns one packet of them and processes every gridDim.y-th chunk of
 // the sequences, without shared memory or barriers. It loads TOKENS_AHEAD tokens before it uses the first. Weights, the
@@ -49,7 +49,8 @@ struct Chunk {
   }
 };
 
-// Writes the block's sums of dw for one tap.
+// Writes this thread's part of the block's row of `partial`: dw of one tap, of its own features. Blocks along y take
+// different chunks.
 __device__ __forceinline__ void store_sums(
     const ExpandBackward& e, int feature, int tap, const Real (&sums)[ELEMENTS]) {
 #pragma unroll

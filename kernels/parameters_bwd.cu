@@ -4,7 +4,7 @@
 // Read per token:    X (M·D elements), k and dh (D each), x (D) if the read is a token read, and the per-token scalars.
 // Written:           one row of `partial` per block.
 // Reduced over the block's tokens: SLOTS rows of D numbers, by the thread that owns the feature.
-// Bytes per token: (M + 2)·D elements, on top of the (3M + 3)·D of rewrite_read_bwd.
+// Moved per token: (M + 2)·D elements, on top of the (3M + 3)·D of rewrite_read_bwd.
 //
 // No sum over the features is left: dx = a − c·rstd·x̂ follows from the c·rstd that rewrite_read_bwd wrote. So a thread
 // owns one packet of features, a block a slice of the features and `chunk` tokens, and no thread waits for another. The

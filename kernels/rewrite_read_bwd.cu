@@ -5,7 +5,7 @@
 // Written per token: dX (M·D), dk (D), dv (M), dβ.
 // Reduced over the features: c, k̂ᵀ(G + w a) and k̂ᵀ(w x̂), 1 + 2M numbers, once. Parameter gradients are reduced over
 //                    the block's tokens (sums.cuh) and over the blocks by reduce.cu.
-// Bytes per token: (3M + 3)·D elements, 15·D for M = 4; a token read (3M + 4)·D.
+// Moved per token: (3M + 3)·D elements, 15·D for M = 4; a token read (3M + 4)·D.
 //
 // X' is not read. It is rebuilt from X, k, r and p, to the bits that the forward stored. If one block cannot hold a
 // token, a cluster of blocks shares it (sm_90 and newer; for bf16, M = 4 beyond D = 2048, M = 8 beyond 1024, and half of

@@ -2,9 +2,9 @@
 //
 // Read per token:    X (M·D elements), k (D), v (M), β. Parameters are read for every token and stay in L1 and L2.
 // Written per token: X' (M·D), h (D), v' (M), β'.
-// Saved for the backward: r and p (1 + M numbers), rstd (1), and x (D) if the read is a token read.
+// Saved for the backward: r and p (1 + M numbers), rstd (1), and x (D) if the read is a token read; β' and v', too.
 // Reduced over the features: {|k|², kᵀX} before the rewrite, {Σx², w_β·γx, W_v·γx} after it.
-// Bytes per token: (2M + 2)·D elements, 10·D for M = 4; a token read (2M + 3)·D.
+// Moved per token: (2M + 2)·D elements, 10·D for M = 4; a token read (2M + 3)·D.
 //
 // A block processes `chunk` consecutive tokens one after the other. Its threads share a token's features. If one block
 // cannot hold a token, a cluster of blocks shares it, with a slice of the features each (sm_90 and newer; for bf16, M = 4

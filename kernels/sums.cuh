@@ -89,13 +89,13 @@ struct Sums {
     }
     if constexpr (GATE) {
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) share[f] = s.logit * normed[f];
+      for (int f = 0; f < FEATURES; ++f) share[f] = s.grad_logit * normed[f];
       add(GATE_SLOT, row, share);
     }
     if constexpr (VALUE) {
 #pragma unroll
       for (int j = 0; j < M; ++j) {
-        const Real scale = VALUE_FROM_COMPRESSED ? s.linear[j] / s.rstd : s.linear[j];
+        const Real scale = VALUE_FROM_COMPRESSED ? s.grad_linear[j] / s.rstd : s.grad_linear[j];
 #pragma unroll
         for (int f = 0; f < FEATURES; ++f) share[f] = scale * normed[f];
         add(VALUE_SLOT + j, row, share);
@@ -105,9 +105,9 @@ struct Sums {
 
   // Adds one token's share to the sums of the biases.
   __device__ __forceinline__ void add_biases(const DerivedScalars& s) {
-    biases[0] += s.logit;
+    biases[0] += s.grad_logit;
 #pragma unroll
-    for (int j = 0; j < M; ++j) biases[1 + j] += s.linear[j];
+    for (int j = 0; j < M; ++j) biases[1 + j] += s.grad_linear[j];
   }
 
   // Writes the block's row of `partial`, with the sums of the biases at its end.

@@ -1,4 +1,4 @@
-//! Deep Delta Learning residuals, X' = X + β k̂ (v − k̂ᵀX)ᵀ, as fused operators.
+//! Deep Delta Learning residuals, X' = X + β k̂ (vᵀ − k̂ᵀX), as fused operators.
 //!
 //! Each module may use those before it: [`error`], [`environment`], [`tensor`] (a view of borrowed memory and the
 //! one SAFETY contract), [`problem`] (each operator's inputs and outputs, checked once), [`cpu`] and [`cuda`] (which

@@ -23,7 +23,7 @@ __all__ = ["expand", "read", "rewrite", "rewrite_read"]
 def rewrite(
     state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, *, eps_k: float
 ) -> Tensor:
-    """Apply the delta rule X' = X + β k̂ (v − k̂ᵀX)ᵀ, with k̂ = k/√(|k|² + ε_k²).
+    """Apply the delta rule X' = X + β k̂ (vᵀ − k̂ᵀX), with k̂ = k/√(|k|² + ε_k²).
 
     Args:
         state: X (…, d, m).
@@ -164,7 +164,10 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
 
 
 def _gates(state: Tensor, *gates: Tensor) -> tuple[Tensor, ...]:
-    """Convert half-precision values and gates to float32; leave other dtypes to the checks."""
+    """Convert half-precision values and gates to float32 (float64 for a float64 state).
+
+    Other dtypes are left to the checks.
+    """
     half = (torch.bfloat16, torch.float16)
     dtype = gate_dtype(state)
     return tuple(gate.to(dtype) if gate.dtype in half else gate for gate in gates)

@@ -112,7 +112,7 @@ class DeltaBlock(nn.Module):
 def _sublayer(
     state: Tensor, x: Tensor, norm: nn.Module, sublayer: nn.Module, residual: DeltaResidual
 ) -> Pending:
-    """Run the sublayer on the read x (B, T, d) and return its pending write into X (B, T, d, m)."""
+    """Run the sublayer on norm(x), x (B, T, d) the raw read; return its pending rewrite of X."""
     h = norm(x)
     value, gate = residual.value_and_gate(state, h, x)
     direction, value = residual.rewrite_inputs(state, sublayer(h), h, value)

@@ -220,7 +220,9 @@ fn check_gradients(
 
 fn needed(name: &str, tensor: &Option<Tensor>, needed: bool) -> Result<()> {
     if needed && tensor.is_none() {
-        return Err(Error::Argument(format!("`{name}` does not go with this boundary")));
+        return Err(Error::Argument(format!(
+            "`{name}` must be given for the parts that this call has, got None"
+        )));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use super::sizes::{STORED, Sizes, at_least, positive, state_sizes};
 use crate::error::{Error, Result};
 use crate::tensor::{Dtype, Tensor};
 
-/// The rewriting half: X' = X + β k̂ (v − k̂ᵀX)ᵀ.
+/// The rewriting half: X' = X + β k̂ (vᵀ − k̂ᵀX).
 #[derive(Debug)]
 pub struct Rewrite {
     /// k (…, d)

@@ -86,7 +86,7 @@ pub fn saved(problem: &RewriteRead, outputs: &Saved<'_>) -> PyResult<Outputs> {
         ("compressed", read.is_some_and(Read::over_time) != saved.compressed.is_some()),
     ] {
         if missing {
-            return Err(Error::Argument(format!("`{name}` does not go with this boundary")).into());
+            return Err(Error::Argument(format!("`{name}` must be what this rewrite and read save")).into());
         }
     }
     Ok(saved)

@@ -1,5 +1,5 @@
-//! Chooses a call's device: the state's GPU, the tests' emulated one, none while kernels are only compiled ahead
-//! of time, or else the CPU.
+//! Chooses a call's device: the state's GPU, the tests' emulated one, the one that only compiles ahead of time,
+//! or else the CPU.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};

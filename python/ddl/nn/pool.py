@@ -73,7 +73,8 @@ class Pool(nn.Module):
     def forward(self, state: Tensor, window: Window | None = None) -> Tensor:
         """Map X (…, d, m) to z (…, width).
 
-        window: returns the earlier tokens for a convolution; None means zeros before this call.
+        window: puts the earlier tokens before the new ones, for a convolution; None means that
+            zeros come before this call.
         """
         if self.kind == "flatten":
             flat = state.flatten(-2).to(gate_dtype(state))
@@ -81,14 +82,14 @@ class Pool(nn.Module):
         if self.weight is None:
             return self._mean(state, norm_eps=NORM_EPS)
         mean = self._mean(state, norm_eps=None)
-        past = mean if window is None else window(mean, self.kernel_size)
+        joined = mean if window is None else window(mean, self.kernel_size)
         z = functional.read(
-            past.unsqueeze(-1),  # one value channel
+            joined.unsqueeze(-1),  # one value channel
             compress=self.weight.unsqueeze(1),
             norm_eps=NORM_EPS,
-            context_dtype=past.dtype,
+            context_dtype=joined.dtype,
         ).context
-        return z[..., past.shape[-2] - mean.shape[-2] :, :]
+        return z[..., joined.shape[-2] - mean.shape[-2] :, :]
 
     def _mean(self, state: Tensor, norm_eps: float | None) -> Tensor:
         """Return x̄, or z with `norm_eps`, by a read with fixed weights 1/m."""

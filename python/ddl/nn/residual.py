@@ -30,7 +30,7 @@ __all__ = ["DeltaResidual"]
 
 
 class DeltaResidual(nn.Module):
-    """Replace x + F(x) by X' = X + β k̂ (v − k̂ᵀX)ᵀ: read along k̂, compare with v, write.
+    """Replace x + F(x) by X' = X + β k̂ (vᵀ − k̂ᵀX): read along k̂, compare with v, write.
 
     Shapes: with one value channel the state x is (…, d), like any residual stream; with m > 1 it
     is (…, d, m). The sublayer's output and the context are (…, d).

@@ -1,6 +1,7 @@
 """The outputs of every operator: one function per operator allocates them uninitialised.
 
-That function is the operator's fake implementation; the real one fills the tensors that it returns.
+The fake implementation of an operator is that function, after a check of the arguments if the real
+one has its own; the real one fills the tensors that it returns.
 If an output is absent (no gate requested, nothing to save), an empty uint8 tensor stands in for it,
 because operator schemas have no optional outputs.
 """

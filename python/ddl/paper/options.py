@@ -150,7 +150,7 @@ def to_theirs(config: GPTConfig) -> dict[str, Any]:
 
 
 def _sizes(config: GPTConfig) -> dict[str, Any]:
-    """The options that follow from the weights, under their published names."""
+    """The options that the weights determine, with this config's values, under published names."""
     sizes: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "num_hidden_layers": config.num_layers,

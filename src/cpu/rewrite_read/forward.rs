@@ -42,7 +42,7 @@ pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: 
             tokens: pair[0]..pair[1],
             state: states(),
             stats: stats(),
-            read: problem.read.as_ref().zip(weights.as_ref()).map(|(read, weights)| Readout {
+            read: problem.read.as_ref().zip(weights.as_ref()).map(|(read, weights)| ReadRows {
                 read,
                 weights,
                 context: contexts(),
@@ -62,11 +62,11 @@ struct Part<'a, A> {
     tokens: Range<usize>,
     state: Option<RowsMut<'a>>,
     stats: Option<RowsMut<'a>>,
-    read: Option<Readout<'a, A>>,
+    read: Option<ReadRows<'a, A>>,
 }
 
 /// A read and the rows it fills.
-struct Readout<'a, A> {
+struct ReadRows<'a, A> {
     read: &'a Read,
     weights: &'a Weights<A>,
     context: Option<RowsMut<'a>>,
@@ -216,7 +216,8 @@ fn rewrite_in_place<A: Accum>(states: &mut [A], scales: &[A], k: &[A], ahead: &m
     }
 }
 
-/// Adds X_t's terms to x_t … x_{t+K−1} and returns x_t. They are the first in slot (t + K − 1) mod K.
+/// Adds X_t's terms to the sums of x_t … x_{t+K−1} and returns x_t, from slot t mod K. The last tap overwrites its slot,
+/// because no earlier token adds to x_{t+K−1}.
 #[inline(always)]
 fn compress_row<'s, A: Accum>(weight: &[A], token: usize, state: &[A], sums: &'s mut [A]) -> &'s mut [A] {
     let taps = weight.len() / state.len();
@@ -228,7 +229,7 @@ fn compress_row<'s, A: Accum>(weight: &[A], token: usize, state: &[A], sums: &'s
     &mut sums[token % taps * d..][..d]
 }
 
-impl<A: Accum> Readout<'_, A> {
+impl<A: Accum> ReadRows<'_, A> {
     /// Computes h, v and β of this token from x; `row` and `products` are scratch.
     #[inline(always)]
     fn row<S: Simd>(

@@ -272,7 +272,8 @@ impl Backend for Gpu {
         let driver = self.driver;
         let mut parameters = [argument];
         let launched = self.make_current().and_then(|_current| {
-            // SAFETY: as the caller promises; the function was loaded in this context.
+            // SAFETY: as the caller promises; the function was loaded in this context. A cluster's dimensions are compiled
+            // into the kernel (CLUSTER_DIMS), so that the plain call launches clusters, too.
             driver.check(unsafe {
                 call!(driver.cuLaunchKernel(
                     loaded.function as sys::CUfunction,

@@ -45,7 +45,8 @@ impl Kernel {
     }
 }
 
-/// The read's compression of the state, numbered as READ in common.cuh.
+/// The read's compression of the state, numbered as READ in common.cuh: `None` is no read at all, `Identity` a read
+/// without compression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compress {
     None = 0,

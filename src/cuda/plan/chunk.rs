@@ -10,7 +10,7 @@ const EXPAND_CHUNK: usize = 64;
 /// Blocks that a grid may have along its second axis.
 const MOST_BLOCKS: usize = 65_535;
 
-/// Tokens of a chunk: as many as give each of the `wave` blocks that run at once one of them.
+/// Tokens of a chunk, so that each of the `wave` blocks that run at once has one chunk.
 pub fn chunk(
     s: &Specialisation,
     plan: &Plan,

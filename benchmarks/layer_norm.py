@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-Boundary = Callable[[], Sequence[Tensor]]
+RewriteRead = Callable[[], Sequence[Tensor]]
 
 
 def tensors(batch: int, time_: int, d: int) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ def tensors(batch: int, time_: int, d: int) -> dict[str, Tensor]:
     return {name: tensor.requires_grad_() for name, tensor in made.items()}
 
 
-def fused(batch: int, time_: int, d: int) -> Boundary:
+def fused(batch: int, time_: int, d: int) -> RewriteRead:
     t, residual = tensors(batch, time_, d), DeltaResidual(d, 4)
 
     def run() -> Sequence[Tensor]:
@@ -87,7 +87,7 @@ def fused(batch: int, time_: int, d: int) -> Boundary:
     return run
 
 
-def outside(batch: int, time_: int, d: int) -> Boundary:
+def outside(batch: int, time_: int, d: int) -> RewriteRead:
     t, residual = tensors(batch, time_, d), DeltaResidual(d, 4)
 
     def run() -> Sequence[Tensor]:
@@ -103,7 +103,7 @@ def outside(batch: int, time_: int, d: int) -> Boundary:
     return run
 
 
-def additive(batch: int, time_: int, d: int) -> Boundary:
+def additive(batch: int, time_: int, d: int) -> RewriteRead:
     t = tensors(batch, time_, d)
     x = torch.randn(batch, time_, d, requires_grad=True)
 
@@ -117,7 +117,7 @@ def additive(batch: int, time_: int, d: int) -> Boundary:
 BOUNDARIES = {"fused RMS read": fused, "LayerNorm outside": outside, "additive": additive}
 
 
-def stopwatch(boundary: Boundary) -> Timed:
+def stopwatch(boundary: RewriteRead) -> Timed:
     grads = [torch.ones_like(x) for x in boundary()]
 
     def run() -> tuple[float, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from ddl.errors import InputError, first_line
 
 CONFIG = "config.json"
+RUN_METRICS = "metrics.jsonl"  # every run of `ddl train` has one
 MODEL_TYPE = "ddl"  # `model_type` in ddl.hf's config.json; a run's config.json has none
 # `model_type` in the papers' code, by the layout of its parameters.
 PAPER_MODEL_TYPES = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}
@@ -52,11 +53,11 @@ def require_kind(path: Path, *expected: PathKind, argument: str) -> PathKind:
 
 def _recognise(path: Path) -> PathKind | str:
     """The kind of model at `path`, or a sentence part that says why there is none."""
-    if path.is_file():
-        around = _recognise(path.parent)
-        ours = around in (PathKind.RUN, PathKind.DDL)
-        return f"a file in {PathKind(around).value}" if ours else PathKind.PAPER
     try:
+        if path.is_file():
+            around = _recognise(path.parent)
+            ours = around in (PathKind.RUN, PathKind.DDL)
+            return f"a file in {PathKind(around).value}" if ours else PathKind.PAPER
         names = os.listdir(path)
         text = (path / CONFIG).read_text(encoding="utf-8") if CONFIG in names else "{}"
         config = json.loads(text)
@@ -72,6 +73,8 @@ def _recognise(path: Path) -> PathKind | str:
         return PathKind.HUGGING_FACE
     if isinstance(model, dict) and "residual" in model:
         return PathKind.RUN
+    if CONFIG not in names and RUN_METRICS in names:
+        return f"a run that has lost its {CONFIG}"
     if any(name.endswith((*WEIGHT_SUFFIXES, ".index.json")) for name in names):
         return PathKind.PAPER
     return f"neither weights nor the {CONFIG} of a model in it"
@@ -123,27 +126,37 @@ def write_text(path: Path, text: str, *, argument: str = "out") -> None:
 def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
     """Yield a temporary directory beside `path` that becomes `path` atomically at the end.
 
-    If `path` already has files, each new file replaces its namesake atomically and the others stay.
-    If writing fails in the block, nothing changes. Permissions are as after mkdir and open. Raises
-    InputError if the directory cannot be written.
+    If `path` already has files, or no directory can be made or renamed beside it, the temporary one
+    lies inside, and each new file replaces its namesake atomically while the others stay. If writing
+    fails in the block, nothing changes. Permissions are as after mkdir and open. Raises InputError
+    if the directory cannot be written.
     """
     final = path.resolve()  # a symbolic link's target
-    temporary = _beside(final)
     with writing(path, argument=argument):
+        temporary = final / _beside(final).name if _is_filled_in_place(final) else _beside(final)
         try:
             temporary.mkdir(parents=True)
             mode = _mode_of_new_files(temporary)
             yield temporary
-            files = sorted(temporary.iterdir())
-            for file in files:
-                _finish(file, mode)
-            if final.is_dir() and any(final.iterdir()):
-                for file in files:
-                    file.replace(final / file.name)
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    _finish(file, mode)
+            if temporary.parent == final:
+                for entry in sorted(temporary.iterdir()):
+                    entry.replace(final / entry.name)
             else:
                 temporary.replace(final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _is_filled_in_place(directory: Path) -> bool:
+    """Whether an existing directory cannot be replaced by a rename: it has files, is the root of a
+    file system, or lies where nothing can be made."""
+    if not directory.is_dir():
+        return False
+    writable = os.access(directory.parent, os.W_OK)
+    return any(directory.iterdir()) or os.path.ismount(directory) or not writable
 
 
 def require_new_file(out: Path) -> None:

@@ -51,6 +51,7 @@ def load(path: str | Path, device: str = "auto", *, argument: str = "path") -> L
     """
     path = Path(path)
     kind = require_kind(path, *OURS, argument=argument)
+    pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU
     try:
         model, tokenizer = _read(path, kind)
     except InputError as error:  # each subpackage names the path as its own command does
@@ -84,7 +85,9 @@ def load_for_transformers(
     Hugging Face model keeps its saved dtype. Raises InputError, as `load` does.
     """
     path = Path(path)
-    if require_kind(path, *FOR_TRANSFORMERS, argument=argument) is PathKind.RUN:
+    kind = require_kind(path, *FOR_TRANSFORMERS, argument=argument)
+    pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU
+    if kind is PathKind.RUN:
         from ddl.hf import from_gpt, to_fast
 
         loaded = load(path, device, argument=argument)

@@ -23,6 +23,11 @@ VALUES: list[tuple[dict[str, object], str]] = [
         '`residual` must be "additive" or "ddl" or "ddl-cc" or "ddl-cc-noec" or "ddl-tc" or '
         "\"ddl-tc-noec\", got 'dll'",
     ),
+    (
+        {"residual": ["ddl"]},
+        '`residual` must be "additive" or "ddl" or "ddl-cc" or "ddl-cc-noec" or "ddl-tc" or '
+        "\"ddl-tc-noec\", got ['ddl']",
+    ),
     ({"num_layers": 0}, "`num_layers` must be an integer of at least 1, got 0"),
     ({"num_layers": 2**63}, f"`num_layers` must be at most {MOST}, got {2**63}"),
     ({"num_layers": math.inf}, "`num_layers` must be an integer of at least 1, got inf"),

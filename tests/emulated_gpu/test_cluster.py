@@ -64,6 +64,15 @@ def test_rows_that_travel_ahead_to_a_cluster(m, compress, keep, stages):
 )
 @pytest.mark.parametrize(("dtype", "m"), [(F64, 1), (F32, 9), (BF16, 21)], ids=str)
 def test_clusters_of_any_number_of_warps(dtype, m, cluster, warps):
+    check_warps(dtype, m, cluster, warps)
+
+
+@pytest.mark.parametrize("cluster", [2, 3, 8])
+def test_sums_of_more_numbers_than_two_warps_have_lanes(cluster):
+    check_warps(BF16, 33, cluster, warps=2)
+
+
+def check_warps(dtype, m, cluster, warps):
     with emulated(plan={"CLUSTER": cluster, "THREADS": 32 * warps}):
         tensors = inputs((2, 3), 1056, m) | parameters(1056, m, "channel")
         compare("rewrite_read", tensors, dtype, eps_k=0.1)

@@ -124,6 +124,21 @@ def test_a_directory_appears_in_one_step(tmp_path: Path) -> None:
     assert names(out.parent) == ["out"]
 
 
+def test_a_mounted_directory_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rename onto the root of a file system fails, and one across file systems, too."""
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    inode = mounted.stat().st_ino
+    monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == mounted)
+    with atomic_directory(mounted) as temporary:
+        assert temporary.parent == mounted
+        (temporary / "inner").mkdir()
+        (temporary / "inner" / "file").write_text("new")
+    assert mounted.stat().st_ino == inode
+    assert [path.name for path in mounted.iterdir()] == ["inner"]
+    assert (mounted / "inner" / "file").read_text() == "new"
+
+
 def test_files_of_other_names_stay(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
     (tmp_path / "notes").write_text("mine")

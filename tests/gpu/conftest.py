@@ -5,6 +5,7 @@ If torch sees a GPU but the operators cannot use it, they fail.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,17 @@ from tests.support.gpu_device import DEVICE
 def pytest_runtest_setup() -> None:
     if not torch.cuda.is_available():
         pytest.skip("these tests need an NVIDIA GPU, and torch finds none")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Skip a size that `DDL_PLAN` leaves no plan for: the whole suite is run with overrides, too."""
+    try:
+        return (yield)
+    except ValueError as error:
+        if "DDL_PLAN" in os.environ and "leaves no plan" in str(error):
+            pytest.skip(str(error))
+        raise
 
 
 @pytest.fixture(autouse=True)

@@ -76,6 +76,7 @@ def write(directory: Path, **files: str) -> Path:
         ({"config__json": '{"n_layer": 2}', "model__safetensors": ""}, PathKind.PAPER),
         ({"model__safetensors__index__json": "{}"}, PathKind.PAPER),
         ({"notes__txt": "mine"}, None),
+        ({"metrics__jsonl": "", "model__safetensors": ""}, None),
     ],
 )
 def test_kinds(files: dict[str, str], kind: PathKind | None, tmp_path: Path) -> None:
@@ -105,3 +106,16 @@ def test_one_name_for_the_path(tmp_path: Path) -> None:
         load(tmp_path / "x.pt", argument="where")
     with pytest.raises(InputError, match=r"^`where` must be a run .*, got \S+gone: No such file"):
         load_for_transformers(tmp_path / "gone", argument="where")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x\0y"])
+def test_a_path_that_cannot_be(name: str) -> None:
+    assert path_kind(Path(name)) is None
+    with pytest.raises(InputError, match=r"^`run` must be "):
+        load(name, argument="run")
+
+
+def test_a_run_without_its_config(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", metrics__jsonl="", model__safetensors="")
+    with pytest.raises(InputError, match=r"a run that has lost its config\.json$"):
+        load(run)

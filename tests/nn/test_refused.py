@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from typing import Any
@@ -376,4 +377,12 @@ def test_options_without_effect(build: Any, options: dict[str, Any], sentence: s
     name, *others = options
     with pytest.raises(ValueError, match=f"^{re.escape(f'`{name}` must be left at {sentence}')}$"):
         build(*sizes, **options)
-    build(*sizes, **{other: options[other] for other in others})  # the other options are valid
+    rest = {other: options[other] for other in others}
+    build(*sizes, **rest)  # the other options are valid
+    build(*sizes, **rest, **{name: default_of(build, name)})
+
+
+def default_of(build: Any, name: str) -> Any:
+    """The default in the signature, of DeltaResidual if a stream hands the option on."""
+    parameters = inspect.signature(build).parameters
+    return parameters.get(name, inspect.signature(DeltaResidual).parameters.get(name)).default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -48,6 +49,26 @@ def test_an_import_against_an_arrow_is_seen(copied, text):
     done = lint(copied)
     assert done.returncode != 0
     assert "ddl.reference is not allowed to import" in done.stdout
+
+
+def through_the_front_door(python: Path) -> list[str]:
+    """Imports of `from ddl import X` inside the package where X is no module: import-linter takes
+    them for imports of the package itself, so that any room could be reached through it."""
+    found = []
+    for file in sorted((python / "ddl").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "ddl":
+                names = {alias.name for alias in node.names} - {"_native"}
+                modules = {path.stem for path in (python / "ddl").iterdir()}
+                found += [f"{file.name}: {name}" for name in sorted(names - modules)]
+    return found
+
+
+def test_no_module_imports_through_the_front_door(copied):
+    assert through_the_front_door(copied) == []
+    path = copied / "ddl" / "reference.py"
+    path.write_text("from ddl import DeltaResidual, nn\n", encoding="utf-8")
+    assert through_the_front_door(copied) == ["reference.py: DeltaResidual"]
 
 
 def test_a_module_without_a_room_is_seen(copied):

@@ -105,7 +105,3 @@ def _flags(kind: Any, prefix: str = "--") -> dict[str, str]:
         elif field.default is not dataclasses.MISSING:  # without a default it is positional
             flags[field.name] = f"`{prefix}{field.name.replace('_', '-')}`"
     return flags
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -23,6 +23,7 @@ from ddl.options import (
     Residual,
     Value,
     ValueFrom,
+    check_choice,
     check_left,
     check_options,
     check_residual,
@@ -126,6 +127,7 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         plain_numbers(self)
+        check_choice("residual", self.residual, RESIDUALS)
         compress, expand = STREAMS.get(self.residual, ("identity", "repeat"))
         given = vars(self) | {name: getattr(self, ours) for name, ours in SPELLED.items()}
         given |= {"compress": compress, "expand": expand}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -102,14 +103,16 @@ class Trainer:
 def pick_device(name: str, residual: str) -> torch.device:
     """Return the device for "auto", "cpu" or "cuda".
 
-    "auto" is the GPU if there is one that can run the residual's operators, else the CPU. Raises
-    InputError for "cuda" if there is no such GPU.
+    "auto" is the GPU if there is one that can run the residual's operators, else the CPU, with a
+    warning if torch could use a GPU. Raises InputError for "cuda" if there is no such GPU.
     """
     reason = None
     if name != "cpu":  # for "cpu", do not even look for the driver
         reason = _why_no_gpu(residual)
     if name == "cuda" and reason:
         raise InputError(f"`device` must be cpu, because {reason}, got 'cuda'")
+    if reason and torch.cuda.is_available():
+        warnings.warn(f"`device` auto takes the CPU, because {reason}", stacklevel=2)
     return torch.device("cpu" if name == "cpu" or reason else "cuda")
 
 

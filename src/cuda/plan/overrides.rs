@@ -55,7 +55,7 @@ impl Overrides {
             }
             "THREADS" => self.threads = within(32, 1024)?,
             "FEATURES" => self.features = within(1, 8)?,
-            "KEEP_IN_REGISTERS" => self.keep_in_registers = within(0, 1)?.map(|hold| hold != 0),
+            "KEEP_IN_REGISTERS" => self.keep_in_registers = within(0, 1)?.map(|kept| kept != 0),
             "WINDOW" => self.window = residency(2)?,
             "SUMS" => self.sums = residency(3)?,
             "SEPARATE_SUMS" => self.separate_sums = residency(2)?,
@@ -120,8 +120,8 @@ mod tests {
             ..Overrides::default()
         };
         assert_eq!(overrides, expected);
-        for (number, place) in RESIDENCIES.into_iter().enumerate() {
-            assert_eq!(place as usize, number);
+        for (number, residency) in RESIDENCIES.into_iter().enumerate() {
+            assert_eq!(residency as usize, number);
         }
     }
 

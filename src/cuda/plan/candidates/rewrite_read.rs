@@ -111,7 +111,7 @@ fn numbers(s: &Specialisation, plan: &Plan, per_feature: usize) -> usize {
 
 /// Whether a token read's backward keeps its window and its sums in registers together. Long packets, of which a
 /// thread could have only one, would cost more warps than that saves.
-fn together(s: &Specialisation, plan: &Plan) -> bool {
+fn fit_together(s: &Specialisation, plan: &Plan) -> bool {
     let two = numbers(s, plan, s.slots() + s.taps) * plan.rows(s).max(2) / plan.rows(s);
     s.kernel == Kernel::Backward && plan.keep_in_registers && two <= FEW_TOGETHER
 }
@@ -122,7 +122,7 @@ fn windows(s: &Specialisation, plan: Plan, overrides: &Overrides) -> Vec<Plan> {
         return vec![plan];
     }
     let few = plan.keep_in_registers && numbers(s, &plan, s.taps) <= FEW;
-    let usual = worth([(Registers, few || together(s, &plan)), (Shared, true), (Global, true)]);
+    let usual = worth([(Registers, few || fit_together(s, &plan)), (Shared, true), (Global, true)]);
     let windows = values(overrides.window, usual, |_| true);
     windows.into_iter().map(|window| Plan { window, ..plan }).collect()
 }
@@ -133,7 +133,7 @@ fn sums(s: &Specialisation, plan: Plan, overrides: &Overrides) -> Vec<Plan> {
         return vec![plan];
     }
     let few = plan.keep_in_registers && numbers(s, &plan, s.slots()) <= FEW;
-    let with_window = s.compress == Compress::Token && plan.window == Registers && together(s, &plan);
+    let with_window = s.compress == Compress::Token && plan.window == Registers && fit_together(s, &plan);
     let usual = worth([(Registers, few || with_window), (Shared, true), (SeparateKernel, true)]);
     let sums = values(overrides.sums, usual, |_| true);
     sums.into_iter().map(|sums| Plan { sums, ..plan }).collect()

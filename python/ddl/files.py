@@ -126,10 +126,10 @@ def write_text(path: Path, text: str, *, argument: str = "out") -> None:
 def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
     """Yield a temporary directory beside `path` that becomes `path` atomically at the end.
 
-    If `path` already has files, or no directory can be made or renamed beside it, the temporary one
-    lies inside, and each new file replaces its namesake atomically while the others stay. If writing
-    fails in the block, nothing changes. Permissions are as after mkdir and open. Raises InputError
-    if the directory cannot be written.
+    If `path` already has files, or no directory can be made or renamed beside it, the temporary
+    one lies inside, and each new file replaces its namesake atomically while the others stay. If
+    writing fails in the block, nothing changes. Permissions are as after mkdir and open. Raises
+    InputError if the directory cannot be written.
     """
     final = path.resolve()  # a symbolic link's target
     with writing(path, argument=argument):

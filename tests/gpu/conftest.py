@@ -22,7 +22,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
-    """Skip a size that `DDL_PLAN` leaves no plan for: the whole suite is run with overrides, too."""
+    """Skip sizes that `DDL_PLAN` leaves without a plan: the suite is also run with overrides."""
     try:
         return (yield)
     except ValueError as error:

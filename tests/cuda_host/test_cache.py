@@ -172,12 +172,18 @@ def test_the_directory_by_default(tmp_path, variable):
 def test_the_log_says_what_is_compiled_for_what(cache):
     line = (
         r"ddl: {} rewrite_read_fwd for sm_90 in \d+\.\d\d s: \d+ registers, 0 bytes spilled, "
-        r"\d+ bytes of shared memory \(REAL=float STATE_T=float D=64 M=1 .* BLOCKS=\d+\)\n"
+        r"\d+ bytes of shared memory \(REAL=float STATE_T=float D=64 M=1 .* BLOCKS=\d+\)"
     )
-    _, said = compile_kernels(cache, 64, DDL_LOG="debug")
-    assert re.fullmatch(line.format("compiled"), said)
-    _, said = compile_kernels(cache, 64, DDL_LOG="debug")
-    assert re.fullmatch(line.format("found"), said)
+    for verb in ("compiled", "found"):
+        _, said = compile_kernels(cache, 64, DDL_LOG="debug")
+        kernel, candidates, *choices = said.splitlines()
+        assert re.fullmatch(line.format(verb), kernel)
+        assert re.fullmatch(r"ddl: \d+ candidates for rewrite_read_fwd, d = 64, m = 1:", candidates)
+        plans = [text for text in choices if re.match(r"ddl:   \d\. CLUSTER=\d ", text)]
+        assert [text.split()[1] for text in plans] == ["1.", "2.", "3."]
+        assert "; cheapest: " in plans[0]
+        assert all(" instead of " in text or "same cost" in text for text in plans[1:])
+        assert all(text in plans or text.startswith("ddl:   not ") for text in choices)
     _, said = compile_kernels(cache, 64, DDL_LOG="warning")
     assert said == ""
 

@@ -164,7 +164,8 @@ template <int MAX_SUMS> struct BlockSum {
     if (threadIdx.x == 0) buffer.barriers[stage].expect_tx(N * CLUSTER_WARPS * static_cast<int>(sizeof(Real)));
     write_partials<N, 0>(x);
     buffer.barriers[stage].wait(parity);
-    parity ^= stage;  // the parity of both barriers flips after the second one has been used
+    // The parity of both barriers flips after the second one has been used.
+    parity ^= stage;
 #else
     write_partials<N, 0>(x);
     __syncthreads();

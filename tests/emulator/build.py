@@ -23,7 +23,9 @@ KERNELS = REPOSITORY / "kernels"
 # For the runtime and the kernels.
 _FLAGS = ["-std=c++17", "-fPIC", "-shared", "-fno-gnu-unique"]
 
-_RUNTIME_FLAGS = ["-O2", "-pthread"]
+# Kernels want the runtime's thread-local variables in static TLS. It has to ask for that itself: if a
+# kernel without them loaded it first, they would be elsewhere, and every later kernel refused.
+_RUNTIME_FLAGS = ["-O2", "-pthread", "-ftls-model=initial-exec"]
 _RUNTIME_MACROS = {
     "": [],
     "asan": ["-DEMULATOR_ASAN"],

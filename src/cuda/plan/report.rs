@@ -25,12 +25,12 @@ pub fn report(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Vec
     let Some(taken) = first.first().filter(|_| all.len() > 1) else { return Vec::new() };
     let mut lines =
         vec![format!("{} candidates for {}, d = {}, m = {}:", all.len(), s.kernel.name(), s.d, s.m)];
-    for (place, candidate) in first.iter().enumerate() {
-        let why = match place {
+    for (number, candidate) in first.iter().enumerate() {
+        let why = match number {
             0 => format!("cheapest: {}", described(&candidate.cost)),
             _ => difference(&taken.cost, &candidate.cost),
         };
-        lines.push(format!("  {}. {}: {}; {why}", place + 1, choices(&candidate.plan), needs(candidate)));
+        lines.push(format!("  {}. {}: {}; {why}", number + 1, choices(&candidate.plan), needs(candidate)));
     }
     let cheaper = all.iter().take_while(|candidate| candidate.cost < taken.cost);
     let refused = cheaper.filter_map(|candidate| Some((candidate.plan, candidate.fits.err()?)));

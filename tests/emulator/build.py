@@ -23,8 +23,8 @@ KERNELS = REPOSITORY / "kernels"
 # For the runtime and the kernels.
 _FLAGS = ["-std=c++17", "-fPIC", "-shared", "-fno-gnu-unique"]
 
-# Kernels want the runtime's thread-local variables in static TLS. It has to ask for that itself: if a
-# kernel without them loaded it first, they would be elsewhere, and every later kernel refused.
+# Kernels want the runtime's thread-local variables in static TLS. It has to ask for that itself: if
+# a kernel without them loaded it first, they would be elsewhere, and later kernels refused.
 _RUNTIME_FLAGS = ["-O2", "-pthread", "-ftls-model=initial-exec"]
 _RUNTIME_MACROS = {
     "": [],

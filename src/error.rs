@@ -3,6 +3,8 @@
 use pyo3::PyErr;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 
+use crate::tensor::Device;
+
 /// The reason for which an operator failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -34,11 +36,19 @@ pub enum Error {
     )]
     Memory { operator: &'static str, bytes: usize },
 
+    /// Memory that torch could not allocate. Python asks torch again, for its own exception.
+    #[error("{} on {device} could not be allocated", memory_text(*.bytes))]
+    Allocation { bytes: usize, device: Device },
+
+    /// A failed assertion: a `RuntimeError`.
+    #[error("{0}")]
+    Internal(String),
+
     /// A failure of a GPU, its driver or its compiler: a `RuntimeError`.
     #[error("{0}")]
     Cuda(String),
 
-    /// An exception that a call into Python raised and that is raised again: torch is out of memory, say.
+    /// An exception that Python raised and that is raised again: the tests' emulator could not build a kernel.
     #[error("{0}")]
     Python(PyErr),
 }
@@ -50,8 +60,8 @@ impl From<Error> for PyErr {
         let message = error.to_string();
         match error {
             Error::Dtype { .. } | Error::Kind { .. } => PyTypeError::new_err(message),
-            Error::Memory { .. } => PyMemoryError::new_err(message),
-            Error::Cuda(_) => PyRuntimeError::new_err(message),
+            Error::Memory { .. } | Error::Allocation { .. } => PyMemoryError::new_err(message),
+            Error::Cuda(_) | Error::Internal(_) => PyRuntimeError::new_err(message),
             Error::Python(raised) => raised,
             _ => PyValueError::new_err(message),
         }

@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod environment;
 pub mod error;
+mod library;
 pub mod problem;
 pub mod python;
 pub mod tensor;

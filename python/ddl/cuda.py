@@ -9,7 +9,7 @@ which plans were compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ddl import _native
-from ddl.ops import IMPLEMENTATIONS
+from ddl import ops as _ops  # noqa: F401  tells native code where torch is
 
 __all__ = ["Kernel", "warmup", "why_unavailable"]
 
@@ -79,41 +79,48 @@ def warmup(
         raise TypeError(f"`module` must be a torch.nn.Module, got {type(module).__name__}")
     if architecture is not None and not isinstance(architecture, str):
         raise ValueError(f'`architecture` must be a name such as "sm_90", got {architecture!r}')
-    with _warmup_scope(architecture, _index(_home(module))) as kernels, _autocast_like_cuda():
-        _run_on_fakes(module, args, kwargs)
-    return kernels
+    warmup = _native.Warmup(architecture, _index(_home(module)))
+    with _autocast_like_cuda():
+        _run_on_fakes(module, args, kwargs, _Listing(warmup))
+    return [Kernel(*row) for row in warmup.compile()]
 
 
-@contextmanager
-def _warmup_scope(architecture: str | None, index: int) -> Iterator[list[Kernel]]:
-    """Record this thread's operator calls; on exit compile their kernels and fill the list."""
-    kernels: list[Kernel] = []
-    _native.begin_warmup(architecture, index)
-    done = False
-    try:
-        yield kernels
-        done = True
-    finally:
-        kernels += [Kernel(*row) for row in _native.end_warmup(done)]
+class _Listing(TorchDispatchMode):
+    """Lists the kernels of our operators' calls, which run on fake tensors."""
 
-
-class _AheadOfTime(TorchDispatchMode):
-    """Pass our operators' calls to native code although their tensors are fake."""
+    def __init__(self, warmup: Any) -> None:
+        super().__init__()
+        self.warmup = warmup
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func.namespace == "ddl":
-            return IMPLEMENTATIONS[func._opname](*args)
+        namespace, _, name = func.name().partition("::")
+        if namespace == "ddl":
+            self.warmup.add(name, [_described(argument) for argument in args])
         return func(*args, **(kwargs or {}))
 
 
-def _run_on_fakes(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+def _described(argument: Any) -> Any:
+    """Describe a tensor by shape, dtype and bytes from an aligned address."""
+    if isinstance(argument, torch.dtype):
+        return str(argument).removeprefix("torch.")
+    if not isinstance(argument, Tensor):
+        return argument
+    offset = argument.storage_offset() * argument.itemsize
+    # Native code copies a strided tensor, and the copy is aligned.
+    address = offset if argument.is_contiguous() else 0
+    return list(argument.shape), str(argument.dtype).removeprefix("torch."), address
+
+
+def _run_on_fakes(
+    module: nn.Module, args: Any, kwargs: dict[str, Any], mode: TorchDispatchMode
+) -> None:
     """Run the forward on fake tensors and, if an output requires grad, the backward."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    with FakeTensorMode(), _AheadOfTime():
+    with FakeTensorMode(), mode:
         fakes, args, kwargs = tree_map_only(Tensor, _fake, (tensors, args, kwargs))
         outputs = tree_leaves(torch.func.functional_call(module, fakes, args, kwargs))
         roots = [x for x in outputs if isinstance(x, Tensor) and x.requires_grad]

@@ -11,9 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ddl import ops  # noqa: F401  registers torch.ops.ddl
-from ddl.ops.checks import check_context_dtype, check_count, check_positive, check_tensors
-from ddl.ops.outputs import gate_dtype
+from ddl import ops
+from ddl.ops.checks import (
+    check_context_dtype,
+    check_count,
+    check_is_tensor,
+    check_positive,
+    gate_dtype,
+)
 from ddl.options import check_choice
 from ddl.results import ReadResult, RewriteReadResult
 
@@ -41,10 +46,14 @@ def rewrite(
 
     Source: DDL (arXiv 2601.00417), eq. 2.5.
     """
-    check_tensors(state=state, direction=direction, value=value, gate=gate)
-    check_positive("eps_k", eps_k)
-    value, gate = _gates(state, value, gate)
-    return torch.ops.ddl.rewrite(state, direction, value, gate, eps_k)[0]
+    new_state, _ = ops.rewrite(
+        state=state,
+        direction=direction,
+        value=_as_gate("value", value, state),
+        gate=_as_gate("gate", gate, state),
+        eps_k=_number("eps_k", eps_k),
+    )
+    return new_state
 
 
 def read(
@@ -86,11 +95,19 @@ def read(
 
     Source: DDL (arXiv 2601.00417); the gate is eq. 2.6.
     """
-    arguments = _read_arguments(
-        state, compress, norm_weight, norm_eps, gate_weight, gate_bias, value_weight, value_bias,
-        value_scale, value_from, context_dtype,
-    )  # fmt: skip
-    context, new_value, new_gate, _, _ = torch.ops.ddl.read(state, *arguments)
+    context, new_value, new_gate, _, _ = ops.read(
+        state=state,
+        compress=compress,
+        norm_weight=norm_weight,
+        norm_eps=_optional_number("norm_eps", norm_eps),
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        value_weight=value_weight,
+        value_bias=value_bias,
+        value_scale=_optional_number("value_scale", value_scale),
+        value_from_compressed=_from_compressed(value_from),
+        context_dtype=_context_dtype(state, context_dtype),
+    )
     return ReadResult(
         context,
         None if value_weight is None else new_value,
@@ -125,15 +142,22 @@ def rewrite_read(
         RewriteReadResult(state X' (…, d, m), context (…, d), value (…, m) or None, gate (…,) or
         None).
     """
-    arguments = _read_arguments(
-        state, compress, norm_weight, norm_eps, gate_weight, gate_bias, value_weight, value_bias,
-        value_scale, value_from, context_dtype,
-    )  # fmt: skip
-    check_tensors(direction=direction, value=value, gate=gate)
-    check_positive("eps_k", eps_k)
-    value, gate = _gates(state, value, gate)
-    new_state, context, new_value, new_gate, *_ = torch.ops.ddl.rewrite_read(
-        state, direction, value, gate, eps_k, *arguments
+    new_state, _, context, new_value, new_gate, _, _ = ops.rewrite_read(
+        state=state,
+        direction=direction,
+        value=_as_gate("value", value, state),
+        gate=_as_gate("gate", gate, state),
+        eps_k=_number("eps_k", eps_k),
+        compress=compress,
+        norm_weight=norm_weight,
+        norm_eps=_optional_number("norm_eps", norm_eps),
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        value_weight=value_weight,
+        value_bias=value_bias,
+        value_scale=_optional_number("value_scale", value_scale),
+        value_from_compressed=_from_compressed(value_from),
+        context_dtype=_context_dtype(state, context_dtype),
     )
     return RewriteReadResult(
         new_state,
@@ -158,59 +182,45 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
     Raises:
         ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
     """
-    check_tensors(x=x, weight=weight)
     check_count("value_channels", value_channels)
-    return torch.ops.ddl.expand(x, weight, value_channels)
+    return ops.expand(x=x, weight=weight, value_channels=value_channels)
 
 
-def _gates(state: Tensor, *gates: Tensor) -> tuple[Tensor, ...]:
-    """Convert half-precision values and gates to float32 (float64 for a float64 state).
-
-    Other dtypes are left to the checks.
-    """
-    half = (torch.bfloat16, torch.float16)
-    dtype = gate_dtype(state)
-    return tuple(gate.to(dtype) if gate.dtype in half else gate for gate in gates)
+# --- arguments: what torch would convert or refuse without a sentence ------------------------------
 
 
-def _read_arguments(
-    state: Tensor,
-    compress: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_eps: float | None,
-    gate_weight: Tensor | None,
-    gate_bias: Tensor | None,
-    value_weight: Tensor | None,
-    value_bias: Tensor | None,
-    value_scale: float | None,
-    value_from: str,
-    context_dtype: torch.dtype | None,
-) -> tuple[object, ...]:
-    """Check a read's arguments and return them in the operator schema's order."""
-    check_choice("value_from", value_from, ("context", "compressed"))
-    check_tensors(
-        state=state,
-        compress=compress,
-        norm_weight=norm_weight,
-        gate_weight=gate_weight,
-        gate_bias=gate_bias,
-        value_weight=value_weight,
-        value_bias=value_bias,
-    )
-    check_positive("norm_eps", norm_eps, optional=True)
-    check_positive("value_scale", value_scale, optional=True)
-    check_context_dtype(state, context_dtype)  # here, because the schema rejects a non-dtype first
-    if context_dtype is None:
-        context_dtype = _autocast_dtype(state)
-    return (
-        compress, norm_weight, norm_eps, gate_weight, gate_bias, value_weight, value_bias,
-        value_scale, value_from == "compressed", context_dtype,
-    )  # fmt: skip
+def _as_gate(name: str, gate: Tensor, state: Tensor) -> Tensor:
+    """Convert a half-precision value or gate to float32 (float64 for a float64 state)."""
+    check_is_tensor("state", state)
+    check_is_tensor(name, gate)
+    if gate.dtype in (torch.bfloat16, torch.float16):
+        return gate.to(gate_dtype(state))
+    return gate
 
 
-def _autocast_dtype(state: Tensor) -> torch.dtype | None:
-    """Autocast's dtype, in which the next sublayer's matrix products run; None if it is off."""
+def _number(name: str, number: float) -> float:
+    if type(number) is not float:  # native code checks the floats
+        check_positive(name, number)
+    return number
+
+
+def _optional_number(name: str, number: float | None) -> float | None:
+    return None if number is None else _number(name, number)
+
+
+def _from_compressed(value_from: str) -> bool:
+    if value_from != "context":
+        check_choice("value_from", value_from, ("context", "compressed"))
+    return value_from == "compressed"
+
+
+def _context_dtype(state: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
+    """Choose autocast's dtype if none is asked for: the next sublayer's products run in it."""
+    check_is_tensor("state", state)
+    if dtype is not None:
+        check_context_dtype(state, dtype)
+        return dtype
     device = state.device.type
-    if device == "meta" or state.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device) or state.dtype == torch.float64:
         return None
     return torch.get_autocast_dtype(device)

@@ -19,7 +19,7 @@ use crate::problem::{Expand, Sizes};
 use crate::tensor::{RowsMut, Tensor};
 
 /// Computes `state` from `x`.
-pub fn forward<A: Accum>(expand: &Expand, x: &Tensor, state: &mut Tensor, threads: usize) -> Result<()> {
+pub fn forward<A: Accum>(expand: &Expand, state: &mut Tensor, threads: usize) -> Result<()> {
     let Sizes { d, m, .. } = expand.sizes;
     let threads = useful_threads(state.len(), threads);
     let bounds = partition(expand.sizes.tokens(), 1); // x is an input, so no part repeats any work
@@ -28,7 +28,7 @@ pub fn forward<A: Accum>(expand: &Expand, x: &Tensor, state: &mut Tensor, thread
     let outputs = state.split_rows(m * d, &bounds);
     let parts = bounds.windows(2).zip(outputs).map(|(pair, state)| {
         let tokens = pair[0]..pair[1];
-        Forward { expand, weight: weight.as_deref(), x, tokens, state }
+        Forward { expand, weight: weight.as_deref(), tokens, state }
     });
     parallel::for_each(parts.collect(), threads, dispatch)
 }
@@ -36,7 +36,6 @@ pub fn forward<A: Accum>(expand: &Expand, x: &Tensor, state: &mut Tensor, thread
 struct Forward<'a, A> {
     expand: &'a Expand,
     weight: Option<&'a [A]>,
-    x: &'a Tensor,
     tokens: Range<usize>,
     state: RowsMut<'a>,
 }
@@ -56,7 +55,7 @@ impl<A: Accum> WithSimd for Forward<'_, A> {
                 channels.fill(A::default());
                 let before = (token - sequence.start + 1).min(self.expand.taps());
                 for tap in 0..before {
-                    let row = view(self.x.rows(d), token - tap, 1, &mut row);
+                    let row = view(self.expand.x.rows(d), token - tap, 1, &mut row);
                     for (j, channel) in channels.chunks_exact_mut(d).enumerate() {
                         match self.weight {
                             Some(weight) => mix(channel, true, &weight[(tap * m + j) * d..][..d], row),
@@ -74,7 +73,6 @@ impl<A: Accum> WithSimd for Forward<'_, A> {
 /// Computes dx and, if there is a weight, dw from dX (`grad`).
 pub fn backward<A: Accum>(
     expand: &Expand,
-    x: &Tensor,
     grad: &Tensor,
     grad_x: &mut Tensor,
     grad_weight: &mut Option<Tensor>,
@@ -90,7 +88,7 @@ pub fn backward<A: Accum>(
     let outputs = grad_x.split_rows(d, &bounds);
     let parts = bounds.windows(2).zip(outputs).zip(&mut sums).map(|((pair, grad_x), sums)| {
         let tokens = pair[0]..pair[1];
-        Backward { expand, weight: weight.as_deref(), x, grad, tokens, grad_x, sums }
+        Backward { expand, weight: weight.as_deref(), grad, tokens, grad_x, sums }
     });
     parallel::for_each(parts.collect(), threads, dispatch)?;
     let mut sums = sums.into_iter().flatten();
@@ -104,7 +102,6 @@ pub fn backward<A: Accum>(
 struct Backward<'a, A> {
     expand: &'a Expand,
     weight: Option<&'a [A]>,
-    x: &'a Tensor,
     grad: &'a Tensor,
     tokens: Range<usize>,
     grad_x: RowsMut<'a>,
@@ -157,7 +154,7 @@ impl<A: Accum> Backward<'_, A> {
         let Some(sums) = self.sums else { return };
         let d = row.len();
         for tap in 0..before.min(self.expand.taps()) {
-            let row = view(self.x.rows(d), token - tap, 1, row);
+            let row = view(self.expand.x.rows(d), token - tap, 1, row);
             let sums = &mut sums[tap * grads.len()..][..grads.len()];
             for (sum, grad) in sums.chunks_exact_mut(d).zip(grads.chunks_exact(d)) {
                 add_product(sum, grad, row);

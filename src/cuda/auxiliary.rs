@@ -1,19 +1,9 @@
-//! The small kernels that both operators launch: `arrange` before their own, `reduce` after it.
+//! The small kernel that both operators launch after their own.
 
 use super::device::Call;
 use super::kernel::Specialisation;
-use super::kernel::arguments::{Address, Arrange, Reduce};
+use super::kernel::arguments::Reduce;
 use crate::error::Result;
-
-/// Copies the weight of a token read, or of an expansion, with its taps outermost; returns the copy's address.
-pub fn arrange(s: &Specialisation, from: Address, call: &Call<'_>) -> Result<Address> {
-    let specialisation = s.arrange();
-    let numbers = s.d * s.m * s.taps;
-    let to = (call.allocate)(numbers * s.types.compress.size())?;
-    let loaded = call.loaded(&specialisation)?;
-    call.launch(&loaded, [numbers.div_ceil(256), 1], Arrange { from, to })?;
-    Ok(to)
-}
 
 /// Launches `reduce` with 32 columns per block.
 pub fn launch_reduce(backward: &Specialisation, argument: Reduce, call: &Call<'_>) -> Result<()> {

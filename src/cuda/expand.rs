@@ -1,8 +1,8 @@
 //! `expand` on a device.
 
-use super::auxiliary::{arrange, launch_reduce};
+use super::auxiliary::launch_reduce;
 use super::device::{Call, Loaded};
-use super::kernel::arguments::{self, ExpandBackward, Reduce, are_aligned};
+use super::kernel::arguments::{self, Address, ExpandBackward, Reduce, are_aligned};
 use super::kernel::{Kernel, Specialisation};
 use super::plan;
 use crate::error::Result;
@@ -10,22 +10,20 @@ use crate::problem::Expand;
 use crate::tensor::Tensor;
 
 /// Computes `state` from `x`.
-pub fn forward(expand: &Expand, x: &Tensor, state: &Tensor, call: &Call<'_>) -> Result<()> {
+pub fn forward(expand: &Expand, state: &Tensor, call: &Call<'_>) -> Result<()> {
     let mut argument = arguments::Expand {
-        x: x.address(),
+        x: expand.x.address(),
         weight: expand.weight.as_ref().map_or(0, Tensor::address),
         state: state.address(),
         ..Default::default()
     };
-    let mut specialisation = Specialisation::expand(Kernel::ExpandForward, expand, x.dtype, state.dtype);
+    let mut specialisation = Specialisation::expand(Kernel::ExpandForward, expand, state.dtype);
     specialisation.aligned = are_aligned(&[argument.x, argument.weight, argument.state]);
     if expand.sizes.tokens() == 0 {
         return Ok(());
     }
     let loaded = call.loaded(&specialisation)?;
-    if !loaded.plan.keep_in_registers {
-        argument.weight = arrange(&specialisation, argument.weight, call)?;
-    }
+    argument.weight = arranged(expand, &loaded, call)?;
     let grid = Grid::new(expand, &specialisation, &loaded, call);
     (argument.chunks, argument.time, argument.chunk) = grid.arguments();
     call.launch(&loaded, [grid.across, grid.down], argument)
@@ -34,33 +32,30 @@ pub fn forward(expand: &Expand, x: &Tensor, state: &Tensor, call: &Call<'_>) -> 
 /// Computes dx and, if there is a weight, dw from dX (`grad`).
 pub fn backward(
     expand: &Expand,
-    x: &Tensor,
     grad: &Tensor,
     grad_x: &Tensor,
     grad_weight: &Option<Tensor>,
     call: &Call<'_>,
 ) -> Result<()> {
     let mut argument = ExpandBackward {
-        x: x.address(),
+        x: expand.x.address(),
         weight: expand.weight.as_ref().map_or(0, Tensor::address),
         grad_state: grad.address(),
         grad_x: grad_x.address(),
         ..Default::default()
     };
-    let mut specialisation = Specialisation::expand(Kernel::ExpandBackward, expand, x.dtype, grad.dtype);
+    let mut specialisation = Specialisation::expand(Kernel::ExpandBackward, expand, grad.dtype);
     specialisation.aligned =
         are_aligned(&[argument.x, argument.weight, argument.grad_state, argument.grad_x]);
     let mut rows = 0;
     if expand.sizes.tokens() > 0 {
         let loaded = call.loaded(&specialisation)?;
-        if !loaded.plan.keep_in_registers {
-            argument.weight = arrange(&specialisation, argument.weight, call)?;
-        }
+        argument.weight = arranged(expand, &loaded, call)?;
         let grid = Grid::new(expand, &specialisation, &loaded, call);
         if grad_weight.is_some() {
             rows = grid.down;
             argument.partial =
-                (call.allocate)(rows * specialisation.partial_row() * specialisation.real().size())?;
+                call.memory.allocate(rows * specialisation.partial_row() * specialisation.real().size())?;
         }
         (argument.chunks, argument.time, argument.chunk) = grid.arguments();
         call.launch(&loaded, [grid.across, grid.down], argument)?;
@@ -69,6 +64,15 @@ pub fn backward(
     let partial = argument.partial;
     let sums = Reduce { partial, blocks: rows as i64, compress: grad_weight.address(), ..Default::default() };
     launch_reduce(&specialisation, sums, call)
+}
+
+/// Returns the address of the weight, in the layout that the kernel expects.
+fn arranged(expand: &Expand, loaded: &Loaded, call: &Call<'_>) -> Result<Address> {
+    match &expand.weight {
+        None => Ok(0),
+        Some(weight) if loaded.plan.keep_in_registers => Ok(weight.address()),
+        Some(weight) => call.memory.taps_outermost(weight),
+    }
 }
 
 /// The grid: packets along its first axis; along the second, blocks that share the chunks of sequences.

@@ -1,9 +1,9 @@
 //! `rewrite`, `read` and `rewrite_read` on a device: the kernels to launch, and their arguments.
 
-use super::auxiliary::{arrange, launch_reduce};
+use super::auxiliary::launch_reduce;
 use super::device::{Call, Loaded};
 use super::kernel::arguments::{self, Address, Backward, Reduce, are_aligned};
-use super::kernel::{Compress, Kernel, Specialisation};
+use super::kernel::{Kernel, Specialisation};
 use super::plan::Residency;
 use super::plan::chunk::chunk;
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 pub fn forward(problem: &RewriteRead, outputs: &Outputs, call: &Call<'_>) -> Result<()> {
     check_outputs(problem, outputs)?;
     let mut argument = inputs(problem);
-    argument.new_state = address(&outputs.state);
+    argument.new_state = address(&outputs.new_state);
     argument.context = address(&outputs.context);
     saved(&mut argument, outputs);
     let context = outputs.context.as_ref().map(|context| context.dtype);
@@ -24,7 +24,7 @@ pub fn forward(problem: &RewriteRead, outputs: &Outputs, call: &Call<'_>) -> Res
         return Ok(());
     }
     let loaded = call.loaded(&specialisation)?;
-    argument.compress = arranged(&specialisation, argument.compress, call)?;
+    argument.compress = arranged(problem, call)?;
     let blocks = split_tokens(&mut argument, problem, &specialisation, &loaded, call)?;
     call.launch(&loaded, [blocks, loaded.plan.slices(&specialisation)], argument)
 }
@@ -41,17 +41,17 @@ pub fn backward(
     let mut argument = Backward { forward: inputs(problem), ..Default::default() };
     saved(&mut argument.forward, saved_outputs);
     argument.gradients = arguments::Gradients {
-        grad_state: address(&incoming.state),
-        grad_context: address(&incoming.context),
-        grad_new_value: address(&incoming.value),
-        grad_new_gate: address(&incoming.gate),
+        grad_state: address(if gradients.in_place { &gradients.state } else { &incoming.grad_new_state }),
+        grad_context: address(&incoming.grad_context),
+        grad_new_value: address(&incoming.grad_new_value),
+        grad_new_gate: address(&incoming.grad_new_gate),
         state: address(&gradients.state),
         direction: address(&gradients.direction),
         value: address(&gradients.value),
         gate: address(&gradients.gate),
         ..Default::default()
     };
-    let context = incoming.context.as_ref().map(|grad| grad.dtype);
+    let context = incoming.grad_context.as_ref().map(|grad| grad.dtype);
     let mut specialisation = Specialisation::rewrite_read(Kernel::Backward, problem, context);
     specialisation.aligned =
         are_aligned(&argument.forward.packets()) && are_aligned(&argument.gradients.packets());
@@ -59,11 +59,11 @@ pub fn backward(
     if problem.sizes.tokens() > 0 {
         let loaded = call.loaded(&specialisation)?;
         let separate = problem.read.is_some() && loaded.plan.sums == Residency::SeparateKernel;
-        argument.forward.compress = arranged(&specialisation, argument.forward.compress, call)?;
+        argument.forward.compress = arranged(problem, call)?;
         blocks = split_tokens(&mut argument.forward, problem, &specialisation, &loaded, call)?;
         if separate {
             argument.gradients.shift =
-                (call.allocate)(problem.sizes.tokens() * specialisation.real().size())?;
+                call.memory.allocate(problem.sizes.tokens() * specialisation.real().size())?;
         } else if problem.read.is_some() {
             argument.gradients.partial = partial(&specialisation, blocks, call)?;
         }
@@ -96,7 +96,7 @@ fn parameters(
 
 /// Allocates a row of sums for each block.
 fn partial(specialisation: &Specialisation, blocks: usize, call: &Call<'_>) -> Result<Address> {
-    (call.allocate)(blocks * specialisation.partial_row() * specialisation.real().size())
+    call.memory.allocate(blocks * specialisation.partial_row() * specialisation.real().size())
 }
 
 /// Adds up the blocks' sums into the parameters' gradients, which are zero without blocks.
@@ -139,16 +139,17 @@ fn split_tokens(
     argument.chunk = chunk as i64;
     let scratch = loaded.plan.scratch(specialisation, blocks);
     if scratch > 0 {
-        argument.scratch = (call.allocate)(scratch)?;
+        argument.scratch = call.memory.allocate(scratch)?;
     }
     Ok(blocks)
 }
 
 /// Returns the read's weight in the layout that the kernels expect.
-fn arranged(specialisation: &Specialisation, compress: Address, call: &Call<'_>) -> Result<Address> {
-    match specialisation.compress {
-        Compress::Token if specialisation.taps > 1 => arrange(specialisation, compress, call),
-        _ => Ok(compress),
+fn arranged(problem: &RewriteRead, call: &Call<'_>) -> Result<Address> {
+    match problem.read.as_ref().and_then(|read| read.compress.as_ref()) {
+        None => Ok(0),
+        Some(weight) if weight.shape.len() == 3 && weight.shape[2] > 1 => call.memory.taps_outermost(weight),
+        Some(weight) => Ok(weight.address()),
     }
 }
 
@@ -176,8 +177,8 @@ fn inputs(problem: &RewriteRead) -> arguments::RewriteRead {
 /// Fills in the tensors that the forward saves for the backward.
 fn saved(argument: &mut arguments::RewriteRead, outputs: &Outputs) {
     argument.stats = address(&outputs.stats);
-    argument.new_value = address(&outputs.value);
-    argument.new_gate = address(&outputs.gate);
+    argument.new_value = address(&outputs.new_value);
+    argument.new_gate = address(&outputs.new_gate);
     argument.compressed = address(&outputs.compressed);
     argument.rstd = address(&outputs.rstd);
 }
@@ -185,8 +186,8 @@ fn saved(argument: &mut arguments::RewriteRead, outputs: &Outputs) {
 /// Fails unless every tensor of the specialisation is present, because kernels do not check their pointers.
 fn check_outputs(problem: &RewriteRead, outputs: &Outputs) -> Result<()> {
     let read = problem.read.as_ref();
-    needed("new_state", &outputs.state, problem.rewrite.is_some())?;
-    same_dtype(&outputs.state, &problem.state)?;
+    needed("new_state", &outputs.new_state, problem.rewrite.is_some())?;
+    same_dtype(&outputs.new_state, &problem.state)?;
     needed("context", &outputs.context, read.is_some())?;
     check_saved(problem, outputs)
 }
@@ -194,8 +195,8 @@ fn check_outputs(problem: &RewriteRead, outputs: &Outputs) -> Result<()> {
 fn check_saved(problem: &RewriteRead, outputs: &Outputs) -> Result<()> {
     let read = problem.read.as_ref();
     needed("stats", &outputs.stats, problem.rewrite.is_some())?;
-    needed("new_value", &outputs.value, read.is_some_and(|read| read.value_weight.is_some()))?;
-    needed("new_gate", &outputs.gate, read.is_some_and(|read| read.gate_weight.is_some()))?;
+    needed("new_value", &outputs.new_value, read.is_some_and(|read| read.value_weight.is_some()))?;
+    needed("new_gate", &outputs.new_gate, read.is_some_and(|read| read.gate_weight.is_some()))?;
     needed("rstd", &outputs.rstd, read.is_some_and(|read| read.norm_eps.is_some()))?;
     needed("compressed", &outputs.compressed, read.is_some_and(Read::over_time))?;
     same_dtype(&outputs.compressed, &problem.state)
@@ -208,7 +209,7 @@ fn check_gradients(
     gradients: &Gradients,
 ) -> Result<()> {
     check_saved(problem, saved)?;
-    same_dtype(&incoming.state, &problem.state)?;
+    same_dtype(&incoming.grad_new_state, &problem.state)?;
     needed("grad_state", &gradients.state, true)?;
     same_dtype(&gradients.state, &problem.state)?;
     let Some(rewrite) = &problem.rewrite else { return Ok(()) };

@@ -1,6 +1,6 @@
 //! `expand`: a hidden state becomes a residual stream of m value channels.
 
-use super::sizes::{STORED, Sizes, state_sizes};
+use super::sizes::{STORED, Sizes};
 use crate::error::{Error, Result, shape_text};
 use crate::tensor::{Dtype, Tensor};
 
@@ -8,34 +8,58 @@ use crate::tensor::{Dtype, Tensor};
 #[derive(Debug)]
 pub struct Expand {
     pub sizes: Sizes,
-    pub batch: Vec<usize>,
+    /// (…, d)
+    pub x: Tensor,
     /// (d, m, K); None: repetition
     pub weight: Option<Tensor>,
 }
 
 impl Expand {
-    /// `state` is the expanded side: the output of the forward, the incoming gradient of the backward.
-    pub fn new(x: &Tensor, weight: Option<Tensor>, state: &Tensor) -> Result<Expand> {
-        let (sizes, batch) = state_sizes(state, weight.is_some())?;
-        x.expect_shape(&[&batch[..], &[sizes.d]].concat())?;
+    pub fn new(x: Tensor, weight: Option<Tensor>, value_channels: i64) -> Result<Expand> {
+        if value_channels < 1 {
+            let text = format!("`value_channels` must be an integer of at least 1, got {value_channels}");
+            return Err(Error::Argument(text));
+        }
+        let (rank, m) = (x.shape.len(), value_channels as usize);
+        let (needed, expected) = match weight {
+            None => (1, "(…, hidden_size)"),
+            Some(_) => (2, "(…, time, hidden_size)"),
+        };
+        if rank < needed || x.shape[rank - 1] == 0 {
+            let got = shape_text(&x.shape);
+            return Err(Error::Shape { name: x.name, expected: expected.into(), got });
+        }
         x.expect_reachable()?;
-        state.expect_beside(x)?;
-        let double = x.dtype == Dtype::F64;
-        let stored: &[Dtype] = if double { &[Dtype::F64] } else { &STORED };
-        state.expect_dtype(stored)?;
+        let d = x.shape[rank - 1];
+        let stored: &[Dtype] = if x.dtype == Dtype::F64 { &[Dtype::F64] } else { &STORED };
         if let Some(weight) = &weight {
             if weight.shape.len() != 3 || weight.shape[2] == 0 {
                 return Err(Error::Shape {
                     name: weight.name,
-                    expected: format!("({}, {}, K) with K ≥ 1", sizes.d, sizes.m),
+                    expected: format!("({d}, {m}, K) with K ≥ 1"),
                     got: shape_text(&weight.shape),
                 });
             }
-            weight.expect_shape(&[sizes.d, sizes.m, weight.shape[2]])?;
-            weight.expect_beside(x)?;
+            weight.expect_shape(&[d, m, weight.shape[2]])?;
+            weight.expect_beside(&x)?;
             weight.expect_dtype(stored)?;
         }
-        Ok(Expand { sizes, batch, weight })
+        let tokens: usize = x.shape[..rank - 1].iter().product();
+        let time = if weight.is_some() { x.shape[rank - 2] } else { tokens };
+        let sizes = Sizes { sequences: tokens.checked_div(time).unwrap_or(0), time, d, m };
+        Ok(Expand { sizes, x, weight })
+    }
+
+    /// Returns the shape of the state: (…, d, m).
+    pub fn state_shape(&self) -> Vec<usize> {
+        [&self.x.shape[..], &[self.sizes.m]].concat()
+    }
+
+    /// Fails unless this is a gradient of the state.
+    pub fn check_gradient(&self, grad_state: &Tensor) -> Result<()> {
+        grad_state.expect_shape(&self.state_shape())?;
+        grad_state.expect_beside(&self.x)?;
+        grad_state.expect_dtype(if self.x.dtype == Dtype::F64 { &[Dtype::F64] } else { &STORED })
     }
 
     pub fn taps(&self) -> usize {

@@ -1,9 +1,11 @@
 //! Each operator's problem: its borrowed inputs, outputs, sizes and flags, checked once and used by every backend.
 
 mod expand;
+mod outputs;
 mod rewrite_read;
 mod sizes;
 
 pub use expand::Expand;
-pub use rewrite_read::{Gradients, Incoming, Outputs, Read, Rewrite, RewriteRead};
+pub use outputs::{Gradients, Incoming, Outputs};
+pub use rewrite_read::{Read, Rewrite, RewriteRead};
 pub use sizes::Sizes;

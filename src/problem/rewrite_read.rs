@@ -1,4 +1,4 @@
-//! `rewrite`, `read` and `rewrite_read`: their inputs, their outputs, and the gradients of both.
+//! `rewrite`, `read` and `rewrite_read`: their inputs, checked.
 
 use super::sizes::{STORED, Sizes, at_least, positive, state_sizes};
 use crate::error::{Error, Result};
@@ -66,60 +66,6 @@ pub struct RewriteRead {
     pub read: Option<Read>,
 }
 
-/// Outputs that the forward fills; `None` if their half is absent or they are not requested.
-#[derive(Default)]
-pub struct Outputs {
-    /// X' (…, d, m)
-    pub state: Option<Tensor>,
-    /// r, p (…, 1 + m)
-    pub stats: Option<Tensor>,
-    /// h (…, d)
-    pub context: Option<Tensor>,
-    /// v (…, m)
-    pub value: Option<Tensor>,
-    /// β (…)
-    pub gate: Option<Tensor>,
-    /// x (…, d)
-    pub compressed: Option<Tensor>,
-    /// 1/√(mean x² + ε) (…)
-    pub rstd: Option<Tensor>,
-}
-
-/// Incoming gradients of X', h, v and β; `None` is zero.
-#[derive(Default)]
-pub struct Incoming {
-    pub state: Option<Tensor>,
-    /// ∂L/∂X' is in the memory of ∂L/∂X, each row is overwritten after its use, and `state` is `None`.
-    pub in_place: bool,
-    pub context: Option<Tensor>,
-    pub value: Option<Tensor>,
-    pub gate: Option<Tensor>,
-}
-
-/// Gradients to fill: of the state, of the rewrite's inputs, of the read's parameters.
-#[derive(Default)]
-pub struct Gradients {
-    pub state: Option<Tensor>,
-    pub direction: Option<Tensor>,
-    pub value: Option<Tensor>,
-    pub gate: Option<Tensor>,
-    pub compress: Option<Tensor>,
-    pub norm_weight: Option<Tensor>,
-    pub gate_weight: Option<Tensor>,
-    pub gate_bias: Option<Tensor>,
-    pub value_weight: Option<Tensor>,
-    pub value_bias: Option<Tensor>,
-}
-
-impl Gradients {
-    /// Returns true if any parameter's gradient is requested.
-    pub fn of_parameters(&self) -> bool {
-        let Gradients { compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias, .. } = self;
-        let wanted = [compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias];
-        wanted.iter().any(|gradient| gradient.is_some())
-    }
-}
-
 /// Smallest ε_k and norm ε. If k or x is 0, only ε_k² or ε is under the root, so float32 must represent both with a
 /// margin on every backend, even if subnormal numbers are flushed to zero.
 const LEAST_EPS_K: f64 = 1e-18;
@@ -156,6 +102,17 @@ impl RewriteRead {
     /// Returns the dtype of v, β, their gradients and all saved statistics.
     pub fn gate_dtype(&self) -> Dtype {
         if self.double() { Dtype::F64 } else { Dtype::F32 }
+    }
+
+    /// Returns the dtype of the context: the one that is asked for, or else the state's.
+    pub fn context_dtype(&self, asked: Option<Dtype>) -> Result<Dtype> {
+        let dtype = asked.unwrap_or(self.state.dtype);
+        let allowed: &[Dtype] = if self.double() { &[Dtype::F64] } else { &STORED };
+        if allowed.contains(&dtype) {
+            return Ok(dtype);
+        }
+        let names: Vec<&str> = allowed.iter().map(|dtype| dtype.name()).collect();
+        Err(Error::Dtype { name: "context_dtype", expected: names.join(" or "), got: dtype.name().into() })
     }
 
     /// Returns the leading shape followed by `last`.

@@ -12,7 +12,6 @@ use crate::cuda::device::gpu::gpu;
 use crate::cuda::device::{Backend, stand_in};
 use crate::cuda::plan::{Limits, Overrides, RESERVED};
 use crate::error::Error;
-use crate::torch::device::tell_where_nvrtc_is;
 
 /// Runs the CUDA kernels for CPU tensors; `build` None ends that. `build(source, defines)` compiles a kernel and
 /// returns the path of a shared object. `plan` overrides the planner's choices, by the names of the macros and
@@ -35,25 +34,25 @@ pub fn emulate(
         threads_per_multiprocessor: 2048,
         cluster: cluster.max(overrides.cluster.unwrap_or(1)),
     };
-    stand_in::replace(build.map(|build| -> Arc<dyn Backend> {
+    stand_in::replace(build.map(|build| -> (Arc<dyn Backend>, u64) {
         let build = move |source: &str, defines: &[String]| {
             let path = Python::attach(|py| -> PyResult<String> {
                 Ok(build.bind(py).call1((source, defines))?.str()?.to_string())
             });
             path.map_err(Error::Python)
         };
-        Arc::new(Emulated { limits, overrides, build: Box::new(build), table: Default::default() })
+        (Arc::new(Emulated { limits, overrides, build: Box::new(build), table: Default::default() }), 0)
     }));
     Ok(())
 }
 
-/// Treats CPU tensors as tensors on `cuda:index`, to test calls of the driver with a stand-in; None ends that.
+/// Treats CPU tensors as tensors on `cuda:index` and on a stream, to test calls of the driver with a stand-in; None
+/// ends that.
 #[pyfunction]
-#[pyo3(signature = (index))]
-pub fn pretend_gpu(py: Python<'_>, index: Option<usize>) -> PyResult<()> {
-    tell_where_nvrtc_is(py)?;
+#[pyo3(signature = (index, stream=0))]
+pub fn pretend_gpu(py: Python<'_>, index: Option<usize>, stream: u64) -> PyResult<()> {
     let device = py.detach(|| index.map(gpu).transpose())?;
-    stand_in::replace(device.map(|device| -> Arc<dyn Backend> { device }));
+    stand_in::replace(device.map(|device| -> (Arc<dyn Backend>, u64) { (device, stream) }));
     Ok(())
 }
 

@@ -1,24 +1,22 @@
-//! The module `ddl._native`: the operators, the warm-up of a GPU, and the tests' emulator.
+//! The module `ddl._native`: registration of the operators, the warm-up of a GPU, and the tests' emulator.
 
 #[cfg(feature = "emulator")]
 mod emulator;
+mod registration;
 mod warmup;
 
 use pyo3::prelude::*;
-
-use crate::torch::operators;
 
 /// Native part of ddl-rs; use `ddl.functional`.
 #[pymodule]
 pub fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_function(wrap_pyfunction!(operators::rewrite_read, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::rewrite_read_backward, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::expand_forward, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::expand_backward, module)?)?;
+    module.add_function(wrap_pyfunction!(registration::register, module)?)?;
+    module.add_function(wrap_pyfunction!(registration::operators, module)?)?;
+    module.add_function(wrap_pyfunction!(registration::take_refusal, module)?)?;
+    module.add_function(wrap_pyfunction!(warmup::search_nvrtc_in, module)?)?;
     module.add_function(wrap_pyfunction!(warmup::why_unavailable, module)?)?;
-    module.add_function(wrap_pyfunction!(warmup::begin_warmup, module)?)?;
-    module.add_function(wrap_pyfunction!(warmup::end_warmup, module)?)?;
+    module.add_class::<warmup::Warmup>()?;
     #[cfg(feature = "emulator")]
     {
         module.add_function(wrap_pyfunction!(emulator::emulate, module)?)?;

@@ -1,56 +1,171 @@
 //! Checks that a GPU can be used, and compiles for it ahead of time.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
-use crate::cuda::device::ahead_of_time::{self, AheadOfTime};
+use crate::cuda::compile::nvrtc;
+use crate::cuda::device::ahead_of_time::AheadOfTime;
 use crate::cuda::device::gpu::gpu;
-use crate::torch::device::tell_where_nvrtc_is;
+use crate::error::Result;
+use crate::tensor::{Device, Dtype, Tensor};
+use crate::torch::dispatch::OPERATORS;
+use crate::torch::run::Run;
+use crate::torch::stack::{Overwritten, Source};
+
+/// Sets the directories that hold torch and the libraries installed beside it: a site-packages, a prefix.
+#[pyfunction]
+pub fn search_nvrtc_in(directories: Vec<PathBuf>) {
+    nvrtc::look_in(directories);
+}
 
 /// Returns the reason for which `cuda:index` cannot be used, None if it can.
 #[pyfunction]
-pub fn why_unavailable(py: Python<'_>, index: usize) -> PyResult<Option<String>> {
-    tell_where_nvrtc_is(py)?;
-    Ok(py.detach(|| gpu(index).err().map(|reason| reason.to_string())))
+pub fn why_unavailable(py: Python<'_>, index: usize) -> Option<String> {
+    py.detach(|| gpu(index).err().map(|reason| reason.to_string()))
 }
 
-/// Makes this thread's calls only list the kernels that they need: for an architecture like `sm_90`, or for
-/// `cuda:index`.
-#[pyfunction]
-#[pyo3(signature = (architecture, index))]
-pub fn begin_warmup(py: Python<'_>, architecture: Option<String>, index: usize) -> PyResult<()> {
-    tell_where_nvrtc_is(py)?;
-    let warmup = py.detach(|| match architecture {
-        Some(architecture) => AheadOfTime::new(&architecture),
-        None => Ok(AheadOfTime::for_gpu(gpu(index)?)),
-    })?;
-    ahead_of_time::replace(Some(Arc::new(warmup)));
-    Ok(())
+/// Lists the kernels of calls and compiles them, for an architecture like `sm_90`, or for `cuda:index`.
+#[pyclass]
+pub struct Warmup(Arc<AheadOfTime>);
+
+#[pymethods]
+impl Warmup {
+    #[new]
+    #[pyo3(signature = (architecture, index))]
+    fn new(py: Python<'_>, architecture: Option<String>, index: usize) -> PyResult<Warmup> {
+        let device = py.detach(|| match architecture {
+            Some(architecture) => AheadOfTime::new(&architecture),
+            None => Ok(AheadOfTime::for_gpu(gpu(index)?)),
+        })?;
+        Ok(Warmup(Arc::new(device)))
+    }
+
+    /// Lists the kernels that a call of `operator` launches. A tensor among the arguments is described by
+    /// (shape, dtype as in "float32", bytes from an aligned address); all others are as in the call.
+    fn add(&self, operator: &str, arguments: &Bound<'_, PyList>) -> PyResult<()> {
+        let Some(operator) = OPERATORS.iter().find(|known| known.name.to_bytes() == operator.as_bytes())
+        else {
+            return Err(PyValueError::new_err(format!("`operator` must be one of ddl's, got {operator:?}")));
+        };
+        let mut source = Described { arguments: arguments.iter().collect(), next: 0, failed: None };
+        let mut run = Run::listing(self.0.clone());
+        let done = (operator.run)(&mut source, &mut run);
+        source.failed.map_or(Ok(()), Err)?;
+        Ok(done?)
+    }
+
+    /// Compiles the listed kernels. Returns for each (name, architecture, macros, registers, bytes spilled, bytes of
+    /// shared memory, seconds, true if it was in the cache).
+    #[allow(clippy::type_complexity)]
+    fn compile(
+        &self,
+        py: Python<'_>,
+    ) -> PyResult<Vec<(&'static str, String, String, u32, u32, usize, f64, bool)>> {
+        let built = py.detach(|| self.0.compile())?;
+        let rows = built.iter().map(|kernel| {
+            let (binary, shared) = (&kernel.binary, kernel.binary.shared as usize + kernel.plan.shared);
+            (
+                kernel.specialisation.kernel.name(),
+                kernel.target.to_string(),
+                kernel.macros(),
+                binary.registers,
+                binary.spilled,
+                shared,
+                kernel.seconds,
+                kernel.cached,
+            )
+        });
+        Ok(rows.collect())
+    }
 }
 
-/// Ends `begin_warmup` and, if `compile`, compiles the listed kernels. Returns for each kernel (name, architecture,
-/// macros, registers, bytes spilled, bytes of shared memory, seconds, true if it was in the cache).
-#[pyfunction]
-#[allow(clippy::type_complexity)]
-pub fn end_warmup(
-    py: Python<'_>,
-    compile: bool,
-) -> PyResult<Vec<(&'static str, String, String, u32, u32, usize, f64, bool)>> {
-    let Some(warmup) = ahead_of_time::replace(None).filter(|_| compile) else { return Ok(Vec::new()) };
-    let built = py.detach(|| warmup.compile())?;
-    let rows = built.iter().map(|kernel| {
-        let (binary, shared) = (&kernel.binary, kernel.binary.shared as usize + kernel.plan.shared);
-        (
-            kernel.specialisation.kernel.name(),
-            kernel.target.to_string(),
-            kernel.macros(),
-            binary.registers,
-            binary.spilled,
-            shared,
-            kernel.seconds,
-            kernel.cached,
-        )
-    });
-    Ok(rows.collect())
+/// Arguments that Python describes; their tensors have no memory.
+struct Described<'py> {
+    arguments: Vec<Bound<'py, PyAny>>,
+    next: usize,
+    failed: Option<PyErr>,
+}
+
+impl<'py> Described<'py> {
+    fn next(&mut self) -> Option<Bound<'py, PyAny>> {
+        self.next += 1;
+        self.arguments.get(self.next - 1).filter(|argument| !argument.is_none()).cloned()
+    }
+
+    /// Takes the next argument; None if it is None. A failure of `extract` is kept.
+    fn extracted<T: Default>(&mut self, extract: impl FnOnce(Bound<'py, PyAny>) -> PyResult<T>) -> Option<T> {
+        let extracted = extract(self.next()?);
+        Some(extracted.unwrap_or_else(|failure| {
+            self.failed.get_or_insert(failure);
+            T::default()
+        }))
+    }
+}
+
+/// Makes a tensor of its description; None if it stands in for an absent one.
+fn described(name: &'static str, description: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
+    let (shape, dtype, address): (Vec<usize>, String, usize) = description.extract()?;
+    if dtype == "uint8" {
+        return Ok(None);
+    }
+    let dtype = dtype_named(&dtype)?;
+    // SAFETY: nothing is launched, so the address is never dereferenced.
+    Ok(Some(unsafe { Tensor::new(name, shape, dtype, Device::Cpu, address as *mut u8) }))
+}
+
+fn dtype_named(name: &str) -> PyResult<Dtype> {
+    let known = [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16].into_iter();
+    let mut same = known.filter(|dtype| dtype.name().strip_prefix("torch.") == Some(name));
+    same.next().ok_or_else(|| PyValueError::new_err(format!("no operator takes dtype {name}")))
+}
+
+impl Source for Described<'_> {
+    fn tensor(&mut self, name: &'static str) -> Tensor {
+        self.saved_tensor(name).unwrap_or_else(|| {
+            self.failed
+                .get_or_insert_with(|| PyValueError::new_err(format!("`{name}` must be a tensor, got None")));
+            // SAFETY: it has no elements.
+            unsafe { Tensor::new(name, vec![0], Dtype::F32, Device::Cpu, std::ptr::null_mut()) }
+        })
+    }
+
+    fn optional_tensor(&mut self, name: &'static str) -> Option<Tensor> {
+        self.saved_tensor(name)
+    }
+
+    fn saved_tensor(&mut self, name: &'static str) -> Option<Tensor> {
+        self.extracted(|description| described(name, &description)).flatten()
+    }
+
+    fn overwritten_tensor(&mut self, name: &'static str) -> Overwritten {
+        Overwritten { tensor: self.tensor(name), copy: None }
+    }
+
+    fn float(&mut self) -> f64 {
+        self.optional_float().unwrap_or_default()
+    }
+
+    fn optional_float(&mut self) -> Option<f64> {
+        self.extracted(|number| number.extract())
+    }
+
+    fn integer(&mut self) -> i64 {
+        self.extracted(|number| number.extract()).unwrap_or_default()
+    }
+
+    fn boolean(&mut self) -> bool {
+        self.extracted(|flag| flag.extract()).unwrap_or_default()
+    }
+
+    fn optional_dtype(&mut self) -> Option<Dtype> {
+        self.extracted(|dtype| dtype_named(&dtype.extract::<String>()?).map(Some)).flatten()
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
+    }
 }

@@ -1,7 +1,9 @@
-//! The interface to torch: `operators` that Python calls, their `arguments`, the borrowing of tensors, and the
-//! choice of a device.
+//! The interface to torch: its C [`shims`], the tensors that a call owns ([`memory`]), the [`stack`] of arguments, a
+//! call's device ([`run`]), the [`operators`], and how they are registered and refuse ([`dispatch`]).
 
-mod arguments;
-mod borrow;
-pub mod device;
+pub mod dispatch;
+mod memory;
 pub mod operators;
+pub mod run;
+mod shims;
+pub mod stack;

@@ -1,145 +1,291 @@
-//! The operators' entry points. They borrow and check the tensors, release the GIL and dispatch. Only `ddl.ops`
-//! calls them.
+//! The operators: each decodes its arguments, allocates its outputs and chooses a backend.
+//!
+//! A declaration lists the arguments in the order of the schema in python/ddl/ops/declarations.py. The operators on a
+//! state share one forward and one backward, in which either half may be absent.
 
-use pyo3::prelude::*;
-
-use super::arguments::{
-    Any, ReadArguments, RewriteArguments, Saved, borrow_optional, incoming_gradients, outgoing_gradients,
-    parameter, problem, saved, take_in_place,
-};
-use super::borrow::borrow;
-use super::device::{Resources, on_device};
-use crate::problem::Expand;
-use crate::tensor::Dtype;
+use super::run::Run;
+use super::stack::{Argument, Overwritten, Saved, Source, arguments};
+use crate::cuda::device::Call;
+use crate::error::{Error, Result};
+use crate::problem::{Expand, Gradients, Incoming, Outputs, Read, Rewrite, RewriteRead};
+use crate::tensor::{Dtype, Tensor};
 use crate::{cpu, cuda};
 
-/// Forward of `rewrite` (read None), `read` (rewrite None) or `rewrite_read`, into allocated outputs.
-#[pyfunction]
-#[pyo3(signature = (state, rewrite, read, outputs, threads, stream=0, allocate=None))]
-#[allow(clippy::too_many_arguments)]
-pub fn rewrite_read(
-    py: Python<'_>,
-    state: Any<'_>,
-    rewrite: Option<RewriteArguments<'_>>,
-    read: Option<ReadArguments<'_>>,
-    outputs: Saved<'_>,
-    threads: usize,
-    stream: u64,
-    allocate: Option<Any<'_>>,
-) -> PyResult<()> {
-    let problem = problem(&state, rewrite, read)?;
-    let mut outputs = saved(&problem, &outputs)?;
-    let resources = Resources { stream, allocate };
-    if on_device(py, &problem.state, &state, resources, |call| {
-        cuda::rewrite_read::forward(&problem, &outputs, call)
-    })? {
-        return Ok(());
+/// An operator of the library `ddl`, without its autograd.
+pub trait Operator {
+    const NAME: &'static std::ffi::CStr;
+    const OUTPUTS: &'static [&'static str];
+    type Arguments: Argument;
+    fn run(arguments: Self::Arguments, run: &mut Run) -> Result<()>;
+}
+
+/// Takes an operator's arguments and runs it.
+pub fn run<O: Operator>(source: &mut dyn Source, run: &mut Run) -> Result<()> {
+    let arguments = O::Arguments::take("", source);
+    source.finish()?;
+    O::run(arguments, run)
+}
+
+macro_rules! operator {
+    ($operator:ident($arguments:ident) = $name:literal -> [$($output:literal),*], |$given:pat_param, $run:ident| $body:expr) => {
+        pub struct $operator;
+        impl Operator for $operator {
+            const NAME: &'static std::ffi::CStr = $name;
+            const OUTPUTS: &'static [&'static str] = &[$($output),*];
+            type Arguments = $arguments;
+            fn run($given: $arguments, $run: &mut Run) -> Result<()> {
+                $body
+            }
+        }
+    };
+}
+
+// --- forward --------------------------------------------------------------------------------------
+
+arguments! { struct RewriteArguments { state: Tensor, rewrite: Rewrite } }
+operator! { RewriteOperator(RewriteArguments) = c"rewrite" -> ["new_state", "stats"],
+    |RewriteArguments { state, rewrite }, run| forward(RewriteRead::new(state, Some(rewrite), None)?, None, run)
+}
+
+arguments! { struct ReadArguments { state: Tensor, read: Read, context_dtype: Option<Dtype> } }
+operator! { ReadOperator(ReadArguments) = c"read" -> ["context", "new_value", "new_gate", "compressed", "rstd"],
+    |ReadArguments { state, read, context_dtype }, run| {
+        forward(RewriteRead::new(state, None, Some(read))?, context_dtype, run)
     }
-    let done = py.detach(|| match problem.double() {
+}
+
+arguments! { struct RewriteReadArguments { state: Tensor, rewrite: Rewrite, read: Read, context_dtype: Option<Dtype> } }
+operator! { RewriteReadOperator(RewriteReadArguments) = c"rewrite_read"
+        -> ["new_state", "stats", "context", "new_value", "new_gate", "compressed", "rstd"],
+    |RewriteReadArguments { state, rewrite, read, context_dtype }, run| {
+        forward(RewriteRead::new(state, Some(rewrite), Some(read))?, context_dtype, run)
+    }
+}
+
+fn forward(problem: RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<()> {
+    let mut outputs = allocate_outputs(&problem, context_dtype, run)?;
+    let launch = |call: &Call<'_>| cuda::rewrite_read::forward(&problem, &outputs, call);
+    let Some(threads) = run.on_device(&problem.state, launch)? else { return Ok(()) };
+    let done = match problem.double() {
         true => cpu::rewrite_read::forward::<f64>(&problem, &mut outputs, threads),
         false => cpu::rewrite_read::forward::<f32>(&problem, &mut outputs, threads),
-    });
-    Ok(done.map_err(|short| short.in_operator(problem.operator()))?)
+    };
+    done.map_err(|short| short.in_operator(problem.operator()))
 }
 
-/// Backward of `rewrite_read`; `incoming` are gradients of (state, context, value, gate), `gradients` those of
-/// (state, direction, value, gate, compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias).
-/// On a CPU one tensor may be both gradients of the state.
-#[pyfunction]
-#[pyo3(signature = (state, rewrite, read, outputs, incoming, gradients, threads, stream=0, allocate=None))]
-#[allow(clippy::too_many_arguments)]
-pub fn rewrite_read_backward(
-    py: Python<'_>,
-    state: Any<'_>,
-    rewrite: Option<RewriteArguments<'_>>,
-    read: Option<ReadArguments<'_>>,
-    outputs: Saved<'_>,
-    incoming: [Option<Any<'_>>; 4],
-    gradients: [Option<Any<'_>>; 10],
-    threads: usize,
-    stream: u64,
-    allocate: Option<Any<'_>>,
-) -> PyResult<()> {
-    let problem = problem(&state, rewrite, read)?;
-    let saved = saved(&problem, &outputs)?;
-    let mut incoming = incoming_gradients(&problem, &incoming)?;
-    let mut gradients = outgoing_gradients(&problem, &gradients)?;
-    let resources = Resources { stream, allocate };
-    if on_device(py, &problem.state, &state, resources, |call| {
-        cuda::rewrite_read::backward(&problem, &saved, &incoming, &gradients, call)
-    })? {
-        return Ok(());
+fn allocate_outputs(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<Outputs> {
+    let (d, m, state, small) = (problem.sizes.d, problem.sizes.m, &problem.state, problem.gate_dtype());
+    let shape = |last: &[usize]| problem.batch_and(last);
+    let mut outputs = Outputs::default();
+    if problem.rewrite.is_some() {
+        outputs.new_state = Some(run.output_like("new_state", state)?);
+        outputs.stats = Some(run.output("stats", &shape(&[1 + m]), small, state)?);
     }
-    take_in_place(&problem, &saved, &mut incoming, &gradients)?;
-    let done = py.detach(|| match problem.double() {
+    let Some(read) = &problem.read else { return Ok(outputs) };
+    let dtype = problem.context_dtype(context_dtype)?;
+    let (value, gate) = (read.value_weight.is_some(), read.gate_weight.is_some());
+    let (over_time, normed) = (read.over_time(), read.norm_eps.is_some());
+    outputs.context = Some(run.output("context", &shape(&[d]), dtype, state)?);
+    outputs.new_value = run.optional_output(value, "new_value", &shape(&[m]), small, state)?;
+    outputs.new_gate = run.optional_output(gate, "new_gate", &shape(&[]), small, state)?;
+    // x keeps the state's dtype: a narrower context would round or overflow it before the norm.
+    outputs.compressed = run.optional_output(over_time, "compressed", &shape(&[d]), state.dtype, state)?;
+    outputs.rstd = run.optional_output(normed, "rstd", &shape(&[]), small, state)?;
+    Ok(outputs)
+}
+
+// --- backward -------------------------------------------------------------------------------------
+
+arguments! { struct RewriteBackwardArguments {
+    grad_new_state: Tensor, state: Tensor, rewrite: Rewrite, stats: Tensor,
+} }
+operator! { RewriteBackward(RewriteBackwardArguments) = c"rewrite_backward"
+        -> ["grad_state", "grad_direction", "grad_value", "grad_gate"],
+    |RewriteBackwardArguments { grad_new_state, state, rewrite, stats }, run| {
+        let incoming = Incoming { grad_new_state: Some(grad_new_state), ..Incoming::default() };
+        let saved = Outputs { stats: Some(stats), ..Outputs::default() };
+        backward(RewriteRead::new(state, Some(rewrite), None)?, incoming, saved, 0, None, run)
+    }
+}
+
+arguments! { struct SavedByRead { new_value: Saved, new_gate: Saved, compressed: Saved, rstd: Saved } }
+
+impl SavedByRead {
+    fn with(self, stats: Option<Tensor>) -> Outputs {
+        let SavedByRead { new_value, new_gate, compressed, rstd } = self;
+        Outputs {
+            stats,
+            new_value: new_value.0,
+            new_gate: new_gate.0,
+            compressed: compressed.0,
+            rstd: rstd.0,
+            ..Outputs::default()
+        }
+    }
+}
+
+arguments! { struct ReadBackwardArguments {
+    grad_context: Option<Tensor>, grad_new_value: Option<Tensor>, grad_new_gate: Option<Tensor>,
+    state: Tensor, read: Read, saved: SavedByRead, wanted: i64,
+} }
+operator! { ReadBackward(ReadBackwardArguments) = c"read_backward" -> [
+        "grad_state", "grad_compress", "grad_norm_weight", "grad_gate_weight", "grad_gate_bias",
+        "grad_value_weight", "grad_value_bias"
+    ],
+    |ReadBackwardArguments { grad_context, grad_new_value, grad_new_gate, state, read, saved, wanted }, run| {
+        let incoming = Incoming { grad_new_state: None, grad_context, grad_new_value, grad_new_gate };
+        backward(RewriteRead::new(state, None, Some(read))?, incoming, saved.with(None), wanted, None, run)
+    }
+}
+
+arguments! { struct RewriteReadBackwardArguments {
+    incoming: Incoming, state: Tensor, rewrite: Rewrite, read: Read, stats: Tensor, saved: SavedByRead, wanted: i64,
+} }
+operator! { RewriteReadBackward(RewriteReadBackwardArguments) = c"rewrite_read_backward" -> [
+        "grad_state", "grad_direction", "grad_value", "grad_gate", "grad_compress", "grad_norm_weight",
+        "grad_gate_weight", "grad_gate_bias", "grad_value_weight", "grad_value_bias"
+    ],
+    |RewriteReadBackwardArguments { incoming, state, rewrite, read, stats, saved, wanted }, run| {
+        let problem = RewriteRead::new(state, Some(rewrite), Some(read))?;
+        backward(problem, incoming, saved.with(Some(stats)), wanted, None, run)
+    }
+}
+
+// Compiled graphs know when the gradient of X' is not needed again. Registered for the CPU alone: a GPU stores
+// without loading the cache line first, so overwriting would save it no traffic.
+arguments! { struct OverwritingBackwardArguments {
+    grad_new_state: Overwritten,
+    grad_context: Option<Tensor>, grad_new_value: Option<Tensor>, grad_new_gate: Option<Tensor>,
+    state: Tensor, rewrite: Rewrite, read: Read, stats: Tensor, saved: SavedByRead, wanted: i64,
+} }
+operator! { OverwritingBackward(OverwritingBackwardArguments) = c"rewrite_read_backward_" -> [
+        "grad_direction", "grad_value", "grad_gate", "grad_compress", "grad_norm_weight", "grad_gate_weight",
+        "grad_gate_bias", "grad_value_weight", "grad_value_bias"
+    ],
+    |arguments, run| {
+        let OverwritingBackwardArguments { state, rewrite, read, stats, saved, wanted, .. } = arguments;
+        let OverwritingBackwardArguments { grad_new_state, grad_context, grad_new_value, grad_new_gate, .. } = arguments;
+        let incoming = Incoming { grad_new_state: None, grad_context, grad_new_value, grad_new_gate };
+        let problem = RewriteRead::new(state, Some(rewrite), Some(read))?;
+        let Overwritten { tensor, copy } = grad_new_state;
+        backward(problem, incoming, saved.with(Some(stats)), wanted, Some(tensor), run)?;
+        Overwritten::copy_back(copy)
+    }
+}
+
+/// Allocates the gradients and fills them. `wanted` has a bit for each, the state's first; only parameters heed it.
+/// `overwritten` is a gradient of X' that becomes the state's.
+fn backward(
+    problem: RewriteRead,
+    incoming: Incoming,
+    saved: Outputs,
+    wanted: i64,
+    overwritten: Option<Tensor>,
+    run: &mut Run,
+) -> Result<()> {
+    saved.check_saved(&problem)?;
+    incoming.check(&problem)?;
+    let mut gradients = allocate_gradients(&problem, wanted, overwritten, run)?;
+    if gradients.in_place {
+        check_overwritten(&problem, &saved, &incoming, &gradients)?;
+    }
+    let launch =
+        |call: &Call<'_>| cuda::rewrite_read::backward(&problem, &saved, &incoming, &gradients, call);
+    let Some(threads) = run.on_device(&problem.state, launch)? else { return Ok(()) };
+    let done = match problem.double() {
         true => cpu::rewrite_read::backward::<f64>(&problem, &saved, &incoming, &mut gradients, threads),
         false => cpu::rewrite_read::backward::<f32>(&problem, &saved, &incoming, &mut gradients, threads),
-    });
-    Ok(done.map_err(|short| short.in_operator(problem.operator()))?)
+    };
+    done.map_err(|short| short.in_operator(problem.operator()))
 }
 
-/// Forward of `expand` into the allocated `state`.
-#[pyfunction]
-#[pyo3(signature = (x, weight, state, threads, stream=0, allocate=None))]
-pub fn expand_forward(
-    py: Python<'_>,
-    x: Any<'_>,
-    weight: Option<Any<'_>>,
-    state: Any<'_>,
-    threads: usize,
-    stream: u64,
-    allocate: Option<Any<'_>>,
-) -> PyResult<()> {
-    let like = x;
-    let (x, weight) = (borrow("x", &like)?, borrow_optional("weight", &weight)?);
-    let mut state = borrow("state", &state)?;
-    let problem = Expand::new(&x, weight, &state)?;
-    let resources = Resources { stream, allocate };
-    if on_device(py, &x, &like, resources, |call| cuda::expand::forward(&problem, &x, &state, call))? {
-        return Ok(());
+fn allocate_gradients(
+    problem: &RewriteRead,
+    wanted: i64,
+    overwritten: Option<Tensor>,
+    run: &mut Run,
+) -> Result<Gradients> {
+    let in_place = overwritten.is_some();
+    let state = overwritten.map_or_else(|| run.output_like("grad_state", &problem.state), Ok)?;
+    let mut gradients = Gradients { state: Some(state), in_place, ..Gradients::default() };
+    let mut bit = 0;
+    if let Some(rewrite) = &problem.rewrite {
+        gradients.direction = Some(run.output_like("grad_direction", &rewrite.direction)?);
+        gradients.value = Some(run.output_like("grad_value", &rewrite.value)?);
+        gradients.gate = Some(run.output_like("grad_gate", &rewrite.gate)?);
+        bit += 3;
     }
-    let done = py.detach(|| match x.dtype {
-        Dtype::F64 => cpu::expand::forward::<f64>(&problem, &x, &mut state, threads),
-        _ => cpu::expand::forward::<f32>(&problem, &x, &mut state, threads),
-    });
-    Ok(done.map_err(|short| short.in_operator("expand"))?)
-}
-
-/// Backward of `expand`: `grad` of the state into `grad_x` and, with a weight, `grad_weight`.
-#[pyfunction]
-#[pyo3(signature = (x, weight, grad, grad_x, grad_weight, threads, stream=0, allocate=None))]
-#[allow(clippy::too_many_arguments)]
-pub fn expand_backward(
-    py: Python<'_>,
-    x: Any<'_>,
-    weight: Option<Any<'_>>,
-    grad: Any<'_>,
-    grad_x: Any<'_>,
-    grad_weight: Option<Any<'_>>,
-    threads: usize,
-    stream: u64,
-    allocate: Option<Any<'_>>,
-) -> PyResult<()> {
-    let like = x;
-    let (x, weight) = (borrow("x", &like)?, borrow_optional("weight", &weight)?);
-    let grad = borrow("grad_state", &grad)?;
-    let mut grad_x = borrow("grad_x", &grad_x)?;
-    let problem = Expand::new(&x, weight, &grad)?;
-    grad_x.expect_shape(&x.shape)?;
-    grad_x.expect_beside(&x)?;
-    grad_x.expect_dtype(&[x.dtype])?;
-    let mut grad_weight = parameter("grad_weight", &grad_weight, problem.weight.as_ref())?;
-    let resources = Resources { stream, allocate };
-    if on_device(py, &x, &like, resources, |call| {
-        cuda::expand::backward(&problem, &x, &grad, &grad_x, &grad_weight, call)
-    })? {
-        return Ok(());
-    }
-    let done = py.detach(|| match x.dtype {
-        Dtype::F64 => {
-            cpu::expand::backward::<f64>(&problem, &x, &grad, &mut grad_x, &mut grad_weight, threads)
+    let Some(read) = &problem.read else { return Ok(gradients) };
+    let mut next = |name, parameter: &Option<Tensor>| {
+        bit += 1;
+        match parameter {
+            Some(parameter) if wanted >> bit & 1 == 1 => run.output_like(name, parameter).map(Some),
+            _ => run.optional_output(false, name, &[], problem.state.dtype, &problem.state),
         }
-        _ => cpu::expand::backward::<f32>(&problem, &x, &grad, &mut grad_x, &mut grad_weight, threads),
-    });
-    Ok(done.map_err(|short| short.in_operator("expand"))?)
+    };
+    gradients.compress = next("grad_compress", &read.compress)?;
+    gradients.norm_weight = next("grad_norm_weight", &read.norm_weight)?;
+    gradients.gate_weight = next("grad_gate_weight", &read.gate_weight)?;
+    gradients.gate_bias = next("grad_gate_bias", &read.gate_bias)?;
+    gradients.value_weight = next("grad_value_weight", &read.value_weight)?;
+    gradients.value_bias = next("grad_value_bias", &read.value_bias)?;
+    Ok(gradients)
+}
+
+/// Fails if the gradient that is overwritten does not fit, or overlaps a tensor that is read.
+fn check_overwritten(
+    problem: &RewriteRead,
+    saved: &Outputs,
+    incoming: &Incoming,
+    gradients: &Gradients,
+) -> Result<()> {
+    let Some(to) = gradients.state.as_ref() else { return Ok(()) };
+    to.expect_shape(&problem.state.shape)?;
+    to.expect_beside(&problem.state)?;
+    to.expect_dtype(&[problem.state.dtype])?;
+    let rewrite = problem.rewrite.as_ref().map(|r| [&r.direction, &r.value, &r.gate]);
+    let saved = [&saved.stats, &saved.new_value, &saved.new_gate, &saved.compressed, &saved.rstd];
+    let grads = [&incoming.grad_context, &incoming.grad_new_value, &incoming.grad_new_gate];
+    let rows = saved.into_iter().chain(grads).flatten();
+    rows.chain(rewrite.into_iter().flatten()).chain([&problem.state]).try_for_each(|row| to.expect_apart(row))
+}
+
+// --- expand ---------------------------------------------------------------------------------------
+
+arguments! { struct ExpandArguments { x: Tensor, weight: Option<Tensor>, value_channels: i64 } }
+operator! { ExpandOperator(ExpandArguments) = c"expand" -> ["state"],
+    |ExpandArguments { x, weight, value_channels }, run| {
+        let problem = Expand::new(x, weight, value_channels)?;
+        let mut state = run.output("state", &problem.state_shape(), problem.x.dtype, &problem.x)?;
+        let launch = |call: &Call<'_>| cuda::expand::forward(&problem, &state, call);
+        let Some(threads) = run.on_device(&problem.x, launch)? else { return Ok(()) };
+        let done = match problem.x.dtype {
+            Dtype::F64 => cpu::expand::forward::<f64>(&problem, &mut state, threads),
+            _ => cpu::expand::forward::<f32>(&problem, &mut state, threads),
+        };
+        done.map_err(|short| short.in_operator("expand"))
+    }
+}
+
+arguments! { struct ExpandBackwardArguments { grad_state: Tensor, x: Tensor, weight: Option<Tensor>, wanted: i64 } }
+operator! { ExpandBackward(ExpandBackwardArguments) = c"expand_backward" -> ["grad_x", "grad_weight"],
+    |ExpandBackwardArguments { grad_state, x, weight, wanted }, run| {
+        let Some(&m) = grad_state.shape.last() else {
+            return Err(Error::Argument("`grad_state` must have shape (…, hidden_size, value_channels), got ()".into()));
+        };
+        let problem = Expand::new(x, weight, m as i64)?;
+        problem.check_gradient(&grad_state)?;
+        let mut grad_x = run.output_like("grad_x", &problem.x)?;
+        let mut grad_weight = match &problem.weight {
+            Some(weight) if wanted >> 1 & 1 == 1 => Some(run.output_like("grad_weight", weight)?),
+            _ => run.optional_output(false, "grad_weight", &[], problem.x.dtype, &problem.x)?,
+        };
+        let launch = |call: &Call<'_>| cuda::expand::backward(&problem, &grad_state, &grad_x, &grad_weight, call);
+        let Some(threads) = run.on_device(&problem.x, launch)? else { return Ok(()) };
+        let done = match problem.x.dtype {
+            Dtype::F64 => cpu::expand::backward::<f64>(&problem, &grad_state, &mut grad_x, &mut grad_weight, threads),
+            _ => cpu::expand::backward::<f32>(&problem, &grad_state, &mut grad_x, &mut grad_weight, threads),
+        };
+        done.map_err(|short| short.in_operator("expand"))
+    }
 }

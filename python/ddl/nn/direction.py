@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddl.ops.outputs import gate_dtype
+from ddl.ops.checks import gate_dtype
 from ddl.options import Direction
 
 from .linear import Projection, project, projection_of, reset_

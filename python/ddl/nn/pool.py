@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl import functional
-from ddl.ops.outputs import gate_dtype
+from ddl.ops.checks import gate_dtype
 
 __all__ = ["Pool", "PoolKind", "Window"]
 

@@ -1,9 +1,9 @@
 """The PyTorch operators; `import ddl.ops` registers them as `torch.ops.ddl`.
 
-`operators` has schemas, implementations and fake implementations; `autograd` saves tensors and
-returns gradients; `outputs` allocates outputs; `checks` validates arguments.
+`rewrite`, `read`, `rewrite_read` and `expand` call them: with arguments by name, as `declarations`
+has them, and in plain PyTorch on devices without kernels.
 """
 
-from .operators import IMPLEMENTATIONS
+from .operators import expand, read, rewrite, rewrite_read
 
-__all__ = ["IMPLEMENTATIONS"]
+__all__ = ["expand", "read", "rewrite", "rewrite_read"]

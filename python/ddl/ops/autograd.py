@@ -1,172 +1,182 @@
-"""Autograd of each operator: `*_setup` saves tensors, `*_grad` returns gradients.
+"""Autograd of the operators, and the call of one.
 
-Backwards are operators too, so that compile, checkpointing and export see one node each. An output
-without a gradient passes None to `*_grad`: no zeros are materialised.
+Backwards are operators too, so that compile, checkpointing and export see one node each. Which
+tensors a forward saves and which gradients its backward gets follows from the two declarations: an
+argument `grad_x` of the backward is the gradient of the output x, an output `grad_x` that of the
+argument x, and any other argument has the name of an argument or output of the forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
-from .outputs import is_absent
+from . import private
+from .declarations import Operator
+from .refusals import refused
 
-_ops = torch.ops.ddl
-
-
-def rewrite_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.eps_k = inputs
-    ctx.save_for_backward(*tensors, output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def rewrite_grad(ctx: Any, grad_state: Tensor | None, *_: None) -> tuple[Any, ...]:
-    if grad_state is None:
-        return (None,) * 5
-    *inputs, stats = ctx.saved_tensors
-    return (*_ops.rewrite_backward(grad_state, *inputs, ctx.eps_k, stats), None)
+Values = tuple[Any, ...]
+# An output without a gradient → parameters that get none, so that no optimizer decays them.
+SERVES_ONLY = {
+    "new_value": ("grad_value_weight", "grad_value_bias"),
+    "new_gate": ("grad_gate_weight", "grad_gate_bias"),
+}
 
 
-def read_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _save_read(ctx, inputs[:1], inputs[1:], output)
+def _picker(positions: Sequence[int]) -> Callable[[Values], Values]:
+    """Return a function that picks the values at these positions."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda values: tuple(values[position] for position in positions)
 
 
-def read_grad(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    if all(grad is None for grad in grads[:3]):
-        return (None,) * 11
-    (state,), read, saved = _load_read(ctx, inputs=1)
-    grad_state, *parameters = _ops.read_backward(*grads[:3], state, *read, *saved)
-    return (grad_state, *_grads_in_schema_order(parameters, grads[1:3]))
+class Wiring:
+    """Where the arguments and the results of a backward come from and go to, found by name once."""
+
+    def __init__(self, forward: Operator, backward: Operator) -> None:
+        arguments = forward.names
+        reads = set(backward.names)
+        tensors = [name for name in forward.tensors if name in reads]
+        outputs = [name for name in forward.outputs if name in reads]
+        numbers = [name for name in arguments if name in reads and name not in forward.tensors]
+        self.inputs_to_save = _picker([arguments.index(name) for name in tensors])
+        self.outputs_to_save = _picker([forward.outputs.index(name) for name in outputs])
+        self.numbers_to_save = _picker([arguments.index(name) for name in numbers])
+        self.without_gradient = _picker([
+            at for at, name in enumerate(forward.outputs) if f"grad_{name}" not in reads
+        ])  # fmt: skip
+        given = [*(f"grad_{name}" for name in forward.outputs), *tensors, *outputs, *numbers]
+        self.backward_arguments = _picker(
+            [[*given, "wanted"].index(name) for name in backward.names]
+        )
+        results = backward.outputs
+        self.sources = [arguments.index(name.removeprefix("grad_")) for name in results]
+        self.gradient_of: list[int | None] = [
+            results.index(f"grad_{name}") if f"grad_{name}" in results else None
+            for name in arguments
+        ]
+        self.useless = [
+            (forward.outputs.index(output), sum(1 << results.index(name) for name in served))
+            for output, served in SERVES_ONLY.items()
+            if output in forward.outputs
+        ]
+
+    def wanted(self, needs: Sequence[bool], grads: Values) -> int:
+        """Return a bit for every gradient that is needed and that any incoming one reaches."""
+        wanted = sum(1 << bit for bit, source in enumerate(self.sources) if needs[source])
+        for output, served in self.useless:
+            if grads[output] is None:
+                wanted &= ~served
+        return wanted
+
+    def per_argument(self, wanted: int, results: Sequence[Tensor]) -> Values:
+        return tuple(
+            results[at] if at is not None and wanted >> at & 1 else None for at in self.gradient_of
+        )
 
 
-def rewrite_read_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.eps_k = inputs[4]
-    _save_read(ctx, inputs[:4], inputs[5:], output[1:])
+def derivative(
+    forward: Operator, backward: Operator, overwriting: Operator | None = None
+) -> tuple[Callable[..., None], Callable[..., Values]]:
+    """Return (setup, grad) as torch.library.register_autograd takes them.
 
-
-def rewrite_read_grad(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    if all(grad is None for grad in grads[:4]):
-        return (None,) * 15
-    inputs, read, saved = _load_read(ctx, inputs=4)
-    arguments = (*inputs, ctx.eps_k, *read, *saved)
-    if isinstance(grads[0], FunctionalTensor) and grads[0].device.type == "cpu":
-        # torch.compile traces this, and drops the copy if nothing else needs the gradient.
-        grad_state = grads[0].clone(memory_format=torch.contiguous_format)
-        outputs = grad_state, *_ops.rewrite_read_backward_(grad_state, *grads[1:4], *arguments)
-    else:
-        outputs = _ops.rewrite_read_backward(*grads[:4], *arguments)
-    return (*outputs[:4], None, *_grads_in_schema_order(outputs[4:], grads[2:4]))
-
-
-def _save_read(
-    ctx: Any, inputs: tuple[Tensor, ...], read: tuple[Any, ...], output: tuple[Tensor, ...]
-) -> None:
-    """Save inputs, parameters and all outputs of the read except the context, numbers on `ctx`."""
-    compress, norm_weight, norm_eps, *linear, value_scale, from_compressed, _ = read
-    ctx.numbers = (norm_eps, value_scale, from_compressed)
-    saved = output[1:]
-    ctx.save_for_backward(*inputs, compress, norm_weight, *linear, *saved)
-    absent = [out for out in saved[:2] if is_absent(out)]
-    ctx.mark_non_differentiable(*absent, *saved[2:])
-    ctx.set_materialize_grads(False)
-
-
-def _load_read(ctx: Any, inputs: int) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-    """Return (inputs, the read's arguments in schema order, the saved outputs)."""
-    tensors = ctx.saved_tensors
-    norm_eps, value_scale, from_compressed = ctx.numbers
-    parameters, saved = tensors[inputs : inputs + 6], tensors[inputs + 6 :]
-    read = (*parameters[:2], norm_eps, *parameters[2:], value_scale, from_compressed)
-    return tensors[:inputs], read, saved
-
-
-def _grads_in_schema_order(parameters: Any, incoming: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-    """Gradients of a read's arguments in schema order.
-
-    None for numbers, for absent parameters, and for parameters of an unused value or gate, so that
-    no optimizer decays them. incoming: gradients of the outputs (value, gate).
+    overwriting: a backward without its first result, which overwrites its first argument.
     """
-    compress, norm, *gate, value, value_bias = (
-        None if is_absent(grad) else grad for grad in parameters
-    )
-    value_grad, gate_grad = incoming
-    gates = gate if gate_grad is not None else (None, None)
-    values = (value, value_bias) if value_grad is not None else (None, None)
-    return (compress, norm, None, *gates, *values, None, None, None)
+    wiring = Wiring(forward, backward)
+    single = len(forward.outputs) == 1
+
+    def setup(ctx: Any, inputs: Values, output: Any) -> None:
+        outputs = (output,) if single else output
+        ctx.save_for_backward(*wiring.inputs_to_save(inputs), *wiring.outputs_to_save(outputs))
+        ctx.numbers = wiring.numbers_to_save(inputs)
+        ctx.mark_non_differentiable(*wiring.without_gradient(outputs))
+        ctx.set_materialize_grads(False)
+
+    def grad(ctx: Any, *grads: Tensor | None) -> Values:
+        if all(grad is None for grad in grads):
+            return (None,) * len(forward.names)
+        wanted = wiring.wanted(ctx.needs_input_grad, grads)
+        given = wiring.backward_arguments((*grads, *ctx.saved_tensors, *ctx.numbers, wanted))
+        first = given[0]
+        if overwriting and _may_overwrite(first):
+            # torch.compile traces this, and drops the copy if nothing else needs the gradient.
+            first = first.clone(memory_format=torch.contiguous_format)
+            results = (first, *CALLS[overwriting.name](first, *given[1:]))
+        else:
+            results = CALLS[backward.name](*given)
+        return wiring.per_argument(wanted, results)
+
+    return setup, grad
 
 
-def expand_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
+def _may_overwrite(grad: Tensor | None) -> bool:
+    return grad is not None and private.is_traced_for_compile(grad) and grad.device.type == "cpu"
 
 
-def expand_grad(ctx: Any, grad_state: Tensor) -> tuple[Any, ...]:
-    x, weight = ctx.saved_tensors
-    grad_x, grad_weight = _ops.expand_backward(grad_state, x, weight)
-    return grad_x, None if weight is None else grad_weight, None
+# --- calls ----------------------------------------------------------------------------------------
+
+# Operator name → the function that calls it with positional arguments. It is what `torch.ops.ddl`
+# would do, without a round trip through the dispatcher where nothing but autograd listens.
+CALLS: dict[str, Callable[..., Any]] = {}
 
 
-def _keys_of_plain_tensors() -> frozenset[int]:
-    """Dispatch key sets below autograd of tensors with only a device: no mode, no subclass."""
-    keys = torch._C.DispatchKey
-    devices = [torch._C.DispatchKeySet(device) for device in (keys.CPU, keys.CUDA)]
-    below = [*devices, *(device.add(keys.ADInplaceOrView) for device in devices)]
-    return frozenset(keys.raw_repr() for keys in below)
-
-
-_PLAIN = _keys_of_plain_tensors()
-# The fallback is for torch versions without `_any_requires_grad`.
-_any_requires_grad: Callable[..., bool] = getattr(torch._C, "_any_requires_grad", None) or (
-    lambda *inputs: any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-)
-
-
-def autograd_implementation(
-    operator: Any,
-    real: Callable[..., Any],
-    setup: Callable[..., None],
-    grad: Callable[..., tuple[Any, ...]],
+def differentiable(
+    operator: Operator, overload: Any, setup: Callable[..., None], grad: Callable[..., Values]
 ) -> Callable[..., Any]:
-    """Return the implementation for the Autograd key; it replaces torch.library's for speed.
+    """Return the operator's implementation for the Autograd key.
 
-    torch.library's fills in default arguments, at 75 µs a call for the fifteen arguments of
-    `rewrite_read`; our schemas have no defaults. If no mode or subclass is active below autograd,
-    redispatching would only find `real`, after 6 µs, so `real` is called directly.
+    It replaces torch.library's for speed: that one fills in default arguments, at 75 µs a call for
+    the arguments of `rewrite_read`; our schemas have no defaults.
     """
-    redispatch, autograd_is_below = operator.redispatch, torch._C._AutoDispatchBelowAutograd
-
-    def compute(keys: Any, *inputs: Any) -> Any:
-        with autograd_is_below():
-            return real(*inputs) if keys.raw_repr() in _PLAIN else redispatch(keys, *inputs)
+    below_autograd = private.below_autograd
 
     class Derivative(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, keys: Any, *inputs: Any) -> Any:
-            output = compute(keys, *inputs)
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            with below_autograd():
+                output = overload(*inputs)
             setup(ctx, inputs, output)
             return output
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            return (None, *grad(ctx, *grads))
+            return grad(ctx, *grads)
 
-    def implementation(keys: Any, *inputs: Any) -> Any:
-        keys = keys & torch._C._after_autograd_keyset
-        if torch.is_grad_enabled() and _any_requires_grad(*inputs):
-            return Derivative.apply(keys, *inputs)
-        return compute(keys, *inputs)
+    def call(*inputs: Any) -> Any:
+        refuse_transforms(operator, inputs)
+        try:
+            if torch.is_grad_enabled() and private.any_requires_grad(*inputs):
+                return Derivative.apply(*inputs)
+            with below_autograd():
+                return overload(*inputs)
+        except (RuntimeError, TypeError) as error:
+            raise refused(operator, inputs, error) from None
 
-    return implementation
+    return call
 
 
-# name → (setup, grad)
-DERIVATIVES: dict[str, tuple[Any, Any]] = {
-    "rewrite": (rewrite_setup, rewrite_grad),
-    "read": (read_setup, read_grad),
-    "rewrite_read": (rewrite_read_setup, rewrite_read_grad),
-    "expand": (expand_setup, expand_grad),
-}
+def refuse_transforms(operator: Operator, inputs: Values) -> None:
+    """Raise NotImplementedError under forward-mode differentiation and torch.func transforms."""
+    dual = private.first_tangent(inputs)
+    if dual is not None:
+        raise NotImplementedError(
+            f"`{operator.names[dual]}` must come without a forward-mode tangent, got a dual "
+            "tensor: the fused operators have reverse-mode derivatives only, use `ddl.reference`"
+        )
+    if private.in_transform() and not torch.compiler.is_compiling():
+        raise NotImplementedError(
+            "the fused operators must be called outside of torch.func transforms "
+            "(vmap, grad, vjp, jvp, …), got a call inside one: use `ddl.reference` there"
+        )
+
+
+def refuse_derivative(kind: str, operator: Operator) -> NoReturn:
+    name = operator.name.removesuffix("_").removesuffix("_backward")
+    raise NotImplementedError(
+        f"{kind} of `ddl.{name}` must go through `ddl.reference.{name}`, "
+        "got the fused operator, which has first reverse-mode derivatives only"
+    )

@@ -1,4 +1,4 @@
-"""Argument checks for tensors without data and for arguments that native code never sees.
+"""Argument checks for tensors without data, and for calls that torch or native code refused.
 
 Native code checks real tensors (src/problem/), where it costs nothing, with the same messages.
 Numbers are checked as in ddl/options.py; torch.compile's symbolic numbers are accepted, too.
@@ -6,7 +6,7 @@ Numbers are checked as in ddl/options.py; torch.compile's symbolic numbers are a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -16,49 +16,15 @@ from torch import Tensor
 from ddl import options
 from ddl.options import LEAST_EPS_K, LEAST_NORM_EPS
 
+from . import declarations
+from .declarations import Operator
+
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
-# Optional tensor arguments of the operators.
-OPTIONAL = frozenset(
-    ("compress", "norm_weight", "gate_weight", "gate_bias", "value_weight", "value_bias", "weight")
-)
 
-
-def check_tensors(**tensors: Any) -> None:
-    """Raise TypeError unless every argument is a dense tensor, or optional and None.
-
-    Raises NotImplementedError under forward-mode differentiation and torch.func transforms.
-    """
-    strided = torch.strided
-    for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and tensor.layout is strided and not tensor.is_nested:
-            continue
-        if tensor is None and name in OPTIONAL:
-            continue
-        check_is_tensor(name, tensor)
-        got = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
-        raise TypeError(f"`{name}` must be a dense tensor, got {got}")
-    if torch.autograd.forward_ad._current_level >= 0:
-        _refuse_tangents(tensors)
-    if torch.compiler.is_compiling():
-        return
-    if torch._C._are_functorch_transforms_active():
-        raise NotImplementedError(
-            "the fused operators must be called outside of torch.func transforms "
-            "(vmap, grad, vjp, jvp, …), got a call inside one: use `ddl.reference` there"
-        )
-
-
-def _refuse_tangents(tensors: dict[str, Any]) -> None:
-    """Raise for a forward-mode tangent, which a custom operator would silently drop."""
-    for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
-            raise NotImplementedError(
-                f"`{name}` must come without a forward-mode tangent, got a dual tensor: "
-                "the fused operators have reverse-mode derivatives only, use `ddl.reference`"
-            )
+def gate_dtype(state: Tensor) -> torch.dtype:
+    """The dtype of values, gates and statistics: float64 for a float64 state, else float32."""
+    return torch.float64 if state.dtype == torch.float64 else torch.float32
 
 
 # --- one tensor -----------------------------------------------------------------------------------
@@ -68,6 +34,14 @@ def check_is_tensor(name: str, tensor: Any) -> None:
     """Raise TypeError unless `tensor` is a torch.Tensor."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"`{name}` must be a torch.Tensor, got {type(tensor).__name__}")
+
+
+def check_is_dense(name: str, tensor: Any) -> None:
+    """Raise TypeError unless `tensor` is a dense torch.Tensor."""
+    check_is_tensor(name, tensor)
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        got = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise TypeError(f"`{name}` must be a dense tensor, got {got}")
 
 
 def check_shape(name: str, tensor: Tensor, expected: Sequence[Any]) -> None:
@@ -141,57 +115,46 @@ def check_state(state: Tensor, *, over_time: bool = False) -> None:
     check_dtype("state", state)
 
 
-def check_rewrite(
-    state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps_k: float
-) -> None:
-    """Check the arguments of a rewrite."""
+def check_rewrite(given: Any) -> None:
+    """Check the arguments of a rewrite; `given` has them by name."""
+    state: Tensor = given.state
     check_state(state)
     *batch, d, m = state.shape
-    check_shape("direction", direction, (*batch, d))
-    check_stored("direction", direction, state)
-    check_shape("value", value, (*batch, m))
-    _check_gate("value", value, state)
-    check_shape("gate", gate, batch)
-    _check_gate("gate", gate, state)
-    check_positive("eps_k", eps_k, least=LEAST_EPS_K)
+    check_shape("direction", given.direction, (*batch, d))
+    check_stored("direction", given.direction, state)
+    check_shape("value", given.value, (*batch, m))
+    _check_gate("value", given.value, state)
+    check_shape("gate", given.gate, batch)
+    _check_gate("gate", given.gate, state)
+    check_positive("eps_k", given.eps_k, least=LEAST_EPS_K)
 
 
-def check_read(
-    state: Tensor,
-    compress: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_eps: float | None,
-    gate_weight: Tensor | None,
-    gate_bias: Tensor | None,
-    value_weight: Tensor | None,
-    value_bias: Tensor | None,
-    value_scale: float | None,
-    value_from_compressed: bool,
-) -> None:
-    """Check the arguments of a read."""
+def check_read(given: Any) -> None:
+    """Check the arguments of a read; `given` has them by name."""
+    state, compress = given.state, given.compress
     over_time = compress is not None and compress.ndim == 3
     check_state(state, over_time=over_time)
     _check_compress(state, compress, over_time)
     d, m = state.shape[-2:]
-    for name, tensor, shape in (
-        ("norm_weight", norm_weight, (d,)),
-        ("gate_weight", gate_weight, (d,)),
-        ("gate_bias", gate_bias, ()),
-        ("value_weight", value_weight, (m, d)),
-        ("value_bias", value_bias, (m,)),
+    for name, shape in (
+        ("norm_weight", (d,)),
+        ("gate_weight", (d,)),
+        ("gate_bias", ()),
+        ("value_weight", (m, d)),
+        ("value_bias", (m,)),
     ):
+        tensor = getattr(given, name)
         if tensor is not None:
             check_shape(name, tensor, shape)
             check_stored(name, tensor, state)
-    for name, bias, weight in (
-        ("gate", gate_bias, gate_weight),
-        ("value", value_bias, value_weight),
-    ):
+    for name in ("gate", "value"):
+        bias, weight = getattr(given, f"{name}_bias"), getattr(given, f"{name}_weight")
         if bias is not None and weight is None:
             needed = f"`{name}_weight`"
             raise ValueError(f"`{name}_bias` must come with {needed}, got None for {needed}")
-    check_positive("norm_eps", norm_eps, optional=True, least=LEAST_NORM_EPS)
-    check_positive("value_scale", value_scale, optional=True)
+    check_positive("norm_eps", given.norm_eps, optional=True, least=LEAST_NORM_EPS)
+    check_positive("value_scale", given.value_scale, optional=True)
+    check_context_dtype(state, given.context_dtype)
 
 
 def _check_compress(state: Tensor, compress: Tensor | None, over_time: bool) -> None:
@@ -217,9 +180,10 @@ def check_context_dtype(state: Tensor, dtype: Any) -> None:
         raise TypeError(f"`context_dtype` must be {_either(allowed)}, got {dtype!r}")
 
 
-def check_expand(x: Tensor, weight: Tensor | None, value_channels: int) -> None:
-    """Check the arguments of an expansion."""
-    check_count("value_channels", value_channels)
+def check_expand(given: Any) -> None:
+    """Check the arguments of an expansion; `given` has them by name."""
+    x, weight, m = given.x, given.weight, given.value_channels
+    check_count("value_channels", m)
     needed = 1 if weight is None else 2
     if x.ndim < needed or x.shape[-1] == 0:
         expected = "(…, hidden_size)" if weight is None else "(…, time, hidden_size)"
@@ -227,9 +191,35 @@ def check_expand(x: Tensor, weight: Tensor | None, value_channels: int) -> None:
     check_dtype("x", x)
     if weight is None:
         return
-    d, m = x.shape[-1], value_channels
+    d = x.shape[-1]
     if weight.ndim != 3 or weight.shape[2] == 0:
         got = tuple(weight.shape)
         raise ValueError(f"`weight` must have shape ({d}, {m}, K) with K ≥ 1, got {got}")
     check_shape("weight", weight, (d, m, weight.shape[2]))
     check_stored("weight", weight, x)
+
+
+def check_tensors(operator: Operator, given: Any) -> None:
+    """Check that the arguments which an operator declares as tensors are dense tensors."""
+    for name in operator.tensors:
+        tensor = getattr(given, name)
+        if tensor is not None or name not in operator.optional:
+            check_is_dense(name, tensor)
+
+
+def _all_of(operator: Operator, *checks: Callable[[Any], None]) -> Callable[[Any], None]:
+    def check(given: Any) -> None:
+        check_tensors(operator, given)
+        for each in checks:
+            each(given)
+
+    return check
+
+
+# Operator name → check of a call's arguments, by name.
+CHECKS = {
+    "rewrite": _all_of(declarations.rewrite, check_rewrite),
+    "read": _all_of(declarations.read, check_read),
+    "rewrite_read": _all_of(declarations.rewrite_read, check_rewrite, check_read),
+    "expand": _all_of(declarations.expand, check_expand),
+}

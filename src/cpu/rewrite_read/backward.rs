@@ -44,6 +44,7 @@ pub fn backward<A: Accum>(
     let bounds = partition(problem.sizes.tokens(), taps);
     let weights = problem.read.as_ref().map(|read| Weights::<A>::new(read, problem.sizes)).transpose()?;
     let read = problem.read.as_ref().zip(weights.as_ref());
+    let in_place = gradients.in_place;
     let mut sums: Vec<Option<Sums<A>>> = bounds[1..].iter().map(|_| None).collect();
     {
         let mut states = split(&mut gradients.state, d * m, &bounds);
@@ -58,6 +59,7 @@ pub fn backward<A: Accum>(
                 read: read.map(|(read, weights)| ReadBackward { read, weights, saved, incoming }),
                 saved,
                 incoming,
+                in_place,
                 tokens: pair[0]..pair[1],
                 state: states(),
                 direction: directions(),
@@ -81,6 +83,8 @@ struct Part<'a, A> {
     read: Option<ReadBackward<'a, A>>,
     saved: &'a Outputs,
     incoming: &'a Incoming,
+    /// `state` holds G on entry
+    in_place: bool,
     tokens: Range<usize>,
     state: Option<RowsMut<'a>>,
     direction: Option<RowsMut<'a>>,
@@ -160,9 +164,9 @@ impl<'a, A: Accum> Part<'a, A> {
             scratch;
         let states = view(self.problem.state.rows(d * m), token, m, state);
         ahead.step();
-        match (&self.incoming.state, &self.state) {
+        match (&self.incoming.grad_new_state, &self.state) {
             (Some(incoming), _) => load(incoming.rows(d * m), token, m, grad),
-            (None, Some(rows)) if self.incoming.in_place => load(rows.as_rows(), token, m, grad),
+            (None, Some(rows)) if self.in_place => load(rows.as_rows(), token, m, grad),
             _ => grad.fill(A::default()),
         }
         ahead.step();
@@ -204,8 +208,8 @@ impl<'a, A: Accum> Part<'a, A> {
         let Sizes { d, m, .. } = self.problem.sizes;
         let spans = [
             Some(self.problem.state.rows(d * m).span(token)),
-            self.incoming.state.as_ref().map(|grad| grad.rows(d * m).span(token)),
-            self.incoming.context.as_ref().map(|grad| grad.rows(d).span(token)),
+            self.incoming.grad_new_state.as_ref().map(|grad| grad.rows(d * m).span(token)),
+            self.incoming.grad_context.as_ref().map(|grad| grad.rows(d).span(token)),
             self.problem.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(d).span(token)),
             self.state.as_ref().map(|rows| rows.span(token)),
             self.direction.as_ref().map(|rows| rows.span(token)),

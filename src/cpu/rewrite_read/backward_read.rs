@@ -78,7 +78,7 @@ impl<A: Accum> ReadBackward<'_, A> {
             }
             (None, None) => state,
         };
-        let dh = match &self.incoming.context {
+        let dh = match &self.incoming.grad_context {
             Some(grad) => view(grad.rows(d), token, 1, incoming),
             None => incoming,
         };
@@ -112,7 +112,7 @@ impl<A: Accum> ReadBackward<'_, A> {
         logits.fill(A::default());
         let (gate_logit, value_logits) = logits.split_at_mut(usize::from(self.weights.gate.is_some()));
         let m = value_logits.len();
-        if let (Some(grad), Some(value)) = (&self.incoming.value, &self.saved.value) {
+        if let (Some(grad), Some(value)) = (&self.incoming.grad_new_value, &self.saved.new_value) {
             value_logits.copy_from_slice(grad.rows(m).row(token));
             if let Some(scale) = self.read.value_scale {
                 let value = value.rows(m).row::<A>(token);
@@ -120,7 +120,9 @@ impl<A: Accum> ReadBackward<'_, A> {
                 value_logits.iter_mut().zip(value).for_each(|(logit, v)| *logit *= slope(*v));
             }
         }
-        if let (Some(grad), Some(gate), [logit]) = (&self.incoming.gate, &self.saved.gate, gate_logit) {
+        if let (Some(grad), Some(gate), [logit]) =
+            (&self.incoming.grad_new_gate, &self.saved.new_gate, gate_logit)
+        {
             let gate = gate.rows(1).row::<A>(token)[0];
             *logit = grad.rows(1).row::<A>(token)[0] * gate * (one - gate * A::from_f64(0.5));
         }

@@ -28,11 +28,11 @@ pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: 
     let taps = problem.read.as_ref().map_or(1, Read::taps);
     let bounds = partition(problem.sizes.tokens(), taps);
     let weights = problem.read.as_ref().map(|read| Weights::<A>::new(read, problem.sizes)).transpose()?;
-    let mut states = split(&mut outputs.state, d * m, &bounds);
+    let mut states = split(&mut outputs.new_state, d * m, &bounds);
     let mut stats = split(&mut outputs.stats, 1 + m, &bounds);
     let mut contexts = split(&mut outputs.context, d, &bounds);
-    let mut values = split(&mut outputs.value, m, &bounds);
-    let mut gates = split(&mut outputs.gate, 1, &bounds);
+    let mut values = split(&mut outputs.new_value, m, &bounds);
+    let mut gates = split(&mut outputs.new_gate, 1, &bounds);
     let mut compressed = split(&mut outputs.compressed, d, &bounds);
     let mut rstds = split(&mut outputs.rstd, 1, &bounds);
     let parts: Vec<Part<'_, A>> = bounds

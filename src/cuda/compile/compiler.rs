@@ -17,7 +17,6 @@ macro_rules! kernel_files {
     };
 }
 kernel_files!(
-    "arrange.cu",
     "backward.cuh",
     "block_sum.cuh",
     "common.cuh",

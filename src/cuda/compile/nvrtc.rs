@@ -5,29 +5,10 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
-use crate::cuda::library::{Library, Symbol, file_of};
 use crate::error::{Error, Result};
+use crate::library::{Library, file_of, functions};
 
 type Program = *mut c_void;
-
-/// A table of C functions, all of which are looked up when it is made: a missing one is an error, not a panic.
-macro_rules! functions {
-    ($(#[$about:meta])* $table:ident { $(fn $name:ident($($argument:ty),* $(,)?) -> $result:ty;)* }) => {
-        $(#[$about])*
-        #[allow(non_snake_case)]
-        struct $table { $($name: unsafe extern "C" fn($($argument),*) -> $result,)* }
-
-        impl $table {
-            fn load(library: &Library) -> std::result::Result<$table, String> {
-                Ok($table { $($name: {
-                    let address = library.symbol(stringify!($name))?;
-                    // SAFETY: the declaration here is the one in the library's header.
-                    unsafe { std::mem::transmute::<Symbol, unsafe extern "C" fn($($argument),*) -> $result>(address) }
-                },)* })
-            }
-        }
-    };
-}
 
 functions! {
     /// The part of nvrtc.h that is used; the same since CUDA 11.2.
@@ -238,8 +219,8 @@ impl Nvrtc {
     unsafe fn fetch(
         &self,
         program: Program,
-        size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-        get: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+        size: unsafe extern "C-unwind" fn(Program, *mut usize) -> c_int,
+        get: unsafe extern "C-unwind" fn(Program, *mut c_char) -> c_int,
     ) -> std::result::Result<Vec<u8>, String> {
         let mut bytes = 0;
         // SAFETY: as above.

@@ -1,6 +1,5 @@
 //! Compiling ahead of time: calls are made as usual, but their kernels are only listed and later compiled.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::panic::resume_unwind;
@@ -129,24 +128,4 @@ impl Backend for AheadOfTime {
     unsafe fn launch(&self, _: &Loaded, _: [u32; 2], _: u64, _: *mut c_void) -> Result<()> {
         Ok(())
     }
-}
-
-thread_local! {
-    static HERE: RefCell<Option<Arc<AheadOfTime>>> = const { RefCell::new(None) };
-}
-
-/// Makes this thread's calls compile for `device` instead of running; None ends that. Returns the previous
-/// device.
-pub fn replace(device: Option<Arc<AheadOfTime>>) -> Option<Arc<AheadOfTime>> {
-    HERE.with(|here| here.replace(device))
-}
-
-/// Returns the device that this thread compiles for instead of running.
-pub fn current() -> Option<Arc<AheadOfTime>> {
-    HERE.with(|here| here.borrow().clone())
-}
-
-/// Returns true if this thread compiles ahead of time instead of running.
-pub fn is_active() -> bool {
-    HERE.with(|here| here.borrow().is_some())
 }

@@ -19,7 +19,7 @@ use std::ptr::{null, null_mut};
 
 use cudarc::driver::sys;
 
-use crate::cuda::library::{Library, Symbol};
+use crate::library::{Library, Symbol};
 
 /// A table of functions of the driver, all of which are looked up when it is made.
 macro_rules! functions {

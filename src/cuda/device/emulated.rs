@@ -5,9 +5,9 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use super::backend::Backend;
 use super::table::{Loaded, Table};
 use crate::cuda::kernel::Specialisation;
-use crate::cuda::library::{Library, Symbol};
 use crate::cuda::plan::{Limits, Overrides, Plan};
 use crate::error::{Error, Result};
+use crate::library::{Library, Symbol};
 
 /// Compiles a file of kernels/ with macros like `D=768`; returns the path of a shared object.
 pub type Build = dyn Fn(&str, &[String]) -> Result<String> + Send + Sync;

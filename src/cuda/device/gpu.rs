@@ -12,10 +12,10 @@ use super::table::{Loaded, Table};
 use crate::cuda::compile::build;
 use crate::cuda::compile::nvrtc::{Target, nvrtc, target};
 use crate::cuda::kernel::Specialisation;
-use crate::cuda::library::Library;
 use crate::cuda::plan::{Limits, Overrides, Plan, most_of_a_cluster};
 use crate::environment;
 use crate::error::{Error, Result};
+use crate::library::Library;
 
 /// Errors of operations that a stream capture forbids, 900 to 908, begin with this.
 const CAPTURE_ERROR: &str = "CUDA error 90";

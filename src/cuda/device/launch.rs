@@ -7,14 +7,23 @@ use super::table::Loaded;
 use crate::cuda::kernel::Specialisation;
 use crate::cuda::kernel::arguments::Address;
 use crate::error::Result;
+use crate::tensor::Tensor;
 
 /// The device, stream and memory of one call.
 pub struct Call<'a> {
     pub device: &'a dyn Backend,
     /// handle of the stream, 0 for the default one
     pub stream: u64,
-    /// Allocates so many bytes on the device, aligned to 16, which live until the kernels have run.
-    pub allocate: &'a dyn Fn(usize) -> Result<Address>,
+    pub memory: &'a dyn Memory,
+}
+
+/// Memory on the device of a call, which lives until the kernels have run.
+pub trait Memory {
+    /// Allocates so many bytes, aligned to 16.
+    fn allocate(&self, bytes: usize) -> Result<Address>;
+
+    /// Copies a weight over time, (d, m, K), as (K, d, m): neighbouring threads then load neighbouring weights.
+    fn taps_outermost(&self, weight: &Tensor) -> Result<Address>;
 }
 
 impl Call<'_> {
@@ -26,7 +35,7 @@ impl Call<'_> {
     pub fn launch<T: Copy>(&self, loaded: &Loaded, grid: [usize; 2], mut argument: T) -> Result<()> {
         let grid = grid.map(|blocks| u32::try_from(blocks).expect("plans keep to the limits of a grid"));
         // SAFETY: `T` is the kernel's structure; its addresses are those of tensors that outlive the call,
-        // of the sizes that were checked (src/problem), and of `allocate`.
+        // of the sizes that were checked (src/problem), and of `memory`.
         unsafe { self.device.launch(loaded, grid, self.stream, (&raw mut argument).cast()) }
     }
 }

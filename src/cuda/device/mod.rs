@@ -15,5 +15,5 @@ pub mod stand_in;
 mod table;
 
 pub use backend::Backend;
-pub use launch::Call;
+pub use launch::{Call, Memory};
 pub use table::{Loaded, Table};

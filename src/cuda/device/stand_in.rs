@@ -4,14 +4,17 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use super::backend::Backend;
 
-static STAND_IN: RwLock<Option<Arc<dyn Backend>>> = RwLock::new(None);
+/// A device and the handle of its stream.
+type StandIn = Option<(Arc<dyn Backend>, u64)>;
 
-/// Returns the device for CPU tensors, if a test has set one.
-pub fn current() -> Option<Arc<dyn Backend>> {
+static STAND_IN: RwLock<StandIn> = RwLock::new(None);
+
+/// Returns the device and stream for CPU tensors, if a test has set one.
+pub fn current() -> StandIn {
     STAND_IN.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Makes CPU tensors run on `device`; None ends that.
-pub fn replace(device: Option<Arc<dyn Backend>>) {
+/// Makes CPU tensors run on a device and stream; None ends that.
+pub fn replace(device: StandIn) {
     *STAND_IN.write().unwrap_or_else(PoisonError::into_inner) = device;
 }

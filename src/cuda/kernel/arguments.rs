@@ -73,13 +73,6 @@ pub struct Reduce {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Arrange {
-    pub from: Address,
-    pub to: Address,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
 pub struct Expand {
     pub x: Address,
     pub weight: Address,
@@ -129,7 +122,6 @@ impl Kernel {
             Kernel::Forward => size_of::<RewriteRead>(),
             Kernel::Backward | Kernel::Parameters => size_of::<Backward>(),
             Kernel::Reduce => size_of::<Reduce>(),
-            Kernel::Arrange => size_of::<Arrange>(),
             Kernel::ExpandForward => size_of::<Expand>(),
             Kernel::ExpandBackward => size_of::<ExpandBackward>(),
         }

@@ -10,7 +10,6 @@ pub enum Kernel {
     Backward,
     Parameters,
     Reduce,
-    Arrange,
     ExpandForward,
     ExpandBackward,
 }
@@ -22,7 +21,6 @@ impl Kernel {
             Kernel::Backward => "rewrite_read_bwd",
             Kernel::Parameters => "parameters_bwd",
             Kernel::Reduce => "reduce",
-            Kernel::Arrange => "arrange",
             Kernel::ExpandForward => "expand_fwd",
             Kernel::ExpandBackward => "expand_bwd",
         }
@@ -35,7 +33,6 @@ impl Kernel {
             Kernel::Backward => "rewrite_read_bwd.cu",
             Kernel::Parameters => "parameters_bwd.cu",
             Kernel::Reduce => "reduce.cu",
-            Kernel::Arrange => "arrange.cu",
             Kernel::ExpandForward | Kernel::ExpandBackward => "expand.cu",
         }
     }
@@ -152,7 +149,8 @@ impl Specialisation {
         }
     }
 
-    pub fn expand(kernel: Kernel, expand: &Expand, x: Dtype, state: Dtype) -> Specialisation {
+    pub fn expand(kernel: Kernel, expand: &Expand, state: Dtype) -> Specialisation {
+        let x = expand.x.dtype;
         let real = if x == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
         let weight = expand.weight.as_ref();
         let types = Types {
@@ -185,18 +183,6 @@ impl Specialisation {
     /// Returns the kernel that sums the parameters' gradients if this backward has no room for them.
     pub fn parameters(self) -> Specialisation {
         Specialisation { kernel: Kernel::Parameters, ..self }
-    }
-
-    /// Returns the kernel that puts the taps of `compress` outermost.
-    pub fn arrange(self) -> Specialisation {
-        Specialisation {
-            kernel: Kernel::Arrange,
-            types: Types { compress: self.types.compress, ..Types::all(self.real()) },
-            rewrite: false,
-            parts: Parts::default(),
-            aligned: true,
-            ..self
-        }
     }
 
     /// Returns the type of the arithmetic.

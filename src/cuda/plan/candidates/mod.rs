@@ -20,7 +20,7 @@ pub fn candidates(s: &Specialisation, limits: &Limits, overrides: &Overrides) ->
         Kernel::Forward | Kernel::Backward => rewrite_read::candidates(s, limits, overrides),
         Kernel::Parameters => parameters::candidates(s, overrides),
         Kernel::ExpandForward | Kernel::ExpandBackward => expand::candidates(s, overrides),
-        Kernel::Reduce | Kernel::Arrange => vec![Plan { threads: 256, ..Plan::plain(s) }],
+        Kernel::Reduce => vec![Plan { threads: 256, ..Plan::plain(s) }],
     };
     plans.iter_mut().for_each(|plan| plan.shared = dynamic_shared(s, plan));
     plans

@@ -1,4 +1,4 @@
-//! Shared libraries that are opened at run time. None is linked, so `import ddl` needs none of them.
+//! Shared libraries that are opened at run time: torch's, NVIDIA's driver and compiler. None is linked.
 
 use std::error::Error;
 use std::ffi::{CStr, c_int, c_void};
@@ -55,6 +55,29 @@ pub fn file_of(function: *const c_void) -> Option<PathBuf> {
     let name = unsafe { CStr::from_ptr(found.dli_fname) };
     Some(PathBuf::from(name.to_str().ok()?))
 }
+
+/// A table of C functions, all of which are looked up when it is made: a missing one is an error, not a panic.
+macro_rules! functions {
+    ($(#[$about:meta])* $table:ident { $(fn $name:ident($($argument:ty),* $(,)?) $(-> $result:ty)?;)* }) => {
+        $(#[$about])*
+        #[allow(non_snake_case)]
+        struct $table { $($name: unsafe extern "C-unwind" fn($($argument),*) $(-> $result)?,)* }
+
+        impl $table {
+            fn load(library: &$crate::library::Library) -> std::result::Result<$table, String> {
+                use $crate::library::Symbol;
+                Ok($table { $($name: {
+                    let address = library.symbol(stringify!($name))?;
+                    // SAFETY: the declaration here is the one in the library's header.
+                    unsafe {
+                        std::mem::transmute::<Symbol, unsafe extern "C-unwind" fn($($argument),*) $(-> $result)?>(address)
+                    }
+                },)* })
+            }
+        }
+    };
+}
+pub(crate) use functions;
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,102 @@
+"""The operators' declarations: names and types of arguments, names of outputs.
+
+Schema, fake implementation and autograd follow from them by name. Native code lists the same names
+in src/torch/operators.rs; tests/ops/test_declarations.py compares the two.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Sequence
+from typing import Any
+
+REWRITE = "Tensor direction, Tensor value, Tensor gate, float eps_k"
+READ = (
+    "Tensor? compress, Tensor? norm_weight, float? norm_eps, Tensor? gate_weight, "
+    "Tensor? gate_bias, Tensor? value_weight, Tensor? value_bias, float? value_scale, "
+    "bool value_from_compressed"
+)
+# Gradients of the read's outputs, and the outputs that its backward reads: absent ones are empty.
+READ_INCOMING = "Tensor? grad_context, Tensor? grad_new_value, Tensor? grad_new_gate"
+READ_SAVED = "Tensor new_value, Tensor new_gate, Tensor compressed, Tensor rstd"
+READ_PARAMETERS = "compress norm_weight gate_weight gate_bias value_weight value_bias"
+
+
+class Operator:
+    """An operator: `torch.ops.ddl.<name>(arguments) -> outputs`.
+
+    names: of the arguments, in order. Arguments: the type of a call's arguments by name. tensors:
+    names of the arguments that are tensors. outputs: names, in order.
+    """
+
+    def __init__(self, name: str, arguments: str, outputs: str) -> None:
+        pairs = [argument.split(" ") for argument in arguments.split(", ")]
+        self.name, self.declared = name, arguments.split(", ")
+        self.names = [argument for _, argument in pairs]
+        self.tensors = [argument for kind, argument in pairs if kind.startswith("Tensor")]
+        self.optional = [argument for kind, argument in pairs if kind.endswith("?")]
+        self.outputs = outputs.split(" ")
+        self.Arguments: Any = namedtuple("Arguments", self.names)  # noqa: PYI024  no fixed fields
+
+    @property
+    def schema(self) -> str:
+        returns = ", ".join(f"Tensor {output}" for output in self.outputs)
+        returns = "Tensor" if len(self.outputs) == 1 else f"({returns})"
+        return f"{self.name}({', '.join(self.declared)}) -> {returns}"
+
+
+def _gradients(names: str) -> str:
+    return " ".join(f"grad_{name}" for name in names.split(" "))
+
+
+rewrite = Operator("rewrite", f"Tensor state, {REWRITE}", "new_state stats")
+read = Operator(
+    "read",
+    f"Tensor state, {READ}, ScalarType? context_dtype",
+    "context new_value new_gate compressed rstd",
+)
+rewrite_read = Operator(
+    "rewrite_read",
+    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype",
+    "new_state stats context new_value new_gate compressed rstd",
+)
+expand = Operator("expand", "Tensor x, Tensor? weight, int value_channels", "state")
+
+# `wanted` has a bit for each gradient, in the order of the outputs. Gradients of parameters are
+# computed only if theirs is set, and are empty otherwise.
+rewrite_backward = Operator(
+    "rewrite_backward",
+    f"Tensor grad_new_state, Tensor state, {REWRITE}, Tensor stats",
+    _gradients("state direction value gate"),
+)
+read_backward = Operator(
+    "read_backward",
+    f"{READ_INCOMING}, Tensor state, {READ}, {READ_SAVED}, int wanted",
+    _gradients(f"state {READ_PARAMETERS}"),
+)
+rewrite_read_backward = Operator(
+    "rewrite_read_backward",
+    f"Tensor? grad_new_state, {READ_INCOMING}, Tensor state, {REWRITE}, {READ}, Tensor stats, "
+    f"{READ_SAVED}, int wanted",
+    _gradients(f"state direction value gate {READ_PARAMETERS}"),
+)
+# Overwrites grad_new_state with the gradient of the state. `wanted` is as above.
+overwriting_backward = Operator(
+    "rewrite_read_backward_",
+    f"Tensor(a!) grad_new_state, {READ_INCOMING}, Tensor state, {REWRITE}, {READ}, Tensor stats, "
+    f"{READ_SAVED}, int wanted",
+    _gradients(f"direction value gate {READ_PARAMETERS}"),
+)
+expand_backward = Operator(
+    "expand_backward",
+    "Tensor grad_state, Tensor x, Tensor? weight, int wanted",
+    _gradients("x weight"),
+)
+
+BACKWARDS: Sequence[tuple[Operator, Operator]] = (
+    (rewrite, rewrite_backward),
+    (read, read_backward),
+    (rewrite_read, rewrite_read_backward),
+    (expand, expand_backward),
+)
+OPERATORS = (*(operator for pair in BACKWARDS for operator in pair), overwriting_backward)

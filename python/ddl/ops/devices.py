@@ -1,0 +1,47 @@
+"""Which devices have kernels."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from ddl import _native
+
+_KNOWN: dict[torch.device, bool] = {}
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Return whether the operators have kernels for a device; where not, warn the first time.
+
+    Without kernels `ddl.functional` runs `ddl.reference`, which is plain PyTorch.
+    """
+    if device.type in ("cpu", "meta"):
+        return True
+    known = _KNOWN.get(device)
+    return _find_out(device) if known is None else known
+
+
+@torch.compiler.assume_constant_result
+def _find_out(device: torch.device) -> bool:
+    reason = _why_without(device)
+    if reason is not None:
+        warnings.warn(
+            f"ddl has no kernels for {device}, and runs as plain PyTorch there, slower and with "
+            f"more memory: {reason}",
+            stacklevel=4,
+        )
+    _KNOWN[device] = reason is None
+    return reason is None
+
+
+def _why_without(device: torch.device) -> str | None:
+    """A sentence that says why a device has no kernels; None if it has."""
+    if device.type != "cuda":
+        return 'kernels exist for device="cpu" and for NVIDIA\'s GPUs'
+    if torch.version.hip is not None:
+        return "this torch is built for ROCm, and the kernels are for NVIDIA's GPUs"
+    if not torch.cuda.is_available():
+        return None  # a fake tensor: nothing will run here
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _native.why_unavailable(index)

@@ -1,0 +1,69 @@
+"""torch's private names: each with its reason, and what is done in a torch that lacks it.
+
+tests/ops/test_private.py takes each name away and tests the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+# Skips autograd in calls that record nothing, and in calls from an autograd.Function: a call costs
+# half. Without it the operators get torch.library.register_autograd (autograd.py).
+below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
+
+
+def _requires_grad(*values: Any) -> bool:
+    return any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+
+# Asks all arguments in one call. Without it: one after the other.
+any_requires_grad: Callable[..., bool] = getattr(torch._C, "_any_requires_grad", _requires_grad)
+
+
+# True inside torch.func.grad, vmap and others, which the operators refuse: vmap would fail with a
+# message about batching rules. Without it that message stays.
+in_transform: Callable[[], bool] = getattr(
+    torch._C, "_are_functorch_transforms_active", lambda: False
+)
+
+
+def first_tangent(values: tuple[Any, ...]) -> int | None:
+    """The position of the first tensor with a forward-mode tangent, which an operator would drop.
+
+    Outside of all levels there are no tangents. Without the name each tensor is asked.
+    """
+    if getattr(forward_ad, "_current_level", 0) < 0:
+        return None
+    for position, value in enumerate(values):
+        if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            return position
+    return None
+
+
+def is_traced_for_compile(tensor: Tensor) -> bool:
+    """True for torch.compile's functional tensors, whose copies it drops if nobody needs them.
+
+    Without the class: no gradient is overwritten.
+    """
+    module = sys.modules.get("torch._subclasses.functional_tensor")
+    functional_tensor = getattr(module, "FunctionalTensor", None)
+    return functional_tensor is not None and isinstance(tensor, functional_tensor)
+
+
+def allow_inductor_fallback(*names: str) -> None:
+    """Put operators, as "ddl::rewrite", on inductor's list of those that it calls as they are.
+
+    It calls them anyway, but otherwise it first formats a message with the operands and everything
+    they were computed from. Shared operands are formatted once per use, so time and memory grow
+    tenfold per layer of a model, to 15 GB at six. Without the list: that.
+    """
+    lowering = sys.modules.get("torch._inductor.lowering")
+    allowed = getattr(lowering, "FALLBACK_ALLOW_LIST", None)
+    if allowed is not None:
+        allowed.update(names)

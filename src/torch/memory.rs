@@ -1,0 +1,156 @@
+//! torch tensors that a call owns: its arguments, its outputs and its scratch memory.
+
+use super::shims::{Handle, Properties, Word, shims};
+use crate::error::{Error, Result};
+use crate::tensor::{Device, Dtype, Tensor};
+
+/// A handle of a torch tensor, given back when it is dropped.
+pub struct Owned(Handle);
+
+impl Owned {
+    /// # Safety
+    /// The caller owns `handle`, a live tensor, and does not use it again.
+    pub unsafe fn new(handle: Handle) -> Owned {
+        Owned(handle)
+    }
+
+    /// Gives the handle to the dispatcher, as an output.
+    pub fn into_word(self) -> Word {
+        let handle = self.0;
+        std::mem::forget(self);
+        handle as Word
+    }
+
+    /// Allocates a contiguous tensor of torch's dtype number `dtype`.
+    pub fn empty(shape: &[usize], dtype: i32, device: &Device) -> Result<Owned> {
+        let sizes: Vec<i64> = shape.iter().map(|&size| size as i64).collect();
+        let mut strides = vec![1i64; sizes.len()];
+        for axis in (1..sizes.len()).rev() {
+            strides[axis - 1] = strides[axis].saturating_mul(sizes[axis].max(1));
+        }
+        let handle = shims().empty_strided(&sizes, &strides, dtype, device_numbers(device));
+        handle.map(Owned).ok_or_else(|| {
+            let numbers = shape.iter().fold(1usize, |product, &size| product.saturating_mul(size));
+            Error::Allocation {
+                bytes: numbers.saturating_mul(dtype_of(dtype).map_or(1, Dtype::size)),
+                device: device.clone(),
+            }
+        })
+    }
+
+    /// Allocates so many bytes, aligned to 16 at least.
+    pub fn bytes(count: usize, device: &Device) -> Result<Owned> {
+        Owned::empty(&[count], BYTE, device)
+    }
+
+    /// Returns the address of the first element.
+    pub fn address(&self) -> u64 {
+        self.properties().map_or(0, |properties| properties.data as u64)
+    }
+
+    /// Borrows the tensor under the name of an argument; false if its elements are not contiguous.
+    pub fn borrow(&self, name: &'static str) -> Result<(Tensor, bool)> {
+        let properties = self
+            .properties()
+            .filter(|properties| !properties.data.is_null() || properties.sizes.contains(&0));
+        let Some(Properties { data, sizes, strides, dtype, device_type, device_index }) = properties else {
+            let got = "one without".into();
+            return Err(Error::Kind { name, expected: "a tensor with memory behind it", got });
+        };
+        let Some(dtype) = dtype_of(dtype) else {
+            let expected = "float32, float64, bfloat16 or float16".into();
+            return Err(Error::Dtype { name, expected, got: format!("torch's dtype number {dtype}") });
+        };
+        let device = match device_type {
+            CPU => Device::Cpu,
+            CUDA => Device::Cuda(device_index as usize),
+            other => Device::Elsewhere(format!("torch's device number {other}")),
+        };
+        let shape: Vec<usize> = sizes.iter().map(|&size| size as usize).collect();
+        // SAFETY: torch's memory for these elements, which lives as long as the handle, and that as the call.
+        let tensor = unsafe { Tensor::new(name, shape, dtype, device, data) };
+        Ok((tensor, are_contiguous(sizes, strides)))
+    }
+
+    /// Returns true if this stands in for an absent output: an empty tensor of bytes.
+    pub fn is_absent(&self) -> bool {
+        self.properties().is_some_and(|properties| properties.dtype == BYTE && properties.sizes == [0])
+    }
+
+    /// Copies the elements of a tensor of the same shape.
+    pub fn copy_from(&self, other: &Owned) -> Result<()> {
+        // SAFETY: two live tensors.
+        match unsafe { shims().copy(self.0, other.0) } {
+            true => Ok(()),
+            false => Err(Error::Argument("torch could not copy a tensor; the lines above say why".into())),
+        }
+    }
+
+    fn properties(&self) -> Option<Properties<'_>> {
+        // SAFETY: a live tensor, owned.
+        unsafe { shims().properties(self.0) }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: owned, and not used again.
+        unsafe { shims().delete_tensor(self.0) };
+    }
+}
+
+/// Allocates a copy of a contiguous tensor (a, b, c) as (c, a, b).
+pub fn last_axis_first(from: &Tensor) -> Result<Owned> {
+    let &[a, b, c] = from.shape.as_slice() else { unreachable!("a weight over time has three axes") };
+    let copy = Owned::empty(&[c, a, b], number_of(from.dtype), &from.device)?;
+    let [device_type, device_index] = device_numbers(&from.device);
+    let view = Properties {
+        data: from.address() as *mut u8,
+        sizes: &[c, a, b].map(|size| size as i64),
+        strides: &[1, b * c, c].map(|stride| stride as i64),
+        dtype: number_of(from.dtype),
+        device_type,
+        device_index,
+    };
+    // SAFETY: these are the elements of `from`, which outlives the view.
+    let view = unsafe { shims().from_blob(&view) }
+        .map(Owned)
+        .ok_or_else(|| Error::Argument("torch could not view a weight; the lines above say why".into()))?;
+    copy.copy_from(&view)?;
+    Ok(copy)
+}
+
+// c10::DeviceType and c10::ScalarType, which the ABI fixes.
+const CPU: i32 = 0;
+const CUDA: i32 = 1;
+pub const BYTE: i32 = 0;
+const NUMBERS: [(Dtype, i32); 4] = [(Dtype::F16, 5), (Dtype::F32, 6), (Dtype::F64, 7), (Dtype::Bf16, 15)];
+
+/// Returns torch's number of a dtype.
+pub fn number_of(dtype: Dtype) -> i32 {
+    NUMBERS.iter().find(|(known, _)| *known == dtype).expect("every dtype has a number").1
+}
+
+/// Returns the dtype of torch's number; None for one without operators.
+pub fn dtype_of(number: i32) -> Option<Dtype> {
+    NUMBERS.iter().find(|(_, known)| *known == number).map(|(dtype, _)| *dtype)
+}
+
+/// Returns torch's numbers of a device: its type and its index.
+fn device_numbers(device: &Device) -> [i32; 2] {
+    match device {
+        Device::Cuda(index) => [CUDA, *index as i32],
+        Device::Cpu | Device::Elsewhere(_) => [CPU, -1],
+    }
+}
+
+fn are_contiguous(sizes: &[i64], strides: &[i64]) -> bool {
+    let mut expected = 1;
+    for (&size, &stride) in sizes.iter().zip(strides).rev() {
+        if size != 1 && stride != expected {
+            return sizes.contains(&0);
+        }
+        expected *= size;
+    }
+    true
+}

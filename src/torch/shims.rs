@@ -1,0 +1,254 @@
+//! torch's C shims, through which this library talks to torch, found in the libraries that Python has open.
+//!
+//! Declared in torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h; all are there since torch
+//! 2.10. Nothing of torch is linked, so one build serves every version. Traps of the ABI:
+//!
+//! - A tensor on the dispatcher's stack is a handle that the callee owns and deletes. So is one that it returns.
+//! - An optional is null, or points to a word that C++'s `new` made and that the callee deletes.
+//! - A float is its bits, a dtype an i32 and a bool a byte of the word.
+//! - A shim that fails prints a trace to stderr and returns nonzero. `aoti_torch_check` throws instead.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::mem::transmute;
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+
+use crate::error::{Error, Result};
+use crate::library::{Library, Symbol, functions};
+
+/// torch's `AtenTensorHandle`.
+pub type Handle = *mut c_void;
+
+/// One place of the dispatcher's stack, torch's `StableIValue`.
+pub type Word = u64;
+
+/// A kernel as the dispatcher calls it: the stack, then the numbers of its arguments and outputs.
+pub type Kernel = unsafe extern "C-unwind" fn(*mut Word, u64, u64);
+
+functions! {
+    Functions {
+        fn aoti_torch_library_init_impl(*const c_char, *const c_char, *const c_char, u32, *mut *mut c_void) -> i32;
+        fn aoti_torch_library_impl(*mut c_void, *const c_char, Kernel) -> i32;
+        fn aoti_torch_get_data_ptr(Handle, *mut *mut c_void) -> i32;
+        fn aoti_torch_get_dim(Handle, *mut i64) -> i32;
+        fn aoti_torch_get_sizes(Handle, *mut *const i64) -> i32;
+        fn aoti_torch_get_strides(Handle, *mut *const i64) -> i32;
+        fn aoti_torch_get_dtype(Handle, *mut i32) -> i32;
+        fn aoti_torch_get_device_type(Handle, *mut i32) -> i32;
+        fn aoti_torch_get_device_index(Handle, *mut i32) -> i32;
+        fn aoti_torch_empty_strided(i64, *const i64, *const i64, i32, i32, i32, *mut Handle) -> i32;
+        fn aoti_torch_create_tensor_from_blob(
+            *mut c_void, i64, *const i64, *const i64, i64, i32, i32, i32, *mut Handle
+        ) -> i32;
+        fn aoti_torch_copy_(Handle, Handle, i32) -> i32;
+        fn aoti_torch_delete_tensor_object(Handle) -> i32;
+        fn aoti_torch_check(bool, *const c_char, *const c_char, u32, *const c_char);
+        fn torch_get_num_threads(*mut u32) -> i32;
+        fn _ZdlPv(*mut c_void);
+    }
+}
+
+/// The shims of this process.
+pub struct Shims {
+    functions: Functions,
+    /// the folder of torch's libraries
+    folder: PathBuf,
+}
+
+static SHIMS: OnceLock<Shims> = OnceLock::new();
+
+/// Finds the shims in `libtorch_cpu`, the path of the library that Python has open.
+pub fn find(libtorch_cpu: &str) -> std::result::Result<&'static Shims, String> {
+    let library =
+        Library::already_open(libtorch_cpu).ok_or_else(|| format!("torch has not opened {libtorch_cpu}"))?;
+    // The C++ library's `operator delete` is found as well: torch's library depends on it.
+    let functions = Functions::load(&library)?;
+    let folder = Path::new(libtorch_cpu).parent().map(Path::to_path_buf).unwrap_or_default();
+    Ok(SHIMS.get_or_init(|| Shims { functions, folder }))
+}
+
+/// Returns the shims. Only code that torch calls, or that holds one of its tensors, may call this.
+pub fn shims() -> &'static Shims {
+    SHIMS.get().expect("torch calls only what was registered")
+}
+
+/// The raw properties of a torch tensor; the slices live as long as its handle.
+pub struct Properties<'a> {
+    pub data: *mut u8,
+    pub sizes: &'a [i64],
+    pub strides: &'a [i64],
+    pub dtype: i32,
+    pub device_type: i32,
+    pub device_index: i32,
+}
+
+impl Shims {
+    /// Registers a kernel of the library `ddl` for a dispatch key such as `CPU`.
+    pub fn register(&self, key: &CStr, name: &CStr, kernel: Kernel) -> std::result::Result<(), String> {
+        let f = &self.functions;
+        let mut library = null_mut();
+        // SAFETY: terminated strings; torch keeps the library for the life of the process.
+        let status = unsafe {
+            (f.aoti_torch_library_init_impl)(
+                c"ddl".as_ptr(),
+                key.as_ptr(),
+                FILE.as_ptr(),
+                line!(),
+                &mut library,
+            ) | (f.aoti_torch_library_impl)(library, name.as_ptr(), kernel)
+        };
+        if status == 0 { Ok(()) } else { Err(format!("torch refused the {key:?} kernel of {name:?}")) }
+    }
+
+    /// Reads a tensor's properties; None if a shim fails, as it does for one without storage.
+    ///
+    /// # Safety
+    /// `handle` is a live tensor.
+    pub unsafe fn properties<'a>(&self, handle: Handle) -> Option<Properties<'a>> {
+        let f = &self.functions;
+        let (mut data, mut dim, mut dtype, mut device_type, mut device_index) = (null_mut(), 0, 0, 0, 0);
+        let (mut sizes, mut strides) = (std::ptr::null(), std::ptr::null());
+        // SAFETY: a live tensor, by the contract above, and room for every result.
+        let status = unsafe {
+            (f.aoti_torch_get_dim)(handle, &mut dim)
+                | (f.aoti_torch_get_sizes)(handle, &mut sizes)
+                | (f.aoti_torch_get_strides)(handle, &mut strides)
+                | (f.aoti_torch_get_dtype)(handle, &mut dtype)
+                | (f.aoti_torch_get_device_type)(handle, &mut device_type)
+                | (f.aoti_torch_get_device_index)(handle, &mut device_index)
+                | (f.aoti_torch_get_data_ptr)(handle, &mut data)
+        };
+        if status != 0 {
+            return None;
+        }
+        // SAFETY: torch keeps `dim` sizes and strides in the tensor.
+        let slice = |first: *const i64| match dim {
+            0 => &[][..],
+            _ => unsafe { std::slice::from_raw_parts(first, dim as usize) },
+        };
+        let (sizes, strides) = (slice(sizes), slice(strides));
+        Some(Properties { data: data.cast(), sizes, strides, dtype, device_type, device_index })
+    }
+
+    /// Allocates a tensor; None if there is too little memory. Torch prints why.
+    pub fn empty_strided(
+        &self,
+        sizes: &[i64],
+        strides: &[i64],
+        dtype: i32,
+        device: [i32; 2],
+    ) -> Option<Handle> {
+        let (mut handle, [kind, index]) = (null_mut(), device);
+        // SAFETY: as many strides as sizes, and room for the handle.
+        let status = unsafe {
+            (self.functions.aoti_torch_empty_strided)(
+                sizes.len() as i64,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                dtype,
+                kind,
+                index,
+                &mut handle,
+            )
+        };
+        (status == 0).then_some(handle)
+    }
+
+    /// Makes a tensor of memory that somebody else owns.
+    ///
+    /// # Safety
+    /// The memory holds all elements, and outlives the handle.
+    pub unsafe fn from_blob(&self, memory: &Properties<'_>) -> Option<Handle> {
+        let mut handle = null_mut();
+        let Properties { data, sizes, strides, dtype, device_type, device_index } = *memory;
+        // SAFETY: as many strides as sizes, room for the handle, and the contract above.
+        let status = unsafe {
+            (self.functions.aoti_torch_create_tensor_from_blob)(
+                data.cast(),
+                sizes.len() as i64,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                0,
+                dtype,
+                device_type,
+                device_index,
+                &mut handle,
+            )
+        };
+        (status == 0).then_some(handle)
+    }
+
+    /// Copies a tensor's elements; false if torch refuses.
+    ///
+    /// # Safety
+    /// Both are live tensors.
+    pub unsafe fn copy(&self, to: Handle, from: Handle) -> bool {
+        // SAFETY: the contract above.
+        unsafe { (self.functions.aoti_torch_copy_)(to, from, 0) == 0 }
+    }
+
+    /// Gives a tensor back.
+    ///
+    /// # Safety
+    /// The caller owns the handle, and does not use it again.
+    pub unsafe fn delete_tensor(&self, handle: Handle) {
+        // SAFETY: the contract above.
+        unsafe { (self.functions.aoti_torch_delete_tensor_object)(handle) };
+    }
+
+    /// Takes the word that an optional of the stack points to; None if it is null.
+    ///
+    /// # Safety
+    /// `word` is an optional that the caller owns, and does not use again.
+    pub unsafe fn optional(&self, word: Word) -> Option<Word> {
+        let pointer = word as *mut Word;
+        // SAFETY: null, or a word from C++'s `new`, by the contract above.
+        let value = unsafe { pointer.as_ref() }.copied()?;
+        // SAFETY: as above; it is not read again.
+        unsafe { (self.functions._ZdlPv)(pointer.cast()) };
+        Some(value)
+    }
+
+    /// Throws a C++ exception, which Python sees as a RuntimeError. No frame that it leaves may have a destructor.
+    ///
+    /// # Safety
+    /// C++ called this thread's outermost Rust frame, which is `extern "C-unwind"`.
+    pub unsafe fn throw(&self, sentence: *const c_char) {
+        // SAFETY: terminated strings, which torch copies.
+        unsafe {
+            (self.functions.aoti_torch_check)(false, c"ddl".as_ptr(), FILE.as_ptr(), line!(), sentence);
+        }
+    }
+
+    /// Returns the number of threads that torch's operators use.
+    pub fn threads(&self) -> usize {
+        let mut threads = 1;
+        // SAFETY: room for the result.
+        unsafe { (self.functions.torch_get_num_threads)(&mut threads) };
+        threads.max(1) as usize
+    }
+
+    /// Returns the handle of torch's current stream on `cuda:index`.
+    pub fn cuda_stream(&self, index: usize) -> Result<u64> {
+        type Current = unsafe extern "C" fn(i32, *mut *mut c_void) -> i32;
+        static FOUND: OnceLock<std::result::Result<Symbol, String>> = OnceLock::new();
+        let found = FOUND.get_or_init(|| {
+            let path = self.folder.join("libtorch_cuda.so");
+            let library = Library::already_open(&path.to_string_lossy())
+                .ok_or_else(|| format!("torch has CUDA tensors without {}", path.display()))?;
+            library.symbol("aoti_torch_get_current_cuda_stream")
+        });
+        let current = found.as_ref().map_err(|reason| Error::Cuda(reason.clone()))?;
+        let mut stream = null_mut();
+        // SAFETY: the declaration of shim.h, and room for the result.
+        let status = unsafe { transmute::<Symbol, Current>(*current)(index as i32, &mut stream) };
+        if status == 0 {
+            Ok(stream as u64)
+        } else {
+            Err(Error::Cuda(format!("torch has no stream on cuda:{index}")))
+        }
+    }
+}
+
+const FILE: &CStr = c"src/torch/shims.rs";

@@ -23,12 +23,12 @@ static_assert(D % (CLUSTER * FEATURES) == 0 && (CLUSTER == 1 || !FEATURE_SLICED)
 static_assert(READ != IDENTITY || M == 1, "an identity read has one channel");
 static_assert(READ == TOKEN || TAPS == 1, "only token reads look back");
 
-// Layout of one block's sums of parameter gradients: SLOTS rows of D numbers, then the sums of the biases.
-constexpr int COMPRESS_SLOTS = READ == CHANNEL || READ == TOKEN ? M * TAPS : 0;
+// Layout of one block's sums of the wanted parameter gradients: SLOTS rows of D numbers, then the sums of the biases.
+constexpr int COMPRESS_SLOTS = SUM_COMPRESS * M * TAPS;
 constexpr int NORM_SLOT = COMPRESS_SLOTS;
-constexpr int GATE_SLOT = NORM_SLOT + NORM_WEIGHT;
-constexpr int VALUE_SLOT = GATE_SLOT + GATE;
-constexpr int SLOTS = VALUE_SLOT + VALUE * M;
+constexpr int GATE_SLOT = NORM_SLOT + SUM_NORM;
+constexpr int VALUE_SLOT = GATE_SLOT + SUM_GATE;
+constexpr int SLOTS = VALUE_SLOT + SUM_VALUE * M;
 constexpr int BIAS_SUMS = (1 + M + 7) / 8 * 8;  // db_β and db_v, padded so that every block's sums are aligned
 constexpr long long PARTIAL = static_cast<long long>(SLOTS) * D + BIAS_SUMS;
 

@@ -234,7 +234,7 @@ struct BackwardPass {
       if constexpr (SUMS != SEPARATE_KERNEL) {
         if constexpr (COMPRESS_SLOTS > 0 && (!KEEP_IN_REGISTERS || READ == TOKEN)) rebuild(s, row);
         Real dh[FEATURES] = {};
-        if constexpr (NORM_WEIGHT) context.load(row, dh);
+        if constexpr (SUM_NORM) context.load(row, dh);
         sums.add_token(s, window, row, stored[row % KEPT_ROWS], normed, dh, dx);
       }
       store_row(s, rewrite_grad, token, row, dx);

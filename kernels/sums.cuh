@@ -82,17 +82,17 @@ struct Sums {
         }
       }
     }
-    if constexpr (NORM_WEIGHT) {
+    if constexpr (SUM_NORM) {
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) share[f] = dh[f] * normed[f];
       add(NORM_SLOT, row, share);
     }
-    if constexpr (GATE) {
+    if constexpr (SUM_GATE) {
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) share[f] = s.grad_logit * normed[f];
       add(GATE_SLOT, row, share);
     }
-    if constexpr (VALUE) {
+    if constexpr (SUM_VALUE) {
 #pragma unroll
       for (int j = 0; j < M; ++j) {
         const Real scale = VALUE_FROM_COMPRESSED ? s.grad_linear[j] / s.rstd : s.grad_linear[j];

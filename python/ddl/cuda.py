@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ddl import _native
-from ddl import ops as _ops  # noqa: F401  tells native code where torch is
+from ddl.ops.private import fake_tensor_tools
 
 __all__ = ["Kernel", "warmup", "why_unavailable"]
 
@@ -81,24 +79,8 @@ def warmup(
         raise ValueError(f'`architecture` must be a name such as "sm_90", got {architecture!r}')
     warmup = _native.Warmup(architecture, _index(_home(module)))
     with _autocast_like_cuda():
-        _run_on_fakes(module, args, kwargs, _Listing(warmup))
+        _list_kernels(warmup, module, args, kwargs)
     return [Kernel(*row) for row in warmup.compile()]
-
-
-class _Listing(TorchDispatchMode):
-    """Lists the kernels of our operators' calls, which run on fake tensors."""
-
-    def __init__(self, warmup: Any) -> None:
-        super().__init__()
-        self.warmup = warmup
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        namespace, _, name = func.name().partition("::")
-        if namespace == "ddl":
-            self.warmup.add(name, [_described(argument) for argument in args])
-        return func(*args, **(kwargs or {}))
 
 
 def _described(argument: Any) -> Any:
@@ -113,16 +95,23 @@ def _described(argument: Any) -> Any:
     return list(argument.shape), str(argument.dtype).removeprefix("torch."), address
 
 
-def _run_on_fakes(
-    module: nn.Module, args: Any, kwargs: dict[str, Any], mode: TorchDispatchMode
+def _list_kernels(
+    warmup: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Run the forward on fake tensors and, if an output requires grad, the backward."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    tools = fake_tensor_tools()
 
+    def list_and_run(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = func.name().partition("::")
+        if namespace == "ddl":
+            warmup.add(name, [_described(argument) for argument in args])
+        return func(*args, **(kwargs or {}))
+
+    listing = type("Listing", (tools.dispatch_mode,), {"__torch_dispatch__": list_and_run})
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    with FakeTensorMode(), mode:
-        fakes, args, kwargs = tree_map_only(Tensor, _fake, (tensors, args, kwargs))
-        outputs = tree_leaves(torch.func.functional_call(module, fakes, args, kwargs))
+    with tools.fake_mode(), listing():
+        fakes, args, kwargs = tools.tree_map_only(Tensor, _fake, (tensors, args, kwargs))
+        outputs = tools.tree_leaves(torch.func.functional_call(module, fakes, args, kwargs))
         roots = [x for x in outputs if isinstance(x, Tensor) and x.requires_grad]
         if roots:
             torch.autograd.backward(roots, [torch.empty_like(root) for root in roots])

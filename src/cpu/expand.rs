@@ -85,12 +85,16 @@ pub fn backward<A: Accum>(
     let outermost = |weight| taps_outermost::<A>(weight, expand.sizes, taps);
     let weight = expand.weight.as_ref().map(outermost).transpose()?;
     let mut sums: Vec<Option<Buffer<A>>> = bounds[1..].iter().map(|_| None).collect();
+    let sums_weight = grad_weight.is_some();
     let outputs = grad_x.split_rows(d, &bounds);
     let parts = bounds.windows(2).zip(outputs).zip(&mut sums).map(|((pair, grad_x), sums)| {
         let tokens = pair[0]..pair[1];
-        Backward { expand, weight: weight.as_deref(), grad, tokens, grad_x, sums }
+        Backward { expand, weight: weight.as_deref(), grad, tokens, grad_x, sums_weight, sums }
     });
     parallel::for_each(parts.collect(), threads, dispatch)?;
+    if !sums_weight {
+        return Ok(());
+    }
     let mut sums = sums.into_iter().flatten();
     let no_tokens = || Buffer::zeros(weight.as_ref().map_or(0, |weight| weight.len()));
     let mut total = sums.next().map_or_else(no_tokens, Ok)?;
@@ -105,6 +109,7 @@ struct Backward<'a, A> {
     grad: &'a Tensor,
     tokens: Range<usize>,
     grad_x: RowsMut<'a>,
+    sums_weight: bool,
     sums: &'a mut Option<Buffer<A>>,
 }
 
@@ -120,7 +125,8 @@ impl<A: Accum> WithSimd for Backward<'_, A> {
         let mut row = Buffer::<A>::zeros(d)?;
         // dX of this token and the K−1 after it, token t in slot t mod K, so that each is widened once.
         let mut ring = Buffer::<A>::zeros(taps * m * d)?;
-        *self.sums = self.weight.map(|weight| Buffer::zeros(weight.len())).transpose()?;
+        let weight = self.weight.filter(|_| self.sums_weight);
+        *self.sums = weight.map(|weight| Buffer::zeros(weight.len())).transpose()?;
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
             let last = sequence.end.min(tokens.end + taps - 1);
             for token in (tokens.start..last).rev() {

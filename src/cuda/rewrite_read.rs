@@ -3,7 +3,7 @@
 use super::auxiliary::launch_reduce;
 use super::device::{Call, Loaded};
 use super::kernel::arguments::{self, Address, Backward, Reduce, are_aligned};
-use super::kernel::{Kernel, Specialisation};
+use super::kernel::{Kernel, ParameterSums, Specialisation};
 use super::plan::Residency;
 use super::plan::chunk::chunk;
 use crate::error::{Error, Result};
@@ -53,6 +53,7 @@ pub fn backward(
     };
     let context = incoming.grad_context.as_ref().map(|grad| grad.dtype);
     let mut specialisation = Specialisation::rewrite_read(Kernel::Backward, problem, context);
+    specialisation.sums = ParameterSums::new(gradients);
     specialisation.aligned =
         are_aligned(&argument.forward.packets()) && are_aligned(&argument.gradients.packets());
     let mut blocks = 0;

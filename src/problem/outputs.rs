@@ -90,17 +90,8 @@ pub struct Gradients {
 impl Gradients {
     /// Returns true if any parameter's gradient is wanted.
     pub fn of_parameters(&self) -> bool {
-        let Gradients { compress, norm_weight, .. } = self;
-        compress.is_some() || norm_weight.is_some() || self.of_gate() || self.of_value()
-    }
-
-    /// Returns true if the gradient of the gate's weight or bias is wanted.
-    pub fn of_gate(&self) -> bool {
-        self.gate_weight.is_some() || self.gate_bias.is_some()
-    }
-
-    /// Returns true if the gradient of the value's weight or bias is wanted.
-    pub fn of_value(&self) -> bool {
-        self.value_weight.is_some() || self.value_bias.is_some()
+        let Gradients { compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias, .. } = self;
+        let wanted = [compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias];
+        wanted.iter().any(|gradient| gradient.is_some())
     }
 }

@@ -14,27 +14,27 @@ from torch._inductor.utils import run_and_get_code
 from ddl import functional
 from ddl.config import PRESETS
 from ddl.models import GPT
-from tests.ops.test_ops_torch import CASES, F64, operator_arguments
+from ddl.ops import declarations
+from tests.ops.test_ops_torch import CASES, F64, backward_arguments, operator_arguments
 
 CHANNELS = [*CASES, (4, "channel")]
 
 
-def backward_arguments(m: int, compress: str, dtype: torch.dtype) -> list:
-    """Positional arguments of torch.ops.ddl.rewrite_read_backward."""
+def overwriting_arguments(m: int, compress: str, dtype: torch.dtype) -> list[Any]:
+    """Positional arguments of torch.ops.ddl.rewrite_read_backward, and of the one in place."""
     wide = torch.promote_types(dtype, torch.float32)
     arguments = [
         x.detach() if isinstance(x, torch.Tensor) else x
         for x in operator_arguments("rewrite_read", m, compress, wide)
     ]
     arguments[0] = arguments[0].to(dtype)
-    outputs = torch.ops.ddl.rewrite_read(*arguments)
-    return [*map(torch.randn_like, outputs[:4]), *arguments[:-1], *outputs[2:]]
+    return backward_arguments("rewrite_read", arguments)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("m", "compress"), CHANNELS)
 def test_in_place_is_the_same_backward(m, compress, dtype):
-    grad_state, *rest = backward_arguments(m, compress, dtype)
+    grad_state, *rest = overwriting_arguments(m, compress, dtype)
     expected, *others = torch.ops.ddl.rewrite_read_backward(grad_state, *rest)
     strided = grad_state.clone().transpose(0, 1).contiguous().transpose(0, 1)
     for overwritten in (grad_state.clone(), strided):
@@ -44,19 +44,20 @@ def test_in_place_is_the_same_backward(m, compress, dtype):
 
 
 def test_what_is_read_cannot_be_overwritten():
-    _, *rest = backward_arguments(1, "identity", torch.float32)
-    for at, name in ((0, "grad_context"), (3, "state"), (4, "direction")):
-        arguments = list(rest)
+    _, *rest = overwriting_arguments(1, "identity", torch.float32)
+    _, *names = declarations.overwriting_backward.names
+    for name in ("grad_context", "state", "direction"):
+        arguments, at = list(rest), names.index(name)
         memory = torch.randn(2 * 5 * 6)
         arguments[at] = memory.view(arguments[at].shape)
-        with pytest.raises(ValueError, match=f"`grad_state` must not overlap `{name}`"):
+        with pytest.raises(RuntimeError, match=f"`grad_new_state` must not overlap `{name}`"):
             torch.ops.ddl.rewrite_read_backward_(memory.view(2, 5, 6, 1), *arguments)
 
 
 @pytest.mark.parametrize(("m", "compress"), CASES)
 def test_opcheck_in_place(m, compress):
     operator = torch.ops.ddl.rewrite_read_backward_.default
-    torch.library.opcheck(operator, backward_arguments(m, compress, F64))
+    torch.library.opcheck(operator, overwriting_arguments(m, compress, F64))
 
 
 def operands_of(run: Callable[[], Any]) -> tuple[Any, list[str]]:

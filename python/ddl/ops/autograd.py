@@ -147,16 +147,25 @@ def differentiable(
             return grad(ctx, *grads)
 
     def call(*inputs: Any) -> Any:
+        if torch.is_grad_enabled() and private.any_requires_grad(*inputs):
+            return Derivative.apply(*inputs)
+        with below_autograd():
+            return overload(*inputs)
+
+    return guarded(operator, call)
+
+
+def guarded(operator: Operator, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an operator's call: it refuses transforms, and raises what belongs to a refusal."""
+
+    def guarding(*inputs: Any) -> Any:
         refuse_transforms(operator, inputs)
         try:
-            if torch.is_grad_enabled() and private.any_requires_grad(*inputs):
-                return Derivative.apply(*inputs)
-            with below_autograd():
-                return overload(*inputs)
+            return call(*inputs)
         except (RuntimeError, TypeError) as error:
             raise refused(operator, inputs, error) from None
 
-    return call
+    return guarding
 
 
 def refuse_transforms(operator: Operator, inputs: Values) -> None:

@@ -36,7 +36,8 @@ class Operator:
         self.tensors = [argument for kind, argument in pairs if kind.startswith("Tensor")]
         self.optional = [argument for kind, argument in pairs if kind.endswith("?")]
         self.outputs = outputs.split(" ")
-        self.Arguments: Any = namedtuple("Arguments", self.names)  # noqa: PYI024  no fixed fields
+        make: Any = namedtuple  # mypy knows only literal fields
+        self.Arguments = make("Arguments", self.names)
 
     @property
     def schema(self) -> str:

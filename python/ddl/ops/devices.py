@@ -8,6 +8,7 @@ import torch
 
 from ddl import _native
 
+WITH_KERNELS = ("cpu", "meta")  # and CUDA, where it works
 _KNOWN: dict[torch.device, bool] = {}
 
 
@@ -16,14 +17,15 @@ def has_kernels(device: torch.device) -> bool:
 
     Without kernels `ddl.functional` runs `ddl.reference`, which is plain PyTorch.
     """
-    if device.type in ("cpu", "meta"):
+    if device.type in WITH_KERNELS:
         return True
-    known = _KNOWN.get(device)
-    return _find_out(device) if known is None else known
+    return _has_kernels(device)
 
 
 @torch.compiler.assume_constant_result
-def _find_out(device: torch.device) -> bool:
+def _has_kernels(device: torch.device) -> bool:
+    if device in _KNOWN:
+        return _KNOWN[device]
     reason = _why_without(device)
     if reason is not None:
         warnings.warn(

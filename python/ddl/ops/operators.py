@@ -18,7 +18,7 @@ from torch import Tensor
 from ddl import _native
 
 from . import declarations, private
-from .autograd import CALLS, derivative, differentiable, refuse_derivative
+from .autograd import CALLS, derivative, differentiable, guarded, refuse_derivative
 from .declarations import BACKWARDS, OPERATORS, Operator
 from .devices import has_kernels
 from .outputs import fake
@@ -49,7 +49,7 @@ def _differentiate(operator: Operator, setup: Any, grad: Any) -> None:
     if private.below_autograd is None:
         name = f"ddl::{operator.name}"
         torch.library.register_autograd(name, grad, setup_context=setup, lib=_library)
-        CALLS[operator.name] = overload
+        CALLS[operator.name] = _call(overload, guarded(operator, overload))
         return
     direct = differentiable(operator, overload, setup, grad)
     _library.impl(operator.name, direct, "Autograd")

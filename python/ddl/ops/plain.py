@@ -1,4 +1,4 @@
-"""The operators in plain PyTorch, for devices without kernels: `ddl.reference` behind the checks."""
+"""The operators in plain PyTorch, for devices without kernels: checks, then `ddl.reference`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,3 +67,26 @@ def allow_inductor_fallback(*names: str) -> None:
     allowed = getattr(lowering, "FALLBACK_ALLOW_LIST", None)
     if allowed is not None:
         allowed.update(names)
+
+
+class FakeTensorTools(NamedTuple):
+    """Names with which a module runs on tensors without memory (ddl.cuda.warmup)."""
+
+    fake_mode: Any
+    dispatch_mode: Any
+    tree_leaves: Callable[..., list[Any]]
+    tree_map_only: Callable[..., Any]
+
+
+def fake_tensor_tools() -> FakeTensorTools:
+    """Return the tools. torch documents them, under private names; without them it raises."""
+    try:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils._pytree import tree_leaves, tree_map_only
+    except ImportError as error:
+        raise RuntimeError(
+            f"`ddl.cuda.warmup` needs torch's fake tensors, got a torch without ({error}): "
+            "run one step instead, which compiles the kernels that it launches"
+        ) from None
+    return FakeTensorTools(FakeTensorMode, TorchDispatchMode, tree_leaves, tree_map_only)

@@ -17,7 +17,7 @@ use fearless_simd::Simd;
 
 use super::backward_read::{ReadBackward, ReadScratch};
 use super::backward_rewrite::Factors;
-use super::weights::{Sums, Weights, zero_parameters};
+use super::weights::{Sums, Wanted, Weights, zero_parameters};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
 use crate::cpu::partition::{partition, split, useful_threads, within_sequences};
@@ -44,7 +44,7 @@ pub fn backward<A: Accum>(
     let bounds = partition(problem.sizes.tokens(), taps);
     let weights = problem.read.as_ref().map(|read| Weights::<A>::new(read, problem.sizes)).transpose()?;
     let read = problem.read.as_ref().zip(weights.as_ref());
-    let in_place = gradients.in_place;
+    let (in_place, wanted) = (gradients.in_place, Wanted::new(gradients));
     let mut sums: Vec<Option<Sums<A>>> = bounds[1..].iter().map(|_| None).collect();
     {
         let mut states = split(&mut gradients.state, d * m, &bounds);
@@ -60,6 +60,7 @@ pub fn backward<A: Accum>(
                 saved,
                 incoming,
                 in_place,
+                wanted,
                 tokens: pair[0]..pair[1],
                 state: states(),
                 direction: directions(),
@@ -85,6 +86,7 @@ struct Part<'a, A> {
     incoming: &'a Incoming,
     /// `state` holds G on entry
     in_place: bool,
+    wanted: Wanted,
     tokens: Range<usize>,
     state: Option<RowsMut<'a>>,
     direction: Option<RowsMut<'a>>,
@@ -132,7 +134,8 @@ impl<A: Accum> WithSimd for Part<'_, A> {
         let taps = self.problem.read.as_ref().map_or(1, Read::taps);
         // Allocated before the sums, which outlive it, so that the next part's scratch reuses its cached memory.
         let mut scratch = Scratch::new(d, m, taps)?;
-        let mut sums = self.read.as_ref().map(|read| Sums::zeros(read.read, read.weights)).transpose()?;
+        let mut sums =
+            self.read.as_ref().map(|read| Sums::zeros(read.read, read.weights, self.wanted)).transpose()?;
         for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
             // In a read over time X_t gets gradients from h_t … h_{t+K−1}, so dx runs K−1 tokens ahead of dX.
             let mut next = tokens.start;

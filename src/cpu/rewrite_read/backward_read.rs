@@ -17,7 +17,7 @@ use super::weights::{Sums, Weights};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::simd::channels::view;
 use crate::cpu::simd::convert::Accum;
-use crate::cpu::simd::row::{add_rows, add_scaled, mix, set_product, some_dots};
+use crate::cpu::simd::row::{add_product, add_rows, add_scaled, mix, set_product, some_dots};
 use crate::problem::{Incoming, Outputs, Read};
 use crate::tensor::Ahead;
 
@@ -148,19 +148,26 @@ impl<A: Accum> ReadBackward<'_, A> {
         for (tap, token) in tokens.enumerate() {
             let dx = &dx[token % taps * d..][..d];
             let taps = tap * size..(tap + 1) * size;
-            let (weight, sum) = (&weight[taps.clone()], &mut sums.compress[taps]);
+            let (weight, mut sum) = (&weight[taps.clone()], sums.compress.get_mut(taps));
             for first in (0..size).step_by(d) {
                 let channel = first..first + d;
                 let (weight, state) = (&weight[channel.clone()], &state[channel.clone()]);
-                let (grad, sum) = (&mut grad[channel.clone()], &mut sum[channel]);
-                for ((((grad, sum), dx), weight), state) in
-                    grad.iter_mut().zip(sum).zip(dx).zip(weight).zip(state)
-                {
-                    *grad += *weight * *dx;
-                    *sum += *state * *dx;
+                let grad = &mut grad[channel.clone()];
+                match &mut sum {
+                    Some(sum) => add_products(grad, &mut sum[channel], dx, weight, state),
+                    None => add_product(grad, weight, dx),
                 }
                 ahead.step();
             }
         }
+    }
+}
+
+/// grad += weight ⊙ dx and sum += state ⊙ dx
+#[inline(always)]
+fn add_products<A: Accum>(grad: &mut [A], sum: &mut [A], dx: &[A], weight: &[A], state: &[A]) {
+    for ((((grad, sum), dx), weight), state) in grad.iter_mut().zip(sum).zip(dx).zip(weight).zip(state) {
+        *grad += *weight * *dx;
+        *sum += *state * *dx;
     }
 }

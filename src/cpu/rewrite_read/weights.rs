@@ -1,5 +1,7 @@
 //! Parameters of a read, widened once per call, and the sums of their gradients.
 
+use std::ops::Range;
+
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::row::{add_product, add_scaled, add_scaled_product};
@@ -64,26 +66,58 @@ fn fold<A: Accum>(norm: &[A], gate: Option<&[A]>, value: Option<&[A]>, reads: bo
     Ok(rows)
 }
 
+/// The parameters whose gradients are wanted; biases cost nothing, and are always summed.
+#[derive(Clone, Copy)]
+pub struct Wanted {
+    compress: bool,
+    norm: bool,
+    gate: bool,
+    value: bool,
+}
+
+impl Wanted {
+    pub fn new(gradients: &Gradients) -> Wanted {
+        Wanted {
+            compress: gradients.compress.is_some(),
+            norm: gradients.norm_weight.is_some(),
+            gate: gradients.gate_weight.is_some(),
+            value: gradients.value_weight.is_some(),
+        }
+    }
+}
+
 /// Sums over the tokens of one part, from which the parameter gradients are computed.
 pub struct Sums<A> {
-    /// Σ dx ⊗ X' [K][m][d]
+    /// Σ dx ⊗ X' [K][m][d], if wanted
     pub(super) compress: Buffer<A>,
-    /// Σ dh·x̂ [d]
+    /// Σ dh·x̂ [d], if wanted
     norm: Buffer<A>,
-    /// Σ dl·x̂, or Σ dl·x for logits that read x, in the layout of [`Weights::logits`]
+    /// Σ dl·x̂, or Σ dl·x for logits that read x, in the layout of [`Weights::logits`], if any is `summed`
     logits: Buffer<A>,
+    /// the rows of `logits` that a wanted gradient depends on
+    summed: Range<usize>,
     /// Σ dl
     biases: Buffer<A>,
 }
 
 impl<A: Accum> Sums<A> {
-    pub fn zeros(read: &Read, weights: &Weights<A>) -> Result<Sums<A>> {
+    pub fn zeros(read: &Read, weights: &Weights<A>, wanted: Wanted) -> Result<Sums<A>> {
         let d = weights.norm.len();
+        let (gates, rows) = (usize::from(weights.gate.is_some()), weights.logits.len() / d);
+        // dγ is completed from the sums of the logits that read h.
+        let by_norm = |row: usize| wanted.norm && row < weights.logits_of_context(read);
+        let start = if wanted.gate || by_norm(0) { 0 } else { gates };
+        let summed = start..if wanted.value || by_norm(gates) { rows } else { gates };
+        let length = |wanted: bool, length: usize| if wanted { length } else { 0 };
         Ok(Sums {
-            compress: Buffer::zeros(weights.compress.as_ref().map_or(0, |weight| weight.len()))?,
-            norm: Buffer::zeros(if read.norm_weight.is_some() { d } else { 0 })?,
-            logits: Buffer::zeros(weights.logits.len())?,
-            biases: Buffer::zeros(weights.logits.len() / d)?,
+            compress: Buffer::zeros(length(
+                wanted.compress,
+                weights.compress.as_ref().map_or(0, |w| w.len()),
+            ))?,
+            norm: Buffer::zeros(length(wanted.norm, d))?,
+            logits: Buffer::zeros(length(!summed.is_empty(), rows * d))?,
+            summed,
+            biases: Buffer::zeros(rows)?,
         })
     }
 
@@ -91,12 +125,10 @@ impl<A: Accum> Sums<A> {
     #[inline(always)]
     pub fn add_token(&mut self, x: &[A], rstd: A, dh: &[A], from_h: &[A], from_x: &[A]) {
         add_scaled_product(&mut self.norm, rstd, dh, x);
-        let (of_h, of_x) = self.logits.split_at_mut(from_h.len() * x.len());
-        for (sum, dl) in of_h.chunks_exact_mut(x.len()).zip(from_h) {
-            add_scaled(sum, *dl * rstd, x);
-        }
-        for (sum, dl) in of_x.chunks_exact_mut(x.len()).zip(from_x) {
-            add_scaled(sum, *dl, x);
+        let rows = self.logits.chunks_exact_mut(x.len()).enumerate();
+        for (row, sum) in rows.take(self.summed.end).skip(self.summed.start) {
+            let scale = if row < from_h.len() { from_h[row] * rstd } else { from_x[row - from_h.len()] };
+            add_scaled(sum, scale, x);
         }
         self.biases.iter_mut().zip(from_h.iter().chain(from_x)).for_each(|(sum, dl)| *sum += *dl);
     }
@@ -128,9 +160,11 @@ impl<A: Accum> Sums<A> {
             add_product(&mut self.norm, row, sum);
             sum.iter_mut().zip(&weights.norm).for_each(|(sum, norm)| *sum *= *norm);
         }
-        let (gate_weight, value_weight) = self.logits.split_at(gate.len());
+        let (gate_weight, value_weight) = self.logits.split_at(gate.len().min(self.logits.len()));
         let (gate_bias, value_bias) = self.biases.split_at(gate.len() / d);
-        store_all(&mut to.compress, &reverse_axes(&self.compress, [read.taps(), m, d])?);
+        if to.compress.is_some() {
+            store_all(&mut to.compress, &reverse_axes(&self.compress, [read.taps(), m, d])?);
+        }
         store_all(&mut to.norm_weight, &self.norm);
         store_all(&mut to.gate_weight, gate_weight);
         store_all(&mut to.gate_bias, gate_bias);

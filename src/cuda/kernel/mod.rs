@@ -3,4 +3,4 @@
 pub mod arguments;
 mod specialisation;
 
-pub use specialisation::{Compress, Kernel, Parts, Specialisation, Types};
+pub use specialisation::{Compress, Kernel, ParameterSums, Parts, Specialisation, Types};

@@ -1,6 +1,6 @@
 //! A specialisation of a kernel: sizes, types and the parts of the operator that are present.
 
-use crate::problem::{Expand, Read, RewriteRead};
+use crate::problem::{Expand, Gradients, Read, RewriteRead};
 use crate::tensor::{Dtype, Tensor};
 
 /// A `__global__` function of kernels/.
@@ -98,6 +98,26 @@ pub struct Parts {
     pub value_from_compressed: bool,
 }
 
+/// The parameters whose gradients a backward sums; biases cost nothing, and are always summed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ParameterSums {
+    pub compress: bool,
+    pub norm: bool,
+    pub gate: bool,
+    pub value: bool,
+}
+
+impl ParameterSums {
+    pub fn new(gradients: &Gradients) -> ParameterSums {
+        ParameterSums {
+            compress: gradients.compress.is_some(),
+            norm: gradients.norm_weight.is_some(),
+            gate: gradients.gate_weight.is_some(),
+            value: gradients.value_weight.is_some(),
+        }
+    }
+}
+
 /// A kernel and all properties of a call that it is compiled for. The number of tokens, pointers and ε are
 /// arguments. Threads, memory and registers follow from this and the device, in [`crate::cuda::plan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -110,6 +130,8 @@ pub struct Specialisation {
     pub rewrite: bool,
     pub compress: Compress,
     pub parts: Parts,
+    /// all false forward
+    pub sums: ParameterSums,
     /// every pointer is a multiple of 16 bytes
     pub aligned: bool,
 }
@@ -145,6 +167,7 @@ impl Specialisation {
                 Some(_) => Compress::Identity,
             },
             parts: read.map(parts).unwrap_or_default(),
+            sums: ParameterSums::default(),
             aligned: true,
         }
     }
@@ -168,6 +191,7 @@ impl Specialisation {
             rewrite: false,
             compress: if weight.is_some() { Compress::Token } else { Compress::None },
             parts: Parts::default(),
+            sums: ParameterSums { compress: weight.is_some(), ..ParameterSums::default() },
             aligned: true,
         }
     }
@@ -192,12 +216,9 @@ impl Specialisation {
 
     /// Returns the number of rows of `d` sums of parameter gradients.
     pub fn slots(&self) -> usize {
-        let compress = match self.compress {
-            Compress::Channel | Compress::Token => self.m * self.taps,
-            Compress::None | Compress::Identity => 0,
-        };
-        let Parts { norm_weight, gate, value, .. } = self.parts;
-        compress + usize::from(norm_weight) + usize::from(gate) + usize::from(value) * self.m
+        let ParameterSums { compress, norm, gate, value } = self.sums;
+        let rows = usize::from(compress) * self.m * self.taps + usize::from(value) * self.m;
+        rows + usize::from(norm) + usize::from(gate)
     }
 
     /// Returns the numbers in one block's row of `partial`: the slots, then the biases' sums.
@@ -233,7 +254,7 @@ impl Specialisation {
         ] {
             defines.push((name, c_name(dtype).into()));
         }
-        let parts = &self.parts;
+        let (parts, sums) = (&self.parts, &self.sums);
         for (name, there) in [
             ("REWRITE", self.rewrite),
             ("NORM", parts.norm),
@@ -244,6 +265,10 @@ impl Specialisation {
             ("VALUE_BIAS", parts.value_bias),
             ("VALUE_SIGMOID", parts.value_sigmoid),
             ("VALUE_FROM_COMPRESSED", parts.value_from_compressed),
+            ("SUM_COMPRESS", sums.compress),
+            ("SUM_NORM", sums.norm),
+            ("SUM_GATE", sums.gate),
+            ("SUM_VALUE", sums.value),
         ] {
             defines.push((name, u8::from(there).to_string()));
         }

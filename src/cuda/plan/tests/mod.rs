@@ -7,7 +7,7 @@ mod reasons;
 
 use super::limits::Limits;
 use super::overrides::Overrides;
-use crate::cuda::kernel::{Compress, Kernel, Parts, Specialisation, Types};
+use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, Specialisation, Types};
 use crate::tensor::Dtype;
 
 const LARGE: Limits = Limits {
@@ -54,7 +54,9 @@ fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype)
     };
     let compress = if taps > 1 { Compress::Token } else { Compress::Channel };
     let parts = Parts { norm: true, norm_weight: true, gate: true, value: true, ..Parts::default() };
-    Specialisation { kernel, d, m, taps, types, rewrite: true, compress, parts, aligned: true }
+    let summed = kernel != Kernel::Forward;
+    let sums = ParameterSums { compress: summed, norm: summed, gate: summed, value: summed };
+    Specialisation { kernel, d, m, taps, types, rewrite: true, compress, parts, sums, aligned: true }
 }
 
 /// Sizes, dtypes and devices that reach every branch.

@@ -1,0 +1,43 @@
+"""One declaration per operator: torch's schema, native code and the reference agree with it."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from ddl import _native, functional, reference
+from ddl.ops.declarations import BACKWARDS, OPERATORS, Operator
+
+NATIVE = {name: (arguments, outputs) for name, arguments, outputs in _native.operators()}
+
+
+def test_native_code_has_these_operators():
+    assert NATIVE.keys() == {operator.name for operator in OPERATORS}
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+def test_native_code_decodes_in_the_order_of_the_schema(operator: Operator):
+    arguments, outputs = NATIVE[operator.name]
+    assert arguments == operator.declared
+    assert outputs == operator.outputs
+    schema = getattr(torch.ops.ddl, operator.name).default._schema
+    assert [argument.name for argument in schema.arguments] == operator.names
+    assert len(schema.returns) == len(operator.outputs)
+
+
+@pytest.mark.parametrize(("forward", "backward"), BACKWARDS, ids=lambda operator: operator.name)
+def test_no_gradient_goes_both_ways(forward: Operator, backward: Operator):
+    assert not set(backward.names) & set(backward.outputs)
+    incoming = {name for name in backward.names if name.startswith("grad_")}
+    assert {name.removeprefix("grad_") for name in incoming} <= set(forward.outputs)
+    assert {name.removeprefix("grad_") for name in backward.outputs} <= set(forward.names)
+    known = {*forward.names, *forward.outputs, *incoming, "wanted"}
+    assert set(backward.names) <= known
+
+
+@pytest.mark.parametrize("name", ["rewrite", "read", "rewrite_read", "expand"])
+def test_the_functional_form_has_the_signature_of_the_reference(name: str):
+    signatures = [inspect.signature(getattr(module, name)) for module in (functional, reference)]
+    assert signatures[0].parameters.keys() == signatures[1].parameters.keys()

@@ -1,0 +1,111 @@
+"""Devices without kernels run the reference, after one warning that says so."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import ddl
+from ddl import functional, reference
+from ddl.ops import devices
+from tests.support.op_cases import F32, inputs, parameters
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_KNOWN", {})
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the CPU a device without kernels."""
+    monkeypatch.setattr(devices, "WITH_KERNELS", ("meta",))
+
+
+def given(*names: str) -> dict[str, torch.Tensor]:
+    t = inputs((2, 5), 6, 2) | parameters(6, 2, "token", taps=3)
+    return {name: t[name].to(F32).requires_grad_() for name in names or t}
+
+
+def same(actual: object, expected: object, leaves: dict[str, torch.Tensor]) -> None:
+    actual, expected = ([x] if isinstance(x, torch.Tensor) else list(x) for x in (actual, expected))
+    gradients = [
+        torch.autograd.grad(sum(x.sum() for x in outputs), list(leaves.values()))
+        for outputs in (actual, expected)
+    ]
+    pairs = (*zip(actual, expected, strict=True), *zip(*gradients, strict=True))
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_they_run_the_reference_after_one_warning(without_kernels):
+    t, rewrite = given(), ("state", "direction", "value", "gate")
+    with pytest.warns(UserWarning, match="no kernels for cpu, and runs as plain PyTorch"):
+        actual = functional.rewrite_read(**t, eps_k=0.1, value_from="compressed")
+    expected = reference.rewrite_read(**t, eps_k=0.1, value_from="compressed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same(actual, expected, t)
+        t = given(*rewrite)
+        same(functional.rewrite(**t, eps_k=0.1), reference.rewrite(**t, eps_k=0.1), t)
+        t = given("state", "compress", "gate_weight")
+        read, expected = functional.read(**t), reference.read(**t)
+        same((read.context, read.gate), (expected.context, expected.gate), t)
+        assert read.value is None
+        t = {"x": torch.randn(2, 5, 6, requires_grad=True)}
+        same(*(f.expand(**t, value_channels=2) for f in (functional, reference)), t)
+
+
+def test_arguments_are_checked_there_too(without_kernels):
+    t = given("state", "direction", "value", "gate")
+    with (
+        pytest.warns(UserWarning, match="no kernels"),
+        pytest.raises(ValueError, match=r"^`gate` must have shape"),
+    ):
+        functional.rewrite(**(t | {"gate": torch.zeros(3)}), eps_k=0.1)
+    with pytest.raises(ValueError, match=r"^`eps_k` must be at least"):
+        functional.rewrite(**t, eps_k=1e-30)
+
+
+def test_a_model_compiles_there(without_kernels):
+    stream = ddl.DeltaStream(8, [torch.nn.Linear(8, 8) for _ in range(2)], value_channels=2,
+                             compress="channel")  # fmt: skip
+    x = torch.randn(2, 3, 8)
+    with pytest.warns(UserWarning, match="no kernels"):
+        compiled = torch.compile(stream, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(compiled, stream(x))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("device", "hip", "reason", "expected"),
+    [
+        ("cpu", None, None, True),
+        ("meta", None, None, True),
+        ("mps", None, None, "kernels exist for device="),
+        ("xpu:1", None, None, "kernels exist for device="),
+        ("cuda:0", "6.4", None, "built for ROCm"),
+        ("cuda:0", None, "NVRTC was not found", "NVRTC was not found"),
+        ("cuda", None, None, True),
+    ],
+)
+def test_which_devices_have_kernels(monkeypatch, device, hip, reason, expected):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(devices._native, "why_unavailable", lambda _: reason)
+    if expected is True:
+        assert devices.has_kernels(torch.device(device))
+        return
+    with pytest.warns(UserWarning, match=expected):
+        assert not devices.has_kernels(torch.device(device))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not devices.has_kernels(torch.device(device)), "told once"
+
+
+def test_a_fake_cuda_tensor_keeps_its_operator():
+    """A machine without a GPU can trace for one."""
+    if not torch.cuda.is_available():
+        assert devices.has_kernels(torch.device("cuda:0"))

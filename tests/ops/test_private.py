@@ -1,0 +1,95 @@
+"""Without any one of torch's private names the operators work as before, at most slower."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddl
+from ddl import cuda
+
+PACKAGE = Path(ddl.__file__).parent
+# Takes a name away, then compares gradients with the reference's, eager and compiled.
+SCRIPT = """
+import sys, types, torch
+
+class Without:
+    def __init__(self, module, *names):
+        self.module, self.names = module, names
+    def __getattr__(self, name):
+        if name in self.names:
+            raise AttributeError(name)
+        return getattr(self.module, name)
+
+torch_c, torch._C = torch._C, Without(torch._C, {name!r})
+from ddl import functional, reference
+from ddl.ops import private
+torch._C = torch_c
+private.forward_ad = Without(private.forward_ad, {name!r})
+if {name!r} in ("FunctionalTensor", "FALLBACK_ALLOW_LIST"):
+    private.sys = types.SimpleNamespace(modules=dict())
+
+torch.manual_seed(0)
+given = dict(
+    state=torch.randn(2, 5, 6, 2), direction=torch.randn(2, 5, 6), value=torch.randn(2, 5, 2),
+    gate=torch.rand(2, 5), compress=torch.randn(6, 2, 3), norm_weight=torch.randn(6),
+    gate_weight=torch.randn(6), gate_bias=torch.randn(()), value_weight=torch.randn(2, 6),
+)
+def gradients(function):
+    leaves = {{name: tensor.clone().requires_grad_() for name, tensor in given.items()}}
+    outputs = function(**leaves, eps_k=0.1)
+    loss = sum((output.sin() * output).sum() for output in outputs)
+    return torch.autograd.grad(loss, list(leaves.values()))
+expected = gradients(reference.rewrite_read)
+functions = [functional.rewrite_read]
+if {name!r} in ("_AutoDispatchBelowAutograd", "FunctionalTensor"):
+    functions.append(torch.compile(functional.rewrite_read, fullgraph=True, backend="aot_eager"))
+for function in functions:
+    for name, got, wanted in zip(given, gradients(function), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4, msg=name)
+with torch.no_grad():
+    functional.read(given["state"], compress=given["compress"])
+with torch.autograd.forward_ad.dual_level():
+    dual = torch.autograd.forward_ad.make_dual(given["state"], given["state"])
+    try:
+        functional.read(dual, compress=given["compress"])
+        sys.exit("a tangent was dropped")
+    except NotImplementedError:
+        print("done")
+"""
+NAMES = [
+    "_AutoDispatchBelowAutograd",
+    "_any_requires_grad",
+    "_are_functorch_transforms_active",
+    "_current_level",
+    "FunctionalTensor",
+    "FALLBACK_ALLOW_LIST",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without(name: str):
+    assert name in (PACKAGE / "ops" / "private.py").read_text("utf-8")
+    command = [sys.executable, "-c", SCRIPT.format(name=name)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.stdout.split() == ["done"], run.stderr[-3000:]
+
+
+def test_warmup_without_fake_tensors_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "torch._subclasses.fake_tensor", None)
+    with pytest.raises(RuntimeError, match="run one step instead"):
+        cuda.warmup(ddl.DeltaResidual(8), architecture="sm_90")
+
+
+def test_they_stand_in_one_file():
+    private = re.compile(r"\btorch(?:\.\w+)*\._(?!_)\w+|\bforward_ad\._\w+")
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if private.search(path.read_text("utf-8"))
+    }
+    assert found == {"ops/private.py"}

@@ -7,7 +7,6 @@ of the last run. Neither names the machine or any of its paths.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import resource
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 import ddl
+from common import jsonl
 from ddl import _native
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,15 +93,8 @@ def native_digest() -> str:
 
 def write(name: str, record: dict[str, Any], summary: str, folder: Path) -> None:
     """Append `record` to NAME.jsonl and replace NAME.md by `summary`, under `folder`."""
-    append(folder / f"{name}.jsonl", record)
+    jsonl.append(folder / f"{name}.jsonl", record)
     (folder / f"{name}.md").write_text(summary, encoding="utf-8")
-
-
-def append(path: Path, record: dict[str, Any]) -> None:
-    """Add a line to a JSONL file, which is closed again so that the line is on disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def describe(where: dict[str, Any]) -> str:

@@ -1,1 +1,1 @@
-"""The GPU benchmark. `python benchmarks/gpu` runs it; main.py describes its parts."""
+"""Everything that is checked and measured on a GPU. day.sh runs it; calls.py says what it does."""

@@ -1,6 +1,5 @@
-"""Start the GPU benchmark: `python benchmarks/gpu`. main.py has its options and its parts."""
+"""Start a call, `python benchmarks/gpu 1`, or a worker of one. main.py has the options."""
 
-import gc
 import sys
 from pathlib import Path
 
@@ -8,7 +7,10 @@ if __name__ == "__main__":
     # Python puts this folder first on sys.path. The benchmarks import from the folder above, where
     # the other scripts lie, and this one's modules (log, ops, train) must not become top-level.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+    if sys.argv[1:2] == ["worker"]:
+        from gpu.worker import serve
+
+        sys.exit(serve(*sys.argv[2:]))
     from gpu.main import main
 
-    gc.freeze()  # imported modules are no garbage, and every gc.collect() would visit them again
     sys.exit(main())

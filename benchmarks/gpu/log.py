@@ -1,101 +1,128 @@
-"""The log of a run, one JSON record per line, and the time budget that the run has."""
+"""The records of a call, each on disk as soon as it is known, and the time that the call has."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-
-from common import record
+from common import jsonl
 from common.report import progress
 
 Line = dict[str, Any]
+# What every record repeats of the machine's, so that it can be quoted alone.
+COMMON = ("date", "device", "driver", "torch", "ddl", "commit", "native")
+
+
+class PieceError(Exception):
+    """A piece gave no result: it raised, died or took too long. `skipped`: that is no failure."""
+
+    def __init__(self, reason: str, *, skipped: bool = False) -> None:
+        super().__init__(reason)
+        self.skipped = skipped
+
+
+class Piece(Protocol):
+    """Work that takes at most seconds to a minute, in a process that can be killed."""
+
+    name: str
+    limit: float  # seconds
+
+    def lines(self, limit: float) -> Iterator[Line]:
+        """Do it within `limit` seconds; raises PieceError."""
+
+
+@dataclass
+class Part:
+    """Pieces of one kind, the most important first."""
+
+    name: str
+    seconds: float  # set aside for it in a call of `minutes`
+    expected: float  # seconds of the first piece
+    pieces: Iterable[Piece]
 
 
 class Log:
-    """Lines of a run, appended to a file at once. Each names device, software and commit."""
+    """Lines of a call, appended to a file at once."""
 
-    def __init__(self, where: Line, path: Path | None) -> None:
-        names = ("date", "device", "driver", "torch", "ddl", "commit", "native", "plan")
-        self.common = {name: where[name] for name in names}
+    def __init__(self, path: Path | None) -> None:
+        self.common: Line = {}
         self.path = path
         self.lines: list[Line] = []
 
     def write(self, part: str, **fields: Any) -> None:
-        line = {"part": part, **fields}
+        if part == "machine" and not self.common:
+            self.common = {name: fields[name] for name in COMMON if name in fields}
+        line = self.common | {"part": part} | fields
         self.lines.append(line)
         if self.path is not None:
-            record.append(self.path, self.common | line)
+            jsonl.append(self.path, line)
 
-    def attempt(self, part: str, what: str, work: Callable[[], list[Line]]) -> None:
-        """Write the lines that `work` returns, or the reason why it returned none.
-
-        An OutOfMemoryError is noted as skipped; every other exception is a fault. In both cases the
-        run continues with the next piece.
-        """
-        progress(f"{part}: {what}")
+    def attempt(self, part: str, piece: Piece, limit: float) -> bool:
+        """Write the lines of a piece as they come, or why it did not end well; whether it did."""
+        progress(f"{part}: {piece.name}")
         try:
-            lines = work()
-        except torch.OutOfMemoryError:
-            self.write(part, what=what, skipped="left out, too little memory for it")
-        except Exception as error:
-            reason = (str(error).splitlines() or [""])[0]
-            self.write(part, what=what, error=f"{type(error).__name__}: {reason}")
-        else:
-            for line in lines:
+            for line in piece.lines(limit):
                 self.write(part, **line)
+        except PieceError as error:
+            reason = {"skipped" if error.skipped else "error": str(error)}
+            self.write(part, what=piece.name, **reason)
+            return False
+        return True
 
-    @property
-    def faults(self) -> list[str]:
-        """Failed checks and exceptions, a line each."""
-        reasons = [(x, x.get("error") or x.get("gate", {}).get("red")) for x in self.lines]
-        return [f"{x['part']}, {x['what']}: {reason}" for x, reason in reasons if reason]
 
-    @property
-    def omissions(self) -> list[str]:
-        """Pieces that were skipped for lack of time or memory, a line each."""
-        left = [(x, x.get("what", f"{len(x.get('pieces', ()))} pieces")) for x in self.lines]
-        return [f"{x['part']}, {what}: {x['skipped']}" for x, what in left if "skipped" in x]
+def faults(lines: Iterable[Line]) -> list[str]:
+    """Failed checks and pieces without a result, a line each."""
+    return [f"{x['part']} {x['what']}: {reason}" for x in lines if (reason := fault(x))]
+
+
+def omissions(lines: Iterable[Line]) -> list[str]:
+    """What was not run for lack of time, memory or a GPU, a line each."""
+    left = [(x, x.get("what", f"{len(x.get('pieces', ()))} pieces")) for x in lines]
+    return [f"{x['part']} {what}: {x['skipped']}" for x, what in left if "skipped" in x]
+
+
+def fault(line: Line) -> str | None:
+    """Why a line is a failure, or None."""
+    return line.get("error") or line.get("gate", {}).get("red")
+
+
+def measured(lines: list[Line], *parts: str) -> list[Line]:
+    """The lines of some parts that hold results, red ones included."""
+    found = [line for line in lines if line["part"] in parts]
+    return [line for line in found if "error" not in line and "skipped" not in line]
 
 
 class Budget:
-    """Minutes that a run may take."""
+    """The seconds of a call, divided among its parts. A part may also use what earlier ones left.
 
-    def __init__(self, minutes: float) -> None:
+    seconds: of all parts together, as they were set aside; they are scaled to `minutes`.
+    """
+
+    def __init__(self, minutes: float, seconds: float) -> None:
         self.minutes, self.started = minutes, time.monotonic()
+        self.scale = 60 * minutes / seconds
+        self.promised = 0.0
 
     @property
     def spent(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self.started
 
-    def allows(self, seconds: float) -> bool:
-        return self.spent + seconds <= 60 * self.minutes
+    def run(self, log: Log, part: Part) -> None:
+        """Attempt the pieces of a part in order while its time lasts, and log those left out.
 
-    def run(
-        self,
-        log: Log,
-        part: str,
-        pieces: dict[str, Callable[[], list[Line]]],
-        expected: float,
-    ) -> None:
-        """Attempt the pieces of a part in order while there is time, and log those left out.
-
-        expected: estimated seconds of the first piece. Later ones are expected to take as long as
-        the slowest before them.
+        A later piece is expected to take as long as the one before it, if that ended well.
         """
-        names, took = list(pieces), expected
-        for index, name in enumerate(names):
-            if not self.allows(took):
-                log.write(
-                    part,
-                    skipped=f"left out, the {self.minutes:g} minutes of --minutes are spent",
-                    pieces=names[index:],
-                )
+        self.promised += part.seconds * self.scale
+        pieces, took = list(part.pieces), part.expected
+        for index, piece in enumerate(pieces):
+            if self.spent + took > self.promised:
+                reason = f"no time left in a call of {self.minutes:g} minutes"
+                log.write(part.name, skipped=reason, pieces=[x.name for x in pieces[index:]])
                 return
             started = time.monotonic()
-            log.attempt(part, name, pieces[name])
-            took = max(took if index else 0.0, time.monotonic() - started)
+            ended = log.attempt(part.name, piece, min(piece.limit, 60 * self.minutes - self.spent))
+            took = time.monotonic() - started if ended else part.expected

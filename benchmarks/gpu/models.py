@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from baselines import plain
-from common.candidates import Candidate, check_all, compiled, make, results
+from common.candidates import TOLERANCE, Candidate, check_all, compiled, make, results
+from common.measure import RedGateError, gate
 from ddl.config import GPTConfig, OptimConfig
+from ddl.models import Cache
 from ddl.optim import make_optimizer
 
 BF16 = torch.bfloat16
@@ -54,11 +56,14 @@ class Setting:
 
 
 @contextmanager
-def checked_candidates(setting: Setting, device: torch.device) -> Iterator[list[Candidate]]:
+def checked_candidates(
+    setting: Setting, device: torch.device, *, cached: bool = False
+) -> Iterator[list[Candidate]]:
     """Models of all residuals, compared with plain PyTorch and ready to be timed.
 
     In float32 every model must agree with plain PyTorch (the additive one is its own oracle); in
-    bfloat16 its gradients must stay near those. At the end of the block the models are freed.
+    bfloat16 its gradients must stay near those. cached: in float32 a step with a cache must also
+    give the logits of the whole sequence. At the end of the block the models are freed.
     """
     candidates = []
     try:
@@ -79,6 +84,8 @@ def checked_candidates(setting: Setting, device: torch.device) -> Iterator[list[
         batch = setting.tokens(2, device)[:, : min(256, setting.config.block_size)]
         check_all(candidates, batch)
         for candidate in candidates:
+            if cached:
+                check_cache(candidate, batch)
             prepare(candidate, setting, batch)
         yield candidates
     finally:
@@ -102,6 +109,19 @@ def prepare(candidate: Candidate, setting: Setting, batch: Tensor) -> None:
     candidate.optimizer = make_optimizer(model, OptimConfig())
     if setting.mode == "compiled":
         candidate.model = compiled(model, setting.backend)
+
+
+@torch.no_grad()
+def check_cache(candidate: Candidate, batch: Tensor) -> None:
+    """Mark a candidate red if the logits of a cached step are not those of the whole sequence."""
+    model = candidate.model
+    cache = Cache(model.config)
+    model(batch[:, :-1], cache=cache)
+    step, whole = model(batch[:, -1:], cache=cache).logits, model(batch, last=1).logits
+    try:
+        gate({"logits of a cached step": (step, whole)}, TOLERANCE)
+    except RedGateError as difference:
+        candidate.red = candidate.red or f"{candidate.name}: {difference}"
 
 
 def check_drift(

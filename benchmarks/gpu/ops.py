@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import ddl.cuda
 from baselines import plain_ops
 from common.measure import RedGateError, gb_per_second, interleave
-from common.problems import TOLERANCES, Case, Operator, Problem, build, check, cotangents, forms_of
+from common.problems import TOLERANCES, Case, Operator, Problem, build, check, cotangents
 from ddl import functional
 from gpu.clock import Clock
 from gpu.log import Line
@@ -29,19 +25,8 @@ STORAGE = {
     "bfloat16": (torch.bfloat16, torch.bfloat16),
     "float32": (torch.float32, torch.bfloat16),
 }
-OPS = ("rewrite_read", "rewrite", "read", "expand")  # the most important first
 PLAIN_TOLERANCES = TOLERANCES | {torch.bfloat16: 5e-2}  # it rounds where the fused ones do not
 MOST_COPIES = 8
-
-
-def cases(args: argparse.Namespace) -> list[Case]:
-    """All cases, the most important ones first."""
-    every = []
-    for storage, op, m, d in itertools.product(STORAGE, OPS, args.channels, args.sizes):
-        for form in forms_of(op, m):
-            every.append(Case(op, form, d, m, args.batch, args.time, *STORAGE[storage]))
-    first = {m: rank for rank, m in enumerate((4, 1))}
-    return sorted(every, key=lambda case: (OPS.index(case.op), first.get(case.m, 2)))
 
 
 def full_name(case: Case) -> str:
@@ -142,29 +127,3 @@ def rates(problems: list[Problem], taken: list[tuple[float, ...]], clock: Clock)
             "all_us": [round(1e6 * elapsed, 2) for elapsed in seconds],
         }
     return line
-
-
-class Calls(nn.Module):
-    """Calls operators by name: a module, because `ddl.cuda.warmup` takes one."""
-
-    def forward(self, calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
-        return [getattr(functional, op)(**arguments) for op, arguments in calls]
-
-
-def compile_ahead(every: Sequence[Case], device: torch.device) -> list[Line]:
-    """Compile the kernels of all cases in parallel, for an H100 if there is no GPU."""
-    problems = [build(replace(case, batch=1, time=8)) for case in every]
-    calls = [(c.op, p.inputs | p.numbers) for c, p in zip(every, problems, strict=True)]
-    started = time.perf_counter()
-    kernels = ddl.cuda.warmup(
-        Calls(), calls, architecture=None if device.type == "cuda" else "sm_90"
-    )
-    line = {
-        "what": f"kernels of {len(every)} cases",
-        "kernels": len(kernels),
-        "found": sum(kernel.cached for kernel in kernels),
-        "seconds": round(time.perf_counter() - started, 2),
-        "compiler_seconds": round(sum(kernel.seconds for kernel in kernels), 2),
-        "spilling": [kernel._asdict() for kernel in kernels if kernel.spilled],
-    }
-    return [line]

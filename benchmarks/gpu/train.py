@@ -1,23 +1,23 @@
-"""Times training steps and prefill of whole models: speed, memory, ratio to the additive."""
+"""Times training steps, prefill and decoding of whole models, and a step's peak memory."""
 
 from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from common.candidates import Candidate
-from common.measure import gb_per_second, interleave, quartiles, ratio, ratio_interval
+from common.measure import Timed, gb_per_second, interleave, quartiles, ratio, ratio_interval
 from common.traffic import boundary_features, floor
 from gpu.clock import Clock
 from gpu.log import Line
 from gpu.models import Setting, check_compiled, checked_candidates
 
 
-def train(setting: Setting, clock: Clock, rounds: int, goals: dict[str, float]) -> list[Line]:
+def train(setting: Setting, clock: Clock, rounds: int) -> list[Line]:
     """Tokens per second, ratio to the additive residual and peak memory of every model."""
     clock.release()
     with checked_candidates(setting, clock.device) as candidates:
@@ -35,7 +35,6 @@ def train(setting: Setting, clock: Clock, rounds: int, goals: dict[str, float]) 
     lines = []
     for candidate in candidates:
         line = describe(candidate, setting, size)
-        line["goal"] = goals.get(candidate.residual.removesuffix("-noec"))
         if candidate.name in seconds:
             line |= speeds(seconds[candidate.name], batch.numel())
             line["peak_bytes"] = memory[candidate.name]
@@ -119,29 +118,72 @@ def peak_bytes(candidate: Candidate, step: list[Callable[[], None]], clock: Cloc
     return most - before + sum(tensor.nbytes for tensor in own)
 
 
-def prefill(setting: Setting, clock: Clock, rounds: int, batches: tuple[int, ...]) -> list[Line]:
+def prefill(setting: Setting, clock: Clock, rounds: int, batches: Sequence[int]) -> Iterator[Line]:
     """Milliseconds from a prompt of block_size tokens to the first new one."""
-    lines = []
     clock.release()
     with checked_candidates(setting, clock.device) as candidates:
         passed = [c for c in candidates if c.red is None]
         for size in batches:
             prompt = setting.tokens(size, clock.device)
-            steps = {c.name: clock.timed(first_token(c, prompt)) for c in passed}
+            steps = {c.name: clock.timed(new_tokens(c, prompt, 1)) for c in passed}
             seconds = interleave(steps, rounds, what=f"prefill {setting.name}") if steps else {}
-            base = additive_of(passed)
-            for candidate in candidates:
-                line = describe(candidate, setting, size)
-                if candidate.name in seconds:
-                    line |= speeds(seconds[candidate.name], prompt.numel())
-                    if base is not None:
-                        line |= compare(seconds, candidate.name, base)
-                lines.append(line)
-    return lines
+            yield from compared(candidates, setting, seconds, prompt.numel(), size)
 
 
-def first_token(candidate: Candidate, prompt: Tensor) -> Callable[[], Tensor]:
-    return lambda: candidate.model.generate(prompt, 1, temperature=0.0)
+def decode(
+    setting: Setting,
+    clock: Clock,
+    rounds: int,
+    batches: Sequence[int],
+    prompt: int,
+    tokens: int,
+) -> Iterator[Line]:
+    """Milliseconds of `tokens` cached steps, each one token of every sequence, after a prompt.
+
+    They are the difference between generating tokens + 1 and one. The times are the GPU's, which
+    waits for the host between small kernels.
+    """
+    clock.release()
+    with checked_candidates(setting, clock.device, cached=True) as candidates:
+        passed = [c for c in candidates if c.red is None]
+        for size in batches:
+            given = setting.tokens(size, clock.device)[:, :prompt]
+            steps = {c.name: decoding(c, given, tokens, clock) for c in passed}
+            seconds = interleave(steps, rounds, what=f"decode {setting.name}") if steps else {}
+            yield from compared(candidates, setting, seconds, size * tokens, size)
+
+
+def decoding(candidate: Candidate, prompt: Tensor, tokens: int, clock: Clock) -> Timed:
+    """Times the copy and the steps after the first token."""
+    both = clock.timed(new_tokens(candidate, prompt, 1), new_tokens(candidate, prompt, tokens + 1))
+
+    def run() -> tuple[float, ...]:
+        copy, first, whole = both()
+        return copy, whole - first
+
+    return run
+
+
+def compared(
+    candidates: list[Candidate],
+    setting: Setting,
+    seconds: dict[str, list[tuple[float, ...]]],
+    tokens: int,
+    size: int,
+) -> Iterator[Line]:
+    """A line for each candidate, with its times if it has any."""
+    base = additive_of([c for c in candidates if c.name in seconds])
+    for candidate in candidates:
+        line = describe(candidate, setting, size)
+        if candidate.name in seconds:
+            line |= speeds(seconds[candidate.name], tokens)
+            if base is not None:
+                line |= compare(seconds, candidate.name, base)
+        yield line
+
+
+def new_tokens(candidate: Candidate, prompt: Tensor, count: int) -> Callable[[], Tensor]:
+    return lambda: candidate.model.generate(prompt, count, temperature=0.0)
 
 
 def additive_of(candidates: list[Candidate]) -> str | None:

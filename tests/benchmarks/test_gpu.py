@@ -1,13 +1,11 @@
-"""The GPU benchmark, run on a CPU with the same code at tiny sizes, and its handling of errors."""
+"""What is measured on a GPU, on a CPU with the same code at tiny sizes.
+
+test_gpu_day.py has the calls that measure it, test_gpu_pieces.py what they are made of.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +15,7 @@ import torch
 import ddl.cuda
 from ddl import functional
 from ddl.config import GPTConfig
-from tests.benchmarks.test_benchmarks import BENCHMARKS, load
+from tests.benchmarks.test_benchmarks import load
 
 __all__ = ["load"]  # a fixture
 CPU = torch.device("cpu")
@@ -42,49 +40,6 @@ def case(load: Any, op: str = "rewrite_read", form: str = "token", m: int = 4) -
     return load("common.problems").Case(op, form, 16, m, 2, 12, BF16, BF16)
 
 
-def test_a_run_leaves_a_record_of_everything(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "gpu"), "--device", "cpu", "--quick"]
-    command += ["--only", "copy,ops,launch", "--out", str(tmp_path), "--commit", "abc"]
-    command += ["--sizes", "24,32"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "DDL_PLAN": "STAGES=1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text("utf-8").splitlines()]
-    for line in lines:
-        assert line["torch"] == torch.__version__
-        assert line["commit"] == {"hash": "abc", "dirty": False}
-        assert line["device"]
-        assert line["plan"] == "STAGES=1"
-        assert "driver" in line
-        assert len(line["native"]) == 12
-    assert [line["part"] for line in lines[:5]] == ["run", "copy", "copy", "copy", "ops"]
-    ops = [line for line in lines if line["part"] == "ops"]
-    assert len(ops) == 2 * 2 * (2 + 4 + 4 + 3)
-    assert {line["d"] for line in ops} == {24, 32}
-    for line in ops:
-        assert line["gate"]["red"] is None
-        assert 0 <= line["gate"]["worst"] <= 1
-        for half in ("forward", "backward"):
-            part = line[half]
-            assert len(part["all_us"]) == 3
-            assert part["gb_s"] == pytest.approx(part["bytes"] / part["us"] / 1e3)
-            assert part["of_copy"] == pytest.approx(part["gb_s"] / line["copy_gb_s"])
-    wide = next(
-        x for x in ops if (x["op"], x["d"], x["m"], x["state"]) == ("rewrite", 32, 4, "float32")
-    )
-    row = 2 * 24 * 32
-    assert wide["forward"]["bytes"] == row * (4 * (4 + 4) + 2)  # X X' in float32, k in bfloat16
-    assert wide["backward"]["bytes"] == row * (4 * (4 + 4 + 4) + 2 * 2)
-    launches = [line for line in lines if line["part"] == "launch"]
-    assert len(launches) == 2 + 4 * 3
-    assert all(line["us"] > 0 for line in launches)
-    summary = (tmp_path / "gpu.md").read_text(encoding="utf-8")
-    assert summary.splitlines()[0] in done.stdout
-    assert "| rewrite_read | token " in summary
-    assert str(tmp_path) not in summary
-    assert summary.rstrip().endswith("· DDL_PLAN=STAGES=1")
-
-
 @pytest.mark.parametrize(
     "changes",
     [{}, {"precision": "bfloat16"}, {"mode": "compiled", "residuals": ("additive", "ddl")}],
@@ -92,9 +47,8 @@ def test_a_run_leaves_a_record_of_everything(tmp_path: Path) -> None:
 )
 def test_training_steps(load: Any, clock: Any, changes: dict[str, Any]) -> None:
     train = load("gpu.train").train
-    additive, ours = train(setting(load, **changes), clock, rounds=3, goals={"ddl-tc": 0.9})
+    additive, ours = train(setting(load, **changes), clock, rounds=3)
     assert additive["ratio"] == additive["whole_ratio"] == 1
-    assert (additive["goal"], ours["goal"]) == (None, {"ddl-tc": 0.9}.get(ours["residual"]))
     for line in (additive, ours):
         assert line["gate"]["red"] is None
         compiled = line["mode"] == "compiled"  # by a backend without optimisations
@@ -104,13 +58,15 @@ def test_training_steps(load: Any, clock: Any, changes: dict[str, Any]) -> None:
         assert line["whole_median"] >= line["median"]
         assert line["ratio"] == pytest.approx(additive["median"] / line["median"])
         assert 0 < line["floor"] <= 1
-    (table,) = load("gpu.report").tables([{"part": "train", **x} for x in (additive, ours)])
-    assert len(table.rows) == 2
+    lines = [{"part": "train", "device": "NVIDIA H200", **x} for x in (additive, ours)]
+    table = load("gpu.tables_models").training(lines)
+    goals = [{"ddl-tc": "≥ 0.93", "ddl": "≥ 0.99", "additive": ""}[x["residual"]] for x in lines]
+    assert [row[9] for row in table.rows] == goals
 
 
 def test_prefill(load: Any, clock: Any) -> None:
     chosen = setting(load, precision="bfloat16")
-    lines = load("gpu.train").prefill(chosen, clock, rounds=2, batches=(1, 2))
+    lines = list(load("gpu.train").prefill(chosen, clock, rounds=2, batches=(1, 2)))
     assert [(x["residual"], x["batch"]) for x in lines] == [
         ("additive", 1), ("ddl-tc", 1), ("additive", 2), ("ddl-tc", 2),
     ]  # fmt: skip
@@ -199,7 +155,7 @@ def test_the_batch_is_halved_until_it_fits(
         return right(candidate, batch, chosen)
 
     monkeypatch.setattr(module, "stages", stages)
-    lines = module.train(setting(load, batch=8), clock, rounds=2, goals={})
+    lines = module.train(setting(load, batch=8), clock, rounds=2)
     assert [line["batch"] for line in lines] == [2, 2]
 
 
@@ -207,9 +163,26 @@ def test_a_model_that_leads_elsewhere_is_not_timed(
     load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load("gpu.models"), "LARGEST_DRIFT", 1e-6)
-    lines = load("gpu.train").train(setting(load), clock, rounds=2, goals={})
+    lines = load("gpu.train").train(setting(load), clock, rounds=2)
     assert all("in bfloat16 its gradients are" in line["gate"]["red"] for line in lines)
     assert not any("median" in line for line in lines)
+
+
+def test_decoding(load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of cached steps alone; a cache that changes the logits is not timed."""
+    train, models = load("gpu.train"), load("gpu.models")
+    chosen = setting(load, precision="bfloat16")
+    timing = {"clock": clock, "rounds": 2, "batches": (2,), "prompt": 4, "tokens": 3}
+    lines = list(train.decode(chosen, **timing))
+    assert [line["residual"] for line in lines] == ["additive", "ddl-tc"]
+    for line in lines:
+        assert line["tokens_per_s"] == pytest.approx(2 * 3 / line["whole_median"])
+    ready = SimpleNamespace(timed=lambda *stages: lambda: (0.5, 1.0, 4.0))
+    assert train.decoding(None, None, 3, ready)() == (0.5, 3.0)  # the prompt's part is taken off
+    monkeypatch.setattr(models, "TOLERANCE", 0.0)
+    red = list(train.decode(chosen, **timing))
+    assert all("logits of a cached step: rms error" in line["gate"]["red"] for line in red)
+    assert not any("median" in line for line in red)
 
 
 @pytest.mark.parametrize("op", ["rewrite", "read", "rewrite_read", "expand"])
@@ -237,7 +210,7 @@ def test_candidates_take_turns_on_cold_arguments(load: Any, clock: Any) -> None:
     state = 2 * 12 * 16 * 4 * 2  # bytes; the test's cache size is 4096
     assert {line["copies"] for line in lines} == {-(-4 * 4096 // state)}
     named = [{"part": "plain", **line} for line in lines[:3]]
-    (table,) = load("gpu.report").tables(named)
+    table = load("gpu.tables").operators(named)
     took = [line["forward"]["us"] + line["backward"]["us"] for line in lines[:3]]
     assert table.rows[0][-2:] == [f"{min(took[1:]) / took[0]:.1f}", ""]
 
@@ -249,15 +222,20 @@ def test_kernels_are_compiled_ahead(load: Any, monkeypatch: pytest.MonkeyPatch) 
         architectures.append(architecture)
         outputs = module(*args)
         assert [output.state.shape for output in outputs] == [(1, 8, 16, 4)] * 2
-        kernel = ddl.cuda.Kernel("rewrite_read_bwd", "sm_90", "", 255, 0, 0, 0.5, False)
-        return [kernel, kernel._replace(spilled=8)]
+        kernel = ddl.cuda.Kernel(
+            "rewrite_read_bwd", "sm_90", "CLUSTER=1 THREADS=96 BLOCKS=4", 168, 0, 30_944, 0.5, False
+        )
+        full = kernel._replace(registers=169)  # a warp gets 5,632 in place of 5,376
+        return [kernel, kernel._replace(spilled=8), full, kernel._replace(shared=60_000)]
 
     monkeypatch.setattr(ddl.cuda, "warmup", warmup)
     every = [case(load), case(load, form="channel")]
-    (line,) = load("gpu.ops").compile_ahead(every, CPU)
-    assert (line["kernels"], line["found"], line["compiler_seconds"]) == (2, 0, 1.0)
+    (line,) = load("gpu.compile").compile_ops(every, CPU)
+    assert (line["kernels"], line["found"], line["compiler_seconds"]) == (4, 0, 2.0)
     assert [kernel["spilled"] for kernel in line["spilling"]] == [8]
-    load("gpu.ops").compile_ahead(every, torch.device("cuda", 0))
+    crowded = [(kernel["registers"], kernel["shared"]) for kernel in line["crowded"]]
+    assert crowded == [(169, 30_944), (168, 60_000)]
+    load("gpu.compile").compile_ops(every, torch.device("cuda", 0))
     assert architectures == ["sm_90", None]  # an H100's without a GPU
 
 
@@ -276,80 +254,17 @@ def test_what_is_wrong_is_not_timed(load: Any, clock: Any, monkeypatch: pytest.M
     assert fused["gate"]["red"].startswith("output 1: rms error")
     assert "forward" not in fused
     assert plain["forward"]["us"] > 0
-    log = load("gpu.log").Log(where(), None)
-    log.attempt("ops", "read", lambda: [fused, plain])
-    assert log.faults == [f"ops, read channel d=16 m=4 bfloat16 fused: {fused['gate']['red']}"]
-
-
-def where() -> dict[str, Any]:
-    names = ("date", "device", "driver", "torch", "ddl", "commit", "native", "plan")
-    return dict.fromkeys(names, "")
-
-
-def test_a_run_goes_on_after_a_failure_and_keeps_what_it_has(load: Any, tmp_path: Path) -> None:
-    module, path = load("gpu.log"), tmp_path / "out" / "gpu.jsonl"
-    log = module.Log(where(), path)
-
-    def too_much() -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    def broken() -> Any:
-        raise RuntimeError("CUDA error: an illegal memory access\nmore")
-
-    def kept() -> Any:
-        assert len(path.read_text(encoding="utf-8").splitlines()) == 2  # on disk already
-        return [{"what": "c", "us": 1.0}]
-
-    pieces = {"a": too_much, "b": broken, "c": kept}
-    module.Budget(1).run(log, "ops", pieces, expected=1)
-    assert log.omissions == ["ops, a: left out, too little memory for it"]
-    assert log.faults == ["ops, b: RuntimeError: CUDA error: an illegal memory access"]
-    assert json.loads(path.read_text(encoding="utf-8").splitlines()[2])["us"] == 1.0
-    module.Budget(1).run(log, "ops", {str(i): broken for i in range(30)}, expected=1)
-    remarks = load("gpu.report").remarks(log)
-    assert remarks[0] == f"FAILED: {log.faults[0]}"
-    assert remarks[20] == "FAILED: 11 more, in gpu.jsonl"
-    assert remarks[21:] == log.omissions
-
-
-def test_what_there_is_no_time_for_is_named(load: Any) -> None:
-    module = load("gpu.log")
-    log, budget = module.Log(where(), None), module.Budget(1)
-    budget.run(log, "ops", {"a": list, "b": list}, expected=61)
-    assert log.lines[-1]["pieces"] == ["a", "b"]
-    budget.started -= 59.99  # as if "c" had taken this long: there is time for one more like it
-    budget.run(log, "train", {"c": lambda: [{}], "d": lambda: [{}]}, expected=0.001)
-    assert [line.get("pieces") for line in log.lines[1:]] in ([None, None], [None, ["d"]])
-    assert log.omissions[0] == "ops, 2 pieces: left out, the 1 minutes of --minutes are spent"
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--only", "ops,trian"], "--only must name parts, which are copy, compile, ops, "),
-        (["--device", "cuda"], "--device cuda cannot be used: no driver here"),
-    ],
-)
-def test_what_cannot_be_run_is_refused(
-    load: Any,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[str],
-    sentence: str,
-) -> None:
-    monkeypatch.setattr(ddl.cuda, "why_unavailable", lambda device: "no driver here")
-    with pytest.raises(SystemExit) as stopped:
-        load("gpu.main").main(["--device", "cpu", *options])
-    assert stopped.value.code == 2
-    assert sentence in capsys.readouterr().err
+    faults = load("gpu.log").faults([{"part": "ops", **line} for line in (fused, plain)])
+    assert faults == [f"ops read channel d=16 m=4 bfloat16 fused: {fused['gate']['red']}"]
 
 
 def test_goals_stand_beside_the_numbers(load: Any) -> None:
-    report = load("gpu.report")
+    report = load("gpu.tables")
     assert report.against(0.93, 0.92, ".3f") == ("0.930 ✓", "≥ 0.92")
     assert report.against(0.91, 0.92, ".3f") == ("0.910 ✗", "≥ 0.92")
     assert report.against(21.0, 20.0, ".1f", least=False) == ("21.0 ✗", "≤ 20")
     assert report.against(1.0, None, ".1f") == ("1.0", "")
     assert report.against(None, 20.0, ".1f") == ("", "")
-    assert report.ratio_goals("NVIDIA H200")["ddl-cc"] == 0.94
-    assert report.ratio_goals("NVIDIA H100 80GB HBM3")["ddl-cc"] == 0.92
+    models = load("gpu.tables_models")
+    assert models.ratio_goals("NVIDIA H200")["ddl-cc"] == 0.94
+    assert models.ratio_goals("NVIDIA H100 80GB HBM3")["ddl-cc"] == 0.92

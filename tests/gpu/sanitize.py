@@ -2,7 +2,7 @@
 
     make sanitize                                # or, if only the wheel is installed:
     python tests/gpu/sanitize.py                # memcheck, racecheck, initcheck, synccheck
-    python tests/gpu/sanitize.py memcheck
+    python tests/gpu/sanitize.py memcheck --choose "test_expand and float32"
 
 The tests are small, because instrumented kernels run 10 to 100 times slower: minutes per tool.
 Exit status 1 means that a tool reported something or a test failed.
@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tools", nargs="*", metavar="tool", help=f"{', '.join(TOOLS)}; all")
+    parser.add_argument("--choose", default=CHOSEN, help="tests, as pytest's -k")
     args = parser.parse_args(arguments)
     for tool in args.tools:
         if tool not in TOOLS:
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("compute-sanitizer needs an NVIDIA GPU, and torch finds none", file=sys.stderr)
         return 1
-    failed = [tool for tool in args.tools or TOOLS if not passes(sanitizer, tool)]
+    failed = [tool for tool in args.tools or TOOLS if not passes(sanitizer, tool, args.choose)]
     print(f"sanitize: {', '.join(failed)} failed" if failed else "sanitize: nothing reported")
     return 1 if failed else 0
 
@@ -63,13 +64,13 @@ def find_sanitizer() -> str | None:
     return shutil.which("compute-sanitizer", path=places)
 
 
-def passes(sanitizer: str, tool: str) -> bool:
+def passes(sanitizer: str, tool: str, chosen: str) -> bool:
     """Return whether a tool reports nothing about our kernels, and the tests pass."""
     print(f"sanitize: {tool}", flush=True)
     command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"]
     # Kernels with mangled names belong to torch and its libraries; ours are extern "C".
     command += ["--kernel-name-exclude", "kernel_substring=_Z"]
-    command += [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN]
+    command += [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", chosen]
     # Every tensor gets its own allocation, so the tool sees accesses beyond its end.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     return subprocess.run([*command, str(HERE)], env=environment, check=False).returncode == 0

@@ -1,0 +1,141 @@
+"""Tables of the operators: shares of a copy's rate, plans, kernels, launches; and of the checks."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from common.report import Table
+from gpu.log import Line, measured
+
+OF_COPY = 0.85
+OVERHEAD_US = 20.0
+
+
+def all_of(lines: list[Line]) -> list[Table]:
+    return [checks(lines), operators(lines), kernels(lines), launches(lines), plans(lines)]
+
+
+def checks(lines: list[Line]) -> Table:
+    """What was run without a time: the greatest error as a share of that allowed, or counts."""
+    table = Table("Checks", ("part", "", "result"), labels=3)
+    for line in measured(lines, "smoke", "capture"):
+        red, worst = line["gate"]["red"], line["gate"].get("worst")
+        good = "the same bits" if worst is None else f"{worst:.2f} of the error allowed"
+        table.add(line["part"], line["what"], red or good)
+    for line in measured(lines, "tests", "large", "sanitize"):
+        if "tests" in line:
+            counts = ", ".join(f"{count} {name}" for name, count in sorted(line["tests"].items()))
+            table.add(line["part"], line["what"], counts or "none")
+    return table
+
+
+def plans(lines: list[Line]) -> Table:
+    """Each plan beside the planner's own: shares of the copy that was timed with it."""
+    table = Table(
+        "Plans: percent of the copy's rate, and the time of the half that a plan is for",
+        ("operator", "form", "d", "m", "DDL_PLAN", "for", "forward", "backward", "× planned"),
+        labels=6,
+    )
+    own: dict[tuple[Any, ...], float] = {}
+    for line in measured(lines, "plans"):
+        key = tuple(line[name] for name in ("op", "form", "d", "m", "aim"))
+        cells = [*map(str, key[:4]), line.get("plan", ""), line["aim"]]
+        if "forward" not in line:
+            table.add(*cells, "RED", "", "")
+            continue
+        share = line[line["aim"]]["of_copy"]
+        if "plan" not in line:
+            own[key] = share
+        halves = [f"{100 * line[half]['of_copy']:.0f}" for half in ("forward", "backward")]
+        table.add(*cells, *halves, f"{share / own[key]:.2f}" if key in own else "")
+    return table
+
+
+def kernels(lines: list[Line]) -> Table:
+    table = Table("Kernels: median microseconds of a call's", ("call", "kernels"), labels=2)
+    for line in measured(lines, "trace"):
+        took = ", ".join(f"{name} {us:.0f}" for name, us in line["kernels_us"].items())
+        table.add(line["what"], took)
+    return table
+
+
+def operators(lines: list[Line]) -> Table:
+    """Percent of the copy's rate, forward / backward, with a column per hidden size."""
+    compared = measured(lines, "ops", "plain", "plain-compiled")
+    fused = [line for line in compared if line["candidate"] == "fused"]
+    sizes = sorted({line["d"] for line in fused})
+    table = Table(
+        "Operators: percent of the copy's rate, forward / backward, by d",
+        ("operator", "form", "m", "state", *map(str, sizes), "× eager", "× compiled"),
+        labels=2,
+    )
+    shares = []
+    rows: dict[tuple[Any, ...], dict[int, Line]] = {}
+    for line in fused:
+        rows.setdefault(tuple(line[name] for name in ROW), {}).setdefault(line["d"], line)
+    for key, by_size in rows.items():
+        cells = []
+        for line in (by_size.get(d, {}) for d in sizes):
+            halves = [line[half]["of_copy"] for half in ("forward", "backward") if half in line]
+            shares += halves
+            red = "RED" if line.get("gate", {}).get("red") else ""
+            cells.append(" / ".join(f"{100 * share:.0f}" for share in halves) or red)
+        faster = (speed_up(key, lines, part) for part in ("plain", "plain-compiled"))
+        table.add(key[0], key[1], *map(str, key[2:]), *cells, *faster)
+    if shares:
+        reached = sum(share >= OF_COPY for share in shares)
+        table.notes.append(
+            f"Goal {OF_COPY:.0%} of copy: {reached} of {len(shares)} reach it; lowest "
+            f"{min(shares):.0%}, median {statistics.median(shares):.0%}. × eager, × compiled: how "
+            "many times faster than plain PyTorch, forward and backward together, median over d."
+        )
+    rates = [line["copy_gb_s"] for line in fused if "copy_gb_s" in line]
+    if rates:
+        table.notes.append(f"Copy: {min(rates):.0f} to {max(rates):.0f} GB/s, read and written.")
+    return table
+
+
+ROW = ("op", "form", "m", "state")
+
+
+def speed_up(row: tuple[Any, ...], lines: list[Line], part: str) -> str:
+    """Time of the fastest plain form over the fused one's, measured in the same rounds."""
+    ratios = []
+    same = [x for x in measured(lines, part) if "forward" in x]
+    same = [x for x in same if tuple(x[name] for name in ROW) == row]
+    for d in {x["d"] for x in same}:
+        took = {x["candidate"]: whole(x) for x in same if x["d"] == d}
+        others = [took[form] for form in took if form != "fused"]
+        if "fused" in took and others:
+            ratios.append(min(others) / took["fused"])
+    return f"{statistics.median(ratios):.1f}" if ratios else ""
+
+
+def whole(line: Line) -> float:
+    return line["forward"]["us"] + line["backward"]["us"]
+
+
+def launches(lines: list[Line]) -> Table:
+    table = Table(
+        "Launch overhead: microseconds of the host per call on 8 tokens of 64 features, m = 4",
+        ("call", "", "µs", "goal"),
+        labels=2,
+    )
+    for line in measured(lines, "launch"):
+        goal = OVERHEAD_US if line["kind"] == "forward" else None
+        table.add(line["op"], line["kind"], *against(line["us"], goal, ".1f", least=False))
+    return table
+
+
+def against(
+    value: float | None, goal: float | None, form: str, *, least: bool = True
+) -> tuple[str, str]:
+    """A number, marked ✓ or ✗ if there is a goal for it, and the goal."""
+    if value is None:
+        return "", ""
+    if goal is None:
+        return format(value, form), ""
+    reached = value >= goal if least else value <= goal
+    sign = "≥" if least else "≤"
+    return f"{value:{form}} {'✓' if reached else '✗'}", f"{sign} {goal:g}"

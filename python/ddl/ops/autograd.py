@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import private
 from .declarations import Operator
@@ -105,9 +106,9 @@ def derivative(
         if overwriting and _may_overwrite(first):
             # torch.compile traces this, and drops the copy if nothing else needs the gradient.
             first = first.clone(memory_format=torch.contiguous_format)
-            results = (first, *CALLS[overwriting.name](first, *given[1:]))
+            results = (first, *call(overwriting, first, *given[1:]))
         else:
-            results = CALLS[backward.name](*given)
+            results = call(backward, *given)
         return wiring.per_argument(wanted, results)
 
     return setup, grad
@@ -119,20 +120,30 @@ def _may_overwrite(grad: Tensor | None) -> bool:
 
 # --- calls ----------------------------------------------------------------------------------------
 
-# Operator name → the function that calls it with positional arguments. It is what `torch.ops.ddl`
-# would do, without a round trip through the dispatcher where nothing but autograd listens.
-CALLS: dict[str, Callable[..., Any]] = {}
+# Operator name → its overload, torch.ops.ddl.<name>.default.
+OVERLOADS: dict[str, Any] = {}
+# Operator name → its call in eager code, with positional arguments. It is what the overload would
+# do, without a round trip through the dispatcher where nothing but autograd listens.
+DIRECT: dict[str, Callable[..., Any]] = {}
+
+
+def call(operator: Operator, *values: Any) -> Any:
+    """Call an operator with positional arguments."""
+    calls = OVERLOADS if torch.compiler.is_compiling() else DIRECT
+    return calls[operator.name](*values)
 
 
 def differentiable(
-    operator: Operator, overload: Any, setup: Callable[..., None], grad: Callable[..., Values]
+    operator: Operator, setup: Callable[..., None], grad: Callable[..., Values]
 ) -> Callable[..., Any]:
-    """Return the operator's implementation for the Autograd key.
+    """Return the operator's implementation for the Autograd key, which is its direct call, too.
 
     It replaces torch.library's for speed: that one fills in default arguments, at 75 µs a call for
     the arguments of `rewrite_read`; our schemas have no defaults.
     """
-    below_autograd = private.below_autograd
+    overload, below_autograd = OVERLOADS[operator.name], private.below_autograd
+    in_transform, any_requires_grad = private.in_transform, private.any_requires_grad
+    is_grad_enabled, level = torch.is_grad_enabled, private.forward_mode_level
 
     class Derivative(torch.autograd.Function):
         @staticmethod
@@ -142,40 +153,46 @@ def differentiable(
             setup(ctx, inputs, output)
             return output
 
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            return grad(ctx, *grads)
+        backward = staticmethod(grad)
 
-    def call(*inputs: Any) -> Any:
-        if torch.is_grad_enabled() and private.any_requires_grad(*inputs):
-            return Derivative.apply(*inputs)
-        with below_autograd():
-            return overload(*inputs)
+    apply = private.apply_of(Derivative)
 
-    return guarded(operator, call)
-
-
-def guarded(operator: Operator, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an operator's call: it refuses transforms, and raises what belongs to a refusal."""
-
-    def guarding(*inputs: Any) -> Any:
-        refuse_transforms(operator, inputs)
+    def direct(*inputs: Any) -> Any:
+        if level() >= 0 or in_transform():
+            refuse_transforms(operator, inputs)
         try:
-            return call(*inputs)
+            if is_grad_enabled() and any_requires_grad(*inputs):
+                return apply(*inputs)
+            with below_autograd():
+                return overload(*inputs)
         except (RuntimeError, TypeError) as error:
             raise refused(operator, inputs, error) from None
 
-    return guarding
+    return direct
+
+
+def guarded(operator: Operator) -> Callable[..., Any]:
+    """Return the operator's direct call where torch.library differentiates it."""
+    overload = OVERLOADS[operator.name]
+
+    def direct(*inputs: Any) -> Any:
+        refuse_transforms(operator, inputs)
+        try:
+            return overload(*inputs)
+        except (RuntimeError, TypeError) as error:
+            raise refused(operator, inputs, error) from None
+
+    return direct
 
 
 def refuse_transforms(operator: Operator, inputs: Values) -> None:
     """Raise NotImplementedError under forward-mode differentiation and torch.func transforms."""
-    dual = private.first_tangent(inputs)
-    if dual is not None:
-        raise NotImplementedError(
-            f"`{operator.names[dual]}` must come without a forward-mode tangent, got a dual "
-            "tensor: the fused operators have reverse-mode derivatives only, use `ddl.reference`"
-        )
+    for name, value in zip(operator.names, inputs, strict=True):
+        if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            raise NotImplementedError(
+                f"`{name}` must come without a forward-mode tangent, got a dual tensor: the fused "
+                "operators have reverse-mode derivatives only, use `ddl.reference`"
+            )
     if private.in_transform() and not torch.compiler.is_compiling():
         raise NotImplementedError(
             "the fused operators must be called outside of torch.func transforms "

@@ -18,7 +18,7 @@ from torch import Tensor
 from ddl import _native
 
 from . import declarations, private
-from .autograd import CALLS, derivative, differentiable, guarded, refuse_derivative
+from .autograd import DIRECT, OVERLOADS, derivative, differentiable, guarded, refuse_derivative
 from .declarations import BACKWARDS, OPERATORS, Operator
 from .devices import has_kernels
 from .outputs import fake
@@ -34,26 +34,15 @@ def _register_kernels() -> None:
     _native.register(str(torch_folder / "lib" / f"libtorch_cpu.{suffix}"))
 
 
-def _call(overload: Any, direct: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that calls an operator: `direct`, or through the dispatcher while compiling."""
-
-    def call(*values: Any) -> Any:
-        return overload(*values) if torch.compiler.is_compiling() else direct(*values)
-
-    return call
-
-
 def _differentiate(operator: Operator, setup: Any, grad: Any) -> None:
-    """Register an operator's derivative, and the function that calls it."""
-    overload = getattr(torch.ops.ddl, operator.name).default
+    """Register an operator's derivative, and its direct call."""
     if private.below_autograd is None:
         name = f"ddl::{operator.name}"
         torch.library.register_autograd(name, grad, setup_context=setup, lib=_library)
-        CALLS[operator.name] = _call(overload, guarded(operator, overload))
+        DIRECT[operator.name] = guarded(operator)
         return
-    direct = differentiable(operator, overload, setup, grad)
-    _library.impl(operator.name, direct, "Autograd")
-    CALLS[operator.name] = _call(overload, direct)
+    DIRECT[operator.name] = differentiable(operator, setup, grad)
+    _library.impl(operator.name, DIRECT[operator.name], "Autograd")
 
 
 def _refuse(kind: str, operator: Operator) -> Callable[..., Any]:
@@ -66,6 +55,7 @@ for _operator in OPERATORS:
     torch.library.register_fake(_name, fake(_operator), lib=_library)
     if _operator is not declarations.overwriting_backward:
         torch.library.register_vmap(_name, _refuse("vmap", _operator), lib=_library)
+    OVERLOADS[_operator.name] = getattr(torch.ops.ddl, _operator.name).default
 _register_kernels()
 
 _overwriting = declarations.overwriting_backward
@@ -74,19 +64,19 @@ for _forward, _backward in BACKWARDS:
     _differentiate(_forward, *derivative(_forward, _backward, _overwrites))
     _differentiate(_backward, lambda *_: None, _refuse("double backward", _forward))
 # For compiled graphs, which know when a gradient is not needed again (autograd.py).
-_overload = torch.ops.ddl.rewrite_read_backward_.default
-CALLS[_overwriting.name] = _overload
+DIRECT[_overwriting.name] = OVERLOADS[_overwriting.name]
 
 
 def _by_name(operator: Operator) -> Callable[..., Any]:
     """The function for `ddl.functional`: with arguments by name, on every device."""
-    call, arguments = CALLS[operator.name], operator.Arguments
+    overload, direct = OVERLOADS[operator.name], DIRECT[operator.name]
+    arguments, is_compiling = operator.Arguments, torch.compiler.is_compiling
 
     def named(**given: Any) -> Any:
         values = arguments(**given)
         if isinstance(values[0], Tensor) and not has_kernels(values[0].device):
             return run_plain(operator, values)
-        return call(*values)
+        return overload(*values) if is_compiling() else direct(*values)
 
     named.__name__ = operator.name
     return named

@@ -33,17 +33,20 @@ in_transform: Callable[[], bool] = getattr(
 )
 
 
-def first_tangent(values: tuple[Any, ...]) -> int | None:
-    """The position of the first tensor with a forward-mode tangent, which an operator would drop.
+def forward_mode_level() -> int:
+    """The level of forward-mode differentiation, −1 outside: no tensor has a tangent there.
 
-    Outside of all levels there are no tangents. Without the name each tensor is asked.
+    Without the name: 0, and each tensor is asked.
     """
-    if getattr(forward_ad, "_current_level", 0) < 0:
-        return None
-    for position, value in enumerate(values):
-        if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
-            return position
-    return None
+    return getattr(forward_ad, "_current_level", 0)
+
+
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """The `apply` of an autograd.Function without torch's checks for transforms in Python.
+
+    They cost 4 µs a call, and the operators have checked. Without it: the usual `apply`.
+    """
+    return getattr(super(torch.autograd.Function, function), "apply", function.apply)
 
 
 def is_traced_for_compile(tensor: Tensor) -> bool:

@@ -17,7 +17,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels 
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust check check-aarch64 format bench bench-gpu sanitize lock clean
+.PHONY: help setup demo test test-all test-rust soak check check-aarch64 format bench bench-gpu sanitize lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,10 @@ test-rust: $(DEPS) ## the Rust tests
 	export LD_LIBRARY_PATH="$$libdir$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" PYO3_PYTHON="$(CURDIR)/$(PY)" && \
 	export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 && \
 	cargo test --release $(ARGS)
+
+# It changes the number of threads all the time, and threads that wait would spin.
+soak: $(EXT) ## 10,000 random problems against the reference (ARGS="--seed 3 --problems 50000")
+	OMP_WAIT_POLICY=passive $(PY) -m tests.soak $(ARGS)
 
 check: $(DEPS) ## formatting, lints and types, changing nothing
 	cargo fmt --check

@@ -95,7 +95,8 @@ struct Forward {
     }
     sum(sums);
     RewriteFactors factors;
-    factors.r = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k));
+    // If |k|² has overflowed, 0·∞ makes r NaN; r = 0 would silently write nothing.
+    factors.r = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k)) + Real(0) * sums[0];
 #pragma unroll
     for (int j = 0; j < M; ++j) factors.readout[j] = mul_rn(factors.r, sums[1 + j]);
     factors.finish(value, gate);

@@ -32,7 +32,8 @@ def rewrite(
 
     Args:
         state: X (…, d, m).
-        direction: k (…, d), of any norm.
+        direction: k (…, d), of any norm. If |k|² overflows (|k| > 1.8e19, or 1.3e154 if the state
+            is float64), the token's X' and gradients are NaN.
         value: v (…, m).
         gate: β (…,), meant to be in [0, 2]: 0 keeps X bit for bit, 1 makes k̂ᵀX' = vᵀ, 2 reflects.
             No clamping: outside [0, 2] the write overshoots, |1 − β| > 1.

@@ -33,7 +33,7 @@ def rewrite(
     Returns X' (…, d, m) in the state's dtype.
 
     If β = 0, X' equals X bit for bit (except that −0.0 may become +0.0). If k = 0, X' equals X for
-    eps_k > 0 and is NaN for eps_k = 0.
+    eps_k > 0 and is NaN for eps_k = 0. If |k|² overflows, X' is NaN.
     """
     X, k, v, beta = _widen(state, state, direction, value, gate)
     k = _unit(k, eps_k)  # k̂ (…, d)
@@ -203,8 +203,10 @@ def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 
 def _unit(k: Tensor, eps_k: float) -> Tensor:
-    """k̂ = k/√(|k|² + ε_k²), (…, d)."""
-    return k / torch.sqrt(k.square().sum(-1, keepdim=True) + eps_k**2)
+    """k̂ = k/√(|k|² + ε_k²), (…, d); NaN if |k|² overflows, because k/∞ would be no direction."""
+    square = k.square().sum(-1, keepdim=True)
+    square = torch.where(square.isinf(), torch.nan, square)
+    return k / torch.sqrt(square + eps_k**2)
 
 
 def _delay(x: Tensor, steps: int) -> Tensor:

@@ -1,7 +1,8 @@
 """Tests of the tests: a kernel with one small fault must fail on the emulated GPU.
 
 Each mutant is one replacement in a copy of the kernels. A sample of test_ops.py, `sample`, has to
-fail: rewrite_read and expand under several plans and three orders of threads.
+fail: rewrite_read and expand under several plans and three orders of threads. Roundings at the
+wrong place are within its tolerances; they have to fail test_exact.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.emulated_gpu.test_exact import check_bits
 from tests.emulated_gpu.test_ops import check_conversions
 from tests.emulator.build import KERNELS
 from tests.ops.test_ops import compare
@@ -228,6 +230,33 @@ MUTANTS = {
     ),
     "rounding towards zero": ("common.cuh", "bits + 0x7fffu + (bits >> 16 & 1u)", "bits"),
 }
+ROUNDINGS = {
+    "the forward reads X' before it is rounded": (
+        FORWARD,
+        """    state[row] = rewritten(state[row], direction[row], factors);
+""",
+        """    for (int i = 0; i < ELEMENTS; ++i)
+      unrounded[row][i] = rewritten(state[row][i], factors.factor[i % M], direction[row][i / M]);
+    state[row] = rewritten(state[row], direction[row], factors);
+""",
+        "FeatureRow x;",
+        "FeatureRow x; Real unrounded[ROWS][ELEMENTS];",
+        "      for (int j = 0; j < M; ++j) to[f] += compress.at(f, j) * state[row][f * M + j];",
+        """      for (int j = 0; j < M; ++j) {
+        const Real stored = state[row][f * M + j];
+        to[f] += compress.at(f, j) * (REWRITE ? unrounded[row][f * M + j] : stored);
+      }""",
+    ),
+    "the forward goes on with an x that is not rounded": (FORWARD, "x[f] = saved[f];", ";"),
+    "the backward rounds X' towards zero": (
+        "rewrite_read.cuh",
+        "  stored.set(x);",
+        """#ifdef BACKWARD
+  for (Real& each : x) each = __uint_as_float(__float_as_uint(each) & 0xffff0000u);
+#endif
+  stored.set(x);""",
+    ),
+}
 
 
 def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
@@ -278,14 +307,29 @@ CASES = [
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_mutant_does_not(name, monkeypatch, tmp_path):
-    file, right, wrong = MUTANTS[name]
-    mutant = shutil.copytree(KERNELS, tmp_path / "kernels")
-    text = (KERNELS / file).read_text(encoding="utf-8")
-    assert right in text, f"{file} has changed: find the mutant a new place"
-    (mutant / file).write_text(text.replace(right, wrong), encoding="utf-8")
+    mutant = plant(MUTANTS[name], tmp_path / "kernels")
     noticed = in_a_child(lambda: sample(monkeypatch, mutant))
     assert noticed, "the sample passed"
     assert "did not compile" not in noticed
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_a_rounding_at_the_wrong_place_is_noticed(name, tmp_path):
+    mutant = plant(ROUNDINGS[name], tmp_path / "kernels")
+    noticed = in_a_child(lambda: check_bits(BF16, 4, "token", mutant))
+    assert noticed.startswith("AssertionError"), noticed or "test_exact passed"
+
+
+def plant(fault: tuple[str, ...], to: Path) -> Path:
+    """Copy the kernels with a fault: (file, right text, wrong text, more of both)."""
+    file, *texts = fault
+    mutant = shutil.copytree(KERNELS, to)
+    text = (mutant / file).read_text(encoding="utf-8")
+    for right, wrong in zip(texts[::2], texts[1::2], strict=True):
+        assert right in text, f"{file} has changed: find the mutant a new place"
+        text = text.replace(right, wrong)
+    (mutant / file).write_text(text, encoding="utf-8")
+    return mutant
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

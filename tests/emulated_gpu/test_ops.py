@@ -10,7 +10,7 @@ import torch
 
 from ddl import functional, reference
 from tests.emulator.memory import guarded_copy
-from tests.ops import test_ops
+from tests.ops import test_ops, test_overflow
 from tests.ops.test_ops import compare, run
 from tests.support.emulated_device import emulated, needs_emulator
 from tests.support.op_cases import BF16, F16, F32, F64, inputs, parameters
@@ -41,6 +41,7 @@ test_nan_and_inf = test_ops.test_nan_and_inf_propagate_within_their_token
 test_nan_in_bfloat16 = test_ops.test_nan_reaches_the_state_in_bfloat16
 test_extreme_directions = test_ops.test_extreme_directions_keep_their_unit_length
 test_no_tokens = test_ops.test_no_tokens_of_any_width
+test_overflow = test_overflow.test_nan_spreads_as_in_the_reference
 
 
 SIZES = pytest.mark.parametrize("d", [1, 63, 100, 384, 768])

@@ -2,7 +2,8 @@
 
 A panic in native code raises PanicException, which is no `Exception`, and so fails these tests.
 Two kinds of arguments are left out, because `ddl.functional` refuses them before the operators:
-None for a required tensor, and a state or x without axes.
+None for a required tensor, and a state or x without axes. Whether results are right is asked by
+tests/soak, of arguments as random as these.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import ddl.ops  # noqa: F401  registers torch.ops.ddl
+from tests.support.layouts import LAYOUTS, laid_out
 
 REFUSALS = (ValueError, TypeError, RuntimeError)  # NotImplementedError is a RuntimeError
 FORWARD = ["rewrite", "read", "rewrite_read", "expand"]
@@ -32,14 +34,8 @@ FILL = [0.0, 1.0, -2.5, float("nan"), float("inf"), 1e38]
 def tensors(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Draw a tensor of this shape with any values and strides, rarely on meta."""
     x = torch.full(shape, draw(st.sampled_from(FILL))).to(dtype)
-    layout = draw(st.sampled_from(["packed"] * 4 + ["transposed", "expanded", "sliced", "meta"]))
-    if layout == "transposed" and x.ndim > 1:
-        return x.mT.clone(memory_format=torch.contiguous_format).mT
-    if layout == "expanded" and 0 not in shape and x.ndim > 0:
-        return x[..., :1].expand(shape)
-    if layout == "sliced" and x.ndim > 0:
-        return torch.cat([x, x], -1)[..., : shape[-1]]
-    return x.to("meta") if layout == "meta" else x
+    layout = draw(st.sampled_from(["packed"] * 4 + [*LAYOUTS, "meta"]))
+    return x.to("meta") if layout == "meta" else laid_out(x, layout)
 
 
 def right(

@@ -271,10 +271,10 @@ impl<A: Accum> ReadRows<'_, A> {
     }
 }
 
-/// r = 1/√(|k|² + ε_k²)
+/// r = 1/√(|k|² + ε_k²); NaN (0·∞) if |k|² has overflowed, because r = 0 would silently write nothing.
 #[inline(always)]
 pub fn inverse_norm<A: Accum>(square: A, eps: f64) -> A {
-    A::from_f64(1.0) / (square + A::from_f64(eps * eps)).sqrt()
+    A::from_f64(1.0) / (square + A::from_f64(eps * eps)).sqrt() + A::default() * square
 }
 
 /// rstd = 1/√(|x|²/d + ε)

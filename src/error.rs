@@ -3,8 +3,6 @@
 use pyo3::PyErr;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 
-use crate::tensor::Device;
-
 /// The reason for which an operator failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -38,7 +36,7 @@ pub enum Error {
 
     /// Memory that torch could not allocate. Python asks torch again, for its own exception.
     #[error("{} on {device} could not be allocated", memory_text(*.bytes))]
-    Allocation { bytes: usize, device: Device },
+    Allocation { bytes: usize, device: String },
 
     /// A failed assertion: a `RuntimeError`.
     #[error("{0}")]

@@ -30,7 +30,7 @@ pub fn operators() -> Vec<(String, Vec<String>, Vec<&'static str>)> {
 pub fn take_refusal(py: Python<'_>, text: &str) -> Option<(Py<PyAny>, Option<(usize, String)>)> {
     let refusal = dispatch::take_refusal(text)?;
     let memory = match &refusal {
-        Error::Allocation { bytes, device } => Some((*bytes, device.to_string())),
+        Error::Allocation { bytes, device } => Some((*bytes, device.clone())),
         _ => None,
     };
     Some((PyErr::from(refusal).into_value(py).into_any(), memory))

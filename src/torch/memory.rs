@@ -33,7 +33,7 @@ impl Owned {
             let numbers = shape.iter().fold(1usize, |product, &size| product.saturating_mul(size));
             Error::Allocation {
                 bytes: numbers.saturating_mul(dtype_of(dtype).map_or(1, Dtype::size)),
-                device: device.clone(),
+                device: device.to_string(),
             }
         })
     }
@@ -113,7 +113,7 @@ pub fn last_axis_first(from: &Tensor) -> Result<Owned> {
         device_index,
     };
     // SAFETY: these are the elements of `from`, which outlives the view.
-    let view = unsafe { shims().from_blob(&view) }
+    let view = unsafe { shims().view_of(&view) }
         .map(Owned)
         .ok_or_else(|| Error::Argument("torch could not view a weight; the lines above say why".into()))?;
     copy.copy_from(&view)?;

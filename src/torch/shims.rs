@@ -159,7 +159,7 @@ impl Shims {
     ///
     /// # Safety
     /// The memory holds all elements, and outlives the handle.
-    pub unsafe fn from_blob(&self, memory: &Properties<'_>) -> Option<Handle> {
+    pub unsafe fn view_of(&self, memory: &Properties<'_>) -> Option<Handle> {
         let mut handle = null_mut();
         let Properties { data, sizes, strides, dtype, device_type, device_index } = *memory;
         // SAFETY: as many strides as sizes, room for the handle, and the contract above.

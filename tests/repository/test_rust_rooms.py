@@ -14,11 +14,12 @@ SRC = Path(__file__).parents[2] / "src"
 
 # The modules of a folder, in rows. Each may import modules of earlier rows, but not of its own.
 ORDER = {
-    "": ["environment error", "tensor", "problem", "cpu cuda", "torch", "python"],
+    "": ["environment error library", "tensor", "problem", "cpu cuda", "torch", "python"],
     "cpu": ["simd", "buffer", "parallel partition whole", "expand rewrite_read"],
-    "cuda": ["kernel library", "plan", "compile", "device", "auxiliary", "expand rewrite_read"],
+    "torch": ["shims", "memory", "stack run", "operators", "dispatch"],
+    "cuda": ["kernel", "plan", "compile", "device", "auxiliary", "expand rewrite_read"],
 }
-PYTHON = {"error.rs", "torch", "python"}  # the only modules that may use PyO3
+PYTHON = {"error.rs", "python"}  # the only modules that may use PyO3
 
 
 def code_of(file: Path) -> str:

@@ -34,7 +34,7 @@ class History:
 
     def commit(self) -> None:
         """Keep the additions since `begin`."""
-        self._tails.update(self._new)  # torch 2.6 cannot compile `|=`
+        self._tails.update(self._new)
         self._new = {}
 
     def window(self, name: str, new: Tensor, taps: int) -> Tensor:

@@ -232,7 +232,7 @@ class DeltaStream(nn.Module):
             )
         for index, residual in enumerate(self.residuals):
             module = require_exact_type(f"residuals[{index}]", residual, DeltaResidual)
-            arguments[index].update(module.read_arguments())  # torch 2.6 cannot compile `|=`
+            arguments[index].update(module.read_arguments())
         return arguments
 
 

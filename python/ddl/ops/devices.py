@@ -8,6 +8,8 @@ import torch
 
 from ddl import _native
 
+from .private import assume_constant_result
+
 WITH_KERNELS = ("cpu", "meta")  # and CUDA, where it works
 _KNOWN: dict[torch.device, bool] = {}
 
@@ -22,7 +24,7 @@ def has_kernels(device: torch.device) -> bool:
     return _has_kernels(device)
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _has_kernels(device: torch.device) -> bool:
     if device in _KNOWN:
         return _KNOWN[device]

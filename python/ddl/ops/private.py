@@ -72,6 +72,16 @@ def allow_inductor_fallback(*names: str) -> None:
         allowed.update(names)
 
 
+def assume_constant_result(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that torch.compile calls while tracing, whose result it keeps.
+
+    `torch.compiler.assume_constant_result` does only this, and imports torch._dynamo, which makes
+    `import ddl` take half a second longer. If the mark is not known: the graph breaks there.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 class FakeTensorTools(NamedTuple):
     """Names with which a module runs on tensors without memory (ddl.cuda.warmup)."""
 

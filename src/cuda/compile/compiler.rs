@@ -173,7 +173,7 @@ impl Built {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::kernel::{Compress, Kernel, Parts, Types};
+    use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, Types};
     use crate::cuda::plan::{Limits, Overrides};
     use crate::tensor::Dtype;
 
@@ -198,9 +198,9 @@ mod tests {
             value: Dtype::F32,
             value_bias: Dtype::F32,
         };
-        let (compress, parts) = (Compress::Channel, Parts::default());
+        let (compress, parts, sums) = (Compress::Channel, Parts::default(), ParameterSums::default());
         let (kernel, rewrite, aligned) = (Kernel::Forward, true, true);
-        Specialisation { kernel, d: 768, m: 4, taps: 1, types, rewrite, compress, parts, aligned }
+        Specialisation { kernel, d: 768, m: 4, taps: 1, types, rewrite, compress, parts, sums, aligned }
     }
 
     fn key_of(

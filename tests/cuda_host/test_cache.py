@@ -18,7 +18,7 @@ from tests.support import SUPPORT
 
 SCRIPT = SUPPORT / "compile_kernels.py"
 assert _native.__file__ is not None
-COMMAND = [sys.executable, str(SCRIPT), _native.__file__, str(torch.__file__)]
+COMMAND = [sys.executable, str(SCRIPT), _native.__file__, str(Path(torch.__file__).parents[1])]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is for Linux")
 
@@ -225,7 +225,7 @@ def test_a_forked_process_compiles_for_itself(cache):
 
 
 def test_without_nvrtc_a_sentence_says_what_to_install(cache, tmp_path):
-    alone = [sys.executable, str(SCRIPT), _native.__file__, str(tmp_path / "torch" / "__init__.py")]
+    alone = [sys.executable, str(SCRIPT), _native.__file__, str(tmp_path)]
     env = environment(cache)
     result = subprocess.run(
         [*alone, "sm_90", "64"], env=env, capture_output=True, text=True, check=False

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import ddl
-from ddl import functional
-from ddl.cuda import Kernel, _warmup_scope, warmup, why_unavailable
+from ddl import _native, functional
+from ddl.cuda import Kernel, warmup, why_unavailable
 from ddl.models import GPT, GPTConfig
+from tests.support.listing import Listing
 from tests.support.op_cases import BF16, F16, F32, F64
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is for Linux")
@@ -55,16 +56,20 @@ def tensors(
     }
 
 
-def backward(outputs: Any) -> None:
-    outputs = [outputs] if isinstance(outputs, Tensor) else [x for x in outputs if x is not None]
-    torch.autograd.backward(outputs, [torch.empty_like(x) for x in outputs])
+class Call(nn.Module):
+    """A call of an operator."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.operator = getattr(functional, name)
+
+    def forward(self, **arguments: Any) -> Any:
+        return self.operator(**arguments)
 
 
 def compiled(architecture: str, name: str, **arguments: Any) -> list[Kernel]:
     """The kernels of an operator's forward and backward."""
-    with _warmup_scope(architecture, 0) as kernels:
-        backward(getattr(functional, name)(**arguments))
-    return kernels
+    return warmup(Call(name), architecture=architecture, **arguments)
 
 
 def names(kernels: list[Kernel]) -> set[str]:
@@ -81,8 +86,7 @@ FORWARD_AND_BACKWARD = {"rewrite_read_fwd", "rewrite_read_bwd"}
 def test_rewrite_reads(architecture, stored, m, compress):
     given = tensors(256, m, compress, stored, F32)
     kernels = compiled(architecture, "rewrite_read", **given, eps_k=0.1)
-    arranged = {"arrange"} if compress == "token" else set()
-    assert names(kernels) == FORWARD_AND_BACKWARD | {"reduce"} | arranged
+    assert names(kernels) == FORWARD_AND_BACKWARD | {"reduce"}
     assert {kernel.architecture for kernel in kernels} == {architecture}
 
 
@@ -105,7 +109,7 @@ def test_each_half_alone(architecture):
     assert names(compiled(architecture, "rewrite", **rewrite, eps_k=0.1)) == FORWARD_AND_BACKWARD
     read = {n: given[n] for n in ("state", *PARAMETERS)}
     kernels = compiled(architecture, "read", **read, value_scale=4.0, value_from="compressed")
-    assert names(kernels) == {*FORWARD_AND_BACKWARD, "reduce", "arrange"}
+    assert names(kernels) == FORWARD_AND_BACKWARD | {"reduce"}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -154,7 +158,7 @@ def test_from_sm_90_on_a_cluster_of_blocks_shares_a_wide_token(architecture, d, 
     else:
         assert int(plan["CLUSTER"]) > 1
         assert plan["KEEP_IN_REGISTERS"] == "1"
-        assert names(kernels) - {"arrange"} == FORWARD_AND_BACKWARD | {"reduce"}
+        assert names(kernels) == FORWARD_AND_BACKWARD | {"reduce"}
 
 
 # The sizes that plans are tuned for: those of GPT-2 and the papers' models, and larger ones.
@@ -215,11 +219,11 @@ def test_expansions_of_any_length_keep_out_of_local_memory(m, taps, held):
     """A driver would reserve local memory for every thread that a GPU can run at once."""
     given = {"x": zeros(1, 1, 768, dtype=BF16), "weight": zeros(768, m, taps, dtype=F32)}
     kernels = compiled("sm_90", "expand", **given, value_channels=m)
-    assert names(kernels) >= {"expand_fwd", "expand_bwd"}
-    assert ("arrange" in names(kernels)) is not held
+    assert names(kernels) == {"expand_fwd", "expand_bwd", "reduce"}
     for kernel in kernels:
         assert kernel.spilled == 0, kernel
         if kernel.name.startswith("expand"):
+            assert macros(kernel)["KEEP_IN_REGISTERS"] == str(int(held)), kernel
             assert kernel.shared == 0, kernel
             assert int(macros(kernel)["THREADS"]) > 32, kernel
 
@@ -237,8 +241,10 @@ def test_warmup_compiles_what_a_training_step_launches(residual):
     model = GPT(GPTConfig(residual=residual, num_layers=2, num_heads=2, hidden_size=64))
     idx = torch.randint(50304, (2, 9))
     warm = warmup(model, idx, labels=idx, architecture="sm_90")
-    with _warmup_scope("sm_90", 0) as needed:
+    listed = _native.Warmup("sm_90", 0)
+    with Listing(listed):
         model(idx, labels=idx)[1].backward()
+    needed = [Kernel(*row) for row in listed.compile()]
     assert {kernel.macros for kernel in warm} == {kernel.macros for kernel in needed}
     assert len({(kernel.name, kernel.macros) for kernel in warm}) == len(warm) > 0
     assert all(kernel.cached for kernel in needed)

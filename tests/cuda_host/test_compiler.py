@@ -53,9 +53,8 @@ def compile_one(
     before: Sequence[str] = (),
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Compile a kernel with torch in `folder`/`site` and `system` on the loader's search path."""
-    torch_file = folder / site / "torch" / "__init__.py"
-    arguments = [*before, str(SCRIPT), _native.__file__, str(torch_file), architecture, "64"]
+    """Compile a kernel with `site` as site-packages and `system` on the loader's search path."""
+    arguments = [*before, str(SCRIPT), _native.__file__, str(folder / site), architecture, "64"]
     return stand_ins.run(system, folder / "kernels", arguments, **variables)
 
 

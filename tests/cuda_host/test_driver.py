@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ddl import _native
-from tests.support import SUPPORT, stand_ins
+from tests.support import ROOT, SUPPORT, stand_ins
 
 SCRIPT = SUPPORT / "compile_kernels.py"
 
@@ -24,7 +24,7 @@ pytestmark = [
 TOKEN_READ = """
 import torch
 from ddl import _native, functional
-_native.pretend_gpu({device})
+_native.pretend_gpu({device}, stream=4242)
 def numbers(*shape, dtype=torch.bfloat16):
     return torch.zeros(shape, dtype=dtype).requires_grad_()
 d, m, K = {d}, 4, 4
@@ -66,9 +66,9 @@ def calls(driver: Path, code: str, log: Path, **variables: str) -> list[list[str
 
 def failure(driver: Path, gpu: str, log: Path, **variables: str) -> str:
     """Return the last line of the traceback when compiling and loading a kernel ahead fails."""
-    result = run(
-        driver, [str(SCRIPT), _native.__file__, torch.__file__, gpu, "64"], log, **variables
-    )
+    site_packages = str(Path(torch.__file__).parents[1])
+    arguments = [str(SCRIPT), _native.__file__, site_packages, gpu, "64"]
+    result = run(driver, arguments, log, **variables)
     assert result.returncode == 1, result.stdout
     return result.stderr.splitlines()[-1]
 
@@ -82,10 +82,9 @@ def test_a_step_loads_once_and_launches_in_order(driver, tmp_path):
     assert [line[:2] for line in lines[:2]] == [["cuInit", "0"], ["cuDevicePrimaryCtxRetain", "0"]]
 
     loads = [line for line in lines if line[0] == "cuModuleLoadData"]
-    assert loads == [["cuModuleLoadData", "code", "on", "0,", "relaxed"]] * 4
+    assert loads == [["cuModuleLoadData", "code", "on", "0,", "relaxed"]] * 3
     launches = [line for line in lines if line[0] == "cuLaunchKernel"]
-    step = ["arrange", "rewrite_read_fwd", "arrange", "rewrite_read_bwd", "reduce"]
-    assert [line[1] for line in launches] == 2 * step
+    assert [line[1] for line in launches] == 2 * ["rewrite_read_fwd", "rewrite_read_bwd", "reduce"]
     for line in launches:
         words = dict(zip(line[4::4], line[5::4], strict=False))
         assert line[2:4] == ["on", "0"], "in the GPU's primary context"
@@ -97,23 +96,43 @@ def test_a_step_loads_once_and_launches_in_order(driver, tmp_path):
 
 
 def test_every_kernel_goes_to_the_stream_it_is_given(driver, tmp_path):
-    on_a_stream = (
-        "from ddl.ops import operators\n"
-        "operators._resources = lambda state: (1, 4242, operators._scratch)\n"
-    )
-    code = TOKEN_READ.format(device=0, d=64).replace("def numbers", on_a_stream + "def numbers")
-    lines = calls(driver, code, tmp_path / "log")
+    lines = calls(driver, TOKEN_READ.format(device=0, d=64), tmp_path / "log")
     launches = [line for line in lines if line[0] == "cuLaunchKernel"]
-    assert [line[line.index("stream") + 1] for line in launches] == ["4242"] * 5
+    assert [line[line.index("stream") + 1] for line in launches] == ["4242"] * 3
 
 
 @pytest.mark.parametrize("plan", ["", "CLUSTER=2 SUMS=3"])
 def test_what_was_warmed_up_is_loaded_already(driver, tmp_path, plan):
-    warm = "_native.begin_warmup(None, 1)\nstep()\n_native.end_warmup(True)\nopen({log!r}, 'w')\n"
-    log = tmp_path / "log"
-    code = TOKEN_READ.format(device="None", d=64).removesuffix("step()\n")
-    code += warm.format(log=str(log)) + "_native.pretend_gpu(1)\nstep()\n"
-    lines = calls(driver, code, log, DDL_PLAN=plan)
+    warm = (
+        "from tests.support.listing import Listing\n"
+        "warmup = _native.Warmup(None, 1)\n"
+        "with Listing(warmup):\n"
+        "    step()\n"
+        "warmup.compile()\n"
+    )
+    code = TOKEN_READ.format(device="None", d=64).removesuffix("step()\n") + warm
+    check_loaded(driver, tmp_path / "log", code, "_native.pretend_gpu(1)\nstep()\n", DDL_PLAN=plan)
+
+
+@pytest.mark.parametrize("residual", ["ddl", "ddl-cc"])
+def test_a_training_step_loads_nothing_after_its_warmup(driver, tmp_path, residual):
+    code = f"""
+import torch
+from ddl import _native
+from ddl.cuda import warmup
+from ddl.models import GPT, GPTConfig
+model = GPT(GPTConfig(residual={residual!r}, num_layers=2, num_heads=2, hidden_size=64))
+idx = torch.randint(50304, (2, 9))
+warmup(model, idx, labels=idx)
+"""
+    step = "_native.pretend_gpu(0)\nmodel(idx, labels=idx)[1].backward()\n"
+    check_loaded(driver, tmp_path / "log", code, step)
+
+
+def check_loaded(driver: Path, log: Path, warm: str, step: str, **variables: str) -> None:
+    """Check that `step` only launches kernels, all of which `warm` has loaded."""
+    code = f"{warm}\nopen({str(log)!r}, 'w')\n{step}"
+    lines = calls(driver, code, log, PYTHONPATH=str(ROOT), **variables)
     assert {line[0] for line in lines} == {"cuLaunchKernel"}, "a graph may be captured from here on"
 
 
@@ -311,7 +330,8 @@ def test_a_launch_that_fails(driver, tmp_path, result, words):
     code = TOKEN_READ.format(device=0, d=64)
     failed = run(driver, ["-c", code], tmp_path / "log", STAND_IN_FAIL=f"cuLaunchKernel {result}")
     assert failed.stderr.splitlines()[-1] == (
-        f"RuntimeError: `arrange` could not be launched on cuda:0: CUDA error {result}{words}"
+        "RuntimeError: `rewrite_read_fwd` could not be launched on cuda:0: "
+        f"CUDA error {result}{words}"
     )
 
 

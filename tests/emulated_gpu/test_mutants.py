@@ -197,7 +197,6 @@ MUTANTS = {
         "(i * M + j) * TAPS + tap",
         "(i * TAPS + tap) * M + j",
     ),
-    "taps are not rearranged": ("arrange.cu", "at % ROW * TAPS + at / ROW", "at"),
     "values read their neighbour's weight": (
         "rewrite_read.cuh",
         "static_cast<long long>(j) * D + feature",

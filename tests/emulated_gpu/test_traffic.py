@@ -6,15 +6,15 @@ the kernels' files. A row that is read again counts again, even if a cache would
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from ddl import functional
-from ddl.ops import operators
+from ddl.ops import declarations
+from ddl.ops.declarations import Operator
 from tests.emulator.traffic import Traffic, traffic
 from tests.support.emulated_device import emulated, needs_emulator
 from tests.support.op_cases import BF16, F32, inputs, parameters
@@ -28,58 +28,54 @@ Rows = dict[str, float]
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traffic]:
-    """Count the rows of the tensors passed to native code."""
+def counted() -> Iterator[Traffic]:
     with traffic() as counted:
-        native = operators._native
-
-        def rewrite_read(state: Any, rewrite: Any, read: Any, outputs: Any, *rest: Any) -> None:
-            new_state, _, context, _, _, compressed, _ = outputs
-            counted.watch({"X": state, "k": rewrite[0]})
-            counted.watch({"X'": new_state, "h": context, "x": compressed})
-            native.rewrite_read(state, rewrite, read, outputs, *rest)
-
-        def rewrite_read_backward(
-            state: Any, rewrite: Any, read: Any, saved: Any, grads: Any, outputs: Any, *rest: Any
-        ) -> None:
-            counted.watch({"X": state, "k": rewrite[0], "x": saved[5], "G": grads[0]})
-            counted.watch({"dh": grads[1], "dX": outputs[0], "dk": outputs[1]})
-            native.rewrite_read_backward(state, rewrite, read, saved, grads, outputs, *rest)
-
-        stand_in = types.SimpleNamespace(
-            rewrite_read=rewrite_read, rewrite_read_backward=rewrite_read_backward
-        )
-        monkeypatch.setattr(operators, "_native", stand_in)
         yield counted
+
+
+def call(operator: Operator, **given: Any) -> dict[str, Tensor]:
+    """All outputs of an operator by name; arguments that are not given are None."""
+    arguments = operator.Arguments(**dict.fromkeys(operator.names) | given)
+    with torch.no_grad():
+        outputs = getattr(torch.ops.ddl, operator.name)(*arguments)
+    return dict(zip(operator.outputs, outputs, strict=True))
 
 
 def rows(
     counted: Traffic, d: int, m: int, compress: str, dtype: torch.dtype = BF16
 ) -> tuple[Rows, Rows]:
     """Rows per token of forward and backward, by tensor; a `+` marks writes."""
-    tensors = inputs((1, TOKENS), d, m) | parameters(d, m, compress)
-    leaves = {
-        n: t.to(F32 if n in ("value", "gate") else dtype).requires_grad_()
-        for n, t in tensors.items()
-        if t is not None
-    }
-    runs: list[Rows] = []
+    row = TOKENS * d * dtype.itemsize
 
-    def end() -> None:
-        row = TOKENS * d * dtype.itemsize
-        moved = counted.bytes()
-        read = {n: bytes_read / row for n, (bytes_read, _) in moved.items() if bytes_read}
-        written = {
-            f"+{n}": bytes_written / row for n, (_, bytes_written) in moved.items() if bytes_written
-        }
-        runs.append(read | written)
+    def moved(**tensors: Tensor) -> Rows:
+        found = {name: counted.bytes(tensor) for name, tensor in tensors.items()}
         counted.forget()
+        reads = {name: read / row for name, (read, _) in found.items() if read}
+        return reads | {
+            f"+{name}": written / row for name, (_, written) in found.items() if written
+        }
 
-    outputs = functional.rewrite_read(**leaves, eps_k=0.1)
-    end()
-    torch.autograd.backward(list(outputs), [torch.ones_like(output) for output in outputs])
-    end()
-    return runs[0], runs[1]
+    drawn = inputs((1, TOKENS), d, m) | parameters(d, m, compress)
+    given = {
+        n: t.to(F32 if n in ("value", "gate") else dtype) for n, t in drawn.items() if t is not None
+    } | {"eps_k": 0.1, "norm_eps": 1e-5, "value_from_compressed": False}
+    stream = {"X": given["state"], "k": given["direction"]}
+
+    saved = call(declarations.rewrite_read, **given)
+    new_state, context, x = saved.pop("new_state"), saved.pop("context"), saved["compressed"]
+    forward = moved(**stream, **{"X'": new_state}, h=context, x=x)
+
+    backward = declarations.rewrite_read_backward
+    incoming = {
+        f"grad_{name}": torch.ones_like(output)
+        for name, output in {"new_state": new_state, "context": context, **saved}.items()
+        if f"grad_{name}" in backward.names
+    }
+    wanted = (1 << len(backward.outputs)) - 1
+    grads = call(backward, **given, **saved, **incoming, wanted=wanted)
+    passed = {"G": incoming["grad_new_state"], "dh": incoming["grad_context"], "x": x}
+    made = {"dX": grads["grad_state"], "dk": grads["grad_direction"]}
+    return forward, moved(**stream, **passed, **made)
 
 
 def once(m: int, *, x: int = 0) -> tuple[Rows, Rows]:
@@ -99,9 +95,9 @@ PLANS = [
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize(("m", "compress"), [(1, "identity"), (4, "channel")])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_held_or_staged_every_row_crosses_memory_once(dtype, m, compress, plan, watched):
+def test_held_or_staged_every_row_crosses_memory_once(dtype, m, compress, plan, counted):
     with emulated(plan=plan, sanitizer="traffic", **H100):
-        assert rows(watched, 256, m, compress, dtype) == once(m)
+        assert rows(counted, 256, m, compress, dtype) == once(m)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +109,15 @@ def test_held_or_staged_every_row_crosses_memory_once(dtype, m, compress, plan, 
         *(pytest.param(8192, m, marks=pytest.mark.exhaustive) for m in (1, 4, 8)),
     ],
 )
-def test_so_it_does_at_the_usual_sizes(d, m, watched):
+def test_so_it_does_at_the_usual_sizes(d, m, counted):
     with emulated(sanitizer="traffic", **H100):
-        assert rows(watched, d, m, "channel" if m > 1 else "identity") == once(m)
+        assert rows(counted, d, m, "channel" if m > 1 else "identity") == once(m)
 
 
 @pytest.mark.parametrize("d", [768, 1024, 2048, 4096])
-def test_a_token_read_moves_a_tenth_more_than_a_channel_read_at_most(d, watched):
+def test_a_token_read_moves_a_tenth_more_than_a_channel_read_at_most(d, counted):
     with emulated(sanitizer="traffic", **H100):
-        moved = rows(watched, d, 4, "token")
+        moved = rows(counted, d, 4, "token")
     repeated = 3 / TOKENS  # the second of two chunks begins three tokens early
     for actual, expected in zip(moved, once(4, x=1), strict=True):
         assert actual.keys() == expected.keys()
@@ -131,21 +127,29 @@ def test_a_token_read_moves_a_tenth_more_than_a_channel_read_at_most(d, watched)
     assert sum(sum(each.values()) for each in moved) <= 1.1 * channel
 
 
-def test_without_clusters_what_a_block_has_no_room_for_is_read_again(watched):
+def test_without_clusters_what_a_block_has_no_room_for_is_read_again(counted):
     with emulated(sanitizer="traffic", **A100):
-        forward, backward = rows(watched, 4096, 4, "channel")
+        forward, backward = rows(counted, 4096, 4, "channel")
         assert forward == once(4)[0]
         assert backward == {"X": 8, "G": 8, "k": 2, "dh": 1, "+dX": 4, "+dk": 1}, "held by L2"
-        forward, backward = rows(watched, 4096, 4, "token")
+        forward, backward = rows(counted, 4096, 4, "token")
         assert (backward["X"], backward["G"], backward["k"]) == (8, 4, 2), (
             "again for parameters_bwd"
         )
         assert 2 <= backward["dh"] <= 2 * (1 + 3 / TOKENS)
 
 
-def test_plain_loads_are_counted_too(watched):
+def test_plain_loads_are_counted_too(counted):
     """X is read twice from memory and counts twice, so the counting can fail."""
     with emulated(plan={"KEEP_IN_REGISTERS": 0, "STAGES": 0}, sanitizer="traffic", **H100):
-        forward, backward = rows(watched, 256, 4, "channel")
+        forward, backward = rows(counted, 256, 4, "channel")
     assert (forward["X"], forward["k"]) == (8, 2)
     assert (backward["X"], backward["G"], backward["k"]) == (8, 8, 2)
+
+
+def test_a_tensor_that_shares_a_line_is_not_counted(counted):
+    numbers = torch.zeros(64)
+    assert counted.bytes(numbers[16:32]) == (0, 0)
+    for part in (numbers[1:17], numbers[:15]):
+        with pytest.raises(ValueError, match=r"^`tensor` must begin and end at multiples of 64 b"):
+            counted.bytes(part)

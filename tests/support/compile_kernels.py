@@ -1,56 +1,45 @@
 """Compile kernels in a process of their own, without the time to import torch.
 
-    python compile_kernels.py NATIVE TORCH ARCHITECTURE SIZE…
+    python compile_kernels.py NATIVE SITE_PACKAGES ARCHITECTURE SIZE…
 
-NATIVE is the path of the extension, TORCH that of torch's __init__.py. ARCHITECTURE is a name such
-as "sm_90", or "cuda:0" for a GPU of this machine. For every hidden size it compiles the kernel of a
-`rewrite`, and prints the native code's reports as JSON.
+NATIVE is the path of the extension, SITE_PACKAGES the directory that NVRTC is looked for in.
+ARCHITECTURE is a name such as "sm_90", or "cuda:0" for a GPU of this machine. For every hidden size
+it compiles the kernel of a `rewrite`, and prints the native code's reports as JSON.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import sys
-import types
 from typing import Any
 
 
-class Tensor:
-    """The part of torch.Tensor that warm-up reads."""
-
-    layout = "torch.strided"
-    device = types.SimpleNamespace(type="cpu")
-    dtype = "torch.float32"
-
-    def __init__(self, *shape: int) -> None:
-        self.shape = shape
-
-    def stride(self) -> list[int]:
-        return [math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
+def described(*shape: int) -> tuple[list[int], str, int]:
+    """Describe an aligned float32 tensor as `Warmup.add` takes it."""
+    return list(shape), "float32", 0
 
 
-def main(native: str, torch: str, architecture: str, *sizes: str) -> None:
-    stand_in: Any = types.ModuleType("torch")
-    stand_in.Tensor, stand_in.__file__ = Tensor, torch  # NVRTC is looked for beside this file
-    sys.modules["torch"] = stand_in
+def load(native: str) -> Any:
+    """Import the extension alone: the package around it imports torch."""
     spec = importlib.util.spec_from_file_location("_native", native)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
 
+
+def main(native: str, site_packages: str, architecture: str, *sizes: str) -> None:
+    module = load(native)
+    module.search_nvrtc_in([site_packages])
     gpu = architecture.partition("cuda:")[2]
-    module.begin_warmup(None if gpu else architecture, int(gpu or 0))
+    warmup = module.Warmup(None if gpu else architecture, int(gpu or 0))
     for d in map(int, sizes):
-        state, outputs = (
-            Tensor(1, d, 1),
-            (Tensor(1, d, 1), Tensor(1, 2), None, None, None, None, None),
-        )
-        rewrite = (Tensor(1, d), Tensor(1, 1), Tensor(1), 0.1)
-        module.rewrite_read(state, rewrite, None, outputs, 1)
-    print(json.dumps(module.end_warmup(True)))
+        state, direction = described(1, d, 1), described(1, d)
+        value, gate, eps_k = described(1, 1), described(1), 0.1
+        warmup.add("rewrite", [state, direction, value, gate, eps_k])
+    print(json.dumps(warmup.compile()))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ impl Plan {
     }
 
     /// Whether a call launches the same kernels with both plans: sums in a kernel of their own need that kernel,
-    /// and a re-read weight of an expansion needs `arrange`.
+    /// and a re-read weight of an expansion needs a copy with the taps outermost.
     pub(super) fn launches_like(&self, other: &Plan, s: &Specialisation) -> bool {
         let separate = |plan: &Plan| plan.sums == Residency::SeparateKernel;
         let weight = |plan: &Plan| s.kernel.expands() && plan.keep_in_registers;

@@ -1,52 +1,78 @@
-// Counts the bytes that kernels read and write in watched memory.
+// Counts the bytes that kernels read and write, by line of memory.
 //
 // With -fsanitize=thread the compiler inserts a call before every access; these functions replace
 // ThreadSanitizer's and count. They are not thread-safe: kernels must run on one OS thread.
 #ifdef EMULATOR_TRAFFIC
 
-#include <vector>
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <unordered_map>
 
 #include "block.h"
 
 namespace {
 
-struct Watched {
-  const char* start;
-  size_t bytes;
-  size_t read, written;
+constexpr uintptr_t line_bytes = 64, page_lines = 64;
+
+struct Traffic { size_t read = 0, written = 0; };
+
+struct Page { Traffic lines[page_lines]; };
+
+std::unordered_map<uintptr_t, Page> pages;  // by the number of the page
+
+// Pointers to entries of `pages`, which stay where they are: most accesses are to a recent page.
+struct Recent {
+  uintptr_t number = 0;  // no access is to page 0
+  Page* page = nullptr;
 };
 
-std::vector<Watched> watched;
+constexpr int recent_bits = 12;
+Recent recent[1 << recent_bits];
 
-Watched* find(const void* address) {
-  for (Watched& memory : watched) {
-    if (address >= memory.start && address < memory.start + memory.bytes) return &memory;
+Page& page_of(uintptr_t number) {
+  // Fibonacci hashing, because the stacks of threads lie a power of two apart.
+  Recent& known = recent[number * 0x9e3779b97f4a7c15u >> (64 - recent_bits)];
+  if (known.number != number) known = {number, &pages[number]};
+  return *known.page;
+}
+
+void count(const void* address, size_t bytes, size_t Traffic::* kind) {
+  uintptr_t at = reinterpret_cast<uintptr_t>(address);
+  while (bytes > 0) {
+    const size_t here = std::min<size_t>(bytes, line_bytes - at % line_bytes);
+    const uintptr_t line = at / line_bytes;
+    page_of(line / page_lines).lines[line % page_lines].*kind += here;
+    at += here;
+    bytes -= here;
   }
-  return nullptr;
 }
 
-void reads(const void* address, size_t bytes) {
-  if (Watched* memory = find(address)) memory->read += bytes;
-}
-
-void writes(const void* address, size_t bytes) {
-  if (Watched* memory = find(address)) memory->written += bytes;
-}
+void reads(const void* address, size_t bytes) { count(address, bytes, &Traffic::read); }
+void writes(const void* address, size_t bytes) { count(address, bytes, &Traffic::written); }
 
 }  // namespace
 
 #define EMULATOR_CALLED extern "C" __attribute__((visibility("default"))) void
 
-EMULATOR_CALLED emulator_watch(const void* start, size_t bytes) {
-  watched.push_back({static_cast<const char*>(start), bytes, 0, 0});
+// Sums over the lines of a tensor; it has to begin and end where lines do.
+EMULATOR_CALLED emulator_traffic(const void* start, size_t bytes, size_t* read, size_t* written) {
+  const uintptr_t first = reinterpret_cast<uintptr_t>(start) / line_bytes;
+  Traffic sum;
+  for (uintptr_t line = first; line < first + bytes / line_bytes; ++line) {
+    const auto found = pages.find(line / page_lines);
+    if (found == pages.end()) continue;
+    sum.read += found->second.lines[line % page_lines].read;
+    sum.written += found->second.lines[line % page_lines].written;
+  }
+  *read = sum.read;
+  *written = sum.written;
 }
 
-EMULATOR_CALLED emulator_traffic(size_t index, size_t* read, size_t* written) {
-  *read = watched[index].read;
-  *written = watched[index].written;
+EMULATOR_CALLED emulator_forget_traffic() {
+  pages.clear();
+  std::fill(std::begin(recent), std::end(recent), Recent{});
 }
-
-EMULATOR_CALLED emulator_watch_nothing() { watched.clear(); }
 
 #define EMULATOR_COUNTED(bytes)                                                          \
   EMULATOR_CALLED __tsan_read##bytes(void* address) { reads(address, bytes); }           \

@@ -1,0 +1,23 @@
+"""Kernels that a computation on real tensors asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddl.cuda import _described
+
+
+class Listing(TorchDispatchMode):
+    """Adds the kernels of operators that are called within it to a `_native.Warmup`."""
+
+    def __init__(self, warmup: Any) -> None:
+        super().__init__()
+        self.warmup = warmup
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = func.name().partition("::")
+        if namespace == "ddl":
+            self.warmup.add(name, [_described(argument) for argument in args])
+        return func(*args, **(kwargs or {}))

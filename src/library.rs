@@ -27,6 +27,11 @@ impl Library {
         Library::open_with(name, libc::RTLD_NOW | libc::RTLD_NOLOAD).ok()
     }
 
+    /// Returns the libraries that every other one finds symbols in first: the program's and preloaded ones.
+    pub fn global() -> Library {
+        Library { handle: ManuallyDrop::new(unix::Library::this()), name: "this process".into() }
+    }
+
     fn open_with(name: &str, flags: c_int) -> Result<Library, String> {
         // SAFETY: the libraries named here do nothing harmful when they are loaded.
         let opened = unsafe { unix::Library::open(Some(name), flags) };

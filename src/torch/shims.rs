@@ -45,6 +45,12 @@ functions! {
         fn aoti_torch_delete_tensor_object(Handle) -> i32;
         fn aoti_torch_check(bool, *const c_char, *const c_char, u32, *const c_char);
         fn torch_get_num_threads(*mut u32) -> i32;
+    }
+}
+
+functions! {
+    /// C++'s `operator delete`.
+    Delete {
         fn _ZdlPv(*mut c_void);
     }
 }
@@ -52,6 +58,7 @@ functions! {
 /// The shims of this process.
 pub struct Shims {
     functions: Functions,
+    delete: Delete,
     /// the folder of torch's libraries
     folder: PathBuf,
 }
@@ -62,10 +69,11 @@ static SHIMS: OnceLock<Shims> = OnceLock::new();
 pub fn find(libtorch_cpu: &str) -> std::result::Result<&'static Shims, String> {
     let library =
         Library::already_open(libtorch_cpu).ok_or_else(|| format!("torch has not opened {libtorch_cpu}"))?;
-    // The C++ library's `operator delete` is found as well: torch's library depends on it.
     let functions = Functions::load(&library)?;
+    // As torch finds it: that of a preloaded allocator or sanitizer, or else the C++ library's.
+    let delete = Delete::load(&Library::global()).or_else(|_| Delete::load(&library))?;
     let folder = Path::new(libtorch_cpu).parent().map(Path::to_path_buf).unwrap_or_default();
-    Ok(SHIMS.get_or_init(|| Shims { functions, folder }))
+    Ok(SHIMS.get_or_init(|| Shims { functions, delete, folder }))
 }
 
 /// Returns the shims. Only code that torch calls, or that holds one of its tensors, may call this.
@@ -206,7 +214,7 @@ impl Shims {
         // SAFETY: null, or a word from C++'s `new`, by the contract above.
         let value = unsafe { pointer.as_ref() }.copied()?;
         // SAFETY: as above; it is not read again.
-        unsafe { (self.functions._ZdlPv)(pointer.cast()) };
+        unsafe { (self.delete._ZdlPv)(pointer.cast()) };
         Some(value)
     }
 

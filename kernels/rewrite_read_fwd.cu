@@ -195,7 +195,7 @@ struct Forward {
       for (int f = 0; f < FEATURES; ++f) h[f] *= rstd * parameters.gamma(f);
       Packet<CONTEXT_T, FEATURES> context;
       context.set(h);
-      context.store_cached(packet_of(args.context, token, row));  // the sublayer reads h next: keep it in L2
+      context.store_global(packet_of(args.context, token, row));  // the sublayer reads h next
     }
   }
 

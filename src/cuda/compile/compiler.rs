@@ -183,6 +183,7 @@ mod tests {
         shared_per_multiprocessor: 228 << 10,
         registers_per_multiprocessor: 65_536,
         threads_per_multiprocessor: 2048,
+        blocks_per_multiprocessor: 32,
         cluster: 8,
     };
 

@@ -194,12 +194,7 @@ def test_no_more_blocks_are_planned_than_a_multiprocessor_has(driver, tmp_path, 
     assert f" BLOCKS={most})" in built[0]
 
 
-IN_ANOTHER_CONTEXT = (
-    "import ctypes\n"
-    "ctypes.CDLL('libcuda.so.1').stand_in_make_current({context})\n"
-    "from ddl.ops import operators\n"
-    "operators._resources = lambda state: ({device}, {stream}, operators._scratch)\n"
-)
+IN_ANOTHER_CONTEXT = "import ctypes\nctypes.CDLL('libcuda.so.1').stand_in_make_current({context})\n"
 GREEN = 8  # contexts 8 and 9 are green ones of GPU 0 and GPU 1
 
 
@@ -219,14 +214,15 @@ GREEN = 8  # contexts 8 and 9 are green ones of GPU 0 and GPU 1
     ],
 )
 def test_a_green_context_is_refused(driver, tmp_path, context, device, stream, refused):
-    other = IN_ANOTHER_CONTEXT.format(context=context, device=device, stream=stream)
-    result = run(driver, ["-c", other + TOKEN_READ.format(device=device, d=64)], tmp_path / "log")
+    code = IN_ANOTHER_CONTEXT.format(context=context) + TOKEN_READ.format(device=device, d=64)
+    code = code.replace(f"pretend_gpu({device})", f"pretend_gpu({device}, {stream})")
+    result = run(driver, ["-c", code], tmp_path / "log")
     assert (result.returncode != 0) == refused, result.stderr
     if refused:
         assert result.stderr.splitlines()[-1] == (
-            f"RuntimeError: `arrange` could not be launched on cuda:{device}: the current stream "
-            "belongs to a green context, or to another one that is not the GPU's primary context: "
-            "call it outside of that context"
+            f"RuntimeError: `rewrite_read_fwd` could not be launched on cuda:{device}: the current "
+            "stream belongs to a green context, or to another one that is not the GPU's primary "
+            "context: call it outside of that context"
         )
 
 

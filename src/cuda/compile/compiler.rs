@@ -173,7 +173,7 @@ impl Built {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::kernel::{Compress, Kernel, Parts, Types};
+    use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, Types};
     use crate::cuda::plan::{Limits, Overrides};
     use crate::tensor::Dtype;
 
@@ -201,7 +201,8 @@ mod tests {
         };
         let (compress, parts) = (Compress::Channel, Parts::default());
         let (kernel, rewrite, aligned) = (Kernel::Forward, true, true);
-        Specialisation { kernel, d: 768, m: 4, taps: 1, types, rewrite, compress, parts, aligned }
+        let sums = ParameterSums::default();
+        Specialisation { kernel, d: 768, m: 4, taps: 1, types, rewrite, compress, parts, sums, aligned }
     }
 
     fn key_of(

@@ -45,22 +45,14 @@ struct RewriteGrad {
   Real along = Real(0);
 };
 
-// Numbers that each token's scalars are made of, one lane of the warp for each.
+// Numbers that each token's scalars are made of (LaneScalars).
 constexpr int GATE_SCALAR = 0, STATS_SCALAR = REWRITE, VALUE_SCALAR = STATS_SCALAR + REWRITE * (1 + M);
 constexpr int RSTD_SCALAR = VALUE_SCALAR + REWRITE * M, SHIFT_SCALAR = RSTD_SCALAR + NORM;
 constexpr int NEW_GATE_SCALAR = SHIFT_SCALAR + FEATURE_SLICED * NORM, GRAD_GATE_SCALAR = NEW_GATE_SCALAR + GATE;
 constexpr int GRAD_VALUE_SCALAR = GRAD_GATE_SCALAR + GATE, NEW_VALUE_SCALAR = GRAD_VALUE_SCALAR + VALUE * M;
 constexpr int SCALARS = NEW_VALUE_SCALAR + VALUE_SIGMOID * M;
 
-// Loads a token's scalars one token ahead: lane i loads number i, and a shuffle broadcasts it when it is needed. They
-// are needed before everything else, so loading them with their own token would start it with a memory latency.
-struct TokenScalars {
-  static constexpr int ROUNDS = SCALARS > 0 ? (SCALARS + 31) / 32 : 1;
-
-  const Real* from[ROUNDS] = {};
-  int stride[ROUNDS] = {};
-  Real lane_value[ROUNDS];
-
+struct TokenScalars : LaneScalars<SCALARS> {
   __device__ TokenScalars(const RewriteRead& args, const Gradients& g) {
     if constexpr (REWRITE) {
       assign(GATE_SCALAR, 1, args.gate);
@@ -76,23 +68,6 @@ struct TokenScalars {
     if constexpr (VALUE) assign(GRAD_VALUE_SCALAR, M, g.grad_new_value);
     if constexpr (VALUE_SIGMOID) assign(NEW_VALUE_SCALAR, M, args.new_value);
   }
-  __device__ __forceinline__ void assign(int first, int count, const Real* numbers) {
-#pragma unroll
-    for (int round = 0; round < ROUNDS; ++round) {
-      const int i = round * 32 + static_cast<int>(threadIdx.x) % 32 - first;
-      if (numbers && i >= 0 && i < count) {
-        from[round] = numbers + i;
-        stride[round] = count;
-      }
-    }
-  }
-  __device__ __forceinline__ void prefetch(long long token) {
-#pragma unroll
-    for (int round = 0; round < ROUNDS; ++round) {
-      lane_value[round] = from[round] ? from[round][token * stride[round]] : Real(0);
-    }
-  }
-  __device__ __forceinline__ Real broadcast(int i) const { return __shfl_sync(FULL_MASK, lane_value[i / 32], i % 32); }
 };
 
 // Computes the scalars of the token that was prefetched. All lanes must take part, because of the shuffles.

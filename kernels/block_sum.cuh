@@ -159,15 +159,24 @@ template <int MAX_SUMS> struct BlockSum {
   }
 
   template <int N> __device__ __forceinline__ void operator()(Real (&x)[N]) {
+    start(x);
+    finish(x);
+  }
+
+  // The two halves of a sum, for work between them: the warps' partial sums, then the barrier and the addition.
+  template <int N> __device__ __forceinline__ void start(const Real (&x)[N]) {
     static_assert(N <= MAX_SUMS, "the buffer is made for the longest sum");
 #if CLUSTER > 1
     if (threadIdx.x == 0) buffer.barriers[stage].expect_tx(N * CLUSTER_WARPS * static_cast<int>(sizeof(Real)));
+#endif
     write_partials<N, 0>(x);
+  }
+  template <int N> __device__ __forceinline__ void finish(Real (&x)[N]) {
+#if CLUSTER > 1
     buffer.barriers[stage].wait(parity);
     // The parity of both barriers flips after the second one has been used.
     parity ^= stage;
 #else
-    write_partials<N, 0>(x);
     __syncthreads();
 #endif
     sum_partials(x);

@@ -4,11 +4,12 @@
 // Written: SLOTS·D + 1 + M numbers.
 //
 // A block takes 32 neighbouring columns. Each of its 8 warps adds every eighth row, then one warp adds the 8 sums in
-// order. Nothing depends on timing, so results repeat bit for bit.
+// order. Nothing depends on timing, so results repeat bit for bit. Few columns make few blocks, each of which waits for
+// memory most of the time, so a thread requests IN_FLIGHT rows before it adds the first of them.
 
 #include "rewrite_read.cuh"
 
-constexpr int COLUMNS = 32, STRIDES = 8;
+constexpr int COLUMNS = 32, STRIDES = THREADS / COLUMNS, IN_FLIGHT = 32;
 // Columns in use. The sums of the biases follow the slots, if there are biases.
 constexpr long long FILLED = static_cast<long long>(SLOTS) * D + (GATE_BIAS || VALUE_BIAS ? 1 + M : 0);
 
@@ -49,15 +50,28 @@ __device__ void store_column(const Reduce& r, long long column, Real sum) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256) reduce(const Reduce r) {
+// Adds every STRIDES-th of the next rows to `sum`. Rows beyond the last are zeros, which leave a sum its bits: it begins
+// with +0 and so is never −0.
+__device__ __forceinline__ Real add_rows(const Reduce& r, long long row, long long column, Real sum) {
+  const Real* const from = r.partial + row * PARTIAL + column;
+  const long long left = r.blocks - row;
+  const int rows = left < STRIDES * IN_FLIGHT ? static_cast<int>(left) : STRIDES * IN_FLIGHT;
+  Real x[IN_FLIGHT];
+#pragma unroll
+  for (int i = 0; i < IN_FLIGHT; ++i) x[i] = i * STRIDES < rows ? from[i * STRIDES * PARTIAL] : Real(0);
+#pragma unroll
+  for (int i = 0; i < IN_FLIGHT; ++i) sum += x[i];
+  return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) reduce(const Reduce r) {
   __shared__ Real sums[STRIDES][COLUMNS];
   const int lane = threadIdx.x % COLUMNS, stride = threadIdx.x / COLUMNS;
   const long long column = blockIdx.x * static_cast<long long>(COLUMNS) + lane;
   const bool inside = column < FILLED;
   Real sum = Real(0);
   if (inside) {
-#pragma unroll 4
-    for (long long row = stride; row < r.blocks; row += STRIDES) sum += r.partial[row * PARTIAL + column];
+    for (long long row = stride; row < r.blocks; row += STRIDES * IN_FLIGHT) sum = add_rows(r, row, column, sum);
   }
   sums[stride][lane] = sum;
   __syncthreads();

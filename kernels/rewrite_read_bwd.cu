@@ -189,8 +189,7 @@ struct BackwardPass {
     if constexpr (REWRITE) {
       Packet<DIRECTION_T, FEATURES> grad_direction;
       grad_direction.set(dk);
-      grad_direction.store_cached(
-          packet_of(g.direction, token, row));  // the sublayer's backward reads dk next: keep it in L2
+      grad_direction.store_global(packet_of(g.direction, token, row));  // the sublayer's backward reads dk next
     }
   }
 

@@ -13,12 +13,17 @@
 // X stays in registers from the first sum to the second (KEEP_IN_REGISTERS), so it crosses memory once each way. If it
 // does not fit and there are no clusters, X and k are loaded again after the first sum: from their stage in shared memory
 // (token_stream.cuh), or from L2, (M + 1)·D more. The next token's X and k are requested early: by cp.async as soon as a
-// stage is free, else into registers as soon as X' is stored, so that they arrive during the second sum.
+// stage is free, else into registers, so that they arrive during the second sum (LOAD_AHEAD).
 //
 // A token read adds w_s X'_t to x_{t+s} for s = 0 … K − 1 in its window, and emits x_t. A chunk that starts within a
 // sequence begins K − 1 tokens early. These halo tokens are rewritten again, but not stored.
 
 #include "token_stream.cuh"
+
+// LOAD_AHEAD says when the next token is loaded into registers: X and k as soon as X' is stored or, from IN_SUM on, within
+// the second sum; with SCALARS_TOO β and v as well.
+constexpr int IN_SUM = 1, SCALARS_TOO = 2;
+static_assert(LOAD_AHEAD == 0 || !PREFETCH, "only without a stage");
 
 constexpr int REWRITE_SUMS = 1 + M;
 constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATE, READ_SUMS = NORM + GATE + VALUE * M;
@@ -28,6 +33,7 @@ struct Forward {
   const RewriteRead& args;
   TokenStream<STATE_T, M> state;
   TokenStream<DIRECTION_T, 1, REWRITE> direction;
+  LaneScalars<REWRITE * (1 + M)> scalars;  // β, v; if LOAD_AHEAD has them
   BlockSum<MAX_SUMS> sum;
   FeatureRow x;
   int stage = 0;  // the stage of the current token
@@ -37,7 +43,11 @@ struct Forward {
         state(args.state, shared),
         direction(args.direction, shared),
         sum(buffer),
-        x(reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0)) {}
+        x(reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0)) {
+    if constexpr (!REWRITE || LOAD_AHEAD < SCALARS_TOO) return;
+    scalars.assign(0, 1, args.gate);
+    scalars.assign(1, M, args.value);
+  }
 
   __device__ __forceinline__ void prefetch_row(long long token, int row, int stage) const {
     state.prefetch(token, row, stage);
@@ -55,6 +65,15 @@ struct Forward {
       if constexpr (PREFETCH) prefetch_row(token, row, stage);
       else load_row(token, row, false);
     }
+  }
+  // Loads a token ahead into registers.
+  __device__ __forceinline__ void load_ahead(long long token) {
+    if constexpr (REWRITE && LOAD_AHEAD == SCALARS_TOO) scalars.prefetch(token);
+    prefetch(token, stage);
+  }
+  __device__ __forceinline__ void start(long long token) {
+    if constexpr (PREFETCH) prefetch(token, stage);
+    else load_ahead(token);
   }
   // Loads the whole token if it is kept in registers, then requests the next one.
   __device__ __forceinline__ void load(long long token, long long next) {
@@ -76,10 +95,12 @@ struct Forward {
 
   // The first sum, and from it r, p and the factors of k.
   __device__ __forceinline__ RewriteFactors compare(long long token, bool own) {
-    Real value[M];
+    Real value[M], gate;
+    if constexpr (LOAD_AHEAD < SCALARS_TOO) {
 #pragma unroll
-    for (int j = 0; j < M; ++j) value[j] = args.value[token * M + j];
-    const Real gate = args.gate[token];
+      for (int j = 0; j < M; ++j) value[j] = args.value[token * M + j];
+      gate = args.gate[token];
+    }
     Real sums[1 + M] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
@@ -99,6 +120,11 @@ struct Forward {
     factors.r = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k)) + Real(0) * sums[0];
 #pragma unroll
     for (int j = 0; j < M; ++j) factors.readout[j] = mul_rn(factors.r, sums[1 + j]);
+    if constexpr (LOAD_AHEAD == SCALARS_TOO) {
+#pragma unroll
+      for (int j = 0; j < M; ++j) value[j] = scalars.broadcast(1 + j);
+      gate = scalars.broadcast(0);
+    }
     factors.finish(value, gate);
     if (own && writes(0)) {
       args.stats[token * (1 + M)] = factors.r;
@@ -196,7 +222,7 @@ struct Forward {
       for (int f = 0; f < FEATURES; ++f) h[f] *= rstd * parameters.gamma(f);
       Packet<CONTEXT_T, FEATURES> context;
       context.set(h);
-      context.store_cached(packet_of(args.context, token, row));  // the sublayer reads h next: keep it in L2
+      context.store_global(packet_of(args.context, token, row));  // the sublayer reads h next
     }
   }
 
@@ -219,12 +245,17 @@ struct Forward {
       if constexpr (READ_SUMS > 0) add_read(row, x, sums);
       this->x.store(row, x);
     }
-    if (!PREFETCH && next >= 0) prefetch(next, stage);
+    if (!PREFETCH && LOAD_AHEAD < IN_SUM && next >= 0) load_ahead(next);
     if constexpr (STAGES == 2) stage ^= 1;
-    if constexpr (READ == NONE) return;
     if constexpr (READ == TOKEN) window->advance();
-    if (!own) return;  // uniform over the block, so no barrier is skipped by a part of it
-    if constexpr (READ_SUMS > 0) sum(sums);
+    // A halo token (not own) has no second sum: uniform over the block, so no barrier is skipped by a part of it.
+    if constexpr (READ_SUMS > 0) {
+      if (own) sum.start(sums);
+    }
+    // After all uses of the weights, so that waiting for those does not wait for these loads.
+    if (!PREFETCH && LOAD_AHEAD >= IN_SUM && next >= 0) load_ahead(next);
+    if (READ == NONE || !own) return;
+    if constexpr (READ_SUMS > 0) sum.finish(sums);
     store_context(token, finish_read(token, sums));
   }
 };
@@ -241,7 +272,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewri
     long long position = first % args.time;
     const long long halo = position < TAPS - 1 ? position : TAPS - 1;
     position -= halo;
-    forward.prefetch(first - halo, 0);
+    forward.start(first - halo);
     window.clear();
     for (long long token = first - halo; token < last; ++token) {
       if (position == args.time) {
@@ -252,7 +283,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewri
       forward.run(&window, token, token >= first, token + 1 < last ? token + 1 : -1);
     }
   } else {
-    forward.prefetch(first, 0);
+    forward.start(first);
     for (long long token = first; token < last; ++token) {
       forward.run(nullptr, token, true, token + 1 < last ? token + 1 : -1);
     }

@@ -58,3 +58,33 @@ template <class T, int C, int PRESENCE = PRESENT> struct TokenStream {
     else to.load_streaming(packet_of<C>(from, token, row));
   }
 };
+
+// COUNT numbers per token that every thread needs, such as β: lane i loads number i one token ahead, and a shuffle
+// broadcasts it when it is needed. Loading them with their own token would add a memory latency to it.
+template <int COUNT> struct LaneScalars {
+  static constexpr int ROUNDS = COUNT > 0 ? (COUNT + 31) / 32 : 1;
+
+  const Real* from[ROUNDS] = {};
+  int stride[ROUNDS] = {};
+  Real lane_value[ROUNDS];
+
+  // Assigns numbers first … first + count − 1 to an array with `count` numbers per token. Null stands for zeros.
+  __device__ __forceinline__ void assign(int first, int count, const Real* numbers) {
+#pragma unroll
+    for (int round = 0; round < ROUNDS; ++round) {
+      const int i = round * 32 + static_cast<int>(threadIdx.x) % 32 - first;
+      if (numbers && i >= 0 && i < count) {
+        from[round] = numbers + i;
+        stride[round] = count;
+      }
+    }
+  }
+  __device__ __forceinline__ void prefetch(long long token) {
+#pragma unroll
+    for (int round = 0; round < ROUNDS; ++round) {
+      lane_value[round] = from[round] ? from[round][token * stride[round]] : Real(0);
+    }
+  }
+  // All lanes must take part.
+  __device__ __forceinline__ Real broadcast(int i) const { return __shfl_sync(FULL_MASK, lane_value[i / 32], i % 32); }
+};

@@ -32,6 +32,7 @@ pub fn emulate(
         shared_per_multiprocessor: shared_per_block + RESERVED,
         registers_per_multiprocessor: 65_536,
         threads_per_multiprocessor: 2048,
+        blocks_per_multiprocessor: 32,
         cluster: cluster.max(overrides.cluster.unwrap_or(1)),
     };
     stand_in::replace(build.map(|build| -> (Arc<dyn Backend>, u64) {

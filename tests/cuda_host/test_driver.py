@@ -160,6 +160,91 @@ def backward(lines: list[list[str]], call: str) -> list[list[str]]:
     return [line for line in lines if line[:2] == [call, "rewrite_read_bwd"]]
 
 
+def test_every_kernel_divides_shared_memory_and_cache(driver, tmp_path):
+    lines = calls(driver, TOKEN_READ.format(device=0, d=64), tmp_path / "log")
+    carveouts = {
+        line[1]: int(line[2].removeprefix("9="))
+        for line in lines
+        if line[0] == "cuFuncSetAttribute" and line[2].startswith("9=")
+    }
+    launched = [line for line in lines if line[0] == "cuLaunchKernel"]
+    assert carveouts.keys() == {line[1] for line in launched}
+    assert "0" in {line[line.index("shared") + 1] for line in launched}, (
+        "with no dynamic memory, too"
+    )
+    assert all(0 < percent <= 100 for percent in carveouts.values())
+
+
+def test_no_kernel_is_left_to_its_first_launch_to_load(driver, tmp_path):
+    lines = calls(driver, TOKEN_READ.format(device=0, d=64), tmp_path / "log")
+    asked = set()
+    for line in lines:
+        if line[0] == "cuFuncGetAttribute":
+            assert line[2:] == ["4", "on", "0", "relaxed"], "a stream may be captured"
+            asked.add(line[1])
+        elif line[0] == "cuLaunchKernel":
+            assert line[1] in asked
+
+
+@pytest.mark.parametrize(("occupancy", "blocks"), [("1", 125), ("3", 334), ("32", 1000)])
+def test_there_are_as_many_blocks_as_the_driver_says_run_at_once(
+    driver, tmp_path, occupancy, blocks
+):
+    code = TOKEN_READ.format(device=0, d=64).replace("2, 50", "2, 500")
+    code = code.replace("numbers(d, m, K)", "numbers(d, m)")
+    lines = calls(driver, code, tmp_path / "log", STAND_IN_OCCUPANCY=occupancy)
+    questions = {
+        line[1]: words(line, "threads", 1) + words(line, "shared", 1)
+        for line in lines
+        if line[0] == "cuOccupancyMaxActiveBlocksPerMultiprocessor" and line[-1] == "relaxed"
+    }
+    launches = {line[1]: line for line in lines if line[0] == "cuLaunchKernel"}
+    assert questions.keys() == launches.keys()
+    for name, question in questions.items():
+        assert question == words(launches[name], "block", 1) + words(launches[name], "shared", 1)
+    assert words(launches["rewrite_read_fwd"], "grid", 1) == [blocks], "tokens in even chunks"
+
+
+@pytest.mark.parametrize("most", [16, 32])
+def test_no_more_blocks_are_planned_than_a_multiprocessor_has(driver, tmp_path, most):
+    variables = {"STAND_IN_BLOCKS": str(most), "DDL_LOG": "debug"}
+    result = run(driver, ["-c", TOKEN_READ.format(device=0, d=64)], tmp_path / "log", **variables)
+    built = [line for line in result.stderr.splitlines() if " rewrite_read_fwd for " in line]
+    assert f" BLOCKS={most})" in built[0]
+
+
+IN_ANOTHER_CONTEXT = "import ctypes\nctypes.CDLL('libcuda.so.1').stand_in_make_current({context})\n"
+GREEN = 8  # contexts 8 and 9 are green ones of GPU 0 and GPU 1
+
+
+@pytest.mark.parametrize(
+    ("context", "device", "stream", "refused"),
+    [
+        (0, 0, 0, False),
+        (1, 0, 0, False),
+        (1, 0, 4242, False),
+        (GREEN, 0, 4242, False),
+        (GREEN, 0, 0, True),
+        (GREEN, 0, 2, True),
+        (GREEN, 0, 4444, True),
+        (GREEN, 1, 0, False),
+        (GREEN + 1, 1, 0, True),
+        (GREEN + 1, 1, 4343, False),
+    ],
+)
+def test_a_green_context_is_refused(driver, tmp_path, context, device, stream, refused):
+    code = IN_ANOTHER_CONTEXT.format(context=context) + TOKEN_READ.format(device=device, d=64)
+    code = code.replace(f"pretend_gpu({device})", f"pretend_gpu({device}, {stream})")
+    result = run(driver, ["-c", code], tmp_path / "log")
+    assert (result.returncode != 0) == refused, result.stderr
+    if refused:
+        assert result.stderr.splitlines()[-1] == (
+            f"RuntimeError: `rewrite_read_fwd` could not be launched on cuda:{device}: the current "
+            "stream belongs to a green context, or to another one that is not the GPU's primary "
+            "context: call it outside of that context"
+        )
+
+
 @pytest.mark.parametrize("room", [5, 9])
 def test_there_are_as_many_clusters_as_find_room(driver, tmp_path, room):
     code = TOKEN_READ.format(device=1, d=4096)

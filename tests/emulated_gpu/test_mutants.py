@@ -49,6 +49,17 @@ MUTANTS = {
         "first < CLUSTER_WARPS - PARTIALS)",
     ),
     "lanes do not add": (SUM, "lanes = LANES / 2;", "lanes = 0;"),
+    # loads ahead
+    "gate and value of the first token are not loaded": (
+        FORWARD,
+        "else load_ahead(token);",
+        "else prefetch(token, stage);",
+    ),
+    "gate and value are those of the token before": (
+        FORWARD,
+        "scalars.prefetch(token);",
+        "scalars.prefetch(token > 0 ? token - 1 : 0);",
+    ),
     # bounds
     "threads beyond the last packet work": ("rewrite_read.cuh", "column_of(row) < WIDTH;", "true;"),
     "threads beyond the last slice's packets work": (

@@ -196,6 +196,23 @@ def test_rows_that_travel_ahead(dtype, m, compress, plan):
         compare("rewrite", {n: tensors[n] for n in REWRITE}, dtype, eps_k=0.1)
 
 
+@pytest.mark.table(1)
+@pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
+@READS
+def test_loads_ahead_change_no_bit(dtype, m, compress):
+    tensors = inputs((3, 11), 100, m) | parameters(100, m, compress, 3)
+    results = []
+    for load_ahead in (0, 1, 2):
+        leaves = {n: None if t is None else t.to(dtype) for n, t in tensors.items()}
+        real = F64 if dtype == F64 else F32
+        leaves |= {n: tensors[n].to(real) for n in ("value", "gate")}
+        with emulated(plan={"THREADS": 32, "CHUNK": 7, "STAGES": 0, "LOAD_AHEAD": load_ahead}):
+            results.append(functional.rewrite_read(**leaves, eps_k=0.1))
+    for result in results[1:]:
+        for actual, expected in zip(result, results[0], strict=True):
+            assert torch.equal(actual, expected)
+
+
 @STAGES
 @pytest.mark.parametrize("used", ["state", "context"])
 def test_rows_that_travel_ahead_to_a_gradient_that_is_zero(used, plan):

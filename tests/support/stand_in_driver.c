@@ -6,6 +6,8 @@
 //   STAND_IN_CAPABILITY  compute capability, 90 for 9.0 (default 90)
 //   STAND_IN_CLUSTER_LAUNCH  0 for a GPU that has no clusters
 //   STAND_IN_CLUSTERS    clusters that fit on a GPU at once (default 20)
+//   STAND_IN_OCCUPANCY   blocks of any kernel that a multiprocessor runs at once (default 32)
+//   STAND_IN_BLOCKS      blocks that a multiprocessor can have (default 32)
 //   STAND_IN_FAIL        name of a function that fails, and its result: "cuLaunchKernel 701"
 
 #include <cuda.h>
@@ -14,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static char contexts[16];  // their addresses are the handles
+static char contexts[16];  // their addresses are the handles; the primary contexts of 8 GPUs, then a green one of each
 static __thread CUcontext stack[16];
 static __thread int depth = 0;
 static __thread CUstreamCaptureMode capture = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -84,6 +86,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = 228 << 10; break;
     case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: *value = 65536; break;
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR: *value = setting("STAND_IN_BLOCKS", 32); break;
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *value = setting("STAND_IN_CLUSTER_LAUNCH", 1); break;
     default: log_line("unexpected attribute %d", (int)attribute); return CUDA_ERROR_INVALID_VALUE;
   }
@@ -99,6 +102,11 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
 CUresult cuCtxGetCurrent(CUcontext* context) {
   *context = depth ? stack[depth - 1] : NULL;
   return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice* device) {
+  *device = current_device() % 8;
+  return depth ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 CUresult cuCtxPushCurrent(CUcontext context) {
@@ -138,6 +146,20 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
   return result_of("cuFuncSetAttribute");
 }
 
+CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction function) {
+  log_line("cuFuncGetAttribute %s %d on %d%s", (const char*)function, (int)attribute, current_device(),
+           capture == CU_STREAM_CAPTURE_MODE_RELAXED ? " relaxed" : "");
+  *value = 64;
+  return result_of("cuFuncGetAttribute");
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, CUfunction function, int threads, size_t shared) {
+  log_line("cuOccupancyMaxActiveBlocksPerMultiprocessor %s on %d threads %d shared %zu%s", (const char*)function,
+           current_device(), threads, shared, capture == CU_STREAM_CAPTURE_MODE_RELAXED ? " relaxed" : "");
+  *count = setting("STAND_IN_OCCUPANCY", 32);
+  return result_of("cuOccupancyMaxActiveBlocksPerMultiprocessor");
+}
+
 CUresult cuOccupancyMaxActiveClusters(int* count, CUfunction function, const CUlaunchConfig* launch) {
   log_line("cuOccupancyMaxActiveClusters %s on %d grid %u %u %u block %u %u %u shared %u attributes %u%s",
            (const char*)function, current_device(), launch->gridDimX, launch->gridDimY, launch->gridDimZ,
@@ -158,12 +180,20 @@ CUresult cuLaunchKernel(
   return result_of("cuLaunchKernel");
 }
 
+// Streams 4242 and 4343 belong to the primary contexts of GPU 0 and GPU 1, stream 4444 to a green context.
+CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
+  const unsigned long long handle = (unsigned long long)stream;
+  if (handle == 4444) return CUDA_ERROR_NOT_SUPPORTED;
+  *context = (CUcontext)&contexts[handle == 4343];
+  return CUDA_SUCCESS;
+}
+
 // NVRTC opens the driver, too, and asks for this.
 CUresult cuGetExportTable(const void** table, const CUuuid* id) {
   (void)table, (void)id;
   return CUDA_ERROR_NOT_FOUND;
 }
 
-// For the tests: a context that another library might have left current.
+// For the tests: a context that another library might have left current, from 8 on a green one.
 CUresult stand_in_make_current(int device) { return cuCtxPushCurrent((CUcontext)&contexts[device]); }
 int stand_in_current(void) { return current_device(); }

@@ -183,6 +183,7 @@ mod tests {
         shared_per_multiprocessor: 228 << 10,
         registers_per_multiprocessor: 65_536,
         threads_per_multiprocessor: 2048,
+        blocks_per_multiprocessor: 32,
         cluster: 8,
     };
 
@@ -198,8 +199,9 @@ mod tests {
             value: Dtype::F32,
             value_bias: Dtype::F32,
         };
-        let (compress, parts, sums) = (Compress::Channel, Parts::default(), ParameterSums::default());
+        let (compress, parts) = (Compress::Channel, Parts::default());
         let (kernel, rewrite, aligned) = (Kernel::Forward, true, true);
+        let sums = ParameterSums::default();
         Specialisation { kernel, d: 768, m: 4, taps: 1, types, rewrite, compress, parts, sums, aligned }
     }
 

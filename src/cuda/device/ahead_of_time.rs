@@ -88,12 +88,13 @@ fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + 
 /// Returns the limits of an architecture's GPUs. The code depends on the sizes of memory, not on the number of
 /// multiprocessors.
 fn typical(architecture: u32, compiler: (i32, i32)) -> Limits {
-    let (shared, threads) = match architecture {
-        80 => (164, 2048),
-        87 => (164, 1536),
-        90 | 100 | 103 => (228, 2048),
-        110 => (228, 1536),
-        _ => (100, 1536),
+    let (shared, threads, blocks) = match architecture {
+        80 => (164, 2048, 32),
+        86 => (100, 1536, 16),
+        87 => (164, 1536, 16),
+        90 | 100 | 103 => (228, 2048, 32),
+        110 => (228, 1536, 24),
+        _ => (100, 1536, 24),
     };
     Limits {
         multiprocessors: 128,
@@ -101,6 +102,7 @@ fn typical(architecture: u32, compiler: (i32, i32)) -> Limits {
         shared_per_multiprocessor: shared << 10,
         registers_per_multiprocessor: 65_536,
         threads_per_multiprocessor: threads,
+        blocks_per_multiprocessor: blocks,
         cluster: most_of_a_cluster(architecture, compiler),
     }
 }

@@ -47,12 +47,16 @@ functions! {
         cuDeviceGetAttribute,
         cuDevicePrimaryCtxRetain,
         cuCtxGetCurrent,
+        cuCtxGetDevice,
         cuCtxPushCurrent_v2,
         cuCtxPopCurrent_v2,
         cuThreadExchangeStreamCaptureMode,
         cuModuleLoadData,
         cuModuleGetFunction,
+        cuFuncGetAttribute,
         cuFuncSetAttribute,
+        cuOccupancyMaxActiveBlocksPerMultiprocessor,
+        cuStreamGetCtx,
         cuLaunchKernel,
     }
 }
@@ -61,6 +65,9 @@ functions! {
     /// The functions that only drivers for GPUs with clusters have. Without them there are no clusters.
     Clusters { cuOccupancyMaxActiveClusters }
 }
+
+/// Streams up to this handle, the default ones, belong to whichever context is current.
+const LAST_SPECIAL_STREAM: usize = 2;
 
 /// A function as cudarc declares it.
 pub trait Declared {
@@ -79,6 +86,7 @@ macro_rules! declared {
 declared!(A);
 declared!(A B);
 declared!(A B C);
+declared!(A B C D);
 declared!(A B C D E F G H I J K);
 
 /// # Safety
@@ -143,6 +151,31 @@ impl Driver {
             self.check(call!(self.cuCtxPushCurrent_v2(context)))?;
         }
         Ok(Current { driver: Some(self) })
+    }
+
+    /// Returns true if a call of torch's on `stream` would run in another context of the device than `context`, as it
+    /// does while a green context is current: its streams are its own, and so is its stream 0.
+    pub fn runs_elsewhere(
+        &self,
+        stream: sys::CUstream,
+        context: sys::CUcontext,
+        device: sys::CUdevice,
+    ) -> Result<bool, String> {
+        let (mut current, mut owner, mut of_current) = (null_mut(), null_mut(), 0);
+        // SAFETY: handles and a number to be filled, and a stream that the caller uses.
+        unsafe {
+            self.check(call!(self.cuCtxGetCurrent(&mut current)))?;
+            if current.is_null() || current == context {
+                return Ok(false);
+            }
+            if stream as usize > LAST_SPECIAL_STREAM {
+                // The driver gives an error for a stream of a green context.
+                let result = call!(self.cuStreamGetCtx(stream, &mut owner));
+                return Ok(self.check(result).is_err() || owner != context);
+            }
+            self.check(call!(self.cuCtxGetDevice(&mut of_current)))?;
+        }
+        Ok(of_current == device)
     }
 }
 

@@ -33,6 +33,7 @@ pub struct Gpu {
     driver: &'static Driver,
     clusters: Option<&'static Clusters>,
     index: usize,
+    device: sys::CUdevice,
     context: sys::CUcontext,
     limits: Limits,
     overrides: Overrides,
@@ -144,17 +145,42 @@ impl Gpu {
             threads_per_multiprocessor: attribute(
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
             )?,
+            blocks_per_multiprocessor: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR,
+            )?,
             cluster: clusters.map_or(1, |_| most),
         };
         let overrides = overrides(&limits)?;
         // SAFETY: as above.
         unsafe { driver.check(call!(driver.cuDevicePrimaryCtxRetain(&mut context, device)))? };
-        Ok(Gpu { driver, clusters, index, context, limits, overrides, target, table: Table::default() })
+        Ok(Gpu {
+            driver,
+            clusters,
+            index,
+            device,
+            context,
+            limits,
+            overrides,
+            target,
+            table: Table::default(),
+        })
     }
 
     fn make_current(&self) -> std::result::Result<Current<'_>, String> {
         // SAFETY: the primary context is never released.
         unsafe { self.driver.make_current(self.context) }
+    }
+
+    /// Fails if torch works in another context than the primary one, to which the kernels and torch's memory belong.
+    fn check_context(&self, stream: sys::CUstream) -> std::result::Result<(), String> {
+        match self.driver.runs_elsewhere(stream, self.context, self.device)? {
+            true => {
+                Err("the current stream belongs to a green context, or to another one that is not the GPU's \
+                         primary context: call it outside of that context"
+                    .into())
+            }
+            false => Ok(()),
+        }
     }
 
     fn load_image(
@@ -175,19 +201,24 @@ impl Gpu {
         unsafe {
             driver.check(call!(driver.cuModuleLoadData(&mut module, image.as_ptr().cast())))?;
             driver.check(call!(driver.cuModuleGetFunction(&mut function, module, name.as_ptr())))?;
+            let set = |setting: Setting, value: c_int| {
+                driver.check(call!(driver.cuFuncSetAttribute(function, setting, value)))
+            };
             if plan.shared > 0 {
-                let set = |setting: Setting, value: c_int| {
-                    driver.check(call!(driver.cuFuncSetAttribute(function, setting, value)))
-                };
                 // Without this attribute a launch may have 48 KiB in all.
                 let bytes = plan.shared as c_int;
                 set(Setting::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes)?;
-                // L1 and shared memory divide one memory: request a carveout for all planned blocks at once.
-                let percent = (plan.blocks * (plan.shared + fixed) * 100)
-                    .div_ceil(self.limits.shared_per_multiprocessor)
-                    .min(100) as c_int;
-                set(Setting::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, percent)?;
             }
+            // L1 and shared memory divide one memory: request a carveout for all planned blocks at once.
+            let percent = (plan.blocks * (plan.shared + fixed) * 100)
+                .div_ceil(self.limits.shared_per_multiprocessor)
+                .min(100) as c_int;
+            set(Setting::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, percent)?;
+            // The driver may put off loading the code until somebody asks about it. The first launch must not be that
+            // moment, because it may be captured in a graph.
+            let mut registers = 0;
+            let asked = Setting::CU_FUNC_ATTRIBUTE_NUM_REGS;
+            driver.check(call!(driver.cuFuncGetAttribute(&mut registers, asked, function)))?;
         }
         Ok(function as usize)
     }
@@ -208,14 +239,39 @@ impl Gpu {
         Ok(Loaded { kernel: s.kernel, plan, wave, function })
     }
 
-    /// Returns the blocks of a loaded kernel that run at once: as planned, but only as many clusters as fit.
+    /// Returns the blocks of a loaded kernel that run at once: as planned, but only as many as the driver says fit.
     fn wave(&self, function: usize, plan: &Plan) -> std::result::Result<usize, String> {
-        let planned = plan.wave(&self.limits);
-        let Some(clusters) = self.clusters.filter(|_| plan.cluster > 1) else {
-            return Ok(planned);
-        };
         let _current = self.make_current()?;
-        let _loading = AllowLoading::new(self.driver); // this call may be the first that loads the code
+        let _loading = AllowLoading::new(self.driver); // a driver may load code for these questions, too
+        let fitting = match self.clusters.filter(|_| plan.cluster > 1) {
+            Some(clusters) => self.clusters_at_once(clusters, function, plan)? * plan.cluster,
+            None => self.limits.multiprocessors * self.blocks_at_once(function, plan)?.max(1),
+        };
+        Ok(plan.wave(&self.limits).min(fitting))
+    }
+
+    /// Asks how many blocks of a loaded kernel a multiprocessor runs at once.
+    fn blocks_at_once(&self, function: usize, plan: &Plan) -> std::result::Result<usize, String> {
+        let (driver, mut count) = (self.driver, 0);
+        // SAFETY: a number to be filled, and a function of this context.
+        driver.check(unsafe {
+            call!(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut count,
+                function as sys::CUfunction,
+                plan.threads as c_int,
+                plan.shared,
+            ))
+        })?;
+        Ok(count.max(0) as usize)
+    }
+
+    /// Asks how many clusters of a loaded kernel the GPU runs at once.
+    fn clusters_at_once(
+        &self,
+        clusters: &Clusters,
+        function: usize,
+        plan: &Plan,
+    ) -> std::result::Result<usize, String> {
         let launch = sys::CUlaunchConfig {
             gridDimX: self.limits.multiprocessors as c_uint,
             gridDimY: plan.cluster as c_uint,
@@ -234,7 +290,7 @@ impl Gpu {
             call!(clusters.cuOccupancyMaxActiveClusters(&mut count, function as sys::CUfunction, &launch))
         };
         self.driver.check(result)?;
-        Ok(planned.min(count.max(0) as usize * plan.cluster))
+        Ok(count.max(0) as usize)
     }
 }
 
@@ -271,7 +327,8 @@ impl Backend for Gpu {
     ) -> Result<()> {
         let driver = self.driver;
         let mut parameters = [argument];
-        let launched = self.make_current().and_then(|_current| {
+        let stream = stream as sys::CUstream;
+        let launched = self.check_context(stream).and_then(|()| self.make_current()).and_then(|_current| {
             // SAFETY: as the caller promises; the function was loaded in this context. A cluster's dimensions are compiled
             // into the kernel (CLUSTER_DIMS), so that the plain call launches clusters, too.
             driver.check(unsafe {
@@ -284,7 +341,7 @@ impl Backend for Gpu {
                     1,
                     1,
                     loaded.plan.shared as c_uint,
-                    stream as sys::CUstream,
+                    stream,
                     parameters.as_mut_ptr(),
                     null_mut(),
                 ))

@@ -45,6 +45,8 @@ pub struct Cost {
     pub stages: usize,
     /// More blocks hide more latency.
     pub blocks: Reverse<usize>,
+    /// Loads within a sum do not share the waits of other loads.
+    pub load_ahead: Reverse<usize>,
 }
 
 impl Cost {
@@ -67,11 +69,12 @@ impl Cost {
             missing_stages: enough_stages(plan, enough).saturating_sub(plan.stages),
             stages: plan.stages,
             blocks: Reverse(plan.blocks),
+            load_ahead: Reverse(plan.load_ahead),
         }
     }
 
     /// Every term with its name, in their order.
-    pub fn terms(&self) -> [(&'static str, usize); 13] {
+    pub fn terms(&self) -> [(&'static str, usize); 14] {
         [
             ("registers spilled", self.spilled),
             ("bytes from device memory again", self.memory),
@@ -86,6 +89,7 @@ impl Cost {
             ("stages missing", self.missing_stages),
             ("stages", self.stages),
             ("blocks per multiprocessor", self.blocks.0),
+            ("loads ahead within a sum", self.load_ahead.0),
         ]
     }
 }

@@ -20,6 +20,7 @@ pub enum Reason {
     SharedPerBlock { needs: usize, has: usize },
     SharedPerMultiprocessor { blocks: usize, needs: usize, has: usize },
     ThreadsPerMultiprocessor { blocks: usize, needs: usize, has: usize },
+    BlocksPerMultiprocessor { needs: usize, has: usize },
 }
 
 impl fmt::Display for Reason {
@@ -52,6 +53,9 @@ impl fmt::Display for Reason {
             Reason::ThreadsPerMultiprocessor { blocks, needs, has } => {
                 write!(f, "needs {needs} threads for {blocks} blocks, a multiprocessor has {has}")
             }
+            Reason::BlocksPerMultiprocessor { needs, has } => {
+                write!(f, "needs {needs} blocks per multiprocessor, which runs {has} at most")
+            }
         }
     }
 }
@@ -70,7 +74,9 @@ pub fn fits(plan: &Plan, footprint: &Footprint, limits: &Limits) -> Result<(), R
     let (needs, has) = (blocks * footprint.shared(), limits.shared_per_multiprocessor);
     at_most(needs, has, Reason::SharedPerMultiprocessor { blocks, needs, has })?;
     let (needs, has) = (blocks * plan.threads, limits.threads_per_multiprocessor);
-    at_most(needs, has, Reason::ThreadsPerMultiprocessor { blocks, needs, has })
+    at_most(needs, has, Reason::ThreadsPerMultiprocessor { blocks, needs, has })?;
+    let has = limits.blocks_per_multiprocessor;
+    at_most(blocks, has, Reason::BlocksPerMultiprocessor { needs: blocks, has })
 }
 
 pub(super) fn most_threads_of_a_sum(cluster: usize) -> usize {

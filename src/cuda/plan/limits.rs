@@ -9,6 +9,7 @@ pub struct Limits {
     pub shared_per_multiprocessor: usize,
     pub registers_per_multiprocessor: usize,
     pub threads_per_multiprocessor: usize,
+    pub blocks_per_multiprocessor: usize,
     /// blocks of a cluster, at most; 1 if there are no clusters
     pub cluster: usize,
 }

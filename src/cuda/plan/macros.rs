@@ -19,6 +19,9 @@ pub struct Plan {
     pub sums: Residency,
     /// depth of the cp.async pipeline (0 = none): tokens staged in shared memory
     pub stages: usize,
+    /// what a forward without a stage loads ahead within its second sum: 0 nothing (X and k right before it), 1 X and k,
+    /// 2 β and v, too
+    pub load_ahead: usize,
     /// blocks wanted per multiprocessor
     pub blocks: usize,
     /// dynamic shared memory in bytes
@@ -37,13 +40,14 @@ impl Plan {
             window: Residency::Registers,
             sums: Residency::Registers,
             stages: 0,
+            load_ahead: 0,
             blocks: 1,
             shared: 0,
         }
     }
 
     /// The macros that the plan decides.
-    pub fn defines(&self) -> [(&'static str, String); 9] {
+    pub fn defines(&self) -> [(&'static str, String); 10] {
         [
             ("CLUSTER", self.cluster.to_string()),
             ("THREADS", self.threads.to_string()),
@@ -53,6 +57,7 @@ impl Plan {
             ("WINDOW", (self.window as u8).to_string()),
             ("SUMS", (self.sums as u8).to_string()),
             ("STAGES", self.stages.to_string()),
+            ("LOAD_AHEAD", self.load_ahead.to_string()),
             ("BLOCKS", self.blocks.to_string()),
         ]
     }
@@ -67,7 +72,7 @@ impl Plan {
         s.d.div_ceil(self.width(s))
     }
 
-    /// Blocks that run on the device at once, unless clusters do not find room side by side.
+    /// Blocks that are planned to run on the device at once.
     pub fn wave(&self, limits: &Limits) -> usize {
         limits.multiprocessors * self.blocks
     }

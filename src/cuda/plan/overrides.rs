@@ -22,12 +22,13 @@ pub struct Overrides {
     /// of sums that have a kernel of their own
     pub separate_sums: Option<Residency>,
     pub stages: Option<usize>,
+    pub load_ahead: Option<usize>,
     pub blocks: Option<usize>,
     pub chunk: Option<usize>,
 }
 
-const NAMES: &str =
-    "CLUSTER, THREADS, FEATURES, KEEP_IN_REGISTERS, WINDOW, SUMS, SEPARATE_SUMS, STAGES, BLOCKS or CHUNK";
+const NAMES: &str = "CLUSTER, THREADS, FEATURES, KEEP_IN_REGISTERS, WINDOW, SUMS, SEPARATE_SUMS, STAGES, LOAD_AHEAD, BLOCKS \
+                     or CHUNK";
 
 impl Overrides {
     /// From words such as `CLUSTER=2 STAGES=0`: the names of a plan's macros, `SEPARATE_SUMS` and `CHUNK`. Fails with the
@@ -60,6 +61,7 @@ impl Overrides {
             "SUMS" => self.sums = residency(3)?,
             "SEPARATE_SUMS" => self.separate_sums = residency(2)?,
             "STAGES" => self.stages = within(0, 2)?,
+            "LOAD_AHEAD" => self.load_ahead = within(0, 2)?,
             "BLOCKS" => self.blocks = within(1, 32)?,
             "CHUNK" => self.chunk = within(1, usize::MAX)?,
             _ => return Err(format!("must name {NAMES}, got {name:?}")),
@@ -81,6 +83,7 @@ impl Overrides {
             ("SUMS", residency(self.sums)),
             ("SEPARATE_SUMS", residency(self.separate_sums)),
             ("STAGES", self.stages),
+            ("LOAD_AHEAD", self.load_ahead),
             ("BLOCKS", self.blocks),
         ];
         let alone = |(name, value): (&str, Option<usize>)| {

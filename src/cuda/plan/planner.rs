@@ -1,5 +1,7 @@
 //! The planner: the cheapest candidate that fits, and the next one if its kernel spills registers.
 
+use std::cmp::Reverse;
+
 use super::candidates::candidates;
 use super::cost::Cost;
 use super::fits::{Reason, fits};
@@ -26,10 +28,10 @@ impl Candidate {
         Candidate { plan, footprint, cost, fits: fits(&plan, &footprint, limits) }
     }
 
-    /// Registers that a thread can have beyond those that it needs.
-    fn spare_registers(&self, limits: &Limits) -> isize {
+    /// Registers that a thread can have beyond those that it needs. Loads ahead take a few, as the compiler likes.
+    fn spare_registers(&self, limits: &Limits) -> (isize, Reverse<usize>) {
         let most = limits.most_registers(self.plan.blocks * self.plan.threads);
-        most as isize - self.footprint.registers as isize
+        (most as isize - self.footprint.registers as isize, Reverse(self.plan.load_ahead))
     }
 }
 

@@ -10,14 +10,17 @@ use crate::cuda::kernel::Specialisation;
 /// Candidates of each kind that are shown.
 const SHOWN: usize = 3;
 
-/// The first candidates by cost that differ in more than their blocks, and the cheapest of those that would have come
+/// The first candidates by cost that differ in more than their blocks and loads ahead, and the cheapest of those that would have come
 /// before them but do not fit.
 pub fn report(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Vec<String> {
     let mut all: Vec<Candidate> = judged(s, limits, overrides).collect();
     all.sort_by_key(|candidate| candidate.cost);
     let mut first: Vec<&Candidate> = Vec::new();
     for candidate in all.iter().filter(|candidate| candidate.fits.is_ok()) {
-        let differs = |other: &&Candidate| Plan { blocks: other.plan.blocks, ..candidate.plan } != other.plan;
+        let differs = |other: &&Candidate| {
+            let Plan { blocks, load_ahead, .. } = other.plan;
+            Plan { blocks, load_ahead, ..candidate.plan } != other.plan
+        };
         if first.len() < SHOWN && first.iter().all(differs) {
             first.push(candidate);
         }

@@ -6,7 +6,7 @@ use crate::cuda::kernel::Specialisation;
 
 /// Threads of a multiprocessor that keep memory busy: beyond that registers are worth more.
 const ENOUGH_THREADS: usize = 1024;
-/// Blocks that a multiprocessor can have.
+/// Blocks that a multiprocessor of any GPU can have.
 const MOST_BLOCKS: usize = 32;
 
 /// The values of one choice: those worth comparing, or the one of an override, if the kernel can run it.

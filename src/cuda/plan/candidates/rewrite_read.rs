@@ -31,6 +31,7 @@ pub fn candidates(s: &Specialisation, limits: &Limits, overrides: &Overrides) ->
         .flat_map(|plan| windows(s, plan, overrides))
         .flat_map(|plan| sums(s, plan, overrides))
         .flat_map(|plan| stages(s, plan, overrides))
+        .flat_map(|plan| loads_ahead(s, plan, overrides))
         .flat_map(|plan| blocks(plan, overrides))
         .collect()
 }
@@ -146,4 +147,15 @@ fn stages(s: &Specialisation, plan: Plan, overrides: &Overrides) -> Vec<Plan> {
     let most = if plan.keep_in_registers { 1 } else { 2 };
     let stages = values(overrides.stages, 0..=most, |stages| stages == 0 || can_stage);
     stages.into_iter().map(|stages| Plan { stages, ..plan }).collect()
+}
+
+/// A read has a second sum to load within, a rewrite has β and v.
+fn loads_ahead(s: &Specialisation, plan: Plan, overrides: &Overrides) -> Vec<Plan> {
+    if s.kernel != Kernel::Forward {
+        return vec![plan];
+    }
+    let can = plan.keep_in_registers && plan.stages == 0;
+    let usual = worth([(0, true), (1, s.compress != Compress::None), (2, s.rewrite)]);
+    let loads_ahead = values(overrides.load_ahead, usual, |load_ahead| load_ahead == 0 || can);
+    loads_ahead.into_iter().map(|load_ahead| Plan { load_ahead, ..plan }).collect()
 }

@@ -16,6 +16,7 @@ const LARGE: Limits = Limits {
     shared_per_multiprocessor: 228 << 10,
     registers_per_multiprocessor: 65_536,
     threads_per_multiprocessor: 2048,
+    blocks_per_multiprocessor: 32,
     cluster: 1,
 };
 const CLUSTERED: Limits = Limits { cluster: 8, ..LARGE };
@@ -24,6 +25,7 @@ const SMALL: Limits = Limits {
     shared_per_block: 99 << 10,
     shared_per_multiprocessor: 100 << 10,
     threads_per_multiprocessor: 1536,
+    blocks_per_multiprocessor: 16,
     ..LARGE
 };
 const FREE: Overrides = Overrides {
@@ -35,6 +37,7 @@ const FREE: Overrides = Overrides {
     sums: None,
     separate_sums: None,
     stages: None,
+    load_ahead: None,
     blocks: None,
     chunk: None,
 };

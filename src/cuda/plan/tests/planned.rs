@@ -3,7 +3,7 @@
 use super::{CLUSTERED, FREE, LARGE, SMALL, specialisation};
 use crate::cuda::kernel::{Kernel, Specialisation};
 use crate::cuda::plan::candidates::choices::packet;
-use crate::cuda::plan::{Plan, Residency, most_of_a_cluster};
+use crate::cuda::plan::{Limits, Plan, Residency, most_of_a_cluster};
 use crate::tensor::Dtype;
 
 #[test]
@@ -80,6 +80,34 @@ fn few_blocks_on_a_multiprocessor_have_stages() {
     let unaligned =
         Specialisation { aligned: false, ..specialisation(Kernel::Backward, 2048, 4, 1, Dtype::Bf16) };
     assert_eq!(Plan::new(&unaligned, &LARGE, &FREE).unwrap().stages, 0);
+}
+
+#[test]
+fn a_forward_that_spills_loads_less_ahead_before_anything_else_changes() {
+    let s = specialisation(Kernel::Forward, 768, 4, 1, Dtype::Bf16);
+    let first = Plan::new(&s, &CLUSTERED, &FREE).unwrap();
+    assert_eq!((first.load_ahead, first.blocks), (2, 8));
+    let second = first.after_spill(&s, &CLUSTERED).unwrap();
+    assert_eq!(second, Plan { load_ahead: 1, ..first });
+    let third = second.after_spill(&s, &CLUSTERED).unwrap();
+    assert_eq!(third, Plan { load_ahead: 0, ..first });
+    let fourth = third.after_spill(&s, &CLUSTERED).unwrap();
+    assert_eq!((fourth.load_ahead, fourth.blocks), (2, 6), "more registers");
+
+    let loads_ahead = |s: &Specialisation| Plan::new(s, &CLUSTERED, &FREE).unwrap().load_ahead;
+    assert_eq!(loads_ahead(&Specialisation { rewrite: false, ..s }), 1, "neither β nor v");
+    assert_eq!(loads_ahead(&specialisation(Kernel::Forward, 4096, 4, 1, Dtype::Bf16)), 0, "a stage");
+    assert_eq!(loads_ahead(&specialisation(Kernel::Backward, 768, 4, 1, Dtype::Bf16)), 0);
+}
+
+#[test]
+fn blocks_stay_within_those_of_a_multiprocessor() {
+    let blocks = |limits: &Limits| {
+        let s = specialisation(Kernel::Forward, 64, 1, 1, Dtype::Bf16);
+        Plan::new(&s, limits, &FREE).unwrap().blocks
+    };
+    assert_eq!(blocks(&LARGE), 32);
+    assert_eq!(blocks(&SMALL), 16);
 }
 
 #[test]

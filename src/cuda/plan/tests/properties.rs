@@ -32,8 +32,8 @@ fn plans_that_spill_come_to_an_end_within_the_limits() {
         let first = Plan::new(&s, &limits, &FREE).unwrap();
         let separate = first.sums == Residency::SeparateKernel;
         let plans: Vec<Plan> =
-            successors(Some(first), |plan| plan.after_spill(&s, &limits)).take(17).collect();
-        assert!(plans.len() <= 16, "{s:?}");
+            successors(Some(first), |plan| plan.after_spill(&s, &limits)).take(49).collect();
+        assert!(plans.len() <= 48, "{s:?}");
         for (place, plan) in plans.iter().enumerate() {
             assert!(!plans[..place].contains(plan), "{s:?}: {plan:?}");
             assert_eq!(fits(plan, &Footprint::new(&s, plan), &limits), Ok(()));
@@ -70,6 +70,7 @@ fn can_override(s: &Specialisation, name: &str) -> bool {
         "ALIGN" => false,
         "WINDOW" => s.compress == Compress::Token,
         "SUMS" => s.kernel != Kernel::Forward,
+        "LOAD_AHEAD" => s.kernel == Kernel::Forward,
         _ => s.kernel != Kernel::Parameters || of_parameters,
     }
 }

@@ -36,6 +36,7 @@ fn every_limit_has_its_reason() {
         reason(&|plan| (plan.cluster, plan.blocks) = (1, 1), Limits { cluster: 8, ..SMALL }),
         reason(&|plan| plan.blocks = 6, CLUSTERED),
         reason(&|plan| (plan.cluster, plan.threads, plan.blocks) = (8, 512, 5), CLUSTERED),
+        reason(&|_| (), Limits { blocks_per_multiprocessor: 2, ..CLUSTERED }),
     ];
     let expected = [
         "needs clusters of 4 blocks, this GPU has clusters of 1 at most",
@@ -43,6 +44,7 @@ fn every_limit_has_its_reason() {
         "needs 162 KiB of shared memory, a block has 99",
         "needs 253 KiB of shared memory for 6 blocks, a multiprocessor has 228",
         "needs 2560 threads for 5 blocks, a multiprocessor has 2048",
+        "needs 3 blocks per multiprocessor, which runs 2 at most",
     ];
     assert_eq!(reasons, expected);
     let wide = specialisation(Kernel::Backward, 4096, 100, 1, Dtype::Bf16);

@@ -6,14 +6,14 @@
 #include "token_stream.cuh"
 
 struct Gradients {
-  const STATE_T* grad_state;
+  const STATE_T* grad_new_state;
   const CONTEXT_T* grad_context;
   const Real* grad_new_value;
   const Real* grad_new_gate;
-  STATE_T* state;
-  DIRECTION_T* direction;
-  Real* value;
-  Real* gate;
+  STATE_T* grad_state;
+  DIRECTION_T* grad_direction;
+  Real* grad_value;
+  Real* grad_gate;
   Real* partial;
   Real* shift;  // (tokens): c·rstd, written for parameters_bwd
 };
@@ -115,7 +115,7 @@ struct TokenInputs {
 
   __device__ TokenInputs(const RewriteRead& args, const Gradients& g, unsigned char*& shared)
       : state(args.state, shared),
-        grad(g.grad_state, shared),
+        grad(g.grad_new_state, shared),
         direction(args.direction, shared),
         context(g.grad_context, shared),
         compressed(args.compressed, shared) {}
@@ -155,9 +155,9 @@ rewrite_backward(const Gradients& g, const DerivedScalars& s, const Real* totals
     rewrite_grad.back[j] = rewrite_grad.scale * rewrite_grad.g[j];
     g_e += rewrite_grad.g[j] * s.factors.error[j];
     g_p += rewrite_grad.g[j] * s.factors.readout[j];
-    if (writes(j)) g.value[token * M + j] = s.gate * rewrite_grad.g[j];
+    if (writes(j)) g.grad_value[token * M + j] = s.gate * rewrite_grad.g[j];
   }
-  if (writes(0)) g.gate[token] = g_e;
+  if (writes(0)) g.grad_gate[token] = g_e;
   rewrite_grad.along = s.factors.r * rewrite_grad.scale * (g_e - g_p);
   return rewrite_grad;
 }

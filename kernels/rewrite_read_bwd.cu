@@ -185,11 +185,11 @@ struct BackwardPass {
     }
     Packet<STATE_T, ELEMENTS> grad_state;
     grad_state.set(outgoing);
-    grad_state.store_streaming(packet_of<M>(g.state, token, row));
+    grad_state.store_streaming(packet_of<M>(g.grad_state, token, row));
     if constexpr (REWRITE) {
       Packet<DIRECTION_T, FEATURES> grad_direction;
       grad_direction.set(dk);
-      grad_direction.store_global(packet_of(g.direction, token, row));  // the sublayer's backward reads dk next
+      grad_direction.store_global(packet_of(g.grad_direction, token, row));  // the sublayer's backward reads dk next
     }
   }
 

@@ -41,14 +41,14 @@ pub fn backward(
     let mut argument = Backward { forward: inputs(problem), ..Default::default() };
     saved(&mut argument.forward, saved_outputs);
     argument.gradients = arguments::Gradients {
-        grad_state: address(if gradients.in_place { &gradients.state } else { &incoming.grad_new_state }),
+        grad_new_state: address(if gradients.in_place { &gradients.state } else { &incoming.grad_new_state }),
         grad_context: address(&incoming.grad_context),
         grad_new_value: address(&incoming.grad_new_value),
         grad_new_gate: address(&incoming.grad_new_gate),
-        state: address(&gradients.state),
-        direction: address(&gradients.direction),
-        value: address(&gradients.value),
-        gate: address(&gradients.gate),
+        grad_state: address(&gradients.state),
+        grad_direction: address(&gradients.direction),
+        grad_value: address(&gradients.value),
+        grad_gate: address(&gradients.gate),
         ..Default::default()
     };
     let context = incoming.grad_context.as_ref().map(|grad| grad.dtype);

@@ -3,21 +3,20 @@
 //! # The SAFETY contract
 //!
 //! A [`Tensor`] is made by [`Tensor::new`] alone. Its caller promises that `len()` contiguous elements of
-//! `dtype` lie at `ptr` on `device`, and that they live for as long as the [`Tensor`]. `torch::borrow` keeps
-//! that promise with a live `torch.Tensor`, which the calling Python frame holds until the native function
-//! returns.
+//! `dtype` lie at `ptr` on `device`, and that they live for as long as the [`Tensor`]. `torch::memory` keeps
+//! that promise with a handle of a torch tensor, which the call owns until it returns.
 //!
 //! - CPU tensors are read only through [`Tensor::elements`] and functions built on it, which refuse every other
 //!   device.
 //! - Only kernels access a GPU's tensors, by address. They run on the stream for which torch allocated the
 //!   memory, and torch frees it in the stream's order.
 //! - While kernels are only compiled ahead of time, tensors are fake: pointers are null and nothing launches.
-//! - Outputs are allocated for this one call (`torch.empty`), so they are writable and overlap nothing. A
+//! - Outputs are allocated for this one call, so they are writable and overlap nothing. A
 //!   caller may pass one of its own: a state's gradient, to be overwritten. It is borrowed once, and refused if it
 //!   overlaps another tensor that is loaded ([`Tensor::expect_apart`]).
 //! - Two threads never store the same row: the callers in `cpu/` give every row to exactly one partition.
-//! - While the GIL is released, only the user's own threads could write the inputs. Such a data race is undefined
-//!   behaviour, as it is for every torch operator.
+//! - Only the user's own threads could write the inputs meanwhile. Such a data race is undefined behaviour, as it is
+//!   for every torch operator.
 
 use std::ops::Range;
 

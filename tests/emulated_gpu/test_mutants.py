@@ -154,7 +154,7 @@ MUTANTS = {
         "scalars.prefetch(token);",
     ),
     "a lane broadcasts its neighbour's value": (
-        WALK,
+        "token_stream.cuh",
         "lane_value[i / 32], i % 32",
         "lane_value[0], i ^ 1",
     ),

@@ -38,14 +38,14 @@ pub struct RewriteRead {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gradients {
-    pub grad_state: Address,
+    pub grad_new_state: Address,
     pub grad_context: Address,
     pub grad_new_value: Address,
     pub grad_new_gate: Address,
-    pub state: Address,
-    pub direction: Address,
-    pub value: Address,
-    pub gate: Address,
+    pub grad_state: Address,
+    pub grad_direction: Address,
+    pub grad_value: Address,
+    pub grad_gate: Address,
     pub partial: Address,
     pub shift: Address,
 }
@@ -106,7 +106,7 @@ impl RewriteRead {
 
 impl Gradients {
     pub fn packets(&self) -> [Address; 4] {
-        [self.grad_state, self.grad_context, self.state, self.direction]
+        [self.grad_new_state, self.grad_context, self.grad_state, self.grad_direction]
     }
 }
 

@@ -4,9 +4,9 @@
     python benchmarks/call_overhead.py --save     # and benchmarks/results/call_overhead.{jsonl,md}
 
 Every time is a ratio to `torch.nn.functional.rms_norm` without gradients in the same rounds, on one
-thread. "recorded" calls with gradients; "with backward" also asks for those that come from the
-context, as from a sublayer. From all four outputs, torch's preparation of the four gradients adds
-to it. rms_norm's own rows show what torch's autograd costs for one output and two inputs.
+thread. "recorded" runs with autograd. "with backward" also takes the gradients of the context
+alone, as a sublayer does; "all outputs" those of all four, for which torch first prepares four
+gradients. rms_norm's own rows show what torch's autograd costs for one output and two inputs.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def outputs_and_gradients(module: Any, given: dict[str, torch.Tensor]) -> dict[s
 
 
 def check(given: dict[str, torch.Tensor]) -> None:
-    """Nothing is timed that is not right."""
-    actual, expected = (outputs_and_gradients(m, given) for m in (functional, reference))
+    """Compare outputs and gradients with the reference before anything is timed."""
+    actual, expected = (outputs_and_gradients(module, given) for module in (functional, reference))
     gate({name: (actual[name], expected[name]) for name in expected}, 1e-5)
 
 
@@ -96,7 +96,7 @@ def calls(given: dict[str, torch.Tensor]) -> dict[str, Timed]:
     x, weight = given["direction"], given["norm_weight"]
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
     norm_leaves = [leaves["direction"], leaves["norm_weight"]]
-    cotangents = [torch.randn_like(output) for output in functional.rewrite_read(**leaves, eps_k=1)]
+    incoming = [torch.randn_like(output) for output in functional.rewrite_read(**leaves, eps_k=0.1)]
 
     def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, x.shape[-1:], weight, 1e-5)
@@ -108,11 +108,11 @@ def calls(given: dict[str, torch.Tensor]) -> dict[str, Timed]:
 
     def backward() -> None:
         context = functional.rewrite_read(**leaves, eps_k=0.1).context
-        torch.autograd.grad(context, wanted, cotangents[1], allow_unused=True)
+        torch.autograd.grad(context, wanted, incoming[1], allow_unused=True)
 
     def backward_of_all() -> None:
         outputs = functional.rewrite_read(**leaves, eps_k=0.1)
-        torch.autograd.grad(list(outputs), wanted, cotangents)
+        torch.autograd.grad(list(outputs), wanted, incoming)
 
     return {
         BASE: stopwatch(lambda: rms_norm(x, weight)),

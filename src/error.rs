@@ -18,7 +18,7 @@ pub enum Error {
     #[error("`{name}` must be on {expected}, got a tensor on {got}")]
     Device { name: &'static str, expected: String, got: String },
 
-    /// Not a tensor, or one without contiguous memory: a `TypeError`.
+    /// A tensor without memory, as fake and meta tensors are: a `TypeError`.
     #[error("`{name}` must be {expected}, got {got}")]
     Kind { name: &'static str, expected: &'static str, got: String },
 
@@ -38,7 +38,7 @@ pub enum Error {
     #[error("{} on {device} could not be allocated", memory_text(*.bytes))]
     Allocation { bytes: usize, device: String },
 
-    /// A failed assertion: a `RuntimeError`.
+    /// A failed assertion, or a call that torch failed: a `RuntimeError`.
     #[error("{0}")]
     Internal(String),
 

@@ -1,6 +1,6 @@
 //! Deep Delta Learning residuals, X' = X + β k̂ (vᵀ − k̂ᵀX), as fused operators.
 //!
-//! Each module may use those before it: [`error`], [`environment`], `library`, [`tensor`] (a view of borrowed memory and the
+//! Each module may use those before it: [`error`], [`environment`], `library`, [`tensor`] (a view of torch's memory and the
 //! one SAFETY contract), [`problem`] (each operator's inputs and outputs, checked once), [`cpu`] and [`cuda`] (which
 //! never import each other), [`torch`] (the operators as its dispatcher calls them), and [`python`] (the module `ddl._native`).
 

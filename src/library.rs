@@ -27,7 +27,7 @@ impl Library {
         Library::open_with(name, libc::RTLD_NOW | libc::RTLD_NOLOAD).ok()
     }
 
-    /// Returns the libraries that every other one finds symbols in first: the program's and preloaded ones.
+    /// Returns the global scope, where the loader looks first: the program and preloaded libraries.
     pub fn global() -> Library {
         Library { handle: ManuallyDrop::new(unix::Library::this()), name: "this process".into() }
     }

@@ -46,6 +46,10 @@ CHOICES = (
            ("CLUSTER=2", "CLUSTER=1 KEEP_IN_REGISTERS=0")),
     # One wave of equal chunks ends with its slowest block. Two or four waves even that out.
     Choice("rewrite_read", "channel", 768, 4, "forward", ("CHUNK=16", "CHUNK=8")),
+    # The next token's loads: behind the second sum (1), with β and v one token ahead (2, the
+    # planner's if nothing spills), or before that sum (0), where a weight's wait may include them.
+    Choice("rewrite_read", "channel", 2048, 4, "forward", ("LOAD_AHEAD=1", "LOAD_AHEAD=0")),
+    Choice("rewrite_read", "token", 768, 4, "forward", ("LOAD_AHEAD=1", "LOAD_AHEAD=0")),
     # Bound by instructions: longer chunks check fewer bounds, shorter ones balance better.
     Choice("expand", "conv", 768, 4, "backward", ("CHUNK=64", "CHUNK=256")),
 )  # fmt: skip

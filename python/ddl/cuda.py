@@ -8,7 +8,6 @@ which plans were compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl import _native
-from ddl.ops.private import fake_tensor_tools
+from ddl.ops.private import fake_tensor_tools, uncompiled
 
 __all__ = ["Kernel", "warmup", "why_unavailable"]
 
@@ -72,7 +71,7 @@ def warmup(
         TypeError: `module` is not a module. ValueError: the compiler does not know `architecture`.
         RuntimeError: there is no GPU, driver or compiler.
     """
-    module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's wrapper
+    module = uncompiled(module)
     if not isinstance(module, nn.Module):
         raise TypeError(f"`module` must be a torch.nn.Module, got {type(module).__name__}")
     if architecture is not None and not isinstance(architecture, str):
@@ -80,11 +79,14 @@ def warmup(
     warmup = _native.Warmup(architecture, _index(_home(module)))
     with _autocast_like_cuda():
         _list_kernels(warmup, module, args, kwargs)
-    return [Kernel(*row) for row in warmup.compile()]
+    return [Kernel(**kernel) for kernel in warmup.compile()]
 
 
-def _described(argument: Any) -> Any:
-    """Describe a tensor by shape, dtype and bytes from an aligned address."""
+def described(argument: Any) -> Any:
+    """Describe a tensor by shape, dtype and bytes from an aligned address, a dtype by its name.
+
+    Other arguments are passed on.
+    """
     if isinstance(argument, torch.dtype):
         return str(argument).removeprefix("torch.")
     if not isinstance(argument, Tensor):
@@ -96,7 +98,7 @@ def _described(argument: Any) -> Any:
 
 
 def _list_kernels(
-    warmup: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    kernels: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Run the forward on fake tensors and, if an output requires grad, the backward."""
     tools = fake_tensor_tools()
@@ -104,7 +106,7 @@ def _list_kernels(
     def list_and_run(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func.name().partition("::")
         if namespace == "ddl":
-            warmup.add(name, [_described(argument) for argument in args])
+            kernels.add(name, [described(argument) for argument in args])
         return func(*args, **(kwargs or {}))
 
     listing = type("Listing", (tools.dispatch_mode,), {"__torch_dispatch__": list_and_run})
@@ -132,8 +134,7 @@ def _autocast_like_cuda() -> AbstractContextManager[object]:
 
 def _home(module: nn.Module) -> torch.device | int:
     """The CUDA device of the module's parameters, else the current one, else 0."""
-    tensors: Callable[[], Iterator[Tensor]] = module.parameters
-    devices = [tensor.device for tensor in tensors() if tensor.is_cuda]
+    devices = [parameter.device for parameter in module.parameters() if parameter.is_cuda]
     if devices:
         return devices[0]
     return torch.cuda.current_device() if torch.cuda.is_available() else 0

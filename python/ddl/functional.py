@@ -187,7 +187,7 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
     return ops.expand(x=x, weight=weight, value_channels=value_channels)
 
 
-# --- arguments: what torch would convert or refuse without a sentence -----------------------------
+# --- checks before the call: torch would convert these, or refuse them without a sentence ---------
 
 
 def _as_gate(name: str, gate: Tensor, state: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ pub fn forward(expand: &Expand, state: &Tensor, call: &Call<'_>) -> Result<()> {
         return Ok(());
     }
     let loaded = call.loaded(&specialisation)?;
-    argument.weight = arranged(expand, &loaded, call)?;
+    argument.weight = weight_address(expand, &loaded, call)?;
     let grid = Grid::new(expand, &specialisation, &loaded, call);
     (argument.chunks, argument.time, argument.chunk) = grid.arguments();
     call.launch(&loaded, [grid.across, grid.down], argument)
@@ -50,7 +50,7 @@ pub fn backward(
     let mut rows = 0;
     if expand.sizes.tokens() > 0 {
         let loaded = call.loaded(&specialisation)?;
-        argument.weight = arranged(expand, &loaded, call)?;
+        argument.weight = weight_address(expand, &loaded, call)?;
         let grid = Grid::new(expand, &specialisation, &loaded, call);
         if grad_weight.is_some() {
             rows = grid.down;
@@ -67,11 +67,11 @@ pub fn backward(
 }
 
 /// Returns the address of the weight, in the layout that the kernel expects.
-fn arranged(expand: &Expand, loaded: &Loaded, call: &Call<'_>) -> Result<Address> {
+fn weight_address(expand: &Expand, loaded: &Loaded, call: &Call<'_>) -> Result<Address> {
     match &expand.weight {
         None => Ok(0),
         Some(weight) if loaded.plan.keep_in_registers => Ok(weight.address()),
-        Some(weight) => call.memory.taps_outermost(weight),
+        Some(weight) => call.memory.last_axis_first(weight),
     }
 }
 

@@ -1,8 +1,8 @@
 //! `expand`: a hidden state becomes a residual stream of m value channels.
 
-use super::sizes::{STORED, Sizes};
+use super::sizes::{Sizes, stored_beside};
 use crate::error::{Error, Result, shape_text};
-use crate::tensor::{Dtype, Tensor};
+use crate::tensor::Tensor;
 
 /// Expansion of x (…, d) to a state (…, d, m), by repetition or by a causal depthwise convolution.
 #[derive(Debug)]
@@ -31,7 +31,6 @@ impl Expand {
         }
         x.expect_reachable()?;
         let d = x.shape[rank - 1];
-        let stored: &[Dtype] = if x.dtype == Dtype::F64 { &[Dtype::F64] } else { &STORED };
         if let Some(weight) = &weight {
             if weight.shape.len() != 3 || weight.shape[2] == 0 {
                 return Err(Error::Shape {
@@ -42,7 +41,7 @@ impl Expand {
             }
             weight.expect_shape(&[d, m, weight.shape[2]])?;
             weight.expect_beside(&x)?;
-            weight.expect_dtype(stored)?;
+            weight.expect_dtype(stored_beside(x.dtype))?;
         }
         let tokens: usize = x.shape[..rank - 1].iter().product();
         let time = if weight.is_some() { x.shape[rank - 2] } else { tokens };
@@ -59,7 +58,7 @@ impl Expand {
     pub fn check_gradient(&self, grad_state: &Tensor) -> Result<()> {
         grad_state.expect_shape(&self.state_shape())?;
         grad_state.expect_beside(&self.x)?;
-        grad_state.expect_dtype(if self.x.dtype == Dtype::F64 { &[Dtype::F64] } else { &STORED })
+        grad_state.expect_dtype(stored_beside(self.x.dtype))
     }
 
     pub fn taps(&self) -> usize {

@@ -1,4 +1,4 @@
-//! Each operator's problem: its borrowed inputs, outputs, sizes and flags, checked once and used by every backend.
+//! Each operator's problem: its inputs, outputs, sizes and flags, checked once and used by every backend.
 
 mod expand;
 mod outputs;

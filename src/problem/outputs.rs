@@ -27,20 +27,36 @@ impl Outputs {
     /// Fails unless these are what the problem's forward saves for its backward.
     pub fn check_saved(&self, problem: &RewriteRead) -> Result<()> {
         let (d, m, read) = (problem.sizes.d, problem.sizes.m, problem.read.as_ref());
-        let check = |tensor: &Option<Tensor>, name, expected, last: &[usize]| {
-            if tensor.is_some() != expected {
-                return Err(Error::Argument(format!("`{name}` must be what this rewrite and read save")));
-            }
-            tensor.as_ref().map_or(Ok(()), |tensor| problem.check_gate(tensor, last))
-        };
-        check(&self.stats, "stats", problem.rewrite.is_some(), &[1 + m])?;
-        check(&self.new_value, "new_value", read.is_some_and(|read| read.value_weight.is_some()), &[m])?;
-        check(&self.new_gate, "new_gate", read.is_some_and(|read| read.gate_weight.is_some()), &[])?;
-        check(&self.rstd, "rstd", read.is_some_and(|read| read.norm_eps.is_some()), &[])?;
-        check(&None, "compressed", read.is_some_and(Read::over_time) != self.compressed.is_some(), &[])?;
-        let Some(compressed) = &self.compressed else { return Ok(()) };
-        problem.check_stored(compressed, &[d])?;
-        compressed.expect_dtype(&[problem.state.dtype])
+        expect_present("stats", &self.stats, problem.rewrite.is_some())?;
+        expect_present("new_value", &self.new_value, read.is_some_and(|read| read.value_weight.is_some()))?;
+        expect_present("new_gate", &self.new_gate, read.is_some_and(|read| read.gate_weight.is_some()))?;
+        expect_present("rstd", &self.rstd, read.is_some_and(|read| read.norm_eps.is_some()))?;
+        expect_present("compressed", &self.compressed, read.is_some_and(Read::over_time))?;
+        check(&self.stats, &|stats| problem.check_gate(stats, &[1 + m]))?;
+        check(&self.new_value, &|value| problem.check_gate(value, &[m]))?;
+        check(&self.new_gate, &|gate| problem.check_gate(gate, &[]))?;
+        check(&self.rstd, &|rstd| problem.check_gate(rstd, &[]))?;
+        check(&self.compressed, &|x| {
+            problem.check_stored(x, &[d])?;
+            x.expect_dtype(&[problem.state.dtype])
+        })
+    }
+}
+
+fn check(tensor: &Option<Tensor>, check: &dyn Fn(&Tensor) -> Result<()>) -> Result<()> {
+    tensor.as_ref().map_or(Ok(()), check)
+}
+
+/// Fails unless the forward of this rewrite and read saves the tensor, or saves none.
+fn expect_present(name: &str, tensor: &Option<Tensor>, expected: bool) -> Result<()> {
+    let text = |present| if present { "a tensor" } else { "an empty tensor of bytes" };
+    match tensor.is_some() {
+        got if got == expected => Ok(()),
+        got => Err(Error::Argument(format!(
+            "`{name}` must be what the forward saved, {}, got {}",
+            text(expected),
+            text(got)
+        ))),
     }
 }
 
@@ -61,9 +77,6 @@ impl Incoming {
             problem.check_stored(grad, &[d, m])?;
             grad.expect_dtype(&[problem.state.dtype])?;
         }
-        let check = |grad: &Option<Tensor>, check: &dyn Fn(&Tensor) -> Result<()>| {
-            grad.as_ref().map_or(Ok(()), check)
-        };
         check(&self.grad_context, &|grad| problem.check_stored(grad, &[d]))?;
         check(&self.grad_new_value, &|grad| problem.check_gate(grad, &[m]))?;
         check(&self.grad_new_gate, &|grad| problem.check_gate(grad, &[]))

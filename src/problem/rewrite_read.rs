@@ -1,6 +1,6 @@
 //! `rewrite`, `read` and `rewrite_read`: their inputs, checked.
 
-use super::sizes::{STORED, Sizes, at_least, positive, state_sizes};
+use super::sizes::{Sizes, at_least, positive, state_sizes, stored_beside};
 use crate::error::{Error, Result};
 use crate::tensor::{Dtype, Tensor};
 
@@ -107,7 +107,7 @@ impl RewriteRead {
     /// Returns the dtype of the context: the one that is asked for, or else the state's.
     pub fn context_dtype(&self, asked: Option<Dtype>) -> Result<Dtype> {
         let dtype = asked.unwrap_or(self.state.dtype);
-        let allowed: &[Dtype] = if self.double() { &[Dtype::F64] } else { &STORED };
+        let allowed = stored_beside(self.state.dtype);
         if allowed.contains(&dtype) {
             return Ok(dtype);
         }
@@ -136,7 +136,7 @@ impl RewriteRead {
 
     fn check_dtype(&self, tensor: &Tensor) -> Result<()> {
         tensor.expect_beside(&self.state)?;
-        tensor.expect_dtype(if self.double() { &[Dtype::F64] } else { &STORED })
+        tensor.expect_dtype(stored_beside(self.state.dtype))
     }
 
     fn check_parameter(&self, tensor: &Option<Tensor>, shape: &[usize]) -> Result<()> {

@@ -21,7 +21,12 @@ impl Sizes {
 }
 
 /// Storage dtypes that go with float32 arithmetic.
-pub(super) const STORED: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+const STORED: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+
+/// Returns the storage dtypes that go with a state's.
+pub(super) fn stored_beside(state: Dtype) -> &'static [Dtype] {
+    if state == Dtype::F64 { &[Dtype::F64] } else { &STORED }
+}
 
 /// Returns the sizes of a state and its leading shape without (d, m). Fails if it lacks an axis.
 pub(super) fn state_sizes(state: &Tensor, over_time: bool) -> Result<(Sizes, Vec<usize>)> {

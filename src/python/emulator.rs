@@ -13,8 +13,8 @@ use crate::cuda::device::{Backend, stand_in};
 use crate::cuda::plan::{Limits, Overrides, RESERVED};
 use crate::error::Error;
 
-/// Runs the CUDA kernels for CPU tensors; `build` None ends that. `build(source, defines)` compiles a kernel and
-/// returns the path of a shared object; None panics. `plan` overrides the planner's choices, by the names of the macros and
+/// Runs the CUDA kernels for CPU tensors; `build=None` ends that. `build(source, defines)` compiles a kernel and
+/// returns the path of a shared object; if it returns None, the launch panics, for a test. `plan` overrides the planner's choices, by the names of the macros and
 /// `CHUNK`.
 #[pyfunction]
 #[pyo3(signature = (build, *, multiprocessors=2, shared_per_block=65_536, cluster=1, plan=None))]

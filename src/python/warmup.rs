@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyDict, PyList};
 
-use crate::cuda::compile::nvrtc;
+use crate::cuda::compile::{Built, nvrtc};
 use crate::cuda::device::ahead_of_time::AheadOfTime;
 use crate::cuda::device::gpu::gpu;
 use crate::error::Result;
-use crate::tensor::{Device, Dtype, Tensor};
+use crate::tensor::{Dtype, Tensor};
 use crate::torch::dispatch::OPERATORS;
 use crate::torch::run::Run;
 use crate::torch::stack::{Overwritten, Source};
@@ -58,29 +58,24 @@ impl Warmup {
         Ok(done?)
     }
 
-    /// Compiles the listed kernels. Returns for each (name, architecture, macros, registers, bytes spilled, bytes of
-    /// shared memory, seconds, true if it was in the cache).
-    #[allow(clippy::type_complexity)]
-    fn compile(
-        &self,
-        py: Python<'_>,
-    ) -> PyResult<Vec<(&'static str, String, String, u32, u32, usize, f64, bool)>> {
+    /// Compiles the listed kernels; returns a dictionary for each, with the fields of `ddl.cuda.Kernel`.
+    fn compile<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let built = py.detach(|| self.0.compile())?;
-        let rows = built.iter().map(|kernel| {
-            let (binary, shared) = (&kernel.binary, kernel.binary.shared as usize + kernel.plan.shared);
-            (
-                kernel.specialisation.kernel.name(),
-                kernel.target.to_string(),
-                kernel.macros(),
-                binary.registers,
-                binary.spilled,
-                shared,
-                kernel.seconds,
-                kernel.cached,
-            )
-        });
-        Ok(rows.collect())
+        built.iter().map(|kernel| described_kernel(py, kernel)).collect()
     }
+}
+
+fn described_kernel<'py>(py: Python<'py>, kernel: &Built) -> PyResult<Bound<'py, PyDict>> {
+    let (binary, fields) = (&kernel.binary, PyDict::new(py));
+    fields.set_item("name", kernel.specialisation.kernel.name())?;
+    fields.set_item("architecture", kernel.target.to_string())?;
+    fields.set_item("macros", kernel.macros())?;
+    fields.set_item("registers", binary.registers)?;
+    fields.set_item("spilled", binary.spilled)?;
+    fields.set_item("shared", binary.shared as usize + kernel.plan.shared)?;
+    fields.set_item("seconds", kernel.seconds)?;
+    fields.set_item("cached", kernel.cached)?;
+    Ok(fields)
 }
 
 /// Arguments that Python describes; their tensors have no memory.
@@ -113,13 +108,11 @@ fn described(name: &'static str, description: &Bound<'_, PyAny>) -> PyResult<Opt
         return Ok(None);
     }
     let dtype = dtype_named(&dtype)?;
-    // SAFETY: nothing is launched, so the address is never dereferenced.
-    Ok(Some(unsafe { Tensor::new(name, shape, dtype, Device::Cpu, address as *mut u8) }))
+    Ok(Some(Tensor::fake(name, shape, dtype, address)))
 }
 
 fn dtype_named(name: &str) -> PyResult<Dtype> {
-    let known = [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16].into_iter();
-    let mut same = known.filter(|dtype| dtype.name().strip_prefix("torch.") == Some(name));
+    let mut same = Dtype::ALL.into_iter().filter(|dtype| dtype.name().strip_prefix("torch.") == Some(name));
     same.next().ok_or_else(|| PyValueError::new_err(format!("no operator takes dtype {name}")))
 }
 
@@ -128,8 +121,7 @@ impl Source for Described<'_> {
         self.saved_tensor(name).unwrap_or_else(|| {
             self.failed
                 .get_or_insert_with(|| PyValueError::new_err(format!("`{name}` must be a tensor, got None")));
-            // SAFETY: it has no elements.
-            unsafe { Tensor::new(name, vec![0], Dtype::F32, Device::Cpu, std::ptr::null_mut()) }
+            Tensor::fake(name, vec![0], Dtype::F32, 0)
         })
     }
 

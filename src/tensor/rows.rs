@@ -1,4 +1,4 @@
-//! Rows of a borrowed CPU tensor, and their prefetching.
+//! Rows of a CPU tensor, and their prefetching.
 
 use super::view::{Dtype, Element, Tensor};
 
@@ -30,7 +30,7 @@ impl Tensor {
     }
 }
 
-/// Rows `start..end` of a borrowed tensor.
+/// Rows `start..end` of a tensor.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
     tensor: &'a Tensor,

@@ -1,4 +1,4 @@
-//! A tensor borrowed for the duration of one call: address, shape, dtype and device.
+//! A view of one call's tensor: address, shape, dtype and device.
 //!
 //! # The SAFETY contract
 //!
@@ -10,10 +10,11 @@
 //!   device.
 //! - Only kernels access a GPU's tensors, by address. They run on the stream for which torch allocated the
 //!   memory, and torch frees it in the stream's order.
-//! - While kernels are only compiled ahead of time, tensors are fake: pointers are null and nothing launches.
-//! - Outputs are allocated for this one call, so they are writable and overlap nothing. A
-//!   caller may pass one of its own: a state's gradient, to be overwritten. It is borrowed once, and refused if it
-//!   overlaps another tensor that is loaded ([`Tensor::expect_apart`]).
+//! - For ahead-of-time compilation tensors are fake ([`Tensor::fake`]): their address only tells their alignment, and
+//!   Rust refuses to read them.
+//! - Outputs are allocated for this one call, so they are writable and overlap nothing. A caller may pass one of its
+//!   own: a state's gradient, to be overwritten. It has one view, and is refused if it overlaps another tensor that is
+//!   loaded ([`Tensor::expect_apart`]).
 //! - Two threads never store the same row: the callers in `cpu/` give every row to exactly one partition.
 //! - Only the user's own threads could write the inputs meanwhile. Such a data race is undefined behaviour, as it is
 //!   for every torch operator.
@@ -34,6 +35,8 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    pub const ALL: [Dtype; 4] = [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16];
+
     pub fn size(self) -> usize {
         match self {
             Dtype::F64 => 8,
@@ -89,7 +92,7 @@ impl std::fmt::Display for Device {
     }
 }
 
-/// A contiguous tensor, borrowed for one call (see the contract above).
+/// A contiguous tensor of one call (see the contract above).
 #[derive(Debug)]
 pub struct Tensor {
     pub name: &'static str,
@@ -117,6 +120,11 @@ impl Tensor {
         Tensor { name, shape, dtype, device, ptr }
     }
 
+    /// Returns a tensor without memory, "on a GPU", so that nothing here reads it. Its address tells its alignment.
+    pub fn fake(name: &'static str, shape: Vec<usize>, dtype: Dtype, address: usize) -> Tensor {
+        Tensor { name, shape, dtype, device: Device::Cuda(0), ptr: address as *mut u8 }
+    }
+
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
@@ -142,8 +150,7 @@ impl Tensor {
         self.ptr as u64
     }
 
-    /// Returns the address of an element, for a kernel.
-    pub fn address_of(&self, element: usize) -> u64 {
+    fn address_of(&self, element: usize) -> u64 {
         self.address() + (element * self.dtype.size()) as u64
     }
 
@@ -158,16 +165,6 @@ impl Tensor {
         }
         let (expected, got) = (shape_text(expected), shape_text(&self.shape));
         Err(Error::Shape { name: self.name, expected, got })
-    }
-
-    /// Fails unless the tensor has at least so many bytes.
-    pub fn expect_bytes(&self, bytes: usize) -> Result<()> {
-        let got = self.len() * self.dtype.size();
-        if got >= bytes {
-            return Ok(());
-        }
-        let name = self.name;
-        Err(Error::Argument(format!("`{name}` must have at least {bytes} bytes, got {got}")))
     }
 
     /// Fails unless the tensor is on the device of `other`.

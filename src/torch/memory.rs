@@ -45,11 +45,11 @@ impl Owned {
 
     /// Returns the address of the first element.
     pub fn address(&self) -> u64 {
-        self.properties().map_or(0, |properties| properties.data as u64)
+        self.properties().expect("torch allocated it").data as u64
     }
 
-    /// Borrows the tensor under the name of an argument; false if its elements are not contiguous.
-    pub fn borrow(&self, name: &'static str) -> Result<(Tensor, bool)> {
+    /// Returns a view named like the argument, and whether its elements are contiguous.
+    pub fn view(&self, name: &'static str) -> Result<(Tensor, bool)> {
         let properties = self
             .properties()
             .filter(|properties| !properties.data.is_null() || properties.sizes.contains(&0));
@@ -82,7 +82,7 @@ impl Owned {
         // SAFETY: two live tensors.
         match unsafe { shims().copy(self.0, other.0) } {
             true => Ok(()),
-            false => Err(Error::Argument("torch could not copy a tensor; the lines above say why".into())),
+            false => Err(Error::Internal("torch could not copy a tensor; the lines above say why".into())),
         }
     }
 
@@ -115,7 +115,7 @@ pub fn last_axis_first(from: &Tensor) -> Result<Owned> {
     // SAFETY: these are the elements of `from`, which outlives the view.
     let view = unsafe { shims().view_of(&view) }
         .map(Owned)
-        .ok_or_else(|| Error::Argument("torch could not view a weight; the lines above say why".into()))?;
+        .ok_or_else(|| Error::Internal("torch could not view a weight; the lines above say why".into()))?;
     copy.copy_from(&view)?;
     Ok(copy)
 }

@@ -163,8 +163,9 @@ operator! { OverwritingBackward(OverwritingBackwardArguments) = c"rewrite_read_b
         "grad_gate_bias", "grad_value_weight", "grad_value_bias"
     ],
     |arguments, run| {
-        let OverwritingBackwardArguments { state, rewrite, read, stats, saved, wanted, .. } = arguments;
-        let OverwritingBackwardArguments { grad_new_state, grad_context, grad_new_value, grad_new_gate, .. } = arguments;
+        let OverwritingBackwardArguments {
+            grad_new_state, grad_context, grad_new_value, grad_new_gate, state, rewrite, read, stats, saved, wanted,
+        } = arguments;
         let incoming = Incoming { grad_new_state: None, grad_context, grad_new_value, grad_new_gate };
         let problem = RewriteRead::new(state, Some(rewrite), Some(read))?;
         let Overwritten { tensor, copy } = grad_new_state;
@@ -213,14 +214,14 @@ fn allocate_gradients(
         gradients.direction = Some(run.output_like("grad_direction", &rewrite.direction)?);
         gradients.value = Some(run.output_like("grad_value", &rewrite.value)?);
         gradients.gate = Some(run.output_like("grad_gate", &rewrite.gate)?);
-        bit += 3;
+        bit = 3; // bits 1 to 3 are theirs
     }
     let Some(read) = &problem.read else { return Ok(gradients) };
     let mut next = |name, parameter: &Option<Tensor>| {
         bit += 1;
         match parameter {
             Some(parameter) if wanted >> bit & 1 == 1 => run.output_like(name, parameter).map(Some),
-            _ => run.optional_output(false, name, &[], problem.state.dtype, &problem.state),
+            _ => run.absent_output(&problem.state),
         }
     };
     gradients.compress = next("grad_compress", &read.compress)?;
@@ -232,7 +233,8 @@ fn allocate_gradients(
     Ok(gradients)
 }
 
-/// Fails if the gradient that is overwritten does not fit, or overlaps a tensor that is read.
+/// Fails if the gradient that is overwritten does not fit, or overlaps a tensor whose rows are read. Parameters need no
+/// check: they are copied before the first row is overwritten.
 fn check_overwritten(
     problem: &RewriteRead,
     saved: &Outputs,
@@ -278,7 +280,7 @@ operator! { ExpandBackward(ExpandBackwardArguments) = c"expand_backward" -> ["gr
         let mut grad_x = run.output_like("grad_x", &problem.x)?;
         let mut grad_weight = match &problem.weight {
             Some(weight) if wanted >> 1 & 1 == 1 => Some(run.output_like("grad_weight", weight)?),
-            _ => run.optional_output(false, "grad_weight", &[], problem.x.dtype, &problem.x)?,
+            _ => run.absent_output(&problem.x)?,
         };
         let launch = |call: &Call<'_>| cuda::expand::backward(&problem, &grad_state, &grad_x, &grad_weight, call);
         let Some(threads) = run.on_device(&problem.x, launch)? else { return Ok(()) };

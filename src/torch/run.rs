@@ -35,12 +35,10 @@ impl Run {
         beside: &Tensor,
     ) -> Result<Tensor> {
         if self.ahead_of_time.is_some() {
-            // SAFETY: a null pointer, which is never dereferenced.
-            let null = std::ptr::null_mut();
-            return Ok(unsafe { Tensor::new(name, shape.to_vec(), dtype, beside.device.clone(), null) });
+            return Ok(Tensor::fake(name, shape.to_vec(), dtype, 0));
         }
         let owned = Owned::empty(shape, number_of(dtype), &beside.device)?;
-        let (tensor, _) = owned.borrow(name)?;
+        let (tensor, _) = owned.view(name)?;
         self.outputs.push(owned);
         Ok(tensor)
     }
@@ -57,6 +55,11 @@ impl Run {
         if wanted {
             return self.output(name, shape, dtype, beside).map(Some);
         }
+        self.absent_output(beside)
+    }
+
+    /// Allocates a stand-in for the next output.
+    pub fn absent_output(&mut self, beside: &Tensor) -> Result<Option<Tensor>> {
         if self.ahead_of_time.is_none() {
             self.outputs.push(Owned::empty(&[0], BYTE, &beside.device)?);
         }
@@ -118,7 +121,7 @@ impl Memory for Scratch<'_> {
         Ok(self.hold(Owned::bytes(bytes, self.device)?))
     }
 
-    fn taps_outermost(&self, weight: &Tensor) -> Result<u64> {
+    fn last_axis_first(&self, weight: &Tensor) -> Result<u64> {
         Ok(self.hold(last_axis_first(weight)?))
     }
 }
@@ -131,7 +134,7 @@ impl Memory for Nothing {
         Ok(0)
     }
 
-    fn taps_outermost(&self, _: &Tensor) -> Result<u64> {
+    fn last_axis_first(&self, _: &Tensor) -> Result<u64> {
         Ok(0)
     }
 }

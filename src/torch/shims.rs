@@ -9,13 +9,12 @@
 //! - A shim that fails prints a trace to stderr and returns nonzero. `aoti_torch_check` throws instead.
 
 use std::ffi::{CStr, c_char, c_void};
-use std::mem::transmute;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
-use crate::library::{Library, Symbol, functions};
+use crate::library::{Library, functions};
 
 /// torch's `AtenTensorHandle`.
 pub type Handle = *mut c_void;
@@ -30,6 +29,7 @@ functions! {
     Functions {
         fn aoti_torch_library_init_impl(*const c_char, *const c_char, *const c_char, u32, *mut *mut c_void) -> i32;
         fn aoti_torch_library_impl(*mut c_void, *const c_char, Kernel) -> i32;
+        fn aoti_torch_is_defined(Handle, *mut bool) -> i32;
         fn aoti_torch_get_data_ptr(Handle, *mut *mut c_void) -> i32;
         fn aoti_torch_get_dim(Handle, *mut i64) -> i32;
         fn aoti_torch_get_sizes(Handle, *mut *const i64) -> i32;
@@ -53,6 +53,11 @@ functions! {
     Delete {
         fn _ZdlPv(*mut c_void);
     }
+}
+
+functions! {
+    /// From libtorch_cuda.so.
+    CudaFunctions { fn aoti_torch_get_current_cuda_stream(i32, *mut *mut c_void) -> i32; }
 }
 
 /// The shims of this process.
@@ -115,6 +120,11 @@ impl Shims {
     /// `handle` is a live tensor.
     pub unsafe fn properties<'a>(&self, handle: Handle) -> Option<Properties<'a>> {
         let f = &self.functions;
+        let mut is_defined = false;
+        // SAFETY: a live handle, by the contract above, and room for the result.
+        if unsafe { (f.aoti_torch_is_defined)(handle, &mut is_defined) } != 0 || !is_defined {
+            return None; // None in Python, where a tensor is due
+        }
         let (mut data, mut dim, mut dtype, mut device_type, mut device_index) = (null_mut(), 0, 0, 0, 0);
         let (mut sizes, mut strides) = (std::ptr::null(), std::ptr::null());
         // SAFETY: a live tensor, by the contract above, and room for every result.
@@ -239,18 +249,17 @@ impl Shims {
 
     /// Returns the handle of torch's current stream on `cuda:index`.
     pub fn cuda_stream(&self, index: usize) -> Result<u64> {
-        type Current = unsafe extern "C" fn(i32, *mut *mut c_void) -> i32;
-        static FOUND: OnceLock<std::result::Result<Symbol, String>> = OnceLock::new();
+        static FOUND: OnceLock<std::result::Result<CudaFunctions, String>> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
             let path = self.folder.join("libtorch_cuda.so");
             let library = Library::already_open(&path.to_string_lossy())
                 .ok_or_else(|| format!("torch has CUDA tensors without {}", path.display()))?;
-            library.symbol("aoti_torch_get_current_cuda_stream")
+            CudaFunctions::load(&library)
         });
-        let current = found.as_ref().map_err(|reason| Error::Cuda(reason.clone()))?;
+        let functions = found.as_ref().map_err(|reason| Error::Cuda(reason.clone()))?;
         let mut stream = null_mut();
-        // SAFETY: the declaration of shim.h, and room for the result.
-        let status = unsafe { transmute::<Symbol, Current>(*current)(index as i32, &mut stream) };
+        // SAFETY: room for the result.
+        let status = unsafe { (functions.aoti_torch_get_current_cuda_stream)(index as i32, &mut stream) };
         if status == 0 {
             Ok(stream as u64)
         } else {

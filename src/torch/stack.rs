@@ -7,7 +7,7 @@ use super::memory::{Owned, dtype_of};
 use super::shims::{Handle, Word, shims};
 use crate::error::{Error, Result};
 use crate::problem::{Incoming, Read, Rewrite};
-use crate::tensor::{Device, Dtype, Tensor};
+use crate::tensor::{Dtype, Tensor};
 
 /// Arguments in the order of the schema: on the dispatcher's stack, or described by Python.
 ///
@@ -127,7 +127,7 @@ pub struct Stack<'a> {
 
 impl<'a> Stack<'a> {
     /// # Safety
-    /// The dispatcher passed these words for the operator whose arguments are taken.
+    /// `words` are the arguments that the dispatcher passed, and they are taken in the order of the operator's schema.
     pub unsafe fn new(words: &'a [Word]) -> Stack<'a> {
         Stack { words: words.iter(), held: Vec::with_capacity(words.len()), refused: None }
     }
@@ -149,12 +149,15 @@ impl<'a> Stack<'a> {
     }
 
     fn hold(&mut self, name: &'static str, owned: Owned) -> Tensor {
-        let borrowed = contiguous(name, owned);
-        self.keep(name, borrowed.map(|(tensor, owned, _)| (tensor, owned)))
+        if self.refused.is_some() {
+            return nothing(name); // not copied for nothing
+        }
+        let viewed = contiguous(name, owned);
+        self.keep(name, viewed.map(|(tensor, owned, _)| (tensor, owned)))
     }
 
-    fn keep(&mut self, name: &'static str, borrowed: Result<(Tensor, Owned)>) -> Tensor {
-        match borrowed {
+    fn keep(&mut self, name: &'static str, viewed: Result<(Tensor, Owned)>) -> Tensor {
+        match viewed {
             Ok((tensor, owned)) => {
                 self.held.push(owned);
                 tensor
@@ -167,22 +170,21 @@ impl<'a> Stack<'a> {
     }
 }
 
-/// Borrows a tensor, or a contiguous copy of it, which is returned beside the original.
+/// Returns a view of a tensor and the tensor. If it is not contiguous: a view of a copy, the copy and the original.
 fn contiguous(name: &'static str, owned: Owned) -> Result<(Tensor, Owned, Option<Owned>)> {
-    let (tensor, is_contiguous) = owned.borrow(name)?;
+    let (tensor, is_contiguous) = owned.view(name)?;
     if is_contiguous {
         return Ok((tensor, owned, None));
     }
     let copy = Owned::empty(&tensor.shape, super::memory::number_of(tensor.dtype), &tensor.device)?;
     copy.copy_from(&owned)?;
-    let (tensor, _) = copy.borrow(name)?;
+    let (tensor, _) = copy.view(name)?;
     Ok((tensor, copy, Some(owned)))
 }
 
 /// An empty tensor in place of one that is refused.
 fn nothing(name: &'static str) -> Tensor {
-    // SAFETY: it has no elements.
-    unsafe { Tensor::new(name, vec![0], Dtype::F32, Device::Cpu, std::ptr::null_mut()) }
+    Tensor::fake(name, vec![0], Dtype::F32, 0)
 }
 
 impl Source for Stack<'_> {

@@ -244,7 +244,7 @@ def test_warmup_compiles_what_a_training_step_launches(residual):
     listed = _native.Warmup("sm_90", 0)
     with Listing(listed):
         model(idx, labels=idx)[1].backward()
-    needed = [Kernel(*row) for row in listed.compile()]
+    needed = [Kernel(**kernel) for kernel in listed.compile()]
     assert {kernel.macros for kernel in warm} == {kernel.macros for kernel in needed}
     assert len({(kernel.name, kernel.macros) for kernel in warm}) == len(warm) > 0
     assert all(kernel.cached for kernel in needed)

@@ -60,8 +60,8 @@ def compile_one(
 
 def is_of_the_stand_in(result: subprocess.CompletedProcess[str]) -> bool:
     assert result.returncode == 0, result.stderr
-    ((name, _, _, registers, *_),) = json.loads(result.stdout)
-    return name == "rewrite_read_fwd" and registers == 77
+    (kernel,) = json.loads(result.stdout)
+    return kernel["name"] == "rewrite_read_fwd" and kernel["registers"] == 77
 
 
 def sentence(result: subprocess.CompletedProcess[str]) -> str:

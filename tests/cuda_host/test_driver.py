@@ -24,7 +24,7 @@ pytestmark = [
 TOKEN_READ = """
 import torch
 from ddl import _native, functional
-_native.pretend_gpu({device}, stream=4242)
+_native.pretend_gpu({device}, stream={stream})
 def numbers(*shape, dtype=torch.bfloat16):
     return torch.zeros(shape, dtype=dtype).requires_grad_()
 d, m, K = {d}, 4, 4
@@ -74,7 +74,7 @@ def failure(driver: Path, gpu: str, log: Path, **variables: str) -> str:
 
 
 def test_a_step_loads_once_and_launches_in_order(driver, tmp_path):
-    code = TOKEN_READ.format(device=0, d=768) + "step()\nprint(state.data_ptr())"
+    code = TOKEN_READ.format(device=0, d=768, stream=0) + "step()\nprint(state.data_ptr())"
     log = tmp_path / "log"
     result = run(driver, ["-c", code], log)
     assert result.returncode == 0, result.stderr
@@ -96,7 +96,7 @@ def test_a_step_loads_once_and_launches_in_order(driver, tmp_path):
 
 
 def test_every_kernel_goes_to_the_stream_it_is_given(driver, tmp_path):
-    lines = calls(driver, TOKEN_READ.format(device=0, d=64), tmp_path / "log")
+    lines = calls(driver, TOKEN_READ.format(device=0, d=64, stream=4242), tmp_path / "log")
     launches = [line for line in lines if line[0] == "cuLaunchKernel"]
     assert [line[line.index("stream") + 1] for line in launches] == ["4242"] * 3
 
@@ -110,7 +110,7 @@ def test_what_was_warmed_up_is_loaded_already(driver, tmp_path, plan):
         "    step()\n"
         "warmup.compile()\n"
     )
-    code = TOKEN_READ.format(device="None", d=64).removesuffix("step()\n") + warm
+    code = TOKEN_READ.format(device="None", d=64, stream=0).removesuffix("step()\n") + warm
     check_loaded(driver, tmp_path / "log", code, "_native.pretend_gpu(1)\nstep()\n", DDL_PLAN=plan)
 
 
@@ -137,7 +137,7 @@ def check_loaded(driver: Path, log: Path, warm: str, step: str, **variables: str
 
 
 def test_shared_memory_is_asked_for_before_it_is_used(driver, tmp_path):
-    code = TOKEN_READ.format(device=0, d=2048)
+    code = TOKEN_READ.format(device=0, d=2048, stream=0)
     lines = calls(driver, code, tmp_path / "log", STAND_IN_CAPABILITY="80")
     asked = {
         line[1]: int(line[2].removeprefix("8="))
@@ -161,7 +161,7 @@ def backward(lines: list[list[str]], call: str) -> list[list[str]]:
 
 
 def test_every_kernel_divides_shared_memory_and_cache(driver, tmp_path):
-    lines = calls(driver, TOKEN_READ.format(device=0, d=64), tmp_path / "log")
+    lines = calls(driver, TOKEN_READ.format(device=0, d=64, stream=0), tmp_path / "log")
     carveouts = {
         line[1]: int(line[2].removeprefix("9="))
         for line in lines
@@ -176,7 +176,7 @@ def test_every_kernel_divides_shared_memory_and_cache(driver, tmp_path):
 
 
 def test_no_kernel_is_left_to_its_first_launch_to_load(driver, tmp_path):
-    lines = calls(driver, TOKEN_READ.format(device=0, d=64), tmp_path / "log")
+    lines = calls(driver, TOKEN_READ.format(device=0, d=64, stream=0), tmp_path / "log")
     asked = set()
     for line in lines:
         if line[0] == "cuFuncGetAttribute":
@@ -190,7 +190,7 @@ def test_no_kernel_is_left_to_its_first_launch_to_load(driver, tmp_path):
 def test_there_are_as_many_blocks_as_the_driver_says_run_at_once(
     driver, tmp_path, occupancy, blocks
 ):
-    code = TOKEN_READ.format(device=0, d=64).replace("2, 50", "2, 500")
+    code = TOKEN_READ.format(device=0, d=64, stream=0).replace("2, 50", "2, 500")
     code = code.replace("numbers(d, m, K)", "numbers(d, m)")
     lines = calls(driver, code, tmp_path / "log", STAND_IN_OCCUPANCY=occupancy)
     questions = {
@@ -208,7 +208,9 @@ def test_there_are_as_many_blocks_as_the_driver_says_run_at_once(
 @pytest.mark.parametrize("most", [16, 32])
 def test_no_more_blocks_are_planned_than_a_multiprocessor_has(driver, tmp_path, most):
     variables = {"STAND_IN_BLOCKS": str(most), "DDL_LOG": "debug"}
-    result = run(driver, ["-c", TOKEN_READ.format(device=0, d=64)], tmp_path / "log", **variables)
+    result = run(
+        driver, ["-c", TOKEN_READ.format(device=0, d=64, stream=0)], tmp_path / "log", **variables
+    )
     built = [line for line in result.stderr.splitlines() if " rewrite_read_fwd for " in line]
     assert f" BLOCKS={most})" in built[0]
 
@@ -233,8 +235,8 @@ GREEN = 8  # contexts 8 and 9 are green ones of GPU 0 and GPU 1
     ],
 )
 def test_a_green_context_is_refused(driver, tmp_path, context, device, stream, refused):
-    code = IN_ANOTHER_CONTEXT.format(context=context) + TOKEN_READ.format(device=device, d=64)
-    code = code.replace(f"pretend_gpu({device})", f"pretend_gpu({device}, {stream})")
+    code = IN_ANOTHER_CONTEXT.format(context=context)
+    code += TOKEN_READ.format(device=device, d=64, stream=stream)
     result = run(driver, ["-c", code], tmp_path / "log")
     assert (result.returncode != 0) == refused, result.stderr
     if refused:
@@ -247,7 +249,7 @@ def test_a_green_context_is_refused(driver, tmp_path, context, device, stream, r
 
 @pytest.mark.parametrize("room", [5, 9])
 def test_there_are_as_many_clusters_as_find_room(driver, tmp_path, room):
-    code = TOKEN_READ.format(device=1, d=4096)
+    code = TOKEN_READ.format(device=1, d=4096, stream=0)
     lines = calls(driver, code, tmp_path / "log", STAND_IN_CLUSTERS=str(room))
     (question,) = backward(lines, "cuOccupancyMaxActiveClusters")
     (launch,) = backward(lines, "cuLaunchKernel")
@@ -262,14 +264,16 @@ def test_there_are_as_many_clusters_as_find_room(driver, tmp_path, room):
 
 
 def test_there_are_no_more_clusters_than_planned(driver, tmp_path):
-    code = TOKEN_READ.format(device=0, d=4096).replace("numbers(d, m, K)", "numbers(d, m)")
+    code = TOKEN_READ.format(device=0, d=4096, stream=0).replace(
+        "numbers(d, m, K)", "numbers(d, m)"
+    )
     lines = calls(driver, code, tmp_path / "log", STAND_IN_CLUSTERS="1000")
     (launch,) = backward(lines, "cuLaunchKernel")
     assert words(launch, "grid", 3)[0] == 50, "two tokens for each of 66 or 99"
 
 
 def test_a_gpu_without_room_for_a_cluster_does_without(driver, tmp_path):
-    code = TOKEN_READ.format(device=0, d=4096)
+    code = TOKEN_READ.format(device=0, d=4096, stream=0)
     lines = calls(driver, code, tmp_path / "log", STAND_IN_CLUSTERS="0")
     assert len(backward(lines, "cuOccupancyMaxActiveClusters")) == 1
     (launch,) = backward(lines, "cuLaunchKernel")
@@ -287,7 +291,7 @@ def test_a_gpu_without_room_for_a_cluster_does_without(driver, tmp_path):
     ids=["driver without the function", "gpu", "architecture"],
 )
 def test_without_clusters_nobody_asks_for_them(tmp_path, flags, variables):
-    code = TOKEN_READ.format(device=0, d=4096)
+    code = TOKEN_READ.format(device=0, d=4096, stream=0)
     lines = calls(build(tmp_path / "driver", *flags), code, tmp_path / "log", **variables)
     assert backward(lines, "cuOccupancyMaxActiveClusters") == []
     (launch,) = backward(lines, "cuLaunchKernel")
@@ -299,7 +303,7 @@ def test_the_context_of_a_second_gpu_is_current_for_its_calls_alone(driver, tmp_
         "import ctypes\n"
         "driver = ctypes.CDLL('libcuda.so.1')\n"
         "driver.stand_in_make_current(0)\n"
-        + TOKEN_READ.format(device=1, d=64)
+        + TOKEN_READ.format(device=1, d=64, stream=0)
         + "assert driver.stand_in_current() == 0, 'what was current is current again'\n"
     )
     lines = calls(driver, code, tmp_path / "log")
@@ -312,13 +316,13 @@ def test_the_context_of_a_second_gpu_is_current_for_its_calls_alone(driver, tmp_
 
 
 def test_a_gpu_newer_than_the_compiler_gets_ptx(driver, tmp_path):
-    code = TOKEN_READ.format(device=0, d=64)
+    code = TOKEN_READ.format(device=0, d=64, stream=0)
     lines = calls(driver, code, tmp_path / "log", STAND_IN_CAPABILITY="990")
     assert {line[1] for line in lines if line[0] == "cuModuleLoadData"} == {"ptx"}
 
 
 def test_choices_made_by_hand(driver, tmp_path):
-    code = TOKEN_READ.format(device=0, d=64)
+    code = TOKEN_READ.format(device=0, d=64, stream=0)
     plan = "CLUSTER=2 CHUNK=50"
     lines = calls(driver, code, tmp_path / "log", DDL_PLAN=plan)
     (launch,) = backward(lines, "cuLaunchKernel")
@@ -326,7 +330,7 @@ def test_choices_made_by_hand(driver, tmp_path):
 
 
 def test_choices_made_by_hand_stay_where_registers_spill(driver, tmp_path):
-    code = TOKEN_READ.format(device=0, d=4096)
+    code = TOKEN_READ.format(device=0, d=4096, stream=0)
     plan = {"DDL_PLAN": "CLUSTER=1 KEEP_IN_REGISTERS=1 STAGES=0 THREADS=512", "DDL_LOG": "debug"}
     result = run(driver, ["-c", code], tmp_path / "log", **plan)
     (built,) = [line for line in result.stderr.splitlines() if " rewrite_read_bwd " in line]
@@ -412,7 +416,7 @@ def test_a_forked_process_is_told_to_spawn(driver, tmp_path):
 )
 def test_a_launch_that_fails(driver, tmp_path, result, words):
     """A newer driver returns result codes that cudarc's enum lacks. None of them is success."""
-    code = TOKEN_READ.format(device=0, d=64)
+    code = TOKEN_READ.format(device=0, d=64, stream=0)
     failed = run(driver, ["-c", code], tmp_path / "log", STAND_IN_FAIL=f"cuLaunchKernel {result}")
     assert failed.stderr.splitlines()[-1] == (
         "RuntimeError: `rewrite_read_fwd` could not be launched on cuda:0: "
@@ -454,7 +458,7 @@ def decoy(library: str, folder: Path) -> Path:
 def test_a_toolkits_stub_is_not_taken_for_the_driver(tmp_path):
     folder = build(tmp_path / "libraries")
     decoy("libcuda.so", folder)
-    lines = calls(folder, TOKEN_READ.format(device=0, d=64), tmp_path / "log")
+    lines = calls(folder, TOKEN_READ.format(device=0, d=64, stream=0), tmp_path / "log")
     assert "cuLaunchKernel" in {line[0] for line in lines}
 
 
@@ -468,7 +472,7 @@ def test_without_a_driver_a_sentence_says_what_to_do(tmp_path):
 
 
 def test_without_a_cuda_tensor_the_driver_is_left_alone(driver, tmp_path):
-    code = TOKEN_READ.format(device="None", d=64) + "import ddl, ddl.cuda, ddl.models\n"
+    code = TOKEN_READ.format(device="None", d=64, stream=0) + "import ddl, ddl.cuda, ddl.models\n"
     result = run(driver, ["-c", code], tmp_path / "log")
     assert result.returncode == 0, result.stderr
     assert not (tmp_path / "log").exists(), "no function was called that would be noted"

@@ -93,3 +93,36 @@ def test_a_tensor_that_left_a_transform():
     torch.testing.assert_close(actual, expected)
     gradients = [torch.autograd.grad(x.sum(), k)[0] for x in (actual, expected)]
     torch.testing.assert_close(*gradients)
+
+
+def test_compiled_autograd_of_an_eager_forward():
+    leaves = {name: tensor.requires_grad_() for name, tensor in given().items()}
+
+    def gradients() -> list[torch.Tensor]:
+        for leaf in leaves.values():
+            leaf.grad = None
+        outputs = functional.rewrite_read(**leaves, eps_k=0.1)
+        sum(output.square().sum() for output in outputs).backward()
+        return [leaf.grad for leaf in leaves.values()]
+
+    expected = gradients()
+    compiler = torch.compile(backend="eager", fullgraph=True)
+    with torch._dynamo.compiled_autograd._enable(compiler):
+        actual = gradients()
+    torch._dynamo.reset()
+    for name, *pair in zip(leaves, actual, expected, strict=True):
+        torch.testing.assert_close(*pair, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_an_exception_of_others_keeps_its_cause():
+    def pack(_: torch.Tensor) -> None:
+        raise RuntimeError("cannot pack") from OSError("disk full")
+
+    t = given()
+    rewrite = [t[name].requires_grad_() for name in ("state", "direction", "value", "gate")]
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
+        pytest.raises(RuntimeError, match="cannot pack") as raised,
+    ):
+        functional.rewrite(*rewrite, eps_k=0.1)
+    assert isinstance(raised.value.__cause__, OSError)

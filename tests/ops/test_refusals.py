@@ -67,13 +67,14 @@ def test_types_on_every_path(mode):
             functional.rewrite(state, k, v, gate.float(), eps_k=0.1)
 
 
-def test_an_undefined_tensor_is_refused():
+def test_an_undefined_tensor_is_refused(capfd):
     """torch passes None for a tensor to a kernel, as a handle of no tensor."""
     state, _, v, gate = inputs((2, 3), 4, 2).values()
     with pytest.raises(TypeError, match=r"^`direction` must be a torch.T"):
         functional.rewrite(state, None, v, gate, eps_k=0.1)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="`direction` must be a tensor"):
         torch.ops.ddl.rewrite(state, None, v, gate, 0.1)
+    assert capfd.readouterr().err == "", "torch's shims print what fails in them"
 
 
 def test_a_backward_checks_what_it_is_given():
@@ -97,6 +98,8 @@ def test_memory_that_torch_cannot_allocate_is_torchs_own_error():
     try:
         with pytest.raises(RuntimeError, match="DefaultCPUAllocator: can't allocate memory"):
             functional.expand(x, value_channels=1 << 42)
+        with pytest.raises(RuntimeError):  # more bytes than torch can count
+            functional.expand(x, value_channels=1 << 62)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 

@@ -114,7 +114,7 @@ def requirements(extra: str | None) -> list[Requirement]:
 
 
 def test_torch_is_the_only_dependency():
-    assert [(r.name, str(r.specifier)) for r in requirements(None)] == [("torch", ">=2.6")]
+    assert [(r.name, str(r.specifier)) for r in requirements(None)] == [("torch", ">=2.10")]
 
 
 def test_every_development_dependency_is_pinned():

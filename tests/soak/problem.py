@@ -67,7 +67,9 @@ def draw(seed: int, index: int) -> Problem:
             tensors["weight"] = torch.randn(d, m, taps, dtype=F64) / taps
         options: dict[str, Any] = {"value_channels": m}
     else:
-        tensors, options = draw_rewrite_read(rng, operator, batch, d, m, compress, taps)
+        tensors, options = draw_rewrite_read(
+            rng, operator, batch, d=d, m=m, compress=compress, taps=taps
+        )
     given = {n: draw_layout(rng, t) for n, t in draw_dtypes(rng, tensors, options).items()}
     return Problem(
         operator,
@@ -85,9 +87,8 @@ def draw_batch(rng: random.Random, width: int, least: int) -> tuple[int, ...]:
     axes = max(least, rng.choice([0, 1, 2, 2, 2, 3]))
     left = max(1, rng.choice(ELEMENTS) // width)
     sizes = []
-    for axis in range(axes):
-        most = left if axis == 0 else max(1, left)
-        size = rng.randint(1, most) if rng.random() < 0.6 else most
+    for _ in range(axes):
+        size = rng.randint(1, left) if rng.random() < 0.6 else left
         sizes.append(0 if rng.random() < 0.01 else size)
         left = max(1, left // max(size, 1))
     rng.shuffle(sizes)
@@ -98,6 +99,7 @@ def draw_rewrite_read(
     rng: random.Random,
     operator: str,
     batch: tuple[int, ...],
+    *,
     d: int,
     m: int,
     compress: str,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddl.cuda import _described
+from ddl.cuda import described
 
 
 class Listing(TorchDispatchMode):
@@ -19,5 +19,5 @@ class Listing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func.name().partition("::")
         if namespace == "ddl":
-            self.warmup.add(name, [_described(argument) for argument in args])
+            self.warmup.add(name, [described(argument) for argument in args])
         return func(*args, **(kwargs or {}))

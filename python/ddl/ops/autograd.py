@@ -18,10 +18,11 @@ from torch.autograd import forward_ad
 
 from . import private
 from .declarations import Operator
-from .refusals import refused
+from .refusals import raise_refusal
 
 Values = tuple[Any, ...]
-# An output without a gradient → parameters that get none, so that no optimizer decays them.
+# Output → gradients that depend on it alone. If it has no gradient, they are None instead of zero,
+# so that no optimizer decays those parameters.
 SERVES_ONLY = {
     "new_value": ("grad_value_weight", "grad_value_bias"),
     "new_gate": ("grad_gate_weight", "grad_gate_bias"),
@@ -30,9 +31,15 @@ SERVES_ONLY = {
 
 def _picker(positions: Sequence[int]) -> Callable[[Values], Values]:
     """Return a function that picks the values at these positions."""
-    if len(positions) > 1:
-        return itemgetter(*positions)
-    return lambda values: tuple(values[position] for position in positions)
+    fast = itemgetter(*positions) if len(positions) > 1 else None
+
+    def pick(values: Values) -> Values:
+        if fast is not None and not torch.compiler.is_compiling():
+            return fast(values)
+        # Compiled autograd traces this, and does not know itemgetter.
+        return tuple([values[position] for position in positions])
+
+    return pick
 
 
 class Wiring:
@@ -60,7 +67,7 @@ class Wiring:
             results.index(f"grad_{name}") if f"grad_{name}" in results else None
             for name in arguments
         ]
-        self.useless = [
+        self.unreached = [
             (forward.outputs.index(output), sum(1 << results.index(name) for name in served))
             for output, served in SERVES_ONLY.items()
             if output in forward.outputs
@@ -69,7 +76,7 @@ class Wiring:
     def wanted(self, needs: Sequence[bool], grads: Values) -> int:
         """Return a bit for every gradient that is needed and that any incoming one reaches."""
         wanted = sum(1 << bit for bit, source in enumerate(self.sources) if needs[source])
-        for output, served in self.useless:
+        for output, served in self.unreached:
             if grads[output] is None:
                 wanted &= ~served
         return wanted
@@ -166,7 +173,7 @@ def differentiable(
             with below_autograd():
                 return overload(*inputs)
         except (RuntimeError, TypeError) as error:
-            raise refused(operator, inputs, error) from None
+            raise_refusal(operator, inputs, error)
 
     return direct
 
@@ -180,7 +187,7 @@ def guarded(operator: Operator) -> Callable[..., Any]:
         try:
             return overload(*inputs)
         except (RuntimeError, TypeError) as error:
-            raise refused(operator, inputs, error) from None
+            raise_refusal(operator, inputs, error)
 
     return direct
 

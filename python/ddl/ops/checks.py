@@ -36,7 +36,7 @@ def check_is_tensor(name: str, tensor: Any) -> None:
         raise TypeError(f"`{name}` must be a torch.Tensor, got {type(tensor).__name__}")
 
 
-def check_is_dense(name: str, tensor: Any) -> None:
+def _check_is_dense(name: str, tensor: Any) -> None:
     """Raise TypeError unless `tensor` is a dense torch.Tensor."""
     check_is_tensor(name, tensor)
     if tensor.is_nested or tensor.layout is not torch.strided:
@@ -103,7 +103,7 @@ def check_positive(name: str, number: Any, *, optional: bool = False, least: flo
 # --- arguments of the operators -------------------------------------------------------------------
 
 
-def check_state(state: Tensor, *, over_time: bool = False) -> None:
+def _check_state(state: Tensor, *, over_time: bool = False) -> None:
     """Raise unless `state` is (…, d, m); with `over_time`, unless it is (…, T, d, m)."""
     shape = tuple(state.shape)
     if over_time and len(shape) < 3:
@@ -115,10 +115,10 @@ def check_state(state: Tensor, *, over_time: bool = False) -> None:
     check_dtype("state", state)
 
 
-def check_rewrite(given: Any) -> None:
+def _check_rewrite(given: Any) -> None:
     """Check the arguments of a rewrite; `given` has them by name."""
     state: Tensor = given.state
-    check_state(state)
+    _check_state(state)
     *batch, d, m = state.shape
     check_shape("direction", given.direction, (*batch, d))
     check_stored("direction", given.direction, state)
@@ -129,11 +129,11 @@ def check_rewrite(given: Any) -> None:
     check_positive("eps_k", given.eps_k, least=LEAST_EPS_K)
 
 
-def check_read(given: Any) -> None:
+def _check_read(given: Any) -> None:
     """Check the arguments of a read; `given` has them by name."""
     state, compress = given.state, given.compress
     over_time = compress is not None and compress.ndim == 3
-    check_state(state, over_time=over_time)
+    _check_state(state, over_time=over_time)
     _check_compress(state, compress, over_time)
     d, m = state.shape[-2:]
     for name, shape in (
@@ -180,7 +180,7 @@ def check_context_dtype(state: Tensor, dtype: Any) -> None:
         raise TypeError(f"`context_dtype` must be {_either(allowed)}, got {dtype!r}")
 
 
-def check_expand(given: Any) -> None:
+def _check_expand(given: Any) -> None:
     """Check the arguments of an expansion; `given` has them by name."""
     x, weight, m = given.x, given.weight, given.value_channels
     check_count("value_channels", m)
@@ -199,17 +199,17 @@ def check_expand(given: Any) -> None:
     check_stored("weight", weight, x)
 
 
-def check_tensors(operator: Operator, given: Any) -> None:
+def _check_tensors(operator: Operator, given: Any) -> None:
     """Check that the arguments which an operator declares as tensors are dense tensors."""
     for name in operator.tensors:
         tensor = getattr(given, name)
         if tensor is not None or name not in operator.optional:
-            check_is_dense(name, tensor)
+            _check_is_dense(name, tensor)
 
 
 def _all_of(operator: Operator, *checks: Callable[[Any], None]) -> Callable[[Any], None]:
     def check(given: Any) -> None:
-        check_tensors(operator, given)
+        _check_tensors(operator, given)
         for each in checks:
             each(given)
 
@@ -218,8 +218,8 @@ def _all_of(operator: Operator, *checks: Callable[[Any], None]) -> Callable[[Any
 
 # Operator name → check of a call's arguments, by name.
 CHECKS = {
-    "rewrite": _all_of(declarations.rewrite, check_rewrite),
-    "read": _all_of(declarations.read, check_read),
-    "rewrite_read": _all_of(declarations.rewrite_read, check_rewrite, check_read),
-    "expand": _all_of(declarations.expand, check_expand),
+    "rewrite": _all_of(declarations.rewrite, _check_rewrite),
+    "read": _all_of(declarations.read, _check_read),
+    "rewrite_read": _all_of(declarations.rewrite_read, _check_rewrite, _check_read),
+    "expand": _all_of(declarations.expand, _check_expand),
 }

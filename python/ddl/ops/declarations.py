@@ -16,8 +16,9 @@ READ = (
     "Tensor? gate_bias, Tensor? value_weight, Tensor? value_bias, float? value_scale, "
     "bool value_from_compressed"
 )
-# Gradients of the read's outputs, and the outputs that its backward reads: absent ones are empty.
+# Gradients of the read's outputs; None for zero.
 READ_INCOMING = "Tensor? grad_context, Tensor? grad_new_value, Tensor? grad_new_gate"
+# Outputs that the read's backward uses; an absent one is an empty tensor.
 READ_SAVED = "Tensor new_value, Tensor new_gate, Tensor compressed, Tensor rstd"
 READ_PARAMETERS = "compress norm_weight gate_weight gate_bias value_weight value_bias"
 
@@ -25,8 +26,9 @@ READ_PARAMETERS = "compress norm_weight gate_weight gate_bias value_weight value
 class Operator:
     """An operator: `torch.ops.ddl.<name>(arguments) -> outputs`.
 
-    names: of the arguments, in order. Arguments: the type of a call's arguments by name. tensors:
-    names of the arguments that are tensors. outputs: names, in order.
+    declared: the arguments' schemas, in order. names: their names. tensors, optional: names of
+    those that are tensors, and of those that may be None. Arguments: the type of a call's arguments
+    by name. outputs: names, in order.
     """
 
     def __init__(self, name: str, arguments: str, outputs: str) -> None:
@@ -81,7 +83,8 @@ rewrite_read_backward = Operator(
     f"{READ_SAVED}, int wanted",
     _gradients(f"state direction value gate {READ_PARAMETERS}"),
 )
-# Overwrites grad_new_state with the gradient of the state. `wanted` is as above.
+# Overwrites grad_new_state with the gradient of the state. `wanted` has the bits of
+# rewrite_read_backward, the state's first.
 overwriting_backward = Operator(
     "rewrite_read_backward_",
     f"Tensor(a!) grad_new_state, {READ_INCOMING}, Tensor state, {REWRITE}, {READ}, Tensor stats, "

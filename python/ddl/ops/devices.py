@@ -15,7 +15,7 @@ _KNOWN: dict[torch.device, bool] = {}
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Return whether the operators have kernels for a device; where not, warn the first time.
+    """Return whether the operators have kernels for a device; if not, warn once.
 
     Without kernels `ddl.functional` runs `ddl.reference`, which is plain PyTorch.
     """

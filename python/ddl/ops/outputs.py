@@ -56,7 +56,8 @@ def _expand(given: Any) -> Tensor:
 def _gradients(operator: Operator) -> Callable[[Any], tuple[Tensor, ...]]:
     """A backward's outputs: like the arguments that they are gradients of, if wanted."""
     named = [output.removeprefix("grad_") for output in operator.outputs]
-    first = operator.names[0] == "grad_new_state" and "state" not in named  # overwritten
+    # Bit 0 is the state's gradient, which is no output of the backward that overwrites it.
+    first = int(operator is declarations.overwriting_backward)
 
     def fake(given: Any) -> tuple[Tensor, ...]:
         wanted = getattr(given, "wanted", 0)

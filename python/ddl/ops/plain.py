@@ -9,11 +9,15 @@ from torch import Tensor
 
 from ddl import reference
 
+from . import declarations
 from .checks import CHECKS
-from .declarations import READ, Operator
+from .declarations import Operator
 
-_READ = [argument.split(" ")[1] for argument in READ.split(", ")]
-_READ.remove("value_from_compressed")
+_READ = [
+    name
+    for name in declarations.read.names
+    if name not in ("state", "value_from_compressed", "context_dtype")
+]
 
 
 def _rewrite(given: Any) -> tuple[Tensor]:
@@ -50,7 +54,7 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {
 
 
 def run_plain(operator: Operator, given: Any) -> Any:
-    """Return the operator's outputs that have gradients, and None or nothing for the others."""
+    """Return the operator's outputs, None for those without gradients."""
     CHECKS[operator.name](given)
     outputs = _PLAIN[operator.name](given)
     if not isinstance(outputs, tuple):

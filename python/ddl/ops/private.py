@@ -1,6 +1,6 @@
 """torch's private names: each with its reason, and what is done in a torch that lacks it.
 
-tests/ops/test_private.py takes each name away and tests the rest.
+tests/ops/test_private.py takes the names away and tests what is done then.
 """
 
 from __future__ import annotations
@@ -80,6 +80,11 @@ def assume_constant_result(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def uncompiled(module: Any) -> Any:
+    """The module inside torch.compile's wrapper. Without the name: the wrapper."""
+    return getattr(module, "_orig_mod", module)
 
 
 class FakeTensorTools(NamedTuple):

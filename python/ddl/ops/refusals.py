@@ -6,7 +6,7 @@ type that belongs to it is found here, after the fact: a call that succeeds pays
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -16,19 +16,20 @@ from .checks import CHECKS
 from .declarations import Operator
 
 
-def refused(operator: Operator, values: tuple[Any, ...], error: Exception) -> Exception:
-    """Return the exception to raise for `error`, which torch raised in a call of `operator`.
+def raise_refusal(operator: Operator, values: tuple[Any, ...], error: Exception) -> NoReturn:
+    """Raise what belongs to `error`, which torch raised in a call of `operator`.
 
-    Raises instead what names an argument: ValueError for a shape, device or number, TypeError for a
-    dtype or layout, and torch's own exception if it is out of memory.
+    If a check finds an argument at fault: ValueError for a shape, device or number, TypeError for a
+    dtype or layout. Else what native code refused by, or torch's own exception if it is out of
+    memory, or `error` itself.
     """
     refusal = _native.take_refusal(str(error))
     if check := CHECKS.get(operator.name):
         check(operator.Arguments(*values))
     if refusal is None:
-        return error
+        raise error
     exception, memory = refusal
     if memory is not None:
         size, device = memory
-        torch.empty(size, dtype=torch.uint8, device=device)  # raises torch's own exception
-    return exception
+        torch.empty(min(size, 2**63 - 1), dtype=torch.uint8, device=device)  # raises torch's own
+    raise exception from None

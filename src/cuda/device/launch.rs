@@ -23,7 +23,7 @@ pub trait Memory {
     fn allocate(&self, bytes: usize) -> Result<Address>;
 
     /// Copies a weight over time, (d, m, K), as (K, d, m): neighbouring threads then load neighbouring weights.
-    fn taps_outermost(&self, weight: &Tensor) -> Result<Address>;
+    fn last_axis_first(&self, weight: &Tensor) -> Result<Address>;
 }
 
 impl Call<'_> {

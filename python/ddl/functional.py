@@ -24,6 +24,8 @@ from ddl.results import ReadResult, RewriteReadResult
 
 __all__ = ["expand", "read", "rewrite", "rewrite_read"]
 
+HALF = (torch.bfloat16, torch.float16)
+
 
 def rewrite(
     state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, *, eps_k: float
@@ -192,11 +194,11 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
 
 def _as_gate(name: str, gate: Tensor, state: Tensor) -> Tensor:
     """Convert a half-precision value or gate to float32 (float64 for a float64 state)."""
+    if getattr(gate, "dtype", None) not in HALF:
+        return gate  # the operator refuses what does not fit
     check_is_tensor("state", state)
     check_is_tensor(name, gate)
-    if gate.dtype in (torch.bfloat16, torch.float16):
-        return gate.to(gate_dtype(state))
-    return gate
+    return gate.to(gate_dtype(state))
 
 
 def _number(name: str, number: float) -> float:

@@ -31,15 +31,9 @@ SERVES_ONLY = {
 
 def _picker(positions: Sequence[int]) -> Callable[[Values], Values]:
     """Return a function that picks the values at these positions."""
-    fast = itemgetter(*positions) if len(positions) > 1 else None
-
-    def pick(values: Values) -> Values:
-        if fast is not None and not torch.compiler.is_compiling():
-            return fast(values)
-        # Compiled autograd traces this, and does not know itemgetter.
-        return tuple([values[position] for position in positions])
-
-    return pick
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda values: tuple([values[position] for position in positions])
 
 
 class Wiring:
@@ -58,9 +52,9 @@ class Wiring:
             at for at, name in enumerate(forward.outputs) if f"grad_{name}" not in reads
         ])  # fmt: skip
         given = [*(f"grad_{name}" for name in forward.outputs), *tensors, *outputs, *numbers]
-        self.backward_arguments = _picker(
-            [[*given, "wanted"].index(name) for name in backward.names]
-        )
+        given.append("wanted")
+        self._arguments = [given.index(name) for name in backward.names]
+        self._pick_arguments = _picker(self._arguments)
         results = backward.outputs
         self.sources = [arguments.index(name.removeprefix("grad_")) for name in results]
         self.gradient_of: list[int | None] = [
@@ -73,18 +67,31 @@ class Wiring:
             if output in forward.outputs
         ]
 
-    def wanted(self, needs: Sequence[bool], grads: Values) -> int:
-        """Return a bit for every gradient that is needed and that any incoming one reaches."""
+        self._known: dict[Values, tuple[int, list[int | None]]] = {}
+
+    def wanted(self, needs: Sequence[bool], grads: Values) -> tuple[int, list[int | None]]:
+        """Return a bit for every gradient that is needed and that any incoming one reaches.
+
+        And for every argument of the forward the position of its gradient among the results.
+        """
+        key = (*needs, *(grads[output] is None for output, _ in self.unreached))
+        known = self._known.get(key) if not torch.compiler.is_compiling() else None
+        if known is not None:
+            return known
         wanted = sum(1 << bit for bit, source in enumerate(self.sources) if needs[source])
         for output, served in self.unreached:
             if grads[output] is None:
                 wanted &= ~served
-        return wanted
+        positions = [at if at is not None and wanted >> at & 1 else None for at in self.gradient_of]
+        if not torch.compiler.is_compiling():
+            self._known[key] = wanted, positions
+        return wanted, positions
 
-    def per_argument(self, wanted: int, results: Sequence[Tensor]) -> Values:
-        return tuple(
-            results[at] if at is not None and wanted >> at & 1 else None for at in self.gradient_of
-        )
+    def backward_arguments(self, given: Values) -> Values:
+        """Pick the backward's arguments from incoming gradients, saved values and `wanted`."""
+        if torch.compiler.is_compiling():  # compiled autograd does not know itemgetter
+            return tuple([given[position] for position in self._arguments])
+        return self._pick_arguments(given)
 
 
 def derivative(
@@ -107,7 +114,7 @@ def derivative(
     def grad(ctx: Any, *grads: Tensor | None) -> Values:
         if all(grad is None for grad in grads):
             return (None,) * len(forward.names)
-        wanted = wiring.wanted(ctx.needs_input_grad, grads)
+        wanted, positions = wiring.wanted(ctx.needs_input_grad, grads)
         given = wiring.backward_arguments((*grads, *ctx.saved_tensors, *ctx.numbers, wanted))
         first = given[0]
         if overwriting and _may_overwrite(first):
@@ -116,7 +123,7 @@ def derivative(
             results = (first, *call(overwriting, first, *given[1:]))
         else:
             results = call(backward, *given)
-        return wiring.per_argument(wanted, results)
+        return tuple([None if at is None else results[at] for at in positions])
 
     return setup, grad
 
@@ -148,7 +155,7 @@ def differentiable(
     It replaces torch.library's for speed: that one fills in default arguments, at 75 µs a call for
     the arguments of `rewrite_read`; our schemas have no defaults.
     """
-    overload, below_autograd = OVERLOADS[operator.name], private.below_autograd
+    entry, below_autograd = private.entry_of(OVERLOADS[operator.name]), private.below_autograd
     in_transform, any_requires_grad = private.in_transform, private.any_requires_grad
     is_grad_enabled, level = torch.is_grad_enabled, private.forward_mode_level
 
@@ -156,7 +163,7 @@ def differentiable(
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
             with below_autograd():
-                output = overload(*inputs)
+                output = entry(*inputs)
             setup(ctx, inputs, output)
             return output
 
@@ -171,7 +178,7 @@ def differentiable(
             if is_grad_enabled() and any_requires_grad(*inputs):
                 return apply(*inputs)
             with below_autograd():
-                return overload(*inputs)
+                return entry(*inputs)
         except (RuntimeError, TypeError) as error:
             raise_refusal(operator, inputs, error)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,16 @@ DIRECT[_overwriting.name] = OVERLOADS[_overwriting.name]
 def _by_name(operator: Operator) -> Callable[..., Any]:
     """The function for `ddl.functional`: with arguments by name, on every device."""
     overload, direct = OVERLOADS[operator.name], DIRECT[operator.name]
-    arguments, is_compiling = operator.Arguments, torch.compiler.is_compiling
+    names, is_compiling = operator.names, torch.compiler.is_compiling
+    in_order = itemgetter(*names)
 
     def named(**given: Any) -> Any:
-        values = arguments(**given)
-        if isinstance(values[0], Tensor) and not has_kernels(values[0].device):
-            return run_plain(operator, values)
-        return overload(*values) if is_compiling() else direct(*values)
+        first = given[names[0]]
+        if isinstance(first, Tensor) and not has_kernels(first.device):
+            return run_plain(operator, operator.Arguments(**given))
+        if is_compiling():  # torch.compile does not know itemgetter
+            return overload(*[given[name] for name in names])
+        return direct(*in_order(given))
 
     named.__name__ = operator.name
     return named

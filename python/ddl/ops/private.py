@@ -49,6 +49,11 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)
 
 
+def entry_of(overload: Any) -> Callable[..., Any]:
+    """What an operator's overload calls: a Python call less. Without the name: the overload."""
+    return getattr(overload, "_op", overload)
+
+
 def is_traced_for_compile(tensor: Tensor) -> bool:
     """True for torch.compile's functional tensors, whose copies it drops if nobody needs them.
 

@@ -116,11 +116,11 @@ def derivative(
             return (None,) * len(forward.names)
         wanted, positions = wiring.wanted(ctx.needs_input_grad, grads)
         given = wiring.backward_arguments((*grads, *ctx.saved_tensors, *ctx.numbers, wanted))
-        first = given[0]
-        if overwriting and _may_overwrite(first):
+        if overwriting and _may_overwrite(given[0]):
             # torch.compile traces this, and drops the copy if nothing else needs the gradient.
-            first = first.clone(memory_format=torch.contiguous_format)
-            results = (first, *call(overwriting, first, *given[1:]))
+            grad_new_state, *others = given
+            grad_state = grad_new_state.clone(memory_format=torch.contiguous_format)
+            results = (grad_state, *call(overwriting, grad_state, *others))
         else:
             results = call(backward, *given)
         return tuple([None if at is None else results[at] for at in positions])

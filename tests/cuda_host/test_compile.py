@@ -79,6 +79,27 @@ def names(kernels: list[Kernel]) -> set[str]:
 FORWARD_AND_BACKWARD = {"rewrite_read_fwd", "rewrite_read_bwd"}
 
 
+def test_frozen_parameters_are_not_summed():
+    """A kernel of the backward has room, registers and additions for wanted gradients alone."""
+    given = tensors(64, 4, "channel", BF16, F32)
+    everything = {"SUM_COMPRESS", "SUM_NORM", "SUM_GATE", "SUM_VALUE"}
+    for frozen, sums in (
+        ((), everything),
+        (("gate_weight",), everything - {"SUM_GATE"}),
+        (("value_weight", "value_bias", "compress"), {"SUM_NORM", "SUM_GATE"}),
+        (PARAMETERS, set()),
+    ):
+        leaves = {
+            name: None if tensor is None else tensor.detach().requires_grad_(name not in frozen)
+            for name, tensor in given.items()
+        }
+        kernels = compiled("sm_90", "rewrite_read", **leaves, eps_k=0.1)
+        (backward,) = (kernel for kernel in kernels if kernel.name == "rewrite_read_bwd")
+        assert {word[:-2] for word in backward.macros.split() if word.startswith("SUM_")
+                and word.endswith("=1")} == sums  # fmt: skip
+        assert ("reduce" in names(kernels)) == (frozen != PARAMETERS)
+
+
 @pytest.mark.table(1)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("stored", [BF16, F32], ids=str)

@@ -10,6 +10,11 @@ def wants_traceback() -> bool:
     return bool(os.environ.get("DDL_TRACEBACK"))
 
 
+def has_plan() -> bool:
+    """Return whether DDL_PLAN is set: kernels are then timed with choices made by hand."""
+    return bool(os.environ.get("DDL_PLAN"))
+
+
 def make_cublas_repeatable() -> None:
     """Set CUBLAS_WORKSPACE_CONFIG, unless the user has, so that cuBLAS sums in a fixed order.
 

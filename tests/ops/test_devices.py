@@ -105,6 +105,14 @@ def test_which_devices_have_kernels(monkeypatch, device, hip, reason, expected):
         assert not devices.has_kernels(torch.device(device)), "told once"
 
 
+def test_a_wrong_plan_is_not_answered_by_the_reference(monkeypatch):
+    """The operator raises, so that a benchmark never times something else."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(devices._native, "why_unavailable", lambda _: "`DDL_PLAN` must have …")
+    monkeypatch.setenv("DDL_PLAN", "STAGES=3")
+    assert devices.has_kernels(torch.device("cuda:0"))
+
+
 def test_a_fake_cuda_tensor_keeps_its_operator(monkeypatch):
     """A machine without a GPU can trace for one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

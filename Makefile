@@ -17,7 +17,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels 
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust soak check check-aarch64 format bench bench-gpu sanitize lock clean
+.PHONY: help setup demo test test-all test-rust soak wheels check-wheel check format bench bench-gpu sanitize lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -57,9 +57,13 @@ check: $(DEPS) ## formatting, lints and types, changing nothing
 	$(PY) -m mypy
 	$(PY) -c "from importlinter.cli import lint_imports_command as lint; lint()"
 
-check-aarch64: $(DEPS) ## does the Rust compile for ARM? (asks rustup for the target)
-	rustup target add aarch64-unknown-linux-gnu
-	cargo check --release --locked --features extension-module --target aarch64-unknown-linux-gnu
+wheels: $(DEPS) ## wheels for Linux (x86-64, aarch64) and sdist, into dist/ (TARGETS=x86_64 for one)
+	$(PY) release/wheels.py $(if $(TARGETS),--targets $(TARGETS))
+
+# Without ARGS: every pair of the support matrix, then two builds and the sdist. An hour or more, 30 GB.
+check-wheel: $(DEPS) ## this machine's wheel of dist/ in empty environments (ARGS=--installed for one)
+	$(PY) release/check_wheel.py $(ARGS)
+	$(if $(ARGS),,$(PY) release/check_builds.py)
 
 format: $(DEPS) ## format Rust, CUDA and Python in place
 	cargo fmt
@@ -103,6 +107,7 @@ $(DEPS): requirements-dev.lock
 $(EXT): $(DEPS) $(NATIVE_SOURCES)
 	$(need_cargo)
 	@echo "Building the extension (release)."
-	@env -u CONDA_PREFIX VIRTUAL_ENV="$(CURDIR)/$(VENV)" PIP_QUIET=1 $(PY) -m maturin develop --release --locked \
+	@env -u CONDA_PREFIX VIRTUAL_ENV="$(CURDIR)/$(VENV)" PIP_QUIET=1 MATURIN_NO_MISSING_BUILD_BACKEND_WARNING=1 \
+	    $(PY) -m maturin develop --release --locked \
 	    --features extension-module,emulator
 	@touch $@

@@ -1,6 +1,7 @@
 """Every test starts from the same seed and leaves torch's global settings as it found them.
 
-`--all` runs every case of every table; without it support/sampling.py chooses a sample.
+`--all` runs every case of every table; without it support/sampling.py chooses a sample. `--wheels`
+names a folder of finished wheels for tests/release.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ settings.load_profile("ddl")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every case of every table of cases")
+    parser.addoption("--wheels", metavar="DIR", help="check the Linux wheels in this folder")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,7 +8,8 @@ mod warmup;
 use pyo3::prelude::*;
 
 /// Native part of ddl-rs; use `ddl.functional`.
-#[pymodule]
+// Not yet tested without Python's lock.
+#[pymodule(gil_used = true)]
 pub fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(registration::register, module)?)?;

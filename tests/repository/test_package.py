@@ -6,69 +6,26 @@ import importlib.metadata
 import inspect
 import json
 import re
-import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import ddl
 from ddl import _native
-from tests.support import ROOT
-
-# All libraries that this manylinux wheel may link.
-SYSTEM_LIBRARIES = {"libc", "libgcc_s", "libm", "libpthread", "libdl"}
-
-PT_LOAD, PT_DYNAMIC = 1, 2
-DT_NULL, DT_NEEDED, DT_STRTAB = 0, 1, 5
+from tests.support import ROOT, elf
 
 
-def needed_libraries(path: Path) -> list[str]:
-    """Return the DT_NEEDED entries of a 64-bit little-endian ELF file, in file order."""
-    data = path.read_bytes()
-    assert data[:6] == b"\x7fELF\x02\x01", f"{path} is not a 64-bit little-endian ELF file"
-    (table,) = struct.unpack_from("<Q", data, 32)
-    entry_size, entries = struct.unpack_from("<HH", data, 54)
-    # Elf64_Phdr: type, flags, offset, vaddr, paddr, filesz, memsz, align
-    headers = [
-        struct.unpack_from("<IIQQQQQQ", data, table + i * entry_size) for i in range(entries)
-    ]
-
-    dynamic = next(h for h in headers if h[0] == PT_DYNAMIC)
-    tags = list(struct.iter_unpack("<QQ", data[dynamic[2] : dynamic[2] + dynamic[5]]))
-    tags = tags[: [tag for tag, _ in tags].index(DT_NULL)]
-
-    address = dict(tags)[DT_STRTAB]
-    strings = next(
-        address - vaddr + offset
-        for kind, _, offset, vaddr, _, size, _, _ in headers
-        if kind == PT_LOAD and vaddr <= address < vaddr + size
-    )
-    starts = [strings + value for tag, value in tags if tag == DT_NEEDED]
-    return [data[start : data.index(b"\0", start)].decode() for start in starts]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads ELF files")
-def test_native_module_links_only_system_libraries():
+@pytest.mark.skipif(sys.platform != "linux", reason="reads an ELF file")
+def test_the_build_of_this_tree_links_neither_torch_nor_cuda():
+    """tests/release/test_wheel.py says the same of a wheel, symbol by symbol."""
     assert _native.__file__ is not None
-    needed = needed_libraries(Path(_native.__file__))
-    assert "libc" in {name.split(".so")[0] for name in needed}
-    foreign = [
-        name
-        for name in needed
-        if name.split(".so")[0] not in SYSTEM_LIBRARIES and not name.startswith("ld-linux")
-    ]
-    assert foreign == [], "one wheel has to serve every torch version, with and without CUDA"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads ELF files")
-def test_linked_libraries_are_seen_where_there_are_some():
-    needed = needed_libraries(Path(torch.__file__).parent / "lib" / "libtorch_python.so")
-    assert any(name.startswith("libtorch") for name in needed)
+    needed = elf.read(Path(_native.__file__).read_bytes()).needed
+    assert "libc.so.6" in needed
+    assert [name for name in needed if re.match("lib(torch|c10|cu|nv)", name)] == []
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["DivergedError", "InputError", "first_line"]
+__all__ = ["NEWER", "DivergedError", "InputError", "first_line"]
+
+# Ends the message about a field that a file has and this version does not know.
+NEWER = "if a newer ddl-rs wrote it, install that version"
 
 
 class InputError(ValueError):

@@ -46,6 +46,9 @@ def test_damaged_directories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     config.write_text(json.dumps(fields | {"num_layers": 3}))
     lacking = len(model(num_layers=3).state_dict()) - len(state)
     not_loaded(tmp_path, f"^{where} must hold the parameters of its config, got {lacking} missing$")
+    config.write_text(json.dumps(fields | {"gate_hiden": 3}))
+    newer = "the unknown field 'gate_hiden'; if a newer ddl-rs wrote it, install that version"
+    not_loaded(tmp_path, f"^`config.json` must hold a DDLConfig, got: {newer}$")
     config.write_text(text)
 
     safetensors.torch.save_file(state | {"trunk.extra": torch.zeros(1)}, weights)

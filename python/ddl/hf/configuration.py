@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from transformers import GenerationConfig, PreTrainedConfig
 
 from ddl.config import GPTConfig
-from ddl.errors import InputError
+from ddl.errors import NEWER, InputError
 from ddl.files import MODEL_TYPE
 
 __all__ = ["DDLConfig"]
@@ -27,6 +27,14 @@ FOREIGN = frozenset(vars(GenerationConfig())) | {
     "tie_encoder_decoder", "tie_last_hidden_states", "tie_word_embeddings", "tokenizer_class",
     "torch_dtype", "torchscript", "use_bfloat16",
 }  # fmt: skip
+
+
+class _UnknownFieldError(InputError):
+    """A name that is a field neither of DDLConfig nor of transformers."""
+
+    def __init__(self, name: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.name = name
 
 
 class DDLConfig(PreTrainedConfig):
@@ -71,9 +79,17 @@ class DDLConfig(PreTrainedConfig):
                 continue
             near = get_close_matches(name, ours, n=1)
             hint = f": did you mean `{near[0]}`?" if near else ""
-            raise InputError(
-                f"`{name}` must be a field of {cls.__name__}, got an unknown one{hint}"
-            )
+            sentence = f"`{name}` must be a field of {cls.__name__}, got an unknown one{hint}"
+            raise _UnknownFieldError(name, sentence)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Do as the base class, which calls this to read a config.json."""
+        try:
+            return super().from_dict(config_dict, **kwargs)
+        except _UnknownFieldError as error:
+            got = f"the unknown field {error.name!r}; {NEWER}"
+            raise InputError(f"`config.json` must hold a {cls.__name__}, got: {got}") from error
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from ddl.config import TrainConfig
 from ddl.data.tokenizer import Tokenizer, describe, restore
-from ddl.errors import InputError, first_line
+from ddl.errors import NEWER, InputError, first_line
 from ddl.files import CONFIG, PathKind, atomic_file, require_kind, write_text, writing
 from ddl.models import GPT
 
@@ -144,7 +144,8 @@ def to_json(config: Any) -> str:
 def from_json(kind: type[Config], text: str) -> Config:
     """Build a configuration dataclass from `to_json`'s text.
 
-    Raises InputError if the text is not JSON, a field is unknown or missing, or a value is invalid.
+    A missing field takes its default. Raises InputError if the text is not JSON, a field is unknown
+    or a value is invalid.
     """
     try:
         return _build(kind, json.loads(text))
@@ -152,15 +153,18 @@ def from_json(kind: type[Config], text: str) -> Config:
         raise InputError(f"`config.json` must hold a {kind.__name__}, got: {error}") from error
 
 
-def _build(kind: type[Config], values: dict[str, Any]) -> Config:
+def _build(kind: type[Config], values: dict[str, Any], inside: str = "") -> Config:
+    """Build a configuration dataclass; `inside` is the path to it, such as "model."."""
     hints = typing.get_type_hints(kind)
     if not isinstance(values, dict):
         raise TypeError(f"{type(values).__name__} instead of an object")
     made = dict(values)
     for name, value in values.items():
         hint = hints.get(name)
+        if hint is None:
+            raise TypeError(f"the unknown field {inside + name!r}; {NEWER}")
         if dataclasses.is_dataclass(hint):
-            made[name] = _build(typing.cast(type, hint), value)
+            made[name] = _build(typing.cast(type, hint), value, f"{inside}{name}.")
         elif isinstance(value, list):
             made[name] = tuple(value)
         elif name == "out" and value is not None:

@@ -14,7 +14,7 @@ from ddl.config import RESIDUALS, OptimConfig
 from ddl.hf import DDLForCausalLM, from_gpt
 from ddl.models import GPT
 from ddl.optim import make_optimizer
-from tests.support.hf_cases import VOCABULARY, names, small
+from tests.support.hf_cases import CHECKPOINTING, VOCABULARY, names, small
 
 STEPS = 8
 
@@ -79,8 +79,8 @@ def test_the_same_in_pieces(tmp_path: Path) -> None:
     plain, pieces = fresh(), fresh()
     trainer(tmp_path / "plain", plain).train()
     halves = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    trainer(tmp_path / "pieces", pieces, **halves, activation_checkpointing=True).train()
-    assert pieces.is_activation_checkpointing
+    trainer(tmp_path / "pieces", pieces, **halves, **{CHECKPOINTING: True}).train()
+    assert getattr(pieces, f"is_{CHECKPOINTING}")
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(
             pieces.get_parameter(name), parameter, rtol=2e-3, atol=2e-4, msg=name

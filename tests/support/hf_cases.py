@@ -10,6 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
+from transformers import PreTrainedModel
 
 from ddl import cli
 from ddl.config import RESIDUALS, GPTConfig, TrainConfig
@@ -19,6 +20,10 @@ from ddl.train.runs import RunDirectory
 
 # No test may use the network.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+# transformers 5.23 gave the method, and the Trainer's option, a new name.
+HAS_NEW_NAME = hasattr(PreTrainedModel, "activation_checkpointing_enable")
+CHECKPOINTING = "activation_checkpointing" if HAS_NEW_NAME else "gradient_checkpointing"
 
 VOCABULARY = 61
 VARIANTS: dict[str, dict[str, Any]] = {name: {"residual": name} for name in RESIDUALS}

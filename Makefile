@@ -52,6 +52,9 @@ check: $(DEPS) ## formatting, lints and types, changing nothing
 	cargo fmt --check
 	cargo clippy --release --all-targets --features emulator -- -D warnings
 	$(VENV)/bin/clang-format --dry-run --Werror $(CUDA_SOURCES)
+	$(VENV)/bin/zizmor --quiet --offline --strict-collection --persona auditor .github
+	$(VENV)/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*
+	$(VENV)/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy

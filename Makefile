@@ -86,7 +86,6 @@ sanitize: $(EXT) ## part of the GPU tests under NVIDIA's compute-sanitizer
 	$(PY) tests/gpu/sanitize.py $(ARGS)
 
 lock: $(DEPS) ## rewrite requirements-dev.lock from pyproject.toml
-	$(PY) -m pip install --quiet uv
 	$(PY) -m uv pip compile --quiet --universal --python-version 3.10 \
 	    --extra train --extra plot --extra hf --extra eval --extra dev --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --output-file requirements-dev.lock pyproject.toml

@@ -78,7 +78,7 @@ def find_wheel(dist: Path) -> Path:
 def check_pair(wheel: Path, torch: str, python: str) -> None:
     """Test the wheel with one torch on one Python, with the newest of all other packages."""
     print(f"\n=== torch {torch}, Python {python}")
-    uv = [sys.executable, "-m", "uv"]
+    uv = [sys.executable, "-m", "uv", "--no-config"]  # pyproject.toml pins torch for development
     with tempfile.TemporaryDirectory() as folder:
         environment = Path(folder) / "environment"
         step(

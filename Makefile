@@ -63,7 +63,7 @@ check: $(DEPS) ## formatting, lints and types, changing nothing
 wheels: $(DEPS) ## wheels for Linux (x86-64, aarch64) and sdist, into dist/ (TARGETS=x86_64 for one)
 	$(PY) release/wheels.py $(if $(TARGETS),--targets $(TARGETS))
 
-# Without ARGS: every pair of the support matrix, then two builds and the sdist. An hour or more, 30 GB.
+# Without ARGS: every pair of the support matrix, then two builds and the sdist: an hour or more.
 check-wheel: $(DEPS) ## this machine's wheel of dist/ in empty environments (ARGS=--installed for one)
 	$(PY) release/check_wheel.py $(ARGS)
 	$(if $(ARGS),,$(PY) release/check_builds.py)

@@ -6,6 +6,7 @@ Where there is no Rust, maturin on its own downloads a compiler into a temporary
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shutil
 import subprocess
@@ -29,14 +30,17 @@ def missing() -> str | None:
     for program in ("cargo", "rustc"):
         if not shutil.which(program):
             return f"{wanted}, but `{program}` was not found: {advice}"
-    found = subprocess.run(["rustc", "--version"], capture_output=True, text=True)
+    quiet = os.environ | {"RUST_BACKTRACE": "0"}
+    found = subprocess.run(["rustc", "--version"], capture_output=True, text=True, env=quiet)
     version = re.match(r"rustc (\d+)\.(\d+)", found.stdout)
     if version is None:
-        answer = (found.stderr or found.stdout).strip() or "nothing"
+        answer = " ".join((found.stderr or found.stdout).split()) or "nothing"
         return f"{wanted}, but `rustc --version` answers: {answer}"
     if tuple(map(int, version.groups())) < tuple(map(int, least.split("."))):
         return f"{wanted}, but `rustc` is {found.stdout.split()[1]}: `rustup update`, or {advice}"
-    if not any(shutil.which(linker) for linker in ("cc", "gcc", "clang")):
+    # Conda's Rust, for one, names a linker that is none of the three.
+    named = any(re.fullmatch(r"CARGO_TARGET_\w+_LINKER", variable) for variable in os.environ)
+    if not named and not any(shutil.which(linker) for linker in ("cc", "gcc", "clang")):
         return "ddl-rs is built from source here, which needs a linker: install gcc or clang."
     return None
 

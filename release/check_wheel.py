@@ -110,11 +110,9 @@ def check_installed(wheel: Path) -> None:
 
 def check_commands(environment: Path, folder: Path) -> None:
     """Train, sample, export and evaluate with the README's lines and no other program."""
-    where = subprocess.run(
-        [environment / "bin" / "python", "-c", "import ddl._native; print(ddl._native.__file__)"],
-        cwd=folder, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert Path(where.stdout.strip()).is_relative_to(environment), f"imported {where.stdout}"
+    code = "import ddl._native; print(ddl._native.__file__)"
+    where = step("import", [environment / "bin" / "python", "-c", code], cwd=folder).splitlines()
+    assert Path(where[-1]).is_relative_to(environment), f"imported {where[-1]}"
     bare = {"PATH": str(environment / "bin"), "HOME": str(folder), "HF_HOME": str(folder / "hf")}
     for command in readme_commands():
         step(" ".join(command[:2]), command, cwd=folder, env=bare)
@@ -148,10 +146,12 @@ def run_tests(environment: Path, selection: list[str]) -> None:
     step("tests", [*command, *selection], env=os.environ | threads)
 
 
-def step(name: str, command: list[str | Path], **options: object) -> None:
-    """Run a command; end with its output if it fails."""
+def step(name: str, command: list[str | Path], **options: object) -> str:
+    """Run a command and return its output; end with the output if it fails."""
     start = time.monotonic()
     program = shutil.which(str(command[0]), path=options.get("env", os.environ)["PATH"])
+    if program is None:
+        sys.exit(f"{name}: `{command[0]}` was not found")
     result = subprocess.run(
         [program, *command[1:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         **{"cwd": ROOT, **options},
@@ -162,6 +162,7 @@ def step(name: str, command: list[str | Path], **options: object) -> None:
         sys.exit(f"{name}: failed after {seconds} s: {shlex.join(map(str, command))}")
     last = result.stdout.strip().splitlines()[-1:] if "pytest" in command else []
     print(f"{name:<12} {seconds:4d} s  {' '.join(last)}", flush=True)
+    return result.stdout
 
 
 if __name__ == "__main__":

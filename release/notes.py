@@ -1,7 +1,7 @@
 """Print the changelog's section for a tag: `python3 release/notes.py v0.2.0`.
 
 The tag has to be `v` and the version in Cargo.toml, and the section has to have a date and a text.
-Without, it says so in a sentence and returns 1, and nothing is released.
+If not, it says so in a sentence and returns 1, and nothing is released.
 """
 
 from __future__ import annotations

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import build_backend
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -27,14 +30,17 @@ def main() -> None:
         default=[*ARCHITECTURES, "sdist"], help="default: all",
     )  # fmt: skip
     options = parser.parse_args()
+    if sentence := build_backend.missing():
+        sys.exit(sentence)
     for target in options.targets:
-        for old in options.out.glob("*.tar.gz" if target == "sdist" else f"*_{target}.whl"):
+        ending = ".tar.gz" if target == "sdist" else f"_{target}.whl"
+        for old in options.out.glob(f"ddl_rs-*{ending}"):
             old.unlink()
         if target == "sdist":
             maturin("sdist", "--out", options.out.resolve())
         else:
             build_wheel(target, options.out.resolve())
-    for file in sorted(options.out.iterdir()):
+    for file in sorted(options.out.glob("ddl_rs-*")):
         print(f"{file.stat().st_size / 1e6:6.2f} MB  {file}")
 
 
@@ -102,4 +108,7 @@ def maturin(*arguments: str | Path, **environment: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except subprocess.CalledProcessError as error:  # the program has said why
+        sys.exit(f"The build stopped, because this failed: {shlex.join(map(str, error.cmd))}")

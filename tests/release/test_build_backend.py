@@ -27,12 +27,13 @@ def program(folder: Path, name: str, answer: str = "", code: int = 0) -> None:
     file.chmod(0o755)
 
 
-def call(hook: str, path: Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def call(hook: str, path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Call a hook as pip does, with `path` as the only place of programs."""
     code = f"import build_backend; print(build_backend.{hook}())"
-    environment = os.environ | {"PATH": str(path), "PYTHONPATH": str(ROOT / "release")}
+    environment = {name: text for name, text in os.environ.items() if "LINKER" not in name}
+    environment |= {"PATH": str(path), "PYTHONPATH": str(ROOT / "release"), **variables}
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
     )
 
 
@@ -44,6 +45,7 @@ def call(hook: str, path: Path, cwd: Path = ROOT) -> subprocess.CompletedProcess
         ({"cargo": "", "cc": ""}, "but `rustc` was not found: install Rust"),
         ({"cargo": "", "rustc": "rustc 1.70.0 (9f", "cc": ""}, "but `rustc` is 1.70.0: `rustup"),
         ({"cargo": "", "rustc": "no toolchain", "cc": ""}, "`rustc --version` answers: no toolc"),
+        ({"cargo": "", "rustc": "no default\nhelp: run"}, "answers: no default help: run"),
         ({"cargo": "", "rustc": f"rustc {RUST}.0"}, "which needs a linker: install gcc or clang."),
     ],
 )
@@ -63,6 +65,21 @@ def test_with_rust_nothing_else_is_fetched(tmp_path, version):
         program(tmp_path, name, answer)
     result = call("get_requires_for_build_wheel", tmp_path)
     assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
+
+
+def test_a_linker_that_cargo_is_told_of_is_enough(tmp_path):
+    for name, answer in {"cargo": "", "rustc": f"rustc {RUST}.0"}.items():
+        program(tmp_path, name, answer)
+    linker = {"CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER": "x86_64-conda-linux-gnu-cc"}
+    result = call("get_requires_for_build_wheel", tmp_path, **linker)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_stack_trace_of_rustup_is_not_asked_for(tmp_path):
+    program(tmp_path, "cargo")
+    program(tmp_path, "rustc", "'$RUST_BACKTRACE'")
+    result = call("get_requires_for_build_wheel", tmp_path, RUST_BACKTRACE="1")
+    assert result.stderr.endswith("answers: 0\n")
 
 
 def test_maturin_alone_would_fetch_a_compiler(tmp_path):

@@ -85,9 +85,9 @@ def build_libgcc(architecture: str) -> Path:
 def remapped_paths() -> list[str]:
     """Return the flags that keep this machine's folders out of the extension."""
     subprocess.run(["cargo", "fetch", "--locked", "--quiet"], check=True, cwd=ROOT)
-    cargo = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
+    cargo = Path(os.environ.get("CARGO_HOME") or Path.home() / ".cargo")
     folders = {str(ROOT): "ddl-rs", rustc("--print", "sysroot"): "rust"}
-    for registry in (cargo / "registry" / "src").iterdir():
+    for registry in (cargo / "registry" / "src").glob("*"):
         folders[str(registry)] = "crates"
     return [f"--remap-path-prefix={folder}={name}" for folder, name in folders.items()]
 

@@ -34,6 +34,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "wheel" in metafunc.fixturenames:
         folder = metafunc.config.getoption("--wheels")
         wheels = sorted(Path(folder).glob("*manylinux*.whl")) if folder else []
+        if folder and not wheels:
+            raise pytest.UsageError(f"`--wheels` must be a folder with Linux wheels, got {folder}")
         metafunc.parametrize("wheel", wheels, ids=[path.stem for path in wheels], scope="module")
 
 

@@ -140,8 +140,8 @@ def test_the_workflows_have_no_fault():
         ),
         (
             "release.yml",
-            "with:\n          attestations: true\n",
-            "\n      - run: ls\n",
+            "          attestations: true\n",
+            "          attestations: true\n      - run: ls\n",
             "runs more",
         ),
         ("checks.yml", "run: .ci/run", "run: (.ci/run", "syntax error"),

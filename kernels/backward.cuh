@@ -18,9 +18,38 @@ struct Gradients {
   Real* shift;  // (tokens): c·rstd, written for parameters_bwd
 };
 
+// A rewrite since the anchor: what its forward had and saved.
+struct Link {
+  const DIRECTION_T* direction;
+  const Real* value;
+  const Real* gate;
+  const Real* stats;  // r, p
+
+  __device__ __forceinline__ RewriteFactors factors(long long token) const {
+    RewriteFactors factors;
+    Real value[M];
+    factors.r = stats[token * (1 + M)];
+#pragma unroll
+    for (int j = 0; j < M; ++j) {
+      factors.readout[j] = stats[token * (1 + M) + 1 + j];
+      value[j] = this->value[token * M + j];
+    }
+    factors.finish(value, gate[token]);
+    return factors;
+  }
+};
+
+// The rewrites that lead from the anchor, which is `state`, to X, if CHAIN; X itself was not stored.
+struct Chain {
+  static constexpr int MOST = 31;
+  Link links[MOST];
+  long long length;
+};
+
 struct Backward {
   RewriteRead forward;
   Gradients gradients;
+  Chain chain;
 };
 
 // Layout of the backward's one sum over the features: c, then k̂ᵀ(G + w a), then k̂ᵀ(w x̂).
@@ -106,6 +135,7 @@ derive(const RewriteRead& args, const Gradients& g, const TokenScalars& loaded) 
 
 // A token's inputs. parameters_bwd does not need G.
 struct TokenInputs {
+  const Chain& chain;
   TokenStream<STATE_T, M> state;
   TokenStream<STATE_T, M, FEATURE_SLICED ? ABSENT : OPTIONAL> grad;
   TokenStream<DIRECTION_T, 1, REWRITE> direction;
@@ -113,12 +143,13 @@ struct TokenInputs {
   TokenStream<STATE_T, 1, READ == TOKEN> compressed;
   int stage = 0;  // the stage of the current token
 
-  __device__ TokenInputs(const RewriteRead& args, const Gradients& g, unsigned char*& shared)
-      : state(args.state, shared),
-        grad(g.grad_new_state, shared),
-        direction(args.direction, shared),
-        context(g.grad_context, shared),
-        compressed(args.compressed, shared) {}
+  __device__ TokenInputs(const Backward& all, unsigned char*& shared)
+      : chain(all.chain),
+        state(all.forward.state, shared),
+        grad(all.gradients.grad_new_state, shared),
+        direction(all.forward.direction, shared),
+        context(all.gradients.grad_context, shared),
+        compressed(all.forward.compressed, shared) {}
 
   // A halo token (not own) needs only dx, for which context and compressed are enough.
   __device__ __forceinline__ void prefetch(long long token, int row, int stage, bool own) const {
@@ -128,6 +159,9 @@ struct TokenInputs {
     state.prefetch(token, row, stage);
     grad.prefetch(token, row, stage);
     direction.prefetch(token, row, stage);
+    if constexpr (CHAIN) {
+      for (int link = 0; link < chain.length; ++link) prefetch_l2(packet_of(chain.links[link].direction, token, row));
+    }
   }
   __device__ __forceinline__ void load_read_inputs(long long token, int row) {
     context.load(token, row, stage, false);
@@ -137,6 +171,17 @@ struct TokenInputs {
     state.load(token, row, stage, again);
     grad.load(token, row, stage, again);
     direction.load(token, row, stage, again);
+    if constexpr (CHAIN) apply_chain(token, row, again);
+  }
+  // Anchor → X of a row, rounded after each rewrite, as the forwards stored it.
+  __device__ __forceinline__ void apply_chain(long long token, int row, bool again) {
+    Packet<DIRECTION_T, FEATURES> k;
+    for (int at = 0; at < chain.length; ++at) {
+      const Link& link = chain.links[at];
+      if (again) k.load_cached(packet_of(link.direction, token, row));
+      else k.load_streaming(packet_of(link.direction, token, row));
+      state[row] = rewritten(state[row], k, link.factors(token));
+    }
   }
 };
 

@@ -25,7 +25,7 @@ struct BackwardPass {
       : args(all.forward),
         g(all.gradients),
         chunk(args),
-        inputs(args, g, shared),
+        inputs(all, shared),
         scalars(args, g),
         sums(g.partial, reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0)) {}
 

@@ -7,6 +7,9 @@
 //                    the block's tokens (sums.cuh) and over the blocks by reduce.cu.
 // Moved per token: (3M + 3)·D elements, 15·D for M = 4; a token read (3M + 4)·D.
 //
+// X need not have been stored (CHAIN). An anchor is read in its place, and of each rewrite since then k (D) and 2 + 2M
+// numbers, which L1 serves to all but one warp; X gets the bits that it had.
+//
 // X' is not read. It is rebuilt from X, k, r and p, to the bits that the forward stored. If one block cannot hold a
 // token, a cluster of blocks shares it (sm_90 and newer; for bf16, M = 4 beyond D = 2048, M = 8 beyond 1024, and half of
 // that for a token read). Without clusters, X, G and k that do not fit in registers are loaded again after the sum: from
@@ -55,7 +58,7 @@ struct BackwardPass {
       : args(all.forward),
         g(all.gradients),
         chunk(args),
-        inputs(args, g, shared),
+        inputs(all, shared),
         scalars(args, g),
         sum(buffer),
         normed(after_window(shared)),

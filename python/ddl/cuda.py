@@ -89,6 +89,8 @@ def described(argument: Any) -> Any:
     """
     if isinstance(argument, torch.dtype):
         return str(argument).removeprefix("torch.")
+    if isinstance(argument, (list, tuple)):
+        return [described(tensor) for tensor in argument]
     if not isinstance(argument, Tensor):
         return argument
     offset = argument.storage_offset() * argument.itemsize

@@ -8,6 +8,8 @@ bfloat16 and float16 in any mix, or all float64. Sums, v and β are float32 (flo
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -20,9 +22,9 @@ from ddl.ops.checks import (
     gate_dtype,
 )
 from ddl.options import check_choice
-from ddl.results import ReadResult, RewriteReadResult
+from ddl.results import Chain, Link, ReadResult, RewriteReadResult
 
-__all__ = ["expand", "read", "rewrite", "rewrite_read"]
+__all__ = ["expand", "read", "rewrite", "rewrite_read", "rewrite_read_chained"]
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -145,11 +147,70 @@ def rewrite_read(
         RewriteReadResult(state X' (…, d, m), context (…, d), value (…, m) or None, gate (…,) or
         None).
     """
-    new_state, _, context, new_value, new_gate, _, _ = ops.rewrite_read(
+    return _rewrite_read(
+        state,
+        direction,
+        value,
+        gate,
+        None,
+        eps_k=eps_k,
+        compress=compress,
+        norm_weight=norm_weight,
+        norm_eps=norm_eps,
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        value_weight=value_weight,
+        value_bias=value_bias,
+        value_scale=value_scale,
+        value_from=value_from,
+        context_dtype=context_dtype,
+    )[0]
+
+
+def rewrite_read_chained(
+    state: Tensor,
+    direction: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    *,
+    chain: Chain,
+    **options: Any,
+) -> tuple[RewriteReadResult, Chain]:
+    """Apply `rewrite_read`, with its options, so that not every state is stored for the backward.
+
+    Returns its result, and the chain for the next call, which gets the new state.
+    """
+    chain = chain.before(direction)
+    result, link = _rewrite_read(state, direction, value, gate, chain, **options)
+    # Without kernels there are no statistics, and autograd stores what it likes.
+    return result, chain if link[-1] is None else chain.after(state, link)
+
+
+def _rewrite_read(
+    state: Tensor,
+    direction: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    chain: Chain | None,
+    *,
+    eps_k: float,
+    compress: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float | None = 1e-5,
+    gate_weight: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+    value_weight: Tensor | None = None,
+    value_bias: Tensor | None = None,
+    value_scale: float | None = None,
+    value_from: str = "context",
+    context_dtype: torch.dtype | None = None,
+) -> tuple[RewriteReadResult, Link]:
+    value, gate = _as_gate("value", value, state), _as_gate("gate", gate, state)
+    new_state, stats, context, new_value, new_gate, _, _ = ops.rewrite_read(
         state=state,
         direction=direction,
-        value=_as_gate("value", value, state),
-        gate=_as_gate("gate", gate, state),
+        value=value,
+        gate=gate,
         eps_k=_number("eps_k", eps_k),
         compress=compress,
         norm_weight=norm_weight,
@@ -161,13 +222,16 @@ def rewrite_read(
         value_scale=_optional_number("value_scale", value_scale),
         value_from_compressed=_from_compressed(value_from),
         context_dtype=_context_dtype(state, context_dtype),
+        anchor=None if chain is None else chain.anchor,
+        chain=None if chain is None else list(chain.links),
     )
-    return RewriteReadResult(
+    result = RewriteReadResult(
         new_state,
         context,
         None if value_weight is None else new_value,
         None if gate_weight is None else new_gate,
     )
+    return result, (direction, value, gate, stats)
 
 
 def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> Tensor:

@@ -25,6 +25,7 @@ from ddl.nn.residual import DeltaResidual
 from ddl.nn.stream import DeltaStream
 from ddl.optim import NEVER_DECAYED
 from ddl.options import Compress, ExpandKind
+from ddl.results import Chain
 
 __all__ = ["DeltaBlock", "Pending", "convert"]
 
@@ -37,7 +38,8 @@ class Pending(NamedTuple):
     """A state and a rewrite of it that has not been applied yet: it is fused with the next read.
 
     state: X (B, T, d, m). direction: k (B, T, d). value: v (B, T, m). gate: β (B, T).
-    eps_k: ε_k, in units of |k|.
+    eps_k: ε_k, in units of |k|. chain: the rewrites since the last state that is stored; None
+    outside of training.
     """
 
     state: Tensor
@@ -45,6 +47,7 @@ class Pending(NamedTuple):
     value: Tensor
     gate: Tensor
     eps_k: float
+    chain: Chain | None
 
 
 class DeltaBlock(nn.Module):
@@ -69,12 +72,13 @@ class DeltaBlock(nn.Module):
         *,
         expand: Expand | None,
         readout: Read | None,
+        anchor_every: int,
     ) -> None:
         super().__init__()
         self.ln_1, self.attn, self.ln_2, self.mlp = (getattr(block, name) for name in BLOCK)
         self.read_attn, self.read_mlp = reads
         self.res_attn, self.res_mlp = residuals
-        self.expand, self.readout = expand, readout
+        self.expand, self.readout, self.anchor_every = expand, readout, anchor_every
         self.train(block.training)
 
     def forward(self, x: Tensor | Pending) -> Tensor | Pending:
@@ -89,47 +93,63 @@ class DeltaBlock(nn.Module):
         read_mlp = require_exact_type("read_mlp", self.read_mlp, Read)
         res_attn = require_exact_type("res_attn", self.res_attn, DeltaResidual)
         res_mlp = require_exact_type("res_mlp", self.res_mlp, DeltaResidual)
-        state, x = self._open(x, read_attn) if isinstance(x, Tensor) else _advance(x, read_attn)
-        state, x = _advance(_sublayer(state, x, self.ln_1, self.attn, res_attn), read_mlp)
-        pending = _sublayer(state, x, self.ln_2, self.mlp, res_mlp)
+        reading = self._open(x, read_attn) if isinstance(x, Tensor) else _advance(x, read_attn)
+        reading = _advance(_sublayer(reading, self.ln_1, self.attn, res_attn), read_mlp)
+        pending = _sublayer(reading, self.ln_2, self.mlp, res_mlp)
         if self.readout is None:
             return pending
-        return _advance(pending, require_exact_type("readout", self.readout, Read))[1]
+        return _advance(pending, require_exact_type("readout", self.readout, Read)).x
 
-    def _open(self, x: Tensor, read: Read) -> tuple[Tensor, Tensor]:
-        """Expand embeddings (B, T, d) to (X, x): the first state and its raw read."""
+    def _open(self, x: Tensor, read: Read) -> _Reading:
+        """Expand embeddings (B, T, d) to the first state and read it."""
         if self.expand is None:
             raise TypeError("`x` must be what the block before returned, got a Tensor")
         state = self.expand(x)
         state = state.unsqueeze(-1) if read.value_channels == 1 else state
         if read.compress == "identity":
-            return state, state.squeeze(-1)
+            return _Reading(state, state.squeeze(-1), None)
         weight, dtype = read.effective_weight(), state.dtype
         result = functional.read(state, compress=weight, norm_eps=None, context_dtype=dtype)
-        return state, result.context
+        stores_less = self.anchor_every > 1 and torch.is_grad_enabled()
+        return _Reading(state, result.context, Chain(self.anchor_every) if stores_less else None)
+
+
+class _Reading(NamedTuple):
+    """A state X (B, T, d, m), its raw read x (B, T, d), and the rewrites that led to X."""
+
+    state: Tensor
+    x: Tensor
+    chain: Chain | None
 
 
 def _sublayer(
-    state: Tensor, x: Tensor, norm: nn.Module, sublayer: nn.Module, residual: DeltaResidual
+    reading: _Reading, norm: nn.Module, sublayer: nn.Module, residual: DeltaResidual
 ) -> Pending:
-    """Run the sublayer on norm(x), x (B, T, d) the raw read; return its pending rewrite of X."""
+    """Run the sublayer on norm(x); return its pending rewrite of X."""
+    state, x, chain = reading
     h = norm(x)
     value, gate = residual.value_and_gate(state, h, x)
     direction, value = residual.rewrite_inputs(state, sublayer(h), h, value)
-    return Pending(state, direction, value, gate, residual.eps_k)
+    return Pending(state, direction, value, gate, residual.eps_k, chain)
 
 
-def _advance(pending: Pending, read: Read) -> tuple[Tensor, Tensor]:
-    """Apply the pending write and return (X', x): the new state and its raw read, in its dtype."""
-    *write, eps_k = pending
+def _advance(pending: Pending, read: Read) -> _Reading:
+    """Apply the pending write and read the new state, in its dtype."""
+    *write, eps_k, chain = pending
     if read.compress == "identity":  # X' is its own read: the fused operator would store it twice
         state = functional.rewrite(*write, eps_k=eps_k)
-        return state, state.squeeze(-1)
-    weight, dtype = read.effective_weight(), pending.state.dtype
-    result = functional.rewrite_read(
-        *write, eps_k=eps_k, compress=weight, norm_eps=None, context_dtype=dtype
-    )
-    return result.state, result.context
+        return _Reading(state, state.squeeze(-1), None)
+    options: dict[str, Any] = {
+        "eps_k": eps_k,
+        "compress": read.effective_weight(),
+        "norm_eps": None,
+        "context_dtype": pending.state.dtype,
+    }
+    if chain is None:
+        result = functional.rewrite_read(*write, **options)
+    else:
+        result, chain = functional.rewrite_read_chained(*write, chain=chain, **options)
+    return _Reading(result.state, result.context, chain)
 
 
 # --- the model ------------------------------------------------------------------------------------
@@ -200,6 +220,7 @@ def convert(
             (stream.residuals[2 * i], stream.residuals[2 * i + 1]),
             expand=stream.expand if i == 0 else None,
             readout=stream.readout if i == len(blocks) - 1 else None,
+            anchor_every=stream.anchor_every,
         )
     kind: Any = type(model)
     model.__class__ = _converted(kind)

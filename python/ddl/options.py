@@ -33,15 +33,16 @@ def check_count(
     *,
     optional: bool = False,
     least: int = 1,
+    most: int = LARGEST_COUNT,
     kinds: tuple[type, ...] = (Integral,),
 ) -> None:
-    """Raise unless `number` is an integer (NumPy's included) ≥ `least`, or None if optional."""
+    """Raise unless `number` is an integer (NumPy's included) in [least, most] or optional None."""
     if number is None and optional:
         return
     if not is_whole(number, kinds) or number < least:
         refuse(name, f"an integer of at least {least}", number)
-    if number > LARGEST_COUNT:
-        refuse(name, f"at most {LARGEST_COUNT}", number)
+    if number > most:
+        refuse(name, f"at most {most}", number)
 
 
 def check_positive(
@@ -176,6 +177,7 @@ STREAM_OPTIONS: Options = {
     "expand": Option("repeat", get_args(ExpandKind)),
     "expand_kernel_size": Option(4, check_count, [{"expand": "conv"}]),
     "sublayers_per_compressor": Option(2, check_count, [{"compress": "channel token"}]),
+    "anchor_every": Option(None, partial(check_count, optional=True, most=32)),
 }
 
 # GPTConfig's own.

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["ReadResult", "RewriteReadResult"]
+__all__ = ["Chain", "Link", "ReadResult", "RewriteReadResult"]
+
+Link = tuple[Tensor, Tensor, Tensor, Tensor]  # direction, value, gate and statistics of a rewrite
 
 
 class ReadResult(NamedTuple):
@@ -32,3 +34,32 @@ class RewriteReadResult(NamedTuple):
     context: Tensor
     value: Tensor | None
     gate: Tensor | None
+
+
+class Chain(NamedTuple):
+    """The rewrites since the last state that is stored, from which a backward computes the others.
+
+    Every N-th state is stored, the anchor. A backward applies the rewrites since then to it again,
+    with the bits of the forward, so gradients are the same to the bit. Start with
+    `Chain(anchor_every=N)`; each call of `functional.rewrite_read_chained` returns the next one.
+
+    anchor_every: N. anchor: X (…, d, m); None if the next state is stored. links: direction, value,
+    gate and saved statistics of each rewrite since.
+    """
+
+    anchor_every: int
+    anchor: Tensor | None = None
+    links: tuple[Tensor, ...] = ()
+
+    def before(self, direction: Tensor) -> Chain:
+        """The chain for a rewrite along `direction`: an empty one if the dtypes differ."""
+        if self.links and self.links[0].dtype != direction.dtype:
+            return Chain(self.anchor_every)
+        return self
+
+    def after(self, state: Tensor, link: Link) -> Chain:
+        """The chain after a rewrite of `state`."""
+        links = (*self.links, *link)
+        if len(links) == len(link) * self.anchor_every:
+            return Chain(self.anchor_every)
+        return Chain(self.anchor_every, state if self.anchor is None else self.anchor, links)

@@ -2,12 +2,12 @@
 
 use super::auxiliary::launch_reduce;
 use super::device::{Call, Loaded};
-use super::kernel::arguments::{self, Address, Backward, Reduce, are_aligned};
+use super::kernel::arguments::{self, Address, Backward, MOST_LINKS, Reduce, are_aligned};
 use super::kernel::{Kernel, ParameterSums, Specialisation};
 use super::plan::Residency;
 use super::plan::chunk::chunk;
-use crate::error::Result;
-use crate::problem::{Gradients, Incoming, Outputs, Read, RewriteRead};
+use crate::error::{Error, Result};
+use crate::problem::{Gradients, Incoming, Link, Outputs, Read, RewriteRead};
 use crate::tensor::Tensor;
 
 /// Runs the operator forward into `outputs`, which `torch::operators` has allocated: kernels do not check pointers.
@@ -36,7 +36,7 @@ pub fn backward(
     gradients: &Gradients,
     call: &Call<'_>,
 ) -> Result<()> {
-    let mut argument = Backward { forward: inputs(problem), ..Default::default() };
+    let mut argument = Backward { forward: inputs(problem), chain: chain(problem)?, ..Default::default() };
     saved(&mut argument.forward, saved_outputs);
     argument.gradients = arguments::Gradients {
         // Overwritten in place only where CPU tensors run on the emulated GPU.
@@ -53,8 +53,9 @@ pub fn backward(
     let context = incoming.grad_context.as_ref().map(|grad| grad.dtype);
     let mut specialisation = Specialisation::rewrite_read(Kernel::Backward, problem, context);
     specialisation.sums = ParameterSums::new(gradients);
-    specialisation.aligned =
-        are_aligned(&argument.forward.packets()) && are_aligned(&argument.gradients.packets());
+    specialisation.aligned = are_aligned(&argument.forward.packets())
+        && are_aligned(&argument.gradients.packets())
+        && are_aligned(&argument.chain.packets());
     let mut blocks = 0;
     if problem.sizes.tokens() > 0 {
         let loaded = call.loaded(&specialisation)?;
@@ -172,6 +173,22 @@ fn inputs(problem: &RewriteRead) -> arguments::RewriteRead {
         argument.value_scale = read.value_scale.unwrap_or_default();
     }
     argument
+}
+
+fn chain(problem: &RewriteRead) -> Result<arguments::Chain> {
+    let mut chain = arguments::Chain::default();
+    if problem.chain.len() > MOST_LINKS {
+        return Err(Error::Argument(format!(
+            "`chain` must hold at most {MOST_LINKS} rewrites on a GPU, got {}",
+            problem.chain.len()
+        )));
+    }
+    chain.length = problem.chain.len() as i64;
+    for (to, Link { direction, value, gate, stats }) in chain.links.iter_mut().zip(&problem.chain) {
+        let [direction, value, gate, stats] = [direction, value, gate, stats].map(Tensor::address);
+        *to = arguments::Link { direction, value, gate, stats };
+    }
+    Ok(chain)
 }
 
 /// Fills in the tensors that the forward saves for the backward.

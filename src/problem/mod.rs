@@ -7,5 +7,5 @@ mod sizes;
 
 pub use expand::Expand;
 pub use outputs::{Gradients, Incoming, Outputs};
-pub use rewrite_read::{Read, Rewrite, RewriteRead};
+pub use rewrite_read::{Link, Read, Rewrite, RewriteRead};
 pub use sizes::Sizes;

@@ -55,13 +55,28 @@ impl Read {
     }
 }
 
+/// An earlier rewrite, and the r and p that its forward saved: what is needed to apply it again.
+#[derive(Debug)]
+pub struct Link {
+    /// k (…, d)
+    pub direction: Tensor,
+    /// v (…, m)
+    pub value: Tensor,
+    /// β (…)
+    pub gate: Tensor,
+    /// r, p (…, 1 + m)
+    pub stats: Tensor,
+}
+
 /// The operator between two sublayers: either half or both.
 #[derive(Debug)]
 pub struct RewriteRead {
     pub sizes: Sizes,
     /// leading shape, without (d, m)
     pub batch: Vec<usize>,
+    /// X, or, with a chain, the anchor from which its rewrites lead to X
     pub state: Tensor,
+    pub chain: Vec<Link>,
     pub rewrite: Option<Rewrite>,
     pub read: Option<Read>,
 }
@@ -76,7 +91,7 @@ impl RewriteRead {
         let over_time = read.as_ref().is_some_and(Read::over_time);
         let (sizes, batch) = state_sizes(&state, over_time)?;
         state.expect_reachable()?;
-        let problem = RewriteRead { sizes, batch, state, rewrite, read };
+        let problem = RewriteRead { sizes, batch, state, chain: Vec::new(), rewrite, read };
         if let Some(rewrite) = &problem.rewrite {
             problem.check_rewrite(rewrite)?;
         }
@@ -84,6 +99,31 @@ impl RewriteRead {
             problem.check_read(read)?;
         }
         Ok(problem)
+    }
+
+    /// Takes the rewrites that lead from the state, an anchor, to the one that is meant: k, v, β and the saved r, p
+    /// of each.
+    pub fn with_chain(mut self, chain: Vec<Tensor>) -> Result<RewriteRead> {
+        if !chain.len().is_multiple_of(4) {
+            return Err(Error::Argument(format!(
+                "`chain` must hold direction, value, gate and stats of each rewrite, got {} tensors",
+                chain.len()
+            )));
+        }
+        let Sizes { d, m, .. } = self.sizes;
+        let mut tensors = chain.into_iter();
+        while let (Some(direction), Some(value), Some(gate), Some(stats)) =
+            (tensors.next(), tensors.next(), tensors.next(), tensors.next())
+        {
+            self.check_stored(&direction, &[d])?;
+            direction
+                .expect_dtype(&[self.rewrite.as_ref().map_or(direction.dtype, |r| r.direction.dtype)])?;
+            self.check_gate(&value, &[m])?;
+            self.check_gate(&gate, &[])?;
+            self.check_gate(&stats, &[1 + m])?;
+            self.chain.push(Link { direction, value, gate, stats });
+        }
+        Ok(self)
     }
 
     /// The operator's name in Python.

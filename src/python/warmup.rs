@@ -137,6 +137,22 @@ impl Source for Described<'_> {
         Overwritten { tensor: self.tensor(name), copy: None }
     }
 
+    fn tensors(&mut self, name: &'static str) -> Vec<Tensor> {
+        self.optional_tensors(name).unwrap_or_default()
+    }
+
+    fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>> {
+        let descriptions: Vec<Bound<'_, PyAny>> = self.extracted(|list| list.extract())?;
+        let tensor = |description| match described(name, &description) {
+            Ok(tensor) => tensor,
+            Err(failure) => {
+                self.failed.get_or_insert(failure);
+                None
+            }
+        };
+        Some(descriptions.into_iter().filter_map(tensor).collect())
+    }
+
     fn float(&mut self) -> f64 {
         self.optional_float().unwrap_or_default()
     }

@@ -54,10 +54,18 @@ operator! { ReadOperator(ReadArguments) = c"read" -> ["context", "new_value", "n
     }
 }
 
-arguments! { struct RewriteReadArguments { state: Tensor, rewrite: Rewrite, read: Read, context_dtype: Option<Dtype> } }
+// The anchor and the chain are for the backward alone, which gets them as `state` and `chain`.
+arguments! { struct RewriteReadArguments {
+    state: Tensor, rewrite: Rewrite, read: Read, context_dtype: Option<Dtype>, anchor: Option<Tensor>,
+    chain: Option<Vec<Tensor>>,
+} }
 operator! { RewriteReadOperator(RewriteReadArguments) = c"rewrite_read"
         -> ["new_state", "stats", "context", "new_value", "new_gate", "compressed", "rstd"],
-    |RewriteReadArguments { state, rewrite, read, context_dtype }, run| {
+    |RewriteReadArguments { state, rewrite, read, context_dtype, anchor, chain }, run| {
+        let links = chain.map_or(0, |chain| chain.len());
+        if anchor.is_none() && links > 0 {
+            return Err(Error::Argument(format!("`chain` must come with an `anchor`, got {links} tensors")));
+        }
         forward(RewriteRead::new(state, Some(rewrite), Some(read))?, context_dtype, run)
     }
 }
@@ -139,14 +147,15 @@ operator! { ReadBackward(ReadBackwardArguments) = c"read_backward" -> [
 }
 
 arguments! { struct RewriteReadBackwardArguments {
-    incoming: Incoming, state: Tensor, rewrite: Rewrite, read: Read, stats: Tensor, saved: SavedByRead, wanted: i64,
+    incoming: Incoming, state: Tensor, rewrite: Rewrite, read: Read, stats: Tensor, saved: SavedByRead,
+    chain: Vec<Tensor>, wanted: i64,
 } }
 operator! { RewriteReadBackward(RewriteReadBackwardArguments) = c"rewrite_read_backward" -> [
         "grad_state", "grad_direction", "grad_value", "grad_gate", "grad_compress", "grad_norm_weight",
         "grad_gate_weight", "grad_gate_bias", "grad_value_weight", "grad_value_bias"
     ],
-    |RewriteReadBackwardArguments { incoming, state, rewrite, read, stats, saved, wanted }, run| {
-        let problem = RewriteRead::new(state, Some(rewrite), Some(read))?;
+    |RewriteReadBackwardArguments { incoming, state, rewrite, read, stats, saved, chain, wanted }, run| {
+        let problem = RewriteRead::new(state, Some(rewrite), Some(read))?.with_chain(chain)?;
         backward(problem, incoming, saved.with(Some(stats)), wanted, None, run)
     }
 }
@@ -156,7 +165,7 @@ operator! { RewriteReadBackward(RewriteReadBackwardArguments) = c"rewrite_read_b
 arguments! { struct OverwritingBackwardArguments {
     grad_new_state: Overwritten,
     grad_context: Option<Tensor>, grad_new_value: Option<Tensor>, grad_new_gate: Option<Tensor>,
-    state: Tensor, rewrite: Rewrite, read: Read, stats: Tensor, saved: SavedByRead, wanted: i64,
+    state: Tensor, rewrite: Rewrite, read: Read, stats: Tensor, saved: SavedByRead, chain: Vec<Tensor>, wanted: i64,
 } }
 operator! { OverwritingBackward(OverwritingBackwardArguments) = c"rewrite_read_backward_" -> [
         "grad_direction", "grad_value", "grad_gate", "grad_compress", "grad_norm_weight", "grad_gate_weight",
@@ -164,10 +173,11 @@ operator! { OverwritingBackward(OverwritingBackwardArguments) = c"rewrite_read_b
     ],
     |arguments, run| {
         let OverwritingBackwardArguments {
-            grad_new_state, grad_context, grad_new_value, grad_new_gate, state, rewrite, read, stats, saved, wanted,
+            grad_new_state, grad_context, grad_new_value, grad_new_gate, state, rewrite, read, stats, saved, chain,
+            wanted,
         } = arguments;
         let incoming = Incoming { grad_new_state: None, grad_context, grad_new_value, grad_new_gate };
-        let problem = RewriteRead::new(state, Some(rewrite), Some(read))?;
+        let problem = RewriteRead::new(state, Some(rewrite), Some(read))?.with_chain(chain)?;
         let Overwritten { tensor, copy } = grad_new_state;
         backward(problem, incoming, saved.with(Some(stats)), wanted, Some(tensor), run)?;
         Overwritten::copy_back(copy)
@@ -248,7 +258,8 @@ fn check_overwritten(
     let rewrite = problem.rewrite.as_ref().map(|r| [&r.direction, &r.value, &r.gate]);
     let saved = [&saved.stats, &saved.new_value, &saved.new_gate, &saved.compressed, &saved.rstd];
     let grads = [&incoming.grad_context, &incoming.grad_new_value, &incoming.grad_new_gate];
-    let rows = saved.into_iter().chain(grads).flatten();
+    let links = problem.chain.iter().flat_map(|link| [&link.direction, &link.value, &link.gate, &link.stats]);
+    let rows = saved.into_iter().chain(grads).flatten().chain(links);
     rows.chain(rewrite.into_iter().flatten()).chain([&problem.state]).try_for_each(|row| to.expect_apart(row))
 }
 

@@ -5,6 +5,7 @@
 //!
 //! - A tensor on the dispatcher's stack is a handle that the callee owns and deletes. So is one that it returns.
 //! - An optional is null, or points to a word that C++'s `new` made and that the callee deletes.
+//! - A list is a handle that the callee owns and deletes; so are the tensors in it, one by one.
 //! - A float is its bits, a dtype an i32 and a bool a byte of the word.
 //! - A shim that fails prints a trace to stderr and returns nonzero. `aoti_torch_check` throws instead.
 
@@ -45,6 +46,9 @@ functions! {
         fn aoti_torch_delete_tensor_object(Handle) -> i32;
         fn aoti_torch_check(bool, *const c_char, *const c_char, u32, *const c_char);
         fn torch_get_num_threads(*mut u32) -> i32;
+        fn torch_list_size(*mut c_void, *mut usize) -> i32;
+        fn torch_list_get_item(*mut c_void, usize, *mut Word) -> i32;
+        fn torch_delete_list(*mut c_void) -> i32;
     }
 }
 
@@ -226,6 +230,24 @@ impl Shims {
         // SAFETY: as above; it is not read again.
         unsafe { (self.delete._ZdlPv)(pointer.cast()) };
         Some(value)
+    }
+
+    /// Takes the words of a list, which the caller owns one by one from here on.
+    ///
+    /// # Safety
+    /// `list` is a list that the caller owns, and does not use again.
+    pub unsafe fn list(&self, list: Word) -> Vec<Word> {
+        let (f, list, mut size) = (&self.functions, list as *mut c_void, 0);
+        // SAFETY: the contract above, and room for the result.
+        unsafe { (f.torch_list_size)(list, &mut size) };
+        let mut words = vec![0; size];
+        for (index, word) in words.iter_mut().enumerate() {
+            // SAFETY: an index within the list, and room for the result.
+            unsafe { (f.torch_list_get_item)(list, index, word) };
+        }
+        // SAFETY: owned, and not used again.
+        unsafe { (f.torch_delete_list)(list) };
+        words
     }
 
     /// Throws a C++ exception, which Python sees as a RuntimeError. No frame that it leaves may have a destructor.

@@ -19,6 +19,8 @@ pub trait Source {
     /// Takes a tensor that may stand in for an absent one.
     fn saved_tensor(&mut self, name: &'static str) -> Option<Tensor>;
     fn overwritten_tensor(&mut self, name: &'static str) -> Overwritten;
+    fn tensors(&mut self, name: &'static str) -> Vec<Tensor>;
+    fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>>;
     fn float(&mut self) -> f64;
     fn optional_float(&mut self) -> Option<f64>;
     fn integer(&mut self) -> i64;
@@ -70,6 +72,8 @@ single! {
     Option<Tensor>, "Tensor?", |source, name| source.optional_tensor(name);
     Saved, "Tensor", |source, name| Saved(source.saved_tensor(name));
     Overwritten, "Tensor(a!)", |source, name| source.overwritten_tensor(name);
+    Vec<Tensor>, "Tensor[]", |source, name| source.tensors(name);
+    Option<Vec<Tensor>>, "Tensor[]?", |source, name| source.optional_tensors(name);
     f64, "float", |source, _name| source.float();
     Option<f64>, "float?", |source, _name| source.optional_float();
     i64, "int", |source, _name| source.integer();
@@ -156,6 +160,19 @@ impl<'a> Stack<'a> {
         self.keep(name, viewed.map(|(tensor, owned, _)| (tensor, owned)))
     }
 
+    /// Takes a list of tensors.
+    ///
+    /// # Safety
+    /// `list` is one that this call owns, and that is not used again.
+    unsafe fn list(&mut self, name: &'static str, list: Word) -> Vec<Tensor> {
+        // SAFETY: the contract above.
+        let words = unsafe { shims().list(list) };
+        // All are owned before the first is looked at.
+        // SAFETY: the elements are tensors, which are owned one by one.
+        let owned: Vec<Owned> = words.into_iter().map(|word| unsafe { Owned::new(word as Handle) }).collect();
+        owned.into_iter().map(|owned| self.hold(name, owned)).collect()
+    }
+
     fn keep(&mut self, name: &'static str, viewed: Result<(Tensor, Owned)>) -> Tensor {
         match viewed {
             Ok((tensor, owned)) => {
@@ -217,6 +234,18 @@ impl Source for Stack<'_> {
                 Overwritten { tensor: nothing(name), copy: None }
             }
         }
+    }
+
+    fn tensors(&mut self, name: &'static str) -> Vec<Tensor> {
+        let list = self.word();
+        // SAFETY: the schema has a list of tensors here (`Stack::new`), and it is taken once.
+        unsafe { self.list(name, list) }
+    }
+
+    fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>> {
+        let list = self.optional()?;
+        // SAFETY: as above.
+        Some(unsafe { self.list(name, list) })
     }
 
     fn float(&mut self) -> f64 {

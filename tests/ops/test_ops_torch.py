@@ -38,10 +38,15 @@ def operator_arguments(name: str, m: int, compress: str, dtype: torch.dtype, **o
         weight = torch.randn(6, m, 3, dtype=dtype, requires_grad=True)
         x = t["state"].detach()[..., 0].requires_grad_()
         return x, weight if compress == "token" else None, m
+    anchored: tuple[Any, Any] = (None, None)
+    if options.get("chained"):
+        link = [x.detach().clone() for x in rewrite[:3]]
+        link.append(torch.rand(*link[2].shape, 1 + m, dtype=link[2].dtype))
+        anchored = (t["state"].detach().clone(), [*link, *(x.clone() for x in link)])
     return {
         "rewrite": (t["state"], *rewrite),
         "read": (t["state"], *read),
-        "rewrite_read": (t["state"], *rewrite, *read),
+        "rewrite_read": (t["state"], *rewrite, *read, *anchored),
     }[name]
 
 
@@ -56,6 +61,9 @@ def backward_arguments(name: str, arguments: Sequence[Any], wanted: int = ALL) -
     made = dict(zip(forward.outputs, outputs, strict=True))
     known = {f"grad_{output}": torch.randn_like(x) for output, x in made.items() if x.numel()}
     known |= made | dict(zip(forward.names, arguments, strict=True)) | {"wanted": wanted}
+    known["chain"] = known.get("chain") or []
+    if known["chain"]:
+        known["state"] = known["anchor"]
     return [known.get(argument) for argument in backward.names]
 
 
@@ -65,6 +73,16 @@ def test_opcheck(name, m, compress):
     op = getattr(torch.ops.ddl, name).default
     for dtype in (F64, F32):
         torch.library.opcheck(op, operator_arguments(name, m, compress, dtype))
+
+
+@pytest.mark.parametrize(("m", "compress"), CASES)
+def test_opcheck_with_a_chain(m, compress):
+    given = operator_arguments("rewrite_read", m, compress, F64, chained=True)
+    torch.library.opcheck(torch.ops.ddl.rewrite_read.default, given)
+    detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in given]
+    arguments = backward_arguments("rewrite_read", detached)
+    torch.library.opcheck(torch.ops.ddl.rewrite_read_backward.default, arguments)
+    torch.library.opcheck(torch.ops.ddl.rewrite_read_backward_.default, arguments)
 
 
 @pytest.mark.parametrize("name", ["rewrite", "read", "rewrite_read", "expand"])

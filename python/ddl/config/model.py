@@ -90,6 +90,9 @@ class GPTConfig:
     """Tokens that the embedding convolution spans."""
     sublayers_per_compressor: int = 2
     """Consecutive sublayers that share one compressor; 2 is one per block, as in the papers."""
+    anchor_every: int | None = None
+    """Every so many states of the stream are stored for the backward, at most 32; it computes the
+    others again, to the same bits. None for 8, or 1 (every state) if there is one value channel."""
     mapping: Mapping = "k"
     """Role of a sublayer's output. k: it is the rewrite's direction, and the value comes from the
     read. v: it is the value, and the branch `direction` computes the direction."""
@@ -134,7 +137,8 @@ class GPTConfig:
         check_options(given, MODEL_OPTIONS, _spelled)
         check_options(given, STREAM_OPTIONS, _spelled)
         if self.residual == "additive":
-            check_left(given, RESIDUAL_OPTIONS, f"residual={quoted(STREAMS)}")
+            alone = {"anchor_every": STREAM_OPTIONS["anchor_every"]}
+            check_left(given, RESIDUAL_OPTIONS | alone, f"residual={quoted(STREAMS)}")
         check_residual(given, 1 if self.residual == "ddl" else self.value_channels)
         self._check_heads()
 

@@ -19,7 +19,7 @@ from ddl.options import (
     check_count,
     check_options,
 )
-from ddl.results import ReadResult, RewriteReadResult
+from ddl.results import Chain, ReadResult, RewriteReadResult
 
 from .checks import check_mask, check_returned, check_stream, require_exact_type
 from .expand import Expand
@@ -69,6 +69,9 @@ class DeltaStream(nn.Module):
             "repeat": each is a copy.
             "conv": each is a causal depthwise convolution over the last expand_kernel_size tokens.
         expand_kernel_size: as Expand's kernel_size.
+        anchor_every: every so many states are stored for the backward, at most 32; it computes the
+            others again, and the gradients are the same to the bit. None for 8, or 1 (every state)
+            if m = 1. A state that a gate or direction reads is stored all the same.
         sublayers_per_compressor: number of consecutive sublayers whose reads share one compression
             (2 in the papers: attention and MLP of a block).
         device, dtype: of the parameters.
@@ -103,6 +106,7 @@ class DeltaStream(nn.Module):
         expand: ExpandKind = "repeat",
         expand_kernel_size: int = 4,
         sublayers_per_compressor: int = 2,
+        anchor_every: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **residual: Any,
@@ -115,6 +119,7 @@ class DeltaStream(nn.Module):
         _check_known(residual)
         self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
         self.hidden_size, self.value_channels = hidden_size, value_channels
+        self.anchor_every = anchor_every or (8 if value_channels > 1 else 1)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.expand = Expand(
             hidden_size, value_channels, kind=expand, kernel_size=expand_kernel_size, **factory
@@ -178,6 +183,8 @@ class DeltaStream(nn.Module):
         if history is not None:
             history.begin()
         state = self._open(x, history)
+        stores_less = history is None and self.anchor_every > 1 and torch.is_grad_enabled()
+        chain = Chain(self.anchor_every) if stores_less else None
         context, value, gate = _read("reads.0", state, arguments[0], history)
         for index, (sublayer, residual, after) in enumerate(
             zip(self.sublayers, self.residuals, arguments[1:], strict=True)
@@ -189,10 +196,13 @@ class DeltaStream(nn.Module):
             value, gate = residual.fill_value_and_gate(state, context, value, gate, window)
             gate = gate if keep is None else gate * keep
             direction, value = residual.rewrite_inputs(state, written, context, value)
-            rewrite = (state, direction, value, gate, residual.eps_k)
-            state, context, value, gate = _rewrite_read(
-                f"reads.{index + 1}", rewrite, after, history
-            )
+            rewrite = (state, direction, value, gate)
+            options = {"eps_k": residual.eps_k, **after}
+            if chain is None:
+                result = _rewrite_read(f"reads.{index + 1}", rewrite, options, history)
+            else:
+                result, chain = functional.rewrite_read_chained(*rewrite, chain=chain, **options)
+            state, context, value, gate = result
         if history is not None:
             history.commit()
         return context
@@ -253,18 +263,18 @@ def _read(name: str, state: Tensor, read: dict[str, Any], history: History | Non
 
 def _rewrite_read(
     name: str,
-    rewrite: tuple[Tensor, Tensor, Tensor, Tensor, float],
-    read: dict[str, Any],
+    rewrite: tuple[Tensor, Tensor, Tensor, Tensor],
+    options: dict[str, Any],
     history: History | None,
 ) -> RewriteReadResult:
     """Apply `functional.rewrite_read` to tokens that follow those in `history`."""
-    *operands, eps_k = rewrite
     if history is not None and name in history:  # the read needs the earlier states, too
-        state = functional.rewrite(*operands, eps_k=eps_k)
+        read = dict(options)
+        state = functional.rewrite(*rewrite, eps_k=read.pop("eps_k"))
         return RewriteReadResult(state, *_read(name, state, read, history))
-    result = functional.rewrite_read(*operands, eps_k=eps_k, **read)
-    if history is not None and _taps(read) > 1:
-        history.remember(name, result.state, _taps(read))
+    result = functional.rewrite_read(*rewrite, **options)
+    if history is not None and _taps(options) > 1:
+        history.remember(name, result.state, _taps(options))
     return result
 
 

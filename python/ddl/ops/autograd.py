@@ -44,15 +44,20 @@ class Wiring:
         reads = set(backward.names)
         tensors = [name for name in forward.tensors if name in reads]
         outputs = [name for name in forward.outputs if name in reads]
-        numbers = [name for name in arguments if name in reads and name not in forward.tensors]
-        self.inputs_to_save = _picker([arguments.index(name) for name in tensors])
+        lists = [name for name in forward.lists if name in reads]
+        others = {*forward.tensors, *lists}
+        numbers = [name for name in arguments if name in reads and name not in others]
+        self._inputs_to_save = _picker([arguments.index(name) for name in tensors])
         self.outputs_to_save = _picker([forward.outputs.index(name) for name in outputs])
         self.numbers_to_save = _picker([arguments.index(name) for name in numbers])
+        self._anchor = arguments.index("anchor") if lists else None
+        self._chain = arguments.index("chain") if lists else None
+        self._before_chain = len(tensors) + len(outputs)
         self.without_gradient = _picker([
             at for at, name in enumerate(forward.outputs) if f"grad_{name}" not in reads
         ])  # fmt: skip
-        given = [*(f"grad_{name}" for name in forward.outputs), *tensors, *outputs, *numbers]
-        given.append("wanted")
+        given = [f"grad_{name}" for name in forward.outputs]
+        given += [*tensors, *outputs, *numbers, *lists, "wanted"]
         self._arguments = [given.index(name) for name in backward.names]
         self._pick_arguments = _picker(self._arguments)
         results = backward.outputs
@@ -87,8 +92,23 @@ class Wiring:
             self._known[key] = wanted, positions
         return wanted, positions
 
-    def backward_arguments(self, given: Values) -> Values:
-        """Pick the backward's arguments from incoming gradients, saved values and `wanted`."""
+    def tensors_to_save(self, inputs: Values, outputs: Values) -> Values:
+        """Return the tensors that the backward uses: the anchor for the state, the chain last."""
+        tensors = self._inputs_to_save(inputs)
+        if self._anchor is None or self._chain is None or inputs[self._anchor] is None:
+            return (*tensors, *self.outputs_to_save(outputs))
+        state_and_others = (inputs[self._anchor], *tensors[1:])
+        return (*state_and_others, *self.outputs_to_save(outputs), *(inputs[self._chain] or ()))
+
+    def backward_arguments(
+        self, grads: Values, saved: Values, numbers: Values, wanted: int
+    ) -> Values:
+        """Pick the backward's arguments from incoming gradients and what was saved."""
+        if self._chain is None:
+            given = (*grads, *saved, *numbers, wanted)
+        else:
+            before = self._before_chain
+            given = (*grads, *saved[:before], *numbers, list(saved[before:]), wanted)
         if torch.compiler.is_compiling():  # compiled autograd does not know itemgetter
             return tuple([given[position] for position in self._arguments])
         return self._pick_arguments(given)
@@ -106,7 +126,7 @@ def derivative(
 
     def setup(ctx: Any, inputs: Values, output: Any) -> None:
         outputs = (output,) if single else output
-        ctx.save_for_backward(*wiring.inputs_to_save(inputs), *wiring.outputs_to_save(outputs))
+        ctx.save_for_backward(*wiring.tensors_to_save(inputs, outputs))
         ctx.numbers = wiring.numbers_to_save(inputs)
         ctx.mark_non_differentiable(*wiring.without_gradient(outputs))
         ctx.set_materialize_grads(False)
@@ -115,7 +135,7 @@ def derivative(
         if all(grad is None for grad in grads):
             return (None,) * len(forward.names)
         wanted, positions = wiring.wanted(ctx.needs_input_grad, grads)
-        given = wiring.backward_arguments((*grads, *ctx.saved_tensors, *ctx.numbers, wanted))
+        given = wiring.backward_arguments(grads, ctx.saved_tensors, ctx.numbers, wanted)
         if overwriting and _may_overwrite(given[0]):
             # torch.compile traces this, and drops the copy if nothing else needs the gradient.
             grad_new_state, *others = given
@@ -153,7 +173,7 @@ def differentiable(
     """Return the operator's implementation for the Autograd key, which is its direct call, too.
 
     It replaces torch.library's for speed: that one fills in default arguments, at 75 µs a call for
-    the arguments of `rewrite_read`; our schemas have no defaults.
+    the arguments of `rewrite_read`.
     """
     entry, below_autograd = private.entry_of(OVERLOADS[operator.name]), private.below_autograd
     in_transform, any_requires_grad = private.in_transform, private.any_requires_grad
@@ -171,7 +191,11 @@ def differentiable(
 
     apply = private.apply_of(Derivative)
 
+    count, defaults = len(operator.names), operator.defaults
+
     def direct(*inputs: Any) -> Any:
+        if len(inputs) < count:  # torch drops arguments that equal their defaults
+            inputs = (*inputs, *defaults[len(inputs) - count :])
         if level() >= 0 or in_transform():
             refuse_transforms(operator, inputs)
         try:

@@ -20,26 +20,36 @@ READ = (
 READ_INCOMING = "Tensor? grad_context, Tensor? grad_new_value, Tensor? grad_new_gate"
 # Outputs that the read's backward uses; an absent one is an empty tensor.
 READ_SAVED = "Tensor new_value, Tensor new_gate, Tensor compressed, Tensor rstd"
+# How the backward gets a state that is not saved: it applies the rewrites of the chain (direction,
+# value, gate and stats of each, without gradients of their own) to the anchor. Without an anchor
+# the state is saved. The defaults are for programs that were exported before these were there.
+ANCHORED = "Tensor? anchor=None, Tensor[]? chain=None"
 READ_PARAMETERS = "compress norm_weight gate_weight gate_bias value_weight value_bias"
 
 
 class Operator:
     """An operator: `torch.ops.ddl.<name>(arguments) -> outputs`.
 
-    declared: the arguments' schemas, in order. names: their names. tensors, optional: names of
-    those that are tensors, and of those that may be None. Arguments: the type of a call's arguments
-    by name. outputs: names, in order.
+    declared: the arguments' schemas, in order. names: their names. defaults: of the last arguments.
+    tensors, optional, lists: names of those that are tensors, that may be None, that are lists of
+    tensors. Arguments: the type of a call's arguments by name. outputs: names, in order.
     """
 
     def __init__(self, name: str, arguments: str, outputs: str) -> None:
-        pairs = [argument.split(" ") for argument in arguments.split(", ")]
         self.name, self.declared = name, arguments.split(", ")
+        pairs = [argument.partition("=")[0].split(" ") for argument in self.declared]
         self.names = [argument for _, argument in pairs]
-        self.tensors = [argument for kind, argument in pairs if kind.startswith("Tensor")]
+        self.lists = [argument for kind, argument in pairs if kind.startswith("Tensor[]")]
+        self.tensors = [
+            argument
+            for kind, argument in pairs
+            if kind.startswith("Tensor") and argument not in self.lists
+        ]
         self.optional = [argument for kind, argument in pairs if kind.endswith("?")]
         self.outputs = outputs.split(" ")
         make: Any = namedtuple  # mypy knows only literal fields
-        self.Arguments = make("Arguments", self.names)
+        self.defaults = (None,) * sum(argument.endswith("=None") for argument in self.declared)
+        self.Arguments = make("Arguments", self.names, defaults=self.defaults)
 
     @property
     def schema(self) -> str:
@@ -60,7 +70,7 @@ read = Operator(
 )
 rewrite_read = Operator(
     "rewrite_read",
-    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype",
+    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, {ANCHORED}",
     "new_state stats context new_value new_gate compressed rstd",
 )
 expand = Operator("expand", "Tensor x, Tensor? weight, int value_channels", "state")
@@ -80,7 +90,7 @@ read_backward = Operator(
 rewrite_read_backward = Operator(
     "rewrite_read_backward",
     f"Tensor? grad_new_state, {READ_INCOMING}, Tensor state, {REWRITE}, {READ}, Tensor stats, "
-    f"{READ_SAVED}, int wanted",
+    f"{READ_SAVED}, Tensor[] chain, int wanted",
     _gradients(f"state direction value gate {READ_PARAMETERS}"),
 )
 # Overwrites grad_new_state with the gradient of the state. `wanted` has the bits of
@@ -88,7 +98,7 @@ rewrite_read_backward = Operator(
 overwriting_backward = Operator(
     "rewrite_read_backward_",
     f"Tensor(a!) grad_new_state, {READ_INCOMING}, Tensor state, {REWRITE}, {READ}, Tensor stats, "
-    f"{READ_SAVED}, int wanted",
+    f"{READ_SAVED}, Tensor[] chain, int wanted",
     _gradients(f"direction value gate {READ_PARAMETERS}"),
 )
 expand_backward = Operator(

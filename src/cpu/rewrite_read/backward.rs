@@ -1,7 +1,7 @@
 //! `rewrite`, `read` and `rewrite_read`, backward, one token row at a time.
 //!
 //! Moved per token: G, X, k and dh in, dX and dk out, (3m + 3)·d elements. X' is recomputed in cache from
-//! X, k, e and β. A read over time keeps a ring of K values of dx, computed K−1 tokens ahead of dX. For the
+//! X, k, e and β. So is X if it was not stored: from the anchor, m·d, and d more for each rewrite since. A read over time keeps a ring of K values of dx, computed K−1 tokens ahead of dX. For the
 //! tokens after the part it computes only dx, from their dh, x and rstd; their X and G are not loaded.
 //!
 //! With G = ∂L/∂X', k̂ = r·k, e = v − p and the read's dx:
@@ -25,7 +25,7 @@ use crate::cpu::simd::channels::{Target, load, round_to, store, view};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
 use crate::cpu::simd::row::dots;
-use crate::problem::{Gradients, Incoming, Outputs, Read, Rewrite, RewriteRead, Sizes};
+use crate::problem::{Gradients, Incoming, Link, Outputs, Read, Rewrite, RewriteRead, Sizes};
 use crate::tensor::{Ahead, RowsMut};
 
 /// Runs the operator backward on `threads` threads; the forward filled `saved`.
@@ -165,7 +165,7 @@ impl<'a, A: Accum> Part<'a, A> {
         let mut ahead = self.rows_ahead(token + 1);
         let Scratch { state, rewritten, grad, direction, grad_direction, along, read: read_scratch } =
             scratch;
-        let states = view(self.problem.state.rows(d * m), token, m, state);
+        let states = self.state(token, state, direction, along, &mut ahead);
         ahead.step();
         match (&self.incoming.grad_new_state, &self.state) {
             (Some(incoming), _) => load(incoming.rows(d * m), token, m, grad),
@@ -173,7 +173,10 @@ impl<'a, A: Accum> Part<'a, A> {
             _ => grad.fill(A::default()),
         }
         ahead.step();
-        let factors = self.problem.rewrite.as_ref().map(|rewrite| self.factors(rewrite, token, direction));
+        let rewrite = self.problem.rewrite.as_ref().zip(self.saved.stats.as_ref());
+        let factors = rewrite.map(|(Rewrite { direction: k, value, gate, .. }, stats)| {
+            Factors::new([k, value, gate, stats], token, m, direction)
+        });
         if let (Some(read), Some(sums)) = (&self.read, sums) {
             let mut after = states;
             if let Some(factors) = &factors {
@@ -220,20 +223,30 @@ impl<'a, A: Accum> Part<'a, A> {
         Ahead::new(spans.map(Option::unwrap_or_default), 3 * m + 3)
     }
 
+    /// X: as it is stored, or the anchor after the chain's rewrites, each rounded as its forward rounded it.
     #[inline(always)]
-    fn factors<'t>(&self, rewrite: &'t Rewrite, token: usize, direction: &'t mut [A]) -> Factors<'t, A>
+    fn state<'t>(
+        &self,
+        token: usize,
+        state: &'t mut [A],
+        direction: &mut [A],
+        scales: &mut [A],
+        ahead: &mut Ahead,
+    ) -> &'t [A]
     where
         'a: 't,
     {
-        let (d, m) = (direction.len(), self.problem.sizes.m);
-        let stats: &[A] = self.saved.stats.as_ref().map_or(&[], |stats| stats.rows(1 + m).row(token));
-        Factors {
-            k: view(rewrite.direction.rows(d), token, 1, direction),
-            r: stats[0],
-            readout: &stats[1..],
-            value: rewrite.value.rows(m).row(token),
-            gate: rewrite.gate.rows(1).row(token)[0],
+        let (Sizes { d, m, .. }, stored) = (self.problem.sizes, &self.problem.state);
+        let chain = &self.problem.chain;
+        if chain.is_empty() {
+            return view(stored.rows(d * m), token, m, state);
         }
+        load(stored.rows(d * m), token, m, state);
+        for Link { direction: k, value, gate, stats } in chain {
+            Factors::new([k, value, gate, stats], token, m, direction).rewrite_in_place(state, scales, ahead);
+            round_to(stored.dtype, state);
+        }
+        state
     }
 
     /// Scales kᵀG to g in place, stores dv and dβ, and returns −r² k̂ᵀdk̂, the coefficient of k in dk.

@@ -1,9 +1,10 @@
 //! The rewrite's half of the backward, row by row: X' recomputed, dX and dk.
 
-use super::forward::rewrite_row;
+use super::forward::{rewrite_in_place, rewrite_row};
+use crate::cpu::simd::channels::view;
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::row::{add_two_scaled, set_scaled_sum, set_three_scaled};
-use crate::tensor::Ahead;
+use crate::tensor::{Ahead, Tensor};
 
 /// A token's rewrite: k, v, β, and the r and p that the forward saved.
 pub(super) struct Factors<'t, A> {
@@ -15,14 +16,45 @@ pub(super) struct Factors<'t, A> {
     pub(super) gate: A,
 }
 
-impl<A: Accum> Factors<'_, A> {
+impl<'t, A: Accum> Factors<'t, A> {
+    /// The factors of one token, from the rewrite's k, v and β and the r and p that its forward saved; `direction` is
+    /// scratch.
+    #[inline(always)]
+    pub(super) fn new(
+        [k, v, gate, stats]: [&'t Tensor; 4],
+        token: usize,
+        m: usize,
+        direction: &'t mut [A],
+    ) -> Self {
+        let stats = stats.rows(1 + m).row(token);
+        Factors {
+            r: stats[0],
+            readout: &stats[1..],
+            value: v.rows(m).row(token),
+            gate: gate.rows(1).row(token)[0],
+            k: view(k.rows(direction.len()), token, 1, direction),
+        }
+    }
+
     /// X' = X + k ⊗ scales, as the forward computed it; `scales` is scratch.
     #[inline(always)]
     pub(super) fn rewrite(&self, to: &mut [A], states: &[A], scales: &mut [A], ahead: &mut Ahead) {
+        self.fill_scales(scales);
+        rewrite_row(to, states, scales, self.k, ahead);
+    }
+
+    /// X += k ⊗ scales, to the same bits; `scales` is scratch.
+    #[inline(always)]
+    pub(super) fn rewrite_in_place(&self, states: &mut [A], scales: &mut [A], ahead: &mut Ahead) {
+        self.fill_scales(scales);
+        rewrite_in_place(states, scales, self.k, ahead);
+    }
+
+    #[inline(always)]
+    fn fill_scales(&self, scales: &mut [A]) {
         for ((scale, value), readout) in scales.iter_mut().zip(self.value).zip(self.readout) {
             *scale = self.gate * self.r * (*value - *readout);
         }
-        rewrite_row(to, states, scales, self.k, ahead);
     }
 
     /// dX = G − β k̂ gᵀ

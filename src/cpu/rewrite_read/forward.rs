@@ -207,7 +207,7 @@ pub(super) fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], scales: &[A], k:
 
 /// X += k ⊗ scales
 #[inline(always)]
-fn rewrite_in_place<A: Accum>(states: &mut [A], scales: &[A], k: &[A], ahead: &mut Ahead) {
+pub(super) fn rewrite_in_place<A: Accum>(states: &mut [A], scales: &[A], k: &[A], ahead: &mut Ahead) {
     for (state, scale) in states.chunks_exact_mut(k.len()).zip(scales) {
         if *scale != A::default() {
             add_scaled(state, *scale, k);

@@ -202,7 +202,20 @@ mod tests {
         let (compress, parts) = (Compress::Channel, Parts::default());
         let (kernel, rewrite, aligned) = (Kernel::Forward, true, true);
         let sums = ParameterSums::default();
-        Specialisation { kernel, d: 768, m: 4, taps: 1, types, rewrite, compress, parts, sums, aligned }
+        let chain = false;
+        Specialisation {
+            kernel,
+            d: 768,
+            m: 4,
+            taps: 1,
+            types,
+            rewrite,
+            compress,
+            parts,
+            sums,
+            chain,
+            aligned,
+        }
     }
 
     fn key_of(

@@ -50,11 +50,32 @@ pub struct Gradients {
     pub shift: Address,
 }
 
+/// An earlier rewrite.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Link {
+    pub direction: Address,
+    pub value: Address,
+    pub gate: Address,
+    pub stats: Address,
+}
+
+/// Most rewrites that a backward applies to an anchor.
+pub const MOST_LINKS: usize = 31;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Chain {
+    pub links: [Link; MOST_LINKS],
+    pub length: i64,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backward {
     pub forward: RewriteRead,
     pub gradients: Gradients,
+    pub chain: Chain,
 }
 
 #[repr(C)]
@@ -107,6 +128,13 @@ impl RewriteRead {
 impl Gradients {
     pub fn packets(&self) -> [Address; 4] {
         [self.grad_new_state, self.grad_context, self.grad_state, self.grad_direction]
+    }
+}
+
+impl Chain {
+    /// Returns the tensors that are loaded in packets.
+    pub fn packets(&self) -> [Address; MOST_LINKS] {
+        self.links.map(|link| link.direction)
     }
 }
 

@@ -132,6 +132,8 @@ pub struct Specialisation {
     pub parts: Parts,
     /// all false forward
     pub sums: ParameterSums,
+    /// the backward's state is an anchor
+    pub chain: bool,
     /// every pointer is a multiple of 16 bytes
     pub aligned: bool,
 }
@@ -168,6 +170,7 @@ impl Specialisation {
             },
             parts: read.map(parts).unwrap_or_default(),
             sums: ParameterSums::default(),
+            chain: !problem.chain.is_empty(),
             aligned: true,
         }
     }
@@ -192,6 +195,7 @@ impl Specialisation {
             compress: if weight.is_some() { Compress::Token } else { Compress::None },
             parts: Parts::default(),
             sums: ParameterSums { compress: weight.is_some(), ..ParameterSums::default() },
+            chain: false,
             aligned: true,
         }
     }
@@ -201,7 +205,7 @@ impl Specialisation {
     pub fn reduce(self) -> Specialisation {
         let real = self.real();
         let types = Types { state: real, direction: real, context: real, ..self.types };
-        Specialisation { kernel: Kernel::Reduce, types, rewrite: false, aligned: true, ..self }
+        Specialisation { kernel: Kernel::Reduce, types, rewrite: false, chain: false, aligned: true, ..self }
     }
 
     /// Returns the kernel that sums the parameters' gradients if this backward has no room for them.
@@ -269,6 +273,7 @@ impl Specialisation {
             ("SUM_NORM", sums.norm),
             ("SUM_GATE", sums.gate),
             ("SUM_VALUE", sums.value),
+            ("CHAIN", self.chain),
         ] {
             defines.push((name, u8::from(there).to_string()));
         }

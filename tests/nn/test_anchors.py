@@ -1,0 +1,200 @@
+"""`anchor_every` changes what is stored, and no bit of any gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import ddl.nanogpt
+from ddl.models import GPT, GPTConfig
+from ddl.nn.stream import DeltaStream
+from tests.support import nanogpt_standin
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ddl": {"residual": "ddl"},
+    "cc": {"residual": "ddl-cc"},
+    "cc-noec": {"residual": "ddl-cc-noec"},
+    "cc-m3": {"residual": "ddl-cc", "value_channels": 3},
+    "cc-m16": {"residual": "ddl-cc", "value_channels": 16},
+    "tc": {"residual": "ddl-tc"},
+    "tc-noec": {"residual": "ddl-tc-noec"},
+    "factored": {"residual": "ddl-cc", "compress_parameterization": "factored"},
+    "v-map": {"residual": "ddl-cc", "mapping": "v"},
+    "v-map-tc": {"residual": "ddl-tc", "mapping": "v", "direction": "mean"},
+    "attention": {"residual": "ddl-cc", "mapping": "v", "direction": "attention"},
+    "pooled": {"residual": "ddl-cc", "gate_from": "pooled"},
+    "convolved": {"residual": "ddl-tc", "gate_from": "convolved"},
+    "mlp-gate": {"residual": "ddl-cc", "gate": "mlp"},
+    "sigmoid": {"residual": "ddl-cc", "value": "sigmoid"},
+    "constant": {"residual": "ddl-cc", "value": "constant"},
+    "compressed": {"residual": "ddl-tc", "value_from": "compressed"},
+}
+IDX = torch.randint(31, (2, 12), generator=torch.Generator().manual_seed(0))
+Loss = Callable[[nn.Module], Tensor]
+
+
+def gpt(anchor_every: int | None, dtype: torch.dtype = torch.float32, **options: Any) -> GPT:
+    sizes = {"vocab_size": 31, "block_size": 16, "num_layers": 3, "num_heads": 2}
+    return moved(
+        lambda: GPT(GPTConfig(**sizes, hidden_size=32, anchor_every=anchor_every, **options))
+    ).to(dtype)
+
+
+def moved(make: Callable[[], Any]) -> Any:
+    """Return a model far from its initialisation, so that every gate and value takes part."""
+    torch.manual_seed(0)
+    model = make()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    return model(IDX, labels=IDX).loss
+
+
+def gradients(model: nn.Module, loss: Loss = loss_of) -> dict[str, Tensor | None]:
+    model.zero_grad(set_to_none=True)
+    loss(model).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_same_bits(actual: dict[str, Tensor | None], expected: dict[str, Tensor | None]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        found = actual[name]
+        same = found is gradient is None or torch.equal(found, gradient)  # type: ignore[arg-type]
+        assert same, name
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("anchor_every", [2, 3, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.table
+def test_gradients_have_the_same_bits(options, anchor_every, dtype):
+    expected = gradients(gpt(1, dtype, **options))
+    assert_same_bits(gradients(gpt(anchor_every, dtype, **options)), expected)
+
+
+@pytest.mark.parametrize("variant", ["ddl", "cc", "tc", "v-map", "pooled"])
+@pytest.mark.parametrize("around", ["plain", "autocast"])
+def test_compiled_gradients_have_the_same_bits(variant, around):
+    compiled = []
+    for anchor_every in (1, 4):
+        torch._dynamo.reset()
+        model = gpt(anchor_every, **VARIANTS[variant])
+        autocast = torch.autocast("cpu", dtype=torch.bfloat16)
+        with autocast if around == "autocast" else nullcontext():
+            found = gradients(torch.compile(model, backend="aot_eager", fullgraph=True))
+        compiled.append(found)
+    assert_same_bits(compiled[1], compiled[0])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("variant", ["cc", "tc"])
+def test_a_checkpointed_trunk_has_the_same_bits(variant, reentrant):
+    found = []
+    for anchor_every in (1, 4):
+        model = gpt(anchor_every, **VARIANTS[variant])
+        forward = model.trunk.forward
+        model.trunk.forward = lambda x, *args, forward=forward, **kwargs: checkpoint(
+            partial(forward, **kwargs), x, *args, use_reentrant=reentrant
+        )
+        found.append(gradients(model))
+    assert_same_bits(found[1], found[0])
+
+
+# --- nanoGPT --------------------------------------------------------------------------------------
+
+
+def nanogpt(anchor_every: int, **options: Any) -> nn.Module:
+    config = nanogpt_standin.GPTConfig(
+        block_size=16, vocab_size=31, n_layer=4, n_head=2, n_embd=16, dropout=0.0
+    )
+    return moved(
+        lambda: ddl.nanogpt.convert(
+            nanogpt_standin.GPT(config), anchor_every=anchor_every, **options
+        )
+    )
+
+
+def nanogpt_loss(model: nn.Module) -> Tensor:
+    return model(IDX, IDX)[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"value_channels": 4, "compress": "channel", "expand": "conv"},
+        {"value_channels": 2, "compress": "token"},
+        {"value_channels": 2, "mapping": "v"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_converted_model_has_the_same_bits(options, compiled):
+    found = []
+    for anchor_every in (1, 3):
+        torch._dynamo.reset()
+        model = nanogpt(anchor_every, **options)
+        run = torch.compile(model, backend="aot_eager") if compiled else model
+        found.append(gradients(run, nanogpt_loss))
+    assert_same_bits(found[1], found[0])
+
+
+def test_a_block_may_be_checkpointed():
+    """It runs twice with one chain, which must not have grown in between."""
+    found = []
+    for anchor_every in (1, 3):
+        model = nanogpt(anchor_every, value_channels=4)
+        for block in list(model.transformer.h)[1:-1]:  # type: ignore[union-attr]
+            forward = block.forward
+            block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
+        found.append(gradients(model, nanogpt_loss))
+    assert_same_bits(found[1], found[0])
+
+
+# --- what is stored -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["cc", "tc", "v-map"])
+def test_fewer_states_are_stored(variant):
+    """Six sublayers: six states, or one for each anchor."""
+    stored = []
+    for anchor_every in (1, 2, 32, None):
+        model = gpt(anchor_every, **VARIANTS[variant])
+        numel, kept = IDX.numel() * 32 * 4, {}
+
+        def pack(tensor: Tensor, numel: int = numel, kept: dict[int, Tensor] = kept) -> Tensor:
+            if tensor.numel() == numel:
+                kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss_of(model)
+        stored.append(len(kept))
+    assert stored == [6, 3, 1, 1]
+
+
+def test_the_default():
+    sublayers = [nn.Linear(8, 8)]
+    assert DeltaStream(8, sublayers, value_channels=2).anchor_every == 8
+    assert DeltaStream(8, sublayers).anchor_every == 1
+
+
+def test_without_gradients_nothing_is_carried():
+    model = nanogpt(4, value_channels=2)
+    first = model.transformer.h[0]  # type: ignore[union-attr]
+    x = torch.randn(2, 5, 16)
+    assert first(x).chain is not None
+    with torch.no_grad():
+        assert first(x).chain is None

@@ -74,10 +74,11 @@ format: $(DEPS) ## format Rust, CUDA and Python in place
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-bench: $(EXT) ## training steps, operators and generation on the CPU
+bench: $(EXT) ## training steps, operators, generation and memory on the CPU
 	$(PY) benchmarks/train_step.py
 	$(PY) benchmarks/ops.py
 	$(PY) benchmarks/decode.py
+	$(PY) benchmarks/memory.py
 
 bench-gpu: $(EXT) ## everything on a GPU, in three calls of 7 minutes (ARGS="--minutes 3")
 	@failed=0; for call in 1 2 3; do benchmarks/gpu/day.sh $$call $(ARGS) || failed=1; done; exit $$failed

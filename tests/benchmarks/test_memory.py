@@ -1,0 +1,45 @@
+"""benchmarks/memory.py counts what the formula predicts, and less with anchors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.test_benchmarks import load
+
+__all__ = ["load"]
+
+
+@pytest.fixture
+def results(load: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    memory, records = load("memory"), []
+    monkeypatch.setattr(memory.torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(memory.record, "write", lambda name, record, *_: records.append(record))
+    sizes = ["--channels", "4", "16", "--anchors", "1", "2", "8", "--layers", "3"]
+    assert memory.main(["--quick", *sizes, "--out", str(tmp_path)]) == 0
+    return records[0]["results"]
+
+
+def test_the_formula_holds(results: list[dict[str, Any]]) -> None:
+    """Within 2 %, for every residual, m and N; the peak is above what is kept."""
+    assert len(results) == 1 + 3 + 4 * 2 * 3
+    for result in results:
+        assert result["saved"] == pytest.approx(result["formula"], rel=0.02), result
+        assert result["peak"] > result["saved"], result
+
+
+def test_anchors_save_what_they_should(results: list[dict[str, Any]]) -> None:
+    """Six states of m·d numbers per token become three, and one."""
+    tokens, d = 2 * 32, 64
+    for residual, m in (("ddl", 1), ("ddl-cc", 4), ("ddl-tc", 16)):
+        one, two, eight = (
+            next(
+                r["saved"]
+                for r in results
+                if (r["residual"], r["value_channels"], r["anchor_every"]) == (residual, m, every)
+            )
+            for every in (1, 2, 8)
+        )
+        assert one - two == 3 * 4 * tokens * d * m
+        assert one - eight == 5 * 4 * tokens * d * m

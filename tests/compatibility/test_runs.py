@@ -107,7 +107,7 @@ def test_a_run_without_the_fields_at_their_default(run: Path, tmp_path: Path) ->
     removed = 0
     for section, default in sections(values).values():
         for name, value in json.loads(to_json(default)).items():
-            if section.get(name) == value and not isinstance(value, dict):
+            if name in section and section[name] == value and not isinstance(value, dict):
                 del section[name]
                 removed += 1
     assert removed > 15

@@ -34,8 +34,9 @@ def counted() -> Iterator[Traffic]:
 
 
 def call(operator: Operator, **given: Any) -> dict[str, Tensor]:
-    """All outputs of an operator by name; arguments that are not given are None."""
-    arguments = operator.Arguments(**dict.fromkeys(operator.names) | given)
+    """All outputs of an operator by name. Missing arguments are None or an empty list."""
+    missing = {name: [] if name in operator.lists else None for name in operator.names}
+    arguments = operator.Arguments(**missing | given)
     with torch.no_grad():
         outputs = getattr(torch.ops.ddl, operator.name)(*arguments)
     return dict(zip(operator.outputs, outputs, strict=True))

@@ -48,17 +48,30 @@ given = dict(
     gate=torch.rand(2, 5), compress=torch.randn(6, 2, 3), norm_weight=torch.randn(6),
     gate_weight=torch.randn(6), gate_bias=torch.randn(()), value_weight=torch.randn(2, 6),
 )
+def chained(state, **options):
+    # The second rewrite's backward computes its state from the first's.
+    chain, at = functional.Chain(2), [options.pop(name) for name in ("direction", "value", "gate")]
+    first, chain = functional.rewrite_read_chained(state, *at, chain=chain, **options)
+    at[1:] = first.value, first.gate
+    return functional.rewrite_read_chained(first.state, *at, chain=chain, **options)[0]
+def plain(state, **options):
+    at = [options.pop(name) for name in ("direction", "value", "gate")]
+    first = reference.rewrite_read(state, *at, **options)
+    at[1:] = first.value, first.gate
+    return reference.rewrite_read(first.state, *at, **options)
 def gradients(function):
     leaves = {{name: tensor.clone().requires_grad_() for name, tensor in given.items()}}
     outputs = function(**leaves, eps_k=0.1)
     loss = sum((output.sin() * output).sum() for output in outputs)
     return torch.autograd.grad(loss, list(leaves.values()))
-expected = gradients(reference.rewrite_read)
-functions = [functional.rewrite_read]
+functions = {{functional.rewrite_read: reference.rewrite_read, chained: plain}}
 if {name!r} in ("_AutoDispatchBelowAutograd", "FunctionalTensor", "FALLBACK_ALLOW_LIST"):
-    functions.append(torch.compile(functional.rewrite_read, fullgraph=True, backend="aot_eager"))
-for function in functions:
-    for name, got, wanted in zip(given, gradients(function), expected, strict=True):
+    functions |= {{
+        torch.compile(function, fullgraph=True, backend="aot_eager"): expected
+        for function, expected in functions.items()
+    }}
+for function, expected in functions.items():
+    for name, got, wanted in zip(given, gradients(function), gradients(expected), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4, msg=name)
 with torch.no_grad():
     functional.read(given["state"], compress=given["compress"])

@@ -30,7 +30,9 @@ SHAPES = {
     "weight": (D, M, K),
 }
 NUMBERS = {"eps_k": 0.1, "value_channels": M}
-FUNCTIONS = {name: getattr(functional, name) for name in functional.__all__}
+FUNCTIONS = {
+    name: getattr(functional, name) for name in functional.__all__ if hasattr(torch.ops.ddl, name)
+}
 
 ANY = "float32, float64, bfloat16 or float16"
 SINGLE = "torch.float32 or torch.bfloat16 or torch.float16"

@@ -148,6 +148,24 @@ def derivative(
     return setup, grad
 
 
+def for_torch_library(grad: Callable[..., Values]) -> Callable[..., Values]:
+    """Return `grad` as torch.library wants it: gradients as arguments came to it.
+
+    They come without those that equal their defaults, and for a list of tensors it wants a list.
+    """
+
+    def gradients(ctx: Any, *grads: Tensor | None) -> Values:
+        needs = ctx.needs_input_grad
+        ctx.needs_input_grad = tuple([need is True for need in needs])
+        found = grad(ctx, *grads)
+        return tuple([
+            [None] * len(need) if isinstance(need, list) else gradient
+            for need, gradient in zip(needs, found, strict=False)
+        ])  # fmt: skip
+
+    return gradients
+
+
 def _may_overwrite(grad: Tensor | None) -> bool:
     return grad is not None and private.is_traced_for_compile(grad) and grad.device.type == "cpu"
 

@@ -19,7 +19,15 @@ from torch import Tensor
 from ddl import _native
 
 from . import declarations, private
-from .autograd import DIRECT, OVERLOADS, derivative, differentiable, guarded, refuse_derivative
+from .autograd import (
+    DIRECT,
+    OVERLOADS,
+    derivative,
+    differentiable,
+    for_torch_library,
+    guarded,
+    refuse_derivative,
+)
 from .declarations import BACKWARDS, OPERATORS, Operator
 from .devices import has_kernels
 from .outputs import fake
@@ -39,7 +47,9 @@ def _differentiate(operator: Operator, setup: Any, grad: Any) -> None:
     """Register an operator's derivative, and its direct call."""
     if private.below_autograd is None:
         name = f"ddl::{operator.name}"
-        torch.library.register_autograd(name, grad, setup_context=setup, lib=_library)
+        torch.library.register_autograd(
+            name, for_torch_library(grad), setup_context=setup, lib=_library
+        )
         DIRECT[operator.name] = guarded(operator)
         return
     DIRECT[operator.name] = differentiable(operator, setup, grad)

@@ -43,9 +43,9 @@ def trainer(out: Path, hf: DDLForCausalLM, **options: Any) -> Trainer:
     return Trainer(hf, arguments, train_dataset=rows(), eval_dataset=rows()[:16])
 
 
-def fresh(residual: str = "ddl-cc") -> DDLForCausalLM:
+def fresh(residual: str = "ddl-cc", **options: Any) -> DDLForCausalLM:
     torch.manual_seed(1)
-    return from_gpt(GPT(small(residual=residual)))
+    return from_gpt(GPT(small(residual=residual, **options)))
 
 
 def losses(done: Trainer) -> list[float]:
@@ -85,6 +85,18 @@ def test_the_same_in_pieces(tmp_path: Path) -> None:
         torch.testing.assert_close(
             pieces.get_parameter(name), parameter, rtol=2e-3, atol=2e-4, msg=name
         )
+
+
+@pytest.mark.parametrize("residual", ["ddl-cc", "ddl-tc"])
+@pytest.mark.parametrize("recomputed", [False, True], ids=["stored", "recomputed"])
+def test_states_that_are_not_stored_change_no_bit(
+    residual: str, recomputed: bool, tmp_path: Path
+) -> None:
+    every, third = fresh(residual, anchor_every=1), fresh(residual, anchor_every=3)
+    for hf in (every, third):
+        trainer(tmp_path, hf, **{CHECKPOINTING: recomputed}).train()
+    for name, parameter in every.named_parameters():
+        assert torch.equal(third.get_parameter(name), parameter), name
 
 
 def test_with_our_optimizer(tmp_path: Path) -> None:

@@ -101,10 +101,18 @@ def test_compiled_gradients_have_the_same_bits(backend, around, m, compress):
         assert_same_bits(gradients(calls, compiled(calls, 3)), expected)
 
 
+PLANS = {
+    "as planned": {},
+    "one stage": {"STAGES": 1},
+    "two stages": {"STAGES": 2},
+    "separate sums": {"SUMS": 3},
+}
+
+
 @needs_emulator
 @DTYPES
 @READS
-@pytest.mark.parametrize("plan", [{}, {"STAGES": 1}, {"STAGES": 2}, {"SUMS": 3}], ids=str)
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.table
 def test_gradients_have_the_same_bits_on_a_gpu(dtype, m, compress, plan):
     calls = leaves(dtype, m, compress, d=32)

@@ -105,9 +105,10 @@ def test_padding_changes_nothing(options: dict[str, Any], side: str) -> None:
 def test_which_logits_are_kept() -> None:
     hf = wrapped()
     logits = hf(IDX).logits
-    assert torch.equal(hf(IDX, logits_to_keep=5).logits, logits[:, -5:])
+    # A matrix product of fewer rows may round differently.
+    torch.testing.assert_close(hf(IDX, logits_to_keep=5).logits, logits[:, -5:])
     chosen = torch.tensor([3, 0, 23])
-    assert torch.equal(hf(IDX, logits_to_keep=chosen).logits, logits[:, chosen])
+    torch.testing.assert_close(hf(IDX, logits_to_keep=chosen).logits, logits[:, chosen])
 
 
 def test_embeddings_in_place_of_tokens() -> None:

@@ -52,6 +52,8 @@ struct RewriteRead {
   Real* new_gate;
   STATE_T* compressed;  // x of a token read
   Real* rstd;
+  const Real* pending;  // (sequences, TAPS − 1, D), or null for zeros; if PENDING
+  Real* new_pending;
   Real* scratch;  // the window, if IN_GLOBAL
   double eps_k, norm_eps, value_scale;
   long long tokens, time, chunk;  // of all sequences, of one sequence, of one block

@@ -17,6 +17,10 @@
 //
 // A token read adds w_s X'_t to x_{t+s} for s = 0 … K − 1 in its window, and emits x_t. A chunk that starts within a
 // sequence begins K − 1 tokens early. These halo tokens are rewritten again, but not stored.
+//
+// A cached step saves nothing for a backward: stats, rstd and compressed are null. If it is a token read (PENDING), the
+// window starts each sequence with what earlier calls left, and what it holds after the last token is left for the next:
+// (K − 1)·D numbers in and out.
 
 #include "token_stream.cuh"
 
@@ -126,7 +130,7 @@ struct Forward {
       gate = scalars.broadcast(0);
     }
     factors.finish(value, gate);
-    if (own && writes(0)) {
+    if (own && args.stats && writes(0)) {
       args.stats[token * (1 + M)] = factors.r;
 #pragma unroll
       for (int j = 0; j < M; ++j) args.stats[token * (1 + M) + 1 + j] = factors.readout[j];
@@ -166,7 +170,41 @@ struct Forward {
     saved.set(x);
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) x[f] = saved[f];
-    if (own) saved.store_streaming(packet_of(args.compressed, token, row));
+    if (own && args.compressed) saved.store_streaming(packet_of(args.compressed, token, row));
+  }
+
+  // Starts a sequence's window with what earlier calls left; the last vector is zero.
+  __device__ __forceinline__ void take_pending(Window& window, long long sequence) const {
+    if (!args.pending) return;
+    UNROLL_ROWS
+    for (int row = 0; row < ROWS; ++row) {
+      if (!is_inside(row)) continue;
+      UNROLL_TAPS
+      for (int tap = 0; tap < TAPS - 1; ++tap) {
+        Features sums;
+        sums.load_streaming(packet_of(args.pending, sequence * (TAPS - 1) + tap, row));
+        Real x[FEATURES];
+#pragma unroll
+        for (int f = 0; f < FEATURES; ++f) x[f] = sums[f];
+        window.store(tap, row, x);
+      }
+    }
+  }
+
+  // Leaves the window after a sequence's last token to the next call.
+  __device__ __forceinline__ void leave_pending(const Window& window, long long sequence) const {
+    UNROLL_ROWS
+    for (int row = 0; row < ROWS; ++row) {
+      if (!is_inside(row)) continue;
+      UNROLL_TAPS
+      for (int tap = 0; tap < TAPS - 1; ++tap) {
+        Real x[FEATURES];
+        window.load(tap, row, x);
+        Features sums;
+        sums.set(x);
+        sums.store_streaming(packet_of(args.new_pending, sequence * (TAPS - 1) + tap, row));
+      }
+    }
   }
 
   // Adds a row's share of the second sum. rstd is not known yet, so it multiplies the sums in finish_read.
@@ -192,7 +230,7 @@ struct Forward {
   __device__ __forceinline__ Real finish_read(long long token, const Real* sums) const {
     const Real rstd = NORM ? rsqrt(sums[0] / Real(D) + Real(args.norm_eps)) : Real(1);
     if constexpr (NORM) {
-      if (writes(0)) args.rstd[token] = rstd;
+      if (args.rstd && writes(0)) args.rstd[token] = rstd;
     }
     if constexpr (GATE) {
       const Real bias = GATE_BIAS ? widen(*args.gate_bias) : Real(0);
@@ -274,13 +312,20 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewri
     position -= halo;
     forward.start(first - halo);
     window.clear();
+    if constexpr (PENDING) {
+      if (position == 0) forward.take_pending(window, (first - halo) / args.time);
+    }
     for (long long token = first - halo; token < last; ++token) {
       if (position == args.time) {
         window.clear();
+        if constexpr (PENDING) forward.take_pending(window, token / args.time);
         position = 0;
       }
       ++position;
       forward.run(&window, token, token >= first, token + 1 < last ? token + 1 : -1);
+      if constexpr (PENDING) {
+        if (position == args.time) forward.leave_pending(window, token / args.time);
+      }
     }
   } else {
     forward.start(first);

@@ -8,6 +8,7 @@ bfloat16 and float16 in any mix, or all float64. Sums, v and β are float32 (flo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -102,16 +103,19 @@ def read(
     """
     context, new_value, new_gate, _, _ = ops.read(
         state=state,
-        compress=compress,
-        norm_weight=norm_weight,
-        norm_eps=_optional_number("norm_eps", norm_eps),
-        gate_weight=gate_weight,
-        gate_bias=gate_bias,
-        value_weight=value_weight,
-        value_bias=value_bias,
-        value_scale=_optional_number("value_scale", value_scale),
-        value_from_compressed=_from_compressed(value_from),
-        context_dtype=_context_dtype(state, context_dtype),
+        **_read_options(
+            state,
+            compress=compress,
+            norm_weight=norm_weight,
+            norm_eps=norm_eps,
+            gate_weight=gate_weight,
+            gate_bias=gate_bias,
+            value_weight=value_weight,
+            value_bias=value_bias,
+            value_scale=value_scale,
+            value_from=value_from,
+            context_dtype=context_dtype,
+        ),
     )
     return ReadResult(
         context,
@@ -194,16 +198,7 @@ def _rewrite_read(
     chain: Chain | None,
     *,
     eps_k: float,
-    compress: Tensor | None = None,
-    norm_weight: Tensor | None = None,
-    norm_eps: float | None = 1e-5,
-    gate_weight: Tensor | None = None,
-    gate_bias: Tensor | None = None,
-    value_weight: Tensor | None = None,
-    value_bias: Tensor | None = None,
-    value_scale: float | None = None,
-    value_from: str = "context",
-    context_dtype: torch.dtype | None = None,
+    **options: Any,
 ) -> tuple[RewriteReadResult, Link]:
     value, gate = _as_gate("value", value, state), _as_gate("gate", gate, state)
     new_state, stats, context, new_value, new_gate, _, _ = ops.rewrite_read(
@@ -212,26 +207,46 @@ def _rewrite_read(
         value=value,
         gate=gate,
         eps_k=_number("eps_k", eps_k),
-        compress=compress,
-        norm_weight=norm_weight,
-        norm_eps=_optional_number("norm_eps", norm_eps),
-        gate_weight=gate_weight,
-        gate_bias=gate_bias,
-        value_weight=value_weight,
-        value_bias=value_bias,
-        value_scale=_optional_number("value_scale", value_scale),
-        value_from_compressed=_from_compressed(value_from),
-        context_dtype=_context_dtype(state, context_dtype),
+        **_read_options(state, **options),
         anchor=None if chain is None else chain.anchor,
         chain=None if chain is None else list(chain.links),
     )
     result = RewriteReadResult(
         new_state,
         context,
-        None if value_weight is None else new_value,
-        None if gate_weight is None else new_gate,
+        None if options.get("value_weight") is None else new_value,
+        None if options.get("gate_weight") is None else new_gate,
     )
     return result, (direction, value, gate, stats)
+
+
+def bind_cached_read(like: Tensor, **options: Any) -> Callable[..., tuple[Tensor, ...]]:
+    """Return `read` with these options, for a sequence that comes in pieces, in inference.
+
+    The options are checked and converted here, once, and autocast is that of this call. The result
+    takes by position, for states on the device and in the dtype of `like`:
+
+        state: X (…, d, m), or (…, T, d, m) for a compression over time.
+        pending: what the tokens before add to the compressed x of the first K − 1 of these,
+            (…, K − 1, d), float32 (float64 for a float64 state). None for nothing.
+
+    and returns context, value, gate and the pending of the next call; an absent one is empty, or
+    None without kernels.
+    """
+    return ops.bind_cached_read(like.device, **_read_options(like, **options))
+
+
+def bind_cached_rewrite_read(
+    like: Tensor, *, eps_k: float, **options: Any
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Return `rewrite_read` with these options, as `bind_cached_read` does `read`.
+
+    The result takes state, direction, value, gate and pending by position, value and gate in
+    float32 (float64 for a float64 state), and returns state, context, value, gate and pending.
+    """
+    return ops.bind_cached_rewrite_read(
+        like.device, eps_k=_number("eps_k", eps_k), **_read_options(like, **options)
+    )
 
 
 def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> Tensor:
@@ -251,6 +266,37 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
     """
     check_count("value_channels", value_channels)
     return ops.expand(x=x, weight=weight, value_channels=value_channels)
+
+
+# --- options as the operators take them -----------------------------------------------------------
+
+
+def _read_options(
+    state: Tensor,
+    *,
+    compress: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float | None = 1e-5,
+    gate_weight: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+    value_weight: Tensor | None = None,
+    value_bias: Tensor | None = None,
+    value_scale: float | None = None,
+    value_from: str = "context",
+    context_dtype: torch.dtype | None = None,
+) -> dict[str, Any]:
+    return {
+        "compress": compress,
+        "norm_weight": norm_weight,
+        "norm_eps": _optional_number("norm_eps", norm_eps),
+        "gate_weight": gate_weight,
+        "gate_bias": gate_bias,
+        "value_weight": value_weight,
+        "value_bias": value_bias,
+        "value_scale": _optional_number("value_scale", value_scale),
+        "value_from_compressed": _from_compressed(value_from),
+        "context_dtype": _context_dtype(state, context_dtype),
+    }
 
 
 # --- checks before the call: torch would convert these, or refuse them without a sentence ---------

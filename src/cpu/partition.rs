@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use crate::problem::Sizes;
 use crate::tensor::{RowsMut, Tensor};
 
 /// Most parts: enough to balance the threads of one machine, few enough to add up their sums.
@@ -21,9 +22,23 @@ const TOKENS_PER_TAP: usize = 4;
 
 /// Returns the bounds of the parts of `tokens` tokens, for an operator that looks back `taps` − 1 tokens.
 pub fn partition(tokens: usize, taps: usize) -> Vec<usize> {
-    let smallest = SMALLEST_PART.max(TOKENS_PER_TAP.saturating_mul(taps));
+    parts_of(tokens, SMALLEST_PART.max(TOKENS_PER_TAP.saturating_mul(taps)))
+}
+
+fn parts_of(tokens: usize, smallest: usize) -> Vec<usize> {
     let parts = (tokens / smallest).clamp(1, MOST_PARTS);
     (0..=parts).map(|part| (tokens as u128 * part as u128 / parts as u128) as usize).collect()
+}
+
+/// Fewest elements of the state in a part of a forward.
+const SMALLEST_FORWARD: usize = 8_192;
+
+/// Returns the bounds of the parts of a forward. It keeps no sums, so they may be smaller: a step of a cached batch of
+/// sequences has one token of each.
+pub fn forward_partition(sizes: Sizes, taps: usize) -> Vec<usize> {
+    let over_time = if sizes.time > 1 { TOKENS_PER_TAP.saturating_mul(taps) } else { 1 };
+    let elements = sizes.d.saturating_mul(sizes.m).max(1);
+    parts_of(sizes.tokens(), SMALLEST_FORWARD.div_ceil(elements).max(over_time))
 }
 
 /// Below this many state elements a second thread costs more than it saves.
@@ -76,6 +91,11 @@ mod tests {
             }
         }
         assert_eq!(partition(1000, 4).len(), 1 + 1000 / SMALLEST_PART);
+        let step = |sequences, time| Sizes { sequences, time, d: 384, m: 4 };
+        assert_eq!(forward_partition(step(16, 1), 4), [0, 8, 16]);
+        assert_eq!(forward_partition(step(1, 40), 4), [0, 20, 40]);
+        assert_eq!(forward_partition(step(1, 1), 4), [0, 1]);
+        assert_eq!(forward_partition(step(0, 0), 4), [0, 0]);
     }
 
     #[test]

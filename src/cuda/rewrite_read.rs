@@ -15,10 +15,12 @@ pub fn forward(problem: &RewriteRead, outputs: &Outputs, call: &Call<'_>) -> Res
     let mut argument = inputs(problem);
     argument.new_state = address(&outputs.new_state);
     argument.context = address(&outputs.context);
+    argument.new_pending = address(&outputs.new_pending);
     saved(&mut argument, outputs);
     let context = outputs.context.as_ref().map(|context| context.dtype);
     let mut specialisation = Specialisation::rewrite_read(Kernel::Forward, problem, context);
     specialisation.aligned = are_aligned(&argument.packets());
+    specialisation.pending = outputs.new_pending.is_some();
     if problem.sizes.tokens() == 0 {
         return Ok(());
     }
@@ -162,6 +164,7 @@ fn inputs(problem: &RewriteRead) -> arguments::RewriteRead {
         argument.gate = rewrite.gate.address();
         argument.eps_k = rewrite.eps_k;
     }
+    argument.pending = address(&problem.pending);
     if let Some(read) = &problem.read {
         argument.compress = address(&read.compress);
         argument.norm_weight = address(&read.norm_weight);

@@ -21,6 +21,8 @@ pub struct Outputs {
     pub compressed: Option<Tensor>,
     /// 1/√(mean x² + ε) (…)
     pub rstd: Option<Tensor>,
+    /// what these tokens add to x of the K − 1 after them (…, K − 1, d)
+    pub new_pending: Option<Tensor>,
 }
 
 impl Outputs {

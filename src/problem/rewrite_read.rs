@@ -1,7 +1,7 @@
 //! `rewrite`, `read` and `rewrite_read`: their inputs, checked.
 
 use super::sizes::{Sizes, at_least, positive, state_sizes, stored_beside};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shape_text};
 use crate::tensor::{Dtype, Tensor};
 
 /// The rewriting half: X' = X + β k̂ (vᵀ − k̂ᵀX).
@@ -77,6 +77,8 @@ pub struct RewriteRead {
     /// X, or, with a chain, the anchor from which its rewrites lead to X
     pub state: Tensor,
     pub chain: Vec<Link>,
+    /// what the tokens before these add to the compressed x of the first K − 1 (…, K − 1, d); None for nothing
+    pub pending: Option<Tensor>,
     pub rewrite: Option<Rewrite>,
     pub read: Option<Read>,
 }
@@ -91,7 +93,7 @@ impl RewriteRead {
         let over_time = read.as_ref().is_some_and(Read::over_time);
         let (sizes, batch) = state_sizes(&state, over_time)?;
         state.expect_reachable()?;
-        let problem = RewriteRead { sizes, batch, state, chain: Vec::new(), rewrite, read };
+        let problem = RewriteRead { sizes, batch, state, chain: Vec::new(), pending: None, rewrite, read };
         if let Some(rewrite) = &problem.rewrite {
             problem.check_rewrite(rewrite)?;
         }
@@ -124,6 +126,33 @@ impl RewriteRead {
             self.chain.push(Link { direction, value, gate, stats });
         }
         Ok(self)
+    }
+
+    /// Takes what earlier tokens left for the read of these.
+    pub fn with_pending(mut self, pending: Option<Tensor>) -> Result<RewriteRead> {
+        if let Some(pending) = &pending {
+            let Some(shape) = self.pending_shape() else {
+                let text = "`pending` must be left out for a read within a token, got a tensor";
+                return Err(Error::Argument(text.into()));
+            };
+            pending.expect_shape(&shape)?;
+            pending.expect_beside(&self.state)?;
+            pending.expect_dtype(&[self.gate_dtype()])?;
+        }
+        if self.state.is_empty() && self.pending_shape().is_some_and(|shape| !shape.contains(&0)) {
+            let got = shape_text(&self.state.shape);
+            let expected = "with at least one token".into();
+            return Err(Error::Shape { name: self.state.name, expected, got });
+        }
+        self.pending = pending;
+        Ok(self)
+    }
+
+    /// Returns the shape of what these tokens leave for the next; None if the read stays within its token.
+    pub fn pending_shape(&self) -> Option<Vec<usize>> {
+        let taps = self.read.as_ref().map_or(1, Read::taps);
+        let sequences = self.batch.split_last()?.1;
+        (taps > 1).then(|| [sequences, &[taps - 1, self.sizes.d]].concat())
     }
 
     /// The operator's name in Python.

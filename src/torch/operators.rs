@@ -70,13 +70,51 @@ operator! { RewriteReadOperator(RewriteReadArguments) = c"rewrite_read"
     }
 }
 
+// A step of a sequence in pieces, for inference: what is saved for a backward is left out, and what the tokens add to
+// the next ones' x takes its place.
+arguments! { struct CachedReadArguments {
+    state: Tensor, read: Read, context_dtype: Option<Dtype>, pending: Option<Tensor>,
+} }
+operator! { CachedRead(CachedReadArguments) = c"cached_read" -> ["context", "new_value", "new_gate", "new_pending"],
+    |CachedReadArguments { state, read, context_dtype, pending }, run| {
+        cached(RewriteRead::new(state, None, Some(read))?.with_pending(pending)?, context_dtype, run)
+    }
+}
+
+arguments! { struct CachedRewriteReadArguments {
+    state: Tensor, rewrite: Rewrite, read: Read, context_dtype: Option<Dtype>, pending: Option<Tensor>,
+} }
+operator! { CachedRewriteRead(CachedRewriteReadArguments) = c"cached_rewrite_read"
+        -> ["new_state", "context", "new_value", "new_gate", "new_pending"],
+    |CachedRewriteReadArguments { state, rewrite, read, context_dtype, pending }, run| {
+        cached(RewriteRead::new(state, Some(rewrite), Some(read))?.with_pending(pending)?, context_dtype, run)
+    }
+}
+
+fn cached(problem: RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<()> {
+    let mut outputs = Outputs::default();
+    if problem.rewrite.is_some() {
+        outputs.new_state = Some(run.output_like("new_state", &problem.state)?);
+    }
+    allocate_read(&mut outputs, &problem, context_dtype, run)?;
+    let shape = problem.pending_shape();
+    let (small, state) = (problem.gate_dtype(), &problem.state);
+    outputs.new_pending =
+        run.optional_output(shape.is_some(), "new_pending", &shape.unwrap_or_default(), small, state)?;
+    fill(&problem, &mut outputs, run)
+}
+
 fn forward(problem: RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<()> {
     let mut outputs = allocate_outputs(&problem, context_dtype, run)?;
-    let launch = |call: &Call<'_>| cuda::rewrite_read::forward(&problem, &outputs, call);
+    fill(&problem, &mut outputs, run)
+}
+
+fn fill(problem: &RewriteRead, outputs: &mut Outputs, run: &Run) -> Result<()> {
+    let launch = |call: &Call<'_>| cuda::rewrite_read::forward(problem, outputs, call);
     let Some(threads) = run.on_device(&problem.state, launch)? else { return Ok(()) };
     let done = match problem.double() {
-        true => cpu::rewrite_read::forward::<f64>(&problem, &mut outputs, threads),
-        false => cpu::rewrite_read::forward::<f32>(&problem, &mut outputs, threads),
+        true => cpu::rewrite_read::forward::<f64>(problem, outputs, threads),
+        false => cpu::rewrite_read::forward::<f32>(problem, outputs, threads),
     };
     done.map_err(|short| short.in_operator(problem.operator()))
 }
@@ -90,16 +128,30 @@ fn allocate_outputs(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &m
         outputs.stats = Some(run.output("stats", &shape(&[1 + m]), small, state)?);
     }
     let Some(read) = &problem.read else { return Ok(outputs) };
-    let dtype = problem.context_dtype(context_dtype)?;
-    let (value, gate) = (read.value_weight.is_some(), read.gate_weight.is_some());
     let (over_time, normed) = (read.over_time(), read.norm_eps.is_some());
-    outputs.context = Some(run.output("context", &shape(&[d]), dtype, state)?);
-    outputs.new_value = run.optional_output(value, "new_value", &shape(&[m]), small, state)?;
-    outputs.new_gate = run.optional_output(gate, "new_gate", &shape(&[]), small, state)?;
+    allocate_read(&mut outputs, problem, context_dtype, run)?;
     // x keeps the state's dtype: a narrower context would round or overflow it before the norm.
     outputs.compressed = run.optional_output(over_time, "compressed", &shape(&[d]), state.dtype, state)?;
     outputs.rstd = run.optional_output(normed, "rstd", &shape(&[]), small, state)?;
     Ok(outputs)
+}
+
+/// Allocates h, v and β.
+fn allocate_read(
+    outputs: &mut Outputs,
+    problem: &RewriteRead,
+    context_dtype: Option<Dtype>,
+    run: &mut Run,
+) -> Result<()> {
+    let (d, m, state, small) = (problem.sizes.d, problem.sizes.m, &problem.state, problem.gate_dtype());
+    let Some(read) = &problem.read else { return Ok(()) };
+    let shape = |last: &[usize]| problem.batch_and(last);
+    let dtype = problem.context_dtype(context_dtype)?;
+    let (value, gate) = (read.value_weight.is_some(), read.gate_weight.is_some());
+    outputs.context = Some(run.output("context", &shape(&[d]), dtype, state)?);
+    outputs.new_value = run.optional_output(value, "new_value", &shape(&[m]), small, state)?;
+    outputs.new_gate = run.optional_output(gate, "new_gate", &shape(&[]), small, state)?;
+    Ok(())
 }
 
 // --- backward -------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from tests.support.emulated_device import needs_emulator
 pytestmark = needs_emulator
 
 HERE = Path(__file__).parent
-FILES = [str(HERE / "test_ops.py"), str(HERE / "test_cluster.py"), "tests/ops/test_chain.py"]
+FILES = [str(HERE / "test_ops.py"), str(HERE / "test_cluster.py")]
+FILES += ["tests/ops/test_chain.py", "tests/ops/test_cached.py"]
 # Clauses for pytest's -k. Compiling a kernel for a sanitizer takes seconds, so `make test` runs the
 # first few and `make test-all` every one.
 SAMPLE = [
@@ -39,6 +40,7 @@ SAMPLE = [
     "test_blocks_of_a_cluster and 100-4-torch.float32",
     "test_rows_that_travel_ahead_to_a_cluster and 4-token-1-1",
     "same_bits_on_a_gpu and 3-token-torch.bfloat16",
+    "whole_is_on_a_gpu and memory and 4-4-torch.float32",
     "same_bits_on_a_gpu and 4-channel-torch.float32",
 ]
 FEW = 5

@@ -261,14 +261,19 @@ def test_compiled_steps_from_a_cache():
     torch._dynamo.reset()
 
 
-def test_a_history_starts_with_zeros_and_keeps_the_last_tokens():
-    history, x = History(), torch.arange(10.0).view(1, 5, 2)
-    first = history.window("a", x[:, :1], 4)
-    assert torch.equal(first, torch.cat((torch.zeros(1, 3, 2), x[:, :1]), dim=1))
-    assert "a" not in history
+def test_a_history_keeps_what_is_committed():
+    history, first, second = History(), torch.zeros(2, 3), torch.ones(2, 3)
+    assert history.get("a") is None
+    history.set("a", first)
+    assert history.get("a") is None, "not before commit"
     history.commit()
-    history.remember("a", x[:, 1:5], 4)
+    history.set("a", second)
+    history.begin()
     history.commit()
-    assert torch.equal(history.window("a", x[:, :1], 4)[:, :3], x[:, 2:])
-    assert "a" in history
-    assert "b" not in history
+    assert history.get("a") is first, "what was not committed is forgotten"
+    history.set("a", torch.stack((first[0], second[0])))
+    history.commit()
+    history.select(torch.tensor([1, 1, 0]))
+    assert history.get("a")[:, 0].tolist() == [1, 1, 0]
+    assert history.resolved("key", lambda: 1) == history.resolved("key", lambda: 2) == 1
+    assert history.resolved("other", lambda: 3) == 3

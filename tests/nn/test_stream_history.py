@@ -39,6 +39,7 @@ def close(a: Tensor, b: Tensor) -> None:
 
 @every_stream
 @pytest.mark.parametrize("pieces", [[1] * 9, [2, 7], [5, 1, 3]], ids=str)
+@torch.no_grad()
 def test_pieces_give_what_the_whole_gives(options, pieces):
     stream, x, history = make_stream(options), normal(2, 9, D), History()
     close(torch.cat([stream(p, history=history) for p in x.split(pieces, 1)], 1), stream(x))
@@ -67,6 +68,7 @@ class InterruptionError(Exception):
 
 @every_stream
 @pytest.mark.parametrize("calls", [0, 1], ids=["first call", "second call"])
+@torch.no_grad()
 def test_an_interrupted_pass_can_be_repeated(options, calls):
     stream, x, history = make_stream(options), normal(2, 9, D), History()
     pieces = x.split([4, 5], dim=1)
@@ -94,3 +96,21 @@ def test_what_does_not_fit_is_refused():
     expected = r"^`x` must have shape \(batch, time, 12\) with a history, got \(5, 12\)$"
     with pytest.raises(ValueError, match=expected):
         stream(x[0], history=History())
+    with pytest.raises(ValueError, match=r"^`history` must be used under torch.no_grad"):
+        stream(x, history=History())
+    stream.sublayers[1] = nn.Linear(D, D + 1)
+    for given in ({}, {"history": History()}):
+        with torch.no_grad(), pytest.raises(ValueError, match=r"^`sublayers\[1\]` must return sha"):
+            stream.float()(x.float(), **given)
+
+
+@torch.no_grad()
+def test_a_history_resolves_the_parameters_once(monkeypatch):
+    stream = make_stream({"value_channels": 2, "compress": "token"})
+    calls = []
+    options = stream._read_options
+    monkeypatch.setattr(stream, "_read_options", lambda: calls.append(1) or options())
+    history, x = History(), normal(2, 6, D)
+    pieces = [stream(piece, history=history) for piece in x.split(1, dim=1)]
+    assert len(calls) == 1
+    close(torch.cat(pieces, dim=1), stream(x))

@@ -72,10 +72,7 @@ class Cache:
         layers have appended theirs.
         """
         if keys.requires_grad:
-            raise ValueError(
-                "`cache` must be used under torch.no_grad() or torch.inference_mode(), got a "
-                "forward pass with gradients"
-            )
+            self.refuse_gradients()
         end = self.length + keys.shape[2]
         buffer = self._room(layer, keys, end)
         buffer[0, :, :, self.length : end] = keys
@@ -95,6 +92,14 @@ class Cache:
             raise ValueError(f"`rows` must be {expected}, got {tuple(rows.shape)} of {rows.dtype}")
         self._buffers = [b if b is None else b.index_select(1, rows) for b in self._buffers]
         self.history.select(rows)
+
+    @staticmethod
+    def refuse_gradients() -> NoReturn:
+        """Raise ValueError: a cache is for inference."""
+        raise ValueError(
+            "`cache` must be used under torch.no_grad() or torch.inference_mode(), got a forward "
+            "pass with gradients"
+        )
 
     @staticmethod
     def _refuse_dtype(now: torch.dtype, before: torch.dtype | None) -> NoReturn:

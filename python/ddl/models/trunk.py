@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ddl.config import STREAMS, GPTConfig
@@ -59,6 +60,8 @@ def contexts(
         if not isinstance(cache, Cache):
             raise TypeError(f"`cache` must be a ddl.models.Cache, got {type(cache).__name__}")
         cache.check(config, x)
+        if torch.is_grad_enabled() and any(p.requires_grad for p in trunk.parameters()):
+            cache.refuse_gradients()
     tokens, keep = place(x, attention_mask, cache)
     history = None if cache is None else cache.history
     h = trunk(x, tokens, history=history, keep=keep)

@@ -1,67 +1,58 @@
-"""History: past inputs of the convolutions over time, so that a stream can run token by token."""
+"""History: what past tokens leave for the next, so that a stream can run token by token."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Hashable
+from typing import Any
+
 from torch import Tensor
 
 __all__ = ["History"]
 
 
 class History:
-    """The last K − 1 input tokens of every convolution over time in a stream.
+    """What the convolutions over time of a stream keep of past tokens, by name.
 
-    Convolved inputs are the embeddings (expand="conv"), the states of each read with token
-    compression, and the pooled states of convolved gates. Before the first token they are zero, as
-    in the convolutions themselves. A History belongs to one batch of sequences;
-    `stream(x, history=history)` reads and extends it. A stream without such convolutions leaves it
-    empty.
+    A token read and a convolved gate keep what past tokens add to their next K − 1 outputs, an
+    expansion with expand="conv" its last K − 1 inputs. Nothing is kept before the first token, and
+    a stream without such convolutions leaves the History empty.
 
-    Tokens added since `begin` count only after `commit`, so a forward pass that an error or Ctrl-C
-    interrupts can be repeated.
+    A History belongs to one stream and one batch of sequences; `stream(x, history=history)` reads
+    and extends it, without gradients. What the stream's parameters amount to is computed once per
+    History, so make a new one after changing them.
+
+    What is set counts only after `commit`, so a forward pass that an error or Ctrl-C interrupts can
+    be repeated.
     """
 
     def __init__(self) -> None:
-        self._tails: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] = {}
         self._new: dict[str, Tensor] = {}  # from the current forward pass
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tails
+        self._resolved: tuple[Hashable, Any] = (None, None)  # a key, and what was resolved for it
 
     def begin(self) -> None:
-        """Start a forward pass: discard additions that were not committed."""
+        """Start a forward pass: discard what was set and not committed."""
         self._new = {}
 
     def commit(self) -> None:
-        """Keep the additions since `begin`."""
-        self._tails.update(self._new)
+        """Keep what was set since `begin`."""
+        self._kept.update(self._new)
         self._new = {}
 
-    def window(self, name: str, new: Tensor, taps: int) -> Tensor:
-        """Return new (B, T, …) preceded by the `taps` − 1 tokens before it: (B, taps − 1 + T, …).
+    def get(self, name: str) -> Tensor | None:
+        """Return what past tokens left, (B, t, …); None before the first."""
+        return self._kept.get(name)
 
-        The last `taps` − 1 tokens of the result are stored for the next pass.
-        """
-        joined = torch.cat((self._tail(name, new, taps), new), dim=1)
-        self._keep(name, joined, taps)
-        return joined
+    def set(self, name: str, kept: Tensor) -> None:
+        """Leave `kept` (B, t, …) to the next pass."""
+        self._new[name] = kept
 
-    def remember(self, name: str, new: Tensor, taps: int) -> None:
-        """Store the last `taps` − 1 tokens as `window` does, without copying a long `new`."""
-        if new.shape[1] >= taps - 1:
-            self._keep(name, new, taps)
-        else:
-            self.window(name, new, taps)
+    def resolved(self, key: Hashable, resolve: Callable[[], Any]) -> Any:
+        """Return what `resolve` computes, computed by the first pass with this key."""
+        if self._resolved[0] != key:
+            self._resolved = (key, resolve())
+        return self._resolved[1]
 
     def select(self, rows: Tensor) -> None:
         """Replace the batch by the sequences `rows`, (B',) int64, to reorder or repeat them."""
-        self._tails = {name: tail.index_select(0, rows) for name, tail in self._tails.items()}
-
-    def _tail(self, name: str, new: Tensor, taps: int) -> Tensor:
-        if name in self._tails:
-            return self._tails[name]
-        return new.new_zeros(new.shape[0], taps - 1, *new.shape[2:])
-
-    def _keep(self, name: str, tokens: Tensor, taps: int) -> None:
-        # A view would keep the memory of all tokens allocated.
-        self._new[name] = tokens[:, tokens.shape[1] - (taps - 1) :].clone()
+        self._kept = {name: kept.index_select(0, rows) for name, kept in self._kept.items()}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +11,20 @@ from torch import Tensor, nn
 from ddl import functional
 from ddl.ops.checks import gate_dtype
 
-__all__ = ["Pool", "PoolKind", "Window"]
+from .history import History
+
+__all__ = ["Pool", "PoolKind", "Slot"]
 
 PoolKind = Literal["mean", "flatten", "convolved"]
 
-# (new, taps) → new (…, T, d) preceded by the taps − 1 earlier tokens, which a cache stores.
-Window = Callable[[Tensor, int], Tensor]
-
 NORM_EPS = 1e-5
+
+
+class Slot(NamedTuple):
+    """A place in a history, where a convolution leaves what its next tokens need."""
+
+    history: History
+    name: str
 
 
 class Pool(nn.Module):
@@ -70,26 +75,28 @@ class Pool(nn.Module):
                 self.weight.zero_()
                 self.weight[:, 0].fill_(1)
 
-    def forward(self, state: Tensor, window: Window | None = None) -> Tensor:
+    def forward(self, state: Tensor, slot: Slot | None = None) -> Tensor:
         """Map X (…, d, m) to z (…, width).
 
-        window: puts the earlier tokens before the new ones, for a convolution; None means that
-            zeros come before this call.
+        slot: of a convolution that goes on; None means that zeros come before.
         """
         if self.kind == "flatten":
             flat = state.flatten(-2).to(gate_dtype(state))
             return F.rms_norm(flat, flat.shape[-1:], eps=NORM_EPS)
         if self.weight is None:
             return self._mean(state, norm_eps=NORM_EPS)
-        mean = self._mean(state, norm_eps=None)
-        joined = mean if window is None else window(mean, self.kernel_size)
-        z = functional.read(
-            joined.unsqueeze(-1),  # one value channel
-            compress=self.weight.unsqueeze(1),
-            norm_eps=NORM_EPS,
-            context_dtype=joined.dtype,
-        ).context
-        return z[..., joined.shape[-2] - mean.shape[-2] :, :]
+        mean = self._mean(state, norm_eps=None).unsqueeze(-1)  # one value channel
+        options: dict[str, Any] = {
+            "compress": self.weight.unsqueeze(1),
+            "norm_eps": NORM_EPS,
+            "context_dtype": mean.dtype,
+        }
+        if slot is None:
+            return functional.read(mean, **options).context
+        read = functional.bind_cached_read(mean, **options)
+        z, _, _, pending = read(mean, slot.history.get(slot.name))
+        slot.history.set(slot.name, pending)
+        return z
 
     def _mean(self, state: Tensor, norm_eps: float | None) -> Tensor:
         """Return x̄, or z with `norm_eps`, by a read with fixed weights 1/m."""

@@ -24,7 +24,7 @@ from .checks import check_features, check_stream
 from .direction import make_direction
 from .gate import apply_gate, make_gate, make_gate_pool, reset_gate, squash
 from .linear import Projection, project, projection_of, reset_
-from .pool import Window
+from .pool import Slot
 
 __all__ = ["DeltaResidual"]
 
@@ -180,11 +180,11 @@ class DeltaResidual(nn.Module):
     def read_arguments(self) -> dict[str, Any]:
         """Return the parameters with which `ddl.functional.read` computes value and gate itself."""
         arguments: dict[str, Any] = {}
-        if self._gate_is_read:
+        if self.reads_gate:
             gate = projection_of("gate", self.gate)
             arguments["gate_weight"] = gate.weight.squeeze(0)
             arguments["gate_bias"] = gate.bias.squeeze(0)
-        if self._value_is_read:
+        if self.reads_value:
             value = projection_of("value", self.value)
             arguments["value_weight"], arguments["value_bias"] = value.weight, value.bias
             arguments["value_from"] = self.value_from
@@ -204,14 +204,14 @@ class DeltaResidual(nn.Module):
         context: Tensor,
         value: Tensor | None,
         gate: Tensor | None,
-        window: Window | None = None,
+        slot: Slot | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """Fill in what the read cannot compute: constant values, and "mlp" or pooled gates.
 
-        state: X (…, d, m). value, gate: from the read, else None. window: as in `Pool`.
+        state: X (…, d, m). value, gate: from the read, else None. slot: as in `Pool`.
         """
         if gate is None:
-            z = context if self.gate_pool is None else self.gate_pool(state, window)
+            z = context if self.gate_pool is None else self.gate_pool(state, slot)
             gate = apply_gate(self.gate_kind, self.gate, z)
         if self.value_kind == "constant":
             value = gate.new_full((*gate.shape, self.value_channels), self.value_constant)
@@ -249,19 +249,19 @@ class DeltaResidual(nn.Module):
             )
 
     @property
-    def _value_is_read(self) -> bool:
+    def reads_value(self) -> bool:
         """True if the value is computed from the read, not constant or the sublayer's output."""
         return self.mapping == "k" and self.value_kind != "constant"
 
     @property
-    def _gate_is_read(self) -> bool:
+    def reads_gate(self) -> bool:
         """True if the gate is linear in the read."""
         return self.gate_kind == "linear" and self.gate_pool is None
 
     def _linear(self, context: Tensor, raw: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Compute value and gate as the fused read would; None for each that it cannot compute."""
-        gate = projection_of("gate", self.gate) if self._gate_is_read else None
-        value = projection_of("value", self.value) if self._value_is_read else None
+        gate = projection_of("gate", self.gate) if self.reads_gate else None
+        value = projection_of("value", self.value) if self.reads_value else None
         if value is None or gate is None or self.value_from == "compressed":
             z = context if raw is None or self.value_from == "context" else raw
             return (

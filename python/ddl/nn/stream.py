@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +18,9 @@ from ddl.options import (
     check_count,
     check_options,
 )
-from ddl.results import Chain, ReadResult, RewriteReadResult
+from ddl.results import Chain
 
+from .cached import resolve
 from .checks import check_mask, check_returned, check_stream, require_exact_type
 from .expand import Expand
 from .history import History
@@ -161,7 +161,8 @@ class DeltaStream(nn.Module):
         Args:
             x: the embeddings.
             history: past inputs of the convolutions over time; those of x are appended. Pass an
-                empty History to start a sequence. Sublayers must cache their own past.
+                empty History to start a sequence, under torch.no_grad() or inference_mode().
+                Sublayers must cache their own past.
             keep: (B, T) bool, False for padding. The state of a padding token stays zero, so that
                 no convolution over time carries it into another token.
             args, kwargs: passed to every sublayer.
@@ -173,7 +174,6 @@ class DeltaStream(nn.Module):
                 residual is wrapped.
         """
         check_stream("x", x, (self.hidden_size,), over_time=True)
-        arguments = self._read_arguments()
         if history is not None and x.ndim != 3:
             expected = f"shape (batch, time, {self.hidden_size}) with a history"
             raise ValueError(f"`x` must have {expected}, got {tuple(x.shape)}")
@@ -181,48 +181,74 @@ class DeltaStream(nn.Module):
             check_mask("keep", keep, x)
             x = x * keep.unsqueeze(-1)
         if history is not None:
-            history.begin()
-        state = self._open(x, history)
-        stores_less = history is None and self.anchor_every > 1 and torch.is_grad_enabled()
+            return self._continue(x, history, keep, args, kwargs)
+        first, *boundaries = self._read_options()
+        state = self._open(x)
+        context, value, gate = functional.read(state, **first)
+        stores_less = self.anchor_every > 1 and torch.is_grad_enabled()
         chain = Chain(self.anchor_every) if stores_less else None
-        context, value, gate = _read("reads.0", state, arguments[0], history)
-        for index, (sublayer, residual, after) in enumerate(
-            zip(self.sublayers, self.residuals, arguments[1:], strict=True)
+        for index, (sublayer, residual, boundary) in enumerate(
+            zip(self.sublayers, self.residuals, boundaries, strict=True)
         ):
             written = sublayer(context, *args, **kwargs)
             check_returned(f"sublayers[{index}]", written, context)
             assert isinstance(residual, DeltaResidual)
-            window = None if history is None else partial(history.window, f"residuals.{index}")
-            value, gate = residual.fill_value_and_gate(state, context, value, gate, window)
+            value, gate = residual.fill_value_and_gate(state, context, value, gate)
             gate = gate if keep is None else gate * keep
             direction, value = residual.rewrite_inputs(state, written, context, value)
             rewrite = (state, direction, value, gate)
-            options = {"eps_k": residual.eps_k, **after}
             if chain is None:
-                result = _rewrite_read(f"reads.{index + 1}", rewrite, options, history)
+                result = functional.rewrite_read(*rewrite, **boundary)
             else:
-                result, chain = functional.rewrite_read_chained(*rewrite, chain=chain, **options)
+                result, chain = functional.rewrite_read_chained(*rewrite, chain=chain, **boundary)
             state, context, value, gate = result
-        if history is not None:
-            history.commit()
         return context
 
-    def _open(self, x: Tensor, history: History | None) -> Tensor:
+    def _continue(
+        self, x: Tensor, history: History, keep: Tensor | None, args: Any, kwargs: Any
+    ) -> Tensor:
+        """Run tokens x (B, T, d) that follow those in `history`."""
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+            raise ValueError(
+                "`history` must be used under torch.no_grad() or torch.inference_mode(), got a "
+                "forward pass with gradients"
+            )
+        history.begin()
+        looks_back = self.expand.weight is not None and self.expand.kernel_size > 1
+        state = self._open_after(x, history) if looks_back else self._open(x)
+        step = history.resolved(
+            (id(self), torch.compiler.is_compiling()),
+            lambda: resolve(self._read_options(), self.sublayers, self._residuals(), state),
+        )
+        context: Tensor = step.run(state, history, keep, args, kwargs)
+        history.commit()
+        return context
+
+    def _open_after(self, x: Tensor, history: History) -> Tensor:
+        """Expand x (B, T, d), convolved with the tokens before it."""
+        before = history.get("expand")
+        window = x if before is None else torch.cat((before, x), dim=1)
+        # A copy: x is the caller's, and a view would keep the memory of all tokens allocated.
+        history.set("expand", window[:, -(self.expand.kernel_size - 1) :].clone())
+        return self._open(window)[:, -x.shape[1] :]
+
+    def _open(self, x: Tensor) -> Tensor:
         """Expand x (B, T, d) to the first state, (B, T, d, m)."""
-        weight = self.expand.weight
-        if weight is None or history is None:
-            state = self.expand(x)
-        else:
-            window = history.window("expand", x, weight.shape[-1])
-            state = self.expand(window)[:, -x.shape[1] :]
+        state = self.expand(x)
         return state.unsqueeze(-1) if self.value_channels == 1 else state
 
-    def _read_arguments(self) -> list[dict[str, Any]]:
-        """Arguments of every read, the readout last; a shared weight is computed once."""
+    def _residuals(self) -> list[DeltaResidual]:
+        return [
+            require_exact_type(f"residuals[{i}]", residual, DeltaResidual)
+            for i, residual in enumerate(self.residuals)
+        ]
+
+    def _read_options(self) -> list[dict[str, Any]]:
+        """Options of the first read, and of every boundary; a shared weight is computed once."""
         reads = [require_exact_type(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
         reads.append(require_exact_type("readout", self.readout, Read))
         weights: dict[int, Tensor | None] = {}
-        arguments = []
+        options: list[dict[str, Any]] = []
         for index, read in enumerate(reads):
             form_pruned(read)
             if not read._shared:
@@ -233,55 +259,17 @@ class DeltaStream(nn.Module):
                     f"`reads[{index}]` must share the compression of a read before it, got that of "
                     "one that was replaced: replace it, too, by Read(…, shared=stream.reads[…])"
                 )
-            arguments.append(
+            options.append(
                 {
                     "compress": weights[id(owner)],
                     "norm_weight": read.norm_weight,
                     "norm_eps": read.norm_eps,
                 }
             )
-        for index, residual in enumerate(self.residuals):
-            module = require_exact_type(f"residuals[{index}]", residual, DeltaResidual)
-            arguments[index].update(module.read_arguments())
-        return arguments
-
-
-def _read(name: str, state: Tensor, read: dict[str, Any], history: History | None) -> ReadResult:
-    """Apply `functional.read` to tokens that follow those in `history`."""
-    taps = _taps(read)
-    if history is None or taps == 1:
-        return functional.read(state, **read)
-    # Read the earlier tokens again with the new ones, and drop the earlier ones' results.
-    context, value, gate = functional.read(history.window(name, state, taps), **read)
-    before = taps - 1
-    return ReadResult(
-        context[:, before:],
-        None if value is None else value[:, before:],
-        None if gate is None else gate[:, before:],
-    )
-
-
-def _rewrite_read(
-    name: str,
-    rewrite: tuple[Tensor, Tensor, Tensor, Tensor],
-    options: dict[str, Any],
-    history: History | None,
-) -> RewriteReadResult:
-    """Apply `functional.rewrite_read` to tokens that follow those in `history`."""
-    if history is not None and name in history:  # the read needs the earlier states, too
-        read = dict(options)
-        state = functional.rewrite(*rewrite, eps_k=read.pop("eps_k"))
-        return RewriteReadResult(state, *_read(name, state, read, history))
-    result = functional.rewrite_read(*rewrite, **options)
-    if history is not None and _taps(options) > 1:
-        history.remember(name, result.state, _taps(options))
-    return result
-
-
-def _taps(read: dict[str, Any]) -> int:
-    """Number of tokens that a read spans."""
-    weight = read["compress"]
-    return weight.shape[-1] if weight is not None and weight.ndim == 3 else 1
+        for index, residual in enumerate(self._residuals()):
+            options[index].update(residual.read_arguments())
+            options[index + 1]["eps_k"] = residual.eps_k
+        return options
 
 
 def _checked_sublayers(sublayers: Any) -> list[nn.Module]:

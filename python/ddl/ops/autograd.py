@@ -256,6 +256,14 @@ def refuse_transforms(operator: Operator, inputs: Values) -> None:
         )
 
 
+def refuse_recording(ctx: Any, inputs: Values, output: Any) -> NoReturn:
+    """Raise ValueError in place of a setup."""
+    raise ValueError(
+        "a cached read must be called under torch.no_grad() or torch.inference_mode(), got a call "
+        "that records gradients"
+    )
+
+
 def refuse_derivative(kind: str, operator: Operator) -> NoReturn:
     name = operator.name.removesuffix("_").removesuffix("_backward")
     raise NotImplementedError(

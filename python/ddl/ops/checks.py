@@ -157,6 +157,21 @@ def _check_read(given: Any) -> None:
     check_context_dtype(state, given.context_dtype)
 
 
+def _check_pending(given: Any) -> None:
+    """Check what earlier tokens left for a cached read; the rest of `given` is checked."""
+    state, compress, pending = given.state, given.compress, given.pending
+    taps = compress.shape[2] if compress is not None and compress.ndim == 3 else 1
+    if pending is not None and taps == 1:
+        text = "`pending` must be left out for a read within a token, got a tensor"
+        raise ValueError(text)
+    if pending is not None:
+        check_shape("pending", pending, (*state.shape[:-3], taps - 1, state.shape[-2]))
+        _check_gate("pending", pending, state)
+    if taps > 1 and state.shape[-3] == 0 and 0 not in state.shape[:-3]:
+        got = tuple(state.shape)
+        raise ValueError(f"`state` must have shape with at least one token, got {got}")
+
+
 def _check_compress(state: Tensor, compress: Tensor | None, over_time: bool) -> None:
     d, m = state.shape[-2:]
     if compress is None:
@@ -222,4 +237,8 @@ CHECKS = {
     "read": _all_of(declarations.read, _check_read),
     "rewrite_read": _all_of(declarations.rewrite_read, _check_rewrite, _check_read),
     "expand": _all_of(declarations.expand, _check_expand),
+    "cached_read": _all_of(declarations.cached_read, _check_read, _check_pending),
+    "cached_rewrite_read": _all_of(
+        declarations.cached_rewrite_read, _check_rewrite, _check_read, _check_pending
+    ),
 }

@@ -74,6 +74,19 @@ rewrite_read = Operator(
     "new_state stats context new_value new_gate compressed rstd",
 )
 expand = Operator("expand", "Tensor x, Tensor? weight, int value_channels", "state")
+# A step of a sequence in pieces, for inference. Nothing is saved for a backward. `pending` is what
+# the tokens before these add to the compressed x of the first K − 1 (…, K − 1, d), `new_pending`
+# what these leave for the next; absent for a read within a token.
+cached_read = Operator(
+    "cached_read",
+    f"Tensor state, {READ}, ScalarType? context_dtype, Tensor? pending",
+    "context new_value new_gate new_pending",
+)
+cached_rewrite_read = Operator(
+    "cached_rewrite_read",
+    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, Tensor? pending",
+    "new_state context new_value new_gate new_pending",
+)
 
 # `wanted` has a bit for each gradient, in the order of the outputs. Gradients of parameters are
 # computed only if theirs is set, and are empty otherwise.
@@ -113,4 +126,5 @@ BACKWARDS: Sequence[tuple[Operator, Operator]] = (
     (rewrite_read, rewrite_read_backward),
     (expand, expand_backward),
 )
-OPERATORS = (*(operator for pair in BACKWARDS for operator in pair), overwriting_backward)
+CACHED = (cached_read, cached_rewrite_read)
+OPERATORS = (*(operator for pair in BACKWARDS for operator in pair), overwriting_backward, *CACHED)

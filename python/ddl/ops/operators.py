@@ -27,11 +27,13 @@ from .autograd import (
     for_torch_library,
     guarded,
     refuse_derivative,
+    refuse_recording,
 )
-from .declarations import BACKWARDS, OPERATORS, Operator
+from .declarations import BACKWARDS, CACHED, OPERATORS, Operator
 from .devices import has_kernels
 from .outputs import fake
 from .plain import run_plain
+from .refusals import raise_refusal
 
 _library = torch.library.Library("ddl", "DEF")
 
@@ -74,6 +76,8 @@ for _forward, _backward in BACKWARDS:
     _overwrites = _overwriting if _forward is declarations.rewrite_read else None
     _differentiate(_forward, *derivative(_forward, _backward, _overwrites))
     _differentiate(_backward, lambda *_: None, _refuse("double backward", _forward))
+for _cached in CACHED:
+    _differentiate(_cached, refuse_recording, _refuse("a derivative", _cached))
 # For compiled graphs, which know when a gradient is not needed again (autograd.py).
 DIRECT[_overwriting.name] = OVERLOADS[_overwriting.name]
 
@@ -97,3 +101,45 @@ def _by_name(operator: Operator) -> Callable[..., Any]:
 
 
 rewrite, read, rewrite_read, expand = (_by_name(forward) for forward, _ in BACKWARDS)
+
+
+def bind(operator: Operator, device: torch.device, **options: Any) -> Callable[..., Any]:
+    """Return a cached operator with everything fixed but its first tensors and `pending`.
+
+    These are its arguments, by position. It is one function, because its callers come to it with
+    cold caches (ddl/nn/cached.py). device: of the tensors that it will be called with.
+    """
+    names = operator.names
+    given = len(names) - len(options) - 1
+    fixed = tuple([options[name] for name in names[given:-1]])
+    overload, direct = OVERLOADS[operator.name], DIRECT[operator.name]
+    entry, is_inference_mode_enabled = private.entry_of(overload), torch.is_inference_mode_enabled
+
+    def plain(*tensors: Any) -> Any:
+        arguments = operator.Arguments(*tensors[:-1], *fixed, tensors[-1])
+        return run_plain(operator, arguments)
+
+    def compiled(*tensors: Any) -> Any:
+        return overload(*tensors[:-1], *fixed, tensors[-1])
+
+    def bound(*tensors: Any) -> Any:
+        # In inference mode the dispatcher goes to the kernel, and there is nothing to record.
+        call = entry if is_inference_mode_enabled() else direct
+        try:
+            return call(*tensors[:-1], *fixed, tensors[-1])
+        except (RuntimeError, TypeError) as error:
+            raise_refusal(operator, (*tensors[:-1], *fixed, tensors[-1]), error)
+
+    if not has_kernels(device):
+        return plain
+    return compiled if torch.compiler.is_compiling() else bound
+
+
+def bind_cached_read(device: torch.device, **options: Any) -> Callable[..., Any]:
+    """Return `cached_read` with these options; it takes state and pending."""
+    return bind(declarations.cached_read, device, **options)
+
+
+def bind_cached_rewrite_read(device: torch.device, **options: Any) -> Callable[..., Any]:
+    """Return `cached_rewrite_read` with these; it takes state, direction, value, gate, pending."""
+    return bind(declarations.cached_rewrite_read, device, **options)

@@ -49,6 +49,18 @@ def _rewrite_read(given: Any) -> tuple[Tensor, ...]:
     return (*_rewrite(given), *_read(given))
 
 
+def _cached_read(given: Any) -> tuple[Tensor, ...]:
+    state, compress = given.state, given.compress
+    taps = compress.shape[2] if compress is not None and compress.ndim == 3 else 1
+    shape = (*state.shape[:-3], taps - 1, state.shape[-2])
+    pending = state.new_empty(shape, dtype=gate_dtype(state)) if taps > 1 else _absent(state)
+    return (*_read(given)[:3], pending)
+
+
+def _cached_rewrite_read(given: Any) -> tuple[Tensor, ...]:
+    return (_like(given.state), *_cached_read(given))
+
+
 def _expand(given: Any) -> Tensor:
     return given.x.new_empty((*given.x.shape, given.value_channels))
 
@@ -78,6 +90,8 @@ _FAKES: dict[str, Callable[[Any], Any]] = {
     "read": _read,
     "rewrite_read": _rewrite_read,
     "expand": _expand,
+    "cached_read": _cached_read,
+    "cached_rewrite_read": _cached_rewrite_read,
     "rewrite_backward": _gradients(declarations.rewrite_backward),
     "read_backward": _gradients(declarations.read_backward),
     "rewrite_read_backward": _gradients(declarations.rewrite_read_backward),

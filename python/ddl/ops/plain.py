@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ddl import reference
 
 from . import declarations
-from .checks import CHECKS
+from .checks import CHECKS, gate_dtype
 from .declarations import Operator
 
 _READ = [
@@ -41,6 +42,28 @@ def _rewrite_read(given: Any) -> tuple[Tensor | None, ...]:
     return (new_state, None, *_read(given, new_state))
 
 
+def _cached_read(given: Any, state: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    """A read of x, to which the tokens before these have added; and what these leave."""
+    state, compress = given.state if state is None else state, given.compress
+    if compress is None or compress.ndim < 3 or compress.shape[2] == 1:
+        return (*_read(given, state), None)
+    taps, time = compress.shape[2], state.shape[-3]
+    padding = state.new_zeros(*state.shape[:-3], taps - 1, *state.shape[-2:])
+    longer = reference.read(
+        torch.cat((state, padding), dim=-3).to(gate_dtype(state)), compress=compress, norm_eps=None
+    ).context
+    if given.pending is not None:
+        longer[..., : taps - 1, :] += given.pending
+    x = longer[..., :time, :].to(state.dtype).unsqueeze(-1)
+    only = given._replace(compress=None)
+    return (*_read(only, x), longer[..., time:, :].clone())
+
+
+def _cached_rewrite_read(given: Any) -> tuple[Tensor | None, ...]:
+    (new_state,) = _rewrite(given)
+    return (new_state, *_cached_read(given, new_state))
+
+
 def _expand(given: Any) -> Tensor:
     return reference.expand(given.x, given.weight, value_channels=given.value_channels)
 
@@ -50,6 +73,8 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {
     "read": _read,
     "rewrite_read": _rewrite_read,
     "expand": _expand,
+    "cached_read": _cached_read,
+    "cached_rewrite_read": _cached_rewrite_read,
 }
 
 

@@ -2,7 +2,8 @@
 //!
 //! Moved per token: X in, k in, X' out, h out, (2m + 2)·d elements. The row is widened into a scratch of m
 //! contiguous channels that stays in L1/L2. Saved for the backward: r and p (m + 1 numbers) of the rewrite, rstd
-//! of the read, and x (d) if the read runs over time.
+//! of the read, and x (d) if the read runs over time. A cached step saves nothing; if its read runs over time, it
+//! reads and writes (K − 1)·d numbers per sequence, the sums of x that its tokens leave for the next.
 
 use std::ops::Range;
 
@@ -11,7 +12,7 @@ use fearless_simd::Simd;
 use super::weights::Weights;
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
-use crate::cpu::partition::{partition, split, useful_threads, within_sequences};
+use crate::cpu::partition::{forward_partition, split, useful_threads, within_sequences};
 use crate::cpu::simd::channels::{Target, channels, load, round_to, store, view};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
@@ -26,7 +27,8 @@ pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: 
         return Ok(()); // before scratch is allocated: without tokens d·m may exceed all memory
     }
     let taps = problem.read.as_ref().map_or(1, Read::taps);
-    let bounds = partition(problem.sizes.tokens(), taps);
+    let bounds = forward_partition(problem.sizes, taps);
+    let ends: Vec<usize> = bounds.iter().map(|bound| bound / problem.sizes.time.max(1)).collect();
     let weights = problem.read.as_ref().map(|read| Weights::<A>::new(read, problem.sizes)).transpose()?;
     let mut states = split(&mut outputs.new_state, d * m, &bounds);
     let mut stats = split(&mut outputs.stats, 1 + m, &bounds);
@@ -35,6 +37,7 @@ pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: 
     let mut gates = split(&mut outputs.new_gate, 1, &bounds);
     let mut compressed = split(&mut outputs.compressed, d, &bounds);
     let mut rstds = split(&mut outputs.rstd, 1, &bounds);
+    let mut pendings = split(&mut outputs.new_pending, (taps - 1) * d, &ends);
     let parts: Vec<Part<'_, A>> = bounds
         .windows(2)
         .map(|pair| Part {
@@ -50,6 +53,7 @@ pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: 
                 gate: gates(),
                 compressed: compressed(),
                 rstd: rstds(),
+                pending: pendings(),
             }),
         })
         .collect();
@@ -74,6 +78,8 @@ struct ReadRows<'a, A> {
     gate: Option<RowsMut<'a>>,
     compressed: Option<RowsMut<'a>>,
     rstd: Option<RowsMut<'a>>,
+    /// a row for each sequence that ends in this part
+    pending: Option<RowsMut<'a>>,
 }
 
 /// One token's rows, used if they cannot be worked on in place.
@@ -104,8 +110,17 @@ impl<A: Accum> WithSimd for Part<'_, A> {
             // The halo's X' is recomputed for the first reads of this part, and not stored.
             let halo = (taps - 1).min(tokens.start - sequence.start);
             scratch.sums.fill(A::default());
+            if tokens.start - halo == sequence.start {
+                self.take_pending(sequence.start, &mut scratch.sums);
+            }
+            // The sums of tokens after the last are needed only if they are left for the next call.
+            let leaves = tokens.end == sequence.end && self.leaves_pending();
+            let until = tokens.end + if leaves { taps - 1 } else { 0 };
             for token in tokens.start - halo..tokens.end {
-                self.run_token(simd, token, token >= tokens.start, &mut scratch);
+                self.run_token(simd, token..until, token >= tokens.start, &mut scratch);
+            }
+            if leaves {
+                self.leave_pending(sequence.end, &scratch.sums);
             }
         }
         Ok(())
@@ -113,9 +128,11 @@ impl<A: Accum> WithSimd for Part<'_, A> {
 }
 
 impl<A: Accum> Part<'_, A> {
-    /// Runs the operator on one token. Only this part's `own` tokens are stored.
+    /// Runs the operator on the first of `tokens`; it adds to the sums of x of those alone. Only this part's `own`
+    /// tokens are stored.
     #[inline(always)]
-    fn run_token<S: Simd>(&mut self, simd: S, token: usize, own: bool, scratch: &mut Scratch<A>) {
+    fn run_token<S: Simd>(&mut self, simd: S, tokens: Range<usize>, own: bool, scratch: &mut Scratch<A>) {
+        let token = tokens.start;
         let Sizes { d, m, .. } = self.problem.sizes;
         let mut ahead = self.rows_ahead(token + 1);
         let Scratch { state, row, sums, products } = scratch;
@@ -144,17 +161,48 @@ impl<A: Accum> Part<'_, A> {
         let x = match &read.weights.compress {
             None => states,
             Some(weight) => {
-                let x = compress_row(weight, token, states, sums);
+                let x = compress_row(weight, token, tokens.len(), states, sums);
                 ahead.step();
                 if let Some(saved) = read.compressed.as_mut().filter(|_| own) {
                     store(saved, token, 1, x);
-                    round_to(saved.dtype(), x); // the backward uses the stored x, so the forward does, too
+                }
+                if read.read.over_time() {
+                    // The backward uses the stored x, so the forward does, too.
+                    round_to(self.problem.state.dtype, x);
                 }
                 x
             }
         };
         if own {
             read.row(simd, token, x, row, products, &mut ahead);
+        }
+    }
+
+    /// Starts the sums of a sequence's first x with what earlier calls left.
+    #[inline(always)]
+    fn take_pending(&self, first: usize, sums: &mut [A]) {
+        let Some(pending) = &self.problem.pending else { return };
+        let Sizes { time, d, .. } = self.problem.sizes;
+        let (taps, width) = (sums.len() / d, sums.len() - d);
+        let rows = pending.rows(width).row::<A>(first / time);
+        for (back, row) in rows.chunks_exact(d).enumerate() {
+            sums[(first + back) % taps * d..][..d].copy_from_slice(row);
+        }
+    }
+
+    #[inline(always)]
+    fn leaves_pending(&self) -> bool {
+        self.read.as_ref().is_some_and(|read| read.pending.is_some())
+    }
+
+    /// Stores the sums of the tokens after a sequence, which ends at `end`.
+    #[inline(always)]
+    fn leave_pending(&mut self, end: usize, sums: &[A]) {
+        let Some(pending) = self.read.as_mut().and_then(|read| read.pending.as_mut()) else { return };
+        let Sizes { time, d, .. } = self.problem.sizes;
+        let taps = sums.len() / d;
+        for (later, row) in pending.row::<A>(end / time - 1).chunks_exact_mut(d).enumerate() {
+            row.copy_from_slice(&sums[(end + later) % taps * d..][..d]);
         }
     }
 
@@ -216,13 +264,19 @@ pub(super) fn rewrite_in_place<A: Accum>(states: &mut [A], scales: &[A], k: &[A]
     }
 }
 
-/// Adds X_t's terms to the sums of x_t … x_{t+K−1} and returns x_t, from slot t mod K. The last tap overwrites its slot,
-/// because no earlier token adds to x_{t+K−1}.
+/// Adds X_t's terms to the sums of x_t … x_{t+K−1}, as far as they are among `tokens`, and returns x_t, from slot t mod
+/// K. The last tap overwrites its slot, because no earlier token adds to x_{t+K−1}.
 #[inline(always)]
-fn compress_row<'s, A: Accum>(weight: &[A], token: usize, state: &[A], sums: &'s mut [A]) -> &'s mut [A] {
+fn compress_row<'s, A: Accum>(
+    weight: &[A],
+    token: usize,
+    tokens: usize,
+    state: &[A],
+    sums: &'s mut [A],
+) -> &'s mut [A] {
     let taps = weight.len() / state.len();
     let d = sums.len() / taps;
-    for (tap, weight) in weight.chunks_exact(state.len()).enumerate() {
+    for (tap, weight) in weight.chunks_exact(state.len()).enumerate().take(tokens) {
         let slot = (token + tap) % taps;
         mix(&mut sums[slot * d..][..d], tap + 1 < taps, weight, state);
     }

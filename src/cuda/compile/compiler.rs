@@ -202,7 +202,7 @@ mod tests {
         let (compress, parts) = (Compress::Channel, Parts::default());
         let (kernel, rewrite, aligned) = (Kernel::Forward, true, true);
         let sums = ParameterSums::default();
-        let chain = false;
+        let (chain, pending) = (false, false);
         Specialisation {
             kernel,
             d: 768,
@@ -214,6 +214,7 @@ mod tests {
             parts,
             sums,
             chain,
+            pending,
             aligned,
         }
     }

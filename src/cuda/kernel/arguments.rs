@@ -26,6 +26,8 @@ pub struct RewriteRead {
     pub new_gate: Address,
     pub compressed: Address,
     pub rstd: Address,
+    pub pending: Address,
+    pub new_pending: Address,
     pub scratch: Address,
     pub eps_k: f64,
     pub norm_eps: f64,
@@ -118,10 +120,23 @@ pub struct ExpandBackward {
 
 impl RewriteRead {
     /// Returns the tensors that are loaded and stored in packets; all others are accessed a number at a time.
-    pub fn packets(&self) -> [Address; 9] {
-        let RewriteRead { state, direction, new_state, context, compressed, .. } = *self;
+    pub fn packets(&self) -> [Address; 11] {
+        let RewriteRead { state, direction, new_state, context, compressed, pending, new_pending, .. } =
+            *self;
         let RewriteRead { compress, norm_weight, gate_weight, value_weight, .. } = *self;
-        [state, direction, new_state, context, compressed, compress, norm_weight, gate_weight, value_weight]
+        [
+            state,
+            direction,
+            new_state,
+            context,
+            compressed,
+            pending,
+            new_pending,
+            compress,
+            norm_weight,
+            gate_weight,
+            value_weight,
+        ]
     }
 }
 

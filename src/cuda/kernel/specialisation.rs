@@ -134,6 +134,8 @@ pub struct Specialisation {
     pub sums: ParameterSums,
     /// the backward's state is an anchor
     pub chain: bool,
+    /// the forward's sums of x start and end outside its tokens
+    pub pending: bool,
     /// every pointer is a multiple of 16 bytes
     pub aligned: bool,
 }
@@ -171,6 +173,7 @@ impl Specialisation {
             parts: read.map(parts).unwrap_or_default(),
             sums: ParameterSums::default(),
             chain: !problem.chain.is_empty(),
+            pending: false,
             aligned: true,
         }
     }
@@ -196,6 +199,7 @@ impl Specialisation {
             parts: Parts::default(),
             sums: ParameterSums { compress: weight.is_some(), ..ParameterSums::default() },
             chain: false,
+            pending: false,
             aligned: true,
         }
     }
@@ -205,7 +209,15 @@ impl Specialisation {
     pub fn reduce(self) -> Specialisation {
         let real = self.real();
         let types = Types { state: real, direction: real, context: real, ..self.types };
-        Specialisation { kernel: Kernel::Reduce, types, rewrite: false, chain: false, aligned: true, ..self }
+        Specialisation {
+            kernel: Kernel::Reduce,
+            types,
+            rewrite: false,
+            chain: false,
+            pending: false,
+            aligned: true,
+            ..self
+        }
     }
 
     /// Returns the kernel that sums the parameters' gradients if this backward has no room for them.
@@ -274,6 +286,7 @@ impl Specialisation {
             ("SUM_GATE", sums.gate),
             ("SUM_VALUE", sums.value),
             ("CHAIN", self.chain),
+            ("PENDING", self.pending),
         ] {
             defines.push((name, u8::from(there).to_string()));
         }

@@ -1,0 +1,100 @@
+"""The cached step of a stream: its calls, resolved once per generated text.
+
+A step has little arithmetic, and comes after a sublayer whose weights have passed through the
+caches: each Python object that it looks at is fetched from memory again. So what does not change
+from token to token is put into one tuple per sublayer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from ddl import functional
+
+from .checks import check_returned
+from .history import History
+from .pool import Slot
+from .residual import DeltaResidual
+
+__all__ = ["CachedStep", "resolve"]
+
+
+class Boundary(NamedTuple):
+    """A sublayer, and what follows it: the rewrite with its output and the next read.
+
+    residual: None if the read before computed value and gate, and the direction is the output.
+    rewrite_read: bound to all options. name: of what the next read keeps; None for nothing.
+    """
+
+    number: int
+    sublayer: nn.Module
+    residual: DeltaResidual | None
+    rewrite_read: Callable[..., tuple[Tensor, ...]]
+    name: str | None
+
+
+class CachedStep(NamedTuple):
+    """All calls of a stream that continues a sequence."""
+
+    read: Callable[..., tuple[Tensor, ...]]
+    name: str | None
+    boundaries: tuple[Boundary, ...]
+
+    def run(
+        self, state: Tensor, history: History, keep: Tensor | None, args: Any, kwargs: Any
+    ) -> Tensor:
+        """Map the first state (B, T, d, m) to the readout (B, T, d), as `DeltaStream.forward`."""
+        pending = None if self.name is None else history.get(self.name)
+        context, value, gate, pending = self.read(state, pending)
+        if self.name is not None:
+            history.set(self.name, pending)
+        for number, sublayer, residual, rewrite_read, name in self.boundaries:
+            written = direction = sublayer(context, *args, **kwargs)
+            if residual is not None:
+                check_returned(f"sublayers[{number}]", written, context)
+                filled, gate = residual.fill_value_and_gate(
+                    state,
+                    context,
+                    value if residual.reads_value else None,
+                    gate if residual.reads_gate else None,
+                    Slot(history, f"residuals.{number}"),
+                )
+                direction, value = residual.rewrite_inputs(state, written, context, filled)
+            if keep is not None:
+                gate = gate * keep
+            pending = None if name is None else history.get(name)
+            try:
+                result = rewrite_read(state, direction, value, gate, pending)
+            except (TypeError, ValueError):
+                check_returned(f"sublayers[{number}]", written, context)
+                raise
+            state, context, value, gate, pending = result
+            if name is not None:
+                history.set(name, pending)
+        return context
+
+
+def resolve(
+    reads: Sequence[dict[str, Any]],
+    sublayers: Iterable[nn.Module],
+    residuals: Sequence[DeltaResidual],
+    state: Tensor,
+) -> CachedStep:
+    """Resolve the calls for states like `state`. reads: the operator's options, in order."""
+    names = [f"reads.{i}" if _over_time(options) else None for i, options in enumerate(reads)]
+    boundaries = []
+    for index, (sublayer, residual) in enumerate(zip(sublayers, residuals, strict=True)):
+        rewrite_read = functional.bind_cached_rewrite_read(state, **reads[index + 1])
+        by_read = residual.reads_value and residual.reads_gate
+        branch = None if by_read else residual
+        boundaries.append(Boundary(index, sublayer, branch, rewrite_read, names[index + 1]))
+    first = functional.bind_cached_read(state, **reads[0])
+    return CachedStep(first, names[0], tuple(boundaries))
+
+
+def _over_time(options: dict[str, Any]) -> bool:
+    weight = options["compress"]
+    return weight is not None and weight.ndim == 3 and weight.shape[2] > 1

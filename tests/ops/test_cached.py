@@ -1,0 +1,195 @@
+"""Cached reads: a sequence in pieces is read as the whole is."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddl import functional
+from ddl.ops import declarations, plain
+from tests.support.emulated_device import emulated, needs_emulator
+from tests.support.op_cases import BF16, F16, F32, F64, inputs, parameters
+from tests.support.tolerances import compute_dtype
+
+TIME, D = 11, 24
+REWRITE = ("direction", "value", "gate")
+NAMES = ["cached_read", "cached_rewrite_read"]
+DTYPES = pytest.mark.parametrize("dtype", [F64, F32, BF16, F16], ids=str)
+READS = pytest.mark.parametrize(
+    ("m", "taps"), [(1, None), (4, 0), (1, 3), (2, 4), (4, 4), (3, 7), (4, 1), (2, 20)]
+)
+PIECES = pytest.mark.parametrize("pieces", [[1] * TIME, [4, 1, 1, 5], [2, 9], [1, 7, 3]], ids=str)
+
+
+def case(dtype: torch.dtype, m: int, taps: int | None, batch: int = 3) -> dict[str, Any]:
+    """Arguments of a whole sequence. taps: K of a token read; 0 for channel, None for identity."""
+    compress = "identity" if taps is None else "token" if taps else "channel"
+    given = inputs((batch, TIME), D, m) | parameters(D, m, compress, taps or 1)
+    small = compute_dtype(dtype)
+    return {
+        name: tensor.to(small if name in ("value", "gate") else dtype)
+        for name, tensor in given.items()
+        if tensor is not None
+    }
+
+
+def whole(given: dict[str, Any], name: str) -> tuple[Tensor, ...]:
+    options = {n: x for n, x in given.items() if n not in (*REWRITE, "state")}
+    if name == "cached_read":
+        return tuple(functional.read(given["state"], **options))
+    rewrite = [given[n] for n in REWRITE]
+    return tuple(functional.rewrite_read(given["state"], *rewrite, eps_k=0.1, **options))
+
+
+def bound(given: dict[str, Any], name: str) -> Any:
+    options = {n: x for n, x in given.items() if n not in (*REWRITE, "state")}
+    if name == "cached_read":
+        return functional.bind_cached_read(given["state"], **options)
+    return functional.bind_cached_rewrite_read(given["state"], eps_k=0.1, **options)
+
+
+def in_pieces(given: dict[str, Any], name: str, pieces: list[int]) -> tuple[Tensor, ...]:
+    call, pending, outputs = bound(given, name), None, []
+    along_time = ["state"] if name == "cached_read" else ["state", *REWRITE]
+    for first, length in zip(itertools.accumulate([0, *pieces]), pieces, strict=False):
+        tensors = [given[n][:, first : first + length] for n in along_time]
+        *output, left = call(*tensors, pending)
+        absent = left is None or left.dtype == torch.uint8  # None without kernels
+        pending = None if absent else left
+        outputs.append(output)
+    return tuple(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True))
+
+
+def assert_same_bits(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    assert len(actual) == len(expected)
+    for got, wanted in zip(actual, expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
+@DTYPES
+@READS
+@PIECES
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.table(2)
+def test_pieces_are_read_as_the_whole_is(mode, name, pieces, m, taps, dtype):
+    given = case(dtype, m, taps)
+    with mode():
+        assert_same_bits(in_pieces(given, name, pieces), whole(given, name))
+
+
+def test_many_sequences_and_long_pieces_are_split_among_threads():
+    """Parts of 8,192 elements: their borders lie inside sequences and between them."""
+    torch.manual_seed(0)
+    for batch, pieces in ((40, [1] * TIME), (9, [5, 6]), (3, [TIME])):
+        given = {n: x.repeat(1, 40, *(1,) * (x.ndim - 2)) if x.ndim > 1 and x.shape[1] == TIME
+                 else x for n, x in case(F32, 8, 4, batch).items()}  # fmt: skip
+        pieces = [40 * piece for piece in pieces] if batch < 40 else [1] * 40 * TIME
+        assert_same_bits(
+            in_pieces(given, "cached_rewrite_read", pieces), whole(given, "cached_rewrite_read")
+        )
+
+
+@READS
+@PIECES
+@pytest.mark.parametrize("name", NAMES)
+def test_devices_without_kernels_read_pieces_too(name, pieces, m, taps, monkeypatch):
+    given = case(F64, m, taps)
+    expected = whole(given, name)
+    monkeypatch.setattr("ddl.ops.operators.has_kernels", lambda _: False)
+    for got, wanted in zip(in_pieces(given, name, pieces), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+    assert plain._PLAIN.keys() >= set(NAMES)
+
+
+def test_what_is_left_is_the_sum_over_the_last_tokens():
+    given = case(F64, 2, 4)
+    *_, pending = bound(given, "cached_read")(given["state"], None)
+    state, weight = given["state"], given["compress"]
+    for later in range(3):
+        expected = sum(
+            (state[:, TIME - back] * weight[..., back + later]).sum(-1)
+            for back in range(1, 4 - later)
+        )
+        torch.testing.assert_close(pending[:, later], expected, rtol=0, atol=1e-13)
+
+
+PLANS = {
+    "as planned": {},
+    "one stage": {"STAGES": 1},
+    "in memory": {"KEEP_IN_REGISTERS": 0, "STAGES": 0},
+    "window in shared memory": {"WINDOW": 1},
+    "window in memory": {"WINDOW": 2},
+    "chunks of three": {"CHUNK": 3},
+}
+
+
+@needs_emulator
+@DTYPES
+@READS
+@PIECES
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.table(2)
+def test_pieces_are_read_as_the_whole_is_on_a_gpu(plan, pieces, m, taps, dtype):
+    given = case(dtype, m, taps)
+    with emulated(plan=plan):
+        for name in NAMES:
+            assert_same_bits(in_pieces(given, name, pieces), whole(given, name))
+
+
+# --- torch, and what does not fit -----------------------------------------------------------------
+
+
+def positional(name: str, given: dict[str, Any], pending: Tensor | None) -> list[Any]:
+    known = given | {"eps_k": 0.1, "norm_eps": 1e-5, "value_from_compressed": False}
+    names = getattr(declarations, name).names
+    return [pending if n == "pending" else known.get(n) for n in names]
+
+
+@READS
+@pytest.mark.parametrize("name", NAMES)
+def test_opcheck(name, m, taps):
+    given = case(F64, m, taps)
+    pending = torch.randn(3, taps - 1, D, dtype=F64) if taps and taps > 1 else None
+    operator = getattr(torch.ops.ddl, name).default
+    for left in (None, pending):
+        torch.library.opcheck(operator, positional(name, given, left))
+
+
+@pytest.mark.parametrize("home", ["cpu", "meta"])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_does_not_fit_is_refused(name, home):
+    pending = torch.zeros(3, 3, D, dtype=F64)
+    within = {"compress": torch.zeros(D, 2, dtype=F64)}
+    empty = {n: x[:, :0] for n, x in case(F64, 2, 4).items() if n in ("state", *REWRITE)}
+    for change, left, error, sentence in (
+        ({}, pending[:, 1:], ValueError, "`pending` must have shape (3, 3, 24), got (3, 2, 24)"),
+        ({}, pending[1:], ValueError, "`pending` must have shape (3, 3, 24), got (2, 3, 24)"),
+        ({}, pending.float(), TypeError, "`pending` must have dtype torch.float64, got torch.f"),
+        (within, pending, ValueError, "`pending` must be left out for a read within a token, got"),
+        (empty, None, ValueError, "`state` must have shape with at least one token, got (3, 0, 24"),
+    ):
+        given = {n: x.to(home) for n, x in (case(F64, 2, 4) | change).items()}
+        tensors = [given[n] for n in (["state"] if name == "cached_read" else ["state", *REWRITE])]
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode(), pytest.raises(error) as refusal:
+                bound(given, name)(*tensors, None if left is None else left.to(home))
+            assert str(refusal.value).startswith(sentence)
+
+
+def test_another_device_is_refused():
+    given = case(F64, 2, 4)
+    with pytest.raises(ValueError, match=r"^`pending` must be on cpu, got a tensor on meta$"):
+        bound(given, "cached_read")(given["state"], torch.zeros(3, 3, D, dtype=F64, device="meta"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_recorded(name):
+    given = case(F64, 2, 4)
+    given["compress"].requires_grad_()
+    with pytest.raises(ValueError, match=r"^a cached read must be called under torch.no_grad\(\)"):
+        in_pieces(given, name, [5, 6])

@@ -1,6 +1,7 @@
 // expand: x (tokens, D) → X (tokens, D, M), X_t,ij = Σ_s w_ijs x_{t−s,i}, or repetition (CONV == 0).
 //
-// Forward, per token:  reads x (D elements), writes X (M·D). Nothing is saved for the backward beside x.
+// Forward, per token:  reads x (D elements), writes X (M·D). Nothing is saved for the backward beside x. A cached step
+// also reads x of the K − 1 tokens before each sequence, and copies that of its last K − 1 tokens for the next.
 // Backward, per token: reads dX (M·D) and x (D), writes dx (D).
 // Reduced over the block's tokens: dw, D·M·TAPS numbers, by the thread that owns the feature; then reduce.cu.
 // Moved per token: forward (M + 1)·D elements, backward (M + 2)·D.
@@ -24,6 +25,8 @@ struct Expand {
   const X_T* x;
   const WEIGHT_T* weight;
   STATE_T* state;
+  const X_T* before;  // (sequences, TAPS − 1, D), or null for zeros
+  X_T* new_before;    // the same, or null
   long long chunks, time, chunk;
 };
 
@@ -36,18 +39,39 @@ struct ExpandBackward {
   long long chunks, time, chunk;
 };
 
-// Tokens first … last − 1 of a chunk, and start and end of their sequence.
+// Tokens first … last − 1 of a chunk, and their sequence with its start and end.
 struct Chunk {
-  long long start, first, last, end;
+  long long sequence, start, first, last, end;
 
   __device__ Chunk(long long index, long long time, long long chunk) {
     const long long per_sequence = (time + chunk - 1) / chunk;
-    start = index / per_sequence * time;
+    sequence = index / per_sequence;
+    start = sequence * time;
     end = start + time;
     first = start + index % per_sequence * chunk;
     last = first + chunk < end ? first + chunk : end;
   }
 };
+
+// Loads x of a token, or what is kept of one before its sequence, or zeros.
+__device__ __forceinline__ void load_x(
+    Packet<X_T, FEATURES>& packet, const X_T* x, const X_T* before, const Chunk& c, long long token, int feature) {
+  const long long kept = token - c.start + TAPS - 1;
+  if (token >= c.start) packet.load_streaming(x + token * D + feature);
+  else if (before && kept >= 0) packet.load_streaming(before + (c.sequence * (TAPS - 1) + kept) * D + feature);
+  else packet.clear();
+}
+
+// Leaves x of a sequence's last TAPS − 1 tokens to the next call.
+__device__ __forceinline__ void leave(const Expand& e, const Chunk& c, int feature) {
+  if (!e.new_before || c.last < c.end) return;
+#pragma unroll 1
+  for (int kept = 0; kept < TAPS - 1; ++kept) {
+    Packet<X_T, FEATURES> packet;
+    load_x(packet, e.x, e.before, c, c.end - (TAPS - 1) + kept, feature);
+    packet.store_streaming(e.new_before + (c.sequence * (TAPS - 1) + kept) * D + feature);
+  }
+}
 
 // Writes this thread's part of the block's row of `partial`: dw of one tap, of its own features. Blocks along y take
 // different chunks.
@@ -84,12 +108,11 @@ struct Past {
   Real x[TAPS][FEATURES] = {};
 
   // Loads the tokens before the chunk.
-  __device__ Past(const X_T* from, const Chunk& c, int feature) {
+  __device__ Past(const X_T* from, const X_T* before, const Chunk& c, int feature) {
 #pragma unroll
     for (int back = 1; back < TAPS; ++back) {
-      if (c.first - back < c.start) continue;
       Packet<X_T, FEATURES> packet;
-      packet.load_streaming(from + (c.first - back) * D + feature);
+      load_x(packet, from, before, c, c.first - back, feature);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) x[back - 1][f] = packet[f];
     }
@@ -105,7 +128,7 @@ struct Past {
 };
 
 __device__ __forceinline__ void forward(const Expand& e, const Chunk& c, const Weight& weight, int feature) {
-  Past past(e.x, c, feature);
+  Past past(e.x, e.before, c, feature);
   for (long long token = c.first; token < c.last; token += TOKENS_AHEAD) {
     Packet<X_T, FEATURES> x[TOKENS_AHEAD];
 #pragma unroll
@@ -145,7 +168,7 @@ struct BackwardPass {
   Real dx[TAPS][FEATURES] = {};  // dx_t, dx_{t−1}, …
 
   __device__ BackwardPass(const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature)
-      : e(e), c(c), weight(weight), sums(sums), feature(feature), past(e.x, c, feature) {}
+      : e(e), c(c), weight(weight), sums(sums), feature(feature), past(e.x, nullptr, c, feature) {}
 
   // Adds dX_t to dx and, unless the token lies after the chunk, dX_t x_{t−s} to the sums of dw.
   __device__ __forceinline__ void run(
@@ -197,7 +220,9 @@ __device__ __forceinline__ void backward(
 __device__ __forceinline__ void forward(const Expand& e, int feature) {
   const Weight weight(e.weight, feature);
   for (long long index = blockIdx.y; index < e.chunks; index += gridDim.y) {
-    forward(e, Chunk(index, e.time, e.chunk), weight, feature);
+    const Chunk chunk(index, e.time, e.chunk);
+    forward(e, chunk, weight, feature);
+    leave(e, chunk, feature);
   }
 }
 

@@ -40,7 +40,7 @@ __device__ __forceinline__ void forward(const Expand& e, const Chunk& c, int fea
           for (int j = 0; j < M; ++j) sums[i][f * M + j] += weight[f * M + j] * x[i][f];
 #pragma unroll
       for (int i = TILE - 1; i > 0; --i) x[i] = x[i - 1];
-      fetch(x[0], e.x, c, token - tap - 1, feature);
+      load_x(x[0], e.x, e.before, c, token - tap - 1, feature);
     }
 #pragma unroll
     for (int i = 0; i < TILE; ++i) {
@@ -103,7 +103,9 @@ __device__ __forceinline__ void add_group(
 
 __device__ __forceinline__ void forward(const Expand& e, int feature) {
   for (long long index = blockIdx.y; index < e.chunks; index += gridDim.y) {
-    forward(e, Chunk(index, e.time, e.chunk), feature);
+    const Chunk chunk(index, e.time, e.chunk);
+    forward(e, chunk, feature);
+    leave(e, chunk, feature);
   }
 }
 

@@ -268,6 +268,23 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
     return ops.expand(x=x, weight=weight, value_channels=value_channels)
 
 
+def bind_cached_expand(
+    like: Tensor, weight: Tensor | None, *, value_channels: int
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Return `expand` with this weight, for a sequence that comes in pieces, in inference.
+
+    The result takes by position, for tensors like `like`:
+
+        x: (…, T, d).
+        before: x of the K − 1 tokens before, (…, K − 1, d). None for zeros.
+
+    and returns the state and the `before` of the next call; it is empty, or None without kernels,
+    if nothing is looked back at.
+    """
+    check_count("value_channels", value_channels)
+    return ops.bind_cached_expand(like.device, weight=weight, value_channels=value_channels)
+
+
 # --- options as the operators take them -----------------------------------------------------------
 
 

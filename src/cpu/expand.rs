@@ -18,6 +18,24 @@ use super::whole::{reverse_axes, store_all, taps_outermost};
 use crate::problem::{Expand, Sizes};
 use crate::tensor::{RowsMut, Tensor};
 
+/// Leaves x of the last K − 1 tokens of every sequence to the next call.
+pub fn leave<A: Accum>(expand: &Expand, new_before: &mut Option<Tensor>) -> Result<()> {
+    let Sizes { d, time, sequences, .. } = expand.sizes;
+    let Some(new_before) = new_before.as_mut().filter(|tensor| !tensor.is_empty()) else { return Ok(()) };
+    let kept = expand.taps() - 1;
+    let mut row = Buffer::<A>::zeros(d)?;
+    let Some(mut to) = new_before.split_rows(d, &[0, sequences * kept]).pop() else { return Ok(()) };
+    for index in 0..sequences * kept {
+        let (last, back) = ((index / kept + 1) * time - 1, kept - 1 - index % kept);
+        match if back == 0 { Some((&expand.x, last)) } else { expand.row_before(last, back) } {
+            Some((from, at)) => load(from.rows(d), at, 1, &mut row),
+            None => row.fill(A::default()),
+        }
+        store(&mut to, index, 1, &row);
+    }
+    Ok(())
+}
+
 /// Computes `state` from `x`.
 pub fn forward<A: Accum>(expand: &Expand, state: &mut Tensor, threads: usize) -> Result<()> {
     let Sizes { d, m, .. } = expand.sizes;
@@ -50,12 +68,17 @@ impl<A: Accum> WithSimd for Forward<'_, A> {
         let Sizes { d, m, time, .. } = self.expand.sizes;
         let mut row = Buffer::<A>::zeros(d)?;
         let mut channels = Buffer::<A>::zeros(m * d)?;
-        for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
+        for (tokens, _) in within_sequences(self.tokens.clone(), time.max(1)) {
             for token in tokens {
                 channels.fill(A::default());
-                let before = (token - sequence.start + 1).min(self.expand.taps());
-                for tap in 0..before {
-                    let row = view(self.expand.x.rows(d), token - tap, 1, &mut row);
+                for tap in 0..self.expand.taps() {
+                    let at = if tap == 0 {
+                        Some((&self.expand.x, token))
+                    } else {
+                        self.expand.row_before(token, tap)
+                    };
+                    let Some((from, at)) = at else { break };
+                    let row = view(from.rows(d), at, 1, &mut row);
                     for (j, channel) in channels.chunks_exact_mut(d).enumerate() {
                         match self.weight {
                             Some(weight) => mix(channel, true, &weight[(tap * m + j) * d..][..d], row),

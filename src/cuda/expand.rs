@@ -9,16 +9,19 @@ use crate::error::Result;
 use crate::problem::Expand;
 use crate::tensor::Tensor;
 
-/// Computes `state` from `x`.
-pub fn forward(expand: &Expand, state: &Tensor, call: &Call<'_>) -> Result<()> {
+/// Computes `state` from `x`, and what a cached step leaves for the next.
+pub fn forward(expand: &Expand, state: &Tensor, new_before: &Option<Tensor>, call: &Call<'_>) -> Result<()> {
     let mut argument = arguments::Expand {
         x: expand.x.address(),
         weight: expand.weight.as_ref().map_or(0, Tensor::address),
         state: state.address(),
+        before: expand.before.as_ref().map_or(0, Tensor::address),
+        new_before: new_before.as_ref().map_or(0, Tensor::address),
         ..Default::default()
     };
     let mut specialisation = Specialisation::expand(Kernel::ExpandForward, expand, state.dtype);
-    specialisation.aligned = are_aligned(&[argument.x, argument.weight, argument.state]);
+    let arguments::Expand { x, weight, state, before, new_before, .. } = argument;
+    specialisation.aligned = are_aligned(&[x, weight, state, before, new_before]);
     if expand.sizes.tokens() == 0 {
         return Ok(());
     }

@@ -12,6 +12,8 @@ pub struct Expand {
     pub x: Tensor,
     /// (d, m, K); None: repetition
     pub weight: Option<Tensor>,
+    /// x of the K − 1 tokens before these (…, K − 1, d); None for zeros
+    pub before: Option<Tensor>,
 }
 
 impl Expand {
@@ -46,7 +48,43 @@ impl Expand {
         let tokens: usize = x.shape[..rank - 1].iter().product();
         let time = if weight.is_some() { x.shape[rank - 2] } else { tokens };
         let sizes = Sizes { sequences: tokens.checked_div(time).unwrap_or(0), time, d, m };
-        Ok(Expand { sizes, x, weight })
+        Ok(Expand { sizes, x, weight, before: None })
+    }
+
+    /// Takes x of the tokens before these.
+    pub fn with_before(mut self, before: Option<Tensor>) -> Result<Expand> {
+        let shape = self.before_shape();
+        if let Some(before) = &before {
+            let Some(shape) = &shape else {
+                let text = "`before` must be left out for an expansion within a token, got a tensor";
+                return Err(Error::Argument(text.into()));
+            };
+            before.expect_shape(shape)?;
+            before.expect_beside(&self.x)?;
+            before.expect_dtype(&[self.x.dtype])?;
+        }
+        if self.x.is_empty() && shape.is_some_and(|shape| !shape.contains(&0)) {
+            let got = shape_text(&self.x.shape);
+            return Err(Error::Shape { name: self.x.name, expected: "with at least one token".into(), got });
+        }
+        self.before = before;
+        Ok(self)
+    }
+
+    /// Returns the shape of what these tokens leave for the next; None if an expansion stays within its token.
+    pub fn before_shape(&self) -> Option<Vec<usize>> {
+        let (taps, rank) = (self.taps(), self.x.shape.len());
+        (taps > 1).then(|| [&self.x.shape[..rank - 2], &[taps - 1, self.sizes.d]].concat())
+    }
+
+    /// Returns the tensor and the row of x of a token that lies `back` ≥ 1 tokens before `token`; None for zeros.
+    pub fn row_before(&self, token: usize, back: usize) -> Option<(&Tensor, usize)> {
+        let (sequence, position) = (token / self.sizes.time, token % self.sizes.time);
+        if back <= position {
+            return Some((&self.x, token - back));
+        }
+        let kept = self.taps() - 1;
+        Some((self.before.as_ref()?, (sequence * kept + kept + position).checked_sub(back)?))
     }
 
     /// Returns the shape of the state: (…, d, m).

@@ -5,9 +5,9 @@ use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::operators::{
-    CachedRead, CachedRewriteRead, ExpandBackward, ExpandOperator, Operator, OverwritingBackward,
-    ReadBackward, ReadOperator, RewriteBackward, RewriteOperator, RewriteReadBackward, RewriteReadOperator,
-    run,
+    CachedExpand, CachedRead, CachedRewriteRead, ExpandBackward, ExpandOperator, Operator,
+    OverwritingBackward, ReadBackward, ReadOperator, RewriteBackward, RewriteOperator, RewriteReadBackward,
+    RewriteReadOperator, run,
 };
 use super::run::Run;
 use super::shims::{Kernel, Word, find, shims};
@@ -28,13 +28,14 @@ pub struct Entry {
 
 const EVERYWHERE: &[&CStr] = &[c"CPU", c"CUDA"];
 
-pub static OPERATORS: [Entry; 11] = [
+pub static OPERATORS: [Entry; 12] = [
     entry::<RewriteOperator>(EVERYWHERE),
     entry::<ReadOperator>(EVERYWHERE),
     entry::<RewriteReadOperator>(EVERYWHERE),
     entry::<ExpandOperator>(EVERYWHERE),
     entry::<CachedRead>(EVERYWHERE),
     entry::<CachedRewriteRead>(EVERYWHERE),
+    entry::<CachedExpand>(EVERYWHERE),
     entry::<RewriteBackward>(EVERYWHERE),
     entry::<ReadBackward>(EVERYWHERE),
     entry::<RewriteReadBackward>(EVERYWHERE),

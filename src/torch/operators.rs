@@ -321,15 +321,36 @@ arguments! { struct ExpandArguments { x: Tensor, weight: Option<Tensor>, value_c
 operator! { ExpandOperator(ExpandArguments) = c"expand" -> ["state"],
     |ExpandArguments { x, weight, value_channels }, run| {
         let problem = Expand::new(x, weight, value_channels)?;
-        let mut state = run.output("state", &problem.state_shape(), problem.x.dtype, &problem.x)?;
-        let launch = |call: &Call<'_>| cuda::expand::forward(&problem, &state, call);
-        let Some(threads) = run.on_device(&problem.x, launch)? else { return Ok(()) };
-        let done = match problem.x.dtype {
-            Dtype::F64 => cpu::expand::forward::<f64>(&problem, &mut state, threads),
-            _ => cpu::expand::forward::<f32>(&problem, &mut state, threads),
-        };
-        done.map_err(|short| short.in_operator("expand"))
+        let state = run.output("state", &problem.state_shape(), problem.x.dtype, &problem.x)?;
+        expand(&problem, state, None, run)
     }
+}
+
+// A step of a sequence in pieces, for inference.
+arguments! { struct CachedExpandArguments {
+    x: Tensor, weight: Option<Tensor>, value_channels: i64, before: Option<Tensor>,
+} }
+operator! { CachedExpand(CachedExpandArguments) = c"cached_expand" -> ["state", "new_before"],
+    |CachedExpandArguments { x, weight, value_channels, before }, run| {
+        let problem = Expand::new(x, weight, value_channels)?.with_before(before)?;
+        let (shape, x) = (problem.before_shape(), &problem.x);
+        let state = run.output("state", &problem.state_shape(), x.dtype, x)?;
+        let wanted = shape.is_some();
+        let new_before = run.optional_output(wanted, "new_before", &shape.unwrap_or_default(), x.dtype, x)?;
+        expand(&problem, state, new_before, run)
+    }
+}
+
+fn expand(problem: &Expand, mut state: Tensor, mut new_before: Option<Tensor>, run: &Run) -> Result<()> {
+    let launch = |call: &Call<'_>| cuda::expand::forward(problem, &state, &new_before, call);
+    let Some(threads) = run.on_device(&problem.x, launch)? else { return Ok(()) };
+    let done = match problem.x.dtype {
+        Dtype::F64 => cpu::expand::forward::<f64>(problem, &mut state, threads)
+            .and_then(|()| cpu::expand::leave::<f64>(problem, &mut new_before)),
+        _ => cpu::expand::forward::<f32>(problem, &mut state, threads)
+            .and_then(|()| cpu::expand::leave::<f32>(problem, &mut new_before)),
+    };
+    done.map_err(|short| short.in_operator("expand"))
 }
 
 arguments! { struct ExpandBackwardArguments { grad_state: Tensor, x: Tensor, weight: Option<Tensor>, wanted: i64 } }

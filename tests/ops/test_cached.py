@@ -141,6 +141,90 @@ def test_pieces_are_read_as_the_whole_is_on_a_gpu(plan, pieces, m, taps, dtype):
             assert_same_bits(in_pieces(given, name, pieces), whole(given, name))
 
 
+# --- the expansion --------------------------------------------------------------------------------
+
+EXPANSIONS = pytest.mark.parametrize(
+    ("m", "taps"), [(1, None), (4, None), (1, 3), (4, 4), (3, 1), (2, 20), (8, 40)]
+)
+
+
+def expansion(dtype: torch.dtype, m: int, taps: int | None) -> tuple[Tensor, Tensor | None]:
+    weight = None if taps is None else torch.randn(D, m, taps, dtype=F64).to(dtype)
+    return torch.randn(3, TIME, D, dtype=F64).to(dtype), weight
+
+
+def expanded_in_pieces(x: Tensor, weight: Tensor | None, m: int, pieces: list[int]) -> Tensor:
+    call, before, states = functional.bind_cached_expand(x, weight, value_channels=m), None, []
+    for piece in x.split(pieces, dim=1):
+        state, left = call(piece, before)
+        before = None if left is None or left.dtype == torch.uint8 else left
+        states.append(state)
+    return torch.cat(states, dim=1)
+
+
+@DTYPES
+@EXPANSIONS
+@PIECES
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_pieces_are_expanded_as_the_whole_is(mode, pieces, m, taps, dtype):
+    x, weight = expansion(dtype, m, taps)
+    with mode():
+        expected = functional.expand(x, weight, value_channels=m)
+        assert torch.equal(expanded_in_pieces(x, weight, m, pieces), expected)
+
+
+@EXPANSIONS
+@PIECES
+def test_devices_without_kernels_expand_pieces_too(pieces, m, taps, monkeypatch):
+    x, weight = expansion(F64, m, taps)
+    expected = functional.expand(x, weight, value_channels=m)
+    monkeypatch.setattr("ddl.ops.operators.has_kernels", lambda _: False)
+    actual = expanded_in_pieces(x, weight, m, pieces)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+@needs_emulator
+@DTYPES
+@EXPANSIONS
+@PIECES
+@pytest.mark.parametrize("plan", [{}, {"KEEP_IN_REGISTERS": 0}, {"CHUNK": 2}], ids=str)
+@pytest.mark.table(2)
+def test_pieces_are_expanded_as_the_whole_is_on_a_gpu(plan, pieces, m, taps, dtype):
+    x, weight = expansion(dtype, m, taps)
+    with emulated(plan=plan):
+        expected = functional.expand(x, weight, value_channels=m)
+        assert torch.equal(expanded_in_pieces(x, weight, m, pieces), expected)
+
+
+@EXPANSIONS
+def test_opcheck_of_the_expansion(m, taps):
+    x, weight = expansion(F64, m, taps)
+    before = torch.randn(3, taps - 1, D, dtype=F64) if taps and taps > 1 else None
+    for left in (None, before):
+        torch.library.opcheck(torch.ops.ddl.cached_expand.default, [x, weight, m, left])
+
+
+@pytest.mark.parametrize("home", ["cpu", "meta"])
+def test_what_does_not_fit_an_expansion_is_refused(home):
+    x, weight = expansion(F64, 2, 4)
+    before = torch.zeros(3, 3, D, dtype=F64)
+    for given, left, error, sentence in (
+        (x, before[:, 1:], ValueError, "`before` must have shape (3, 3, 24), got (3, 2, 24)"),
+        (x, before.float(), TypeError, "`before` must have dtype torch.float64, got torch.f"),
+        (x[:, :0], None, ValueError, "`x` must have shape with at least one token, got (3, 0, 24"),
+    ):
+        left = None if left is None else left.to(home)
+        for mode in (torch.no_grad, torch.inference_mode):
+            call = functional.bind_cached_expand(given, weight.to(home), value_channels=2)
+            with mode(), pytest.raises(error) as refusal:
+                call(given.to(home), left)
+            assert str(refusal.value).startswith(sentence)
+    repeat = functional.bind_cached_expand(x, None, value_channels=2)
+    sentence = "^`before` must be left out for an expansion within a token, got a tensor$"
+    with pytest.raises(ValueError, match=sentence):
+        repeat(x, before)
+
+
 # --- torch, and what does not fit -----------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ddl import functional
 
 from .checks import check_returned
+from .expand import Expand
 from .history import History
 from .pool import Slot
 from .residual import DeltaResidual
@@ -37,16 +38,28 @@ class Boundary(NamedTuple):
 
 
 class CachedStep(NamedTuple):
-    """All calls of a stream that continues a sequence."""
+    """All calls of a stream that continues a sequence.
 
+    expand: None if the state is x. Names as in Boundary.
+    """
+
+    expand: Callable[..., tuple[Tensor, ...]] | None
+    expand_name: str | None
     read: Callable[..., tuple[Tensor, ...]]
     name: str | None
     boundaries: tuple[Boundary, ...]
 
     def run(
-        self, state: Tensor, history: History, keep: Tensor | None, args: Any, kwargs: Any
+        self, x: Tensor, history: History, keep: Tensor | None, args: Any, kwargs: Any
     ) -> Tensor:
-        """Map the first state (B, T, d, m) to the readout (B, T, d), as `DeltaStream.forward`."""
+        """Map embeddings x (B, T, d) to the readout (B, T, d), as `DeltaStream.forward`."""
+        if self.expand is None:
+            state = x.unsqueeze(-1)
+        else:
+            before = None if self.expand_name is None else history.get(self.expand_name)
+            state, before = self.expand(x, before)
+            if self.expand_name is not None:
+                history.set(self.expand_name, before)
         pending = None if self.name is None else history.get(self.name)
         context, value, gate, pending = self.read(state, pending)
         if self.name is not None:
@@ -78,21 +91,29 @@ class CachedStep(NamedTuple):
 
 
 def resolve(
+    expand: Expand,
     reads: Sequence[dict[str, Any]],
     sublayers: Iterable[nn.Module],
     residuals: Sequence[DeltaResidual],
-    state: Tensor,
+    like: Tensor,
 ) -> CachedStep:
-    """Resolve the calls for states like `state`. reads: the operator's options, in order."""
+    """Resolve the calls for tensors like `like`. reads: the operator's options, in order."""
     names = [f"reads.{i}" if _over_time(options) else None for i, options in enumerate(reads)]
     boundaries = []
     for index, (sublayer, residual) in enumerate(zip(sublayers, residuals, strict=True)):
-        rewrite_read = functional.bind_cached_rewrite_read(state, **reads[index + 1])
+        rewrite_read = functional.bind_cached_rewrite_read(like, **reads[index + 1])
         by_read = residual.reads_value and residual.reads_gate
         branch = None if by_read else residual
         boundaries.append(Boundary(index, sublayer, branch, rewrite_read, names[index + 1]))
-    first = functional.bind_cached_read(state, **reads[0])
-    return CachedStep(first, names[0], tuple(boundaries))
+    m, weight = expand.value_channels, expand.weight
+    opens = functional.bind_cached_expand(like, weight, value_channels=m)
+    return CachedStep(
+        None if m == 1 and weight is None else opens,
+        None if weight is None or weight.shape[-1] == 1 else "expand",
+        functional.bind_cached_read(like, **reads[0]),
+        names[0],
+        tuple(boundaries),
+    )
 
 
 def _over_time(options: dict[str, Any]) -> bool:

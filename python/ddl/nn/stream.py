@@ -20,7 +20,7 @@ from ddl.options import (
 )
 from ddl.results import Chain
 
-from .cached import resolve
+from .cached import CachedStep, resolve
 from .checks import check_mask, check_returned, check_stream, require_exact_type
 from .expand import Expand
 from .history import History
@@ -214,23 +214,18 @@ class DeltaStream(nn.Module):
                 "forward pass with gradients"
             )
         history.begin()
-        looks_back = self.expand.weight is not None and self.expand.kernel_size > 1
-        state = self._open_after(x, history) if looks_back else self._open(x)
         step = history.resolved(
             (id(self), torch.compiler.is_compiling()),
-            lambda: resolve(self._read_options(), self.sublayers, self._residuals(), state),
+            lambda: self._resolve(x),
         )
-        context: Tensor = step.run(state, history, keep, args, kwargs)
+        context: Tensor = step.run(x, history, keep, args, kwargs)
         history.commit()
         return context
 
-    def _open_after(self, x: Tensor, history: History) -> Tensor:
-        """Expand x (B, T, d), convolved with the tokens before it."""
-        before = history.get("expand")
-        window = x if before is None else torch.cat((before, x), dim=1)
-        # A copy: x is the caller's, and a view would keep the memory of all tokens allocated.
-        history.set("expand", window[:, -(self.expand.kernel_size - 1) :].clone())
-        return self._open(window)[:, -x.shape[1] :]
+    def _resolve(self, x: Tensor) -> CachedStep:
+        expand = require_exact_type("expand", self.expand, Expand)
+        form_pruned(expand)
+        return resolve(expand, self._read_options(), self.sublayers, self._residuals(), x)
 
     def _open(self, x: Tensor) -> Tensor:
         """Expand x (B, T, d) to the first state, (B, T, d, m)."""

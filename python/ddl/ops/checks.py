@@ -214,6 +214,20 @@ def _check_expand(given: Any) -> None:
     check_stored("weight", weight, x)
 
 
+def _check_before(given: Any) -> None:
+    """Check what earlier tokens left for a cached expansion; the rest of `given` is checked."""
+    x, before = given.x, given.before
+    taps = 1 if given.weight is None else given.weight.shape[2]
+    if before is not None and taps == 1:
+        text = "`before` must be left out for an expansion within a token, got a tensor"
+        raise ValueError(text)
+    if before is not None:
+        check_shape("before", before, (*x.shape[:-2], taps - 1, x.shape[-1]))
+        _check_beside("before", before, x, (x.dtype,))
+    if taps > 1 and x.shape[-2] == 0 and 0 not in x.shape[:-2]:
+        raise ValueError(f"`x` must have shape with at least one token, got {tuple(x.shape)}")
+
+
 def _check_tensors(operator: Operator, given: Any) -> None:
     """Check that the arguments which an operator declares as tensors are dense tensors."""
     for name in operator.tensors:
@@ -241,4 +255,5 @@ CHECKS = {
     "cached_rewrite_read": _all_of(
         declarations.cached_rewrite_read, _check_rewrite, _check_read, _check_pending
     ),
+    "cached_expand": _all_of(declarations.cached_expand, _check_expand, _check_before),
 }

@@ -87,6 +87,12 @@ cached_rewrite_read = Operator(
     f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, Tensor? pending",
     "new_state context new_value new_gate new_pending",
 )
+# `before` is x of the K − 1 tokens before these (…, K − 1, d), `new_before` that of the last of both.
+cached_expand = Operator(
+    "cached_expand",
+    "Tensor x, Tensor? weight, int value_channels, Tensor? before",
+    "state new_before",
+)
 
 # `wanted` has a bit for each gradient, in the order of the outputs. Gradients of parameters are
 # computed only if theirs is set, and are empty otherwise.
@@ -126,5 +132,5 @@ BACKWARDS: Sequence[tuple[Operator, Operator]] = (
     (rewrite_read, rewrite_read_backward),
     (expand, expand_backward),
 )
-CACHED = (cached_read, cached_rewrite_read)
+CACHED = (cached_read, cached_rewrite_read, cached_expand)
 OPERATORS = (*(operator for pair in BACKWARDS for operator in pair), overwriting_backward, *CACHED)

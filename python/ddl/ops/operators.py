@@ -143,3 +143,8 @@ def bind_cached_read(device: torch.device, **options: Any) -> Callable[..., Any]
 def bind_cached_rewrite_read(device: torch.device, **options: Any) -> Callable[..., Any]:
     """Return `cached_rewrite_read` with these; it takes state, direction, value, gate, pending."""
     return bind(declarations.cached_rewrite_read, device, **options)
+
+
+def bind_cached_expand(device: torch.device, **options: Any) -> Callable[..., Any]:
+    """Return `cached_expand` with these options; it takes x and before."""
+    return bind(declarations.cached_expand, device, **options)

@@ -65,6 +65,13 @@ def _expand(given: Any) -> Tensor:
     return given.x.new_empty((*given.x.shape, given.value_channels))
 
 
+def _cached_expand(given: Any) -> tuple[Tensor, ...]:
+    x, weight = given.x, given.weight
+    taps = 1 if weight is None else weight.shape[2]
+    shape = (*x.shape[:-2], taps - 1, x.shape[-1])
+    return _expand(given), x.new_empty(shape) if taps > 1 else _absent(x)
+
+
 def _gradients(operator: Operator) -> Callable[[Any], tuple[Tensor, ...]]:
     """A backward's outputs: like the arguments that they are gradients of, if wanted."""
     named = [output.removeprefix("grad_") for output in operator.outputs]
@@ -92,6 +99,7 @@ _FAKES: dict[str, Callable[[Any], Any]] = {
     "expand": _expand,
     "cached_read": _cached_read,
     "cached_rewrite_read": _cached_rewrite_read,
+    "cached_expand": _cached_expand,
     "rewrite_backward": _gradients(declarations.rewrite_backward),
     "read_backward": _gradients(declarations.read_backward),
     "rewrite_read_backward": _gradients(declarations.rewrite_read_backward),

@@ -68,6 +68,19 @@ def _expand(given: Any) -> Tensor:
     return reference.expand(given.x, given.weight, value_channels=given.value_channels)
 
 
+def _cached_expand(given: Any) -> tuple[Tensor, Tensor | None]:
+    x, weight, m = given.x, given.weight, given.value_channels
+    taps = 1 if weight is None else weight.shape[2]
+    if taps == 1:
+        return reference.expand(x, weight, value_channels=m), None
+    before = given.before
+    if before is None:
+        before = x.new_zeros(*x.shape[:-2], taps - 1, x.shape[-1])
+    joined = torch.cat((before, x), dim=-2)
+    state = reference.expand(joined, weight, value_channels=m)
+    return state[..., taps - 1 :, :, :].contiguous(), joined[..., x.shape[-2] :, :].clone()
+
+
 _PLAIN: dict[str, Callable[[Any], Any]] = {
     "rewrite": _rewrite,
     "read": _read,
@@ -75,6 +88,7 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {
     "expand": _expand,
     "cached_read": _cached_read,
     "cached_rewrite_read": _cached_rewrite_read,
+    "cached_expand": _cached_expand,
 }
 
 

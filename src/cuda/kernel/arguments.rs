@@ -100,6 +100,8 @@ pub struct Expand {
     pub x: Address,
     pub weight: Address,
     pub state: Address,
+    pub before: Address,
+    pub new_before: Address,
     pub chunks: i64,
     pub time: i64,
     pub chunk: i64,

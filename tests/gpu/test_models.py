@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ddl import DeltaResidual, DeltaStream
 from ddl.config import RESIDUALS, GPTConfig, OptimConfig
-from ddl.models import GPT
+from ddl.models import GPT, Cache
 from ddl.models.sublayers import Rotary
 from ddl.optim import make_optimizer
 from tests.nn.test_stream import RESIDUALS as RESIDUAL_OPTIONS
@@ -148,3 +149,27 @@ def test_the_same_text_is_generated(residual: str) -> None:
     expected = model.generate(idx[:, :3], 10, temperature=0)
     actual = moved(model).generate(idx[:, :3].to(DEVICE), 10, temperature=0)
     assert torch.equal(actual.cpu(), expected)
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_a_step_from_a_static_cache_is_captured_in_a_graph(residual: str) -> None:
+    """Replays give the logits of steps from a growing cache."""
+    torch.manual_seed(0)
+    model = GPT(replace(SMALL, residual=residual)).to(DEVICE).eval()
+    randomise_(model.trunk, std=0.3)
+    idx = torch.randint(61, (2, 16), device=DEVICE)
+    with torch.no_grad():
+        growing, static = Cache(model.config), Cache(model.config, static=True)
+        for cache in (growing, static):
+            model(idx[:, :5], cache=cache)
+            model(idx[:, 5:6], cache=cache)  # compiles what a step needs
+        new, graph = idx[:, 6:7].clone(), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            logits = model(new, cache=static).logits
+        for at in range(6, 16):
+            new.copy_(idx[:, at : at + 1])
+            graph.replay()
+            expected = model(idx[:, at : at + 1], cache=growing).logits
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert static.length == growing.length == 16

@@ -277,3 +277,80 @@ def test_a_history_keeps_what_is_committed():
     assert history.get("a")[:, 0].tolist() == [1, 1, 0]
     assert history.resolved("key", lambda: 1) == history.resolved("key", lambda: 2) == 1
     assert history.resolved("other", lambda: 3) == 3
+
+
+# --- static caches --------------------------------------------------------------------------------
+
+
+def static_pieces(model: GPT, idx: Tensor, pieces: list[int], mask: Tensor | None) -> Tensor:
+    cache, logits, addresses = Cache(model.config, static=True), [], []
+    for number, piece in enumerate(idx.split(pieces, dim=1)):
+        first = mask if number == 0 else None
+        logits.append(model(piece, cache=cache, attention_mask=first).logits)
+        kept = (*cache._buffers, cache.static.position, *cache.history._kept.values())
+        addresses.append([tensor.data_ptr() for tensor in kept])
+    assert all(now == addresses[0] for now in addresses), "everything stays where it was"
+    assert cache.length == idx.shape[1]
+    return torch.cat(logits, dim=1)
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("pieces", [[1] * 12, [8, 1, 3], [2, 1, 1, 8], [12]], ids=str)
+def test_a_static_cache_gives_the_same_logits(residual, pieces):
+    model, idx = model_of(residual), tokens(2, 12)
+    torch.testing.assert_close(
+        static_pieces(model, idx, pieces, None), model(idx).logits, rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_a_static_cache_remembers_the_padding(residual):
+    model, idx, lengths = model_of(residual), tokens(3, 14), (8, 3, 5)
+    mask = torch.arange(8) >= 8 - torch.tensor(lengths)[:, None]
+    logits = static_pieces(model, idx, [8, 1, 1, 4], mask.long())
+    for row, length in enumerate(lengths):
+        alone = model(idx[row : row + 1, 8 - length :]).logits[0]
+        torch.testing.assert_close(logits[row, 8 - length :], alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("residual", ["additive", "ddl-tc"])
+def test_a_static_cache_reads_nothing_back_and_is_reordered(residual, monkeypatch):
+    model, idx = model_of(residual), tokens(3, 7)
+    cache, rows, more = Cache(model.config, static=True), torch.tensor([2, 0, 0]), tokens(3, 2, 3)
+    model(idx, cache=cache)
+    monkeypatch.setattr("ddl.models.tokens.on_host", lambda x: False)  # as for tensors on a GPU
+    monkeypatch.setattr(Cache, "check", lambda *_: None)  # it counts on the CPU alone
+    with NoReads():
+        cache.select(rows)
+        logits = [model(piece, cache=cache).logits for piece in more.split(1, dim=1)]
+    whole = model(torch.cat((idx[rows], more), dim=1)).logits[:, -2:]
+    torch.testing.assert_close(torch.cat(logits, dim=1), whole, rtol=0, atol=1e-12)
+
+
+def test_what_does_not_fit_a_static_cache_is_refused():
+    model, idx = model_of("ddl-tc", block_size=8), tokens(2, 6)
+    cache = Cache(model.config, static=True)
+    behind = torch.tensor([[1, 1, 1, 1, 1, 0], [1] * 6])
+    with pytest.raises(ValueError, match="padding on the left to go on from a cache"):
+        model(idx, cache=cache, attention_mask=behind)
+    with pytest.raises(ValueError, match=r"^`attention_mask` must have shape \(2, 6\)"):
+        model(idx, cache=cache, attention_mask=behind[:, 1:])
+    model(idx, cache=cache)
+    with pytest.raises(ValueError, match="left out after the first pass of a static cache"):
+        model(idx[:, :1], cache=cache, attention_mask=torch.ones(2, 7))
+    with pytest.raises(ValueError, match="room for 3 more tokens, got one with 6 of block_size"):
+        model(idx[:, :3], cache=cache)
+    with pytest.raises(ValueError, match=r"^`rows` must be 2 rows, as many as the static"):
+        cache.select(torch.tensor([0, 1, 1]))
+
+
+def test_an_interrupted_pass_over_a_static_cache_can_be_repeated():
+    model, idx = model_of("ddl-tc"), tokens(2, 6)
+    cache, whole = Cache(model.config, static=True), model(idx).logits
+    for piece in idx.split([4, 2], dim=1):
+        hook = model.trunk.sublayers[3].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(piece, cache=cache)
+        hook.remove()
+        last = model(piece, cache=cache).logits
+    torch.testing.assert_close(last, whole[:, -2:], rtol=0, atol=1e-12)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -23,22 +23,37 @@ class Cache:
 
     Full buffers double, up to block_size, so n tokens cost O(n) copies in all. The host never reads
     the buffers, so a GPU is not synchronised. Raises TypeError unless `config` is a GPTConfig.
+
+    static: keep everything on the device and at the same addresses after the first pass, the number
+        of tokens included, so that a step can be captured in a CUDA graph and replayed. Buffers
+        have room for block_size tokens, and every step attends to all of it, masked. An
+        `attention_mask` (B, T) may come with the first pass alone. On a GPU nobody counts: the
+        caller must not exceed block_size, and reading `length` waits for the device.
     """
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, *, static: bool = False) -> None:
         if not isinstance(config, GPTConfig):
             raise TypeError(f"`config` must be a GPTConfig, got {type(config).__name__}")
         self.config = config
-        self.length = 0  # tokens per sequence, padding included
-        self.history = History()
+        self.is_empty = True
+        self.history = History(static=static)
+        self.static = StaticPlace(config.block_size) if static else None
+        self._length = 0
         self._dtype: torch.dtype | None = None  # of the embeddings
         # One tensor (2, B, H, capacity, head_dim) per attention: keys, then values.
         self._buffers: list[Tensor | None] = [None] * config.num_layers
 
     @property
+    def length(self) -> int:
+        """Number of tokens per sequence, padding included."""
+        if self.static is None or self.is_empty:
+            return self._length
+        return int(self.static.position)
+
+    @property
     def batch_size(self) -> int | None:
         """Number of sequences; None while the cache is empty."""
-        first = self._buffers[0] if self.length > 0 else None
+        first = None if self.is_empty else self._buffers[0]
         return None if first is None else first.shape[1]
 
     @property
@@ -58,6 +73,8 @@ class Cache:
             )
         if self._dtype not in (None, x.dtype):
             self._refuse_dtype(x.dtype, self._dtype)
+        if self.static is not None and x.device.type != "cpu":
+            return  # to look at the position would wait for the device
         room = config.block_size - self.length
         if tokens > room:
             raise ValueError(
@@ -68,29 +85,49 @@ class Cache:
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append the current tokens' keys and values (B, H, T, head_dim) for one attention.
 
-        Returns all so far, (B, H, length + T, head_dim). `advance` updates `length`, after all
-        layers have appended theirs.
+        Returns all so far, (B, H, length + T, head_dim), or all there is room for if static.
+        `advance` counts them, after all layers have appended theirs.
         """
         if keys.requires_grad:
             self.refuse_gradients()
-        end = self.length + keys.shape[2]
+        if self.static is not None:
+            buffer = self._room(layer, keys, self.config.block_size)
+            buffer[0].index_copy_(2, self.static.rows, keys)
+            buffer[1].index_copy_(2, self.static.rows, values)
+            return buffer[0], buffer[1]
+        end = self._length + keys.shape[2]
         buffer = self._room(layer, keys, end)
-        buffer[0, :, :, self.length : end] = keys
-        buffer[1, :, :, self.length : end] = values
+        buffer[0, :, :, self._length : end] = keys
+        buffer[1, :, :, self._length : end] = values
         return buffer[0, :, :, :end], buffer[1, :, :, :end]
 
     def advance(self, x: Tensor) -> None:
         """Count the current tokens x (B, T, d) as past, after every layer has appended theirs."""
-        self.length += x.shape[1]
-        self._dtype = x.dtype
+        if self.static is None:
+            self._length += x.shape[1]
+        else:
+            self.static.position += x.shape[1]
+        self._dtype, self.is_empty = x.dtype, False
 
     def select(self, rows: Tensor) -> None:
-        """Replace the batch by the sequences `rows`, (B',) int64, to reorder or repeat them."""
+        """Replace the batch by the sequences `rows`, (B',) int64, to reorder or repeat them.
+
+        Raises ValueError if a static cache would change its size.
+        """
         check_is_tensor("rows", rows)
         if rows.dtype not in (torch.int64, torch.int32) or rows.ndim != 1:
             expected = "a vector of int64 row numbers"
             raise ValueError(f"`rows` must be {expected}, got {tuple(rows.shape)} of {rows.dtype}")
-        self._buffers = [b if b is None else b.index_select(1, rows) for b in self._buffers]
+        if self.static is not None:
+            if self.batch_size not in (None, len(rows)):
+                expected = f"{self.batch_size} rows, as many as the static cache has"
+                raise ValueError(f"`rows` must be {expected}, got {len(rows)}")
+            for buffer in self._buffers:
+                if buffer is not None:
+                    buffer.copy_(buffer.index_select(1, rows))
+            self.static.select(rows)
+        else:
+            self._buffers = [b if b is None else b.index_select(1, rows) for b in self._buffers]
         self.history.select(rows)
 
     @staticmethod
@@ -107,7 +144,7 @@ class Cache:
 
     def _room(self, layer: int, keys: Tensor, end: int) -> Tensor:
         """Return the layer's buffer, grown if needed to hold `end` tokens."""
-        old = self._buffers[layer] if self.length > 0 else None  # an interrupted pass may leave one
+        old = None if self.is_empty else self._buffers[layer]  # an interrupted pass may leave one
         if old is not None and old.dtype != keys.dtype:
             self._refuse_dtype(keys.dtype, old.dtype)  # autocast was switched on or off
         if old is not None and end <= old.shape[3]:
@@ -115,8 +152,50 @@ class Cache:
         held = 0 if old is None else old.shape[3]
         capacity = min(max(2 * held, end + LEAST_GROWTH), self.config.block_size)
         batch, heads, _, width = keys.shape
-        new = keys.new_empty(2, batch, heads, capacity, width)
+        # Zeros, because a masked number that is not finite would not be masked.
+        make = keys.new_empty if self.static is None else keys.new_zeros
+        new = make((2, batch, heads, capacity, width))
         if old is not None:
-            new[:, :, :, : self.length] = old[:, :, :, : self.length]
+            new[:, :, :, : self._length] = old[:, :, :, : self._length]
         self._buffers[layer] = new
         return new
+
+
+class StaticPlace:
+    """Where the tokens of a static cache are: on the device, at the same addresses.
+
+    position: () int64, the number of cached tokens. hidden: (B, block_size) bool, True for padding.
+    padded: (B, 1) int64, the padding before each sequence. rows: (T,) int64, of the current tokens.
+    """
+
+    position: Tensor
+    hidden: Tensor
+    padded: Tensor
+    rows: Tensor
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+
+    def begin(self, x: Tensor, mask: Tensor | None) -> None:
+        """Start with x (B, T, d), the first tokens. mask: (B, T) bool, False for padding."""
+        batch, new = x.shape[:2]
+        integers: dict[str, Any] = {"dtype": torch.int64, "device": x.device}
+        self.position = torch.zeros((), **integers)
+        self.hidden = torch.zeros(batch, self.block_size, dtype=torch.bool, device=x.device)
+        self.padded = torch.zeros(batch, 1, **integers)
+        if mask is not None:
+            self.hidden[:, :new] = ~mask
+            self.padded += (~mask).sum(-1, keepdim=True)
+
+    def place(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return positions (B, T) and visible keys (B, 1, T, block_size) of the tokens x."""
+        self.rows = self.position + torch.arange(x.shape[1], device=x.device)
+        keys = torch.arange(self.block_size, device=x.device)
+        before, itself = keys <= self.rows[:, None], keys == self.rows[:, None]
+        visible = (before & ~self.hidden[:, None, None, :]) | itself
+        return (self.rows - self.padded).clamp(min=0), visible
+
+    def select(self, rows: Tensor) -> None:
+        """Replace the batch by the sequences `rows`."""
+        for tensor in (self.hidden, self.padded):
+            tensor.copy_(tensor.index_select(0, rows))

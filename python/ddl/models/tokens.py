@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ddl.ops.checks import check_is_tensor, check_shape
 
-from .cache import Cache
+from .cache import Cache, StaticPlace
 
 
 class Tokens(NamedTuple):
@@ -38,12 +38,14 @@ def place(
     """Compute positions and attention mask of x (B, T, d), which follows the cached tokens.
 
     attention_mask: (B, start + T), 0 for padding, which takes no position and is not attended to;
-        None for no padding.
+        None for no padding. With a static cache only for the first tokens.
 
     Returns the Tokens and a (B, T) bool mask that is False for padding; None if there is none.
     Raises ValueError or TypeError if the mask does not fit.
     """
     batch, new = x.shape[:2]
+    if cache is not None and cache.static is not None:
+        return _place_static(x, attention_mask, cache, cache.static)
     start = 0 if cache is None else cache.length
     mask = None
     if attention_mask is not None:
@@ -56,6 +58,26 @@ def place(
     # is_causal of F.scaled_dot_product_attention fits only if queries and keys start together.
     visible = _causal(start, new, cache.device) if new > 1 else None
     return Tokens(start, None, False, visible, cache), None
+
+
+def _place_static(
+    x: Tensor, attention_mask: Tensor | None, cache: Cache, static: StaticPlace
+) -> tuple[Tokens, Tensor | None]:
+    """Do as `place` without reading anything from the device."""
+    mask = None
+    if attention_mask is not None:
+        if not cache.is_empty:
+            got = tuple(getattr(attention_mask, "shape", ()))
+            raise ValueError(
+                "`attention_mask` must be left out after the first pass of a static cache, which "
+                f"remembers the padding, got one of shape {got}"
+            )
+        mask = _checked(attention_mask, (x.shape[0], x.shape[1]), 0, x.device)
+        _check_left(mask)
+    if cache.is_empty:
+        static.begin(x, mask)
+    positions, visible = static.place(x)
+    return Tokens(0, positions, False, visible, cache), mask
 
 
 def on_host(x: Tensor) -> bool:
@@ -95,12 +117,18 @@ def _checked(mask: Any, shape: tuple[int, int], start: int, device: torch.device
         raise ValueError(f"`attention_mask` must consist of zeros and ones, got {strange}")
     if mask.all():
         return None
-    if start > 0 and (mask[:, 1:] < mask[:, :-1]).any():
+    if start > 0:
+        _check_left(mask)
+    return mask
+
+
+def _check_left(mask: Tensor | None) -> None:
+    """Raise ValueError if padding comes after a token, where the host can see it."""
+    if mask is not None and on_host(mask) and (mask[:, 1:] < mask[:, :-1]).any():
         raise ValueError(
             "`attention_mask` must have its padding on the left to go on from a cache, got padding "
             "behind a token"
         )
-    return mask
 
 
 def _attended(mask: Tensor, start: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 __all__ = ["History"]
@@ -23,9 +24,12 @@ class History:
 
     What is set counts only after `commit`, so a forward pass that an error or Ctrl-C interrupts can
     be repeated.
+
+    static: keep everything at the same addresses from the first pass on, as a CUDA graph needs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, static: bool = False) -> None:
+        self.static = static
         self._kept: dict[str, Tensor] = {}
         self._new: dict[str, Tensor] = {}  # from the current forward pass
         self._resolved: tuple[Hashable, Any] = (None, None)  # a key, and what was resolved for it
@@ -36,7 +40,14 @@ class History:
 
     def commit(self) -> None:
         """Keep what was set since `begin`."""
-        self._kept.update(self._new)
+        if self.static:
+            fresh = [name for name in self._new if name not in self._kept]
+            self._kept |= {name: torch.empty_like(self._new[name]) for name in fresh}
+            kept = [self._kept[name] for name in self._new]
+            if kept:
+                torch._foreach_copy_(kept, list(self._new.values()))
+        else:
+            self._kept.update(self._new)
         self._new = {}
 
     def get(self, name: str) -> Tensor | None:
@@ -55,4 +66,6 @@ class History:
 
     def select(self, rows: Tensor) -> None:
         """Replace the batch by the sequences `rows`, (B',) int64, to reorder or repeat them."""
-        self._kept = {name: kept.index_select(0, rows) for name, kept in self._kept.items()}
+        self.begin()
+        self._new = {name: kept.index_select(0, rows) for name, kept in self._kept.items()}
+        self.commit()

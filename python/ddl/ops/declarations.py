@@ -87,7 +87,7 @@ cached_rewrite_read = Operator(
     f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, Tensor? pending",
     "new_state context new_value new_gate new_pending",
 )
-# `before` is x of the K − 1 tokens before these (…, K − 1, d), `new_before` that of the last of both.
+# `before` is x of the K − 1 tokens before these (…, K − 1, d), `new_before` the next call's.
 cached_expand = Operator(
     "cached_expand",
     "Tensor x, Tensor? weight, int value_channels, Tensor? before",

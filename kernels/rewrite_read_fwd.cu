@@ -18,7 +18,7 @@
 // A token read adds w_s X'_t to x_{t+s} for s = 0 … K − 1 in its window, and emits x_t. A chunk that starts within a
 // sequence begins K − 1 tokens early. These halo tokens are rewritten again, but not stored.
 //
-// A cached step saves nothing for a backward: stats, rstd and compressed are null. If it is a token read (PENDING), the
+// A cached step saves nothing for a backward (SAVES == 0). If it is a token read (PENDING), the
 // window starts each sequence with what earlier calls left, and what it holds after the last token is left for the next:
 // (K − 1)·D numbers in and out.
 
@@ -130,7 +130,7 @@ struct Forward {
       gate = scalars.broadcast(0);
     }
     factors.finish(value, gate);
-    if (own && args.stats && writes(0)) {
+    if (SAVES && own && writes(0)) {
       args.stats[token * (1 + M)] = factors.r;
 #pragma unroll
       for (int j = 0; j < M; ++j) args.stats[token * (1 + M) + 1 + j] = factors.readout[j];
@@ -170,7 +170,7 @@ struct Forward {
     saved.set(x);
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) x[f] = saved[f];
-    if (own && args.compressed) saved.store_streaming(packet_of(args.compressed, token, row));
+    if (SAVES && own) saved.store_streaming(packet_of(args.compressed, token, row));
   }
 
   // Starts a sequence's window with what earlier calls left; the last vector is zero.
@@ -230,7 +230,7 @@ struct Forward {
   __device__ __forceinline__ Real finish_read(long long token, const Real* sums) const {
     const Real rstd = NORM ? rsqrt(sums[0] / Real(D) + Real(args.norm_eps)) : Real(1);
     if constexpr (NORM) {
-      if (args.rstd && writes(0)) args.rstd[token] = rstd;
+      if (SAVES && writes(0)) args.rstd[token] = rstd;
     }
     if constexpr (GATE) {
       const Real bias = GATE_BIAS ? widen(*args.gate_bias) : Real(0);

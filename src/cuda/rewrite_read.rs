@@ -20,7 +20,6 @@ pub fn forward(problem: &RewriteRead, outputs: &Outputs, call: &Call<'_>) -> Res
     let context = outputs.context.as_ref().map(|context| context.dtype);
     let mut specialisation = Specialisation::rewrite_read(Kernel::Forward, problem, context);
     specialisation.aligned = are_aligned(&argument.packets());
-    specialisation.pending = outputs.new_pending.is_some();
     if problem.sizes.tokens() == 0 {
         return Ok(());
     }

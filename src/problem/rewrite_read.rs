@@ -79,6 +79,8 @@ pub struct RewriteRead {
     pub chain: Vec<Link>,
     /// what the tokens before these add to the compressed x of the first K − 1 (…, K − 1, d); None for nothing
     pub pending: Option<Tensor>,
+    /// a step of a sequence in pieces, which saves nothing for a backward
+    pub cached: bool,
     pub rewrite: Option<Rewrite>,
     pub read: Option<Read>,
 }
@@ -93,7 +95,16 @@ impl RewriteRead {
         let over_time = read.as_ref().is_some_and(Read::over_time);
         let (sizes, batch) = state_sizes(&state, over_time)?;
         state.expect_reachable()?;
-        let problem = RewriteRead { sizes, batch, state, chain: Vec::new(), pending: None, rewrite, read };
+        let problem = RewriteRead {
+            sizes,
+            batch,
+            state,
+            chain: Vec::new(),
+            pending: None,
+            cached: false,
+            rewrite,
+            read,
+        };
         if let Some(rewrite) = &problem.rewrite {
             problem.check_rewrite(rewrite)?;
         }
@@ -128,7 +139,7 @@ impl RewriteRead {
         Ok(self)
     }
 
-    /// Takes what earlier tokens left for the read of these.
+    /// Makes it a cached step, with what earlier tokens left for the read of these.
     pub fn with_pending(mut self, pending: Option<Tensor>) -> Result<RewriteRead> {
         if let Some(pending) = &pending {
             let Some(shape) = self.pending_shape() else {
@@ -144,7 +155,7 @@ impl RewriteRead {
             let expected = "with at least one token".into();
             return Err(Error::Shape { name: self.state.name, expected, got });
         }
-        self.pending = pending;
+        (self.pending, self.cached) = (pending, true);
         Ok(self)
     }
 

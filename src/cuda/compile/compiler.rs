@@ -202,7 +202,7 @@ mod tests {
         let (compress, parts) = (Compress::Channel, Parts::default());
         let (kernel, rewrite, aligned) = (Kernel::Forward, true, true);
         let sums = ParameterSums::default();
-        let (chain, pending) = (false, false);
+        let (chain, cached) = (false, false);
         Specialisation {
             kernel,
             d: 768,
@@ -214,7 +214,7 @@ mod tests {
             parts,
             sums,
             chain,
-            pending,
+            cached,
             aligned,
         }
     }

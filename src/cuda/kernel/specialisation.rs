@@ -134,8 +134,8 @@ pub struct Specialisation {
     pub sums: ParameterSums,
     /// the backward's state is an anchor
     pub chain: bool,
-    /// the forward's sums of x start and end outside its tokens
-    pub pending: bool,
+    /// the forward saves nothing for a backward, and its sums of x start and end outside its tokens
+    pub cached: bool,
     /// every pointer is a multiple of 16 bytes
     pub aligned: bool,
 }
@@ -173,7 +173,7 @@ impl Specialisation {
             parts: read.map(parts).unwrap_or_default(),
             sums: ParameterSums::default(),
             chain: !problem.chain.is_empty(),
-            pending: false,
+            cached: problem.cached,
             aligned: true,
         }
     }
@@ -199,7 +199,7 @@ impl Specialisation {
             parts: Parts::default(),
             sums: ParameterSums { compress: weight.is_some(), ..ParameterSums::default() },
             chain: false,
-            pending: false,
+            cached: false,
             aligned: true,
         }
     }
@@ -214,7 +214,7 @@ impl Specialisation {
             types,
             rewrite: false,
             chain: false,
-            pending: false,
+            cached: false,
             aligned: true,
             ..self
         }
@@ -286,7 +286,8 @@ impl Specialisation {
             ("SUM_GATE", sums.gate),
             ("SUM_VALUE", sums.value),
             ("CHAIN", self.chain),
-            ("PENDING", self.pending),
+            ("SAVES", !self.cached),
+            ("PENDING", self.cached && self.taps > 1),
         ] {
             defines.push((name, u8::from(there).to_string()));
         }

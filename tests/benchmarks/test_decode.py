@@ -15,16 +15,23 @@ __all__ = ["load"]
 def test_decode(tmp_path: Path) -> None:
     record = run("decode.py", tmp_path, "--batches", "1", "3")
     assert_describes_the_run(record)
-    results = {(r["residual"], r["batch"]): r for r in record["results"]}
-    assert set(results) == {(residual, batch) for residual in RESIDUALS for batch in (1, 3)}
+    results = {(r["residual"], r["interface"], r["batch"]): r for r in record["results"]}
+    assert set(results) == {
+        (residual, interface, batch)
+        for residual in RESIDUALS
+        for interface in ("ddl", "transformers")
+        for batch in (1, 3)
+    }
     steps = record["config"]["tokens"] - 1
-    for (_, batch), result in results.items():
+    for (residual, interface, batch), result in results.items():
         assert result["red"] is None
         decode = sorted(result["decode_seconds"])
         assert len(decode) == len(result["prompt_seconds"]) == ROUNDS
         assert result["tokens_per_second"] == pytest.approx(batch * steps / decode[ROUNDS // 2])
-        base = sorted(results["additive", batch]["decode_seconds"])
+        base = sorted(results["additive", interface, batch]["decode_seconds"])
         assert result["ratio"] == pytest.approx(base[ROUNDS // 2] / decode[ROUNDS // 2])
+        own = sorted(results[residual, "ddl", batch]["decode_seconds"])
+        assert result["of_own"] == pytest.approx(own[ROUNDS // 2] / decode[ROUNDS // 2])
 
 
 def test_layer_norm(load, monkeypatch, capsys) -> None:

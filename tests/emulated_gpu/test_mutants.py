@@ -103,8 +103,8 @@ MUTANTS = {
     ),
     "a chunk starts without the tokens before it": (
         "expand.cu",
-        "c.first - back < c.start",
-        "true",
+        "load_x(packet, from, before, c, c.first - back, feature);",
+        "packet.clear();",
     ),
     "an expansion looks one token too few behind": (
         "expand.cu",

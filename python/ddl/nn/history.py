@@ -43,9 +43,8 @@ class History:
         if self.static:
             fresh = [name for name in self._new if name not in self._kept]
             self._kept |= {name: torch.empty_like(self._new[name]) for name in fresh}
-            kept = [self._kept[name] for name in self._new]
-            if kept:
-                torch._foreach_copy_(kept, list(self._new.values()))
+            for name, new in self._new.items():
+                self._kept[name].copy_(new)
         else:
             self._kept.update(self._new)
         self._new = {}

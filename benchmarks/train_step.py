@@ -2,6 +2,9 @@
 
     python benchmarks/train_step.py            # the recorded configuration: a quarter of an hour
     python benchmarks/train_step.py --quick    # the same path in small: seconds, recorded nowhere
+    python benchmarks/train_step.py --precision autocast --stream-dtype bfloat16 --no-peer
+
+Each precision, anchor_every, stream_dtype and size has a record of its own in benchmarks/results.
 
 A step is zero_grad(set_to_none), forward with loss, backward; with --adamw the optimizer's too. The
 models of one mode (eager or compiled) are timed in interleaved rounds in one process. The fused
@@ -10,7 +13,7 @@ round every model runs two steps and only the second is timed, because the first
 memory and caches that a model would have if it trained alone. Before anything is timed, logits,
 loss and all gradients of every form of a variant must agree with plain PyTorch in eager mode, at
 the sizes that are timed. If one form of a variant fails, none of its forms is timed and the exit
-status is 1.
+status is 1. Under autocast their gradients must stay near those in float32.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.out is not None:
         summary = f"{table.markdown()}\n{record.describe(where)}\n"
         run = where | to_record(candidates, copied, args)
-        record.write("train_step", run, summary, args.out)
+        record.write(record_name(args), run, summary, args.out)
     return 1 if any(c.red for c in candidates) else 0
 
 
@@ -70,6 +73,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--eager", action=flag, default=True, help="time eager models")
     parser.add_argument("--compile", action=flag, default=True, help="time compiled models")
     parser.add_argument("--peer", action=flag, default=True, help="time plain PyTorch as well")
+    parser.add_argument("--precision", choices=["float32", "autocast"], default="float32")
+    parser.add_argument("--anchor-every", type=int, default=1, help="N; 1 stores every state")
+    parser.add_argument("--stream-dtype", choices=["bfloat16"], help="of the states")
     parser.add_argument("--adamw", action=flag, default=False, help="include an AdamW step")
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds")
@@ -90,6 +96,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if getattr(args, name) < 1:
             option = name.replace("_", "-")
             parser.error(f"--{option} must be at least 1, got {getattr(args, name)}")
+    if not 1 <= args.anchor_every <= 32:
+        parser.error(f"--anchor-every must be from 1 to 32, got {args.anchor_every}")
+    if args.stream_dtype is not None and args.precision != "autocast":
+        parser.error("--stream-dtype needs --precision autocast")
     args.reference = all(getattr(args, name) == size for name, size in REFERENCE.items())
     args.modes = ["eager"] * args.eager + ["compiled"] * args.compile
     if not args.modes:
@@ -98,6 +108,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if args.out is None and not args.quick:
         args.out = record.RESULTS
     return args
+
+
+def record_name(args: argparse.Namespace) -> str:
+    """The record's name: train_step, and what differs from the recorded configuration."""
+    parts = [
+        "autocast" * (args.precision == "autocast"),
+        f"anchors-{args.anchor_every}" * (args.anchor_every > 1),
+        f"stream-{args.stream_dtype}" * (args.stream_dtype is not None),
+        f"d{args.hidden_size}" * (args.hidden_size != REFERENCE["hidden_size"]),
+    ]
+    return "-".join(["train_step", *filter(None, parts)])
 
 
 def groups(built: list[Candidate]) -> list[list[Candidate]]:

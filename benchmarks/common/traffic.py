@@ -7,6 +7,8 @@ are left out. If an implementation moves more bytes than these, its rate is lowe
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def moved(op: str, form: str, m: int, *, state: int = 1, features: int = 1) -> tuple[int, int]:
     """Bytes per token and feature of one operator, forward and backward.
@@ -28,8 +30,10 @@ def moved(op: str, form: str, m: int, *, state: int = 1, features: int = 1) -> t
     return forward, backward
 
 
-def boundary(residual: str, *, state: int = 1, features: int = 1) -> int:
+def boundary(residual: str, *, state: int = 1, features: int = 1, links: float = 0) -> float:
     """Bytes per token and feature between two sublayers of a model, forward and backward together.
+
+    links: rewrites that the backward applies again, on average; each has a direction.
 
     The additive residual has an addition and a norm: x, F → x', h and G, x', dh → dx.
     """
@@ -37,20 +41,28 @@ def boundary(residual: str, *, state: int = 1, features: int = 1) -> int:
         return (2 * state + 2 * features) + (3 * state + features)
     form = "identity" if residual == "ddl" else "token" if "-tc" in residual else "channel"
     m = 1 if residual == "ddl" else 4
-    return sum(moved("rewrite_read", form, m, state=state, features=features))
+    chain = links * features
+    return sum(moved("rewrite_read", form, m, state=state, features=features)) + chain
 
 
 def floor(
-    residual: str, boundaries: int, additive: float, gb_s: float, *, state: int, features: int
+    residual: str,
+    boundaries: int,
+    additive: float,
+    gb_s: float,
+    *,
+    state: int,
+    features: int,
+    links: float = 0,
 ) -> float:
     """The ratio to the additive residual if boundaries took only the time to copy their bytes.
 
     The additive step keeps its measured time; the bytes that a variant moves beyond it are added at
     the bandwidth of a copy. Eager PyTorch moves more bytes than counted for an addition and a norm,
     so a measured eager ratio may exceed this. boundaries: features in all boundaries; additive:
-    seconds; state, features: bytes of elements as in `boundary`.
+    seconds; state, features, links: as in `boundary`.
     """
-    sizes = {"state": state, "features": features}
+    sizes: dict[str, Any] = {"state": state, "features": features, "links": links}
     more = boundary(residual, **sizes) - boundary("additive", **sizes)
     return additive / (additive + more * boundaries / (gb_s * 1e9))
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from baselines import plain
+from common import candidates as common
 from common.candidates import TOLERANCE, Candidate, check_all, compiled, make, results
 from common.measure import RedGateError, gate
 from ddl.config import GPTConfig, OptimConfig
@@ -19,9 +20,6 @@ from ddl.models import Cache
 from ddl.optim import make_optimizer
 
 BF16 = torch.bfloat16
-# Largest allowed |difference| / |gradient| over all gradients together, of bfloat16 against float32
-# and of compiled against eager code. At the presets' sizes it is 0.02 additive, 0.055 ddl.
-LARGEST_DRIFT = 0.15
 
 
 @dataclass(frozen=True)
@@ -134,17 +132,11 @@ def check_drift(
     """Mark a candidate red if its gradients are too far from those expected."""
     with setting.autocast(batch.device):
         actual = results(model, batch)
-    difference = length = 0.0
-    for name in expected.keys() - {"logits", "loss"}:
-        exact = expected[name].double()
-        difference += (actual[name].double() - exact).square().sum().item()
-        length += exact.square().sum().item()
-    candidate.drift = (difference / length) ** 0.5
-    if not candidate.drift <= LARGEST_DRIFT:
-        candidate.red = (
-            f"{candidate.name}: in bfloat16 its gradients are {candidate.drift:.2f} of their "
-            f"length away from those expected, allowed {LARGEST_DRIFT}"
-        )
+    candidate.drift = common.drift(actual, expected)
+    try:
+        common.check_drift(candidate.drift)
+    except RedGateError as difference:
+        candidate.red = f"{candidate.name}: {difference}"
 
 
 def check_compiled(candidate: Candidate, setting: Setting, batch: Tensor) -> None:

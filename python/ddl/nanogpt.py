@@ -22,9 +22,9 @@ from ddl.nn.checks import require_exact_type
 from ddl.nn.expand import Expand
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
-from ddl.nn.stream import DeltaStream
+from ddl.nn.stream import DeltaStream, as_stream
 from ddl.optim import NEVER_DECAYED
-from ddl.options import Compress, ExpandKind
+from ddl.options import Compress, ExpandKind, StreamDtype
 from ddl.results import Chain
 
 __all__ = ["DeltaBlock", "Pending", "convert"]
@@ -73,12 +73,14 @@ class DeltaBlock(nn.Module):
         expand: Expand | None,
         readout: Read | None,
         anchor_every: int,
+        stream_dtype: StreamDtype | None,
     ) -> None:
         super().__init__()
         self.ln_1, self.attn, self.ln_2, self.mlp = (getattr(block, name) for name in BLOCK)
         self.read_attn, self.read_mlp = reads
         self.res_attn, self.res_mlp = residuals
-        self.expand, self.readout, self.anchor_every = expand, readout, anchor_every
+        self.expand, self.readout = expand, readout
+        self.anchor_every, self.stream_dtype = anchor_every, stream_dtype
         self.train(block.training)
 
     def forward(self, x: Tensor | Pending) -> Tensor | Pending:
@@ -104,7 +106,7 @@ class DeltaBlock(nn.Module):
         """Expand embeddings (B, T, d) to the first state and read it."""
         if self.expand is None:
             raise TypeError("`x` must be what the block before returned, got a Tensor")
-        state = self.expand(x)
+        state = self.expand(as_stream(x, self.stream_dtype))
         state = state.unsqueeze(-1) if read.value_channels == 1 else state
         if read.compress == "identity":
             return _Reading(state, state.squeeze(-1), None)
@@ -221,6 +223,7 @@ def convert(
             expand=stream.expand if i == 0 else None,
             readout=stream.readout if i == len(blocks) - 1 else None,
             anchor_every=stream.anchor_every,
+            stream_dtype=stream.stream_dtype,
         )
     kind: Any = type(model)
     model.__class__ = _converted(kind)

@@ -86,10 +86,10 @@ def check_flag(name: str, flag: Any) -> None:
         refuse(name, "True or False", flag)
 
 
-def check_choice(name: str, choice: Any, choices: Sequence[str]) -> None:
-    """Raise unless `choice` is one of `choices`."""
-    if choice not in choices:
-        refuse(name, quoted(choices), choice)
+def check_choice(name: str, choice: Any, choices: Sequence[str], *, optional: bool = False) -> None:
+    """Raise unless `choice` is one of `choices` or optional None."""
+    if choice not in choices and not (choice is None and optional):
+        refuse(name, quoted(choices) + " or None" * optional, choice)
 
 
 def is_whole(number: Any, kinds: tuple[type, ...] = (Integral,)) -> bool:
@@ -125,6 +125,7 @@ ValueFrom = Literal["context", "compressed"]
 Compress = Literal["identity", "channel", "token"]
 Parameterization = Literal["direct", "factored"]
 ExpandKind = Literal["repeat", "conv"]
+StreamDtype = Literal["bfloat16", "float16"]
 Residual = Literal["additive", "ddl", "ddl-cc", "ddl-cc-noec", "ddl-tc", "ddl-tc-noec"]
 
 
@@ -178,6 +179,9 @@ STREAM_OPTIONS: Options = {
     "expand_kernel_size": Option(4, check_count, [{"expand": "conv"}]),
     "sublayers_per_compressor": Option(2, check_count, [{"compress": "channel token"}]),
     "anchor_every": Option(None, partial(check_count, optional=True, most=32)),
+    "stream_dtype": Option(
+        None, partial(check_choice, choices=get_args(StreamDtype), optional=True)
+    ),
 }
 
 # GPTConfig's own.

@@ -162,7 +162,7 @@ def test_the_batch_is_halved_until_it_fits(
 def test_a_model_that_leads_elsewhere_is_not_timed(
     load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load("gpu.models"), "LARGEST_DRIFT", 1e-6)
+    monkeypatch.setattr(load("common.candidates"), "LARGEST_DRIFT", 1e-6)
     lines = load("gpu.train").train(setting(load), clock, rounds=2)
     assert all("in bfloat16 its gradients are" in line["gate"]["red"] for line in lines)
     assert not any("median" in line for line in lines)

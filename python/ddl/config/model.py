@@ -21,6 +21,7 @@ from ddl.options import (
     Mapping,
     Parameterization,
     Residual,
+    StreamDtype,
     Value,
     ValueFrom,
     check_choice,
@@ -93,6 +94,8 @@ class GPTConfig:
     anchor_every: int | None = None
     """Every so many states of the stream are stored for the backward, at most 32; it computes the
     others again, to the same bits. None for 8, or 1 (every state) if there is one value channel."""
+    stream_dtype: StreamDtype | None = None
+    """Dtype in which the states of the stream are stored under autocast; None for float32."""
     mapping: Mapping = "k"
     """Role of a sublayer's output. k: it is the rewrite's direction, and the value comes from the
     read. v: it is the value, and the branch `direction` computes the direction."""
@@ -137,7 +140,7 @@ class GPTConfig:
         check_options(given, MODEL_OPTIONS, _spelled)
         check_options(given, STREAM_OPTIONS, _spelled)
         if self.residual == "additive":
-            alone = {"anchor_every": STREAM_OPTIONS["anchor_every"]}
+            alone = {name: STREAM_OPTIONS[name] for name in ("anchor_every", "stream_dtype")}
             check_left(given, RESIDUAL_OPTIONS | alone, f"residual={quoted(STREAMS)}")
         check_residual(given, 1 if self.residual == "ddl" else self.value_channels)
         self._check_heads()

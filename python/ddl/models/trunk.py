@@ -87,6 +87,7 @@ def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | 
         expand_kernel_size=config.expand_kernel_size,
         sublayers_per_compressor=config.sublayers_per_compressor,
         anchor_every=config.anchor_every,
+        stream_dtype=config.stream_dtype,
         norm_eps=NORM_EPS,
         mapping=config.mapping,
         gate=config.gate,

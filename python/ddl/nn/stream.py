@@ -15,6 +15,7 @@ from ddl.options import (
     Compress,
     ExpandKind,
     Parameterization,
+    StreamDtype,
     check_count,
     check_options,
 )
@@ -72,6 +73,9 @@ class DeltaStream(nn.Module):
         anchor_every: every so many states are stored for the backward, at most 32; it computes the
             others again, and the gradients are the same to the bit. None for 8, or 1 (every state)
             if m = 1. A state that a gate or direction reads is stored all the same.
+        stream_dtype: "bfloat16" or "float16", in which the states are stored under autocast, with
+            half the bytes and a rounding after every rewrite; None for the dtype of x, as without
+            autocast.
         sublayers_per_compressor: number of consecutive sublayers whose reads share one compression
             (2 in the papers: attention and MLP of a block).
         device, dtype: of the parameters.
@@ -107,6 +111,7 @@ class DeltaStream(nn.Module):
         expand_kernel_size: int = 4,
         sublayers_per_compressor: int = 2,
         anchor_every: int | None = None,
+        stream_dtype: StreamDtype | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **residual: Any,
@@ -120,6 +125,7 @@ class DeltaStream(nn.Module):
         self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.anchor_every = anchor_every or (8 if value_channels > 1 else 1)
+        self.stream_dtype = stream_dtype
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.expand = Expand(
             hidden_size, value_channels, kind=expand, kernel_size=expand_kernel_size, **factory
@@ -180,6 +186,7 @@ class DeltaStream(nn.Module):
         if keep is not None:
             check_mask("keep", keep, x)
             x = x * keep.unsqueeze(-1)
+        x = as_stream(x, self.stream_dtype)
         if history is not None:
             return self._continue(x, history, keep, args, kwargs)
         first, *boundaries = self._read_options()
@@ -265,6 +272,14 @@ class DeltaStream(nn.Module):
             options[index].update(residual.read_arguments())
             options[index + 1]["eps_k"] = residual.eps_k
         return options
+
+
+def as_stream(x: Tensor, dtype: StreamDtype | None) -> Tensor:
+    """Convert embeddings to the dtype that the states have under autocast, if it is on."""
+    device = x.device.type
+    if dtype is None or x.dtype == torch.float64 or device == "meta":
+        return x
+    return x.to(getattr(torch, dtype)) if torch.is_autocast_enabled(device) else x
 
 
 def _checked_sublayers(sublayers: Any) -> list[nn.Module]:

@@ -257,7 +257,7 @@ struct Chunk {
 };
 
 // Runs `pass` on the block's tokens from the last to the first. A token read starts with the K − 1 halo tokens that
-// follow the chunk, because dx_{t+s} adds to G_t, and it clears the window at the end of every sequence.
+// follow the chunk, because dx_{t+s} adds to G_t, and it clears the window where a sequence or a document starts.
 template <class Pass> __device__ __forceinline__ void walk_backward(
     const RewriteRead& args, Real* window_rows, Pass& pass) {
   const Chunk& chunk = pass.chunk;
@@ -268,9 +268,15 @@ template <class Pass> __device__ __forceinline__ void walk_backward(
     const long long behind = args.time - 1 - position;
     const long long halo = behind < TAPS - 1 ? behind : TAPS - 1;
     pass.start(chunk.last + halo);
-    for (long long token = chunk.last + halo; token > chunk.last; --token) pass.run(&window, token, false);
+    for (long long token = chunk.last + halo; token > chunk.last; --token) {
+      const bool starts = starts_document(args, token);
+      pass.run(&window, token, false);
+      if (starts) window.clear();
+    }
     for (long long token = chunk.last; token >= chunk.first; --token) {
+      const bool starts = starts_document(args, token);
       pass.run(&window, token, true);
+      if (starts) window.clear();
       if (--position >= 0) continue;
       position = args.time - 1;
       window.clear();

@@ -12,6 +12,9 @@
 // dX_t adds to the K sums dx_{t−K+1} … dx_t, and dx_{t−K+1} is then complete. It reads dX of the K − 1 tokens after its
 // chunk; forward and backward read x of the K − 1 tokens before it.
 //
+// If a sequence holds several documents (DOCUMENTS), no token looks back beyond the start of its own; one byte per token
+// says where one starts.
+//
 // If the weights do not fit in registers (KEEP_IN_REGISTERS == 0), expand_by_tap.cuh processes one tap at a time.
 
 #include "common.cuh"
@@ -27,6 +30,7 @@ struct Expand {
   STATE_T* state;
   const X_T* before;  // (sequences, TAPS − 1, D), or null for zeros
   X_T* new_before;    // the same, or null
+  const unsigned char* document_starts;  // (tokens): not 0 where a document starts; if DOCUMENTS
   long long chunks, time, chunk;
 };
 
@@ -36,6 +40,7 @@ struct ExpandBackward {
   const STATE_T* grad_state;
   X_T* grad_x;
   Real* partial;
+  const unsigned char* document_starts;
   long long chunks, time, chunk;
 };
 
@@ -53,6 +58,13 @@ struct Chunk {
   }
 };
 
+// True if a document starts with this token of the sequence, so that nothing looks back beyond it.
+template <class Arguments>
+__device__ __forceinline__ bool starts_document(const Arguments& e, const Chunk& c, long long token) {
+  if constexpr (DOCUMENTS) return token >= c.start && token < c.end && e.document_starts[token] != 0;
+  return false;
+}
+
 // Loads x of a token, or what is kept of one before its sequence, or zeros.
 __device__ __forceinline__ void load_x(
     Packet<X_T, FEATURES>& packet, const X_T* x, const X_T* before, const Chunk& c, long long token, int feature) {
@@ -65,10 +77,14 @@ __device__ __forceinline__ void load_x(
 // Leaves x of a sequence's last TAPS − 1 tokens to the next call.
 __device__ __forceinline__ void leave(const Expand& e, const Chunk& c, int feature) {
   if (!e.new_before || c.last < c.end) return;
+  bool visible = true;  // from the token after the sequence
 #pragma unroll 1
-  for (int kept = 0; kept < TAPS - 1; ++kept) {
+  for (int kept = TAPS - 2; kept >= 0; --kept) {
     Packet<X_T, FEATURES> packet;
-    load_x(packet, e.x, e.before, c, c.end - (TAPS - 1) + kept, feature);
+    const long long token = c.end - (TAPS - 1) + kept;
+    if (starts_document(e, c, token + 1)) visible = false;
+    if (visible) load_x(packet, e.x, e.before, c, token, feature);
+    else packet.clear();
     packet.store_streaming(e.new_before + (c.sequence * (TAPS - 1) + kept) * D + feature);
   }
 }
@@ -108,14 +124,24 @@ struct Past {
   Real x[TAPS][FEATURES] = {};
 
   // Loads the tokens before the chunk.
-  __device__ Past(const X_T* from, const X_T* before, const Chunk& c, int feature) {
+  template <class Arguments>
+  __device__ Past(const Arguments& e, const X_T* before, const Chunk& c, int feature) {
+    bool visible = true;
 #pragma unroll
     for (int back = 1; back < TAPS; ++back) {
       Packet<X_T, FEATURES> packet;
-      load_x(packet, from, before, c, c.first - back, feature);
+      if (starts_document(e, c, c.first - back + 1)) visible = false;
+      if (visible) load_x(packet, e.x, before, c, c.first - back, feature);
+      else packet.clear();
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) x[back - 1][f] = packet[f];
     }
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int tap = 0; tap < TAPS; ++tap)
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f) x[tap][f] = Real(0);
   }
   __device__ __forceinline__ void push(const Packet<X_T, FEATURES>& packet) {
 #pragma unroll
@@ -128,15 +154,19 @@ struct Past {
 };
 
 __device__ __forceinline__ void forward(const Expand& e, const Chunk& c, const Weight& weight, int feature) {
-  Past past(e.x, e.before, c, feature);
+  Past past(e, e.before, c, feature);
   for (long long token = c.first; token < c.last; token += TOKENS_AHEAD) {
     Packet<X_T, FEATURES> x[TOKENS_AHEAD];
+    bool starts[TOKENS_AHEAD];
 #pragma unroll
-    for (int i = 0; i < TOKENS_AHEAD; ++i)
+    for (int i = 0; i < TOKENS_AHEAD; ++i) {
+      starts[i] = starts_document(e, c, token + i);
       if (token + i < c.last) x[i].load_streaming(e.x + (token + i) * D + feature);
+    }
 #pragma unroll
     for (int i = 0; i < TOKENS_AHEAD; ++i) {
       if (token + i >= c.last) break;
+      if (starts[i]) past.clear();
       past.push(x[i]);
       Real channels[ELEMENTS];
 #pragma unroll
@@ -166,14 +196,19 @@ struct BackwardPass {
   const int feature;
   Past past;
   Real dx[TAPS][FEATURES] = {};  // dx_t, dx_{t−1}, …
+  int reach = TAPS - 1;          // tokens that the last one may look back, or more; those before the chunk do not matter
 
   __device__ BackwardPass(const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature)
-      : e(e), c(c), weight(weight), sums(sums), feature(feature), past(e.x, nullptr, c, feature) {}
+      : e(e), c(c), weight(weight), sums(sums), feature(feature), past(e, nullptr, c, feature) {}
 
-  // Adds dX_t to dx and, unless the token lies after the chunk, dX_t x_{t−s} to the sums of dw.
+  // Adds dX_t to dx and, unless the token lies after the chunk, dX_t x_{t−s} to the sums of dw. `starts` a document or not.
   __device__ __forceinline__ void run(
-      long long token, const Packet<STATE_T, ELEMENTS>& grad, const Packet<X_T, FEATURES>& x) {
+      long long token, const Packet<STATE_T, ELEMENTS>& grad, const Packet<X_T, FEATURES>& x, bool starts) {
     const bool own = token < c.last;
+    if constexpr (DOCUMENTS) {
+      reach = starts ? 0 : reach < TAPS - 1 ? reach + 1 : reach;
+      if (starts) past.clear();
+    }
     if (CONV && own) past.push(x);
 #pragma unroll
     for (int tap = 0; tap < TAPS; ++tap)
@@ -181,7 +216,7 @@ struct BackwardPass {
       for (int f = 0; f < FEATURES; ++f)
 #pragma unroll
         for (int j = 0; j < M; ++j) {
-          dx[tap][f] += weight.at(f, j, tap) * grad[f * M + j];
+          if (!DOCUMENTS || tap <= reach) dx[tap][f] += weight.at(f, j, tap) * grad[f * M + j];
           if (CONV && own) sums.tap[tap][f * M + j] += grad[f * M + j] * past.x[tap][f];
         }
     if (token - (TAPS - 1) >= c.first) {
@@ -203,8 +238,10 @@ __device__ __forceinline__ void backward(
   for (long long token = c.first; token < behind; token += TOKENS_AHEAD) {
     Packet<STATE_T, ELEMENTS> grad[TOKENS_AHEAD];
     Packet<X_T, FEATURES> x[TOKENS_AHEAD];
+    bool starts[TOKENS_AHEAD];
 #pragma unroll
     for (int i = 0; i < TOKENS_AHEAD; ++i) {
+      starts[i] = starts_document(e, c, token + i);
       grad[i].clear();
       if (token + i < behind && token + i < c.end) {
         grad[i].load_streaming(e.grad_state + ((token + i) * D + feature) * M);
@@ -213,7 +250,7 @@ __device__ __forceinline__ void backward(
     }
 #pragma unroll
     for (int i = 0; i < TOKENS_AHEAD; ++i)
-      if (token + i < behind) pass.run(token + i, grad[i], x[i]);
+      if (token + i < behind) pass.run(token + i, grad[i], x[i], starts[i]);
   }
 }
 

@@ -27,8 +27,12 @@ __device__ __forceinline__ void forward(const Expand& e, const Chunk& c, int fea
   for (long long token = c.first; token < c.last; token += TILE) {
     Real sums[TILE][ELEMENTS] = {};
     Packet<X_T, FEATURES> x[TILE];  // x_{t−s} of the tile's tokens t
+    bool visible[TILE];             // it is in the document of t
 #pragma unroll
-    for (int i = 0; i < TILE; ++i) fetch(x[i], e.x, c, token + i, feature);
+    for (int i = 0; i < TILE; ++i) {
+      fetch(x[i], e.x, c, token + i, feature);
+      visible[i] = true;
+    }
 #pragma unroll 1
     for (int tap = 0; tap < TAPS; ++tap) {
       const auto weight = weights(e.weight, tap, feature);
@@ -37,7 +41,11 @@ __device__ __forceinline__ void forward(const Expand& e, const Chunk& c, int fea
 #pragma unroll
         for (int f = 0; f < FEATURES; ++f)
 #pragma unroll
-          for (int j = 0; j < M; ++j) sums[i][f * M + j] += weight[f * M + j] * x[i][f];
+          for (int j = 0; j < M; ++j)
+            if (!DOCUMENTS || visible[i]) sums[i][f * M + j] += weight[f * M + j] * x[i][f];
+#pragma unroll
+      for (int i = 0; i < TILE; ++i)
+        if (starts_document(e, c, token + i - tap)) visible[i] = false;
 #pragma unroll
       for (int i = TILE - 1; i > 0; --i) x[i] = x[i - 1];
       load_x(x[0], e.x, e.before, c, token - tap - 1, feature);
@@ -56,8 +64,12 @@ __device__ __forceinline__ void backward_x(const ExpandBackward& e, const Chunk&
   for (long long token = c.first; token < c.last; token += TILE) {
     Real dx[TILE][FEATURES] = {};
     Packet<STATE_T, ELEMENTS> grad[TILE];  // dX_{t+s} of the tile's tokens t
+    bool visible[TILE];                    // it is in the document of t
 #pragma unroll
-    for (int i = 0; i < TILE; ++i) fetch(grad[i], e.grad_state, c, token + i, feature);
+    for (int i = 0; i < TILE; ++i) {
+      fetch(grad[i], e.grad_state, c, token + i, feature);
+      visible[i] = true;
+    }
 #pragma unroll 1
     for (int tap = 0; tap < TAPS; ++tap) {
       const auto weight = weights(e.weight, tap, feature);
@@ -66,7 +78,11 @@ __device__ __forceinline__ void backward_x(const ExpandBackward& e, const Chunk&
 #pragma unroll
         for (int f = 0; f < FEATURES; ++f)
 #pragma unroll
-          for (int j = 0; j < M; ++j) dx[i][f] += weight[f * M + j] * grad[i][f * M + j];
+          for (int j = 0; j < M; ++j)
+            if (!DOCUMENTS || visible[i]) dx[i][f] += weight[f * M + j] * grad[i][f * M + j];
+#pragma unroll
+      for (int i = 0; i < TILE; ++i)
+        if (starts_document(e, c, token + i + tap + 1)) visible[i] = false;
 #pragma unroll
       for (int i = 0; i + 1 < TILE; ++i) grad[i] = grad[i + 1];
       fetch(grad[TILE - 1], e.grad_state, c, token + TILE + tap, feature);
@@ -86,7 +102,12 @@ __device__ __forceinline__ void add_group(
   Packet<X_T, FEATURES> past[GROUP];  // x_{t−s} of the group's taps s
 #pragma unroll
   for (int i = 0; i < GROUP; ++i) fetch(past[i], e.x, c, c.first - 1 - group - i, feature);
+  int reach = 0;  // tokens that a token may look back, as far as taps reach
+  if constexpr (DOCUMENTS) {
+    while (reach < TAPS && !starts_document(e, c, c.first - reach)) ++reach;
+  }
   for (long long token = c.first; token < c.last; ++token) {
+    if (DOCUMENTS && token > c.first) reach = starts_document(e, c, token) ? 0 : reach < TAPS ? reach + 1 : reach;
 #pragma unroll
     for (int i = GROUP - 1; i > 0; --i) past[i] = past[i - 1];
     fetch(past[0], e.x, c, token - group, feature);
@@ -97,7 +118,8 @@ __device__ __forceinline__ void add_group(
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f)
 #pragma unroll
-        for (int j = 0; j < M; ++j) sums[i][f * M + j] += grad[f * M + j] * past[i][f];
+        for (int j = 0; j < M; ++j)
+          if (!DOCUMENTS || group + i <= reach) sums[i][f * M + j] += grad[f * M + j] * past[i][f];
   }
 }
 

@@ -54,6 +54,7 @@ struct RewriteRead {
   Real* rstd;
   const Real* pending;  // (sequences, TAPS − 1, D), or null for zeros; if PENDING
   Real* new_pending;
+  const unsigned char* document_starts;  // (tokens): not 0 where a document starts; if DOCUMENTS
   Real* scratch;  // the window, if IN_GLOBAL
   double eps_k, norm_eps, value_scale;
   long long tokens, time, chunk;  // of all sequences, of one sequence, of one block
@@ -76,6 +77,12 @@ __device__ __forceinline__ bool writes(int n) { return threadIdx.x == n % 32 && 
 template <int COUNT = 1, class T>
 __device__ __forceinline__ T* packet_of(T* numbers, long long token, int row) {
   return numbers + (token * D + feature_of(0)) * COUNT + row * (THREADS * FEATURES * COUNT);
+}
+
+// True if a document starts with this token, so that no read looks back beyond it.
+__device__ __forceinline__ bool starts_document(const RewriteRead& args, long long token) {
+  if constexpr (DOCUMENTS) return args.document_starts[token] != 0;
+  return false;
 }
 
 // --- the rewrite --------------------------------------------------------------------------------

@@ -18,6 +18,8 @@
 // A token read adds w_s X'_t to x_{t+s} for s = 0 … K − 1 in its window, and emits x_t. A chunk that starts within a
 // sequence begins K − 1 tokens early. These halo tokens are rewritten again, but not stored.
 //
+// If a sequence holds several documents (DOCUMENTS), the window is cleared where one starts; one byte per token says where.
+//
 // A cached step saves nothing for a backward (SAVES == 0). If it is a token read (PENDING), the
 // window starts each sequence with what earlier calls left, and what it holds after the last token is left for the next:
 // (K − 1)·D numbers in and out.
@@ -315,6 +317,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewri
     if constexpr (PENDING) {
       if (position == 0) forward.take_pending(window, (first - halo) / args.time);
     }
+    bool starts = starts_document(args, first - halo);  // asked for a token ahead
     for (long long token = first - halo; token < last; ++token) {
       if (position == args.time) {
         window.clear();
@@ -322,6 +325,10 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewri
         position = 0;
       }
       ++position;
+      if constexpr (DOCUMENTS) {
+        if (starts) window.clear();
+        if (token + 1 < last) starts = starts_document(args, token + 1);
+      }
       forward.run(&window, token, token >= first, token + 1 < last ? token + 1 : -1);
       if constexpr (PENDING) {
         if (position == args.time) forward.leave_pending(window, token / args.time);

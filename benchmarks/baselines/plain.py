@@ -107,8 +107,15 @@ class PlainStream(nn.Module):
         self.sublayers, self.expand, self.reads = stream.sublayers, stream.expand, stream.reads
         self.residuals, self.readout = stream.residuals, stream.readout
 
-    def forward(self, x: Tensor, *args: Any, history: None = None, keep: None = None) -> Tensor:
-        """x (B, T, d) → the normalised readout (B, T, d); whole sequences without padding."""
+    def forward(
+        self,
+        x: Tensor,
+        *args: Any,
+        history: None = None,
+        keep: None = None,
+        document_starts: None = None,
+    ) -> Tensor:
+        """x (B, T, d) → the normalised readout (B, T, d); a document per sequence, no padding."""
         channels = self.expand.value_channels
         state = expand(x, self.expand.weight, channels)
         if channels == 1 and state.ndim > x.ndim:  # from the convolution

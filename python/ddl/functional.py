@@ -75,6 +75,7 @@ def read(
     value_scale: float | None = None,
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
+    document_starts: Tensor | None = None,
 ) -> ReadResult:
     """Compress the state to d features, normalise them, and compute the next value and gate.
 
@@ -92,6 +93,8 @@ def read(
         value_scale: s for φ = s·sigmoid; None for φ = identity.
         value_from: "context", z = h | "compressed", z = x.
         context_dtype: dtype of h; None for autocast's dtype if autocast is on, else the state's.
+        document_starts: with (d, m, K) only, (…, T) bool: the tokens with which a document starts;
+            no token looks back beyond the start of its own. None for one document per sequence.
 
     Returns:
         ReadResult(context h (…, d), value v (…, m) or None, gate β (…,) or None).
@@ -116,6 +119,7 @@ def read(
             value_from=value_from,
             context_dtype=context_dtype,
         ),
+        document_starts=document_starts,
     )
     return ReadResult(
         context,
@@ -141,6 +145,7 @@ def rewrite_read(
     value_scale: float | None = None,
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
+    document_starts: Tensor | None = None,
 ) -> RewriteReadResult:
     """Rewrite the state, then read the result, in one pass over memory: the step between sublayers.
 
@@ -168,6 +173,7 @@ def rewrite_read(
         value_scale=value_scale,
         value_from=value_from,
         context_dtype=context_dtype,
+        document_starts=document_starts,
     )[0]
 
 
@@ -198,6 +204,7 @@ def _rewrite_read(
     chain: Chain | None,
     *,
     eps_k: float,
+    document_starts: Tensor | None = None,
     **options: Any,
 ) -> tuple[RewriteReadResult, Link]:
     value, gate = _as_gate("value", value, state), _as_gate("gate", gate, state)
@@ -210,6 +217,7 @@ def _rewrite_read(
         **_read_options(state, **options),
         anchor=None if chain is None else chain.anchor,
         chain=None if chain is None else list(chain.links),
+        document_starts=document_starts,
     )
     result = RewriteReadResult(
         new_state,
@@ -229,6 +237,7 @@ def bind_cached_read(like: Tensor, **options: Any) -> Callable[..., tuple[Tensor
         state: X (…, d, m), or (…, T, d, m) for a compression over time.
         pending: what the tokens before add to the compressed x of the first K − 1 of these,
             (…, K − 1, d), float32 (float64 for a float64 state). None for nothing.
+        document_starts: as in `read`. What is pending belongs to the document that goes on.
 
     and returns context, value, gate and the pending of the next call; an absent one is empty, or
     None without kernels.
@@ -241,15 +250,22 @@ def bind_cached_rewrite_read(
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Return `rewrite_read` with these options, as `bind_cached_read` does `read`.
 
-    The result takes state, direction, value, gate and pending by position, value and gate in
-    float32 (float64 for a float64 state), and returns state, context, value, gate and pending.
+    The result takes state, direction, value, gate, pending and document_starts by position, value
+    and gate in float32 (float64 for a float64 state), and returns state, context, value, gate and
+    pending.
     """
     return ops.bind_cached_rewrite_read(
         like.device, eps_k=_number("eps_k", eps_k), **_read_options(like, **options)
     )
 
 
-def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> Tensor:
+def expand(
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    value_channels: int,
+    document_starts: Tensor | None = None,
+) -> Tensor:
     """Expand embeddings x (…, d) to a state X (…, d, m) with m value channels.
 
     Args:
@@ -257,6 +273,7 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
         weight: None repeats x in every value channel | (d, m, K), a causal depthwise convolution
             over the time axis −2: X_t,ij = Σ_s w_ijs x_{t−s,i}, zeros before t = 0.
         value_channels: m.
+        document_starts: as in `read`, with a weight only.
 
     Returns:
         X (…, d, m) in the dtype of x.
@@ -265,7 +282,9 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
         ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
     """
     check_count("value_channels", value_channels)
-    return ops.expand(x=x, weight=weight, value_channels=value_channels)
+    return ops.expand(
+        x=x, weight=weight, value_channels=value_channels, document_starts=document_starts
+    )
 
 
 def bind_cached_expand(
@@ -277,6 +296,7 @@ def bind_cached_expand(
 
         x: (…, T, d).
         before: x of the K − 1 tokens before, (…, K − 1, d). None for zeros.
+        document_starts: as in `read`. What was before belongs to the document that goes on.
 
     and returns the state and the `before` of the next call; it is empty, or None without kernels,
     if nothing is looked back at.

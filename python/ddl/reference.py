@@ -56,6 +56,7 @@ def read(
     value_scale: float | None = None,
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
+    document_starts: Tensor | None = None,
 ) -> ReadResult:
     """Compress the state to d features, normalise them, and compute the next value and gate.
 
@@ -72,6 +73,8 @@ def read(
     value_scale: s for φ = s·sigmoid; None for φ = identity.
     value_from: "context", z = h | "compressed", z = x.
     context_dtype: dtype of h; None for the state's.
+    document_starts: (…, T) bool, the tokens with which a document starts; a token read does not
+        look beyond the start of its own. None for one document per sequence.
 
     Returns ReadResult(context h (…, d), value v (…, m), gate β (…,)).
     Raises ValueError if `value_from` is unknown or `compress` does not fit the state.
@@ -79,7 +82,7 @@ def read(
     if value_from not in ("context", "compressed"):
         raise ValueError(f'`value_from` must be "context" or "compressed", got {value_from!r}')
     (X,) = _widen(state, state)
-    x = h = _compress(X, compress)  # (…, d)
+    x = h = _compress(X, compress, document_starts)  # (…, d)
     if norm_eps is not None:
         h = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm_eps)
     if norm_weight is not None:
@@ -109,6 +112,7 @@ def rewrite_read(
     value_scale: float | None = None,
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
+    document_starts: Tensor | None = None,
 ) -> RewriteReadResult:
     """Rewrite the state, then read the result: the step between two sublayers.
 
@@ -128,16 +132,24 @@ def rewrite_read(
         value_scale=value_scale,
         value_from=value_from,
         context_dtype=context_dtype,
+        document_starts=document_starts,
     )
     return RewriteReadResult(state, context, next_value, next_gate)
 
 
-def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> Tensor:
+def expand(
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    value_channels: int,
+    document_starts: Tensor | None = None,
+) -> Tensor:
     """Expand embeddings x (…, T, d) to a state X (…, T, d, m), in the dtype of x.
 
     weight: None repeats x in every value channel | (d, m, K), a causal depthwise convolution over
     time, X_t,ij = Σ_s w_ijs x_{t−s,i}, zeros before t = 0. A weight whose tap 0 is 1 and whose
-    other taps are 0 repeats x, too. Raises ValueError for a weight of another shape.
+    other taps are 0 repeats x, too. document_starts: as in `read`. Raises ValueError for a weight
+    of another shape.
     """
     if weight is None:
         return x[..., None].repeat(*(1,) * x.ndim, value_channels)
@@ -149,7 +161,7 @@ def expand(x: Tensor, weight: Tensor | None = None, *, value_channels: int) -> T
     u, w = _widen(x, x, weight)
     X = u[..., None] * w[..., 0]  # (…, T, d, m)
     for s in range(1, w.shape[-1]):
-        X = X + _delay(u, s)[..., None] * w[..., s]
+        X = X + _delay(u, s, document_starts)[..., None] * w[..., s]
     return X.to(x.dtype)
 
 
@@ -209,13 +221,18 @@ def _unit(k: Tensor, eps_k: float) -> Tensor:
     return k / torch.sqrt(square + eps_k**2)
 
 
-def _delay(x: Tensor, steps: int) -> Tensor:
-    """x_{t−steps} for x (…, T, d), zeros before t = 0."""
+def _delay(x: Tensor, steps: int, document_starts: Tensor | None) -> Tensor:
+    """x_{t−steps} for x (…, T, d), zeros where that lies before t = 0 or in another document."""
     T = x.shape[-2]
-    return F.pad(x, (0, 0, steps, 0))[..., :T, :]
+    delayed = F.pad(x, (0, 0, steps, 0))[..., :T, :]
+    if document_starts is None:
+        return delayed
+    document = document_starts.cumsum(-1)  # (…, T), its number
+    same = F.pad(document, (steps, 0), value=-1)[..., :T] == document
+    return torch.where(same[..., None], delayed, 0)
 
 
-def _compress(X: Tensor, weight: Tensor | None) -> Tensor:
+def _compress(X: Tensor, weight: Tensor | None, document_starts: Tensor | None) -> Tensor:
     """x = compress(X), (…, d)."""
     d, m = X.shape[-2:]
     if weight is None:
@@ -234,7 +251,7 @@ def _compress(X: Tensor, weight: Tensor | None) -> Tensor:
         raise ValueError(f"`state` must have shape {expected}, got {tuple(X.shape)}")
     x = (X * w[..., 0]).sum(-1)
     for s in range(1, w.shape[-1]):
-        x = x + _delay((X * w[..., s]).sum(-1), s)
+        x = x + _delay((X * w[..., s]).sum(-1), s, document_starts)
     return x
 
 

@@ -9,7 +9,7 @@ use fearless_simd::Simd;
 
 use super::buffer::{Buffer, Result};
 use super::parallel;
-use super::partition::{partition, useful_threads, within_sequences};
+use super::partition::{Documents, partition, useful_threads};
 use super::simd::channels::{load, store, view};
 use super::simd::convert::Accum;
 use super::simd::dispatch::{WithSimd, dispatch};
@@ -23,17 +23,34 @@ pub fn leave<A: Accum>(expand: &Expand, new_before: &mut Option<Tensor>) -> Resu
     let Sizes { d, time, sequences, .. } = expand.sizes;
     let Some(new_before) = new_before.as_mut().filter(|tensor| !tensor.is_empty()) else { return Ok(()) };
     let kept = expand.taps() - 1;
+    let documents = Documents::new(expand.sizes, &expand.document_starts);
     let mut row = Buffer::<A>::zeros(d)?;
     let Some(mut to) = new_before.split_rows(d, &[0, sequences * kept]).pop() else { return Ok(()) };
     for index in 0..sequences * kept {
         let (last, back) = ((index / kept + 1) * time - 1, kept - 1 - index % kept);
-        match if back == 0 { Some((&expand.x, last)) } else { expand.row_before(last, back) } {
+        match row_before(expand, documents, documents.around(last).start, last, back) {
             Some((from, at)) => load(from.rows(d), at, 1, &mut row),
             None => row.fill(A::default()),
         }
         store(&mut to, index, 1, &row);
     }
     Ok(())
+}
+
+/// Returns the tensor and the row of x of a token that lies `back` tokens before `token`, whose document starts at
+/// `start`; None for zeros.
+#[inline(always)]
+fn row_before<'e>(
+    expand: &'e Expand,
+    documents: Documents<'_>,
+    start: usize,
+    token: usize,
+    back: usize,
+) -> Option<(&'e Tensor, usize)> {
+    if back > token - start && !documents.go_on(start) {
+        return None;
+    }
+    expand.row_before(token, back)
 }
 
 /// Computes `state` from `x`.
@@ -65,18 +82,15 @@ impl<A: Accum> WithSimd for Forward<'_, A> {
         if self.tokens.is_empty() {
             return Ok(());
         }
-        let Sizes { d, m, time, .. } = self.expand.sizes;
+        let Sizes { d, m, .. } = self.expand.sizes;
+        let documents = Documents::new(self.expand.sizes, &self.expand.document_starts);
         let mut row = Buffer::<A>::zeros(d)?;
         let mut channels = Buffer::<A>::zeros(m * d)?;
-        for (tokens, _) in within_sequences(self.tokens.clone(), time.max(1)) {
+        for (tokens, document) in documents.within(self.tokens.clone()) {
             for token in tokens {
                 channels.fill(A::default());
                 for tap in 0..self.expand.taps() {
-                    let at = if tap == 0 {
-                        Some((&self.expand.x, token))
-                    } else {
-                        self.expand.row_before(token, tap)
-                    };
+                    let at = row_before(self.expand, documents, document.start, token, tap);
                     let Some((from, at)) = at else { break };
                     let row = view(from.rows(d), at, 1, &mut row);
                     for (j, channel) in channels.chunks_exact_mut(d).enumerate() {
@@ -143,24 +157,25 @@ impl<A: Accum> WithSimd for Backward<'_, A> {
         if self.tokens.is_empty() {
             return Ok(());
         }
-        let Sizes { d, m, time, .. } = self.expand.sizes;
+        let Sizes { d, m, .. } = self.expand.sizes;
+        let documents = Documents::new(self.expand.sizes, &self.expand.document_starts);
         let taps = self.expand.taps();
         let mut row = Buffer::<A>::zeros(d)?;
         // dX of this token and the K−1 after it, token t in slot t mod K, so that each is widened once.
         let mut ring = Buffer::<A>::zeros(taps * m * d)?;
         let weight = self.weight.filter(|_| self.sums_weight);
         *self.sums = weight.map(|weight| Buffer::zeros(weight.len())).transpose()?;
-        for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
-            let last = sequence.end.min(tokens.end + taps - 1);
+        for (tokens, document) in documents.within(self.tokens.clone()) {
+            let last = document.end.min(tokens.end + taps - 1);
             for token in (tokens.start..last).rev() {
                 let slot = token % taps * m * d;
                 load(self.grad.rows(m * d), token, m, &mut ring[slot..slot + m * d]);
                 if token >= tokens.end {
                     continue;
                 }
-                self.add_weight_grad(token, token - sequence.start + 1, &ring[slot..slot + m * d], &mut row);
+                self.add_weight_grad(token, token - document.start + 1, &ring[slot..slot + m * d], &mut row);
                 row.fill(A::default());
-                for tap in 0..(sequence.end - token).min(taps) {
+                for tap in 0..(document.end - token).min(taps) {
                     let grads = &ring[(token + tap) % taps * m * d..][..m * d];
                     match self.weight {
                         Some(weight) => mix(&mut row, true, &weight[tap * m * d..][..m * d], grads),
@@ -177,7 +192,7 @@ impl<A: Accum> WithSimd for Backward<'_, A> {
 }
 
 impl<A: Accum> Backward<'_, A> {
-    /// dw_s += dX_t ⊗ x_{t−s} for all s < `before`, the number of tokens from the sequence's start to t.
+    /// dw_s += dX_t ⊗ x_{t−s} for all s < `before`, the number of tokens from the document's start to t.
     #[inline(always)]
     fn add_weight_grad(&mut self, token: usize, before: usize, grads: &[A], row: &mut [A]) {
         let Some(sums) = self.sums else { return };

@@ -1,4 +1,4 @@
-//! Divides the tokens of an operator: a fixed partition into parts, and a part into sequences.
+//! Divides the tokens of an operator: a fixed partition into parts, and a part into documents.
 //!
 //! The partition depends on the problem alone, never on the number of threads, and partial sums are added in the
 //! order of the parts. So results are bit-identical with 1 thread or 64.
@@ -59,20 +59,53 @@ pub fn split<'a>(
     move || pieces.as_mut()?.next()
 }
 
-/// Splits `tokens` at the ends of sequences of `time` tokens; yields (tokens of the piece, of its sequence).
-pub fn within_sequences(
-    tokens: Range<usize>,
+/// The documents of all sequences: tokens that may look back at one another.
+#[derive(Clone, Copy)]
+pub struct Documents<'a> {
     time: usize,
-) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-    let mut next = tokens.start;
-    std::iter::from_fn(move || {
-        (next < tokens.end).then(|| {
-            let first = next / time * time;
-            let piece = next..tokens.end.min(first + time);
-            next = piece.end;
-            (piece, first..first + time)
+    /// other than 0 where a document starts; without it every sequence is a document
+    starts: Option<&'a [u8]>,
+}
+
+impl<'a> Documents<'a> {
+    /// `starts` is a mask of all tokens.
+    pub fn new(sizes: Sizes, starts: &'a Option<Tensor>) -> Documents<'a> {
+        let starts = starts.as_ref().map(|starts| starts.rows(starts.len()).row(0));
+        Documents { time: sizes.time.max(1), starts }
+    }
+
+    /// Splits `tokens` at the ends of documents; yields (tokens of the piece, of its document).
+    pub fn within(self, tokens: Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let mut next = tokens.start;
+        std::iter::from_fn(move || {
+            (next < tokens.end).then(|| {
+                let document = self.around(next);
+                let piece = next..tokens.end.min(document.end);
+                next = piece.end;
+                (piece, document)
+            })
         })
-    })
+    }
+
+    /// Returns the tokens of the document, within the sequence, that holds `token`.
+    pub fn around(self, token: usize) -> Range<usize> {
+        let first = token / self.time * self.time;
+        let end = first + self.time;
+        let Some(starts) = self.starts else { return first..end };
+        let start = starts[first..=token].iter().rposition(|start| *start != 0);
+        let next = starts[token + 1..end].iter().position(|start| *start != 0);
+        start.map_or(first, |back| first + back)..next.map_or(end, |ahead| token + 1 + ahead)
+    }
+
+    /// Returns true if the document that starts at `token` goes on from before the sequence.
+    pub fn go_on(self, token: usize) -> bool {
+        token.is_multiple_of(self.time) && self.starts.is_none_or(|starts| starts[token] == 0)
+    }
+
+    /// Returns true if `end` ends a sequence.
+    pub fn end_sequence(self, end: usize) -> bool {
+        end.is_multiple_of(self.time)
+    }
 }
 
 #[cfg(test)]
@@ -100,8 +133,19 @@ mod tests {
 
     #[test]
     fn pieces_end_with_their_sequences() {
-        let pieces: Vec<_> = within_sequences(3..9, 4).collect();
+        let sequences = Documents { time: 4, starts: None };
+        let pieces: Vec<_> = sequences.within(3..9).collect();
         assert_eq!(pieces, [(3..4, 0..4), (4..8, 4..8), (8..9, 8..12)]);
-        assert_eq!(within_sequences(0..0, 1).count(), 0);
+        assert_eq!(sequences.within(0..0).count(), 0);
+        assert!(sequences.go_on(8) && !sequences.go_on(9));
+    }
+
+    #[test]
+    fn pieces_end_with_their_documents() {
+        let documents = Documents { time: 6, starts: Some(&[0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 255, 0]) };
+        let pieces: Vec<_> = documents.within(1..11).collect();
+        assert_eq!(pieces, [(1..2, 0..2), (2..5, 2..5), (5..6, 5..6), (6..10, 6..10), (10..11, 10..12)]);
+        assert!(documents.go_on(0) && !documents.go_on(2) && !documents.go_on(6));
+        assert!(documents.end_sequence(6) && !documents.end_sequence(5));
     }
 }

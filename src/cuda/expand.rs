@@ -17,6 +17,7 @@ pub fn forward(expand: &Expand, state: &Tensor, new_before: &Option<Tensor>, cal
         state: state.address(),
         before: expand.before.as_ref().map_or(0, Tensor::address),
         new_before: new_before.as_ref().map_or(0, Tensor::address),
+        document_starts: expand.document_starts.as_ref().map_or(0, Tensor::address),
         ..Default::default()
     };
     let mut specialisation = Specialisation::expand(Kernel::ExpandForward, expand, state.dtype);
@@ -45,6 +46,7 @@ pub fn backward(
         weight: expand.weight.as_ref().map_or(0, Tensor::address),
         grad_state: grad.address(),
         grad_x: grad_x.address(),
+        document_starts: expand.document_starts.as_ref().map_or(0, Tensor::address),
         ..Default::default()
     };
     let mut specialisation = Specialisation::expand(Kernel::ExpandBackward, expand, grad.dtype);

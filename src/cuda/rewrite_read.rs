@@ -164,6 +164,7 @@ fn inputs(problem: &RewriteRead) -> arguments::RewriteRead {
         argument.eps_k = rewrite.eps_k;
     }
     argument.pending = address(&problem.pending);
+    argument.document_starts = address(&problem.document_starts);
     if let Some(read) = &problem.read {
         argument.compress = address(&read.compress);
         argument.norm_weight = address(&read.norm_weight);

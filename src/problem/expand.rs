@@ -1,8 +1,8 @@
 //! `expand`: a hidden state becomes a residual stream of m value channels.
 
-use super::sizes::{Sizes, stored_beside};
+use super::sizes::{Sizes, check_documents, stored_beside};
 use crate::error::{Error, Result, shape_text};
-use crate::tensor::Tensor;
+use crate::tensor::{Dtype, Tensor};
 
 /// Expansion of x (…, d) to a state (…, d, m), by repetition or by a causal depthwise convolution.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub struct Expand {
     pub weight: Option<Tensor>,
     /// x of the K − 1 tokens before these (…, K − 1, d); None for zeros
     pub before: Option<Tensor>,
+    /// which tokens start a document (…), so that none looks back beyond it; None for a document per sequence
+    pub document_starts: Option<Tensor>,
 }
 
 impl Expand {
@@ -32,6 +34,7 @@ impl Expand {
             return Err(Error::Shape { name: x.name, expected: expected.into(), got });
         }
         x.expect_reachable()?;
+        x.expect_dtype(&Dtype::NUMBERS)?;
         let d = x.shape[rank - 1];
         if let Some(weight) = &weight {
             if weight.shape.len() != 3 || weight.shape[2] == 0 {
@@ -48,7 +51,17 @@ impl Expand {
         let tokens: usize = x.shape[..rank - 1].iter().product();
         let time = if weight.is_some() { x.shape[rank - 2] } else { tokens };
         let sizes = Sizes { sequences: tokens.checked_div(time).unwrap_or(0), time, d, m };
-        Ok(Expand { sizes, x, weight, before: None })
+        Ok(Expand { sizes, x, weight, before: None, document_starts: None })
+    }
+
+    /// Takes which tokens start a document.
+    pub fn with_documents(mut self, starts: Option<Tensor>) -> Result<Expand> {
+        if let Some(starts) = &starts {
+            let batch = &self.x.shape[..self.x.shape.len() - 1];
+            check_documents(starts, batch, &self.x, self.weight.is_some(), "an expansion")?;
+        }
+        self.document_starts = starts;
+        Ok(self)
     }
 
     /// Takes x of the tokens before these.
@@ -77,7 +90,8 @@ impl Expand {
         (taps > 1).then(|| [&self.x.shape[..rank - 2], &[taps - 1, self.sizes.d]].concat())
     }
 
-    /// Returns the tensor and the row of x of a token that lies `back` ≥ 1 tokens before `token`; None for zeros.
+    /// Returns the tensor and the row of x of a token that lies `back` tokens before `token`, in the same sequence or
+    /// before it; None for zeros.
     pub fn row_before(&self, token: usize, back: usize) -> Option<(&Tensor, usize)> {
         let (sequence, position) = (token / self.sizes.time, token % self.sizes.time);
         if back <= position {

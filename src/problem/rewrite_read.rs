@@ -1,6 +1,6 @@
 //! `rewrite`, `read` and `rewrite_read`: their inputs, checked.
 
-use super::sizes::{Sizes, at_least, positive, state_sizes, stored_beside};
+use super::sizes::{Sizes, at_least, check_documents, positive, state_sizes, stored_beside};
 use crate::error::{Error, Result, shape_text};
 use crate::tensor::{Dtype, Tensor};
 
@@ -81,6 +81,8 @@ pub struct RewriteRead {
     pub pending: Option<Tensor>,
     /// a step of a sequence in pieces, which saves nothing for a backward
     pub cached: bool,
+    /// which tokens start a document (…), so that no read looks back beyond it; None for a document per sequence
+    pub document_starts: Option<Tensor>,
     pub rewrite: Option<Rewrite>,
     pub read: Option<Read>,
 }
@@ -102,6 +104,7 @@ impl RewriteRead {
             chain: Vec::new(),
             pending: None,
             cached: false,
+            document_starts: None,
             rewrite,
             read,
         };
@@ -156,6 +159,16 @@ impl RewriteRead {
             return Err(Error::Shape { name: self.state.name, expected, got });
         }
         (self.pending, self.cached) = (pending, true);
+        Ok(self)
+    }
+
+    /// Takes which tokens start a document.
+    pub fn with_documents(mut self, starts: Option<Tensor>) -> Result<RewriteRead> {
+        if let Some(starts) = &starts {
+            let over_time = self.read.as_ref().is_some_and(Read::over_time);
+            check_documents(starts, &self.batch, &self.state, over_time, "a read")?;
+        }
+        self.document_starts = starts;
         Ok(self)
     }
 

@@ -36,6 +36,7 @@ pub(super) fn state_sizes(state: &Tensor, over_time: bool) -> Result<(Sizes, Vec
         expected: expected.into(),
         got: shape_text(&state.shape),
     };
+    state.expect_dtype(&Dtype::NUMBERS)?;
     if over_time && rank < 3 {
         return Err(wrong("(…, time, hidden_size, value_channels)"));
     }
@@ -47,6 +48,24 @@ pub(super) fn state_sizes(state: &Tensor, over_time: bool) -> Result<(Sizes, Vec
     let time = if over_time { *batch.last().expect("rank ≥ 3") } else { tokens };
     let sequences = tokens.checked_div(time).unwrap_or(0);
     Ok((Sizes { sequences, time, d: last[0], m: last[1] }, batch.to_vec()))
+}
+
+/// Fails unless `starts` is a mask of the tokens of `beside`, whose leading shape is `batch`, and something looks back in
+/// time.
+pub(super) fn check_documents(
+    starts: &Tensor,
+    batch: &[usize],
+    beside: &Tensor,
+    over_time: bool,
+    what: &str,
+) -> Result<()> {
+    if !over_time {
+        let text = format!("`document_starts` must be left out for {what} within a token, got a tensor");
+        return Err(Error::Argument(text));
+    }
+    starts.expect_shape(batch)?;
+    starts.expect_beside(beside)?;
+    starts.expect_dtype(&[Dtype::Bool])
 }
 
 /// Fails unless `number` is positive and finite.

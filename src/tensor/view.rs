@@ -32,16 +32,20 @@ pub enum Dtype {
     F64,
     Bf16,
     F16,
+    /// of masks alone
+    Bool,
 }
 
 impl Dtype {
-    pub const ALL: [Dtype; 4] = [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16];
+    pub const ALL: [Dtype; 5] = [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16, Dtype::Bool];
+    pub const NUMBERS: [Dtype; 4] = [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16];
 
     pub fn size(self) -> usize {
         match self {
             Dtype::F64 => 8,
             Dtype::F32 => 4,
             Dtype::Bf16 | Dtype::F16 => 2,
+            Dtype::Bool => 1,
         }
     }
 
@@ -51,6 +55,7 @@ impl Dtype {
             Dtype::F64 => "torch.float64",
             Dtype::Bf16 => "torch.bfloat16",
             Dtype::F16 => "torch.float16",
+            Dtype::Bool => "torch.bool",
         }
     }
 }
@@ -70,6 +75,10 @@ impl Element for bf16 {
 }
 impl Element for f16 {
     const DTYPE: Dtype = Dtype::F16;
+}
+/// 0 is false: Rust's own bool may not be any other byte than 0 and 1.
+impl Element for u8 {
+    const DTYPE: Dtype = Dtype::Bool;
 }
 
 /// The device of a tensor.

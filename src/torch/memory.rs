@@ -124,7 +124,8 @@ pub fn last_axis_first(from: &Tensor) -> Result<Owned> {
 const CPU: i32 = 0;
 const CUDA: i32 = 1;
 pub const BYTE: i32 = 0;
-const NUMBERS: [(Dtype, i32); 4] = [(Dtype::F16, 5), (Dtype::F32, 6), (Dtype::F64, 7), (Dtype::Bf16, 15)];
+const NUMBERS: [(Dtype, i32); 5] =
+    [(Dtype::F16, 5), (Dtype::F32, 6), (Dtype::F64, 7), (Dtype::Bool, 11), (Dtype::Bf16, 15)];
 
 /// Returns torch's number of a dtype.
 pub fn number_of(dtype: Dtype) -> i32 {

@@ -47,26 +47,29 @@ operator! { RewriteOperator(RewriteArguments) = c"rewrite" -> ["new_state", "sta
     |RewriteArguments { state, rewrite }, run| forward(RewriteRead::new(state, Some(rewrite), None)?, None, run)
 }
 
-arguments! { struct ReadArguments { state: Tensor, read: Read, context_dtype: Option<Dtype> } }
+arguments! { struct ReadArguments {
+    state: Tensor, read: Read, context_dtype: Option<Dtype>, document_starts: Option<Tensor>,
+} }
 operator! { ReadOperator(ReadArguments) = c"read" -> ["context", "new_value", "new_gate", "compressed", "rstd"],
-    |ReadArguments { state, read, context_dtype }, run| {
-        forward(RewriteRead::new(state, None, Some(read))?, context_dtype, run)
+    |ReadArguments { state, read, context_dtype, document_starts }, run| {
+        forward(RewriteRead::new(state, None, Some(read))?.with_documents(document_starts)?, context_dtype, run)
     }
 }
 
 // The anchor and the chain are for the backward alone, which gets them as `state` and `chain`.
 arguments! { struct RewriteReadArguments {
     state: Tensor, rewrite: Rewrite, read: Read, context_dtype: Option<Dtype>, anchor: Option<Tensor>,
-    chain: Option<Vec<Tensor>>,
+    chain: Option<Vec<Tensor>>, document_starts: Option<Tensor>,
 } }
 operator! { RewriteReadOperator(RewriteReadArguments) = c"rewrite_read"
         -> ["new_state", "stats", "context", "new_value", "new_gate", "compressed", "rstd"],
-    |RewriteReadArguments { state, rewrite, read, context_dtype, anchor, chain }, run| {
+    |RewriteReadArguments { state, rewrite, read, context_dtype, anchor, chain, document_starts }, run| {
         let links = chain.map_or(0, |chain| chain.len());
         if anchor.is_none() && links > 0 {
             return Err(Error::Argument(format!("`chain` must come with an `anchor`, got {links} tensors")));
         }
-        forward(RewriteRead::new(state, Some(rewrite), Some(read))?, context_dtype, run)
+        let problem = RewriteRead::new(state, Some(rewrite), Some(read))?.with_documents(document_starts)?;
+        forward(problem, context_dtype, run)
     }
 }
 
@@ -74,20 +77,24 @@ operator! { RewriteReadOperator(RewriteReadArguments) = c"rewrite_read"
 // the next ones' x takes its place.
 arguments! { struct CachedReadArguments {
     state: Tensor, read: Read, context_dtype: Option<Dtype>, pending: Option<Tensor>,
+    document_starts: Option<Tensor>,
 } }
 operator! { CachedRead(CachedReadArguments) = c"cached_read" -> ["context", "new_value", "new_gate", "new_pending"],
-    |CachedReadArguments { state, read, context_dtype, pending }, run| {
-        cached(RewriteRead::new(state, None, Some(read))?.with_pending(pending)?, context_dtype, run)
+    |CachedReadArguments { state, read, context_dtype, pending, document_starts }, run| {
+        let problem = RewriteRead::new(state, None, Some(read))?.with_documents(document_starts)?;
+        cached(problem.with_pending(pending)?, context_dtype, run)
     }
 }
 
 arguments! { struct CachedRewriteReadArguments {
     state: Tensor, rewrite: Rewrite, read: Read, context_dtype: Option<Dtype>, pending: Option<Tensor>,
+    document_starts: Option<Tensor>,
 } }
 operator! { CachedRewriteRead(CachedRewriteReadArguments) = c"cached_rewrite_read"
         -> ["new_state", "context", "new_value", "new_gate", "new_pending"],
-    |CachedRewriteReadArguments { state, rewrite, read, context_dtype, pending }, run| {
-        cached(RewriteRead::new(state, Some(rewrite), Some(read))?.with_pending(pending)?, context_dtype, run)
+    |CachedRewriteReadArguments { state, rewrite, read, context_dtype, pending, document_starts }, run| {
+        let problem = RewriteRead::new(state, Some(rewrite), Some(read))?.with_documents(document_starts)?;
+        cached(problem.with_pending(pending)?, context_dtype, run)
     }
 }
 
@@ -186,28 +193,36 @@ impl SavedByRead {
 
 arguments! { struct ReadBackwardArguments {
     grad_context: Option<Tensor>, grad_new_value: Option<Tensor>, grad_new_gate: Option<Tensor>,
-    state: Tensor, read: Read, saved: SavedByRead, wanted: i64,
+    state: Tensor, read: Read, saved: SavedByRead, document_starts: Option<Tensor>, wanted: i64,
 } }
 operator! { ReadBackward(ReadBackwardArguments) = c"read_backward" -> [
         "grad_state", "grad_compress", "grad_norm_weight", "grad_gate_weight", "grad_gate_bias",
         "grad_value_weight", "grad_value_bias"
     ],
-    |ReadBackwardArguments { grad_context, grad_new_value, grad_new_gate, state, read, saved, wanted }, run| {
+    |arguments, run| {
+        let ReadBackwardArguments {
+            grad_context, grad_new_value, grad_new_gate, state, read, saved, document_starts, wanted,
+        } = arguments;
         let incoming = Incoming { grad_new_state: None, grad_context, grad_new_value, grad_new_gate };
-        backward(RewriteRead::new(state, None, Some(read))?, incoming, saved.with(None), wanted, None, run)
+        let problem = RewriteRead::new(state, None, Some(read))?.with_documents(document_starts)?;
+        backward(problem, incoming, saved.with(None), wanted, None, run)
     }
 }
 
 arguments! { struct RewriteReadBackwardArguments {
     incoming: Incoming, state: Tensor, rewrite: Rewrite, read: Read, stats: Tensor, saved: SavedByRead,
-    chain: Vec<Tensor>, wanted: i64,
+    chain: Vec<Tensor>, document_starts: Option<Tensor>, wanted: i64,
 } }
 operator! { RewriteReadBackward(RewriteReadBackwardArguments) = c"rewrite_read_backward" -> [
         "grad_state", "grad_direction", "grad_value", "grad_gate", "grad_compress", "grad_norm_weight",
         "grad_gate_weight", "grad_gate_bias", "grad_value_weight", "grad_value_bias"
     ],
-    |RewriteReadBackwardArguments { incoming, state, rewrite, read, stats, saved, chain, wanted }, run| {
-        let problem = RewriteRead::new(state, Some(rewrite), Some(read))?.with_chain(chain)?;
+    |arguments, run| {
+        let RewriteReadBackwardArguments {
+            incoming, state, rewrite, read, stats, saved, chain, document_starts, wanted,
+        } = arguments;
+        let problem = RewriteRead::new(state, Some(rewrite), Some(read))?;
+        let problem = problem.with_chain(chain)?.with_documents(document_starts)?;
         backward(problem, incoming, saved.with(Some(stats)), wanted, None, run)
     }
 }
@@ -217,7 +232,8 @@ operator! { RewriteReadBackward(RewriteReadBackwardArguments) = c"rewrite_read_b
 arguments! { struct OverwritingBackwardArguments {
     grad_new_state: Overwritten,
     grad_context: Option<Tensor>, grad_new_value: Option<Tensor>, grad_new_gate: Option<Tensor>,
-    state: Tensor, rewrite: Rewrite, read: Read, stats: Tensor, saved: SavedByRead, chain: Vec<Tensor>, wanted: i64,
+    state: Tensor, rewrite: Rewrite, read: Read, stats: Tensor, saved: SavedByRead, chain: Vec<Tensor>,
+    document_starts: Option<Tensor>, wanted: i64,
 } }
 operator! { OverwritingBackward(OverwritingBackwardArguments) = c"rewrite_read_backward_" -> [
         "grad_direction", "grad_value", "grad_gate", "grad_compress", "grad_norm_weight", "grad_gate_weight",
@@ -226,10 +242,11 @@ operator! { OverwritingBackward(OverwritingBackwardArguments) = c"rewrite_read_b
     |arguments, run| {
         let OverwritingBackwardArguments {
             grad_new_state, grad_context, grad_new_value, grad_new_gate, state, rewrite, read, stats, saved, chain,
-            wanted,
+            document_starts, wanted,
         } = arguments;
         let incoming = Incoming { grad_new_state: None, grad_context, grad_new_value, grad_new_gate };
-        let problem = RewriteRead::new(state, Some(rewrite), Some(read))?.with_chain(chain)?;
+        let problem = RewriteRead::new(state, Some(rewrite), Some(read))?;
+        let problem = problem.with_chain(chain)?.with_documents(document_starts)?;
         let Overwritten { tensor, copy } = grad_new_state;
         backward(problem, incoming, saved.with(Some(stats)), wanted, Some(tensor), run)?;
         Overwritten::copy_back(copy)
@@ -312,15 +329,18 @@ fn check_overwritten(
     let grads = [&incoming.grad_context, &incoming.grad_new_value, &incoming.grad_new_gate];
     let links = problem.chain.iter().flat_map(|link| [&link.direction, &link.value, &link.gate, &link.stats]);
     let rows = saved.into_iter().chain(grads).flatten().chain(links);
-    rows.chain(rewrite.into_iter().flatten()).chain([&problem.state]).try_for_each(|row| to.expect_apart(row))
+    let rows = rows.chain(rewrite.into_iter().flatten()).chain([&problem.state]);
+    rows.chain(&problem.document_starts).try_for_each(|row| to.expect_apart(row))
 }
 
 // --- expand ---------------------------------------------------------------------------------------
 
-arguments! { struct ExpandArguments { x: Tensor, weight: Option<Tensor>, value_channels: i64 } }
+arguments! { struct ExpandArguments {
+    x: Tensor, weight: Option<Tensor>, value_channels: i64, document_starts: Option<Tensor>,
+} }
 operator! { ExpandOperator(ExpandArguments) = c"expand" -> ["state"],
-    |ExpandArguments { x, weight, value_channels }, run| {
-        let problem = Expand::new(x, weight, value_channels)?;
+    |ExpandArguments { x, weight, value_channels, document_starts }, run| {
+        let problem = Expand::new(x, weight, value_channels)?.with_documents(document_starts)?;
         let state = run.output("state", &problem.state_shape(), problem.x.dtype, &problem.x)?;
         expand(&problem, state, None, run)
     }
@@ -329,10 +349,12 @@ operator! { ExpandOperator(ExpandArguments) = c"expand" -> ["state"],
 // A step of a sequence in pieces, for inference.
 arguments! { struct CachedExpandArguments {
     x: Tensor, weight: Option<Tensor>, value_channels: i64, before: Option<Tensor>,
+    document_starts: Option<Tensor>,
 } }
 operator! { CachedExpand(CachedExpandArguments) = c"cached_expand" -> ["state", "new_before"],
-    |CachedExpandArguments { x, weight, value_channels, before }, run| {
-        let problem = Expand::new(x, weight, value_channels)?.with_before(before)?;
+    |CachedExpandArguments { x, weight, value_channels, before, document_starts }, run| {
+        let problem = Expand::new(x, weight, value_channels)?.with_documents(document_starts)?;
+        let problem = problem.with_before(before)?;
         let (shape, x) = (problem.before_shape(), &problem.x);
         let state = run.output("state", &problem.state_shape(), x.dtype, x)?;
         let wanted = shape.is_some();
@@ -353,13 +375,15 @@ fn expand(problem: &Expand, mut state: Tensor, mut new_before: Option<Tensor>, r
     done.map_err(|short| short.in_operator("expand"))
 }
 
-arguments! { struct ExpandBackwardArguments { grad_state: Tensor, x: Tensor, weight: Option<Tensor>, wanted: i64 } }
+arguments! { struct ExpandBackwardArguments {
+    grad_state: Tensor, x: Tensor, weight: Option<Tensor>, document_starts: Option<Tensor>, wanted: i64,
+} }
 operator! { ExpandBackward(ExpandBackwardArguments) = c"expand_backward" -> ["grad_x", "grad_weight"],
-    |ExpandBackwardArguments { grad_state, x, weight, wanted }, run| {
+    |ExpandBackwardArguments { grad_state, x, weight, document_starts, wanted }, run| {
         let Some(&m) = grad_state.shape.last() else {
             return Err(Error::Argument("`grad_state` must have shape (…, hidden_size, value_channels), got ()".into()));
         };
-        let problem = Expand::new(x, weight, m as i64)?;
+        let problem = Expand::new(x, weight, m as i64)?.with_documents(document_starts)?;
         problem.check_gradient(&grad_state)?;
         let mut grad_x = run.output_like("grad_x", &problem.x)?;
         let mut grad_weight = match &problem.weight {

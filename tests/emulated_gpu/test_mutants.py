@@ -12,13 +12,17 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from ddl import functional
 from tests.emulated_gpu.test_exact import check_bits
 from tests.emulated_gpu.test_ops import check_conversions
 from tests.emulator.build import KERNELS
+from tests.ops import test_cached
+from tests.ops.test_documents import MASKS, read_arguments
 from tests.ops.test_ops import compare
 from tests.support.emulated_device import emulated, needs_emulator
 from tests.support.op_cases import BF16, F32, F64, inputs, parameters
@@ -103,7 +107,7 @@ MUTANTS = {
     ),
     "a chunk starts without the tokens before it": (
         "expand.cu",
-        "load_x(packet, from, before, c, c.first - back, feature);",
+        "load_x(packet, e.x, before, c, c.first - back, feature);",
         "packet.clear();",
     ),
     "an expansion looks one token too few behind": (
@@ -268,6 +272,116 @@ ROUNDINGS = {
     ),
 }
 
+# Faults of sequences that come in pieces or hold several documents; `pieces` notices them.
+PIECES = {
+    "what earlier calls left is not taken": (
+        FORWARD,
+        "if (position == 0) forward.take_pending",
+        "if (false) forward.take_pending",
+    ),
+    "every sequence takes what the first one left": (
+        FORWARD,
+        "forward.take_pending(window, token / args.time)",
+        "forward.take_pending(window, 0)",
+    ),
+    "the sum of the last token is left": (
+        FORWARD,
+        "window.load(tap, row, x);",
+        "window.load(tap == 0 ? TAPS - 1 : tap - 1, row, x);",
+    ),
+    "what is left goes to another sequence": (
+        FORWARD,
+        "forward.leave_pending(window, token / args.time)",
+        "forward.leave_pending(window, 0)",
+    ),
+    "documents see each other": (FORWARD, "if (starts) window.clear();", ""),
+    "a document starts a token late": (
+        FORWARD,
+        "starts = starts_document(args, token + 1);",
+        "starts = starts_document(args, token);",
+    ),
+    "documents see each other backward": (
+        WALK,
+        "pass.run(&window, token, true);\n      if (starts) window.clear();",
+        "pass.run(&window, token, true);",
+    ),
+    "documents behind the chunk see each other": (
+        WALK,
+        "pass.run(&window, token, false);\n      if (starts) window.clear();",
+        "pass.run(&window, token, false);",
+    ),
+    "an expansion's documents see each other": (
+        "expand.cu",
+        "if (starts[i]) past.clear();",
+        "",
+    ),
+    "an expansion's documents see each other backward": (
+        "expand.cu",
+        "reach = starts ? 0 : reach",
+        "reach = false ? 0 : reach",
+    ),
+    "an expansion's weight sees documents as one": ("expand.cu", "if (starts) past.clear();", ""),
+    "an expansion's chunk begins with another document": (
+        "expand.cu",
+        "if (starts_document(e, c, c.first - back + 1)) visible = false;",
+        "",
+    ),
+    "x of another document is left": (
+        "expand.cu",
+        "if (starts_document(e, c, token + 1)) visible = false;",
+        "",
+    ),
+    "x is left a token late": ("expand.cu", "c.end - (TAPS - 1) + kept;", "c.end - TAPS + kept;"),
+    "x that was left is not taken": (
+        "expand.cu",
+        "else if (before && kept >= 0)",
+        "else if (false)",
+    ),
+    "expand_by_tap's documents see each other": (
+        "expand_by_tap.cuh",
+        "if (starts_document(e, c, token + i - tap)) visible[i] = false;",
+        "",
+    ),
+    "expand_by_tap's documents see each other backward": (
+        "expand_by_tap.cuh",
+        "if (starts_document(e, c, token + i + tap + 1)) visible[i] = false;",
+        "",
+    ),
+    "expand_by_tap's weight sees documents as one": (
+        "expand_by_tap.cuh",
+        "!DOCUMENTS || group + i <= reach",
+        "true",
+    ),
+}
+
+
+def pieces(kernels: Path = KERNELS) -> None:
+    """Raise an exception if sequences in pieces, or of several documents, come out wrong."""
+    starts, parts = MASKS["some"], [4, 1, 6]
+    for plan in ({"CHUNK": 3}, {"CHUNK": 3, "SUMS": 3}):
+        with emulated(kernels=kernels, plan=plan):
+            given = read_arguments(4, 4)
+            compare("rewrite_read", given, F64, eps_k=0.1, document_starts=starts)
+    for marks in (None, starts):
+        given, name = test_cached.case(F32, 4, 4), "cached_rewrite_read"
+        with emulated(kernels=kernels, plan={"CHUNK": 3}):
+            actual = test_cached.in_pieces(given, name, parts, marks)
+        known = given if marks is None else given | {"document_starts": marks}
+        test_cached.assert_close(actual, test_cached.whole(known, name))
+    for taps, keep in ((4, 1), (13, 0)):
+        x, weight = test_cached.expansion(F64, 2, taps)
+        assert weight is not None
+        with emulated(kernels=kernels, plan={"CHUNK": 3, "KEEP_IN_REGISTERS": keep}):
+            expansion = {"x": x, "weight": weight}
+            compare("expand", expansion, F64, value_channels=2, document_starts=starts)
+            states = [
+                test_cached.expanded_in_pieces(x, weight, 2, parts, marks)
+                for marks in (None, starts)
+            ]
+        for marks, state in zip((None, starts), states, strict=True):
+            wanted = functional.expand(x, weight, value_channels=2, document_starts=marks)
+            test_cached.assert_close([state], [wanted])
+
 
 def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
     """Raise an exception if the kernels are wrong."""
@@ -306,16 +420,26 @@ def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
 
 def test_the_kernels_pass(monkeypatch):
     sample(monkeypatch)
+    pieces()
 
 
-# `make test` has a third of them: each is compiled anew.
-CASES = [
-    pytest.param(name, marks=[pytest.mark.exhaustive] if number % 3 else [])
-    for number, name in enumerate(MUTANTS)
-]
+def a_third(mutants: dict[str, tuple[str, ...]]) -> list[Any]:
+    """The names; `make test` has a third of them, because each is compiled anew."""
+    return [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if number % 3 else [])
+        for number, name in enumerate(mutants)
+    ]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", a_third(PIECES))
+def test_a_mutant_in_pieces_does_not(name, tmp_path):
+    mutant = plant(PIECES[name], tmp_path / "kernels")
+    noticed = in_a_child(lambda: pieces(mutant))
+    assert noticed, "the pieces passed"
+    assert "did not compile" not in noticed
+
+
+@pytest.mark.parametrize("name", a_third(MUTANTS))
 def test_a_mutant_does_not(name, monkeypatch, tmp_path):
     mutant = plant(MUTANTS[name], tmp_path / "kernels")
     noticed = in_a_child(lambda: sample(monkeypatch, mutant))

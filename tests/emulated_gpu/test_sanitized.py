@@ -20,7 +20,7 @@ pytestmark = needs_emulator
 
 HERE = Path(__file__).parent
 FILES = [str(HERE / "test_ops.py"), str(HERE / "test_cluster.py")]
-FILES += ["tests/ops/test_chain.py", "tests/ops/test_cached.py"]
+FILES += [f"tests/ops/test_{name}.py" for name in ("chain", "cached", "documents")]
 # Clauses for pytest's -k. Compiling a kernel for a sanitizer takes seconds, so `make test` runs the
 # first few and `make test-all` every one.
 SAMPLE = [
@@ -42,6 +42,8 @@ SAMPLE = [
     "same_bits_on_a_gpu and 3-token-torch.bfloat16",
     "whole_is_on_a_gpu and memory and 4-4-torch.float32",
     "same_bits_on_a_gpu and 4-channel-torch.float32",
+    "reads_on_a_gpu and some and 4-4-torch.float32",
+    "expansions_on_a_gpu and some and torch.float32",
 ]
 FEW = 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -52,12 +53,16 @@ def bound(given: dict[str, Any], name: str) -> Any:
     return functional.bind_cached_rewrite_read(given["state"], eps_k=0.1, **options)
 
 
-def in_pieces(given: dict[str, Any], name: str, pieces: list[int]) -> tuple[Tensor, ...]:
+def in_pieces(
+    given: dict[str, Any], name: str, pieces: list[int], starts: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """starts: which tokens start a document."""
     call, pending, outputs = bound(given, name), None, []
     along_time = ["state"] if name == "cached_read" else ["state", *REWRITE]
     for first, length in zip(itertools.accumulate([0, *pieces]), pieces, strict=False):
         tensors = [given[n][:, first : first + length] for n in along_time]
-        *output, left = call(*tensors, pending)
+        own = None if starts is None else starts[:, first : first + length]
+        *output, left = call(*tensors, pending, own)
         absent = left is None or left.dtype == torch.uint8  # None without kernels
         pending = None if absent else left
         outputs.append(output)
@@ -68,6 +73,11 @@ def assert_same_bits(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -
     assert len(actual) == len(expected)
     for got, wanted in zip(actual, expected, strict=True):
         assert torch.equal(got, wanted)
+
+
+def assert_close(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for got, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
 @DTYPES
@@ -108,7 +118,7 @@ def test_devices_without_kernels_read_pieces_too(name, pieces, m, taps, monkeypa
 
 def test_what_is_left_is_the_sum_over_the_last_tokens():
     given = case(F64, 2, 4)
-    *_, pending = bound(given, "cached_read")(given["state"], None)
+    *_, pending = bound(given, "cached_read")(given["state"], None, None)
     state, weight = given["state"], given["compress"]
     for later in range(3):
         expected = sum(
@@ -153,10 +163,13 @@ def expansion(dtype: torch.dtype, m: int, taps: int | None) -> tuple[Tensor, Ten
     return torch.randn(3, TIME, D, dtype=F64).to(dtype), weight
 
 
-def expanded_in_pieces(x: Tensor, weight: Tensor | None, m: int, pieces: list[int]) -> Tensor:
+def expanded_in_pieces(
+    x: Tensor, weight: Tensor | None, m: int, pieces: list[int], starts: Tensor | None = None
+) -> Tensor:
     call, before, states = functional.bind_cached_expand(x, weight, value_channels=m), None, []
-    for piece in x.split(pieces, dim=1):
-        state, left = call(piece, before)
+    split = [None] * len(pieces) if starts is None else starts.split(pieces, dim=1)
+    for piece, own in zip(x.split(pieces, dim=1), split, strict=True):
+        state, left = call(piece, before, own)
         before = None if left is None or left.dtype == torch.uint8 else left
         states.append(state)
     return torch.cat(states, dim=1)
@@ -217,12 +230,12 @@ def test_what_does_not_fit_an_expansion_is_refused(home):
         for mode in (torch.no_grad, torch.inference_mode):
             call = functional.bind_cached_expand(given, weight.to(home), value_channels=2)
             with mode(), pytest.raises(error) as refusal:
-                call(given.to(home), left)
+                call(given.to(home), left, None)
             assert str(refusal.value).startswith(sentence)
     repeat = functional.bind_cached_expand(x, None, value_channels=2)
     sentence = "^`before` must be left out for an expansion within a token, got a tensor$"
     with pytest.raises(ValueError, match=sentence):
-        repeat(x, before)
+        repeat(x, before, None)
 
 
 # --- torch, and what does not fit -----------------------------------------------------------------
@@ -261,14 +274,15 @@ def test_what_does_not_fit_is_refused(name, home):
         tensors = [given[n] for n in (["state"] if name == "cached_read" else ["state", *REWRITE])]
         for mode in (torch.no_grad, torch.inference_mode):
             with mode(), pytest.raises(error) as refusal:
-                bound(given, name)(*tensors, None if left is None else left.to(home))
+                bound(given, name)(*tensors, None if left is None else left.to(home), None)
             assert str(refusal.value).startswith(sentence)
 
 
 def test_another_device_is_refused():
     given = case(F64, 2, 4)
+    elsewhere = torch.zeros(3, 3, D, dtype=F64, device="meta")
     with pytest.raises(ValueError, match=r"^`pending` must be on cpu, got a tensor on meta$"):
-        bound(given, "cached_read")(given["state"], torch.zeros(3, 3, D, dtype=F64, device="meta"))
+        bound(given, "cached_read")(given["state"], elsewhere, None)
 
 
 @pytest.mark.parametrize("name", NAMES)

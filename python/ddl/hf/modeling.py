@@ -99,6 +99,7 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        document_starts: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits of the next token, and the loss if `labels` are given.
@@ -117,6 +118,8 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
             output_attentions: must not be set: attention weights are never computed.
             logits_to_keep: return logits of only this many tokens at the end, 0 for all; or of the
                 tokens at these positions (n,). Only without `labels`.
+            document_starts: (B, T) bool, True for the first token of each document in sequences
+                that hold several; as in `ddl.models.GPT`.
             kwargs: for the loss: `num_items_in_batch`, `shift_labels`, `ignore_index`.
 
         Returns logits (B, T, vocab_size) and, with `labels`, the scalar loss in nats.
@@ -140,11 +143,14 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
                 x,
                 attention_mask=attention_mask,
                 cache=None if past_key_values is None else past_key_values.cache,
+                document_starts=document_starts,
             )
         single = isinstance(logits_to_keep, int)
         logits = self.lm_head(h[:, slice(-logits_to_keep, None) if single else logits_to_keep])
         loss = None
         if labels is not None:
+            if document_starts is not None:
+                labels = labels.masked_fill(document_starts, kwargs.get("ignore_index", -100))
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,

@@ -40,6 +40,8 @@ class Cache:
         self.static = StaticPlace(config.block_size) if static else None
         self._length = 0
         self._dtype: torch.dtype | None = None  # of the embeddings
+        # (B, 1) int64: with which token the last document begins; None for the first one.
+        self.begins: Tensor | None = None
         # One tensor (2, B, H, capacity, head_dim) per attention: keys, then values.
         self._buffers: list[Tensor | None] = [None] * config.num_layers
 
@@ -101,11 +103,18 @@ class Cache:
         buffer[1, :, :, self._length : end] = values
         return buffer[0, :, :, :end], buffer[1, :, :, :end]
 
-    def advance(self, x: Tensor) -> None:
-        """Count the current tokens x (B, T, d) as past, after every layer has appended theirs."""
+    def advance(self, x: Tensor, begins: Tensor | None = None) -> None:
+        """Count the current tokens x (B, T, d) as past, after every layer has appended theirs.
+
+        begins: (B, T) as in `Tokens`.
+        """
+        last = None if begins is None else begins[:, -1:]
         if self.static is None:
             self._length += x.shape[1]
+            self.begins = last
         else:
+            if last is not None:
+                self.static.begins.copy_(last)
             self.static.position += x.shape[1]
         self._dtype, self.is_empty = x.dtype, False
 
@@ -128,6 +137,7 @@ class Cache:
             self.static.select(rows)
         else:
             self._buffers = [b if b is None else b.index_select(1, rows) for b in self._buffers]
+            self.begins = None if self.begins is None else self.begins.index_select(0, rows)
         self.history.select(rows)
 
     @staticmethod
@@ -165,12 +175,14 @@ class StaticPlace:
     """Where the tokens of a static cache are: on the device, at the same addresses.
 
     position: () int64, the number of cached tokens. hidden: (B, block_size) bool, True for padding.
-    padded: (B, 1) int64, the padding before each sequence. rows: (T,) int64, of the current tokens.
+    padded: (B, 1) int64, the padding before each sequence. begins: (B, 1) int64, with which token
+    the last document begins. rows: (T,) int64, of the current tokens.
     """
 
     position: Tensor
     hidden: Tensor
     padded: Tensor
+    begins: Tensor
     rows: Tensor
 
     def __init__(self, block_size: int) -> None:
@@ -183,19 +195,34 @@ class StaticPlace:
         self.position = torch.zeros((), **integers)
         self.hidden = torch.zeros(batch, self.block_size, dtype=torch.bool, device=x.device)
         self.padded = torch.zeros(batch, 1, **integers)
+        self.begins = torch.zeros(batch, 1, **integers)
         if mask is not None:
             self.hidden[:, :new] = ~mask
             self.padded += (~mask).sum(-1, keepdim=True)
 
-    def place(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return positions (B, T) and visible keys (B, 1, T, block_size) of the tokens x."""
+    def place(self, x: Tensor, document_starts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return positions (B, T), visible keys (B, 1, T, block_size) and begins (B, T) of x."""
         self.rows = self.position + torch.arange(x.shape[1], device=x.device)
         keys = torch.arange(self.block_size, device=x.device)
+        begins = begins_of(self.rows.expand(x.shape[:2]), document_starts, self.begins)
         before, itself = keys <= self.rows[:, None], keys == self.rows[:, None]
+        before = before & (keys >= begins[:, None, :, None])
         visible = (before & ~self.hidden[:, None, None, :]) | itself
-        return (self.rows - self.padded).clamp(min=0), visible
+        return (self.rows - begins.maximum(self.padded)).clamp(min=0), visible, begins
 
     def select(self, rows: Tensor) -> None:
         """Replace the batch by the sequences `rows`."""
-        for tensor in (self.hidden, self.padded):
+        for tensor in (self.hidden, self.padded, self.begins):
             tensor.copy_(tensor.index_select(0, rows))
+
+
+def begins_of(rows: Tensor, document_starts: Tensor | None, before: Tensor | None) -> Tensor:
+    """Return with which token each one's document begins, (B, T) int64.
+
+    rows: (B, T), the numbers of these tokens. document_starts: (B, T) bool. before: (B, 1), with
+    which token the document before them begins; None for 0.
+    """
+    first = torch.zeros_like(rows[:, :1]) if before is None else before
+    if document_starts is None:
+        return first.expand_as(rows)
+    return torch.where(document_starts, rows, first).cummax(-1).values

@@ -89,6 +89,7 @@ class GPT(nn.Module):
         *,
         attention_mask: Tensor | None = None,
         cache: Cache | None = None,
+        document_starts: Tensor | None = None,
         last: int | None = None,
     ) -> GPTOutput:
         """Logits of the next token, and the loss if `labels` are given.
@@ -100,6 +101,10 @@ class GPT(nn.Module):
             attention_mask: (B, T), 1 for tokens, 0 for padding; with a cache (B, cache.length + T),
                 padded on the left. Results for tokens do not depend on the padding.
             cache: past tokens, which idx continues; idx is appended. None for whole sequences.
+            document_starts: (B, T) bool, True for the first token of each document in sequences
+                that hold several. Each document gets the logits that it would get alone, and its
+                first token is not scored. None for one document per sequence; with a cache, its
+                last document goes on.
             last: return logits of only this many tokens at the end; None for all.
 
         Raises:
@@ -112,23 +117,42 @@ class GPT(nn.Module):
         if not fits:
             expected = f"from 1 to {idx.shape[1]}, the tokens of `idx`, and without `labels`"
             raise ValueError(f"`last` must be {expected}, got {last!r}")
-        h = self.contexts(self.wte(idx), attention_mask=attention_mask, cache=cache)
+        h = self.contexts(
+            self.wte(idx),
+            attention_mask=attention_mask,
+            cache=cache,
+            document_starts=document_starts,
+        )
         logits = self._logits(h if last is None else h[:, -last:])
         if labels is None:
             return GPTOutput(logits, None)
+        if document_starts is not None:
+            labels = labels.masked_fill(document_starts, IGNORE)
         # Shift the labels, not the logits: slicing the logits would copy all of them.
         targets = F.pad(labels[:, 1:], (0, 1), value=IGNORE)
         loss = F.cross_entropy(wide(logits.flatten(0, 1)), targets.flatten(), ignore_index=IGNORE)
         return GPTOutput(logits, loss)
 
     def contexts(
-        self, x: Tensor, *, attention_mask: Tensor | None = None, cache: Cache | None = None
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        document_starts: Tensor | None = None,
     ) -> Tensor:
         """Map embeddings x (B, T, d) to the head's input (B, T, d).
 
         This is `forward` without embedding and head; the arguments are those of `forward`.
         """
-        return contexts(self.trunk, self.config, x, attention_mask=attention_mask, cache=cache)
+        return contexts(
+            self.trunk,
+            self.config,
+            x,
+            attention_mask=attention_mask,
+            cache=cache,
+            document_starts=document_starts,
+        )
 
     def generate(
         self,

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ddl.nn.checks import check_mask
 from ddl.ops.checks import check_is_tensor, check_shape
 
-from .cache import Cache, StaticPlace
+from .cache import Cache, StaticPlace, begins_of
 
 
 class Tokens(NamedTuple):
@@ -20,6 +21,8 @@ class Tokens(NamedTuple):
     causal: each token attends to itself and those before it, with no cached tokens and no padding.
     visible: bool, broadcast to (B, H, T, start + T), True for keys to attend to; None for all.
     cache: keys and values of the cached tokens; None for no cache.
+    begins: (B, T) int64, with which token each one's document begins, the cached ones counted; None
+        for the first one.
     """
 
     start: int = 0
@@ -27,29 +30,43 @@ class Tokens(NamedTuple):
     causal: bool = True
     visible: Tensor | None = None
     cache: Cache | None = None
+    begins: Tensor | None = None
 
 
 ALONE = Tokens()  # whole sequences, without padding
 
 
 def place(
-    x: Tensor, attention_mask: Tensor | None, cache: Cache | None
+    x: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None,
+    document_starts: Tensor | None = None,
 ) -> tuple[Tokens, Tensor | None]:
     """Compute positions and attention mask of x (B, T, d), which follows the cached tokens.
 
     attention_mask: (B, start + T), 0 for padding, which takes no position and is not attended to;
         None for no padding. With a static cache only for the first tokens.
+    document_starts: (B, T) bool, True for the first token of each document. Positions start again
+        there, and no token attends to another document. None if the last one goes on.
 
     Returns the Tokens and a (B, T) bool mask that is False for padding; None if there is none.
     Raises ValueError or TypeError if the mask does not fit.
     """
     batch, new = x.shape[:2]
+    if document_starts is not None:
+        check_mask("document_starts", document_starts, x)
     if cache is not None and cache.static is not None:
-        return _place_static(x, attention_mask, cache, cache.static)
+        return _place_static(x, attention_mask, cache, cache.static, document_starts)
     start = 0 if cache is None else cache.length
     mask = None
     if attention_mask is not None:
         mask = _checked(attention_mask, (batch, start + new), start, x.device)
+    before = None if cache is None else cache.begins
+    if document_starts is not None or before is not None:
+        rows = torch.arange(start, start + new, device=x.device)
+        begins = begins_of(rows.expand(batch, new), document_starts, before)
+        keep = None if mask is None else mask[:, start:]
+        return Tokens(start, *_within_documents(start, rows, begins, mask), cache, begins), keep
     if mask is not None:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, start:]
         return Tokens(start, positions, False, _attended(mask, start), cache), mask[:, start:]
@@ -60,8 +77,26 @@ def place(
     return Tokens(start, None, False, visible, cache), None
 
 
+def _within_documents(
+    start: int, rows: Tensor, begins: Tensor, mask: Tensor | None
+) -> tuple[Tensor, bool, Tensor]:
+    """Return positions, causal and visible of `Tokens` for the tokens `rows` (T,)."""
+    keys = torch.arange(start + len(rows), device=rows.device)
+    before = (keys <= rows[:, None]) & (keys >= begins[:, :, None])
+    if mask is None:
+        return rows - begins, False, before.unsqueeze(1)
+    count = (mask.cumsum(-1) - 1).clamp(min=0)
+    positions = count[:, start:] - count.gather(1, begins)
+    visible = (before & mask[:, None, :]) | (keys == rows[:, None])  # itself: none would be 0/0
+    return positions, False, visible.unsqueeze(1)
+
+
 def _place_static(
-    x: Tensor, attention_mask: Tensor | None, cache: Cache, static: StaticPlace
+    x: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache,
+    static: StaticPlace,
+    document_starts: Tensor | None,
 ) -> tuple[Tokens, Tensor | None]:
     """Do as `place` without reading anything from the device."""
     mask = None
@@ -76,8 +111,9 @@ def _place_static(
         _check_left(mask)
     if cache.is_empty:
         static.begin(x, mask)
-    positions, visible = static.place(x)
-    return Tokens(0, positions, False, visible, cache), mask
+    positions, visible, begins = static.place(x, document_starts)
+    begun = None if document_starts is None else begins  # else the cache knows
+    return Tokens(0, positions, False, visible, cache, begun), mask
 
 
 def on_host(x: Tensor) -> bool:

@@ -36,11 +36,12 @@ class AdditiveStream(nn.Module):
         *args: Any,
         history: History | None = None,
         keep: Tensor | None = None,
+        document_starts: Tensor | None = None,
     ) -> Tensor:
         """Map embeddings x (B, T, d) to the readout (B, T, d); `args` go to every sublayer.
 
-        `history` and `keep` are arguments of DeltaStream; here nothing is convolved over time, and
-        both are ignored.
+        `history`, `keep` and `document_starts` are arguments of DeltaStream; here nothing is
+        convolved over time, and they are ignored.
         """
         for norm, sublayer in zip(self.norms, self.sublayers, strict=True):
             x = x + sublayer(norm(x), *args)
@@ -54,6 +55,7 @@ def contexts(
     *,
     attention_mask: Tensor | None = None,
     cache: Cache | None = None,
+    document_starts: Tensor | None = None,
 ) -> Tensor:
     """Map embeddings x (B, T, d) to the head's input (B, T, d); arguments as in `GPT.forward`."""
     if cache is not None:
@@ -62,11 +64,11 @@ def contexts(
         cache.check(config, x)
         if torch.is_grad_enabled() and any(p.requires_grad for p in trunk.parameters()):
             cache.refuse_gradients()
-    tokens, keep = place(x, attention_mask, cache)
+    tokens, keep = place(x, attention_mask, cache, document_starts)
     history = None if cache is None else cache.history
-    h = trunk(x, tokens, history=history, keep=keep)
+    h = trunk(x, tokens, history=history, keep=keep, document_starts=document_starts)
     if cache is not None:
-        cache.advance(x)
+        cache.advance(x, tokens.begins)
     return h
 
 

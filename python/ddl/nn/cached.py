@@ -50,19 +50,29 @@ class CachedStep(NamedTuple):
     boundaries: tuple[Boundary, ...]
 
     def run(
-        self, x: Tensor, history: History, keep: Tensor | None, args: Any, kwargs: Any
+        self,
+        x: Tensor,
+        history: History,
+        keep: Tensor | None,
+        document_starts: Tensor | None,
+        args: Any,
+        kwargs: Any,
     ) -> Tensor:
         """Map embeddings x (B, T, d) to the readout (B, T, d), as `DeltaStream.forward`."""
         if self.expand is None:
             state = x.unsqueeze(-1)
         else:
-            before = None if self.expand_name is None else history.get(self.expand_name)
-            state, before = self.expand(x, before)
-            if self.expand_name is not None:
-                history.set(self.expand_name, before)
-        pending = None if self.name is None else history.get(self.name)
-        context, value, gate, pending = self.read(state, pending)
-        if self.name is not None:
+            name = self.expand_name
+            if name is None:
+                state, _ = self.expand(x, None, None)
+            else:
+                state, before = self.expand(x, history.get(name), document_starts)
+                history.set(name, before)
+        if self.name is None:
+            context, value, gate, _ = self.read(state, None, None)
+        else:
+            pending = history.get(self.name)
+            context, value, gate, pending = self.read(state, pending, document_starts)
             history.set(self.name, pending)
         for number, sublayer, residual, rewrite_read, name in self.boundaries:
             written = direction = sublayer(context, *args, **kwargs)
@@ -74,13 +84,14 @@ class CachedStep(NamedTuple):
                     value if residual.reads_value else None,
                     gate if residual.reads_gate else None,
                     Slot(history, f"residuals.{number}"),
+                    document_starts,
                 )
                 direction, value = residual.rewrite_inputs(state, written, context, filled)
             if keep is not None:
                 gate = gate * keep
-            pending = None if name is None else history.get(name)
+            pending, starts = (None, None) if name is None else (history.get(name), document_starts)
             try:
-                result = rewrite_read(state, direction, value, gate, pending)
+                result = rewrite_read(state, direction, value, gate, pending, starts)
             except (TypeError, ValueError):
                 check_returned(f"sublayers[{number}]", written, context)
                 raise

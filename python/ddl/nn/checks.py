@@ -18,6 +18,8 @@ def check_mask(name: str, mask: Any, x: Tensor) -> None:
     if mask.dtype != torch.bool:
         raise TypeError(f"`{name}` must have dtype torch.bool, got {mask.dtype}")
     check_shape(name, mask, x.shape[:-1])
+    if mask.device != x.device:
+        raise ValueError(f"`{name}` must be on {x.device}, got a tensor on {mask.device}")
 
 
 def check_stream(name: str, stream: Any, size: tuple[int, ...], *, over_time: bool = False) -> None:

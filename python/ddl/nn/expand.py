@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ddl import functional
 from ddl.options import STREAM_OPTIONS, ExpandKind, check_count, check_options
 
-from .checks import check_stream
+from .checks import check_mask, check_stream
 from .linear import empty_parameter
 
 __all__ = ["Expand"]
@@ -64,15 +64,25 @@ class Expand(nn.Module):
                 self.weight.zero_()
                 self.weight[..., 0].fill_(1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, document_starts: Tensor | None = None) -> Tensor:
         """Map x (…, T, d) to X (…, T, d, m), or (…, T, d) if m = 1, in the dtype of x.
+
+        document_starts: (…, T) bool, the tokens with which a document starts; the convolution does
+            not look beyond the start of its own. None for one document per sequence.
 
         Raises ValueError for another shape, TypeError for an unsupported dtype.
         """
         check_stream("x", x, (self.hidden_size,), over_time=self.weight is not None)
+        if document_starts is not None:
+            check_mask("document_starts", document_starts, x)
         if self.weight is None and self.value_channels == 1:
             return x
-        state = functional.expand(x, self.weight, value_channels=self.value_channels)
+        state = functional.expand(
+            x,
+            self.weight,
+            value_channels=self.value_channels,
+            document_starts=None if self.weight is None else document_starts,
+        )
         return state.squeeze(-1) if self.value_channels == 1 else state
 
     def extra_repr(self) -> str:

@@ -75,10 +75,13 @@ class Pool(nn.Module):
                 self.weight.zero_()
                 self.weight[:, 0].fill_(1)
 
-    def forward(self, state: Tensor, slot: Slot | None = None) -> Tensor:
+    def forward(
+        self, state: Tensor, slot: Slot | None = None, document_starts: Tensor | None = None
+    ) -> Tensor:
         """Map X (…, d, m) to z (…, width).
 
-        slot: of a convolution that goes on; None means that zeros come before.
+        slot: of a convolution that goes on; None means that zeros come before. document_starts: as
+        in `Read`.
         """
         if self.kind == "flatten":
             flat = state.flatten(-2).to(gate_dtype(state))
@@ -92,9 +95,9 @@ class Pool(nn.Module):
             "context_dtype": mean.dtype,
         }
         if slot is None:
-            return functional.read(mean, **options).context
+            return functional.read(mean, document_starts=document_starts, **options).context
         read = functional.bind_cached_read(mean, **options)
-        z, _, _, pending = read(mean, slot.history.get(slot.name))
+        z, _, _, pending = read(mean, slot.history.get(slot.name), document_starts)
         slot.history.set(slot.name, pending)
         return z
 

@@ -18,7 +18,7 @@ from ddl.options import (
     check_options,
 )
 
-from .checks import check_stream
+from .checks import check_mask, check_stream
 from .linear import empty_parameter, form_pruned
 
 __all__ = ["Read"]
@@ -163,20 +163,32 @@ class Read(nn.Module):
             "norm_eps": self.norm_eps,
         }
 
-    def forward(self, state: Tensor, *, return_compressed: bool = False) -> Any:
+    def forward(
+        self,
+        state: Tensor,
+        *,
+        return_compressed: bool = False,
+        document_starts: Tensor | None = None,
+    ) -> Any:
         """Map X (…, d, m), or (…, d) if m = 1, to h (…, d).
 
         return_compressed: return (h, x) instead, x (…, d) being the raw read before the norm.
+        document_starts: (…, T) bool, the tokens with which a document starts; a "token" compression
+            does not look beyond the start of its own. None for one document per sequence.
         Raises ValueError for another shape, TypeError for an unsupported dtype.
         """
         d, m = self.hidden_size, self.value_channels
         check_stream("state", state, (d,) if m == 1 else (d, m), over_time=self.compress == "token")
+        documents: dict[str, Any] = {}
+        if document_starts is not None:
+            check_mask("document_starts", document_starts, state if m == 1 else state[..., 0])
+            documents = {"document_starts": document_starts} if self.compress == "token" else {}
         state = state.unsqueeze(-1) if self.value_channels == 1 else state
         if not return_compressed:
-            return functional.read(state, **self.arguments()).context
+            return functional.read(state, **self.arguments(), **documents).context
         weight = self.effective_weight()
         x = functional.read(
-            state, compress=weight, norm_eps=None, context_dtype=state.dtype
+            state, compress=weight, norm_eps=None, context_dtype=state.dtype, **documents
         ).context
         h = functional.read(
             x.unsqueeze(-1), norm_weight=self.norm_weight, norm_eps=self.norm_eps

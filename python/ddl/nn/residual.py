@@ -20,7 +20,7 @@ from ddl.options import (
     check_residual,
 )
 
-from .checks import check_features, check_stream
+from .checks import check_features, check_mask, check_stream
 from .direction import make_direction
 from .gate import apply_gate, make_gate, make_gate_pool, reset_gate, squash
 from .linear import Projection, project, projection_of, reset_
@@ -148,7 +148,13 @@ class DeltaResidual(nn.Module):
             self.gate_pool.reset_parameters()
 
     def forward(
-        self, x: Tensor, sublayer_out: Tensor, *, context: Tensor, compressed: Tensor | None = None
+        self,
+        x: Tensor,
+        sublayer_out: Tensor,
+        *,
+        context: Tensor,
+        compressed: Tensor | None = None,
+        document_starts: Tensor | None = None,
     ) -> Tensor:
         """Rewrite the state with a sublayer's output.
 
@@ -160,6 +166,8 @@ class DeltaResidual(nn.Module):
             compressed: the raw read (…, d), the context before its norm. Needed and used only with
                 value_from="compressed". `read(X, return_compressed=True)` of a `Read` returns it;
                 if h = norm(x) without a `Read`, it is the state x.
+            document_starts: (…, T) bool, the tokens with which a document starts; a "convolved"
+                gate does not look beyond the start of its own.
 
         Returns:
             The rewritten state, in the shape and dtype of x.
@@ -170,7 +178,9 @@ class DeltaResidual(nn.Module):
         """
         self._check(x, sublayer_out, context, compressed)
         state = x.unsqueeze(-1) if self.value_channels == 1 else x
-        value, gate = self.value_and_gate(state, context, compressed)
+        if document_starts is not None:
+            check_mask("document_starts", document_starts, context)
+        value, gate = self.value_and_gate(state, context, compressed, document_starts)
         direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
         x = functional.rewrite(state, direction, value, gate, eps_k=self.eps_k)
         return x.squeeze(-1) if self.value_channels == 1 else x
@@ -193,10 +203,15 @@ class DeltaResidual(nn.Module):
         return arguments
 
     def value_and_gate(
-        self, state: Tensor, context: Tensor, raw: Tensor | None
+        self,
+        state: Tensor,
+        context: Tensor,
+        raw: Tensor | None,
+        document_starts: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """Compute value (…, m) and gate (…,) without a fused read; no value for mapping="v"."""
-        return self.fill_value_and_gate(state, context, *self._linear(context, raw))
+        linear = self._linear(context, raw)
+        return self.fill_value_and_gate(state, context, *linear, document_starts=document_starts)
 
     def fill_value_and_gate(
         self,
@@ -205,13 +220,16 @@ class DeltaResidual(nn.Module):
         value: Tensor | None,
         gate: Tensor | None,
         slot: Slot | None = None,
+        document_starts: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """Fill in what the read cannot compute: constant values, and "mlp" or pooled gates.
 
-        state: X (…, d, m). value, gate: from the read, else None. slot: as in `Pool`.
+        state: X (…, d, m). value, gate: from the read, else None. slot, document_starts: as in
+        `Pool`.
         """
         if gate is None:
-            z = context if self.gate_pool is None else self.gate_pool(state, slot)
+            pool = self.gate_pool
+            z = context if pool is None else pool(state, slot, document_starts)
             gate = apply_gate(self.gate_kind, self.gate, z)
         if self.value_kind == "constant":
             value = gate.new_full((*gate.shape, self.value_channels), self.value_constant)

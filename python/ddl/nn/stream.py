@@ -160,6 +160,7 @@ class DeltaStream(nn.Module):
         *args: Any,
         history: History | None = None,
         keep: Tensor | None = None,
+        document_starts: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Map embeddings x (B, T, d) to the normalised readout (B, T, d).
@@ -171,10 +172,13 @@ class DeltaStream(nn.Module):
                 Sublayers must cache their own past.
             keep: (B, T) bool, False for padding. The state of a padding token stays zero, so that
                 no convolution over time carries it into another token.
+            document_starts: (B, T) bool, True for the first token of each document in a sequence
+                that holds several. No convolution over time looks beyond the start of its own
+                document; sublayers have to see to themselves. None for one document per sequence.
             args, kwargs: passed to every sublayer.
 
         Raises:
-            ValueError: x, `keep` or a sublayer's output has another shape, or a read shares the
+            ValueError: x, a mask or a sublayer's output has another shape, or a read shares the
                 compression of a read that was replaced.
             TypeError: x or a sublayer's output is no tensor or has an unsupported dtype; a read or
                 residual is wrapped.
@@ -186,11 +190,13 @@ class DeltaStream(nn.Module):
         if keep is not None:
             check_mask("keep", keep, x)
             x = x * keep.unsqueeze(-1)
+        if document_starts is not None:
+            check_mask("document_starts", document_starts, x)
         x = as_stream(x, self.stream_dtype)
         if history is not None:
-            return self._continue(x, history, keep, args, kwargs)
-        first, *boundaries = self._read_options()
-        state = self._open(x)
+            return self._continue(x, history, keep, document_starts, args, kwargs)
+        first, *boundaries = self._read_options(document_starts)
+        state = self._open(x, document_starts)
         context, value, gate = functional.read(state, **first)
         stores_less = self.anchor_every > 1 and torch.is_grad_enabled()
         chain = Chain(self.anchor_every) if stores_less else None
@@ -200,7 +206,9 @@ class DeltaStream(nn.Module):
             written = sublayer(context, *args, **kwargs)
             check_returned(f"sublayers[{index}]", written, context)
             assert isinstance(residual, DeltaResidual)
-            value, gate = residual.fill_value_and_gate(state, context, value, gate)
+            value, gate = residual.fill_value_and_gate(
+                state, context, value, gate, document_starts=document_starts
+            )
             gate = gate if keep is None else gate * keep
             direction, value = residual.rewrite_inputs(state, written, context, value)
             rewrite = (state, direction, value, gate)
@@ -212,7 +220,13 @@ class DeltaStream(nn.Module):
         return context
 
     def _continue(
-        self, x: Tensor, history: History, keep: Tensor | None, args: Any, kwargs: Any
+        self,
+        x: Tensor,
+        history: History,
+        keep: Tensor | None,
+        document_starts: Tensor | None,
+        args: Any,
+        kwargs: Any,
     ) -> Tensor:
         """Run tokens x (B, T, d) that follow those in `history`."""
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
@@ -225,7 +239,7 @@ class DeltaStream(nn.Module):
             (id(self), torch.compiler.is_compiling()),
             lambda: self._resolve(x),
         )
-        context: Tensor = step.run(x, history, keep, args, kwargs)
+        context: Tensor = step.run(x, history, keep, document_starts, args, kwargs)
         history.commit()
         return context
 
@@ -234,9 +248,9 @@ class DeltaStream(nn.Module):
         form_pruned(expand)
         return resolve(expand, self._read_options(), self.sublayers, self._residuals(), x)
 
-    def _open(self, x: Tensor) -> Tensor:
+    def _open(self, x: Tensor, document_starts: Tensor | None) -> Tensor:
         """Expand x (B, T, d) to the first state, (B, T, d, m)."""
-        state = self.expand(x)
+        state = self.expand(x, document_starts=document_starts)
         return state.unsqueeze(-1) if self.value_channels == 1 else state
 
     def _residuals(self) -> list[DeltaResidual]:
@@ -245,7 +259,7 @@ class DeltaStream(nn.Module):
             for i, residual in enumerate(self.residuals)
         ]
 
-    def _read_options(self) -> list[dict[str, Any]]:
+    def _read_options(self, document_starts: Tensor | None = None) -> list[dict[str, Any]]:
         """Options of the first read, and of every boundary; a shared weight is computed once."""
         reads = [require_exact_type(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
         reads.append(require_exact_type("readout", self.readout, Read))
@@ -268,6 +282,8 @@ class DeltaStream(nn.Module):
                     "norm_eps": read.norm_eps,
                 }
             )
+            if document_starts is not None and read.compress == "token":
+                options[-1]["document_starts"] = document_starts
         for index, residual in enumerate(self._residuals()):
             options[index].update(residual.read_arguments())
             options[index + 1]["eps_k"] = residual.eps_k

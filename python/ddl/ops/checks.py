@@ -155,6 +155,24 @@ def _check_read(given: Any) -> None:
     check_positive("norm_eps", given.norm_eps, optional=True, least=LEAST_NORM_EPS)
     check_positive("value_scale", given.value_scale, optional=True)
     check_context_dtype(state, given.context_dtype)
+    _check_documents(given.document_starts, state.shape[:-2], state, over_time, "a read")
+
+
+def _check_documents(
+    starts: Any, batch: Sequence[Any], beside: Tensor, over_time: bool, what: str
+) -> None:
+    """Check which of the tokens of `beside`, whose leading shape is `batch`, start a document."""
+    if starts is None:
+        return
+    if not over_time:
+        text = f"`document_starts` must be left out for {what} within a token, got a tensor"
+        raise ValueError(text)
+    check_shape("document_starts", starts, batch)
+    if starts.device != beside.device:
+        got = f"a tensor on {starts.device}"
+        raise ValueError(f"`document_starts` must be on {beside.device}, got {got}")
+    if starts.dtype != torch.bool:
+        raise TypeError(f"`document_starts` must have dtype torch.bool, got {starts.dtype}")
 
 
 def _check_pending(given: Any) -> None:
@@ -204,6 +222,8 @@ def _check_expand(given: Any) -> None:
         expected = "(…, hidden_size)" if weight is None else "(…, time, hidden_size)"
         raise ValueError(f"`x` must have shape {expected}, got {tuple(x.shape)}")
     check_dtype("x", x)
+    over_time = weight is not None
+    _check_documents(given.document_starts, x.shape[:-1], x, over_time, "an expansion")
     if weight is None:
         return
     d = x.shape[-1]

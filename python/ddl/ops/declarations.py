@@ -24,6 +24,9 @@ READ_SAVED = "Tensor new_value, Tensor new_gate, Tensor compressed, Tensor rstd"
 # value, gate and stats of each, without gradients of their own) to the anchor. Without an anchor
 # the state is saved. The defaults are for programs that were exported before these were there.
 ANCHORED = "Tensor? anchor=None, Tensor[]? chain=None"
+# Where a sequence holds several documents: their first tokens, (…, T) bool. Nothing that looks back
+# in time looks beyond one.
+DOCUMENTS = "Tensor? document_starts=None"
 READ_PARAMETERS = "compress norm_weight gate_weight gate_bias value_weight value_bias"
 
 
@@ -65,32 +68,32 @@ def _gradients(names: str) -> str:
 rewrite = Operator("rewrite", f"Tensor state, {REWRITE}", "new_state stats")
 read = Operator(
     "read",
-    f"Tensor state, {READ}, ScalarType? context_dtype",
+    f"Tensor state, {READ}, ScalarType? context_dtype, {DOCUMENTS}",
     "context new_value new_gate compressed rstd",
 )
 rewrite_read = Operator(
     "rewrite_read",
-    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, {ANCHORED}",
+    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, {ANCHORED}, {DOCUMENTS}",
     "new_state stats context new_value new_gate compressed rstd",
 )
-expand = Operator("expand", "Tensor x, Tensor? weight, int value_channels", "state")
+expand = Operator("expand", f"Tensor x, Tensor? weight, int value_channels, {DOCUMENTS}", "state")
 # A step of a sequence in pieces, for inference. Nothing is saved for a backward. `pending` is what
 # the tokens before these add to the compressed x of the first K − 1 (…, K − 1, d), `new_pending`
 # what these leave for the next; absent for a read within a token.
 cached_read = Operator(
     "cached_read",
-    f"Tensor state, {READ}, ScalarType? context_dtype, Tensor? pending",
+    f"Tensor state, {READ}, ScalarType? context_dtype, Tensor? pending, {DOCUMENTS}",
     "context new_value new_gate new_pending",
 )
 cached_rewrite_read = Operator(
     "cached_rewrite_read",
-    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, Tensor? pending",
+    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, Tensor? pending, {DOCUMENTS}",
     "new_state context new_value new_gate new_pending",
 )
 # `before` is x of the K − 1 tokens before these (…, K − 1, d), `new_before` the next call's.
 cached_expand = Operator(
     "cached_expand",
-    "Tensor x, Tensor? weight, int value_channels, Tensor? before",
+    f"Tensor x, Tensor? weight, int value_channels, Tensor? before, {DOCUMENTS}",
     "state new_before",
 )
 
@@ -103,13 +106,13 @@ rewrite_backward = Operator(
 )
 read_backward = Operator(
     "read_backward",
-    f"{READ_INCOMING}, Tensor state, {READ}, {READ_SAVED}, int wanted",
+    f"{READ_INCOMING}, Tensor state, {READ}, {READ_SAVED}, Tensor? document_starts, int wanted",
     _gradients(f"state {READ_PARAMETERS}"),
 )
 rewrite_read_backward = Operator(
     "rewrite_read_backward",
     f"Tensor? grad_new_state, {READ_INCOMING}, Tensor state, {REWRITE}, {READ}, Tensor stats, "
-    f"{READ_SAVED}, Tensor[] chain, int wanted",
+    f"{READ_SAVED}, Tensor[] chain, Tensor? document_starts, int wanted",
     _gradients(f"state direction value gate {READ_PARAMETERS}"),
 )
 # Overwrites grad_new_state with the gradient of the state. `wanted` has the bits of
@@ -117,12 +120,12 @@ rewrite_read_backward = Operator(
 overwriting_backward = Operator(
     "rewrite_read_backward_",
     f"Tensor(a!) grad_new_state, {READ_INCOMING}, Tensor state, {REWRITE}, {READ}, Tensor stats, "
-    f"{READ_SAVED}, Tensor[] chain, int wanted",
+    f"{READ_SAVED}, Tensor[] chain, Tensor? document_starts, int wanted",
     _gradients(f"direction value gate {READ_PARAMETERS}"),
 )
 expand_backward = Operator(
     "expand_backward",
-    "Tensor grad_state, Tensor x, Tensor? weight, int wanted",
+    "Tensor grad_state, Tensor x, Tensor? weight, Tensor? document_starts, int wanted",
     _gradients("x weight"),
 )
 

@@ -104,31 +104,32 @@ rewrite, read, rewrite_read, expand = (_by_name(forward) for forward, _ in BACKW
 
 
 def bind(operator: Operator, device: torch.device, **options: Any) -> Callable[..., Any]:
-    """Return a cached operator with everything fixed but its first tensors and `pending`.
+    """Return a cached operator with everything fixed but its first and its last two tensors.
 
-    These are its arguments, by position. It is one function, because its callers come to it with
+    These are its arguments, by position: the last two are what past tokens left, and which tokens
+    start a document. It is one function, because its callers come to it with
     cold caches (ddl/nn/cached.py). device: of the tensors that it will be called with.
     """
     names = operator.names
-    given = len(names) - len(options) - 1
-    fixed = tuple([options[name] for name in names[given:-1]])
+    given = len(names) - len(options) - 2
+    fixed = tuple([options[name] for name in names[given:-2]])
     overload, direct = OVERLOADS[operator.name], DIRECT[operator.name]
     entry, is_inference_mode_enabled = private.entry_of(overload), torch.is_inference_mode_enabled
 
     def plain(*tensors: Any) -> Any:
-        arguments = operator.Arguments(*tensors[:-1], *fixed, tensors[-1])
+        arguments = operator.Arguments(*tensors[:-2], *fixed, *tensors[-2:])
         return run_plain(operator, arguments)
 
     def compiled(*tensors: Any) -> Any:
-        return overload(*tensors[:-1], *fixed, tensors[-1])
+        return overload(*tensors[:-2], *fixed, *tensors[-2:])
 
     def bound(*tensors: Any) -> Any:
         # In inference mode the dispatcher goes to the kernel, and there is nothing to record.
         call = entry if is_inference_mode_enabled() else direct
         try:
-            return call(*tensors[:-1], *fixed, tensors[-1])
+            return call(*tensors[:-2], *fixed, *tensors[-2:])
         except (RuntimeError, TypeError) as error:
-            raise_refusal(operator, (*tensors[:-1], *fixed, tensors[-1]), error)
+            raise_refusal(operator, (*tensors[:-2], *fixed, *tensors[-2:]), error)
 
     if not has_kernels(device):
         return plain
@@ -136,15 +137,18 @@ def bind(operator: Operator, device: torch.device, **options: Any) -> Callable[.
 
 
 def bind_cached_read(device: torch.device, **options: Any) -> Callable[..., Any]:
-    """Return `cached_read` with these options; it takes state and pending."""
+    """Return `cached_read` with these options; it takes state, pending, document_starts."""
     return bind(declarations.cached_read, device, **options)
 
 
 def bind_cached_rewrite_read(device: torch.device, **options: Any) -> Callable[..., Any]:
-    """Return `cached_rewrite_read` with these; it takes state, direction, value, gate, pending."""
+    """Return `cached_rewrite_read` with these options.
+
+    It takes state, direction, value, gate, pending and document_starts.
+    """
     return bind(declarations.cached_rewrite_read, device, **options)
 
 
 def bind_cached_expand(device: torch.device, **options: Any) -> Callable[..., Any]:
-    """Return `cached_expand` with these options; it takes x and before."""
+    """Return `cached_expand` with these options; it takes x, before, document_starts."""
     return bind(declarations.cached_expand, device, **options)

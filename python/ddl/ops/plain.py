@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ddl import reference
@@ -49,13 +50,21 @@ def _cached_read(given: Any, state: Tensor | None = None) -> tuple[Tensor | None
         return (*_read(given, state), None)
     taps, time = compress.shape[2], state.shape[-3]
     padding = state.new_zeros(*state.shape[:-3], taps - 1, *state.shape[-2:])
+    starts = given.document_starts
     longer = reference.read(
-        torch.cat((state, padding), dim=-3).to(gate_dtype(state)), compress=compress, norm_eps=None
+        torch.cat((state, padding), dim=-3).to(gate_dtype(state)),
+        compress=compress,
+        norm_eps=None,
+        document_starts=None if starts is None else F.pad(starts, (0, taps - 1)),
     ).context
     if given.pending is not None:
-        longer[..., : taps - 1, :] += given.pending
+        pending = given.pending
+        if starts is not None:  # the first document goes on until another starts
+            ended = F.pad(starts, (0, taps - 1)).cummax(-1).values[..., : taps - 1]
+            pending = pending.masked_fill(ended.unsqueeze(-1), 0)
+        longer[..., : taps - 1, :] += pending
     x = longer[..., :time, :].to(state.dtype).unsqueeze(-1)
-    only = given._replace(compress=None)
+    only = given._replace(compress=None, document_starts=None)
     return (*_read(only, x), longer[..., time:, :].clone())
 
 
@@ -65,7 +74,12 @@ def _cached_rewrite_read(given: Any) -> tuple[Tensor | None, ...]:
 
 
 def _expand(given: Any) -> Tensor:
-    return reference.expand(given.x, given.weight, value_channels=given.value_channels)
+    return reference.expand(
+        given.x,
+        given.weight,
+        value_channels=given.value_channels,
+        document_starts=given.document_starts,
+    )
 
 
 def _cached_expand(given: Any) -> tuple[Tensor, Tensor | None]:
@@ -76,9 +90,16 @@ def _cached_expand(given: Any) -> tuple[Tensor, Tensor | None]:
     before = given.before
     if before is None:
         before = x.new_zeros(*x.shape[:-2], taps - 1, x.shape[-1])
-    joined = torch.cat((before, x), dim=-2)
-    state = reference.expand(joined, weight, value_channels=m)
-    return state[..., taps - 1 :, :, :].contiguous(), joined[..., x.shape[-2] :, :].clone()
+    joined, starts = torch.cat((before, x), dim=-2), given.document_starts
+    if starts is not None:
+        starts = F.pad(starts, (taps - 1, 0))
+    state = reference.expand(joined, weight, value_channels=m, document_starts=starts)
+    new_before = joined[..., x.shape[-2] :, :].clone()
+    if starts is not None:  # only the last document goes on
+        later = F.pad(starts, (0, 1))[..., x.shape[-2] + 1 :]
+        ended = later.flip(-1).cummax(-1).values.flip(-1)
+        new_before.masked_fill_(ended.unsqueeze(-1), 0)
+    return state[..., taps - 1 :, :, :].contiguous(), new_before
 
 
 _PLAIN: dict[str, Callable[[Any], Any]] = {

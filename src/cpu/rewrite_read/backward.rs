@@ -20,7 +20,7 @@ use super::backward_rewrite::Factors;
 use super::weights::{Sums, Wanted, Weights, zero_parameters};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
-use crate::cpu::partition::{partition, split, useful_threads, within_sequences};
+use crate::cpu::partition::{partition, split, useful_threads, Documents};
 use crate::cpu::simd::channels::{Target, load, round_to, store, view};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
@@ -130,17 +130,18 @@ impl<A: Accum> WithSimd for Part<'_, A> {
     type Output = Result<()>;
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) -> Result<()> {
-        let Sizes { time, d, m, .. } = self.problem.sizes;
+        let Sizes { d, m, .. } = self.problem.sizes;
         let taps = self.problem.read.as_ref().map_or(1, Read::taps);
         // Allocated before the sums, which outlive it, so that the next part's scratch reuses its cached memory.
         let mut scratch = Scratch::new(d, m, taps)?;
         let mut sums =
             self.read.as_ref().map(|read| Sums::zeros(read.read, read.weights, self.wanted)).transpose()?;
-        for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
+        let documents = Documents::new(self.problem.sizes, &self.problem.document_starts);
+        for (tokens, document) in documents.within(self.tokens.clone()) {
             // In a read over time X_t gets gradients from h_t … h_{t+K−1}, so dx runs K−1 tokens ahead of dX.
             let mut next = tokens.start;
             for token in tokens {
-                let end = sequence.end.min(token + taps);
+                let end = document.end.min(token + taps);
                 self.run_token(simd, token, next..end, &mut sums, &mut scratch);
                 next = end;
             }

@@ -12,7 +12,7 @@ use fearless_simd::Simd;
 use super::weights::Weights;
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
-use crate::cpu::partition::{forward_partition, split, useful_threads, within_sequences};
+use crate::cpu::partition::{forward_partition, split, useful_threads, Documents};
 use crate::cpu::simd::channels::{Target, channels, load, round_to, store, view};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
@@ -98,29 +98,30 @@ impl<A: Accum> WithSimd for Part<'_, A> {
     type Output = Result<()>;
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) -> Result<()> {
-        let Sizes { time, d, m, .. } = self.problem.sizes;
+        let Sizes { d, m, .. } = self.problem.sizes;
         let taps = self.problem.read.as_ref().map_or(1, Read::taps);
+        let documents = Documents::new(self.problem.sizes, &self.problem.document_starts);
         let mut scratch = Scratch {
             state: Buffer::zeros(m * d)?,
             row: Buffer::zeros(d)?,
             sums: Buffer::zeros(taps * d)?,
             products: Buffer::zeros(2 + m)?,
         };
-        for (tokens, sequence) in within_sequences(self.tokens.clone(), time.max(1)) {
+        for (tokens, document) in documents.within(self.tokens.clone()) {
             // The halo's X' is recomputed for the first reads of this part, and not stored.
-            let halo = (taps - 1).min(tokens.start - sequence.start);
+            let halo = (taps - 1).min(tokens.start - document.start);
             scratch.sums.fill(A::default());
-            if tokens.start - halo == sequence.start {
-                self.take_pending(sequence.start, &mut scratch.sums);
+            if tokens.start - halo == document.start && documents.go_on(document.start) {
+                self.take_pending(document.start, &mut scratch.sums);
             }
             // The sums of tokens after the last are needed only if they are left for the next call.
-            let leaves = tokens.end == sequence.end && self.leaves_pending();
+            let leaves = documents.end_sequence(tokens.end) && self.leaves_pending();
             let until = tokens.end + if leaves { taps - 1 } else { 0 };
             for token in tokens.start - halo..tokens.end {
                 self.run_token(simd, token..until, token >= tokens.start, &mut scratch);
             }
             if leaves {
-                self.leave_pending(sequence.end, &scratch.sums);
+                self.leave_pending(tokens.end, &scratch.sums);
             }
         }
         Ok(())

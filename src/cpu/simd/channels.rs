@@ -16,6 +16,7 @@ pub fn load<A: Accum>(rows: Rows<'_>, row: usize, m: usize, channels: &mut [A]) 
         Dtype::F64 => dispatch(Load { stored: rows.row::<f64>(row), m, channels }),
         Dtype::Bf16 => dispatch(Load { stored: rows.row::<bf16>(row), m, channels }),
         Dtype::F16 => dispatch(Load { stored: rows.row::<f16>(row), m, channels }),
+        Dtype::Bool => unreachable!("masks are no numbers"),
     }
 }
 
@@ -26,6 +27,7 @@ pub fn store<A: Accum>(rows: &mut RowsMut<'_>, row: usize, m: usize, channels: &
         Dtype::F64 => dispatch(Store { stored: rows.row::<f64>(row), m, channels }),
         Dtype::Bf16 => dispatch(Store { stored: rows.row::<bf16>(row), m, channels }),
         Dtype::F16 => dispatch(Store { stored: rows.row::<f16>(row), m, channels }),
+        Dtype::Bool => unreachable!("masks are no numbers"),
     }
 }
 
@@ -91,7 +93,7 @@ pub fn round_to<A: Accum>(dtype: Dtype, values: &mut [A]) {
     match dtype {
         Dtype::Bf16 => values.iter_mut().for_each(|value| *value = bf16::narrow(*value).widen()),
         Dtype::F16 => values.iter_mut().for_each(|value| *value = f16::narrow(*value).widen()),
-        Dtype::F32 | Dtype::F64 => {}
+        Dtype::F32 | Dtype::F64 | Dtype::Bool => {}
     }
 }
 
@@ -137,27 +139,55 @@ impl<T: Convert, A: Accum> WithSimd for Store<'_, T, A> {
     }
 }
 
-/// Widens M vectors of a row at a time and sorts them by channel.
+/// Vectors of each channel that are converted together. Conversion is a loop of its own along the row: the compiler
+/// would vectorise a shorter one across the channels, by gathering single numbers.
+const TOGETHER: usize = 4;
+
+/// Sorts the numbers of a row by channel, M vectors at a time.
 #[inline(always)]
 fn deinterleave<S: Simd, T: Convert, A: Accum, const M: usize>(simd: S, stored: &[T], channels: &mut [A]) {
     let d = channels.len() / M;
     let lanes = A::Vector::<S>::LEN;
     let mut channel = channels.chunks_exact_mut(d);
-    let to: [&mut [A::Chunk]; M] =
+    let mut to: [&mut [A::Chunk]; M] =
         std::array::from_fn(|_| A::chunks_mut(channel.next().expect("m channels")).0);
-    for (at, from) in stored[..M * d].chunks_exact(M * lanes).enumerate() {
-        let mut vectors = [A::Vector::<S>::splat(simd, A::default()); M];
-        for (vector, from) in vectors.iter_mut().zip(from.chunks_exact(lanes)) {
-            let mut chunk = A::ZEROS;
-            chunk.as_mut().iter_mut().zip(from).for_each(|(to, from)| *to = from.widen());
-            *vector = A::Vector::load_array(simd, chunk);
+    if T::DTYPE == A::DTYPE {
+        for (at, from) in stored[..M * d].chunks_exact(M * lanes).enumerate() {
+            let mut chunks = [A::ZEROS; M];
+            for (chunk, from) in chunks.iter_mut().zip(from.chunks_exact(lanes)) {
+                chunk.as_mut().iter_mut().zip(from).for_each(|(to, from)| *to = from.widen());
+            }
+            part_chunks::<S, A, M>(simd, &chunks, &mut to, at);
         }
-        part(&mut vectors);
-        for j in 0..M {
-            vectors[j].store_array(&mut to[j][at]);
+    } else {
+        let mut wide = [[A::ZEROS; M]; TOGETHER];
+        for (first, from) in stored[..M * d].chunks(TOGETHER * M * lanes).enumerate() {
+            let row = A::row_mut(wide.as_flattened_mut());
+            row.iter_mut().zip(from).for_each(|(to, from)| *to = from.widen());
+            for (at, chunks) in wide[..from.len() / (M * lanes)].iter().enumerate() {
+                part_chunks::<S, A, M>(simd, chunks, &mut to, first * TOGETHER + at);
+            }
         }
     }
     deinterleave_from(d / lanes * lanes, stored, M, channels);
+}
+
+/// Sorts M chunks by channel, and stores them at `at`.
+#[inline(always)]
+fn part_chunks<S: Simd, A: Accum, const M: usize>(
+    simd: S,
+    chunks: &[A::Chunk; M],
+    to: &mut [&mut [A::Chunk]; M],
+    at: usize,
+) {
+    let mut vectors = [A::Vector::<S>::splat(simd, A::default()); M];
+    for j in 0..M {
+        vectors[j] = A::Vector::load_array_ref(simd, &chunks[j]);
+    }
+    part(&mut vectors);
+    for j in 0..M {
+        vectors[j].store_array(&mut to[j][at]);
+    }
 }
 
 /// Loads the features from `first` on, one by one.
@@ -169,22 +199,50 @@ fn deinterleave_from<T: Convert, A: Accum>(first: usize, stored: &[T], m: usize,
     }
 }
 
+/// Stores channels as a row, M vectors at a time: the inverse of [`deinterleave`].
 #[inline(always)]
 fn interleave<S: Simd, T: Convert, A: Accum, const M: usize>(simd: S, channels: &[A], stored: &mut [T]) {
     let d = channels.len() / M;
     let lanes = A::Vector::<S>::LEN;
     let from: [&[A::Chunk]; M] = std::array::from_fn(|j| A::chunks(&channels[j * d..][..d]).0);
-    for (at, to) in stored[..M * d].chunks_exact_mut(M * lanes).enumerate() {
-        let mut vectors = [A::Vector::<S>::splat(simd, A::default()); M];
-        for j in 0..M {
-            vectors[j] = A::Vector::load_array_ref(simd, &from[j][at]);
+    if T::DTYPE == A::DTYPE {
+        for (at, to) in stored[..M * d].chunks_exact_mut(M * lanes).enumerate() {
+            let mut chunks = [A::ZEROS; M];
+            merge_chunks::<S, A, M>(simd, &from, at, &mut chunks);
+            for (chunk, to) in chunks.iter().zip(to.chunks_exact_mut(lanes)) {
+                to.iter_mut().zip(chunk.as_ref()).for_each(|(to, from)| *to = T::narrow(*from));
+            }
         }
-        merge(&mut vectors);
-        for (vector, to) in vectors.iter().zip(to.chunks_exact_mut(lanes)) {
-            to.iter_mut().zip(vector.as_slice()).for_each(|(to, from)| *to = T::narrow(*from));
+    } else {
+        let mut wide = [[A::ZEROS; M]; TOGETHER];
+        for (first, to) in stored[..M * d].chunks_mut(TOGETHER * M * lanes).enumerate() {
+            let together = to.len() / (M * lanes);
+            for (at, chunks) in wide[..together].iter_mut().enumerate() {
+                merge_chunks::<S, A, M>(simd, &from, first * TOGETHER + at, chunks);
+            }
+            let row = A::row(wide[..together].as_flattened());
+            to.iter_mut().zip(row).for_each(|(to, from)| *to = T::narrow(*from));
         }
     }
     interleave_from(d / lanes * lanes, channels, M, stored);
+}
+
+/// Interleaves the chunks of M channels at `at`.
+#[inline(always)]
+fn merge_chunks<S: Simd, A: Accum, const M: usize>(
+    simd: S,
+    from: &[&[A::Chunk]; M],
+    at: usize,
+    chunks: &mut [A::Chunk; M],
+) {
+    let mut vectors = [A::Vector::<S>::splat(simd, A::default()); M];
+    for j in 0..M {
+        vectors[j] = A::Vector::load_array_ref(simd, &from[j][at]);
+    }
+    merge(&mut vectors);
+    for j in 0..M {
+        vectors[j].store_array(&mut chunks[j]);
+    }
 }
 
 #[inline(always)]

@@ -16,6 +16,9 @@ pub trait Lanes: SimdFloatElement {
     /// Splits a row into chunks and the remainder.
     fn chunks(row: &[Self]) -> (&[Self::Chunk], &[Self]);
     fn chunks_mut(row: &mut [Self]) -> (&mut [Self::Chunk], &mut [Self]);
+    /// Joins chunks to a row.
+    fn row(chunks: &[Self::Chunk]) -> &[Self];
+    fn row_mut(chunks: &mut [Self::Chunk]) -> &mut [Self];
 }
 
 macro_rules! lanes {
@@ -32,6 +35,14 @@ macro_rules! lanes {
             #[inline(always)]
             fn chunks_mut(row: &mut [$number]) -> (&mut [[$number; $lanes]], &mut [$number]) {
                 row.as_chunks_mut()
+            }
+            #[inline(always)]
+            fn row(chunks: &[[$number; $lanes]]) -> &[$number] {
+                chunks.as_flattened()
+            }
+            #[inline(always)]
+            fn row_mut(chunks: &mut [[$number; $lanes]]) -> &mut [$number] {
+                chunks.as_flattened_mut()
             }
         }
     };

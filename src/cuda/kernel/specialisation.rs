@@ -136,6 +136,8 @@ pub struct Specialisation {
     pub chain: bool,
     /// the forward saves nothing for a backward, and its sums of x start and end outside its tokens
     pub cached: bool,
+    /// sequences hold several documents
+    pub documents: bool,
     /// every pointer is a multiple of 16 bytes
     pub aligned: bool,
 }
@@ -174,6 +176,7 @@ impl Specialisation {
             sums: ParameterSums::default(),
             chain: !problem.chain.is_empty(),
             cached: problem.cached,
+            documents: problem.document_starts.is_some(),
             aligned: true,
         }
     }
@@ -200,6 +203,7 @@ impl Specialisation {
             sums: ParameterSums { compress: weight.is_some(), ..ParameterSums::default() },
             chain: false,
             cached: false,
+            documents: expand.document_starts.is_some(),
             aligned: true,
         }
     }
@@ -215,6 +219,7 @@ impl Specialisation {
             rewrite: false,
             chain: false,
             cached: false,
+            documents: false,
             aligned: true,
             ..self
         }
@@ -256,6 +261,7 @@ impl Specialisation {
             defines.push(("X_T", c_name(types.direction).into()));
             defines.push(("WEIGHT_T", c_name(types.compress).into()));
             defines.push(("CONV", u8::from(self.compress == Compress::Token).to_string()));
+            defines.push(("DOCUMENTS", u8::from(self.documents).to_string()));
             return defines;
         }
         for (name, dtype) in [
@@ -288,6 +294,7 @@ impl Specialisation {
             ("CHAIN", self.chain),
             ("SAVES", !self.cached),
             ("PENDING", self.cached && self.taps > 1),
+            ("DOCUMENTS", self.documents),
         ] {
             defines.push((name, u8::from(there).to_string()));
         }
@@ -316,5 +323,6 @@ fn c_name(dtype: Dtype) -> &'static str {
         Dtype::F64 => "double",
         Dtype::Bf16 => "bf16",
         Dtype::F16 => "f16",
+        Dtype::Bool => "unsigned char",
     }
 }

@@ -116,7 +116,7 @@ def record_name(args: argparse.Namespace) -> str:
         "autocast" * (args.precision == "autocast"),
         f"anchors-{args.anchor_every}" * (args.anchor_every > 1),
         f"stream-{args.stream_dtype}" * (args.stream_dtype is not None),
-        f"d{args.hidden_size}" * (args.hidden_size != REFERENCE["hidden_size"]),
+        f"d{args.hidden_size}" * (not args.quick and not args.reference),
     ]
     return "-".join(["train_step", *filter(None, parts)])
 

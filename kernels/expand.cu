@@ -28,8 +28,8 @@ struct Expand {
   const X_T* x;
   const WEIGHT_T* weight;
   STATE_T* state;
-  const X_T* before;  // (sequences, TAPS − 1, D), or null for zeros
-  X_T* new_before;    // the same, or null
+  const X_T* before;                     // (sequences, TAPS − 1, D), or null for zeros
+  X_T* new_before;                       // the same, or null
   const unsigned char* document_starts;  // (tokens): not 0 where a document starts; if DOCUMENTS
   long long chunks, time, chunk;
 };
@@ -196,7 +196,7 @@ struct BackwardPass {
   const int feature;
   Past past;
   Real dx[TAPS][FEATURES] = {};  // dx_t, dx_{t−1}, …
-  int reach = TAPS - 1;          // tokens that the last one may look back, or more; those before the chunk do not matter
+  int reach = TAPS - 1;  // tokens that the last one may look back, or more; those before the chunk do not matter
 
   __device__ BackwardPass(const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature)
       : e(e), c(c), weight(weight), sums(sums), feature(feature), past(e, nullptr, c, feature) {}

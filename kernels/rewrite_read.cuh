@@ -55,7 +55,7 @@ struct RewriteRead {
   const Real* pending;  // (sequences, TAPS − 1, D), or null for zeros; if PENDING
   Real* new_pending;
   const unsigned char* document_starts;  // (tokens): not 0 where a document starts; if DOCUMENTS
-  Real* scratch;  // the window, if IN_GLOBAL
+  Real* scratch;                         // the window, if IN_GLOBAL
   double eps_k, norm_eps, value_scale;
   long long tokens, time, chunk;  // of all sequences, of one sequence, of one block
 };

@@ -127,6 +127,57 @@ def test_train_step_compiled_with_adamw(
     assert all(f"{residual} {form} " in note for residual, form, _ in forms)
 
 
+HALF = ["--precision", "autocast", "--stream-dtype", "bfloat16", "--anchor-every", "3"]
+
+
+def test_train_step_under_autocast(
+    load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--quick", "--threads", "1", "--rounds", str(ROUNDS), "--out", str(tmp_path)]
+    options += ["--no-compile", "--no-peer", "--variants", "ddl-tc", *HALF]
+    assert load("train_step").main(options) == 0
+    name = "train_step-autocast-anchors-3-stream-bfloat16"
+    record = the_record(name, tmp_path, capsys.readouterr().out)
+    assert record["config"]["autocast"]
+    assert record["config"]["stream_dtype"] == "bfloat16"
+    assert record["config"]["anchor_every"] == 3
+    for result in record["results"]:
+        assert result["gate"]["worst"] <= result["gate"]["tolerance"]  # in float32
+        assert 1e-4 < result["gate"]["drift"] < 0.1  # under autocast
+        assert len(result["seconds"]) == ROUNDS
+
+
+def test_train_step_is_red_if_bfloat16_is_far_off(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load("common.candidates"), "LARGEST_DRIFT", 1e-6)
+    options = ["--quick", "--threads", "1", "--rounds", "1", "--out", str(tmp_path)]
+    options += ["--no-compile", "--no-peer", "--variants", "ddl", "--precision", "autocast"]
+    assert load("train_step").main(options) == 1
+    record = json.loads((tmp_path / "train_step-autocast.jsonl").read_text())
+    assert all("bfloat16" in result["gate"]["red"] for result in record["results"])
+
+
+def test_a_goal_is_reached_by_the_upper_end_of_the_interval(load: Any) -> None:
+    results = load("train_results")
+    reached = {"gate": {"red": None}, "quartiles": (0.1, 0.2), "median": 0.15, "ratio": 0.9}
+    for goal, mark in ((0.91, "✓"), (0.92, "✗")):
+        cells = results.timing_cells(reached | {"interval": (0.88, 0.915), "goal": goal})
+        assert cells[2] == f"0.900 {mark}"
+
+
+def test_a_longer_chain_has_a_lower_floor(load: Any) -> None:
+    traffic = load("common.traffic")
+    features = traffic.boundary_features(6, 2048, 384)
+    floors = [
+        traffic.floor("ddl-cc", features, 0.7, 20, state=4, features=4, links=links)
+        for links in (0, 2.8)
+    ]
+    assert floors[1] < floors[0] < 1
+    longer = traffic.boundary("ddl-cc", features=2, links=3)
+    assert longer - traffic.boundary("ddl-cc", features=2) == 6  # three directions of two bytes
+
+
 def test_ops(tmp_path: Path) -> None:
     record = run("ops.py", tmp_path, "--sizes", "63", "--channels", "1", "4")
     assert_describes_the_run(record)

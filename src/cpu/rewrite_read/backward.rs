@@ -20,7 +20,7 @@ use super::backward_rewrite::Factors;
 use super::weights::{Sums, Wanted, Weights, zero_parameters};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
-use crate::cpu::partition::{partition, split, useful_threads, Documents};
+use crate::cpu::partition::{Documents, partition, split, useful_threads};
 use crate::cpu::simd::channels::{Target, load, round_to, store, view};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};

@@ -12,7 +12,7 @@ use fearless_simd::Simd;
 use super::weights::Weights;
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
-use crate::cpu::partition::{forward_partition, split, useful_threads, Documents};
+use crate::cpu::partition::{Documents, forward_partition, split, useful_threads};
 use crate::cpu::simd::channels::{Target, channels, load, round_to, store, view};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};

@@ -37,6 +37,8 @@ from train_results import tabulate, to_record
 
 # The recorded configuration. The goals and the paper's numbers hold for it only.
 REFERENCE = {"hidden_size": 384, "layers": 6, "heads": 6, "time": 256, "batch": 8, "threads": 2}
+SHORT = {"hidden_size": "d", "layers": "L", "heads": "H", "time": "T", "batch": "B"}
+SHORT |= {"threads": "threads"}
 SMALL = {"hidden_size": 64, "layers": 2, "heads": 2, "time": 32, "batch": 2, "threads": 2}
 
 
@@ -116,8 +118,12 @@ def record_name(args: argparse.Namespace) -> str:
         "autocast" * (args.precision == "autocast"),
         f"anchors-{args.anchor_every}" * (args.anchor_every > 1),
         f"stream-{args.stream_dtype}" * (args.stream_dtype is not None),
-        f"d{args.hidden_size}" * (not args.quick and not args.reference),
+        "adamw" * args.adamw,
     ]
+    if not args.quick:
+        named = (f"{short}{getattr(args, name)}" for name, short in SHORT.items())
+        own = (f"{short}{REFERENCE[name]}" for name, short in SHORT.items())
+        parts += [one for one, other in zip(named, own, strict=True) if one != other]
     return "-".join(["train_step", *filter(None, parts)])
 
 

@@ -82,9 +82,9 @@ __device__ __forceinline__ void leave(const Expand& e, const Chunk& c, int featu
   for (int kept = TAPS - 2; kept >= 0; --kept) {
     Packet<X_T, FEATURES> packet;
     const long long token = c.end - (TAPS - 1) + kept;
+    load_x(packet, e.x, e.before, c, token, feature);
     if (starts_document(e, c, token + 1)) visible = false;
-    if (visible) load_x(packet, e.x, e.before, c, token, feature);
-    else packet.clear();
+    if (!visible) packet.clear();
     packet.store_streaming(e.new_before + (c.sequence * (TAPS - 1) + kept) * D + feature);
   }
 }
@@ -130,9 +130,9 @@ struct Past {
 #pragma unroll
     for (int back = 1; back < TAPS; ++back) {
       Packet<X_T, FEATURES> packet;
+      load_x(packet, e.x, before, c, c.first - back, feature);
       if (starts_document(e, c, c.first - back + 1)) visible = false;
-      if (visible) load_x(packet, e.x, before, c, c.first - back, feature);
-      else packet.clear();
+      if (!visible) packet.clear();
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) x[back - 1][f] = packet[f];
     }
@@ -196,12 +196,15 @@ struct BackwardPass {
   const int feature;
   Past past;
   Real dx[TAPS][FEATURES] = {};  // dx_t, dx_{t−1}, …
-  int reach = TAPS - 1;  // tokens that the last one may look back, or more; those before the chunk do not matter
+  // How many tokens back the current one may look. Too large until a document starts in the chunk, which affects only dx
+  // of tokens before the chunk, and that is dropped.
+  int reach = TAPS - 1;
 
   __device__ BackwardPass(const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature)
       : e(e), c(c), weight(weight), sums(sums), feature(feature), past(e, nullptr, c, feature) {}
 
-  // Adds dX_t to dx and, unless the token lies after the chunk, dX_t x_{t−s} to the sums of dw. `starts` a document or not.
+  // Adds dX_t to dx and, unless the token lies after the chunk, dX_t x_{t−s} to the sums of dw. starts: a document
+  // starts with it.
   __device__ __forceinline__ void run(
       long long token, const Packet<STATE_T, ELEMENTS>& grad, const Packet<X_T, FEATURES>& x, bool starts) {
     const bool own = token < c.last;

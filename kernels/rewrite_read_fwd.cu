@@ -317,7 +317,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewri
     if constexpr (PENDING) {
       if (position == 0) forward.take_pending(window, (first - halo) / args.time);
     }
-    bool starts = starts_document(args, first - halo);  // asked for a token ahead
+    bool starts = starts_document(args, first - halo);  // loaded a token ahead, to hide its latency
     for (long long token = first - halo; token < last; ++token) {
       if (position == args.time) {
         window.clear();

@@ -76,15 +76,15 @@ def build(args: argparse.Namespace, mode: str) -> list[Candidate]:
             group = "fused" if residual == "additive" else form
             candidates.append(
                 Candidate(
-                    residual,
-                    form,
-                    mode,
-                    timed,
-                    oracle,
-                    optimizer,
-                    args.hidden_size,
-                    group,
-                    autocast,
+                    residual=residual,
+                    form=form,
+                    mode=mode,
+                    model=timed,
+                    oracle=oracle,
+                    optimizer=optimizer,
+                    hidden_size=args.hidden_size,
+                    group=group,
+                    autocast=autocast,
                 )
             )
     return candidates

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from baselines import plain
-from common import candidates as common
+from common import candidates
 from common.candidates import TOLERANCE, Candidate, check_all, compiled, make, results
 from common.measure import RedGateError, gate
 from ddl.config import GPTConfig, OptimConfig
@@ -132,9 +132,9 @@ def check_drift(
     """Mark a candidate red if its gradients are too far from those expected."""
     with setting.autocast(batch.device):
         actual = results(model, batch)
-    candidate.drift = common.drift(actual, expected)
+    candidate.drift = candidates.drift(actual, expected)
     try:
-        common.check_drift(candidate.drift)
+        candidates.check_drift(candidate.drift)
     except RedGateError as difference:
         candidate.red = f"{candidate.name}: {difference}"
 

@@ -22,6 +22,7 @@ from ddl.ops.checks import (
     check_positive,
     gate_dtype,
 )
+from ddl.ops.devices import autocast_dtype
 from ddl.options import check_choice
 from ddl.results import Chain, Link, ReadResult, RewriteReadResult
 
@@ -237,7 +238,8 @@ def bind_cached_read(like: Tensor, **options: Any) -> Callable[..., tuple[Tensor
         state: X (…, d, m), or (…, T, d, m) for a compression over time.
         pending: what the tokens before add to the compressed x of the first K − 1 of these,
             (…, K − 1, d), float32 (float64 for a float64 state). None for nothing.
-        document_starts: as in `read`. What is pending belongs to the document that goes on.
+        document_starts: as in `read`. `pending` belongs to the first document, unless token 0
+            starts one.
 
     and returns context, value, gate and the pending of the next call; an absent one is empty, or
     None without kernels.
@@ -296,7 +298,8 @@ def bind_cached_expand(
 
         x: (…, T, d).
         before: x of the K − 1 tokens before, (…, K − 1, d). None for zeros.
-        document_starts: as in `read`. What was before belongs to the document that goes on.
+        document_starts: as in `read`. `before` belongs to the first document, unless token 0
+            starts one.
 
     and returns the state and the `before` of the next call; it is empty, or None without kernels,
     if nothing is looked back at.
@@ -370,7 +373,4 @@ def _context_dtype(state: Tensor, dtype: torch.dtype | None) -> torch.dtype | No
     if dtype is not None:
         check_context_dtype(state, dtype)
         return dtype
-    device = state.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device) or state.dtype == torch.float64:
-        return None
-    return torch.get_autocast_dtype(device)
+    return autocast_dtype(state)

@@ -26,13 +26,16 @@ pub fn leave<A: Accum>(expand: &Expand, new_before: &mut Option<Tensor>) -> Resu
     let documents = Documents::new(expand.sizes, &expand.document_starts);
     let mut row = Buffer::<A>::zeros(d)?;
     let Some(mut to) = new_before.split_rows(d, &[0, sequences * kept]).pop() else { return Ok(()) };
-    for index in 0..sequences * kept {
-        let (last, back) = ((index / kept + 1) * time - 1, kept - 1 - index % kept);
-        match row_before(expand, documents, documents.around(last).start, last, back) {
-            Some((from, at)) => load(from.rows(d), at, 1, &mut row),
-            None => row.fill(A::default()),
+    for sequence in 0..sequences {
+        let last = (sequence + 1) * time - 1;
+        let start = documents.around(last).start;
+        for back in 0..kept {
+            match row_before(expand, documents, start, last, back) {
+                Some((from, at)) => load(from.rows(d), at, 1, &mut row),
+                None => row.fill(A::default()),
+            }
+            store(&mut to, sequence * kept + kept - 1 - back, 1, &row);
         }
-        store(&mut to, index, 1, &row);
     }
     Ok(())
 }
@@ -47,7 +50,7 @@ fn row_before<'e>(
     token: usize,
     back: usize,
 ) -> Option<(&'e Tensor, usize)> {
-    if back > token - start && !documents.go_on(start) {
+    if back > token - start && !documents.may_continue(start) {
         return None;
     }
     expand.row_before(token, back)

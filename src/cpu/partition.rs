@@ -97,13 +97,13 @@ impl<'a> Documents<'a> {
         start.map_or(first, |back| first + back)..next.map_or(end, |ahead| token + 1 + ahead)
     }
 
-    /// Returns true if the document that starts at `token` goes on from before the sequence.
-    pub fn go_on(self, token: usize) -> bool {
+    /// Returns true if the document that starts at `token` may continue one of an earlier call.
+    pub fn may_continue(self, token: usize) -> bool {
         token.is_multiple_of(self.time) && self.starts.is_none_or(|starts| starts[token] == 0)
     }
 
     /// Returns true if `end` ends a sequence.
-    pub fn end_sequence(self, end: usize) -> bool {
+    pub fn is_sequence_end(self, end: usize) -> bool {
         end.is_multiple_of(self.time)
     }
 }
@@ -137,7 +137,7 @@ mod tests {
         let pieces: Vec<_> = sequences.within(3..9).collect();
         assert_eq!(pieces, [(3..4, 0..4), (4..8, 4..8), (8..9, 8..12)]);
         assert_eq!(sequences.within(0..0).count(), 0);
-        assert!(sequences.go_on(8) && !sequences.go_on(9));
+        assert!(sequences.may_continue(8) && !sequences.may_continue(9));
     }
 
     #[test]
@@ -145,7 +145,7 @@ mod tests {
         let documents = Documents { time: 6, starts: Some(&[0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 255, 0]) };
         let pieces: Vec<_> = documents.within(1..11).collect();
         assert_eq!(pieces, [(1..2, 0..2), (2..5, 2..5), (5..6, 5..6), (6..10, 6..10), (10..11, 10..12)]);
-        assert!(documents.go_on(0) && !documents.go_on(2) && !documents.go_on(6));
-        assert!(documents.end_sequence(6) && !documents.end_sequence(5));
+        assert!(documents.may_continue(0) && !documents.may_continue(2) && !documents.may_continue(6));
+        assert!(documents.is_sequence_end(6) && !documents.is_sequence_end(5));
     }
 }

@@ -32,7 +32,7 @@ pub enum Dtype {
     F64,
     Bf16,
     F16,
-    /// of masks alone
+    /// for masks only
     Bool,
 }
 

@@ -104,7 +104,7 @@ def test_train_step_compiled_with_adamw(
         assert load("train_step").main([*options, "--backend", "eager"]) == 0
     finally:
         torch._dynamo.reset()
-    record = the_record("train_step", tmp_path, capsys.readouterr().out)
+    record = the_record("train_step-adamw", tmp_path, capsys.readouterr().out)
     assert record["step"][-1] == "AdamW (fused)"
     forms = [(r["residual"], r["form"], r["mode"]) for r in record["results"]]
     assert forms == [
@@ -121,7 +121,7 @@ def test_train_step_compiled_with_adamw(
     assert 0 < record["peak_gib"] < record["machine"]["memory_gib"]
     (note,) = [
         line
-        for line in (tmp_path / "train_step.md").read_text().splitlines()
+        for line in (tmp_path / "train_step-adamw.md").read_text().splitlines()
         if line.startswith("seconds of the first compiled step")
     ]
     assert all(f"{residual} {form} " in note for residual, form, _ in forms)

@@ -114,6 +114,31 @@ def test_transformers(residual):
     close(theirs(idx[:, 8:], past_key_values=cache).logits, expected.logits[:, 8:])
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_transformers_continues_the_last_document(use_cache):
+    model, idx = model_of("ddl-tc"), tokens(3, TIME)
+    starts = STARTS.clone()
+    starts[:, 6] = True
+    theirs = from_gpt(model)
+
+    def continued(prompt: Tensor, **more: Tensor) -> Tensor:
+        options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0} | more
+        everything = torch.ones_like(prompt)  # or transformers takes token 0 for padding
+        return theirs.generate(prompt, attention_mask=everything, use_cache=use_cache, **options)
+
+    packed = continued(idx, document_starts=starts)[:, -5:]
+    for row, prompt, begin in zip(packed, idx, (6, 7, 6), strict=True):
+        assert torch.equal(row, continued(prompt[None, begin:])[0, -5:])
+
+
+def test_transformers_does_not_score_first_tokens_of_shifted_labels_either():
+    model, idx = model_of("ddl-cc"), tokens(3, TIME)
+    theirs, shifted = from_gpt(model), F.pad(idx[:, 1:], (0, 1), value=-100)
+    expected = theirs(idx, labels=idx, document_starts=STARTS).loss
+    actual = theirs(idx, labels=idx, shift_labels=shifted, document_starts=STARTS).loss
+    torch.testing.assert_close(actual, expected)
+
+
 def test_compiled():
     torch._dynamo.reset()
     model, idx = model_of("ddl-tc"), tokens(3, TIME)

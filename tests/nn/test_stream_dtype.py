@@ -91,6 +91,17 @@ def test_pieces_give_what_the_whole_gives(options):
         torch.testing.assert_close(torch.cat(pieces, 1), stream(x), rtol=0.05, atol=0.05)
 
 
+@torch.no_grad()
+def test_a_history_keeps_to_one_dtype():
+    stream = make_stream(STREAMS["token and conv"] | {"stream_dtype": "bfloat16"})
+    x, history = torch.randn(2, TIME, D), History()
+    with torch.autocast("cpu", torch.bfloat16):
+        stream(x, history=history)
+    expected = "^`history` must be used in one dtype, got torch.float32 after torch.bfloat16$"
+    with pytest.raises(ValueError, match=expected):
+        stream(x, history=history)
+
+
 def test_a_model_trains_and_generates_with_it():
     sizes = {"vocab_size": 61, "block_size": 16, "num_layers": 2, "num_heads": 2, "hidden_size": 32}
     model = GPT(GPTConfig(residual="ddl-tc", stream_dtype="bfloat16", **sizes))

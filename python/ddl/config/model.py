@@ -95,7 +95,8 @@ class GPTConfig:
     """Every so many states of the stream are stored for the backward, at most 32; it computes the
     others again, to the same bits. None for 8, or 1 (every state) if there is one value channel."""
     stream_dtype: StreamDtype | None = None
-    """Dtype in which the states of the stream are stored under autocast; None for float32."""
+    """Dtype in which the states of the stream are stored under autocast; None for that of the
+    embeddings."""
     mapping: Mapping = "k"
     """Role of a sublayer's output. k: it is the rewrite's direction, and the value comes from the
     read. v: it is the value, and the branch `direction` computes the direction."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -150,7 +151,7 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             if document_starts is not None:
-                labels = labels.masked_fill(document_starts, kwargs.get("ignore_index", -100))
+                labels = _unscored(labels, document_starts, kwargs)
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
@@ -268,6 +269,14 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
         kwargs |= {"next_sequence_length": next_sequence_length, "inputs_embeds": inputs_embeds}
         base: Any = super()  # its annotations require a LongTensor and its own output class
         inputs: dict[str, Any] = base.prepare_inputs_for_generation(input_ids, **kwargs)
+        starts = inputs.get("document_starts")
+        if starts is not None:  # those of the tokens that are given now; new ones start none
+            embeds = inputs.get("inputs_embeds")
+            new = (inputs["input_ids"] if embeds is None else embeds).shape[1]
+            cache = inputs.get("past_key_values")
+            seen = 0 if cache is None else cache.get_seq_length()
+            more = max(0, seen + new - starts.shape[1])
+            inputs["document_starts"] = F.pad(starts, (0, more))[:, seen : seen + new]
         return inputs
 
     # --- files ------------------------------------------------------------------------------------
@@ -292,6 +301,15 @@ def _check_labels(labels: Tensor | None, given: Tensor, logits_to_keep: int | Te
         )
     if not isinstance(logits_to_keep, int) or logits_to_keep != 0:
         raise ValueError(f"`logits_to_keep` must be 0 with `labels`, got {logits_to_keep}")
+
+
+def _unscored(labels: Tensor, document_starts: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    """Return the labels without each document's first token, and change `shift_labels` likewise."""
+    ignored = kwargs.get("ignore_index", -100)
+    if kwargs.get("shift_labels") is not None:
+        shifted = F.pad(document_starts[:, 1:], (0, 1))
+        kwargs["shift_labels"] = kwargs["shift_labels"].masked_fill(shifted, ignored)
+    return labels.masked_fill(document_starts, ignored)
 
 
 def _check_unset(output_attentions: bool | None, position_ids: Any = None, **_: Any) -> None:

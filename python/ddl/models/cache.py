@@ -40,7 +40,7 @@ class Cache:
         self.static = StaticPlace(config.block_size) if static else None
         self._length = 0
         self._dtype: torch.dtype | None = None  # of the embeddings
-        # (B, 1) int64: with which token the last document begins; None for the first one.
+        # (B, 1) int64: the number of the last document's first token; None for 0.
         self.begins: Tensor | None = None
         # One tensor (2, B, H, capacity, head_dim) per attention: keys, then values.
         self._buffers: list[Tensor | None] = [None] * config.num_layers
@@ -175,8 +175,8 @@ class StaticPlace:
     """Where the tokens of a static cache are: on the device, at the same addresses.
 
     position: () int64, the number of cached tokens. hidden: (B, block_size) bool, True for padding.
-    padded: (B, 1) int64, the padding before each sequence. begins: (B, 1) int64, with which token
-    the last document begins. rows: (T,) int64, of the current tokens.
+    padded: (B, 1) int64, the padding before each sequence. begins: (B, 1) int64, the number of the
+    last document's first token. rows: (T,) int64, the numbers of the current tokens.
     """
 
     position: Tensor
@@ -201,7 +201,7 @@ class StaticPlace:
             self.padded += (~mask).sum(-1, keepdim=True)
 
     def place(self, x: Tensor, document_starts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return positions (B, T), visible keys (B, 1, T, block_size) and begins (B, T) of x."""
+        """Return positions (B, T), visible keys (B, 1, T, block_size) and `begins` (B, T) of x."""
         self.rows = self.position + torch.arange(x.shape[1], device=x.device)
         keys = torch.arange(self.block_size, device=x.device)
         begins = begins_of(self.rows.expand(x.shape[:2]), document_starts, self.begins)
@@ -217,10 +217,10 @@ class StaticPlace:
 
 
 def begins_of(rows: Tensor, document_starts: Tensor | None, before: Tensor | None) -> Tensor:
-    """Return with which token each one's document begins, (B, T) int64.
+    """Return the number of the first token of each one's document, (B, T) int64.
 
-    rows: (B, T), the numbers of these tokens. document_starts: (B, T) bool. before: (B, 1), with
-    which token the document before them begins; None for 0.
+    rows: (B, T), the numbers of these tokens. document_starts: (B, T) bool. before: (B, 1), the
+    number for the document before them; None for 0.
     """
     first = torch.zeros_like(rows[:, :1]) if before is None else before
     if document_starts is None:

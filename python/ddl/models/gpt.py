@@ -103,8 +103,9 @@ class GPT(nn.Module):
             cache: past tokens, which idx continues; idx is appended. None for whole sequences.
             document_starts: (B, T) bool, True for the first token of each document in sequences
                 that hold several. Each document gets the logits that it would get alone, and its
-                first token is not scored. None for one document per sequence; with a cache, its
-                last document goes on.
+                first token is not scored. Mark first tokens, not padding before them. Attention
+                then takes a mask (B, 1, T, T). None for one document per sequence; with a cache,
+                its last document goes on.
             last: return logits of only this many tokens at the end; None for all.
 
         Raises:

@@ -21,8 +21,8 @@ class Tokens(NamedTuple):
     causal: each token attends to itself and those before it, with no cached tokens and no padding.
     visible: bool, broadcast to (B, H, T, start + T), True for keys to attend to; None for all.
     cache: keys and values of the cached tokens; None for no cache.
-    begins: (B, T) int64, with which token each one's document begins, the cached ones counted; None
-        for the first one.
+    begins: (B, T) int64, the number of the first token of each one's document, counted from the
+        first cached token; None if that is 0 for all.
     """
 
     start: int = 0
@@ -50,7 +50,7 @@ def place(
         there, and no token attends to another document. None if the last one goes on.
 
     Returns the Tokens and a (B, T) bool mask that is False for padding; None if there is none.
-    Raises ValueError or TypeError if the mask does not fit.
+    Raises ValueError or TypeError if a mask does not fit.
     """
     batch, new = x.shape[:2]
     if document_starts is not None:

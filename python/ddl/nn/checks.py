@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
+from ddl.ops import checks
 from ddl.ops.checks import check_dtype, check_is_tensor, check_shape, check_stored
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -14,12 +14,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 def check_mask(name: str, mask: Any, x: Tensor) -> None:
     """Raise unless `mask` is a bool tensor (…,) with an entry for each token of x (…, d)."""
-    check_is_tensor(name, mask)
-    if mask.dtype != torch.bool:
-        raise TypeError(f"`{name}` must have dtype torch.bool, got {mask.dtype}")
-    check_shape(name, mask, x.shape[:-1])
-    if mask.device != x.device:
-        raise ValueError(f"`{name}` must be on {x.device}, got a tensor on {mask.device}")
+    checks.check_mask(name, mask, x.shape[:-1], x)
 
 
 def check_stream(name: str, stream: Any, size: tuple[int, ...], *, over_time: bool = False) -> None:

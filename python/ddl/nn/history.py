@@ -32,11 +32,18 @@ class History:
         self.static = static
         self._kept: dict[str, Tensor] = {}
         self._new: dict[str, Tensor] = {}  # from the current forward pass
+        self._dtype: torch.dtype | None = None
         self._resolved: tuple[Hashable, Any] = (None, None)  # a key, and what was resolved for it
 
-    def begin(self) -> None:
-        """Start a forward pass: discard what was set and not committed."""
-        self._new = {}
+    def begin(self, dtype: torch.dtype | None = None) -> None:
+        """Start a forward pass: discard what was set and not committed.
+
+        dtype: of the states. Raises ValueError if it was another before.
+        """
+        if self._kept and dtype not in (None, self._dtype):
+            got = f"{dtype} after {self._dtype}"
+            raise ValueError(f"`history` must be used in one dtype, got {got}")
+        self._new, self._dtype = {}, dtype or self._dtype
 
     def commit(self) -> None:
         """Keep what was set since `begin`."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl import functional
+from ddl.ops.devices import autocast_dtype
 from ddl.options import (
     RESIDUAL_OPTIONS,
     STREAM_OPTIONS,
@@ -174,12 +175,13 @@ class DeltaStream(nn.Module):
                 no convolution over time carries it into another token.
             document_starts: (B, T) bool, True for the first token of each document in a sequence
                 that holds several. No convolution over time looks beyond the start of its own
-                document; sublayers have to see to themselves. None for one document per sequence.
+                document; sublayers must keep documents apart themselves, by `args`. None for one
+                document per sequence.
             args, kwargs: passed to every sublayer.
 
         Raises:
-            ValueError: x, a mask or a sublayer's output has another shape, or a read shares the
-                compression of a read that was replaced.
+            ValueError: x, a mask or a sublayer's output has another shape, a read shares the
+                compression of a read that was replaced, or x has another dtype than before.
             TypeError: x or a sublayer's output is no tensor or has an unsupported dtype; a read or
                 residual is wrapped.
         """
@@ -234,7 +236,7 @@ class DeltaStream(nn.Module):
                 "`history` must be used under torch.no_grad() or torch.inference_mode(), got a "
                 "forward pass with gradients"
             )
-        history.begin()
+        history.begin(x.dtype)
         step = history.resolved(
             (id(self), torch.compiler.is_compiling()),
             lambda: self._resolve(x),
@@ -292,10 +294,9 @@ class DeltaStream(nn.Module):
 
 def as_stream(x: Tensor, dtype: StreamDtype | None) -> Tensor:
     """Convert embeddings to the dtype that the states have under autocast, if it is on."""
-    device = x.device.type
-    if dtype is None or x.dtype == torch.float64 or device == "meta":
+    if dtype is None or autocast_dtype(x) is None:
         return x
-    return x.to(getattr(torch, dtype)) if torch.is_autocast_enabled(device) else x
+    return x.to(getattr(torch, dtype))
 
 
 def _checked_sublayers(sublayers: Any) -> list[nn.Module]:

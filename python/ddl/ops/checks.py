@@ -158,6 +158,16 @@ def _check_read(given: Any) -> None:
     _check_documents(given.document_starts, state.shape[:-2], state, over_time, "a read")
 
 
+def check_mask(name: str, mask: Any, batch: Sequence[Any], beside: Tensor) -> None:
+    """Raise unless `mask` is a bool tensor of shape `batch` on the device of `beside`."""
+    check_is_tensor(name, mask)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"`{name}` must have dtype torch.bool, got {mask.dtype}")
+    check_shape(name, mask, batch)
+    if mask.device != beside.device:
+        raise ValueError(f"`{name}` must be on {beside.device}, got a tensor on {mask.device}")
+
+
 def _check_documents(
     starts: Any, batch: Sequence[Any], beside: Tensor, over_time: bool, what: str
 ) -> None:
@@ -167,12 +177,7 @@ def _check_documents(
     if not over_time:
         text = f"`document_starts` must be left out for {what} within a token, got a tensor"
         raise ValueError(text)
-    check_shape("document_starts", starts, batch)
-    if starts.device != beside.device:
-        got = f"a tensor on {starts.device}"
-        raise ValueError(f"`document_starts` must be on {beside.device}, got {got}")
-    if starts.dtype != torch.bool:
-        raise TypeError(f"`document_starts` must have dtype torch.bool, got {starts.dtype}")
+    check_mask("document_starts", starts, batch, beside)
 
 
 def _check_pending(given: Any) -> None:

@@ -111,11 +111,11 @@ impl<A: Accum> WithSimd for Part<'_, A> {
             // The halo's X' is recomputed for the first reads of this part, and not stored.
             let halo = (taps - 1).min(tokens.start - document.start);
             scratch.sums.fill(A::default());
-            if tokens.start - halo == document.start && documents.go_on(document.start) {
+            if tokens.start - halo == document.start && documents.may_continue(document.start) {
                 self.take_pending(document.start, &mut scratch.sums);
             }
             // The sums of tokens after the last are needed only if they are left for the next call.
-            let leaves = documents.end_sequence(tokens.end) && self.leaves_pending();
+            let leaves = documents.is_sequence_end(tokens.end) && self.leaves_pending();
             let until = tokens.end + if leaves { taps - 1 } else { 0 };
             for token in tokens.start - halo..tokens.end {
                 self.run_token(simd, token..until, token >= tokens.start, &mut scratch);

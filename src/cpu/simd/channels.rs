@@ -16,7 +16,7 @@ pub fn load<A: Accum>(rows: Rows<'_>, row: usize, m: usize, channels: &mut [A]) 
         Dtype::F64 => dispatch(Load { stored: rows.row::<f64>(row), m, channels }),
         Dtype::Bf16 => dispatch(Load { stored: rows.row::<bf16>(row), m, channels }),
         Dtype::F16 => dispatch(Load { stored: rows.row::<f16>(row), m, channels }),
-        Dtype::Bool => unreachable!("masks are no numbers"),
+        Dtype::Bool => unreachable!("a mask is refused where numbers are expected"),
     }
 }
 
@@ -27,7 +27,7 @@ pub fn store<A: Accum>(rows: &mut RowsMut<'_>, row: usize, m: usize, channels: &
         Dtype::F64 => dispatch(Store { stored: rows.row::<f64>(row), m, channels }),
         Dtype::Bf16 => dispatch(Store { stored: rows.row::<bf16>(row), m, channels }),
         Dtype::F16 => dispatch(Store { stored: rows.row::<f16>(row), m, channels }),
-        Dtype::Bool => unreachable!("masks are no numbers"),
+        Dtype::Bool => unreachable!("a mask is refused where numbers are expected"),
     }
 }
 
@@ -139,9 +139,9 @@ impl<T: Convert, A: Accum> WithSimd for Store<'_, T, A> {
     }
 }
 
-/// Vectors of each channel that are converted together. Conversion is a loop of its own along the row: the compiler
-/// would vectorise a shorter one across the channels, by gathering single numbers.
-const TOGETHER: usize = 4;
+/// Vectors of each channel that are converted in one loop along the row. The compiler would vectorise a shorter loop
+/// across the channels, by gathering single numbers.
+const VECTORS_PER_BLOCK: usize = 4;
 
 /// Sorts the numbers of a row by channel, M vectors at a time.
 #[inline(always)]
@@ -157,15 +157,15 @@ fn deinterleave<S: Simd, T: Convert, A: Accum, const M: usize>(simd: S, stored: 
             for (chunk, from) in chunks.iter_mut().zip(from.chunks_exact(lanes)) {
                 chunk.as_mut().iter_mut().zip(from).for_each(|(to, from)| *to = from.widen());
             }
-            part_chunks::<S, A, M>(simd, &chunks, &mut to, at);
+            deinterleave_chunks::<S, A, M>(simd, &chunks, &mut to, at);
         }
     } else {
-        let mut wide = [[A::ZEROS; M]; TOGETHER];
-        for (first, from) in stored[..M * d].chunks(TOGETHER * M * lanes).enumerate() {
+        let mut wide = [[A::ZEROS; M]; VECTORS_PER_BLOCK];
+        for (first, from) in stored[..M * d].chunks(VECTORS_PER_BLOCK * M * lanes).enumerate() {
             let row = A::row_mut(wide.as_flattened_mut());
             row.iter_mut().zip(from).for_each(|(to, from)| *to = from.widen());
             for (at, chunks) in wide[..from.len() / (M * lanes)].iter().enumerate() {
-                part_chunks::<S, A, M>(simd, chunks, &mut to, first * TOGETHER + at);
+                deinterleave_chunks::<S, A, M>(simd, chunks, &mut to, first * VECTORS_PER_BLOCK + at);
             }
         }
     }
@@ -174,7 +174,7 @@ fn deinterleave<S: Simd, T: Convert, A: Accum, const M: usize>(simd: S, stored: 
 
 /// Sorts M chunks by channel, and stores them at `at`.
 #[inline(always)]
-fn part_chunks<S: Simd, A: Accum, const M: usize>(
+fn deinterleave_chunks<S: Simd, A: Accum, const M: usize>(
     simd: S,
     chunks: &[A::Chunk; M],
     to: &mut [&mut [A::Chunk]; M],
@@ -208,17 +208,17 @@ fn interleave<S: Simd, T: Convert, A: Accum, const M: usize>(simd: S, channels: 
     if T::DTYPE == A::DTYPE {
         for (at, to) in stored[..M * d].chunks_exact_mut(M * lanes).enumerate() {
             let mut chunks = [A::ZEROS; M];
-            merge_chunks::<S, A, M>(simd, &from, at, &mut chunks);
+            interleave_chunks::<S, A, M>(simd, &from, at, &mut chunks);
             for (chunk, to) in chunks.iter().zip(to.chunks_exact_mut(lanes)) {
                 to.iter_mut().zip(chunk.as_ref()).for_each(|(to, from)| *to = T::narrow(*from));
             }
         }
     } else {
-        let mut wide = [[A::ZEROS; M]; TOGETHER];
-        for (first, to) in stored[..M * d].chunks_mut(TOGETHER * M * lanes).enumerate() {
+        let mut wide = [[A::ZEROS; M]; VECTORS_PER_BLOCK];
+        for (first, to) in stored[..M * d].chunks_mut(VECTORS_PER_BLOCK * M * lanes).enumerate() {
             let together = to.len() / (M * lanes);
             for (at, chunks) in wide[..together].iter_mut().enumerate() {
-                merge_chunks::<S, A, M>(simd, &from, first * TOGETHER + at, chunks);
+                interleave_chunks::<S, A, M>(simd, &from, first * VECTORS_PER_BLOCK + at, chunks);
             }
             let row = A::row(wide[..together].as_flattened());
             to.iter_mut().zip(row).for_each(|(to, from)| *to = T::narrow(*from));
@@ -229,7 +229,7 @@ fn interleave<S: Simd, T: Convert, A: Accum, const M: usize>(simd: S, channels: 
 
 /// Interleaves the chunks of M channels at `at`.
 #[inline(always)]
-fn merge_chunks<S: Simd, A: Accum, const M: usize>(
+fn interleave_chunks<S: Simd, A: Accum, const M: usize>(
     simd: S,
     from: &[&[A::Chunk]; M],
     at: usize,

@@ -215,6 +215,7 @@ mod tests {
             sums,
             chain,
             cached,
+            documents: false,
             aligned,
         }
     }

@@ -59,8 +59,22 @@ fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype)
     let parts = Parts { norm: true, norm_weight: true, gate: true, value: true, ..Parts::default() };
     let summed = kernel != Kernel::Forward;
     let sums = ParameterSums { compress: summed, norm: summed, gate: summed, value: summed };
-    let (rewrite, chain, cached, aligned) = (true, false, false, true);
-    Specialisation { kernel, d, m, taps, types, rewrite, compress, parts, sums, chain, cached, aligned }
+    let (rewrite, chain, cached, documents, aligned) = (true, false, false, false, true);
+    Specialisation {
+        kernel,
+        d,
+        m,
+        taps,
+        types,
+        rewrite,
+        compress,
+        parts,
+        sums,
+        chain,
+        cached,
+        documents,
+        aligned,
+    }
 }
 
 /// Sizes, dtypes and devices that reach every branch.

@@ -354,3 +354,27 @@ def test_an_interrupted_pass_over_a_static_cache_can_be_repeated():
         hook.remove()
         last = model(piece, cache=cache).logits
     torch.testing.assert_close(last, whole[:, -2:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_rows_that_do_not_fit_are_refused(static):
+    model, cache = model_of("ddl-tc"), Cache(model_of("ddl-tc").config, static=static)
+    cache.select(torch.tensor([1, 0]))  # nothing to reorder yet
+    model(tokens(2, 3), cache=cache)
+    refusals = [
+        (torch.tensor([0, 1], device="meta"), "^`rows` must be on cpu, got a tensor on meta$"),
+        (torch.tensor([0, 5]), "^`rows` must hold numbers from 0 to 1, got 5$"),
+        (torch.tensor([-1, 0]), "^`rows` must hold numbers from 0 to 1, got -1$"),
+    ]
+    for rows, sentence in refusals[:1] if static else refusals:
+        with pytest.raises(ValueError, match=sentence):
+            cache.select(rows)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_convolutions_over_one_token(static):
+    taps = {"gate_kernel_size": 1, "expand_kernel_size": 1, "compress_kernel_size": 1}
+    model, idx = model_of("ddl-tc", gate_from="convolved", **taps), tokens(2, 9)
+    cache = Cache(model.config, static=static)
+    parts = [model(piece, cache=cache).logits for piece in idx.split([4, 1, 4], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1), model(idx).logits, rtol=0, atol=1e-12)

@@ -131,12 +131,36 @@ def test_transformers_continues_the_last_document(use_cache):
         assert torch.equal(row, continued(prompt[None, begin:])[0, -5:])
 
 
+@pytest.mark.parametrize("length", [0, 5, 14])
+def test_transformers_refuses_starts_of_another_length(length):
+    theirs = from_gpt(model_of("ddl-tc"))
+    starts = torch.zeros(3, length, dtype=torch.bool)
+    prompt = tokens(3, TIME).clamp(min=1)
+    expected = rf"^`document_starts` must have shape \(3, 12\), got \(3, {length}\)$"
+    for given, sentence in ((starts, expected), (starts.tolist(), "torch.Tensor, got list$")):
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            theirs.generate(prompt, document_starts=given, max_new_tokens=2, pad_token_id=0)
+
+
 def test_transformers_does_not_score_first_tokens_of_shifted_labels_either():
     model, idx = model_of("ddl-cc"), tokens(3, TIME)
     theirs, shifted = from_gpt(model), F.pad(idx[:, 1:], (0, 1), value=-100)
     expected = theirs(idx, labels=idx, document_starts=STARTS).loss
     actual = theirs(idx, labels=idx, shift_labels=shifted, document_starts=STARTS).loss
     torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("residual", ["additive", "ddl-tc"])
+def test_exported_for_any_length(residual):
+    model, idx = model_of(residual), tokens(3, TIME)
+    length = torch.export.Dim("length", min=2, max=200)
+    sizes = {"idx": {1: length}, "document_starts": {1: length}}
+    given = {"document_starts": STARTS}
+    program = torch.export.export(model, (idx,), given, dynamic_shapes=sizes).module()
+    for short in (TIME, 5):
+        starts = STARTS[:, :short]
+        actual = program(idx[:, :short], document_starts=starts).logits
+        close(actual, alone(model, idx[:, :short], starts))
 
 
 def test_compiled():

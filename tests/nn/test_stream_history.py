@@ -114,3 +114,14 @@ def test_a_history_resolves_the_parameters_once(monkeypatch):
     pieces = [stream(piece, history=history) for piece in x.split(1, dim=1)]
     assert len(calls) == 1
     close(torch.cat(pieces, dim=1), stream(x))
+
+
+@torch.no_grad()
+def test_autocast_may_change_where_nothing_is_kept():
+    """The calls are resolved again: they depend on autocast."""
+    stream, x, history = make_stream(STREAMS["channel"]).float(), normal(2, 9, D).float(), History()
+    with torch.autocast("cpu", torch.bfloat16):
+        first = stream(x[:, :4], history=history)
+    rest = stream(x[:, 4:], history=history)
+    assert (first.dtype, rest.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(rest, stream(x)[:, 4:], rtol=0, atol=1e-5)

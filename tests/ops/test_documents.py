@@ -15,6 +15,7 @@ from ddl.ops import declarations
 from tests.ops import test_cached
 from tests.ops.test_chain import run as run_chain
 from tests.ops.test_ops import compare
+from tests.ops.test_ops_torch import backward_arguments
 from tests.support.emulated_device import emulated, needs_emulator
 from tests.support.op_cases import BF16, F16, F32, F64, inputs, parameters
 
@@ -327,7 +328,11 @@ def test_opcheck(name):
     leaves = {n: v.requires_grad_() if isinstance(v, Tensor) else v for n, v in known.items()}
     leaves["document_starts"] = MASKS["some"]
     operator = getattr(torch.ops.ddl, name).default
-    torch.library.opcheck(operator, [leaves.get(n) for n in names])
+    given = [leaves.get(n) for n in names]
+    torch.library.opcheck(operator, given)
+    detached = [x.detach() if isinstance(x, Tensor) else x for x in given]
+    backward = getattr(torch.ops.ddl, f"{name}_backward").default
+    torch.library.opcheck(backward, backward_arguments(name, detached))
 
 
 @pytest.mark.parametrize("home", ["cpu", "meta"])

@@ -60,7 +60,7 @@ def backward_arguments(name: str, arguments: Sequence[Any], wanted: int = ALL) -
     outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
     made = dict(zip(forward.outputs, outputs, strict=True))
     known = {f"grad_{output}": torch.randn_like(x) for output, x in made.items() if x.numel()}
-    known |= made | dict(zip(forward.names, arguments, strict=True)) | {"wanted": wanted}
+    known |= made | forward.Arguments(*arguments)._asdict() | {"wanted": wanted}
     known["chain"] = known.get("chain") or []
     if known["chain"]:
         known["state"] = known["anchor"]

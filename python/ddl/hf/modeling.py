@@ -22,6 +22,7 @@ from ddl.models.gpt import EMBEDDING_STD
 from ddl.models.sublayers import Attention, Rotary, SwiGLU
 from ddl.models.tokens import check_vocabulary
 from ddl.models.trunk import contexts
+from ddl.ops.checks import check_mask
 
 from .cache import DDLCache
 from .configuration import DDLConfig
@@ -120,7 +121,8 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: return logits of only this many tokens at the end, 0 for all; or of the
                 tokens at these positions (n,). Only without `labels`.
             document_starts: (B, T) bool, True for the first token of each document in sequences
-                that hold several; as in `ddl.models.GPT`.
+                that hold several; as in `ddl.models.GPT`. For `generate`, of all tokens in the
+                prompt, those in `past_key_values` included.
             kwargs: for the loss: `num_items_in_batch`, `shift_labels`, `ignore_index`.
 
         Returns logits (B, T, vocab_size) and, with `labels`, the scalar loss in nats.
@@ -272,9 +274,11 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
         starts = inputs.get("document_starts")
         if starts is not None:  # those of the tokens that are given now; new ones start none
             embeds = inputs.get("inputs_embeds")
-            new = (inputs["input_ids"] if embeds is None else embeds).shape[1]
-            cache = inputs.get("past_key_values")
+            given = inputs["input_ids"] if embeds is None else embeds
+            new, cache = given.shape[1], inputs.get("past_key_values")
             seen = 0 if cache is None else cache.get_seq_length()
+            if kwargs.get("is_first_iteration"):
+                check_mask("document_starts", starts, (given.shape[0], seen + new), given)
             more = max(0, seen + new - starts.shape[1])
             inputs["document_starts"] = F.pad(starts, (0, more))[:, seen : seen + new]
         return inputs

@@ -121,14 +121,18 @@ class Cache:
     def select(self, rows: Tensor) -> None:
         """Replace the batch by the sequences `rows`, (B',) int64, to reorder or repeat them.
 
-        Raises ValueError if a static cache would change its size.
+        An empty cache stays empty. Raises ValueError if `rows` does not fit, or if a static cache
+        would change its size.
         """
         check_is_tensor("rows", rows)
         if rows.dtype not in (torch.int64, torch.int32) or rows.ndim != 1:
             expected = "a vector of int64 row numbers"
             raise ValueError(f"`rows` must be {expected}, got {tuple(rows.shape)} of {rows.dtype}")
+        if self.is_empty:
+            return
+        self._check_rows(rows)
         if self.static is not None:
-            if self.batch_size not in (None, len(rows)):
+            if self.batch_size != len(rows):
                 expected = f"{self.batch_size} rows, as many as the static cache has"
                 raise ValueError(f"`rows` must be {expected}, got {len(rows)}")
             for buffer in self._buffers:
@@ -139,6 +143,21 @@ class Cache:
             self._buffers = [b if b is None else b.index_select(1, rows) for b in self._buffers]
             self.begins = None if self.begins is None else self.begins.index_select(0, rows)
         self.history.select(rows)
+
+    def _check_rows(self, rows: Tensor) -> None:
+        """Raise ValueError unless `rows` are on the cache's device, and numbers of its sequences.
+
+        The latter only where the host may look: not on a GPU, and not for a static cache.
+        """
+        if rows.device != self.device:
+            raise ValueError(f"`rows` must be on {self.device}, got a tensor on {rows.device}")
+        if self.static is not None or rows.device.type != "cpu" or rows.numel() == 0:
+            return
+        low, high = (int(number) for number in rows.aminmax())
+        last = (self.batch_size or 0) - 1
+        if low < 0 or high > last:
+            got = low if low < 0 else high
+            raise ValueError(f"`rows` must hold numbers from 0 to {last}, got {got}")
 
     @staticmethod
     def refuse_gradients() -> NoReturn:

@@ -81,7 +81,7 @@ def _within_documents(
     start: int, rows: Tensor, begins: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, bool, Tensor]:
     """Return positions, causal and visible of `Tokens` for the tokens `rows` (T,)."""
-    keys = torch.arange(start + len(rows), device=rows.device)
+    keys = torch.arange(start + rows.shape[0], device=rows.device)
     before = (keys <= rows[:, None]) & (keys >= begins[:, :, None])
     if mask is None:
         return rows - begins, False, before.unsqueeze(1)

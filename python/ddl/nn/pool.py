@@ -94,7 +94,7 @@ class Pool(nn.Module):
             "norm_eps": NORM_EPS,
             "context_dtype": mean.dtype,
         }
-        if slot is None:
+        if slot is None or self.kernel_size == 1:  # nothing goes on from a token to the next
             return functional.read(mean, document_starts=document_starts, **options).context
         read = functional.bind_cached_read(mean, **options)
         z, _, _, pending = read(mean, slot.history.get(slot.name), document_starts)

@@ -238,7 +238,7 @@ class DeltaStream(nn.Module):
             )
         history.begin(x.dtype)
         step = history.resolved(
-            (id(self), torch.compiler.is_compiling()),
+            (id(self), torch.compiler.is_compiling(), x.dtype, autocast_dtype(x)),
             lambda: self._resolve(x),
         )
         context: Tensor = step.run(x, history, keep, document_starts, args, kwargs)

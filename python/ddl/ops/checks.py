@@ -160,7 +160,7 @@ def _check_read(given: Any) -> None:
 
 def check_mask(name: str, mask: Any, batch: Sequence[Any], beside: Tensor) -> None:
     """Raise unless `mask` is a bool tensor of shape `batch` on the device of `beside`."""
-    check_is_tensor(name, mask)
+    _check_is_dense(name, mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"`{name}` must have dtype torch.bool, got {mask.dtype}")
     check_shape(name, mask, batch)

@@ -37,8 +37,8 @@ from train_results import tabulate, to_record
 
 # The recorded configuration. The goals and the paper's numbers hold for it only.
 REFERENCE = {"hidden_size": 384, "layers": 6, "heads": 6, "time": 256, "batch": 8, "threads": 2}
-SHORT = {"hidden_size": "d", "layers": "L", "heads": "H", "time": "T", "batch": "B"}
-SHORT |= {"threads": "threads"}
+# The sizes as a record's name has them.
+SHORT = dict(zip(REFERENCE, ("d", "L", "H", "T", "B", "threads"), strict=True))
 SMALL = {"hidden_size": 64, "layers": 2, "heads": 2, "time": 32, "batch": 2, "threads": 2}
 
 
@@ -121,9 +121,8 @@ def record_name(args: argparse.Namespace) -> str:
         "adamw" * args.adamw,
     ]
     if not args.quick:
-        named = (f"{short}{getattr(args, name)}" for name, short in SHORT.items())
-        own = (f"{short}{REFERENCE[name]}" for name, short in SHORT.items())
-        parts += [one for one, other in zip(named, own, strict=True) if one != other]
+        sizes = {name: getattr(args, name) for name in REFERENCE}
+        parts += [f"{SHORT[n]}{size}" for n, size in sizes.items() if size != REFERENCE[n]]
     return "-".join(["train_step", *filter(None, parts)])
 
 

@@ -11,7 +11,7 @@ from ddl.config import RESIDUALS
 from ddl.hf import DDLCache, from_gpt
 from ddl.models import GPT, Cache
 from tests.models.test_cache import model_of, tokens
-from tests.nn.test_documents import documents
+from tests.support.helpers import documents
 
 TIME = 12
 STARTS = torch.zeros(3, TIME, dtype=torch.bool)

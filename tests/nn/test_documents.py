@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from ddl import DeltaResidual, DeltaStream, Expand, Read
+from ddl import DeltaResidual, Expand, Read
 from ddl.nn.history import History
-from tests.support.helpers import normal, randomise_
+from tests.nn import test_stream_history
+from tests.nn.test_stream_history import D, close, make_stream
+from tests.support.helpers import documents, normal, randomise_
 
-D, TIME = 12, 9
-STREAMS: dict[str, dict[str, Any]] = {
-    "scalar": {},
-    "channel": {"value_channels": 3, "compress": "channel"},
-    "token": {"value_channels": 3, "compress": "token"},
-    "token, one channel": {"compress": "token", "kernel_size": 3},
-    "token and conv": {"value_channels": 2, "compress": "token", "expand": "conv"},
+TIME = 9
+STREAMS: dict[str, dict[str, Any]] = test_stream_history.STREAMS | {
     "every state stored": {"value_channels": 2, "compress": "token", "anchor_every": 1},
     "convolved gate": {"value_channels": 2, "gate_from": "convolved", "expand": "conv"},
-    "v-Map": {"value_channels": 2, "compress": "token", "mapping": "v", "gate": "mlp"},
 }
 every_stream = pytest.mark.parametrize("options", STREAMS.values(), ids=STREAMS)
 STARTS = torch.tensor([[1, 0, 0, 1, 1, 0, 0, 0, 1], [0, 0, 0, 0, 1, 0, 0, 0, 0]]).bool()
-
-
-def documents(starts: Tensor) -> Iterator[tuple[int, slice]]:
-    """The sequence and the tokens of every document."""
-    for sequence, row in enumerate(starts):
-        begins = [0, *[t for t in row.nonzero().flatten().tolist() if t > 0], starts.shape[1]]
-        for first, last in itertools.pairwise(begins):
-            yield sequence, slice(first, last)
-
-
-def make_stream(options: dict[str, Any]) -> DeltaStream:
-    layers = [nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, D)) for _ in range(3)]
-    stream = DeltaStream(D, layers, **options).double()
-    randomise_(stream)
-    return stream
-
-
-def close(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
 
 
 @every_stream

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from tests.ops.test_chain import run as run_chain
 from tests.ops.test_ops import compare
 from tests.ops.test_ops_torch import backward_arguments
 from tests.support.emulated_device import emulated, needs_emulator
+from tests.support.helpers import documents
 from tests.support.op_cases import BF16, F16, F32, F64, inputs, parameters
 
 BATCH, TIME, D = 3, 11, 24
@@ -42,14 +42,6 @@ MASKS = {
 STARTS = pytest.mark.parametrize("starts", MASKS.values(), ids=MASKS)
 READS = pytest.mark.parametrize(("m", "taps"), [(1, 3), (2, 4), (4, 4), (3, 7), (4, 1), (2, 20)])
 Operator = Callable[..., Any]
-
-
-def documents(starts: Tensor) -> Iterator[tuple[int, slice]]:
-    """The sequence and the tokens of every document."""
-    for sequence, row in enumerate(starts):
-        begins = [0, *[t for t in row.nonzero().flatten().tolist() if t > 0], starts.shape[1]]
-        for first, last in itertools.pairwise(begins):
-            yield sequence, slice(first, last)
 
 
 def read_arguments(m: int, taps: int, batch: tuple[int, ...] = (BATCH, TIME)) -> dict[str, Any]:

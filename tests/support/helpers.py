@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,6 +26,14 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
     """Standard normal values, the same in every dtype up to rounding."""
     g = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+
+def documents(starts: Tensor) -> Iterator[tuple[int, slice]]:
+    """The sequence and the tokens of every document."""
+    for sequence, row in enumerate(starts):
+        begins = [0, *[t for t in row.nonzero().flatten().tolist() if t > 0], starts.shape[1]]
+        for first, last in itertools.pairwise(begins):
+            yield sequence, slice(first, last)
 
 
 def gradients(outputs: Tensor, inputs: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:

@@ -179,16 +179,19 @@ class Read(nn.Module):
         """
         d, m = self.hidden_size, self.value_channels
         check_stream("state", state, (d,) if m == 1 else (d, m), over_time=self.compress == "token")
-        documents: dict[str, Any] = {}
         if document_starts is not None:
             check_mask("document_starts", document_starts, state if m == 1 else state[..., 0])
-            documents = {"document_starts": document_starts} if self.compress == "token" else {}
+        starts = document_starts if self.compress == "token" else None
         state = state.unsqueeze(-1) if self.value_channels == 1 else state
         if not return_compressed:
-            return functional.read(state, **self.arguments(), **documents).context
+            return functional.read(state, **self.arguments(), document_starts=starts).context
         weight = self.effective_weight()
         x = functional.read(
-            state, compress=weight, norm_eps=None, context_dtype=state.dtype, **documents
+            state,
+            compress=weight,
+            norm_eps=None,
+            context_dtype=state.dtype,
+            document_starts=starts,
         ).context
         h = functional.read(
             x.unsqueeze(-1), norm_weight=self.norm_weight, norm_eps=self.norm_eps

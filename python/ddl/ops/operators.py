@@ -106,9 +106,9 @@ rewrite, read, rewrite_read, expand = (_by_name(forward) for forward, _ in BACKW
 def bind(operator: Operator, device: torch.device, **options: Any) -> Callable[..., Any]:
     """Return a cached operator with everything fixed but its first and its last two tensors.
 
-    These are its arguments, by position: the last two are what past tokens left, and which tokens
-    start a document. It is one function, because its callers come to it with
-    cold caches (ddl/nn/cached.py). device: of the tensors that it will be called with.
+    These are its arguments, by position; the last two are what past tokens left, and which tokens
+    start a document. It is one function, because its callers come to it with cold caches
+    (ddl/nn/cached.py). device: of the tensors that it will be called with.
     """
     names = operator.names
     given = len(names) - len(options) - 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -112,6 +114,7 @@ def atomic_file(path: Path, *, argument: str = "out") -> Iterator[Path]:
             yield temporary
             _finish(temporary, mode)
             temporary.replace(final)
+            sync(final.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -138,14 +141,19 @@ def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
             temporary.mkdir(parents=True)
             mode = _mode_of_new_files(temporary)
             yield temporary
-            for file in temporary.rglob("*"):
-                if file.is_file():
-                    _finish(file, mode)
+            for entry in temporary.rglob("*"):
+                if entry.is_file():
+                    _finish(entry, mode)
+                else:
+                    sync(entry)
+            sync(temporary)
             if temporary.parent == final:
                 for entry in sorted(temporary.iterdir()):
                     entry.replace(final / entry.name)
+                sync(final)
             else:
                 temporary.replace(final)
+                sync(final.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -157,6 +165,28 @@ def _is_filled_in_place(directory: Path) -> bool:
         return False
     writable = os.access(directory.parent, os.W_OK)
     return any(directory.iterdir()) or os.path.ismount(directory) or not writable
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a directory with all that is in it, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_at_once(directory: Path) -> None:
+    """Remove a directory so that no reader sees a part of it."""
+    with writing(directory):
+        hidden = _beside(directory)
+        directory.rename(hidden)
+        shutil.rmtree(hidden)
+
+
+def unfinished(name: str) -> str | None:
+    """The name of what was being written or removed under this temporary name; None for others."""
+    found = re.fullmatch(r"\.(.+)\.[0-9a-f]{8}\.tmp", name)
+    return found[1] if found else None
 
 
 def require_new_file(out: Path) -> None:
@@ -199,5 +229,19 @@ def _finish(file: Path, mode: int) -> None:
     Without the flush, a renamed file could be empty after a power cut.
     """
     file.chmod(mode)
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
+    sync(file)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a directory, to the disk: else a power cut can lose them."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:  # a directory may be one that can be written to and not read
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems sync no directory
+            raise
+    finally:
+        os.close(descriptor)

@@ -20,7 +20,7 @@ from ddl.errors import InputError, first_line
 from ddl.files import PathKind, path_kind, require_kind
 from ddl.models import GPT
 from ddl.train import pick_device
-from ddl.train.runs import load_run
+from ddl.train.runs import LAST, load_run
 
 __all__ = ["Loaded", "PathKind", "complete", "load", "load_for_transformers", "path_kind"]
 
@@ -37,13 +37,16 @@ class Loaded(NamedTuple):
     tokenizer: Tokenizer | None
 
 
-def load(path: str | Path, device: str = "auto", *, argument: str = "path") -> Loaded:
+def load(
+    path: str | Path, device: str = "auto", *, checkpoint: str = "last", argument: str = "path"
+) -> Loaded:
     """Load a model and its tokenizer.
 
     Args:
         path: a run directory of `ddl train`, a directory that `ddl export` wrote, or a checkpoint
             of the papers' code.
         device: "auto", "cpu" or "cuda"; "auto" takes a GPU if there is one.
+        checkpoint: of a run directory: "last", "best" (by validation loss) or a step.
         argument: the name of the path in error messages.
 
     Raises InputError if `path` is none of these, or a file in it is missing, damaged, or does not
@@ -51,9 +54,10 @@ def load(path: str | Path, device: str = "auto", *, argument: str = "path") -> L
     """
     path = Path(path)
     kind = require_kind(path, *OURS, argument=argument)
+    _check_checkpoint(checkpoint, kind)
     pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU
     try:
-        model, tokenizer = _read(path, kind)
+        model, tokenizer = _read(path, kind, checkpoint)
     except InputError as error:  # each subpackage names the path as its own command does
         sentence = re.sub(r"^`(run|path|src)`", f"`{argument}`", str(error))
         raise InputError(sentence) from error
@@ -61,9 +65,17 @@ def load(path: str | Path, device: str = "auto", *, argument: str = "path") -> L
     return Loaded(model.float().to(place).eval(), tokenizer)
 
 
-def _read(path: Path, kind: PathKind) -> tuple[GPT, Tokenizer | None]:
+def _check_checkpoint(checkpoint: str, kind: PathKind) -> None:
+    if checkpoint != LAST and kind is not PathKind.RUN:
+        raise InputError(
+            f"`checkpoint` must be left at {LAST} unless the model is {PathKind.RUN.value}, got"
+            f" {checkpoint!r}"
+        )
+
+
+def _read(path: Path, kind: PathKind, checkpoint: str) -> tuple[GPT, Tokenizer | None]:
     if kind is PathKind.RUN:
-        return load_run(path, torch.device("cpu"))
+        return load_run(path, torch.device("cpu"), checkpoint)
     if kind is PathKind.DDL:
         from ddl import hf
 
@@ -74,23 +86,24 @@ def _read(path: Path, kind: PathKind) -> tuple[GPT, Tokenizer | None]:
 
 
 def load_for_transformers(
-    path: str | Path, device: str = "auto", *, argument: str = "path"
+    path: str | Path, device: str = "auto", *, checkpoint: str = "last", argument: str = "path"
 ) -> tuple[Any, Any]:
     """Load a transformers model in evaluation mode and its tokenizer.
 
     path: a run directory, or a Hugging Face directory of any causal language model. device,
-    argument: as in `load`.
+    checkpoint, argument: as in `load`.
 
     A run becomes a `DDLForCausalLM` in memory, with the tokenizer that `ddl export` would write. A
     Hugging Face model keeps its saved dtype. Raises InputError, as `load` does.
     """
     path = Path(path)
     kind = require_kind(path, *FOR_TRANSFORMERS, argument=argument)
+    _check_checkpoint(checkpoint, kind)
     pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU
     if kind is PathKind.RUN:
         from ddl.hf import from_gpt, to_fast
 
-        loaded = load(path, device, argument=argument)
+        loaded = load(path, device, checkpoint=checkpoint, argument=argument)
         assert loaded.tokenizer is not None  # every run has one
         return from_gpt(loaded.model), to_fast(loaded.tokenizer, loaded.model.config)
     model, tokenizer = _from_pretrained(path, argument)

@@ -65,7 +65,8 @@ def test_its_metrics_are_plotted_and_have_the_names_of_today(run: Path, tmp_path
     shutil.copytree(run, tmp_path / "old")
     old = RunDirectory(tmp_path / "old")
     assert old.plot().stat().st_size > 0
-    new = train(short(tmp_path, "additive", steps=2, log_every=1, out=tmp_path / "new"), quiet())
+    config = short(tmp_path, "additive", steps=2, log_every=1, out=tmp_path / "new")
+    new = train(config, quiet()).run
     names = {frozenset(record) for record in new.metrics()}
     assert len(old.metrics()) >= 2
     for record in old.metrics():

@@ -138,21 +138,46 @@ def test_meta_cannot_ask_for_memory(tmp_path: Path) -> None:
     assert peak < 2**20  # the C unpickler would allocate a table of 2²⁴ pointers
 
 
-def test_batches_are_windows_and_repeat_with_the_seed() -> None:
+def test_batches_are_windows_and_repeat_with_seed_and_step() -> None:
     tokens = np.arange(1000, dtype=np.uint16)
-    draws = [data.batch(tokens, 64, 10, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    draws = [
+        data.batch(tokens, 64, 10, seed=seed, step=step)
+        for seed, step in ((1, 5), (1, 5), (2, 5), (1, 6))
+    ]
     assert draws[0].shape == (64, 10)
     assert draws[0].dtype == torch.int64
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
+    assert not torch.equal(draws[0], draws[3])
     assert torch.equal(draws[0] - draws[0][:, :1], torch.arange(10).expand(64, 10))
-    only = data.batch(tokens[:10], 3, 10, torch.Generator())  # exactly one window exists
+    only = data.batch(tokens[:10], 3, 10, seed=0, step=0)  # exactly one window exists
     assert torch.equal(only, torch.arange(10).expand(3, 10))
+
+
+def test_a_slice_of_a_batch_is_drawn_alone() -> None:
+    tokens = np.arange(1000, dtype=np.uint16)
+    whole = data.batch(tokens, 12, 10, seed=3, step=7)
+    for first, last in ((0, 12), (0, 4), (4, 5), (5, 12)):
+        part = data.batch(tokens, last - first, 10, seed=3, step=7, first=first)
+        assert torch.equal(part, whole[first:last])
+
+
+def test_windows_are_spread_evenly() -> None:
+    tokens = np.arange(1009, dtype=np.uint16)
+    starts = data.batch(tokens, 4000, 10, seed=2**63 - 1, step=0)[:, 0]
+    counts = torch.histc(starts.float(), bins=10, min=0, max=1000)
+    assert (counts - 400).abs().max() < 5 * 400**0.5
+
+
+def test_the_windows_of_a_seed_stay_the_same() -> None:
+    """A run that is resumed by a later version, or another NumPy, sees the windows of its own."""
+    starts = data.batch(np.arange(1000, dtype=np.uint16), 6, 10, seed=1337, step=42)[:, 0]
+    assert starts.tolist() == [525, 882, 599, 958, 479, 30]
 
 
 def test_both_ends_of_the_data_are_drawn() -> None:
     tokens = np.arange(12, dtype=np.uint8)
-    starts = data.batch(tokens, 200, 10, torch.Generator().manual_seed(0))[:, 0]
+    starts = data.batch(tokens, 200, 10, seed=0, step=0)[:, 0]
     assert set(starts.tolist()) == {0, 1, 2}
 
 

@@ -84,6 +84,7 @@ def test_tables_and_record(
     weights = (run / "model.safetensors").read_bytes()
     assert record["model"] == {
         "path": str(run),
+        "checkpoint": "last",
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
         "residual": "ddl-cc",
         "parameters": make("ddl-cc").num_parameters(),

@@ -165,7 +165,7 @@ WHOLE = re.compile(r"\b(temporary|folder|save_directory)\b")
 ALLOWED = (
     "path.mkdir(parents=True, exist_ok=True)",
     'with writing(path), path.open("a", encoding="utf-8") as file:',
-    "run.save(trainer.model)",
+    "self.saver.save(self.evaluated, self.records))",
     "candidate.run.save(candidate.trainer.model)",
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ CPU = torch.device("cpu")
 
 def test_existing_run_is_refused_then_replaced_alone(tmp_path: Path) -> None:
     config = short(tmp_path, "additive", steps=1)
-    run = train(config, quiet())
+    run = train(config, quiet()).run
     (run.path / "notes.txt").write_text("mine")
     expected = (
         f"`out` must be a directory without a run, got {run.path}, which has one:"
@@ -54,7 +55,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
             train(replace(config, out=out / "notes.txt", overwrite=overwrite), quiet())
     train(replace(config, overwrite=True), quiet())
     assert (out / "notes.txt").read_text() == "mine"
-    assert (out / "model.safetensors").exists()
+    assert (out / "checkpoints").exists()
     empty = tmp_path / "empty"
     empty.mkdir()
     train(replace(config, out=empty), quiet())
@@ -63,7 +64,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_diverging_loss_is_a_sentence(tmp_path: Path) -> None:
     config = short(tmp_path, "additive", steps=40, log_every=1)
     config = replace(config, optim=OptimConfig(lr=1e30, warmup_steps=0, clip=0))
-    with pytest.raises(DivergedError, match=r"^the loss is (nan|inf) at step \d+: try a lower"):
+    with pytest.raises(DivergedError, match=r"^the (loss|gradient) is not finite at step \d+ \("):
         train(config, quiet())
 
 
@@ -90,15 +91,16 @@ def test_config_json_round_trip_and_damage(tmp_path: Path) -> None:
 def test_damaged_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^`run` must be a run directory of `ddl train`, got "):
         load_run(tmp_path, CPU)
-    run = train(short(tmp_path, "additive", steps=1), quiet())
-    weights = run.path / "model.safetensors"
-    other = train(short(tmp_path, "ddl-cc", steps=1, out=tmp_path / "other"), quiet())
+    run = train(short(tmp_path, "additive", steps=1), quiet()).run
+    (weights,) = run.path.glob("checkpoints/*/model/*.safetensors")
+    other = train(short(tmp_path, "ddl-cc", steps=1, out=tmp_path / "other"), quiet()).run
     for content in (b"", b"garbage", weights.read_bytes()[:-10]):
         weights.write_bytes(content)
-        with pytest.raises(InputError, match="must hold the weights of this run's model, got: "):
+        with pytest.raises(InputError, match="must be as it was saved, got a damaged model/"):
             load_run(run.path, CPU)
-    weights.write_bytes((other.path / "model.safetensors").read_bytes())
-    with pytest.raises(InputError, match="must hold the weights of this run's model, got: "):
+    shutil.rmtree(run.path / "checkpoints")
+    shutil.copytree(other.path / "checkpoints", run.path / "checkpoints")
+    with pytest.raises(InputError, match="must hold the tensors of this run, got one with it: "):
         load_run(run.path, CPU)
 
 

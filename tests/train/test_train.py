@@ -19,7 +19,7 @@ from ddl.config import OptimConfig, SampleConfig, TrainConfig
 from ddl.errors import InputError
 from ddl.models import GPT
 from ddl.optim import learning_rate, parameter_groups
-from ddl.train import Trainer, pick_device, stop_on_interrupt, train, train_steps
+from ddl.train import Trainer, pick_device, stop_on_signal, train
 from ddl.train.runs import RunDirectory, from_json, load_config, load_run, to_json
 from ddl.train.trainer import make_repeatable
 from tests.support.train_cases import quiet, recorder, short
@@ -28,8 +28,7 @@ CPU = torch.device("cpu")
 
 
 def losses(config: TrainConfig) -> list[float]:
-    trainer = Trainer(config, data.load("topics"), CPU)
-    records = train_steps(trainer, lambda: False)
+    records = train(replace(config, overwrite=True), quiet()).run.metrics()
     return [value for r in records for key, value in r.items() if key.endswith("loss")]
 
 
@@ -43,14 +42,17 @@ def test_same_seed_same_losses(tmp_path: Path, residual: str) -> None:
 
 
 def test_batches_depend_on_the_seed_and_not_on_the_residual(tmp_path: Path) -> None:
-    corpus = data.load("topics")
-    trainers = [
-        Trainer(replace(short(tmp_path, residual), seed=seed), corpus, CPU)
-        for residual, seed in (("additive", 1), ("ddl-cc", 1), ("ddl-cc", 2))
-    ]
-    first = [data.batch(corpus.train, 4, 32, trainer.generator) for trainer in trainers]
+    first = []
+    for residual, seed in (("additive", 1), ("ddl-cc", 1), ("ddl-cc", 2)):
+        trainer = Trainer(short(tmp_path, residual, seed=seed), data.load("topics"), CPU)
+        seen: list[torch.Tensor] = []
+        trainer.model.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
+        trainer.step()
+        trainer.step()
+        first.append(torch.stack(seen))
     assert torch.equal(first[0], first[1])
     assert not torch.equal(first[1], first[2])
+    assert not torch.equal(first[0][0], first[0][1])  # another step sees other windows
 
 
 def test_evaluation_weighs_every_window_alike(tmp_path: Path) -> None:
@@ -122,15 +124,15 @@ def test_decay_groups(tmp_path: Path, residual: str) -> None:
 
 def test_train_writes_a_run_that_samples(tmp_path: Path) -> None:
     config = short(tmp_path)
-    run = train(config, quiet())
-    names = {"config.json", "tokenizer.json", "metrics.jsonl", "model.safetensors", "loss.png"}
+    run = train(config, quiet()).run
+    names = {"config.json", "tokenizer.json", "metrics.jsonl", "checkpoints", "loss.png"}
     assert {file.name for file in run.path.iterdir()} == names
     assert (run.path / "loss.png").read_bytes().startswith(b"\x89PNG")
     records = run.metrics()
     assert [r["step"] for r in records] == [2, 3, 4, 6, 6]
     assert all(math.isfinite(v) for r in records for v in r.values())
 
-    modes = {oct(file.stat().st_mode) for file in run.path.iterdir()}
+    modes = {oct(file.stat().st_mode) for file in run.path.rglob("*") if file.is_file()}
     assert len(modes) == 1  # the weights are as readable as the rest
     assert load_config(run.path) == config
     model, _ = load_run(run.path, CPU)
@@ -147,25 +149,6 @@ def test_train_writes_a_run_that_samples(tmp_path: Path) -> None:
     assert sample(replace(request, seed=5)) != text
 
 
-def test_failed_save_leaves_the_old_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = short(tmp_path, "additive", steps=1)
-    run = train(config, quiet())
-    before = (run.path / "model.safetensors").read_bytes()
-
-    def fail(model: GPT, path: str) -> None:
-        Path(path).write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr("safetensors.torch.save_model", fail)
-    sentence = f"`out` must be writable, got {run.path / 'model.safetensors'}: disk full"
-    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
-        run.save(GPT(config.model))
-    assert (run.path / "model.safetensors").read_bytes() == before
-    assert len(list(run.path.iterdir())) == 5  # no temporary file is left
-
-
 def test_ctrl_c_finishes_the_step_and_saves(tmp_path: Path) -> None:
     config = short(tmp_path, "additive", steps=1000, log_every=1, eval_every=1000)
     original = RunDirectory.log
@@ -177,12 +160,14 @@ def test_ctrl_c_finishes_the_step_and_saves(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunDirectory, "log", log)
-        run = train(config, console := recorder())
+        trained = train(config, console := recorder())
+    run = trained.run
+    assert trained.status == 128 + signal.SIGINT
     assert 3 <= len(run.metrics()) <= 5
     assert "Stopped after" in (text := console.export_text())
     assert re.search(r"mean loss \d\.\d{3}", text)
     load_run(run.path, CPU)
-    with stop_on_interrupt() as stopped:
+    with stop_on_signal() as stopped:
         assert not stopped()
         os.kill(os.getpid(), signal.SIGINT)
         assert stopped()

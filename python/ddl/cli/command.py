@@ -12,11 +12,14 @@ from ddl.errors import InputError
 
 
 class Command(NamedTuple):
-    """A subcommand: its line in `ddl --help`, configuration class, function and required extra."""
+    """A subcommand: its line in `ddl --help`, configuration class, function and required extra.
+
+    run: takes the arguments; returns the exit status, None for 0.
+    """
 
     summary: str
     options: type
-    run: Callable[[list[str]], None]
+    run: Callable[[list[str]], int | None]
     extra: str = "train"
 
 

@@ -15,7 +15,7 @@ def run(args: list[str]) -> None:
     config = parse(ExportConfig, args, prog="ddl export", description=HELP, positional=True)
     from ddl.hf.files import export_run
 
-    print(*export_run(config.run, config.hf, config.tokenizer), sep="\n")
+    print(*export_run(config.run, config.hf, config.tokenizer, config.checkpoint), sep="\n")
 
 
 COMMAND = Command(

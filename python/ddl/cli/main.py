@@ -55,7 +55,7 @@ def _main(args: list[str]) -> int:
         print(f"ddl: the command must be one of {known}, got {name!r}", file=sys.stderr)
         return 2
     try:
-        COMMANDS[name].run(args)
+        return COMMANDS[name].run(args) or 0
     except (InputError, DivergedError, ModuleNotFoundError) as error:
         sentence = explain(name, error)
         if sentence is None or environment.wants_traceback():
@@ -65,7 +65,6 @@ def _main(args: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"ddl {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    return 0
 
 
 def usage() -> str:

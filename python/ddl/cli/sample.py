@@ -35,7 +35,7 @@ def sample(config: SampleConfig, console: Console | None = None) -> str:
     """
     from ddl.load import complete, load
 
-    model, tokenizer = load(config.run, config.device, argument="run")
+    model, tokenizer = load(config.run, config.device, checkpoint=config.checkpoint, argument="run")
     if tokenizer is None:
         raise InputError(f"`run` must have a tokenizer, got {config.run} without tokenizer.json")
     with _bar(console, config.tokens) as progress:

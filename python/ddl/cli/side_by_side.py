@@ -16,7 +16,7 @@ from rich.text import Text
 from ddl import data
 from ddl.config import PRESETS, DemoConfig, Residual, TrainConfig
 from ddl.load import complete
-from ddl.train import Trainer, check_finite, pick_device, progress_bar, stop_on_interrupt
+from ddl.train import Trainer, Watch, pick_device, progress_bar, stop_on_signal
 from ddl.train.plots import plot_losses
 from ddl.train.runs import PLOT, RunDirectory
 
@@ -45,19 +45,25 @@ class Candidate:
     def tokens_per_second(self) -> float:
         return self.trainer.tokens_per_step / statistics.median(self.seconds)
 
+    def __post_init__(self) -> None:
+        self.watch = Watch(self.trainer)
+
     def step(self) -> None:
         """Run one optimizer step, timed until the host has the loss and the GPU is idle."""
         started = time.perf_counter()
-        loss = float(self.trainer.step().loss)
+        step = self.trainer.step()
+        loss = float(step.loss)
         if self.trainer.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - started)
         self.losses.append(loss)
-        check_finite(loss, self.trainer.steps_done)
+        self.watch.add(step)
         self.run.log({"step": self.trainer.steps_done, "loss": loss, "seconds": self.seconds[-1]})
 
     def evaluate(self) -> None:
-        self.validation_loss = self.trainer.evaluate()
+        loss = self.trainer.evaluate()
+        assert loss is not None  # nothing stops it
+        self.validation_loss = loss
         self.run.log({"step": self.trainer.steps_done, "validation_loss": self.validation_loss})
 
 
@@ -111,7 +117,7 @@ def _build(config: TrainConfig, corpus: data.Corpus, device: torch.device) -> Ca
 def interleave(pair: list[Candidate], steps: int, console: Console) -> None:
     """Alternate single training steps, so that other load on the machine slows both equally."""
     every = pair[0].trainer.config.eval_every
-    with stop_on_interrupt() as stopped, progress_bar(console) as bar:
+    with stop_on_signal() as stopped, progress_bar(console) as bar:
         task = bar.add_task("training both", total=steps, loss="", speed="")
         for step in range(1, steps + 1):
             # Alternate who is first: caches and clocks differ for the second.

@@ -15,10 +15,13 @@ HELP = """Train a language model. A preset, named first, sets the defaults of th
 tiny: seconds on a CPU · demo: minutes on a CPU (the default) · small: 124 M and medium: 354 M
 parameters with the papers' recipe; they need --data and a GPU.
 
-ddl train demo --model.residual additive --data shakespeare.txt"""
+ddl train demo --model.residual additive --data shakespeare.txt
+ddl train --resume runs/ddl-cc-d256-L4-s1337
+
+Ctrl-C or SIGTERM ends it after the step and a checkpoint; the exit status is then 130 or 143."""
 
 
-def run(args: list[str]) -> None:
+def run(args: list[str]) -> int:
     named = args[:1] if args and not args[0].startswith("-") else []
     name, options = named[0] if named else "demo", args[len(named) :]
     if name not in PRESETS:
@@ -26,7 +29,7 @@ def run(args: list[str]) -> None:
     tyro: dict[str, Any] = {
         "prog": f"ddl train {name if named else '[PRESET]'}",
         "description": HELP,
-        "default": PRESETS[name],
+        "default": _resumed(options, named) or PRESETS[name],
     }
     if any(option in PRESETS for option in options):  # unless as the value of another
         _, unknown = parse(TrainConfig, options, return_unknown_args=True, **tyro)
@@ -36,7 +39,25 @@ def run(args: list[str]) -> None:
     config = parse(TrainConfig, options, **tyro)
     from ddl.train import train
 
-    train(config, make_console())
+    return train(config, make_console()).status
+
+
+def _resumed(options: list[str], preset: list[str]) -> TrainConfig | None:
+    """The options of the run that --resume names; None without --resume and for auto."""
+    run = None
+    for i, option in enumerate(options):
+        name, equals, value = option.partition("=")
+        if name == "--resume":
+            run = value if equals else "".join(options[i + 1 : i + 2])
+    if run in (None, "auto"):
+        return None
+    if preset:
+        raise InputError(
+            f"`preset` must be left out with --resume, which has the run's options, got {preset[0]}"
+        )
+    from ddl.train.resume import options_of
+
+    return options_of(run)
 
 
 COMMAND = Command("train a language model: ddl train [preset] [--overrides]", TrainConfig, run)

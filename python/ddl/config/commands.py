@@ -17,6 +17,8 @@ class SampleConfig:
 
     run: Path
     """Run directory, a directory that `ddl export` wrote, or a checkpoint of the paper's code."""
+    checkpoint: str = "last"
+    """Checkpoint of a run: last, best (by validation loss) or a step that was saved."""
     prompt: str = "\n"
     """Text to continue."""
     tokens: int = 300
@@ -65,6 +67,8 @@ class EvalConfig:
 
     model: Path
     """Run directory, or directory of a Hugging Face model."""
+    checkpoint: str = "last"
+    """Checkpoint of a run: last, best (by validation loss) or a step that was saved."""
     tasks: tuple[str, ...] = ("paper",)
     """Tasks, groups or tags of lm-eval, or patterns like arc_*. paper: the papers' eight tasks."""
     num_fewshot: int | None = None
@@ -98,6 +102,8 @@ class ExportConfig:
     """Run directory."""
     hf: Path | None = None
     """Directory to write, new or empty. AutoModelForCausalLM and AutoTokenizer can load it."""
+    checkpoint: str = "last"
+    """Checkpoint of a run: last, best (by validation loss) or a step that was saved."""
     tokenizer: Path | None = None
     """Directory with GPT-2's tokenizer.json, or its vocab.json and merges.txt. Needed for a run on
     GPT-2's tokens if tiktoken is missing or cannot fetch its data."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ddl.options import check_least, check_positive
+from ddl.options import check_finite, check_least, check_positive
 
 from .fields import check_counts, check_literals, plain_numbers, require
 from .model import GPTConfig
@@ -39,8 +39,9 @@ class OptimConfig:
         two = isinstance(self.betas, tuple | list) and len(self.betas) == 2
         numbers = two and all(isinstance(b, int | float) and 0 <= b < 1 for b in self.betas)
         require(numbers, "betas", "two numbers in [0, 1)", self.betas)
-        check_least("weight_decay", self.weight_decay)
-        check_least("clip", self.clip)
+        for name in ("weight_decay", "clip"):
+            check_finite(name, getattr(self, name))
+            check_least(name, getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,24 @@ class TrainConfig:
     """Run directory, new or empty; by default runs/RESIDUAL-dHIDDEN-LLAYERS-sSEED."""
     overwrite: bool = False
     """Replace the run in an existing run directory; other files in it stay."""
+    resume: str | None = None
+    """Go on from the last checkpoint of this run directory, with its options. auto: go on with the
+    run in --out if there is one, otherwise start it, so that a scheduler can repeat the command."""
+    save_every: int | None = None
+    """Steps between checkpoints; None for one after every evaluation. Besides, the last step and
+    the lowest validation loss are saved."""
+    save_minutes: float | None = None
+    """Also save when this many minutes have passed since the last checkpoint."""
+    keep_every: int | None = None
+    """Checkpoints of multiples of this many steps are kept, besides the last and the best one."""
 
     def __post_init__(self) -> None:
         plain_numbers(self)
         check_literals(self)
         check_counts(self, "steps batch_size accumulation eval_every log_every")
         check_counts(self, "eval_batches seed", least=0)
+        check_counts(self, "save_every keep_every")
+        check_positive("save_minutes", self.save_minutes, optional=True)
 
     @property
     def directory(self) -> Path:

@@ -6,6 +6,8 @@ Files are memory-mapped; a batch copies only its own windows.
 from __future__ import annotations
 
 import codecs
+import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +20,14 @@ from torch import Tensor
 
 from ddl.errors import InputError
 
-from .tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer, read_meta
+from .tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer, describe, read_meta
 
 Tokens = npt.NDArray[Any]  # one dimension, uint8 or uint16
 
 EMBEDDED = "topics"
 VALIDATION_SHARE = 10  # the last tenth of a text is kept for validation
 CHUNK = 2**20
+WHOLE, BLOCKS, BLOCK = 64 * 2**20, 1024, 64 * 2**10  # what a checksum takes, in bytes
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,18 @@ class Corpus:
     train: Tokens
     validation: Tokens
     tokenizer: Tokenizer
+
+    def checksum(self) -> str:
+        """SHA-256 of the tokens and the tokenizer, to notice that a corpus has changed.
+
+        Of an array of more than 64 MiB it takes 1,024 blocks of 64 KiB, spread evenly.
+        """
+        digest = hashlib.sha256(json.dumps(describe(self.tokenizer)).encode())
+        for tokens in (self.train, self.validation):
+            digest.update(f"{len(tokens)} {tokens.dtype}".encode())
+            for block in _sampled(tokens.view(np.uint8)):
+                digest.update(block)
+        return digest.hexdigest()
 
     def check(self, block_size: int, vocab_size: int) -> None:
         """Raise InputError unless a model of these sizes can train on this corpus."""
@@ -90,9 +105,19 @@ def embedded_text() -> bytes:
     return "\n\n".join(dict.fromkeys(paragraphs)).encode("utf-8")
 
 
-def batch(tokens: Tokens, batch_size: int, block_size: int, generator: torch.Generator) -> Tensor:
-    """Draw random windows of `tokens`, (batch_size, block_size) int64, with a CPU generator."""
-    starts = torch.randint(len(tokens) - block_size + 1, (batch_size,), generator=generator)
+def batch(
+    tokens: Tokens, batch_size: int, block_size: int, *, seed: int, step: int, first: int = 0
+) -> Tensor:
+    """Cut windows `first` … `first + batch_size - 1` of a step's global batch out of `tokens`.
+
+    Returns (batch_size, block_size) int64. A window is a function of (seed, step, its index) alone,
+    so a resumed run and any division of the global batch see the same ones.
+    """
+    # A bit generator's stream is the same in every version of NumPy; a distribution's may change.
+    key = np.array([seed, step], dtype=np.uint64)
+    numbers = np.random.Philox(key=key).random_raw(first + batch_size)[first:]
+    uniform = (numbers >> np.uint64(11)) * 2.0**-53  # in [0, 1)
+    starts = (uniform * (len(tokens) - block_size + 1)).astype(np.int64)
     return _windows(tokens, starts.tolist(), block_size)
 
 
@@ -108,6 +133,15 @@ def evaluation_batches(
     starts = [(i * windows // wanted) * block_size for i in range(wanted)]
     for first in range(0, wanted, batch_size):
         yield _windows(tokens, starts[first : first + batch_size], block_size)
+
+
+def _sampled(content: Tokens) -> Iterator[bytes]:
+    if len(content) <= WHOLE:
+        yield content.tobytes()
+        return
+    for i in range(BLOCKS):
+        start = i * (len(content) - BLOCK) // (BLOCKS - 1)
+        yield content[start : start + BLOCK].tobytes()
 
 
 def _windows(tokens: Tokens, starts: list[int], block_size: int) -> Tensor:

@@ -47,7 +47,7 @@ def evaluate(config: EvalConfig) -> Record:
     `truncated` because they were longer than the model's context. Raises InputError if model, tasks
     or `out` cannot be used; then nothing was written.
     """
-    subject.check(config.model)
+    subject.check(config.model, config.checkpoint)
     started = datetime.now(timezone.utc)
     out = config.out or config.model / f"eval-{started:%Y%m%d-%H%M%S}.json"
     require_new_file(out)
@@ -65,7 +65,8 @@ def evaluate(config: EvalConfig) -> Record:
                 loaded = tasks.load(names, manager)
             runs.append(score(model, loaded, manager, num_fewshot=shot, limit=config.limit))
     record = {
-        "model": subject.identity(config.model, model.model) | {"context": model.max_length},
+        "model": subject.identity(config.model, config.checkpoint, model.model)
+        | {"context": model.max_length},
         "out": str(out),
         "tasks": list(config.tasks),
         "limit": config.limit,
@@ -159,7 +160,9 @@ def _requested(config: EvalConfig) -> tuple[list[str], Sequence[int | None]]:
 def _harness(config: EvalConfig) -> Harness:
     from .harness import Harness
 
-    model, tokenizer = load_for_transformers(config.model, config.device, argument="model")
+    model, tokenizer = load_for_transformers(
+        config.model, config.device, checkpoint=config.checkpoint, argument="model"
+    )
     return Harness(model, tokenizer, config.batch_size)
 
 

@@ -8,30 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from ddl.errors import InputError
-from ddl.files import require_kind
+from ddl.files import PathKind, path_kind, require_kind
 from ddl.load import FOR_TRANSFORMERS
 
 SUFFIXES = (".safetensors", ".bin")  # of weight files, in order of preference
 
 
-def check(path: Path) -> None:
+def check(path: Path, checkpoint: str) -> None:
     """Raise InputError unless `path` holds a model with weights that `ddl eval` can score."""
     require_kind(path, *FOR_TRANSFORMERS, argument="model")
-    _weights(path)
+    _weights(path, checkpoint)
 
 
-def identity(path: Path, model: Any) -> dict[str, Any]:
+def identity(path: Path, checkpoint: str, model: Any) -> dict[str, Any]:
     """The fields of the record that identify the model."""
     return {
         "path": str(path),
-        "weights_sha256": _hash(path),
+        "checkpoint": checkpoint,
+        "weights_sha256": _hash(_weights(path, checkpoint)),
         "residual": getattr(model.config, "residual", None),
         "parameters": model.num_parameters(),
         "dtype": str(model.dtype).removeprefix("torch."),
     }
 
 
-def _weights(path: Path) -> list[Path]:
+def _weights(path: Path, checkpoint: str) -> list[Path]:
+    if path_kind(path) is PathKind.RUN:
+        from ddl.train.runs import weights_folder  # needs the `train` extra
+
+        path = weights_folder(path, checkpoint)
     files: Iterator[list[Path]] = (sorted(path.glob(f"*{suffix}")) for suffix in SUFFIXES)
     found = next((names for names in files if names), None)
     if found is None:
@@ -39,10 +44,10 @@ def _weights(path: Path) -> list[Path]:
     return found
 
 
-def _hash(path: Path) -> str:
+def _hash(files: list[Path]) -> str:
     """SHA-256 over the concatenated weight files."""
     digest = hashlib.sha256()
-    for name in _weights(path):
+    for name in files:
         with name.open("rb") as file:
             while block := file.read(2**20):
                 digest.update(block)

@@ -94,16 +94,19 @@ def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
     return to_gpt(model), tokenizer
 
 
-def export_run(run: Path, out: Path, tokenizer: Path | None = None) -> list[str]:
+def export_run(
+    run: Path, out: Path, tokenizer: Path | None = None, checkpoint: str = "last"
+) -> list[str]:
     """Write a run directory's model and tokenizer for Hugging Face: `ddl export`.
 
-    tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them. Returns lines for the
-    user. Raises InputError if `run` or `out` cannot be used; then nothing was written.
+    tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them. checkpoint: "last",
+    "best" or a step. Returns lines for the user. Raises InputError if `run` or `out` cannot be
+    used; then nothing was written.
     """
     from ddl.train.runs import load_run
 
     require_new_directory(out)
-    model, ours = load_run(run, torch.device("cpu"))
+    model, ours = load_run(run, torch.device("cpu"), checkpoint)
     return save_with_tokenizer(model, choose_tokenizer(ours, tokenizer, model.config), out)
 
 

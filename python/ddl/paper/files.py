@@ -146,13 +146,13 @@ def _export(src: Path, out: Path, layout: Layout) -> list[str]:
 def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     """Read config and parameters, in their own dtypes, of a run or Hugging Face directory."""
     if require_kind(src, PathKind.RUN, PathKind.DDL, argument="src") is PathKind.RUN:
-        from ddl.train.runs import load_config  # needs the `train` extra
+        from ddl.train.runs import load_config, weights_folder  # need the `train` extra
 
-        config = load_config(src).model
+        config, folder = load_config(src).model, weights_folder(src)
     else:
-        config = _hf_config(src / CONFIG)
+        config, folder = _hf_config(src / CONFIG), src
     state: dict[str, Tensor] = {}
-    path = _weights(src)
+    path = _weights(folder)
     for file in _shards(path) if path.name.endswith(".index.json") else [path]:
         state |= _read(file)
     return config, state

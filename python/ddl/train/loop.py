@@ -1,145 +1,63 @@
-"""`ddl train`: the training loop with progress bar, metrics and Ctrl-C."""
+"""`ddl train`: from a configuration to a run directory."""
 
 from __future__ import annotations
 
-import math
-import signal
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from typing import NamedTuple
 
-import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from torch import Tensor
 
 from ddl import data
 from ddl.config import TrainConfig
-from ddl.errors import DivergedError
 
+from .resume import check_corpus, find_start
 from .runs import RunDirectory, refuse_existing
+from .session import begin, progress_bar
+from .stopping import stop_on_signal
 from .trainer import Trainer, pick_device
 
 
-def train(config: TrainConfig, console: Console) -> RunDirectory:
-    """Train until the last step or Ctrl-C, and write everything into the run directory.
+class Trained(NamedTuple):
+    """The run directory, and the exit status: 0, or 128 + the number of the signal that stopped."""
 
-    Raises InputError if data, options or the run directory cannot be used, DivergedError if the
-    loss is not finite.
+    run: RunDirectory
+    status: int
+
+
+def train(config: TrainConfig, console: Console) -> Trained:
+    """Train until the last step or a signal, and write everything into the run directory.
+
+    Raises InputError if data, options, the run directory or a checkpoint cannot be used,
+    DivergedError if loss, gradient or weights are not finite. If it fails before the first step is
+    done, it leaves nothing behind.
     """
+    start = find_start(config)
     device = pick_device(config.device, config.model.residual)
     corpus = data.load(config.data)
-    refuse_existing(config)  # before building the model, which may take a while
+    if start is None:
+        refuse_existing(config)  # before building the model, which may take a while
+    else:
+        check_corpus(start, corpus)
     trainer = Trainer(config, corpus, device)
-    run = RunDirectory.create(config, corpus.tokenizer)
-    console.print(
+    _say(
+        console,
         f"{config.model.residual}: {trainer.model.num_parameters():,} parameters on {device},"
         f" {len(corpus.train):,} training tokens from {corpus.name}",
-        highlight=False,
     )
-    with stop_on_interrupt() as stopped, progress_bar(console) as bar:
-        task = bar.add_task(config.model.residual, total=config.steps, loss="", speed="")
-        for record in train_steps(trainer, stopped):
-            run.log(record)
-            if "loss" in record:
-                speed = f"{record['tokens_per_second']:,.0f} tok/s"
-                loss = f"mean loss {record['loss']:.3f}"
-                bar.update(task, completed=record["step"], loss=loss, speed=speed)
-            else:
-                bar.console.print(
-                    f"step {record['step']}: validation loss {record['validation_loss']:.4f}"
-                )
-                run.save(trainer.model)
-    run.save(trainer.model)
-    run.plot()
+    with stop_on_signal() as stop, progress_bar(console) as bar:
+        session = begin(trainer, bar, start)
+        if start is not None:
+            _say(console, f"Going on after step {trainer.steps_done} with {session.run.path}")
+        session.run_until(stop)
+    path = session.run.path
+    session.run.plot()
     if trainer.steps_done < config.steps:
         done = f"{trainer.steps_done} of {config.steps} steps"
-        console.print(f"Stopped after {done}; weights and metrics are in {run.path}")
+        _say(console, f"Stopped after {done}; go on with `ddl train --resume {path}`")
     else:
-        console.print(f"Done; `ddl sample {run.path}` writes text with it")
-    return run
+        _say(console, f"Done; `ddl sample {path}` writes text with it")
+    return Trained(session.run, stop.status)
 
 
-def train_steps(trainer: Trainer, stopped: Callable[[], bool]) -> Iterator[dict[str, float]]:
-    """Train to the end of the schedule and yield the records for metrics.jsonl.
-
-    Every `log_every` steps it yields the mean loss (nats per token) since the last record; every
-    `eval_every` steps and at the end the validation loss. It ends early if `stopped()` is true
-    after a step.
-    """
-    config = trainer.config
-    losses: list[Tensor] = []
-    started = time.perf_counter()
-    while trainer.steps_done < config.steps and not stopped():
-        step = trainer.step()
-        losses.append(step.loss)
-        done, last = trainer.steps_done, trainer.steps_done == config.steps
-        if done % config.log_every == 0 or last:
-            loss = float(torch.stack(losses).mean())  # waits for the device
-            seconds = time.perf_counter() - started
-            check_finite(loss, done)
-            yield {
-                "step": done,
-                "loss": loss,
-                "grad_norm": float(step.grad_norm),
-                "lr": trainer.optimizer.param_groups[0]["lr"],
-                "tokens_per_second": len(losses) * trainer.tokens_per_step / seconds,
-            }
-            losses, started = [], time.perf_counter()
-        if done % config.eval_every == 0 or last:
-            paused = time.perf_counter()
-            yield {"step": done, "validation_loss": trainer.evaluate()}
-            started += time.perf_counter() - paused
-
-
-def check_finite(loss: float, step: int) -> None:
-    """Raise DivergedError unless the loss is finite."""
-    if not math.isfinite(loss):
-        raise DivergedError(
-            f"the loss is {loss} at step {step}: try a lower `optim.lr` or a longer warm-up"
-        )
-
-
-def progress_bar(console: Console) -> Progress:
-    """A progress bar with steps, recent mean loss, tokens per second and remaining time."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-        console=console,
-    )
-
-
-@contextmanager
-def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a request that the yielded function reports; a second one raises.
-
-    So a step is never interrupted halfway, and the saved model is consistent.
-    """
-    requested = threading.Event()
-
-    def handle(number: int, frame: object) -> None:
-        if requested.is_set():
-            raise KeyboardInterrupt
-        requested.set()
-        print("\nStopping after this step; Ctrl-C again aborts.", file=sys.stderr)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield requested.is_set
-        return
-    previous = signal.signal(signal.SIGINT, handle)
-    try:
-        yield requested.is_set
-    finally:
-        signal.signal(signal.SIGINT, previous)
+def _say(console: Console, line: str) -> None:
+    """Print a line as it is: a path may have what rich takes for markup."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

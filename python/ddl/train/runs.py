@@ -1,11 +1,19 @@
-"""A run directory: config.json, tokenizer.json, metrics.jsonl, model.safetensors, loss.png."""
+"""A run directory: config.json, tokenizer.json, metrics.jsonl, checkpoints/, loss.png.
+
+A run without checkpoints has its weights in model.safetensors: `ddl demo` and earlier versions of
+`ddl train` write it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
+import re
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,14 +25,29 @@ from torch import nn
 from ddl.config import TrainConfig
 from ddl.data.tokenizer import Tokenizer, describe, restore
 from ddl.errors import NEWER, InputError, first_line
-from ddl.files import CONFIG, PathKind, atomic_file, require_kind, write_text, writing
+from ddl.files import (
+    CONFIG,
+    PathKind,
+    atomic_file,
+    remove,
+    remove_at_once,
+    require_kind,
+    sync,
+    unfinished,
+    write_text,
+    writing,
+)
 from ddl.models import GPT
 
+from . import checkpoint
 from .plots import Record, plot_losses
 
-TOKENIZER, METRICS = "tokenizer.json", "metrics.jsonl"
+TOKENIZER, METRICS, CHECKPOINTS = "tokenizer.json", "metrics.jsonl", "checkpoints"
 WEIGHTS, PLOT = "model.safetensors", "loss.png"
-FILES = (CONFIG, TOKENIZER, METRICS, WEIGHTS, PLOT)
+FILES = (TOKENIZER, METRICS, CHECKPOINTS, WEIGHTS, PLOT, CONFIG)  # in the order of their removal
+
+LAST, BEST = "last", "best"
+STEP = re.compile(r"step-(\d{8,})")
 
 Config = TypeVar("Config")
 
@@ -34,10 +57,33 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: int | None = None
+
+    def lock(self) -> None:
+        """Keep other processes from training into this directory until `unlock` or the exit.
+
+        Raises InputError if another one does. Does nothing on a file system without locks.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise InputError(
+                f"`out` must be a directory that no other process trains into, got {self.path}"
+            ) from None
+        except OSError:
+            pass
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
 
     @classmethod
     def create(cls, config: TrainConfig, tokenizer: Tokenizer) -> RunDirectory:
-        """Make the directory and write config.json and tokenizer.json.
+        """Make the directory, lock it, and write config.json and tokenizer.json.
 
         Raises InputError if the directory is not empty, unless `config.overwrite` is set: then the
         files of an earlier run are removed, and nothing else.
@@ -46,11 +92,23 @@ class RunDirectory:
         path = config.directory
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
+            run = cls(path)
+            run.lock()
             for name in FILES:
-                (path / name).unlink(missing_ok=True)
+                remove(path / name)
+            run.drop_unfinished()
         write_text(path / TOKENIZER, json.dumps(describe(tokenizer)))
-        write_text(path / CONFIG, to_json(config))
-        return cls(path)
+        asked = dataclasses.replace(config, resume=None, overwrite=False)
+        write_text(path / CONFIG, to_json(asked))  # last: without it the directory is no run
+        return run
+
+    @contextmanager
+    def unlocked_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.unlock()
+            raise
 
     def log(self, record: Record) -> None:
         """Append a record to metrics.jsonl."""
@@ -60,9 +118,22 @@ class RunDirectory:
 
     def metrics(self) -> list[Record]:
         """All records of metrics.jsonl so far."""
+        return [json.loads(line) for line in self._lines()]
+
+    def cut_metrics(self, records: int) -> None:
+        """Keep the first `records` lines of metrics.jsonl."""
+        lines = self._lines()[:records]
+        write_text(self.path / METRICS, "".join(line + "\n" for line in lines))
+
+    def sync_metrics(self) -> None:
+        """Flush metrics.jsonl to the disk."""
+        if (self.path / METRICS).exists():
+            sync(self.path / METRICS)
+
+    def _lines(self) -> list[str]:
         file = self.path / METRICS
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        return [json.loads(line) for line in lines]
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        return text.split("\n")[:-1]  # a killed process may leave half a line
 
     def save(self, model: nn.Module) -> None:
         """Write model.safetensors atomically: a reader sees the old file or the new one."""
@@ -74,6 +145,66 @@ class RunDirectory:
         path = self.path / PLOT
         plot_losses({self.path.name: self.metrics()}, path)
         return path
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def checkpoint_path(self, step: int) -> Path:
+        return self.path / CHECKPOINTS / f"step-{step:08}"
+
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints, in order."""
+        try:
+            names = os.listdir(self.path / CHECKPOINTS)
+        except FileNotFoundError:
+            return []
+        found = map(STEP.fullmatch, names)
+        return sorted(int(match[1]) for match in found if match)
+
+    def best_step(self) -> int | None:
+        """The step of the checkpoint with the lowest validation loss; None without one."""
+        losses = {
+            s: checkpoint.read_manifest(self.checkpoint_path(s)).validation_loss
+            for s in self.steps()
+        }
+        known = {step: loss for step, loss in losses.items() if loss is not None}
+        return min(known, key=known.__getitem__, default=None)
+
+    def find_checkpoint(self, which: str) -> Path | None:
+        """The checkpoint "last", "best" or of a step; None for "last" or "best" of a run without.
+
+        Raises InputError for a step that has none.
+        """
+        steps = self.steps()
+        if which in (LAST, BEST):
+            step = self.best_step() if which == BEST else None
+            last = steps[-1] if steps else None
+            return None if last is None else self.checkpoint_path(last if step is None else step)
+        if not which.isdecimal() or int(which) not in steps:
+            saved = ", ".join(map(str, steps)) or "no step"
+            expected = f"{LAST}, {BEST} or a step that was saved, one of {saved}"
+            raise InputError(f"`checkpoint` must be {expected}, got {which!r}")
+        return self.checkpoint_path(int(which))
+
+    def drop_checkpoint(self, step: int) -> None:
+        """Remove a checkpoint; it vanishes in one step."""
+        remove_at_once(self.checkpoint_path(step))
+
+    def drop_unfinished(self) -> None:
+        """Remove what a killed process has left of files that it was writing or removing."""
+        for folder in (self.path, self.path / CHECKPOINTS):
+            for name in os.listdir(folder) if folder.exists() else ():
+                if _is_unfinished(name):
+                    remove(folder / name)
+
+
+def _is_beginning(name: str) -> bool:
+    return name == TOKENIZER or _is_unfinished(name)
+
+
+def _is_unfinished(name: str) -> bool:
+    """Whether a killed process was writing this file or checkpoint, or removing it."""
+    final = unfinished(name)
+    return final in (*FILES, checkpoint.MANIFEST) or bool(final and STEP.fullmatch(final))
 
 
 def refuse_existing(config: TrainConfig) -> None:
@@ -87,6 +218,8 @@ def refuse_existing(config: TrainConfig) -> None:
         raise InputError(f"`out` must be a directory, got {path}: {error.strerror}") from error
     if not names or config.overwrite:
         return
+    if config.resume is not None and CONFIG not in names and all(map(_is_beginning, names)):
+        return  # of a run that was killed before it had anything
     if any(name in FILES for name in names):
         expected, got, hint = "a directory without a run", "one", ""
     else:
@@ -103,27 +236,49 @@ def load_config(path: Path) -> TrainConfig:
     return from_json(TrainConfig, _read(path, CONFIG))
 
 
-def load_run(path: Path, device: torch.device) -> tuple[GPT, Tokenizer]:
+def load_run(path: Path, device: torch.device, which: str = LAST) -> tuple[GPT, Tokenizer]:
     """Load the model, in evaluation mode, and the tokenizer of a run directory.
+
+    which: the checkpoint: "last", "best" (by validation loss) or a step.
 
     Raises InputError if a file is missing, damaged, or does not fit the others.
     """
     config = load_config(path)
-    try:
-        tokenizer = restore(json.loads(_read(path, TOKENIZER)))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"`{path / TOKENIZER}` must be JSON, got: {error}") from error
+    tokenizer = load_tokenizer(path)
     with torch.device("meta"):
         model = GPT(config.model)
     model.to_empty(device=device)
+    found = RunDirectory(path).find_checkpoint(which)
+    if found is None:
+        _load_weights(path / WEIGHTS, model, device)
+    else:
+        manifest = checkpoint.read_manifest(found)
+        checkpoint.read(found, manifest, checkpoint.MODEL, model.state_dict())
+    return model.eval(), tokenizer
+
+
+def weights_folder(run: Path, which: str = LAST) -> Path:
+    """The directory with the safetensors of a run's checkpoint; the run itself if it has none."""
+    found = RunDirectory(run).find_checkpoint(which)
+    return run if found is None else found / checkpoint.MODEL
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load a run's tokenizer; raise InputError if it is missing or damaged."""
     try:
-        safetensors.torch.load_model(model, path / WEIGHTS, device=str(device))
+        return restore(json.loads(_read(path, TOKENIZER)))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"`{path / TOKENIZER}` must be JSON, got: {error}") from error
+
+
+def _load_weights(file: Path, model: GPT, device: torch.device) -> None:
+    try:
+        safetensors.torch.load_model(model, file, device=str(device))
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         got = first_line(error)
         raise InputError(
-            f"`{path / WEIGHTS}` must hold the weights of this run's model, got: {got}"
+            f"`{file}` must hold the weights of this run's model, got: {got}"
         ) from error
-    return model.eval(), tokenizer
 
 
 def _read(path: Path, name: str) -> str:
@@ -139,6 +294,11 @@ def _read(path: Path, name: str) -> str:
 def to_json(config: Any) -> str:
     """Convert a configuration to indented JSON; `from_json` reads it back."""
     return json.dumps(dataclasses.asdict(config), indent=2, default=str)
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Convert a configuration to JSON's values."""
+    return json.loads(to_json(config))
 
 
 def from_json(kind: type[Config], text: str) -> Config:

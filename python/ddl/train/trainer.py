@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,9 @@ class Trainer:
     Trainers with equal seeds see the same batches and start from the same backbone, for every
     residual. Repeating a run on the same machine gives the same losses; on a GPU only with
     `config.deterministic`.
+
+    steps_done: optimizer steps so far. loss_sum, summed: the losses of the steps since `mean_loss`
+    was last called, and their number.
     """
 
     def __init__(self, config: TrainConfig, corpus: data.Corpus, device: torch.device) -> None:
@@ -40,8 +44,8 @@ class Trainer:
         self.model = GPT(config.model).to(device)
         self.forward = torch.compile(self.model) if config.compile else self.model
         self.optimizer = make_optimizer(self.model, config.optim)
-        self.generator = torch.Generator().manual_seed(config.seed)
-        self.steps_done = 0
+        self.steps_done = self.summed = 0
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
 
     @property
     def tokens_per_step(self) -> int:
@@ -54,9 +58,14 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         total = torch.zeros((), device=self.device)
-        for _ in range(config.accumulation):
+        for part in range(config.accumulation):
             idx = data.batch(
-                self.corpus.train, config.batch_size, config.model.block_size, self.generator
+                self.corpus.train,
+                config.batch_size,
+                config.model.block_size,
+                seed=config.seed,
+                step=self.steps_done,
+                first=part * config.batch_size,
             )
             loss = self._loss(idx) / config.accumulation
             loss.backward()
@@ -66,22 +75,38 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.steps_done += 1
+        self.loss_sum += total
+        self.summed += 1
         return Step(total, norm)
 
+    def mean_loss(self) -> float:
+        """Mean loss of the steps since the last call; on a GPU it waits for them."""
+        loss = float(self.loss_sum) / self.summed
+        self.loss_sum.zero_()
+        self.summed = 0
+        return loss
+
     @torch.no_grad()
-    def evaluate(self, batches: int | None = None) -> float:
+    def evaluate(self, stopped: Callable[[], bool] = lambda: False) -> float | None:
         """Mean validation loss in nats per token, on the same windows at every call.
 
-        batches: number of batches, by default `config.eval_batches`; 0 takes all.
+        It takes `config.eval_batches` batches, or all of them if that is 0. Returns None if
+        `stopped()` is true before the end.
         """
-        count = self.config.eval_batches if batches is None else batches
-        size, block = self.config.batch_size, self.config.model.block_size
+        config, total = self.config, torch.zeros((), device=self.device)
+        size, block = config.batch_size, config.model.block_size
+        windows = 0
         self.model.eval()
-        windows, total = 0, torch.zeros((), device=self.device)
-        for idx in data.evaluation_batches(self.corpus.validation, size, block, count):
-            total += self._loss(idx) * len(idx)
-            windows += len(idx)
-        self.model.train()
+        try:
+            for idx in data.evaluation_batches(
+                self.corpus.validation, size, block, config.eval_batches
+            ):
+                if stopped():
+                    return None
+                total += self._loss(idx) * len(idx)
+                windows += len(idx)
+        finally:
+            self.model.train()
         return float(total) / windows
 
     def _loss(self, idx: Tensor) -> Tensor:

@@ -1,0 +1,199 @@
+"""A checkpoint: the state of a training run after a step, in a directory that is whole or absent.
+
+    step-00000500/
+        manifest.json    format, position, configuration, data, versions, checksums
+        model/           the weights, as safetensors
+        training/        optimizer, random states and partial sums, as safetensors
+
+torch.distributed.checkpoint writes and reads the tensors. Nothing here is a pickle. It is imported
+in the functions, because that takes half a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor
+
+from ddl.errors import NEWER, InputError, first_line
+from ddl.files import atomic_directory, atomic_file
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+MODEL, TRAINING = "model", "training"  # the two directories of tensors
+CHUNK = 2**20
+
+# Said of every checkpoint that a single process writes.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says about itself.
+
+    step: optimizer steps done. validation_loss: nats per token at this step; None if it was not
+    evaluated. summed: steps whose losses wait for the next record. records: lines of metrics.jsonl
+    so far. config: the run's configuration. data: a checksum of the corpus. versions: of ddl, torch
+    and Python, and the commit of ddl if that is known. files: bytes and SHA-256 of each file.
+    """
+
+    step: int
+    validation_loss: float | None
+    summed: int
+    records: int
+    config: dict[str, Any]
+    data: str
+    versions: dict[str, str | None]
+    files: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    format: int = FORMAT
+
+
+def write(path: Path, manifest: Manifest, *, model: Tensors, training: Tensors) -> None:
+    """Write a checkpoint: beside `path` first, flushed to the disk, then renamed.
+
+    Raises InputError if it cannot be written; then `path` does not exist.
+    """
+    from torch.distributed.checkpoint import hf_storage
+    from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+    with atomic_directory(path) as folder:
+        for name, tensors in ((MODEL, model), (TRAINING, training)):
+            save_tensors(
+                tensors,
+                storage_writer=hf_storage.HuggingFaceStorageWriter(str(folder / name)),
+                no_dist=True,
+            )
+        names = _files(folder, MODEL) + _files(folder, TRAINING)
+        files = {name: _fingerprint(folder / name) for name in names}
+        _write_manifest(folder / MANIFEST, dataclasses.replace(manifest, files=files))
+
+
+def update(path: Path, manifest: Manifest) -> None:
+    """Replace what the manifest of a checkpoint says, except about its files."""
+    files = read_manifest(path).files
+    with atomic_file(path / MANIFEST) as temporary:
+        _write_manifest(temporary, dataclasses.replace(manifest, files=files))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read what a checkpoint says about itself; raise InputError if that is damaged or unknown."""
+    file = path / MANIFEST
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if values["format"] != FORMAT:
+            got = f"format {values['format']!r}, which this version does not know; {NEWER}"
+            raise InputError(f"`{file}` must have format {FORMAT}, got {got}")
+        manifest = Manifest(**values)
+        _check_types(manifest)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        got = (isinstance(error, OSError) and error.strerror) or first_line(error)
+        raise InputError(f"`{file}` must be the manifest of a checkpoint, got: {got}") from error
+    return manifest
+
+
+def read(path: Path, manifest: Manifest, part: str, into: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of a part, "model" or "training", into existing ones of the same names.
+
+    Raises InputError, before anything is copied, if a file is missing, has other bytes than when it
+    was saved, or holds other tensors.
+    """
+    from torch.distributed.checkpoint import api, hf_storage, state_dict_loader
+
+    _check_files(path, manifest, part)
+    try:
+        reader = hf_storage.HuggingFaceStorageReader(str(path / part))
+        _check_names(path / part, reader.read_metadata().state_dict_metadata, into)
+        state_dict_loader.load(dict(into), storage_reader=reader, no_dist=True)
+    except (
+        OSError,
+        RuntimeError,
+        safetensors.SafetensorError,
+        api.CheckpointException,
+    ) as error:
+        raise InputError(
+            f"`{path / part}` must hold the tensors of this run, got: {first_line(error)}"
+        ) from error
+
+
+def _check_files(path: Path, manifest: Manifest, part: str) -> None:
+    saved = {name: of for name, of in manifest.files.items() if name.startswith(f"{part}/")}
+    found = {name: _fingerprint(path / name) for name in _files(path, part)}
+    for name in sorted({f"{part}/"} if not saved else saved.keys() | found.keys()):
+        if not saved or saved.get(name) != found.get(name):
+            got = (
+                "a missing" if name not in found else "a damaged" if name in saved else "a foreign"
+            )
+            raise InputError(
+                f"`{path}` must be as it was saved, got {got} {name}: delete this checkpoint to go"
+                " on from the one before it"
+            )
+
+
+def _check_names(path: Path, found: Mapping[str, Any], into: Mapping[str, Tensor]) -> None:
+    for name in sorted(found.keys() ^ into.keys()):
+        got = "without it" if name in into else "with it"
+        raise InputError(f"`{path}` must hold the tensors of this run, got one {got}: {name}")
+    for name, tensor in into.items():
+        saved = (tuple(found[name].size), found[name].properties.dtype)
+        if saved != (tuple(tensor.shape), tensor.dtype):
+            expected = f"{tuple(tensor.shape)}, {tensor.dtype}"
+            raise InputError(f"`{path}` must hold {name} as {expected}, got {saved[0]}, {saved[1]}")
+
+
+def _check_types(manifest: Manifest) -> None:
+    for name in ("step", "summed", "records"):
+        number = getattr(manifest, name)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise TypeError(f"`{name}` is {number!r}")
+    for name, kind in (("config", dict), ("versions", dict), ("files", dict), ("data", str)):
+        if not isinstance(getattr(manifest, name), kind):
+            raise TypeError(f"`{name}` is {getattr(manifest, name)!r}")
+    if not isinstance(manifest.validation_loss, float | None):
+        raise TypeError(f"`validation_loss` is {manifest.validation_loss!r}")
+
+
+def _write_manifest(temporary: Path, manifest: Manifest) -> None:
+    temporary.write_text(json.dumps(dataclasses.asdict(manifest), indent=2), encoding="utf-8")
+
+
+def _files(folder: Path, part: str) -> list[str]:
+    return sorted(f"{part}/{file.name}" for file in (folder / part).glob("*"))
+
+
+def _fingerprint(file: Path) -> list[Any]:
+    """Size in bytes and SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while chunk := opened.read(CHUNK):
+            digest.update(chunk)
+    return [file.stat().st_size, digest.hexdigest()]
+
+
+def staged(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copies in the CPU's memory, so that training may go on while they are written."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of a tensor that holds NaN or infinity; None if all are finite."""
+    return next(
+        (
+            name
+            for name, tensor in tensors.items()
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all()
+        ),
+        None,
+    )

@@ -1,0 +1,97 @@
+"""Which checkpoint `ddl train --resume` goes on from, and whether it may."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddl.config import TrainConfig
+from ddl.data import Corpus
+from ddl.data.tokenizer import describe
+from ddl.errors import InputError
+from ddl.files import PathKind, path_kind
+
+from . import checkpoint
+from .checkpoint import Manifest
+from .runs import LAST, RunDirectory, from_json, load_config, load_tokenizer, plain
+
+AUTO = "auto"
+# Options that do not change what a run records; the path of the same data may change, too.
+FREE = ("out", "overwrite", "resume", "data", "device", "save_every", "save_minutes", "keep_every")
+
+
+class Start(NamedTuple):
+    """A run to go on with, and its last checkpoint; both None if it has none yet."""
+
+    run: RunDirectory
+    path: Path | None
+    manifest: Manifest | None
+
+
+def find_start(config: TrainConfig) -> Start | None:
+    """Return the run to go on with; None if a new one starts.
+
+    Raises InputError if `config.resume` names no run, its options are others, or its last
+    checkpoint is damaged.
+    """
+    if config.resume is None:
+        return None
+    directory = config.directory if config.resume == AUTO else Path(config.resume)
+    if config.resume == AUTO and path_kind(directory) is not PathKind.RUN:
+        return None
+    stored = load_config(directory)
+    _check_equal(plain(stored), plain(config), directory)
+    run = RunDirectory(directory)
+    path = run.find_checkpoint(LAST)
+    if path is None:
+        return Start(run, None, None)
+    manifest = checkpoint.read_manifest(path)
+    saved = from_json(TrainConfig, json.dumps(manifest.config))  # fills in what is newer than it
+    if _fixed(plain(saved)) != _fixed(plain(stored)):
+        raise InputError(
+            f"`resume` must be a run whose checkpoints have its config.json, got {path}, which has"
+            " another"
+        )
+    return Start(run, path, manifest)
+
+
+def check_corpus(start: Start, corpus: Corpus) -> None:
+    """Raise InputError if the checkpoint was trained on other data."""
+    if start.manifest is None:
+        return
+    expected = (
+        f"`data` must be what {start.run.path} was trained on, got {corpus.name} with another"
+    )
+    if describe(load_tokenizer(start.run.path)) != describe(corpus.tokenizer):
+        raise InputError(f"{expected} vocabulary")
+    if start.manifest.data != corpus.checksum():
+        raise InputError(f"{expected} content")
+
+
+def options_of(run: str) -> TrainConfig:
+    """The configuration that a run was started with, to go on in its directory."""
+    return replace(load_config(Path(run)), out=Path(run), overwrite=False, resume=run)
+
+
+def _check_equal(stored: dict[str, Any], given: dict[str, Any], directory: Path) -> None:
+    for name, (was, now) in _differences(_fixed(stored), _fixed(given)).items():
+        raise InputError(
+            f"`{name}` must be {was!r}, as in {directory}, to go on with it, got {now!r}"
+        )
+
+
+def _fixed(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in FREE}
+
+
+def _differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in one.keys() | other.keys():
+        was, now = one.get(name), other.get(name)
+        if isinstance(was, dict) and isinstance(now, dict):
+            found |= {f"{name}.{inner}": pair for inner, pair in _differences(was, now).items()}
+        elif was != now:
+            found[name] = (was, now)
+    return dict(sorted(found.items()))

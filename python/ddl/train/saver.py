@@ -1,0 +1,156 @@
+"""Saver: write checkpoints beside training, and keep the last, the best and every so many steps."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import torch
+
+import ddl
+from ddl.errors import DivergedError
+
+from . import checkpoint
+from .checkpoint import Manifest, Tensors, staged
+from .runs import RunDirectory, plain
+from .state import model_tensors, restore_training, training_tensors
+from .trainer import Trainer
+
+
+class Saver:
+    """Saves a trainer's state into a run directory, one checkpoint at a time.
+
+    `save` copies the state and returns; a thread writes it. The next call waits for an unfinished
+    one, and so does `close`. Each of them, and `check`, raises the error of a save that failed:
+    InputError if the files cannot be written, DivergedError if weights are not finite. The
+    checkpoints from before stay.
+    """
+
+    def __init__(self, run: RunDirectory, trainer: Trainer) -> None:
+        self.run, self.trainer = run, trainer
+        self.saved: tuple[int, float | None] | None = None  # step and validation loss
+        self.lowest = _lowest_loss(run)
+        self._saved_at = time.monotonic()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def is_due(self, evaluated: float | None) -> bool:
+        """Return whether the trainer's step has to be saved.
+
+        evaluated: the validation loss at this step; None if it was not evaluated.
+        """
+        config, step = self.trainer.config, self.trainer.steps_done
+        if evaluated is not None and (config.save_every is None or evaluated < self.lowest):
+            return True
+        minutes = (time.monotonic() - self._saved_at) / 60
+        late = config.save_minutes is not None and minutes >= config.save_minutes
+        return late or (config.save_every is not None and step % config.save_every == 0)
+
+    def save(self, evaluated: float | None, records: int) -> None:
+        """Save the trainer's state; `evaluated` as in `is_due`, records: lines of metrics.jsonl."""
+        self.wait()
+        trainer = self.trainer
+        manifest = Manifest(
+            step=trainer.steps_done,
+            validation_loss=evaluated,
+            summed=trainer.summed,
+            records=records,
+            config=plain(trainer.config),
+            data=trainer.corpus.checksum(),
+            versions=versions(),
+        )
+        self.lowest = min(self.lowest, float("inf") if evaluated is None else evaluated)
+        self.saved, self._saved_at = (trainer.steps_done, evaluated), time.monotonic()
+        model, training = staged(model_tensors(trainer)), staged(training_tensors(trainer))
+        self._pending = self._thread.submit(self._write, manifest, model, training)
+
+    def check(self) -> None:
+        """Raise the error of a save that has failed; wait for nothing."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the unfinished save, if there is one, and raise its error."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def settle(self) -> None:
+        """Wait for the unfinished save, whether it fails or not."""
+        if self._pending is not None:
+            self._pending.exception()
+
+    def close(self) -> None:
+        """Wait for the unfinished save, and end the thread."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+    def _write(self, manifest: Manifest, model: Tensors, training: Tensors) -> None:
+        wrong = checkpoint.not_finite(model)
+        if wrong is not None:
+            raise DivergedError(
+                f"the weights are not finite after step {manifest.step}, {wrong} among them"
+            )
+        self.run.sync_metrics()
+        path = self.run.checkpoint_path(manifest.step)
+        if path.exists():  # the same state; it has been evaluated since
+            checkpoint.update(path, manifest)
+        else:
+            checkpoint.write(path, manifest, model=model, training=training)
+        self.drop_others()
+
+    def drop_others(self) -> None:
+        """Remove the checkpoints that are not kept: neither the last, the best nor `keep_every`."""
+        every = self.trainer.config.keep_every
+        steps, best = self.run.steps(), self.run.best_step()
+        for step in steps[:-1]:
+            if step != best and (every is None or step % every):
+                self.run.drop_checkpoint(step)
+
+
+def restore(trainer: Trainer, path: Path, manifest: Manifest) -> None:
+    """Set the trainer to the state of a checkpoint.
+
+    Raises InputError if the checkpoint is damaged or of another model; then do not use the trainer.
+    """
+    training = staged(training_tensors(trainer))
+    checkpoint.read(path, manifest, checkpoint.TRAINING, training)
+    checkpoint.read(path, manifest, checkpoint.MODEL, model_tensors(trainer))
+    restore_training(trainer, training)
+    trainer.steps_done, trainer.summed = manifest.step, manifest.summed
+
+
+def _lowest_loss(run: RunDirectory) -> float:
+    best = run.best_step()
+    if best is None:
+        return float("inf")
+    loss = checkpoint.read_manifest(run.checkpoint_path(best)).validation_loss
+    return float("inf") if loss is None else loss
+
+
+@cache
+def versions() -> dict[str, str | None]:
+    """Versions of ddl, torch and Python, and the commit of ddl if it runs from a checkout."""
+    python = platform.python_version()
+    return {
+        "ddl": ddl.__version__,
+        "commit": _commit(),
+        "torch": torch.__version__,
+        "python": python,
+    }
+
+
+def _commit() -> str | None:
+    folder = Path(__file__).parent
+    command = ["git", "-C", str(folder), "log", "-1", "--format=%H", "--", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,172 @@
+"""Session: the steps of a run, with their records, evaluations and checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from ddl.errors import DivergedError
+
+from .checkpoint import Manifest
+from .plots import Record
+from .resume import Start
+from .runs import LAST, RunDirectory
+from .saver import Saver, restore
+from .trainer import Step, Trainer
+from .watch import Watch, check_validation
+
+
+class Session:
+    """A trainer and the run directory it writes to.
+
+    After a step come its losses, its evaluation and its checkpoint, in this order. If a signal or a
+    crash stops the run in between, a resumed one does the rest.
+    """
+
+    def __init__(
+        self, trainer: Trainer, run: RunDirectory, bar: Progress, *, evaluated: float | None = None
+    ) -> None:
+        self.trainer, self.run, self.bar = trainer, run, bar
+        self.evaluated = evaluated  # the validation loss of this step; None if it is not known
+        self.records = len(run.metrics())
+        self.watch, self.saver = Watch(trainer), Saver(run, trainer)
+        self._started, self._timed = time.perf_counter(), 0
+        name = trainer.config.model.residual
+        total, done = trainer.config.steps, trainer.steps_done
+        self._task = bar.add_task(name, total=total, completed=done, loss="", speed="")
+
+    def run_until(self, stopped: Callable[[], bool]) -> None:
+        """Train to the last step; end earlier, after a step and its checkpoint, if `stopped()`."""
+        trainer = self.trainer
+        try:
+            while True:
+                if not stopped():
+                    self._evaluate_if_due(stopped)
+                done = stopped() or trainer.steps_done == trainer.config.steps
+                self._save_if_due(done)
+                if done:
+                    break
+                self.take(trainer.step())
+            self._check(self.saver.wait)
+        finally:
+            self.saver.close()
+            self.run.unlock()
+
+    def take(self, step: Step) -> None:
+        """Log what a step has left.
+
+        Raises DivergedError if its loss or gradient is not finite; on a GPU after the next step.
+        """
+        config = self.trainer.config
+        self.evaluated = None
+        self._timed += 1
+        self._check(lambda: self.watch.add(step))
+        self.saver.check()
+        done = self.trainer.steps_done
+        if done % config.log_every and done != config.steps:
+            return
+        loss = self.trainer.mean_loss()  # waits for the device
+        self._check(self.watch.finish)
+        seconds = time.perf_counter() - self._started
+        record = {
+            "step": done,
+            "loss": loss,
+            "grad_norm": float(step.grad_norm),
+            "lr": self.trainer.optimizer.param_groups[0]["lr"],
+            "tokens_per_second": self._timed * self.trainer.tokens_per_step / seconds,
+        }
+        self._log(record)
+        speed = f"{record['tokens_per_second']:,.0f} tok/s"
+        self.bar.update(self._task, completed=done, loss=f"mean loss {loss:.3f}", speed=speed)
+        self._started, self._timed = time.perf_counter(), 0
+
+    def _evaluate_if_due(self, stopped: Callable[[], bool]) -> None:
+        config, done = self.trainer.config, self.trainer.steps_done
+        last = done == config.steps
+        if self.evaluated is not None or (done % config.eval_every and not last):
+            return
+        started = time.perf_counter()
+        self.evaluated = self.trainer.evaluate(stopped)
+        if self.evaluated is not None:
+            self._check(lambda: check_validation(self.evaluated, done))
+            self._log({"step": done, "validation_loss": self.evaluated})
+            self.bar.console.print(f"step {done}: validation loss {self.evaluated:.4f}")
+        self._started += time.perf_counter() - started
+
+    def _save_if_due(self, ending: bool) -> None:
+        known = (self.trainer.steps_done, self.evaluated) == self.saver.saved
+        if not known and (ending or self.saver.is_due(self.evaluated)):
+            self._check(self.watch.finish)
+            started = time.perf_counter()
+            self._check(lambda: self.saver.save(self.evaluated, self.records))
+            self._started += time.perf_counter() - started
+
+    def _log(self, record: Record) -> None:
+        self.run.log(record)
+        self.records += 1
+
+    def _check(self, look: Callable[[], None]) -> None:
+        try:
+            look()
+        except DivergedError as error:
+            self.saver.settle()
+            good = self.run.find_checkpoint(LAST)
+            kept = f"the last good checkpoint is {good}" if good else "no checkpoint was saved yet"
+            raise DivergedError(f"{error}; {kept}") from None
+
+
+def begin(trainer: Trainer, bar: Progress, start: Start | None) -> Session:
+    """Start a run, with its first step, or restore the run that `start` names.
+
+    The run directory is made after the first step, so that what fails before leaves nothing.
+    """
+    if start is not None and start.path is not None and start.manifest is not None:
+        return _restored(trainer, bar, start.run, start.path, start.manifest)
+    first = trainer.step()
+    Watch(trainer).add(first)
+    config = trainer.config
+    if start is not None:  # a run that was stopped before its first checkpoint begins again
+        config = replace(config, out=start.run.path, overwrite=True)
+    run = RunDirectory.create(config, trainer.corpus.tokenizer)
+    with run.unlocked_by_errors():
+        session = Session(trainer, run, bar)
+        session.take(first)
+    return session
+
+
+def _restored(
+    trainer: Trainer, bar: Progress, run: RunDirectory, path: Path, manifest: Manifest
+) -> Session:
+    run.lock()
+    with run.unlocked_by_errors():
+        restore(trainer, path, manifest)
+        run.drop_unfinished()
+        run.cut_metrics(manifest.records)
+        session = Session(trainer, run, bar, evaluated=manifest.validation_loss)
+        session.saver.saved = (manifest.step, manifest.validation_loss)
+        session.saver.drop_others()
+    return session
+
+
+def progress_bar(console: Console) -> Progress:
+    """A progress bar with steps, recent mean loss, tokens per second and remaining time."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+        console=console,
+    )

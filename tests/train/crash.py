@@ -1,0 +1,151 @@
+"""Kill training with SIGKILL, resume it, and compare with the run that was not killed.
+
+    python -m tests.train.crash --kills 200    # make crashtest
+
+A process with torch loaded forks every training process, so that a kill costs no import. Half of
+them are killed at a random moment, the others at a random change of the disk: before a file is
+flushed, before a rename, before a removal. A killed run is resumed until it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from ddl.config import TrainConfig
+from ddl.train import train
+from ddl.train.runs import RunDirectory
+from tests.support.train_cases import short
+
+TIMINGS = ("tokens_per_second",)
+DISK = ("fsync", "rename", "replace", "unlink", "rmdir")  # of os
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, required=True, help="an empty folder for the runs")
+    args = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    print(crash(args.folder, args.kills, args.seed))
+    return 0
+
+
+def crash(folder: Path, kills: int, seed: int) -> str:
+    """Kill `kills` training processes; raise AssertionError if a resumed run differs."""
+    text = folder / "text.txt"
+    text.write_text("The delta rule erases what it overwrites. " * 200, encoding="utf-8")
+    rng = random.Random(seed)
+    started = time.monotonic()
+    whole = configuration(folder / "whole", text)
+    assert run(whole) == 0
+    seconds = time.monotonic() - started
+    expected, end = curve(whole), tensors(whole)
+    done, ended, unfinished = 0, 0, 0
+    while done < kills:
+        config = configuration(folder / "killed", text)
+        while done < kills:
+            at_random = rng.random() < 0.5
+            delay = rng.uniform(0, seconds) if at_random else None
+            change = None if at_random else rng.randrange(60)
+            if run(config, delay=delay, change=change) == 0:
+                break
+            done += 1
+            unfinished += any(config.directory.glob("checkpoints/.*.tmp"))
+        assert run(config) == 0
+        assert curve(config) == expected
+        assert_same(tensors(config), end)
+        assert not list(config.directory.rglob(".*")), "something unfinished was left"
+        ended += 1
+        shutil.rmtree(config.directory)
+    return (
+        f"{done} kills, {unfinished} of them inside a checkpoint, {ended} runs resumed to the end"
+    )
+
+
+def configuration(out: Path, text: Path) -> TrainConfig:
+    return short(
+        out, "ddl-cc", out=out, data=str(text), resume="auto",
+        steps=24, eval_every=5, log_every=4, save_every=2, keep_every=8,
+    )  # fmt: skip
+
+
+def run(config: TrainConfig, *, delay: float | None = None, change: int | None = None) -> int:
+    """Train in a forked process, killed after `delay` seconds or at a change of the disk.
+
+    Returns its exit status, −9 if it was killed.
+    """
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        status = 70
+        try:
+            if change is not None:
+                kill_at(change)
+            status = train(config, Console(quiet=True)).status
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(status)
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL), f"training ended with status {status}"
+    return status
+
+
+def kill_at(change: int) -> None:
+    """Kill this process before its change number `change` of the disk."""
+    count = 0
+
+    def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            nonlocal count
+            if count == change:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+            return real(*args, **options)
+
+        return wrapped
+
+    for name in DISK:
+        setattr(os, name, wrap(getattr(os, name)))
+
+
+def curve(config: TrainConfig) -> list[dict[str, Any]]:
+    """The records of a run, timings excepted."""
+    records = RunDirectory(config.directory).metrics()
+    return [{k: v for k, v in record.items() if k not in TIMINGS} for record in records]
+
+
+def tensors(config: TrainConfig) -> dict[str, torch.Tensor]:
+    """Every tensor of every checkpoint that was kept, the optimizer's included."""
+    folder = config.directory / "checkpoints"
+    return {
+        f"{file.parent.relative_to(folder)} {name}": tensor
+        for file in sorted(folder.glob("step-*/*/*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,29 @@
+"""Training processes that are killed lose nothing; `make crashtest` kills more of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import ddl
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_killed_runs_resume_to_the_same_end(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.train.crash", "--kills", "20"]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(ddl.__file__).parents[1]),
+    }
+    done = subprocess.run(
+        [*command, "--folder", str(tmp_path)],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    counted = re.match(r"20 kills, (\d+) of them inside a checkpoint, \d+ runs", done.stdout)
+    assert counted, done.stdout
+    assert int(counted[1]) >= 3

@@ -1,0 +1,354 @@
+"""`ddl train --resume`: the resumed run is the uninterrupted one, bit for bit, or it is refused."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddl.cli import main
+from ddl.config import OptimConfig, TrainConfig
+from ddl.errors import InputError
+from ddl.train import Trainer, train
+from ddl.train.runs import RunDirectory, load_run
+from ddl.train.saver import Saver
+from tests.support.train_cases import quiet, recorder, short
+from tests.train.crash import assert_same, curve, tensors
+
+CPU = torch.device("cpu")
+
+
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
+    """Send this process a signal while the trainer does a step."""
+    original = Trainer.step
+
+    def patched(self: Trainer) -> Any:
+        if self.steps_done + 1 == step:
+            os.kill(os.getpid(), number)
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "step", patched)
+
+
+def train_in_parts(config: TrainConfig, stops: list[int]) -> None:
+    """Train, stopped by a signal in each of these steps and resumed after it."""
+    for step in stops:
+        with pytest.MonkeyPatch.context() as patch:
+            stop_at(step, patch)
+            assert train(config, quiet()).status == 128 + signal.SIGTERM
+        assert RunDirectory(config.directory).steps()[-1] == step
+        config = replace(config, resume="auto")
+    assert train(config, quiet()).status == 0
+
+
+@pytest.mark.parametrize(
+    ("residual", "changes"),
+    [
+        ("additive", {}),
+        ("ddl-cc", {"accumulation": 2}),
+        ("ddl-tc", {"precision": "bfloat16", "save_every": 4, "keep_every": 4}),
+    ],
+)
+def test_a_resumed_run_is_the_uninterrupted_one(
+    tmp_path: Path, residual: str, changes: dict[str, Any]
+) -> None:
+    """Stopped in the middle of a record, before an evaluation, and twice in a row."""
+    config = short(tmp_path, residual, steps=13, log_every=4, eval_every=5, **changes)
+    whole = replace(config, out=tmp_path / "whole")
+    train(whole, quiet())
+    train_in_parts(config, [2, 3, 5, 12])
+    assert curve(config) == curve(whole)
+    assert_same(tensors(config), tensors(whole))
+    losses = {r["step"]: r["validation_loss"] for r in curve(config) if "validation_loss" in r}
+    assert set(losses) == {5, 10, 13}
+    run = RunDirectory(config.directory)
+    assert run.best_step() == min(losses, key=losses.__getitem__)
+    assert run.steps() == ([4, 8, 12, 13] if "keep_every" in changes else [13])
+
+
+@pytest.mark.exhaustive
+def test_with_a_compiled_model(tmp_path: Path) -> None:
+    config = short(tmp_path, "ddl-cc", steps=5, log_every=1, eval_every=5, compile=True)
+    whole = replace(config, out=tmp_path / "whole")
+    train(whole, quiet())
+    train_in_parts(config, [3])
+    assert curve(config) == curve(whole)
+    assert_same(tensors(config), tensors(whole))
+
+
+def test_the_parameters_do_not_lie_in_the_file(tmp_path: Path) -> None:
+    """A checkpoint is copied, not mapped: a file that is replaced later changes nothing."""
+    config = short(tmp_path, "additive", steps=2)
+    run = train(config, quiet()).run
+    model, _ = load_run(run.path, CPU)
+    before = [parameter.clone() for parameter in model.parameters()]
+    for file in run.path.rglob("*.safetensors"):
+        with file.open("r+b") as opened:
+            opened.write(b"\0" * file.stat().st_size)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+def test_last_best_and_multiples_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = iter([3.0, 1.0, 2.0, 1.5, 4.0])
+    monkeypatch.setattr(Trainer, "evaluate", lambda self, stopped: next(losses))
+    config = short(tmp_path, "additive", steps=10, eval_every=2, save_every=3, keep_every=6)
+    run = train(config, quiet()).run
+    assert run.steps() == [4, 6, 10]  # best, kept, last
+    assert run.best_step() == 4
+    for which, step in (("best", 4), ("last", 10), ("6", 6)):
+        assert run.find_checkpoint(which) == run.checkpoint_path(step)
+    sentence = "`checkpoint` must be last, best or a step that was saved, one of 4, 6, 10, got '5'"
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        run.find_checkpoint("5")
+
+
+def test_saved_every_so_many_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = []
+    original = Saver.save
+
+    def save(self: Saver, evaluated: float | None, records: int) -> None:
+        saved.append(self.trainer.steps_done)
+        original(self, evaluated, records)
+
+    monkeypatch.setattr(Saver, "save", save)
+    config = short(tmp_path, "additive", steps=4, eval_every=4, save_minutes=1e-9)
+    train(config, quiet())
+    assert saved == [1, 2, 3, 4]
+    saved.clear()
+    train(replace(config, save_minutes=60.0, overwrite=True), quiet())
+    assert saved == [4]
+
+
+def test_a_run_that_is_done_stays_as_it_is(tmp_path: Path) -> None:
+    config = short(tmp_path, "additive", steps=2, resume="auto")
+    run = train(config, quiet()).run
+    before = run.metrics()
+    assert train(config, console := recorder()).status == 0
+    assert "Done; " in console.export_text()
+    assert run.metrics() == before
+
+
+def test_half_a_line_of_metrics_is_dropped(tmp_path: Path) -> None:
+    config = short(tmp_path, "additive", steps=4, log_every=1, resume="auto")
+    run = train(config, quiet()).run
+    before = run.metrics()
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')
+    assert run.metrics() == before
+    train(config, quiet())
+    assert (run.path / "metrics.jsonl").read_text().splitlines() == [json.dumps(r) for r in before]
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+    """The configuration of a run that was stopped after 3 of 6 steps."""
+    text = tmp_path / "text.txt"
+    text.write_text("The delta rule erases what it overwrites. " * 100)
+    config = short(tmp_path, "additive", data=str(text), eval_every=6)
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(3, patch)
+        train(config, quiet())
+    return replace(config, resume="auto")
+
+
+def files(run: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(run)): f.read_bytes() for f in run.rglob("*") if f.is_file()}
+
+
+def refused(config: TrainConfig, sentence: str) -> None:
+    """Training is refused with this sentence, and no file of the run changes."""
+    before = files(config.directory)
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}"):
+        train(config, quiet())
+    assert files(config.directory) == before
+
+
+def test_other_options(stopped: TrainConfig) -> None:
+    out = stopped.directory
+    end = f"as in {out}, to go on with it, got"
+    refused(replace(stopped, steps=7), f"`steps` must be 6, {end} 7")
+    other = replace(stopped.model, num_layers=3)
+    refused(replace(stopped, model=other), f"`model.num_layers` must be 2, {end} 3")
+    optim = replace(stopped.optim, lr=1e-4)
+    refused(replace(stopped, optim=optim), f"`optim.lr` must be 0.003, {end} 0.0001")
+    train(replace(stopped, save_every=1, device="auto"), quiet())  # these are free
+
+
+def test_other_data(stopped: TrainConfig, tmp_path: Path) -> None:
+    text = Path(stopped.data or "")
+    content = text.read_text()
+    expected = f"`data` must be what {stopped.directory} was trained on, got `{text}` with another"
+    text.write_text(content.replace("delta", "gamma", 1))
+    refused(stopped, f"{expected} content")
+    text.write_text(content + " ")
+    refused(stopped, f"{expected} content")
+    text.write_text(content)
+    tokenizer = stopped.directory / "tokenizer.json"
+    tokenizer.write_text('{"kind": "characters", "table": ["a"]}')
+    refused(stopped, f"{expected} vocabulary")
+    tokenizer.write_text('{"kind": "bytes", "table": null}')
+    moved = tmp_path / "moved.txt"
+    text.rename(moved)
+    train(replace(stopped, data=str(moved)), quiet())  # the same text elsewhere
+
+
+def damage(kind: str, file: Path) -> None:
+    content = file.read_bytes()
+    if kind == "missing":
+        file.unlink()
+    elif kind == "truncated":
+        file.write_bytes(content[:-5])
+    elif kind == "flipped":
+        middle = len(content) // 2
+        file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    else:
+        file.write_bytes(b"garbage")
+
+
+@pytest.mark.parametrize("kind", ["missing", "truncated", "flipped", "garbage"])
+@pytest.mark.parametrize("part", ["model", "training"])
+def test_a_damaged_checkpoint(stopped: TrainConfig, kind: str, part: str) -> None:
+    path = RunDirectory(stopped.directory).checkpoint_path(3)
+    (file,) = (path / part).glob("*.safetensors")
+    damage(kind, file)
+    got = "a missing" if kind == "missing" else "a damaged"
+    refused(
+        stopped,
+        f"`{path}` must be as it was saved, got {got} {part}/{file.name}: delete this checkpoint"
+        " to go on from the one before it",
+    )
+    shutil.rmtree(path)
+    train(stopped, quiet())  # from the beginning: there is no other
+
+
+@pytest.mark.parametrize("kind", ["missing", "truncated", "garbage"])
+def test_a_damaged_manifest(stopped: TrainConfig, kind: str) -> None:
+    file = RunDirectory(stopped.directory).checkpoint_path(3) / "manifest.json"
+    damage(kind, file)
+    refused(stopped, f"`{file}` must be the manifest of a checkpoint, got: ")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("format", 2, "must have format 1, got format 2, which this version does not know; if a"),
+        ("step", -1, "must be the manifest of a checkpoint, got: `step` is -1"),
+        ("records", True, "must be the manifest of a checkpoint, got: `records` is True"),
+        ("files", [], "must be the manifest of a checkpoint, got: `files` is []"),
+        ("validation_loss", "low", "must be the manifest of a checkpoint, got: `validation_loss`"),
+        ("more", 1, "must be the manifest of a checkpoint, got: "),
+    ],
+)
+def test_a_manifest_that_says_something_else(
+    stopped: TrainConfig, field: str, value: object, sentence: str
+) -> None:
+    file = RunDirectory(stopped.directory).checkpoint_path(3) / "manifest.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps(values | {field: value}))
+    refused(stopped, f"`{file}` {sentence}")
+
+
+def test_a_foreign_checkpoint(stopped: TrainConfig, tmp_path: Path) -> None:
+    other = replace(stopped, out=tmp_path / "other", optim=OptimConfig(lr=1e-5), resume=None)
+    train(other, quiet())
+    theirs = RunDirectory(other.directory).checkpoint_path(6)
+    path = RunDirectory(stopped.directory).checkpoint_path(6)
+    shutil.copytree(theirs, path)
+    refused(
+        stopped,
+        "`resume` must be a run whose checkpoints have its config.json, got"
+        f" {path}, which has another",
+    )
+    foreign = RunDirectory(stopped.directory).checkpoint_path(3) / "model" / "more.safetensors"
+    shutil.rmtree(path)
+    shutil.copy(next((theirs / "model").glob("*.safetensors")), foreign)
+    expected = "must be as it was saved, got a foreign model/more.safetensors"
+    refused(stopped, f"`{foreign.parents[1]}` {expected}")
+
+
+def test_a_directory_that_another_process_trains_into(stopped: TrainConfig) -> None:
+    descriptor = os.open(stopped.directory, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    sentence = "`out` must be a directory that no other process trains into, got "
+    refused(stopped, sentence + str(stopped.directory))
+    refused(replace(stopped, resume=None, overwrite=True), sentence + str(stopped.directory))
+    os.close(descriptor)
+    train(stopped, quiet())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_fails(
+    stopped: TrainConfig, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The save fails in the background; the run stops, and the last checkpoint stays."""
+    before = tensors(stopped)
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        sentence = rf"^`out` must be writable, got .*: {os.strerror(number)}$"
+        with pytest.raises(InputError, match=sentence):
+            train(replace(stopped, save_every=1), quiet())
+    assert_same(tensors(stopped), before)
+    assert not list(stopped.directory.rglob(".*"))
+    whole = replace(stopped, out=stopped.directory.parent / "whole", resume=None)
+    train(whole, quiet())
+    train(stopped, quiet())
+    assert curve(stopped) == curve(whole)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_takes_the_options_of_the_run(
+    stopped: TrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = stopped.directory
+    assert main(["train", "tiny", "--resume", str(out)]) == 1
+    expected = "`preset` must be left out with --resume, which has the run's options, got tiny"
+    assert capsys.readouterr().err == f"ddl train: {expected}\n"
+    assert main(["train", "--resume", str(out), "--steps", "9"]) == 1
+    expected = f"`--steps` must be 6, as in {out}, to go on with it, got 9"
+    assert capsys.readouterr().err == f"ddl train: {expected}\n"
+    assert main(["train", f"--resume={out}"]) == 0
+    assert "Going on after step 3" in capsys.readouterr().out
+    assert RunDirectory(out).steps()[-1] == 6
+    nowhere = out.with_name("nowhere")
+    assert main(["train", "--resume", str(nowhere)]) == 1
+    expected = "`run` must be a run directory of `ddl train`, got "
+    assert capsys.readouterr().err.startswith(f"ddl train: {expected}{nowhere}")
+
+
+def test_a_signal_ends_the_command_with_its_status(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "ddl", "train", "tiny", "--steps", "100000", "--out", str(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [*command, "--device", "cpu", "--log-every", "1"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while process.poll() is None and not (out / "metrics.jsonl").exists():
+        pass
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert "Stopping after this step" in errors
+    assert f"go on with `ddl train --resume {out}`" in output
+    assert RunDirectory(out).steps()

@@ -24,10 +24,9 @@ from .trainer import Trainer
 class Saver:
     """Saves a trainer's state into a run directory, one checkpoint at a time.
 
-    `save` copies the state and returns; a thread writes it. The next call waits for an unfinished
-    one, and so does `close`. Each of them, and `check`, raises the error of a save that failed:
-    InputError if the files cannot be written, DivergedError if weights are not finite. The
-    checkpoints from before stay.
+    `save` copies the state and returns; a thread writes it. The next `save` waits for an unfinished
+    one. `save`, `check` and `wait` raise the error of a save that failed: InputError if the files
+    cannot be written, DivergedError if weights are not finite. The checkpoints from before stay.
     """
 
     def __init__(self, run: RunDirectory, trainer: Trainer) -> None:
@@ -85,11 +84,8 @@ class Saver:
             self._pending.exception()
 
     def close(self) -> None:
-        """Wait for the unfinished save, and end the thread."""
-        try:
-            self.wait()
-        finally:
-            self._thread.shutdown()
+        """Wait for the unfinished save, whether it fails or not, and end the thread."""
+        self._thread.shutdown(wait=True)
 
     def _write(self, manifest: Manifest, model: Tensors, training: Tensors) -> None:
         wrong = checkpoint.not_finite(model)

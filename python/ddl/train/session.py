@@ -72,7 +72,7 @@ class Session:
         self.evaluated = None
         self._timed += 1
         self._check(lambda: self.watch.add(step))
-        self.saver.check()
+        self._check(self.saver.check)
         done = self.trainer.steps_done
         if done % config.log_every and done != config.steps:
             return

@@ -17,7 +17,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels 
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust soak wheels check-wheel check format bench bench-gpu sanitize lock clean
+.PHONY: help setup demo test test-all test-rust soak crashtest wheels check-wheel check format bench bench-gpu sanitize lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,9 @@ check: $(DEPS) ## formatting, lints and types, changing nothing
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -c "from importlinter.cli import lint_imports_command as lint; lint()"
+
+crashtest: $(EXT) ## kill training 200 times and resume it (ARGS="--kills 1000 --seed 3")
+	@folder=$$(mktemp -d) && { OMP_NUM_THREADS=1 $(PY) -m tests.train.crash --folder $$folder $(ARGS); status=$$?; rm -rf $$folder; exit $$status; }
 
 wheels: $(DEPS) ## wheels for Linux (x86-64, aarch64) and sdist, into dist/ (TARGETS=x86_64 for one)
 	$(PY) release/wheels.py $(if $(TARGETS),--targets $(TARGETS))

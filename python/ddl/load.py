@@ -155,6 +155,10 @@ def complete(
     progress: called after every token. Raises InputError for a prompt that cannot be encoded or an
     option out of range.
     """
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:  # a command's arguments may be any bytes
+        raise InputError(f"`prompt` must be UTF-8 text, got {prompt!r}") from error
     start = tokenizer.encode(prompt)
     if not start:
         raise InputError("`prompt` must have at least one character, got an empty one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import sys
 import typing
@@ -13,7 +14,7 @@ from ddl import environment
 from ddl.errors import DivergedError, InputError
 
 from . import demo, eval, export, import_, sample, train
-from .terminal import nobody_reads
+from .terminal import discard_output, escape_what_cannot_be_written, nobody_reads
 
 COMMANDS = {
     "train": train.COMMAND,
@@ -34,6 +35,7 @@ INTERRUPTED, NOBODY_READS = 128 + 2, 128 + 13  # as shells report SIGINT and SIG
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; return 0 on success, 1 after an error message, 2 for wrong usage."""
+    escape_what_cannot_be_written()
     try:
         try:
             return _main(list(sys.argv[1:] if argv is None else argv))
@@ -43,6 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not nobody_reads():  # the broken pipe is another one
             raise
         return NOBODY_READS
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        discard_output()
+        print(f"ddl: the output must be writable, got: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _main(args: list[str]) -> int:

@@ -91,7 +91,7 @@ def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) 
         console.print(
             Panel(Text(_sample(candidate, config.seed, samples)), title=f"{candidate.name} writes")
         )
-    console.print(f"Loss plot: {plot}", highlight=False, soft_wrap=True)
+    console.print(f"Loss plot: {plot}", markup=False, highlight=False, soft_wrap=True)
     return pair
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from unicodedata import category
 
@@ -27,6 +29,20 @@ def make_console(*, stderr: bool = False) -> Console:
 def printable(text: str) -> str:
     """Replace control characters except newline and tab: a byte model may emit escape sequences."""
     return "".join("\ufffd" if category(c) == "Cc" and c not in "\n\t" else c for c in text)
+
+
+def escape_what_cannot_be_written() -> None:
+    """Let an ASCII terminal show other characters, and bytes in a path, as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def discard_output() -> None:
+    """Send standard output to os.devnull, so that flushing at exit raises no error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with suppress(AttributeError, OSError, ValueError):  # an object that is no file
+        os.dup2(nowhere, sys.stdout.fileno())
 
 
 def nobody_reads() -> bool:

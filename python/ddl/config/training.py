@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ddl.options import check_finite, check_least, check_positive
+from ddl.options import check_finite, check_flag, check_least, check_positive
 
 from .fields import check_counts, check_literals, plain_numbers, require
 from .model import GPTConfig
@@ -95,6 +95,14 @@ class TrainConfig:
     def __post_init__(self) -> None:
         plain_numbers(self)
         check_literals(self)
+        for name in ("compile", "deterministic", "overwrite"):
+            check_flag(name, getattr(self, name))
+        for name in ("data", "resume"):
+            value = getattr(self, name)
+            require(isinstance(value, str | None), name, "a path as text", value)
+        require(isinstance(self.out, Path | None), "out", "a path", self.out)
+        least = self.model.block_size >= 2  # a block of one token predicts nothing
+        require(least, "block_size", "at least 2 for training", self.model.block_size)
         check_counts(self, "steps batch_size accumulation eval_every log_every")
         check_counts(self, "eval_batches seed", least=0)
         check_counts(self, "save_every keep_every")

@@ -27,17 +27,23 @@ def plot_losses(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
         training, validation = _curve(records, "loss"), _curve(records, "validation_loss")
         colour = f"C{number}"
         axes.plot(training[0], _smooth(training[1]), color=colour, alpha=0.4)
-        axes.plot(*validation, color=colour, marker="o", label=name)
+        axes.plot(*validation, color=colour, marker="o", label=_label(name))
         highest = max(highest, *validation[1], 0.0)
     if highest > 0:
         axes.set_ylim(top=1.2 * highest)
     axes.set(xlabel="step", ylabel="loss, nats per token", title="Validation (dots), training")
     axes.grid(alpha=0.3)
-    axes.legend()
+    for text in axes.legend().get_texts():
+        text.set_parse_math(False)  # a name may have $
     figure.tight_layout()
     with atomic_file(path) as temporary:
         figure.savefig(temporary, format="png")
     pyplot.close(figure)
+
+
+def _label(name: str) -> str:
+    """The name, as far as it is UTF-8; matplotlib hides labels that start with an underscore."""
+    return name.encode("utf-8", "replace").decode().replace("_", "\u2009_", name.startswith("_"))
 
 
 def _curve(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:

@@ -10,7 +10,8 @@ read is fused with it.
 
 from __future__ import annotations
 
+from .annealing import anneal
 from .block import DeltaBlock, Pending
 from .model import convert
 
-__all__ = ["DeltaBlock", "Pending", "convert"]
+__all__ = ["DeltaBlock", "Pending", "anneal", "convert"]

@@ -14,8 +14,11 @@ from ddl.nn.expand import Expand
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
 from ddl.nn.stream import as_stream
+from ddl.ops.checks import gate_dtype
 from ddl.options import StreamDtype
 from ddl.results import Chain
+
+from .annealing import Annealing, blend
 
 __all__ = ["BLOCK", "DeltaBlock", "Pending"]
 
@@ -27,7 +30,8 @@ class Pending(NamedTuple):
 
     state: X (B, T, d, m). direction: k (B, T, d). value: v (B, T, m). gate: β (B, T).
     eps_k: ε_k, in units of |k|. chain: the rewrites since the last state that is stored; None
-    outside of training.
+    outside of training and of annealing. share: the rewrite's share a while the model is annealed,
+    a tensor (); else None. The write already has it: the next block needs it for its own.
     """
 
     state: Tensor
@@ -36,6 +40,7 @@ class Pending(NamedTuple):
     gate: Tensor
     eps_k: float
     chain: Chain | None
+    share: Tensor | None
 
 
 class DeltaBlock(nn.Module):
@@ -49,7 +54,8 @@ class DeltaBlock(nn.Module):
     The fused reads skip their norm: nanoGPT's LayerNorm turns the raw read into the context h, and
     value and gate are computed from h. The first block expands the embeddings (B, T, d); the last
     one returns the readout (B, T, d), which ln_f normalises. As in DeltaStream, the fused operators
-    read the parameters of reads and residuals directly and never call their `forward`.
+    read the parameters of reads and residuals directly and never call their `forward`. If the model
+    starts with additions, the first block's `anneal` says how much of each write still is one.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class DeltaBlock(nn.Module):
         residuals: Sequence[Any],
         *,
         expand: Expand | None,
+        anneal: Annealing | None,
         readout: Read | None,
         anchor_every: int,
         stream_dtype: StreamDtype | None,
@@ -67,7 +74,7 @@ class DeltaBlock(nn.Module):
         self.ln_1, self.attn, self.ln_2, self.mlp = (getattr(block, name) for name in BLOCK)
         self.read_attn, self.read_mlp = reads
         self.res_attn, self.res_mlp = residuals
-        self.expand, self.readout = expand, readout
+        self.expand, self.anneal, self.readout = expand, anneal, readout
         self.anchor_every, self.stream_dtype = anchor_every, stream_dtype
         self.train(block.training)
 
@@ -96,39 +103,47 @@ class DeltaBlock(nn.Module):
             raise TypeError("`x` must be what the block before returned, got a Tensor")
         state = self.expand(as_stream(x, self.stream_dtype))
         state = state.unsqueeze(-1) if read.value_channels == 1 else state
+        share = None
+        if self.anneal is not None and not self.anneal.done:
+            share = self.anneal.share(gate_dtype(state))
         if read.compress == "identity":
-            return _Reading(state, state.squeeze(-1), None)
+            return _Reading(state, state.squeeze(-1), None, share)
         weight, dtype = read.effective_weight(), state.dtype
-        result = functional.read(state, compress=weight, norm_eps=None, context_dtype=dtype)
-        stores_less = self.anchor_every > 1 and torch.is_grad_enabled()
-        return _Reading(state, result.context, Chain(self.anchor_every) if stores_less else None)
+        x = functional.read(state, compress=weight, norm_eps=None, context_dtype=dtype).context
+        # A chain cannot compute a state again that an addition changed.
+        stores_less = self.anchor_every > 1 and torch.is_grad_enabled() and share is None
+        return _Reading(state, x, Chain(self.anchor_every) if stores_less else None, share)
 
 
 class _Reading(NamedTuple):
-    """A state X (B, T, d, m), its raw read x (B, T, d), and the rewrites that led to X."""
+    """A state X (B, T, d, m), its raw read x (B, T, d), the rewrites that led to X, and a."""
 
     state: Tensor
     x: Tensor
     chain: Chain | None
+    share: Tensor | None
 
 
 def _sublayer(
     reading: _Reading, norm: nn.Module, sublayer: nn.Module, residual: DeltaResidual
 ) -> Pending:
     """Run the sublayer on norm(x); return its pending rewrite of X."""
-    state, x, chain = reading
+    state, x, chain, share = reading
     h = norm(x)
     value, gate = residual.value_and_gate(state, h, x)
-    direction, value = residual.rewrite_inputs(state, sublayer(h), h, value)
-    return Pending(state, direction, value, gate, residual.eps_k, chain)
+    written = sublayer(h)
+    direction, value = residual.rewrite_inputs(state, written, h, value)
+    if share is not None:
+        state, value, gate = blend(share, state, written, direction, value, gate, residual.eps_k)
+    return Pending(state, direction, value, gate, residual.eps_k, chain, share)
 
 
 def _advance(pending: Pending, read: Read) -> _Reading:
     """Apply the pending write and read the new state, in its dtype."""
-    *write, eps_k, chain = pending
+    *write, eps_k, chain, share = pending
     if read.compress == "identity":  # X' is its own read: the fused operator would store it twice
         state = functional.rewrite(*write, eps_k=eps_k)
-        return _Reading(state, state.squeeze(-1), None)
+        return _Reading(state, state.squeeze(-1), None, share)
     options: dict[str, Any] = {
         "eps_k": eps_k,
         "compress": read.effective_weight(),
@@ -139,4 +154,4 @@ def _advance(pending: Pending, read: Read) -> _Reading:
         result = functional.rewrite_read(*write, **options)
     else:
         result, chain = functional.rewrite_read_chained(*write, chain=chain, **options)
-    return _Reading(result.state, result.context, chain)
+    return _Reading(result.state, result.context, chain, share)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 
 from ddl.nn.stream import DeltaStream
 from ddl.optim import NEVER_DECAYED
-from ddl.options import Compress, ExpandKind
+from ddl.options import Compress, ExpandKind, check_choice, check_count, refuse
 
+from .annealing import Annealing, anneal
 from .block import BLOCK, DeltaBlock
 
 __all__ = ["convert"]
@@ -25,6 +26,8 @@ def convert(
     value_channels: int = 1,
     compress: Compress | None = None,
     expand: ExpandKind = "repeat",
+    start: Literal["additive"] | None = None,
+    anneal_steps: int | None = None,
     disable: bool = False,
     **options: Any,
 ) -> GPT:
@@ -40,13 +43,27 @@ def convert(
     converted model and the original see the same batches and dropout masks. `configure_optimizers`
     puts the new parameters into a third group, without weight decay.
 
-    A model that was trained with additions computes another function after conversion. It computes
-    nearly the same one at first if eps_k and value_init are both set to a number E above the
-    norms of the state and of the sublayers' outputs: then k̂ ≈ k/E and β k̂ (v − k̂ᵀX) ≈ k.
+    A model that was trained with additions computes another function after conversion. With
+    start="additive" it computes the same one at first, to rounding, and reaches the rewrites step
+    by step: with F the sublayer's output (the k of a k-Map), every write is
+
+        X' = X + (1 − a) F 1ᵀ + aβ k̂ (vᵀ − k̂ᵀX)
+
+    and a grows from 0 to 1, linearly, over `anneal_steps` steps of the optimizer that
+    `configure_optimizers` returns, or for which `anneal` was called. Gradient accumulation counts
+    once. In the first step gates and values get a gradient of zero, then one that grows with a,
+    which Adam rescales; compressions and a convolving expansion learn from the start, as does what
+    was there before. The steps are counted in the state dict, as `transformer.h.0.anneal.step`, so
+    that a resumed run goes on where it was. `eval` and `generate` use the a of the moment. At
+    a = 1 the model is the one without `start`, to the bit; until then every state is stored,
+    whatever `anchor_every` says. An average of weights (EMA) has to copy this buffer, too.
 
     Args:
         model: nanoGPT's GPT, or a model with the same `transformer` and blocks.
         value_channels, compress, expand: as in DeltaStream.
+        start: "additive" to start as the model with additions; None for rewrites from the start.
+        anneal_steps: optimizer steps until every addition has become a rewrite; needed and allowed
+            only with `start`.
         disable: leave the model unchanged, so that one flag switches an A/B comparison. Wrong
             arguments still raise.
         options: further options of DeltaStream, including those of DeltaResidual. norm_eps, device
@@ -54,9 +71,15 @@ def convert(
 
     Raises:
         TypeError: `model` lacks modules of nanoGPT's GPT or has others; an option is unknown.
-        ValueError: `model` is already converted; DeltaStream refuses an option.
+        ValueError: `model` is already converted; DeltaStream refuses an option; `start` or
+            `anneal_steps` is unknown, missing or out of range.
     """
     _check_model(model)
+    check_choice("start", start, ("additive",), optional=True)
+    if start is not None:
+        check_count("anneal_steps", anneal_steps)
+    elif anneal_steps is not None:
+        refuse("anneal_steps", 'left at None unless start="additive"', anneal_steps)
     for name in ("norm_eps", "device", "dtype"):
         if name in options:
             raise TypeError(f"`{name}` must be left to the model, got {options[name]!r}")
@@ -77,12 +100,14 @@ def convert(
     if disable:
         return model
     stream.to(weight.device)
+    annealing = None if anneal_steps is None else Annealing(anneal_steps, device=weight.device)
     for i, block in enumerate(blocks):
         blocks[i] = DeltaBlock(
             block,
             (stream.reads[2 * i], stream.reads[2 * i + 1]),
             (stream.residuals[2 * i], stream.residuals[2 * i + 1]),
             expand=stream.expand if i == 0 else None,
+            anneal=annealing if i == 0 else None,
             readout=stream.readout if i == len(blocks) - 1 else None,
             anchor_every=stream.anchor_every,
             stream_dtype=stream.stream_dtype,
@@ -96,7 +121,10 @@ class _Converted(nn.Module):
     """Mixin that `convert` puts before the class of a model."""
 
     def configure_optimizers(self, *args: Any, **kwargs: Any) -> Any:
-        """Run nanoGPT's method on nanoGPT's parameters, then add the new ones without decay."""
+        """Run nanoGPT's method on nanoGPT's parameters, then add the new ones without decay.
+
+        If the model starts with additions, the optimizer's steps are those that `convert` counts.
+        """
         modules = [module for module in self.modules() if isinstance(module, NEVER_DECAYED)]
         new = {p: None for module in modules for p in module.parameters() if p.requires_grad}
         for parameter in new:
@@ -107,6 +135,8 @@ class _Converted(nn.Module):
             for parameter in new:
                 parameter.requires_grad_(True)
         optimizer.add_param_group({"params": list(new), "weight_decay": 0.0})
+        if any(isinstance(module, Annealing) for module in self.modules()):
+            anneal(self, optimizer)
         return optimizer
 
     def __reduce__(self) -> Any:

@@ -183,6 +183,20 @@ def test_copies_go_their_own_way() -> None:
         assert (count(twin), count(model)) == (expected + 1, expected + 1)
 
 
+def test_an_average_of_weights_follows() -> None:
+    """torch copies buffers into the average; that it is done is seen by the buffer alone."""
+    model = start(2, **VARIANTS["cc"])
+    optimizer, average = configure(model), torch.optim.swa_utils.AveragedModel(model)
+    for seed in range(3):
+        step(model, optimizer, seed)
+        average.update_parameters(model)
+        assert count(average) == count(model) == min(seed + 1, 2)
+    average.module.load_state_dict(model.state_dict())
+    done = average.module(*tokens())[0]
+    average.module.transformer.h[0].anneal.done = False
+    assert torch.equal(average.module(*tokens())[0], done)
+
+
 # --- the rest of nanoGPT's scripts ---------------------------------------------------------------
 
 
@@ -208,7 +222,10 @@ def test_moving() -> None:
     assert (model.state_dict()[STEP].dtype, count(model)) == (torch.int64, 2)
     assert model(*tokens())[0].dtype == torch.bfloat16
     on_meta = convert(make().to("meta"), start="additive", anneal_steps=6)
+    assert {buffer.device.type for buffer in on_meta.buffers()} == {"meta"}
     assert on_meta(tokens()[0].to("meta"))[0].shape == (2, 1, 64)
+    anneal(on_meta, sgd := torch.optim.SGD(on_meta.parameters(), lr=1e-3))
+    sgd.step()  # a count without memory does not say whether it is done
     on_meta.to_empty(device="cpu").load_state_dict(start().state_dict())
     assert count(on_meta) == 0
 

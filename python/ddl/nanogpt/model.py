@@ -75,11 +75,7 @@ def convert(
             `anneal_steps` is unknown, missing or out of range.
     """
     _check_model(model)
-    check_choice("start", start, ("additive",), optional=True)
-    if start is not None:
-        check_count("anneal_steps", anneal_steps)
-    elif anneal_steps is not None:
-        refuse("anneal_steps", 'left at None unless start="additive"', anneal_steps)
+    _check_start(start, anneal_steps)
     for name in ("norm_eps", "device", "dtype"):
         if name in options:
             raise TypeError(f"`{name}` must be left to the model, got {options[name]!r}")
@@ -101,6 +97,14 @@ def convert(
         return model
     stream.to(weight.device)
     annealing = None if anneal_steps is None else Annealing(anneal_steps, device=weight.device)
+    _replace(blocks, stream, annealing)
+    kind: Any = type(model)
+    model.__class__ = _converted(kind)
+    return model
+
+
+def _replace(blocks: Any, stream: DeltaStream, annealing: Annealing | None) -> None:
+    """Put a DeltaBlock with its parts of `stream` in place of every block."""
     for i, block in enumerate(blocks):
         blocks[i] = DeltaBlock(
             block,
@@ -112,9 +116,6 @@ def convert(
             anchor_every=stream.anchor_every,
             stream_dtype=stream.stream_dtype,
         )
-    kind: Any = type(model)
-    model.__class__ = _converted(kind)
-    return model
 
 
 class _Converted(nn.Module):
@@ -174,6 +175,15 @@ def _check_model(model: Any) -> None:
             if other not in BLOCK:
                 known = ", ".join(BLOCK)
                 raise TypeError(f"`{name}` must have {known} and nothing else, got `{other}`")
+
+
+def _check_start(start: Any, anneal_steps: Any) -> None:
+    """Raise unless both are given, or neither."""
+    check_choice("start", start, ("additive",), optional=True)
+    if start is not None:
+        check_count("anneal_steps", anneal_steps)
+    elif anneal_steps is not None:
+        refuse("anneal_steps", 'left at None unless start="additive"', anneal_steps)
 
 
 def _check_has(name: str, module: nn.Module, children: tuple[str, ...]) -> None:

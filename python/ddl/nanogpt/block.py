@@ -29,9 +29,9 @@ class Pending(NamedTuple):
     """A state and a rewrite of it that has not been applied yet: it is fused with the next read.
 
     state: X (B, T, d, m). direction: k (B, T, d). value: v (B, T, m). gate: β (B, T).
-    eps_k: ε_k, in units of |k|. chain: the rewrites since the last state that is stored; None
-    outside of training and of annealing. share: the rewrite's share a while the model is annealed,
-    a tensor (); else None. The write already has it: the next block needs it for its own.
+    eps_k: ε_k, in units of |k|. chain: the rewrites since the last state that is stored; None in
+    inference and while the model is annealed. share: the rewrites' share a, a tensor (), while the
+    model is annealed, else None. It is already in this write: the next block needs it for its own.
     """
 
     state: Tensor

@@ -59,9 +59,16 @@ def stream(value_channels: int = M, **options: Any) -> DeltaStream:
     return DeltaStream(D, sublayers, value_channels=value_channels, **options)
 
 
-def nanogpt() -> nn.Module:
+def nanogpt(**start: Any) -> Any:
     model = GPT(GPTConfig(block_size=8, vocab_size=32, n_embd=D))
-    return ddl.nanogpt.convert(model, value_channels=M, compress="token", expand="conv")
+    return ddl.nanogpt.convert(model, value_channels=M, compress="token", expand="conv", **start)
+
+
+def annealed() -> nn.Module:
+    """A quarter of each write is a rewrite."""
+    model = nanogpt(start="additive", anneal_steps=4)
+    model.transformer.h[0].anneal.advance()
+    return model
 
 
 def features(*shape: int, seed: int) -> Tensor:
@@ -99,6 +106,7 @@ MODULES: dict[str, Case] = {
     ),
     "expand": Case(lambda: Expand(D, M, kind="conv"), X),
     "nanogpt": Case(nanogpt, {"idx": TOKENS, "targets": TOKENS}),
+    "nanogpt-annealed": Case(annealed, {"idx": TOKENS, "targets": TOKENS}),
 }  # fmt: skip
 
 

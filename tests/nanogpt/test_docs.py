@@ -15,6 +15,7 @@ from ddl.nanogpt import DeltaBlock, convert
 from tests.support import ROOT, nanogpt_standin
 from tests.support.nanogpt_cases import F64, added, groups, make, same, step, tokens
 from tests.support.nanogpt_standin import GPT, GPTConfig
+from tests.support.tolerances import assert_close
 
 PAGE = ROOT / "docs" / "nanogpt.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -67,7 +68,7 @@ def test_hunks_are_counted_right(diff: str) -> None:
 
 def test_python_runs() -> None:
     idx, targets = tokens()
-    names = {"GPT": GPT, "GPTConfig": GPTConfig, "model_args": {"bias": False}}
+    names = {"GPT": GPT, "GPTConfig": GPTConfig, "model_args": {"bias": False}, "torch": torch}
     for text in PYTHON:
         execute(text, names | {"idx": idx, "targets": targets})
 
@@ -105,15 +106,18 @@ def test_train_resume_and_sample() -> None:
 
 
 def test_from_gpt2() -> None:
-    """With the added lines, the model starts within 1e-3 of the pretrained model's logits."""
+    """With the added lines, the model starts as the pretrained one and is annealed."""
     imported, flags, options, _, _, gpt2, _ = map(plus, hunks(TRAIN))
     names: dict[str, Any] = {"model": make(F64)}
     expected = names["model"](*tokens())[0]
     for source in (imported, flags, options, gpt2):
         execute(source, names)
-    logits = names["model"](*tokens())[0]
-    assert (logits - expected).norm() < 1e-3 * expected.norm()
-    assert names["model"].transformer.h[0].expand.value_channels == 4
+    model = names["model"]
+    assert_close("logits", model(*tokens())[0], expected, F64, depth=8)
+    assert model.transformer.h[0].expand.value_channels == 4
+    assert model.transformer.h[0].anneal.steps == 2000
+    step(model, model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu"), 0)
+    assert model.state_dict()["transformer.h.0.anneal.step"] == 1
 
 
 # --- by hand --------------------------------------------------------------------------------------
@@ -186,15 +190,18 @@ def test_by_hand_is_not_converted(by_hand: type[GPT]) -> None:
 
 
 def test_names_of_the_table() -> None:
-    """The table lists exactly the parameters that convert adds."""
+    """The table lists exactly what convert adds to the state dict."""
     rows = re.findall(r"^\| `(transformer\.h\..*?)`(?:, `(.*?)`)? \|", TEXT, flags=re.MULTILINE)
     stems = {name.replace(".h.N.", ".h.0.").replace("{L−1}", "1") for name, _ in rows}
     stems |= {
         name.replace(".h.N.", ".h.0.").replace(".weight", bias) for name, bias in rows if bias
     }
     stems |= {name.replace("res_attn", "res_mlp") for name in stems}
-    stems |= {name.replace(".h.0.", ".h.1.") for name in stems if "expand" not in name}
-    assert stems == set(added(convert(make(), value_channels=4, expand="conv")))
+    once = ("expand", "anneal")
+    stems |= {name.replace(".h.0.", ".h.1.") for name in stems if name.split(".")[3] not in once}
+    start: dict[str, Any] = {"start": "additive", "anneal_steps": 1}
+    model = convert(make(), value_channels=4, expand="conv", **start)
+    assert stems == model.state_dict().keys() - make().state_dict().keys()
 
 
 def test_linked_files_exist() -> None:

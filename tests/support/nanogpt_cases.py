@@ -58,6 +58,16 @@ def make_delta(options: dict[str, Any], dtype: torch.dtype = F64, **fields: Any)
     return model
 
 
+def annealed(
+    options: dict[str, Any], step: int, *, of: int, dtype: torch.dtype = F64, **fields: Any
+) -> GPT:
+    """A model of start="additive" after `step` steps, with every parameter random."""
+    model = make_delta({**options, "start": "additive", "anneal_steps": of}, dtype, **fields)
+    for _ in range(step):
+        model.transformer.h[0].anneal.advance()
+    return model
+
+
 def tokens(seed: int = 0, time: int = T) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
     return tuple(torch.randint(64, (2, B, time), generator=g))

@@ -1,0 +1,17 @@
+"""nanoGPT's GPT on a delta stream: every residual addition becomes a rewrite.
+
+    model = ddl.nanogpt.convert(model, value_channels=4)
+
+Only the blocks change. Embeddings, attention, MLP, LayerNorms and head stay the same modules under
+the same names, and the model's `forward` stays: it passes each block's output to the next block.
+Between two blocks that output is a `Pending` write instead of a tensor, so that the next block's
+read is fused with it.
+"""
+
+from __future__ import annotations
+
+from .annealing import anneal
+from .block import DeltaBlock, Pending
+from .model import convert
+
+__all__ = ["DeltaBlock", "Pending", "anneal", "convert"]

@@ -1,0 +1,157 @@
+"""nanoGPT's block with rewrites, and the write that passes between two blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ddl import functional
+from ddl.nn.checks import require_exact_type
+from ddl.nn.expand import Expand
+from ddl.nn.read import Read
+from ddl.nn.residual import DeltaResidual
+from ddl.nn.stream import as_stream
+from ddl.ops.checks import gate_dtype
+from ddl.options import StreamDtype
+from ddl.results import Chain
+
+from .annealing import Annealing, blend
+
+__all__ = ["BLOCK", "DeltaBlock", "Pending"]
+
+BLOCK = ("ln_1", "attn", "ln_2", "mlp")  # every module in nanoGPT's Block
+
+
+class Pending(NamedTuple):
+    """A state and a rewrite of it that has not been applied yet: it is fused with the next read.
+
+    state: X (B, T, d, m). direction: k (B, T, d). value: v (B, T, m). gate: β (B, T).
+    eps_k: ε_k, in units of |k|. chain: the rewrites since the last state that is stored; None in
+    inference and while the model is annealed. share: the rewrites' share a, a tensor (), while the
+    model is annealed, else None. It is already in this write: the next block needs it for its own.
+    """
+
+    state: Tensor
+    direction: Tensor
+    value: Tensor
+    gate: Tensor
+    eps_k: float
+    chain: Chain | None
+    share: Tensor | None
+
+
+class DeltaBlock(nn.Module):
+    """nanoGPT's Block with a rewrite in place of each addition; it keeps ln_1, attn, ln_2 and mlp.
+
+        h = ln_1(read_attn(X))
+        X = res_attn(X, attn(h), context=h)
+        h = ln_2(read_mlp(X))
+        X = res_mlp(X, mlp(h), context=h)
+
+    The fused reads skip their norm: nanoGPT's LayerNorm turns the raw read into the context h, and
+    value and gate are computed from h. The first block expands the embeddings (B, T, d); the last
+    one returns the readout (B, T, d), which ln_f normalises. As in DeltaStream, the fused operators
+    read the parameters of reads and residuals directly and never call their `forward`. If the model
+    starts with additions, the first block's `anneal` says how much of each write still is one.
+    """
+
+    def __init__(
+        self,
+        block: Any,
+        reads: Sequence[Any],
+        residuals: Sequence[Any],
+        *,
+        expand: Expand | None,
+        anneal: Annealing | None,
+        readout: Read | None,
+        anchor_every: int,
+        stream_dtype: StreamDtype | None,
+    ) -> None:
+        super().__init__()
+        self.ln_1, self.attn, self.ln_2, self.mlp = (getattr(block, name) for name in BLOCK)
+        self.read_attn, self.read_mlp = reads
+        self.res_attn, self.res_mlp = residuals
+        self.expand, self.anneal, self.readout = expand, anneal, readout
+        self.anchor_every, self.stream_dtype = anchor_every, stream_dtype
+        self.train(block.training)
+
+    def forward(self, x: Tensor | Pending) -> Tensor | Pending:
+        """Run one block: embeddings or a `Pending` write in, a `Pending` write or the readout out.
+
+        x: (B, T, d) for the first block, the previous block's `Pending` for the others.
+        Returns the readout (B, T, d) from the last block, a `Pending` from the others.
+        Raises TypeError if a block other than the first gets a tensor, or a read or residual is
+        wrapped.
+        """
+        read_attn = require_exact_type("read_attn", self.read_attn, Read)
+        read_mlp = require_exact_type("read_mlp", self.read_mlp, Read)
+        res_attn = require_exact_type("res_attn", self.res_attn, DeltaResidual)
+        res_mlp = require_exact_type("res_mlp", self.res_mlp, DeltaResidual)
+        reading = self._open(x, read_attn) if isinstance(x, Tensor) else _advance(x, read_attn)
+        reading = _advance(_sublayer(reading, self.ln_1, self.attn, res_attn), read_mlp)
+        pending = _sublayer(reading, self.ln_2, self.mlp, res_mlp)
+        if self.readout is None:
+            return pending
+        return _advance(pending, require_exact_type("readout", self.readout, Read)).x
+
+    def _open(self, x: Tensor, read: Read) -> _Reading:
+        """Expand embeddings (B, T, d) to the first state and read it."""
+        if self.expand is None:
+            raise TypeError("`x` must be what the block before returned, got a Tensor")
+        state = self.expand(as_stream(x, self.stream_dtype))
+        state = state.unsqueeze(-1) if read.value_channels == 1 else state
+        share = None
+        if self.anneal is not None and not self.anneal.done:
+            share = self.anneal.share(gate_dtype(state))
+        if read.compress == "identity":
+            return _Reading(state, state.squeeze(-1), None, share)
+        weight, dtype = read.effective_weight(), state.dtype
+        x = functional.read(state, compress=weight, norm_eps=None, context_dtype=dtype).context
+        # A chain cannot compute a state again that an addition changed.
+        stores_less = self.anchor_every > 1 and torch.is_grad_enabled() and share is None
+        return _Reading(state, x, Chain(self.anchor_every) if stores_less else None, share)
+
+
+class _Reading(NamedTuple):
+    """A state X (B, T, d, m), its raw read x (B, T, d), the rewrites that led to X, and a."""
+
+    state: Tensor
+    x: Tensor
+    chain: Chain | None
+    share: Tensor | None
+
+
+def _sublayer(
+    reading: _Reading, norm: nn.Module, sublayer: nn.Module, residual: DeltaResidual
+) -> Pending:
+    """Run the sublayer on norm(x); return its pending rewrite of X."""
+    state, x, chain, share = reading
+    h = norm(x)
+    value, gate = residual.value_and_gate(state, h, x)
+    written = sublayer(h)
+    direction, value = residual.rewrite_inputs(state, written, h, value)
+    if share is not None:
+        state, value, gate = blend(share, state, written, direction, value, gate, residual.eps_k)
+    return Pending(state, direction, value, gate, residual.eps_k, chain, share)
+
+
+def _advance(pending: Pending, read: Read) -> _Reading:
+    """Apply the pending write and read the new state, in its dtype."""
+    *write, eps_k, chain, share = pending
+    if read.compress == "identity":  # X' is its own read: the fused operator would store it twice
+        state = functional.rewrite(*write, eps_k=eps_k)
+        return _Reading(state, state.squeeze(-1), None, share)
+    options: dict[str, Any] = {
+        "eps_k": eps_k,
+        "compress": read.effective_weight(),
+        "norm_eps": None,
+        "context_dtype": pending.state.dtype,
+    }
+    if chain is None:
+        result = functional.rewrite_read(*write, **options)
+    else:
+        result, chain = functional.rewrite_read_chained(*write, chain=chain, **options)
+    return _Reading(result.state, result.context, chain, share)

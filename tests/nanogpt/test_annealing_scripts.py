@@ -1,0 +1,287 @@
+"""An annealed model in nanoGPT's scripts: what counts as a step, resuming, compilation, DDP."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.backends.registry import lookup_backend
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from ddl.nanogpt import anneal, convert
+from tests.support.helpers import assert_same_gradients, gradients
+from tests.support.nanogpt_cases import (
+    F64,
+    OTHERS,
+    VARIANTS,
+    annealed,
+    groups,
+    make,
+    same,
+    step,
+    tokens,
+    variants,
+)
+from tests.support.nanogpt_standin import GPT
+from tests.support.tolerances import assert_close
+
+STEP = "transformer.h.0.anneal.step"
+
+
+def start(steps: int = 6, **options: Any) -> GPT:
+    return convert(make(), **options, start="additive", anneal_steps=steps)
+
+
+def configure(model: GPT) -> torch.optim.Optimizer:
+    return model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
+
+
+def count(model: nn.Module) -> int:
+    """The steps that the model has counted."""
+    return next(x.item() for name, x in model.state_dict().items() if name.endswith(STEP))
+
+
+# --- what counts ---------------------------------------------------------------------------------
+
+
+def test_a_step_counts_once_however_many_forwards() -> None:
+    model = start()
+    optimizer = configure(model)
+    for expected in (1, 2):
+        for seed in range(3):  # gradient accumulation
+            (model(*tokens(seed))[1] / 3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model.eval()(*tokens())
+        model.train()
+        assert count(model) == expected
+
+
+def test_an_optimizer_of_ones_own() -> None:
+    model = start()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    step(model, optimizer, 0)
+    assert count(model) == 0
+    anneal(model, optimizer)
+    anneal(model, optimizer)  # changes nothing
+    anneal(model, configure(model))  # nor does this: configure_optimizers did it
+    step(model, optimizer, 0)
+    assert count(model) == 1
+    other = configure(model)
+    anneal(model, other)
+    step(model, other, 0)
+    assert count(model) == 2
+
+
+def test_one_optimizer_of_two_models() -> None:
+    """As one module or one after the other."""
+    models = nn.ModuleList([start(), start()])
+    for given in ([models], models):
+        optimizer = torch.optim.SGD(models.parameters(), lr=1e-3)
+        for model in given:
+            anneal(model, optimizer)
+        optimizer.step()
+    assert [count(model) for model in models] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("model", "got"),
+    [(make, "GPT"), (lambda: convert(make()), "DeltaGPT"), (lambda: nn.Linear(2, 2), "Linear")],
+    ids=["additive", "converted", "other"],
+)
+def test_other_models_are_refused(model: Any, got: str) -> None:
+    model = model()
+    sentence = f'`model` must be one converted with start="additive", got a {got} that was not'
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        anneal(model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+def test_the_groups_of_the_optimizer_are_as_without() -> None:
+    """The count is no parameter."""
+    model, other = start(**VARIANTS["tc"]), convert(make(), **VARIANTS["tc"])
+    assert groups(model, configure(model)) == groups(other, configure(other))
+    assert model.get_num_params() == other.get_num_params()
+    assert set(model.state_dict()) - set(other.state_dict()) == {STEP}
+
+
+@variants
+def test_gates_and_values_learn_from_the_second_step(options: dict[str, Any]) -> None:
+    model = start(**options)
+    optimizer = configure(model)
+    new = {name: p for name, p in model.named_parameters() if "gate" in name or "value" in name}
+    first = {name: p.clone() for name, p in new.items()}
+    step(model, optimizer, 0)
+    assert all(torch.equal(p, first[name]) for name, p in new.items())
+    step(model, optimizer, 0)
+    assert not any(torch.equal(p, first[name]) for name, p in new.items())
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+@variants
+def test_resuming_goes_on_as_if_nothing_happened(options: dict[str, Any], prefix: str) -> None:
+    """In the middle of annealing, as nanoGPT resumes; the four steps after it reach a = 1."""
+    model = start(**options)
+    optimizer = configure(model)
+    for seed in range(3):
+        step(model, optimizer, seed)
+    state = {prefix + name: tensor for name, tensor in model.state_dict().items()}
+    file = io.BytesIO()
+    torch.save({"model": state, "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+
+    resumed = start(**options)
+    resumed.load_state_dict({n.removeprefix("_orig_mod."): x for n, x in saved["model"].items()})
+    other = configure(resumed)
+    other.load_state_dict(saved["optimizer"])
+    for seed in range(3, 8):
+        assert count(resumed) == count(model) == min(seed, 6)
+        assert step(resumed, other, seed) == step(model, optimizer, seed)
+    assert resumed.transformer.h[0].anneal.done
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_loading_says_whether_it_is_done(assign: bool) -> None:
+    model = start(2)
+    for steps in (2, 1):
+        other = annealed({}, steps, of=2, dtype=torch.float32)
+        model.load_state_dict(other.state_dict(), assign=assign)
+        assert model.transformer.h[0].anneal.done == (steps == 2)
+        assert torch.equal(model(*tokens())[0], other(*tokens())[0])
+
+
+def test_a_checkpoint_of_a_model_without_start_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"Missing key.*anneal\.step"):
+        start().load_state_dict(convert(make()).state_dict())
+
+
+def test_copies_go_their_own_way() -> None:
+    """deepcopy and pickle keep the count, and the original's optimizer does not advance them."""
+    model = start()
+    optimizer = configure(model)
+    step(model, optimizer, 0)
+    for copied in (copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))):
+        twin, expected = copied(model), count(model)
+        assert count(twin) == expected
+        assert same(twin, model)
+        step(model, optimizer, 0)
+        assert (count(twin), count(model)) == (expected, expected + 1)
+        step(twin, configure(twin), 0)
+        assert (count(twin), count(model)) == (expected + 1, expected + 1)
+
+
+def test_an_average_of_weights_follows() -> None:
+    """torch copies buffers into the average; that it is done is seen by the buffer alone."""
+    model = start(2, **VARIANTS["cc"])
+    optimizer, average = configure(model), torch.optim.swa_utils.AveragedModel(model)
+    for seed in range(3):
+        step(model, optimizer, seed)
+        average.update_parameters(model)
+        assert count(average) == count(model) == min(seed + 1, 2)
+    average.module.load_state_dict(model.state_dict())
+    done = average.module(*tokens())[0]
+    average.module.transformer.h[0].anneal.done = False
+    assert torch.equal(average.module(*tokens())[0], done)
+
+
+# --- the rest of nanoGPT's scripts ---------------------------------------------------------------
+
+
+@variants
+def test_generate_and_crop(options: dict[str, Any]) -> None:
+    """With the a of the moment: what generates is what was trained."""
+    model = annealed(options, 3, of=10, dtype=torch.float32).eval()
+    model.crop_block_size(8)
+    idx, targets = tokens(time=8)
+    assert_close("last", model(idx)[0], model(idx, targets)[0][:, -1:], torch.float32)
+    greedy = model.generate(idx[:, :3], 4, top_k=1)
+    for t in range(3, 7):
+        logits = model(greedy[:, :t], greedy[:, :t])[0][:, -1]
+        assert torch.equal(greedy[:, t], logits.argmax(-1))
+    assert count(model) == 3
+
+
+def test_moving() -> None:
+    model = start(**VARIANTS["tc"]).to(torch.bfloat16)
+    optimizer = configure(model)
+    for _ in range(2):
+        step(model, optimizer, 0)
+    assert (model.state_dict()[STEP].dtype, count(model)) == (torch.int64, 2)
+    assert model(*tokens())[0].dtype == torch.bfloat16
+    on_meta = convert(make().to("meta"), start="additive", anneal_steps=6)
+    assert {buffer.device.type for buffer in on_meta.buffers()} == {"meta"}
+    assert on_meta(tokens()[0].to("meta"))[0].shape == (2, 1, 64)
+    anneal(on_meta, sgd := torch.optim.SGD(on_meta.parameters(), lr=1e-3))
+    sgd.step()  # a count without memory does not say whether it is done
+    on_meta.to_empty(device="cpu").load_state_dict(start().state_dict())
+    assert count(on_meta) == 0
+
+
+@pytest.mark.parametrize("name", ["m1", "cc", "tc", "branches"])
+def test_activation_checkpointing(name: str) -> None:
+    model = annealed((VARIANTS | OTHERS)[name], 3, of=10)
+    expected = gradients(model(*tokens())[0], {}, model)
+    for block in model.transformer.h:
+        forward = block.forward
+        block.forward = lambda x, f=forward: checkpoint(f, x, use_reentrant=False)
+    assert_same_gradients(gradients(model(*tokens())[0], {}, model), expected, F64)
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("name", [pytest.param("m1", marks=pytest.mark.exhaustive), "tc"])
+def test_a_changing_a_compiles_once_and_its_end_once_more(name: str) -> None:
+    """Full graphs train as eager steps do, before a = 1 and after."""
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    model, twin = start(3, **VARIANTS[name]), start(3, **VARIANTS[name])
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    optimizer, other = configure(model), configure(twin)
+    for seed, expected in enumerate([1, 1, 1, 2, 2]):
+        assert step(compiled, optimizer, seed) == pytest.approx(step(twin, other, seed), rel=1e-5)
+        assert len(graphs) == expected
+    assert count(compiled) == 3
+    for parameter, same_there in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(parameter, same_there)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_ddp(tmp_path: Any) -> None:
+    """At a = 0, too, every parameter has a gradient; `anneal` finds the model in its wrapper."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        wrapped = DistributedDataParallel(start(3, **VARIANTS["tc"]))
+        optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
+        anneal(wrapped, optimizer)
+        losses = [step(wrapped, optimizer, 0) for _ in range(5)]
+        assert losses[-1] < losses[0]
+        assert count(wrapped) == 3
+        assert STEP in dict(wrapped.module.named_buffers())
+    finally:
+        torch.distributed.destroy_process_group()

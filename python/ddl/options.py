@@ -19,6 +19,7 @@ LEAST_EPS_K = 1e-18  # its square is representable in float32 (src/problem)
 LEAST_NORM_EPS = 1e-36  # representable in float32, under a square root
 LARGEST = sys.float_info.max
 LARGEST_COUNT = 2**63 - 1
+MOST_LAYERS = 2**14  # a mistyped number would build modules for hours
 
 # --- checks: each raises InputError, a ValueError -------------------------------------------------
 
@@ -189,7 +190,7 @@ MODEL_OPTIONS: Options = {
     "residual": Option("ddl-cc", get_args(Residual)),
     "vocab_size": Option(50304, check_count),
     "block_size": Option(1024, check_count),
-    "num_layers": Option(12, check_count),
+    "num_layers": Option(12, partial(check_count, most=MOST_LAYERS)),
     "num_heads": Option(6, check_count),
     "head_size": Option(None, partial(check_count, optional=True)),
     "hidden_size": Option(768, check_count),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 from typing import Any, Literal, get_args
 
-from ddl.options import check_choice, check_count, is_number, refuse
+from ddl.options import LARGEST_COUNT, check_choice, check_count, is_number, refuse
 
 
 def require(condition: bool, name: str, expected: str, got: object) -> None:
@@ -27,8 +27,8 @@ def check_literals(config: Any) -> None:
             check_choice(name, getattr(config, name), get_args(hint))
 
 
-def check_counts(config: Any, names: str, *, least: int = 1) -> None:
-    """Raise unless the named fields are integers ≥ `least`, or None if that is the default."""
+def check_counts(config: Any, names: str, *, least: int = 1, most: int = LARGEST_COUNT) -> None:
+    """Raise unless the named fields are integers in [least, most] or, as their default, None."""
     for name in names.split():
         optional = getattr(type(config), name) is None
-        check_count(name, getattr(config, name), least=least, optional=optional)
+        check_count(name, getattr(config, name), least=least, most=most, optional=optional)

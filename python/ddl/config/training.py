@@ -13,6 +13,8 @@ from .model import GPTConfig
 
 __all__ = ["OptimConfig", "TrainConfig"]
 
+MOST = 2**31  # steps and batches; their products fit 64 bits
+
 
 @dataclass(frozen=True)
 class OptimConfig:
@@ -101,10 +103,12 @@ class TrainConfig:
             value = getattr(self, name)
             require(isinstance(value, str | None), name, "a path as text", value)
         require(isinstance(self.out, Path | None), "out", "a path", self.out)
+        require(_is_utf8(str(self.out)), "out", "a path in UTF-8", str(self.out))
         least = self.model.block_size >= 2  # a block of one token predicts nothing
         require(least, "block_size", "at least 2 for training", self.model.block_size)
-        check_counts(self, "steps batch_size accumulation eval_every log_every")
-        check_counts(self, "eval_batches seed", least=0)
+        check_counts(self, "steps batch_size accumulation eval_every log_every", most=MOST)
+        check_counts(self, "eval_batches", least=0, most=MOST)
+        check_counts(self, "seed", least=0)
         check_counts(self, "save_every keep_every")
         check_positive("save_minutes", self.save_minutes, optional=True)
 
@@ -113,3 +117,12 @@ class TrainConfig:
         model = self.model
         name = f"{model.residual}-d{model.hidden_size}-L{model.num_layers}-s{self.seed}"
         return self.out if self.out is not None else Path("runs") / name
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether a path can be written as UTF-8, as safetensors needs it."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -118,7 +118,7 @@ def quoted(choices: Iterable[str]) -> str:
 
 Mapping = Literal["k", "v"]
 Gate = Literal["linear", "mlp"]
-GateFrom = Literal["context", "pooled", "convolved"]
+GateFrom = Literal["context", "pooled", "convolved", "flatten"]
 Direction = Literal["linear", "mean", "flatten", "attention"]
 Value = Literal["linear", "sigmoid", "constant"]
 ValueFrom = Literal["context", "compressed"]

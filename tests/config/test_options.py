@@ -86,6 +86,7 @@ def test_conditions_name_options_and_choices_of_the_table() -> None:
         ("ddl-tc-noec", {"compress_kernel_size": 3, "value_from": "compressed"}),
         ("ddl", {"gate_from": "convolved", "gate_kernel_size": 2, "mapping": "v"}),
         ("ddl", {"mapping": "v", "direction": "flatten", "direction_hidden": 8}),
+        ("ddl-cc", {"gate_from": "flatten", "gate": "mlp", "gate_hidden": 8, "beta_init": 0.0}),
         ("ddl-cc", {"mapping": "v", "direction": "attention", "value": "sigmoid"}),
         ("ddl-tc", {"mapping": "v", "direction": "mean", "gate": "mlp", "gate_from": "pooled"}),
     ],

@@ -43,7 +43,7 @@ RESIDUAL_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"direction_hidden": 0.5}, f"`direction_hidden` {COUNT}, got 0.5"),
     (
         {"gate_from": "state"},
-        '`gate_from` must be "context" or "pooled" or "convolved", got \'state\'',
+        '`gate_from` must be "context" or "pooled" or "convolved" or "flatten", got \'state\'',
     ),
     (
         {"direction": "mlp"},

@@ -106,8 +106,8 @@ class GPTConfig:
     """Hidden width of the `mlp` gate."""
     gate_from: GateFrom = "context"
     """Input of the gate. context: the sublayer's normalised input. pooled: the mean of the state
-    over its value channels. convolved: these means convolved over time. The latter two cost a pass
-    over the state."""
+    over its value channels. convolved: these means convolved over time. flatten: all numbers of the
+    state. The latter three cost a pass over the state."""
     gate_kernel_size: int = 4
     """Tokens that the convolution of a `convolved` gate spans."""
     direction: Direction = "linear"

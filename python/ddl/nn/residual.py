@@ -63,7 +63,8 @@ class DeltaResidual(nn.Module):
         gate: g — "linear", or "mlp" with a hidden layer.
         gate_hidden: hidden units of an "mlp" gate.
         gate_from: input of g — "context", h; "pooled", the mean of the state over its value
-            channels; "convolved", these means convolved over time. The latter two are normalised.
+            channels; "convolved", these means convolved over time; "flatten", all d·m numbers of
+            the state. The latter three are normalised.
         gate_kernel_size: tokens that the convolution of a "convolved" gate spans.
         direction: the branch of the v-Map — "linear", W_k h; "mean" and "flatten", an MLP over the
             mean of the state's value channels, or over all of them, normalised; "attention", the
@@ -125,8 +126,10 @@ class DeltaResidual(nn.Module):
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         size = (hidden_size, value_channels)
-        self.gate = make_gate(gate, hidden_size, gate_hidden, **factory)
-        self.gate_pool = make_gate_pool(gate_from, *size, gate_kernel_size, **factory)
+        pool = make_gate_pool(gate_from, *size, gate_kernel_size, **factory)
+        size_in = hidden_size if pool is None else pool.width
+        self.gate = make_gate(gate, size_in, gate_hidden, **factory)
+        self.gate_pool = pool
         self.value = self.direction = None
         if value != "constant":
             self.value = Projection(*size, bias=mapping == "k", **factory)

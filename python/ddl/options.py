@@ -17,6 +17,7 @@ from ddl.errors import InputError
 
 LEAST_EPS_K = 1e-18  # its square is representable in float32 (src/problem)
 LEAST_NORM_EPS = 1e-36  # representable in float32, under a square root
+LEAST_BETA = 2e-6  # initial gates are clamped to [LEAST_BETA, 2 − LEAST_BETA]
 LARGEST = sys.float_info.max
 LARGEST_COUNT = 2**63 - 1
 
@@ -69,9 +70,9 @@ def check_finite(name: str, number: Any) -> None:
 
 
 def check_between(name: str, number: Any, low: float, high: float) -> None:
-    """Raise unless `number` is in the open interval (low, high)."""
-    if not is_number(number) or not low < number < high:
-        refuse(name, f"between {low} and {high}, both excluded", number)
+    """Raise unless `number` is in the closed interval [low, high]."""
+    if not is_number(number) or not low <= number <= high:
+        refuse(name, f"between {low} and {high}", number)
 
 
 def check_least(name: str, number: Any, least: float = 0) -> None:

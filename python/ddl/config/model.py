@@ -116,7 +116,8 @@ class GPTConfig:
     direction_hidden: int = 128
     """Hidden width of the direction's MLP; width of its attention's queries and keys."""
     beta_init: float = 1.0
-    """β at initialisation, between 0 (keep) and 2 (reflect); 1 replaces."""
+    """β at initialisation, from 0 (keep) to 2 (reflect); 1 replaces. 0 and 2 start 2e-6 inside, so
+    that the logit is finite."""
     value: Value = "linear"
     """Value of the rewrite: a linear map, value_scale·sigmoid of one, or a constant."""
     value_init: float = 1.0

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddl.options import Gate, GateFrom
+from ddl.options import LEAST_BETA, Gate, GateFrom
 
 from .checks import require_exact_type
 from .linear import Projection, project, projection_of, reset_
@@ -41,12 +41,17 @@ def make_gate_pool(
 
 
 def reset_gate(gate: nn.Module, beta_init: float) -> None:
-    """Initialise g so that β = beta_init for every z: the last weight is zero."""
+    """Initialise g so that β = beta_init for every z: the last weight is zero.
+
+    The logit of a gate that is quite shut or open would be infinite, so β is clamped to [2e-6,
+    2 − 2e-6], as in the published code.
+    """
     *hidden, last = (layer for layer in gate.modules() if isinstance(layer, Projection))
     for layer in hidden:
         reset_(layer)
     nn.init.zeros_(last.weight)
-    nn.init.constant_(last.bias, math.log(beta_init / (2 - beta_init)))
+    beta = min(max(beta_init, LEAST_BETA), 2 - LEAST_BETA)
+    nn.init.constant_(last.bias, math.log(beta / (2 - beta)))
 
 
 def apply_gate(kind: Gate, gate: nn.Module, z: Tensor) -> Tensor:

@@ -79,7 +79,8 @@ class DeltaResidual(nn.Module):
         value_constant: the "constant" value.
         value_from: z of the k-Map — "context", the normalised read h, or "compressed", the raw read
             x, which `forward` then needs.
-        beta_init: β at initialisation, in (0, 2); the gate's weight starts at zero.
+        beta_init: β at initialisation, in [0, 2], clamped to [2e-6, 2 − 2e-6] so that its logit is
+            finite; the gate's weight starts at zero.
         eps_k: ε_k in units of |k|; None for 0.02·√d. The papers' checkpoints need 1e-5.
         device, dtype: of the parameters.
 

@@ -50,7 +50,6 @@ SCALED = (
     "completep",
     "spectralp",
 )  # `parameterization`: these scale logits or residual
-LEAST_BETA = 2e-6  # the published code clamps β to [1e-6, 1 − 1e-6]·2
 
 
 def check_fixed(config: Mapping[str, Any]) -> None:
@@ -108,7 +107,7 @@ def to_ours(options: Options, residual: Residual) -> dict[str, Any]:
     if residual == "additive":
         return fields
     beta = float(options["ddl_beta_init"])
-    fields["beta_init"] = min(max(beta, LEAST_BETA), 2 - LEAST_BETA)
+    fields["beta_init"] = min(max(beta, 0.0), 2.0)  # as the published code
     fields["eps_k"] = float(options["ddl_k_eps"])
     if STREAMS[residual][0] != "identity":
         fields["compress_parameterization"] = "factored"

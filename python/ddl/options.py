@@ -63,8 +63,10 @@ def check_positive(
         refuse(name, f"at least {least:g}", number)
 
 
-def check_finite(name: str, number: Any) -> None:
-    """Raise unless `number` is finite."""
+def check_finite(name: str, number: Any, *, optional: bool = False) -> None:
+    """Raise unless `number` is finite, or None if optional."""
+    if number is None and optional:
+        return
     if not is_number(number) or not _is_finite(number):
         refuse(name, "a finite number", number)
 
@@ -73,6 +75,14 @@ def check_between(name: str, number: Any, low: float, high: float) -> None:
     """Raise unless `number` is in the closed interval [low, high]."""
     if not is_number(number) or not low <= number <= high:
         refuse(name, f"between {low} and {high}", number)
+
+
+def check_share(name: str, number: Any, *, optional: bool = False) -> None:
+    """Raise unless `number` is in the half-open interval (0, 1], or None if optional."""
+    if number is None and optional:
+        return
+    if not is_number(number) or not 0 < number <= 1:
+        refuse(name, "above 0 and at most 1", number)
 
 
 def check_least(name: str, number: Any, least: float = 0) -> None:
@@ -175,6 +185,9 @@ STREAM_OPTIONS: Options = {
         "direct", get_args(Parameterization), [{"compress": "channel token"}]
     ),
     "causal": Option(False, check_flag, [{"compress": "channel", "parameterization": "factored"}]),
+    "read_init": Option(
+        None, partial(check_finite, optional=True), [{"compress": "channel token"}]
+    ),
     "norm_eps": Option(1e-5, partial(check_positive, optional=True, least=LEAST_NORM_EPS)),
     "expand": Option("repeat", get_args(ExpandKind)),
     "expand_kernel_size": Option(4, check_count, [{"expand": "conv"}]),
@@ -194,6 +207,7 @@ MODEL_OPTIONS: Options = {
     "num_heads": Option(6, check_count),
     "head_size": Option(None, partial(check_count, optional=True)),
     "hidden_size": Option(768, check_count),
+    "mlp_size": Option(None, partial(check_count, optional=True)),
     "rope_base": Option(10000.0, check_positive),
     "value_channels": Option(4, check_count, [{"compress": "channel token"}]),
 }

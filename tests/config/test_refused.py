@@ -33,6 +33,8 @@ VALUES: list[tuple[dict[str, object], str]] = [
     ({"num_layers": math.inf}, "`num_layers` must be an integer of at least 1, got inf"),
     ({"value_channels": 2.5}, "`value_channels` must be an integer of at least 1, got 2.5"),
     ({"hidden_size": 62}, "`hidden_size` must be a multiple of 2·num_heads = 4, got 62"),
+    ({"mlp_size": 0}, "`mlp_size` must be an integer of at least 1, got 0"),
+    ({"read_init": math.inf}, "`read_init` must be a finite number, got inf"),
     ({"head_size": 7}, "`head_size` must be even, got 7"),
     ({"head_size": 0}, "`head_size` must be an integer of at least 1, got 0"),
     ({"rope_base": 10**400}, f"`rope_base` must be a positive finite number, got {10**400}"),
@@ -81,6 +83,8 @@ UNUSED: list[tuple[dict[str, object], str]] = [
         '128 unless direction="mean" or "flatten" or "attention", got 64',
     ),
     ({"value_channels": 8, "residual": "ddl"}, f"4 unless {COMPRESSED}, got 8"),
+    ({"read_init": 0.5, "residual": "ddl"}, f"None unless {COMPRESSED}, got 0.5"),
+    ({"read_init": 0.5, "residual": "additive"}, f"None unless {COMPRESSED}, got 0.5"),
     ({"sublayers_per_compressor": 1, "residual": "ddl"}, f"2 unless {COMPRESSED}, got 1"),
     (
         {"compress_parameterization": "factored", "residual": "ddl"},

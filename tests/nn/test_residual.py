@@ -126,7 +126,9 @@ def test_every_gate_starts_at_beta_init(gate: str, beta_init: float) -> None:
 
 @pytest.mark.parametrize("gate", ["linear", "mlp"])
 @pytest.mark.parametrize(("beta_init", "start"), [(0, 2e-6), (1e-9, 2e-6), (2, 2 - 2e-6)])
-def test_a_gate_that_starts_shut_or_open_can_move(gate: str, beta_init: float, start: float) -> None:
+def test_a_gate_that_starts_shut_or_open_can_move(
+    gate: str, beta_init: float, start: float
+) -> None:
     """β/2 is clamped to [1e-6, 1 − 1e-6], as in the published code: its logit has a gradient."""
     module = DeltaResidual(D, 3, gate=gate, beta_init=beta_init, dtype=F64)
     X, h = normal(4, D, 3), normal(4, D, seed=1)

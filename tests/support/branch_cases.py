@@ -92,7 +92,9 @@ def gate_by_hand(
     """β (…,) from the state X (B, T, d, m) and the context h (B, T, d)."""
     z = h
     if gate_from == "flatten":
-        z = normalised(torch.stack([X[..., i, j] for i in range(D) for j in range(X.shape[-1])], -1))
+        z = normalised(
+            torch.stack([X[..., i, j] for i in range(D) for j in range(X.shape[-1])], -1)
+        )
     elif gate_from != "context":
         mean = X.sum(-1) / X.shape[-1]
         if gate_from == "convolved":

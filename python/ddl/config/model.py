@@ -74,7 +74,9 @@ class GPTConfig:
     head_size: int | None = None
     """Width of an attention head; None for hidden_size / num_heads."""
     hidden_size: int = 768
-    """Width d of the residual stream. The MLP's hidden width is ⌊8d/3⌋."""
+    """Width d of the residual stream."""
+    mlp_size: int | None = None
+    """Hidden width of the MLP; None for ⌊8d/3⌋."""
     rope_base: float = 10000.0
     """Base of the rotary position embedding's frequencies."""
 
@@ -87,6 +89,9 @@ class GPTConfig:
     convolution and a read vector, whose product is the weights."""
     compress_causal: bool = False
     """Make ddl-cc's factored convolution causal along the value channels instead of centred."""
+    read_init: float | None = None
+    """Initial weight of each value channel in a compressor; None for 1 / value_channels, the mean.
+    For a factored one the initial elements of its read vector."""
     expand_kernel_size: int = 4
     """Tokens that the embedding convolution spans."""
     sublayers_per_compressor: int = 2
@@ -163,7 +168,8 @@ class GPTConfig:
 
     @property
     def mlp_hidden(self) -> int:
-        return 8 * self.hidden_size // 3
+        """Hidden width of the MLP."""
+        return self.mlp_size or 8 * self.hidden_size // 3
 
 
 def _spelled(name: str, values: Sequence[str]) -> tuple[str, Sequence[str]]:

@@ -1,8 +1,8 @@
 """The gate β = 2·sigmoid(g(z)) of a rewrite: the share of the component along k̂ that is replaced.
 
 z is the context or the pooled state; g is linear or linear–tanh–linear. Source: DDL (arXiv
-2601.00417), gating branch. Its input is "a pooling, convolution, or flattening" of the state in the
-first version (eq. 2.6), the context later.
+2601.00417), gating branch. In the first version (eq. 2.6) its input is the pooled, convolved or
+flattened state, later the context.
 """
 
 from __future__ import annotations

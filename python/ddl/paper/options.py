@@ -97,6 +97,12 @@ class Options:
             check_finite(name, value)
         return value
 
+    def read_init(self) -> float | None:
+        """The initial value of the read vectors, which no weight depends on any more."""
+        value = self._config.get("ddl_state_read_init")
+        check_finite("ddl_state_read_init", value, optional=True)
+        return value
+
 
 def to_ours(options: Options, residual: Residual) -> dict[str, Any]:
     """The fields of GPTConfig that do not follow from the weights."""
@@ -111,6 +117,7 @@ def to_ours(options: Options, residual: Residual) -> dict[str, Any]:
     fields["eps_k"] = float(options["ddl_k_eps"])
     if STREAMS[residual][0] != "identity":
         fields["compress_parameterization"] = "factored"
+        fields["read_init"] = options.read_init()
     if STREAMS[residual][0] == "channel":
         fields["compress_causal"] = options["ddl_state_dv_shortconv_causal"]
     if options["ddl_v_constant"]:
@@ -143,6 +150,8 @@ def to_theirs(config: GPTConfig) -> dict[str, Any]:
     }
     if config.residual == "ddl":
         theirs |= {scalar: theirs[name] for name, scalar in SCALAR.items()}
+    if STREAMS[config.residual][0] != "identity":
+        theirs["ddl_state_read_init"] = config.read_init
     if STREAMS[config.residual][0] == "channel":
         theirs["ddl_state_dv_shortconv_causal"] = config.compress_causal
     return theirs
@@ -158,6 +167,8 @@ def _sizes(config: GPTConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
     }
     if config.residual == "additive":
+        if config.mlp_size is not None:
+            sizes["intermediate_size"] = config.mlp_size  # an option of the published baseline
         return sizes
     sizes["ddl_beta_single_linear"] = config.gate == "linear"
     if config.gate == "mlp":

@@ -71,6 +71,7 @@ def test_training_and_sampling_in_processes(tmp_path: Path) -> None:
             "`run` must be a run directory of `ddl train`, a Hugging Face directory with a model of"
             " ddl or a checkpoint of the paper's code, got /nowhere: No such file or directory",
         ),
+        ("sample /nowhere --top-p 0", "`--top-p` must be above 0 and at most 1, got 0.0"),
         ("sample /nowhere --tokens -1", "`--tokens` must be an integer of at least 0, got -1"),
         ("demo --residual additive", "`--residual` must be another than additive, got 'additive'"),
     ],

@@ -10,13 +10,14 @@ from ddl.options import ExpandKind as Expand
 from .commands import DemoConfig, EvalConfig, ExportConfig, ImportConfig, SampleConfig
 from .model import RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
-from .training import OptimConfig, TrainConfig
+from .training import Decay, OptimConfig, TrainConfig
 
 __all__ = [
     "PRESETS",
     "RESIDUALS",
     "STREAMS",
     "Compress",
+    "Decay",
     "DemoConfig",
     "DivergedError",
     "EvalConfig",

@@ -231,11 +231,12 @@ def check_options(given: dict[str, Any], options: Options, spelling: Spelling = 
         check = allowed if callable(allowed) else partial(check_choice, choices=allowed)
         check(spelling(name, ())[0], given[name])
     for name, option in known.items():
-        if not _has_effect(option, given):
+        if not has_effect(option, given):
             check_left(given, {name: option}, _written(option.used, spelling), spelling)
 
 
-def _has_effect(option: Option, given: dict[str, Any]) -> bool:
+def has_effect(option: Option, given: dict[str, Any]) -> bool:
+    """Return whether one of the option's cases holds. given: values by the table's names."""
     cases = [[given[other] in values.split() for other, values in c.items()] for c in option.used]
     return not cases or any(map(all, cases))
 

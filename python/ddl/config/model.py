@@ -5,9 +5,9 @@ An invalid value raises `InputError` with one sentence that names the field.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from ddl.options import (
     MODEL_OPTIONS,
@@ -28,6 +28,7 @@ from ddl.options import (
     check_left,
     check_options,
     check_residual,
+    has_effect,
     quoted,
 )
 
@@ -52,6 +53,10 @@ SPELLED = {
     "parameterization": "compress_parameterization",
     "causal": "compress_causal",
 }
+
+
+# Options without any effect on the additive residual.
+OF_DELTA = RESIDUAL_OPTIONS | {n: STREAM_OPTIONS[n] for n in ("anchor_every", "stream_dtype")}
 
 
 @dataclass(frozen=True)
@@ -141,14 +146,11 @@ class GPTConfig:
     def __post_init__(self) -> None:
         plain_numbers(self)
         check_choice("residual", self.residual, RESIDUALS)
-        compress, expand = STREAMS.get(self.residual, ("identity", "repeat"))
-        given = vars(self) | {name: getattr(self, ours) for name, ours in SPELLED.items()}
-        given |= {"compress": compress, "expand": expand}
+        given = _by_table_names(vars(self))
         check_options(given, MODEL_OPTIONS, _spelled)
         check_options(given, STREAM_OPTIONS, _spelled)
         if self.residual == "additive":
-            alone = {name: STREAM_OPTIONS[name] for name in ("anchor_every", "stream_dtype")}
-            check_left(given, RESIDUAL_OPTIONS | alone, f"residual={quoted(STREAMS)}")
+            check_left(given, OF_DELTA, f"residual={quoted(STREAMS)}")
         check_residual(given, 1 if self.residual == "ddl" else self.value_channels)
         self._check_heads()
 
@@ -172,7 +174,24 @@ class GPTConfig:
         return self.mlp_size or 8 * self.hidden_size // 3
 
 
-def _spelled(name: str, values: Sequence[str]) -> tuple[str, Sequence[str]]:
+def idle_options(fields: abc.Mapping[str, Any]) -> set[str]:
+    """Return the names of the options that have no effect in a GPTConfig with these fields."""
+    given = _by_table_names(fields)
+    options = STREAM_OPTIONS | RESIDUAL_OPTIONS
+    idle = {name for name, option in options.items() if not has_effect(option, given)}
+    if fields["residual"] == "additive":
+        idle |= OF_DELTA.keys()
+    return {SPELLED.get(name, name) for name in idle} & fields.keys()
+
+
+def _by_table_names(fields: abc.Mapping[str, Any]) -> dict[str, Any]:
+    """Return GPTConfig's fields under the names of DeltaStream's options, which the table has."""
+    compress, expand = STREAMS.get(fields["residual"], ("identity", "repeat"))
+    given = {**fields, **{name: fields[ours] for name, ours in SPELLED.items()}}
+    return given | {"compress": compress, "expand": expand}
+
+
+def _spelled(name: str, values: abc.Sequence[str]) -> tuple[str, abc.Sequence[str]]:
     """Convert DeltaStream's option to GPTConfig's, where `residual` sets compress and expand."""
     if name in ("compress", "expand"):
         part = 0 if name == "compress" else 1

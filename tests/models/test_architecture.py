@@ -254,6 +254,22 @@ def test_generation_is_the_uncached_loop() -> None:
     assert torch.equal(got, idx)
 
 
+# --- the read's initial value ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parameterization", ["direct", "factored"])
+@pytest.mark.parametrize("residual", ["ddl-cc", "ddl-tc-noec"])
+def test_every_read_of_a_model_starts_with_read_init(residual: str, parameterization: str) -> None:
+    options = {"compress_parameterization": parameterization, "value_channels": 3}
+    for read_init, start in ((None, 1 / 3), (0.7, 0.7)):
+        trunk = GPT(config_of(residual, read_init=read_init, **options)).trunk
+        for read in (*trunk.reads, trunk.readout):
+            weight = read.effective_weight()
+            now = weight[..., 0] if weight.ndim == 3 else weight
+            assert_close("w", now, torch.full_like(now, start), F32)
+            assert weight.count_nonzero() == now.numel()
+
+
 # --- the MLP --------------------------------------------------------------------------------------
 
 

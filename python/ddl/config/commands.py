@@ -37,7 +37,7 @@ class SampleConfig:
         check_literals(self)
         check_counts(self, "tokens seed", least=0)
         check_least("temperature", self.temperature)
-        check_counts(self, "top_k")
+        check_count("top_k", self.top_k, optional=True)
         check_share("top_p", self.top_p, optional=True)
 
 

@@ -146,12 +146,14 @@ def complete(
     tokens: int,
     temperature: float,
     top_k: int | None,
+    top_p: float | None = None,
     seed: int,
     progress: Callable[[], object] | None = None,
 ) -> str:
     """Return `prompt` continued by `tokens` sampled tokens; equal seeds give equal text.
 
     temperature: 0 takes the likeliest token. top_k: sample among the k likeliest; None for all.
+    top_p: sample among the fewest that together have at least this probability; None for all.
     progress: called after every token. Raises InputError for a prompt that cannot be encoded or an
     option out of range.
     """
@@ -170,6 +172,7 @@ def complete(
             tokens,
             temperature=temperature,
             top_k=top_k,
+            top_p=top_p,
             generator=generator,
             progress=progress,
         )

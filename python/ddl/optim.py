@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
-from ddl.config import OptimConfig
+from ddl.config import Decay, OptimConfig
 from ddl.nn.expand import Expand
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
+from ddl.options import check_choice
 
 NEVER_DECAYED = (DeltaResidual, Read, Expand)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, weight_decay: float, decay: Decay = "sublayers"
+) -> list[dict[str, Any]]:
     """Return two parameter groups for a torch optimizer: with and without weight decay.
 
-    Decayed: matrices of the sublayers and embeddings. Not decayed: norms, biases, and all
-    parameters of `DeltaResidual`, `Read` and `Expand`, for which zero is no neutral value: a
+    decay: "sublayers" decays matrices of the sublayers and embeddings, but not norms, biases, and
+    all parameters of `DeltaResidual`, `Read` and `Expand`, for which zero is no neutral value: a
     compressor decayed to zero reads nothing, and an expansion decayed to zero no longer repeats.
-    Parameters without requires_grad are left out; shared ones appear once.
+    "matrices" decays whatever has two or more dimensions, as nanoGPT does.
+
+    Parameters without requires_grad are left out; shared ones appear once. Raises ValueError for
+    another `decay`.
     """
+    check_choice("decay", decay, get_args(Decay))
     kept: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        if isinstance(module, NEVER_DECAYED):
+        if decay == "sublayers" and isinstance(module, NEVER_DECAYED):
             kept |= {id(p): p for p in module.parameters()}
     decayed: dict[int, nn.Parameter] = {}
     for parameter in model.parameters():
@@ -40,8 +47,9 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """Return AdamW over `parameter_groups`, torch's fused version (one pass over memory)."""
-    groups = parameter_groups(model, config.weight_decay)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+    groups = parameter_groups(model, config.weight_decay, config.decay)
+    options: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+    return torch.optim.AdamW(groups, **options, fused=True)
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:

@@ -17,6 +17,7 @@ from ddl.errors import InputError
 
 LEAST_EPS_K = 1e-18  # its square is representable in float32 (src/problem)
 LEAST_NORM_EPS = 1e-36  # representable in float32, under a square root
+LEAST_BETA = 2e-6  # initial gates are clamped to [LEAST_BETA, 2 − LEAST_BETA]
 LARGEST = sys.float_info.max
 LARGEST_COUNT = 2**63 - 1
 MOST_LAYERS = 2**14  # a mistyped number would build modules for hours
@@ -63,16 +64,26 @@ def check_positive(
         refuse(name, f"at least {least:g}", number)
 
 
-def check_finite(name: str, number: Any) -> None:
-    """Raise unless `number` is finite."""
+def check_finite(name: str, number: Any, *, optional: bool = False) -> None:
+    """Raise unless `number` is finite, or None if optional."""
+    if number is None and optional:
+        return
     if not is_number(number) or not _is_finite(number):
         refuse(name, "a finite number", number)
 
 
 def check_between(name: str, number: Any, low: float, high: float) -> None:
-    """Raise unless `number` is in the open interval (low, high)."""
-    if not is_number(number) or not low < number < high:
-        refuse(name, f"between {low} and {high}, both excluded", number)
+    """Raise unless `number` is in the closed interval [low, high]."""
+    if not is_number(number) or not low <= number <= high:
+        refuse(name, f"between {low} and {high}", number)
+
+
+def check_share(name: str, number: Any, *, optional: bool = False) -> None:
+    """Raise unless `number` is in the half-open interval (0, 1], or None if optional."""
+    if number is None and optional:
+        return
+    if not is_number(number) or not 0 < number <= 1:
+        refuse(name, "above 0 and at most 1", number)
 
 
 def check_least(name: str, number: Any, least: float = 0) -> None:
@@ -119,7 +130,7 @@ def quoted(choices: Iterable[str]) -> str:
 
 Mapping = Literal["k", "v"]
 Gate = Literal["linear", "mlp"]
-GateFrom = Literal["context", "pooled", "convolved"]
+GateFrom = Literal["context", "pooled", "convolved", "flatten"]
 Direction = Literal["linear", "mean", "flatten", "attention"]
 Value = Literal["linear", "sigmoid", "constant"]
 ValueFrom = Literal["context", "compressed"]
@@ -175,6 +186,9 @@ STREAM_OPTIONS: Options = {
         "direct", get_args(Parameterization), [{"compress": "channel token"}]
     ),
     "causal": Option(False, check_flag, [{"compress": "channel", "parameterization": "factored"}]),
+    "read_init": Option(
+        None, partial(check_finite, optional=True), [{"compress": "channel token"}]
+    ),
     "norm_eps": Option(1e-5, partial(check_positive, optional=True, least=LEAST_NORM_EPS)),
     "expand": Option("repeat", get_args(ExpandKind)),
     "expand_kernel_size": Option(4, check_count, [{"expand": "conv"}]),
@@ -194,6 +208,7 @@ MODEL_OPTIONS: Options = {
     "num_heads": Option(6, check_count),
     "head_size": Option(None, partial(check_count, optional=True)),
     "hidden_size": Option(768, check_count),
+    "mlp_size": Option(None, partial(check_count, optional=True)),
     "rope_base": Option(10000.0, check_positive),
     "value_channels": Option(4, check_count, [{"compress": "channel token"}]),
 }
@@ -217,11 +232,12 @@ def check_options(given: dict[str, Any], options: Options, spelling: Spelling = 
         check = allowed if callable(allowed) else partial(check_choice, choices=allowed)
         check(spelling(name, ())[0], given[name])
     for name, option in known.items():
-        if not _has_effect(option, given):
+        if not has_effect(option, given):
             check_left(given, {name: option}, _written(option.used, spelling), spelling)
 
 
-def _has_effect(option: Option, given: dict[str, Any]) -> bool:
+def has_effect(option: Option, given: dict[str, Any]) -> bool:
+    """Return whether one of the option's cases holds. given: values by the table's names."""
     cases = [[given[other] in values.split() for other, values in c.items()] for c in option.used]
     return not cases or any(map(all, cases))
 

@@ -15,6 +15,8 @@ import ddl
 from ddl import cli
 from ddl.cli.main import _flags
 from ddl.config import SampleConfig, TrainConfig
+from ddl.train import train
+from tests.support.train_cases import quiet, short
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
@@ -38,6 +40,17 @@ def test_training_and_sampling_in_processes(tmp_path: Path) -> None:
     sampled = run("sample", out, "--prompt", "class", "--tokens", "5", "--device", "cpu")
     assert sampled.returncode == 0, sampled.stderr
     assert sampled.stdout.startswith("class")
+
+
+def test_sampling_among_the_likeliest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A nucleus of nearly no probability holds the likeliest token alone."""
+    run = train(short(tmp_path, "additive", steps=1), quiet()).path
+    texts = []
+    for options in ("--temperature 0", "--top-p 1e-9", "--top-k None --top-p 1e-9", "--top-p 1"):
+        line = ["sample", str(run), "--tokens", "40", "--device", "cpu", *options.split()]
+        assert cli.main(line) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] == texts[2] != texts[3]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +84,7 @@ def test_training_and_sampling_in_processes(tmp_path: Path) -> None:
             "`run` must be a run directory of `ddl train`, a Hugging Face directory with a model of"
             " ddl or a checkpoint of the paper's code, got /nowhere: No such file or directory",
         ),
+        ("sample /nowhere --top-p 0", "`--top-p` must be above 0 and at most 1, got 0.0"),
         ("sample /nowhere --tokens -1", "`--tokens` must be an integer of at least 0, got -1"),
         ("demo --residual additive", "`--residual` must be another than additive, got 'additive'"),
     ],

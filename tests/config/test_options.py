@@ -62,7 +62,8 @@ def test_every_option_of_the_table_is_somebodys() -> None:
     assert owned >= TABLE.keys() | MODEL_OPTIONS.keys()
     ours = {field.name for field in fields(GPTConfig)}
     assert ours == RESIDUAL_OPTIONS.keys() | MODEL_OPTIONS.keys() | set(SPELLED.values()) | {
-        "anchor_every", "expand_kernel_size", "stream_dtype", "sublayers_per_compressor",
+        "anchor_every", "expand_kernel_size", "read_init", "stream_dtype",
+        "sublayers_per_compressor",
     }  # fmt: skip
 
 
@@ -83,9 +84,12 @@ def test_conditions_name_options_and_choices_of_the_table() -> None:
         ("ddl-cc-noec", {"value": "sigmoid", "value_scale": 2.0, "value_channels": 3}),
         ("ddl-tc", {"compress_kernel_size": 3, "expand_kernel_size": 2, "gate": "mlp"}),
         ("ddl-tc", {"value_channels": 1, "compress_kernel_size": 3}),
+        ("ddl-tc-noec", {"read_init": 0.5, "compress_parameterization": "factored"}),
+        ("additive", {"mlp_size": 1}),
         ("ddl-tc-noec", {"compress_kernel_size": 3, "value_from": "compressed"}),
         ("ddl", {"gate_from": "convolved", "gate_kernel_size": 2, "mapping": "v"}),
         ("ddl", {"mapping": "v", "direction": "flatten", "direction_hidden": 8}),
+        ("ddl-cc", {"gate_from": "flatten", "gate": "mlp", "gate_hidden": 8, "beta_init": 0.0}),
         ("ddl-cc", {"mapping": "v", "direction": "attention", "value": "sigmoid"}),
         ("ddl-tc", {"mapping": "v", "direction": "mean", "gate": "mlp", "gate_from": "pooled"}),
     ],

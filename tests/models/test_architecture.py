@@ -254,6 +254,37 @@ def test_generation_is_the_uncached_loop() -> None:
     assert torch.equal(got, idx)
 
 
+# --- the read's initial value ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parameterization", ["direct", "factored"])
+@pytest.mark.parametrize("residual", ["ddl-cc", "ddl-tc-noec"])
+def test_every_read_of_a_model_starts_with_read_init(residual: str, parameterization: str) -> None:
+    options = {"compress_parameterization": parameterization, "value_channels": 3}
+    for read_init, start in ((None, 1 / 3), (0.7, 0.7)):
+        trunk = GPT(config_of(residual, read_init=read_init, **options)).trunk
+        for read in (*trunk.reads, trunk.readout):
+            weight = read.effective_weight()
+            now = weight[..., 0] if weight.ndim == 3 else weight
+            assert_close("w", now, torch.full_like(now, start), F32)
+            assert weight.count_nonzero() == now.numel()
+
+
+# --- the MLP --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mlp_size", "hidden"), [(None, 8 * 32 // 3), (20, 20), (128, 128)])
+def test_the_mlp_has_its_width_and_its_formula(mlp_size: int | None, hidden: int) -> None:
+    model = model_of("ddl", mlp_size=mlp_size)
+    assert model.config.mlp_hidden == hidden
+    for mlp in model.trunk.sublayers[1::2]:
+        w1, w2, w3 = (getattr(mlp, name).weight for name in ("c_fc1", "c_fc2", "c_proj"))
+        assert (w1.shape, w2.shape, w3.shape) == ((hidden, 32), (hidden, 32), (32, hidden))
+        h = normal(3, 32)
+        a = h @ w1.mT
+        assert_close("F(h)", mlp(h), (a / (1 + torch.exp(-a)) * (h @ w2.mT)) @ w3.mT, F64)
+
+
 # --- the paper's code ----------------------------------------------------------------------------
 
 
@@ -267,6 +298,11 @@ def test_generation_is_the_uncached_loop() -> None:
             "`gate_from` must be context in the paper's code, got pooled",
         ),
         (GATES[3], "`gate_from` must be context in the paper's code, got convolved"),
+        (GATES[-1], "`gate_from` must be context in the paper's code, got flatten"),
+        (
+            {"mlp_size": 128},
+            "`mlp_size` must be ⌊8·hidden_size/3⌋ = 85 in the paper's code, got 128",
+        ),
     ],
     ids=str,
 )

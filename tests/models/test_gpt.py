@@ -276,6 +276,11 @@ def test_generate_samples_repeatably_and_among_top_k() -> None:
     many = model.generate(idx[:1].expand(200, 4), 1, top_k=3)[:, -1]
     best = model(idx[:1]).logits[0, -1].topk(3).indices
     assert set(many.tolist()) == set(best.tolist())
+    shares = model(idx[:1]).logits[0, -1].softmax(-1).sort(descending=True)
+    fewest = int((shares.values.double().cumsum(0) < 0.05).sum()) + 1
+    nucleus = model.generate(idx[:1].expand(2000, 4), 1, top_p=0.05)[:, -1]
+    assert fewest > 1
+    assert set(nucleus.tolist()) == set(shares.indices[:fewest].tolist())
 
 
 def test_the_lowest_temperature_takes_the_likeliest() -> None:

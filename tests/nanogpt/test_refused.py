@@ -101,7 +101,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"expand": "copy"}, ValueError, '`expand` must be "repeat" or "conv", got \'copy\''),
     ({"value_channels": 0}, ValueError, "`value_channels` must be an integer of at least 1, got 0"),
     ({"compress": "identity", "value_channels": 2}, ValueError, '`compress` must be "channel" or '),
-    ({"beta_init": 2.0}, ValueError, "`beta_init` must be between 0 and 2, both excluded, got 2.0"),
+    ({"beta_init": 2.1}, ValueError, "`beta_init` must be between 0 and 2, got 2.1"),
     ({"kernel_size": 3}, ValueError, "`kernel_size` must be left at 4 unless "),
 ]
 

@@ -82,6 +82,30 @@ def test_read_starts_as_the_mean_over_value_channels(options: dict[str, Any]) ->
     assert_close("h", read(X), F.rms_norm(mean, (D,), eps=1e-5), F32)
 
 
+@pytest.mark.parametrize("read_init", [0.0, 0.7, -2.0])
+@pytest.mark.parametrize("options", READS[1:], ids=name_of)
+def test_read_starts_with_equal_weights(options: dict[str, Any], read_init: float) -> None:
+    """x = read_init·Σ_j X_j at initialisation, of a shared read as well; None is 1/m."""
+    m = options["value_channels"]
+    X = state_like(m)
+    summed = X if m == 1 else X.sum(-1)
+    read = Read(D, read_init=read_init, dtype=F64, **options)
+    shared = Read(D, m, compress=options["compress"], shared=read, dtype=F64)
+    for each in (read, shared):
+        assert_close("x", each(X, return_compressed=True)[1], read_init * summed, F64)
+    if read.parameterization == "factored":
+        assert read.compress_read.tolist() == [read_init] * m
+    randomise_(read)
+    read.reset_parameters()
+    assert_close("x", read(X, return_compressed=True)[1], read_init * summed, F64)
+    mean = Read(D, dtype=F64, **options)
+    with torch.no_grad():
+        for parameter, other in zip(read.parameters(), mean.parameters(), strict=True):
+            other.copy_(parameter)
+    mean.reset_parameters()
+    assert_close("x", mean(X, return_compressed=True)[1], summed / m, F64)
+
+
 def test_a_shared_read_follows_its_owner_with_a_norm_of_its_own() -> None:
     owner = make_read(value_channels=3, compress="channel")
     shared = Read(D, 3, compress="channel", shared=owner).to(F64)
@@ -119,6 +143,10 @@ def test_expand(m: int, kind: str) -> None:
         (
             {"compress": "token", "parameterization": "factored"},
             "compress='token', kernel_size=4, parameterization='factored'",
+        ),
+        (
+            {"compress": "channel", "read_init": 0.5},
+            "compress='channel', parameterization='direct', read_init=0.5",
         ),
     ],
 )

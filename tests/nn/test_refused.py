@@ -43,7 +43,7 @@ RESIDUAL_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"direction_hidden": 0.5}, f"`direction_hidden` {COUNT}, got 0.5"),
     (
         {"gate_from": "state"},
-        '`gate_from` must be "context" or "pooled" or "convolved", got \'state\'',
+        '`gate_from` must be "context" or "pooled" or "convolved" or "flatten", got \'state\'',
     ),
     (
         {"direction": "mlp"},
@@ -60,10 +60,10 @@ RESIDUAL_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"eps_k": 0.0}, "`eps_k` must be a positive finite number, got 0.0"),
     ({"eps_k": math.nan}, "`eps_k` must be a positive finite number, got nan"),
     ({"value_constant": math.inf}, "`value_constant` must be a finite number, got inf"),
-    ({"beta_init": 0.0}, "`beta_init` must be between 0 and 2, both excluded, got 0.0"),
-    ({"beta_init": 2.0}, "`beta_init` must be between 0 and 2, both excluded, got 2.0"),
-    ({"beta_init": math.nan}, "`beta_init` must be between 0 and 2, both excluded, got nan"),
-    ({"beta_init": "1"}, "`beta_init` must be between 0 and 2, both excluded, got '1'"),
+    ({"beta_init": -0.1}, "`beta_init` must be between 0 and 2, got -0.1"),
+    ({"beta_init": 2.1}, "`beta_init` must be between 0 and 2, got 2.1"),
+    ({"beta_init": math.nan}, "`beta_init` must be between 0 and 2, got nan"),
+    ({"beta_init": "1"}, "`beta_init` must be between 0 and 2, got '1'"),
     (
         {"mapping": "v", "value": "constant"},
         '`value` must be "linear" or "sigmoid" with mapping="v", got "constant"',

@@ -124,6 +124,21 @@ def test_every_gate_starts_at_beta_init(gate: str, beta_init: float) -> None:
     assert_close("beta k", written, beta_init * unit, F32)
 
 
+@pytest.mark.parametrize("gate", ["linear", "mlp"])
+@pytest.mark.parametrize(("beta_init", "start"), [(0, 2e-6), (1e-9, 2e-6), (2, 2 - 2e-6)])
+def test_a_gate_that_starts_shut_or_open_can_move(
+    gate: str, beta_init: float, start: float
+) -> None:
+    """β/2 is clamped to [1e-6, 1 − 1e-6], as in the published code: its logit has a gradient."""
+    module = DeltaResidual(D, 3, gate=gate, beta_init=beta_init, dtype=F64)
+    X, h = normal(4, D, 3), normal(4, D, seed=1)
+    _, beta = module.value_and_gate(X, h, None)
+    assert (beta - start).abs().max() < 1e-15
+    beta.sum().backward()
+    *_, bias = module.gate.parameters()
+    assert bias.grad.item() == pytest.approx(4 * start * (1 - start / 2), rel=1e-9)
+
+
 def test_the_direction_is_the_rmsnorm_of_the_sublayer() -> None:
     """ε_k = 0.02·√d, unless it is given: k̂ = RMSNorm(k; 4e-4)/√d, also for small k."""
     for eps_k, norm_eps in ((None, 4e-4), (0.3, 0.09 / D)):

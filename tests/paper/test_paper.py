@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddl.config import GPTConfig
 from ddl.models import GPT
@@ -264,6 +264,34 @@ def test_defaults_are_the_published_ones_and_are_told(variant: str) -> None:
     assert (told.config, told.assumed) == (translated.config, {})
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("mlp_size", [20, 64])
+def test_the_width_of_the_mlp_follows_from_the_weights(variant: str, mlp_size: int) -> None:
+    """64 is ⌊8d/3⌋, which the published DDL models always have; the baseline has an option."""
+    theirs = published(variant)
+    for block in theirs.transformer.h:
+        for name in ("c_fc1", "c_fc2", "c_proj"):
+            linear = getattr(block.mlp, name)
+            rows, columns = (mlp_size, 24) if name != "c_proj" else (24, mlp_size)
+            linear.weight = nn.Parameter(torch.randn(rows, columns) / columns**0.5)
+    config, state = convert(theirs.state_dict(), theirs.config)
+    assert (config.mlp_size, config.mlp_hidden) == (20 if mlp_size == 20 else None, mlp_size)
+    assert_same_outputs(theirs, ours(config, state))
+    if variant == "additive":
+        their_config, back = revert(config, state)
+        assert their_config.get("intermediate_size") == config.mlp_size
+        assert_same_state(back, theirs.float().state_dict())
+        assert convert(back, their_config)[0] == config
+
+
+def test_the_initial_value_of_the_read_goes_both_ways() -> None:
+    for given in (None, 0.5, 1):
+        config, state = convert(published("tc-ec").state_dict(), {"ddl_state_read_init": given})
+        assert config.read_init == given
+        assert revert(config, state)[0]["ddl_state_read_init"] == given
+    assert convert(published("ddl").state_dict(), {"ddl_state_read_init": 0.5})[0].read_init is None
+
+
 def test_unused_projections_are_told_and_may_be_missing() -> None:
     theirs = published("tc", **VALUES["constant"])
     translated = translate(theirs.state_dict(), theirs.config)
@@ -282,6 +310,6 @@ def test_the_scalar_state_has_its_own_name_for_the_constant() -> None:
     assert convert(published("tc").state_dict(), both)[0].value == "constant"
 
 
-@pytest.mark.parametrize(("given", "kept"), [(0, 2e-6), (2, 2 - 2e-6), (0.5, 0.5)])
+@pytest.mark.parametrize(("given", "kept"), [(0, 0), (2, 2), (3, 2), (0.5, 0.5)])
 def test_a_gate_that_starts_shut_or_open(given: float, kept: float) -> None:
     assert convert(published("ddl").state_dict(), {"ddl_beta_init": given})[0].beta_init == kept

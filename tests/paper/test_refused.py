@@ -172,6 +172,10 @@ def test_long_lists_are_cut() -> None:
         ({"ddl_k_eps": None}, "`ddl_k_eps` in config.json must be a number, got null"),
         ({"ddl_beta_init": math.inf}, "`ddl_beta_init` must be a finite number, got inf"),
         ({"rope_base": 10**400}, f"`rope_base` must be a finite number, got {10**400}"),
+        (
+            {"ddl_state_read_init": "1/m"},
+            "`ddl_state_read_init` must be a finite number, got '1/m'",
+        ),
         ({"ddl_k_eps": 0}, "`eps_k` must be a positive finite number, got 0.0"),
     ],
 )

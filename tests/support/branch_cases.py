@@ -30,6 +30,7 @@ GATES: list[dict[str, Any]] = [
         ({"gate_from": "pooled"}, {"gate_from": "convolved", "gate_kernel_size": TAPS}),
     )
 ]
+GATES += [{**kind, "gate_from": "flatten"} for kind in ({}, {"gate": "mlp", "gate_hidden": 4})]
 BRANCHES: list[dict[str, Any]] = [
     *DIRECTIONS[1:],
     *GATES,
@@ -90,7 +91,11 @@ def gate_by_hand(
 ) -> Tensor:
     """β (…,) from the state X (B, T, d, m) and the context h (B, T, d)."""
     z = h
-    if gate_from != "context":
+    if gate_from == "flatten":
+        z = normalised(
+            torch.stack([X[..., i, j] for i in range(D) for j in range(X.shape[-1])], -1)
+        )
+    elif gate_from != "context":
         mean = X.sum(-1) / X.shape[-1]
         if gate_from == "convolved":
             w = p.gate_pool.weight

@@ -46,6 +46,7 @@ def sample(config: SampleConfig, console: Console | None = None) -> str:
             tokens=config.tokens,
             temperature=config.temperature,
             top_k=config.top_k,
+            top_p=config.top_p,
             seed=config.seed,
             progress=progress,
         )

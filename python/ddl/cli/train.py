@@ -8,12 +8,16 @@ from ddl.config import PRESETS, TrainConfig
 from ddl.errors import InputError
 
 from .command import Command, parse
+from .recipe import take_recipe
 from .terminal import make_console
 
 HELP = """Train a language model. A preset, named first, sets the defaults of the options.
 
 tiny: seconds on a CPU · demo: minutes on a CPU (the default) · small: 124 M and medium: 354 M
 parameters with the papers' recipe; they need --data and a GPU.
+
+--recipe paper-code sets the defaults to what the papers' published code does. An option that is
+given wins over preset and recipe.
 
 ddl train demo --model.residual additive --data shakespeare.txt
 ddl train --resume runs/ddl-cc-d256-L4-s1337
@@ -29,8 +33,9 @@ def run(args: list[str]) -> int:
     tyro: dict[str, Any] = {
         "prog": f"ddl train {name if named else '[PRESET]'}",
         "description": HELP,
-        "default": _resumed(options, named) or PRESETS[name],
     }
+    start = _resumed(options, named) or PRESETS[name]
+    tyro["default"], options = take_recipe(start, options, **tyro)
     if any(option in PRESETS for option in options):  # unless as the value of another
         _, unknown = parse(TrainConfig, options, return_unknown_args=True, **tyro)
         late = next((option for option in unknown if option in PRESETS), None)

@@ -10,13 +10,16 @@ from ddl.options import ExpandKind as Expand
 from .commands import DemoConfig, EvalConfig, ExportConfig, ImportConfig, SampleConfig
 from .model import RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
-from .training import OptimConfig, TrainConfig
+from .recipes import RECIPES, paper_code
+from .training import Decay, OptimConfig, TrainConfig
 
 __all__ = [
     "PRESETS",
+    "RECIPES",
     "RESIDUALS",
     "STREAMS",
     "Compress",
+    "Decay",
     "DemoConfig",
     "DivergedError",
     "EvalConfig",
@@ -29,4 +32,5 @@ __all__ = [
     "Residual",
     "SampleConfig",
     "TrainConfig",
+    "paper_code",
 ]

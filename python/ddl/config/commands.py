@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ddl.options import Residual, check_count, check_least
+from ddl.options import Residual, check_count, check_least, check_share
 
 from .fields import check_counts, check_literals, require
 
@@ -27,6 +27,9 @@ class SampleConfig:
     """Divides the logits: 1 samples from the model's distribution, 0 takes the likeliest token."""
     top_k: int | None = 40
     """Sample among this many of the likeliest tokens; None samples among all."""
+    top_p: float | None = None
+    """Sample among the fewest tokens, the likeliest first, that together have at least this
+    probability, after temperature and top_k; None samples among all."""
     seed: int = 1337
     """Equal seeds give equal text."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -36,7 +39,8 @@ class SampleConfig:
         check_literals(self)
         check_counts(self, "tokens seed", least=0)
         check_least("temperature", self.temperature)
-        check_counts(self, "top_k")
+        check_count("top_k", self.top_k, optional=True)
+        check_share("top_p", self.top_p, optional=True)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ An invalid value raises `InputError` with one sentence that names the field.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from ddl.options import (
     MODEL_OPTIONS,
@@ -28,6 +28,7 @@ from ddl.options import (
     check_left,
     check_options,
     check_residual,
+    has_effect,
     quoted,
 )
 
@@ -54,6 +55,10 @@ SPELLED = {
 }
 
 
+# Options without any effect on the additive residual.
+OF_DELTA = RESIDUAL_OPTIONS | {n: STREAM_OPTIONS[n] for n in ("anchor_every", "stream_dtype")}
+
+
 @dataclass(frozen=True)
 class GPTConfig:
     """The Transformer of Deep Delta Learning (arXiv 2601.00417): RMSNorm, RoPE, QK-norm, SwiGLU,
@@ -74,7 +79,9 @@ class GPTConfig:
     head_size: int | None = None
     """Width of an attention head; None for hidden_size / num_heads."""
     hidden_size: int = 768
-    """Width d of the residual stream. The MLP's hidden width is ⌊8d/3⌋."""
+    """Width d of the residual stream."""
+    mlp_size: int | None = None
+    """Hidden width of the MLP; None for ⌊8d/3⌋."""
     rope_base: float = 10000.0
     """Base of the rotary position embedding's frequencies."""
 
@@ -87,6 +94,9 @@ class GPTConfig:
     convolution and a read vector, whose product is the weights."""
     compress_causal: bool = False
     """Make ddl-cc's factored convolution causal along the value channels instead of centred."""
+    read_init: float | None = None
+    """Initial weight of each value channel in a compressor; None for 1 / value_channels, the mean.
+    For a factored one the initial elements of its read vector."""
     expand_kernel_size: int = 4
     """Tokens that the embedding convolution spans."""
     sublayers_per_compressor: int = 2
@@ -106,8 +116,8 @@ class GPTConfig:
     """Hidden width of the `mlp` gate."""
     gate_from: GateFrom = "context"
     """Input of the gate. context: the sublayer's normalised input. pooled: the mean of the state
-    over its value channels. convolved: these means convolved over time. The latter two cost a pass
-    over the state."""
+    over its value channels. convolved: these means convolved over time. flatten: all numbers of the
+    state. The latter three cost a pass over the state."""
     gate_kernel_size: int = 4
     """Tokens that the convolution of a `convolved` gate spans."""
     direction: Direction = "linear"
@@ -116,7 +126,8 @@ class GPTConfig:
     direction_hidden: int = 128
     """Hidden width of the direction's MLP; width of its attention's queries and keys."""
     beta_init: float = 1.0
-    """β at initialisation, between 0 (keep) and 2 (reflect); 1 replaces."""
+    """β at initialisation, from 0 (keep) to 2 (reflect); 1 replaces. 0 and 2 start 2e-6 inside, so
+    that the logit is finite."""
     value: Value = "linear"
     """Value of the rewrite: a linear map, value_scale·sigmoid of one, or a constant."""
     value_init: float = 1.0
@@ -135,14 +146,11 @@ class GPTConfig:
     def __post_init__(self) -> None:
         plain_numbers(self)
         check_choice("residual", self.residual, RESIDUALS)
-        compress, expand = STREAMS.get(self.residual, ("identity", "repeat"))
-        given = vars(self) | {name: getattr(self, ours) for name, ours in SPELLED.items()}
-        given |= {"compress": compress, "expand": expand}
+        given = _by_table_names(vars(self))
         check_options(given, MODEL_OPTIONS, _spelled)
         check_options(given, STREAM_OPTIONS, _spelled)
         if self.residual == "additive":
-            alone = {name: STREAM_OPTIONS[name] for name in ("anchor_every", "stream_dtype")}
-            check_left(given, RESIDUAL_OPTIONS | alone, f"residual={quoted(STREAMS)}")
+            check_left(given, OF_DELTA, f"residual={quoted(STREAMS)}")
         check_residual(given, 1 if self.residual == "ddl" else self.value_channels)
         self._check_heads()
 
@@ -162,10 +170,28 @@ class GPTConfig:
 
     @property
     def mlp_hidden(self) -> int:
-        return 8 * self.hidden_size // 3
+        """Hidden width of the MLP."""
+        return self.mlp_size or 8 * self.hidden_size // 3
 
 
-def _spelled(name: str, values: Sequence[str]) -> tuple[str, Sequence[str]]:
+def idle_options(fields: abc.Mapping[str, Any]) -> set[str]:
+    """Return the names of the options that have no effect in a GPTConfig with these fields."""
+    given = _by_table_names(fields)
+    options = STREAM_OPTIONS | RESIDUAL_OPTIONS
+    idle = {name for name, option in options.items() if not has_effect(option, given)}
+    if fields["residual"] == "additive":
+        idle |= OF_DELTA.keys()
+    return {SPELLED.get(name, name) for name in idle} & fields.keys()
+
+
+def _by_table_names(fields: abc.Mapping[str, Any]) -> dict[str, Any]:
+    """Return GPTConfig's fields under the names of DeltaStream's options, which the table has."""
+    compress, expand = STREAMS.get(fields["residual"], ("identity", "repeat"))
+    given = {**fields, **{name: fields[ours] for name, ours in SPELLED.items()}}
+    return given | {"compress": compress, "expand": expand}
+
+
+def _spelled(name: str, values: abc.Sequence[str]) -> tuple[str, abc.Sequence[str]]:
     """Convert DeltaStream's option to GPTConfig's, where `residual` sets compress and expand."""
     if name in ("compress", "expand"):
         part = 0 if name == "compress" else 1

@@ -6,24 +6,33 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ddl.options import check_count, check_least
+from ddl.options import check_count, check_least, check_share
 
 COLDEST = 1e-30  # its reciprocal fits float32; lower temperatures sample the same
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of `GPT.generate`; raises ValueError if one is out of range."""
+    """Options of `GPT.generate`; raises ValueError if one is out of range.
+
+    temperature: divides the logits; 0 takes the likeliest token. top_k: sample among the k
+    likeliest tokens. top_p: sample among the fewest tokens, the likeliest first, whose
+    probabilities sum to at least p, after temperature and top_k (nucleus sampling, Holtzman et al.
+    2020, arXiv 1904.09751). None for all tokens.
+    """
 
     temperature: float = 1.0
     top_k: int | None = None
+    top_p: float | None = None
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
         check_least("temperature", self.temperature)
         check_count("top_k", self.top_k, optional=True)
+        check_share("top_p", self.top_p, optional=True)
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             got = type(self.generator).__name__
             raise TypeError(f"`generator` must be a torch.Generator, got {got}")
@@ -39,6 +48,15 @@ class Sampling:
             least = logits.topk(self.top_k).values[:, -1:]
             logits = logits.masked_fill(logits < least, -math.inf)
         probabilities = logits.softmax(dim=-1)
+        if self.top_p is not None and self.top_p < 1:  # 1 must not drop what rounding of sums drops
+            probabilities = _nucleus(probabilities, self.top_p)
         if self.generator is not None:
             probabilities = probabilities.to(self.generator.device)
         return torch.multinomial(probabilities, 1, generator=self.generator).to(logits.device)
+
+
+def _nucleus(probabilities: Tensor, p: float) -> Tensor:
+    """Set to 0 what is not among the fewest tokens that sum to at least p; nothing is rescaled."""
+    likeliest, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
+    before = F.pad(likeliest.cumsum(dim=-1)[..., :-1], (1, 0))  # the sum of those that are likelier
+    return probabilities.scatter(-1, tokens, likeliest.masked_fill(before >= p, 0))

@@ -97,7 +97,7 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """The gated MLP (silu(h W₁)·(h W₂)) W₃, of hidden width ⌊8d/3⌋."""
+    """The gated MLP (silu(h W₁)·(h W₂)) W₃, of hidden width `config.mlp_hidden`."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

@@ -85,6 +85,7 @@ def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | 
         kernel_size=config.compress_kernel_size,
         parameterization=config.compress_parameterization,
         causal=config.compress_causal,
+        read_init=config.read_init,
         expand=expand,
         expand_kernel_size=config.expand_kernel_size,
         sublayers_per_compressor=config.sublayers_per_compressor,

@@ -1,7 +1,8 @@
 """The gate β = 2·sigmoid(g(z)) of a rewrite: the share of the component along k̂ that is replaced.
 
 z is the context or the pooled state; g is linear or linear–tanh–linear. Source: DDL (arXiv
-2601.00417), gating branch; its input is the pooled state in the first version, the context later.
+2601.00417), gating branch. In the first version (eq. 2.6) its input is the pooled, convolved or
+flattened state, later the context.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddl.options import Gate, GateFrom
+from ddl.options import LEAST_BETA, Gate, GateFrom
 
 from .checks import require_exact_type
 from .linear import Projection, project, projection_of, reset_
@@ -21,13 +22,11 @@ from .pool import Pool, PoolKind
 __all__ = ["apply_gate", "make_gate", "make_gate_pool", "reset_gate", "squash"]
 
 
-def make_gate(
-    kind: Gate, hidden_size: int, hidden: int, **factory: Any
-) -> Projection | nn.Sequential:
-    """Return g: linear, or linear–tanh–linear with `hidden` units."""
+def make_gate(kind: Gate, size_in: int, hidden: int, **factory: Any) -> Projection | nn.Sequential:
+    """Return g for z of `size_in` features: linear, or linear–tanh–linear with `hidden` units."""
     if kind == "linear":
-        return Projection(hidden_size, 1, **factory)
-    first = Projection(hidden_size, hidden, bias=False, **factory)
+        return Projection(size_in, 1, **factory)
+    first = Projection(size_in, hidden, bias=False, **factory)
     return nn.Sequential(first, nn.Tanh(), Projection(hidden, 1, **factory))
 
 
@@ -37,21 +36,26 @@ def make_gate_pool(
     """Return the module that computes z from the state; None if z is the context."""
     if gate_from == "context":
         return None
-    kind: PoolKind = "mean" if gate_from == "pooled" else "convolved"
+    kind: PoolKind = "mean" if gate_from == "pooled" else gate_from
     return Pool(hidden_size, value_channels, kind, kernel_size=kernel_size, **factory)
 
 
 def reset_gate(gate: nn.Module, beta_init: float) -> None:
-    """Initialise g so that β = beta_init for every z: the last weight is zero."""
+    """Initialise g so that β = beta_init for every z: the last weight is zero.
+
+    The logit of a gate that is quite shut or open would be infinite, so β is clamped to [2e-6,
+    2 − 2e-6], as in the published code.
+    """
     *hidden, last = (layer for layer in gate.modules() if isinstance(layer, Projection))
     for layer in hidden:
         reset_(layer)
     nn.init.zeros_(last.weight)
-    nn.init.constant_(last.bias, math.log(beta_init / (2 - beta_init)))
+    beta = min(max(beta_init, LEAST_BETA), 2 - LEAST_BETA)
+    nn.init.constant_(last.bias, math.log(beta / (2 - beta)))
 
 
 def apply_gate(kind: Gate, gate: nn.Module, z: Tensor) -> Tensor:
-    """Compute β (…,) from z (…, d), in float32 (float64 for float64).
+    """Compute β (…,) from z (…, size_in), in float32 (float64 for float64).
 
     Raises TypeError if the gate was wrapped: its layers are not called.
     """

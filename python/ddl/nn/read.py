@@ -24,7 +24,8 @@ from .linear import empty_parameter, form_pruned
 __all__ = ["Read"]
 
 OF_THE_OWNER = {
-    name: STREAM_OPTIONS[name] for name in ("kernel_size", "parameterization", "causal")
+    name: STREAM_OPTIONS[name]
+    for name in ("kernel_size", "parameterization", "causal", "read_init")
 }
 
 
@@ -43,13 +44,16 @@ class Read(nn.Module):
         parameterization: "direct", the parameter is w, (d, m) or (d, m, K); "factored", as in the
             papers' code, w is the product of a convolution c and a read vector r (m,): for "token"
             w_ijs = r_j c_ijs with c (d, m, K); for "channel" w = c ∗ r with c (d, K), a same-padded
-            correlation over the value axis. Both are initialised as the mean over value channels.
+            correlation over the value axis. Both start with equal weights for the value channels.
         causal: True for a causal correlation over the value axis ("factored" "channel" only), False
             for a centred one.
+        read_init: initial weight of each value channel of the current token, the initial elements
+            of r if factored; None for 1/m, the mean. A norm after the read takes the scale out
+            again, but a value that is computed from the raw read has it.
         norm_eps: ε; None for no norm, h = x, if the sublayer has its own.
         shared: another Read of the same sizes and `compress`; this one uses its compression
-            weights, kernel_size, parameterization and causal, and has only a norm of its own. The
-            weights stay parameters of the other Read alone.
+            weights, kernel_size, parameterization, causal and read_init, and has only a norm of its
+            own. The weights stay parameters of the other Read alone.
         device, dtype: of the parameters.
 
     Raises:
@@ -67,6 +71,7 @@ class Read(nn.Module):
         kernel_size: int = 4,
         parameterization: Parameterization = "direct",
         causal: bool = False,
+        read_init: float | None = None,
         norm_eps: float | None = 1e-5,
         shared: Read | None = None,
         device: torch.device | str | None = None,
@@ -86,6 +91,7 @@ class Read(nn.Module):
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.compress, self.kernel_size = compress, kernel_size
         self.parameterization, self.causal, self.norm_eps = parameterization, causal, norm_eps
+        self.read_init = read_init
         self._shared = self._share(shared)
         self._make_parameters(device=device, dtype=dtype)
         self.reset_parameters()
@@ -104,7 +110,7 @@ class Read(nn.Module):
                 f"and compress={size[2]!r}, got {got}"
             )
         self.kernel_size, self.causal = owner.kernel_size, owner.causal
-        self.parameterization = owner.parameterization
+        self.parameterization, self.read_init = owner.parameterization, owner.read_init
         return owner._shared or (owner,)
 
     def _make_parameters(self, **factory: Any) -> None:
@@ -121,19 +127,19 @@ class Read(nn.Module):
             self.compress_read = empty_parameter(m, **factory)
 
     def reset_parameters(self) -> None:
-        """Reset γ to 1 and the compression to the mean over the current token's value channels."""
+        """Reset γ to 1 and the compression to read_init for the current token's value channels."""
         if self.norm_weight is not None:
             nn.init.ones_(self.norm_weight)
-        mean = 1 / self.value_channels
+        start = 1 / self.value_channels if self.read_init is None else self.read_init
         with torch.no_grad():
             if self.compress_weight is not None:
                 self.compress_weight.zero_()
                 token = self.compress == "token"
-                (self.compress_weight[..., 0] if token else self.compress_weight).fill_(mean)
+                (self.compress_weight[..., 0] if token else self.compress_weight).fill_(start)
             if self.compress_kernel is not None and self.compress_read is not None:
                 self.compress_kernel.zero_()
                 self.compress_kernel[..., 0 if self.compress == "token" else self._centre].fill_(1)
-                self.compress_read.fill_(mean)
+                self.compress_read.fill_(start)
 
     @property
     def _centre(self) -> int:
@@ -207,6 +213,7 @@ class Read(nn.Module):
             + f", kernel_size={self.kernel_size}" * taps
             + f", parameterization={self.parameterization!r}"
             + f", causal={self.causal}" * factored
+            + f", read_init={self.read_init}" * (self.read_init is not None)
             + ", norm_eps=None" * (self.norm_eps is None)
             + ", shared" * bool(self._shared)
         )

@@ -63,7 +63,8 @@ class DeltaResidual(nn.Module):
         gate: g — "linear", or "mlp" with a hidden layer.
         gate_hidden: hidden units of an "mlp" gate.
         gate_from: input of g — "context", h; "pooled", the mean of the state over its value
-            channels; "convolved", these means convolved over time. The latter two are normalised.
+            channels; "convolved", these means convolved over time; "flatten", all d·m numbers of
+            the state. The latter three are normalised.
         gate_kernel_size: tokens that the convolution of a "convolved" gate spans.
         direction: the branch of the v-Map — "linear", W_k h; "mean" and "flatten", an MLP over the
             mean of the state's value channels, or over all of them, normalised; "attention", the
@@ -78,7 +79,8 @@ class DeltaResidual(nn.Module):
         value_constant: the "constant" value.
         value_from: z of the k-Map — "context", the normalised read h, or "compressed", the raw read
             x, which `forward` then needs.
-        beta_init: β at initialisation, in (0, 2); the gate's weight starts at zero.
+        beta_init: β at initialisation, in [0, 2], clamped to [2e-6, 2 − 2e-6] so that its logit is
+            finite; the gate's weight starts at zero.
         eps_k: ε_k in units of |k|; None for 0.02·√d. The papers' checkpoints need 1e-5.
         device, dtype: of the parameters.
 
@@ -125,8 +127,10 @@ class DeltaResidual(nn.Module):
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         size = (hidden_size, value_channels)
-        self.gate = make_gate(gate, hidden_size, gate_hidden, **factory)
-        self.gate_pool = make_gate_pool(gate_from, *size, gate_kernel_size, **factory)
+        pool = make_gate_pool(gate_from, *size, gate_kernel_size, **factory)
+        size_in = hidden_size if pool is None else pool.width
+        self.gate = make_gate(gate, size_in, gate_hidden, **factory)
+        self.gate_pool = pool
         self.value = self.direction = None
         if value != "constant":
             self.value = Projection(*size, bias=mapping == "k", **factory)

@@ -66,7 +66,7 @@ class DeltaStream(nn.Module):
             "channel": a weighted sum over the value channels.
             "token": a weighted sum over the value channels of the last kernel_size tokens; for
             m = 1 a causal depthwise convolution of the state.
-        kernel_size, parameterization, causal, norm_eps: as in Read.
+        kernel_size, parameterization, causal, read_init, norm_eps: as in Read.
         expand: how the embeddings become m value channels.
             "repeat": each is a copy.
             "conv": each is a causal depthwise convolution over the last expand_kernel_size tokens.
@@ -107,6 +107,7 @@ class DeltaStream(nn.Module):
         kernel_size: int = 4,
         parameterization: Parameterization = "direct",
         causal: bool = False,
+        read_init: float | None = None,
         norm_eps: float | None = 1e-5,
         expand: ExpandKind = "repeat",
         expand_kernel_size: int = 4,
@@ -137,6 +138,7 @@ class DeltaStream(nn.Module):
             "kernel_size": kernel_size,
             "parameterization": parameterization,
             "causal": causal,
+            "read_init": read_init,
         }
         reads: list[Read] = []
         for index in range(len(self.sublayers)):

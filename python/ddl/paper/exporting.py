@@ -65,6 +65,12 @@ def _check_published(config: GPTConfig) -> None:
     _require(config, "gate_from", "context")
     compress = names.stream(config.residual)[0]
     taps, channels = config.compress_kernel_size, config.value_channels
+    usual = 8 * config.hidden_size // 3
+    if config.residual != "additive" and config.mlp_hidden != usual:
+        raise InputError(
+            f"`mlp_size` must be ⌊8·hidden_size/3⌋ = {usual} in the paper's code, got "
+            f"{config.mlp_hidden}"
+        )
     if config.residual != "additive" and config.value != "constant":
         _require(config, "value_from", "compressed")
     if compress in ("channel", "token"):

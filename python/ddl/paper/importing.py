@@ -179,6 +179,7 @@ def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
     vocab_size, width = size(EMBEDDING, "vocab_size", "hidden_size")
     (head_dim,) = size("transformer.h.0.attn.q_rms.weight", "head_dim")
     rows, _ = size("transformer.h.0.attn.c_q.weight", "num_attention_heads·head_dim", "hidden_size")
+    mlp_size, _ = size("transformer.h.0.mlp.c_fc1.weight", "mlp_size", "hidden_size")
     heads = rows // max(head_dim, 1)
     usual = heads > 0 and head_dim * heads == width
     fields: dict[str, Any] = {
@@ -187,6 +188,7 @@ def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
         "num_layers": _blocks(state),
         "num_heads": heads,
         "head_size": None if usual else head_dim,
+        "mlp_size": None if mlp_size == 8 * width // 3 else mlp_size,
     }
     if residual == "additive":
         return fields

@@ -50,7 +50,6 @@ SCALED = (
     "completep",
     "spectralp",
 )  # `parameterization`: these scale logits or residual
-LEAST_BETA = 2e-6  # the published code clamps β to [1e-6, 1 − 1e-6]·2
 
 
 def check_fixed(config: Mapping[str, Any]) -> None:
@@ -98,6 +97,12 @@ class Options:
             check_finite(name, value)
         return value
 
+    def read_init(self) -> float | None:
+        """The initial value of the read vectors, which no weight depends on any more."""
+        value = self._config.get("ddl_state_read_init")
+        check_finite("ddl_state_read_init", value, optional=True)
+        return value
+
 
 def to_ours(options: Options, residual: Residual) -> dict[str, Any]:
     """The fields of GPTConfig that do not follow from the weights."""
@@ -108,10 +113,11 @@ def to_ours(options: Options, residual: Residual) -> dict[str, Any]:
     if residual == "additive":
         return fields
     beta = float(options["ddl_beta_init"])
-    fields["beta_init"] = min(max(beta, LEAST_BETA), 2 - LEAST_BETA)
+    fields["beta_init"] = min(max(beta, 0.0), 2.0)  # as the published code
     fields["eps_k"] = float(options["ddl_k_eps"])
     if STREAMS[residual][0] != "identity":
         fields["compress_parameterization"] = "factored"
+        fields["read_init"] = options.read_init()
     if STREAMS[residual][0] == "channel":
         fields["compress_causal"] = options["ddl_state_dv_shortconv_causal"]
     if options["ddl_v_constant"]:
@@ -144,6 +150,8 @@ def to_theirs(config: GPTConfig) -> dict[str, Any]:
     }
     if config.residual == "ddl":
         theirs |= {scalar: theirs[name] for name, scalar in SCALAR.items()}
+    if STREAMS[config.residual][0] != "identity":
+        theirs["ddl_state_read_init"] = config.read_init
     if STREAMS[config.residual][0] == "channel":
         theirs["ddl_state_dv_shortconv_causal"] = config.compress_causal
     return theirs
@@ -159,6 +167,8 @@ def _sizes(config: GPTConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
     }
     if config.residual == "additive":
+        if config.mlp_size is not None:
+            sizes["intermediate_size"] = config.mlp_size  # an option of the published baseline
         return sizes
     sizes["ddl_beta_single_linear"] = config.gate == "linear"
     if config.gate == "mlp":

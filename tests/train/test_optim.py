@@ -1,0 +1,76 @@
+"""AdamW's ε and the parameters that it decays, against plain formulas."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddl import DeltaResidual, Expand, Read
+from ddl.config import OptimConfig
+from ddl.errors import InputError
+from ddl.models import GPT
+from ddl.optim import make_optimizer, parameter_groups
+from tests.support.hf_cases import small
+
+F64 = torch.float64
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-3, 10.0])
+@pytest.mark.parametrize("decay", ["sublayers", "matrices"])
+def test_three_steps_of_adamw(eps: float, decay: str) -> None:
+    """p ← p − lr·(λ p + m̂/(√v̂ + ε)), in float64; λ = 0 for what is not decayed."""
+    config = OptimConfig(lr=0.01, betas=(0.8, 0.9), eps=eps, weight_decay=0.3, decay=decay)
+    module = nn.ModuleDict({"sublayer": nn.Linear(5, 4), "residual": DeltaResidual(4, 3)}).to(F64)
+    optimizer = make_optimizer(module, config)
+    generator = torch.Generator().manual_seed(0)
+    expected = {name: p.detach().clone() for name, p in module.named_parameters()}
+    moments: dict[str, tuple[Any, Any]] = dict.fromkeys(expected, (0.0, 0.0))
+    for step in (1, 2, 3):
+        for name, parameter in module.named_parameters():
+            g = 1e-3 * torch.randn(parameter.shape, generator=generator, dtype=F64)
+            parameter.grad = g
+            m, v = moments[name]
+            m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g**2
+            moments[name] = m, v
+            p = expected[name]
+            decayed = p.ndim >= 2 and (decay == "matrices" or name.startswith("sublayer"))
+            update = (m / (1 - 0.8**step)) / ((v / (1 - 0.9**step)).sqrt() + eps)
+            expected[name] = p - 0.01 * (0.3 * decayed * p + update)
+        optimizer.step()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-12, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("residual", ["additive", "ddl", "ddl-cc", "ddl-tc"])
+def test_all_matrices_are_decayed_if_asked_for(residual: str) -> None:
+    model = GPT(small(residual=residual))
+    decayed, kept = (g["params"] for g in parameter_groups(model, 0.1, "matrices"))
+    assert all(p.ndim >= 2 for p in decayed)
+    assert all(p.ndim < 2 for p in kept)
+    assert len(decayed) + len(kept) == len(list(model.parameters()))
+    owned = {id(p) for m in model.modules() if isinstance(m, DeltaResidual | Read | Expand)
+             for p in m.parameters()}  # fmt: skip
+    assert bool(owned & {id(p) for p in decayed}) == (residual != "additive")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"eps": 0.0}, "`eps` must be a positive finite number, got 0.0"),
+        ({"eps": float("inf")}, "`eps` must be a positive finite number, got inf"),
+        ({"decay": "all"}, '`decay` must be "sublayers" or "matrices", got \'all\''),
+    ],
+)
+def test_refused(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        OptimConfig(**options)
+
+
+def test_another_rule_of_decay_is_refused() -> None:
+    sentence = '`decay` must be "sublayers" or "matrices", got None'
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        parameter_groups(nn.Linear(2, 2), 0.1, None)  # type: ignore[arg-type]

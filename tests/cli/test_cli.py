@@ -63,13 +63,24 @@ def test_training_and_sampling_in_processes(tmp_path: Path) -> None:
         ),
         (
             "train small --device cpu",
-            "`--data` must name a UTF-8 text file or a directory with train.bin and val.bin,"
-            " got nothing",
+            "`--data` must name a UTF-8 text file, a directory of `ddl prepare`, or one with"
+            " train.bin and val.bin, got nothing",
         ),
         (
             "sample /nowhere",
             "`run` must be a run directory of `ddl train`, a Hugging Face directory with a model of"
             " ddl or a checkpoint of the paper's code, got /nowhere: No such file or directory",
+        ),
+        ("prepare --tokenizer bytes", "`inputs` must be at least one file, got None"),
+        ("prepare /nowhere --tokenizer bytes", "`--out` must be the directory to write, got None"),
+        ("prepare a --out b", "`--tokenizer` must be bytes, gpt2 or a tokenizer.json, got None"),
+        (
+            "prepare /nowhere --out /tmp/out --tokenizer bytes",
+            "`inputs` must be readable files, got /nowhere: No such file or directory",
+        ),
+        (
+            "prepare a --out b --tokenizer bytes --validation 1",
+            "`--validation` must be between 0 and 1, both excluded, got 1.0",
         ),
         ("sample /nowhere --tokens -1", "`--tokens` must be an integer of at least 0, got -1"),
         ("demo --residual additive", "`--residual` must be another than additive, got 'additive'"),
@@ -156,6 +167,8 @@ def test_every_field_has_its_flag() -> None:
         ["train", "--help"],
         ["train", "--stepz"],
         ["train", "--steps", "0"],
+        ["prepare", "--help"],
+        ["prepare", "a"],
         ["sample"],
         ["eval", "--help"],
         ["demo", "--help"],

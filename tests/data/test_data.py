@@ -198,7 +198,13 @@ def test_gpt2_decodes_its_own_tokens_only(monkeypatch: pytest.MonkeyPatch) -> No
 def test_tokenizers_are_restored_from_their_description() -> None:
     for tokenizer in (ByteTokenizer(), CharTokenizer("xyz"), GPT2Tokenizer()):
         assert describe(restore(describe(tokenizer))) == describe(tokenizer)
-    for wrong in ({"kind": "words"}, {"kind": "characters", "table": [1]}, [], None):
+    for wrong in (
+        {"kind": "file"},
+        {"kind": "words"},
+        {"kind": "characters", "table": [1]},
+        [],
+        None,
+    ):
         with pytest.raises(InputError, match=r"^`tokenizer` must be bytes, gpt2 or characters"):
             restore(wrong)
 
@@ -236,8 +242,8 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         " cannot be read: No such file or directory",
         odd: f"`data` = {odd} must be {bins}, got {odd / 'train.bin'}, whose 3 bytes are no"
         " whole number of 2-byte tokens",
-        None: "`data` must name a UTF-8 text file or a directory with train.bin and val.bin,"
-        " got nothing",
+        None: "`data` must name a UTF-8 text file, a directory of `ddl prepare`, or one with"
+        " train.bin and val.bin, got nothing",
     }
     for source, sentence in cases.items():
         with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):

@@ -50,9 +50,9 @@ class TrainConfig:
     model: GPTConfig = field(default_factory=GPTConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     data: str | None = "topics"
-    """Training text: a UTF-8 text file (read as bytes), a directory with nanoGPT's train.bin and
-    val.bin, or `topics`, the documentation inside every Python. The presets small and medium set
-    none."""
+    """Training text: a directory of `ddl prepare`, a UTF-8 text file (read as bytes), a directory
+    with nanoGPT's train.bin and val.bin, or `topics`, the documentation inside every Python. The
+    presets small and medium set none."""
     steps: int = 100_000
     """Optimizer steps."""
     batch_size: int = 12

@@ -1,14 +1,17 @@
 """Corpora of training tokens, and tokenizers between text and tokens."""
 
 from .corpus import EMBEDDED, Corpus, batch, embedded_text, evaluation_batches, load
-from .tokenizer import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
+from .shards import Shards
+from .tokenizer import ByteTokenizer, CharTokenizer, FileTokenizer, GPT2Tokenizer, Tokenizer
 
 __all__ = [
     "EMBEDDED",
     "ByteTokenizer",
     "CharTokenizer",
     "Corpus",
+    "FileTokenizer",
     "GPT2Tokenizer",
+    "Shards",
     "Tokenizer",
     "batch",
     "embedded_text",

@@ -131,12 +131,11 @@ def train(
     """Train on batches of `seed`; return the validation losses after the steps `at`."""
     config = OptimConfig(lr=args.lr, warmup_steps=args.warmup, betas=(0.9, 0.99))
     optimizer = model.configure_optimizers(config.weight_decay, config.lr, config.betas, "cpu")
-    generator = torch.Generator().manual_seed(seed)
     losses = {0: validate(model, corpus, args)} if 0 in at else {}
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, step, steps)
-        tokens = data.batch(corpus.train, args.batch, args.block + 1, generator)
+        tokens = data.batch(corpus.train, args.batch, args.block + 1, seed=seed, step=step).tokens
         optimizer.zero_grad()
         model(tokens[:, :-1], tokens[:, 1:].contiguous())[1].backward()
         nn.utils.clip_grad_norm_(model.parameters(), config.clip)
@@ -151,7 +150,7 @@ def validate(model: Any, corpus: data.Corpus, args: argparse.Namespace) -> float
     """Mean loss per byte over evenly spread windows of the validation part."""
     sums, count = 0.0, 0
     size = min(32, args.windows)
-    for tokens in data.evaluation_batches(
+    for tokens, _ in data.evaluation_batches(
         corpus.validation, size, args.block + 1, args.windows // size
     ):
         loss = model(tokens[:, :-1], tokens[:, 1:].contiguous())[1]

@@ -21,3 +21,11 @@ def make_cublas_repeatable() -> None:
     Call it before cuBLAS is first used: it reads the variable only then.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def use_one_tokenizer_thread() -> None:
+    """Set TOKENIZERS_PARALLELISM to false, unless the user has set it: processes share the cores.
+
+    Call it before the package tokenizers first encodes: it reads the variable then.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -156,6 +157,31 @@ def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
                 sync(final.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def alone_in(directory: Path, *, argument: str = "out") -> Iterator[None]:
+    """Make a directory, and keep out other processes that call this for it.
+
+    A process that ends, even by a signal, no longer keeps others out. Raises InputError if another
+    one is there, or the directory cannot be made.
+    """
+    with writing(directory, argument=argument):
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"`{argument}` must be a directory of this process alone, got {directory}, into"
+                " which another one is writing"
+            ) from error
+        except OSError:  # some network file systems have no locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_filled_in_place(directory: Path) -> bool:

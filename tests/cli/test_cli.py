@@ -44,7 +44,7 @@ def test_training_and_sampling_in_processes(tmp_path: Path) -> None:
 
 def test_sampling_among_the_likeliest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A nucleus of nearly no probability holds the likeliest token alone."""
-    run = train(short(tmp_path, "additive", steps=1), quiet()).path
+    run = train(short(tmp_path, "additive", steps=1), quiet()).run.path
     texts = []
     for options in ("--temperature 0", "--top-p 1e-9", "--top-k None --top-p 1e-9", "--top-p 1"):
         line = ["sample", str(run), "--tokens", "40", "--device", "cpu", *options.split()]
@@ -76,8 +76,8 @@ def test_sampling_among_the_likeliest(tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         (
             "train small --device cpu",
-            "`--data` must name a UTF-8 text file or a directory with train.bin and val.bin,"
-            " got nothing",
+            "`--data` must name a UTF-8 text file, a directory of `ddl prepare`, or one with"
+            " train.bin and val.bin, got nothing",
         ),
         (
             "sample /nowhere",
@@ -85,6 +85,17 @@ def test_sampling_among_the_likeliest(tmp_path: Path, capsys: pytest.CaptureFixt
             " ddl or a checkpoint of the paper's code, got /nowhere: No such file or directory",
         ),
         ("sample /nowhere --top-p 0", "`--top-p` must be above 0 and at most 1, got 0.0"),
+        ("prepare --tokenizer bytes", "`inputs` must be at least one file, got None"),
+        ("prepare /nowhere --tokenizer bytes", "`--out` must be the directory to write, got None"),
+        ("prepare a --out b", "`--tokenizer` must be bytes, gpt2 or a tokenizer.json, got None"),
+        (
+            "prepare /nowhere --out /tmp/out --tokenizer bytes",
+            "`inputs` must be readable files, got /nowhere: No such file or directory",
+        ),
+        (
+            "prepare a --out b --tokenizer bytes --validation 0",
+            "`--validation` must be above 0 and at most 1, got 0.0",
+        ),
         ("sample /nowhere --tokens -1", "`--tokens` must be an integer of at least 0, got -1"),
         ("demo --residual additive", "`--residual` must be another than additive, got 'additive'"),
     ],
@@ -170,6 +181,8 @@ def test_every_field_has_its_flag() -> None:
         ["train", "--help"],
         ["train", "--stepz"],
         ["train", "--steps", "0"],
+        ["prepare", "--help"],
+        ["prepare", "a"],
         ["sample"],
         ["eval", "--help"],
         ["demo", "--help"],

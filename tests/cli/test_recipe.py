@@ -10,13 +10,20 @@ import pytest
 import ddl.train
 from ddl import cli
 from ddl.config import PRESETS, TrainConfig, paper_code
+from ddl.train import Trained
+from ddl.train.runs import RunDirectory
 
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
     """The configurations with which `ddl train` would have trained."""
     seen: list[TrainConfig] = []
-    monkeypatch.setattr(ddl.train, "train", lambda config, console: seen.append(config))
+
+    def train(config: TrainConfig, console: object) -> Trained:
+        seen.append(config)
+        return Trained(RunDirectory(config.directory), 0)
+
+    monkeypatch.setattr(ddl.train, "train", train)
     return seen
 
 

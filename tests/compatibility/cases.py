@@ -30,6 +30,7 @@ FORMATS = sorted(
 )
 
 RUNS = ("additive", "ddl-tc")
+PREPARED = "prepared"  # a directory of `ddl prepare`, of the lines of a text
 EXPORTED = "ddl-tc"  # the run whose export is recorded, in ddl-tc-hf
 PROMPT = "the software"  # both tokenizers know its characters
 LAST = 3  # tokens of the prompt whose logits are recorded

@@ -12,7 +12,8 @@ from ddl.cli import COMMANDS
 from ddl.config import PRESETS
 
 PATH = "path"
-INSTEAD = {"hf": PATH, "prompt": "text"}  # one is refused at its default, one would break the line
+# Some are refused at their defaults, one would break the line.
+INSTEAD = {"hf": PATH, "out": PATH, "tokenizer": PATH, "prompt": "text"}
 
 
 def command_lines() -> list[str]:

@@ -72,6 +72,14 @@ def write_runs(out: Path) -> None:
     shutil.copytree(f"{cases.EXPORTED}-hf", out / f"{cases.EXPORTED}-hf")
 
 
+def write_prepared(out: Path) -> None:
+    """Prepare a text, in shards that end within it."""
+    Path("lines.txt").write_text((ROOT / "LICENSE-MIT").read_text(encoding="utf-8"), "utf-8")
+    options = "--tokenizer bytes --separator \\n --validation 0.2 --shard-tokens 1 --workers 1"
+    ddl(f"prepare lines.txt lines.txt --out {cases.PREPARED} {options}")
+    shutil.copytree(cases.PREPARED, out / cases.PREPARED)
+
+
 def write_modules(out: Path) -> None:
     """Record every case's state dict, and an output with it."""
     out.mkdir()
@@ -117,6 +125,7 @@ def write(version: str) -> Path:
             out = Path(version)
             out.mkdir()
             write_runs(out)
+            write_prepared(out)
             write_modules(out / "modules")
             write_program(out)
             write_text(out)

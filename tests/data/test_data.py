@@ -141,7 +141,7 @@ def test_meta_cannot_ask_for_memory(tmp_path: Path) -> None:
 def test_batches_are_windows_and_repeat_with_seed_and_step() -> None:
     tokens = np.arange(1000, dtype=np.uint16)
     draws = [
-        data.batch(tokens, 64, 10, seed=seed, step=step)
+        data.batch(tokens, 64, 10, seed=seed, step=step).tokens
         for seed, step in ((1, 5), (1, 5), (2, 5), (1, 6))
     ]
     assert draws[0].shape == (64, 10)
@@ -150,45 +150,45 @@ def test_batches_are_windows_and_repeat_with_seed_and_step() -> None:
     assert not torch.equal(draws[0], draws[2])
     assert not torch.equal(draws[0], draws[3])
     assert torch.equal(draws[0] - draws[0][:, :1], torch.arange(10).expand(64, 10))
-    only = data.batch(tokens[:10], 3, 10, seed=0, step=0)  # exactly one window exists
+    only = data.batch(tokens[:10], 3, 10, seed=0, step=0).tokens  # exactly one window exists
     assert torch.equal(only, torch.arange(10).expand(3, 10))
 
 
 def test_a_slice_of_a_batch_is_drawn_alone() -> None:
     tokens = np.arange(1000, dtype=np.uint16)
-    whole = data.batch(tokens, 12, 10, seed=3, step=7)
+    whole = data.batch(tokens, 12, 10, seed=3, step=7).tokens
     for first, last in ((0, 12), (0, 4), (4, 5), (5, 12)):
-        part = data.batch(tokens, last - first, 10, seed=3, step=7, first=first)
+        part = data.batch(tokens, last - first, 10, seed=3, step=7, first=first).tokens
         assert torch.equal(part, whole[first:last])
 
 
 def test_windows_are_spread_evenly() -> None:
     tokens = np.arange(1009, dtype=np.uint16)
-    starts = data.batch(tokens, 4000, 10, seed=2**63 - 1, step=0)[:, 0]
+    starts = data.batch(tokens, 4000, 10, seed=2**63 - 1, step=0).tokens[:, 0]
     counts = torch.histc(starts.float(), bins=10, min=0, max=1000)
     assert (counts - 400).abs().max() < 5 * 400**0.5
 
 
 def test_the_windows_of_a_seed_stay_the_same() -> None:
     """A run that is resumed by a later version, or another NumPy, sees the windows of its own."""
-    starts = data.batch(np.arange(1000, dtype=np.uint16), 6, 10, seed=1337, step=42)[:, 0]
+    starts = data.batch(np.arange(1000, dtype=np.uint16), 6, 10, seed=1337, step=42).tokens[:, 0]
     assert starts.tolist() == [525, 882, 599, 958, 479, 30]
 
 
 def test_both_ends_of_the_data_are_drawn() -> None:
     tokens = np.arange(12, dtype=np.uint8)
-    starts = data.batch(tokens, 200, 10, seed=0, step=0)[:, 0]
+    starts = data.batch(tokens, 200, 10, seed=0, step=0).tokens[:, 0]
     assert set(starts.tolist()) == {0, 1, 2}
 
 
 def test_evaluation_windows() -> None:
     tokens = np.arange(95, dtype=np.uint8)
-    whole = list(data.evaluation_batches(tokens, 4, 10, 0))
+    whole = [batch.tokens for batch in data.evaluation_batches(tokens, 4, 10, 0)]
     assert [len(b) for b in whole] == [4, 4, 1]
     assert torch.cat(whole).flatten().tolist() == list(range(90))
-    some = torch.cat(list(data.evaluation_batches(tokens, 3, 10, 1)))
+    some = torch.cat([batch.tokens for batch in data.evaluation_batches(tokens, 3, 10, 1)])
     assert some[:, 0].tolist() == [0, 30, 60]
-    most = torch.cat(list(data.evaluation_batches(tokens, 4, 10, 99)))
+    most = torch.cat([batch.tokens for batch in data.evaluation_batches(tokens, 4, 10, 99)])
     assert torch.equal(most, torch.cat(whole))
 
 
@@ -223,7 +223,13 @@ def test_gpt2_decodes_its_own_tokens_only(monkeypatch: pytest.MonkeyPatch) -> No
 def test_tokenizers_are_restored_from_their_description() -> None:
     for tokenizer in (ByteTokenizer(), CharTokenizer("xyz"), GPT2Tokenizer()):
         assert describe(restore(describe(tokenizer))) == describe(tokenizer)
-    for wrong in ({"kind": "words"}, {"kind": "characters", "table": [1]}, [], None):
+    for wrong in (
+        {"kind": "file"},
+        {"kind": "words"},
+        {"kind": "characters", "table": [1]},
+        [],
+        None,
+    ):
         with pytest.raises(InputError, match=r"^`tokenizer` must be bytes, gpt2 or characters"):
             restore(wrong)
 
@@ -261,8 +267,8 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         " cannot be read: No such file or directory",
         odd: f"`data` = {odd} must be {bins}, got {odd / 'train.bin'}, whose 3 bytes are no"
         " whole number of 2-byte tokens",
-        None: "`data` must name a UTF-8 text file or a directory with train.bin and val.bin,"
-        " got nothing",
+        None: "`data` must name a UTF-8 text file, a directory of `ddl prepare`, or one with"
+        " train.bin and val.bin, got nothing",
     }
     for source, sentence in cases.items():
         with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):

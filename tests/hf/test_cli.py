@@ -10,9 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ddl.config import RESIDUALS
-from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, GPT2Tokenizer
+from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, FileTokenizer, GPT2Tokenizer
 from tests.support.hf_cases import a_run, byte_pair_files, names, refused, said
 from tests.support.paper_standin import published
+from tests.support.prepare_cases import write_tokenizer
 
 FILES = ["config.json", "generation_config.json", "model.safetensors", "modeling_ddl.py"]
 FILES += ["tokenizer.json", "tokenizer_config.json"]
@@ -41,6 +42,22 @@ def cli_text(text: str) -> str:
     from ddl.cli.terminal import printable
 
     return f"{printable(text)}\n"
+
+
+def test_a_tokenizer_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = write_tokenizer(tmp_path / "given.json").read_text(encoding="utf-8")
+    for token in (0, None):
+        run = a_run(tmp_path / f"run-{token}", FileTokenizer(text, token), vocab_size=400)
+        out = tmp_path / f"out-{token}"
+        expected = (0, f"wrote {out}: {', '.join(FILES)}\n", "")
+        assert said(capsys, "export", run, "--hf", str(out)) == expected
+        options = ["--prompt", "The statement", "--tokens", "9", "--device", "cpu"]
+        texts = [said(capsys, "sample", directory, *options)[:2] for directory in (run, str(out))]
+        assert texts[0] == texts[1]
+        assert texts[0][1].startswith("The statement")
+        hf = AutoModelForCausalLM.from_pretrained(out)
+        assert hf.generation_config.eos_token_id == token
+        capsys.readouterr()
 
 
 def test_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

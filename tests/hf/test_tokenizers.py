@@ -14,11 +14,20 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 import ddl.data.tokenizer
-from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
+from ddl.data.tokenizer import (
+    ByteTokenizer,
+    CharTokenizer,
+    FileTokenizer,
+    GPT2Tokenizer,
+    Tokenizer,
+    describe,
+    restore,
+)
 from ddl.errors import InputError
 from ddl.hf import to_fast
 from ddl.hf.tokenization import FastTokenizer, from_files, load_tokenizer
 from tests.support.hf_cases import byte_pair_files, small
+from tests.support.prepare_cases import write_tokenizer
 
 TABLE = sorted(set("To be, or not to be?\n\tÄß漢字🙂\u0301\r"))
 # Every kind of character: ASCII, control characters, characters that stand for bytes in byte-level
@@ -126,6 +135,72 @@ def test_there_and_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
         assert type(again) is type(tokenizer)
         assert again.encode("to be\n") == tokenizer.encode("to be\n")
     assert load_tokenizer(tmp_path) is None
+
+
+# --- a tokenizer.json -----------------------------------------------------------------------------
+
+
+def from_file(directory: Path, document_token: int | None = None, **options: Any) -> FileTokenizer:
+    file = write_tokenizer(directory / "given.json", **options)
+    return FileTokenizer(file.read_text(encoding="utf-8"), document_token)
+
+
+@pytest.mark.parametrize("vocab_size", [400, 512])
+def test_a_file(vocab_size: int, tmp_path: Path) -> None:
+    ours, config = from_file(tmp_path, 0), small(vocab_size=vocab_size)
+    for fast in (to_fast(ours, config), reloaded(to_fast(ours, config), tmp_path)):
+        assert_same(fast, ours, texts())
+    again = load_tokenizer(tmp_path)
+    assert isinstance(again, FastTokenizer)
+    assert [again.encode(text) for text in texts()] == [ours.encode(text) for text in texts()]
+    kept = restore(json.loads(json.dumps(describe(ours))))
+    assert describe(kept) == describe(ours)
+    assert [kept.encode(text) for text in texts()] == [ours.encode(text) for text in texts()]
+
+
+def test_settings_of_a_file_that_lose_or_draw_tokens(tmp_path: Path) -> None:
+    ours = from_file(tmp_path)
+    values = json.loads(ours.text)
+    values["model"]["dropout"] = 0.5
+    values["truncation"] = {
+        "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0,
+    }  # fmt: skip
+    values["padding"] = {
+        "strategy": {"Fixed": 99}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "<|endoftext|>",
+    }  # fmt: skip
+    values["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {
+            "<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
+        },
+    }
+    Backend.from_str(json.dumps(values))  # they are as the package knows them
+    other = FileTokenizer(json.dumps(values))
+    assert_same(to_fast(other), ours, texts())
+    assert [other.encode(text) for text in texts()] == [ours.encode(text) for text in texts()]
+
+
+@pytest.mark.parametrize(
+    ("known", "document_token", "vocab_size", "end"),
+    [
+        ("<|endoftext|>", 0, 400, "<|endoftext|>"),
+        ("<|endoftext|>", None, 400, "<|endoftext|>"),
+        ("<s>", 0, 512, "<s>"),
+        (None, None, 401, "<|endoftext|>"),
+        (None, None, 400, "!"),
+    ],
+)
+def test_end_of_text_of_a_file(
+    known: str | None, document_token: int | None, vocab_size: int, end: str, tmp_path: Path
+) -> None:
+    ours = from_file(tmp_path, document_token, end=known)
+    fast = to_fast(ours, small(vocab_size=vocab_size))
+    assert (fast.bos_token, fast.eos_token, fast.pad_token) == (end, end, end)
+    assert fast.eos_token_id == (400 if vocab_size == 401 else 0)
+    assert len(fast) <= vocab_size
 
 
 # --- GPT-2's --------------------------------------------------------------------------------------

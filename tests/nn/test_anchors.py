@@ -185,10 +185,12 @@ def test_fewer_states_are_stored(variant):
     assert stored == [6, 3, 1, 1]
 
 
-def test_the_default():
-    sublayers = [nn.Linear(8, 8)]
-    assert DeltaStream(8, sublayers, value_channels=2).anchor_every == 8
-    assert DeltaStream(8, sublayers).anchor_every == 1
+def test_the_default_spreads_the_stored_states_evenly():
+    expected = {1: 8, 8: 8, 12: 12, 15: 15, 16: 8, 20: 10, 24: 8, 48: 8, 50: 9}
+    for count, anchor_every in expected.items():
+        sublayers = [nn.Identity() for _ in range(count)]
+        assert DeltaStream(8, sublayers, value_channels=2).anchor_every == anchor_every
+        assert DeltaStream(8, sublayers).anchor_every == 1
 
 
 def test_without_gradients_nothing_is_carried():

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -17,6 +16,7 @@ from ddl.config import RESIDUALS, GPTConfig, TrainConfig
 from ddl.data.tokenizer import Tokenizer as OurTokenizer
 from ddl.models import GPT
 from ddl.train.runs import RunDirectory
+from tests.support.prepare_cases import write_tokenizer
 
 # No test may use the network.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -77,18 +77,8 @@ def names(directory: Path) -> list[str]:
 
 def byte_pair_files(directory: Path) -> Path:
     """Write a GPT-2-style tokenizer.json with 300 tokens into a new directory."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator([Path(__file__).read_text(encoding="utf-8")], trainer)
     directory.mkdir()
-    backend.save(str(directory / "tokenizer.json"))
+    write_tokenizer(directory / "tokenizer.json", size=300)
     return directory
 
 

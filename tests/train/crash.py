@@ -26,10 +26,10 @@ from safetensors.torch import load_file
 
 from ddl.config import TrainConfig
 from ddl.train import train
+from ddl.train.metrics import MEASURED
 from ddl.train.runs import RunDirectory
 from tests.support.train_cases import short
 
-TIMINGS = ("tokens_per_second",)
 DISK = ("fsync", "rename", "replace", "unlink", "rmdir")  # of os
 
 
@@ -128,7 +128,7 @@ def kill_at(change: int) -> None:
 def curve(config: TrainConfig) -> list[dict[str, Any]]:
     """The records of a run, timings excepted."""
     records = RunDirectory(config.directory).metrics()
-    return [{k: v for k, v in record.items() if k not in TIMINGS} for record in records]
+    return [{k: v for k, v in record.items() if k not in MEASURED} for record in records]
 
 
 def tensors(config: TrainConfig) -> dict[str, torch.Tensor]:

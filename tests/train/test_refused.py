@@ -108,10 +108,9 @@ def test_tokens_beyond_the_vocabulary(tmp_path: Path) -> None:
     for name in ("train.bin", "val.bin"):
         np.full(100, 300, dtype=np.uint16).tofile(tmp_path / name)
     corpus = replace(data.load(tmp_path), tokenizer=data.ByteTokenizer())
-    trainer = Trainer(short(tmp_path), corpus, CPU)
     expected = f"`{tmp_path}` must hold tokens below `vocab_size` = 256, got 300"
     with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
-        trainer.step()
+        Trainer(short(tmp_path), corpus, CPU)
 
 
 @pytest.mark.parametrize("betas", [(0.9,), (), 0.9, (0.9, 1.0), (0.9, "x"), (0.9, 0.95, 0.1)])

@@ -284,9 +284,9 @@ def test_a_foreign_checkpoint(stopped: TrainConfig, tmp_path: Path) -> None:
 def test_a_directory_that_another_process_trains_into(stopped: TrainConfig) -> None:
     descriptor = os.open(stopped.directory, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    sentence = "`out` must be a directory that no other process trains into, got "
-    refused(stopped, sentence + str(stopped.directory))
-    refused(replace(stopped, resume=None, overwrite=True), sentence + str(stopped.directory))
+    sentence = f"`out` must be a directory of this process alone, got {stopped.directory}, into"
+    refused(stopped, sentence)
+    refused(replace(stopped, resume=None, overwrite=True), sentence)
     os.close(descriptor)
     train(stopped, quiet())
 

@@ -57,7 +57,8 @@ def test_batches_depend_on_the_seed_and_not_on_the_residual(tmp_path: Path) -> N
 
 def test_evaluation_weighs_every_window_alike(tmp_path: Path) -> None:
     trainer = Trainer(short(tmp_path), data.load("topics"), CPU)
-    windows = torch.cat(list(data.evaluation_batches(trainer.corpus.validation, 1, 32, 21)))
+    batches = data.evaluation_batches(trainer.corpus.validation, 1, 32, 21)
+    windows = torch.cat([batch.tokens for batch in batches])
     each = torch.stack([trainer.model(w[None], labels=w[None]).loss for w in windows])
     corpus = replace(trainer.corpus, validation=windows.flatten().numpy())
     trainer = Trainer(short(tmp_path, eval_batches=0), corpus, CPU)  # 8 + 8 + 5 windows

@@ -13,10 +13,11 @@ from typing import Any
 from ddl import environment
 from ddl.errors import DivergedError, InputError
 
-from . import demo, eval, export, import_, sample, train
+from . import demo, eval, export, import_, prepare, sample, train
 from .terminal import discard_output, escape_what_cannot_be_written, nobody_reads
 
 COMMANDS = {
+    "prepare": prepare.COMMAND,
     "train": train.COMMAND,
     "sample": sample.COMMAND,
     "demo": demo.COMMAND,
@@ -28,7 +29,7 @@ COMMANDS = {
 # Packages that the extras install.
 EXTRA = {"tyro", "rich", "safetensors", "matplotlib", "numpy"}
 HF_EXTRA = {"transformers", "accelerate", "tokenizers", "huggingface_hub"}
-EXTRA |= HF_EXTRA | {"lm_eval", "datasets"}
+EXTRA |= HF_EXTRA | {"lm_eval", "datasets", "pyarrow"}
 
 INTERRUPTED, NOBODY_READS = 128 + 2, 128 + 13  # as shells report SIGINT and SIGPIPE
 

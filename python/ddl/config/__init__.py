@@ -7,7 +7,14 @@ from ddl.errors import DivergedError, InputError
 from ddl.options import Compress, Residual
 from ddl.options import ExpandKind as Expand
 
-from .commands import DemoConfig, EvalConfig, ExportConfig, ImportConfig, SampleConfig
+from .commands import (
+    DemoConfig,
+    EvalConfig,
+    ExportConfig,
+    ImportConfig,
+    PrepareConfig,
+    SampleConfig,
+)
 from .model import RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
 from .recipes import RECIPES, paper_code
@@ -29,6 +36,7 @@ __all__ = [
     "ImportConfig",
     "InputError",
     "OptimConfig",
+    "PrepareConfig",
     "Residual",
     "SampleConfig",
     "TrainConfig",

@@ -12,6 +12,42 @@ from .fields import check_counts, check_literals, require
 
 
 @dataclass(frozen=True)
+class PrepareConfig:
+    """Turn text into shards of tokens."""
+
+    inputs: tuple[Path, ...]
+    """Files, or directories with them: text (.txt), JSON lines (.jsonl, .ndjson), each also as .gz,
+    and .parquet. A file that is named itself may have another suffix: .json is JSON lines, any
+    other a text."""
+    out: Path | None = None
+    """Directory to write: new, empty, or one that the same command began."""
+    tokenizer: str | None = None
+    """bytes, gpt2 (needs tiktoken), or a tokenizer.json of Hugging Face."""
+    text_field: str = "text"
+    """Field of a JSON line, or column of a parquet file, with the text of a document."""
+    separator: str | None = None
+    """Comes between the documents of a text file, \\n for a line end. None: each file is one."""
+    document_token: str = "auto"
+    """Token before each document: the text of a token, none, or auto, which is <|endoftext|> if the
+    vocabulary has it. Where documents start is stored in any case."""
+    validation: float = 0.01
+    """Share of the documents that are held out, chosen by a hash of their text."""
+    shard_tokens: int = 100_000_000
+    """Training tokens after which a shard ends."""
+    workers: int | None = None
+    """Processes that encode; None takes one for each core. The files do not depend on it."""
+
+    def __post_init__(self) -> None:
+        require(len(self.inputs) > 0, "inputs", "at least one file", None)
+        require(self.out is not None, "out", "the directory to write", None)
+        named = self.tokenizer is not None
+        require(named, "tokenizer", "bytes, gpt2 or a tokenizer.json", None)
+        require(self.separator != "", "separator", "at least one character", self.separator)
+        check_share("validation", self.validation)
+        check_counts(self, "shard_tokens workers")
+
+
+@dataclass(frozen=True)
 class SampleConfig:
     """Sample text from a trained model."""
 

@@ -63,9 +63,12 @@ class TrainConfig:
     model: GPTConfig = field(default_factory=GPTConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     data: str | None = "topics"
-    """Training text: a UTF-8 text file (read as bytes), a directory with nanoGPT's train.bin and
-    val.bin, or `topics`, the documentation inside every Python. The presets small and medium set
-    none."""
+    """Training text: a directory of `ddl prepare`, a UTF-8 text file (read as bytes), a directory
+    with nanoGPT's train.bin and val.bin, or `topics`, the documentation inside every Python. The
+    presets small and medium set none."""
+    separate_documents: bool = False
+    """Keep the documents of a prepared directory apart: attention, token reads and convolutions see
+    one document, and no document is predicted from the one before."""
     steps: int = 100_000
     """Optimizer steps."""
     batch_size: int = 12
@@ -107,7 +110,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         plain_numbers(self)
         check_literals(self)
-        for name in ("compile", "deterministic", "overwrite"):
+        for name in ("separate_documents", "compile", "deterministic", "overwrite"):
             check_flag(name, getattr(self, name))
         for name in ("data", "resume"):
             value = getattr(self, name)

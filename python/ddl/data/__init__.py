@@ -1,15 +1,19 @@
 """Corpora of training tokens, and tokenizers between text and tokens."""
 
-from .corpus import EMBEDDED, Corpus, batch, embedded_text, evaluation_batches, load
-from .tokenizer import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
+from .corpus import EMBEDDED, Corpus, Windows, batch, embedded_text, evaluation_batches, load
+from .shards import Shards
+from .tokenizer import ByteTokenizer, CharTokenizer, FileTokenizer, GPT2Tokenizer, Tokenizer
 
 __all__ = [
     "EMBEDDED",
     "ByteTokenizer",
     "CharTokenizer",
     "Corpus",
+    "FileTokenizer",
     "GPT2Tokenizer",
+    "Shards",
     "Tokenizer",
+    "Windows",
     "batch",
     "embedded_text",
     "evaluation_batches",

@@ -1,4 +1,5 @@
-"""Corpora: a text file's bytes, nanoGPT's token files, or Python's own documentation.
+"""Corpora: shards of `ddl prepare`, a text file's bytes, nanoGPT's token files, or Python's own
+documentation.
 
 Files are memory-mapped; a batch copies only its own windows.
 """
@@ -11,45 +12,41 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from ddl.errors import InputError
 
+from .shards import Shards, is_prepared, open_shards
 from .tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer, describe, read_meta
 
-Tokens = npt.NDArray[Any]  # one dimension, uint8 or uint16
+if TYPE_CHECKING:  # the worker processes of `ddl prepare` do not wait for torch
+    from torch import Tensor
+
+Array = npt.NDArray[Any]  # one dimension, uint8 or uint16
+Tokens = Array | Shards  # both have a length and windows tokens[a:b]
 
 EMBEDDED = "topics"
 VALIDATION_SHARE = 10  # the last tenth of a text is kept for validation
 CHUNK = 2**20
-WHOLE, BLOCKS, BLOCK = 64 * 2**20, 1024, 64 * 2**10  # what a checksum takes, in bytes
+HASHED_WHOLE = 64 * 2**20  # bytes of a longer part are hashed in samples
+SAMPLES, SAMPLE = 1024, 64 * 2**10  # blocks that are hashed of a longer one, and their bytes
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training and validation tokens, and the tokenizer that decodes them."""
+    """Training and validation tokens, and the tokenizer that decodes them.
+
+    largest_token: the largest number in both parts.
+    """
 
     name: str
     train: Tokens
     validation: Tokens
     tokenizer: Tokenizer
-
-    def checksum(self) -> str:
-        """SHA-256 of the tokens and the tokenizer, to notice that a corpus has changed.
-
-        Of an array of more than 64 MiB it takes 1,024 blocks of 64 KiB, spread evenly.
-        """
-        digest = hashlib.sha256(json.dumps(describe(self.tokenizer)).encode())
-        for tokens in (self.train, self.validation):
-            digest.update(f"{len(tokens)} {tokens.dtype}".encode())
-            for block in _sampled(tokens.view(np.uint8)):
-                digest.update(block)
-        return digest.hexdigest()
+    largest_token: int
 
     def check(self, block_size: int, vocab_size: int) -> None:
         """Raise InputError unless a model of these sizes can train on this corpus."""
@@ -58,6 +55,11 @@ class Corpus:
                 f"`vocab_size` must be at least {self.tokenizer.vocab_size} for {self.name},"
                 f" got {vocab_size}"
             )
+        if self.largest_token >= vocab_size:
+            raise InputError(
+                f"{self.name} must hold tokens below `vocab_size` = {vocab_size}, got"
+                f" {self.largest_token}"
+            )
         for part, tokens in (("training", self.train), ("validation", self.validation)):
             if len(tokens) < block_size:
                 raise InputError(
@@ -65,23 +67,38 @@ class Corpus:
                     f" tokens, got {len(tokens)}"
                 )
 
+    def checksum(self) -> str:
+        """SHA-256, in hexadecimal digits, by which a resumed run recognises its corpus.
+
+        It covers the tokenizer and both parts: their lengths, dtype and tokens. Of shards it takes
+        the checksums in their index, of any part of more than 64 MiB 1024 evenly spaced blocks.
+        """
+        digest = hashlib.sha256(json.dumps(describe(self.tokenizer)).encode())
+        for part in (self.train, self.validation):
+            digest.update(f"{len(part)} {part.dtype}\n".encode())
+            for block in [part.checksum.encode()] if isinstance(part, Shards) else _samples(part):
+                digest.update(block)
+        return digest.hexdigest()
+
 
 def load(source: str | Path | None) -> Corpus:
     """Open a corpus.
 
-    source: "topics" (Python's documentation), a text file, or a directory with train.bin and
-    val.bin. A text is read as bytes (vocabulary 256); its last tenth is the validation part. A
-    directory has uint16 tokens of GPT-2, or of the table in its meta.pkl. Raises InputError if the
-    source is missing, unreadable, empty or not UTF-8.
+    source: "topics" (Python's documentation), a text file, a directory of `ddl prepare`, or one
+    with train.bin and val.bin. A text is read as bytes (vocabulary 256); its last tenth is the
+    validation part. The two files have uint16 tokens of GPT-2, or of the table in meta.pkl beside
+    them. Raises InputError if the source is missing, incomplete, unreadable, empty or not UTF-8.
     """
     if source is None:
         raise InputError(
-            "`data` must name a UTF-8 text file or a directory with train.bin and val.bin,"
-            " got nothing"
+            "`data` must name a UTF-8 text file, a directory of `ddl prepare`, or one with"
+            " train.bin and val.bin, got nothing"
         )
     if str(source) == EMBEDDED:
         return _split("Python's documentation", np.frombuffer(embedded_text(), dtype=np.uint8))
     path = Path(source)
+    if is_prepared(path):
+        return _load_shards(path)
     if path.is_dir():
         return _load_directory(path)
     tokens = _map(path, "`data`", "a text file or a directory", np.uint8)
@@ -105,53 +122,87 @@ def embedded_text() -> bytes:
     return "\n\n".join(dict.fromkeys(paragraphs)).encode("utf-8")
 
 
+class Windows(NamedTuple):
+    """Windows of a corpus.
+
+    tokens: (B, T) int64. document_starts: (B, T) bool, True for the first token of each document;
+    None if documents are not kept apart.
+    """
+
+    tokens: Tensor
+    document_starts: Tensor | None
+
+
 def batch(
-    tokens: Tokens, batch_size: int, block_size: int, *, seed: int, step: int, first: int = 0
-) -> Tensor:
+    tokens: Tokens,
+    batch_size: int,
+    block_size: int,
+    *,
+    seed: int,
+    step: int,
+    first: int = 0,
+    documents: bool = False,
+) -> Windows:
     """Cut windows `first` … `first + batch_size - 1` of a step's global batch out of `tokens`.
 
-    Returns (batch_size, block_size) int64. A window is a function of (seed, step, its index) alone,
-    so a resumed run and any division of the global batch see the same ones.
+    A window is a function of (seed, step, its index) alone, so a resumed run and any division of
+    the global batch see the same ones. documents: also return where documents start. Raises
+    InputError if that is asked of tokens that do not know it.
     """
     # A bit generator's stream is the same in every version of NumPy; a distribution's may change.
     key = np.array([seed, step], dtype=np.uint64)
     numbers = np.random.Philox(key=key).random_raw(first + batch_size)[first:]
     uniform = (numbers >> np.uint64(11)) * 2.0**-53  # in [0, 1)
     starts = (uniform * (len(tokens) - block_size + 1)).astype(np.int64)
-    return _windows(tokens, starts.tolist(), block_size)
+    return _windows(tokens, starts.tolist(), block_size, documents)
 
 
 def evaluation_batches(
-    tokens: Tokens, batch_size: int, block_size: int, count: int
-) -> Iterator[Tensor]:
+    tokens: Tokens, batch_size: int, block_size: int, count: int, *, documents: bool = False
+) -> Iterator[Windows]:
     """Yield windows that do not overlap, spread evenly over `tokens`, the same on every call.
 
-    Batches are (≤ batch_size, block_size) int64. count: most batches; 0 yields every window.
+    A batch has at most `batch_size` windows. count: most batches; 0 yields every window. documents:
+    as in `batch`.
     """
     windows = len(tokens) // block_size
     wanted = min(windows, count * batch_size) if count else windows
     starts = [(i * windows // wanted) * block_size for i in range(wanted)]
     for first in range(0, wanted, batch_size):
-        yield _windows(tokens, starts[first : first + batch_size], block_size)
+        yield _windows(tokens, starts[first : first + batch_size], block_size, documents)
 
 
-def _sampled(content: Tokens) -> Iterator[bytes]:
-    if len(content) <= WHOLE:
-        yield content.tobytes()
-        return
-    for i in range(BLOCKS):
-        start = i * (len(content) - BLOCK) // (BLOCKS - 1)
-        yield content[start : start + BLOCK].tobytes()
+def _windows(tokens: Tokens, starts: list[int], block_size: int, documents: bool) -> Windows:
+    """The windows of `tokens` that begin at `starts`."""
+    import torch
+
+    places = [slice(start, start + block_size) for start in starts]
+    cut = torch.from_numpy(np.stack([tokens[place] for place in places]).astype(np.int64))
+    if not documents:
+        return Windows(cut, None)
+    if not isinstance(tokens, Shards):
+        raise InputError(
+            "`data` must be a directory of `ddl prepare`, which knows where documents start, to"
+            " keep them apart, got another corpus"
+        )
+    begun = np.stack([tokens.document_starts(place) for place in places])
+    return Windows(cut, torch.from_numpy(begun))
 
 
-def _windows(tokens: Tokens, starts: list[int], block_size: int) -> Tensor:
-    stacked = np.stack([tokens[start : start + block_size] for start in starts])
-    return torch.from_numpy(stacked.astype(np.int64))
-
-
-def _split(name: str, tokens: Tokens) -> Corpus:
+def _split(name: str, tokens: Array) -> Corpus:
     cut = len(tokens) - len(tokens) // VALIDATION_SHARE
-    return Corpus(name, tokens[:cut], tokens[cut:], ByteTokenizer())
+    tokenizer = ByteTokenizer()
+    return Corpus(name, tokens[:cut], tokens[cut:], tokenizer, tokenizer.vocab_size - 1)
+
+
+def _load_shards(path: Path) -> Corpus:
+    index, train, validation, tokenizer = open_shards(path)
+    if index.largest_token >= tokenizer.vocab_size:
+        raise InputError(
+            f"`data` must hold tokens of its tokenizer, below {tokenizer.vocab_size}, got {path}"
+            f" with {index.largest_token}"
+        )
+    return Corpus(f"`{path}`", train, validation, tokenizer, index.largest_token)
 
 
 def _load_directory(path: Path) -> Corpus:
@@ -160,10 +211,28 @@ def _load_directory(path: Path) -> Corpus:
     validation = _map(path / "val.bin", f"`data` = {path}", expected, np.uint16)
     meta = path / "meta.pkl"
     tokenizer: Tokenizer = read_meta(meta) if meta.exists() else GPT2Tokenizer()
-    return Corpus(f"`{path}`", train, validation, tokenizer)
+    largest = max(_largest(train), _largest(validation))
+    return Corpus(f"`{path}`", train, validation, tokenizer, largest)
 
 
-def _map(path: Path, argument: str, expected: str, dtype: type[np.generic]) -> Tokens:
+def _largest(tokens: Array) -> int:
+    """The largest token, read in chunks: the file may be larger than memory."""
+    chunks = (tokens[first : first + CHUNK] for first in range(0, len(tokens), CHUNK))
+    return max(int(chunk.max()) for chunk in chunks)
+
+
+def _samples(tokens: Array) -> Iterator[bytes]:
+    """All bytes of the tokens in blocks, or evenly spaced ones of many."""
+    data = tokens.view(np.uint8)
+    if len(data) <= HASHED_WHOLE:
+        starts = list(range(0, len(data), SAMPLE))
+    else:
+        starts = [i * (len(data) - SAMPLE) // (SAMPLES - 1) for i in range(SAMPLES)]
+    for start in starts:
+        yield data[start : start + SAMPLE].tobytes()
+
+
+def _map(path: Path, argument: str, expected: str, dtype: type[np.generic]) -> Array:
     """Memory-map a file of `dtype`; raise InputError if that is impossible."""
     item = np.dtype(dtype).itemsize
     try:
@@ -179,7 +248,7 @@ def _map(path: Path, argument: str, expected: str, dtype: type[np.generic]) -> T
     raise InputError(f"{argument} must be {expected}, got {path}, {problem}")
 
 
-def _check_utf8(path: Path, tokens: Tokens) -> None:
+def _check_utf8(path: Path, tokens: Array) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(tokens), CHUNK):
         chunk = tokens[start : start + CHUNK].tobytes()

@@ -1,20 +1,22 @@
-"""Tokenizers: bytes, nanoGPT's characters, GPT-2's byte pairs."""
+"""Tokenizers: bytes, nanoGPT's characters, GPT-2's byte pairs, a Hugging Face tokenizer.json."""
 
 from __future__ import annotations
 
 import io
+import json
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddl.errors import InputError
+from ddl.errors import InputError, first_line
 
+END_OF_TEXT = "<|endoftext|>"
 LARGEST_META = 16 * 2**20  # bytes; a character table is a few kilobytes
 
 
 class Tokenizer(Protocol):
-    """Interface of a tokenizer. A run directory stores its `kind` and, if it has one, `table`."""
+    """Interface of a tokenizer. A run directory stores what `describe` says of it."""
 
     kind: str
     vocab_size: int
@@ -93,8 +95,59 @@ def _gpt2() -> Any:
         raise InputError(f"tiktoken could not load GPT-2's byte pairs: {error}") from error
 
 
+class FileTokenizer:
+    """A tokenizer.json of Hugging Face, by the package tokenizers.
+
+    No special token is added to a text or recognised in it. Settings of the file that would lose
+    tokens or draw them at random (truncation, padding, dropout) have no effect.
+
+    text: the file's content. document_token: the token before each document of the training data;
+    None if there is none. Raises InputError if the package cannot read the text.
+    """
+
+    kind = "file"
+
+    def __init__(self, text: str, document_token: int | None = None) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            content = json.loads(text)
+            content |= {"truncation": None, "padding": None, "post_processor": None}
+            content["model"] |= {"dropout": None} if "dropout" in content["model"] else {}
+            backend = Backend.from_str(json.dumps(content))
+        except Exception as error:  # tokenizers raises plain Exceptions
+            got = f"{type(error).__name__}: {first_line(error)}"
+            raise InputError(
+                f"`tokenizer` must be a tokenizer.json that the package tokenizers reads, got {got}"
+            ) from error
+        backend.encode_special_tokens = True  # encode special tokens in a text as plain text
+        self.text, self.document_token, self.backend = text, document_token, backend
+        self.vocab_size = 1 + max(backend.get_vocab().values(), default=-1)
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text; raise InputError if the vocabulary cannot spell it."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Encode texts, on as many threads as TOKENIZERS_PARALLELISM allows."""
+        try:
+            found = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # tokenizers raises plain Exceptions
+            raise InputError(
+                f"`tokenizer` must encode every text, got {first_line(error)}"
+            ) from error
+        return [encoding.ids for encoding in found]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Decode tokens; unknown ones are dropped."""
+        return str(self.backend.decode(list(tokens), skip_special_tokens=False))
+
+
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the JSON values from which `restore` makes the tokenizer again."""
+    if isinstance(tokenizer, FileTokenizer):
+        token = tokenizer.document_token
+        return {"kind": tokenizer.kind, "text": tokenizer.text, "document_token": token}
     return {"kind": tokenizer.kind, "table": getattr(tokenizer, "table", None)}
 
 
@@ -105,10 +158,16 @@ def restore(description: Any) -> Tokenizer:
         return ByteTokenizer()
     if kind == "gpt2":
         return GPT2Tokenizer()
+    if kind == "file" and isinstance(description.get("text"), str):
+        token = description.get("document_token")
+        return FileTokenizer(description["text"], token if isinstance(token, int) else None)
     table = description.get("table") if kind == "characters" else None
     if isinstance(table, list) and table and all(isinstance(c, str) for c in table):
         return CharTokenizer(table)
-    raise InputError(f"`tokenizer` must be bytes, gpt2 or characters with a table, got {kind!r}")
+    raise InputError(
+        "`tokenizer` must be bytes, gpt2 or characters with a table, or file with its text,"
+        f" got {kind!r}"
+    )
 
 
 class _PlainUnpickler(pickle._Unpickler):

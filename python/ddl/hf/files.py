@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from ddl.config import GPTConfig
-from ddl.data.tokenizer import GPT2Tokenizer, Tokenizer
+from ddl.data.tokenizer import FileTokenizer, GPT2Tokenizer, Tokenizer
 from ddl.errors import InputError, first_line
 from ddl.files import PathKind, atomic_directory, require_kind, require_new_directory, written
 from ddl.hf import remote
@@ -48,8 +48,11 @@ def _write(
     wrapped = from_gpt(model)
     if remote_code:
         wrapped.config.auto_map = dict(remote.AUTO_MAP)
-    if fast is not None and isinstance(tokenizer, GPT2Tokenizer | FastTokenizer):
-        # Models with GPT-2's tokens were trained on documents that end with this token.
+    knows_end = isinstance(tokenizer, GPT2Tokenizer | FastTokenizer) or (
+        isinstance(tokenizer, FileTokenizer) and tokenizer.document_token is not None
+    )
+    if fast is not None and knows_end:
+        # These models were trained on documents with this token between them.
         ends = {f"{name}_token_id": fast.eos_token_id for name in ("bos", "eos", "pad")}
         wrapped.generation_config.update(**ends)
     with atomic_directory(out) as folder:

@@ -7,13 +7,15 @@ know ("Missing [UNK] token"): nothing is dropped silently.
 One token serves as end of text, beginning of text and padding, which lm-eval and batches need:
 
     GPT-2             <|endoftext|>, 50256
+    tokenizer.json    the token that `ddl prepare` put before each document. If it put none: as for
+                      bytes, with token 0 in place of byte 0
     bytes, characters <|endoftext|>, the first token that no text needs, if the model has one: its
                       vocabulary is larger than 256 bytes or len(table) characters. Else
                       byte 0, which texts do not contain, or the newline (the first character of a
                       table without one), which `decode(…, skip_special_tokens=True)` then drops.
 
-Byte and character models never saw it at the end of a text in training, so `generate` does not stop
-at it unless told to.
+Byte and character models, and those of a tokenizer.json without such a token, never saw it between
+texts in training, so `generate` does not stop at it unless told to.
 """
 
 from __future__ import annotations
@@ -28,12 +30,21 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ddl.config import GPTConfig
-from ddl.data.tokenizer import CharTokenizer, GPT2Tokenizer, Tokenizer, _gpt2, describe, restore
+from ddl.data.tokenizer import (
+    END_OF_TEXT,
+    CharTokenizer,
+    FileTokenizer,
+    GPT2Tokenizer,
+    Tokenizer,
+    _gpt2,
+    describe,
+    restore,
+)
 from ddl.errors import InputError, first_line
 
 __all__ = ["FastTokenizer", "from_files", "load_tokenizer", "to_fast"]
 
-END = "<|endoftext|>"
+END = END_OF_TEXT
 OURS = "ddl_tokenizer"  # the entry of tokenizer_config.json with our tokenizer's description
 FILES = ("tokenizer.json", "vocab.json", "merges.txt")
 
@@ -66,6 +77,8 @@ def to_fast(tokenizer: Tokenizer, config: GPTConfig | None = None) -> PreTrained
     size = tokenizer.vocab_size if config is None else config.vocab_size
     if isinstance(tokenizer, GPT2Tokenizer):
         backend, end = _byte_pairs(*_gpt2_pairs()), END
+    elif isinstance(tokenizer, FileTokenizer):
+        return _fast(*_of_file(tokenizer, size), config, None)  # tokenizer.json says everything
     elif isinstance(tokenizer, CharTokenizer):
         backend, end = _characters(tokenizer.table, size)
     else:
@@ -135,6 +148,20 @@ def _fast(
         model_input_names=["input_ids", "attention_mask"],
         **options,
     )
+
+
+def _of_file(tokenizer: FileTokenizer, size: int) -> tuple[tokenizers.Tokenizer, str]:
+    """Copy a file's tokenizer; return it and the end of text."""
+    backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+    token = tokenizer.document_token
+    if token is not None:
+        return backend, str(backend.id_to_token(token))
+    if backend.token_to_id(END) is None:
+        numbers = backend.get_vocab().values()
+        if not size > tokenizer.vocab_size == len(numbers):
+            return backend, str(backend.id_to_token(min(numbers)))
+        backend.add_special_tokens([END])
+    return backend, END
 
 
 def _bytes(size: int) -> tuple[tokenizers.Tokenizer, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -72,8 +73,8 @@ class DeltaStream(nn.Module):
             "conv": each is a causal depthwise convolution over the last expand_kernel_size tokens.
         expand_kernel_size: as Expand's kernel_size.
         anchor_every: every so many states are stored for the backward, at most 32; it computes the
-            others again, and the gradients are the same to the bit. None for 8, or 1 (every state)
-            if m = 1. A state that a gate or direction reads is stored all the same.
+            others again, and the gradients are the same to the bit. None for 8, or more where that
+            spreads fewer of them evenly, as 12 with 12 sublayers; every state if m = 1. A state that a gate or direction reads is stored all the same.
         stream_dtype: "bfloat16" or "float16", in which the states are stored under autocast, with
             half the bytes and a rounding after every rewrite; None for the dtype of x, as without
             autocast.
@@ -126,7 +127,7 @@ class DeltaStream(nn.Module):
         _check_known(residual)
         self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
         self.hidden_size, self.value_channels = hidden_size, value_channels
-        self.anchor_every = anchor_every or (8 if value_channels > 1 else 1)
+        self.anchor_every = anchor_every or spread_anchors(len(self.sublayers), value_channels)
         self.stream_dtype = stream_dtype
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.expand = Expand(
@@ -292,6 +293,17 @@ class DeltaStream(nn.Module):
             options[index].update(residual.read_arguments())
             options[index + 1]["eps_k"] = residual.eps_k
         return options
+
+
+def spread_anchors(sublayers: int, value_channels: int) -> int:
+    """The default of `anchor_every`: one state in 8 is stored, spread evenly over the sublayers.
+
+    Of 12 sublayers one state in 12: the second of one in 8 would serve only 4 rewrites. With one
+    value channel a state costs no more than a direction, so every one is stored.
+    """
+    if value_channels == 1:
+        return 1
+    return max(8, math.ceil(sublayers / max(1, sublayers // 8)))
 
 
 def as_stream(x: Tensor, dtype: StreamDtype | None) -> Tensor:

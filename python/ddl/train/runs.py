@@ -7,13 +7,12 @@ A run without checkpoints has its weights in model.safetensors: `ddl demo` and e
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import re
 import typing
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +27,7 @@ from ddl.errors import NEWER, InputError, first_line
 from ddl.files import (
     CONFIG,
     PathKind,
+    alone_in,
     atomic_file,
     remove,
     remove_at_once,
@@ -57,29 +57,17 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: int | None = None
+        self._alone = ExitStack()
 
     def lock(self) -> None:
         """Keep other processes from training into this directory until `unlock` or the exit.
 
-        Raises InputError if another one does. Does nothing on a file system without locks.
+        Raises InputError if another one does.
         """
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise InputError(
-                f"`out` must be a directory that no other process trains into, got {self.path}"
-            ) from None
-        except OSError:
-            pass
-        self._lock = descriptor
+        self._alone.enter_context(alone_in(self.path))
 
     def unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-        self._lock = None
+        self._alone.close()
 
     @classmethod
     def create(cls, config: TrainConfig, tokenizer: Tokenizer) -> RunDirectory:
@@ -90,10 +78,9 @@ class RunDirectory:
         """
         refuse_existing(config)
         path = config.directory
+        run = cls(path)
+        run.lock()
         with writing(path):
-            path.mkdir(parents=True, exist_ok=True)
-            run = cls(path)
-            run.lock()
             for name in FILES:
                 remove(path / name)
             run.drop_unfinished()

@@ -19,6 +19,7 @@ from rich.progress import (
 from ddl.errors import DivergedError
 
 from .checkpoint import Manifest
+from .metrics import Metrics
 from .plots import Record
 from .resume import Start
 from .runs import LAST, RunDirectory
@@ -41,6 +42,7 @@ class Session:
         self.evaluated = evaluated  # the validation loss of this step; None if it is not known
         self.records = len(run.metrics())
         self.watch, self.saver = Watch(trainer), Saver(run, trainer)
+        self.metrics = Metrics(trainer)
         self._started, self._timed = time.perf_counter(), 0
         name = trainer.config.model.residual
         total, done = trainer.config.steps, trainer.steps_done
@@ -84,8 +86,9 @@ class Session:
             "loss": loss,
             "grad_norm": float(step.grad_norm),
             "lr": self.trainer.optimizer.param_groups[0]["lr"],
-            "tokens_per_second": self._timed * self.trainer.tokens_per_step / seconds,
         }
+        record |= self.metrics.of_loss(loss)
+        record |= self.metrics.of_speed(self._timed * self.trainer.tokens_per_step / seconds)
         self._log(record)
         speed = f"{record['tokens_per_second']:,.0f} tok/s"
         self.bar.update(self._task, completed=done, loss=f"mean loss {loss:.3f}", speed=speed)
@@ -100,7 +103,9 @@ class Session:
         self.evaluated = self.trainer.evaluate(stopped)
         if self.evaluated is not None:
             self._check(lambda: check_validation(self.evaluated, done))
-            self._log({"step": done, "validation_loss": self.evaluated})
+            figures = self.metrics.of_loss(self.evaluated)
+            validation = {f"validation_{name}": value for name, value in figures.items()}
+            self._log({"step": done, "validation_loss": self.evaluated} | validation)
             self.bar.console.print(f"step {done}: validation loss {self.evaluated:.4f}")
         self._started += time.perf_counter() - started
 

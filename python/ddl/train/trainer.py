@@ -59,15 +59,16 @@ class Trainer:
             group["lr"] = lr
         total = torch.zeros((), device=self.device)
         for part in range(config.accumulation):
-            idx = data.batch(
+            windows = data.batch(
                 self.corpus.train,
                 config.batch_size,
                 config.model.block_size,
                 seed=config.seed,
                 step=self.steps_done,
                 first=part * config.batch_size,
+                documents=config.separate_documents,
             )
-            loss = self._loss(idx) / config.accumulation
+            loss = self._loss(windows) / config.accumulation
             loss.backward()
             total += loss.detach()
         largest = config.optim.clip or math.inf
@@ -95,34 +96,33 @@ class Trainer:
         """
         config, total = self.config, torch.zeros((), device=self.device)
         size, block = config.batch_size, config.model.block_size
-        windows = 0
+        apart, count = config.separate_documents, 0
         self.model.eval()
         try:
-            for idx in data.evaluation_batches(
-                self.corpus.validation, size, block, config.eval_batches
+            for windows in data.evaluation_batches(
+                self.corpus.validation, size, block, config.eval_batches, documents=apart
             ):
                 if stopped():
                     return None
-                total += self._loss(idx) * len(idx)
-                windows += len(idx)
+                total += self._loss(windows) * len(windows.tokens)
+                count += len(windows.tokens)
         finally:
             self.model.train()
-        return float(total) / windows
+        return float(total) / count
 
-    def _loss(self, idx: Tensor) -> Tensor:
-        largest = int(idx.max())
-        if largest >= self.config.model.vocab_size:  # on a GPU it would abort the process
-            raise InputError(
-                f"{self.corpus.name} must hold tokens below `vocab_size`"
-                f" = {self.config.model.vocab_size}, got {largest}"
-            )
-        if self.device.type == "cuda":
-            idx = idx.pin_memory().to(self.device, non_blocking=True)
+    def _loss(self, windows: data.Windows) -> Tensor:
+        idx, document_starts = (self._to_device(tensor) for tensor in windows)
+        assert idx is not None
         half = self.config.precision == "bfloat16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
-            loss = self.forward(idx, labels=idx).loss
+            loss = self.forward(idx, labels=idx, document_starts=document_starts).loss
         assert isinstance(loss, Tensor)
         return loss
+
+    def _to_device(self, tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or self.device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
 
 
 def pick_device(name: str, residual: str) -> torch.device:

@@ -1,0 +1,126 @@
+"""The directory of `ddl prepare`: it is begun, or gone on in if nothing has changed since."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ddl._native import __version__
+from ddl.config import PrepareConfig
+from ddl.errors import InputError
+from ddl.files import write_text
+
+from .shards import INDEX, PARTS, TOKENIZER, Index, read_index
+from .sources import Source, checksum
+from .tokenizer import Tokenizer, describe
+
+SHARD = re.compile(rf"({'|'.join(PARTS)})-\d{{5,}}\.(bin|starts)")
+TEMPORARY = re.compile(rf"\.({SHARD.pattern}|{INDEX}|{TOKENIZER})\.\w+\.tmp")
+
+
+def refuse_others(out: Path) -> None:
+    """Raise InputError unless `out` is new, empty, or has nothing but files of `ddl prepare`."""
+    try:
+        names = sorted(os.listdir(out))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"`out` must be a directory, got {out}: {error.strerror}") from error
+    begun = INDEX in names
+    ours = (INDEX, TOKENIZER) if begun else ()
+    others = [
+        name
+        for name in names
+        if not (name in ours or TEMPORARY.fullmatch(name) or (begun and SHARD.fullmatch(name)))
+    ]
+    if others:
+        raise InputError(
+            f"`out` must be new, empty or a directory that `ddl prepare` began, got {out}, which"
+            f" has {others[0]}"
+        )
+
+
+def made_of(
+    config: PrepareConfig,
+    tokenizer: Tokenizer,
+    token: int | None,
+    found: list[Source],
+    workers: int,
+) -> dict[str, Any]:
+    """What the files depend on, as JSON values."""
+    library = {"file": "tokenizers", "gpt2": "tiktoken"}.get(tokenizer.kind)
+    versions = {"ddl": __version__} | ({library: version(library)} if library else {})
+    with ThreadPoolExecutor(workers) as pool:  # hashing releases the GIL
+        sums = list(pool.map(checksum, (source.path for source in found)))
+    described = hashlib.sha256(json.dumps(describe(tokenizer)).encode()).hexdigest()
+    return {
+        "versions": versions,
+        "options": {
+            "tokenizer": f"{tokenizer.kind}, sha256 {described}",
+            "document_token": token,
+            "text_field": config.text_field,
+            "separator": config.separator,
+            "validation": config.validation,
+            "shard_tokens": config.shard_tokens,
+        },
+        "sources": [
+            {"name": source.path.name, "bytes": source.path.stat().st_size, "sha256": digest}
+            for source, digest in zip(found, sums, strict=True)
+        ],
+    }
+
+
+def begin(out: Path, fresh: Index, tokenizer: Tokenizer) -> Index:
+    """Write the first index, or read that of an earlier call and check what it wrote."""
+    index = read_index(out, argument="out") if (out / INDEX).exists() else fresh
+    if index.next == fresh.next:  # nothing is done yet, so it may be begun in another way
+        index = fresh
+    _refuse_another(out, index.made_of, fresh.made_of)
+    files: dict[str, str] = {}
+    for shard in (shard for part in PARTS for shard in index.shards[part]):
+        files |= shard.files
+    for name, expected in files.items():
+        if not (out / name).is_file() or checksum(out / name) != expected:
+            raise InputError(
+                f"`out` must have the shards of its {INDEX}, got {out}, whose {name} is missing or"
+                " was changed: remove the directory"
+            )
+    for name in os.listdir(out):
+        if TEMPORARY.fullmatch(name) or (SHARD.fullmatch(name) and name not in files):
+            (out / name).unlink()  # of the step that was interrupted
+    if index is fresh:
+        index.write(out)
+    write_text(out / TOKENIZER, json.dumps(describe(tokenizer)))
+    return index
+
+
+def _refuse_another(out: Path, begun: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise InputError if the earlier call had other options, versions or sources."""
+    for section in ("options", "versions"):
+        for name, value in now[section].items():
+            before = begun[section].get(name)
+            if before != value:
+                raise InputError(
+                    f"`out` must be new or a directory that was begun with the same {section}, got"
+                    f" {out}, begun with {name} = {before!r} instead of {value!r}"
+                )
+    if begun["sources"] != now["sources"]:
+        others = [source["name"] for source in now["sources"] if source not in begun["sources"]]
+        got = f"{others[0]}, which is another one or has changed" if others else "others"
+        raise InputError(
+            f"`inputs` must be the files with which {out} was begun, in their order, got {got}"
+        )
+
+
+def clear(out: Path) -> None:
+    """Remove all files of a preparation, the index last."""
+    for name in os.listdir(out):
+        if SHARD.fullmatch(name) or TEMPORARY.fullmatch(name) or name == TOKENIZER:
+            (out / name).unlink()
+    (out / INDEX).unlink(missing_ok=True)

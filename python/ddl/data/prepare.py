@@ -1,0 +1,223 @@
+"""`ddl prepare`: text, JSON lines and parquet to shards of tokens.
+
+A step writes one shard of each part and then the index, so that an interrupted preparation goes on
+behind the last complete step. Shards end between units of the sources, which do not depend on the
+number of processes; so neither do the files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ddl.config import PrepareConfig
+from ddl.errors import InputError
+from ddl.files import alone_in
+
+from . import sources
+from .directory import begin, clear, made_of, refuse_others
+from .encoding import Encoded, Encoder, encode
+from .shards import DTYPES, PARTS, TOKENIZER, TRAIN, VALIDATION, Index, ShardWriter
+from .sources import Reading, Source, Unit, all_units, find
+from .tokenizer import (
+    END_OF_TEXT,
+    ByteTokenizer,
+    FileTokenizer,
+    GPT2Tokenizer,
+    Tokenizer,
+    describe,
+)
+
+
+class Progress(NamedTuple):
+    """Bytes of the sources that are done, all of them, and the tokens that this call has made."""
+
+    done: int
+    total: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The complete index, and whether it was complete before."""
+
+    index: Index
+    again: bool
+
+
+def prepare(
+    config: PrepareConfig, report: Callable[[Progress], object] = lambda progress: None
+) -> Prepared:
+    """Write the sources' tokens into `config.out`, or go on where an earlier call was ended.
+
+    With several workers, a script calls it under `if __name__ == "__main__"`, because each worker
+    imports the script.
+
+    Raises InputError if an input, an option or the directory cannot be used. Shards that are
+    complete stay, unless a part has no documents or an input has changed meanwhile: then all that
+    was written is removed.
+    """
+    assert config.out is not None
+    assert config.tokenizer is not None
+    tokenizer, token = choose_tokenizer(config.tokenizer, config.document_token)
+    separator = None if config.separator is None else _unescaped(config.separator)
+    how = Reading(config.text_field, separator, config.validation, sources.UNIT)
+    found = find(config.inputs)
+    refuse_others(config.out)
+    workers = config.workers or _cores()
+    stats = [source.path.stat() for source in found]
+    fresh = Index(
+        dtype=_dtype(tokenizer.vocab_size),
+        vocab_size=tokenizer.vocab_size,
+        made_of=made_of(config, tokenizer, token, found, workers),
+    )
+    with alone_in(config.out):
+        index = begin(config.out, fresh, tokenizer)
+        again = index.next is None
+        if index.next is not None:
+            encoder = Encoder(describe(tokenizer), token, index.dtype, how)
+            units = all_units(found, how, index.next)
+            sizes = [stat.st_size for stat in stats]
+            with closing(encode(units, encoder, workers)) as encoded:
+                _write_steps(config, index, _reported(encoded, sizes, report))
+            for source, before in zip(found, stats, strict=True):
+                _refuse_changed(config.out, source, before)
+            _refuse_empty(config, found, index)
+            index.next = None
+            index.write(config.out)
+    return Prepared(index, again)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # a container may have fewer than the machine
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def choose_tokenizer(name: str, document_token: str) -> tuple[Tokenizer, int | None]:
+    """The tokenizer, and the token that is put before each document; None for none.
+
+    name: bytes, gpt2, or the path of a tokenizer.json. document_token: auto, none or a token's
+    text; auto is <|endoftext|> if the vocabulary has it. Raises InputError if there is none such.
+    """
+    tokenizer: Tokenizer
+    if name == "bytes":
+        tokenizer, known = ByteTokenizer(), dict[str, int]()
+    elif name == "gpt2":
+        tokenizer, known = GPT2Tokenizer(), {END_OF_TEXT: GPT2Tokenizer.vocab_size - 1}
+        try:
+            tokenizer.encode("")
+        except InputError as error:
+            raise InputError(f"{error}; or name GPT-2's tokenizer.json as `tokenizer`") from error
+    else:
+        tokenizer = FileTokenizer(_read_tokenizer(Path(name)))
+        known = tokenizer.backend.get_vocab()
+    if document_token == "auto":
+        token = known.get(END_OF_TEXT)
+    elif document_token == "none":
+        token = None
+    elif document_token in known:
+        token = known[document_token]
+    else:
+        raise InputError(
+            f"`document_token` must be auto, none or a token of {name}, got {document_token!r}"
+        )
+    if isinstance(tokenizer, FileTokenizer):
+        tokenizer.document_token = token
+    return tokenizer, token
+
+
+def _read_tokenizer(path: Path) -> str:
+    try:
+        return (path / TOKENIZER if path.is_dir() else path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise InputError(
+            f"`tokenizer` must be bytes, gpt2 or a tokenizer.json, got {path}: {reason}"
+        ) from error
+
+
+def _unescaped(separator: str) -> bytes:
+    """A shell passes a line end most easily as \\n."""
+    return separator.replace("\\n", "\n").replace("\\t", "\t").encode("utf-8")
+
+
+def _dtype(vocab_size: int) -> str:
+    fits = (dtype for dtype in DTYPES if vocab_size <= 2 ** int(dtype.removeprefix("uint")))
+    return next(fits)
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+def _write_steps(
+    config: PrepareConfig, index: Index, encoded: Iterator[tuple[Unit, Encoded]]
+) -> None:
+    """Write a shard of each part again and again, each time followed by the index."""
+    assert config.out is not None
+    ended = False
+    while not ended:
+        number = len(index.shards[TRAIN])  # every step but the last writes a training shard
+        with ExitStack() as files:
+            writers = {
+                part: ShardWriter(config.out, part, number, index.dtype, files) for part in PARTS
+            }
+            ended = True
+            for unit, parts in encoded:
+                for part, tokens in zip(PARTS, parts, strict=True):
+                    writers[part].append(*tokens)
+                index.next = unit.place
+                if writers[TRAIN].tokens >= config.shard_tokens:
+                    ended = False
+                    break
+        for part, writer in writers.items():
+            if writer.tokens:
+                index.shards[part].append(writer.shard())
+                index.largest_token = max(index.largest_token, writer.largest)
+        index.write(config.out)
+
+
+def _reported(
+    encoded: Iterator[tuple[Unit, Encoded]],
+    sizes: list[int],
+    report: Callable[[Progress], object],
+) -> Iterator[tuple[Unit, Encoded]]:
+    """Pass on what is encoded, and report it."""
+    tokens = 0
+    for unit, parts in encoded:
+        yield unit, parts
+        tokens += sum(len(part.tokens) for part in parts)
+        done = sum(sizes[: unit.place[0]]) + unit.read
+        report(Progress(done, sum(sizes), tokens))
+
+
+def _refuse_changed(out: Path, source: Source, before: os.stat_result) -> None:
+    now = source.path.stat()
+    if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        clear(out)
+        raise InputError(
+            f"`inputs` must stay as they are, got {source.path}, which changed while it was read"
+        )
+
+
+def _refuse_empty(config: PrepareConfig, found: list[Source], index: Index) -> None:
+    """Raise InputError, and remove everything, if a part has no documents."""
+    assert config.out is not None
+    train, held_out = index.documents(TRAIN), index.documents(VALIDATION)
+    if train and held_out:
+        return
+    clear(config.out)
+    if not train and not held_out:
+        raise InputError("`inputs` must have at least one document that is not empty, got none")
+    must, what = ("hold out a document", "none") if train else ("leave a document", "all")
+    hint = ""
+    if config.separator is None and any(s.format == "text" for s in found):
+        hint = "; without `separator` a text file is one document"
+    raise InputError(
+        f"`validation` must {must}, got {config.validation}, which holds out {what} of"
+        f" {train + held_out}{hint}"
+    )

@@ -1,0 +1,164 @@
+"""Odd paths, terminals, numbers and files: the commands do their work, or say why in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddl.cli import main
+from ddl.config import TrainConfig
+from ddl.errors import InputError
+from ddl.train.runs import RunDirectory, from_json, to_json
+from tests.support.train_cases import short
+
+SIZES = "--model.hidden-size 32 --model.block-size 32 --steps 2 --eval-batches 1 --device cpu"
+TEXT = "The delta rule erases what it overwrites. " * 100
+NOT_UTF8 = os.fsdecode(b"\xff run")
+
+
+def ddl(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("name", ["a[b]", "[/bold]", "$x$", "50$", "a\\b", "_hidden", "ä ö", "-x"])
+def test_names_that_are_markup_elsewhere(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """rich takes brackets for markup, matplotlib dollars for mathematics."""
+    data, out = tmp_path / f"{name}.txt", tmp_path / name
+    data.write_text(TEXT)
+    assert ddl("train", "tiny", *SIZES.split(), "--data", data, "--out", out) == 0
+    said = capsys.readouterr().out.replace("\n", "")
+    assert str(data) in said
+    assert f"`ddl sample {out}`" in said
+    assert (out / "loss.png").stat().st_size > 0
+    assert ddl("train", "--resume", out) == 0
+    assert ddl("sample", out, "--tokens", 2, "--prompt", "The") == 0
+
+
+def test_bytes_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / NOT_UTF8
+    data.write_text(TEXT)
+    out = tmp_path / "run"
+    assert ddl("train", "tiny", *SIZES.split(), "--data", data, "--out", out) == 0
+    assert ddl("train", "tiny", *SIZES.split(), "--out", tmp_path / NOT_UTF8) == 1
+    assert capsys.readouterr().err.startswith("ddl train: `--out` must be a path in UTF-8, got ")
+    assert ddl("sample", out, "--prompt", NOT_UTF8) == 1
+    expected = "ddl sample: `--prompt` must be UTF-8 text, got '\\udcff run'\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--model.block-size 1", "`--model.block-size` must be at least 2 for training, got 1"),
+        ("--seed 9223372036854775808", "`--seed` must be at most 9223372036854775807, got 9223372"),
+        ("--model.num-layers 1000000000", "`--model.num-layers` must be at most 16384, got 100000"),
+        ("--batch-size 9000000000", "`--batch-size` must be at most 2147483648, got 9000000000"),
+        ("--accumulation 99999999999", "`--accumulation` must be at most 2147483648, got 99999999"),
+        ("--eval-batches 99999999999", "`--eval-batches` must be at most 2147483648, got 99999999"),
+        ("--optim.weight-decay inf", "`--optim.weight-decay` must be a finite number, got inf"),
+        ("--optim.clip nan", "`--optim.clip` must be a finite number, got nan"),
+        ("--save-minutes 0", "`--save-minutes` must be a positive finite number, got 0.0"),
+        (
+            "--model.block-size 900000000",
+            "the training part of Python's documentation must have at least one block of 900000000",
+        ),
+        *(
+            (option, "`--batch-size` and the sizes of the model must be smaller for this memory")
+            for option in (
+                "--model.hidden-size 1000000000000",
+                "--model.vocab-size 100000000000000000",
+                "--model.head-size 1000000000000000000",
+                "--model.value-channels 1000000000000",
+                "--model.residual ddl-tc --model.compress-kernel-size 10000000000",
+            )
+        ),
+    ],
+)
+def test_numbers_that_cannot_be(
+    options: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs" / "new"
+    command = ["train", "tiny", "--device", "cpu", "--out", out, *options.split()]
+    assert ddl(*command) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"ddl train: {sentence}")
+    assert len(error.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"steps": "many"}, "`steps` must be an integer of at least 1, got 'many'"),
+        ({"steps": 10**30}, "`steps` must be at most 2147483648, got 1000000000000000000000000000"),
+        ({"batch_size": 1.5}, "`batch_size` must be an integer of at least 1, got 1.5"),
+        ({"compile": 1}, "`compile` must be True or False, got 1"),
+        ({"data": 7}, "`data` must be a path as text, got 7"),
+        ({"out": [1]}, "`out` must be a path, got (1,)"),
+        ({"optim": {"lr": 10**400}}, "`lr` must be a positive finite number, got 1000000000000"),
+        ({"optim": {"betas": {"a": 1}}}, "`betas` must be two numbers in [0, 1), got {'a': 1}"),
+        ({"model": {"num_layers": 10**30}}, "`num_layers` must be at most 16384, got 10000000000"),
+        (
+            {"model": {"hidden_size": "8"}},
+            "`hidden_size` must be an integer of at least 1, got '8'",
+        ),
+        ({"model": {"eps_k": []}}, "`eps_k` must be a positive finite number, got ()"),
+        ({"model": []}, "`config.json` must hold a TrainConfig, got: list instead of an object"),
+    ],
+)
+def test_a_config_with_wrong_types(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    values = json.loads(to_json(short(tmp_path)))
+    for name, value in changes.items():
+        values[name] = values[name] | value if isinstance(value, dict) else value
+    with pytest.raises(InputError) as refused:
+        from_json(TrainConfig, json.dumps(values))
+    assert str(refused.value).startswith(sentence)
+
+
+# --- terminals ------------------------------------------------------------------------------------
+
+
+def run(
+    *arguments: object, stdout: int = subprocess.PIPE, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ddl", *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_behind_the_output(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    sentence = "ddl: the output must be writable, got: No space left on device\n"
+    with Path("/dev/full").open("w") as full:
+        for command in (["--help"], ["train", "tiny", *SIZES.split(), "--out", out]):
+            done = run(*command, stdout=full.fileno())
+            assert (done.returncode, done.stderr) == (1, sentence)
+    # Training itself has not failed.
+    assert RunDirectory(out).steps() == [2]
+
+
+def test_an_ascii_terminal(tmp_path: Path) -> None:
+    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    help_text = run("--help", **ascii_only)
+    assert help_text.returncode == 0, help_text.stderr
+    data, out = tmp_path / "größe.txt", tmp_path / "läuft"
+    data.write_text("Größe und Länge. " * 200)
+    for command in (
+        ["train", "--help"],
+        ["train", "tiny", *SIZES.split(), "--data", data, "--out", out],
+        ["sample", out, "--tokens", 20, "--device", "cpu"],
+    ):
+        done = run(*command, **ascii_only)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.isascii()

@@ -1,0 +1,42 @@
+"""The commands of docs/training.md run in order, and its tables say what there is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ddl import cli
+from ddl.train.resume import FREE
+from ddl.train.runs import FILES, RunDirectory
+from tests.support import ROOT
+
+TEXT = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block in re.findall(r"^```bash\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for program, *arguments in COMMANDS:
+        assert program == "ddl"
+        assert cli.main(arguments) == 0
+    run = RunDirectory(Path("runs/first"))
+    assert run.steps()[-1] == 60
+    assert "checkpoints/step-00000060" in TEXT
+    assert run.checkpoint_path(60).is_dir()
+    entries = {path.name for path in run.path.iterdir()}
+    assert entries <= set(FILES)
+    assert all(f"`{name}" in TEXT for name in entries)
+
+
+def test_the_options_that_may_change() -> None:
+    allowed = {name.replace("_", "-") for name in FREE} - {"out", "overwrite", "resume"}
+    sentence = re.search(r"These may change: (.*?)\. ", TEXT.replace("\n", " "))
+    assert sentence
+    assert set(re.findall(r"`--([a-z-]+)`", sentence[1])) == allowed

@@ -1,0 +1,100 @@
+"""Perplexity, bits per byte, utilisation and memory, each against its formula."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ddl import data
+from ddl.data import CharTokenizer, Corpus, GPT2Tokenizer
+from ddl.models import GPT
+from ddl.train import Trainer, metrics, train
+from ddl.train.metrics import Metrics, bytes_per_token, operations_per_token, peak_operations
+from tests.support.train_cases import quiet, short
+
+CPU = torch.device("cpu")
+
+
+def test_the_records_have_them(tmp_path: Path) -> None:
+    run = train(short(tmp_path, "additive"), quiet()).run
+    for record in run.metrics():
+        kind = "validation_" if "validation_loss" in record else ""
+        loss = record[f"{kind}loss"]
+        assert record[f"{kind}perplexity"] == math.exp(loss)
+        assert record[f"{kind}bits_per_byte"] == loss / math.log(2)  # a token is a byte
+        if not kind:
+            assert 0 < record["mfu"] < 1
+            assert 50e6 < record["peak_memory"] < 100e9
+
+
+def test_the_papers_perplexity(tmp_path: Path) -> None:
+    trainer = Trainer(short(tmp_path, "additive"), data.load("topics"), CPU)
+    figures = Metrics(trainer).of_loss(2.85426)
+    assert figures["perplexity"] == pytest.approx(17.3616, abs=1e-4)
+    assert Metrics(trainer).of_loss(1e9)["perplexity"] < math.inf
+
+
+def test_bytes_per_token_of_characters() -> None:
+    tokens = np.array([0, 1, 2, 2], dtype=np.uint16)  # 1, 2, 3 and 3 bytes
+    corpus = Corpus("x", tokens, tokens, CharTokenizer("aß犰"), 2)
+    assert bytes_per_token(corpus) == 9 / 4
+
+
+def test_bits_per_byte_is_left_out_without_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    config = short(tmp_path, "additive")
+    corpus = replace(data.load("topics"), tokenizer=GPT2Tokenizer())
+    config = replace(config, model=replace(config.model, vocab_size=50304))
+    figures = Metrics(Trainer(config, corpus, CPU)).of_loss(1.0)
+    assert figures == {"perplexity": math.e}
+
+
+def test_operations_per_token_are_those_that_torch_counts(tmp_path: Path) -> None:
+    config = replace(short(tmp_path, "additive").model, block_size=64, hidden_size=64)
+    model = GPT(config)
+    idx = torch.randint(256, (2, 64))
+    with FlopCounterMode(display=False) as counter:
+        loss = model(idx, labels=idx).loss
+        assert loss is not None
+        loss.backward()
+    counted = counter.get_total_flops() / idx.numel()
+    assert operations_per_token(config, model.num_parameters()) == pytest.approx(counted, rel=0.05)
+
+
+def test_the_peak_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1e8 < peak_operations(CPU, "float32") < 1e14
+    gpu = torch.device("cuda")
+    for name, bfloat16, float32 in (
+        ("NVIDIA H100 80GB HBM3", 989e12, 67e12),
+        ("NVIDIA H100 PCIe", 756e12, 51e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12),
+        ("NVIDIA L40S", 362e12, 91.6e12),
+        ("NVIDIA L4", 121e12, 30.3e12),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        assert peak_operations(gpu, "bfloat16") == pytest.approx(bfloat16)
+        assert peak_operations(gpu, "float32") == pytest.approx(float32)
+    for name in ("Another GPU", "NVIDIA RTX A4000", "Tesla L400"):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        assert peak_operations(gpu, "bfloat16") is None
+
+
+def test_utilisation_is_the_share_of_the_peak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "peak_operations", lambda *_: 1e12)
+    trainer = Trainer(short(tmp_path, "additive"), data.load("topics"), CPU)
+    operations = operations_per_token(trainer.config.model, trainer.model.num_parameters())
+    figures = Metrics(trainer).of_speed(1000.0)
+    assert figures["mfu"] == pytest.approx(1000 * operations / 1e12)
+    monkeypatch.setattr(metrics, "peak_operations", lambda *_: None)
+    assert "mfu" not in Metrics(trainer).of_speed(1000.0)

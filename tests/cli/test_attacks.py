@@ -14,7 +14,7 @@ import pytest
 from ddl.cli import main
 from ddl.config import TrainConfig
 from ddl.errors import InputError
-from ddl.train.runs import RunDirectory, from_json, to_json
+from ddl.train.runs import from_json, to_json
 from tests.support.train_cases import short
 
 SIZES = "--model.hidden-size 32 --model.block-size 32 --steps 2 --eval-batches 1 --device cpu"
@@ -32,6 +32,7 @@ def test_names_that_are_markup_elsewhere(
 ) -> None:
     """rich takes brackets for markup, matplotlib dollars for mathematics."""
     data, out = tmp_path / f"{name}.txt", tmp_path / name
+    data.parent.mkdir(exist_ok=True)  # of [/bold]
     data.write_text(TEXT)
     assert ddl("train", "tiny", *SIZES.split(), "--data", data, "--out", out) == 0
     said = capsys.readouterr().out.replace("\n", "")
@@ -144,8 +145,7 @@ def test_a_full_disk_behind_the_output(tmp_path: Path) -> None:
         for command in (["--help"], ["train", "tiny", *SIZES.split(), "--out", out]):
             done = run(*command, stdout=full.fileno())
             assert (done.returncode, done.stderr) == (1, sentence)
-    # Training itself has not failed.
-    assert RunDirectory(out).steps() == [2]
+    assert not out.exists()
 
 
 def test_an_ascii_terminal(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_a_text_that_the_vocabulary_cannot_spell(lines: Path, tmp_path: Path) ->
         ({"out": None}, "`out` must be the directory to write, got None"),
         ({"tokenizer": None}, "`tokenizer` must be bytes, gpt2 or a tokenizer.json, got None"),
         ({"separator": ""}, "`separator` must be at least one character, got ''"),
-        ({"validation": 1}, "`validation` must be between 0 and 1, both excluded, got 1"),
+        ({"validation": 0}, "`validation` must be above 0 and at most 1, got 0"),
         ({"shard_tokens": 0}, "`shard_tokens` must be an integer of at least 1, got 0"),
         ({"workers": 0}, "`workers` must be an integer of at least 1, got 0"),
         ({"inputs": ()}, "`inputs` must be at least one file, got None"),

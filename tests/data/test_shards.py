@@ -127,7 +127,7 @@ def test_training_and_sampling(prepared: Path, tmp_path: Path) -> None:
     """A run keeps the tokenizer: its directory alone is enough to sample."""
     config = short(tmp_path, data=str(prepared), steps=2)
     config = replace(config, model=replace(config.model, vocab_size=400))
-    run = train(config, quiet())
+    run = train(config, quiet()).run
     model, tokenizer = load(run.path, "cpu")
     assert tokenizer is not None
     text = "The statement läuft"

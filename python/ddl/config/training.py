@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -116,7 +117,8 @@ class TrainConfig:
             value = getattr(self, name)
             require(isinstance(value, str | None), name, "a path as text", value)
         require(isinstance(self.out, Path | None), "out", "a path", self.out)
-        require(_is_utf8(str(self.out)), "out", "a path in UTF-8", str(self.out))
+        if self.out is not None:
+            require(_is_utf8(self.out), "out", "a path in UTF-8", str(self.out))
         least = self.model.block_size >= 2  # a block of one token predicts nothing
         require(least, "block_size", "at least 2 for training", self.model.block_size)
         check_counts(self, "steps batch_size accumulation eval_every log_every", most=MOST)
@@ -132,10 +134,10 @@ class TrainConfig:
         return self.out if self.out is not None else Path("runs") / name
 
 
-def _is_utf8(text: str) -> bool:
-    """Whether a path can be written as UTF-8, as safetensors needs it."""
+def _is_utf8(path: Path) -> bool:
+    """Whether the bytes of a path are UTF-8, as safetensors needs them."""
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
+        os.fsencode(path).decode("utf-8")
+    except UnicodeError:
         return False
     return True

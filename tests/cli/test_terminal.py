@@ -9,16 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ddl.cli.terminal import nobody_reads, printable
+from ddl.cli.terminal import nobody_reads
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 ENVIRONMENT = BUFFERED | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}  # buffered: flushed at exit
 SCRIPT = Path(sys.executable).with_name("ddl")
 SIZES = ("--model.hidden-size", "32", "--model.block-size", "32", "--device", "cpu")
-
-
-def test_printable() -> None:
-    assert printable("a\tb\n\x1b[31mü\x07犬\x9b") == "a\tb\n\ufffd[31mü\ufffd犬\ufffd"
 
 
 # --- ddl and python -m ddl ------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from ddl.data.tokenizer import (
     CharTokenizer,
     GPT2Tokenizer,
     describe,
+    printable,
     read_meta,
     restore,
 )
@@ -273,3 +274,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     for source, sentence in cases.items():
         with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
             data.load(source)
+
+
+def test_printable() -> None:
+    assert printable("a\tb\n\x1b[31mü\x07犬\x9b") == "a\tb\n\ufffd[31mü\ufffd犬\ufffd"

@@ -39,7 +39,7 @@ def test_export_and_sample(
 
 
 def cli_text(text: str) -> str:
-    from ddl.cli.terminal import printable
+    from ddl.data.tokenizer import printable
 
     return f"{printable(text)}\n"
 

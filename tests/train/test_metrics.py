@@ -18,7 +18,8 @@ from ddl.data import CharTokenizer, Corpus, GPT2Tokenizer
 from ddl.models import GPT
 from ddl.train import Trainer, metrics, train
 from ddl.train.metrics import Metrics, bytes_per_token, operations_per_token, peak_operations
-from tests.support.train_cases import quiet, short
+from tests.support.train_cases import quiet, recorder, short
+from tests.train.crash import curve
 
 CPU = torch.device("cpu")
 
@@ -100,3 +101,43 @@ def test_utilisation_is_the_share_of_the_peak(
     assert figures["mfu"] == pytest.approx(1000 * operations / 1e12)
     monkeypatch.setattr(metrics, "peak_operations", lambda *_: None)
     assert "mfu" not in Metrics(trainer).of_speed(1000.0)
+
+
+def test_mean_beta_is_that_of_the_gates(tmp_path: Path) -> None:
+    """At first 1 everywhere; with other biases 2·sigmoid of each, as the weights are zero."""
+    trainer = Trainer(short(tmp_path, "ddl-cc"), data.load("topics"), CPU)
+    assert trainer.mean_beta() == pytest.approx(1.0)
+    biases = [r.gate.bias for r in trainer.model.trunk.residuals]
+    with torch.no_grad():
+        for i, bias in enumerate(biases):
+            bias.fill_(i - 1.0)
+    expected = sum(2 * torch.sigmoid(bias).item() for bias in biases) / len(biases)
+    assert trainer.mean_beta() == pytest.approx(expected, rel=1e-5)
+    assert trainer.model.training
+    additive = Trainer(short(tmp_path, "additive"), data.load("topics"), CPU)
+    assert additive.mean_beta() is None
+
+
+@pytest.mark.parametrize("residual", ["additive", "ddl", "ddl-cc", "ddl-tc"])
+def test_the_records_have_it(tmp_path: Path, residual: str) -> None:
+    records = train(short(tmp_path, residual), quiet()).run.metrics()
+    values = [r["mean_beta"] for r in records if "mean_beta" in r]
+    assert len(values) == (0 if residual == "additive" else 2)
+    assert all(0.5 < value < 1.5 for value in values)
+
+
+def test_samples_of_text(tmp_path: Path) -> None:
+    """They are records, they are printed, and training goes on as without them."""
+    config = short(tmp_path, "additive", sample_every=2)
+    run = train(config, console := recorder()).run
+    samples = {r["step"]: r["sample"] for r in run.metrics() if "sample" in r}
+    assert list(samples) == [2, 4, 6]
+    corpus = data.load("topics")
+    prompt = corpus.tokenizer.decode(corpus.validation[:16].tolist())
+    assert all(text.startswith(prompt) for text in samples.values())
+    assert len(set(samples.values())) == 3
+    assert "step 4" in console.export_text()
+    without = replace(config, out=tmp_path / "without", sample_every=None)
+    rest = [r for r in curve(config) if "sample" not in r]
+    train(without, quiet())
+    assert rest == curve(without)

@@ -57,7 +57,7 @@ def train_in_parts(config: TrainConfig, stops: list[int]) -> None:
     ("residual", "changes"),
     [
         ("additive", {}),
-        ("ddl-cc", {"accumulation": 2}),
+        ("ddl-cc", {"accumulation": 2, "sample_every": 3}),
         ("ddl-tc", {"precision": "bfloat16", "save_every": 4, "keep_every": 4}),
     ],
 )

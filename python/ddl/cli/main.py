@@ -29,7 +29,8 @@ COMMANDS = {
 # Packages that the extras install.
 EXTRA = {"tyro", "rich", "safetensors", "matplotlib", "numpy"}
 HF_EXTRA = {"transformers", "accelerate", "tokenizers", "huggingface_hub"}
-EXTRA |= HF_EXTRA | {"lm_eval", "datasets", "pyarrow"}
+TRACKERS = {"tensorboard", "wandb", "trackio"}  # extras of their own names
+EXTRA |= HF_EXTRA | TRACKERS | {"lm_eval", "datasets", "pyarrow"}
 
 INTERRUPTED, NOBODY_READS = 128 + 2, 128 + 13  # as shells report SIGINT and SIGPIPE
 
@@ -99,6 +100,8 @@ def explain(command: str, error: Exception) -> str | None:
         extra = COMMANDS[command].extra
         if extra == "train" and module in HF_EXTRA:  # `ddl sample` with a Hugging Face directory
             extra = "train,hf"
+        if module in TRACKERS:
+            extra = f"train,{module}"
         return f"`ddl {command}` needs the `{extra}` extra: pip install 'ddl-rs[{extra}]'"
     return None
 

@@ -10,7 +10,7 @@ from ddl.config import SampleConfig
 from ddl.errors import InputError
 
 from .command import Command, parse
-from .terminal import make_console, printable
+from .terminal import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +22,8 @@ ddl sample runs/ddl-cc-d256-L4-s1337 --prompt "The statement" --tokens 200"""
 
 def run(args: list[str]) -> None:
     config = parse(SampleConfig, args, prog="ddl sample", description=HELP, positional=True)
+    from ddl.data.tokenizer import printable
+
     print(printable(sample(config, make_console(stderr=True))))
 
 

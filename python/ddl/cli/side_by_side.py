@@ -15,12 +15,11 @@ from rich.text import Text
 
 from ddl import data
 from ddl.config import PRESETS, DemoConfig, Residual, TrainConfig
+from ddl.data.tokenizer import printable
 from ddl.load import complete
 from ddl.train import Trainer, Watch, pick_device, progress_bar, stop_on_signal
 from ddl.train.plots import plot_losses
 from ddl.train.runs import PLOT, RunDirectory
-
-from .terminal import printable
 
 PROMPT = "The statement "
 SAMPLE_TOKENS = 300

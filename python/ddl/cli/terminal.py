@@ -8,7 +8,6 @@ import select
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
-from unicodedata import category
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,11 +23,6 @@ def make_console(*, stderr: bool = False) -> Console:
             raise
 
     return Raising(stderr=stderr)
-
-
-def printable(text: str) -> str:
-    """Replace control characters except newline and tab: a byte model may emit escape sequences."""
-    return "".join("\ufffd" if category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 def escape_what_cannot_be_written() -> None:

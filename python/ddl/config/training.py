@@ -82,6 +82,11 @@ class TrainConfig:
     """Batches per evaluation, spread evenly over the validation part; 0 evaluates all of it."""
     log_every: int = 10
     """Steps between lines in metrics.jsonl; a line's loss is the mean over these steps."""
+    sample_every: int | None = None
+    """Steps between samples of text, which are printed and written to metrics.jsonl."""
+    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where else the records go: tensorboard (event files in the run directory), wandb (Weights &
+    Biases), trackio. Each is an extra, as in pip install 'ddl-rs[wandb]'."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     """bfloat16 runs forward and backward under autocast; weights stay float32."""
     compile: bool = False
@@ -119,12 +124,15 @@ class TrainConfig:
         require(isinstance(self.out, Path | None), "out", "a path", self.out)
         if self.out is not None:
             require(_is_utf8(self.out), "out", "a path in UTF-8", str(self.out))
+        known = ("tensorboard", "wandb", "trackio")
+        named = isinstance(self.track, tuple) and all(name in known for name in self.track)
+        require(named, "track", f"names out of {', '.join(known)}", self.track)
         least = self.model.block_size >= 2  # a block of one token predicts nothing
         require(least, "block_size", "at least 2 for training", self.model.block_size)
         check_counts(self, "steps batch_size accumulation eval_every log_every", most=MOST)
         check_counts(self, "eval_batches", least=0, most=MOST)
         check_counts(self, "seed", least=0)
-        check_counts(self, "save_every keep_every")
+        check_counts(self, "save_every keep_every sample_every")
         check_positive("save_minutes", self.save_minutes, optional=True)
 
     @property

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from unicodedata import category
 
 from ddl.errors import InputError, first_line
 
@@ -141,6 +142,11 @@ class FileTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens; unknown ones are dropped."""
         return str(self.backend.decode(list(tokens), skip_special_tokens=False))
+
+
+def printable(text: str) -> str:
+    """Replace control characters except newline and tab: a byte model may emit escape sequences."""
+    return "".join("\ufffd" if category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from .resume import check_corpus, find_start
 from .runs import RunDirectory, refuse_existing
 from .session import begin, progress_bar
 from .stopping import stop_on_signal
+from .trackers import check_trackers
 from .trainer import Trainer, pick_device
 
 # How torch says that an allocation failed, or that its size is no 64-bit number.
@@ -37,6 +38,7 @@ def train(config: TrainConfig, console: Console) -> Trained:
     DivergedError if loss, gradient or weights are not finite. If it fails before the first step is
     done, it leaves nothing behind.
     """
+    check_trackers(config.track)
     start = find_start(config)
     device = pick_device(config.device, config.model.residual)
     corpus = data.load(config.data)

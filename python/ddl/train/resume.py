@@ -19,7 +19,10 @@ from .runs import LAST, RunDirectory, from_json, load_config, load_tokenizer, pl
 
 AUTO = "auto"
 # Options that do not change what a run records; the path of the same data may change, too.
-FREE = ("out", "overwrite", "resume", "data", "device", "save_every", "save_minutes", "keep_every")
+FREE = (
+    *("out", "overwrite", "resume", "data", "device"),
+    *("save_every", "save_minutes", "keep_every", "track"),
+)
 
 
 class Start(NamedTuple):

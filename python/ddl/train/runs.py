@@ -44,7 +44,16 @@ from .plots import Record, plot_losses
 
 TOKENIZER, METRICS, CHECKPOINTS = "tokenizer.json", "metrics.jsonl", "checkpoints"
 WEIGHTS, PLOT = "model.safetensors", "loss.png"
-FILES = (TOKENIZER, METRICS, CHECKPOINTS, WEIGHTS, PLOT, CONFIG)  # in the order of their removal
+TRACKED = ("tensorboard", "wandb")
+FILES = (
+    TOKENIZER,
+    METRICS,
+    CHECKPOINTS,
+    WEIGHTS,
+    PLOT,
+    *TRACKED,
+    CONFIG,
+)  # in the order of their removal
 
 LAST, BEST = "last", "best"
 STEP = re.compile(r"step-(\d{8,})")

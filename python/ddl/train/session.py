@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.panel import Panel
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -15,7 +16,9 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
+from ddl.data.tokenizer import printable
 from ddl.errors import DivergedError
 
 from .checkpoint import Manifest
@@ -24,6 +27,7 @@ from .plots import Record
 from .resume import Start
 from .runs import LAST, RunDirectory
 from .saver import Saver, restore
+from .trackers import open_trackers
 from .trainer import Step, Trainer
 from .watch import Watch, check_validation
 
@@ -40,9 +44,14 @@ class Session:
     ) -> None:
         self.trainer, self.run, self.bar = trainer, run, bar
         self.evaluated = evaluated  # the validation loss of this step; None if it is not known
-        self.records = len(run.metrics())
+        metrics = run.metrics()
+        self.records = len(metrics)
+        self._sampled = max((r["step"] for r in metrics if "sample" in r), default=0)
         self.watch, self.saver = Watch(trainer), Saver(run, trainer)
         self.metrics = Metrics(trainer)
+        self.trackers = open_trackers(
+            trainer.config.track, run, trainer.steps_done if metrics else 0
+        )
         self._started, self._timed = time.perf_counter(), 0
         name = trainer.config.model.residual
         total, done = trainer.config.steps, trainer.steps_done
@@ -55,6 +64,8 @@ class Session:
             while True:
                 if not stopped():
                     self._evaluate_if_due(stopped)
+                if not stopped():
+                    self._sample_if_due()
                 done = stopped() or trainer.steps_done == trainer.config.steps
                 self._save_if_due(done)
                 if done:
@@ -63,6 +74,8 @@ class Session:
             self._check(self.saver.wait)
         finally:
             self.saver.close()
+            for tracker in self.trackers:
+                tracker.close()
             self.run.unlock()
 
     def take(self, step: Step) -> None:
@@ -105,8 +118,22 @@ class Session:
             self._check(lambda: check_validation(self.evaluated, done))
             figures = self.metrics.of_loss(self.evaluated)
             validation = {f"validation_{name}": value for name, value in figures.items()}
+            beta = self.trainer.mean_beta()
+            validation |= {} if beta is None else {"mean_beta": beta}
             self._log({"step": done, "validation_loss": self.evaluated} | validation)
             self.bar.console.print(f"step {done}: validation loss {self.evaluated:.4f}")
+        self._started += time.perf_counter() - started
+
+    def _sample_if_due(self) -> None:
+        every, done = self.trainer.config.sample_every, self.trainer.steps_done
+        if every is None or done % every or self._sampled == done:
+            return
+        started = time.perf_counter()
+        text = self.trainer.sample()
+        self._sampled = done
+        self._log({"step": done, "sample": text})
+        panel = Panel(Text(printable(text)), title=f"step {done}")
+        self.bar.console.print(panel)
         self._started += time.perf_counter() - started
 
     def _save_if_due(self, ending: bool) -> None:
@@ -120,6 +147,8 @@ class Session:
     def _log(self, record: Record) -> None:
         self.run.log(record)
         self.records += 1
+        for tracker in self.trackers:
+            tracker.log(record)
 
     def _check(self, look: Callable[[], None]) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from ddl.config import TrainConfig
 from ddl.errors import InputError
 from ddl.models import GPT
 from ddl.optim import learning_rate, make_optimizer
+
+from .gates import mean_gate
+
+PROMPT, SAMPLE = 16, 200  # tokens of a sample of text
 
 
 class Step(NamedTuple):
@@ -68,7 +72,7 @@ class Trainer:
                 first=part * config.batch_size,
                 documents=config.separate_documents,
             )
-            loss = self._loss(windows) / config.accumulation
+            loss = self._loss(windows, self.forward) / config.accumulation
             loss.backward()
             total += loss.detach()
         largest = config.optim.clip or math.inf
@@ -104,18 +108,52 @@ class Trainer:
             ):
                 if stopped():
                     return None
-                total += self._loss(windows) * len(windows.tokens)
+                total += self._loss(windows, self.forward) * len(windows.tokens)
                 count += len(windows.tokens)
         finally:
             self.model.train()
         return float(total) / count
 
-    def _loss(self, windows: data.Windows) -> Tensor:
+    @torch.no_grad()
+    def mean_beta(self) -> float | None:
+        """Mean gate β of the rewrites of the first evaluation windows; None without rewrites."""
+        config = self.config
+        (windows,) = data.evaluation_batches(
+            self.corpus.validation,
+            config.batch_size,
+            config.model.block_size,
+            1,
+            documents=config.separate_documents,
+        )
+        self.model.eval()
+        try:
+            return mean_gate(lambda: self._loss(windows, self.model))
+        finally:
+            self.model.train()
+
+    def sample(self) -> str:
+        """Text that the model writes after the first tokens of the validation part.
+
+        It draws from a generator of its own, so training goes on as without it.
+        """
+        block = self.config.model.block_size
+        prompt = self.corpus.validation[: min(PROMPT, block // 2)].tolist()
+        generator = torch.Generator().manual_seed(self.config.seed)
+        options: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "generator": generator}
+        self.model.eval()
+        try:
+            idx = torch.tensor([prompt], device=self.device)
+            written = self.model.generate(idx, min(SAMPLE, block - len(prompt)), **options)
+        finally:
+            self.model.train()
+        return self.corpus.tokenizer.decode(written[0].tolist())
+
+    def _loss(self, windows: data.Windows, model: Callable[..., Any]) -> Tensor:
         idx, document_starts = (self._to_device(tensor) for tensor in windows)
         assert idx is not None
         half = self.config.precision == "bfloat16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
-            loss = self.forward(idx, labels=idx, document_starts=document_starts).loss
+            loss = model(idx, labels=idx, document_starts=document_starts).loss
         assert isinstance(loss, Tensor)
         return loss
 

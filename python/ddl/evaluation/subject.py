@@ -14,7 +14,7 @@ from ddl.load import FOR_TRANSFORMERS
 SUFFIXES = (".safetensors", ".bin")  # of weight files, in order of preference
 
 
-def check(path: Path, checkpoint: str) -> None:
+def check(path: Path, checkpoint: str = "last") -> None:
     """Raise InputError unless `path` holds a model with weights that `ddl eval` can score."""
     require_kind(path, *FOR_TRANSFORMERS, argument="model")
     _weights(path, checkpoint)

@@ -140,6 +140,13 @@ def test_a_run_that_is_done_stays_as_it_is(tmp_path: Path) -> None:
     assert run.metrics() == before
 
 
+def test_nothing_in_a_run_is_a_pickle(tmp_path: Path) -> None:
+    run = train(short(tmp_path, "ddl-cc", steps=2), quiet()).run
+    written = [path for path in run.path.rglob("*") if path.is_file()]
+    assert {path.suffix for path in written} == {".json", ".jsonl", ".safetensors", ".png"}
+    assert len(written) == 4 + 5
+
+
 def test_half_a_line_of_metrics_is_dropped(tmp_path: Path) -> None:
     config = short(tmp_path, "additive", steps=4, log_every=1, resume="auto")
     run = train(config, quiet()).run
@@ -187,6 +194,15 @@ def test_other_options(stopped: TrainConfig) -> None:
     optim = replace(stopped.optim, lr=1e-4)
     refused(replace(stopped, optim=optim), f"`optim.lr` must be 0.003, {end} 0.0001")
     train(replace(stopped, save_every=1, device="auto"), quiet())  # these are free
+
+
+def test_options_that_say_something_else(stopped: TrainConfig, tmp_path: Path) -> None:
+    refused(
+        replace(stopped, overwrite=True), "`overwrite` must be left out with `resume`, got both"
+    )
+    out, other = stopped.directory, tmp_path / "other"
+    sentence = f"`out` must be left out with `resume`, got {other} beside {out}"
+    refused(replace(stopped, resume=str(out), out=other), sentence)
 
 
 def test_other_data(stopped: TrainConfig, tmp_path: Path) -> None:

@@ -41,7 +41,13 @@ def find_start(config: TrainConfig) -> Start | None:
     """
     if config.resume is None:
         return None
+    if config.overwrite:
+        raise InputError("`overwrite` must be left out with `resume`, got both")
     directory = config.directory if config.resume == AUTO else Path(config.resume)
+    if config.out not in (None, directory):
+        raise InputError(
+            f"`out` must be left out with `resume`, got {config.out} beside {directory}"
+        )
     if config.resume == AUTO and path_kind(directory) is not PathKind.RUN:
         return None
     stored = load_config(directory)

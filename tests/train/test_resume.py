@@ -21,6 +21,7 @@ import torch
 from ddl.cli import main
 from ddl.config import OptimConfig, TrainConfig
 from ddl.errors import InputError
+from ddl.models import GPT
 from ddl.train import Trainer, train
 from ddl.train.runs import RunDirectory, load_run
 from ddl.train.saver import Saver
@@ -203,6 +204,14 @@ def test_options_that_say_something_else(stopped: TrainConfig, tmp_path: Path) -
     out, other = stopped.directory, tmp_path / "other"
     sentence = f"`out` must be left out with `resume`, got {other} beside {out}"
     refused(replace(stopped, resume=str(out), out=other), sentence)
+
+
+def test_a_run_with_weights_only(stopped: TrainConfig) -> None:
+    """It could only begin again, over the weights."""
+    shutil.rmtree(stopped.directory / "checkpoints")
+    RunDirectory(stopped.directory).save(GPT(stopped.model))
+    out = stopped.directory
+    refused(stopped, f"`resume` must be a run with checkpoints, got {out}, with weights only")
 
 
 def test_other_data(stopped: TrainConfig, tmp_path: Path) -> None:

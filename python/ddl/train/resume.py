@@ -15,7 +15,7 @@ from ddl.files import PathKind, path_kind
 
 from . import checkpoint
 from .checkpoint import Manifest
-from .runs import LAST, RunDirectory, from_json, load_config, load_tokenizer, plain
+from .runs import LAST, WEIGHTS, RunDirectory, from_json, load_config, load_tokenizer, plain
 
 AUTO = "auto"
 # Options that do not change what a run records; the path of the same data may change, too.
@@ -54,6 +54,10 @@ def find_start(config: TrainConfig) -> Start | None:
     _check_equal(plain(stored), plain(config), directory)
     run = RunDirectory(directory)
     path = run.find_checkpoint(LAST)
+    if path is None and (directory / WEIGHTS).exists():  # of an earlier version, or of ddl demo
+        raise InputError(
+            f"`resume` must be a run with checkpoints, got {directory}, with weights only"
+        )
     if path is None:
         return Start(run, None, None)
     manifest = checkpoint.read_manifest(path)

@@ -16,7 +16,7 @@ from ddl import data
 from ddl.config import PRESETS, OptimConfig, TrainConfig
 from ddl.errors import DivergedError, InputError
 from ddl.train import Trainer, train
-from ddl.train.runs import from_json, load_run, to_json
+from ddl.train.runs import RunDirectory, from_json, load_run, to_json
 from tests.support.train_cases import quiet, short
 
 CPU = torch.device("cpu")
@@ -35,6 +35,13 @@ def test_existing_run_is_refused_then_replaced_alone(tmp_path: Path) -> None:
     train(replace(config, overwrite=True), quiet())
     assert len(run.metrics()) == 2  # without the first run's lines
     assert (run.path / "notes.txt").read_text() == "mine"
+
+
+def test_a_run_directory_made_by_hand_is_not_locked(tmp_path: Path) -> None:
+    config = short(tmp_path, "additive", steps=1, overwrite=True)
+    made = [RunDirectory.create(config, data.ByteTokenizer()) for _ in range(2)]
+    run = train(config, quiet()).run
+    assert run.path == made[0].path
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:

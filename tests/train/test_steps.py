@@ -178,7 +178,6 @@ def test_training_goes_on_while_a_copy_is_written(
     may_write.set()
     saver.wait()
     saver.close()
-    run.unlock()
     saved = tensors(config)
     expected = tensors(replace(config, out=whole.path))
     assert saved.keys() == expected.keys()

@@ -79,8 +79,10 @@ class RunDirectory:
         self._alone.close()
 
     @classmethod
-    def create(cls, config: TrainConfig, tokenizer: Tokenizer) -> RunDirectory:
-        """Make the directory, lock it, and write config.json and tokenizer.json.
+    def create(
+        cls, config: TrainConfig, tokenizer: Tokenizer, *, lock: bool = False
+    ) -> RunDirectory:
+        """Make the directory, lock it if asked to, and write config.json and tokenizer.json.
 
         Raises InputError if the directory is not empty, unless `config.overwrite` is set: then the
         files of an earlier run are removed, and nothing else.
@@ -88,8 +90,10 @@ class RunDirectory:
         refuse_existing(config)
         path = config.directory
         run = cls(path)
-        run.lock()
+        if lock:
+            run.lock()
         with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
             for name in FILES:
                 remove(path / name)
             run.drop_unfinished()

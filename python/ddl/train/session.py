@@ -172,7 +172,7 @@ def begin(trainer: Trainer, bar: Progress, start: Start | None) -> Session:
     config = trainer.config
     if start is not None:  # a run that was stopped before its first checkpoint begins again
         config = replace(config, out=start.run.path, overwrite=True)
-    run = RunDirectory.create(config, trainer.corpus.tokenizer)
+    run = RunDirectory.create(config, trainer.corpus.tokenizer, lock=True)
     with run.unlocked_by_errors():
         session = Session(trainer, run, bar)
         session.take(first)

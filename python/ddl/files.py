@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -191,6 +192,15 @@ def _is_filled_in_place(directory: Path) -> bool:
         return False
     writable = os.access(directory.parent, os.W_OK)
     return any(directory.iterdir()) or os.path.ismount(directory) or not writable
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits. Raises OSError if it cannot be read."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(2**20))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+    return digest.hexdigest()
 
 
 def remove(path: Path) -> None:

@@ -296,7 +296,7 @@ def test_a_killed_preparation_goes_on(
             listed = [out / f"{shard.name}.bin" for shard in read_index(out).shards["train"]]
             kept |= {file: file.stat().st_mtime_ns for file in listed}
         if kills == 2:  # what a kill within a step leaves behind
-            (out / ".train-00099.bin.abcd.tmp").write_bytes(b"half")
+            (out / ".train-00099.bin.0123abcd.tmp").write_bytes(b"half")
             (out / "validation-00099.starts").write_bytes(b"")
     assert kills >= 3
     assert len(kept) >= 3

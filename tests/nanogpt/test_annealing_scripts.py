@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -241,14 +240,7 @@ def test_activation_checkpointing(name: str) -> None:
     assert_same_gradients(gradients(model(*tokens())[0], {}, model), expected, F64)
 
 
-@pytest.fixture
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", [pytest.param("m1", marks=pytest.mark.exhaustive), "tc"])
 def test_a_changing_a_compiles_once_and_its_end_once_more(name: str) -> None:
     """Full graphs train as eager steps do, before a = 1 and after."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddl import DeltaStream, Read, reference
+from ddl import DeltaStream, Read
 from ddl.nanogpt import DeltaBlock, convert
 from tests.support.helpers import assert_same_gradients, gradients, normal, randomise_
 from tests.support.nanogpt_cases import (
@@ -18,6 +18,7 @@ from tests.support.nanogpt_cases import (
     VARIANTS,
     T,
     added,
+    by_equations,
     make,
     make_delta,
     same,
@@ -28,29 +29,6 @@ from tests.support.nanogpt_standin import GPT, LayerNorm
 from tests.support.tolerances import assert_close
 
 # --- it computes the equations -------------------------------------------------------------------
-
-
-def by_equations(model: GPT, idx: Tensor) -> Tensor:
-    """Logits of every position from the paper's formulas, with linear gates and values."""
-    t, H = model.transformer, list(model.transformer.h)
-    x = t.drop(t.wte(idx) + t.wpe(torch.arange(idx.shape[1])))
-    m = H[0].expand.value_channels
-    X = reference.expand(x, H[0].expand.weight, value_channels=m)  # (B, T, d, m)
-    for block in H:
-        w = block.read_attn.compress_weight  # shared by both sublayers
-        for norm, sublayer, residual in (
-            (block.ln_1, block.attn, block.res_attn),
-            (block.ln_2, block.mlp, block.res_mlp),
-        ):
-            h = norm(reference.read(X, compress=w, norm_eps=None).context)
-            k, gate, value = sublayer(h), residual.gate, residual.value
-            k = k / (k.square().sum(-1, keepdim=True) + residual.eps_k**2).sqrt()
-            v = h @ value.weight.mT + value.bias
-            beta = 2 * torch.sigmoid(h @ gate.weight.mT + gate.bias)
-            p = torch.einsum("btd,btdm->btm", k, X)
-            X = X + (beta * k)[..., None] * (v - p)[..., None, :]
-    w = H[-1].readout.compress_weight
-    return model.lm_head(t.ln_f(reference.read(X, compress=w, norm_eps=None).context))
 
 
 def by_modules(model: GPT, idx: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -180,15 +179,7 @@ def test_copies(options: dict[str, Any]) -> None:
         assert model.transformer.h[0].res_attn.value.bias.any()
 
 
-@pytest.fixture
-def _fresh_compiler() -> Iterator[None]:
-    """Reset Dynamo, because all models share one forward, whose recompilations are limited."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["m1", "cc-noec", "tc", "wide"])
 def test_compiled_is_eager(name: str) -> None:
     """Full graphs give the same logits and gradients."""
@@ -200,7 +191,7 @@ def test_compiled_is_eager(name: str) -> None:
     assert_same_gradients(named, expected, F64, depth=8)
 
 
-@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_inference_of_any_length() -> None:
     model = make_delta(VARIANTS["tc"]).eval()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -210,7 +201,7 @@ def test_compiled_inference_of_any_length() -> None:
             assert_close("logits", compiled(idx)[0], model(idx)[0], F64, depth=8)
 
 
-@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_by_inductor() -> None:
     model = make_delta(VARIANTS["cc-noec"], torch.float32).eval()
     idx, _ = tokens()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ddl import reference
 from ddl.nanogpt import convert
 from tests.support.helpers import randomise_
 from tests.support.nanogpt_standin import GPT, GPTConfig
@@ -104,3 +105,29 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> float
     loss.backward()
     optimizer.step()
     return loss.item()
+
+
+def by_equations(model: GPT, idx: Tensor, a: float = 1.0) -> Tensor:
+    """Logits of every position from the papers' formulas, with linear gates and values.
+
+    a: the share of the rewrites in an annealed model.
+    """
+    t, H = model.transformer, list(model.transformer.h)
+    x = t.drop(t.wte(idx) + t.wpe(torch.arange(idx.shape[1])))
+    X = reference.expand(x, H[0].expand.weight, value_channels=H[0].expand.value_channels)
+    for block in H:
+        w = block.read_attn.compress_weight  # shared by both sublayers
+        for norm, sublayer, residual in (
+            (block.ln_1, block.attn, block.res_attn),
+            (block.ln_2, block.mlp, block.res_mlp),
+        ):
+            h = norm(reference.read(X, compress=w, norm_eps=None).context)
+            k, gate, value = sublayer(h), residual.gate, residual.value
+            k_hat = k / (k.square().sum(-1, keepdim=True) + residual.eps_k**2).sqrt()
+            v = h @ value.weight.mT + value.bias
+            beta = 2 * torch.sigmoid(h @ gate.weight.mT + gate.bias)
+            p = torch.einsum("btd,btdm->btm", k_hat, X)
+            rewritten = (beta * k_hat)[..., None] * (v - p)[..., None, :]
+            X = X + a * rewritten + (1 - a) * k[..., None]
+    w = H[-1].readout.compress_weight
+    return model.lm_head(t.ln_f(reference.read(X, compress=w, norm_eps=None).context))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddl import environment
+from ddl.config import Tracker
 from ddl.errors import DivergedError, InputError
 
 from . import demo, eval, export, import_, prepare, sample, train
@@ -29,7 +30,7 @@ COMMANDS = {
 # Packages that the extras install.
 EXTRA = {"tyro", "rich", "safetensors", "matplotlib", "numpy"}
 HF_EXTRA = {"transformers", "accelerate", "tokenizers", "huggingface_hub"}
-TRACKERS = {"tensorboard", "wandb", "trackio"}  # extras of their own names
+TRACKERS = set(typing.get_args(Tracker))  # extras of their own names
 EXTRA |= HF_EXTRA | TRACKERS | {"lm_eval", "datasets", "pyarrow"}
 
 INTERRUPTED, NOBODY_READS = 128 + 2, 128 + 13  # as shells report SIGINT and SIGPIPE

@@ -18,7 +18,7 @@ from .commands import (
 from .model import RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
 from .recipes import RECIPES, paper_code
-from .training import Decay, OptimConfig, TrainConfig
+from .training import Decay, OptimConfig, Tracker, TrainConfig
 
 __all__ = [
     "PRESETS",
@@ -39,6 +39,7 @@ __all__ = [
     "PrepareConfig",
     "Residual",
     "SampleConfig",
+    "Tracker",
     "TrainConfig",
     "paper_code",
 ]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from ddl.options import check_finite, check_flag, check_least, check_positive
 
 from .fields import check_counts, check_literals, plain_numbers, require
 from .model import GPTConfig
 
-__all__ = ["Decay", "OptimConfig", "TrainConfig"]
+__all__ = ["Decay", "OptimConfig", "Tracker", "TrainConfig"]
 
 Decay = Literal["sublayers", "matrices"]
+Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 MOST = 2**31  # steps and batches; their products fit 64 bits
 
@@ -84,7 +85,7 @@ class TrainConfig:
     """Steps between lines in metrics.jsonl; a line's loss is the mean over these steps."""
     sample_every: int | None = None
     """Steps between samples of text, which are printed and written to metrics.jsonl."""
-    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    track: tuple[Tracker, ...] = ()
     """Where else the records go: tensorboard (event files in the run directory), wandb (Weights &
     Biases), trackio. Each is an extra, as in pip install 'ddl-rs[wandb]'."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
@@ -124,7 +125,7 @@ class TrainConfig:
         require(isinstance(self.out, Path | None), "out", "a path", self.out)
         if self.out is not None:
             require(_is_utf8(self.out), "out", "a path in UTF-8", str(self.out))
-        known = ("tensorboard", "wandb", "trackio")
+        known = get_args(Tracker)
         named = isinstance(self.track, tuple) and all(name in known for name in self.track)
         require(named, "track", f"names out of {', '.join(known)}", self.track)
         least = self.model.block_size >= 2  # a block of one token predicts nothing

@@ -14,14 +14,13 @@ from typing import Any
 from ddl._native import __version__
 from ddl.config import PrepareConfig
 from ddl.errors import InputError
-from ddl.files import write_text
+from ddl.files import checksum, unfinished, write_text
 
 from .shards import INDEX, PARTS, TOKENIZER, Index, read_index
-from .sources import Source, checksum
+from .sources import Source, reading
 from .tokenizer import Tokenizer, describe
 
 SHARD = re.compile(rf"({'|'.join(PARTS)})-\d{{5,}}\.(bin|starts)")
-TEMPORARY = re.compile(rf"\.({SHARD.pattern}|{INDEX}|{TOKENIZER})\.\w+\.tmp")
 
 
 def refuse_others(out: Path) -> None:
@@ -37,7 +36,7 @@ def refuse_others(out: Path) -> None:
     others = [
         name
         for name in names
-        if not (name in ours or TEMPORARY.fullmatch(name) or (begun and SHARD.fullmatch(name)))
+        if not (name in ours or _is_temporary(name) or (begun and SHARD.fullmatch(name)))
     ]
     if others:
         raise InputError(
@@ -57,7 +56,7 @@ def made_of(
     library = {"file": "tokenizers", "gpt2": "tiktoken"}.get(tokenizer.kind)
     versions = {"ddl": __version__} | ({library: version(library)} if library else {})
     with ThreadPoolExecutor(workers) as pool:  # hashing releases the GIL
-        sums = list(pool.map(checksum, (source.path for source in found)))
+        sums = list(pool.map(_checksum, found))
     described = hashlib.sha256(json.dumps(describe(tokenizer)).encode()).hexdigest()
     return {
         "versions": versions,
@@ -76,6 +75,17 @@ def made_of(
     }
 
 
+def _checksum(source: Source) -> str:
+    with reading(source.path):
+        return checksum(source.path)
+
+
+def _is_temporary(name: str) -> bool:
+    """Whether an earlier call was writing one of our files under this name."""
+    final = unfinished(name)
+    return final in (INDEX, TOKENIZER) or bool(final and SHARD.fullmatch(final))
+
+
 def begin(out: Path, fresh: Index, tokenizer: Tokenizer) -> Index:
     """Write the first index, or read that of an earlier call and check what it wrote."""
     index = read_index(out, argument="out") if (out / INDEX).exists() else fresh
@@ -92,7 +102,7 @@ def begin(out: Path, fresh: Index, tokenizer: Tokenizer) -> Index:
                 " was changed: remove the directory"
             )
     for name in os.listdir(out):
-        if TEMPORARY.fullmatch(name) or (SHARD.fullmatch(name) and name not in files):
+        if _is_temporary(name) or (SHARD.fullmatch(name) and name not in files):
             (out / name).unlink()  # of the step that was interrupted
     if index is fresh:
         index.write(out)
@@ -121,6 +131,6 @@ def _refuse_another(out: Path, begun: dict[str, Any], now: dict[str, Any]) -> No
 def clear(out: Path) -> None:
     """Remove all files of a preparation, the index last."""
     for name in os.listdir(out):
-        if SHARD.fullmatch(name) or TEMPORARY.fullmatch(name) or name == TOKENIZER:
+        if SHARD.fullmatch(name) or _is_temporary(name) or name == TOKENIZER:
             (out / name).unlink()
     (out / INDEX).unlink(missing_ok=True)

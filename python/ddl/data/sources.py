@@ -125,15 +125,6 @@ def reading(path: Path) -> Iterator[None]:
         raise InputError(f"`inputs` must be readable files, got {path}: {reason}") from error
 
 
-def checksum(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
-    digest, block = hashlib.sha256(), memoryview(bytearray(UNIT))
-    with reading(path), path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(block[:count])
-    return digest.hexdigest()
-
-
 # --- from files to units, in one process ----------------------------------------------------------
 
 

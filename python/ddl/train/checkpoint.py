@@ -12,7 +12,6 @@ in the functions, because that takes half a second.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import warnings
 from collections.abc import Mapping
@@ -25,12 +24,11 @@ import torch
 from torch import Tensor
 
 from ddl.errors import NEWER, InputError, first_line
-from ddl.files import atomic_directory, atomic_file
+from ddl.files import atomic_directory, atomic_file, checksum
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 MODEL, TRAINING = "model", "training"  # the two directories of tensors
-CHUNK = 2**20
 
 # Said of every checkpoint that a single process writes.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
@@ -175,11 +173,7 @@ def _files(folder: Path, part: str) -> list[str]:
 
 def _fingerprint(file: Path) -> list[Any]:
     """Size in bytes and SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while chunk := opened.read(CHUNK):
-            digest.update(chunk)
-    return [file.stat().st_size, digest.hexdigest()]
+    return [file.stat().st_size, checksum(file)]
 
 
 def staged(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -162,12 +162,16 @@ class RunDirectory:
 
     def best_step(self) -> int | None:
         """The step of the checkpoint with the lowest validation loss; None without one."""
-        losses = {
-            s: checkpoint.read_manifest(self.checkpoint_path(s)).validation_loss
-            for s in self.steps()
+        losses = self.validation_losses()
+        return min(losses, key=losses.__getitem__, default=None)
+
+    def validation_losses(self) -> dict[int, float]:
+        """The validation loss of every checkpoint that was evaluated, by its step."""
+        found = {
+            step: checkpoint.read_manifest(self.checkpoint_path(step)).validation_loss
+            for step in self.steps()
         }
-        known = {step: loss for step, loss in losses.items() if loss is not None}
-        return min(known, key=known.__getitem__, default=None)
+        return {step: loss for step, loss in found.items() if loss is not None}
 
     def find_checkpoint(self, which: str) -> Path | None:
         """The checkpoint "last", "best" or of a step; None for "last" or "best" of a run without.

@@ -32,7 +32,7 @@ class Saver:
     def __init__(self, run: RunDirectory, trainer: Trainer) -> None:
         self.run, self.trainer = run, trainer
         self.saved: tuple[int, float | None] | None = None  # step and validation loss
-        self.lowest = _lowest_loss(run)
+        self.lowest = min(run.validation_losses().values(), default=float("inf"))
         self._saved_at = time.monotonic()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -122,14 +122,6 @@ def restore(trainer: Trainer, path: Path, manifest: Manifest) -> None:
     trainer.steps_done, trainer.summed = manifest.step, manifest.summed
 
 
-def _lowest_loss(run: RunDirectory) -> float:
-    best = run.best_step()
-    if best is None:
-        return float("inf")
-    loss = checkpoint.read_manifest(run.checkpoint_path(best)).validation_loss
-    return float("inf") if loss is None else loss
-
-
 @cache
 def versions() -> dict[str, str | None]:
     """Versions of ddl, torch and Python, and the commit of ddl if it runs from a checkout."""
@@ -143,7 +135,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _commit() -> str | None:
-    folder = Path(__file__).parent
+    folder = Path(ddl.__file__).parent
     command = ["git", "-C", str(folder), "log", "-1", "--format=%H", "--", str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

@@ -14,9 +14,8 @@ from ddl import cuda, data, environment
 from ddl.config import TrainConfig
 from ddl.errors import InputError
 from ddl.models import GPT
+from ddl.ops.gates import mean_gate
 from ddl.optim import learning_rate, make_optimizer
-
-from .gates import mean_gate
 
 PROMPT, SAMPLE = 16, 200  # tokens of a sample of text
 

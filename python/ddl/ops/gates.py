@@ -1,4 +1,4 @@
-"""The mean gate of a model: how much its rewrites replace, from 0 (keep) to 2 (reflect)."""
+"""The mean gate β of the rewrites that a call does, seen at the operators."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddl.ops.autograd import OVERLOADS
-from ddl.ops.declarations import OPERATORS
-from ddl.ops.private import fake_tensor_tools
+from .autograd import OVERLOADS
+from .declarations import OPERATORS
+from .private import fake_tensor_tools
 
 # Operators that rewrite → the place of the gate among their arguments.
 GATE: dict[Any, int] = {

@@ -4,7 +4,8 @@
 
 `DeltaResidual` replaces one residual addition. `DeltaStream` runs a whole trunk on an expanded
 residual stream, with every rewrite fused with the next read. `ddl.functional` has the operators,
-`ddl.reference` the equations in plain PyTorch. Source: Deep Delta Learning, arXiv 2601.00417.
+`ddl.reference` the equations in plain PyTorch. `record` and `edit` look inside a model that runs.
+Source: Deep Delta Learning, arXiv 2601.00417.
 
 Names are imported on first use: `import ddl` alone loads no torch and registers no operators
 (`import ddl.ops` does).
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ddl import functional, reference
     from ddl._native import __version__
     from ddl.nn import DeltaResidual, DeltaStream, Expand, Read
+    from ddl.recording import edit, record
 
 __all__ = [
     "DeltaResidual",
@@ -24,7 +26,9 @@ __all__ = [
     "Expand",
     "Read",
     "__version__",
+    "edit",
     "functional",
+    "record",
     "reference",
 ]
 
@@ -35,6 +39,8 @@ _HOMES = {
     "Expand": ".nn",
     "Read": ".nn",
     "__version__": "._native",
+    "edit": ".recording",
+    "record": ".recording",
 }
 
 

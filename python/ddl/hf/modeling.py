@@ -21,7 +21,7 @@ from ddl.models import GPT
 from ddl.models.gpt import EMBEDDING_STD
 from ddl.models.sublayers import Attention, Rotary, SwiGLU
 from ddl.models.tokens import check_vocabulary
-from ddl.models.trunk import contexts
+from ddl.models.trunk import contexts, read_out
 from ddl.ops.checks import check_mask
 
 from .cache import DDLCache
@@ -161,6 +161,14 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             hidden_states=(*seen, h) if output_hidden_states else None,
         )
+
+    def logits_of_state(self, state: Tensor) -> Tensor:
+        """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last sublayer.
+
+        For one value channel, and for the additive residual, the state is (B, T, d, 1).
+        """
+        logits: Tensor = self.lm_head(read_out(self.trunk, state))
+        return logits
 
     def _check_given(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         """Return `input_ids` or `inputs_embeds`; raise ValueError unless one is given and fits."""

@@ -26,7 +26,7 @@ from .cache import Cache
 from .sampling import Sampling
 from .sublayers import Attention, Rotary, SwiGLU, wide
 from .tokens import check_vocabulary
-from .trunk import AdditiveStream, contexts, make_trunk
+from .trunk import AdditiveStream, contexts, make_trunk, read_out
 
 EMBEDDING_STD = 0.02
 HIDDEN_STD_FACTOR = 0.5  # hidden matrices start with std 0.5/√d
@@ -154,6 +154,13 @@ class GPT(nn.Module):
             cache=cache,
             document_starts=document_starts,
         )
+
+    def logits_of_state(self, state: Tensor) -> Tensor:
+        """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last sublayer.
+
+        For one value channel, and for the additive residual, the state is (B, T, d, 1).
+        """
+        return self._logits(read_out(self.trunk, state))
 
     def generate(
         self,

@@ -72,6 +72,15 @@ def contexts(
     return h
 
 
+def read_out(trunk: AdditiveStream | DeltaStream, state: Tensor) -> Tensor:
+    """Map a state X (B, T, d, m) to the head's input (B, T, d), as after the last sublayer.
+
+    For one value channel, the stream x is (B, T, d, 1).
+    """
+    h: Tensor = trunk.readout(state.squeeze(-1) if state.shape[-1] == 1 else state)
+    return h
+
+
 def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | DeltaStream:
     """Build the residual stream that `config.residual` names, around the given sublayers."""
     if config.residual == "additive":

@@ -135,6 +135,7 @@ def _sublayer(
     direction, value = residual.rewrite_inputs(state, written, h, value)
     if share is not None:
         state, value, gate = blend(share, state, written, direction, value, gate, residual.eps_k)
+    direction, value, gate = residual.tapped(state, direction, value, gate)
     return Pending(state, direction, value, gate, residual.eps_k, chain, share)
 
 

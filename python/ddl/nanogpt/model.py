@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ddl.nn.stream import DeltaStream
 from ddl.optim import NEVER_DECAYED
@@ -139,6 +139,16 @@ class _Converted(nn.Module):
         if any(isinstance(module, Annealing) for module in self.modules()):
             anneal(self, optimizer)
         return optimizer
+
+    def logits_of_state(self, state: Tensor) -> Tensor:
+        """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last block.
+
+        For one value channel the state is (B, T, d, 1).
+        """
+        transformer: Any = self.transformer
+        read: Any = transformer.h[-1].readout
+        x = transformer.ln_f(read(state.squeeze(-1) if state.shape[-1] == 1 else state))
+        return self.lm_head(x)  # type: ignore[operator]
 
     def __reduce__(self) -> Any:
         """Let pickle rebuild the class: it cannot import one that was made at run time."""

@@ -26,7 +26,8 @@ __all__ = ["CachedStep", "resolve"]
 class Boundary(NamedTuple):
     """A sublayer, and what follows it: the rewrite with its output and the next read.
 
-    residual: None if the read before computed value and gate, and the direction is the output.
+    residual: None if the read before computed value and gate, the direction is the output, and no
+        tap is installed.
     rewrite_read: bound to all options. name: of what the next read keeps; None for nothing.
     """
 
@@ -89,6 +90,10 @@ class CachedStep(NamedTuple):
                 direction, value = residual.rewrite_inputs(state, written, context, filled)
             if keep is not None:
                 gate = gate * keep
+            if residual is not None:
+                direction, value, gate = residual.tapped(
+                    state, direction, value, gate, keep=keep, continues=True
+                )
             pending, starts = (None, None) if name is None else (history.get(name), document_starts)
             try:
                 result = rewrite_read(state, direction, value, gate, pending, starts)
@@ -114,7 +119,7 @@ def resolve(
     for index, (sublayer, residual) in enumerate(zip(sublayers, residuals, strict=True)):
         rewrite_read = functional.bind_cached_rewrite_read(like, **reads[index + 1])
         by_read = residual.reads_value and residual.reads_gate
-        branch = None if by_read else residual
+        branch = None if by_read and not residual.taps else residual
         boundaries.append(Boundary(index, sublayer, branch, rewrite_read, names[index + 1]))
     m, weight = expand.value_channels, expand.weight
     opens = functional.bind_cached_expand(like, weight, value_channels=m)

@@ -25,6 +25,7 @@ from .direction import make_direction
 from .gate import apply_gate, make_gate, make_gate_pool, reset_gate, squash
 from .linear import Projection, project, projection_of, reset_
 from .pool import Slot
+from .taps import Tap, Write
 
 __all__ = ["DeltaResidual"]
 
@@ -123,6 +124,7 @@ class DeltaResidual(nn.Module):
         self.value_init = value_init
         self.value_scale, self.value_constant = value_scale, value_constant
         self.beta_init = beta_init
+        self.taps: tuple[Tap, ...] = ()
         self.eps_k = 0.02 * math.sqrt(hidden_size) if eps_k is None else eps_k
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -186,6 +188,7 @@ class DeltaResidual(nn.Module):
             check_mask("document_starts", document_starts, context)
         value, gate = self.value_and_gate(state, context, compressed, document_starts)
         direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
+        direction, value, gate = self.tapped(state, direction, value, gate)
         x = functional.rewrite(state, direction, value, gate, eps_k=self.eps_k)
         return x.squeeze(-1) if self.value_channels == 1 else x
 
@@ -250,6 +253,24 @@ class DeltaResidual(nn.Module):
         branch = projection_of("value", self.value)
         value = self._phi(project(sublayer_out, branch.weight, branch.bias))
         return self.direction(state, context), value
+
+    def tapped(
+        self,
+        state: Tensor,
+        direction: Tensor,
+        value: Tensor,
+        gate: Tensor,
+        *,
+        keep: Tensor | None = None,
+        continues: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Show the rewrite to the taps; return its direction, value and gate as they leave them."""
+        if self.taps:
+            write = Write(state, direction, value, gate, self.eps_k, keep, continues)
+            for tap in self.taps:
+                write = tap(write)
+            return write.direction, write.value, write.gate
+        return direction, value, gate
 
     def _check(
         self, x: Tensor, sublayer_out: Tensor, context: Tensor, compressed: Tensor | None

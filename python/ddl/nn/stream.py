@@ -30,6 +30,7 @@ from .history import History
 from .linear import form_pruned
 from .read import Read
 from .residual import DeltaResidual
+from .taps import generation
 
 __all__ = ["DeltaStream", "Expand", "Read"]
 
@@ -217,7 +218,7 @@ class DeltaStream(nn.Module):
             )
             gate = gate if keep is None else gate * keep
             direction, value = residual.rewrite_inputs(state, written, context, value)
-            rewrite = (state, direction, value, gate)
+            rewrite = (state, *residual.tapped(state, direction, value, gate, keep=keep))
             if chain is None:
                 result = functional.rewrite_read(*rewrite, **boundary)
             else:
@@ -242,7 +243,7 @@ class DeltaStream(nn.Module):
             )
         history.begin(x.dtype)
         step = history.resolved(
-            (id(self), torch.compiler.is_compiling(), x.dtype, autocast_dtype(x)),
+            (id(self), torch.compiler.is_compiling(), generation(), x.dtype, autocast_dtype(x)),
             lambda: self._resolve(x),
         )
         context: Tensor = step.run(x, history, keep, document_starts, args, kwargs)

@@ -1,0 +1,75 @@
+"""Taps: functions that see a rewrite before it is done, and may change it.
+
+`ddl.record` and `ddl.edit` install them. Every trunk passes its rewrites through
+`DeltaResidual.tapped`, since it runs the rewrite fused with the next read, where no forward hook
+fires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Tap", "Write", "generation", "installed"]
+
+
+class Write(NamedTuple):
+    """A rewrite that is about to be done: X' = X + β k̂ (vᵀ − k̂ᵀX).
+
+    state: X (…, d, m). direction: k (…, d). value: v (…, m). gate: β (…,). eps_k: ε_k.
+    keep: (…,) bool, False for padding; None without padding.
+    continues: True if the tokens continue those of a history or cache.
+    """
+
+    state: Tensor
+    direction: Tensor
+    value: Tensor
+    gate: Tensor
+    eps_k: float
+    keep: Tensor | None
+    continues: bool
+
+
+Tap = Callable[[Write], Write]
+
+
+class Tapped(Protocol):
+    """A DeltaResidual: `taps` see its rewrites, one after the other."""
+
+    taps: tuple[Tap, ...]
+
+
+_changes = 0
+
+
+def generation() -> int:
+    """A number that changes whenever a tap is installed or removed."""
+    return _changes
+
+
+@contextmanager
+def installed(taps: Iterable[tuple[Tapped, Tap]]) -> Iterator[None]:
+    """Install each tap in its residual, after those it has; remove it at the end.
+
+    Compiled models run without their compiled code meanwhile, as it has no taps.
+    """
+    pairs = list(taps)
+    with torch.compiler.set_stance("force_eager"):
+        _note_a_change()
+        for residual, tap in pairs:
+            residual.taps = (*residual.taps, tap)
+        try:
+            yield
+        finally:
+            _note_a_change()
+            for residual, tap in pairs:
+                residual.taps = tuple(other for other in residual.taps if other is not tap)
+
+
+def _note_a_change() -> None:
+    global _changes
+    _changes += 1

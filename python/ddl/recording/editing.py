@@ -1,0 +1,160 @@
+"""`ddl.edit`: set gates and values of chosen rewrites while a model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddl.nn.residual import DeltaResidual
+from ddl.nn.taps import Write, installed
+from ddl.options import is_whole
+
+from .sublayers import find_residuals
+
+__all__ = ["edit"]
+
+Tokens = slice | Sequence[int] | Tensor | int | None
+
+
+@contextmanager
+def edit(
+    model: nn.Module,
+    *,
+    sublayers: str | int | Sequence[str | int] | None = None,
+    tokens: Tokens = None,
+    beta: float | Tensor | None = None,
+    value: float | Sequence[float] | Tensor | None = None,
+) -> Iterator[None]:
+    """Set the gate β, the value v, or both, of some rewrites while `model` runs.
+
+        with ddl.edit(model, sublayers=3, tokens=slice(4, 9), beta=0.0):
+            logits = model(idx).logits  # sublayer 3 writes nothing into tokens 4 to 8
+
+    With β = 0 the state stays as it is, bit for bit; 1 replaces the readout by the value; 2
+    reflects. To exchange values between two texts, record them with
+    `ddl.record(model, tokens=("value",))` and pass `recording.tokens("value")[sublayer]`. Gradients
+    flow through what is not edited, and into tensors that are passed. Contexts can be nested: the
+    inner one comes last. `ddl.record` inside sees what was edited. Compiled models run uncompiled.
+
+    Args:
+        model: as in `ddl.record`.
+        sublayers: numbers, counted in the model's order from 0, or from the end if negative, or
+            names as in `recording.sublayers`; None for all.
+        tokens: positions along T: a number, several, a slice, or a bool mask (T,) or (B, T); None
+            for all. While a model generates with a cache only None is possible.
+        beta: in [0, 2]: a number, or a tensor that broadcasts to (B, T).
+        value: a number for every value channel, m numbers, or a tensor that broadcasts to
+            (B, T, m).
+
+    Raises:
+        TypeError, ValueError: an argument does not fit, or neither `beta` nor `value` is given.
+            What depends on the tokens is checked when the model runs.
+    """
+    residuals = find_residuals(model)
+    chosen = _choose(residuals, sublayers)
+    if beta is None and value is None:
+        raise ValueError("`beta` or `value` must be given, got None for both")
+    _check_beta(beta)
+    if value is not None:
+        value = torch.as_tensor(value)
+        if not value.is_floating_point():
+            value = value.float()
+    at = _positions(tokens)
+
+    def tap(write: Write) -> Write:
+        return _edited(write, at, beta, value)
+
+    with installed((residual, tap) for residual in chosen):
+        yield
+
+
+def _choose(residuals: dict[str, DeltaResidual], sublayers: Any) -> list[DeltaResidual]:
+    if sublayers is None:
+        return list(residuals.values())
+    names = list(residuals)
+    chosen = []
+    for which in [sublayers] if isinstance(sublayers, str | int) else sublayers:
+        if isinstance(which, int) and is_whole(which) and -len(names) <= which < len(names):
+            chosen.append(residuals[names[which]])
+        elif isinstance(which, str) and which in residuals:
+            chosen.append(residuals[which])
+        else:
+            expected = f"below {len(names)} or among the names {', '.join(names)}"
+            raise ValueError(f"`sublayers` must be {expected}, got {which!r}")
+    return list(dict.fromkeys(chosen))
+
+
+def _check_beta(beta: float | Tensor | None) -> None:
+    if beta is None:
+        return
+    values = torch.as_tensor(beta).detach()
+    if not bool(((values >= 0) & (values <= 2)).all()):  # NaN fails, too
+        got = beta if not isinstance(beta, Tensor) else f"a tensor with {_outside(values)}"
+        raise ValueError(f"`beta` must be in [0, 2], got {got}")
+
+
+def _outside(values: Tensor) -> float:
+    wrong = ~((values >= 0) & (values <= 2))
+    return float(values[wrong][0])
+
+
+def _positions(tokens: Any) -> slice | Tensor | None:
+    if tokens is None or isinstance(tokens, slice):
+        return tokens
+    at = torch.as_tensor(tokens)
+    if at.dtype != torch.bool and (at.is_floating_point() or at.ndim > 1):
+        expected = "a number, several, a slice, or a bool mask (T,) or (B, T)"
+        raise ValueError(f"`tokens` must be {expected}, got {tokens!r}")
+    return at if at.dtype == torch.bool else at.long().reshape(-1)
+
+
+def _edited(
+    write: Write, at: slice | Tensor | None, beta: float | Tensor | None, value: Tensor | None
+) -> Write:
+    if at is not None and write.continues:
+        raise ValueError("`tokens` must be None while a cache is used, got positions")
+    mask = None if at is None else _mask(at, write.gate)
+    if beta is not None:
+        gate = torch.as_tensor(beta, dtype=write.gate.dtype, device=write.gate.device)
+        write = write._replace(gate=_replaced("beta", write.gate, gate, mask))
+    if value is not None:
+        given = value.to(write.value)
+        inside = None if mask is None else mask.unsqueeze(-1)
+        write = write._replace(value=_replaced("value", write.value, given, inside))
+    if write.keep is not None:  # padding stays unwritten
+        write = write._replace(gate=write.gate * write.keep)
+    return write
+
+
+def _mask(at: slice | Tensor, gate: Tensor) -> Tensor:
+    """The chosen tokens as a bool mask that broadcasts to gate (…, T)."""
+    length = gate.shape[-1] if gate.ndim else 0
+    if isinstance(at, slice):
+        mask = torch.zeros(length, dtype=torch.bool)
+        mask[at] = True
+    elif at.dtype == torch.bool:
+        mask = at
+        if gate.ndim == 0 or mask.ndim == 0 or mask.shape != gate.shape[-mask.ndim :]:
+            expected = f"a mask of shape {tuple(gate.shape)} or ({length},)"
+            raise ValueError(f"`tokens` must be {expected}, got {tuple(mask.shape)}")
+    else:
+        wrong = [int(i) for i in at if not -length <= int(i) < length]
+        if wrong:
+            raise ValueError(f"`tokens` must be positions in {length} tokens, got {wrong[0]}")
+        mask = torch.zeros(length, dtype=torch.bool)
+        mask[at] = True
+    return mask.to(gate.device)
+
+
+def _replaced(name: str, old: Tensor, new: Tensor, mask: Tensor | None) -> Tensor:
+    """`new`, broadcast to the shape of `old`, where the mask is set."""
+    try:
+        new = new.expand(old.shape)
+    except RuntimeError:
+        expected = f"a shape that broadcasts to {tuple(old.shape)}"
+        raise ValueError(f"`{name}` must have {expected}, got {tuple(new.shape)}") from None
+    return new.contiguous() if mask is None else torch.where(mask, new, old)

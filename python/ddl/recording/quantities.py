@@ -1,0 +1,90 @@
+"""The quantities that `ddl.record` computes from a rewrite X' = X + β k̂ (vᵀ − k̂ᵀX)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ddl import functional
+from ddl.nn.taps import Write
+
+__all__ = ["BINS", "KEPT", "PER_CHANNEL", "QUANTITIES", "REGIMES", "bins", "measure"]
+
+# One number per token, except those of PER_CHANNEL, which have one per value channel.
+QUANTITIES = {
+    "beta": "gate β, 0 to 2",
+    "k_norm": "|k|, the norm of the direction before it is normalised",
+    "eigenvalue": "λ = 1 − β|k̂|², by which the rewrite scales the stream along k̂",
+    "readout": "p = k̂ᵀX, what the stream holds along k̂",
+    "value": "v, what the rewrite moves it to",
+    "error": "|v − p|",
+    "write_norm": "|β k̂ (v − p)ᵀ|, the norm of what is written",
+    "state_norm": "|X|, Frobenius, before the rewrite",
+    "state_norm_after": "|X'|, after it",
+    "channel_norm": "norm of each value channel before the rewrite",
+    "channel_norm_after": "the same after it",
+    "coherence": "cosine of k̂ with the direction of the sublayer before",
+}
+PER_CHANNEL = ("readout", "value", "channel_norm", "channel_norm_after")
+
+# What can be kept for every token besides: vectors and states.
+KEPT = {"direction": "k̂ (d,)", "state": "X (d, m), before the rewrite", "state_after": "X'"}
+
+# Regimes of a rewrite by its eigenvalue λ: name → (above, up to). β = 0 keeps (λ = 1), β = 1
+# projects (λ ≈ 0), β = 2 reflects (λ ≈ −1).
+REGIMES = {
+    "near-identity": (0.9, 1.0),
+    "interpolating": (0.1, 0.9),
+    "near-projection": (-0.1, 0.1),
+    "near-reflection": (-0.9, -0.1),
+    "reflection": (-1.0, -0.9),
+}
+BINS = 40  # of the histogram of eigenvalues over [−1, 1]; every bound above is an edge of one
+
+
+def measure(write: Write, before: Tensor | None) -> dict[str, Tensor]:
+    """Compute all quantities of a rewrite, and what KEPT names, per token.
+
+    before: k̂ (…, d) of the sublayer before; None if there is none.
+
+    Returns float32 tensors (float64 for a float64 state) of shape (…,), (…, m) for PER_CHANNEL,
+    and the vectors and states of KEPT.
+    """
+    dtype = write.gate.dtype
+    x, k, v, beta = (t.to(dtype) for t in (write.state, write.direction, write.value, write.gate))
+    k_norm = torch.linalg.vector_norm(k, dim=-1)
+    direction = k / (k_norm.square() + write.eps_k**2).sqrt().unsqueeze(-1)
+    readout = (direction.unsqueeze(-1) * x).sum(-2)
+    squared = direction.square().sum(-1)
+    error = torch.linalg.vector_norm(v - readout, dim=-1)
+    after = functional.rewrite(*write[:4], eps_k=write.eps_k).to(dtype)
+    channel_norm, channel_norm_after = (torch.linalg.vector_norm(s, dim=-2) for s in (x, after))
+    measured = {
+        "beta": beta,
+        "k_norm": k_norm,
+        "eigenvalue": 1 - beta * squared,
+        "readout": readout,
+        "value": v,
+        "error": error,
+        "write_norm": beta * squared.sqrt() * error,
+        "state_norm": torch.linalg.vector_norm(channel_norm, dim=-1),
+        "state_norm_after": torch.linalg.vector_norm(channel_norm_after, dim=-1),
+        "channel_norm": channel_norm,
+        "channel_norm_after": channel_norm_after,
+        "direction": direction,
+        "state": x,
+        "state_after": after,
+    }
+    if before is not None:
+        measured["coherence"] = torch.cosine_similarity(direction, before.to(dtype), dim=-1)
+    return measured
+
+
+def bins(eigenvalues: Tensor) -> Tensor:
+    """Count eigenvalues (…,) in BINS equal bins over [−1, 1] → (BINS,) int64.
+
+    A value on an edge counts below it, as in REGIMES.
+    """
+    edges = (2 * torch.arange(1, BINS, device=eigenvalues.device) - BINS).double() / BINS
+    at = torch.bucketize(eigenvalues.flatten().double(), edges)
+    return torch.bincount(at, minlength=BINS)

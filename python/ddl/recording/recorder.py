@@ -1,0 +1,216 @@
+"""`ddl.record`: statistics of every rewrite that a model does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ddl.nn.taps import Tap, Write, installed
+
+from .moments import Moments
+from .quantities import BINS, KEPT, PER_CHANNEL, QUANTITIES, REGIMES, bins, measure
+from .sublayers import find_residuals
+
+__all__ = ["Recording", "Statistics", "record"]
+
+
+class Statistics(NamedTuple):
+    """A quantity's statistics over tokens, per sublayer, in order of execution.
+
+    mean, std, min, max: (L,) for L sublayers, (L, m) for a quantity with one number per value
+    channel; float64, on the CPU. A sublayer without tokens has NaN.
+    """
+
+    mean: Tensor
+    std: Tensor
+    min: Tensor
+    max: Tensor
+
+
+class Recording:
+    """What `ddl.record` has seen so far.
+
+    sublayers: names of the residuals, in order of execution. Padding is not counted.
+    """
+
+    def __init__(self, tokens: Sequence[str] = ()) -> None:
+        self.sublayers: list[str] = []
+        self._wanted = tuple(tokens)
+        self._moments: dict[tuple[str, str], Moments] = {}
+        self._counts: dict[str, Tensor] = {}  # histogram of the eigenvalues of each sublayer
+        self._kept: dict[tuple[str, str], list[Tensor]] = {}
+        self._last: Tensor | None = None  # k̂ of the sublayer before
+
+    def __len__(self) -> int:
+        """Number of tokens that the first sublayer has seen."""
+        return int(self._counts[self.sublayers[0]].sum()) if self.sublayers else 0
+
+    def statistics(self, quantity: str) -> Statistics:
+        """Statistics of one of `ddl.recording.QUANTITIES`.
+
+        Raises ValueError for another name.
+        """
+        if quantity not in QUANTITIES:
+            expected = f"one of {', '.join(QUANTITIES)}"
+            raise ValueError(f"`quantity` must be {expected}, got {quantity!r}")
+        of = [self._moments.get((name, quantity)) for name in self.sublayers]
+        width = max((len(moments.mean) for moments in of if moments), default=1)
+        unknown = torch.full((width,), torch.nan, dtype=torch.float64)
+
+        def rows(field: str) -> Tensor:
+            found = [unknown if m is None else getattr(m, field).cpu() for m in of]
+            stacked = torch.stack(found) if found else unknown.new_empty(0, width)
+            return stacked if quantity in PER_CHANNEL else stacked.squeeze(-1)
+
+        return Statistics(rows("mean"), rows("std"), rows("min"), rows("max"))
+
+    def eigenvalue_counts(self) -> Tensor:
+        """Histogram of λ = 1 − β|k̂|² in 40 equal bins over [−1, 1] → (L, 40) int64."""
+        counts = [self._counts[name].cpu() for name in self.sublayers]
+        return torch.stack(counts) if counts else torch.zeros(0, BINS, dtype=torch.int64)
+
+    def regimes(self) -> dict[str, Tensor]:
+        """The share of tokens in each of `ddl.recording.REGIMES`, (L,) float64; they sum to 1."""
+        counts = self.eigenvalue_counts()
+        edge = {bound: round((bound + 1) * BINS / 2) for pair in REGIMES.values() for bound in pair}
+        tokens = counts.sum(1).double()
+        return {
+            name: counts[:, edge[above] : edge[up_to]].sum(1) / tokens
+            for name, (above, up_to) in REGIMES.items()
+        }
+
+    def tokens(self, quantity: str) -> Tensor:
+        """What was kept for every token, → (L, B, T) and the quantity's own axes.
+
+        The passes follow each other along the batch. float32 or float64, on the CPU.
+        Raises ValueError if it was not asked for, or if the passes differ in length.
+        """
+        if quantity not in self._wanted:
+            expected = f"among the `tokens` of record, {', '.join(self._wanted) or 'none'}"
+            raise ValueError(f"`quantity` must be {expected}, got {quantity!r}")
+        shapes = {
+            tuple(t.shape[1:]) for name in self.sublayers for t in self._parts(name, quantity)
+        }
+        if len(shapes) > 1:
+            got = ", ".join(map(str, sorted(shapes)))
+            raise ValueError(f"`tokens` needs passes of one length, got the shapes {got} per row")
+        rows = [torch.cat(self._parts(name, quantity)) for name in self._recorded(quantity)]
+        return torch.stack(rows) if rows else torch.empty(0)
+
+    def summary(self) -> dict[str, Any]:
+        """All statistics as JSON's values: for each sublayer its name, quantities and regimes."""
+        regimes, counts = self.regimes(), self.eigenvalue_counts()
+        statistics = {name: self.statistics(name) for name in QUANTITIES}
+        return {
+            "tokens": len(self),
+            "sublayers": [
+                {
+                    "name": sublayer,
+                    **{
+                        quantity: {
+                            field: _plain(all_of[i]) for field, all_of in s._asdict().items()
+                        }
+                        for quantity, s in statistics.items()
+                    },
+                    "regimes": {name: float(shares[i]) for name, shares in regimes.items()},
+                    "eigenvalue_counts": counts[i].tolist(),
+                }
+                for i, sublayer in enumerate(self.sublayers)
+            ],
+        }
+
+    @torch.no_grad()
+    def _add(self, sublayer: str, write: Write) -> None:
+        if sublayer not in self.sublayers:
+            self.sublayers.append(sublayer)
+        before = self._before(sublayer, write)
+        measured = measure(write, before)
+        self._last = measured["direction"]
+        counted = slice(None) if write.keep is None else write.keep.bool()
+        for quantity in QUANTITIES:
+            if quantity in measured:
+                self._count(sublayer, quantity, measured[quantity], counted)
+        found = bins(measured["eigenvalue"][counted])
+        self._counts[sublayer] = self._counts.get(sublayer, 0) + found
+        for quantity in self._wanted:
+            if quantity in measured:
+                kept = measured[quantity].detach().cpu()
+                self._kept.setdefault((sublayer, quantity), []).append(kept)
+
+    def _before(self, sublayer: str, write: Write) -> Tensor | None:
+        """k̂ of the sublayer before in the same pass; None for the first."""
+        if self._last is None or sublayer == self.sublayers[0]:
+            return None
+        return self._last if self._last.shape == write.direction.shape else None
+
+    def _count(self, sublayer: str, quantity: str, values: Tensor, counted: Any) -> None:
+        chosen = values[counted]
+        samples = chosen.reshape(-1, values.shape[-1] if quantity in PER_CHANNEL else 1)
+        if len(samples) == 0:
+            return
+        moments, key = Moments.of(samples), (sublayer, quantity)
+        self._moments[key] = self._moments[key].join(moments) if key in self._moments else moments
+
+    def _parts(self, sublayer: str, quantity: str) -> list[Tensor]:
+        return self._kept.get((sublayer, quantity), [])
+
+    def _recorded(self, quantity: str) -> list[str]:
+        return [name for name in self.sublayers if self._parts(name, quantity)]
+
+
+def _plain(values: Tensor) -> Any:
+    """JSON's values; null for what is not finite."""
+    listed = values.tolist()
+    finite = torch.isfinite(values).tolist()
+    if isinstance(listed, list):
+        return [value if good else None for value, good in zip(listed, finite, strict=True)]
+    return listed if finite else None
+
+
+@contextmanager
+def record(model: nn.Module, *, tokens: Sequence[str] = ()) -> Iterator[Recording]:
+    """Record what every rewrite does while `model` runs.
+
+        with ddl.record(model) as recording:
+            model(idx)
+        recording.statistics("beta").mean  # (L,), one per sublayer
+
+    Works on every model with DeltaResiduals: DeltaStream, DeltaResidual by hand, a nanoGPT from
+    `ddl.nanogpt.convert`, ddl's GPT and Hugging Face's classes. Statistics are accumulated as the
+    tokens pass, on their device, and nothing else is kept. Gradients, random numbers and results
+    stay as they are. Outside the context the model runs as if this did not exist; inside,
+    compiled models run uncompiled, and each rewrite is done once more. With activation
+    checkpointing a backward counts its tokens again.
+
+    Args:
+        model: the model, also if torch.compile or DistributedDataParallel wraps it.
+        tokens: quantities to keep for every token besides: names of `ddl.recording.QUANTITIES` or
+            `ddl.recording.KEPT` ("direction", "state", "state_after"). `recording.tokens(name)`
+            returns them; a state takes 4·d·m bytes per token and sublayer.
+
+    Raises:
+        TypeError, ValueError: `model` has no DeltaResidual; a name in `tokens` is unknown.
+    """
+    residuals = find_residuals(model)
+    known = [*QUANTITIES, *KEPT]
+    if isinstance(tokens, str):
+        tokens = (tokens,)
+    for name in tokens:
+        if name not in known:
+            raise ValueError(f"`tokens` must be among {', '.join(known)}, got {name!r}")
+    recording = Recording(tokens)
+    taps = {residual: _tap(recording, name) for name, residual in residuals.items()}
+    with installed(taps.items()):
+        yield recording
+
+
+def _tap(recording: Recording, name: str) -> Tap:
+    def tap(write: Write) -> Write:
+        recording._add(name, write)
+        return write
+
+    return tap

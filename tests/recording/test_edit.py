@@ -1,0 +1,215 @@
+"""`ddl.edit`: chosen gates and values, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import ddl
+from ddl.nn import History
+from tests.support import nanogpt_cases
+from tests.support.recording_cases import (
+    F64,
+    B,
+    D,
+    L,
+    T,
+    embeddings,
+    make,
+    variants,
+)
+
+SEEN = ("beta", "value", "readout", "state", "state_after", "direction")
+
+
+@variants
+def test_a_gate_of_zero_writes_nothing_bit_for_bit(options: dict[str, Any]) -> None:
+    stream, x = make(options, torch.float32), embeddings(dtype=torch.float32)
+    with (
+        ddl.edit(stream, sublayers=1, tokens=slice(1, 3), beta=0.0),
+        ddl.record(stream, tokens=SEEN) as recording,
+    ):
+        stream(x)
+    before, after = recording.tokens("state")[1], recording.tokens("state_after")[1]
+    assert torch.equal(before[:, 1:3], after[:, 1:3])
+    assert not torch.isclose(before[:, 3:], after[:, 3:]).all((-2, -1)).any()
+    beta = recording.tokens("beta")
+    assert (beta[1, :, 1:3] == 0).all()
+    assert (beta[0] != 0).all()
+
+
+@variants
+def test_gates_of_zero_everywhere_leave_the_embedding(options: dict[str, Any]) -> None:
+    stream, x = make(options), embeddings()
+    with torch.no_grad(), ddl.edit(stream, beta=0):
+        got = stream(x)
+    X = stream.expand(x)
+    assert torch.equal(got, stream.readout(X))
+
+
+def test_one_replaces_and_two_reflects() -> None:
+    stream, x = make({"value_channels": 3, "eps_k": 1e-9}), embeddings()
+    with ddl.edit(stream, beta=1.0), ddl.record(stream, tokens=SEEN) as one:
+        stream(x)
+    held = torch.einsum("lbtd,lbtdm->lbtm", one.tokens("direction"), one.tokens("state_after"))
+    torch.testing.assert_close(held, one.tokens("value"))
+    with ddl.edit(stream, beta=2.0, value=0.0), ddl.record(stream) as two:
+        stream(x)
+    norms = (two.statistics(name).mean for name in ("state_norm", "state_norm_after"))
+    torch.testing.assert_close(*norms)
+
+
+def test_recorded_values_put_back_change_nothing_and_exchanged_ones_do() -> None:
+    stream, x = make({"value_channels": 3}), embeddings()
+    with torch.no_grad(), ddl.record(stream, tokens=("value",)) as recording:
+        plain = stream(x)
+    own = recording.tokens("value")[2]
+    with torch.no_grad(), ddl.edit(stream, sublayers=2, value=own):
+        assert torch.equal(stream(x), plain)
+    with torch.no_grad(), ddl.edit(stream, sublayers=2, tokens=[0, -1], value=own.flip(0)):
+        exchanged = stream(x)
+    changed = (exchanged != plain).any(-1)
+    assert changed.tolist() == [[True, False, False, False, True]] * B
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chosen"),
+    [
+        (3, [3]),
+        ([0, 2], [0, 2]),
+        (slice(-2, None), [3, 4]),
+        (torch.tensor([True, False, False, True, False]), [0, 3]),
+        (torch.tensor([4, 1]), [1, 4]),
+        (None, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_tokens_are_positions_slices_or_masks(tokens: Any, chosen: list[int]) -> None:
+    stream = make({})
+    with (
+        ddl.edit(stream, sublayers=0, tokens=tokens, beta=0),
+        ddl.record(stream, tokens=("beta",)) as recording,
+    ):
+        stream(embeddings())
+    zero = (recording.tokens("beta")[0] == 0).all(0).nonzero().flatten()
+    assert zero.tolist() == chosen
+
+
+def test_a_mask_may_differ_between_sequences() -> None:
+    stream, mask = make({}), torch.eye(B, T, dtype=torch.bool)
+    with ddl.edit(stream, tokens=mask, beta=0), ddl.record(stream, tokens="beta") as recording:
+        stream(embeddings())
+    assert torch.equal(recording.tokens("beta") == 0, mask.expand(L, B, T))
+
+
+@pytest.mark.parametrize(
+    ("sublayers", "chosen"),
+    [(0, [0]), (-1, [3]), ([1, "residuals.3"], [1, 3]), ("residuals.2", [2]), (None, [0, 1, 2, 3])],
+)
+def test_sublayers_are_numbers_or_names(sublayers: Any, chosen: list[int]) -> None:
+    stream = make({})
+    with ddl.edit(stream, sublayers=sublayers, beta=0), ddl.record(stream) as recording:
+        stream(embeddings())
+    assert (recording.statistics("beta").max == 0).nonzero().flatten().tolist() == chosen
+
+
+def test_contexts_nest_and_the_inner_one_comes_last() -> None:
+    stream, x = make({}), embeddings()
+    outer, inner = ddl.edit(stream, beta=2.0), ddl.edit(stream, sublayers=0, beta=0.5)
+    with outer, inner, ddl.record(stream) as recording:
+        stream(x)
+    assert recording.statistics("beta").mean.tolist() == [0.5, 2.0, 2.0, 2.0]
+    with ddl.record(stream) as recording:
+        stream(x)
+    assert recording.statistics("beta").std.all()
+
+
+def test_gradients_reach_what_is_passed() -> None:
+    stream, x = make({"value_channels": 3}), embeddings()
+    beta = torch.full((B, T), 0.7, dtype=F64, requires_grad=True)
+    value = torch.zeros(3, dtype=F64, requires_grad=True)
+    with ddl.edit(stream, sublayers=1, beta=beta, value=value):
+        stream(x).square().sum().backward()
+    assert beta.grad is not None
+    assert beta.grad.all()
+    assert value.grad is not None
+    assert value.grad.all()
+    assert (
+        stream.residuals[1].gate.weight.grad is None
+        or not stream.residuals[1].gate.weight.grad.any()
+    )
+
+
+def test_padding_stays_unwritten() -> None:
+    stream, x = make({"value_channels": 2}), embeddings()
+    keep = torch.tensor([[False, True, True, True, True]] * B)
+    with ddl.edit(stream, beta=1.0, value=3.0), ddl.record(stream, tokens="beta") as seen:
+        stream(x, keep=keep)
+    assert torch.equal(seen.tokens("beta"), keep.expand(L, B, T).double())
+
+
+def test_generation_with_a_cache() -> None:
+    stream, x = make({"value_channels": 2}), embeddings()
+    with torch.no_grad(), ddl.edit(stream, sublayers=0, beta=0):
+        whole, history = stream(x), History()
+        parts = [stream(x[:, t : t + 1], history=history) for t in range(T)]
+        torch.testing.assert_close(torch.cat(parts, 1), whole)
+    with (
+        torch.no_grad(),
+        ddl.edit(stream, tokens=[0], beta=0),
+        pytest.raises(ValueError, match="`tokens` must be None while a cache is used"),
+    ):
+        stream(x, history=History())
+
+
+def test_nanogpt() -> None:
+    model = nanogpt_cases.make_delta({"value_channels": 2}).eval()
+    idx, _ = nanogpt_cases.tokens()
+    with ddl.edit(model, sublayers="transformer.h.1.res_attn", beta=0), ddl.record(model) as seen:
+        model(idx)
+    zero = seen.statistics("beta").max == 0
+    assert [n for n, z in zip(seen.sublayers, zero, strict=True) if z] == [
+        "transformer.h.1.res_attn"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "`beta` or `value` must be given, got None for both"),
+        ({"beta": 2.1}, r"`beta` must be in \[0, 2\], got 2.1"),
+        ({"beta": float("nan")}, r"`beta` must be in \[0, 2\], got nan"),
+        ({"beta": torch.tensor([0.0, -1])}, r"`beta` must be in \[0, 2\], got a tensor with -1.0"),
+        ({"beta": 1.0, "sublayers": 4}, "`sublayers` must be below 4 or among the names .*, got 4"),
+        ({"beta": 1.0, "sublayers": ["x"]}, "`sublayers` must be below 4 .*, got 'x'"),
+        ({"beta": 1.0, "tokens": 0.5}, "`tokens` must be a number, several, a slice"),
+        ({"beta": 1.0, "tokens": [0, 5]}, "`tokens` must be positions in 5 tokens, got 5"),
+        (
+            {"beta": 1.0, "tokens": torch.ones(4, dtype=torch.bool)},
+            r"`tokens` must be a mask of shape \(2, 5\) or \(5,\), got \(4,\)",
+        ),
+        (
+            {"beta": torch.ones(3)},
+            r"`beta` must have a shape that broadcasts to \(2, 5\), got \(3,\)",
+        ),
+        (
+            {"value": torch.ones(2)},
+            r"`value` must have a shape that broadcasts to \(2, 5, 3\), got \(2,\)",
+        ),
+    ],
+)
+def test_refused(options: dict[str, Any], sentence: str) -> None:
+    stream = make({"value_channels": 3})
+    with pytest.raises(ValueError, match=sentence), ddl.edit(stream, **options):
+        stream(embeddings())
+    assert all(residual.taps == () for residual in stream.residuals)
+
+
+def test_the_model_is_as_before_afterwards() -> None:
+    stream, x = make({"value_channels": 2}), embeddings()
+    before = stream(x)
+    with ddl.edit(stream, beta=0.0):
+        stream(x)
+    assert torch.equal(stream(x), before)
+    assert x.shape[-1] == D

@@ -1,0 +1,295 @@
+"""`ddl.record`: what it sees equals the equations, and it changes nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ddl
+from ddl import DeltaResidual, reference
+from ddl.models import GPT
+from ddl.nn import History
+from ddl.recording import KEPT, PER_CHANNEL, QUANTITIES, REGIMES
+from tests.support import hf_cases, nanogpt_cases
+from tests.support.helpers import gradients, randomise_
+from tests.support.recording_cases import (
+    F64,
+    B,
+    D,
+    L,
+    T,
+    by_hand,
+    embeddings,
+    make,
+    variants,
+)
+
+
+def expected(stream: ddl.DeltaStream, x: Tensor) -> dict[str, Tensor]:
+    """Every quantity (L, B, T, …) by the equations."""
+    found: dict[str, list[Tensor]] = {name: [] for name in (*QUANTITIES, *KEPT)}
+    previous = None
+    for (X, k, v, beta, after), residual in zip(by_hand(stream, x), stream.residuals, strict=True):
+        unit = k / (k.square().sum(-1, keepdim=True) + residual.eps_k**2).sqrt()
+        p = torch.einsum("btd,btdm->btm", unit, X)
+        cosine = torch.full(beta.shape, math.nan, dtype=F64)
+        if previous is not None:
+            cosine = (unit * previous).sum(-1) / (unit.norm(dim=-1) * previous.norm(dim=-1))
+        previous = unit
+        values = {
+            "beta": beta,
+            "k_norm": k.norm(dim=-1),
+            "eigenvalue": reference.determinant(k, beta, residual.eps_k),
+            "readout": p,
+            "value": v,
+            "error": (v - p).norm(dim=-1),
+            "write_norm": (after - X).flatten(-2).norm(dim=-1),
+            "state_norm": X.flatten(-2).norm(dim=-1),
+            "state_norm_after": after.flatten(-2).norm(dim=-1),
+            "channel_norm": X.norm(dim=-2),
+            "channel_norm_after": after.norm(dim=-2),
+            "coherence": cosine,
+            "direction": unit,
+            "state": X,
+            "state_after": after,
+        }
+        for name, value in values.items():
+            found[name].append(value)
+    return {name: torch.stack(rows) for name, rows in found.items()}
+
+
+@variants
+def test_every_quantity_is_that_of_the_equations(options: dict[str, Any]) -> None:
+    stream, x = make(options), embeddings()
+    with ddl.record(stream, tokens=(*QUANTITIES, *KEPT)) as recording:
+        stream(x)
+    assert recording.sublayers == [f"residuals.{i}" for i in range(L)]
+    assert len(recording) == B * T
+    for name, wanted in expected(stream, x).items():
+        got = recording.tokens(name)
+        first = 1 if name == "coherence" else 0  # nothing comes before the first sublayer
+        torch.testing.assert_close(got, wanted[first:], rtol=1e-10, atol=1e-10, msg=name)
+
+
+@variants
+def test_statistics_are_those_of_all_tokens(options: dict[str, Any]) -> None:
+    stream, parts = make(options), [embeddings(), embeddings(3, seed=1), embeddings(1, seed=2)]
+    with ddl.record(stream) as recording:
+        for x in parts:
+            stream(x)
+    all_of = [expected(stream, x) for x in parts]
+    for name in QUANTITIES:
+        wide = stream.value_channels if name in PER_CHANNEL else 1
+        samples = torch.cat([each[name].reshape(L, -1, wide) for each in all_of], dim=1)
+        samples = samples if name in PER_CHANNEL else samples.squeeze(-1)
+        wanted = (samples.mean(1), samples.std(1, correction=0), samples.amin(1), samples.amax(1))
+        got = recording.statistics(name)
+        for field, a, b in zip(got._fields, got, wanted, strict=True):
+            options_ = {"rtol": 1e-9, "atol": 1e-9, "equal_nan": True}
+            torch.testing.assert_close(a, b, msg=f"{field} of {name}", **options_)
+    λ = torch.cat([each["eigenvalue"].reshape(L, -1) for each in all_of], dim=1)
+    shares = recording.regimes()
+    for name, (above, up_to) in REGIMES.items():
+        inside = ((λ > above) | (above == -1)) & (λ <= up_to)
+        torch.testing.assert_close(shares[name], inside.double().mean(1))
+    assert sum(shares.values()).tolist() == pytest.approx([1.0] * L)
+
+
+def test_regimes_cover_the_interval_without_gaps() -> None:
+    bounds = sorted(REGIMES.values())
+    assert bounds[0][0] == -1
+    assert bounds[-1][1] == 1
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
+
+
+@variants
+def test_nothing_changes_while_recording(options: dict[str, Any]) -> None:
+    stream, x = make(options, torch.float32), embeddings(dtype=torch.float32).requires_grad_()
+    state = torch.get_rng_state()
+    plain = stream(x)
+    wanted = gradients(plain, {"x": x}, stream)
+    with ddl.record(stream, tokens=tuple(KEPT)):
+        seen = stream(x)
+        got = gradients(seen, {"x": x}, stream)
+    assert torch.equal(plain, seen)
+    assert all(torch.equal(got[name], gradient) for name, gradient in wanted.items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_error_inside_leaves_no_tap() -> None:
+    stream = make({})
+    with pytest.raises(RuntimeError, match="mine"), ddl.record(stream) as recording:
+        raise RuntimeError("mine")
+    stream(embeddings())
+    assert len(recording) == 0
+    assert all(residual.taps == () for residual in stream.residuals)
+
+
+def test_a_compiled_model_is_recorded_and_never_compiled_again() -> None:
+    stream, x = make({"value_channels": 2}), embeddings()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(stream, fullgraph=True, backend=backend)
+    before = compiled(x)
+    with ddl.record(compiled) as recording:
+        compiled(x)
+    assert len(recording) == B * T
+    assert torch.equal(compiled(x), before)
+    assert len(graphs) == 1
+
+
+def test_padding_is_not_counted() -> None:
+    stream, x = make({"value_channels": 2}), embeddings()
+    keep = torch.tensor([[False, False, True, True, True], [False] * 4 + [True]])
+    with ddl.record(stream, tokens=("beta",)) as recording:
+        stream(x, keep=keep)
+    assert len(recording) == 4
+    beta = recording.tokens("beta")
+    assert (beta[:, ~keep] == 0).all()
+    torch.testing.assert_close(recording.statistics("beta").mean, beta[:, keep].mean(1))
+
+
+@pytest.mark.parametrize("value_channels", [1, 3])
+def test_tokens_that_continue_a_sequence_are_recorded(value_channels: int) -> None:
+    stream, x = make({"value_channels": value_channels}), embeddings()
+    wanted = expected(stream, x)["beta"]
+    history = History()
+    with torch.no_grad():
+        stream(x[:, :2], history=history)  # without taps first, so that they are noticed later
+        with ddl.record(stream, tokens=("beta",)) as recording:
+            for t in range(2, T):
+                stream(x[:, t : t + 1], history=history)
+        assert len(recording) == B * (T - 2)
+        stream(x[:, :1], history=history)
+    assert len(recording) == B * (T - 2)
+    got = recording.tokens("beta").squeeze(-1).unflatten(1, (T - 2, B)).transpose(1, 2)
+    torch.testing.assert_close(got, wanted[..., 2:])
+
+
+@nanogpt_cases.variants
+def test_nanogpt(options: dict[str, Any]) -> None:
+    model = nanogpt_cases.make_delta(options).eval()
+    idx, _ = nanogpt_cases.tokens()
+    plain = model(idx)[0]
+    with ddl.record(model, tokens=("state", "state_after")) as recording:
+        assert torch.equal(model(idx)[0], plain)
+    assert recording.sublayers[:2] == ["transformer.h.0.res_attn", "transformer.h.0.res_mlp"]
+    # Each state is what the rewrite before it left.
+    torch.testing.assert_close(recording.tokens("state")[1:], recording.tokens("state_after")[:-1])
+
+
+def test_hugging_face() -> None:
+    from ddl.hf.modeling import from_gpt
+
+    gpt = hf_cases.model(residual="ddl-cc").eval()
+    model, idx = from_gpt(gpt), hf_cases.tokens(2, 6)
+    with ddl.record(gpt) as wanted:
+        gpt(idx)
+    with ddl.record(model) as got:
+        model(idx)
+    assert got.summary() == wanted.summary()
+
+
+class ByHand(torch.nn.Module):
+    """Two residuals by hand, the second made first: names follow the order of execution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.first = DeltaResidual(D), DeltaResidual(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x, torch.sin(x), context=x)
+        return self.second(x, torch.cos(x), context=x)
+
+
+def test_residuals_by_hand() -> None:
+    model, x = ByHand().double(), embeddings()
+    randomise_(model)
+    with ddl.record(model, tokens=("coherence",)) as recording:
+        y = model(x)
+        assert torch.equal(y, model(x))
+    assert recording.sublayers == ["first", "second"]
+    assert recording.tokens("coherence").shape == (1, 2 * B, T)
+
+
+def numbers(recording: ddl.recording.Recording) -> int:
+    parts = [vars(moments).values() for moments in recording._moments.values()]
+    tensors = [t for part in (*parts, recording._counts.values()) for t in part]
+    return sum(t.numel() for t in tensors if isinstance(t, Tensor))
+
+
+def test_memory_does_not_grow_with_tokens() -> None:
+    stream = make({"value_channels": 2})
+    with ddl.record(stream) as recording:
+        stream(embeddings())
+        once = numbers(recording)
+        for _ in range(3):
+            stream(embeddings(40))
+    assert numbers(recording) == once
+    assert recording._kept == {}
+
+
+def test_summary_is_json_with_null_for_the_unknown() -> None:
+    stream = make({"value_channels": 2})
+    with ddl.record(stream) as recording:
+        stream(embeddings())
+    summary = json.loads(json.dumps(recording.summary(), allow_nan=False))
+    first, second = summary["sublayers"][:2]
+    assert summary["tokens"] == B * T
+    assert first["coherence"]["mean"] is None
+    assert -1 <= second["coherence"]["mean"] <= 1
+    assert len(first["value"]["mean"]) == 2
+    assert sum(first["eigenvalue_counts"]) == B * T
+
+
+def test_an_empty_recording() -> None:
+    with ddl.record(make({})) as recording:
+        pass
+    assert len(recording) == 0
+    assert recording.summary() == {"tokens": 0, "sublayers": []}
+
+
+def test_refused() -> None:
+    stream = make({})
+    with (
+        pytest.raises(TypeError, match=r"`model` must be a torch\.nn\.Module, got int"),
+        ddl.record(3),
+    ):
+        pass
+    with (
+        pytest.raises(ValueError, match="`model` must have a DeltaResidual, got a Linear without"),
+        ddl.record(torch.nn.Linear(2, 2)),
+    ):
+        pass
+    with (
+        pytest.raises(ValueError, match=r"`tokens` must be among beta, .*, got 'gate'"),
+        ddl.record(stream, tokens=("gate",)),
+    ):
+        pass
+    with ddl.record(stream, tokens="beta") as recording:
+        stream(embeddings())
+        stream(embeddings(3))
+    with pytest.raises(ValueError, match="`tokens` needs passes of one length"):
+        recording.tokens("beta")
+    with pytest.raises(ValueError, match="among the `tokens` of record, beta, got 'value'"):
+        recording.tokens("value")
+    with pytest.raises(ValueError, match="`quantity` must be one of beta, "):
+        recording.statistics("gate")
+
+
+def test_every_residual_of_our_models_can_be_recorded() -> None:
+    for residual in ("ddl", "ddl-cc", "ddl-cc-noec", "ddl-tc", "ddl-tc-noec"):
+        model: GPT = hf_cases.model(residual=residual)
+        with ddl.record(model) as recording, torch.no_grad():
+            model(hf_cases.tokens(1, 4))
+        assert len(recording.sublayers) == len(model.trunk.sublayers)

@@ -20,10 +20,11 @@ from tokenizers import Tokenizer as Backend
 
 from ddl import data
 from ddl.data import GPT2Tokenizer, sources
+from ddl.data.documents import is_held_out, pieces
 from ddl.data.prepare import Progress, prepare
 from ddl.data.shards import read_index
-from ddl.data.sources import is_held_out
 from ddl.data.tokenizer import END_OF_TEXT
+from ddl.data.units import all_units
 from ddl.errors import InputError
 from tests.support.prepare_cases import (
     FORMATS,
@@ -142,11 +143,11 @@ def test_long_documents_are_encoded_in_pieces(tmp_path: Path, tokenizer: Path) -
             config = configuration(tmp_path / "a.jsonl", out, tokenizer=str(tokenizer))
             prepare(config)
     # Which side a long document is on depends on its first piece.
-    pieces, whole = (
+    in_pieces, whole = (
         [max(docs, key=len) for docs in read_documents(tmp_path / f"out-{unit}").values()]
         for unit in (2000, 2**20)
     )
-    assert np.array_equal(max(pieces, key=len), max(whole, key=len))
+    assert np.array_equal(max(in_pieces, key=len), max(whole, key=len))
 
 
 @pytest.mark.parametrize("unit", [5, 17, 64])
@@ -154,12 +155,12 @@ def test_pieces_are_whole_characters(unit: int, tmp_path: Path) -> None:
     how = sources.Reading("text", None, 0.5, unit)
     text = "ß犰狳🙂e\u0301" * 40
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
-    found = list(sources.all_units(sources.find([tmp_path]), how))
-    pieces = [piece for part in found for piece in sources.pieces(part, how)]
-    assert "".join(piece.text.decode("utf-8") for piece in pieces) == text
-    assert [piece.begins for piece in pieces] == [True] + [False] * (len(pieces) - 1)
-    assert max(len(piece.text) for piece in pieces) <= unit
-    assert len({piece.held_out for piece in pieces}) == 1
+    units = all_units(sources.find([tmp_path]), how)
+    found = [piece for part in units for piece in pieces(part, how)]
+    assert "".join(piece.text.decode("utf-8") for piece in found) == text
+    assert [piece.begins for piece in found] == [True] + [False] * (len(found) - 1)
+    assert max(len(piece.text) for piece in found) <= unit
+    assert len({piece.held_out for piece in found}) == 1
 
 
 def test_separators_on_the_border_of_a_block(tmp_path: Path) -> None:
@@ -168,9 +169,9 @@ def test_separators_on_the_border_of_a_block(tmp_path: Path) -> None:
     expected = [t for t in "\n\n".join(texts).split("\n\n") if t]
     for unit in (5, 7, 64, 10_000):
         how = sources.Reading("text", b"\n\n", 0.5, unit)
-        units = sources.all_units(sources.find([tmp_path]), how)
+        units = all_units(sources.find([tmp_path]), how)
         texts = list[str]()
-        for piece in (piece for part in units for piece in sources.pieces(part, how)):
+        for piece in (piece for part in units for piece in pieces(part, how)):
             texts += [""] if piece.begins else []
             texts[-1] += piece.text.decode()
         assert texts == expected

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from ddl import environment
 from ddl.errors import InputError
 
-from .sources import Piece, Reading, Unit, pieces
+from .documents import Piece, pieces
+from .sources import Reading, Unit
 from .tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, restore
 
 GROUP = 2**18  # bytes that are encoded at once: tokenizers keeps 100 bytes and more for each token

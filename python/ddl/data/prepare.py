@@ -22,7 +22,7 @@ from . import sources
 from .directory import begin, clear, made_of, refuse_others
 from .encoding import Encoded, Encoder, encode
 from .shards import DTYPES, PARTS, TOKENIZER, TRAIN, VALIDATION, Index, ShardWriter
-from .sources import Reading, Source, Unit, all_units, find
+from .sources import Reading, Source, Unit, find
 from .tokenizer import (
     END_OF_TEXT,
     ByteTokenizer,
@@ -31,6 +31,7 @@ from .tokenizer import (
     Tokenizer,
     describe,
 )
+from .units import all_units
 
 
 class Progress(NamedTuple):

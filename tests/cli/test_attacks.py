@@ -13,8 +13,8 @@ import pytest
 
 from ddl.cli import main
 from ddl.config import TrainConfig
+from ddl.config.stored import from_json, to_json
 from ddl.errors import InputError
-from ddl.train.runs import from_json, to_json
 from tests.support.train_cases import short
 
 SIZES = "--model.hidden-size 32 --model.block-size 32 --steps 2 --eval-batches 1 --device cpu"

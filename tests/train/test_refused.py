@@ -14,9 +14,10 @@ import torch
 
 from ddl import data
 from ddl.config import PRESETS, OptimConfig, TrainConfig
+from ddl.config.stored import from_json, to_json
 from ddl.errors import DivergedError, InputError
 from ddl.train import Trainer, train
-from ddl.train.runs import RunDirectory, from_json, load_run, to_json
+from ddl.train.runs import RunDirectory, load_run
 from tests.support.train_cases import quiet, short
 
 CPU = torch.device("cpu")

@@ -16,11 +16,12 @@ import torch
 from ddl import DeltaResidual, Expand, Read, data
 from ddl.cli.sample import sample
 from ddl.config import OptimConfig, SampleConfig, TrainConfig
+from ddl.config.stored import from_json, to_json
 from ddl.errors import InputError
 from ddl.models import GPT
 from ddl.optim import learning_rate, parameter_groups
 from ddl.train import Trainer, pick_device, stop_on_signal, train
-from ddl.train.runs import RunDirectory, from_json, load_config, load_run, to_json
+from ddl.train.runs import RunDirectory, load_config, load_run
 from ddl.train.trainer import make_repeatable
 from tests.support.train_cases import quiet, recorder, short
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from ddl.errors import NEWER, InputError, first_line
 from ddl.files import atomic_file, write_text
 
-from .tokenizer import Tokenizer, restore
+from .tokenizer import Tokenizer, restore_json
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
 FORMAT, VERSION = "ddl-shards", 1
@@ -243,11 +243,10 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """Read tokenizer.json of a prepared directory; raise InputError if it is damaged."""
     path = folder / TOKENIZER
     try:
-        return restore(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"`{path}` must be JSON, got: {first_line(error)}") from error
+    return restore_json(text, path)
 
 
 def open_shards(folder: Path) -> tuple[Index, Shards, Shards, Tokenizer]:

@@ -10,11 +10,9 @@ import dataclasses
 import json
 import os
 import re
-import typing
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -22,8 +20,9 @@ import torch
 from torch import nn
 
 from ddl.config import TrainConfig
-from ddl.data.tokenizer import Tokenizer, describe, restore
-from ddl.errors import NEWER, InputError, first_line
+from ddl.config.stored import from_json, to_json
+from ddl.data.tokenizer import Tokenizer, describe, restore_json
+from ddl.errors import InputError, first_line
 from ddl.files import (
     CONFIG,
     PathKind,
@@ -58,8 +57,6 @@ FILES = (
 LAST, BEST = "last", "best"
 STEP = re.compile(r"step-(\d{8,})")
 
-Config = TypeVar("Config")
-
 
 class RunDirectory:
     """The files of one training run."""
@@ -76,6 +73,7 @@ class RunDirectory:
         self._alone.enter_context(alone_in(self.path))
 
     def unlock(self) -> None:
+        """Let other processes train into this directory again."""
         self._alone.close()
 
     @classmethod
@@ -104,6 +102,7 @@ class RunDirectory:
 
     @contextmanager
     def unlocked_by_errors(self) -> Iterator[None]:
+        """Unlock if the block raises, so that another process may train into the directory."""
         try:
             yield
         except BaseException:
@@ -269,10 +268,7 @@ def weights_folder(run: Path, which: str = LAST) -> Path:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Load a run's tokenizer; raise InputError if it is missing or damaged."""
-    try:
-        return restore(json.loads(_read(path, TOKENIZER)))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"`{path / TOKENIZER}` must be JSON, got: {error}") from error
+    return restore_json(_read(path, TOKENIZER), path / TOKENIZER)
 
 
 def _load_weights(file: Path, model: GPT, device: torch.device) -> None:
@@ -293,44 +289,3 @@ def _read(path: Path, name: str) -> str:
         raise InputError(
             f"`run` must be a run directory with {name}, got {path}: {reason}"
         ) from error
-
-
-def to_json(config: Any) -> str:
-    """Convert a configuration to indented JSON; `from_json` reads it back."""
-    return json.dumps(dataclasses.asdict(config), indent=2, default=str)
-
-
-def plain(config: Any) -> dict[str, Any]:
-    """Convert a configuration to JSON's values."""
-    return json.loads(to_json(config))
-
-
-def from_json(kind: type[Config], text: str) -> Config:
-    """Build a configuration dataclass from `to_json`'s text.
-
-    A missing field takes its default. Raises InputError if the text is not JSON, a field is unknown
-    or a value is invalid.
-    """
-    try:
-        return _build(kind, json.loads(text))
-    except (json.JSONDecodeError, TypeError, RecursionError) as error:
-        raise InputError(f"`config.json` must hold a {kind.__name__}, got: {error}") from error
-
-
-def _build(kind: type[Config], values: dict[str, Any], inside: str = "") -> Config:
-    """Build a configuration dataclass; `inside` is the path to it, such as "model."."""
-    hints = typing.get_type_hints(kind)
-    if not isinstance(values, dict):
-        raise TypeError(f"{type(values).__name__} instead of an object")
-    made = dict(values)
-    for name, value in values.items():
-        hint = hints.get(name)
-        if hint is None:
-            raise TypeError(f"the unknown field {inside + name!r}; {NEWER}")
-        if dataclasses.is_dataclass(hint):
-            made[name] = _build(typing.cast(type, hint), value, f"{inside}{name}.")
-        elif isinstance(value, list):
-            made[name] = tuple(value)
-        elif name == "out" and value is not None:
-            made[name] = Path(value)
-    return kind(**made)

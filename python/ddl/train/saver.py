@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 
 import ddl
+from ddl.config.stored import plain
 from ddl.errors import DivergedError
 
 from . import checkpoint
 from .checkpoint import Manifest, Tensors, staged
-from .runs import RunDirectory, plain
+from .runs import RunDirectory
 from .state import model_tensors, restore_training, training_tensors
 from .trainer import Trainer
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, Protocol
 
+from ddl.config.stored import plain
 from ddl.files import CONFIG
 
 from .plots import Record
-from .runs import RunDirectory, load_config, plain
+from .runs import RunDirectory, load_config
 
 PROJECT = "ddl"
 

@@ -2,8 +2,8 @@
 
     python -m tests.train.crash --kills 200    # make crashtest
 
-A process that has trained once forks every training process, so that a kill costs no import. Half of
-them are killed at a random moment, the others at a random change of the disk: before a file is
+A process that has trained once forks every training process, so that a kill costs no import. Half
+of them are killed at a random moment, the others at a random change of the disk: before a file is
 flushed, before a rename, before a removal. A killed run is resumed until it ends.
 """
 

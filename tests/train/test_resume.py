@@ -19,7 +19,7 @@ import torch
 
 from ddl.config import TrainConfig
 from ddl.errors import InputError
-from ddl.train import Trainer, train
+from ddl.train import Step, Trainer, checkpoint, train
 from ddl.train.runs import RunDirectory, load_run
 from ddl.train.saver import Saver
 from tests.support.train_cases import quiet, recorder, short, stop_at
@@ -167,6 +167,31 @@ def test_a_run_goes_on_after_a_disk_failed(
     train(whole, quiet())
     train(stopped, quiet())
     assert curve(stopped) == curve(whole)
+
+
+def test_a_failed_save_ends_the_run_after_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for the next save, which may be hours away."""
+    steps, save, step = [0], Saver.save, Trainer.step
+
+    def fail(*_: object, **__: object) -> None:
+        raise InputError("the disk is full")
+
+    def save_and_settle(self: Saver, evaluated: float | None, records: int) -> None:
+        save(self, evaluated, records)
+        self.settle()
+
+    def counted(self: Trainer) -> Step:
+        steps[0] += 1
+        return step(self)
+
+    monkeypatch.setattr(checkpoint, "write", fail)
+    monkeypatch.setattr(Saver, "save", save_and_settle)
+    monkeypatch.setattr(Trainer, "step", counted)
+    with pytest.raises(InputError, match=r"^the disk is full$"):
+        train(short(tmp_path, "additive", steps=9, eval_every=9, save_every=2), quiet())
+    assert steps == [3]
 
 
 def test_a_signal_ends_the_command_with_its_status(tmp_path: Path) -> None:

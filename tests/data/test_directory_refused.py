@@ -108,7 +108,7 @@ def test_shards_that_were_changed_are_refused(lines: Path, tmp_path: Path) -> No
             )
             refused(sentence, config)
         (out / name).write_bytes(content)
-    assert prepare(config).again
+    assert prepare(config).was_complete
 
 
 def test_a_directory_that_another_process_writes_is_refused(lines: Path, tmp_path: Path) -> None:

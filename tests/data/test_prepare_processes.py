@@ -154,9 +154,9 @@ def test_a_killed_worker_is_reported_in_a_sentence(
 
 def test_a_complete_directory_stays_as_it_is(inputs: Path, tmp_path: Path) -> None:
     config = configuration(inputs, tmp_path / "out")
-    assert not prepare(config).again
+    assert not prepare(config).was_complete
     before = contents(tmp_path / "out")
-    assert prepare(config).again
+    assert prepare(config).was_complete
     assert contents(tmp_path / "out") == before
 
 

@@ -1,4 +1,4 @@
-"""From units to documents, in any process: checked text, in pieces, for training or held out."""
+"""Turn units into documents, in any process: check the text, cut it, hold some documents out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def pieces(unit: Unit, how: Reading) -> Iterator[Piece]:
 
 
 def is_held_out(text: bytes, share: float) -> bool:
-    """Whether a document is held out, by a hash of its first piece: copies are on one side."""
+    """Whether a document is held out, by a hash of its first piece, so copies are on the same side.
+
+    text: the first piece. share: of the documents that are held out, in [0, 1].
+    """
     digest = hashlib.blake2b(text, digest_size=HELD_OUT_BITS // 8).digest()
     return int.from_bytes(digest, "little") < share * 2**HELD_OUT_BITS
 
@@ -83,10 +86,10 @@ def _text_of_line(source: Source, number: int, line: bytes, field: str) -> bytes
 
 
 def first_piece(text: bytes, most: int) -> bytes:
-    """The first piece, of at most `most` bytes, of a text that need not be longer than most + 1.
+    """The first piece, of at most `most` bytes, of a text of which most + 1 bytes are enough.
 
-    It is cut where most tokenizers do not encode across: in its last sixteenth behind the last line
-    end, else before the last space, else before the last character.
+    Most tokenizers encode lines and words by themselves. So the cut is behind the last line end in
+    the last sixteenth, else before the last space there, else before the last character.
     """
     if len(text) <= most:
         return text

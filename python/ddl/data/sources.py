@@ -72,11 +72,11 @@ class Unit(NamedTuple):
 
 
 def find(inputs: Sequence[Path]) -> list[Source]:
-    """The files at `inputs` in that order, a directory's in the order of their paths.
+    """The files at `inputs` in that order, those of a directory in the order of their paths.
 
-    In a directory, files of unknown suffix are left out, and .json, which seldom holds lines. If
-    they are named themselves, they are a text and lines. Raises InputError if there is none, or
-    one cannot be read.
+    In a directory, files of unknown suffix are left out, and .json, which seldom has a document in
+    each line. A file that is itself in `inputs` is read as text if its suffix is unknown, and as
+    JSON lines if it is .json. Raises InputError if there is no file, or one cannot be read.
     """
     found: list[Path] = []
     for path in inputs:

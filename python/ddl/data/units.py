@@ -1,4 +1,4 @@
-"""From files to units, in one process."""
+"""Cut the files into units, in one process and in bounded memory."""
 
 from __future__ import annotations
 
@@ -65,8 +65,10 @@ def _one_text(source: Source, file: IO[bytes], how: Reading) -> Iterator[Unit]:
 
 
 def _separated(source: Source, file: IO[bytes], how: Reading, separator: bytes) -> Iterator[Unit]:
+    """The texts between separators; one may go on beyond a block."""
     first, rest = 0, b""
-    while block := file.read(max(how.unit, len(rest))):  # doubled, so as to search less again
+    # A text longer than a block is searched again from its start, so the blocks double.
+    while block := file.read(max(how.unit, len(rest))):
         *texts, rest = (rest + block).split(separator)
         if texts:
             yield Unit(source, first, texts, 0)

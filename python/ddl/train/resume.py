@@ -62,7 +62,7 @@ def find_start(config: TrainConfig) -> Start | None:
     if path is None:
         return Start(run, None, None)
     manifest = checkpoint.read_manifest(path)
-    saved = from_json(TrainConfig, json.dumps(manifest.config))  # fills in what is newer than it
+    saved = from_json(TrainConfig, json.dumps(manifest.config))  # adds fields that it lacks
     if _fixed(plain(saved)) != _fixed(plain(stored)):
         raise InputError(
             f"`resume` must be a run whose checkpoints have its config.json, got {path}, which has"

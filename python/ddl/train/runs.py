@@ -44,15 +44,8 @@ from .plots import Record, plot_losses
 TOKENIZER, METRICS, CHECKPOINTS = "tokenizer.json", "metrics.jsonl", "checkpoints"
 WEIGHTS, PLOT = "model.safetensors", "loss.png"
 TRACKED = ("tensorboard", "wandb")
-FILES = (
-    TOKENIZER,
-    METRICS,
-    CHECKPOINTS,
-    WEIGHTS,
-    PLOT,
-    *TRACKED,
-    CONFIG,
-)  # in the order of their removal
+# In the order of their removal: config.json is last, because without it the directory is no run.
+FILES = (TOKENIZER, METRICS, CHECKPOINTS, WEIGHTS, PLOT, *TRACKED, CONFIG)
 
 LAST, BEST = "last", "best"
 STEP = re.compile(r"step-(\d{8,})")
@@ -145,9 +138,8 @@ class RunDirectory:
         plot_losses({self.path.name: self.metrics()}, path)
         return path
 
-    # --- checkpoints ------------------------------------------------------------------------------
-
     def checkpoint_path(self, step: int) -> Path:
+        """The directory of the checkpoint after this step, whether it exists or not."""
         return self.path / CHECKPOINTS / f"step-{step:08}"
 
     def steps(self) -> list[int]:
@@ -173,9 +165,10 @@ class RunDirectory:
         return {step: loss for step, loss in found.items() if loss is not None}
 
     def find_checkpoint(self, which: str) -> Path | None:
-        """The checkpoint "last", "best" or of a step; None for "last" or "best" of a run without.
+        """Return the checkpoint "last", "best" or of a step; if none was evaluated, best is last.
 
-        Raises InputError for a step that has none.
+        Returns None for "last" or "best" if the run has no checkpoint. Raises InputError for a
+        step without one.
         """
         steps = self.steps()
         if which in (LAST, BEST):
@@ -200,7 +193,8 @@ class RunDirectory:
                     remove(folder / name)
 
 
-def _is_beginning(name: str) -> bool:
+def _precedes_config(name: str) -> bool:
+    """Whether a run that was killed before it had its config.json may have left this file."""
     return name == TOKENIZER or _is_unfinished(name)
 
 
@@ -221,8 +215,8 @@ def refuse_existing(config: TrainConfig) -> None:
         raise InputError(f"`out` must be a directory, got {path}: {error.strerror}") from error
     if not names or config.overwrite:
         return
-    if config.resume is not None and CONFIG not in names and all(map(_is_beginning, names)):
-        return  # of a run that was killed before it had anything
+    if config.resume is not None and CONFIG not in names and all(map(_precedes_config, names)):
+        return  # a run was killed before it had anything to lose
     if any(name in FILES for name in names):
         expected, got, hint = "a directory without a run", "one", ""
     else:

@@ -148,8 +148,10 @@ def test_a_full_disk_behind_the_output(
     sentence = "ddl: the output must be writable, got: No space left on device\n"
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(  # it fails when the process flushes its output
-            [sys.executable, "-m", "ddl", "--help"], stdout=full, stderr=subprocess.PIPE, text=True
-        )
+            [sys.executable, "-m", "ddl", "--help"],
+            stdout=full, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+        )  # fmt: skip
         assert (done.returncode, done.stderr) == (1, sentence)
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", full)

@@ -53,7 +53,10 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
-    """Learning rate at step 0 … steps − 1: linear warm-up, then cosine decay to the final rate."""
+    """Learning rate at a step of a run: linear warm-up, then cosine decay to lr·min_lr_ratio.
+
+    step: optimizer steps done before, from 0. steps: of the whole run.
+    """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / (config.warmup_steps + 1)
     progress = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)

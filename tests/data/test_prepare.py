@@ -1,17 +1,8 @@
-"""`ddl prepare`: its documents are those of the inputs, and its bytes do not depend on the way."""
+"""`ddl prepare`: its documents and tokens are those of the inputs."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import random
-import re
-import signal
-import subprocess
-import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,43 +11,22 @@ from tokenizers import Tokenizer as Backend
 
 from ddl import data
 from ddl.data import GPT2Tokenizer, sources
-from ddl.data.prepare import Progress, prepare
+from ddl.data.documents import is_held_out, pieces
+from ddl.data.prepare import prepare
 from ddl.data.shards import read_index
-from ddl.data.sources import is_held_out
 from ddl.data.tokenizer import END_OF_TEXT
-from ddl.errors import InputError
+from ddl.data.units import all_units
 from tests.support.prepare_cases import (
     FORMATS,
-    SEPARATOR,
     as_lines,
     as_text,
     configuration,
-    contents,
     documents,
     read_documents,
     write_tokenizer,
 )
 
 TEXTS = documents(900)
-KILLED = """
-import sys
-from pathlib import Path
-from ddl.data import sources
-from ddl.cli import main
-if __name__ == "__main__":  # the workers import this file
-    sources.UNIT = 4096
-    sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.fixture
-def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "UNIT", 4096)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
 
 
 # --- documents ------------------------------------------------------------------------------------
@@ -142,11 +112,11 @@ def test_long_documents_are_encoded_in_pieces(tmp_path: Path, tokenizer: Path) -
             config = configuration(tmp_path / "a.jsonl", out, tokenizer=str(tokenizer))
             prepare(config)
     # Which side a long document is on depends on its first piece.
-    pieces, whole = (
+    in_pieces, whole = (
         [max(docs, key=len) for docs in read_documents(tmp_path / f"out-{unit}").values()]
         for unit in (2000, 2**20)
     )
-    assert np.array_equal(max(pieces, key=len), max(whole, key=len))
+    assert np.array_equal(max(in_pieces, key=len), max(whole, key=len))
 
 
 @pytest.mark.parametrize("unit", [5, 17, 64])
@@ -154,12 +124,12 @@ def test_pieces_are_whole_characters(unit: int, tmp_path: Path) -> None:
     how = sources.Reading("text", None, 0.5, unit)
     text = "ß犰狳🙂e\u0301" * 40
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
-    found = list(sources.all_units(sources.find([tmp_path]), how))
-    pieces = [piece for part in found for piece in sources.pieces(part, how)]
-    assert "".join(piece.text.decode("utf-8") for piece in pieces) == text
-    assert [piece.begins for piece in pieces] == [True] + [False] * (len(pieces) - 1)
-    assert max(len(piece.text) for piece in pieces) <= unit
-    assert len({piece.held_out for piece in pieces}) == 1
+    units = all_units(sources.find([tmp_path]), how)
+    found = [piece for part in units for piece in pieces(part, how)]
+    assert "".join(piece.text.decode("utf-8") for piece in found) == text
+    assert [piece.begins for piece in found] == [True] + [False] * (len(found) - 1)
+    assert max(len(piece.text) for piece in found) <= unit
+    assert len({piece.held_out for piece in found}) == 1
 
 
 def test_separators_on_the_border_of_a_block(tmp_path: Path) -> None:
@@ -168,9 +138,9 @@ def test_separators_on_the_border_of_a_block(tmp_path: Path) -> None:
     expected = [t for t in "\n\n".join(texts).split("\n\n") if t]
     for unit in (5, 7, 64, 10_000):
         how = sources.Reading("text", b"\n\n", 0.5, unit)
-        units = sources.all_units(sources.find([tmp_path]), how)
+        units = all_units(sources.find([tmp_path]), how)
         texts = list[str]()
-        for piece in (piece for part in units for piece in sources.pieces(part, how)):
+        for piece in (piece for part in units for piece in pieces(part, how)):
             texts += [""] if piece.begins else []
             texts[-1] += piece.text.decode()
         assert texts == expected
@@ -179,21 +149,16 @@ def test_separators_on_the_border_of_a_block(tmp_path: Path) -> None:
 # --- tokens ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("size", "dtype", "choice", "prefix"),
-    [(400, "uint16", "auto", 0), (400, "uint16", "none", None), (400, "uint16", "Ġthe", -1)],
-)
-def test_the_token_before_a_document(
-    size: int, dtype: str, choice: str, prefix: int | None, tmp_path: Path
-) -> None:
-    file = write_tokenizer(tmp_path / "tokenizer.json", size=size)
+@pytest.mark.parametrize("choice", ["auto", "none", "Ġthe"])
+def test_the_token_before_a_document(choice: str, tmp_path: Path, tokenizer: Path) -> None:
     as_lines(tmp_path / "a.jsonl", [*TEXTS[:50], f"a {END_OF_TEXT} in a text is words"])
     out = tmp_path / "out"
-    prepare(configuration(tmp_path / "a.jsonl", out, tokenizer=str(file), document_token=choice))
-    backend = Backend.from_file(str(file))
-    if prefix == -1:
-        prefix = backend.token_to_id("Ġthe")
-    assert read_index(out).dtype == dtype
+    prepare(
+        configuration(tmp_path / "a.jsonl", out, tokenizer=str(tokenizer), document_token=choice)
+    )
+    backend = Backend.from_file(str(tokenizer))
+    prefix = {"auto": 0, "none": None}.get(choice, backend.token_to_id(choice))
+    assert read_index(out).dtype == "uint16"
     for tokens in (tokens for part in read_documents(out).values() for tokens in part):
         assert prefix is None or tokens[0] == prefix
         assert 0 not in tokens[1:]
@@ -228,189 +193,3 @@ def test_more_than_65536_tokens_take_four_bytes(tmp_path: Path) -> None:
     index = read_index(out)
     assert (index.dtype, index.vocab_size, index.largest_token) == ("uint32", 70_001, 70_000)
     assert {int(t[0]) for part in read_documents(out).values() for t in part} == {70_000}
-
-
-# --- the same bytes -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of each format, in a directory that `ddl prepare` takes as a whole."""
-    folder = tmp_path_factory.mktemp("inputs")
-    (folder / "notes.md").write_text("is left out")
-    for number, (name, write) in enumerate(FORMATS.items()):
-        write(folder / name, documents(400, seed=number))
-    return folder
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_the_same_bytes_for_any_number_of_workers(
-    workers: int, inputs: Path, tmp_path: Path, tokenizer: Path, small_units: None
-) -> None:
-    for number in (1, workers):
-        out = tmp_path / str(number)
-        options = {"tokenizer": str(tokenizer), "shard_tokens": 7000, "workers": number}
-        prepare(configuration(inputs, out, **options))
-    assert contents(tmp_path / "1") == contents(tmp_path / str(workers))
-    assert len(contents(tmp_path / "1")) > 20
-    assert multiprocessing.active_children() == []
-
-
-def command(inputs: Path, out: Path, tokenizer: Path, workers: int) -> list[str]:
-    options = f"--shard-tokens 3000 --validation 0.2 --workers {workers}".split()
-    options += ["--separator", SEPARATOR, "--tokenizer", str(tokenizer)]
-    return ["prepare", str(inputs), "--out", str(out), *options]
-
-
-def start(script: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
-    script.write_text(KILLED)
-    command = [sys.executable, str(script), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_preparation_goes_on(
-    workers: int, inputs: Path, tmp_path: Path, tokenizer: Path, small_units: None
-) -> None:
-    """It is killed after some shards, again and again; the files are those of one call."""
-    options = {"tokenizer": str(tokenizer), "shard_tokens": 3000}
-    prepare(configuration(inputs, tmp_path / "whole", **options))
-    out, choose = tmp_path / "out", random.Random(workers)
-    last = len(read_index(tmp_path / "whole").shards["train"])
-    shards, kills, kept = -1, 0, dict[Path, int]()
-    while True:
-        process = start(tmp_path / "run.py", command(inputs, out, tokenizer, workers))
-        goal = shards + choose.randrange(1, 14)
-        while process.poll() is None:
-            done = len(list(out.glob("train-*.bin")))
-            if done >= goal and done < last:
-                process.send_signal(signal.SIGKILL)
-            time.sleep(0.001)
-        _, said = process.communicate()
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL, said
-        kills += 1
-        shards = len(list(out.glob("train-*.bin")))
-        if (out / "index.json").exists():
-            listed = [out / f"{shard.name}.bin" for shard in read_index(out).shards["train"]]
-            kept |= {file: file.stat().st_mtime_ns for file in listed}
-        if kills == 2:  # what a kill within a step leaves behind
-            (out / ".train-00099.bin.0123abcd.tmp").write_bytes(b"half")
-            (out / "validation-00099.starts").write_bytes(b"")
-    assert kills >= 3
-    assert len(kept) >= 3
-    assert {file: file.stat().st_mtime_ns for file in kept} == kept  # they were not written again
-    assert contents(out) == contents(tmp_path / "whole")
-
-
-def test_workers_end_with_a_killed_parent(inputs: Path, tmp_path: Path, tokenizer: Path) -> None:
-    process = start(tmp_path / "run.py", command(inputs, tmp_path / "out", tokenizer, 2))
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    if not children.exists():
-        process.kill()
-        pytest.skip("reads Linux's /proc")
-    found: list[str] = []
-    while len(found) < 3 and process.poll() is None:  # a tracker of resources and two workers
-        found = children.read_text().split()
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 60
-    while left := [int(pid) for pid in found if _runs(pid)]:
-        if time.monotonic() > deadline:
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-            pytest.fail("workers outlive their parent")
-        time.sleep(0.05)
-
-
-def _runs(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_a_worker_that_is_killed_is_a_sentence(
-    inputs: Path, tmp_path: Path, tokenizer: Path, small_units: None
-) -> None:
-    config = configuration(inputs, tmp_path / "out", tokenizer=str(tokenizer), workers=2)
-
-    def kill_one(progress: Progress) -> None:
-        children = multiprocessing.active_children()
-        if children and children[0].pid:
-            with suppress(ProcessLookupError):  # it was killed in the call before
-                os.kill(children[0].pid, signal.SIGKILL)
-
-    expected = (
-        "`workers` must fit on this machine, got 2, one of which was ended from outside, perhaps"
-        " for lack of memory"
-    )
-    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
-        prepare(config, kill_one)
-    prepare(config)
-    prepare(configuration(inputs, tmp_path / "whole", tokenizer=str(tokenizer)))
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-
-
-def test_a_complete_directory_stays_as_it_is(inputs: Path, tmp_path: Path) -> None:
-    config = configuration(inputs, tmp_path / "out")
-    assert not prepare(config).again
-    before = contents(tmp_path / "out")
-    assert prepare(config).again
-    assert contents(tmp_path / "out") == before
-
-
-def test_progress_reaches_the_end(inputs: Path, tmp_path: Path, small_units: None) -> None:
-    seen: list[Progress] = []
-    index = prepare(configuration(inputs, tmp_path / "out"), seen.append).index
-    done = [progress.done for progress in seen]
-    assert done == sorted(done)
-    assert done[-1] == seen[-1].total == sum((inputs / name).stat().st_size for name in FORMATS)
-    assert seen[-1].tokens == index.tokens("train") + index.tokens("validation")
-
-
-# --- memory ---------------------------------------------------------------------------------------
-
-PEAK = """
-import re, sys
-from pathlib import Path
-from ddl.cli import main
-status = main(sys.argv[1:])
-print(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
-sys.exit(status)
-"""
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "one.txt", "a.parquet"])
-def test_memory_does_not_grow_with_the_input(name: str, tmp_path: Path) -> None:
-    """80 MB take as much memory as 8."""
-    if not Path("/proc/self/status").exists():
-        pytest.skip("reads Linux's /proc")
-    peaks = []
-    for millions in (8, 80):
-        texts = [f"{i} " + "word " * 200 for i in range(1000 * millions)]
-        if name == "one.txt":
-            (tmp_path / name).write_text("\n".join(texts))
-            (tmp_path / "b.txt").write_text("held out")
-        elif name == "a.parquet":
-            _large_row_group(tmp_path / name, texts)
-        else:
-            FORMATS[name](tmp_path / name, texts)
-        inputs = [tmp_path / name, *([tmp_path / "b.txt"] if name == "one.txt" else [])]
-        separator = [] if name == "one.txt" else ["--separator", SEPARATOR]
-        script = [sys.executable, "-c", PEAK, "prepare", *map(str, inputs), "--validation", "0.5"]
-        options = ["--tokenizer", "bytes", "--workers", "1", *separator]
-        out = ["--out", str(tmp_path / f"out-{millions}")]
-        done = subprocess.run([*script, *options, *out], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        peaks.append(int(done.stdout.splitlines()[-1]) / 1024)
-    assert peaks[1] < peaks[0] + 20, f"{peaks} MiB"
-
-
-def _large_row_group(path: Path, texts: list[str]) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    table = pyarrow.table({"text": texts})
-    parquet.write_table(table, path, row_group_size=len(texts), use_dictionary=False)

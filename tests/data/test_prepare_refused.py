@@ -1,21 +1,19 @@
-"""`ddl prepare` refuses in a sentence what it cannot use, and leaves other files alone."""
+"""`ddl prepare` refuses inputs and options that it cannot use, in a sentence."""
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import json
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ddl.config import PrepareConfig
 from ddl.data import sources
-from ddl.data.prepare import Progress, prepare
+from ddl.data.prepare import prepare
 from ddl.errors import InputError
 from tests.support.prepare_cases import (
     as_gzip,
@@ -24,21 +22,11 @@ from tests.support.prepare_cases import (
     configuration,
     contents,
     documents,
+    refused,
     write_tokenizer,
 )
 
 TEXTS = documents(200)
-
-
-def refused(sentence: str, config: PrepareConfig, *more: Callable[[Progress], object]) -> None:
-    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
-        prepare(config, *more)
-
-
-@pytest.fixture
-def lines(tmp_path: Path) -> Path:
-    as_lines(tmp_path / "a.jsonl", TEXTS)
-    return tmp_path / "a.jsonl"
 
 
 # --- inputs ---------------------------------------------------------------------------------------
@@ -61,7 +49,9 @@ BAD = {
     [(b"[1]", BAD[b"[1]"], 2), *((line, problem, 1) for line, problem in BAD.items())],
     ids=range(len(BAD) + 1),
 )
-def test_a_line(line: bytes, problem: str, workers: int, tmp_path: Path) -> None:
+def test_a_line_without_a_text_is_refused(
+    line: bytes, problem: str, workers: int, tmp_path: Path
+) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(GOOD + line + b"\n" + GOOD)
     sentence = f"`inputs` must be JSON lines with a text each, got {file}, whose {problem}"
@@ -72,7 +62,7 @@ def test_a_line(line: bytes, problem: str, workers: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("unit", [7, 64, 2**20])
 @pytest.mark.parametrize("separator", [None, "\n\n"])
-def test_a_text_that_is_not_utf8(
+def test_a_text_that_is_not_utf8_is_refused(
     unit: int, separator: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "UNIT", unit)
@@ -87,7 +77,7 @@ def test_a_text_that_is_not_utf8(
         refused(sentence, configuration(file, tmp_path / "out", separator=separator))
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     missing, empty = tmp_path / "missing.txt", tmp_path / "empty"
     empty.mkdir()
     for name in ("notes.zip", "index.json"):
@@ -102,7 +92,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_gzip(tmp_path: Path) -> None:
+def test_a_damaged_gzip_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl.gz"
     as_gzip(file, TEXTS)
     whole = file.read_bytes()
@@ -119,7 +109,7 @@ def test_a_damaged_gzip(tmp_path: Path) -> None:
             prepare(configuration(file, tmp_path / "out"))
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_damaged_parquet_and_columns_without_text_are_refused(tmp_path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -148,7 +138,7 @@ def test_parquet(tmp_path: Path) -> None:
     refused(f"{prefix} 2 is not UTF-8", configuration(file, out))
 
 
-def test_nothing_to_train_or_to_validate_on(tmp_path: Path) -> None:
+def test_nothing_to_train_or_to_validate_on_is_refused(tmp_path: Path) -> None:
     """Then nothing is left behind, so that the next try is not refused for it."""
     file, out = tmp_path / "a.jsonl", tmp_path / "out"
     cases: list[tuple[list[str], float, str]] = [
@@ -177,7 +167,7 @@ def test_nothing_to_train_or_to_validate_on(tmp_path: Path) -> None:
     refused(sentence, configuration(tmp_path / "a.txt", out, validation=0.001, separator=None))
 
 
-def test_an_input_that_changes_meanwhile(lines: Path, tmp_path: Path) -> None:
+def test_an_input_that_changes_meanwhile_is_refused(lines: Path, tmp_path: Path) -> None:
     sentence = f"`inputs` must stay as they are, got {lines}, which changed while it was read"
     refused(
         sentence, configuration(lines, tmp_path / "out"), lambda progress: os.utime(lines, (1, 1))
@@ -188,7 +178,9 @@ def test_an_input_that_changes_meanwhile(lines: Path, tmp_path: Path) -> None:
 # --- options --------------------------------------------------------------------------------------
 
 
-def test_tokenizers(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizers_that_cannot_be_had_are_refused(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     missing, damaged, out = tmp_path / "missing.json", tmp_path / "damaged.json", tmp_path / "out"
     damaged.write_text("{}")
@@ -208,7 +200,7 @@ def test_tokenizers(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         refused(sentence, configuration(lines, out, tokenizer=name, document_token="<s>"))
 
 
-def test_a_text_that_the_vocabulary_cannot_spell(lines: Path, tmp_path: Path) -> None:
+def test_a_text_that_the_vocabulary_cannot_spell_is_refused(lines: Path, tmp_path: Path) -> None:
     file = write_tokenizer(tmp_path / "tokenizer.json")
     values = json.loads(file.read_text("utf-8"))
     values["model"] = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}
@@ -230,119 +222,6 @@ def test_a_text_that_the_vocabulary_cannot_spell(lines: Path, tmp_path: Path) ->
         ({"inputs": ()}, "`inputs` must be at least one file, got None"),
     ],
 )
-def test_options(options: dict[str, object], sentence: str) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, object], sentence: str) -> None:
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         PrepareConfig(**{"inputs": (Path("a"),), "out": Path("b"), "tokenizer": "bytes"} | options)  # type: ignore[arg-type]
-
-
-# --- the directory --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["notes.txt", "train-00000.bin", "tokenizer.json"])
-def test_other_files_are_left_alone(name: str, lines: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / name).write_text("mine")
-    sentence = (
-        f"`out` must be new, empty or a directory that `ddl prepare` began, got {out}, which has"
-        f" {name}"
-    )
-    refused(sentence, configuration(lines, out))
-    assert contents(out) == {name: b"mine"}
-    refused(f"`out` must be a directory, got {lines}: Not a directory", configuration(lines, lines))
-
-
-def test_an_index_of_something_else(lines: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "index.json").write_text("{}")
-    sentence = (
-        f"`out` must be a directory of `ddl prepare`, got {out / 'index.json'}, which is no such"
-        " index: 'format'"
-    )
-    refused(sentence, configuration(lines, out))
-
-
-def test_a_file_beside_the_shards_is_left_alone(lines: Path, tmp_path: Path) -> None:
-    config = configuration(lines, tmp_path / "out")
-    prepare(config)
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    sentence = (
-        "`out` must be new, empty or a directory that `ddl prepare` began, got"
-        f" {tmp_path / 'out'}, which has notes.txt"
-    )
-    refused(sentence, config)
-
-
-def test_going_on_with_something_else(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    prepare(configuration(lines, out))
-    same = "`out` must be new or a directory that was begun with the same"
-    options = {
-        "text_field": ("text", "body"),
-        "validation": (0.2, 0.3),
-        "shard_tokens": (100_000_000, 5),
-    }
-    for name, (old, new) in options.items():
-        sentence = f"{same} options, got {out}, begun with {name} = {old!r} instead of {new!r}"
-        refused(sentence, configuration(lines, out, **{name: new}))
-    with monkeypatch.context() as patch:
-        patch.setattr("ddl.data.directory.__version__", "9.9")
-        sentence = f"{same} versions, got {out}, begun with ddl = '0.1.0' instead of '9.9'"
-        refused(sentence, configuration(lines, out))
-    file = write_tokenizer(tmp_path / "tokenizer.json")
-    with pytest.raises(
-        InputError, match=f"^{re.escape(same)} options, got .* begun with tokenizer"
-    ):
-        prepare(configuration(lines, out, tokenizer=str(file)))
-
-
-def test_going_on_with_other_sources(lines: Path, tmp_path: Path) -> None:
-    out, more = tmp_path / "out", tmp_path / "b.jsonl"
-    as_lines(more, TEXTS[:5])
-    prepare(configuration((lines, more), out))
-    files = f"`inputs` must be the files with which {out} was begun, in their order, got"
-    for inputs in ((more, lines), (lines,)):
-        refused(f"{files} others", configuration(inputs, out))
-    as_lines(more, TEXTS[:6])
-    sentence = f"{files} b.jsonl, which is another one or has changed"
-    refused(sentence, configuration((lines, more), out))
-
-
-def test_shards_that_were_changed(lines: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    config = configuration(lines, out)
-    prepare(config)
-    for name in ("train-00000.bin", "validation-00000.starts"):
-        content = (out / name).read_bytes()
-        for damaged in (content[:-1], bytes(len(content)), None):
-            (out / name).write_bytes(damaged) if damaged is not None else (out / name).unlink()
-            sentence = (
-                f"`out` must have the shards of its index.json, got {out}, whose {name} is missing"
-                " or was changed: remove the directory"
-            )
-            refused(sentence, config)
-        (out / name).write_bytes(content)
-    assert prepare(config).again
-
-
-def test_two_at_once(lines: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    descriptor = os.open(out, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    sentence = (
-        f"`out` must be a directory of this process alone, got {out}, into which another one is"
-        " writing"
-    )
-    refused(sentence, configuration(lines, out))
-    os.close(descriptor)
-    prepare(configuration(lines, out))
-
-
-def test_a_directory_that_cannot_be_written(lines: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    out = tmp_path / "file" / "out"
-    refused(f"`out` must be a directory, got {out}: Not a directory", configuration(lines, out))

@@ -177,17 +177,18 @@ def small(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_directories_that_cannot_be_used(small: Path) -> None:
-    def refused(sentence: str) -> None:
-        with pytest.raises(InputError, match=f"^{re.escape(sentence)}"):
-            data.load(small)
+def refused(folder: Path, sentence: str) -> None:
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}"):
+        data.load(folder)
 
+
+def test_a_damaged_index_is_refused(small: Path) -> None:
     data.load(small).check(8, 256)
     whole, index = (small / "index.json").read_bytes(), small / "index.json"
     no_index = f"`data` must be a directory of `ddl prepare`, got {index}, which is no such index: "
     for content in (b"", b"{}", b"[]", whole[:-9], b'{"format": "ddl-shards", "version": 1}'):
         index.write_bytes(content)
-        refused(no_index)
+        refused(small, no_index)
     index.write_bytes(whole)
     newer = "if a newer ddl-rs wrote it, install that version"
     for values, got in (
@@ -197,28 +198,35 @@ def test_directories_that_cannot_be_used(small: Path) -> None:
         ({"colour": 3}, "Index.__init__() got an unexpected keyword argument 'colour'"),
     ):
         change(small, **values)
-        refused(no_index + got)
+        refused(small, no_index + got)
         index.write_bytes(whole)
     shard = json.loads(whole)["shards"]
     shard["train"][0]["name"] = "../../train-00000"
     change(small, shards=shard)
-    refused(f"{no_index}a shard '../../train-00000'")
-    index.write_bytes(whole)
+    refused(small, f"{no_index}a shard '../../train-00000'")
+
+
+def test_an_interrupted_preparation_is_refused(small: Path) -> None:
     change(small, next=[0, 1])
     refused(
+        small,
         f"`data` must be a complete directory of `ddl prepare`, got {small}, which was interrupted:"
-        " run the same command again, and it goes on"
+        " run the same command again, and it goes on",
     )
-    index.write_bytes(whole)
+
+
+def test_shards_that_do_not_fit_their_index_are_refused(small: Path) -> None:
+    index = small / "index.json"
+    whole = index.read_bytes()
     change(small, largest_token=256)
-    refused(f"`data` must hold tokens of its tokenizer, below 256, got {small} with 256")
+    refused(small, f"`data` must hold tokens of its tokenizer, below 256, got {small} with 256")
     index.write_bytes(whole)
     file, listed = small / "train-00000.bin", read_index(small).tokens("train")
     file.write_bytes(file.read_bytes()[:-5])
     expected = f"`data` must have the shards of its index.json, train-00000.bin with {listed}"
-    refused(f"{expected} bytes, got {file}, which has {listed - 5} bytes")
+    refused(small, f"{expected} bytes, got {file}, which has {listed - 5} bytes")
     file.unlink()
-    refused(f"{expected} bytes, got {file}, which cannot be read: No such file or directory")
+    refused(small, f"{expected} bytes, got {file}, which cannot be read: No such file or directory")
 
 
 def test_a_damaged_tokenizer(small: Path) -> None:

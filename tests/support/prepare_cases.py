@@ -5,17 +5,21 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from ddl import data
 from ddl.config import PrepareConfig
+from ddl.data.prepare import Progress, prepare
 from ddl.data.shards import PARTS, Index, Shards, read_index
 from ddl.data.tokenizer import END_OF_TEXT
+from ddl.errors import InputError
 
 WORDS = [*data.embedded_text().decode("utf-8")[:40_000].split(), "läuft", "犰狳", "🙂", "e\u0301"]
 SEPARATOR = "\n\x1e\n"
@@ -98,3 +102,9 @@ def read_documents(folder: Path) -> dict[str, list[npt.NDArray[Any]]]:
         starts = np.flatnonzero(shards.document_starts(slice(0, len(shards))))
         found[part] = np.split(shards[0 : len(shards)], starts)[1:]
     return found
+
+
+def refused(sentence: str, config: PrepareConfig, *more: Callable[[Progress], object]) -> None:
+    """Assert that preparing raises an InputError with this sentence."""
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        prepare(config, *more)

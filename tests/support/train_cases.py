@@ -1,17 +1,22 @@
-"""Helpers of the training tests: a configuration that trains in seconds, and consoles."""
+"""Helpers of the training tests: a configuration that trains in seconds, consoles, a signal."""
 
 from __future__ import annotations
 
 import io
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from ddl.config import PRESETS, TrainConfig
+from ddl.train import Step, Trainer
 
 
 def short(tmp_path: Path, residual: str = "ddl-cc", **changes: object) -> TrainConfig:
+    """The preset `tiny`, of width 32 and with 6 steps, into `tmp_path`/run."""
     base = PRESETS["tiny"]
     fields = {"steps": 6, "eval_every": 3, "log_every": 2, "eval_batches": 2, "device": "cpu"}
     model = replace(base.model, residual=residual, block_size=32, hidden_size=32)
@@ -24,3 +29,15 @@ def quiet() -> Console:
 
 def recorder() -> Console:
     return Console(record=True, file=io.StringIO(), width=120)
+
+
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send this process SIGTERM while the trainer does a step."""
+    original = Trainer.step
+
+    def patched(self: Trainer) -> Step:
+        if self.steps_done + 1 == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "step", patched)

@@ -2,8 +2,8 @@
 
     python -m tests.train.crash --kills 200    # make crashtest
 
-A process with torch loaded forks every training process, so that a kill costs no import. Half of
-them are killed at a random moment, the others at a random change of the disk: before a file is
+A process that has trained once forks every training process, so that a kill costs no import. Half
+of them are killed at a random moment, the others at a random change of the disk: before a file is
 flushed, before a rename, before a removal. A killed run is resumed until it ends.
 """
 
@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 
 from ddl.config import TrainConfig
 from ddl.train import train
 from ddl.train.metrics import MEASURED
 from ddl.train.runs import RunDirectory
-from tests.support.train_cases import short
+from tests.support.train_cases import quiet, short
 
 DISK = ("fsync", "rename", "replace", "unlink", "rmdir")  # of os
 
@@ -49,6 +48,8 @@ def crash(folder: Path, kills: int, seed: int) -> str:
     text = folder / "text.txt"
     text.write_text("The delta rule erases what it overwrites. " * 200, encoding="utf-8")
     rng = random.Random(seed)
+    # This imports what training imports late, and times and asks git for what a process keeps.
+    train(configuration(folder / "first", text), quiet())
     started = time.monotonic()
     whole = configuration(folder / "whole", text)
     assert run(whole) == 0
@@ -95,7 +96,7 @@ def run(config: TrainConfig, *, delay: float | None = None, change: int | None =
         try:
             if change is not None:
                 kill_at(change)
-            status = train(config, Console(quiet=True)).status
+            status = train(config, quiet()).status
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(status)

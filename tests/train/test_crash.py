@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import ddl
-
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT
 
 
 def test_killed_runs_resume_to_the_same_end(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.train.crash import curve
 CPU = torch.device("cpu")
 
 
-def test_the_records_have_them(tmp_path: Path) -> None:
+def test_records_have_perplexity_bits_utilisation_and_memory(tmp_path: Path) -> None:
     run = train(short(tmp_path, "additive"), quiet()).run
     for record in run.metrics():
         kind = "validation_" if "validation_loss" in record else ""
@@ -36,7 +36,7 @@ def test_the_records_have_them(tmp_path: Path) -> None:
             assert 50e6 < record["peak_memory"] < 100e9
 
 
-def test_the_papers_perplexity(tmp_path: Path) -> None:
+def test_perplexity_is_that_of_the_papers_tables(tmp_path: Path) -> None:
     trainer = Trainer(short(tmp_path, "additive"), data.load("topics"), CPU)
     figures = Metrics(trainer).of_loss(2.85426)
     assert figures["perplexity"] == pytest.approx(17.3616, abs=1e-4)
@@ -73,7 +73,7 @@ def test_operations_per_token_are_those_that_torch_counts(tmp_path: Path) -> Non
     assert operations_per_token(config, model.num_parameters()) == pytest.approx(counted, rel=0.05)
 
 
-def test_the_peak_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_is_that_of_the_data_sheet_or_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1e8 < peak_operations(CPU, "float32") < 1e14
     gpu = torch.device("cuda")
     for name, bfloat16, float32 in (
@@ -119,14 +119,14 @@ def test_mean_beta_is_that_of_the_gates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("residual", ["additive", "ddl", "ddl-cc", "ddl-tc"])
-def test_the_records_have_it(tmp_path: Path, residual: str) -> None:
+def test_validation_records_have_the_mean_beta(tmp_path: Path, residual: str) -> None:
     records = train(short(tmp_path, residual), quiet()).run.metrics()
     values = [r["mean_beta"] for r in records if "mean_beta" in r]
     assert len(values) == (0 if residual == "additive" else 2)
     assert all(0.5 < value < 1.5 for value in values)
 
 
-def test_samples_of_text(tmp_path: Path) -> None:
+def test_samples_of_text_are_logged_and_change_nothing(tmp_path: Path) -> None:
     """They are records, they are printed, and training goes on as without them."""
     config = short(tmp_path, "additive", sample_every=2)
     run = train(config, console := recorder()).run

@@ -1,4 +1,4 @@
-"""AdamW's ε and the parameters that it decays, against plain formulas."""
+"""AdamW and the schedule against their formulas, and the parameters that are decayed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddl import DeltaResidual, Expand, Read
 from ddl.config import OptimConfig
 from ddl.errors import InputError
 from ddl.models import GPT
-from ddl.optim import make_optimizer, parameter_groups
+from ddl.optim import learning_rate, make_optimizer, parameter_groups
 from tests.support.hf_cases import small
 
 F64 = torch.float64
@@ -22,7 +22,10 @@ F64 = torch.float64
 @pytest.mark.parametrize("eps", [1e-8, 1e-3, 10.0])
 @pytest.mark.parametrize("decay", ["sublayers", "matrices"])
 def test_three_steps_of_adamw(eps: float, decay: str) -> None:
-    """p ← p − lr·(λ p + m̂/(√v̂ + ε)), in float64; λ = 0 for what is not decayed."""
+    """p ← p − lr·(λ p + m̂/(√v̂ + ε)), in float64; λ = 0 for what is not decayed.
+
+    Loshchilov and Hutter, arXiv 1711.05101, algorithm 2, with bias correction.
+    """
     config = OptimConfig(lr=0.01, betas=(0.8, 0.9), eps=eps, weight_decay=0.3, decay=decay)
     module = nn.ModuleDict({"sublayer": nn.Linear(5, 4), "residual": DeltaResidual(4, 3)}).to(F64)
     optimizer = make_optimizer(module, config)
@@ -45,6 +48,37 @@ def test_three_steps_of_adamw(eps: float, decay: str) -> None:
         torch.testing.assert_close(parameter, expected[name], rtol=1e-12, atol=1e-12, msg=name)
 
 
+def test_learning_rate_schedule() -> None:
+    config = OptimConfig(lr=1.0, min_lr_ratio=0.1, warmup_steps=4)
+    rates = [learning_rate(config, step, 21) for step in range(21)]
+    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert rates[12] == pytest.approx(0.55)
+    assert rates[20] == pytest.approx(0.1)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert learning_rate(OptimConfig(lr=1.0, warmup_steps=0), 0, 1) == 1.0
+
+
+@pytest.mark.parametrize("residual", ["additive", "ddl", "ddl-cc", "ddl-tc"])
+def test_decay_groups_by_default(residual: str) -> None:
+    model = GPT(small(residual=residual))
+    decayed, kept = parameter_groups(model, 0.1)
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    backbone = {
+        id(p)
+        for name, p in model.named_parameters()
+        if p.ndim == 2 and ("sublayers" in name or "wte" in name)
+    }
+    assert {id(p) for p in decayed["params"]} == backbone
+    assert len(backbone) == 7 * 2 + 1
+    delta = [m for m in model.modules() if isinstance(m, DeltaResidual | Read | Expand)]
+    owned = {id(p) for m in delta for p in m.parameters()}
+    assert bool(owned) == (residual != "additive")
+    kept_ids = [id(p) for p in kept["params"]]
+    assert owned <= set(kept_ids)
+    assert len(kept_ids) == len(set(kept_ids))
+    assert len(decayed["params"]) + len(kept_ids) == len(list(model.parameters()))
+
+
 @pytest.mark.parametrize("residual", ["additive", "ddl", "ddl-cc", "ddl-tc"])
 def test_all_matrices_are_decayed_if_asked_for(residual: str) -> None:
     model = GPT(small(residual=residual))
@@ -65,7 +99,9 @@ def test_all_matrices_are_decayed_if_asked_for(residual: str) -> None:
         ({"decay": "all"}, '`decay` must be "sublayers" or "matrices", got \'all\''),
     ],
 )
-def test_refused(options: dict[str, object], sentence: str) -> None:
+def test_options_of_the_optimizer_that_are_refused(
+    options: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         OptimConfig(**options)
 

@@ -14,9 +14,10 @@ import torch
 
 from ddl import data
 from ddl.config import PRESETS, OptimConfig, TrainConfig
+from ddl.config.stored import from_json, to_json
 from ddl.errors import DivergedError, InputError
 from ddl.train import Trainer, train
-from ddl.train.runs import RunDirectory, from_json, load_run, to_json
+from ddl.train.runs import RunDirectory, load_run
 from tests.support.train_cases import quiet, short
 
 CPU = torch.device("cpu")
@@ -95,7 +96,7 @@ def test_config_json_round_trip_and_damage(tmp_path: Path) -> None:
         from_json(TrainConfig, json.dumps(values | {"steps": -5}))
 
 
-def test_damaged_run(tmp_path: Path) -> None:
+def test_a_damaged_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^`run` must be a run directory of `ddl train`, got "):
         load_run(tmp_path, CPU)
     run = train(short(tmp_path, "additive", steps=1), quiet()).run
@@ -111,7 +112,7 @@ def test_damaged_run(tmp_path: Path) -> None:
         load_run(run.path, CPU)
 
 
-def test_tokens_beyond_the_vocabulary(tmp_path: Path) -> None:
+def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
     for name in ("train.bin", "val.bin"):
         np.full(100, 300, dtype=np.uint16).tofile(tmp_path / name)
     corpus = replace(data.load(tmp_path), tokenizer=data.ByteTokenizer())

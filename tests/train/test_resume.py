@@ -1,16 +1,15 @@
-"""`ddl train --resume`: the resumed run is the uninterrupted one, bit for bit, or it is refused."""
+"""`ddl train --resume`: the resumed run is the uninterrupted one, bit for bit."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,29 +17,15 @@ from typing import Any
 import pytest
 import torch
 
-from ddl.cli import main
-from ddl.config import OptimConfig, TrainConfig
+from ddl.config import TrainConfig
 from ddl.errors import InputError
-from ddl.models import GPT
-from ddl.train import Trainer, train
+from ddl.train import Step, Trainer, checkpoint, train
 from ddl.train.runs import RunDirectory, load_run
 from ddl.train.saver import Saver
-from tests.support.train_cases import quiet, recorder, short
+from tests.support.train_cases import quiet, recorder, short, stop_at
 from tests.train.crash import assert_same, curve, tensors
 
 CPU = torch.device("cpu")
-
-
-def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
-    """Send this process a signal while the trainer does a step."""
-    original = Trainer.step
-
-    def patched(self: Trainer) -> Any:
-        if self.steps_done + 1 == step:
-            os.kill(os.getpid(), number)
-        return original(self)
-
-    monkeypatch.setattr(Trainer, "step", patched)
 
 
 def train_in_parts(config: TrainConfig, stops: list[int]) -> None:
@@ -80,7 +65,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(
 
 
 @pytest.mark.exhaustive
-def test_with_a_compiled_model(tmp_path: Path) -> None:
+def test_a_compiled_model_resumes_bit_for_bit(tmp_path: Path) -> None:
     config = short(tmp_path, "ddl-cc", steps=5, log_every=1, eval_every=5, compile=True)
     whole = replace(config, out=tmp_path / "whole")
     train(whole, quiet())
@@ -89,7 +74,7 @@ def test_with_a_compiled_model(tmp_path: Path) -> None:
     assert_same(tensors(config), tensors(whole))
 
 
-def test_the_parameters_do_not_lie_in_the_file(tmp_path: Path) -> None:
+def test_a_loaded_model_does_not_change_with_its_files(tmp_path: Path) -> None:
     """A checkpoint is copied, not mapped: a file that is replaced later changes nothing."""
     config = short(tmp_path, "additive", steps=2)
     run = train(config, quiet()).run
@@ -115,7 +100,9 @@ def test_last_best_and_multiples_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
         run.find_checkpoint("5")
 
 
-def test_saved_every_so_many_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_minutes_saves_between_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved = []
     original = Saver.save
 
@@ -132,7 +119,7 @@ def test_saved_every_so_many_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert saved == [4]
 
 
-def test_a_run_that_is_done_stays_as_it_is(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_changes_no_record(tmp_path: Path) -> None:
     config = short(tmp_path, "additive", steps=2, resume="auto")
     run = train(config, quiet()).run
     before = run.metrics()
@@ -159,165 +146,8 @@ def test_half_a_line_of_metrics_is_dropped(tmp_path: Path) -> None:
     assert (run.path / "metrics.jsonl").read_text().splitlines() == [json.dumps(r) for r in before]
 
 
-# --- refused --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
-    """The configuration of a run that was stopped after 3 of 6 steps."""
-    text = tmp_path / "text.txt"
-    text.write_text("The delta rule erases what it overwrites. " * 100)
-    config = short(tmp_path, "additive", data=str(text), eval_every=6)
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(3, patch)
-        train(config, quiet())
-    return replace(config, resume="auto")
-
-
-def files(run: Path) -> dict[str, bytes]:
-    return {str(f.relative_to(run)): f.read_bytes() for f in run.rglob("*") if f.is_file()}
-
-
-def refused(config: TrainConfig, sentence: str) -> None:
-    """Training is refused with this sentence, and no file of the run changes."""
-    before = files(config.directory)
-    with pytest.raises(InputError, match=f"^{re.escape(sentence)}"):
-        train(config, quiet())
-    assert files(config.directory) == before
-
-
-def test_other_options(stopped: TrainConfig) -> None:
-    out = stopped.directory
-    end = f"as in {out}, to go on with it, got"
-    refused(replace(stopped, steps=7), f"`steps` must be 6, {end} 7")
-    other = replace(stopped.model, num_layers=3)
-    refused(replace(stopped, model=other), f"`model.num_layers` must be 2, {end} 3")
-    optim = replace(stopped.optim, lr=1e-4)
-    refused(replace(stopped, optim=optim), f"`optim.lr` must be 0.003, {end} 0.0001")
-    train(replace(stopped, save_every=1, device="auto"), quiet())  # these are free
-
-
-def test_options_that_say_something_else(stopped: TrainConfig, tmp_path: Path) -> None:
-    refused(
-        replace(stopped, overwrite=True), "`overwrite` must be left out with `resume`, got both"
-    )
-    out, other = stopped.directory, tmp_path / "other"
-    sentence = f"`out` must be left out with `resume`, got {other} beside {out}"
-    refused(replace(stopped, resume=str(out), out=other), sentence)
-
-
-def test_a_run_with_weights_only(stopped: TrainConfig) -> None:
-    """It could only begin again, over the weights."""
-    shutil.rmtree(stopped.directory / "checkpoints")
-    RunDirectory(stopped.directory).save(GPT(stopped.model))
-    out = stopped.directory
-    refused(stopped, f"`resume` must be a run with checkpoints, got {out}, with weights only")
-
-
-def test_other_data(stopped: TrainConfig, tmp_path: Path) -> None:
-    text = Path(stopped.data or "")
-    content = text.read_text()
-    expected = f"`data` must be what {stopped.directory} was trained on, got `{text}` with another"
-    text.write_text(content.replace("delta", "gamma", 1))
-    refused(stopped, f"{expected} content")
-    text.write_text(content + " ")
-    refused(stopped, f"{expected} content")
-    text.write_text(content)
-    tokenizer = stopped.directory / "tokenizer.json"
-    tokenizer.write_text('{"kind": "characters", "table": ["a"]}')
-    refused(stopped, f"{expected} vocabulary")
-    tokenizer.write_text('{"kind": "bytes", "table": null}')
-    moved = tmp_path / "moved.txt"
-    text.rename(moved)
-    train(replace(stopped, data=str(moved)), quiet())  # the same text elsewhere
-
-
-def damage(kind: str, file: Path) -> None:
-    content = file.read_bytes()
-    if kind == "missing":
-        file.unlink()
-    elif kind == "truncated":
-        file.write_bytes(content[:-5])
-    elif kind == "flipped":
-        middle = len(content) // 2
-        file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-    else:
-        file.write_bytes(b"garbage")
-
-
-@pytest.mark.parametrize("kind", ["missing", "truncated", "flipped", "garbage"])
-@pytest.mark.parametrize("part", ["model", "training"])
-def test_a_damaged_checkpoint(stopped: TrainConfig, kind: str, part: str) -> None:
-    path = RunDirectory(stopped.directory).checkpoint_path(3)
-    (file,) = (path / part).glob("*.safetensors")
-    damage(kind, file)
-    got = "a missing" if kind == "missing" else "a damaged"
-    refused(
-        stopped,
-        f"`{path}` must be as it was saved, got {got} {part}/{file.name}: delete this checkpoint"
-        " to go on from the one before it",
-    )
-    shutil.rmtree(path)
-    train(stopped, quiet())  # from the beginning: there is no other
-
-
-@pytest.mark.parametrize("kind", ["missing", "truncated", "garbage"])
-def test_a_damaged_manifest(stopped: TrainConfig, kind: str) -> None:
-    file = RunDirectory(stopped.directory).checkpoint_path(3) / "manifest.json"
-    damage(kind, file)
-    refused(stopped, f"`{file}` must be the manifest of a checkpoint, got: ")
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "sentence"),
-    [
-        ("format", 2, "must have format 1, got format 2, which this version does not know; if a"),
-        ("step", -1, "must be the manifest of a checkpoint, got: `step` is -1"),
-        ("records", True, "must be the manifest of a checkpoint, got: `records` is True"),
-        ("files", [], "must be the manifest of a checkpoint, got: `files` is []"),
-        ("validation_loss", "low", "must be the manifest of a checkpoint, got: `validation_loss`"),
-        ("more", 1, "must be the manifest of a checkpoint, got: "),
-    ],
-)
-def test_a_manifest_that_says_something_else(
-    stopped: TrainConfig, field: str, value: object, sentence: str
-) -> None:
-    file = RunDirectory(stopped.directory).checkpoint_path(3) / "manifest.json"
-    values = json.loads(file.read_text())
-    file.write_text(json.dumps(values | {field: value}))
-    refused(stopped, f"`{file}` {sentence}")
-
-
-def test_a_foreign_checkpoint(stopped: TrainConfig, tmp_path: Path) -> None:
-    other = replace(stopped, out=tmp_path / "other", optim=OptimConfig(lr=1e-5), resume=None)
-    train(other, quiet())
-    theirs = RunDirectory(other.directory).checkpoint_path(6)
-    path = RunDirectory(stopped.directory).checkpoint_path(6)
-    shutil.copytree(theirs, path)
-    refused(
-        stopped,
-        "`resume` must be a run whose checkpoints have its config.json, got"
-        f" {path}, which has another",
-    )
-    foreign = RunDirectory(stopped.directory).checkpoint_path(3) / "model" / "more.safetensors"
-    shutil.rmtree(path)
-    shutil.copy(next((theirs / "model").glob("*.safetensors")), foreign)
-    expected = "must be as it was saved, got a foreign model/more.safetensors"
-    refused(stopped, f"`{foreign.parents[1]}` {expected}")
-
-
-def test_a_directory_that_another_process_trains_into(stopped: TrainConfig) -> None:
-    descriptor = os.open(stopped.directory, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    sentence = f"`out` must be a directory of this process alone, got {stopped.directory}, into"
-    refused(stopped, sentence)
-    refused(replace(stopped, resume=None, overwrite=True), sentence)
-    os.close(descriptor)
-    train(stopped, quiet())
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_a_disk_that_fails(
+def test_a_run_goes_on_after_a_disk_failed(
     stopped: TrainConfig, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """The save fails in the background; the run stops, and the last checkpoint stays."""
@@ -339,26 +169,29 @@ def test_a_disk_that_fails(
     assert curve(stopped) == curve(whole)
 
 
-# --- the command ----------------------------------------------------------------------------------
-
-
-def test_the_command_takes_the_options_of_the_run(
-    stopped: TrainConfig, capsys: pytest.CaptureFixture[str]
+def test_a_failed_save_ends_the_run_after_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = stopped.directory
-    assert main(["train", "tiny", "--resume", str(out)]) == 1
-    expected = "`preset` must be left out with --resume, which has the run's options, got tiny"
-    assert capsys.readouterr().err == f"ddl train: {expected}\n"
-    assert main(["train", "--resume", str(out), "--steps", "9"]) == 1
-    expected = f"`--steps` must be 6, as in {out}, to go on with it, got 9"
-    assert capsys.readouterr().err == f"ddl train: {expected}\n"
-    assert main(["train", f"--resume={out}"]) == 0
-    assert "Going on after step 3" in capsys.readouterr().out
-    assert RunDirectory(out).steps()[-1] == 6
-    nowhere = out.with_name("nowhere")
-    assert main(["train", "--resume", str(nowhere)]) == 1
-    expected = "`run` must be a run directory of `ddl train`, got "
-    assert capsys.readouterr().err.startswith(f"ddl train: {expected}{nowhere}")
+    """It does not wait for the next save, which may be hours away."""
+    steps, save, step = [0], Saver.save, Trainer.step
+
+    def fail(*_: object, **__: object) -> None:
+        raise InputError("the disk is full")
+
+    def save_and_settle(self: Saver, evaluated: float | None, records: int) -> None:
+        save(self, evaluated, records)
+        self.settle()
+
+    def counted(self: Trainer) -> Step:
+        steps[0] += 1
+        return step(self)
+
+    monkeypatch.setattr(checkpoint, "write", fail)
+    monkeypatch.setattr(Saver, "save", save_and_settle)
+    monkeypatch.setattr(Trainer, "step", counted)
+    with pytest.raises(InputError, match=r"^the disk is full$"):
+        train(short(tmp_path, "additive", steps=9, eval_every=9, save_every=2), quiet())
+    assert steps == [3]
 
 
 def test_a_signal_ends_the_command_with_its_status(tmp_path: Path) -> None:
@@ -370,7 +203,7 @@ def test_a_signal_ends_the_command_with_its_status(tmp_path: Path) -> None:
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     while process.poll() is None and not (out / "metrics.jsonl").exists():
-        pass
+        time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, errors

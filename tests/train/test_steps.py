@@ -1,4 +1,4 @@
-"""What a step does: learning rate, AdamW by its formula, autocast; and what stops a run."""
+"""Steps: learning rate and autocast; numbers that are not finite; saving beside training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from ddl import data
 from ddl.config import OptimConfig
 from ddl.errors import DivergedError
-from ddl.optim import learning_rate, make_optimizer
+from ddl.optim import learning_rate
 from ddl.train import Trainer, checkpoint, train
 from ddl.train.runs import RunDirectory
 from ddl.train.saver import Saver
@@ -40,29 +40,6 @@ def test_each_step_has_its_own_learning_rate(tmp_path: Path) -> None:
         trainer.step()
     assert used == [learning_rate(config.optim, i, config.steps) for i in range(config.steps)]
     assert len(set(used)) == config.steps
-
-
-@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.5, 0.7)])
-def test_adamw_by_its_formula(betas: tuple[float, float]) -> None:
-    """Loshchilov and Hutter, arXiv 1711.05101, algorithm 2, with bias correction."""
-    config = OptimConfig(lr=0.01, betas=betas, weight_decay=0.3)
-    model = torch.nn.Linear(5, 3).double()
-    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
-    first = {name: torch.zeros_like(p) for name, p in expected.items()}
-    second = {name: torch.zeros_like(p) for name, p in expected.items()}
-    optimizer = make_optimizer(model, config)
-    for step in range(1, 4):
-        for name, p in model.named_parameters():
-            p.grad = torch.randn_like(p)
-            first[name] = betas[0] * first[name] + (1 - betas[0]) * p.grad
-            second[name] = betas[1] * second[name] + (1 - betas[1]) * p.grad**2
-            moment = first[name] / (1 - betas[0] ** step)
-            scale = (second[name] / (1 - betas[1] ** step)).sqrt() + 1e-8
-            decay = config.lr * config.weight_decay * (p.ndim == 2)
-            expected[name] = (1 - decay) * expected[name] - config.lr * moment / scale
-        optimizer.step()
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.detach(), expected[name], rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -111,7 +88,9 @@ def test_a_step_that_is_not_finite_ends_the_run(
     assert RunDirectory(config.directory).steps() == [4]
 
 
-def test_before_there_is_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divergence_before_the_first_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = short(tmp_path, "additive")
     with pytest.MonkeyPatch.context() as patch:
         spoil(patch, 1, loss=math.nan)
@@ -143,7 +122,7 @@ def test_weights_that_are_not_finite_are_not_saved(
     assert RunDirectory(config.directory).steps()[-1] == 3
 
 
-def test_a_validation_loss_that_is_not_finite(
+def test_a_validation_loss_that_is_not_finite_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Trainer, "evaluate", lambda *_: math.nan)
@@ -184,7 +163,7 @@ def test_training_goes_on_while_a_copy_is_written(
     assert_same(saved, expected)
 
 
-def test_a_checkpoint_that_a_killed_process_did_not_remove(tmp_path: Path) -> None:
+def test_a_resumed_run_removes_checkpoints_that_are_not_kept(tmp_path: Path) -> None:
     config = short(tmp_path, "additive", save_every=3, keep_every=3)
     run = train(config, quiet()).run
     assert run.steps() == [3, 6]

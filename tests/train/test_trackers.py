@@ -14,8 +14,7 @@ from ddl import cli
 from ddl.config import TrainConfig
 from ddl.errors import InputError
 from ddl.train import train
-from tests.support.train_cases import quiet, short
-from tests.train.test_resume import stop_at
+from tests.support.train_cases import quiet, short, stop_at
 
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
@@ -61,7 +60,7 @@ def test_every_record_is_logged(tracker: str, calls: Calls, tmp_path: Path) -> N
     assert calls[-1][0].endswith("finish")
 
 
-def test_tensorboard(calls: Calls, tmp_path: Path) -> None:
+def test_every_record_is_in_tensorboard(calls: Calls, tmp_path: Path) -> None:
     config = short(tmp_path, "additive", track=("tensorboard",), sample_every=3)
     run = train(config, quiet()).run
     made, *added, closed = calls
@@ -90,7 +89,7 @@ def test_a_resumed_run_goes_on_in_the_same_one(calls: Calls, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "trackio", "tensorboard"])
-def test_a_package_that_is_missing(
+def test_a_missing_package_is_named_with_its_extra(
     tracker: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -104,7 +103,7 @@ def test_a_package_that_is_missing(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_tracker() -> None:
+def test_an_unknown_tracker_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"^`track` must be names out of tensorboard, wandb, track"
     ):

@@ -1,4 +1,4 @@
-"""Training: repeatability, decay groups, schedule, run directories, Ctrl-C, choice of device."""
+"""Training: repeatability, batches, run directories, Ctrl-C, choice of device."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddl import DeltaResidual, Expand, Read, data
+from ddl import data
 from ddl.cli.sample import sample
 from ddl.config import OptimConfig, SampleConfig, TrainConfig
+from ddl.config.stored import from_json, to_json
 from ddl.errors import InputError
 from ddl.models import GPT
-from ddl.optim import learning_rate, parameter_groups
 from ddl.train import Trainer, pick_device, stop_on_signal, train
-from ddl.train.runs import RunDirectory, from_json, load_config, load_run, to_json
+from ddl.train.runs import RunDirectory, load_config, load_run
 from ddl.train.trainer import make_repeatable
 from tests.support.train_cases import quiet, recorder, short
 
@@ -88,39 +88,6 @@ def test_clipping_bounds_the_gradient(tmp_path: Path) -> None:
         assert trainer.step().grad_norm.item() > 0.1
     assert seen[0] > 0.1
     assert seen[1] == pytest.approx(1e-3, rel=1e-3)
-
-
-def test_learning_rate_schedule() -> None:
-    config = OptimConfig(lr=1.0, min_lr_ratio=0.1, warmup_steps=4)
-    rates = [learning_rate(config, step, 21) for step in range(21)]
-    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert rates[12] == pytest.approx(0.55)
-    assert rates[20] == pytest.approx(0.1)
-    assert rates[4:] == sorted(rates[4:], reverse=True)
-    assert learning_rate(OptimConfig(lr=1.0, warmup_steps=0), 0, 1) == 1.0
-
-
-@pytest.mark.parametrize("residual", ["additive", "ddl", "ddl-cc", "ddl-tc"])
-def test_decay_groups(tmp_path: Path, residual: str) -> None:
-    model = GPT(short(tmp_path, residual).model)
-    decayed, kept = parameter_groups(model, 0.1)
-    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
-    linears = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    backbone = {
-        id(p)
-        for name, p in model.named_parameters()
-        if p.ndim == 2 and ("sublayers" in name or "wte" in name)
-    }
-    assert {id(p) for p in decayed["params"]} == backbone
-    assert len(backbone) == 7 * 2 + 1
-    delta = [m for m in model.modules() if isinstance(m, DeltaResidual | Read | Expand)]
-    owned = {id(p) for m in delta for p in m.parameters()}
-    assert bool(owned) == (residual != "additive")
-    kept_ids = [id(p) for p in kept["params"]]
-    assert owned <= set(kept_ids)
-    assert len(kept_ids) == len(set(kept_ids))
-    assert len(decayed["params"]) + len(kept_ids) == len(list(model.parameters()))
-    assert linears
 
 
 def test_train_writes_a_run_that_samples(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def summary(config: PrepareConfig, done: Prepared) -> str:
         f"{done.index.tokens(part):,} tokens of {done.index.documents(part):,} documents for {part}"
         for part in done.index.shards
     ]
-    verb = "was complete already:" if done.again else "has"
+    verb = "was complete already:" if done.was_complete else "has"
     return f"{config.out} {verb} {', '.join(parts)}"
 
 

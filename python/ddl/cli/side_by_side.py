@@ -60,8 +60,9 @@ class Candidate:
         self.run.log({"step": self.trainer.steps_done, "loss": loss, "seconds": self.seconds[-1]})
 
     def evaluate(self) -> None:
+        """Measure the validation loss and log it."""
         loss = self.trainer.evaluate()
-        assert loss is not None  # nothing stops it
+        assert loss is not None  # it is None only if `evaluate` is stopped
         self.validation_loss = loss
         self.run.log({"step": self.trainer.steps_done, "validation_loss": self.validation_loss})
 

@@ -1,4 +1,4 @@
-"""Output of the commands: removal of control characters, and handling of closed pipes."""
+"""Output of the commands: to a console, an ASCII terminal, a full disk or a closed pipe."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ Tokens = Array | Shards  # both have a length and windows tokens[a:b]
 EMBEDDED = "topics"
 VALIDATION_SHARE = 10  # the last tenth of a text is kept for validation
 CHUNK = 2**20
-HASHED_WHOLE = 64 * 2**20  # bytes of a longer part are hashed in samples
-SAMPLES, SAMPLE = 1024, 64 * 2**10  # blocks that are hashed of a longer one, and their bytes
+HASHED_WHOLE = 64 * 2**20  # bytes; of a longer part, evenly spaced blocks are hashed
+SAMPLES, SAMPLE = 1024, 64 * 2**10  # number and bytes of the blocks that are hashed then
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _largest(tokens: Array) -> int:
 
 
 def _samples(tokens: Array) -> Iterator[bytes]:
-    """All bytes of the tokens in blocks, or evenly spaced ones of many."""
+    """Yield all bytes of the tokens in blocks; of more than HASHED_WHOLE, SAMPLES spaced blocks."""
     data = tokens.view(np.uint8)
     if len(data) <= HASHED_WHOLE:
         starts = list(range(0, len(data), SAMPLE))

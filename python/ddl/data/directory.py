@@ -1,4 +1,4 @@
-"""The directory of `ddl prepare`: it is begun, or gone on in if nothing has changed since."""
+"""The directory of `ddl prepare`: a new one is begun, an interrupted one is checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .tokenizer import Tokenizer, describe
 SHARD = re.compile(rf"({'|'.join(PARTS)})-\d{{5,}}\.(bin|starts)")
 
 
-def refuse_others(out: Path) -> None:
+def refuse_foreign_files(out: Path) -> None:
     """Raise InputError unless `out` is new, empty, or has nothing but files of `ddl prepare`."""
     try:
         names = sorted(os.listdir(out))
@@ -52,7 +52,11 @@ def made_of(
     found: list[Source],
     workers: int,
 ) -> dict[str, Any]:
-    """What the files depend on, as JSON values."""
+    """Return versions, options and sources, on which the files depend, as JSON values.
+
+    token: the document token, None for none. workers: threads that hash the sources. Raises
+    InputError if a source cannot be read.
+    """
     library = {"file": "tokenizers", "gpt2": "tiktoken"}.get(tokenizer.kind)
     versions = {"ddl": __version__} | ({library: version(library)} if library else {})
     with ThreadPoolExecutor(workers) as pool:  # hashing releases the GIL
@@ -87,11 +91,15 @@ def _is_temporary(name: str) -> bool:
 
 
 def begin(out: Path, fresh: Index, tokenizer: Tokenizer) -> Index:
-    """Write the first index, or read that of an earlier call and check what it wrote."""
+    """Write `fresh` as the first index, or read that of an earlier call and check its shards.
+
+    Returns the index to go on with. Raises InputError if the earlier call had other options,
+    versions or sources, or its files are missing or changed.
+    """
     index = read_index(out, argument="out") if (out / INDEX).exists() else fresh
     if index.next == fresh.next:  # nothing is done yet, so it may be begun in another way
         index = fresh
-    _refuse_another(out, index.made_of, fresh.made_of)
+    _refuse_other_origin(out, index.made_of, fresh.made_of)
     files: dict[str, str] = {}
     for shard in (shard for part in PARTS for shard in index.shards[part]):
         files |= shard.files
@@ -103,14 +111,14 @@ def begin(out: Path, fresh: Index, tokenizer: Tokenizer) -> Index:
             )
     for name in os.listdir(out):
         if _is_temporary(name) or (SHARD.fullmatch(name) and name not in files):
-            (out / name).unlink()  # of the step that was interrupted
+            (out / name).unlink()  # the interrupted step left it, and the index does not list it
     if index is fresh:
         index.write(out)
     write_text(out / TOKENIZER, json.dumps(describe(tokenizer)))
     return index
 
 
-def _refuse_another(out: Path, begun: dict[str, Any], now: dict[str, Any]) -> None:
+def _refuse_other_origin(out: Path, begun: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise InputError if the earlier call had other options, versions or sources."""
     for section in ("options", "versions"):
         for name, value in now[section].items():

@@ -19,11 +19,12 @@ import numpy.typing as npt
 from ddl import environment
 from ddl.errors import InputError
 
-from .sources import Piece, Reading, Unit, pieces
+from .documents import Piece, pieces
+from .sources import Reading, Unit
 from .tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, restore
 
-GROUP = 2**18  # bytes that are encoded at once: tokenizers keeps 100 bytes and more for each token
-AHEAD = 3  # units for each process that are read and wait, or are done and wait for their turn
+GROUP = 2**18  # bytes of text that are encoded at once; tokenizers keeps over 100 for each token
+AHEAD = 3  # units in flight for each worker: waiting, being encoded, or done before their turn
 
 
 class Tokens(NamedTuple):
@@ -44,8 +45,8 @@ class Encoded(NamedTuple):
 class Encoder:
     """Turns units into tokens.
 
-    description: of the tokenizer, as by `describe`. document_token: is put before each document;
-    None for none. dtype: of the tokens.
+    description: the tokenizer, as `describe` returns it. document_token: the token that is put
+    before each document; None for none. dtype: of the tokens. how: how documents are found.
     """
 
     description: dict[str, Any]
@@ -91,6 +92,7 @@ class _Part:
     begins: bool = False  # a document whose tokens are still to come
 
     def add(self, tokens: npt.NDArray[Any], begins: bool, prefix: npt.NDArray[Any]) -> None:
+        """Append the tokens of a piece, after `prefix` if a document begins with it."""
         self.begins = begins or self.begins
         tokens = np.concatenate((prefix, tokens)) if begins and len(prefix) else tokens
         if self.begins and len(tokens):
@@ -105,6 +107,7 @@ class _Part:
 
 
 def _groups(found: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Consecutive pieces together, of about GROUP bytes."""
     group, length = list[Piece](), 0
     for piece in found:
         group.append(piece)
@@ -133,11 +136,11 @@ def encode(
             yield unit._replace(items=[]), encoder(unit)
         return
     # Processes are spawned, because a fork of one with threads may hang.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (encoder,))
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (encoder,))
     waiting: deque[tuple[Unit, Future[Encoded]]] = deque()
     try:
         for unit in units:
-            waiting.append((unit._replace(items=[]), pool.submit(_work, unit)))
+            waiting.append((unit._replace(items=[]), pool.submit(_encode_in_worker, unit)))
             if len(waiting) >= AHEAD * workers:
                 done, future = waiting.popleft()
                 yield done, future.result()
@@ -156,8 +159,8 @@ def encode(
 _encoder: Encoder  # of a worker process
 
 
-def _begin(encoder: Encoder) -> None:
-    """Set up a worker process."""
+def _start_worker(encoder: Encoder) -> None:
+    """Set up a worker process, which gets the encoder once instead of with every unit."""
     global _encoder
     _encoder = encoder
     environment.use_one_tokenizer_thread()
@@ -166,12 +169,12 @@ def _begin(encoder: Encoder) -> None:
 
 
 def _end_with_parent() -> None:
-    """A killed parent cannot end its workers, and their queue would keep them waiting."""
+    """End this worker with its parent: a killed one cannot, and the worker would wait forever."""
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
     os._exit(1)
 
 
-def _work(unit: Unit) -> Encoded:
+def _encode_in_worker(unit: Unit) -> Encoded:
     return _encoder(unit)

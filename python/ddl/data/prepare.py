@@ -19,10 +19,10 @@ from ddl.errors import InputError
 from ddl.files import alone_in
 
 from . import sources
-from .directory import begin, clear, made_of, refuse_others
+from .directory import begin, clear, made_of, refuse_foreign_files
 from .encoding import Encoded, Encoder, encode
 from .shards import DTYPES, PARTS, TOKENIZER, TRAIN, VALIDATION, Index, ShardWriter
-from .sources import Reading, Source, Unit, all_units, find
+from .sources import Reading, Source, Unit, find
 from .tokenizer import (
     END_OF_TEXT,
     ByteTokenizer,
@@ -31,6 +31,7 @@ from .tokenizer import (
     Tokenizer,
     describe,
 )
+from .units import all_units
 
 
 class Progress(NamedTuple):
@@ -43,10 +44,10 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """The complete index, and whether it was complete before."""
+    """The complete index, and whether it was complete before this call."""
 
     index: Index
-    again: bool
+    was_complete: bool
 
 
 def prepare(
@@ -67,7 +68,7 @@ def prepare(
     separator = None if config.separator is None else _unescaped(config.separator)
     how = Reading(config.text_field, separator, config.validation, sources.UNIT)
     found = find(config.inputs)
-    refuse_others(config.out)
+    refuse_foreign_files(config.out)
     workers = config.workers or _cores()
     stats = [source.path.stat() for source in found]
     fresh = Index(
@@ -77,7 +78,7 @@ def prepare(
     )
     with alone_in(config.out):
         index = begin(config.out, fresh, tokenizer)
-        again = index.next is None
+        was_complete = index.next is None
         if index.next is not None:
             encoder = Encoder(describe(tokenizer), token, index.dtype, how)
             units = all_units(found, how, index.next)
@@ -89,7 +90,7 @@ def prepare(
             _refuse_empty(config, found, index)
             index.next = None
             index.write(config.out)
-    return Prepared(index, again)
+    return Prepared(index, was_complete)
 
 
 def _cores() -> int:
@@ -142,11 +143,12 @@ def _read_tokenizer(path: Path) -> str:
 
 
 def _unescaped(separator: str) -> bytes:
-    """A shell passes a line end most easily as \\n."""
+    """The separator's bytes, with \\n and \\t for a line end and a tab, which are hard to type."""
     return separator.replace("\\n", "\n").replace("\\t", "\t").encode("utf-8")
 
 
 def _dtype(vocab_size: int) -> str:
+    """The smallest dtype that holds the vocabulary's tokens."""
     fits = (dtype for dtype in DTYPES if vocab_size <= 2 ** int(dtype.removeprefix("uint")))
     return next(fits)
 
@@ -186,7 +188,7 @@ def _reported(
     sizes: list[int],
     report: Callable[[Progress], object],
 ) -> Iterator[tuple[Unit, Encoded]]:
-    """Pass on what is encoded, and report it."""
+    """Pass on the encoded units, and report the progress after each."""
     tokens = 0
     for unit, parts in encoded:
         yield unit, parts

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from ddl.errors import NEWER, InputError, first_line
 from ddl.files import atomic_file, write_text
 
-from .tokenizer import Tokenizer, restore
+from .tokenizer import Tokenizer, restore_json
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
 FORMAT, VERSION = "ddl-shards", 1
@@ -70,9 +70,11 @@ class Index:
     shards: dict[str, list[Shard]] = field(default_factory=lambda: {part: [] for part in PARTS})
 
     def tokens(self, part: str) -> int:
+        """Tokens of a part, over all its shards."""
         return sum(shard.tokens for shard in self.shards[part])
 
     def documents(self, part: str) -> int:
+        """Documents of a part, over all its shards."""
         return sum(shard.documents for shard in self.shards[part])
 
     def write(self, folder: Path) -> None:
@@ -126,7 +128,7 @@ def _check(index: Index) -> None:
 class ShardWriter:
     """Writes one shard of a part; its files appear, complete, when `files` is closed.
 
-    files: closes and renames them. Without tokens there are none.
+    files: the stack that closes and renames the files. A shard without tokens has no files.
     """
 
     def __init__(self, folder: Path, part: str, number: int, dtype: str, files: ExitStack) -> None:
@@ -146,7 +148,7 @@ class ShardWriter:
                 final = self._folder / (self.name + suffix)
                 temporary = self._files.enter_context(atomic_file(final))
                 self._opened[suffix] = self._files.enter_context(temporary.open("wb"))
-        data = (tokens.astype(_little(self._dtype)), (starts + self.tokens).astype(STARTS))
+        data = (tokens.astype(_little_endian(self._dtype)), (starts + self.tokens).astype(STARTS))
         for suffix, array in zip(SUFFIXES, data, strict=True):
             self._opened[suffix].write(array.data)
             self._sums[suffix].update(array.data)
@@ -168,7 +170,7 @@ class Shards:
 
     def __init__(self, folder: Path, index: Index, part: str) -> None:
         listed = index.shards[part]
-        dtype = _little(index.dtype)
+        dtype = _little_endian(index.dtype)
         self._tokens = [_map(folder / f"{s.name}.bin", dtype, s.tokens) for s in listed]
         self._starts = [_map(folder / f"{s.name}.starts", STARTS, s.documents) for s in listed]
         self._borders = np.cumsum([0, *(shard.tokens for shard in listed)])
@@ -218,8 +220,8 @@ class _Span(NamedTuple):
     at: int
 
 
-def _little(dtype: str) -> np.dtype[Any]:
-    """A dtype as files have it, whatever the machine's order of bytes."""
+def _little_endian(dtype: str) -> np.dtype[Any]:
+    """A dtype in the byte order of the files, which does not depend on the machine."""
     return np.dtype(dtype).newbyteorder("<")
 
 
@@ -243,11 +245,10 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """Read tokenizer.json of a prepared directory; raise InputError if it is damaged."""
     path = folder / TOKENIZER
     try:
-        return restore(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"`{path}` must be JSON, got: {first_line(error)}") from error
+    return restore_json(text, path)
 
 
 def open_shards(folder: Path) -> tuple[Index, Shards, Shards, Tokenizer]:

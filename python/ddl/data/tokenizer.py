@@ -176,6 +176,18 @@ def restore(description: Any) -> Tokenizer:
     )
 
 
+def restore_json(text: str, path: Path) -> Tokenizer:
+    """Return the tokenizer that the text of the tokenizer.json at `path` describes.
+
+    Raises InputError if the text is no JSON or describes no tokenizer.
+    """
+    try:
+        description = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"`{path}` must be JSON, got: {first_line(error)}") from error
+    return restore(description)
+
+
 class _PlainUnpickler(pickle._Unpickler):
     """Unpickle dict, list, tuple, str and int; refuse every import, so that no code can run.
 

@@ -5,8 +5,8 @@
         model/           the weights, as safetensors
         training/        optimizer, random states and partial sums, as safetensors
 
-torch.distributed.checkpoint writes and reads the tensors. Nothing here is a pickle. It is imported
-in the functions, because that takes half a second.
+torch.distributed.checkpoint writes and reads the tensors; importing it takes half a second, so the
+functions do that. Nothing here is a pickle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 MODEL, TRAINING = "model", "training"  # the two directories of tensors
 
-# Said of every checkpoint that a single process writes.
+# torch warns of this at every checkpoint that a single process writes.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
 
 Tensors = dict[str, Tensor]
@@ -177,7 +177,7 @@ def _fingerprint(file: Path) -> list[Any]:
 
 
 def staged(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Copies in the CPU's memory, so that training may go on while they are written."""
+    """Return copies in the CPU's memory, so that training may go on while they are written."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 

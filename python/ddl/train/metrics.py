@@ -18,12 +18,12 @@ from ddl.errors import InputError
 
 from .trainer import Trainer
 
-# Names of figures that another run, or a resumed one, need not repeat.
+# Names of the figures that are measured: they differ between a run and its repetition.
 MEASURED = ("tokens_per_second", "mfu", "peak_memory")
 
 DECODED = 2**16  # validation tokens whose bytes are counted
-LARGEST_EXPONENT = 700.0  # e to more is no float
-SIDE, TRIES = 1024, 5  # of the matrices that measure a CPU, and how often
+LARGEST_EXPONENT = 700.0  # exp overflows a float64 above 709
+SIDE, TRIES = 1024, 5  # the peak of a CPU is the best of 5 products of 1024 × 1024 matrices
 
 
 class Peak(NamedTuple):
@@ -105,7 +105,10 @@ def bytes_per_token(corpus: Corpus) -> float | None:
 
 
 def peak_operations(device: torch.device, precision: str) -> float | None:
-    """The device's matrix products per second, in operations; None for a GPU that is not listed."""
+    """The device's peak in operations per second, of matrix products without sparsity.
+
+    precision: "float32" or "bfloat16". Returns None for a GPU that is not in the table.
+    """
     if device.type != "cuda":
         return measured_peak(precision)
     name = torch.cuda.get_device_name(device)
@@ -115,7 +118,10 @@ def peak_operations(device: torch.device, precision: str) -> float | None:
 
 @cache
 def measured_peak(precision: str) -> float:
-    """The best of some products of square matrices on this CPU, in operations per second."""
+    """The speed of the fastest of some products of square matrices on this CPU, in operations/s.
+
+    precision: "float32" or "bfloat16", the dtype of the matrices.
+    """
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         matrix = torch.rand(SIDE, SIDE).to(getattr(torch, precision))
         seconds = []
@@ -127,7 +133,7 @@ def measured_peak(precision: str) -> float:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes that torch has held on the GPU, or the process in memory."""
+    """The most bytes that torch has allocated on the GPU, or that the process has had in memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddl.config import TrainConfig
+from ddl.config.stored import from_json, plain
 from ddl.data import Corpus
 from ddl.data.tokenizer import describe
 from ddl.errors import InputError
@@ -15,7 +16,7 @@ from ddl.files import PathKind, path_kind
 
 from . import checkpoint
 from .checkpoint import Manifest
-from .runs import LAST, WEIGHTS, RunDirectory, from_json, load_config, load_tokenizer, plain
+from .runs import LAST, WEIGHTS, RunDirectory, load_config, load_tokenizer
 
 AUTO = "auto"
 # Options that do not change what a run records; the path of the same data may change, too.
@@ -61,7 +62,7 @@ def find_start(config: TrainConfig) -> Start | None:
     if path is None:
         return Start(run, None, None)
     manifest = checkpoint.read_manifest(path)
-    saved = from_json(TrainConfig, json.dumps(manifest.config))  # fills in what is newer than it
+    saved = from_json(TrainConfig, json.dumps(manifest.config))  # adds fields that it lacks
     if _fixed(plain(saved)) != _fixed(plain(stored)):
         raise InputError(
             f"`resume` must be a run whose checkpoints have its config.json, got {path}, which has"

@@ -10,11 +10,9 @@ import dataclasses
 import json
 import os
 import re
-import typing
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -22,8 +20,9 @@ import torch
 from torch import nn
 
 from ddl.config import TrainConfig
-from ddl.data.tokenizer import Tokenizer, describe, restore
-from ddl.errors import NEWER, InputError, first_line
+from ddl.config.stored import from_json, to_json
+from ddl.data.tokenizer import Tokenizer, describe, restore_json
+from ddl.errors import InputError, first_line
 from ddl.files import (
     CONFIG,
     PathKind,
@@ -45,20 +44,11 @@ from .plots import Record, plot_losses
 TOKENIZER, METRICS, CHECKPOINTS = "tokenizer.json", "metrics.jsonl", "checkpoints"
 WEIGHTS, PLOT = "model.safetensors", "loss.png"
 TRACKED = ("tensorboard", "wandb")
-FILES = (
-    TOKENIZER,
-    METRICS,
-    CHECKPOINTS,
-    WEIGHTS,
-    PLOT,
-    *TRACKED,
-    CONFIG,
-)  # in the order of their removal
+# In the order of their removal: config.json is last, because without it the directory is no run.
+FILES = (TOKENIZER, METRICS, CHECKPOINTS, WEIGHTS, PLOT, *TRACKED, CONFIG)
 
 LAST, BEST = "last", "best"
 STEP = re.compile(r"step-(\d{8,})")
-
-Config = TypeVar("Config")
 
 
 class RunDirectory:
@@ -76,6 +66,7 @@ class RunDirectory:
         self._alone.enter_context(alone_in(self.path))
 
     def unlock(self) -> None:
+        """Let other processes train into this directory again."""
         self._alone.close()
 
     @classmethod
@@ -104,6 +95,7 @@ class RunDirectory:
 
     @contextmanager
     def unlocked_by_errors(self) -> Iterator[None]:
+        """Unlock if the block raises, so that another process may train into the directory."""
         try:
             yield
         except BaseException:
@@ -146,9 +138,8 @@ class RunDirectory:
         plot_losses({self.path.name: self.metrics()}, path)
         return path
 
-    # --- checkpoints ------------------------------------------------------------------------------
-
     def checkpoint_path(self, step: int) -> Path:
+        """The directory of the checkpoint after this step, whether it exists or not."""
         return self.path / CHECKPOINTS / f"step-{step:08}"
 
     def steps(self) -> list[int]:
@@ -174,9 +165,10 @@ class RunDirectory:
         return {step: loss for step, loss in found.items() if loss is not None}
 
     def find_checkpoint(self, which: str) -> Path | None:
-        """The checkpoint "last", "best" or of a step; None for "last" or "best" of a run without.
+        """Return the checkpoint "last", "best" or of a step; if none was evaluated, best is last.
 
-        Raises InputError for a step that has none.
+        Returns None for "last" or "best" if the run has no checkpoint. Raises InputError for a
+        step without one.
         """
         steps = self.steps()
         if which in (LAST, BEST):
@@ -201,7 +193,8 @@ class RunDirectory:
                     remove(folder / name)
 
 
-def _is_beginning(name: str) -> bool:
+def _precedes_config(name: str) -> bool:
+    """Whether a run that was killed before it had its config.json may have left this file."""
     return name == TOKENIZER or _is_unfinished(name)
 
 
@@ -222,8 +215,8 @@ def refuse_existing(config: TrainConfig) -> None:
         raise InputError(f"`out` must be a directory, got {path}: {error.strerror}") from error
     if not names or config.overwrite:
         return
-    if config.resume is not None and CONFIG not in names and all(map(_is_beginning, names)):
-        return  # of a run that was killed before it had anything
+    if config.resume is not None and CONFIG not in names and all(map(_precedes_config, names)):
+        return  # a run was killed before it had anything to lose
     if any(name in FILES for name in names):
         expected, got, hint = "a directory without a run", "one", ""
     else:
@@ -269,10 +262,7 @@ def weights_folder(run: Path, which: str = LAST) -> Path:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Load a run's tokenizer; raise InputError if it is missing or damaged."""
-    try:
-        return restore(json.loads(_read(path, TOKENIZER)))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"`{path / TOKENIZER}` must be JSON, got: {error}") from error
+    return restore_json(_read(path, TOKENIZER), path / TOKENIZER)
 
 
 def _load_weights(file: Path, model: GPT, device: torch.device) -> None:
@@ -293,44 +283,3 @@ def _read(path: Path, name: str) -> str:
         raise InputError(
             f"`run` must be a run directory with {name}, got {path}: {reason}"
         ) from error
-
-
-def to_json(config: Any) -> str:
-    """Convert a configuration to indented JSON; `from_json` reads it back."""
-    return json.dumps(dataclasses.asdict(config), indent=2, default=str)
-
-
-def plain(config: Any) -> dict[str, Any]:
-    """Convert a configuration to JSON's values."""
-    return json.loads(to_json(config))
-
-
-def from_json(kind: type[Config], text: str) -> Config:
-    """Build a configuration dataclass from `to_json`'s text.
-
-    A missing field takes its default. Raises InputError if the text is not JSON, a field is unknown
-    or a value is invalid.
-    """
-    try:
-        return _build(kind, json.loads(text))
-    except (json.JSONDecodeError, TypeError, RecursionError) as error:
-        raise InputError(f"`config.json` must hold a {kind.__name__}, got: {error}") from error
-
-
-def _build(kind: type[Config], values: dict[str, Any], inside: str = "") -> Config:
-    """Build a configuration dataclass; `inside` is the path to it, such as "model."."""
-    hints = typing.get_type_hints(kind)
-    if not isinstance(values, dict):
-        raise TypeError(f"{type(values).__name__} instead of an object")
-    made = dict(values)
-    for name, value in values.items():
-        hint = hints.get(name)
-        if hint is None:
-            raise TypeError(f"the unknown field {inside + name!r}; {NEWER}")
-        if dataclasses.is_dataclass(hint):
-            made[name] = _build(typing.cast(type, hint), value, f"{inside}{name}.")
-        elif isinstance(value, list):
-            made[name] = tuple(value)
-        elif name == "out" and value is not None:
-            made[name] = Path(value)
-    return kind(**made)

@@ -1,4 +1,4 @@
-"""Saver: write checkpoints beside training, and keep the last, the best and every so many steps."""
+"""Saver: a thread writes checkpoints; the last, the best and the multiples of a step are kept."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 
 import ddl
+from ddl.config.stored import plain
 from ddl.errors import DivergedError
 
 from . import checkpoint
 from .checkpoint import Manifest, Tensors, staged
-from .runs import RunDirectory, plain
+from .runs import RunDirectory
 from .state import model_tensors, restore_training, training_tensors
 from .trainer import Trainer
 
@@ -95,7 +96,7 @@ class Saver:
             )
         self.run.sync_metrics()
         path = self.run.checkpoint_path(manifest.step)
-        if path.exists():  # the same state; it has been evaluated since
+        if path.exists():  # the state is the same, but it has been evaluated since
             checkpoint.update(path, manifest)
         else:
             checkpoint.write(path, manifest, model=model, training=training)

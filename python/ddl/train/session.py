@@ -79,9 +79,9 @@ class Session:
             self.run.unlock()
 
     def take(self, step: Step) -> None:
-        """Log what a step has left.
+        """Check the loss and gradient of a step, and log them every `log_every` steps.
 
-        Raises DivergedError if its loss or gradient is not finite; on a GPU after the next step.
+        Raises DivergedError if one is not finite; on a GPU after the next step.
         """
         config = self.trainer.config
         self.evaluated = None
@@ -137,8 +137,8 @@ class Session:
         self._started += time.perf_counter() - started
 
     def _save_if_due(self, ending: bool) -> None:
-        known = (self.trainer.steps_done, self.evaluated) == self.saver.saved
-        if not known and (ending or self.saver.is_due(self.evaluated)):
+        saved = (self.trainer.steps_done, self.evaluated) == self.saver.saved
+        if not saved and (ending or self.saver.is_due(self.evaluated)):
             self._check(self.watch.finish)
             started = time.perf_counter()
             self._check(lambda: self.saver.save(self.evaluated, self.records))
@@ -150,9 +150,10 @@ class Session:
         for tracker in self.trackers:
             tracker.log(record)
 
-    def _check(self, look: Callable[[], None]) -> None:
+    def _check(self, check: Callable[[], None]) -> None:
+        """Run a check; if it raises DivergedError, add the last good checkpoint to its sentence."""
         try:
-            look()
+            check()
         except DivergedError as error:
             self.saver.settle()
             good = self.run.find_checkpoint(LAST)
@@ -163,7 +164,7 @@ class Session:
 def begin(trainer: Trainer, bar: Progress, start: Start | None) -> Session:
     """Start a run, with its first step, or restore the run that `start` names.
 
-    The run directory is made after the first step, so that what fails before leaves nothing.
+    The run directory is made after the first step, so that a failure before leaves nothing behind.
     """
     if start is not None and start.path is not None and start.manifest is not None:
         return _restored(trainer, bar, start.run, start.path, start.manifest)
@@ -182,6 +183,7 @@ def begin(trainer: Trainer, bar: Progress, start: Start | None) -> Session:
 def _restored(
     trainer: Trainer, bar: Progress, run: RunDirectory, path: Path, manifest: Manifest
 ) -> Session:
+    """Restore the trainer from the checkpoint at `path`, and cut the run's files back to it."""
     run.lock()
     with run.unlocked_by_errors():
         restore(trainer, path, manifest)

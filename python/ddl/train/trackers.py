@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, Protocol
 
+from ddl.config.stored import plain
 from ddl.files import CONFIG
 
 from .plots import Record
-from .runs import RunDirectory, load_config, plain
+from .runs import RunDirectory, load_config
 
 PROJECT = "ddl"
 
@@ -35,7 +36,7 @@ def open_trackers(names: Iterable[str], run: RunDirectory, step: int) -> list[Tr
 
 
 class _TensorBoard:
-    """Event files in the run directory; what is later than the checkpoint is hidden."""
+    """Event files in the run directory; events later than the checkpoint are hidden."""
 
     def __init__(self, run: RunDirectory, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -59,7 +60,7 @@ class _WandB:
     def __init__(self, run: RunDirectory, step: int) -> None:
         import wandb
 
-        self._run: Any = wandb.init(dir=str(run.path), id=_identity(run), **_described(run))
+        self._run: Any = wandb.init(dir=str(run.path), id=_identifier(run), **_init_options(run))
 
     def log(self, record: Record) -> None:
         step, values = _split(record)
@@ -76,7 +77,7 @@ class _Trackio:
         import trackio
 
         self._trackio: Any = trackio
-        trackio.init(**_described(run))
+        trackio.init(**_init_options(run))
 
     def log(self, record: Record) -> None:
         step, values = _split(record)
@@ -89,18 +90,19 @@ class _Trackio:
 TRACKERS: dict[str, Any] = {"tensorboard": _TensorBoard, "wandb": _WandB, "trackio": _Trackio}
 
 
-def _described(run: RunDirectory) -> dict[str, Any]:
-    """Arguments that both `init` functions take."""
+def _init_options(run: RunDirectory) -> dict[str, Any]:
+    """The arguments that the `init` functions of both wandb and trackio take."""
     config = plain(load_config(run.path))
     return {"project": PROJECT, "name": run.path.name, "config": config, "resume": "allow"}
 
 
-def _identity(run: RunDirectory) -> str:
-    """The same for a run and its resumption, another for a run that replaces it."""
+def _identifier(run: RunDirectory) -> str:
+    """An identifier that a run keeps when it is resumed; a run that replaces it has another."""
     made = (run.path / CONFIG).stat().st_mtime_ns
     return hashlib.sha256(f"{run.path.resolve()} {made}".encode()).hexdigest()[:16]
 
 
 def _split(record: Record) -> tuple[int, dict[str, Any]]:
+    """The step of a record, and its other values."""
     values = dict(record)
     return values.pop("step"), values

@@ -52,6 +52,7 @@ class Trainer:
 
     @property
     def tokens_per_step(self) -> int:
+        """Training tokens of one optimizer step, over all accumulated batches."""
         return self.config.batch_size * self.config.accumulation * self.config.model.block_size
 
     def step(self) -> Step:
@@ -150,8 +151,8 @@ class Trainer:
     def _loss(self, windows: data.Windows, model: Callable[..., Any]) -> Tensor:
         idx, document_starts = (self._to_device(tensor) for tensor in windows)
         assert idx is not None
-        half = self.config.precision == "bfloat16"
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
+        mixed = self.config.precision == "bfloat16"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=mixed):
             loss = model(idx, labels=idx, document_starts=document_starts).loss
         assert isinstance(loss, Tensor)
         return loss

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +15,23 @@ import pytest
 
 from ddl.cli import main
 from ddl.config import TrainConfig
+from ddl.config.stored import from_json, to_json
 from ddl.errors import InputError
-from ddl.train.runs import from_json, to_json
 from tests.support.train_cases import short
 
 SIZES = "--model.hidden-size 32 --model.block-size 32 --steps 2 --eval-batches 1 --device cpu"
 TEXT = "The delta rule erases what it overwrites. " * 100
+# Runs each argument as a command line of `ddl` and prints its exit status.
+COMMANDS = """
+import shlex, sys
+from ddl.cli import main
+for line in sys.argv[1:]:
+    try:
+        status = main(shlex.split(line))
+    except SystemExit as stop:  # after --help
+        status = stop.code or 0
+    print(f"\\nstatus {status}")
+"""
 NOT_UTF8 = os.fsdecode(b"\xff run")
 
 
@@ -127,38 +140,41 @@ def test_a_config_with_wrong_types(changes: dict[str, Any], sentence: str, tmp_p
 # --- terminals ------------------------------------------------------------------------------------
 
 
-def run(
-    *arguments: object, stdout: int = subprocess.PIPE, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ddl", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    return subprocess.run(
-        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment
-    )
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_a_full_disk_behind_the_output(tmp_path: Path) -> None:
+def test_a_full_disk_behind_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     sentence = "ddl: the output must be writable, got: No space left on device\n"
     with Path("/dev/full").open("w") as full:
-        for command in (["--help"], ["train", "tiny", *SIZES.split(), "--out", out]):
-            done = run(*command, stdout=full.fileno())
-            assert (done.returncode, done.stderr) == (1, sentence)
+        done = subprocess.run(  # it fails when the process flushes its output
+            [sys.executable, "-m", "ddl", "--help"],
+            stdout=full, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (1, sentence)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", full)
+            assert ddl("train", "tiny", *SIZES.split(), "--out", out) == 1
+    assert capsys.readouterr().err == sentence
     assert not out.exists()
 
 
 def test_an_ascii_terminal(tmp_path: Path) -> None:
-    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
-    help_text = run("--help", **ascii_only)
-    assert help_text.returncode == 0, help_text.stderr
+    """One process runs all commands, because each process would import torch."""
     data, out = tmp_path / "größe.txt", tmp_path / "läuft"
     data.write_text("Größe und Länge. " * 200)
-    for command in (
+    lines = [
+        ["--help"],
         ["train", "--help"],
-        ["train", "tiny", *SIZES.split(), "--data", data, "--out", out],
-        ["sample", out, "--tokens", 20, "--device", "cpu"],
-    ):
-        done = run(*command, **ascii_only)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.isascii()
+        ["train", "tiny", *SIZES.split(), "--data", str(data), "--out", str(out)],
+        ["sample", str(out), "--tokens", "20", "--device", "cpu"],
+    ]
+    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, *map(shlex.join, lines)],
+        capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"} | ascii_only,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert re.findall(r"^status (\w+)$", done.stdout, flags=re.MULTILINE) == ["0"] * 4

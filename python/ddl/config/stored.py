@@ -1,0 +1,54 @@
+"""Configurations as JSON, as config.json of a run and the manifests of checkpoints have them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ddl.errors import NEWER, InputError
+
+Config = TypeVar("Config")
+
+
+def to_json(config: Any) -> str:
+    """Convert a configuration to indented JSON; `from_json` reads it back."""
+    return json.dumps(dataclasses.asdict(config), indent=2, default=str)
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Convert a configuration to JSON's values."""
+    return json.loads(to_json(config))
+
+
+def from_json(kind: type[Config], text: str) -> Config:
+    """Build a configuration dataclass from `to_json`'s text.
+
+    A missing field takes its default. Raises InputError if the text is not JSON, a field is unknown
+    or a value is invalid.
+    """
+    try:
+        return _build(kind, json.loads(text))
+    except (json.JSONDecodeError, TypeError, RecursionError) as error:
+        raise InputError(f"`config.json` must hold a {kind.__name__}, got: {error}") from error
+
+
+def _build(kind: type[Config], values: dict[str, Any], inside: str = "") -> Config:
+    """Build a configuration dataclass; `inside` is the path to it, such as "model."."""
+    hints = typing.get_type_hints(kind)
+    if not isinstance(values, dict):
+        raise TypeError(f"{type(values).__name__} instead of an object")
+    made = dict(values)
+    for name, value in values.items():
+        hint = hints.get(name)
+        if hint is None:
+            raise TypeError(f"the unknown field {inside + name!r}; {NEWER}")
+        if dataclasses.is_dataclass(hint):
+            made[name] = _build(typing.cast(type, hint), value, f"{inside}{name}.")
+        elif isinstance(value, list):
+            made[name] = tuple(value)
+        elif name == "out" and value is not None:
+            made[name] = Path(value)
+    return kind(**made)

@@ -1,0 +1,120 @@
+"""Cut the files into units, in one process and in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from ddl.errors import InputError, first_line
+
+from .documents import first_piece, is_held_out
+from .sources import UNIT, Reading, Source, Unit, damaged, reading
+
+BATCH = 64  # rows of a parquet file that are in memory at once
+
+
+def all_units(
+    found: Sequence[Source], how: Reading, done: tuple[int, int] = (0, 0)
+) -> Iterator[Unit]:
+    """The units of all sources behind the place `done`; raises InputError for a damaged source."""
+    for source_number, source in enumerate(found):
+        if source_number >= done[0]:
+            skipped = done[1] if source_number == done[0] else 0
+            for number, unit in enumerate(_units(source, how), start=1):
+                if number > skipped:
+                    yield unit._replace(place=(source_number, number))
+
+
+def _units(source: Source, how: Reading) -> Iterator[Unit]:
+    if source.format == "parquet":
+        yield from _rows(source, how)
+        return
+    with reading(source.path), source.path.open("rb") as raw:
+        file: IO[bytes] = raw
+        if source.compressed:
+            file = io.BufferedReader(gzip.GzipFile(fileobj=raw), UNIT)
+        if source.format == "lines":
+            found = _lines(source, file, how)
+        elif how.separator is None:
+            found = _one_text(source, file, how)
+        else:
+            found = _separated(source, file, how, how.separator)
+        for unit in found:
+            yield unit._replace(read=raw.tell())
+
+
+def _lines(source: Source, file: IO[bytes], how: Reading) -> Iterator[Unit]:
+    number = 1
+    while lines := file.readlines(how.unit):
+        yield Unit(source, number, lines, 0)
+        number += len(lines)
+
+
+def _one_text(source: Source, file: IO[bytes], how: Reading) -> Iterator[Unit]:
+    """The pieces of a file that is one document, so that it need not fit in memory."""
+    first, rest, held_out = 0, b"", False
+    while text := rest + file.read(how.unit + 1 - len(rest)):
+        piece = first_piece(text, how.unit)
+        if first == 0:
+            held_out = is_held_out(piece, how.share)
+        yield Unit(source, first, [piece], 0, first > 0, held_out)
+        first, rest = first + len(piece), text[len(piece) :]
+
+
+def _separated(source: Source, file: IO[bytes], how: Reading, separator: bytes) -> Iterator[Unit]:
+    """The texts between separators; one may go on beyond a block."""
+    first, rest = 0, b""
+    # A text longer than a block is searched again from its start, so the blocks double.
+    while block := file.read(max(how.unit, len(rest))):
+        *texts, rest = (rest + block).split(separator)
+        if texts:
+            yield Unit(source, first, texts, 0)
+            first += sum(map(len, texts)) + len(separator) * len(texts)
+    if rest:
+        yield Unit(source, first, [rest], 0)
+
+
+def _rows(source: Source, how: Reading) -> Iterator[Unit]:
+    """The texts of a parquet file, a few rows at a time."""
+    from pyarrow import ArrowException, large_binary
+
+    number, texts, length = 1, list[bytes](), 0
+    size = source.path.stat().st_size
+    try:
+        file = _open_parquet(source.path, how.field)
+        total = max(1, file.metadata.num_rows)
+        for batch in file.iter_batches(BATCH, columns=[how.field], use_threads=False):
+            for text in batch.column(0).cast(large_binary()).to_pylist():
+                if text is None:
+                    raise damaged(source, f"row {number + len(texts)} is null")
+                texts.append(text)
+                length += len(text)
+                if length >= how.unit:
+                    yield Unit(source, number, texts, size * (number + len(texts) - 1) // total)
+                    number, texts, length = number + len(texts), [], 0
+    except (ArrowException, OSError) as error:
+        got = first_line(error)
+        raise InputError(f"`inputs` must be readable parquet, got {source.path}: {got}") from error
+    if texts:
+        yield Unit(source, number, texts, size)
+
+
+def _open_parquet(path: Path, field: str) -> Any:
+    """Open a parquet file that streams its pages instead of reading whole column chunks."""
+    from pyarrow import parquet, types
+
+    file = parquet.ParquetFile(path, buffer_size=UNIT, pre_buffer=False)
+    columns = {column.name: column.type for column in file.schema_arrow}
+    if field not in columns:
+        raise InputError(
+            f"`text_field` must be a column of {path}, one of {', '.join(columns)}, got {field!r}"
+        )
+    if not (types.is_string(columns[field]) or types.is_large_string(columns[field])):
+        raise InputError(
+            f"`text_field` must be a column of strings, got {field!r} of {path} with"
+            f" {columns[field]}"
+        )
+    return file

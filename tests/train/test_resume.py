@@ -316,6 +316,36 @@ def test_a_directory_that_another_process_trains_into(stopped: TrainConfig) -> N
     train(stopped, quiet())
 
 
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_another_process_that_ended_meanwhile(
+    stopped: TrainConfig, monkeypatch: pytest.MonkeyPatch, checkpoints: bool
+) -> None:
+    """It trained while this one was starting: its checkpoints are not removed or trained again."""
+    out, end = stopped.directory, RunDirectory(stopped.directory).checkpoint_path(6)
+    if not checkpoints:
+        shutil.rmtree(out / "checkpoints")
+    original = Trainer.__init__
+
+    def make(*args: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Trainer, "__init__", original)
+            train(stopped, quiet())
+        trained.update(files(out))
+        original(*args)
+
+    trained: dict[str, bytes] = {}
+    monkeypatch.setattr(Trainer, "__init__", make)
+    sentence = (
+        f"`resume` must be a run that no other process goes on with, got {out}, whose last"
+        f" checkpoint has become {end}: repeat the command"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        train(stopped, quiet())
+    assert files(out) == trained
+    monkeypatch.undo()
+    train(stopped, quiet())  # it is not locked
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
 def test_a_disk_that_fails(
     stopped: TrainConfig, monkeypatch: pytest.MonkeyPatch, number: int

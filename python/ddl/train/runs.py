@@ -85,21 +85,25 @@ class RunDirectory:
         """Make the directory, lock it if asked to, and write config.json and tokenizer.json.
 
         Raises InputError if the directory is not empty, unless `config.overwrite` is set: then the
-        files of an earlier run are removed, and nothing else.
+        files of an earlier run are removed, and nothing else. A run that `config.resume` begins
+        again may have no checkpoint.
         """
         refuse_existing(config)
         path = config.directory
         run = cls(path)
         if lock:
             run.lock()
-        with writing(path):
-            path.mkdir(parents=True, exist_ok=True)
-            for name in FILES:
-                remove(path / name)
-            run.drop_unfinished()
-        write_text(path / TOKENIZER, json.dumps(describe(tokenizer)))
-        asked = dataclasses.replace(config, resume=None, overwrite=False)
-        write_text(path / CONFIG, to_json(asked))  # last: without it the directory is no run
+        with run.unlocked_by_errors():
+            if config.resume is not None:
+                run.check_last(None)
+            with writing(path):
+                path.mkdir(parents=True, exist_ok=True)
+                for name in FILES:
+                    remove(path / name)
+                run.drop_unfinished()
+            write_text(path / TOKENIZER, json.dumps(describe(tokenizer)))
+            asked = dataclasses.replace(config, resume=None, overwrite=False)
+            write_text(path / CONFIG, to_json(asked))  # last: without it the directory is no run
         return run
 
     @contextmanager
@@ -188,6 +192,18 @@ class RunDirectory:
             expected = f"{LAST}, {BEST} or a step that was saved, one of {saved}"
             raise InputError(f"`checkpoint` must be {expected}, got {which!r}")
         return self.checkpoint_path(int(which))
+
+    def check_last(self, expected: Path | None) -> None:
+        """Raise InputError unless `expected` is still the last checkpoint; None for a run without.
+
+        Call it under the lock: a process that has trained here meanwhile may have ended.
+        """
+        last = self.find_checkpoint(LAST)
+        if last != expected:
+            raise InputError(
+                f"`resume` must be a run that no other process goes on with, got {self.path}, whose"
+                f" last checkpoint has become {last}: repeat the command"
+            )
 
     def drop_checkpoint(self, step: int) -> None:
         """Remove a checkpoint; it vanishes in one step."""

@@ -184,6 +184,7 @@ def _restored(
 ) -> Session:
     run.lock()
     with run.unlocked_by_errors():
+        run.check_last(path)
         restore(trainer, path, manifest)
         run.drop_unfinished()
         run.cut_metrics(manifest.records)

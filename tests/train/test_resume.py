@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -391,19 +392,36 @@ def test_the_command_takes_the_options_of_the_run(
     assert capsys.readouterr().err.startswith(f"ddl train: {expected}{nowhere}")
 
 
-def test_a_signal_ends_the_command_with_its_status(tmp_path: Path) -> None:
-    out = tmp_path / "run"
+def start(out: Path, *options: str) -> subprocess.Popen[str]:
+    """Start a long run in another process, and wait for its first record."""
     command = [sys.executable, "-m", "ddl", "train", "tiny", "--steps", "100000", "--out", str(out)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        [*command, "--device", "cpu", "--log-every", "1"],
+        [*command, "--device", "cpu", "--log-every", "1", *options],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     while process.poll() is None and not (out / "metrics.jsonl").exists():
-        pass
+        time.sleep(0.01)
+    return process
+
+
+def test_a_signal_ends_the_command_with_its_status(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(out)
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert "Stopping after this step" in errors
     assert f"go on with `ddl train --resume {out}`" in output
     assert RunDirectory(out).steps()
+
+
+def test_a_signal_that_nobody_reads_of(tmp_path: Path) -> None:
+    """Ctrl-C also ends the `tee` of `2>&1 | tee`; the run still saves its checkpoint."""
+    process = start(tmp_path / "run")
+    assert process.stderr is not None
+    process.stderr.close()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGINT
+    assert RunDirectory(tmp_path / "run").steps()

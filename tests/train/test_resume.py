@@ -425,3 +425,15 @@ def test_a_signal_that_nobody_reads_of(tmp_path: Path) -> None:
     process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
     assert RunDirectory(tmp_path / "run").steps()
+
+
+def test_output_that_nobody_reads(tmp_path: Path) -> None:
+    """As after `| head`: the evaluation that cannot be printed is saved."""
+    process = start(tmp_path / "run", "--eval-every", "100", "--eval-batches", "1")
+    assert process.stdout is not None
+    process.stdout.close()
+    process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGPIPE
+    run = RunDirectory(tmp_path / "run")
+    assert run.steps() == [100]
+    assert run.validation_losses().keys() == {100}

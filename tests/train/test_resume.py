@@ -277,6 +277,7 @@ def test_a_damaged_manifest(stopped: TrainConfig, kind: str) -> None:
         ("records", True, "must be the manifest of a checkpoint, got: `records` is True"),
         ("files", [], "must be the manifest of a checkpoint, got: `files` is []"),
         ("validation_loss", "low", "must be the manifest of a checkpoint, got: `validation_loss`"),
+        ("validation_loss", float("nan"), "must be the manifest of a checkpoint, got: `validation"),
         ("more", 1, "must be the manifest of a checkpoint, got: "),
     ],
 )
@@ -287,6 +288,17 @@ def test_a_manifest_that_says_something_else(
     values = json.loads(file.read_text())
     file.write_text(json.dumps(values | {field: value}))
     refused(stopped, f"`{file}` {sentence}")
+
+
+@pytest.mark.parametrize(("name", "step"), [(5, 3), (3, 5), (3, 10**30), (9, 9)])
+def test_a_checkpoint_of_another_step(stopped: TrainConfig, name: int, step: int) -> None:
+    """Behind the last step, training would not end."""
+    run = RunDirectory(stopped.directory)
+    path = run.checkpoint_path(3).rename(run.checkpoint_path(name))
+    values = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(values | {"step": step}))
+    expected = "`resume` must be a run whose checkpoints are named by their steps, up to 6, got"
+    refused(stopped, f"{expected} {path} of step {step}")
 
 
 def test_a_foreign_checkpoint(stopped: TrainConfig, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -159,8 +160,9 @@ def _check_types(manifest: Manifest) -> None:
     for name, kind in (("config", dict), ("versions", dict), ("files", dict), ("data", str)):
         if not isinstance(getattr(manifest, name), kind):
             raise TypeError(f"`{name}` is {getattr(manifest, name)!r}")
-    if not isinstance(manifest.validation_loss, float | None):
-        raise TypeError(f"`validation_loss` is {manifest.validation_loss!r}")
+    loss = manifest.validation_loss
+    if not (loss is None or (isinstance(loss, float) and math.isfinite(loss))):
+        raise TypeError(f"`validation_loss` is {loss!r}")
 
 
 def _write_manifest(temporary: Path, manifest: Manifest) -> None:

@@ -67,6 +67,11 @@ def find_start(config: TrainConfig) -> Start | None:
             f"`resume` must be a run whose checkpoints have its config.json, got {path}, which has"
             " another"
         )
+    if path != run.checkpoint_path(manifest.step) or manifest.step > stored.steps:
+        raise InputError(
+            f"`resume` must be a run whose checkpoints are named by their steps, up to"
+            f" {stored.steps}, got {path} of step {manifest.step}"
+        )
     return Start(run, path, manifest)
 
 

@@ -12,18 +12,21 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from ddl.cli import main
 from ddl.config import OptimConfig, TrainConfig
 from ddl.errors import InputError
+from ddl.files import checksum
 from ddl.models import GPT
-from ddl.train import Trainer, train
+from ddl.train import Trainer, checkpoint, train
 from ddl.train.runs import RunDirectory, load_run
 from ddl.train.saver import Saver
 from tests.support.train_cases import quiet, recorder, short
@@ -317,6 +320,49 @@ def test_a_foreign_checkpoint(stopped: TrainConfig, tmp_path: Path) -> None:
     shutil.copy(next((theirs / "model").glob("*.safetensors")), foreign)
     expected = "must be as it was saved, got a foreign model/more.safetensors"
     refused(stopped, f"`{foreign.parents[1]}` {expected}")
+
+
+@pytest.mark.parametrize("kind", ["directory", "link"])
+def test_no_file_among_the_tensors(stopped: TrainConfig, kind: str) -> None:
+    path = RunDirectory(stopped.directory).checkpoint_path(3)
+    more = path / "training" / "more"
+    if kind == "directory":
+        more.mkdir()
+    else:
+        more.symlink_to("nowhere")
+    refused(stopped, f"`{path}` must be as it was saved, got a foreign training/more: delete")
+
+
+def test_tensors_that_the_writer_does_not_describe(stopped: TrainConfig) -> None:
+    """With a checksum that fits them."""
+    path = RunDirectory(stopped.directory).checkpoint_path(3)
+    (file,) = (path / "training").glob("*.safetensors")
+    with safe_open(file, "pt") as opened:
+        described = opened.metadata()
+    save_file(load_file(file) | {"more": torch.zeros(1)}, file, described)
+    manifest = checkpoint.read_manifest(path)
+    manifest.files[f"training/{file.name}"] = [file.stat().st_size, checksum(file)]
+    (path / "manifest.json").write_text(json.dumps(asdict(manifest)))
+    refused(stopped, f"`{path / 'training'}` must hold the tensors of this run, got: 'more'")
+
+
+def test_checkpoints_that_are_no_directory(stopped: TrainConfig) -> None:
+    folder = stopped.directory / "checkpoints"
+    shutil.rmtree(folder)
+    folder.write_text("")
+    sentence = f"`run` must have a readable directory checkpoints, got {folder}: Not a directory"
+    refused(stopped, sentence)
+
+
+@pytest.mark.parametrize("name", ["", "step-00000003"])
+def test_checkpoints_that_lie_elsewhere(stopped: TrainConfig, tmp_path: Path, name: str) -> None:
+    """Behind links: of a checkpoint that is not kept, the link is removed."""
+    inside, elsewhere = stopped.directory / "checkpoints" / name, tmp_path / "elsewhere"
+    inside.rename(elsewhere)
+    inside.symlink_to(elsewhere)
+    train(stopped, quiet())
+    assert RunDirectory(stopped.directory).steps() == [6]
+    assert elsewhere.is_dir()
 
 
 def test_a_directory_that_another_process_trains_into(stopped: TrainConfig) -> None:

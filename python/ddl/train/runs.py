@@ -157,10 +157,16 @@ class RunDirectory:
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, in order."""
+        folder = self.path / CHECKPOINTS
         try:
-            names = os.listdir(self.path / CHECKPOINTS)
+            names = os.listdir(folder)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise InputError(
+                f"`run` must have a readable directory {CHECKPOINTS}, got {folder}:"
+                f" {error.strerror}"
+            ) from error
         found = map(STEP.fullmatch, names)
         return sorted(int(match[1]) for match in found if match)
 

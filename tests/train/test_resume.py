@@ -163,6 +163,13 @@ def test_half_a_line_of_metrics_is_dropped(tmp_path: Path) -> None:
     assert (run.path / "metrics.jsonl").read_text().splitlines() == [json.dumps(r) for r in before]
 
 
+def test_a_run_goes_on_without_its_records(stopped: TrainConfig) -> None:
+    run = RunDirectory(stopped.directory)
+    (run.path / "metrics.jsonl").unlink()
+    train(stopped, quiet())
+    assert [record["step"] for record in run.metrics()] == [4, 6, 6]
+
+
 # --- refused --------------------------------------------------------------------------------------
 
 
@@ -363,6 +370,38 @@ def test_checkpoints_that_lie_elsewhere(stopped: TrainConfig, tmp_path: Path, na
     train(stopped, quiet())
     assert RunDirectory(stopped.directory).steps() == [6]
     assert elsewhere.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        (b"\0\n", "line 1: Expecting value"),
+        (b'{"step": 2}\n' + b"[" * 100_000 + b"\n", "line 2: "),
+        (b"[]\n", "line 1 without"),
+        (b'{"sample": ""}\n', "line 1 without"),
+        (b"\xff\n", "line 1: Expecting value"),
+    ],
+)
+def test_damaged_metrics(stopped: TrainConfig, content: bytes, got: str) -> None:
+    file = stopped.directory / "metrics.jsonl"
+    whole = file.read_bytes()
+    manifest = RunDirectory(stopped.directory).checkpoint_path(3) / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"records": 2}))
+    file.write_bytes(content)
+    refused(stopped, f"`{file}` must be lines of JSON with a step each, got {got}")
+    file.write_bytes(whole + whole + content)  # behind the checkpoint
+    train(stopped, quiet())
+
+
+def test_a_damaged_configuration(stopped: TrainConfig) -> None:
+    """It is not taken for a new run, which could only replace this one."""
+    file = stopped.directory / "config.json"
+    file.write_text("{")
+    expected = f"`run` must be a run directory of `ddl train`, got {stopped.directory}: its config"
+    refused(stopped, f"{expected}.json cannot be read: ")
+    file.unlink()
+    got = f"{stopped.directory}: a run that has lost its config.json"
+    refused(stopped, f"`run` must be a run directory of `ddl train`, got {got}")
 
 
 def test_a_directory_that_another_process_trains_into(stopped: TrainConfig) -> None:

@@ -15,7 +15,7 @@ from ddl.files import PathKind, path_kind
 
 from . import checkpoint
 from .checkpoint import Manifest
-from .runs import LAST, WEIGHTS, RunDirectory, from_json, load_config, load_tokenizer, plain
+from .runs import CHECKPOINTS, LAST, WEIGHTS, RunDirectory, from_json, load_config, load_tokenizer, plain
 
 AUTO = "auto"
 # Options that do not change what a run records; the path of the same data may change, too.
@@ -48,7 +48,8 @@ def find_start(config: TrainConfig) -> Start | None:
         raise InputError(
             f"`out` must be left out with `resume`, got {config.out} beside {directory}"
         )
-    if config.resume == AUTO and path_kind(directory) is not PathKind.RUN:
+    known = path_kind(directory) is PathKind.RUN or (directory / CHECKPOINTS).exists()
+    if config.resume == AUTO and not known:  # of a run with checkpoints, config.json is damaged
         return None
     stored = load_config(directory)
     _check_equal(plain(stored), plain(config), directory)

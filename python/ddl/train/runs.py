@@ -121,12 +121,13 @@ class RunDirectory:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[Record]:
-        """All records of metrics.jsonl so far."""
-        return [json.loads(line) for line in self._lines()]
+        """All records of metrics.jsonl so far; raise InputError if a line has none."""
+        return self._records(self._lines())
 
     def cut_metrics(self, records: int) -> None:
-        """Keep the first `records` lines of metrics.jsonl."""
+        """Keep the first `records` lines of metrics.jsonl; raise InputError if one is no record."""
         lines = self._lines()[:records]
+        self._records(lines)
         write_text(self.path / METRICS, "".join(line + "\n" for line in lines))
 
     def sync_metrics(self) -> None:
@@ -136,8 +137,30 @@ class RunDirectory:
 
     def _lines(self) -> list[str]:
         file = self.path / METRICS
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+        except OSError as error:
+            raise self._bad_metrics(first_line(error)) from error
         return text.split("\n")[:-1]  # a killed process may leave half a line
+
+    def _records(self, lines: list[str]) -> list[Record]:
+        found: list[Record] = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise self._bad_metrics(f"line {number}: {first_line(error)}") from error
+            if not (isinstance(record, dict) and isinstance(record.get("step"), int)):
+                raise self._bad_metrics(f"line {number} without")
+            found.append(record)
+        return found
+
+    def _bad_metrics(self, got: str) -> InputError:
+        file = self.path / METRICS
+        return InputError(
+            f"`{file}` must be lines of JSON with a step each, got {got}; without the file, the run"
+            " goes on and has no records from before"
+        )
 
     def save(self, model: nn.Module) -> None:
         """Write model.safetensors atomically: a reader sees the old file or the new one."""

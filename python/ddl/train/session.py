@@ -31,7 +31,7 @@ from .runs import LAST, RunDirectory
 from .saver import Saver, restore
 from .trackers import open_trackers
 from .trainer import Step, Trainer
-from .watch import Watch, check_validation
+from .watch import Watch, check_validation, sampling
 
 
 class Session:
@@ -137,12 +137,17 @@ class Session:
         if every is None or done % every or self._sampled == done:
             return
         started = time.perf_counter()
-        text = self.trainer.sample()
+        self._check(self._sample)
+        self._started += time.perf_counter() - started
+
+    def _sample(self) -> None:
+        done = self.trainer.steps_done
+        with sampling(done):
+            text = self.trainer.sample()
         self._sampled = done
         self._log({"step": done, "sample": text})
         panel = Panel(Text(printable(text)), title=f"step {done}")
         self._tell(self.bar.console.print, panel)
-        self._started += time.perf_counter() - started
 
     def _save_if_due(self, ending: bool) -> None:
         known = (self.trainer.steps_done, self.evaluated) == self.saver.saved

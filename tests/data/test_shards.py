@@ -194,6 +194,9 @@ def test_directories_that_cannot_be_used(small: Path) -> None:
         ({"version": 2}, f"format 'ddl-shards', version 2; {newer}"),
         ({"dtype": "float32"}, "dtype 'float32'"),
         ({"largest_token": "x"}, "numbers that are none"),
+        *(({"next": place}, "next (") for place in ([], [1], [0, -1], [0, 1.5], "ab", [True, 0])),
+        ({"made_of": {}}, "'options'"),
+        ({"made_of": {"options": {}, "versions": 3}}, "versions 3"),
         ({"colour": 3}, "Index.__init__() got an unexpected keyword argument 'colour'"),
     ):
         change(small, **values)

@@ -107,6 +107,14 @@ def test_a_directory_with_the_suffix_of_a_file(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "again")
 
 
+def test_line_ends_of_windows(tmp_path: Path) -> None:
+    texts = [text.replace("\n", " ") for text in TEXTS[:40]]
+    (tmp_path / "a.txt").write_bytes("\r\n\r\n".join(texts).encode())
+    prepare(configuration(tmp_path / "a.txt", tmp_path / "out", separator=r"\r\n\r\n"))
+    found = read_documents(tmp_path / "out")
+    assert sorted(t.tobytes().decode() for part in found.values() for t in part) == sorted(texts)
+
+
 def test_copies_of_a_document_are_on_one_side(tmp_path: Path) -> None:
     as_lines(tmp_path / "a.jsonl", TEXTS[:60])
     as_lines(tmp_path / "b.jsonl", TEXTS[:60][::-1])

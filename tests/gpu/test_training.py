@@ -14,9 +14,8 @@ from ddl.errors import DivergedError
 from ddl.train import Trainer, train
 from ddl.train.runs import RunDirectory
 from ddl.train.trainer import Step
-from tests.support.train_cases import quiet, short
+from tests.support.train_cases import quiet, short, stop_at
 from tests.train.crash import assert_same, curve, tensors
-from tests.train.test_resume import stop_at
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,19 @@
-"""Helpers of the training tests: a configuration that trains in seconds, and consoles."""
+"""Helpers of the training tests: a configuration that trains in seconds, consoles, signals."""
 
 from __future__ import annotations
 
 import io
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from rich.console import Console
 
 from ddl.config import PRESETS, TrainConfig
+from ddl.train import Trainer
 
 
 def short(tmp_path: Path, residual: str = "ddl-cc", **changes: object) -> TrainConfig:
@@ -24,3 +29,15 @@ def quiet() -> Console:
 
 def recorder() -> Console:
     return Console(record=True, file=io.StringIO(), width=120)
+
+
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
+    """Send this process a signal while the trainer does a step."""
+    original = Trainer.step
+
+    def patched(self: Trainer) -> Any:
+        if self.steps_done + 1 == step:
+            os.kill(os.getpid(), number)
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "step", patched)

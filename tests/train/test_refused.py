@@ -129,7 +129,7 @@ def test_samples_of_tokens_that_cannot_be_decoded(
     for name in ("train.bin", "val.bin"):
         np.full(100, 300, dtype=np.uint16).tofile(tmp_path / name)
     config = short(tmp_path, "additive", data=str(tmp_path), sample_every=6)
-    with pytest.raises(InputError, match="^GPT-2 tokens need the package tiktoken to be read as "):
+    with pytest.raises(InputError, match=r"^GPT-2 tokens need the package tiktoken to be read as "):
         train(config, quiet())
     assert not config.directory.exists()
 

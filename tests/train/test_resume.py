@@ -2,49 +2,30 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from ddl.cli import main
-from ddl.config import OptimConfig, TrainConfig
+from ddl.config import TrainConfig
 from ddl.errors import InputError
-from ddl.files import checksum
-from ddl.models import GPT
-from ddl.train import Trainer, checkpoint, train
+from ddl.train import Trainer, train
 from ddl.train.runs import RunDirectory, load_run
 from ddl.train.saver import Saver
-from tests.support.train_cases import quiet, recorder, short
+from tests.support.train_cases import quiet, recorder, short, stop_at
 from tests.train.crash import assert_same, curve, tensors
 
 CPU = torch.device("cpu")
-
-
-def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
-    """Send this process a signal while the trainer does a step."""
-    original = Trainer.step
-
-    def patched(self: Trainer) -> Any:
-        if self.steps_done + 1 == step:
-            os.kill(os.getpid(), number)
-        return original(self)
-
-    monkeypatch.setattr(Trainer, "step", patched)
 
 
 def train_in_parts(config: TrainConfig, stops: list[int]) -> None:
@@ -168,303 +149,6 @@ def test_a_run_goes_on_without_its_records(stopped: TrainConfig) -> None:
     (run.path / "metrics.jsonl").unlink()
     train(stopped, quiet())
     assert [record["step"] for record in run.metrics()] == [4, 6, 6]
-
-
-# --- refused --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
-    """The configuration of a run that was stopped after 3 of 6 steps."""
-    text = tmp_path / "text.txt"
-    text.write_text("The delta rule erases what it overwrites. " * 100)
-    config = short(tmp_path, "additive", data=str(text), eval_every=6)
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(3, patch)
-        train(config, quiet())
-    return replace(config, resume="auto")
-
-
-def files(run: Path) -> dict[str, bytes]:
-    return {str(f.relative_to(run)): f.read_bytes() for f in run.rglob("*") if f.is_file()}
-
-
-def refused(config: TrainConfig, sentence: str) -> None:
-    """Training is refused with this sentence, and no file of the run changes."""
-    before = files(config.directory)
-    with pytest.raises(InputError, match=f"^{re.escape(sentence)}"):
-        train(config, quiet())
-    assert files(config.directory) == before
-
-
-def test_other_options(stopped: TrainConfig) -> None:
-    out = stopped.directory
-    end = f"as in {out}, to go on with it, got"
-    refused(replace(stopped, steps=7), f"`steps` must be 6, {end} 7")
-    other = replace(stopped.model, num_layers=3)
-    refused(replace(stopped, model=other), f"`model.num_layers` must be 2, {end} 3")
-    optim = replace(stopped.optim, lr=1e-4)
-    refused(replace(stopped, optim=optim), f"`optim.lr` must be 0.003, {end} 0.0001")
-    train(replace(stopped, save_every=1, device="auto"), quiet())  # these are free
-
-
-def test_options_that_say_something_else(stopped: TrainConfig, tmp_path: Path) -> None:
-    refused(
-        replace(stopped, overwrite=True), "`overwrite` must be left out with `resume`, got both"
-    )
-    out, other = stopped.directory, tmp_path / "other"
-    sentence = f"`out` must be left out with `resume`, got {other} beside {out}"
-    refused(replace(stopped, resume=str(out), out=other), sentence)
-
-
-def test_a_run_with_weights_only(stopped: TrainConfig) -> None:
-    """It could only begin again, over the weights."""
-    shutil.rmtree(stopped.directory / "checkpoints")
-    RunDirectory(stopped.directory).save(GPT(stopped.model))
-    out = stopped.directory
-    refused(stopped, f"`resume` must be a run with checkpoints, got {out}, with weights only")
-
-
-def test_other_data(stopped: TrainConfig, tmp_path: Path) -> None:
-    text = Path(stopped.data or "")
-    content = text.read_text()
-    expected = f"`data` must be what {stopped.directory} was trained on, got `{text}` with another"
-    text.write_text(content.replace("delta", "gamma", 1))
-    refused(stopped, f"{expected} content")
-    text.write_text(content + " ")
-    refused(stopped, f"{expected} content")
-    text.write_text(content)
-    tokenizer = stopped.directory / "tokenizer.json"
-    tokenizer.write_text('{"kind": "characters", "table": ["a"]}')
-    refused(stopped, f"{expected} vocabulary")
-    tokenizer.write_text('{"kind": "bytes", "table": null}')
-    moved = tmp_path / "moved.txt"
-    text.rename(moved)
-    train(replace(stopped, data=str(moved)), quiet())  # the same text elsewhere
-
-
-def damage(kind: str, file: Path) -> None:
-    content = file.read_bytes()
-    if kind == "missing":
-        file.unlink()
-    elif kind == "truncated":
-        file.write_bytes(content[:-5])
-    elif kind == "flipped":
-        middle = len(content) // 2
-        file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-    else:
-        file.write_bytes(b"garbage")
-
-
-@pytest.mark.parametrize("kind", ["missing", "truncated", "flipped", "garbage"])
-@pytest.mark.parametrize("part", ["model", "training"])
-def test_a_damaged_checkpoint(stopped: TrainConfig, kind: str, part: str) -> None:
-    path = RunDirectory(stopped.directory).checkpoint_path(3)
-    (file,) = (path / part).glob("*.safetensors")
-    damage(kind, file)
-    got = "a missing" if kind == "missing" else "a damaged"
-    refused(
-        stopped,
-        f"`{path}` must be as it was saved, got {got} {part}/{file.name}: delete this checkpoint"
-        " to go on from the one before it",
-    )
-    shutil.rmtree(path)
-    train(stopped, quiet())  # from the beginning: there is no other
-
-
-@pytest.mark.parametrize("kind", ["missing", "truncated", "garbage"])
-def test_a_damaged_manifest(stopped: TrainConfig, kind: str) -> None:
-    file = RunDirectory(stopped.directory).checkpoint_path(3) / "manifest.json"
-    damage(kind, file)
-    refused(stopped, f"`{file}` must be the manifest of a checkpoint, got: ")
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "sentence"),
-    [
-        ("format", 2, "must have format 1, got format 2, which this version does not know; if a"),
-        ("step", -1, "must be the manifest of a checkpoint, got: `step` is -1"),
-        ("records", True, "must be the manifest of a checkpoint, got: `records` is True"),
-        ("files", [], "must be the manifest of a checkpoint, got: `files` is []"),
-        ("validation_loss", "low", "must be the manifest of a checkpoint, got: `validation_loss`"),
-        ("validation_loss", float("nan"), "must be the manifest of a checkpoint, got: `validation"),
-        ("more", 1, "must be the manifest of a checkpoint, got: "),
-    ],
-)
-def test_a_manifest_that_says_something_else(
-    stopped: TrainConfig, field: str, value: object, sentence: str
-) -> None:
-    file = RunDirectory(stopped.directory).checkpoint_path(3) / "manifest.json"
-    values = json.loads(file.read_text())
-    file.write_text(json.dumps(values | {field: value}))
-    refused(stopped, f"`{file}` {sentence}")
-
-
-@pytest.mark.parametrize(("name", "step"), [(5, 3), (3, 5), (3, 10**30), (9, 9)])
-def test_a_checkpoint_of_another_step(stopped: TrainConfig, name: int, step: int) -> None:
-    """Behind the last step, training would not end."""
-    run = RunDirectory(stopped.directory)
-    path = run.checkpoint_path(3).rename(run.checkpoint_path(name))
-    values = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(values | {"step": step}))
-    expected = "`resume` must be a run whose checkpoints are named by their steps, up to 6, got"
-    refused(stopped, f"{expected} {path} of step {step}")
-
-
-def test_a_foreign_checkpoint(stopped: TrainConfig, tmp_path: Path) -> None:
-    other = replace(stopped, out=tmp_path / "other", optim=OptimConfig(lr=1e-5), resume=None)
-    train(other, quiet())
-    theirs = RunDirectory(other.directory).checkpoint_path(6)
-    path = RunDirectory(stopped.directory).checkpoint_path(6)
-    shutil.copytree(theirs, path)
-    refused(
-        stopped,
-        "`resume` must be a run whose checkpoints have its config.json, got"
-        f" {path}, which has another",
-    )
-    foreign = RunDirectory(stopped.directory).checkpoint_path(3) / "model" / "more.safetensors"
-    shutil.rmtree(path)
-    shutil.copy(next((theirs / "model").glob("*.safetensors")), foreign)
-    expected = "must be as it was saved, got a foreign model/more.safetensors"
-    refused(stopped, f"`{foreign.parents[1]}` {expected}")
-
-
-@pytest.mark.parametrize("kind", ["directory", "link"])
-def test_no_file_among_the_tensors(stopped: TrainConfig, kind: str) -> None:
-    path = RunDirectory(stopped.directory).checkpoint_path(3)
-    more = path / "training" / "more"
-    if kind == "directory":
-        more.mkdir()
-    else:
-        more.symlink_to("nowhere")
-    refused(stopped, f"`{path}` must be as it was saved, got a foreign training/more: delete")
-
-
-def test_tensors_that_the_writer_does_not_describe(stopped: TrainConfig) -> None:
-    """With a checksum that fits them."""
-    path = RunDirectory(stopped.directory).checkpoint_path(3)
-    (file,) = (path / "training").glob("*.safetensors")
-    with safe_open(file, "pt") as opened:
-        described = opened.metadata()
-    save_file(load_file(file) | {"more": torch.zeros(1)}, file, described)
-    manifest = checkpoint.read_manifest(path)
-    manifest.files[f"training/{file.name}"] = [file.stat().st_size, checksum(file)]
-    (path / "manifest.json").write_text(json.dumps(asdict(manifest)))
-    refused(stopped, f"`{path / 'training'}` must hold the tensors of this run, got: 'more'")
-
-
-def test_checkpoints_that_are_no_directory(stopped: TrainConfig) -> None:
-    folder = stopped.directory / "checkpoints"
-    shutil.rmtree(folder)
-    folder.write_text("")
-    sentence = f"`run` must have a readable directory checkpoints, got {folder}: Not a directory"
-    refused(stopped, sentence)
-
-
-@pytest.mark.parametrize("name", ["", "step-00000003"])
-def test_checkpoints_that_lie_elsewhere(stopped: TrainConfig, tmp_path: Path, name: str) -> None:
-    """Behind links: of a checkpoint that is not kept, the link is removed."""
-    inside, elsewhere = stopped.directory / "checkpoints" / name, tmp_path / "elsewhere"
-    inside.rename(elsewhere)
-    inside.symlink_to(elsewhere)
-    train(stopped, quiet())
-    assert RunDirectory(stopped.directory).steps() == [6]
-    assert elsewhere.is_dir()
-
-
-@pytest.mark.parametrize(
-    ("content", "got"),
-    [
-        (b"\0\n", "line 1: Expecting value"),
-        (b'{"step": 2}\n' + b"[" * 100_000 + b"\n", "line 2: "),
-        (b"[]\n", "line 1 without"),
-        (b'{"sample": ""}\n', "line 1 without"),
-        (b"\xff\n", "line 1: Expecting value"),
-    ],
-)
-def test_damaged_metrics(stopped: TrainConfig, content: bytes, got: str) -> None:
-    file = stopped.directory / "metrics.jsonl"
-    whole = file.read_bytes()
-    manifest = RunDirectory(stopped.directory).checkpoint_path(3) / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"records": 2}))
-    file.write_bytes(content)
-    refused(stopped, f"`{file}` must be lines of JSON with a step each, got {got}")
-    file.write_bytes(whole + whole + content)  # behind the checkpoint
-    train(stopped, quiet())
-
-
-def test_a_damaged_configuration(stopped: TrainConfig) -> None:
-    """It is not taken for a new run, which could only replace this one."""
-    file = stopped.directory / "config.json"
-    file.write_text("{")
-    expected = f"`run` must be a run directory of `ddl train`, got {stopped.directory}: its config"
-    refused(stopped, f"{expected}.json cannot be read: ")
-    file.unlink()
-    got = f"{stopped.directory}: a run that has lost its config.json"
-    refused(stopped, f"`run` must be a run directory of `ddl train`, got {got}")
-
-
-def test_a_directory_that_another_process_trains_into(stopped: TrainConfig) -> None:
-    descriptor = os.open(stopped.directory, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    sentence = f"`out` must be a directory of this process alone, got {stopped.directory}, into"
-    refused(stopped, sentence)
-    refused(replace(stopped, resume=None, overwrite=True), sentence)
-    os.close(descriptor)
-    train(stopped, quiet())
-
-
-@pytest.mark.parametrize("checkpoints", [False, True])
-def test_another_process_that_ended_meanwhile(
-    stopped: TrainConfig, monkeypatch: pytest.MonkeyPatch, checkpoints: bool
-) -> None:
-    """It trained while this one was starting: its checkpoints are not removed or trained again."""
-    out, end = stopped.directory, RunDirectory(stopped.directory).checkpoint_path(6)
-    if not checkpoints:
-        shutil.rmtree(out / "checkpoints")
-    original = Trainer.__init__
-
-    def make(*args: Any) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Trainer, "__init__", original)
-            train(stopped, quiet())
-        trained.update(files(out))
-        original(*args)
-
-    trained: dict[str, bytes] = {}
-    monkeypatch.setattr(Trainer, "__init__", make)
-    sentence = (
-        f"`resume` must be a run that no other process goes on with, got {out}, whose last"
-        f" checkpoint has become {end}: repeat the command"
-    )
-    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
-        train(stopped, quiet())
-    assert files(out) == trained
-    monkeypatch.undo()
-    train(stopped, quiet())  # it is not locked
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_a_disk_that_fails(
-    stopped: TrainConfig, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """The save fails in the background; the run stops, and the last checkpoint stays."""
-    before = tensors(stopped)
-
-    def fail(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
-        sentence = rf"^`out` must be writable, got .*: {os.strerror(number)}$"
-        with pytest.raises(InputError, match=sentence):
-            train(replace(stopped, save_every=1), quiet())
-    assert_same(tensors(stopped), before)
-    assert not list(stopped.directory.rglob(".*"))
-    whole = replace(stopped, out=stopped.directory.parent / "whole", resume=None)
-    train(whole, quiet())
-    train(stopped, quiet())
-    assert curve(stopped) == curve(whole)
 
 
 # --- the command ----------------------------------------------------------------------------------

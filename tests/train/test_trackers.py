@@ -15,9 +15,8 @@ from ddl.config import TrainConfig
 from ddl.errors import InputError
 from ddl.train import train
 from ddl.train.runs import RunDirectory
-from tests.support.train_cases import quiet, short
+from tests.support.train_cases import quiet, short, stop_at
 from tests.train.crash import assert_same, curve, tensors
-from tests.train.test_resume import stop_at
 
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
@@ -102,7 +101,7 @@ def test_a_tracker_that_fails(
 
     config = short(tmp_path, "additive", track=("trackio", "wandb"), save_every=100, log_every=1)
     monkeypatch.setattr(sys.modules["trackio"], broken, fail)
-    with pytest.raises(ConnectionError, match="^no network$"):
+    with pytest.raises(ConnectionError, match=r"^no network$"):
         train(config, quiet())
     run = RunDirectory(config.directory)
     assert run.steps() == [1 if broken == "log" else 6]

@@ -15,7 +15,16 @@ from ddl.files import PathKind, path_kind
 
 from . import checkpoint
 from .checkpoint import Manifest
-from .runs import CHECKPOINTS, LAST, WEIGHTS, RunDirectory, from_json, load_config, load_tokenizer, plain
+from .runs import (
+    CHECKPOINTS,
+    LAST,
+    WEIGHTS,
+    RunDirectory,
+    from_json,
+    load_config,
+    load_tokenizer,
+    plain,
+)
 
 AUTO = "auto"
 # Options that do not change what a run records; the path of the same data may change, too.

@@ -164,7 +164,7 @@ class Session:
             self._tell(tracker.log, record)
 
     def _tell(self, receive: Callable[[Any], object], message: Any) -> None:
-        """Give a message to a tracker or the output. An error must not cost steps: stop after it."""
+        """Give a message to a tracker or the output. An error stops training after this step."""
         try:
             receive(message)
         except Exception as error:

@@ -212,11 +212,11 @@ def remove(path: Path) -> None:
 
 
 def remove_at_once(directory: Path) -> None:
-    """Remove a directory so that no reader sees a part of it."""
+    """Remove a directory, or a link to one, so that no reader sees a part of it."""
     with writing(directory):
         hidden = _beside(directory)
         directory.rename(hidden)
-        shutil.rmtree(hidden)
+        remove(hidden)
 
 
 def unfinished(name: str) -> str | None:

@@ -19,6 +19,7 @@ from ddl.data.units import all_units
 from tests.support.prepare_cases import (
     FORMATS,
     as_lines,
+    as_parquet,
     as_text,
     configuration,
     documents,
@@ -63,6 +64,25 @@ def test_the_formats_agree(tmp_path: Path, small_units: None) -> None:
         parts = read_documents(tmp_path / f"{name}-out")
         found.append({part: [t.tobytes() for t in tokens] for part, tokens in parts.items()})
     assert all(parts == found[0] for parts in found)
+
+
+def test_a_directory_with_the_suffix_of_a_file(tmp_path: Path) -> None:
+    """Spark writes a directory data.parquet, with a file for each part."""
+    folder = tmp_path / "in" / "data.parquet"
+    folder.mkdir(parents=True)
+    as_parquet(folder / "part-0.parquet", TEXTS[:40])
+    as_parquet(folder / "part-1.parquet", TEXTS[40:80])
+    prepare(configuration(tmp_path / "in", tmp_path / "out"))
+    prepare(configuration(folder, tmp_path / "again"))
+    assert contents(tmp_path / "out") == contents(tmp_path / "again")
+
+
+def test_line_ends_of_windows(tmp_path: Path) -> None:
+    texts = [text.replace("\n", " ") for text in TEXTS[:40]]
+    (tmp_path / "a.txt").write_bytes("\r\n\r\n".join(texts).encode())
+    prepare(configuration(tmp_path / "a.txt", tmp_path / "out", separator=r"\r\n\r\n"))
+    found = read_documents(tmp_path / "out")
+    assert sorted(t.tobytes().decode() for part in found.values() for t in part) == sorted(texts)
 
 
 def test_copies_of_a_document_are_on_one_side(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -119,8 +120,43 @@ def test_training_with_separate_documents(prepared: Path, tmp_path: Path) -> Non
     with torch.no_grad():
         apart = trainer.model(idx, labels=idx, document_starts=starts).loss
         packed = trainer.model(idx, labels=idx).loss
-    assert torch.equal(trainer.step().loss, apart)
-    assert not torch.equal(apart, packed)
+    assert trainer.step().loss.item() == pytest.approx(apart.item(), rel=1e-6)
+    assert packed.item() != pytest.approx(apart.item(), rel=1e-4)
+
+
+def test_every_token_counts_the_same(prepared: Path, tmp_path: Path) -> None:
+    """With documents of any length: however batches are divided, and in the validation loss."""
+    config = short(tmp_path, data=str(prepared), separate_documents=True, eval_batches=0)
+    config = replace(config, model=replace(config.model, vocab_size=400, block_size=8))
+    corpus = data.load(prepared)
+    found = []
+    for size, parts in ((8, 1), (2, 4), (1, 8)):
+        divided = replace(config, batch_size=size, accumulation=parts)
+        trainer = Trainer(divided, corpus, torch.device("cpu"))
+        evaluated, step = trainer.evaluate(), trainer.step()
+        found.append((evaluated, step.loss.item(), step.grad_norm.item()))
+    assert found[1] == pytest.approx(found[0], rel=2e-6)
+    assert found[2] == pytest.approx(found[0], rel=2e-6)
+
+
+def test_documents_of_one_token(tmp_path: Path) -> None:
+    """A batch without a token to predict has no mean loss."""
+    for words, sentence in ((1, "a batch of step 1"), (2, None)):
+        as_lines(tmp_path / "a.jsonl", [chr(33 + i % 90) * (1 + i % words) for i in range(400)])
+        prepare(configuration(tmp_path / "a.jsonl", tmp_path / f"{words}"))
+        config = short(tmp_path, data=str(tmp_path / f"{words}"), separate_documents=True)
+        config = replace(config, batch_size=1, accumulation=40, eval_batches=0)
+        config = replace(config, model=replace(config.model, block_size=2))
+        trainer = Trainer(config, data.load(tmp_path / f"{words}"), torch.device("cpu"))
+        if sentence is None:
+            assert trainer.step().loss.isfinite()
+            assert math.isfinite(trainer.evaluate() or math.nan)
+            continue
+        expected = "`separate_documents` must leave tokens to predict, got "
+        end = " in which every document is one token"
+        for call, where in ((trainer.step, sentence), (trainer.evaluate, "the validation windows")):
+            with pytest.raises(InputError, match=f"^{expected}{where}{end}$"):
+                call()
 
 
 def test_training_and_sampling(prepared: Path, tmp_path: Path) -> None:
@@ -195,6 +231,9 @@ def test_a_damaged_index_is_refused(small: Path) -> None:
         ({"version": 2}, f"format 'ddl-shards', version 2; {newer}"),
         ({"dtype": "float32"}, "dtype 'float32'"),
         ({"largest_token": "x"}, "numbers that are none"),
+        *(({"next": place}, "next (") for place in ([], [1], [0, -1], [0, 1.5], "ab", [True, 0])),
+        ({"made_of": {}}, "'options'"),
+        ({"made_of": {"options": {}, "versions": 3}}, "versions 3"),
         ({"colour": 3}, "Index.__init__() got an unexpected keyword argument 'colour'"),
     ):
         change(small, **values)

@@ -1,4 +1,4 @@
-"""Helpers of the training tests: a configuration that trains in seconds, consoles, a signal."""
+"""Helpers of the training tests: a configuration that trains in seconds, consoles, signals."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from ddl.config import PRESETS, TrainConfig
-from ddl.train import Step, Trainer
+from ddl.train import Trainer
 
 
 def short(tmp_path: Path, residual: str = "ddl-cc", **changes: object) -> TrainConfig:
@@ -31,13 +32,13 @@ def recorder() -> Console:
     return Console(record=True, file=io.StringIO(), width=120)
 
 
-def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send this process SIGTERM while the trainer does a step."""
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
+    """Send this process a signal while the trainer does a step."""
     original = Trainer.step
 
-    def patched(self: Trainer) -> Step:
+    def patched(self: Trainer) -> Any:
         if self.steps_done + 1 == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return original(self)
 
     monkeypatch.setattr(Trainer, "step", patched)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,6 +120,19 @@ def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
     expected = f"`{tmp_path}` must hold tokens below `vocab_size` = 256, got 300"
     with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
         Trainer(short(tmp_path), corpus, CPU)
+
+
+def test_samples_of_tokens_that_cannot_be_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before the first step, not at the first sample."""
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    for name in ("train.bin", "val.bin"):
+        np.full(100, 300, dtype=np.uint16).tofile(tmp_path / name)
+    config = short(tmp_path, "additive", data=str(tmp_path), sample_every=6)
+    with pytest.raises(InputError, match=r"^GPT-2 tokens need the package tiktoken to be read as "):
+        train(config, quiet())
+    assert not config.directory.exists()
 
 
 @pytest.mark.parametrize("betas", [(0.9,), (), 0.9, (0.9, 1.0), (0.9, "x"), (0.9, 0.95, 0.1)])

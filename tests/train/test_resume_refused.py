@@ -1,24 +1,31 @@
-"""`ddl train --resume` refuses, in a sentence, what is not the run that it was; no file changes."""
+"""`ddl train --resume` says in a sentence why it cannot go on, and changes nothing."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from ddl.cli import main
 from ddl.config import OptimConfig, TrainConfig
 from ddl.errors import InputError
+from ddl.files import checksum
 from ddl.models import GPT
-from ddl.train import train
+from ddl.train import Trainer, checkpoint, train
 from ddl.train.runs import RunDirectory
 from tests.support.train_cases import quiet
+from tests.train.crash import assert_same, curve, tensors
 
 
 def files(run: Path) -> dict[str, bytes]:
@@ -123,6 +130,7 @@ def test_a_damaged_manifest_is_refused(stopped: TrainConfig, kind: str) -> None:
         ("records", True, "must be the manifest of a checkpoint, got: `records` is True"),
         ("files", [], "must be the manifest of a checkpoint, got: `files` is []"),
         ("validation_loss", "low", "must be the manifest of a checkpoint, got: `validation_loss`"),
+        ("validation_loss", float("nan"), "must be the manifest of a checkpoint, got: `validation"),
         ("more", 1, "must be the manifest of a checkpoint, got: "),
     ],
 )
@@ -133,6 +141,17 @@ def test_a_manifest_with_other_fields_is_refused(
     values = json.loads(file.read_text())
     file.write_text(json.dumps(values | {field: value}))
     refused(stopped, f"`{file}` {sentence}")
+
+
+@pytest.mark.parametrize(("name", "step"), [(5, 3), (3, 5), (3, 10**30), (9, 9)])
+def test_a_checkpoint_of_another_step(stopped: TrainConfig, name: int, step: int) -> None:
+    """Behind the last step, training would not end."""
+    run = RunDirectory(stopped.directory)
+    path = run.checkpoint_path(3).rename(run.checkpoint_path(name))
+    values = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(values | {"step": step}))
+    expected = "`resume` must be a run whose checkpoints are named by their steps, up to 6, got"
+    refused(stopped, f"{expected} {path} of step {step}")
 
 
 def test_a_checkpoint_of_another_run_is_refused(stopped: TrainConfig, tmp_path: Path) -> None:
@@ -153,6 +172,81 @@ def test_a_checkpoint_of_another_run_is_refused(stopped: TrainConfig, tmp_path: 
     refused(stopped, f"`{foreign.parents[1]}` {expected}")
 
 
+@pytest.mark.parametrize("kind", ["directory", "link"])
+def test_no_file_among_the_tensors(stopped: TrainConfig, kind: str) -> None:
+    path = RunDirectory(stopped.directory).checkpoint_path(3)
+    more = path / "training" / "more"
+    if kind == "directory":
+        more.mkdir()
+    else:
+        more.symlink_to("nowhere")
+    refused(stopped, f"`{path}` must be as it was saved, got a foreign training/more: delete")
+
+
+def test_tensors_that_the_writer_does_not_describe(stopped: TrainConfig) -> None:
+    """With a checksum that fits them."""
+    path = RunDirectory(stopped.directory).checkpoint_path(3)
+    (file,) = (path / "training").glob("*.safetensors")
+    with safe_open(file, "pt") as opened:
+        described = opened.metadata()
+    save_file(load_file(file) | {"more": torch.zeros(1)}, file, described)
+    manifest = checkpoint.read_manifest(path)
+    manifest.files[f"training/{file.name}"] = [file.stat().st_size, checksum(file)]
+    (path / "manifest.json").write_text(json.dumps(asdict(manifest)))
+    refused(stopped, f"`{path / 'training'}` must hold the tensors of this run, got: 'more'")
+
+
+def test_checkpoints_that_are_no_directory(stopped: TrainConfig) -> None:
+    folder = stopped.directory / "checkpoints"
+    shutil.rmtree(folder)
+    folder.write_text("")
+    sentence = f"`run` must have a readable directory checkpoints, got {folder}: Not a directory"
+    refused(stopped, sentence)
+
+
+@pytest.mark.parametrize("name", ["", "step-00000003"])
+def test_checkpoints_that_lie_elsewhere(stopped: TrainConfig, tmp_path: Path, name: str) -> None:
+    """Behind links: of a checkpoint that is not kept, the link is removed."""
+    inside, elsewhere = stopped.directory / "checkpoints" / name, tmp_path / "elsewhere"
+    inside.rename(elsewhere)
+    inside.symlink_to(elsewhere)
+    train(stopped, quiet())
+    assert RunDirectory(stopped.directory).steps() == [6]
+    assert elsewhere.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        (b"\0\n", "line 1: Expecting value"),
+        (b'{"step": 2}\n' + b"[" * 100_000 + b"\n", "line 2: "),
+        (b"[]\n", "line 1 without"),
+        (b'{"sample": ""}\n', "line 1 without"),
+        (b"\xff\n", "line 1: Expecting value"),
+    ],
+)
+def test_damaged_metrics(stopped: TrainConfig, content: bytes, got: str) -> None:
+    file = stopped.directory / "metrics.jsonl"
+    whole = file.read_bytes()
+    manifest = RunDirectory(stopped.directory).checkpoint_path(3) / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"records": 2}))
+    file.write_bytes(content)
+    refused(stopped, f"`{file}` must be lines of JSON with a step each, got {got}")
+    file.write_bytes(whole + whole + content)  # behind the checkpoint
+    train(stopped, quiet())
+
+
+def test_a_damaged_configuration(stopped: TrainConfig) -> None:
+    """It is not taken for a new run, which could only replace this one."""
+    file = stopped.directory / "config.json"
+    file.write_text("{")
+    expected = f"`run` must be a run directory of `ddl train`, got {stopped.directory}: its config"
+    refused(stopped, f"{expected}.json cannot be read: ")
+    file.unlink()
+    got = f"{stopped.directory}: a run that has lost its config.json"
+    refused(stopped, f"`run` must be a run directory of `ddl train`, got {got}")
+
+
 def test_a_directory_that_another_process_trains_into_is_refused(stopped: TrainConfig) -> None:
     descriptor = os.open(stopped.directory, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -161,6 +255,59 @@ def test_a_directory_that_another_process_trains_into_is_refused(stopped: TrainC
     refused(replace(stopped, resume=None, overwrite=True), sentence)
     os.close(descriptor)
     train(stopped, quiet())
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_another_process_that_ended_meanwhile(
+    stopped: TrainConfig, monkeypatch: pytest.MonkeyPatch, checkpoints: bool
+) -> None:
+    """It trained while this one was starting: its checkpoints are not removed or trained again."""
+    out, end = stopped.directory, RunDirectory(stopped.directory).checkpoint_path(6)
+    if not checkpoints:
+        shutil.rmtree(out / "checkpoints")
+    original = Trainer.__init__
+
+    def make(*args: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Trainer, "__init__", original)
+            train(stopped, quiet())
+        trained.update(files(out))
+        original(*args)
+
+    trained: dict[str, bytes] = {}
+    monkeypatch.setattr(Trainer, "__init__", make)
+    sentence = (
+        f"`resume` must be a run that no other process goes on with, got {out}, whose last"
+        f" checkpoint has become {end}: repeat the command"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        train(stopped, quiet())
+    assert files(out) == trained
+    monkeypatch.undo()
+    train(stopped, quiet())  # it is not locked
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_fails(
+    stopped: TrainConfig, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The save fails in the background; the run stops, and the last checkpoint stays."""
+    before = tensors(stopped)
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        sentence = rf"^`out` must be writable, got .*: {os.strerror(number)}$"
+        with pytest.raises(InputError, match=sentence):
+            train(replace(stopped, save_every=1), quiet())
+    assert_same(tensors(stopped), before)
+    assert not list(stopped.directory.rglob(".*"))
+    whole = replace(stopped, out=stopped.directory.parent / "whole", resume=None)
+    train(whole, quiet())
+    train(stopped, quiet())
+    assert curve(stopped) == curve(whole)
 
 
 def test_the_command_takes_the_options_of_the_run(

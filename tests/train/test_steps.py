@@ -130,6 +130,25 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run(
         train(short(tmp_path, "additive"), quiet())
 
 
+def test_a_sample_of_weights_that_are_not_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = short(tmp_path, "additive", sample_every=4, save_every=3, eval_every=100)
+    original = Trainer.step
+
+    def step(self: Trainer) -> Step:
+        done = original(self)
+        if self.steps_done == 4:
+            with torch.no_grad():
+                self.model.wte.weight[3, 3] = math.inf
+        return done
+
+    monkeypatch.setattr(Trainer, "step", step)
+    sentence = "the probabilities of a sample are not finite at step 4: try a lower `optim.lr`; the"
+    with pytest.raises(DivergedError, match=f"^{sentence} last good checkpoint is .*0003$"):
+        train(config, quiet())
+
+
 # --- saving beside training -----------------------------------------------------------------------
 
 

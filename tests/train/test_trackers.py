@@ -14,7 +14,9 @@ from ddl import cli
 from ddl.config import TrainConfig
 from ddl.errors import InputError
 from ddl.train import train
+from ddl.train.runs import RunDirectory
 from tests.support.train_cases import quiet, short, stop_at
+from tests.train.crash import assert_same, curve, tensors
 
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
@@ -86,6 +88,29 @@ def test_a_resumed_run_goes_on_in_the_same_one(calls: Calls, tmp_path: Path) -> 
     assert calls[-1][0].endswith("finish")
     third = [options for name, _, options in calls if name == "wandb.init"][-1]
     assert third["id"] != first["id"]
+
+
+@pytest.mark.parametrize("broken", ["log", "finish"])
+def test_a_tracker_that_fails(
+    broken: str, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends with its error after a checkpoint; resumed, it is the uninterrupted one."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("no network")
+
+    config = short(tmp_path, "additive", track=("trackio", "wandb"), save_every=100, log_every=1)
+    monkeypatch.setattr(sys.modules["trackio"], broken, fail)
+    with pytest.raises(ConnectionError, match=r"^no network$"):
+        train(config, quiet())
+    run = RunDirectory(config.directory)
+    assert run.steps() == [1 if broken == "log" else 6]
+    assert calls[-1][0].endswith("finish")  # of the other tracker
+    train(replace(config, track=(), resume="auto"), quiet())  # it is not locked
+    whole = replace(config, track=(), out=tmp_path / "whole")
+    train(whole, quiet())
+    assert curve(config) == curve(whole)
+    assert_same(tensors(config), tensors(whole))
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "trackio", "tensorboard"])

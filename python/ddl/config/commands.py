@@ -26,7 +26,8 @@ class PrepareConfig:
     text_field: str = "text"
     """Field of a JSON line, or column of a parquet file, with the text of a document."""
     separator: str | None = None
-    """Comes between the documents of a text file, \\n for a line end. None: each file is one."""
+    """Comes between the documents of a text file; \\n is a line end, \\r\\n one of Windows. None:
+    each file is one."""
     document_token: str = "auto"
     """Token before each document: the text of a token, none, or auto, which is <|endoftext|> if the
     vocabulary has it. Where documents start is stored in any case."""

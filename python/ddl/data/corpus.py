@@ -132,6 +132,13 @@ class Windows(NamedTuple):
     tokens: Tensor
     document_starts: Tensor | None
 
+    @property
+    def predicted(self) -> int:
+        """The number of tokens that are scored: all but the first of a window or a document."""
+        count = self.tokens[:, 1:].numel()
+        begun = self.document_starts
+        return count if begun is None else count - int(begun[:, 1:].sum())
+
 
 def batch(
     tokens: Tokens,

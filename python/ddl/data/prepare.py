@@ -143,8 +143,10 @@ def _read_tokenizer(path: Path) -> str:
 
 
 def _unescaped(separator: str) -> bytes:
-    """The separator's bytes, with \\n and \\t for a line end and a tab, which are hard to type."""
-    return separator.replace("\\n", "\n").replace("\\t", "\t").encode("utf-8")
+    """A shell passes a line end most easily as \\n, or as \\r\\n."""
+    for name, character in (("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")):
+        separator = separator.replace(name, character)
+    return separator.encode("utf-8")
 
 
 def _dtype(vocab_size: int) -> str:

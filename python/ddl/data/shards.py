@@ -102,7 +102,9 @@ def read_index(folder: Path, *, argument: str = "data") -> Index:
         del values["totals"]
         shards = {part: [Shard(**shard) for shard in values["shards"][part]] for part in PARTS}
         follows = values.pop("next")
-        index = Index(**values | {"shards": shards, "next": follows and tuple(follows)})
+        index = Index(
+            **values | {"shards": shards, "next": None if follows is None else tuple(follows)}
+        )
         _check(index)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         got = first_line(error)
@@ -116,6 +118,14 @@ def read_index(folder: Path, *, argument: str = "data") -> Index:
 def _check(index: Index) -> None:
     if index.dtype not in DTYPES:
         raise ValueError(f"dtype {index.dtype!r}")
+    place = index.next
+    if place is not None and not (
+        len(place) == 2 and all(type(n) is int and n >= 0 for n in place)
+    ):
+        raise ValueError(f"next {place!r}")
+    for section, kind in (("options", dict), ("versions", dict), ("sources", list)):
+        if not isinstance(index.made_of[section], kind):
+            raise TypeError(f"{section} {index.made_of[section]!r}")
     for part, shards in index.shards.items():
         for shard in shards:
             numbers = (shard.tokens, shard.documents, index.largest_token, index.vocab_size)

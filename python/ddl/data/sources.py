@@ -83,7 +83,8 @@ def find(inputs: Sequence[Path]) -> list[Source]:
         if not path.is_dir():
             found.append(path)
             continue
-        inside = sorted(p for p in path.rglob("*") if _format(p) and p.suffix != ".json")
+        named = (p for p in path.rglob("*") if _format(p) and p.suffix != ".json")
+        inside = sorted(p for p in named if not p.is_dir())  # Spark names directories .parquet
         if not inside:
             raise InputError(
                 "`inputs` must be files of text, JSON lines or parquet, or directories with .txt,"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -118,9 +119,13 @@ def read(path: Path, manifest: Manifest, part: str, into: Mapping[str, Tensor]) 
     except (
         OSError,
         RuntimeError,
+        ValueError,
+        LookupError,  # of tensors that the writer's description lacks
         safetensors.SafetensorError,
         api.CheckpointException,
     ) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(
             f"`{path / part}` must hold the tensors of this run, got: {first_line(error)}"
         ) from error
@@ -128,7 +133,7 @@ def read(path: Path, manifest: Manifest, part: str, into: Mapping[str, Tensor]) 
 
 def _check_files(path: Path, manifest: Manifest, part: str) -> None:
     saved = {name: of for name, of in manifest.files.items() if name.startswith(f"{part}/")}
-    found = {name: _fingerprint(path / name) for name in _files(path, part)}
+    found = {name: _fingerprint_found(path / name) for name in _files(path, part)}
     for name in sorted({f"{part}/"} if not saved else saved.keys() | found.keys()):
         if not saved or saved.get(name) != found.get(name):
             got = (
@@ -159,8 +164,9 @@ def _check_types(manifest: Manifest) -> None:
     for name, kind in (("config", dict), ("versions", dict), ("files", dict), ("data", str)):
         if not isinstance(getattr(manifest, name), kind):
             raise TypeError(f"`{name}` is {getattr(manifest, name)!r}")
-    if not isinstance(manifest.validation_loss, float | None):
-        raise TypeError(f"`validation_loss` is {manifest.validation_loss!r}")
+    loss = manifest.validation_loss
+    if not (loss is None or (isinstance(loss, float) and math.isfinite(loss))):
+        raise TypeError(f"`validation_loss` is {loss!r}")
 
 
 def _write_manifest(temporary: Path, manifest: Manifest) -> None:
@@ -174,6 +180,14 @@ def _files(folder: Path, part: str) -> list[str]:
 def _fingerprint(file: Path) -> list[Any]:
     """Size in bytes and SHA-256 of a file."""
     return [file.stat().st_size, checksum(file)]
+
+
+def _fingerprint_found(path: Path) -> list[Any]:
+    """The fingerprint of whatever a directory holds; empty if that is no readable file."""
+    try:
+        return _fingerprint(path)
+    except OSError:
+        return []
 
 
 def staged(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -42,6 +42,8 @@ def train(config: TrainConfig, console: Console) -> Trained:
     start = find_start(config)
     device = pick_device(config.device, config.model.residual)
     corpus = data.load(config.data)
+    if config.sample_every is not None:
+        corpus.tokenizer.decode([0])  # raises here rather than at the first sample
     if start is None:
         refuse_existing(config)  # before building the model, which may take a while
     else:

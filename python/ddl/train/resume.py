@@ -16,7 +16,7 @@ from ddl.files import PathKind, path_kind
 
 from . import checkpoint
 from .checkpoint import Manifest
-from .runs import LAST, WEIGHTS, RunDirectory, load_config, load_tokenizer
+from .runs import CHECKPOINTS, LAST, WEIGHTS, RunDirectory, load_config, load_tokenizer
 
 AUTO = "auto"
 # Options that do not change what a run records; the path of the same data may change, too.
@@ -49,7 +49,8 @@ def find_start(config: TrainConfig) -> Start | None:
         raise InputError(
             f"`out` must be left out with `resume`, got {config.out} beside {directory}"
         )
-    if config.resume == AUTO and path_kind(directory) is not PathKind.RUN:
+    known = path_kind(directory) is PathKind.RUN or (directory / CHECKPOINTS).exists()
+    if config.resume == AUTO and not known:  # of a run with checkpoints, config.json is damaged
         return None
     stored = load_config(directory)
     _check_equal(plain(stored), plain(config), directory)
@@ -67,6 +68,11 @@ def find_start(config: TrainConfig) -> Start | None:
         raise InputError(
             f"`resume` must be a run whose checkpoints have its config.json, got {path}, which has"
             " another"
+        )
+    if path != run.checkpoint_path(manifest.step) or manifest.step > stored.steps:
+        raise InputError(
+            f"`resume` must be a run whose checkpoints are named by their steps, up to"
+            f" {stored.steps}, got {path} of step {manifest.step}"
         )
     return Start(run, path, manifest)
 

@@ -76,21 +76,25 @@ class RunDirectory:
         """Make the directory, lock it if asked to, and write config.json and tokenizer.json.
 
         Raises InputError if the directory is not empty, unless `config.overwrite` is set: then the
-        files of an earlier run are removed, and nothing else.
+        files of an earlier run are removed, and nothing else. A run that `config.resume` begins
+        again may have no checkpoint.
         """
         refuse_existing(config)
         path = config.directory
         run = cls(path)
         if lock:
             run.lock()
-        with writing(path):
-            path.mkdir(parents=True, exist_ok=True)
-            for name in FILES:
-                remove(path / name)
-            run.drop_unfinished()
-        write_text(path / TOKENIZER, json.dumps(describe(tokenizer)))
-        asked = dataclasses.replace(config, resume=None, overwrite=False)
-        write_text(path / CONFIG, to_json(asked))  # last: without it the directory is no run
+        with run.unlocked_by_errors():
+            if config.resume is not None:
+                run.check_last(None)
+            with writing(path):
+                path.mkdir(parents=True, exist_ok=True)
+                for name in FILES:
+                    remove(path / name)
+                run.drop_unfinished()
+            write_text(path / TOKENIZER, json.dumps(describe(tokenizer)))
+            asked = dataclasses.replace(config, resume=None, overwrite=False)
+            write_text(path / CONFIG, to_json(asked))  # last: without it the directory is no run
         return run
 
     @contextmanager
@@ -109,12 +113,13 @@ class RunDirectory:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[Record]:
-        """All records of metrics.jsonl so far."""
-        return [json.loads(line) for line in self._lines()]
+        """All records of metrics.jsonl so far; raise InputError if a line has none."""
+        return self._records(self._lines())
 
     def cut_metrics(self, records: int) -> None:
-        """Keep the first `records` lines of metrics.jsonl."""
+        """Keep the first `records` lines of metrics.jsonl; raise InputError if one is no record."""
         lines = self._lines()[:records]
+        self._records(lines)
         write_text(self.path / METRICS, "".join(line + "\n" for line in lines))
 
     def sync_metrics(self) -> None:
@@ -124,8 +129,30 @@ class RunDirectory:
 
     def _lines(self) -> list[str]:
         file = self.path / METRICS
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+        except OSError as error:
+            raise self._bad_metrics(first_line(error)) from error
         return text.split("\n")[:-1]  # a killed process may leave half a line
+
+    def _records(self, lines: list[str]) -> list[Record]:
+        found: list[Record] = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise self._bad_metrics(f"line {number}: {first_line(error)}") from error
+            if not (isinstance(record, dict) and isinstance(record.get("step"), int)):
+                raise self._bad_metrics(f"line {number} without")
+            found.append(record)
+        return found
+
+    def _bad_metrics(self, got: str) -> InputError:
+        file = self.path / METRICS
+        return InputError(
+            f"`{file}` must be lines of JSON with a step each, got {got}; without the file, the run"
+            " goes on and has no records from before"
+        )
 
     def save(self, model: nn.Module) -> None:
         """Write model.safetensors atomically: a reader sees the old file or the new one."""
@@ -144,10 +171,16 @@ class RunDirectory:
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, in order."""
+        folder = self.path / CHECKPOINTS
         try:
-            names = os.listdir(self.path / CHECKPOINTS)
+            names = os.listdir(folder)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise InputError(
+                f"`run` must have a readable directory {CHECKPOINTS}, got {folder}:"
+                f" {error.strerror}"
+            ) from error
         found = map(STEP.fullmatch, names)
         return sorted(int(match[1]) for match in found if match)
 
@@ -180,6 +213,18 @@ class RunDirectory:
             expected = f"{LAST}, {BEST} or a step that was saved, one of {saved}"
             raise InputError(f"`checkpoint` must be {expected}, got {which!r}")
         return self.checkpoint_path(int(which))
+
+    def check_last(self, expected: Path | None) -> None:
+        """Raise InputError unless `expected` is still the last checkpoint; None for a run without.
+
+        Call it under the lock: a process that has trained here meanwhile may have ended.
+        """
+        last = self.find_checkpoint(LAST)
+        if last != expected:
+            raise InputError(
+                f"`resume` must be a run that no other process goes on with, got {self.path}, whose"
+                f" last checkpoint has become {last}: repeat the command"
+            )
 
     def drop_checkpoint(self, step: int) -> None:
         """Remove a checkpoint; it vanishes in one step."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
@@ -29,14 +31,15 @@ from .runs import LAST, RunDirectory
 from .saver import Saver, restore
 from .trackers import open_trackers
 from .trainer import Step, Trainer
-from .watch import Watch, check_validation
+from .watch import Watch, check_validation, sampling
 
 
 class Session:
     """A trainer and the run directory it writes to.
 
     After a step come its losses, its evaluation and its checkpoint, in this order. If a signal or a
-    crash stops the run in between, a resumed one does the rest.
+    crash stops the run in between, a resumed one does the rest. An error of a tracker or of the
+    output stops it as a signal does, and is raised after the checkpoint.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Session:
         self.trackers = open_trackers(
             trainer.config.track, run, trainer.steps_done if metrics else 0
         )
+        self._failed: Exception | None = None  # the first error of a tracker or of the output
         self._started, self._timed = time.perf_counter(), 0
         name = trainer.config.model.residual
         total, done = trainer.config.steps, trainer.steps_done
@@ -59,24 +63,28 @@ class Session:
 
     def run_until(self, stopped: Callable[[], bool]) -> None:
         """Train to the last step; end earlier, after a step and its checkpoint, if `stopped()`."""
-        trainer = self.trainer
-        try:
-            while True:
-                if not stopped():
-                    self._evaluate_if_due(stopped)
-                if not stopped():
-                    self._sample_if_due()
-                done = stopped() or trainer.steps_done == trainer.config.steps
-                self._save_if_due(done)
-                if done:
-                    break
-                self.take(trainer.step())
-            self._check(self.saver.wait)
-        finally:
-            self.saver.close()
+        with ExitStack() as ending:  # each of these is done, even if one raises
+            ending.callback(self.run.unlock)
             for tracker in self.trackers:
-                tracker.close()
-            self.run.unlock()
+                ending.callback(tracker.close)
+            ending.callback(self.saver.close)
+            self._steps(lambda: stopped() or self._failed is not None)
+            self._check(self.saver.wait)
+            if self._failed is not None:
+                raise self._failed
+
+    def _steps(self, stopped: Callable[[], bool]) -> None:
+        trainer = self.trainer
+        while True:
+            if not stopped():
+                self._evaluate_if_due(stopped)
+            if not stopped():
+                self._sample_if_due()
+            done = stopped() or trainer.steps_done == trainer.config.steps
+            self._save_if_due(done)
+            if done:
+                break
+            self.take(trainer.step())
 
     def take(self, step: Step) -> None:
         """Check the loss and gradient of a step, and log them every `log_every` steps.
@@ -121,7 +129,7 @@ class Session:
             beta = self.trainer.mean_beta()
             validation |= {} if beta is None else {"mean_beta": beta}
             self._log({"step": done, "validation_loss": self.evaluated} | validation)
-            self.bar.console.print(f"step {done}: validation loss {self.evaluated:.4f}")
+            self._tell(self.bar.console.print, f"step {done}: validation loss {self.evaluated:.4f}")
         self._started += time.perf_counter() - started
 
     def _sample_if_due(self) -> None:
@@ -129,12 +137,17 @@ class Session:
         if every is None or done % every or self._sampled == done:
             return
         started = time.perf_counter()
-        text = self.trainer.sample()
+        self._check(self._sample)
+        self._started += time.perf_counter() - started
+
+    def _sample(self) -> None:
+        done = self.trainer.steps_done
+        with sampling(done):
+            text = self.trainer.sample()
         self._sampled = done
         self._log({"step": done, "sample": text})
         panel = Panel(Text(printable(text)), title=f"step {done}")
-        self.bar.console.print(panel)
-        self._started += time.perf_counter() - started
+        self._tell(self.bar.console.print, panel)
 
     def _save_if_due(self, ending: bool) -> None:
         saved = (self.trainer.steps_done, self.evaluated) == self.saver.saved
@@ -148,7 +161,14 @@ class Session:
         self.run.log(record)
         self.records += 1
         for tracker in self.trackers:
-            tracker.log(record)
+            self._tell(tracker.log, record)
+
+    def _tell(self, receive: Callable[[Any], object], message: Any) -> None:
+        """Give a message to a tracker or the output. An error stops training after this step."""
+        try:
+            receive(message)
+        except Exception as error:
+            self._failed = self._failed or error
 
     def _check(self, check: Callable[[], None]) -> None:
         """Run a check; if it raises DivergedError, add the last good checkpoint to its sentence."""
@@ -186,6 +206,7 @@ def _restored(
     """Restore the trainer from the checkpoint at `path`, and cut the run's files back to it."""
     run.lock()
     with run.unlocked_by_errors():
+        run.check_last(path)
         restore(trainer, path, manifest)
         run.drop_unfinished()
         run.cut_metrics(manifest.records)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -39,7 +40,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
         if request() and number == signal.SIGINT:
             raise KeyboardInterrupt
         request.signal = request.signal or signal.Signals(number)
-        print("\nStopping after this step; Ctrl-C aborts.", file=sys.stderr)
+        _say("\nStopping after this step; Ctrl-C aborts.\n")
 
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -50,3 +51,13 @@ def stop_on_signal() -> Iterator[StopRequest]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _say(text: str) -> None:
+    """Write to standard error from a signal handler.
+
+    An error here would end the run in the middle of a step, without a checkpoint: Ctrl-C also ends
+    the `tee` that reads the output. `print` would raise if the signal came during another one.
+    """
+    with suppress(AttributeError, OSError, ValueError):  # no standard error, or nobody reads it
+        os.write(sys.stderr.fileno(), text.encode())

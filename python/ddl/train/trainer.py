@@ -62,19 +62,21 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         total = torch.zeros((), device=self.device)
+        whole = config.batch_size * (config.model.block_size - 1) * config.accumulation
+        predicted = 0  # tokens; `whole` if no window has several documents
         for part in range(config.accumulation):
-            windows = data.batch(
-                self.corpus.train,
-                config.batch_size,
-                config.model.block_size,
-                seed=config.seed,
-                step=self.steps_done,
-                first=part * config.batch_size,
-                documents=config.separate_documents,
-            )
-            loss = self._loss(windows, self.forward) / config.accumulation
-            loss.backward()
-            total += loss.detach()
+            windows = self._batch(part)
+            if windows.predicted:
+                loss = self._loss(windows, self.forward) / (whole / windows.predicted)
+                loss.backward()
+                total += loss.detach()
+                predicted += windows.predicted
+        if not predicted:
+            raise _nothing_to_predict(f"a batch of step {self.steps_done + 1}")
+        if predicted < whole:  # each token counts the same, as in one large batch
+            total *= whole / predicted
+            grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(grads, whole / predicted)
         largest = config.optim.clip or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest)
         self.optimizer.step()
@@ -83,6 +85,19 @@ class Trainer:
         self.loss_sum += total
         self.summed += 1
         return Step(total, norm)
+
+    def _batch(self, part: int) -> data.Windows:
+        """The windows of one forward pass of the next step."""
+        config = self.config
+        return data.batch(
+            self.corpus.train,
+            config.batch_size,
+            config.model.block_size,
+            seed=config.seed,
+            step=self.steps_done,
+            first=part * config.batch_size,
+            documents=config.separate_documents,
+        )
 
     def mean_loss(self) -> float:
         """Mean loss of the steps since the last call; on a GPU it waits for them."""
@@ -93,14 +108,14 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, stopped: Callable[[], bool] = lambda: False) -> float | None:
-        """Mean validation loss in nats per token, on the same windows at every call.
+        """Mean validation loss in nats per predicted token, on the same windows at every call.
 
         It takes `config.eval_batches` batches, or all of them if that is 0. Returns None if
         `stopped()` is true before the end.
         """
         config, total = self.config, torch.zeros((), device=self.device)
         size, block = config.batch_size, config.model.block_size
-        apart, count = config.separate_documents, 0
+        apart, count = config.separate_documents, 0.0
         self.model.eval()
         try:
             for windows in data.evaluation_batches(
@@ -108,10 +123,14 @@ class Trainer:
             ):
                 if stopped():
                     return None
-                total += self._loss(windows, self.forward) * len(windows.tokens)
-                count += len(windows.tokens)
+                if windows.predicted:
+                    weight = windows.predicted / (block - 1)  # in windows of a single document
+                    total += self._loss(windows, self.forward) * weight
+                    count += weight
         finally:
             self.model.train()
+        if not count:
+            raise _nothing_to_predict("the validation windows")
         return float(total) / count
 
     @torch.no_grad()
@@ -161,6 +180,13 @@ class Trainer:
         if tensor is None or self.device.type != "cuda":
             return tensor
         return tensor.pin_memory().to(self.device, non_blocking=True)
+
+
+def _nothing_to_predict(where: str) -> InputError:
+    return InputError(
+        f"`separate_documents` must leave tokens to predict, got {where} in which every document"
+        " is one token"
+    )
 
 
 def pick_device(name: str, residual: str) -> torch.device:

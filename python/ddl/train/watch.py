@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -75,3 +77,19 @@ def check_validation(loss: float | None, step: int) -> None:
     """Raise DivergedError if a validation loss is known and not finite."""
     if loss is not None and not math.isfinite(loss):
         raise DivergedError(f"the validation loss is {loss} at step {step}: try a lower `optim.lr`")
+
+
+@contextmanager
+def sampling(step: int) -> Iterator[None]:
+    """Turn torch's refusal to draw from probabilities that are not finite into DivergedError.
+
+    The loss of the step before was finite: it was computed with the weights before their update.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "probability tensor" not in str(error):
+            raise
+        raise DivergedError(
+            f"the probabilities of a sample are not finite at step {step}: try a lower `optim.lr`"
+        ) from error

@@ -22,6 +22,7 @@ from tests.support.prepare_cases import (
     as_parquet,
     as_text,
     configuration,
+    contents,
     documents,
     read_documents,
     write_tokenizer,

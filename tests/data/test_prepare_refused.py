@@ -187,7 +187,7 @@ def test_tokenizers_that_cannot_be_had_are_refused(
     named = "`tokenizer` must be a tokenizer.json that the package tokenizers reads, got KeyError:"
     cases = {
         "gpt2": "GPT-2 tokens need the package tiktoken to be read as text: pip install tiktoken;"
-        " or name GPT-2's tokenizer.json as `tokenizer`",
+        " GPT-2's tokenizer.json as `tokenizer` needs neither tiktoken nor network",
         str(missing): f"`tokenizer` must be bytes, gpt2 or a tokenizer.json, got {missing}: No such"
         " file or directory",
         str(damaged): f"{named} 'model'",

@@ -108,7 +108,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, new = a_run(tmp_path / "run", ByteTokenizer()), str(tmp_path / "new")
     refused(capsys, "`--hf` must be the directory to write, got None", "export", run)
     used = f"`out` must be a new or empty directory, got {run}, a directory with files"
-    refused(capsys, used, "export", run, "--hf", run)
+    refused(capsys, used.replace("`out`", "`--hf`"), "export", run, "--hf", run)
     refused(capsys, used, "import", run, run)
     sentence = f"`run` must be a run directory of `ddl train`, got {new}: No such file or directory"
     refused(capsys, sentence, "export", new, "--hf", new)

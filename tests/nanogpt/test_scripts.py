@@ -29,6 +29,7 @@ from tests.support.nanogpt_cases import (
     tokens,
     variants,
 )
+from tests.support.nanogpt_standin import GPT
 from tests.support.tolerances import assert_close
 
 
@@ -55,6 +56,19 @@ def test_frozen_parameters_are_left_out_and_stay_frozen() -> None:
     listed = {p for group in optimizer.param_groups for p in group["params"]}
     assert listed == set(model.parameters()) - {frozen}
     assert not frozen.requires_grad
+
+
+def test_a_method_that_takes_frozen_parameters_as_well() -> None:
+    class Other(GPT):
+        def configure_optimizers(self, *_: Any) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), weight_decay=0.3)
+
+    model = convert(Other(make().config), value_channels=2)
+    optimizer: Any = model.configure_optimizers()
+    theirs, new = groups(model, optimizer)
+    assert new == added(model).keys()
+    assert theirs == dict(model.named_parameters()).keys() - new
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
 
 
 def test_an_optimizer_that_fails_leaves_nothing_frozen() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -55,7 +56,8 @@ def test_every_record_is_logged(tracker: str, calls: Calls, tmp_path: Path) -> N
     run = train(config, quiet()).run
     name, _, options = calls[0]
     assert name == f"{tracker}.init"
-    assert (options["project"], options["name"]) == ("ddl", "run")
+    assert options["project"] == "ddl"
+    assert re.fullmatch("run" if tracker == "wandb" else "run-[0-9a-f]{8}", options["name"])
     assert options["config"]["model"]["residual"] == "additive"
     log = "wandb.init.log" if tracker == "wandb" else "trackio.log"
     assert logged(calls, log) == run.metrics()
@@ -75,19 +77,22 @@ def test_every_record_is_in_tensorboard(calls: Calls, tmp_path: Path) -> None:
     assert texts == ["sample", "sample"]
 
 
-def test_a_resumed_run_goes_on_in_the_same_one(calls: Calls, tmp_path: Path) -> None:
-    config = short(tmp_path, "additive", track=("wandb",))
+@pytest.mark.parametrize(("tracker", "known_by"), [("wandb", "id"), ("trackio", "name")])
+def test_a_resumed_run_goes_on_in_the_same_one(
+    tracker: Literal["wandb", "trackio"], known_by: str, calls: Calls, tmp_path: Path
+) -> None:
+    config = short(tmp_path, "additive", track=(tracker,))
     with pytest.MonkeyPatch.context() as patch:
         stop_at(3, patch)
         train(config, quiet())
     train(replace(config, resume="auto"), quiet())
-    first, second = (options for name, _, options in calls if name == "wandb.init")
-    assert first["id"] == second["id"]
+    first, second = (options for name, _, options in calls if name == f"{tracker}.init")
+    assert first[known_by] == second[known_by]
     assert second["resume"] == "allow"
     train(replace(config, overwrite=True), quiet())
     assert calls[-1][0].endswith("finish")
-    third = [options for name, _, options in calls if name == "wandb.init"][-1]
-    assert third["id"] != first["id"]
+    third = [options for name, _, options in calls if name == f"{tracker}.init"][-1]
+    assert third[known_by] != first[known_by]
 
 
 @pytest.mark.parametrize("broken", ["log", "finish"])

@@ -16,10 +16,11 @@ HELP = """Train a language model. A preset, named first, sets the defaults of th
 tiny: seconds on a CPU · demo: minutes on a CPU (the default) · small: 124 M and medium: 354 M
 parameters with the papers' recipe; they need --data and a GPU.
 
---recipe paper-code sets the defaults to what the papers' published code does. An option that is
-given wins over preset and recipe.
+The option --recipe paper-code sets the defaults to what the papers' published code does. An option
+that is given wins over preset and recipe.
 
 ddl train demo --model.residual additive --data shakespeare.txt
+
 ddl train --resume runs/ddl-cc-d256-L4-s1337
 
 Ctrl-C or SIGTERM ends it after the step and a checkpoint; the exit status is then 130 or 143."""

@@ -113,7 +113,9 @@ def choose_tokenizer(name: str, document_token: str) -> tuple[Tokenizer, int | N
         try:
             tokenizer.encode("")
         except InputError as error:
-            raise InputError(f"{error}; or name GPT-2's tokenizer.json as `tokenizer`") from error
+            raise InputError(
+                f"{error}; GPT-2's tokenizer.json as `tokenizer` needs neither tiktoken nor network"
+            ) from error
     else:
         tokenizer = FileTokenizer(_read_tokenizer(Path(name)))
         known = tokenizer.backend.get_vocab()

@@ -44,6 +44,8 @@ def _write(
     fast: PreTrainedTokenizerFast | None,
     out: Path,
     remote_code: bool = True,
+    *,
+    argument: str = "out",
 ) -> None:
     wrapped = from_gpt(model)
     if remote_code:
@@ -55,7 +57,7 @@ def _write(
         # These models were trained on documents with this token between them.
         ends = {f"{name}_token_id": fast.eos_token_id for name in ("bos", "eos", "pad")}
         wrapped.generation_config.update(**ends)
-    with atomic_directory(out) as folder:
+    with atomic_directory(out, argument=argument) as folder:
         wrapped.save_pretrained(folder)
         if fast is not None:
             fast.save_pretrained(folder)
@@ -98,19 +100,21 @@ def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
 
 
 def export_run(
-    run: Path, out: Path, tokenizer: Path | None = None, checkpoint: str = "last"
+    run: Path, hf: Path, tokenizer: Path | None = None, checkpoint: str = "last"
 ) -> list[str]:
     """Write a run directory's model and tokenizer for Hugging Face: `ddl export`.
 
     tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them. checkpoint: "last",
-    "best" or a step. Returns lines for the user. Raises InputError if `run` or `out` cannot be
+    "best" or a step. Returns lines for the user. Raises InputError if `run` or `hf` cannot be
     used; then nothing was written.
     """
     from ddl.train.runs import load_run
 
-    require_new_directory(out)
+    require_new_directory(hf, argument="hf")
     model, ours = load_run(run, torch.device("cpu"), checkpoint)
-    return save_with_tokenizer(model, choose_tokenizer(ours, tokenizer, model.config), out)
+    return save_with_tokenizer(
+        model, choose_tokenizer(ours, tokenizer, model.config), hf, argument="hf"
+    )
 
 
 def choose_tokenizer(
@@ -128,7 +132,9 @@ def choose_tokenizer(
     return from_files(files, config)
 
 
-def save_with_tokenizer(model: GPT, tokenizer: Tokenizer | None, out: Path) -> list[str]:
+def save_with_tokenizer(
+    model: GPT, tokenizer: Tokenizer | None, out: Path, *, argument: str = "out"
+) -> list[str]:
     """Save for a command and return lines for the user.
 
     If GPT-2's data cannot be fetched, no tokenizer is written, and a line says so.
@@ -139,7 +145,7 @@ def save_with_tokenizer(model: GPT, tokenizer: Tokenizer | None, out: Path) -> l
     except InputError as error:
         report.append(f"without a tokenizer: {error}")
     with _quiet():
-        _write(model, tokenizer, fast, out)
+        _write(model, tokenizer, fast, out, argument=argument)
     return [written(out), *report]
 
 

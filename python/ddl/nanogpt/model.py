@@ -135,6 +135,8 @@ class _Converted(nn.Module):
         finally:
             for parameter in new:
                 parameter.requires_grad_(True)
+        for group in optimizer.param_groups:  # a method of one's own may not skip them
+            group["params"] = [p for p in group["params"] if p not in new]
         optimizer.add_param_group({"params": list(new), "weight_decay": 0.0})
         if any(isinstance(module, Annealing) for module in self.modules()):
             anneal(self, optimizer)

@@ -71,13 +71,17 @@ class _WandB:
 
 
 class _Trackio:
-    """A run of trackio: local by default."""
+    """A run of trackio: local by default. A resumed run goes on with it.
+
+    trackio knows a run by its name alone, and run directories in two places may share a name.
+    """
 
     def __init__(self, run: RunDirectory, step: int) -> None:
         import trackio
 
         self._trackio: Any = trackio
-        trackio.init(**_init_options(run))
+        options = _init_options(run)
+        trackio.init(**options | {"name": f"{options['name']}-{_identifier(run)[:8]}"})
 
     def log(self, record: Record) -> None:
         step, values = _split(record)

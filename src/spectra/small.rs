@@ -88,8 +88,6 @@ impl WithSimd for Jacobi<'_> {
     fn run<S: Simd>(self, simd: S) {
         let Jacobi { matrix, height, values } = self;
         let tolerance = f64::EPSILON * (height as f64).sqrt();
-        // Columns below this are rounding errors, which no rotation makes orthogonal.
-        let negligible = f64::EPSILON * dot_within(simd, matrix, matrix).sqrt();
         for _ in 0..MOST_SWEEPS {
             let mut rotated = false;
             for p in 0..values.len() {
@@ -98,8 +96,7 @@ impl WithSimd for Jacobi<'_> {
                 for second in rest.chunks_exact_mut(height) {
                     let [product, square] = some_dots(simd, first, [&*second, &*first]);
                     let other = dot_within(simd, second, second);
-                    let bound = square.sqrt().max(negligible) * other.sqrt().max(negligible);
-                    if product.abs() > tolerance * bound {
+                    if product.abs() > tolerance * square.sqrt() * other.sqrt() {
                         rotate(first, second, square, other, product);
                         rotated = true;
                     }

@@ -217,7 +217,7 @@ class _Sizes(dict[str, int]):
         if not isinstance(array, np.ndarray):
             got = f"{type(array).__module__}.{type(array).__qualname__}"
             raise TypeError(f"`{name}` must be a numpy array, got {got}")
-        if array.dtype not in (np.float32, np.float64) or not array.dtype.isnative:
+        if array.dtype not in (np.float32, np.float64):  # nor in another byte order
             raise TypeError(f"`{name}` must have dtype float32 or float64, got {array.dtype}")
         names = axes.split()
         sizes = dict(zip(names, array.shape, strict=False))

@@ -16,6 +16,17 @@ unless a figure is a mean over tokens; L, d and m are at least 1.
 Raises TypeError for an input that is no numpy array or of another dtype, InputError for a wrong
 shape, a number that is not finite, or a direction longer than 1. The functions need numpy, which
 the extra `train` installs.
+
+Of a model, for the N = B·T tokens of its input:
+
+    with ddl.record(model, tokens=("direction", "beta", "value", "state")) as recording:
+        model(idx)
+    k, beta, v, X = (
+        recording.tokens(name).flatten(1, 2).transpose(0, 1).numpy()  # (N, L, …)
+        for name in ("direction", "beta", "value", "state")
+    )
+    spectra.product_singular_values(k, beta)
+    spectra.write_survival(k, beta, v, X[:, 0], mean=True)
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 //!
 //! Each module may use those before it: [`error`], [`environment`], `library`, [`tensor`] (a view of torch's memory and the
 //! one SAFETY contract), [`problem`] (each operator's inputs and outputs, checked once), [`cpu`] and [`cuda`] (which
-//! never import each other), [`torch`] (the operators as its dispatcher calls them), and [`python`] (the module `ddl._native`).
+//! never import each other), [`spectra`] (diagnostics of arrays, without torch), [`torch`] (the operators as its dispatcher
+//! calls them), and [`python`] (the module `ddl._native`).
 
 pub mod cpu;
 pub mod cuda;
@@ -11,5 +12,6 @@ pub mod error;
 mod library;
 pub mod problem;
 pub mod python;
+pub mod spectra;
 pub mod tensor;
 pub mod torch;

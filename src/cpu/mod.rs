@@ -6,8 +6,8 @@
 
 pub mod buffer;
 pub mod expand;
-mod parallel;
-mod partition;
+pub(crate) mod parallel;
+pub(crate) mod partition;
 pub mod rewrite_read;
 pub mod simd;
 mod whole;

@@ -25,7 +25,8 @@ pub fn partition(tokens: usize, taps: usize) -> Vec<usize> {
     parts_of(tokens, SMALLEST_PART.max(TOKENS_PER_TAP.saturating_mul(taps)))
 }
 
-fn parts_of(tokens: usize, smallest: usize) -> Vec<usize> {
+/// Returns the bounds of the parts of `tokens` tokens, of at least `smallest` each if there are so many.
+pub fn parts_of(tokens: usize, smallest: usize) -> Vec<usize> {
     let parts = (tokens / smallest).clamp(1, MOST_PARTS);
     (0..=parts).map(|part| (tokens as u128 * part as u128 / parts as u128) as usize).collect()
 }

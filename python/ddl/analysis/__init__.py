@@ -1,0 +1,1 @@
+"""Looking inside models: `ddl.analysis.spectra` has figures of the rewrites of a token."""

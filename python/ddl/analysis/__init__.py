@@ -1,0 +1,1 @@
+"""Analysis of what training has left: comparisons of runs."""

@@ -73,6 +73,8 @@ def test_at_80_columns_a_name_of_80_characters_is_broken_not_lost(tmp_path: Path
 def test_wide_consoles_show_one_table(papers: list[Path]) -> None:
     line = next(line for line in shown(papers, 160).splitlines() if "perplexity" in line)
     assert "memory ratio" in line
+    line = next(line for line in shown(papers, 80).splitlines() if "perplexity" in line)
+    assert line.endswith("bits/byte")  # what belongs together is divided last
 
 
 def test_columns_that_nobody_has_are_left_out(tmp_path: Path) -> None:

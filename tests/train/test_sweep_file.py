@@ -55,10 +55,10 @@ def test_more_seeds_change_neither_names_nor_numbers(tmp_path: Path) -> None:
 def test_the_order_in_the_file_does_not_change_names(tmp_path: Path) -> None:
     one, other = (
         sweep(tmp_path, f"{EXAMPLE}\n{lines}")
-        for lines in ("steps = [5, 6]\nlog_every = 2", "log_every = 2\nsteps = [5, 6]")
+        for lines in ("steps = [5, 6]\nlog_every = [2]", "log_every = [2]\nsteps = [5, 6]")
     )
     assert one == other
-    assert one.runs[0].name == "additive-lr0.001-steps5-s1"
+    assert one.runs[0].name == "additive-log_every2-lr0.001-steps5-s1"
 
 
 def test_by_variant(tmp_path: Path) -> None:

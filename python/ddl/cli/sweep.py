@@ -17,11 +17,20 @@ if TYPE_CHECKING:
 
 HELP = """Train variants × seeds × options, one run after the other, and compare them.
 
-The file is TOML; its options have the names that `ddl train` has for them. Each value of a list
-under [options] makes runs of its own:
+The file is TOML, and its options have the names that `ddl train` has for them. Each value of a list
+among the options makes runs of its own:
 
-preset = "tiny"; seeds = [1, 2, 3]; [variants.additive] model.residual = "additive";
-[variants.cc] model.residual = "ddl-cc"; [options] optim.lr = [1e-3, 2e-3]
+preset = "tiny"
+
+seeds = [1, 2, 3]
+
+variants.additive.model.residual = "additive"
+
+variants.cc.model.residual = "ddl-cc"
+
+options.optim.lr = [1e-3, 2e-3]
+
+Then
 
 ddl sweep sweep.toml
 

@@ -23,7 +23,8 @@ COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#5
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 WIDTH, HEIGHT = 7.0, 4.2  # inches of a figure without its legend
-LEGEND_CHARACTERS = 100  # in a row of the legend
+LEGEND_CHARACTERS = 112  # in a row of the legend
+LONGEST = 72  # characters of a name
 ROW = 0.19  # inches of a row of the legend
 
 
@@ -63,7 +64,8 @@ def plot_losses(
     axes.set(xlabel="step", ylabel="loss, nats per token", title="Validation (marked), training")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    _add_legend(figure, columns, rows)
+    if names:
+        _add_legend(figure, columns, rows)
     with atomic_file(path, argument=argument) as temporary:
         figure.savefig(temporary, format="png")
     pyplot.close(figure)
@@ -88,7 +90,7 @@ def _draw(axes: Axes, records: Sequence[Record], look: Sequence[Any], label: str
 
 def _legend_size(names: Sequence[str]) -> tuple[int, int]:
     """Columns and rows of a legend below the axes."""
-    longest = max(map(len, names), default=0) + 8  # characters that line and margin take
+    longest = max(map(len, names), default=0) + 13  # characters that line and margin take
     columns = max(1, min(len(names), LEGEND_CHARACTERS // longest))
     return columns, math.ceil(len(names) / columns)
 
@@ -104,7 +106,12 @@ def _add_legend(figure: Figure, columns: int, rows: int) -> None:
 
 
 def _label(name: str) -> str:
-    """The name, as far as it is UTF-8; matplotlib hides labels that start with an underscore."""
+    """The name, as far as it is UTF-8, without its middle if it is too long for the figure.
+
+    matplotlib hides labels that start with an underscore.
+    """
+    if len(name) > LONGEST:
+        name = f"{name[: LONGEST // 2]}…{name[-LONGEST // 2 + 1 :]}"
     return name.encode("utf-8", "replace").decode().replace("_", "\u2009_", name.startswith("_"))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddl.analysis.compare import runs_at
 from ddl.cli.side_by_side import demo
 from ddl.config import PRESETS, DemoConfig
 from ddl.train.runs import load_run
@@ -32,8 +33,10 @@ def test_demo_compares_two_trainings_that_start_alike(
         records = candidate.run.metrics()
         assert len([r for r in records if "loss" in r]) == 2
         assert f"{records[-1]['validation_loss']:.4f}" in text
-        load_run(tmp_path / candidate.name, CPU)
+        load_run(candidate.run.path, CPU)
     additive, delta = (c.trainer.config for c in pair)
     assert replace(additive, model=delta.model, out=delta.out) == delta
+    assert [c.run.path.name for c in pair] == ["additive-s1337", "ddl-cc-s1337"]
+    assert runs_at(tmp_path) == [c.run.path for c in pair]
     assert additive.model == short(tmp_path, "additive").model
     assert delta.model == short(tmp_path, "ddl-cc").model

@@ -21,8 +21,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import ddl.hf
 from ddl import cli
 from ddl.config import EvalConfig
+from ddl.config.benchmarks import PAPER
 from ddl.data.tokenizer import ByteTokenizer
-from ddl.evaluation import PAPER, evaluate, tasks
+from ddl.evaluation import evaluate, tasks
 from tests.support.eval_cases import (
     datasets_in,
     fill,

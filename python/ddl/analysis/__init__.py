@@ -1,1 +1,1 @@
-"""Looking inside models: `ddl.analysis.spectra` has figures of the rewrites of a token."""
+"""Analysis: figures of the rewrites of a token, and comparisons of runs."""

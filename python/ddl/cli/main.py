@@ -14,7 +14,7 @@ from ddl import environment
 from ddl.config import Tracker
 from ddl.errors import DivergedError, InputError
 
-from . import demo, eval, export, import_, prepare, sample, train
+from . import compare, demo, eval, export, import_, prepare, sample, sweep, train
 from .terminal import discard_output, escape_what_cannot_be_written, nobody_reads
 
 COMMANDS = {
@@ -23,12 +23,14 @@ COMMANDS = {
     "sample": sample.COMMAND,
     "demo": demo.COMMAND,
     "eval": eval.COMMAND,
+    "compare": compare.COMMAND,
+    "sweep": sweep.COMMAND,
     "export": export.COMMAND,
     "import": import_.COMMAND,
 }
 
 # Packages that the extras install.
-EXTRA = {"tyro", "rich", "safetensors", "matplotlib", "numpy"}
+EXTRA = {"tyro", "rich", "safetensors", "matplotlib", "numpy", "tomli"}
 HF_EXTRA = {"transformers", "accelerate", "tokenizers", "huggingface_hub"}
 TRACKERS = set(typing.get_args(Tracker))  # extras of their own names
 EXTRA |= HF_EXTRA | TRACKERS | {"lm_eval", "datasets", "pyarrow"}

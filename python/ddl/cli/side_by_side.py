@@ -1,25 +1,29 @@
-"""Train the additive residual and DDL side by side, all else equal, for `ddl demo`."""
+"""Train the additive residual and DDL side by side, all else equal, for `ddl demo`.
+
+It is a sweep of two runs, whose single steps alternate.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from ddl import data
-from ddl.config import PRESETS, DemoConfig, Residual, TrainConfig
+from ddl.analysis import compare, tables
+from ddl.config import DemoConfig
+from ddl.config.sweeps import Sweep, SweepRun, parse_sweep
 from ddl.data.tokenizer import printable
 from ddl.load import complete
 from ddl.train import Trainer, Watch, pick_device, progress_bar, stop_on_signal
-from ddl.train.plots import plot_losses
+from ddl.train.metrics import Metrics
 from ddl.train.runs import PLOT, RunDirectory
+from ddl.train.sweep import write_listing
 
 PROMPT = "The statement "
 SAMPLE_TOKENS = 300
@@ -30,6 +34,7 @@ MEAN_OVER = 20  # steps, for the loss beside the progress bar
 class Candidate:
     """One of the two training runs."""
 
+    name: str
     trainer: Trainer
     run: RunDirectory
     seconds: list[float] = field(default_factory=list)  # of each step so far
@@ -37,15 +42,11 @@ class Candidate:
     validation_loss: float = float("nan")
 
     @property
-    def name(self) -> str:
-        return self.trainer.config.model.residual
-
-    @property
     def tokens_per_second(self) -> float:
         return self.trainer.tokens_per_step / statistics.median(self.seconds)
 
     def __post_init__(self) -> None:
-        self.watch = Watch(self.trainer)
+        self.watch, self.metrics = Watch(self.trainer), Metrics(self.trainer)
 
     def step(self) -> None:
         """Run one optimizer step, timed until the host has the loss and the GPU is idle."""
@@ -57,24 +58,27 @@ class Candidate:
         self.seconds.append(time.perf_counter() - started)
         self.losses.append(loss)
         self.watch.add(step)
-        self.run.log({"step": self.trainer.steps_done, "loss": loss, "seconds": self.seconds[-1]})
+        speed = self.trainer.tokens_per_step / self.seconds[-1]
+        figures = {"loss": loss, **self.metrics.of_loss(loss), "tokens_per_second": speed}
+        self.run.log({"step": self.trainer.steps_done, **figures})
 
     def evaluate(self) -> None:
         """Measure the validation loss and log it."""
         loss = self.trainer.evaluate()
         assert loss is not None  # it is None only if `evaluate` is stopped
         self.validation_loss = loss
-        self.run.log({"step": self.trainer.steps_done, "validation_loss": self.validation_loss})
+        figures = {"loss": loss, **self.metrics.of_loss(loss)}
+        validation = {f"validation_{name}": figure for name, figure in figures.items()}
+        self.run.log({"step": self.trainer.steps_done, **validation})
 
 
 def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) -> list[Candidate]:
     """Train both models, print the comparison, write the plot, print a sample of each."""
     device = pick_device(config.device, config.residual)
     corpus = data.load(data.EMBEDDED)
-    pair = [
-        _build(demo_training(config, residual), corpus, device)
-        for residual in ("additive", config.residual)
-    ]
+    sweep = demo_sweep(config)
+    pair = [_build(run, corpus, device) for run in sweep.runs]
+    write_listing(sweep)
     steps = pair[0].trainer.config.steps
     console.print(
         f"Two {pair[0].trainer.config.model.num_layers}-block Transformers learn {corpus.name}"
@@ -82,10 +86,13 @@ def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) 
         highlight=False,
     )
     interleave(pair, steps, console)
-    console.print(comparison(pair))
+    compared = compare.compare([candidate.run.path for candidate in pair])
+    done, tokens = pair[0].trainer.steps_done, pair[0].trainer.tokens_per_step
+    console.print(f"After {done} steps of {tokens:,} tokens:", highlight=False)
+    tables.show(compared, console)
     console.print(verdict(pair), highlight=False)
-    plot = config.out / PLOT
-    plot_losses({c.name: c.run.metrics() for c in pair}, plot)
+    plot = sweep.out / PLOT
+    compare.plot(compared, plot)
     for candidate in pair:
         candidate.run.save(candidate.trainer.model)
         console.print(
@@ -95,23 +102,25 @@ def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) 
     return pair
 
 
-def demo_training(config: DemoConfig, residual: Residual) -> TrainConfig:
-    """The `demo` preset with this residual."""
-    base = PRESETS["demo"]
-    return replace(
-        base,
-        model=replace(base.model, residual=residual),
-        steps=config.steps or base.steps,
-        seed=config.seed,
-        device=config.device,
-        out=Path(config.out) / residual,
-        overwrite=True,
+def demo_sweep(config: DemoConfig) -> Sweep:
+    """The `demo` preset with the additive residual and with the other."""
+    residuals = ("additive", config.residual)
+    options = {"device": config.device, "data": data.EMBEDDED}
+    return parse_sweep(
+        {
+            "preset": "demo",
+            "out": str(config.out),
+            "seeds": [config.seed],
+            "variants": {residual: {"model.residual": residual} for residual in residuals},
+            "options": options if config.steps is None else options | {"steps": config.steps},
+        }
     )
 
 
-def _build(config: TrainConfig, corpus: data.Corpus, device: torch.device) -> Candidate:
+def _build(run: SweepRun, corpus: data.Corpus, device: torch.device) -> Candidate:
+    config = replace(run.config, resume=None, overwrite=True)
     trainer = Trainer(config, corpus, device)
-    return Candidate(trainer, RunDirectory.create(config, corpus.tokenizer))
+    return Candidate(run.variant, trainer, RunDirectory.create(config, corpus.tokenizer))
 
 
 def interleave(pair: list[Candidate], steps: int, console: Console) -> None:
@@ -134,24 +143,6 @@ def interleave(pair: list[Candidate], steps: int, console: Console) -> None:
             bar.update(task, completed=step, loss=f"mean loss {losses}", speed=f"{speed} tok/s")
             if last:
                 break
-
-
-def comparison(pair: list[Candidate]) -> Table:
-    """A table with validation loss, size and speed of each model."""
-    steps = pair[0].trainer.steps_done
-    table = Table(title=f"After {steps} steps of {pair[0].trainer.tokens_per_step:,} tokens")
-    table.add_column("residual")
-    for column in ("validation loss", "parameters", "tokens/s", "speed ratio"):
-        table.add_column(column, justify="right")
-    for candidate in pair:
-        table.add_row(
-            candidate.name,
-            f"{candidate.validation_loss:.4f}",
-            f"{candidate.trainer.model.num_parameters():,}",
-            f"{candidate.tokens_per_second:,.0f}",
-            f"{candidate.tokens_per_second / pair[0].tokens_per_second:.3f}",
-        )
-    return table
 
 
 def verdict(pair: list[Candidate]) -> str:

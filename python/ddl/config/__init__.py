@@ -15,6 +15,7 @@ from .commands import (
     PrepareConfig,
     SampleConfig,
 )
+from .comparing import CompareConfig, SweepConfig
 from .model import RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
 from .recipes import RECIPES, paper_code
@@ -25,6 +26,7 @@ __all__ = [
     "RECIPES",
     "RESIDUALS",
     "STREAMS",
+    "CompareConfig",
     "Compress",
     "Decay",
     "DemoConfig",
@@ -39,6 +41,7 @@ __all__ = [
     "PrepareConfig",
     "Residual",
     "SampleConfig",
+    "SweepConfig",
     "Tracker",
     "TrainConfig",
     "paper_code",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddl.config import EvalConfig
+from ddl.config.benchmarks import PAPER, PAPER_SHOTS
 from ddl.errors import InputError
 from ddl.evaluation import subject
 from ddl.files import require_new_file, write_text
@@ -24,13 +25,6 @@ if TYPE_CHECKING:
     from .harness import Harness
 
 Record = dict[str, Any]
-
-# The benchmarks of the papers' tables, by lm-eval's names, and their numbers of shots.
-PAPER = (
-    "arc_challenge", "arc_easy", "hellaswag", "openbookqa",
-    "piqa", "sciq", "social_iqa", "winogrande",
-)  # fmt: skip
-PAPER_SHOTS = (0, 1)
 
 # Parts of lm-eval's results that a record keeps: those for its tables, and how prompts were made.
 KEPT = (

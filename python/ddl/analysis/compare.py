@@ -1,0 +1,205 @@
+"""Comparison: runs side by side, and sentences about what makes a comparison unfair."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ddl.data.tokenizer import printable
+from ddl.files import PathKind, path_kind
+from ddl.train.plots import plot_losses
+from ddl.train.sweep import LISTING
+
+from .paired import variants_of
+from .runs import KINDS, Run, read_run
+
+MOST_NAMED = 4  # runs that a sentence names
+
+
+class Comparison(NamedTuple):
+    """Runs, the first of which others are compared with, and notes: sentences for the reader."""
+
+    runs: list[Run]
+    notes: list[str]
+
+
+def compare(paths: Sequence[Path]) -> Comparison:
+    """Read the runs at these paths, where a directory with runs in it stands for these.
+
+    Raises InputError if a path is neither, or a file of a run is damaged.
+    """
+    found, twice = _distinct([run for path in paths for run in runs_at(path)])
+    names = unique_names(found)
+    runs = [read_run(path, name) for path, name in zip(found, names, strict=True)]
+    notes = [f"{_listed([name_of(path) for path in twice])} named twice, shown once."]
+    notes = (notes if twice else []) + _differences(runs) + _unfinished(runs) + _limited(runs)
+    return Comparison(runs, notes)
+
+
+def runs_at(path: Path) -> list[Path]:
+    """The path, if it is a run or a model, or the runs in it: in a sweep's order, else by name."""
+    if path_kind(path) in KINDS:
+        return [path]
+    try:
+        names = sorted(os.listdir(path), key=_natural)
+    except OSError:
+        return [path]  # refused when it is read
+    order = _listing(path / LISTING)
+    names.sort(key=lambda name: order.index(name) if name in order else len(order))
+    return [path / name for name in names if is_run(path / name)] or [path]
+
+
+def is_run(path: Path) -> bool:
+    return path_kind(path) is PathKind.RUN
+
+
+def plot(comparison: Comparison, path: Path) -> None:
+    """Plot the losses of the runs that have records; runs of one variant have one colour."""
+    runs = [run for run in comparison.runs if run.records]
+    variants = {run.name: name for name, group in variants_of(runs).items() for run in group}
+    curves = {run.name: run.records for run in runs}
+    plot_losses(curves, path, variants=variants, argument="plot")
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def name_of(path: Path, parts: int = 1) -> str:
+    """The last parts of a path as text that a terminal can show."""
+    last = Path(os.path.abspath(path)).parts[-parts:]
+    text = os.fsencode(os.path.join(*last)).decode("utf-8", "replace")
+    return printable(text).replace("\n", "\ufffd").replace("\t", "\ufffd")
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """The last part of each path, or as many as it takes to tell them apart."""
+    most = max((len(Path(os.path.abspath(path)).parts) for path in paths), default=1)
+    names = [name_of(path) for path in paths]
+    for parts in range(2, most + 1):
+        clashing = {name for name in names if names.count(name) > 1}
+        if not clashing:
+            break
+        names = [
+            name_of(path, parts) if name in clashing else name
+            for path, name in zip(paths, names, strict=True)
+        ]
+    return names
+
+
+def _distinct(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The paths without repetitions, and those that were repeated."""
+    first: dict[str, Path] = {}
+    twice = []
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in first:
+            twice.append(path)
+        first.setdefault(real, path)
+    return list(first.values()), twice
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts s2 before s10."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+
+
+def _listing(file: Path) -> list[str]:
+    try:
+        names = json.loads(file.read_text(encoding="utf-8"))["runs"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+# --- notes ----------------------------------------------------------------------------------------
+
+
+def _differences(runs: Sequence[Run]) -> list[str]:
+    """Sentences that name the runs which differ from the first in what makes losses comparable."""
+    trained = [run for run in runs if run.config is not None]
+    grouped: dict[str, list[str]] = {}
+    for run in trained[1:]:
+        told = [tell(trained[0], run) for tell in DIFFERENCES]
+        reasons = "; ".join(part for part in told if part is not None)
+        if reasons:
+            grouped.setdefault(reasons, []).append(run.name)
+    return [
+        f"Not a fair comparison with {trained[0].name}: {_listed(names)} {reasons}."
+        for reasons, names in grouped.items()
+    ]
+
+
+def _other_data(first: Run, run: Run) -> str | None:
+    if first.data is not None and run.data is not None:
+        same = first.data == run.data
+        return None if same or _other_vocabulary(first, run) else "with other data"
+    if first.options.data == run.options.data:
+        return None
+    return f"with the data {run.options.data}, not {first.options.data}"
+
+
+def _other_vocabulary(first: Run, run: Run) -> str | None:
+    if None in (first.vocabulary, run.vocabulary) or first.vocabulary == run.vocabulary:
+        return None
+    return "with another vocabulary, so compare bits per byte and not the losses per token"
+
+
+def _other_batch(first: Run, run: Run) -> str | None:
+    ours, theirs = (
+        (c.batch_size * c.accumulation, c.model.block_size) for c in (run.options, first.options)
+    )
+    if ours == theirs:
+        return None
+    return f"with {ours[0]} × {ours[1]} tokens per step, not {theirs[0]} × {theirs[1]}"
+
+
+def _other_steps(first: Run, run: Run) -> str | None:
+    ours, theirs = run.options.steps, first.options.steps
+    return None if ours == theirs else f"with {ours:,} steps, not {theirs:,}"
+
+
+def _other_windows(first: Run, run: Run) -> str | None:
+    ours, theirs = (c.eval_batches * c.batch_size for c in (run.options, first.options))
+    if ours == theirs:
+        return None
+    return f"validated on {ours or 'all'} windows, not {theirs or 'all'}"
+
+
+DIFFERENCES: tuple[Callable[[Run, Run], str | None], ...] = (
+    _other_data,
+    _other_vocabulary,
+    _other_batch,
+    _other_steps,
+    _other_windows,
+)
+
+
+def _unfinished(runs: Sequence[Run]) -> list[str]:
+    left = [
+        f"{run.name} ({run.step:,} of {run.config.steps:,} steps)"
+        for run in runs
+        if run.config is not None and not run.finished
+    ]
+    return [f"Not finished: {_listed(left)}."] if left else []
+
+
+def _limited(runs: Sequence[Run]) -> list[str]:
+    limits: dict[int, list[str]] = {}
+    for run in runs:
+        for limit in {e.limit for e in run.evaluations if e.limit is not None}:
+            limits.setdefault(limit, []).append(run.name)
+    return [
+        f"Scored on the first {limit} examples of each task only: {_listed(names)}."
+        for limit, names in limits.items()
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MOST_NAMED])
+    rest = len(names) - MOST_NAMED
+    return shown if rest <= 0 else f"{shown} and {rest} others"

@@ -1,0 +1,205 @@
+"""What a run directory, or an exported model's, says about itself, without loading the model."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ddl.config import GPTConfig, TrainConfig
+from ddl.config.benchmarks import metric_of, paper_average
+from ddl.errors import InputError, first_line
+from ddl.files import RUN_METRICS, PathKind, require_kind
+from ddl.models import GPT
+from ddl.train import checkpoint
+from ddl.train.plots import Record, number
+from ddl.train.runs import LAST, TOKENIZER, RunDirectory, load_config
+
+KINDS = (PathKind.RUN, PathKind.DDL, PathKind.HUGGING_FACE)
+EVALUATIONS = "eval-*.json"  # as `ddl eval` names them: by date and time
+LARGEST_EXPONENT = 700.0  # e to more is no float
+
+
+class Point(NamedTuple):
+    """A validation loss in nats per token, NaN if the run diverged, and its step."""
+
+    step: int
+    loss: float
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, LARGEST_EXPONENT))
+
+
+class Evaluation(NamedTuple):
+    """Scores of tasks with one number of shots: accuracies in percent.
+
+    shots: None for the tasks' own. limit: only so many examples of each task were scored; None for
+    all. metrics: the metric of each score.
+    """
+
+    shots: int | None
+    limit: int | None
+    scores: dict[str, float]
+    metrics: dict[str, str]
+
+    @property
+    def average(self) -> float | None:
+        """The papers' average over their eight tasks; None if one of them is missing."""
+        return paper_average(self.scores)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run to compare; None stands for what it does not say.
+
+    config: None for an exported model. step: of the last record. final, best: the last and the
+    lowest validation loss. tokens_per_second: the median of the records. peak_memory: bytes. data:
+    a checksum of the corpus. vocabulary: the tokenizer, as JSON. records: of metrics.jsonl.
+    """
+
+    path: Path
+    name: str
+    config: TrainConfig | None = None
+    step: int | None = None
+    final: Point | None = None
+    best: Point | None = None
+    bits_per_byte: float | None = None
+    parameters: int | None = None
+    tokens_per_second: float | None = None
+    peak_memory: float | None = None
+    evaluations: tuple[Evaluation, ...] = ()
+    data: str | None = None
+    vocabulary: str | None = None
+    records: tuple[Record, ...] = ()
+
+    @property
+    def options(self) -> TrainConfig:
+        """The configuration of a run of `ddl train`; do not ask an exported model for it."""
+        assert self.config is not None
+        return self.config
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run did its last step, with a validation loss that is a number."""
+        steps = None if self.config is None else self.config.steps
+        return self.final is not None and self.final.step == steps and self.final.loss < math.inf
+
+
+def read_run(path: Path, name: str) -> Run:
+    """Read what a directory says; it may be written to meanwhile, or be of an earlier version.
+
+    Raises InputError if it is neither a run nor a model of Hugging Face's, or a file is damaged.
+    """
+    kind = require_kind(path, *KINDS, argument="runs")
+    evaluated = _newest_evaluation(path)
+    evaluations = tuple(_evaluations(evaluated))
+    if kind is not PathKind.RUN:
+        parameters = number(evaluated.get("model", {}), "parameters")
+        size = None if parameters is None else int(parameters)
+        return Run(path, name, parameters=size, evaluations=evaluations)
+    config, records = load_config(path), read_records(path)
+    validated = [r for r in records if isinstance(r.get("validation_loss"), float | int)]
+    points = [Point(r["step"], _loss(r)) for r in validated]
+    speeds = list(_numbers(records, "tokens_per_second"))
+    return Run(
+        path,
+        name,
+        config,
+        step=max((r["step"] for r in records), default=0),
+        final=points[-1] if points else None,
+        best=min((p for p in points if p.loss < math.inf), key=lambda p: p.loss, default=None),
+        bits_per_byte=number(validated[-1], "validation_bits_per_byte") if points else None,
+        parameters=parameters_of(config.model),
+        tokens_per_second=statistics.median(speeds) if speeds else None,
+        peak_memory=max(_numbers(records, "peak_memory"), default=None),
+        evaluations=evaluations,
+        data=_data(path),
+        vocabulary=_text(path / TOKENIZER),
+        records=tuple(records),
+    )
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a run's metrics.jsonl so far; raise InputError for a line that is none."""
+    file = path / RUN_METRICS
+    lines = (_text(file) or "").split("\n")[:-1]  # a run that goes on may have written half a line
+    records = []
+    for row, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        step = record.get("step") if isinstance(record, dict) else None
+        if not isinstance(step, int) or step < 0:
+            raise InputError(f"`runs` must have a record in every line, got {file}, line {row}")
+        records.append(record)
+    return records
+
+
+def _numbers(records: Sequence[Record], key: str) -> Iterator[float]:
+    return (value for value in (number(record, key) for record in records) if value is not None)
+
+
+def _loss(record: Record) -> float:
+    loss = number(record, "validation_loss")
+    return math.nan if loss is None else loss
+
+
+@lru_cache(maxsize=256)
+def parameters_of(config: GPTConfig) -> int:
+    """The number of a model's parameters, from a model without memory."""
+    with torch.device("meta"):
+        return GPT(config).num_parameters()
+
+
+def _data(path: Path) -> str | None:
+    """The checksum of the data from the last checkpoint; None without one. A run that goes on may
+    remove a checkpoint while it is looked at."""
+    for _ in range(2):
+        with suppress(InputError):
+            found = RunDirectory(path).find_checkpoint(LAST)
+            return None if found is None else checkpoint.read_manifest(found).data
+    return None
+
+
+def _text(file: Path) -> str | None:
+    """The text of a file; None if it does not exist."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"`runs` must be readable, got {file}: {first_line(error)}") from error
+
+
+def _newest_evaluation(path: Path) -> Record:
+    """The newest record of `ddl eval` in a directory; empty if there is none."""
+    files = sorted(path.glob(EVALUATIONS))
+    if not files:
+        return {}
+    try:
+        record = json.loads(_text(files[-1]) or "")
+        shaped = isinstance(record["runs"], list) and all("results" in r for r in record["runs"])
+    except (ValueError, RecursionError, KeyError, TypeError):
+        shaped = False
+    if not shaped:
+        raise InputError(f"`runs` must have evaluations of `ddl eval`, got {files[-1]}")
+    return record
+
+
+def _evaluations(record: Record) -> Iterator[Evaluation]:
+    for run in record.get("runs", []):
+        shown = {task: metric_of(results) for task, results in run["results"].items()}
+        chosen = {task: found for task, found in shown.items() if found is not None}
+        scores = {task: value for task, (_, value) in chosen.items()}
+        metrics = {task: metric for task, (metric, _) in chosen.items()}
+        yield Evaluation(run.get("num_fewshot"), record.get("limit"), scores, metrics)

@@ -1,0 +1,39 @@
+"""`ddl compare`."""
+
+from __future__ import annotations
+
+import json
+
+from ddl.config import CompareConfig
+
+from .command import Command, parse
+from .terminal import make_console
+
+HELP = """Compare runs: losses, parameters, speed, memory and what `ddl eval` left.
+
+ddl compare runs/additive runs/ddl-cc --plot losses.png
+
+ddl compare runs/sweep --paired
+
+Runs that go on may be compared, and runs with other data, vocabulary, batch size or number of
+steps; a sentence says so. --json and --markdown print the same for programs and for papers."""
+
+
+def run(args: list[str]) -> None:
+    config = parse(CompareConfig, args, prog="ddl compare", description=HELP, positional=True)
+    from ddl.analysis import compare, tables
+    from ddl.analysis.paired import pair
+
+    compared = compare.compare(config.runs)
+    paired = pair(compared.runs, config.baseline) if config.paired else None
+    if config.plot is not None:
+        compare.plot(compared, config.plot)
+    if config.json:
+        print(json.dumps(tables.document(compared, paired), indent=2, allow_nan=False))
+    elif config.markdown:
+        print(tables.markdown(compared, paired))
+    else:
+        tables.show(compared, make_console(), paired)
+
+
+COMMAND = Command("compare runs: ddl compare RUN…", CompareConfig, run)

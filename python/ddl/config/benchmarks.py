@@ -1,0 +1,44 @@
+"""The papers' benchmarks, and the number of a task's results that their tables show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# The benchmarks of the papers' tables, by lm-eval's names, and their numbers of shots.
+PAPER = (
+    "arc_challenge", "arc_easy", "hellaswag", "openbookqa",
+    "piqa", "sciq", "social_iqa", "winogrande",
+)  # fmt: skip
+PAPER_SHOTS = (0, 1)
+
+# The papers do not say which metric they show. Their 0-shot scores on SciQ and ARC-Easy are those
+# of acc_norm, so it is taken where a task has it; Social IQA and WinoGrande have acc alone.
+METRICS = ("acc_norm", "acc")
+
+
+def metric_of(results: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Return name and value of the metric to show from lm-eval's results of one task.
+
+    acc_norm, else acc, in percent, as in the papers' tables; for a task without either its first
+    metric, as it is. None if there is no number.
+    """
+    values = {
+        key.split(",")[0]: value
+        for key, value in results.items()
+        if "," in key
+        and "_stderr," not in key
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
+    }
+    for name in METRICS:
+        if name in values:
+            return name, 100 * values[name]
+    return next(iter(values.items()), None)
+
+
+def paper_average(scores: Mapping[str, float]) -> float | None:
+    """The papers' average: the plain mean over their eight tasks; None if one is missing."""
+    if not set(PAPER) <= scores.keys():
+        return None
+    return sum(scores[task] for task in PAPER) / len(PAPER)

@@ -1,0 +1,57 @@
+"""Options of `ddl compare` and `ddl sweep`. Imports no torch, so `--help` answers at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .fields import check_counts, require
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Compare runs."""
+
+    runs: tuple[Path, ...]
+    """Run directories, of runs that go on, too; directories that `ddl export` wrote, for what
+    `ddl eval` left in them; or directories with runs in them, as `ddl sweep` writes. The first run
+    is the one that others are compared with."""
+    paired: bool = False
+    """Also group the runs into variants, which have the same options except the seed, and print how
+    far each variant's validation loss lies from the baseline's: the mean over the seeds that both
+    have, with a 95 % interval."""
+    baseline: str | None = None
+    """The variant that `--paired` compares with; None for that of the first run."""
+    plot: Path | None = None
+    """PNG file for the loss curves; None draws nothing."""
+    json: bool = False
+    """Print one JSON document instead of tables."""
+    markdown: bool = False
+    """Print tables in Markdown."""
+
+    def __post_init__(self) -> None:
+        require(len(self.runs) > 0, "runs", "at least one run directory", None)
+        unused = self.paired or self.baseline is None
+        require(unused, "baseline", "left out without `paired`", self.baseline)
+        require(not (self.json and self.markdown), "markdown", "left out with `json`", True)
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """Train every run of a sweep."""
+
+    file: Path
+    """TOML file: preset, out, seeds, [variants.NAME] and [options], as in docs/comparing.md."""
+    index: int | None = None
+    """Train only the run of this number, from 0 on, as a scheduler's array task; None trains all,
+    one after the other."""
+    count: bool = False
+    """Print the number of runs and train nothing."""
+    list: bool = False
+    """Print each run's number, name and state, and train nothing."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "index", least=0)
+        require(not (self.count and self.list), "list", "left out with `count`", True)
+        alone = self.index is None or not (self.count or self.list)
+        require(alone, "index", "left out with `count` and `list`", self.index)

@@ -1,0 +1,280 @@
+"""Sweeps: variants × options × seeds as the configurations of runs. Imports no torch.
+
+preset = "tiny"                          # as in `ddl train tiny`; "demo" if left out
+out = "runs/sweep"                       # the runs' directory; runs/FILE if left out
+seeds = [1, 2, 3]                        # the preset's if left out
+[variants.additive]                      # options of `ddl train` under the same names
+model.residual = "additive"
+[variants.cc]
+model.residual = "ddl-cc"
+[options]                                # of every run; each value of a list makes runs
+optim.lr = [1e-3, 2e-3]
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from ddl.errors import InputError, first_line
+from ddl.options import check_count
+
+from .presets import PRESETS
+from .recipes import RECIPES
+from .training import TrainConfig
+
+__all__ = ["Sweep", "SweepRun", "parse_sweep", "read_sweep"]
+
+KEYS = ("preset", "recipe", "out", "seeds", "variants", "options")
+# Options that the sweep sets for each run, and what sets them.
+TAKEN = {"seed": "`seeds`", "out": "`out`", "resume": "the sweep", "overwrite": "the sweep"}
+NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_+.-]*")
+
+
+class SweepRun(NamedTuple):
+    """One run of a sweep.
+
+    name: of its directory. variant: the name without the seed. config: its options; `out` is the
+    directory, and `resume` is "auto".
+    """
+
+    name: str
+    variant: str
+    config: TrainConfig
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a sweep in the order of training: every variant with the first seed, then with
+    the second and so on, so that an unfinished sweep already compares all variants."""
+
+    out: Path
+    runs: tuple[SweepRun, ...]
+
+    def by_variant(self) -> list[SweepRun]:
+        """The runs in the order of the variants, and of the seeds within each."""
+        order = list(dict.fromkeys(run.variant for run in self.runs))
+        return sorted(self.runs, key=lambda run: order.index(run.variant))
+
+
+def read_sweep(file: Path) -> Sweep:
+    """Read a sweep's TOML file; raise InputError, which names the key in it, if it is not right."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # in the extra `train`
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"`file` must be readable, got {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"`file` must be TOML, got {file}: {first_line(error)}") from error
+    try:
+        return parse_sweep({"out": f"runs/{file.stem}"} | values)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
+
+
+def parse_sweep(values: Mapping[str, Any]) -> Sweep:
+    """Make the runs of a sweep from the values of its file; `out` is needed.
+
+    Raises InputError if a key is unknown, a value is refused by `TrainConfig`, or two runs would
+    have the same name; the message names the key.
+    """
+    for key in values:
+        if key not in KEYS:
+            raise InputError(f"`{key}` must be one of {', '.join(KEYS)}, got an unknown key")
+    base = _base(values)
+    out, seeds = _out(values["out"]), _seeds(values.get("seeds", [base.seed]))
+    options = _flat(_table(values, "options"), "options.")
+    grid = {path: given for path, given in options.items() if _is_list_of_values(path, given.value)}
+    fixed = {path: given for path, given in options.items() if path not in grid}
+    variants = {}
+    for name, table in _variants(values, base).items():
+        _check_name(name)
+        variants[name] = _flat(table, f"variants.{name}.")
+        both = next((path for path in variants[name] if path in grid), None)
+        if both is not None:
+            key, other = grid[both].key, variants[name][both].key
+            raise InputError(f"`{key}` must be one value where `{other}` replaces it, got a list")
+    combinations = [dict(given) for given in _combinations(grid)]
+    runs = []
+    for seed in seeds:
+        for (name, own), chosen in itertools.product(variants.items(), combinations):
+            variant = "-".join([name, *(_part(path, chosen[path].value) for path in chosen)])
+            config = _config(base, values.get("recipe"), fixed | own | chosen)
+            run = f"{variant}-s{seed}"
+            config = replace(config, seed=seed, out=out / run, resume="auto")
+            runs.append(SweepRun(run, variant, config))
+    _check_different(runs)
+    return Sweep(out, tuple(runs))
+
+
+# --- the keys of the file -------------------------------------------------------------------------
+
+
+class _Given(NamedTuple):
+    """A value, and the key in the file that gives it."""
+
+    key: str
+    value: Any
+
+
+def _base(values: Mapping[str, Any]) -> TrainConfig:
+    preset, recipe = values.get("preset", "demo"), values.get("recipe")
+    for key, name, known in (("preset", preset, PRESETS), ("recipe", recipe, RECIPES)):
+        if not (isinstance(name, str) and name in known) and not (key == "recipe" and name is None):
+            raise InputError(f"`{key}` must be one of {', '.join(known)}, got {name!r}")
+    return PRESETS[preset]
+
+
+def _out(value: Any) -> Path:
+    if not isinstance(value, str) or not value:
+        raise InputError(f"`out` must be a directory, got {value!r}")
+    return Path(value)
+
+
+def _seeds(value: Any) -> list[int]:
+    if not isinstance(value, list) or not value:
+        raise InputError(f"`seeds` must be a list of integers, got {value!r}")
+    for seed in value:
+        check_count("seeds", seed, least=0)
+    if len(set(value)) < len(value):
+        raise InputError(f"`seeds` must be different, got {value}")
+    return value
+
+
+def _table(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    table = values.get(key, {})
+    if not isinstance(table, dict):
+        raise InputError(f"`{key}` must be a table, as [{key}], got {table!r}")
+    return table
+
+
+def _variants(values: Mapping[str, Any], base: TrainConfig) -> dict[str, dict[str, Any]]:
+    variants = _table(values, "variants") or {base.model.residual: {}}
+    for name, table in variants.items():
+        if not isinstance(table, dict):
+            raise InputError(f"`variants.{name}` must be a table of options, got {table!r}")
+    return variants
+
+
+def _flat(table: Mapping[str, Any], key: str) -> dict[str, _Given]:
+    """The options in a table of the file, by their names with dots, as in "model.residual"."""
+    found = {path: _Given(key + path, value) for path, value in _leaves(table)}
+    for path, (written, _) in found.items():
+        if path in TAKEN:
+            raise InputError(f"`{written}` must be left out, because {TAKEN[path]} sets it, got it")
+        if path not in HINTS:
+            near = difflib.get_close_matches(path, HINTS, n=1)
+            hint = f", which is near {near[0]}" if near else ""
+            raise InputError(
+                f"`{written}` must be an option of `ddl train`, got an unknown one{hint}"
+            )
+    return found
+
+
+def _leaves(table: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{inside}{name}.")
+        else:
+            yield inside + name, value
+
+
+def _hints(kind: Any, inside: str = "") -> Iterator[tuple[str, Any]]:
+    """The type of every option, by its name with dots."""
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            yield from _hints(hint, f"{inside}{field.name}.")
+        else:
+            yield inside + field.name, hint
+
+
+HINTS = dict(_hints(TrainConfig))
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def _is_list_of_values(path: str, value: Any) -> bool:
+    """Whether a value is a list of which each element makes runs; some options are lists."""
+    if not isinstance(value, list):
+        return False
+    return not _is_tuple(path) or (len(value) > 0 and all(isinstance(v, list) for v in value))
+
+
+def _is_tuple(path: str) -> bool:
+    return getattr(HINTS[path], "__origin__", None) is tuple
+
+
+def _combinations(grid: Mapping[str, _Given]) -> Iterator[dict[str, _Given]]:
+    """Every combination of the listed values; options in alphabetical order, so that names do not
+    depend on the order in the file."""
+    paths = sorted(grid)
+    for path in paths:
+        if not grid[path].value:
+            raise InputError(f"`{grid[path].key}` must be at least one value, got []")
+    for values in itertools.product(*(grid[path].value for path in paths)):
+        yield {p: _Given(grid[p].key, value) for p, value in zip(paths, values, strict=True)}
+
+
+def _part(path: str, value: Any) -> str:
+    """An option as a part of a directory's name, such as "lr0.001"."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(_typed(path, value))
+    return path.rpartition(".")[2] + re.sub(r"[^A-Za-z0-9_+.,-]", "_", text)
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise InputError(
+            f"`variants.{name}` must have a name of letters, digits and _+.- that can begin a"
+            f" directory's, got {name!r}"
+        )
+
+
+def _check_different(runs: Sequence[SweepRun]) -> None:
+    seen: set[str] = set()
+    for run in runs:
+        if run.name in seen:
+            raise InputError(
+                f"`variants` and `options` must give every run its own name, got {run.name} twice"
+            )
+        seen.add(run.name)
+
+
+def _config(base: TrainConfig, recipe: str | None, given: Mapping[str, _Given]) -> TrainConfig:
+    """The base with these options; an InputError names the key in the file."""
+    changes: dict[str, dict[str, Any]] = {"": {}, "model": {}, "optim": {}}
+    for path, (_, value) in given.items():
+        group, _, name = path.rpartition(".")
+        changes[group][name] = _typed(path, value)
+    try:
+        if recipe is not None:
+            base = RECIPES[recipe](base, changes["model"])
+        model = replace(base.model, **changes["model"])
+        optim = replace(base.optim, **changes["optim"])
+        return replace(base, model=model, optim=optim, **changes[""])
+    except InputError as error:
+        named = {path.rpartition(".")[2]: key for path, (key, _) in given.items()}
+        sentence = re.sub(r"`(\w+)`", lambda m: f"`{named.get(m[1], m[1])}`", str(error))
+        raise InputError(sentence) from error
+
+
+def _typed(path: str, value: Any) -> Any:
+    """A value of the file as the option's type: TOML has no None, no tuples, and 1 for 1.0."""
+    hint = HINTS[path]
+    if value == "None" and type(None) in get_args(hint):
+        return None
+    if isinstance(value, list) and _is_tuple(path):
+        return tuple(value)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if whole and (hint is float or float in get_args(hint)) else value

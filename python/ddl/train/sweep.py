@@ -1,0 +1,191 @@
+"""Training the runs of a sweep, one after the other or one of them, and going on after a stop."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+
+from ddl.config.sweeps import Sweep, SweepRun
+from ddl.errors import DivergedError, InputError
+from ddl.files import write_text, writing
+
+from .loop import train
+from .resume import find_start
+from .runs import RunDirectory
+
+LISTING = "sweep.json"  # in the sweep's directory: its runs, in the order of the variants
+
+
+class State(NamedTuple):
+    """How far a run is: the step of its last checkpoint, and whether nothing is left to do."""
+
+    step: int
+    finished: bool
+
+
+class Swept(NamedTuple):
+    """Result of a sweep.
+
+    status: the exit status: 0 if every run that was asked for is finished, 1 if one failed,
+    128 + its number if a signal ended it. failed: the sentence of each run that failed, by name.
+    """
+
+    status: int
+    failed: dict[str, str]
+
+
+def state_of(run: SweepRun) -> State:
+    """How far a run is; raise InputError if it cannot be gone on with with these options."""
+    start = find_start(run.config)
+    if start is None or start.manifest is None:
+        return State(0, False)
+    manifest = start.manifest
+    # A run that a signal stops in its last step has a checkpoint without its evaluation.
+    done = manifest.step >= run.config.steps and manifest.validation_loss is not None
+    return State(manifest.step, done)
+
+
+def train_sweep(sweep: Sweep, console: Console, *, index: int | None = None) -> Swept:
+    """Train what is not finished of a sweep's runs, or of the one with this index.
+
+    A run that was stopped is resumed. A signal ends the run after its step and a checkpoint, and
+    the sweep with it. A run that diverges or cannot be trained, because its options do not fit the
+    data or another process is training it, is reported, and the others go on.
+    """
+    runs = sweep.runs if index is None else (_chosen(sweep, index),)
+    write_listing(sweep)
+    failed: dict[str, str] = {}
+    states: dict[str, State] = {}
+    for run in runs:
+        with suppress(InputError):  # raised again, and reported, when the run's turn comes
+            states[run.name] = state_of(run)
+    finished = sum(state.finished for state in states.values())
+    if finished:
+        _say(console, f"{_runs(finished)} of {len(runs)} finished before")
+    pace = Pace()
+    left = [run for run in runs if not (run.name in states and states[run.name].finished)]
+    for number, run in enumerate(left):
+        step = states[run.name].step if run.name in states else 0
+        rest = pace.estimate([(r, states.get(r.name, State(0, False)).step) for r in left[number:]])
+        _announce(console, run, number + 1 + len(runs) - len(left), len(runs), step, rest)
+        started = time.monotonic()
+        try:
+            status = _train_one(run, console)
+        except (InputError, DivergedError) as error:
+            failed[run.name] = str(error)
+            _say(console, f"{run.name} failed: {error}")
+            continue
+        if status:
+            return Swept(status, failed)
+        pace.add(run, run.config.steps - step, time.monotonic() - started)
+    if failed:
+        names = ", ".join(failed)
+        _say(console, f"{_runs(len(failed))} of {len(runs)} failed: {names}")
+    return Swept(1 if failed else 0, failed)
+
+
+def write_listing(sweep: Sweep) -> None:
+    """Write the names of the runs into the sweep's directory, for `ddl compare`.
+
+    Processes that train the same sweep at once write the same file, atomically.
+    """
+    with writing(sweep.out):
+        sweep.out.mkdir(parents=True, exist_ok=True)
+    names = [run.name for run in sweep.by_variant()]
+    write_text(sweep.out / LISTING, json.dumps({"runs": names}, indent=2) + "\n")
+
+
+def _chosen(sweep: Sweep, index: int) -> SweepRun:
+    last = len(sweep.runs) - 1
+    if index > last:
+        raise InputError(f"`index` must be from 0 to {last}, the runs of the sweep, got {index}")
+    return sweep.runs[index]
+
+
+def _train_one(run: SweepRun, console: Console) -> int:
+    """Train or resume a run; return its exit status."""
+    if run.config.directory.exists():  # say that another process has it before building the model
+        directory = RunDirectory(run.config.directory)
+        directory.lock()
+        directory.unlock()
+    reset_peak_memory()
+    return train(run.config, console).status
+
+
+def reset_peak_memory() -> None:
+    """Let the peak memory that records show be that of the run to come, not of runs before it.
+
+    On a GPU it starts from 0; on Linux from what the process holds now. Elsewhere the peak of a
+    process cannot be reset.
+    """
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    if sys.platform == "linux":
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident size
+
+
+class Pace:
+    """Seconds per token of the runs that were trained so far, to estimate the time of others."""
+
+    def __init__(self) -> None:
+        self._measured: dict[str, tuple[float, float]] = {}  # variant → seconds, tokens
+
+    def add(self, run: SweepRun, steps: int, seconds: float) -> None:
+        """Add a run that took this long for so many steps."""
+        spent, tokens = self._measured.get(run.variant, (0.0, 0.0))
+        self._measured[run.variant] = (spent + seconds, tokens + steps * _tokens_per_step(run))
+
+    def estimate(self, left: Sequence[tuple[SweepRun, int]]) -> float | None:
+        """Seconds for these runs, each from a step on: at the pace of its variant, or of all if
+        that has not been trained yet; None before the first run is done."""
+        known = {v: seconds / tokens for v, (seconds, tokens) in self._measured.items() if tokens}
+        if not known:
+            return None
+        mean = sum(known.values()) / len(known)
+        return sum(
+            (run.config.steps - step) * _tokens_per_step(run) * known.get(run.variant, mean)
+            for run, step in left
+        )
+
+
+def _tokens_per_step(run: SweepRun) -> int:
+    config = run.config
+    return config.batch_size * config.accumulation * config.model.block_size
+
+
+def _announce(
+    console: Console, run: SweepRun, number: int, count: int, step: int, rest: float | None
+) -> None:
+    parts = [f"Run {number} of {count}: {run.name}"]
+    parts += [f"goes on after step {step}"] if step else []
+    parts += [f"{duration(rest)} to the end of the sweep"] if rest is not None else []
+    _say(console, ", ".join(parts))
+
+
+def duration(seconds: float) -> str:
+    """About how long, in words: "about 3 minutes"."""
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= 1.5 * size:
+            return f"about {round(seconds / size)} {unit}s"
+    return f"about {max(1, round(seconds))} second{'s' * (round(seconds) > 1)}"
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count > 1)}"
+
+
+def _say(console: Console, line: str) -> None:
+    """Print a line as it is: a name may have what rich takes for markup."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

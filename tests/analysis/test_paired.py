@@ -1,0 +1,129 @@
+"""Paired differences: seeds are paired, unfinished runs left out, one seed has no interval."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddl.analysis.compare import compare
+from ddl.analysis.paired import Paired, pair, variants_of
+from ddl.errors import InputError
+from tests.analysis.cases import make_run
+
+ADDITIVE = {1: 3.0, 2: 3.4, 3: 2.6}
+
+
+def paired(
+    folder: Path, variants: Mapping[str, Mapping[int, Any]], baseline: str | None = None
+) -> Paired:
+    """Pair runs with these losses, by variant and seed."""
+    paths = [
+        make_run(folder / f"{name}-s{seed}", name, losses=[loss], seed=seed)
+        for name, losses in variants.items()
+        for seed, loss in losses.items()
+    ]
+    return pair(compare(paths).runs, baseline)
+
+
+def test_an_example_by_hand(tmp_path: Path) -> None:
+    """Differences −0.1, −0.2, −0.3: mean −0.2, s = 0.1, and 0.1·4.303/√3 = 0.2484."""
+    found = paired(tmp_path, {"additive": ADDITIVE, "ddl-cc": {2: 3.2, 1: 2.9, 3: 2.3}})
+    assert found.baseline == "additive"
+    additive, delta = found.variants
+    assert additive.difference is None
+    assert additive.loss == pytest.approx(3.0)
+    assert delta.loss == pytest.approx(2.8)
+    assert delta.seeds == [1, 2, 3]
+    assert delta.difference == pytest.approx((-0.2, -0.4484, 0.0484), abs=1e-4)
+    assert found.notes == []
+
+
+def test_the_seeds_spread_does_not_widen_the_interval(tmp_path: Path) -> None:
+    """The differences are all −0.1, however far the seeds lie apart: so one pairs."""
+    found = paired(tmp_path, {"additive": ADDITIVE, "ddl": {1: 2.9, 2: 3.3, 3: 2.5}})
+    assert found.variants[1].difference == pytest.approx((-0.1, -0.1, -0.1), abs=1e-9)
+
+
+def test_only_seeds_that_both_have_are_paired(tmp_path: Path) -> None:
+    found = paired(tmp_path, {"additive": ADDITIVE, "ddl": {2: 3.3, 3: 2.4, 4: 9.0}})
+    assert found.variants[1].seeds == [2, 3]
+    assert found.variants[1].difference is not None
+    assert found.variants[1].difference.mean == pytest.approx(-0.15)
+
+
+def test_another_baseline(tmp_path: Path) -> None:
+    found = paired(tmp_path, {"additive": ADDITIVE, "ddl": {1: 2.9}}, baseline="ddl")
+    assert [d.variant for d in found.variants] == ["ddl", "additive"]
+    assert found.variants[1].difference == (pytest.approx(0.1), None, None)
+    with pytest.raises(
+        InputError, match=r"^`baseline` must be one of additive, ddl, got 'ddl-tc'$"
+    ):
+        paired(tmp_path / "again", {"additive": ADDITIVE, "ddl": {1: 2.9}}, baseline="ddl-tc")
+
+
+def test_one_seed_has_no_interval(tmp_path: Path) -> None:
+    found = paired(tmp_path, {"additive": {1: 3.0}, "ddl": {1: 2.9}, "ddl-cc": {7: 2.0}})
+    assert found.variants[1].difference == (pytest.approx(-0.1), None, None)
+    assert found.variants[2].difference is None
+    assert found.notes == [
+        "No interval with one seed: ddl. How much the seed alone changes is not known.",
+        "No seed in common with additive: ddl-cc.",
+    ]
+
+
+def test_several_intervals_are_warned_of(tmp_path: Path) -> None:
+    losses = {"additive": ADDITIVE, "ddl": ADDITIVE, "ddl-cc": ADDITIVE}
+    (note,) = paired(tmp_path, losses).notes
+    assert note.startswith("Each interval is for its variant alone")
+
+
+def test_what_is_not_finished_is_left_out(tmp_path: Path) -> None:
+    """A run that diverged, and one that has no loss yet."""
+    runs = [make_run(tmp_path / f"a-s{s}", losses=[3.0], seed=s) for s in (1, 2, 3)]
+    runs += [make_run(tmp_path / "b-s1", "ddl", losses=[2.5], seed=1)]
+    runs += [make_run(tmp_path / "b-s2", "ddl", losses=[2.5, float("nan")], seed=2)]
+    runs += [make_run(tmp_path / "b-s3", "ddl", losses=[], seed=3)]
+    found = pair(compare(runs).runs)
+    assert found.variants[1].seeds == [1]
+    assert found.notes[-1] == "Without the runs that are not finished: 2."
+    with pytest.raises(InputError, match=r"^`paired` must have runs of `ddl train` that are finis"):
+        pair(compare(runs[-2:]).runs)
+
+
+def test_one_variant_alone(tmp_path: Path) -> None:
+    notes = paired(tmp_path, {"additive": ADDITIVE}).notes
+    assert notes == ["There is one variant only, and nothing to compare it with."]
+
+
+def test_a_seed_twice_is_refused(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, seed=1) for name in ("a", "b")]
+    expected = "`runs` must have each seed of a variant once, got seed 1 of additive in a and b"
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        pair(compare(runs).runs)
+
+
+def test_the_names_of_variants(tmp_path: Path) -> None:
+    """Without the seed; of the residual, if the names tell nothing; of a run, if those clash."""
+    runs = [make_run(tmp_path / f"cc-lr1-s{s}", "ddl-cc", seed=s) for s in (1, 11)]
+    runs += [make_run(tmp_path / name, "ddl", seed=s) for name, s in (("first", 1), ("second", 2))]
+    runs += [make_run(tmp_path / f"t{n}", "ddl-tc", seed=n, steps=9) for n in (1, 2)]
+    runs += [make_run(tmp_path / f"u{n}", "ddl-tc", seed=n, batch_size=4) for n in (1, 2)]
+    groups = variants_of(compare(runs).runs)
+    names = {name: [run.name for run in group] for name, group in groups.items()}
+    assert names == {
+        "cc-lr1": ["cc-lr1-s1", "cc-lr1-s11"],
+        "ddl": ["first", "second"],
+        "t1": ["t1", "t2"],
+        "u1": ["u1", "u2"],
+    }
+
+
+def test_options_that_change_nothing_do_not_make_a_variant(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "a-s1", seed=1), make_run(tmp_path / "a-s2", seed=2, keep_every=5)]
+    assert list(variants_of(compare(runs).runs)) == ["a"]
+    runs += [make_run(tmp_path / "a-s3", seed=3, log_every=1)]
+    assert len(variants_of(compare(runs).runs)) == 2

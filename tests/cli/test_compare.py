@@ -1,0 +1,93 @@
+"""`ddl compare`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ddl.cli import main
+from tests.analysis.cases import make_run, write_evaluation
+
+NOT_UTF8 = os.fsdecode(b"\xff run")
+
+
+def compare(*arguments: object) -> int:
+    return main(["compare", *map(str, arguments)])
+
+
+def test_tables_and_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    runs = [make_run(tmp_path / name, losses=[3.0, 2.5]) for name in ("a[b]", "$x$")]
+    before = sorted(tmp_path.rglob("*"))
+    assert compare(*runs) == 0
+    text = capsys.readouterr().out
+    assert "a[b]" in text
+    assert "$x$" in text
+    assert "2.5000" in text
+    assert sorted(tmp_path.rglob("*")) == before  # it writes nothing that is not asked for
+    assert compare(*runs, "--plot", tmp_path / "x.png") == 0
+    assert (tmp_path / "x.png").stat().st_size > 0
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run")
+    run.rename(tmp_path / NOT_UTF8)
+    for options in ([], ["--markdown"], ["--json"]):
+        assert compare(tmp_path / NOT_UTF8, "--plot", tmp_path / "x.png", *options) == 0
+        assert "\ufffd run" in capsys.readouterr().out.replace("\\ufffd", "\ufffd")
+
+
+def test_json_is_one_document_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [
+        make_run(tmp_path / f"{residual}-s{seed}", residual, seed=seed, losses=[loss, loss])
+        for residual, loss in (("additive", 2.0), ("ddl", 1.5))
+        for seed in (1, 2)
+    ]
+    write_evaluation(runs[0], {0: {"piqa": 60.0}})
+    assert compare(*runs, "--json", "--paired", "--plot", tmp_path / "x.png") == 0
+    captured = capsys.readouterr()
+    made = json.loads(captured.out)
+    assert captured.err == ""
+    assert [run["name"] for run in made["runs"]] == [run.name for run in runs]
+    assert made["runs"][0]["evaluations"][0]["scores"] == {"piqa": 60.0}
+    assert made["runs"][3]["speed_ratio"] == 1.0
+    assert made["paired"]["variants"][1]["difference"] == -0.5
+    assert made["notes"] == []
+
+
+def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "a_b", losses=[2.5])
+    assert compare(run, "--markdown") == 0
+    assert capsys.readouterr().out.startswith("| run | step |")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("", "`runs` must be at least one run directory, got None"),
+        ("RUN --baseline x", "`--baseline` must be left out without `--paired`, got 'x'"),
+        ("RUN --json --markdown", "`--markdown` must be left out with `--json`, got True"),
+        ("RUN --paired --baseline x", "`--baseline` must be one of run, got 'x'"),
+        ("RUN --plot /proc/x.png", "`--plot` must be writable, got /proc/x.png: "),
+        (
+            "/nowhere",
+            "`runs` must be a run directory of `ddl train`, a Hugging Face directory with a model"
+            " of ddl or a Hugging Face directory with another model, got /nowhere: No such file",
+        ),
+    ],
+)
+def test_a_sentence(
+    tmp_path: Path, arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(make_run(tmp_path / "run"))
+    assert compare(*(run if word == "RUN" else word for word in arguments.split())) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"ddl compare: {sentence}")
+    assert captured.out == ""

@@ -1,0 +1,81 @@
+"""The loss curves: nothing overlaps, every curve has its own look, and bad numbers are left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from ddl.train.plots import COLOURS, number, plot_losses
+
+RECORDS = [{"step": s, "loss": 4 - s / 9, "validation_loss": 4.1 - s / 9} for s in range(1, 9)]
+
+
+def drawn(
+    tmp_path: Path, runs: Mapping[str, Sequence[Any]], variants: Mapping[str, str] | None = None
+) -> Figure:
+    """The figure that is saved."""
+    figures: list[Figure] = []
+    with pytest.MonkeyPatch.context() as patch:
+        original = Figure.savefig
+
+        def savefig(self: Figure, *args: Any, **options: Any) -> None:
+            figures.append(self)
+            original(self, *args, **options)
+
+        patch.setattr(Figure, "savefig", savefig)
+        plot_losses(runs, tmp_path / "plot.png", variants=variants)
+    return figures[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 60])
+@pytest.mark.parametrize(
+    "name", ["a{}", "a-long-name-of-a-variant-with-lr0.00{}-s1337", "name" * 30 + "{}"]
+)
+def test_the_legend_covers_no_curve_and_is_whole(tmp_path: Path, count: int, name: str) -> None:
+    figure = drawn(tmp_path, {name.format(n): RECORDS for n in range(count)})
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    (legend,) = figure.legends
+    box, axes = legend.get_window_extent(renderer), figure.axes[0].get_tightbbox(renderer)
+    assert axes is not None
+    assert box.y1 <= axes.y0 + 1
+    assert box.y0 >= 0
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    assert len(legend.get_texts()) == count
+
+
+def test_every_curve_has_its_own_look(tmp_path: Path) -> None:
+    figure = drawn(tmp_path, {str(n): RECORDS for n in range(28)})
+    lines = [line for line in figure.axes[0].lines if line.get_marker() not in (None, "None")]
+    looks = {(line.get_color(), line.get_marker()) for line in lines}
+    assert len(looks) == 28
+    in_grey = {(line.get_marker(), line.get_linestyle()) for line in lines[: len(COLOURS)]}
+    assert len(in_grey) == len(COLOURS)
+
+
+def test_runs_of_a_variant_look_alike(tmp_path: Path) -> None:
+    variants = {"a-s1": "a", "a-s2": "a", "b-s1": "b"}
+    figure = drawn(tmp_path, dict.fromkeys(variants, RECORDS), variants)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    colours = [line.get_color() for line in figure.axes[0].lines]
+    assert colours == [COLOURS[0]] * 4 + [COLOURS[1]] * 2
+
+
+def test_what_is_no_finite_number_is_left_out(tmp_path: Path) -> None:
+    for bad in (None, math.nan, math.inf, "x", True, 10**400):
+        assert number({"loss": bad}, "loss") is None
+        records = [*RECORDS, {"step": 9, "loss": bad, "validation_loss": bad}]
+        axes = drawn(tmp_path, {"a": records}).axes[0]
+        assert [len(line.get_xdata()) for line in axes.lines] == [8, 8]
+        assert math.isfinite(axes.get_ylim()[1])
+
+
+def test_without_any_record(tmp_path: Path) -> None:
+    drawn(tmp_path, {"a": [], "b": RECORDS})
+    drawn(tmp_path, {})

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from common import record
-from common.candidates import compiled, make
-from common.report import Table, progress
+from ddl.bench.agreement import compiled, make
+from ddl.bench.tables import Table, progress
 from ddl.config import RESIDUALS, STREAMS, GPTConfig
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baselines import plain_ops
-from common.measure import RedGateError, gb_per_second, interleave
-from common.problems import TOLERANCES, Case, Operator, Problem, build, check, cotangents
 from ddl import functional
-from gpu.clock import Clock
+from ddl.bench import plain_ops
+from ddl.bench.clock import Clock
+from ddl.bench.measure import RedGateError, gb_per_second, interleave
+from ddl.bench.problems import TOLERANCES, Case, Operator, Problem, build, check, cotangents
 from gpu.log import Line
 
 # By the name of the state's dtype: the dtypes of the state (and parameters) and of k and h. A

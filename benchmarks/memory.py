@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from common import record
-from ddl.bench.agreement import compiled, make
+from common.candidates import compiled
+from ddl.bench.agreement import make
 from ddl.bench.tables import Table, progress
 from ddl.config import RESIDUALS, STREAMS, GPTConfig
 

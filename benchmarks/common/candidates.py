@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl.bench import plain
-from ddl.bench.agreement import check, check_drift, compiled, drift, make, results
+from ddl.bench.agreement import check, check_drift, drift, make, results
 from ddl.bench.measure import RedGateError
 from ddl.bench.tables import progress
 from ddl.config import GPTConfig
@@ -88,6 +88,13 @@ def configured(backbone: GPTConfig, residual: str, args: argparse.Namespace) -> 
         return replace(backbone, residual=residual)
     options = {"anchor_every": args.anchor_every, "stream_dtype": args.stream_dtype}
     return replace(backbone, residual=residual, **options)
+
+
+def compiled(model: nn.Module, backend: str) -> nn.Module:
+    """The model under torch.compile, without graph breaks, for one shape."""
+    # All models run the same code objects: the default limit of 8 versions of each is too small.
+    torch._dynamo.config.recompile_limit = 64
+    return torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
 
 
 def step(candidate: Candidate, batch: Tensor) -> None:

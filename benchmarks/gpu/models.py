@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.candidates import Candidate, check_all
+from common.candidates import Candidate, check_all, compiled
 from ddl.bench import agreement, plain
-from ddl.bench.agreement import TOLERANCE, compiled, make, results
+from ddl.bench.agreement import TOLERANCE, make, results
 from ddl.bench.measure import RedGateError
 from ddl.config import GPTConfig, OptimConfig
 from ddl.optim import make_optimizer

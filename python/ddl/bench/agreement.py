@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -43,14 +41,6 @@ def perturb_(model: GPT) -> None:
             size = 0.5 / parameter.shape[-1] ** 0.5 if "residuals" in name else 0.1
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(size * noise.to(parameter.device))
-
-
-def compiled(model: nn.Module, backend: str) -> nn.Module:
-    """The model under torch.compile, without graph breaks, for one shape."""
-    # All models run the same code objects: the default limit of 8 versions of each is too small.
-    torch._dynamo.config.recompile_limit = 64
-    timed: Any = torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
-    return timed
 
 
 def results(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:

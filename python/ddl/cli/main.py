@@ -14,7 +14,7 @@ from ddl import environment
 from ddl.config import Tracker
 from ddl.errors import DivergedError, InputError
 
-from . import demo, eval, export, import_, prepare, sample, train
+from . import bench, demo, doctor, eval, export, import_, prepare, sample, train
 from .terminal import discard_output, escape_what_cannot_be_written, nobody_reads
 
 COMMANDS = {
@@ -25,6 +25,8 @@ COMMANDS = {
     "eval": eval.COMMAND,
     "export": export.COMMAND,
     "import": import_.COMMAND,
+    "bench": bench.COMMAND,
+    "doctor": doctor.COMMAND,
 }
 
 # Packages that the extras install.

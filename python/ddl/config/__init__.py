@@ -15,20 +15,24 @@ from .commands import (
     PrepareConfig,
     SampleConfig,
 )
+from .machine import PARTS, BenchConfig, DoctorConfig
 from .model import RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
 from .recipes import RECIPES, paper_code
 from .training import Decay, OptimConfig, Tracker, TrainConfig
 
 __all__ = [
+    "PARTS",
     "PRESETS",
     "RECIPES",
     "RESIDUALS",
     "STREAMS",
+    "BenchConfig",
     "Compress",
     "Decay",
     "DemoConfig",
     "DivergedError",
+    "DoctorConfig",
     "EvalConfig",
     "Expand",
     "ExportConfig",

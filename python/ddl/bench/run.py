@@ -23,6 +23,7 @@ from .tables import Table
 
 # Bytes that are copied before each measurement: more than the caches hold.
 COPIED = {"cpu": 2**25, "cuda": 2**28}
+BUSY = 0.5  # processes for each core, before anything is measured
 MEASURES: dict[str, Callable[[Setting, Clock], Iterator[Row]]] = {
     "ops": ops.rows,
     "blocks": blocks.rows,
@@ -48,10 +49,25 @@ class Run(NamedTuple):
         ]
         return wrong + ([] if self.comparison is None else self.comparison.regressions)
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about how far the times can be trusted, and what was not compared."""
+        load, cores = self.record["load_average"][0], self.record["machine"]["cores"]
+        busy = [
+            f"other work kept the machine busy (load average {load:g} on {cores} cores), so the "
+            "times are too long and the ratios uncertain"
+        ]
+        compared = [] if self.comparison is None else self.comparison.notes
+        return busy * (load > BUSY * cores) + compared
+
     def to_json(self) -> dict[str, Any]:
         """The document that `--json` prints."""
-        notes = [] if self.comparison is None else self.comparison.notes
-        return {"ok": not self.failed, "failed": self.failed, "notes": notes, "run": self.record}
+        return {
+            "ok": not self.failed,
+            "failed": self.failed,
+            "notes": self.notes,
+            "run": self.record,
+        }
 
 
 def bench(config: BenchConfig) -> Run:

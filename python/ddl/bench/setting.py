@@ -11,7 +11,7 @@ import torch
 from ddl.config import BenchConfig, GPTConfig
 
 # Sizes that the user may leave open. A GPU needs more work than a CPU before its speed shows.
-CPU = {"hidden_size": 384, "time": 256, "batch": 2}
+CPU = {"hidden_size": 384, "time": 256, "batch": 4}
 GPU = {"hidden_size": 1024, "time": 1024, "batch": 16}
 VOCABULARY = 256
 

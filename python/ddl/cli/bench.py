@@ -36,7 +36,7 @@ def run(args: list[str]) -> int:
         return 1 if done.failed else 0
     tabulate(done.record).show()
     print(describe(done.record))
-    for sentence in done.comparison.notes if done.comparison else []:
+    for sentence in done.notes:
         print(f"note: {sentence}")
     for sentence in done.failed:
         print(f"ddl bench: {sentence}", file=sys.stderr)

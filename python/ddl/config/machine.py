@@ -51,7 +51,7 @@ class BenchConfig:
     time: int | None = None
     """Tokens of a sequence; None for 256 on a CPU and 1024 on a GPU."""
     batch: int | None = None
-    """Sequences; None for 2 on a CPU and 16 on a GPU."""
+    """Sequences; None for 4 on a CPU and 16 on a GPU."""
     tokens: int = 32
     """New tokens of every sequence in cached generation."""
     repeats: int = 15

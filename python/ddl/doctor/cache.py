@@ -18,6 +18,7 @@ from .report import Facts, Report, tilde
 MAGIC = b"ddl kernel 1\n"
 CHECKSUM = 16  # bytes, little endian
 HEADER = 16  # bytes: registers, spills, shared memory, length of the key
+LONGEST_NAME = 255  # bytes of a name in a directory
 SECONDS = 2.0  # for checksums, which Python computes at some MB per second
 OFFSET, PRIME = 0x6C62272E07BB014262B821756295C58D, 0x0000000001000000000000000000013B
 ELSEWHERE = "name another directory in DDL_CACHE_DIR"
@@ -29,13 +30,14 @@ def cache(report: Report, *, whole: bool = False) -> Facts:
     if directory is None:
         report.warning("there is no home directory for compiled kernels", ELSEWHERE)
         return {"directory": None}
-    facts: Facts = {"directory": tilde(directory), "exists": directory.exists()}
-    if not directory.exists():
+    # os.path, because pathlib's functions raise for some paths, such as one that is too long.
+    facts: Facts = {"directory": tilde(directory), "exists": os.path.exists(directory)}
+    if not facts["exists"]:
         facts["writable"] = can_be_made(report, directory)
         return facts
     facts["writable"] = is_writable(report, directory)
     facts["private"] = is_private(report, directory)
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         return facts
     try:
         found = list(directory.iterdir())
@@ -47,8 +49,9 @@ def cache(report: Report, *, whole: bool = False) -> Facts:
 
 def can_be_made(report: Report, directory: Path) -> bool:
     """Whether the directory can be made at the first use."""
-    place = next((p for p in directory.parents if p.exists()), None)
-    possible = place is not None and place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    place = next((p for p in directory.parents if os.path.exists(p)), None)
+    possible = place is not None and os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
+    possible = possible and len(os.fsencode(directory.name)) <= LONGEST_NAME
     if not possible:
         report.warning(f"{tilde(directory)}, for compiled kernels, cannot be made", ELSEWHERE)
     return possible

@@ -189,6 +189,8 @@ def test_every_field_has_its_flag() -> None:
         ["export", "--help"],
         ["import", "--help"],
         ["eval", "run", "--limit", "0"],
+        ["bench", "--repeats", "0"],
+        ["doctor", "--help"],
     ],
     ids=" ".join,
 )

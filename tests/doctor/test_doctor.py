@@ -78,13 +78,18 @@ def test_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("no_process")
-def test_the_text_has_every_section(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_has_every_section(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDL_SIMD", "sse9")
     assert cli.main(["doctor"]) == 0
     said = capsys.readouterr().out
     headings = [line for line in said.splitlines() if line and not line.startswith(" ")]
     assert headings[: len(SECTIONS)] == [name.replace("_", " ") for name in SECTIONS]
     assert "Everything" in headings[-1]
     assert "  rewrite_read: cpu: native, " in said
+    assert "  DDL_SIMD=sse9\n" in said
+    assert "\nwarning: `DDL_SIMD` must be portable or avx2, got sse9: it is ignored" in said
 
 
 @pytest.mark.usefixtures("no_process")

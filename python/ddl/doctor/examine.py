@@ -101,6 +101,13 @@ def short_operators(facts: Facts) -> Iterator[str]:
         yield f"{kernel['name']} ({kernel['architecture']}): {kernel['macros']}"
 
 
+def short_environment(facts: Facts) -> Iterator[str]:
+    if "failed" in facts or not facts:
+        yield from plain(facts)
+        return
+    yield from (f"{name}={value}" for name, value in facts.items())
+
+
 def short_extras(facts: Facts) -> Iterator[str]:
     if "failed" in facts:
         yield from plain(facts)
@@ -113,6 +120,7 @@ def short_extras(facts: Facts) -> Iterator[str]:
 
 SHORT: dict[str, Callable[[Facts], Iterator[str]]] = {
     "gpus": short_gpus,
+    "environment": short_environment,
     "operators": short_operators,
     "extras": short_extras,
 }

@@ -286,6 +286,20 @@ def test_other_sizes_than_the_baseline_are_refused(
     assert capsys.readouterr().err == sentence
 
 
+def test_too_little_memory(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nand more")
+
+    monkeypatch.setitem(MEASURES, "ops", full)
+    assert cli.main(["bench", *WORDS]) == 1
+    assert capsys.readouterr().err == (
+        "ddl bench: `--batch` must be small enough for the check in float64 on this device, got 2:"
+        " CUDA out of memory.\n"
+    )
+
+
 def test_the_sizes_of_a_device() -> None:
     config = BenchConfig(())
     assert setting_of(config, CPU).sizes() == {

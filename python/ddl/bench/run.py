@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddl.config import PARTS, BenchConfig
-from ddl.errors import InputError
+from ddl.errors import InputError, first_line
 from ddl.files import writing
 from ddl.train.trainer import pick_device
 
@@ -101,7 +101,13 @@ def measure(config: BenchConfig, setting: Setting, clock: Clock) -> dict[str, An
     """The record of a run, in the form of the repository's benchmarks/results."""
     where = record.environment(record.checkout())
     parts = [part for part in PARTS if part in config.parts or not config.parts]
-    found = [row for part in parts for row in MEASURES[part](setting, clock)]
+    try:
+        found = [row for part in parts for row in MEASURES[part](setting, clock)]
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            "`batch` must be small enough for the check in float64 on this device, got"
+            f" {setting.batch}: {first_line(error)}"
+        ) from error
     return {
         **where,
         **describe(clock.device),

@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 
 from common import record
-from common.measure import Timed, gate, interleave, ratio, ratio_interval
-from common.report import Table
 from ddl import functional, reference
+from ddl.bench.measure import Timed, gate, interleave, ratio, ratio_interval
+from ddl.bench.tables import Table
 
 SHAPE = {"tokens": 2, "d": 8, "m": 4}
 CALLS = 200  # in a row

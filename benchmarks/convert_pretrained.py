@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 from common import record
-from common.report import Table, progress
 from ddl import data
+from ddl.bench.tables import Table, progress
 from ddl.config import OptimConfig
 from ddl.nanogpt import convert
 from ddl.optim import learning_rate

@@ -24,13 +24,13 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from common import record
-from common.measure import RedGateError, Timed, gate, interleave, ratio, ratio_interval
-from common.report import Table
+from ddl.bench.agreement import check_cache
+from ddl.bench.measure import RedGateError, Timed, interleave, ratio, ratio_interval
+from ddl.bench.tables import Table
 from ddl.config import RESIDUALS
 from ddl.hf import from_gpt
-from ddl.models import GPT, Cache, GPTConfig
+from ddl.models import GPT, GPTConfig
 
-TOLERANCE = 1e-5  # of the logits' rms, float32
 # The least tokens/s over the additive model's, by batch: m = 1, channel read, token read.
 GOALS = {1: (0.97, 0.97, 0.95), 16: (0.98, 0.96, 0.95)}
 READS = {"ddl": 0, "ddl-cc": 1, "ddl-cc-noec": 1, "ddl-tc": 2, "ddl-tc-noec": 2}
@@ -100,15 +100,6 @@ def prompts(batch: int, args: argparse.Namespace) -> torch.Tensor:
     return torch.randint(256, (batch, args.prompt), generator=generator)
 
 
-@torch.no_grad()
-def check(model: GPT, idx: torch.Tensor) -> None:
-    """Raise RedGateError unless a cached step gives the logits of the whole sequence."""
-    cache = Cache(model.config)
-    model(idx[:, :-1], cache=cache)
-    step, whole = model(idx[:, -1:], cache=cache).logits, model(idx, last=1).logits
-    gate({"logits of a cached step": (step, whole)}, TOLERANCE)
-
-
 class Clock(BaseStreamer):
     """Notes when the prompt is taken and when each token is there."""
 
@@ -147,7 +138,7 @@ def measure(models: dict[str, GPT], batch: int, args: argparse.Namespace) -> lis
     idx, steps, red = prompts(batch, args), {}, {}
     for name, model in models.items():
         try:
-            check(model, idx)
+            check_cache(model, idx)
         except RedGateError as difference:
             red[name] = str(difference)
             continue

@@ -16,17 +16,18 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from common import record
-from common.measure import Timed, interleave, ratio, ratio_interval
-from common.report import Table
-from ddl import DeltaResidual, functional
+from ddl.bench import boundaries
+from ddl.bench.measure import Timed, interleave, ratio, ratio_interval
+from ddl.bench.tables import Table
 
 LAYERS = 12  # boundaries of the reference model
+M = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"A boundary, forward and backward: B, T, d = {shape}, m 4, {args.threads} threads",
         ("boundary", "ms", "× fused", "95 %"),
     )
-    steps = {name: stopwatch(make(*shape)) for name, make in BOUNDARIES.items()}
+    steps = {name: stopwatch(step) for name, step in make(*shape).items()}
     seconds = {k: [t for (t,) in v] for k, v in interleave(steps, args.rounds).items()}
     fused = seconds["fused RMS read"]
     for name, taken in seconds.items():
@@ -58,66 +59,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-RewriteRead = Callable[[], Sequence[Tensor]]
+Boundary = Callable[[], Sequence[Tensor]]
 
 
-def tensors(batch: int, time_: int, d: int) -> dict[str, Tensor]:
-    torch.manual_seed(0)
-    lead = (batch, time_)
-    made = {
-        "state": torch.randn(*lead, d, 4),
-        "direction": torch.randn(*lead, d),
-        "value": torch.randn(*lead, 4),
-        "gate": torch.rand(*lead),
-        "compress": torch.full((d, 4), 0.25),
-        "norm": torch.ones(d),
+def make(batch: int, time_: int, d: int) -> dict[str, Boundary]:
+    """The boundaries on random tensors, by name."""
+    shape = (batch, time_, d)
+    fused, outside = boundaries.FusedRead(d, M), boundaries.LayerNormOutside(d, M)
+    additive = boundaries.Additive(d, "layer")
+    return {
+        "fused RMS read": partial(fused, **boundaries.inputs(*shape, M)),
+        "LayerNorm outside": partial(outside, **boundaries.inputs(*shape, M)),
+        "additive": partial(additive, **boundaries.additive_inputs(*shape)),
     }
-    return {name: tensor.requires_grad_() for name, tensor in made.items()}
 
 
-def fused(batch: int, time_: int, d: int) -> RewriteRead:
-    t, residual = tensors(batch, time_, d), DeltaResidual(d, 4)
-
-    def run() -> Sequence[Tensor]:
-        return functional.rewrite_read(
-            t["state"], t["direction"], t["value"], t["gate"], eps_k=0.4,
-            compress=t["compress"], norm_weight=t["norm"], **residual.read_arguments(),
-        )  # fmt: skip
-
-    return run
-
-
-def outside(batch: int, time_: int, d: int) -> RewriteRead:
-    t, residual = tensors(batch, time_, d), DeltaResidual(d, 4)
-
-    def run() -> Sequence[Tensor]:
-        state, x, *_ = functional.rewrite_read(
-            t["state"], t["direction"], t["value"], t["gate"], eps_k=0.4,
-            compress=t["compress"], norm_eps=None,
-        )  # fmt: skip
-        h = F.layer_norm(x, (d,), t["norm"])
-        value, gate = residual.value_and_gate(state, h, x)
-        assert value is not None
-        return state, h, value, gate
-
-    return run
-
-
-def additive(batch: int, time_: int, d: int) -> RewriteRead:
-    t = tensors(batch, time_, d)
-    x = torch.randn(batch, time_, d, requires_grad=True)
-
-    def run() -> Sequence[Tensor]:
-        y = x + t["direction"]
-        return y, F.layer_norm(y, (d,), t["norm"])
-
-    return run
-
-
-BOUNDARIES = {"fused RMS read": fused, "LayerNorm outside": outside, "additive": additive}
-
-
-def stopwatch(boundary: RewriteRead) -> Timed:
+def stopwatch(boundary: Boundary) -> Timed:
     grads = [torch.ones_like(x) for x in boundary()]
 
     def run() -> tuple[float, ...]:

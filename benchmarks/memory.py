@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from common import record
-from common.candidates import compiled, make
-from common.report import Table, progress
+from common.candidates import compiled
+from ddl.bench.agreement import make
+from ddl.bench.tables import Table, progress
 from ddl.config import RESIDUALS, STREAMS, GPTConfig
 
 

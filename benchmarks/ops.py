@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 from common import record
-from common.measure import RedGateError, Timed, copies, gb_per_second, interleave
-from common.problems import LONGEST, OPS, TAPS, Case, Problem, build, check, cotangents, forms_of
-from common.report import Table
 from ddl import functional
+from ddl.bench.measure import RedGateError, Timed, copies, gb_per_second, interleave
+from ddl.bench.problems import LONGEST, OPS, TAPS, Case, Problem, build, check, cotangents, forms_of
+from ddl.bench.tables import Table
 
 GOAL = 0.85  # of the copy's rate
 

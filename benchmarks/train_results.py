@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from common import record
-from common.candidates import TOLERANCE, Candidate
-from common.measure import quartiles, ratio, ratio_interval
-from common.report import Table
-from common.traffic import boundary_features, floor
+from common.candidates import Candidate
+from ddl import machine
+from ddl.bench.agreement import TOLERANCE
+from ddl.bench.measure import quartiles, ratio, ratio_interval
+from ddl.bench.tables import Table
+from ddl.bench.traffic import boundary_features, floor
 
 # Least ratio to additive of m = 1, CC and TC; -noec does less work, so the same goal holds. By
 # precision, mode, whether every state is stored, and whether the states are in bfloat16.
@@ -175,6 +176,6 @@ def to_record(
         "config": config | {"dtype": "float32", "autocast": args.precision == "autocast"},
         "step": parts(args),
         "copies": copied,
-        "peak_gib": record.peak_gib(),
+        "peak_gib": machine.peak_gib(),
         "results": [summarise(c, candidates, copied, args) for c in candidates],
     }

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from common import record
 from common.candidates import Candidate, build, check_all, step
-from common.measure import Timed, copies, gb_per_second, interleave
+from ddl.bench.measure import Timed, copies, gb_per_second, interleave
 from ddl.config import RESIDUALS
 from train_results import tabulate, to_record
 

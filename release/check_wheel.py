@@ -36,6 +36,11 @@ NOT_OF_THE_WHEEL = (
 )  # fmt: skip
 # What zig's linking can break; the rest is Python, or the Rust that `make test` tests.
 WITH_INSTALLED_TORCH = ("compatibility", "ops/test_refusals.py", "ops/test_refused.py")
+# Commands that look at the machine; doctor's exit status says whether the operators work.
+LOOKS = (
+    ["ddl", "doctor"],
+    ["ddl", "bench", "--device", "cpu", "--hidden-size", "64", "--time", "32", "--repeats", "2"],
+)
 TASKS = ROOT / "tests" / "support" / "lm_eval_tasks"
 
 
@@ -109,12 +114,12 @@ def check_installed(wheel: Path) -> None:
 
 
 def check_commands(environment: Path, folder: Path) -> None:
-    """Train, sample, export and evaluate with the README's lines and no other program."""
+    """Examine and measure it, then the README's lines from text to scores, and no other program."""
     code = "import ddl._native; print(ddl._native.__file__)"
     where = step("import", [environment / "bin" / "python", "-c", code], cwd=folder).splitlines()
     assert Path(where[-1]).is_relative_to(environment), f"imported {where[-1]}"
     bare = {"PATH": str(environment / "bin"), "HOME": str(folder), "HF_HOME": str(folder / "hf")}
-    for command in readme_commands():
+    for command in (*LOOKS, *readme_commands()):
         step(" ".join(command[:2]), command, cwd=folder, env=bare)
     [record] = (folder / "runs" / "tiny").glob("eval-*.json")
     scores = json.loads(record.read_text())["runs"][0]["results"]

@@ -10,19 +10,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from baselines import plain
-from common.measure import RedGateError, gate
-from common.report import progress
+from ddl.bench import plain
+from ddl.bench.agreement import check, check_drift, drift, make, results
+from ddl.bench.measure import RedGateError
+from ddl.bench.tables import progress
 from ddl.config import GPTConfig
-from ddl.models import GPT
-
-# Allowed rms error of a tensor, relative to its scale. One operator is accurate to 5e-6 (80 units
-# in the last place of float32, tests/support/tolerances.py); a trunk applies 13 in sequence, with
-# matrix products between them.
-TOLERANCE = 1e-4
-# Largest allowed |difference| / |gradient| over all gradients together, of bfloat16 against float32
-# and of compiled against eager code. At the presets' sizes it is 0.02 additive, 0.055 ddl.
-LARGEST_DRIFT = 0.15
 
 
 @dataclass
@@ -98,29 +90,6 @@ def configured(backbone: GPTConfig, residual: str, args: argparse.Namespace) -> 
     return replace(backbone, residual=residual, **options)
 
 
-def make(config: GPTConfig, device: str | torch.device = "cpu") -> GPT:
-    """A model whose backbone is the same for every residual."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = GPT(config)
-    perturb_(model)
-    return model
-
-
-@torch.no_grad()
-def perturb_(model: GPT) -> None:
-    """Add noise to the parameters that the trunk adds to the backbone.
-
-    They start as zeros and ones, which would hide wrong terms from the check.
-    """
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.trunk.named_parameters():
-        if not name.startswith("sublayers."):
-            size = 0.5 / parameter.shape[-1] ** 0.5 if "residuals" in name else 0.1
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter += size * noise.to(parameter.device)
-
-
 def compiled(model: nn.Module, backend: str) -> nn.Module:
     """The model under torch.compile, without graph breaks, for one shape."""
     # All models run the same code objects: the default limit of 8 versions of each is too small.
@@ -164,44 +133,3 @@ def check_all(candidates: list[Candidate], batch: Tensor) -> None:
             reasons[candidate.residual] = f"{candidate.name}: {difference}"
     for candidate in candidates:  # it is unknown which form is wrong, so none is timed
         candidate.red = reasons.get(candidate.residual)
-
-
-def results(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
-    """Logits, loss and the gradient of every parameter, by name. Clears the model's gradients."""
-    model.zero_grad(set_to_none=True)
-    logits, loss = model(batch, labels=batch)
-    loss.backward()
-    found = {"logits": logits.detach(), "loss": loss.detach()}
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            found[name.removeprefix("_orig_mod.")] = parameter.grad
-    model.zero_grad(set_to_none=True)
-    return found
-
-
-def check(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The largest error of `gate`. A bias is also compared to the scale of its layer's weight."""
-    if actual.keys() != expected.keys():
-        alone = ", ".join(sorted(actual.keys() ^ expected.keys()))
-        raise RedGateError(f"{alone}: a gradient on one side only")
-    scales = {n: n.removesuffix("bias") + "weight" for n in expected if n.endswith(".bias")}
-    return gate({n: (actual[n], expected[n]) for n in expected}, TOLERANCE, scales)
-
-
-def drift(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The distance of all gradients from those expected, relative to their length."""
-    difference = length = 0.0
-    for name in expected.keys() - {"logits", "loss"}:
-        exact = expected[name].double()
-        difference += (actual[name].double() - exact).square().sum().item()
-        length += exact.square().sum().item()
-    return float((difference / length) ** 0.5)
-
-
-def check_drift(drift: float) -> None:
-    """Raise RedGateError if gradients in bfloat16 are too far from those expected."""
-    if not drift <= LARGEST_DRIFT:
-        raise RedGateError(
-            f"in bfloat16 its gradients are {drift:.2f} of their length away from those expected, "
-            f"allowed {LARGEST_DRIFT}"
-        )

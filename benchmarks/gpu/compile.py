@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import ddl.cuda
-from common.candidates import make
-from common.problems import Case, build
 from ddl import functional
+from ddl.bench.agreement import make
+from ddl.bench.problems import Case, build
 from gpu.log import Line
 from gpu.models import Setting
 

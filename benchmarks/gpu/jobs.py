@@ -1,7 +1,7 @@
 """What a worker can be asked for, by name. Every job returns or yields records.
 
-Arguments are JSON: a case of an operator is a dict with the fields of `common.problems.Case`, the
-models of a training step a dict for `setting_of`.
+Arguments are JSON: a case of an operator is a dict with the fields of `ddl.bench.problems.Case`,
+the models of a training step a dict for `setting_of`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 
 import ddl.cuda
 from common import record
-from common.measure import RedGateError, gb_per_second, interleave
-from common.problems import Case, build, check
 from ddl import functional
+from ddl.bench.clock import Clock, clocks, describe
+from ddl.bench.measure import RedGateError, gb_per_second, interleave
+from ddl.bench.problems import Case, build, check
 from ddl.config import PRESETS, RESIDUALS
-from gpu.clock import Clock, clocks, describe
 from gpu.compile import compile_models, compile_ops, kernels_of
 from gpu.launch import launches
 from gpu.log import Line

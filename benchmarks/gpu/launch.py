@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from common.measure import Timed, interleave
-from common.problems import Case, build, cotangents
 from ddl import functional
-from gpu.clock import Clock
+from ddl.bench.clock import Clock
+from ddl.bench.measure import Timed, interleave
+from ddl.bench.problems import Case, build, cotangents
 from gpu.log import Line
 
 FORMS = {"rewrite_read": "channel", "rewrite": "", "read": "channel", "expand": "conv"}

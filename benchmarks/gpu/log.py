@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from common import jsonl
-from common.report import progress
+from ddl.bench import jsonl
+from ddl.bench.tables import progress
 
 Line = dict[str, Any]
 # What every record repeats of the machine's, so that it can be quoted alone.

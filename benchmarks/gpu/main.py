@@ -22,8 +22,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from common import jsonl
-from common.report import progress
+from ddl.bench import jsonl
+from ddl.bench.tables import progress
 from gpu import report
 from gpu.calls import parts
 from gpu.log import Budget, Log, Part, faults

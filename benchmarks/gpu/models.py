@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from baselines import plain
-from common import candidates
-from common.candidates import TOLERANCE, Candidate, check_all, compiled, make, results
-from common.measure import RedGateError, gate
+from common.candidates import Candidate, check_all, compiled
+from ddl.bench import agreement, plain
+from ddl.bench.agreement import TOLERANCE, make, results
+from ddl.bench.measure import RedGateError
 from ddl.config import GPTConfig, OptimConfig
-from ddl.models import Cache
 from ddl.optim import make_optimizer
 
 BF16 = torch.bfloat16
@@ -109,15 +108,10 @@ def prepare(candidate: Candidate, setting: Setting, batch: Tensor) -> None:
         candidate.model = compiled(model, setting.backend)
 
 
-@torch.no_grad()
 def check_cache(candidate: Candidate, batch: Tensor) -> None:
     """Mark a candidate red if the logits of a cached step are not those of the whole sequence."""
-    model = candidate.model
-    cache = Cache(model.config)
-    model(batch[:, :-1], cache=cache)
-    step, whole = model(batch[:, -1:], cache=cache).logits, model(batch, last=1).logits
     try:
-        gate({"logits of a cached step": (step, whole)}, TOLERANCE)
+        agreement.check_cache(candidate.model, batch, TOLERANCE)
     except RedGateError as difference:
         candidate.red = candidate.red or f"{candidate.name}: {difference}"
 
@@ -132,9 +126,9 @@ def check_drift(
     """Mark a candidate red if its gradients are too far from those expected."""
     with setting.autocast(batch.device):
         actual = results(model, batch)
-    candidate.drift = candidates.drift(actual, expected)
+    candidate.drift = agreement.drift(actual, expected)
     try:
-        candidates.check_drift(candidate.drift)
+        agreement.check_drift(candidate.drift)
     except RedGateError as difference:
         candidate.red = f"{candidate.name}: {difference}"
 

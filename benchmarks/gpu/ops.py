@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from baselines import plain_ops
-from common.measure import RedGateError, gb_per_second, interleave
-from common.problems import TOLERANCES, Case, Operator, Problem, build, check, cotangents
 from ddl import functional
-from gpu.clock import Clock
+from ddl.bench import plain_ops
+from ddl.bench.clock import Clock
+from ddl.bench.measure import RedGateError, gb_per_second, interleave
+from ddl.bench.ops import PLAIN_TOLERANCES, argument_sets, plain_styles, stages
+from ddl.bench.problems import TOLERANCES, Case, Operator, Problem, build, check
 from gpu.log import Line
 
 # By the name of the state's dtype: the dtypes of the state (and parameters) and of k and h. A
@@ -25,8 +23,6 @@ STORAGE = {
     "bfloat16": (torch.bfloat16, torch.bfloat16),
     "float32": (torch.float32, torch.bfloat16),
 }
-PLAIN_TOLERANCES = TOLERANCES | {torch.bfloat16: 5e-2}  # it rounds where the fused ones do not
-MOST_COPIES = 8
 
 
 def full_name(case: Case) -> str:
@@ -39,9 +35,7 @@ def storage(case: Case) -> str:
 
 def plain_forms(case: Case) -> list[str]:
     """Both styles of plain PyTorch if they differ. The report takes the faster one."""
-    contracts = case.op.startswith("rewrite") and case.m > 1
-    both = contracts or case.form in ("token", "conv")
-    return ["eager products", "eager broadcasts"] if both else ["eager products"]
+    return [f"eager {style}" for style in plain_styles(case)]
 
 
 def operator(case: Case, form: str, backend: str) -> Operator:
@@ -60,7 +54,7 @@ def interleave_forms(
 ) -> list[Line]:
     """Check every form at the size to be timed, then time those that passed, interleaved."""
     clock.release()
-    problems = [build(case, clock.device, seed) for seed in range(copies(case, clock))]
+    problems = [build(case, clock.device, seed) for seed in range(argument_sets(case, clock))]
     lines: dict[str, Line] = {}
     steps = {}
     for form in forms:
@@ -82,32 +76,6 @@ def interleave_forms(
     if any(form.startswith("compiled") for form in forms):
         torch._dynamo.reset()  # the next case cannot reuse it
     return list(lines.values())
-
-
-def copies(case: Case, clock: Clock) -> int:
-    """Number of argument sets to cycle through, so that each set has left the cache when it recurs.
-
-    All outputs are kept until the last call, so that they do not reuse each other's memory.
-    """
-    state = case.batch * case.time * case.d * case.m * case.state.itemsize
-    return min(MOST_COPIES, math.ceil(4 * clock.cache_bytes / state))
-
-
-def stages(problems: list[Problem], op: Operator) -> list[Callable[[], Any]]:
-    """Two stages: a forward under autograd for each set of arguments, then their backwards."""
-    incoming = [cotangents(problem.outputs(op)) for problem in problems]
-    outputs: list[list[Tensor]] = []
-
-    def forward() -> None:
-        outputs.extend(problem.outputs(op) for problem in problems)
-
-    def backward() -> list[Any]:
-        calls = zip(outputs, problems, incoming, strict=True)
-        grads = [torch.autograd.grad(out, p.leaves, given) for out, p, given in calls]
-        outputs.clear()
-        return grads
-
-    return [forward, backward]
 
 
 def rates(problems: list[Problem], taken: list[tuple[float, ...]], clock: Clock) -> Line:

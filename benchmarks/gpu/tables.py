@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from common.report import Table
+from ddl.bench.tables import Table
 from gpu.log import Line, measured
 
 OF_COPY = 0.85

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from common.problems import Case, build
 from ddl import functional
-from gpu.clock import Clock
+from ddl.bench.clock import Clock
+from ddl.bench.problems import Case, build
 from gpu.log import Line
 from gpu.ops import full_name, stages
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from common.candidates import Candidate
-from common.measure import Timed, gb_per_second, interleave, quartiles, ratio, ratio_interval
-from common.traffic import boundary_features, floor
-from gpu.clock import Clock
+from ddl.bench.clock import Clock
+from ddl.bench.measure import Timed, gb_per_second, interleave, quartiles, ratio, ratio_interval
+from ddl.bench.traffic import boundary_features, floor
 from gpu.log import Line
 from gpu.models import Setting, check_compiled, checked_candidates
 

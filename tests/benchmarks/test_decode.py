@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddl.config import RESIDUALS
+from ddl.models import Cache
 from tests.benchmarks.test_benchmarks import ROUNDS, assert_describes_the_run, load, run
 
 __all__ = ["load"]
@@ -46,9 +47,9 @@ def test_layer_norm(load, monkeypatch, capsys) -> None:
 
 def test_a_wrong_cache_is_not_timed(load, monkeypatch, capsys) -> None:
     decode = load("decode")
-    right = decode.Cache.extend
+    right = Cache.extend
     monkeypatch.setattr(
-        decode.Cache, "extend", lambda cache, layer, k, v: right(cache, layer, k.flip(1), v)
+        Cache, "extend", lambda cache, layer, k, v: right(cache, layer, k.flip(1), v)
     )
     monkeypatch.setattr(decode.torch, "set_num_threads", lambda threads: None)
     assert decode.main(["--quick", "--batches", "2", "--rounds", "1", "--hidden-size", "128"]) == 1

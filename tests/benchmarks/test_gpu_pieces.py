@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.test_benchmarks import BENCHMARKS, load
+from tests.support import ROOT
 from tests.support.emulated_device import needs_emulator
 
 __all__ = ["load"]  # a fixture
@@ -150,7 +151,8 @@ def test_where_torch_cannot_be_imported_the_record_says_so(tmp_path: Path) -> No
         "--pieces",
         "1",
     ]
-    environment = ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "python")])
+    environment = ENVIRONMENT | {"PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 1, done.stderr
     reason = "the process died: ImportError: libcudart.so.13: no such file"
@@ -168,7 +170,7 @@ def test_what_cannot_be_run_is_refused(load: Any, capsys: pytest.CaptureFixture[
 
 
 def test_a_line_that_was_cut_off_costs_no_other(load: Any, tmp_path: Path) -> None:
-    jsonl, path = load("common.jsonl"), tmp_path / "a.jsonl"
+    jsonl, path = load("ddl.bench.jsonl"), tmp_path / "a.jsonl"
     jsonl.append(path, {"a": 1})
     with path.open("a") as file:
         file.write('{"b": ')

@@ -195,6 +195,8 @@ def test_every_field_has_its_flag() -> None:
         ["sweep", "--help"],
         ["sweep", "/nowhere", "--count"],
         ["eval", "run", "--limit", "0"],
+        ["bench", "--repeats", "0"],
+        ["doctor", "--help"],
     ],
     ids=" ".join,
 )

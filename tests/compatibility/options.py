@@ -48,10 +48,10 @@ def _fields(kind: Any, inside: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 def _words(kind: Any) -> Iterator[list[str]]:
     """The words with which the command line sets each field, to its default where that is right."""
-    for path, _, default in _fields(kind):
+    for path, hint, default in _fields(kind):
         flag = path.replace("_", "-")
         if default is dataclasses.MISSING:
-            yield [PATH]
+            yield [*_literals(hint), PATH][:1]
         elif isinstance(default, bool):
             inside, dot, last = flag.rpartition(".")
             yield [f"--{flag}", f"--{inside}{dot}no-{last}"]  # the last one counts; none is True

@@ -14,7 +14,19 @@ from ddl import environment
 from ddl.config import Tracker
 from ddl.errors import DivergedError, InputError
 
-from . import compare, demo, eval, export, import_, prepare, sample, sweep, train
+from . import (
+    bench,
+    compare,
+    demo,
+    doctor,
+    eval,
+    export,
+    import_,
+    prepare,
+    sample,
+    sweep,
+    train,
+)
 from .terminal import discard_output, escape_what_cannot_be_written, nobody_reads
 
 COMMANDS = {
@@ -27,6 +39,8 @@ COMMANDS = {
     "sweep": sweep.COMMAND,
     "export": export.COMMAND,
     "import": import_.COMMAND,
+    "bench": bench.COMMAND,
+    "doctor": doctor.COMMAND,
 }
 
 # Packages that the extras install.

@@ -16,21 +16,25 @@ from .commands import (
     SampleConfig,
 )
 from .comparing import CompareConfig, SweepConfig
+from .machine import PARTS, BenchConfig, DoctorConfig
 from .model import RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
 from .recipes import RECIPES, paper_code
 from .training import Decay, OptimConfig, Tracker, TrainConfig
 
 __all__ = [
+    "PARTS",
     "PRESETS",
     "RECIPES",
     "RESIDUALS",
     "STREAMS",
+    "BenchConfig",
     "CompareConfig",
     "Compress",
     "Decay",
     "DemoConfig",
     "DivergedError",
+    "DoctorConfig",
     "EvalConfig",
     "Expand",
     "ExportConfig",

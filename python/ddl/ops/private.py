@@ -54,6 +54,15 @@ def entry_of(overload: Any) -> Callable[..., Any]:
     return getattr(overload, "_op", overload)
 
 
+def has_kernel(name: str, key: str) -> bool:
+    """Whether torch's dispatcher has a kernel of `ddl::name` for a dispatch key, for `ddl doctor`.
+
+    Without the name: True, and a call would say it.
+    """
+    asked = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
+    return bool(asked(f"ddl::{name}", key))
+
+
 def is_traced_for_compile(tensor: Tensor) -> bool:
     """True for torch.compile's functional tensors, whose copies it drops if nobody needs them.
 

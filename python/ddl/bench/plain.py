@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddl import DeltaStream, Read
 from ddl.models import GPT
+from ddl.nn import DeltaResidual, Read
 
 Style = Literal["products", "broadcasts"]
 
@@ -97,9 +97,10 @@ class PlainStream(nn.Module):
     is a ValueError.
     """
 
-    def __init__(self, stream: DeltaStream) -> None:
+    def __init__(self, stream: Any) -> None:
         super().__init__()
         for residual in stream.residuals:
+            assert isinstance(residual, DeltaResidual)
             sources = {residual.value_from, residual.gate_from}
             if residual.mapping != "k" or residual.value is None or sources != {"context"}:
                 expected = "map k and read its value and gate from h"
@@ -120,9 +121,8 @@ class PlainStream(nn.Module):
         state = expand(x, self.expand.weight, channels)
         if channels == 1 and state.ndim > x.ndim:  # from the convolution
             state = state.squeeze(-1)
-        for read, sublayer, residual in zip(
-            self.reads, self.sublayers, self.residuals, strict=True
-        ):
+        parts: Any = zip(self.reads, self.sublayers, self.residuals, strict=True)
+        for read, sublayer, residual in parts:
             h = _read(read, state)
             value = residual.value(h)
             if residual.value_kind == "sigmoid":
@@ -142,7 +142,7 @@ def _read(read: Read, state: Tensor) -> Tensor:
 
 def peer(model: GPT) -> GPT:
     """The same model on the same parameters, with its trunk in plain PyTorch."""
-    other = copy.copy(model)
+    other: Any = copy.copy(model)
     other._modules = dict(model._modules)  # the shallow copy shares the table of submodules
     other.trunk = PlainStream(model.trunk)
     return other

@@ -6,13 +6,16 @@ dtype, it is the state's, as a careful user would choose.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baselines import plain
-from baselines.plain import Style
 from ddl.results import ReadResult, RewriteReadResult
+
+from . import plain
+from .plain import Style
 
 
 def rewrite(
@@ -54,7 +57,7 @@ def rewrite_read(
     *,
     eps_k: float,
     style: Style,
-    **parameters: Tensor,
+    **parameters: Any,
 ) -> RewriteReadResult:
     """`rewrite`, then `read` of X'."""
     new = rewrite(state, direction, value, gate, eps_k=eps_k, style=style)

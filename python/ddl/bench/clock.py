@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common import record
-from common.measure import Timed
+from ddl import machine
+
+from .measure import Timed
 
 
 class Clock:
@@ -93,12 +94,12 @@ class Clock:
 def describe(device: torch.device) -> dict[str, Any]:
     """Name, driver and size of a device, as JSON types."""
     if device.type != "cuda":
-        return {"device": record.cpu_model(), "driver": None}
+        return {"device": machine.cpu_model(), "driver": None}
     properties = torch.cuda.get_device_properties(device)
     query = ("--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
     return {
         "device": properties.name,
-        "driver": record.output("nvidia-smi", *query),
+        "driver": machine.output("nvidia-smi", *query),
         "cuda": torch.version.cuda,
         "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
@@ -111,7 +112,7 @@ def clocks() -> dict[str, str]:
     """The clocks, power and reasons for lower clocks that nvidia-smi reports; {} without it."""
     names = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "temperature.gpu",
              "clocks_throttle_reasons.active")  # fmt: skip
-    found = record.output(
+    found = machine.output(
         "nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "--id=0"
     )
     return {} if not found else dict(zip(names, found.split(", "), strict=False))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from common.report import progress
+from .tables import progress
 
 Timed = Callable[[], tuple[float, ...]]  # runs something once and returns the seconds it took
 RESAMPLES = 1000

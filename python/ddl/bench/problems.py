@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.measure import gate
-from common.traffic import moved
 from ddl import reference
+
+from .measure import gate
+from .traffic import moved
 
 OPS = ("rewrite", "read", "rewrite_read", "expand")
 TAPS = 4
@@ -103,7 +104,8 @@ def build(case: Case, device: str | torch.device = "cpu", seed: int = 0) -> Prob
         state = normal(*batch, d, m).detach()
         return Problem(inputs, {"value_channels": m}, forward, backward, state)
 
-    inputs, numbers = {"state": normal(*batch, d, m)}, {}
+    inputs = {"state": normal(*batch, d, m)}
+    numbers: dict[str, Any] = {}
     if case.op != "read":
         inputs["direction"] = normal(*batch, d, dtype=case.features)
         inputs["value"] = normal(*batch, m, dtype=torch.float32)

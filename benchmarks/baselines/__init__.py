@@ -1,1 +1,0 @@
-"""Plain PyTorch to compare with: as fast as a careful user would write it, without ddl-rs."""

@@ -1,0 +1,49 @@
+"""A model on `ddl.reference` in float64: what the blocks and models have to compute."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddl import reference
+from ddl.models import GPT
+from ddl.nn import DeltaResidual, DeltaStream, Expand, Read
+
+
+class ReferenceStream(nn.Module):
+    """A `DeltaStream` on `ddl.reference`, with the modules and parameters of `stream`.
+
+    It covers the model variants: k-Map, with value and gate from the read's context.
+    """
+
+    def __init__(self, stream: DeltaStream) -> None:
+        super().__init__()
+        self.sublayers, self.expand, self.reads = stream.sublayers, stream.expand, stream.reads
+        self.residuals, self.readout = stream.residuals, stream.readout
+
+    def forward(self, x: Tensor, *args: Any, **nothing: Any) -> Tensor:
+        """x (B, T, d) → the normalised readout (B, T, d); one document per sequence."""
+        assert isinstance(self.expand, Expand)
+        assert isinstance(self.readout, Read)
+        X = reference.expand(x, self.expand.weight, value_channels=self.expand.value_channels)
+        for read, sublayer, residual in zip(
+            self.reads, self.sublayers, self.residuals, strict=True
+        ):
+            assert isinstance(read, Read)
+            assert isinstance(residual, DeltaResidual)
+            h, value, gate = reference.read(X, **read.arguments(), **residual.read_arguments())
+            assert value is not None
+            assert gate is not None
+            X = reference.rewrite(X, sublayer(h, *args), value, gate, eps_k=residual.eps_k)
+        return reference.read(X, **self.readout.arguments()).context
+
+
+def exact(model: GPT) -> GPT:
+    """A copy of the model in float64, its stream on the reference; on a GPU if the model is."""
+    made: Any = copy.deepcopy(model).to(torch.float64)
+    if isinstance(made.trunk, DeltaStream):
+        made.trunk = ReferenceStream(made.trunk)
+    return made

@@ -1,0 +1,80 @@
+"""Where and when a benchmark ran: the part that all records share. Nothing in it names a path."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddl import _native
+from ddl.machine import cpu_model, memory_gib, output
+
+
+def environment(repository: Path | None = None) -> dict[str, Any]:
+    """Machine, software and load as JSON types. Call it first: benchmarks raise the load.
+
+    repository: the root of the checkout that runs; None for an installed package.
+    """
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "memory_gib": memory_gib(),
+            "simd": torch.backends.cpu.get_cpu_capability(),
+            "system": f"{platform.system()} {platform.machine()}",
+        },
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "ddl": _native.__version__,
+        "commit": None if repository is None else commit(repository),
+        "native": native_digest(),
+    }
+
+
+def checkout() -> Path | None:
+    """The root of the repository that this package runs from; None for an installed one.
+
+    A virtual environment may lie in another project's repository, whose commit says nothing here.
+    """
+    root = Path(__file__).resolve().parents[3]
+    return root if (root / "kernels").is_dir() and (root / "Cargo.toml").is_file() else None
+
+
+def commit(repository: Path) -> dict[str, Any] | None:
+    """{"hash", "dirty"} of the working tree, None outside a repository.
+
+    Files in benchmarks/results do not count as changes: an earlier benchmark has just written
+    there.
+    """
+    git = ("git", "-C", str(repository))
+    digest = output(*git, "rev-parse", "HEAD")
+    if not digest:
+        return None
+    changes = output(*git, "status", "--porcelain", "--", ".", ":!benchmarks/results")
+    return {"hash": digest, "dirty": changes != ""}
+
+
+def native_digest() -> str:
+    """First digits of the extension's SHA-256, because a commit does not say which build ran."""
+    assert _native.__file__ is not None
+    return hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:12]
+
+
+def describe(where: dict[str, Any]) -> str:
+    """An environment in one line of prose."""
+    machine, at = where["machine"], where["commit"]
+    tree = "no commit" if at is None else at["hash"][:10] + (" + changes" if at["dirty"] else "")
+    return (
+        f"{where['date']} · {machine['cpu']}, {machine['cores']} cores, {machine['simd']}, "
+        f"{machine['memory_gib']:g} GiB · {where['threads']} threads, load average before "
+        f"{where['load_average'][0]:g} · torch {where['torch']} · {tree}, extension "
+        f"{where['native']}"
+    )

@@ -1,0 +1,316 @@
+"""`ddl bench` end to end at tiny sizes, and what is wrong is not timed. No test looks at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddl import cli, functional, reference
+from ddl.bench import agreement, boundaries, norm
+from ddl.bench.agreement import make
+from ddl.bench.clock import Clock
+from ddl.bench.oracle import exact
+from ddl.bench.run import MEASURES, Run, bench
+from ddl.bench.setting import Setting, setting_of
+from ddl.config import BenchConfig
+from ddl.nn import DeltaStream
+
+CPU = torch.device("cpu")
+TINY: dict[str, Any] = {
+    "device": "cpu", "hidden_size": 32, "layers": 1, "time": 8, "batch": 2, "tokens": 3,
+    "repeats": 2,
+}  # fmt: skip
+WORDS = [f"--{name}={value}".replace("_", "-") for name, value in TINY.items()]
+EVERY_ROW = {
+    "ops": ["rewrite forward", "rewrite backward", "read channel forward", "read channel backward",
+            "read token forward", "read token backward", "rewrite_read channel forward",
+            "rewrite_read channel backward", "rewrite_read token forward",
+            "rewrite_read token backward", "expand repeat forward", "expand repeat backward",
+            "expand conv forward", "expand conv backward"],
+    "blocks": ["ddl forward", "ddl backward", "ddl-cc forward", "ddl-cc backward",
+               "ddl-tc forward", "ddl-tc backward"],
+    "models": ["ddl step", "ddl-cc step", "ddl-tc step", "ddl generate", "ddl-cc generate",
+               "ddl-tc generate"],
+    "norm": ["fused RMSNorm", "LayerNorm outside"],
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddl.bench.run.COPIED", {"cpu": 2**16})
+
+
+def setting(**fields: Any) -> Setting:
+    return setting_of(BenchConfig((), **(TINY | fields)), CPU)
+
+
+def rows(part: str, **fields: Any) -> list[Any]:
+    return list(MEASURES[part](setting(**fields), Clock(CPU, 2**16)))
+
+
+def reds(part: str, **fields: Any) -> dict[str, str | None]:
+    """Why each row of a part is red; a row that is red has no times."""
+    found = rows(part, **fields)
+    assert all((row.red is None) == bool(row.seconds) for row in found)
+    return {row.what: row.red for row in found}
+
+
+def test_a_run_and_its_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All parts, the record in the form of benchmarks/results, and the exit statuses."""
+    out = tmp_path / "before.jsonl"
+    assert cli.main(["bench", *WORDS, "--threads", "1", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "| ops    | rewrite_read token backward   | plain PyTorch" in said
+    assert f"wrote {out}" in said
+    (line,) = out.read_text(encoding="utf-8").splitlines()
+    assert str(Path.home()) not in line
+    record = json.loads(line)
+    assert record["benchmark"] == "bench"
+    assert record["threads"] == 1
+    common = {"date", "machine", "load_average", "python", "torch", "ddl", "commit", "native"}
+    assert common <= record.keys()  # as in the records of the repository's scripts
+    found: dict[str, list[str]] = {}
+    for row in record["results"]:
+        found.setdefault(row["part"], []).append(row["what"])
+        assert row["gate"]["red"] is None
+        assert 0 <= row["gate"]["worst"] <= 1
+        assert len(row["seconds"]) == len(row["baseline_seconds"]) == 2
+        assert ("gb_s" in row) == (row["part"] in ("ops", "norm"))
+        assert ("tokens_per_second" in row) == row["what"].endswith("generate")
+    assert found == EVERY_ROW
+
+    loose = ["--min-ratio", "0", "--max-p95", "inf"]
+    again = ["bench", "norm", *WORDS, "--baseline", str(out), "--json"]
+    assert cli.main([*again, *loose]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"]
+    assert document["failed"] == []
+    assert [row["what"] for row in document["run"]["results"]] == EVERY_ROW["norm"]
+    assert cli.main([*again, "--min-ratio", "1e9"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert not document["ok"]
+    assert document["failed"][0].startswith("norm fused RMSNorm: its ratio must be at least 1e+09")
+
+
+def test_a_regression_is_said_on_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "before.jsonl"
+    run = bench(BenchConfig(("norm",), out=out, **TINY))
+    assert run.comparison is None
+    before = json.loads(out.read_text(encoding="utf-8"))
+    for row in before["results"]:
+        row["ratio"], row["p95_over_baseline"] = 1e9, 1e9
+    before["machine"]["cpu"] = "another"
+    out.write_text(json.dumps(before), encoding="utf-8")
+    assert cli.main(["bench", "norm", *WORDS, "--baseline", str(out)]) == 1
+    said = capsys.readouterr()
+    sentences = said.err.splitlines()
+    assert [s.split(": ")[1] for s in sentences] == ["norm fused RMSNorm", "norm LayerNorm outside"]
+    assert "note: the baseline is of another machine or device (cpu another, now" in said.out
+
+
+@pytest.mark.parametrize(("dtype", "m"), [("float32", 1), ("bfloat16", 2)])
+def test_every_part_passes_its_check(dtype: str, m: int) -> None:
+    for part in MEASURES:
+        found = reds(part, dtype=dtype, value_channels=m, residuals=("ddl", "ddl-tc"))
+        assert set(found.values()) == {None}, found
+
+
+def test_models_are_compared_with_the_reference_in_float64() -> None:
+    """The oracle is the reference in float64, and the fused model differs from it by rounding."""
+    for residual in ("additive", "ddl", "ddl-cc", "ddl-cc-noec", "ddl-tc", "ddl-tc-noec"):
+        model = make(setting().model(residual, layers=2))
+        oracle = exact(model)
+        assert not isinstance(oracle.trunk, DeltaStream)
+        idx = torch.randint(256, (2, 8))
+        expected = agreement.results(oracle, idx)
+        assert expected["logits"].dtype == torch.float64
+        found = agreement.results(model, idx)
+        assert expected.keys() == found.keys()
+        assert 0 < agreement.check(found, expected) < agreement.TOLERANCE
+
+
+# --- what is wrong gets no time -------------------------------------------------------------------
+
+
+def wrong_by_a_little(function: Any) -> Any:
+    """The operator with a context that is 1 % too large."""
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        return result._replace(context=1.01 * result.context)
+
+    return changed
+
+
+def test_a_wrong_operator_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(functional, "rewrite_read", wrong_by_a_little(functional.rewrite_read))
+    found = reds("ops")
+    wrong = {what for what, red in found.items() if red is not None}
+    assert wrong == {what for what in found if what.startswith("rewrite_read")}
+    assert all("output 1: rms error" in str(found[what]) for what in wrong)
+    assert cli.main(["bench", "ops", *WORDS]) == 1
+    said = capsys.readouterr()
+    assert "RED" in said.out
+    sentence = "ddl bench: ops rewrite_read token forward: not timed, because the check failed:"
+    assert sentence in said.err
+
+
+def test_a_wrong_baseline_is_not_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ddl.bench import plain
+
+    right = plain.rewrite
+    monkeypatch.setattr(
+        plain, "rewrite", lambda X, k, v, beta, *rest: right(X, k, v, 1.01 * beta, *rest)
+    )
+    found = reds("ops")
+    assert str(found["rewrite forward"]).startswith("plain PyTorch (products): output 0: rms error")
+    assert found["read token forward"] is None
+
+
+@pytest.mark.parametrize("part", ["blocks", "models"])
+def test_wrong_residuals_are_not_timed(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = functional.rewrite_read_chained
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        result, chain = right(*args, **kwargs)
+        return result._replace(context=1.01 * result.context), chain
+
+    monkeypatch.setattr(functional, "rewrite_read_chained", changed)  # streams with m > 1
+    found = reds(part)
+    assert {what for what, red in found.items() if red is None} == {
+        what for what in found if what.startswith("ddl ")
+    }
+    assert all(red is None or red.startswith("ddl-") for red in found.values())
+
+
+def test_a_wrong_additive_block_refuses_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ddl.models.trunk import AdditiveStream
+
+    right = AdditiveStream.forward
+
+    def changed(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        h = right(self, x, *args, **kwargs)
+        return h if h.dtype == torch.float64 else 1.01 * h
+
+    monkeypatch.setattr(AdditiveStream, "forward", changed)
+    assert all(str(red).startswith("additive: h: rms error") for red in reds("blocks").values())
+
+
+def test_a_wrong_cache_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ddl.models import Cache
+
+    right = Cache.extend
+    monkeypatch.setattr(
+        Cache, "extend", lambda cache, layer, k, v: right(cache, layer, k.flip(1), v)
+    )
+    found = reds("models", hidden_size=128)
+    assert all("logits of a cached step: rms error" in str(red) for red in found.values())
+
+
+def test_a_wrong_norm_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = reference.read
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        return right(*args, **kwargs | {"norm_eps": 0.5})
+
+    monkeypatch.setattr(reference, "read", changed)  # the reference's rewrite_read calls it
+    found = reds("norm")
+    assert "rms error" in str(found["fused RMSNorm"])
+
+
+def test_bfloat16_that_leads_elsewhere_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "LARGEST_DRIFT", 1e-6)
+    for part in ("blocks", "models"):
+        found = reds(part, dtype="bfloat16", residuals=("ddl",))
+        assert all("in bfloat16 its gradients are" in str(red) for red in found.values())
+
+
+def test_a_boundary_is_checked_by_all_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = boundaries.FusedRead(8, 2)
+    given = boundaries.inputs(2, 3, 8, 2)
+    norm.perturb_(module)
+    names = norm.computed(module, given, functional)
+    assert {"gate", "value", "residual.value.weight", "read.compress_weight"} <= names.keys()
+    assert norm.check(module, given) < 1e-5
+
+
+# --- what is refused before anything is measured --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--hidden-size 40", "`--hidden-size` must be a multiple of 32, got 40"),
+        ("--repeats 0", "`--repeats` must be an integer of at least 1, got 0"),
+        ("--time 1", "`--time` must be an integer of at least 2, got 1"),
+        ("--min-ratio 0.5", "`--min-ratio` must be left at 0.9 without `--baseline`, got 0.5"),
+        ("--max-p95 2", "`--max-p95` must be left at 1.2 without `--baseline`, got 2.0"),
+        (
+            "--residuals ddl additive",
+            "`--residuals` must be others than additive, which is the baseline, got 'additive'",
+        ),
+        ("--out /no/file", "`--out` must be a file that can be written to, got /no/file"),
+        ("--out /", "`--out` must be a file that can be written to, got /"),
+        (
+            "--baseline /no/file",
+            "`--baseline` must be a file that `--out` wrote, got /no/file: No such file or"
+            " directory",
+        ),
+    ],
+)
+def test_one_sentence(
+    options: str, sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddl.bench.run.measure", lambda *_: pytest.fail("it measured"))
+    assert cli.main(["bench", *options.split()]) == 1
+    said = capsys.readouterr()
+    assert said.err == f"ddl bench: {sentence}\n"
+    assert said.out == ""
+
+
+def test_other_sizes_than_the_baseline_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "before.jsonl"
+    bench(BenchConfig(("norm",), out=out, **TINY))
+    assert cli.main(["bench", "norm", *WORDS, "--hidden-size", "64", "--baseline", str(out)]) == 1
+    sentence = "ddl bench: `--hidden-size` must be 32 as in the baseline, got 64\n"
+    assert capsys.readouterr().err == sentence
+
+
+def test_too_little_memory(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nand more")
+
+    monkeypatch.setitem(MEASURES, "ops", full)
+    assert cli.main(["bench", *WORDS]) == 1
+    assert capsys.readouterr().err == (
+        "ddl bench: `--batch` must be small enough for the check in float64 on this device, got 2:"
+        " CUDA out of memory.\n"
+    )
+
+
+def test_the_sizes_of_a_device() -> None:
+    config = BenchConfig(())
+    assert setting_of(config, CPU).sizes() == {
+        "hidden_size": 384, "value_channels": 4, "layers": 2, "time": 256, "batch": 4,
+        "tokens": 32, "dtype": "float32",
+    }  # fmt: skip
+    assert setting_of(config, torch.device("cuda")).hidden_size == 1024
+
+
+def test_a_busy_machine_is_noted() -> None:
+    record = {"results": [], "machine": {"cores": 2}, "load_average": [0.9, 0, 0]}
+    assert Run(record, None).notes == []
+    (note,) = Run(record | {"load_average": [3.25, 0, 0]}, None).notes
+    assert note.startswith("other work kept the machine busy (load average 3.25 on 2 cores)")

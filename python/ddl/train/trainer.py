@@ -75,8 +75,9 @@ class Trainer:
             raise _nothing_to_predict(f"a batch of step {self.steps_done + 1}")
         if predicted < whole:  # each token counts the same, as in one large batch
             total *= whole / predicted
-            grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-            torch._foreach_mul_(grads, whole / predicted)
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(whole / predicted)
         largest = config.optim.clip or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest)
         self.optimizer.step()

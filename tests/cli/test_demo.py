@@ -30,7 +30,7 @@ def test_demo_compares_two_trainings_that_start_alike(
     assert str(tmp_path / "loss.png") in text
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     for candidate in pair:
-        records = candidate.run.metrics()
+        records = candidate.run.metrics.read()
         assert len([r for r in records if "loss" in r]) == 2
         assert f"{records[-1]['validation_loss']:.4f}" in text
         load_run(candidate.run.path, CPU)

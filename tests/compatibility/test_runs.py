@@ -68,9 +68,9 @@ def test_its_metrics_are_plotted_and_have_the_names_of_today(run: Path, tmp_path
     assert old.plot().stat().st_size > 0
     config = short(tmp_path, "additive", steps=2, log_every=1, out=tmp_path / "new")
     new = train(config, quiet()).run
-    names = {frozenset(record) for record in new.metrics()}
-    assert len(old.metrics()) >= 2
-    for record in old.metrics():
+    names = {frozenset(record) for record in new.metrics.read()}
+    assert len(old.metrics.read()) >= 2
+    for record in old.metrics.read():
         assert any(record.keys() <= name for name in names), f"nothing logs {sorted(record)} now"
 
 

@@ -64,7 +64,7 @@ def test_what_is_not_finite_is_noticed_one_step_later(
 
 def test_figures_of_the_records(tmp_path: Path) -> None:
     config = short(tmp_path, "ddl-cc", device="cuda", sample_every=3)
-    records = train(config, quiet()).run.metrics()
+    records = train(config, quiet()).run.metrics.read()
     steps = [record for record in records if "loss" in record]
     assert all(record["peak_memory"] >= 4 * 34_484 for record in steps)
     assert all(0 < record.get("mfu", 0.5) < 1 for record in steps)

@@ -128,7 +128,7 @@ def kill_at(change: int) -> None:
 
 def curve(config: TrainConfig) -> list[dict[str, Any]]:
     """The records of a run, timings excepted."""
-    records = RunDirectory(config.directory).metrics()
+    records = RunDirectory(config.directory).metrics.read()
     return [{k: v for k, v in record.items() if k not in MEASURED} for record in records]
 
 

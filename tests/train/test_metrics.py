@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 def test_records_have_perplexity_bits_utilisation_and_memory(tmp_path: Path) -> None:
     run = train(short(tmp_path, "additive"), quiet()).run
-    for record in run.metrics():
+    for record in run.metrics.read():
         kind = "validation_" if "validation_loss" in record else ""
         loss = record[f"{kind}loss"]
         assert record[f"{kind}perplexity"] == math.exp(loss)
@@ -120,7 +120,7 @@ def test_mean_beta_is_that_of_the_gates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("residual", ["additive", "ddl", "ddl-cc", "ddl-tc"])
 def test_validation_records_have_the_mean_beta(tmp_path: Path, residual: str) -> None:
-    records = train(short(tmp_path, residual), quiet()).run.metrics()
+    records = train(short(tmp_path, residual), quiet()).run.metrics.read()
     values = [r["mean_beta"] for r in records if "mean_beta" in r]
     assert len(values) == (0 if residual == "additive" else 2)
     assert all(0.5 < value < 1.5 for value in values)
@@ -130,7 +130,7 @@ def test_samples_of_text_are_logged_and_change_nothing(tmp_path: Path) -> None:
     """They are records, they are printed, and training goes on as without them."""
     config = short(tmp_path, "additive", sample_every=2)
     run = train(config, console := recorder()).run
-    samples = {r["step"]: r["sample"] for r in run.metrics() if "sample" in r}
+    samples = {r["step"]: r["sample"] for r in run.metrics.read() if "sample" in r}
     assert list(samples) == [2, 4, 6]
     corpus = data.load("topics")
     prompt = corpus.tokenizer.decode(corpus.validation[:16].tolist())

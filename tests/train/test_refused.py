@@ -35,7 +35,7 @@ def test_existing_run_is_refused_then_replaced_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
         train(config, quiet())
     train(replace(config, overwrite=True), quiet())
-    assert len(run.metrics()) == 2  # without the first run's lines
+    assert len(run.metrics.read()) == 2  # without the first run's lines
     assert (run.path / "notes.txt").read_text() == "mine"
 
 

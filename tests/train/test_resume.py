@@ -121,10 +121,10 @@ def test_save_minutes_saves_between_evaluations(
 def test_resuming_a_finished_run_changes_no_record(tmp_path: Path) -> None:
     config = short(tmp_path, "additive", steps=2, resume="auto")
     run = train(config, quiet()).run
-    before = run.metrics()
+    before = run.metrics.read()
     assert train(config, console := recorder()).status == 0
     assert "Done; " in console.export_text()
-    assert run.metrics() == before
+    assert run.metrics.read() == before
 
 
 def test_nothing_in_a_run_is_a_pickle(tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def test_nothing_in_a_run_is_a_pickle(tmp_path: Path) -> None:
 def test_half_a_line_of_metrics_is_dropped(tmp_path: Path) -> None:
     config = short(tmp_path, "additive", steps=4, log_every=1, resume="auto")
     run = train(config, quiet()).run
-    before = run.metrics()
+    before = run.metrics.read()
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')
-    assert run.metrics() == before
+    assert run.metrics.read() == before
     train(config, quiet())
     assert (run.path / "metrics.jsonl").read_text().splitlines() == [json.dumps(r) for r in before]
 
@@ -149,7 +149,7 @@ def test_a_run_goes_on_without_its_records(stopped: TrainConfig) -> None:
     run = RunDirectory(stopped.directory)
     (run.path / "metrics.jsonl").unlink()
     train(stopped, quiet())
-    assert [record["step"] for record in run.metrics()] == [4, 6, 6]
+    assert [record["step"] for record in run.metrics.read()] == [4, 6, 6]
 
 
 def test_a_failed_save_ends_the_run_after_the_next_step(

@@ -119,7 +119,7 @@ def test_a_stop_in_the_last_step_leaves_its_evaluation(
     assert state_of(sweep.runs[0]) == (4, False)
     assert train_sweep(sweep, quiet()) == (0, {})
     assert state_of(sweep.runs[0]) == (4, True)
-    records = RunDirectory(sweep.runs[0].config.directory).metrics()
+    records = RunDirectory(sweep.runs[0].config.directory).metrics.read()
     assert records[-1]["step"] == 4
     assert "validation_loss" in records[-1]
 

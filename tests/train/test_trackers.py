@@ -60,7 +60,7 @@ def test_every_record_is_logged(tracker: str, calls: Calls, tmp_path: Path) -> N
     assert re.fullmatch("run" if tracker == "wandb" else "run-[0-9a-f]{8}", options["name"])
     assert options["config"]["model"]["residual"] == "additive"
     log = "wandb.init.log" if tracker == "wandb" else "trackio.log"
-    assert logged(calls, log) == run.metrics()
+    assert logged(calls, log) == run.metrics.read()
     assert calls[-1][0].endswith("finish")
 
 
@@ -71,7 +71,7 @@ def test_every_record_is_in_tensorboard(calls: Calls, tmp_path: Path) -> None:
     assert made[:2] == ("torch.utils.tensorboard.SummaryWriter", (str(run.path / "tensorboard"),))
     assert made[2] == {"purge_step": None}
     assert closed[0].endswith("close")
-    expected = [(k, v, r["step"]) for r in run.metrics() for k, v in r.items() if k != "step"]
+    expected = [(k, v, r["step"]) for r in run.metrics.read() for k, v in r.items() if k != "step"]
     assert [args for _, args, _ in added] == expected
     texts = [args[0] for name, args, _ in added if name.endswith("add_text")]
     assert texts == ["sample", "sample"]

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def losses(config: TrainConfig) -> list[float]:
-    records = train(replace(config, overwrite=True), quiet()).run.metrics()
+    records = train(replace(config, overwrite=True), quiet()).run.metrics.read()
     return [value for r in records for key, value in r.items() if key.endswith("loss")]
 
 
@@ -96,7 +96,7 @@ def test_train_writes_a_run_that_samples(tmp_path: Path) -> None:
     names = {"config.json", "tokenizer.json", "metrics.jsonl", "checkpoints", "loss.png"}
     assert {file.name for file in run.path.iterdir()} == names
     assert (run.path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    records = run.metrics()
+    records = run.metrics.read()
     assert [r["step"] for r in records] == [2, 3, 4, 6, 6]
     assert all(math.isfinite(v) for r in records for v in r.values())
 
@@ -131,7 +131,7 @@ def test_ctrl_c_finishes_the_step_and_saves(tmp_path: Path) -> None:
         trained = train(config, console := recorder())
     run = trained.run
     assert trained.status == 128 + signal.SIGINT
-    assert 3 <= len(run.metrics()) <= 5
+    assert 3 <= len(run.metrics.read()) <= 5
     assert "Stopped after" in (text := console.export_text())
     assert re.search(r"mean loss \d\.\d{3}", text)
     load_run(run.path, CPU)

@@ -17,10 +17,11 @@ import torch
 from ddl.config import GPTConfig, TrainConfig
 from ddl.config.benchmarks import metric_of, paper_average
 from ddl.errors import InputError, first_line
-from ddl.files import RUN_METRICS, PathKind, require_kind
+from ddl.files import PathKind, require_kind
 from ddl.models import GPT
 from ddl.train import checkpoint
-from ddl.train.plots import Record, number
+from ddl.train.json_lines import Record
+from ddl.train.plots import number
 from ddl.train.runs import LAST, TOKENIZER, RunDirectory, load_config
 
 KINDS = (PathKind.RUN, PathKind.DDL, PathKind.HUGGING_FACE)
@@ -106,7 +107,7 @@ def read_run(path: Path, name: str) -> Run:
         parameters = number(evaluated.get("model", {}), "parameters")
         size = None if parameters is None else int(parameters)
         return Run(path, name, parameters=size, evaluations=evaluations)
-    config, records = load_config(path), read_records(path)
+    config, records = load_config(path), RunDirectory(path).metrics.read()
     validated = [r for r in records if isinstance(r.get("validation_loss"), float | int)]
     points = [Point(r["step"], _loss(r)) for r in validated]
     speeds = list(_numbers(records, "tokens_per_second"))
@@ -126,23 +127,6 @@ def read_run(path: Path, name: str) -> Run:
         vocabulary=_text(path / TOKENIZER),
         records=tuple(records),
     )
-
-
-def read_records(path: Path) -> list[Record]:
-    """The records of a run's metrics.jsonl so far; raise InputError for a line that is none."""
-    file = path / RUN_METRICS
-    lines = (_text(file) or "").split("\n")[:-1]  # a run that goes on may have written half a line
-    records = []
-    for row, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        step = record.get("step") if isinstance(record, dict) else None
-        if not isinstance(step, int) or step < 0:
-            raise InputError(f"`runs` must have a record in every line, got {file}, line {row}")
-        records.append(record)
-    return records
 
 
 def _numbers(records: Sequence[Record], key: str) -> Iterator[float]:

@@ -60,7 +60,7 @@ class Candidate:
         self.watch.add(step)
         speed = self.trainer.tokens_per_step / self.seconds[-1]
         figures = {"loss": loss, **self.metrics.of_loss(loss), "tokens_per_second": speed}
-        self.run.log({"step": self.trainer.steps_done, **figures})
+        self.run.metrics.append({"step": self.trainer.steps_done, **figures})
 
     def evaluate(self) -> None:
         """Measure the validation loss and log it."""
@@ -69,7 +69,7 @@ class Candidate:
         self.validation_loss = loss
         figures = {"loss": loss, **self.metrics.of_loss(loss)}
         validation = {f"validation_{name}": figure for name, figure in figures.items()}
-        self.run.log({"step": self.trainer.steps_done, **validation})
+        self.run.metrics.append({"step": self.trainer.steps_done, **validation})
 
 
 def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) -> list[Candidate]:

@@ -16,6 +16,7 @@ from .commands import (
     SampleConfig,
 )
 from .comparing import CompareConfig, SweepConfig
+from .inside import InspectConfig
 from .machine import PARTS, BenchConfig, DoctorConfig
 from .model import RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
@@ -41,6 +42,7 @@ __all__ = [
     "GPTConfig",
     "ImportConfig",
     "InputError",
+    "InspectConfig",
     "OptimConfig",
     "PrepareConfig",
     "Residual",

@@ -85,6 +85,9 @@ class TrainConfig:
     """Steps between lines in metrics.jsonl; a line's loss is the mean over these steps."""
     sample_every: int | None = None
     """Steps between samples of text, which are printed and written to metrics.jsonl."""
+    record_every: int | None = None
+    """Steps between recordings of what the rewrites do (β, |k|, errors, writes and norms, on the
+    first evaluation windows) in recordings.jsonl, which `ddl inspect` draws over training."""
     track: tuple[Tracker, ...] = ()
     """Where else the records go: tensorboard (event files in the run directory), wandb (Weights &
     Biases), trackio. Each is an extra, as in pip install 'ddl-rs[wandb]'."""
@@ -133,7 +136,7 @@ class TrainConfig:
         check_counts(self, "steps batch_size accumulation eval_every log_every", most=MOST)
         check_counts(self, "eval_batches", least=0, most=MOST)
         check_counts(self, "seed", least=0)
-        check_counts(self, "save_every keep_every sample_every")
+        check_counts(self, "save_every keep_every sample_every record_every")
         check_positive("save_minutes", self.save_minutes, optional=True)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ddl import functional
+from ddl import _native, functional
 from ddl.nn.taps import Write
 
 __all__ = ["BINS", "KEPT", "PER_CHANNEL", "QUANTITIES", "REGIMES", "bins", "measure"]
@@ -30,14 +30,10 @@ PER_CHANNEL = ("readout", "value", "channel_norm", "channel_norm_after")
 # What can be kept for every token besides: vectors and states.
 KEPT = {"direction": "k̂ (d,)", "state": "X (d, m), before the rewrite", "state_after": "X'"}
 
-# Regimes of a rewrite by its eigenvalue λ: name → (above, up to). β = 0 keeps (λ = 1), β = 1
-# projects (λ ≈ 0), β = 2 reflects (λ ≈ −1).
-REGIMES = {
-    "near-identity": (0.9, 1.0),
-    "interpolating": (0.1, 0.9),
-    "near-projection": (-0.1, 0.1),
-    "near-reflection": (-0.9, -0.1),
-    "reflection": (-1.0, -0.9),
+# Regimes of a rewrite by its eigenvalue λ: name → (lower, upper). A bound between two belongs to
+# the one nearer to 0. β = 0 keeps (λ = 1), β = 1 projects (λ ≈ 0), β = 2 reflects (λ ≈ −1).
+REGIMES: dict[str, tuple[float, float]] = {
+    name: (max(lower, -1.0), min(upper, 1.0)) for name, lower, upper in _native.regimes()
 }
 BINS = 40  # of the histogram of eigenvalues over [−1, 1]; every bound above is an edge of one
 
@@ -83,8 +79,9 @@ def measure(write: Write, before: Tensor | None) -> dict[str, Tensor]:
 def bins(eigenvalues: Tensor) -> Tensor:
     """Count eigenvalues (…,) in BINS equal bins over [−1, 1] → (BINS,) int64.
 
-    A value on an edge counts below it, as in REGIMES.
+    A value on an edge counts in the bin nearer to 0, as in REGIMES.
     """
-    edges = (2 * torch.arange(1, BINS, device=eigenvalues.device) - BINS).double() / BINS
-    at = torch.bucketize(eigenvalues.flatten().double(), edges)
-    return torch.bincount(at, minlength=BINS)
+    values, half = eigenvalues.flatten().double(), BINS // 2
+    edges = torch.arange(1, half, device=values.device).double() / half
+    at = torch.bucketize(values.abs(), edges)
+    return torch.bincount(torch.where(values < 0, half - 1 - at, half + at), minlength=BINS)

@@ -79,8 +79,8 @@ class Recording:
         edge = {bound: round((bound + 1) * BINS / 2) for pair in REGIMES.values() for bound in pair}
         tokens = counts.sum(1).double()
         return {
-            name: counts[:, edge[above] : edge[up_to]].sum(1) / tokens
-            for name, (above, up_to) in REGIMES.items()
+            name: counts[:, edge[lower] : edge[upper]].sum(1) / tokens
+            for name, (lower, upper) in REGIMES.items()
         }
 
     def tokens(self, quantity: str) -> Tensor:

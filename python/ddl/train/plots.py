@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from ddl.files import atomic_file
 from ddl.options import LARGEST
 
+from .json_lines import Record
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Record = dict[str, Any]
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow, which is too
 # pale for a line. Markers and dashes tell the curves apart where there is no colour.

@@ -1,5 +1,7 @@
 """A run directory: config.json, tokenizer.json, metrics.jsonl, checkpoints/, loss.png.
 
+recordings.jsonl has what `record_every` asks for, and inspect/ what `ddl inspect` found.
+
 A run without checkpoints has its weights in model.safetensors: `ddl demo` and earlier versions of
 `ddl train` write it.
 """
@@ -25,13 +27,13 @@ from ddl.data.tokenizer import Tokenizer, describe, restore_json
 from ddl.errors import InputError, first_line
 from ddl.files import (
     CONFIG,
+    RUN_METRICS,
     PathKind,
     alone_in,
     atomic_file,
     remove,
     remove_at_once,
     require_kind,
-    sync,
     unfinished,
     write_text,
     writing,
@@ -39,13 +41,15 @@ from ddl.files import (
 from ddl.models import GPT
 
 from . import checkpoint
-from .plots import Record, plot_losses
+from .json_lines import JsonLines
+from .plots import plot_losses
 
-TOKENIZER, METRICS, CHECKPOINTS = "tokenizer.json", "metrics.jsonl", "checkpoints"
-WEIGHTS, PLOT = "model.safetensors", "loss.png"
+TOKENIZER, METRICS, CHECKPOINTS = "tokenizer.json", RUN_METRICS, "checkpoints"
+RECORDINGS = "recordings.jsonl"  # of `record_every`
+WEIGHTS, PLOT, INSPECTED = "model.safetensors", "loss.png", "inspect"
 TRACKED = ("tensorboard", "wandb")
 # In the order of their removal: config.json is last, because without it the directory is no run.
-FILES = (TOKENIZER, METRICS, CHECKPOINTS, WEIGHTS, PLOT, *TRACKED, CONFIG)
+FILES = (TOKENIZER, METRICS, RECORDINGS, CHECKPOINTS, WEIGHTS, PLOT, INSPECTED, *TRACKED, CONFIG)
 
 LAST, BEST = "last", "best"
 STEP = re.compile(r"step-(\d{8,})")
@@ -56,6 +60,8 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.metrics = JsonLines(path / METRICS)
+        self.recordings = JsonLines(path / RECORDINGS)
         self._alone = ExitStack()
 
     def lock(self) -> None:
@@ -106,54 +112,6 @@ class RunDirectory:
             self.unlock()
             raise
 
-    def log(self, record: Record) -> None:
-        """Append a record to metrics.jsonl."""
-        path = self.path / METRICS
-        with writing(path), path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-
-    def metrics(self) -> list[Record]:
-        """All records of metrics.jsonl so far; raise InputError if a line has none."""
-        return self._records(self._lines())
-
-    def cut_metrics(self, records: int) -> None:
-        """Keep the first `records` lines of metrics.jsonl; raise InputError if one is no record."""
-        lines = self._lines()[:records]
-        self._records(lines)
-        write_text(self.path / METRICS, "".join(line + "\n" for line in lines))
-
-    def sync_metrics(self) -> None:
-        """Flush metrics.jsonl to the disk."""
-        if (self.path / METRICS).exists():
-            sync(self.path / METRICS)
-
-    def _lines(self) -> list[str]:
-        file = self.path / METRICS
-        try:
-            text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
-        except OSError as error:
-            raise self._bad_metrics(first_line(error)) from error
-        return text.split("\n")[:-1]  # a killed process may leave half a line
-
-    def _records(self, lines: list[str]) -> list[Record]:
-        found: list[Record] = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise self._bad_metrics(f"line {number}: {first_line(error)}") from error
-            if not (isinstance(record, dict) and isinstance(record.get("step"), int)):
-                raise self._bad_metrics(f"line {number} without")
-            found.append(record)
-        return found
-
-    def _bad_metrics(self, got: str) -> InputError:
-        file = self.path / METRICS
-        return InputError(
-            f"`{file}` must be lines of JSON with a step each, got {got}; without the file, the run"
-            " goes on and has no records from before"
-        )
-
     def save(self, model: nn.Module) -> None:
         """Write model.safetensors atomically: a reader sees the old file or the new one."""
         with atomic_file(self.path / WEIGHTS) as temporary:
@@ -162,7 +120,7 @@ class RunDirectory:
     def plot(self) -> Path:
         """Draw loss.png from the metrics."""
         path = self.path / PLOT
-        plot_losses({self.path.name: self.metrics()}, path)
+        plot_losses({self.path.name: self.metrics.read()}, path)
         return path
 
     def checkpoint_path(self, step: int) -> Path:

@@ -94,7 +94,8 @@ class Saver:
             raise DivergedError(
                 f"the weights are not finite after step {manifest.step}, {wrong} among them"
             )
-        self.run.sync_metrics()
+        self.run.metrics.sync()
+        self.run.recordings.sync()
         path = self.run.checkpoint_path(manifest.step)
         if path.exists():  # the state is the same, but it has been evaluated since
             checkpoint.update(path, manifest)

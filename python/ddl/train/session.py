@@ -24,8 +24,8 @@ from ddl.data.tokenizer import printable
 from ddl.errors import DivergedError
 
 from .checkpoint import Manifest
+from .json_lines import Record
 from .metrics import Metrics
-from .plots import Record
 from .resume import Start
 from .runs import LAST, RunDirectory
 from .saver import Saver, restore
@@ -37,9 +37,9 @@ from .watch import Watch, check_validation, sampling
 class Session:
     """A trainer and the run directory it writes to.
 
-    After a step come its losses, its evaluation and its checkpoint, in this order. If a signal or a
-    crash stops the run in between, a resumed one does the rest. An error of a tracker or of the
-    output stops it as a signal does, and is raised after the checkpoint.
+    After a step come its losses, evaluation, sample, recording and checkpoint, in this order. If a
+    signal or a crash stops the run in between, a resumed one does the rest. An error of a tracker
+    or of the output stops it as a signal does, and is raised after the checkpoint.
     """
 
     def __init__(
@@ -47,9 +47,11 @@ class Session:
     ) -> None:
         self.trainer, self.run, self.bar = trainer, run, bar
         self.evaluated = evaluated  # the validation loss of this step; None if it is not known
-        metrics = run.metrics()
+        metrics = run.metrics.read()
         self.records = len(metrics)
         self._sampled = max((r["step"] for r in metrics if "sample" in r), default=0)
+        recordings = run.recordings.read() if trainer.config.record_every else []
+        self._recorded = max((r["step"] for r in recordings), default=0)
         self.watch, self.saver = Watch(trainer), Saver(run, trainer)
         self.metrics = Metrics(trainer)
         self.trackers = open_trackers(
@@ -80,6 +82,7 @@ class Session:
                 self._evaluate_if_due(stopped)
             if not stopped():
                 self._sample_if_due()
+                self._record_if_due()
             done = stopped() or trainer.steps_done == trainer.config.steps
             self._save_if_due(done)
             if done:
@@ -126,8 +129,9 @@ class Session:
             self._check(lambda: check_validation(self.evaluated, done))
             figures = self.metrics.of_loss(self.evaluated)
             validation = {f"validation_{name}": value for name, value in figures.items()}
-            beta = self.trainer.mean_beta()
-            validation |= {} if beta is None else {"mean_beta": beta}
+            recording = self.trainer.record()
+            if recording is not None:
+                validation["mean_beta"] = float(recording.statistics("beta").mean.mean())
             self._log({"step": done, "validation_loss": self.evaluated} | validation)
             self._tell(self.bar.console.print, f"step {done}: validation loss {self.evaluated:.4f}")
         self._started += time.perf_counter() - started
@@ -149,6 +153,19 @@ class Session:
         panel = Panel(Text(printable(text)), title=f"step {done}")
         self._tell(self.bar.console.print, panel)
 
+    def _record_if_due(self) -> None:
+        """Append what the rewrites do at this step to recordings.jsonl."""
+        config, done = self.trainer.config, self.trainer.steps_done
+        every, last = config.record_every, done == config.steps
+        if every is None or (done % every and not last) or self._recorded == done:
+            return
+        started = time.perf_counter()
+        recording = self.trainer.record()
+        if recording is not None:
+            self.run.recordings.append({"step": done, **recording.summary()})
+        self._recorded = done
+        self._started += time.perf_counter() - started
+
     def _save_if_due(self, ending: bool) -> None:
         saved = (self.trainer.steps_done, self.evaluated) == self.saver.saved
         if not saved and (ending or self.saver.is_due(self.evaluated)):
@@ -158,7 +175,7 @@ class Session:
             self._started += time.perf_counter() - started
 
     def _log(self, record: Record) -> None:
-        self.run.log(record)
+        self.run.metrics.append(record)
         self.records += 1
         for tracker in self.trackers:
             self._tell(tracker.log, record)
@@ -209,7 +226,8 @@ def _restored(
         run.check_last(path)
         restore(trainer, path, manifest)
         run.drop_unfinished()
-        run.cut_metrics(manifest.records)
+        run.metrics.cut(manifest.records)
+        run.recordings.cut_after(manifest.step)
         session = Session(trainer, run, bar, evaluated=manifest.validation_loss)
         session.saver.saved = (manifest.step, manifest.validation_loss)
         session.saver.drop_others()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ddl.config.stored import plain
 from ddl.files import CONFIG
 
-from .plots import Record
+from .json_lines import Record
 from .runs import RunDirectory, load_config
 
 PROJECT = "ddl"

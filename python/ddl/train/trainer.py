@@ -14,8 +14,8 @@ from ddl import cuda, data, environment
 from ddl.config import TrainConfig
 from ddl.errors import InputError
 from ddl.models import GPT
-from ddl.ops.gates import mean_gate
 from ddl.optim import learning_rate, make_optimizer
+from ddl.recording import Recording, record
 
 PROMPT, SAMPLE = 16, 200  # tokens of a sample of text
 
@@ -135,9 +135,11 @@ class Trainer:
         return float(total) / count
 
     @torch.no_grad()
-    def mean_beta(self) -> float | None:
-        """Mean gate β of the rewrites of the first evaluation windows; None without rewrites."""
+    def record(self) -> Recording | None:
+        """What the rewrites do on the first evaluation windows; None without rewrites."""
         config = self.config
+        if config.model.residual == "additive":
+            return None
         (windows,) = data.evaluation_batches(
             self.corpus.validation,
             config.batch_size,
@@ -147,9 +149,11 @@ class Trainer:
         )
         self.model.eval()
         try:
-            return mean_gate(lambda: self._loss(windows, self.model))
+            with record(self.model) as recording:
+                self._loss(windows, self.model)
         finally:
             self.model.train()
+        return recording
 
     def sample(self) -> str:
         """Text that the model writes after the first tokens of the validation part.

@@ -1,0 +1,144 @@
+"""Heat maps of an inspection, over depth and over training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddl.files import atomic_file
+from ddl.recording import REGIMES
+
+from .inspection import Array, Inspection
+from .labels import labels
+
+__all__ = ["draw_depth", "draw_training"]
+
+COLOURS = "viridis"  # its lightness rises evenly, so that it can be read in grey, too
+MOST_LABELS = 24  # along an axis; of more sublayers only some get a label
+
+
+def draw_depth(inspection: Inspection, path: Path) -> None:
+    """Draw eigenvalues, write survival, coherence and channel norms over depth as a PNG."""
+    recording = inspection.recording
+    names = labels(recording.sublayers)
+    sources = ["embedding", *names]
+    counts = recording.eigenvalue_counts().double().numpy()
+    before = recording.statistics("channel_norm").mean.numpy()
+    last = recording.statistics("channel_norm_after").mean.numpy()[-1:]
+    channels = np.concatenate([before, last])
+    tall = 3.0 + 0.16 * min(len(sources), MOST_LABELS)
+
+    def fill(axes: Any) -> None:
+        (first, second), (third, fourth) = axes
+        eigenvalues = counts / counts.sum(1, keepdims=True)
+        _heat(first, eigenvalues, rows=names, label="share of tokens", extent=(-1, 1))
+        for bound in {bound for pair in REGIMES.values() for bound in pair} - {-1.0, 1.0}:
+            first.axvline(bound, color="white", linewidth=0.6, linestyle=":")
+        first.set(title="What rewrites do: eigenvalue λ = 1 − β|k̂|²", ylabel="sublayer")
+        first.set_xticks((-1, -0.5, 0, 0.5, 1))
+        first.set_xlabel("λ:  −1 reflects,  0 replaces,  1 keeps")
+        _heat(
+            second,
+            inspection.survival,
+            rows=sources,
+            columns=["start", *names],
+            label="share that is left",
+            limits=(0, 1),
+        )
+        second.set(title="Write survival", xlabel="after sublayer", ylabel="written by")
+        _heat(
+            third,
+            inspection.coherence,
+            rows=names,
+            columns=names,
+            label="mean |cos|",
+            limits=(0, 1),
+        )
+        third.set(title="Coherence of directions", xlabel="sublayer", ylabel="sublayer")
+        numbers = [str(j) for j in range(channels.shape[1])]
+        _heat(fourth, channels, rows=[*names, "end"], columns=numbers, label="mean norm")
+        fourth.set(title="Norm of the value channels", xlabel="value channel", ylabel="before")
+
+    _figure(path, (11, 2 * tall), (2, 2), fill)
+
+
+def draw_training(records: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw mean β, |v − p| and the norm of the writes over depth and training as a PNG.
+
+    records: what `ddl train --record-every` has left, one for each recorded step.
+    """
+    names = labels([sublayer["name"] for sublayer in records[0]["sublayers"]])
+    steps = [str(record["step"]) for record in records]
+    titles = {
+        "beta": "Gate β",
+        "error": "Error |v − p|",
+        "write_norm": "Norm of the write",
+    }
+
+    def fill(axes: Any) -> None:
+        for (quantity, title), place in zip(titles.items(), axes.flat, strict=True):
+            values = [
+                [np.nan if (mean := s[quantity]["mean"]) is None else mean for s in r["sublayers"]]
+                for r in records
+            ]
+            _heat(
+                place,
+                np.array(values, dtype=float).T,
+                rows=names,
+                columns=steps,
+                label="mean over tokens",
+            )
+            place.set(title=title, xlabel="step", ylabel="sublayer")
+
+    _figure(path, (13, 3.0 + 0.16 * min(len(names), MOST_LABELS)), (1, 3), fill)
+
+
+def _figure(path: Path, size: tuple[float, float], grid: tuple[int, int], fill: Any) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(*grid, figsize=size, dpi=130, layout="constrained")
+    try:
+        fill(axes)
+        with atomic_file(path) as temporary:
+            figure.savefig(temporary, format="png")
+    finally:
+        pyplot.close(figure)
+
+
+def _heat(
+    axes: Any,
+    values: Array,
+    *,
+    rows: Sequence[str],
+    label: str,
+    columns: Sequence[str] | None = None,
+    limits: tuple[float, float] | None = None,
+    extent: tuple[float, float] | None = None,
+) -> None:
+    """A heat map whose first row is at the top. extent: of the x-axis, instead of columns."""
+    low, high = limits or (None, None)
+    image = axes.imshow(
+        values,
+        aspect="auto",
+        interpolation="nearest",
+        cmap=COLOURS,
+        vmin=low,
+        vmax=high,
+        extent=None if extent is None else (*extent, len(rows) - 0.5, -0.5),
+    )
+    _ticks(axes.set_yticks, rows)
+    if columns is not None:
+        turned = sum(map(len, columns)) > 24  # characters that fit side by side
+        _ticks(axes.set_xticks, columns, rotation=90 if turned else 0)
+    axes.figure.colorbar(image, ax=axes, label=label)
+
+
+def _ticks(place: Any, names: Sequence[str], **options: Any) -> None:
+    every = -(-len(names) // MOST_LABELS)
+    place(range(0, len(names), every), names[::every], fontsize=8, **options)

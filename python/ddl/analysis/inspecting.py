@@ -1,0 +1,164 @@
+"""`ddl inspect`: find the text, measure, draw, and show tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ddl import data
+from ddl.config import InspectConfig
+from ddl.data.tokenizer import Tokenizer
+from ddl.errors import InputError
+from ddl.files import PathKind, path_kind, write_text, writing
+from ddl.load import load
+from ddl.models import GPT
+from ddl.recording import Lens, lens
+from ddl.train.runs import INSPECTED, RunDirectory, load_config
+
+from .heat_maps import draw_depth, draw_training
+from .inspection import Inspection, inspect
+
+DEPTH, TRAINING, JSON = "depth.png", "training.png", "inspection.json"
+TOP = 3  # tokens that the lens shows
+
+
+class Inspected(NamedTuple):
+    """What `ddl inspect` has found. lens: None without a prompt. files: what was written."""
+
+    inspection: Inspection
+    lens: Lens | None
+    tokenizer: Tokenizer | None
+    summary: dict[str, Any]
+    files: list[Path]
+
+
+def inspect_path(config: InspectConfig, console: Console) -> Inspected:
+    """Load the model, measure it and write pictures and JSON.
+
+    Raises InputError if the model has no rewrites, or path, text or prompt cannot be used.
+    """
+    model, tokenizer = load(config.run, config.device, checkpoint=config.checkpoint, argument="run")
+    if model.config.residual == "additive":
+        raise InputError(f"`run` must be a model with rewrites, got {config.run} with additions")
+    prompt = None if config.prompt is None else _encoded(config.prompt, tokenizer, model)
+    tokens, source = _text(config, tokenizer, model)
+    windows = _windows(tokens, config.tokens, model)
+    with _progress(console, len(windows)) as advance:
+        inspection = inspect(model, windows, progress=advance)
+    read = None if prompt is None else lens(model, prompt, top=TOP)
+    summary = {"model": str(config.run), "text": source, **inspection.summary()}
+    if read is not None and tokenizer is not None:
+        summary["lens"] = _lens_summary(read, tokenizer)
+    return Inspected(inspection, read, tokenizer, summary, _write(config, inspection, summary))
+
+
+def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any]) -> list[Path]:
+    out = config.out
+    if out is None:
+        folder = config.run if config.run.is_dir() else config.run.parent
+        out = folder / INSPECTED
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    draw_depth(inspection, out / DEPTH)
+    write_text(out / JSON, json.dumps(summary, indent=1))
+    written = [out / DEPTH, out / JSON]
+    recordings = RunDirectory(config.run).recordings.read() if _is_run(config.run) else []
+    if recordings:
+        draw_training(recordings, out / TRAINING)
+        written.append(out / TRAINING)
+    return written
+
+
+# --- the text -------------------------------------------------------------------------------------
+
+
+def _text(config: InspectConfig, tokenizer: Tokenizer | None, model: GPT) -> tuple[Any, str]:
+    """Tokens to measure on, and their name."""
+    if config.data is not None and not config.data.is_dir():
+        return _encoded_file(config.data, tokenizer, model), str(config.data)
+    source: Any = config.data
+    if source is None:
+        source = load_config(config.run).data if _is_run(config.run) else data.EMBEDDED
+    if str(source) == data.EMBEDDED and not isinstance(tokenizer, data.ByteTokenizer):
+        text = data.embedded_text().decode()
+        return np.array(_tokens(text, tokenizer)), "Python's documentation"
+    corpus = data.load(source)
+    corpus.check(model.config.block_size, model.config.vocab_size)
+    return corpus.validation, f"the held-out part of {corpus.name}"
+
+
+def _is_run(path: Path) -> bool:
+    return path_kind(path) is PathKind.RUN
+
+
+def _encoded_file(path: Path, tokenizer: Tokenizer | None, model: GPT) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise InputError(
+            f"`data` must be a UTF-8 text or a directory, got {path}: {reason}"
+        ) from error
+    tokens = np.array(_tokens(text, tokenizer), dtype=np.int64)
+    if len(tokens) == 0:
+        raise InputError(f"`data` must have at least one token, got {path} without")
+    return tokens
+
+
+def _tokens(text: str, tokenizer: Tokenizer | None) -> list[int]:
+    if tokenizer is None:
+        raise InputError("`run` must have a tokenizer to encode a text, got one without")
+    return tokenizer.encode(text)
+
+
+def _encoded(prompt: str, tokenizer: Tokenizer | None, model: GPT) -> torch.Tensor:
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"`prompt` must be UTF-8 text, got {prompt!r}") from error
+    found = _tokens(prompt, tokenizer)[-model.config.block_size :]
+    if not found:
+        raise InputError("`prompt` must have at least one character, got an empty one")
+    return torch.tensor([found], device=model.wte.weight.device)
+
+
+def _windows(tokens: Any, wanted: int, model: GPT) -> list[torch.Tensor]:
+    """Windows (1, T), spread evenly over the text: at least one, and `wanted` tokens or fewer."""
+    block = min(model.config.block_size, wanted, len(tokens))
+    count = max(1, wanted // block)
+    batches = data.evaluation_batches(tokens, 1, block, count)
+    return [windows.tokens.to(model.wte.weight.device) for windows in batches]
+
+
+@contextmanager
+def _progress(console: Console, windows: int) -> Iterator[Callable[[], object]]:
+    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("measuring", total=windows)
+        yield lambda: bar.advance(task)
+
+
+def _lens_summary(read: Lens, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The lens after the prompt's last token, as JSON's values."""
+    return [
+        {
+            "after": name,
+            "tokens": [tokenizer.decode([t]) for t in read.tokens[row, 0, -1].tolist()],
+            "probabilities": read.probabilities[row, 0, -1].tolist(),
+            "channels": [
+                [tokenizer.decode([t]) for t in alone.tolist()]
+                for alone in read.channel_tokens[row, :, 0, -1]
+            ],
+        }
+        for row, name in enumerate(read.sublayers)
+    ]

@@ -1,0 +1,87 @@
+"""What `ddl inspect` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ddl.data.tokenizer import Tokenizer, printable
+from ddl.recording import Lens
+
+from .inspection import Inspection
+from .labels import labels
+
+__all__ = ["depth_table", "lens_table", "sentences"]
+
+
+def depth_table(inspection: Inspection) -> Table:
+    """One row per sublayer; fits 80 characters."""
+    recording = inspection.recording
+    gates, regimes = recording.statistics("beta"), recording.regimes()
+    measured = {
+        "error": recording.statistics("error").mean,
+        "write": recording.statistics("write_norm").mean,
+        "|X|": recording.statistics("state_norm_after").mean,
+    }
+    table = _table(f"Rewrites over depth, means over {len(recording):,} tokens")
+    table.add_column("sublayer", no_wrap=True)
+    for name in ("β", *measured, "rank", "left", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("mostly", no_wrap=True)
+    for i, label in enumerate(labels(recording.sublayers)):
+        table.add_row(
+            Text(label),
+            f"{float(gates.mean[i]):.2f} ±{float(gates.std[i]):.2f}",
+            *(f"{float(mean[i]):.3g}" for mean in measured.values()),
+            f"{inspection.effective_rank[i + 1]:.2f}",
+            f"{inspection.survival[i + 1, -1]:.0%}",
+            f"{inspection.shares[i + 1]:.0%}",
+            max(regimes, key=lambda regime: float(regimes[regime][i])),
+        )
+    return table
+
+
+def sentences(inspection: Inspection) -> str:
+    """What the table cannot say about the embedding, and what its columns are."""
+    return (
+        f"Of the embedding {inspection.survival[0, -1]:.0%} is left after the last sublayer; it is"
+        f" {inspection.shares[0]:.0%} of the last state.\n"
+        "β: gate and its spread. error: |v − p|. write: its norm. |X|, rank: norm and effective"
+        " rank of the state after it. left: of the write, by norm, at the end. share: of the last"
+        " state. mostly: the commonest regime."
+    )
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
+def lens_table(read: Lens, tokenizer: Tokenizer) -> Table:
+    """The likeliest next tokens after the prompt, one row per sublayer."""
+    table = _table("Stream lens: the next token if the stream ended after this sublayer")
+    table.add_column("after")
+    table.add_column("all value channels")
+    channels = read.channel_tokens.shape[1]
+    for channel in range(channels if channels > 1 else 0):
+        table.add_column(f"channel {channel} alone")
+    for row, name in enumerate(["embedding", *labels(read.sublayers[1:])]):
+        found = [_words(read.tokens[row, 0, -1], read.probabilities[row, 0, -1], tokenizer)]
+        for channel in range(channels if channels > 1 else 0):
+            alone = read.channel_tokens[row, channel, 0, -1, :1]
+            found.append(_words(alone, read.channel_probabilities[row, channel, 0, -1], tokenizer))
+        table.add_row(Text(name), *map(Text, found))
+    return table
+
+
+def _words(tokens: torch.Tensor, probabilities: torch.Tensor, tokenizer: Tokenizer) -> str:
+    named = _named(tokens.tolist(), tokenizer)
+    pairs = zip(named, probabilities.tolist(), strict=False)  # a channel alone names one token
+    return "  ".join(f"{word} {p:.0%}" for word, p in pairs)
+
+
+def _named(tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    return [repr(printable(tokenizer.decode([token]))) for token in tokens]

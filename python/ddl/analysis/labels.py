@@ -1,0 +1,23 @@
+"""Short names of sublayers, for tables and pictures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+__all__ = ["labels"]
+
+IN_TRUNK = re.compile(r"(?:.*\.)?trunk\.residuals\.(\d+)")
+
+
+def labels(sublayers: Sequence[str]) -> list[str]:
+    """ "0 attn", "0 mlp", "1 attn", … in ddl's trunk; else names without what all begin with."""
+    found = [IN_TRUNK.fullmatch(name) for name in sublayers]
+    numbers = [int(match[1]) for match in found if match]
+    if len(numbers) == len(sublayers):
+        return [f"{number // 2} {('attn', 'mlp')[number % 2]}" for number in numbers]
+    parts = [name.split(".") for name in sublayers]
+    same = 0
+    while len(parts) > 1 and all(part[: same + 1] == parts[0][: same + 1] for part in parts):
+        same += 1
+    return [".".join(part[same:]) for part in parts]

@@ -1,0 +1,35 @@
+"""`ddl inspect`."""
+
+from __future__ import annotations
+
+from ddl.config import InspectConfig
+
+from .command import Command, parse
+from .terminal import make_console
+
+HELP = """Show what the rewrites of a trained model do over depth: gates, errors, writes, which
+writes survive to the end, and with --prompt what each sublayer would say.
+
+ddl inspect runs/tiny --prompt "The statement" """
+
+
+def run(args: list[str]) -> None:
+    config = parse(InspectConfig, args, prog="ddl inspect", description=HELP, positional=True)
+    from ddl.analysis import inspecting, inspection_tables
+
+    found = inspecting.inspect_path(config, make_console(stderr=True))
+    if config.json:
+        import json
+
+        print(json.dumps(found.summary))
+        return
+    console = make_console()
+    console.print(inspection_tables.depth_table(found.inspection))
+    console.print(inspection_tables.sentences(found.inspection), highlight=False)
+    if found.lens is not None and found.tokenizer is not None:
+        console.print(inspection_tables.lens_table(found.lens, found.tokenizer))
+    for path in found.files:
+        console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+COMMAND = Command("what the rewrites of a model do: ddl inspect RUN", InspectConfig, run)

@@ -103,19 +103,19 @@ def test_utilisation_is_the_share_of_the_peak(
     assert "mfu" not in Metrics(trainer).of_speed(1000.0)
 
 
-def test_mean_beta_is_that_of_the_gates(tmp_path: Path) -> None:
+def test_recorded_gates_are_those_of_the_model(tmp_path: Path) -> None:
     """At first 1 everywhere; with other biases 2·sigmoid of each, as the weights are zero."""
     trainer = Trainer(short(tmp_path, "ddl-cc"), data.load("topics"), CPU)
-    assert trainer.mean_beta() == pytest.approx(1.0)
+    assert trainer.record().statistics("beta").mean.tolist() == pytest.approx([1.0] * 4)
     biases = [r.gate.bias for r in trainer.model.trunk.residuals]
     with torch.no_grad():
         for i, bias in enumerate(biases):
             bias.fill_(i - 1.0)
-    expected = sum(2 * torch.sigmoid(bias).item() for bias in biases) / len(biases)
-    assert trainer.mean_beta() == pytest.approx(expected, rel=1e-5)
+    expected = [2 * torch.sigmoid(bias).item() for bias in biases]
+    assert trainer.record().statistics("beta").mean.tolist() == pytest.approx(expected, rel=1e-5)
     assert trainer.model.training
     additive = Trainer(short(tmp_path, "additive"), data.load("topics"), CPU)
-    assert additive.mean_beta() is None
+    assert additive.record() is None
 
 
 @pytest.mark.parametrize("residual", ["additive", "ddl", "ddl-cc", "ddl-tc"])

@@ -61,10 +61,9 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
 
 
 def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any]) -> list[Path]:
-    out = config.out
-    if out is None:
-        folder = config.run if config.run.is_dir() else config.run.parent
-        out = folder / INSPECTED
+    run = config.run
+    beside = run / INSPECTED if run.is_dir() else run.with_name(f"{run.stem}-{INSPECTED}")
+    out = config.out or beside
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     draw_depth(inspection, out / DEPTH)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ddl import functional
 from ddl.nn.taps import Tap, Write, installed
 from ddl.recording import Recording, record
-from ddl.recording.sublayers import find_residuals
+from ddl.recording.sublayers import evaluating, find_residuals
 
 from . import spectra
 
@@ -72,7 +72,7 @@ def _plain(array: Array) -> Any:
 def inspect(
     model: nn.Module, windows: Iterable[Tensor], *, progress: Callable[[], object] | None = None
 ) -> Inspection:
-    """Run `model` on token windows (B, T) and measure what its rewrites do over depth.
+    """Run `model`, in evaluation mode, on token windows (B, T) and measure what its rewrites do.
 
     Memory: the directions of one window, 4·L·B·T·d bytes, and a few states. progress: called after
     every window.
@@ -82,7 +82,7 @@ def inspect(
     """
     residuals = find_residuals(model)
     sums = _Sums()
-    with record(model) as recording:
+    with evaluating(model), record(model) as recording:
         for idx in windows:
             captured = _Pass()
             taps = [(residual, captured.tap()) for residual in residuals.values()]
@@ -130,7 +130,8 @@ class _Pass:
 
 def _rows(x: Tensor, own: int) -> Array:
     """All tokens (N, …) of a tensor (…, …) with `own` axes of its own, as a numpy array."""
-    array: Array = x.float().flatten(0, x.ndim - own - 1).cpu().numpy()
+    x = x if x.dtype == torch.float64 else x.float()
+    array: Array = x.flatten(0, x.ndim - own - 1).cpu().numpy()
     return array
 
 

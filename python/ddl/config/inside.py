@@ -28,7 +28,7 @@ class InspectConfig:
     if the stream ended after each sublayer, and for each value channel alone."""
     out: Path | None = None
     """Directory for the pictures and inspection.json; replaces earlier ones there. By default
-    `inspect` in the model's directory."""
+    `inspect` in the model's directory, or NAME-inspect beside a file."""
     json: bool = False
     """Print everything as one JSON document instead of tables."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ddl import functional
 from ddl.nn.taps import Tap, Write, installed
 
-from .sublayers import find_residuals, unwrapped
+from .sublayers import evaluating, find_residuals, unwrapped
 
 __all__ = ["Lens", "lens"]
 
@@ -73,13 +73,9 @@ def lens(model: nn.Module, idx: Tensor, *, top: int = 5) -> Lens:
 
         return see
 
-    training = inner.training
-    inner.eval()
-    try:
-        with installed((residual, tap(name)) for name, residual in residuals.items()):
-            inner(idx)
-    finally:
-        inner.train(training)
+    taps = ((residual, tap(name)) for name, residual in residuals.items())
+    with evaluating(inner), installed(taps):
+        inner(idx)
     tokens, probabilities = (torch.stack(part) for part in zip(*rows, strict=True))
     by_channel, their = (torch.stack(part) for part in zip(*channels, strict=True))
     return Lens(names, tokens, probabilities, by_channel, their)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from ddl.nn.residual import DeltaResidual
 
-__all__ = ["find_residuals", "unwrapped"]
+__all__ = ["evaluating", "find_residuals", "unwrapped"]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -34,3 +36,14 @@ def find_residuals(model: Any) -> dict[str, DeltaResidual]:
         got = f"a {type(unwrapped(model)).__name__} without"
         raise ValueError(f"`model` must have a DeltaResidual, got {got}")
     return found
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode, and back in its own afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

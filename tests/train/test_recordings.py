@@ -60,8 +60,9 @@ def test_a_resumed_run_has_the_recordings_of_the_uninterrupted_one(tmp_path: Pat
     file = config.directory / "recordings.jsonl"
     lines = file.read_text()
     file.write_text(lines + lines.replace('"step": 2', '"step": 4') + '{"step": 6, "to')
-    train(replace(config, resume="auto"), quiet())
-    assert recordings(config) == recordings(whole)
+    for _ in range(2):  # the second time there is nothing left to do
+        train(replace(config, resume="auto"), quiet())
+        assert recordings(config) == recordings(whole)
     assert [recording["step"] for recording in recordings(whole)] == [2, 4, 6, 8]
 
 

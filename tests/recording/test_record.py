@@ -13,9 +13,11 @@ from torch import Tensor
 
 import ddl
 from ddl import DeltaResidual, reference
+from ddl.analysis.spectra import regime_shares
 from ddl.models import GPT
 from ddl.nn import History
 from ddl.recording import KEPT, PER_CHANNEL, QUANTITIES, REGIMES
+from ddl.recording.quantities import BINS, bins
 from tests.support import hf_cases, nanogpt_cases
 from tests.support.helpers import gradients, randomise_
 from tests.support.recording_cases import (
@@ -106,6 +108,20 @@ def test_regimes_cover_the_interval_without_gaps() -> None:
     assert bounds[0][0] == -1
     assert bounds[-1][1] == 1
     assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
+
+
+def test_a_bound_belongs_to_the_bin_nearer_to_zero() -> None:
+    """So recordings and ddl.analysis.spectra count every eigenvalue in the same regime."""
+    edges = torch.arange(-BINS // 2, BINS // 2 + 1).double() / (BINS // 2)  # −1 to 1
+    counts = bins(edges)
+    inner = BINS // 2  # the bins from 0 to the first edge hold both of their ends, 0 once
+    expected = torch.ones(BINS, dtype=torch.int64)
+    expected[inner] += 1
+    assert torch.equal(counts, expected)
+    near = torch.tensor([-0.9, -0.1, 0.1, 0.9], dtype=torch.float64)
+    assert bins(near).nonzero().flatten().tolist() == [2, 18, 21, 37]
+    shares = regime_shares(near[:, None].numpy())
+    assert shares["near-projection"] == shares["near-reflection"] * 2 == 0.5
 
 
 @variants

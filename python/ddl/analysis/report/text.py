@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections import Counter
+import itertools
 from collections.abc import Sequence
 
 from ddl.data.tokenizer import printable
@@ -29,13 +29,12 @@ def chart_text(text: str) -> str:
 def chart_labels(texts: Sequence[str], most: int = 24) -> list[str]:
     """Labels of an axis: at most this many characters, and each one different, because plotly.js
     draws two rows of one label over each other."""
-    seen: Counter[str] = Counter()
-    labels = []
+    found: list[str] = []
     for text in texts:
-        label = shorten(text, most)
-        seen[label] += 1
-        labels.append(chart_text(label if seen[label] == 1 else f"{label} ({seen[label]})"))
-    return labels
+        label = chart_text(shorten(visible(text), most))
+        same = (f"{label} ({number})" for number in itertools.count(2))
+        found.append(label if label not in found else next(s for s in same if s not in found))
+    return found
 
 
 def shorten(text: str, most: int) -> str:

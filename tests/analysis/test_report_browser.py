@@ -76,7 +76,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    runs = [*three_runs(folder), make_run(folder / ("long-name-" * 9), losses=[2.7, 2.6])]
+    runs = [*three_runs(folder), make_run(folder / ("longname" * 12), losses=[2.7, 2.6])]
     out = folder / "page.html"
     write_report(ReportConfig(tuple(runs), out=out))
     return out
@@ -254,6 +254,16 @@ def test_markup_in_a_run_is_text(browser: Browser, tmp_path: Path) -> None:
     assert labels[0].text.startswith("</script><i")
     assert browser.find_elements(By.CSS_SELECTOR, "main img, main b, main a[href^=http]") == []
     assert complaints(browser) == []
+
+
+def test_no_button_sends_a_chart_away(browser: Browser, page: Path) -> None:
+    resize(browser, *SIZES["desktop"])
+    open_page(browser, page)
+    buttons = show(browser, "losses").find_elements(By.CSS_SELECTOR, ".modebar-btn")
+    names = {button.get_attribute("data-attr") for button in buttons}
+    titles = " ".join(button.get_attribute("data-title") or "" for button in buttons)
+    assert (len(buttons), names) == (4, {None, "dragmode", "zoom"})
+    assert "hare" not in titles
 
 
 def test_a_script_that_is_not_ours_does_not_run(browser: Browser, page: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 pytest.importorskip("plotly", reason="needs the extra `report`")
 
+from ddl.analysis.report import page as page_module
 from ddl.analysis.report.page import write_report
 from ddl.analysis.report.text import BIDI_MARKS, chart_labels, chart_text, visible
 from ddl.config import ReportConfig
@@ -72,6 +74,13 @@ def texts_of(values: object) -> Iterator[str]:
             yield from texts_of(value)
     elif isinstance(values, str):
         yield values
+
+
+def test_no_text_ends_the_script_element_with_the_charts() -> None:
+    texts = ["</script>", "<!--<script>", "\u2028"]
+    written = page_module._json({"texts": texts})
+    assert "<" not in written
+    assert json.loads(written) == {"texts": texts}
 
 
 def test_visible_text() -> None:

@@ -31,7 +31,7 @@ def chart_labels(texts: Sequence[str], most: int = 24) -> list[str]:
     draws two rows of one label over each other."""
     found: list[str] = []
     for text in texts:
-        label = chart_text(shorten(visible(text), most))
+        label = chart_text(shorten(text, most))
         same = (f"{label} ({number})" for number in itertools.count(2))
         found.append(label if label not in found else next(s for s in same if s not in found))
     return found

@@ -148,12 +148,15 @@ def network(browser: Browser, method: str) -> list[dict[str, Any]]:
 def test_a_click_through(opened: Browser, page: Path) -> None:
     show(opened, "losses")
     assert curves(opened) == 8
+    ranges = "const all = document.getElementById('losses').layout; return all.yaxis.range"
+    before = opened.execute_script(ranges)
     button = opened.find_elements(By.CSS_SELECTOR, "button[data-group]")[1]
     button.click()
     wait(lambda: curves(opened) == 6)
     assert button.get_attribute("aria-pressed") == "false"
     button.click()
     wait(lambda: curves(opened) == 8)
+    assert opened.execute_script(ranges) == before
 
     chart = show(opened, "depth-1-1")
     told = hover(opened, chart, 0.5, 0.3)

@@ -37,6 +37,7 @@ def test_a_run_that_has_only_begun(tmp_path: Path, write: Write) -> None:
     page = write(make_run(tmp_path / "a", losses=[]))
     assert page.charts == {}
     assert page.texts("h2") == ["Comparison", "Runs without heat maps", "Configuration"]
+    assert page.texts("a") == ["Comparison", "Configuration"]
 
 
 def test_a_run_that_diverged(tmp_path: Path, write: Write) -> None:

@@ -85,6 +85,7 @@ def losses(runs: Sequence[Run], keys: Sequence[Key]) -> Chart | None:
     """Validation losses with markers and smoothed training losses; None if no run has any.
 
     The y-axis is cut above the validation losses, because the first training losses are far higher.
+    Both of its ends are given: plotly.js forgets a single one when it draws again.
     """
     named = {run.name: run for run in runs}
     traces: list[Figure] = []
@@ -99,7 +100,9 @@ def losses(runs: Sequence[Run], keys: Sequence[Key]) -> Chart | None:
     if not traces:
         return None
     y: Figure = {"title": {"text": "nats per token"}, "automargin": True}
-    y |= {"range": [None, 1.2 * highest]} if highest > 0 else {}
+    lowest = min(value for trace in traces for value in trace["y"])
+    top, margin = 1.2 * highest, 0.05 * (1.2 * highest - lowest)
+    y |= {"range": rounded([lowest - margin, top])} if highest > lowest else {}
     layout = _layout(420, xaxis={"title": {"text": "step"}, "rangemode": "tozero"}, yaxis=y)
     return Chart("losses", "Losses by step", {"data": traces, "layout": layout}, 420)
 
@@ -243,8 +246,8 @@ def _heat_map(
     height = 210 + 14 * min(max(len(values), 6), 30)
     layout = _layout(
         height,
-        xaxis=axis | {"title": {"text": x[1]}},
-        yaxis=axis | {"title": {"text": y[1]}, "autorange": "reversed"},
+        xaxis=axis | {"title": {"text": x[1], "standoff": 10}},
+        yaxis=axis | {"title": {"text": y[1], "standoff": 12}, "autorange": "reversed"},
     )
     return {"data": [trace], "layout": layout}
 

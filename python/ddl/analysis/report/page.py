@@ -107,10 +107,12 @@ def _refuse_other_file(config: ReportConfig) -> None:
     """Raise InputError unless `out` is new, a report, or a file that may be overwritten."""
     out = config.out
     try:
+        if not out.exists():
+            return
+        if not out.is_file():  # reading from a device or a pipe could wait for ever
+            raise InputError(f"`out` must be a file, got {out}, which is none")
         with out.open("rb") as file:
             known = file.read(len(OPENING)) == OPENING
-    except FileNotFoundError:
-        return
     except OSError as error:
         raise InputError(f"`out` must be a file, got {out}: {error.strerror}") from error
     if not (known or config.overwrite):

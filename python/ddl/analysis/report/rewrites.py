@@ -91,7 +91,7 @@ def _depth(found: Any) -> Depth:
     counts = _matrix([s.get("eigenvalue_counts") for s in sublayers], size, BINS)
     before = [_of(s, "channel_norm", "mean") for s in sublayers]
     norms = [*before, _of(sublayers[-1], "channel_norm_after", "mean")]
-    channels = len(norms[0]) if isinstance(norms[0], list) else 1
+    channels = max(1, len(norms[0])) if isinstance(norms[0], list) else 1
     return Depth(
         str(found.get("text")),
         int(number(found, "tokens") or 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,13 @@ def test_a_sentence(
     captured = capsys.readouterr()
     assert captured.err.startswith(f"ddl report: {sentence}")
     assert captured.out == ""
+
+
+def test_without_plotly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "ddl.analysis.report.page", raising=False)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    assert cli.main(["report", str(make_run(tmp_path / "a"))]) == 1
+    sentence = "ddl report: `ddl report` needs the `report` extra: pip install 'ddl-rs[report]'\n"
+    assert capsys.readouterr().err == sentence

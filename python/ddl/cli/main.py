@@ -24,6 +24,7 @@ from . import (
     import_,
     inspect,
     prepare,
+    report,
     sample,
     sweep,
     train,
@@ -38,6 +39,7 @@ COMMANDS = {
     "eval": eval.COMMAND,
     "inspect": inspect.COMMAND,
     "compare": compare.COMMAND,
+    "report": report.COMMAND,
     "sweep": sweep.COMMAND,
     "export": export.COMMAND,
     "import": import_.COMMAND,
@@ -46,7 +48,7 @@ COMMANDS = {
 }
 
 # Packages that the extras install.
-EXTRA = {"tyro", "rich", "safetensors", "matplotlib", "numpy", "tomli"}
+EXTRA = {"tyro", "rich", "safetensors", "matplotlib", "numpy", "tomli", "plotly", "jinja2"}
 HF_EXTRA = {"transformers", "accelerate", "tokenizers", "huggingface_hub"}
 TRACKERS = set(typing.get_args(Tracker))  # extras of their own names
 EXTRA |= HF_EXTRA | TRACKERS | {"lm_eval", "datasets", "pyarrow"}

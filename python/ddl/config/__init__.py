@@ -21,6 +21,7 @@ from .machine import PARTS, BenchConfig, DoctorConfig
 from .model import RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
 from .recipes import RECIPES, paper_code
+from .reporting import ReportConfig
 from .training import Decay, OptimConfig, Tracker, TrainConfig
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "InspectConfig",
     "OptimConfig",
     "PrepareConfig",
+    "ReportConfig",
     "Residual",
     "SampleConfig",
     "SweepConfig",

@@ -79,8 +79,8 @@ def _dashes() -> list[Any]:
 def _draw(axes: Axes, records: Sequence[Record], look: Sequence[Any], label: str) -> float:
     """Draw a run; return its highest validation loss."""
     colour, marker, dash = look
-    training, validation = _curve(records, "loss"), _curve(records, "validation_loss")
-    axes.plot(training[0], _smooth(training[1]), color=colour, linestyle=dash, alpha=0.35, lw=1)
+    training, validation = curve(records, "loss"), curve(records, "validation_loss")
+    axes.plot(training[0], smooth(training[1]), color=colour, linestyle=dash, alpha=0.35, lw=1)
     marked = max(1, math.ceil(len(validation[0]) / 12))  # more markers would hide the line
     style: dict[str, Any] = {"color": colour, "linestyle": dash, "marker": marker}
     style |= {"markersize": 5, "markevery": marked, "markerfacecolor": "white", "lw": 1.4}
@@ -115,7 +115,7 @@ def _label(name: str) -> str:
     return name.encode("utf-8", "replace").decode().replace("_", "\u2009_", name.startswith("_"))
 
 
-def _curve(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
+def curve(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
     """Steps and values of the records with a finite number under this key."""
     values = [number(record, key) for record in records]
     points = [(r["step"], v) for r, v in zip(records, values, strict=True) if v is not None]
@@ -129,7 +129,7 @@ def number(record: Any, key: str) -> float | None:
     return float(value) if plain and -LARGEST <= value <= LARGEST else None
 
 
-def _smooth(values: list[float]) -> list[float]:
+def smooth(values: Sequence[float]) -> list[float]:
     """Running mean over the last thirtieth of the run."""
     width = max(1, len(values) // 30)
     windows = (values[max(0, i + 1 - width) : i + 1] for i in range(len(values)))

@@ -1,0 +1,1 @@
+"""Report: one HTML page about runs, with charts, that needs no network."""

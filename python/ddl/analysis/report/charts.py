@@ -1,0 +1,278 @@
+"""Charts as plotly.js takes them: loss curves and heat maps, as JSON's values.
+
+Only attributes that plotly.js 3 and 4 know are used, those of plotly 6 and 7.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ddl.recording import REGIMES
+from ddl.recording.quantities import BINS
+from ddl.train.plots import COLOURS, curve, smooth
+
+from ..labels import labels
+from ..paired import variants_of
+from ..runs import Run
+from .rewrites import SCALARS, Depth, Row, Training
+from .text import chart_labels, chart_text
+
+Figure = dict[str, Any]
+
+# In the order of train/plots.py: plotly.js's name and the character that the legend shows.
+SYMBOLS = {
+    "circle": "●",
+    "square": "■",
+    "triangle-up": "▲",
+    "diamond": "◆",
+    "triangle-down": "▼",
+    "cross": "✚",
+    "x": "✖",
+    "triangle-left": "◀",
+    "triangle-right": "▶",
+    "star": "★",
+    "pentagon": "⬟",
+}
+DASHES = ("solid", "dash", "dot", "dashdot")
+MOST_POINTS = 600  # of a curve: a chart has about as many pixels
+MOST_STEPS = 200  # columns of a heat map over training
+MOST_MARKERS = 16  # of a curve: more would hide the line
+GRID, TEXT = "#d9d9d9", "#222222"  # page.js has their counterparts on a dark page
+FIRST = ("beta", "error", "write_norm")  # quantities that the choice begins with
+
+
+class Chart(NamedTuple):
+    """A chart. id: of its element. height: pixels. choices: quantities, the first one is shown."""
+
+    id: str
+    title: str
+    figure: Figure
+    height: int
+    choices: tuple[str, ...] = ()
+
+
+class Key(NamedTuple):
+    """An entry of the legend: a variant and its look, numbers of colour and dash."""
+
+    name: str
+    runs: list[str]
+    colour: int
+    dash: int
+    symbol: str
+
+
+# --- curves ---------------------------------------------------------------------------------------
+
+
+def legend(runs: Sequence[Run]) -> list[Key]:
+    """An entry for each variant among the runs that have records."""
+    looks = zip(
+        itertools.cycle(range(len(COLOURS))),
+        itertools.cycle(SYMBOLS),
+        itertools.cycle(n for n in range(len(DASHES)) for _ in COLOURS),
+        strict=False,
+    )
+    groups = variants_of([run for run in runs if run.records])
+    return [
+        Key(name, [run.name for run in group], colour, dash, symbol)
+        for (name, group), (colour, symbol, dash) in zip(groups.items(), looks, strict=False)
+    ]
+
+
+def losses(runs: Sequence[Run], keys: Sequence[Key]) -> Chart | None:
+    """Validation losses with markers and smoothed training losses; None if no run has any.
+
+    The y-axis is cut above the validation losses, because the first training losses are far higher.
+    Both of its ends are given: plotly.js forgets a single one when it draws again.
+    """
+    named = {run.name: run for run in runs}
+    traces: list[Figure] = []
+    highest = 0.0
+    for group, key in enumerate(keys):
+        for name in key.runs:
+            steps, values = curve(named[name].records, "validation_loss")
+            highest = max([highest, *values])
+            training, smoothed = curve(named[name].records, "loss")
+            traces += _curve(group, key, name, "training", training, smooth(smoothed))
+            traces += _curve(group, key, name, "validation", steps, values)
+    if not traces:
+        return None
+    y: Figure = {"title": {"text": "nats per token"}, "automargin": True}
+    lowest = min(value for trace in traces for value in trace["y"])
+    top, margin = 1.2 * highest, 0.05 * (1.2 * highest - lowest)
+    y |= {"range": rounded([lowest - margin, top])} if highest > lowest else {}
+    layout = _layout(420, xaxis={"title": {"text": "step"}, "rangemode": "tozero"}, yaxis=y)
+    return Chart("losses", "Losses by step", {"data": traces, "layout": layout}, 420)
+
+
+def _curve(
+    group: int, key: Key, run: str, kind: str, steps: Sequence[int], values: Sequence[float]
+) -> list[Figure]:
+    """A trace, thin for training and with markers for validation; none without a point."""
+    if not steps:
+        return []
+    marked = kind == "validation"
+    colour = COLOURS[key.colour]
+    trace: Figure = {
+        "type": "scatter",
+        "mode": "lines+markers" if marked else "lines",
+        "name": chart_text(run),
+        "legendgroup": str(group),
+        "x": thinned(steps, MOST_POINTS),
+        "y": rounded(thinned(values, MOST_POINTS), 6),
+        "line": {"color": colour, "dash": DASHES[key.dash], "width": 2 if marked else 1},
+        "opacity": 1 if marked else 0.5,
+        "hovertemplate": f"%{{fullData.name}}<br>step %{{x:,}}<br>{kind} loss %{{y:.4f}}"
+        "<extra></extra>",
+    }
+    if marked:
+        trace["marker"] = {
+            "color": colour,
+            "symbol": key.symbol,
+            "size": 8,
+            "maxdisplayed": MOST_MARKERS,
+        }
+    return [trace]
+
+
+def thinned(values: Sequence[Any], most: int) -> list[Any]:
+    """At most this many of the values, evenly spread, with the first and the last."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+def rounded(values: Sequence[float | None], digits: int = 4) -> Row:
+    """Numbers with so many significant digits: others would only make the page larger."""
+    return [None if value is None else float(f"{value:.{digits}g}") for value in values]
+
+
+# --- heat maps ------------------------------------------------------------------------------------
+
+
+def depth_charts(depth: Depth, prefix: str) -> list[Chart]:
+    """Eigenvalues, write survival, coherence and channel norms over depth, as heat maps."""
+    names = labels(depth.sublayers)
+    sublayers = chart_labels(names)
+    sources, states = chart_labels(["embedding", *names]), chart_labels([*names, "end"])
+    bins = [-1 + (i + 0.5) * 2 / BINS for i in range(BINS)]
+    eigenvalues = _heat_map(
+        depth.eigenvalues,
+        (bins, "λ: −1 reflects, 0 replaces, 1 keeps"),
+        (sublayers, "sublayer"),
+        "λ = %{x:.3f} ± 0.025 in sublayer %{y}<br>%{z:.2%} of the tokens",
+        tickformat=".0%",
+    )
+    eigenvalues["layout"]["xaxis"] |= {"type": "linear", "range": [-1, 1], "nticks": 5}
+    eigenvalues["layout"]["shapes"] = _bounds()
+    survival = _heat_map(
+        depth.survival,
+        (chart_labels(["start", *names]), "after sublayer"),
+        (sources, "written by"),
+        "written by %{y}, after %{x}<br>%{z:.3f} is left",
+        limits=(0, 1),
+    )
+    coherence = _heat_map(
+        depth.coherence,
+        (sublayers, "sublayer"),
+        (sublayers, "sublayer"),
+        "%{y} and %{x}<br>mean |cos| %{z:.3f}",
+        limits=(0, 1),
+    )
+    channels = _heat_map(
+        depth.channels,
+        ([str(j) for j in range(len(depth.channels[0]))], "value channel"),
+        (states, "before sublayer"),
+        "channel %{x} before %{y}<br>mean norm %{z:.4g}",
+    )
+    titled = {
+        "Eigenvalues of the rewrites: share of the tokens": eigenvalues,
+        "Write survival: share that is left": survival,
+        "Coherence of the directions: mean |cos|": coherence,
+        "Norms of the value channels": channels,
+    }
+    return [
+        Chart(f"{prefix}-{number}", title, figure, figure["layout"]["height"])
+        for number, (title, figure) in enumerate(titled.items())
+    ]
+
+
+def training_chart(training: Training, id: str) -> Chart | None:
+    """A quantity over depth and training, with a choice of quantities; None without any."""
+    order = [q for q in FIRST if q in training.means]
+    order += [q for q in training.means if q not in FIRST]
+    if not order:
+        return None
+    maps = [[rounded(thinned(row, MOST_STEPS)) for row in training.means[q]] for q in order]
+    figure = _heat_map(
+        maps[0],
+        ([f"{step}" for step in thinned(training.steps, MOST_STEPS)], "step"),
+        (chart_labels(labels(training.sublayers)), "sublayer"),
+        "sublayer %{y}, step %{x}<br>mean %{z:.4g}",
+    )
+    figure["choices"] = maps
+    choices = tuple(SCALARS[q] for q in order)
+    return Chart(
+        id, "Over training: means over tokens", figure, figure["layout"]["height"], choices
+    )
+
+
+def _heat_map(
+    values: Sequence[Row],
+    x: tuple[Sequence[Any], str],
+    y: tuple[Sequence[Any], str],
+    hover: str,
+    *,
+    limits: tuple[float, float] | None = None,
+    tickformat: str = "",
+) -> Figure:
+    """A heat map whose first row is at the top. x, y: labels of the cells, and of the axis."""
+    low, high = limits or (None, None)
+    trace: Figure = {
+        "type": "heatmap",
+        "x": list(x[0]),
+        "y": list(y[0]),
+        "z": [rounded(row) for row in values],
+        "zmin": low,
+        "zmax": high,
+        "colorscale": "Viridis",  # its lightness rises evenly, so that it can be read in grey, too
+        "colorbar": {"thickness": 12, "outlinewidth": 0, "tickformat": tickformat},
+        "hoverongaps": False,
+        "hovertemplate": f"{hover}<extra></extra>",
+    }
+    axis: Figure = {"type": "category", "automargin": True, "showgrid": False, "ticks": "outside"}
+    height = 210 + 14 * min(max(len(values), 6), 30)
+    layout = _layout(
+        height,
+        xaxis=axis | {"title": {"text": x[1], "standoff": 10}},
+        yaxis=axis | {"title": {"text": y[1], "standoff": 12}, "autorange": "reversed"},
+    )
+    return {"data": [trace], "layout": layout}
+
+
+def _bounds() -> list[Figure]:
+    """Lines between the regimes of rewrites."""
+    bounds = sorted({bound for pair in REGIMES.values() for bound in pair} - {-1.0, 1.0})
+    line = {"color": "#ffffff", "width": 1, "dash": "dot"}
+    place = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": line}
+    return [place | {"x0": bound, "x1": bound} for bound in bounds]
+
+
+def _layout(height: int, *, xaxis: Figure, yaxis: Figure) -> Figure:
+    colours = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "tickcolor": GRID}
+    return {
+        "height": height,
+        "autosize": True,
+        "uirevision": "kept",  # a redrawn chart keeps its zoom
+        "margin": {"l": 48, "r": 8, "t": 32, "b": 44},
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": TEXT},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#999999", "activecolor": "#666666"},
+        "showlegend": False,
+        "hovermode": "closest",
+        "xaxis": colours | xaxis,
+        "yaxis": colours | yaxis,
+    }

@@ -1,0 +1,144 @@
+"""What `ddl inspect` and `--record-every` have left in a directory, checked for its shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddl.errors import NEWER, InputError, first_line
+from ddl.recording import PER_CHANNEL, QUANTITIES
+from ddl.recording.quantities import BINS
+from ddl.train.json_lines import Record
+from ddl.train.plots import number
+from ddl.train.runs import INSPECTED, RunDirectory
+
+from ..inspecting import JSON
+from ..inspection import FORMAT
+
+Row = list[float | None]  # None is unknown
+
+SCALARS = {name: what for name, what in QUANTITIES.items() if name not in PER_CHANNEL}
+
+
+class Depth(NamedTuple):
+    """inspection.json of L sublayers and m value channels; `Inspection` explains the quantities.
+
+    text: what was measured on. eigenvalues: (L, BINS), shares of the tokens. survival: (L + 1,
+    L + 1). coherence: (L, L). channels: (L + 1, m), mean norms before each sublayer and at the end.
+    """
+
+    text: str
+    tokens: int
+    sublayers: list[str]
+    eigenvalues: list[Row]
+    survival: list[Row]
+    coherence: list[Row]
+    channels: list[Row]
+
+
+class Training(NamedTuple):
+    """recordings.jsonl of L sublayers at R steps.
+
+    means: for the name of each quantity that was recorded, (L, R) means over tokens.
+    """
+
+    steps: list[int]
+    sublayers: list[str]
+    means: dict[str, list[Row]]
+
+
+def read_depth(path: Path) -> Depth | None:
+    """What `ddl inspect` found in a run or a model; None if it was not run.
+
+    Raises InputError if the file is damaged.
+    """
+    file = path / INSPECTED / JSON
+    try:
+        return _depth(json.loads(file.read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"`runs` must have inspections of `ddl inspect`, got {file}: {first_line(error)}"
+        ) from error
+
+
+def read_training(path: Path) -> Training | None:
+    """What a run recorded over its training; None if it recorded nothing.
+
+    Raises InputError if the file is damaged.
+    """
+    recordings = RunDirectory(path).recordings
+    by_step = {record["step"]: record for record in recordings.read()}
+    records = [by_step[step] for step in sorted(by_step)]
+    try:
+        return _training(records) if records else None
+    except ValueError as error:
+        raise InputError(
+            f"`runs` must have recordings of `ddl train`, got {recordings.path}: {error}"
+        ) from error
+
+
+def _depth(found: Any) -> Depth:
+    if not isinstance(found, dict):
+        raise ValueError("no object")
+    if found.get("format") != FORMAT:
+        raise ValueError(f"format {found.get('format')!r} instead of {FORMAT}; {NEWER}")
+    names, sublayers = _sublayers(found), found["sublayers"]
+    size = len(names)
+    counts = _matrix([s.get("eigenvalue_counts") for s in sublayers], size, BINS)
+    before = [_of(s, "channel_norm", "mean") for s in sublayers]
+    norms = [*before, _of(sublayers[-1], "channel_norm_after", "mean")]
+    channels = max(1, len(norms[0])) if isinstance(norms[0], list) else 1
+    return Depth(
+        str(found.get("text")),
+        int(number(found, "tokens") or 0),
+        names,
+        [_shares(row) for row in counts],
+        _matrix(found.get("survival"), size + 1, size + 1, "survival"),
+        _matrix(found.get("coherence"), size, size, "coherence"),
+        _matrix(norms, size + 1, channels, "channel_norm"),
+    )
+
+
+def _training(records: Sequence[Record]) -> Training:
+    names = _sublayers(records[-1])
+    if any(_sublayers(record) != names for record in records):
+        raise ValueError("steps with different sublayers")
+    means: dict[str, list[Row]] = {}
+    for quantity in SCALARS:
+        rows: list[Row] = [
+            [number(record["sublayers"][i].get(quantity), "mean") for record in records]
+            for i in range(len(names))
+        ]
+        if any(value is not None for row in rows for value in row):
+            means[quantity] = rows
+    return Training([record["step"] for record in records], names, means)
+
+
+def _sublayers(record: Record) -> list[str]:
+    """The names of a record's sublayers, which are objects, at least one."""
+    found = record.get("sublayers")
+    if not isinstance(found, list) or not found or not all(isinstance(s, dict) for s in found):
+        raise ValueError("no `sublayers`")
+    return [str(sublayer.get("name")) for sublayer in found]
+
+
+def _of(sublayer: dict[str, Any], quantity: str, field: str) -> Any:
+    statistics = sublayer.get(quantity)
+    return statistics.get(field) if isinstance(statistics, dict) else None
+
+
+def _matrix(found: Any, rows: int, columns: int, name: str = "eigenvalue_counts") -> list[Row]:
+    """Rows of numbers, None for what is none. Raises ValueError for another shape."""
+    shaped = isinstance(found, list) and len(found) == rows
+    if not shaped or not all(isinstance(row, list) and len(row) == columns for row in found):
+        raise ValueError(f"no `{name}` of {rows} × {columns} numbers")
+    return [[number({"": value}, "") for value in row] for row in found]
+
+
+def _shares(counts: Row) -> Row:
+    total = sum(count or 0 for count in counts)
+    return [None if count is None or not total else count / total for count in counts]

@@ -24,9 +24,9 @@ def make_run(
     for number, loss in enumerate(losses, start=1):
         step = config.steps * number // len(losses)
         speed = {"tokens_per_second": 1000.0 * number, "peak_memory": 10**9}
-        run.log({"step": step, "loss": loss} | speed)
+        run.metrics.append({"step": step, "loss": loss} | speed)
         bits = {} if loss is None else {"validation_bits_per_byte": loss * 1.5}
-        run.log({"step": step, "validation_loss": loss} | bits)
+        run.metrics.append({"step": step, "validation_loss": loss} | bits)
     return path
 
 

@@ -36,8 +36,12 @@ def compare(paths: Sequence[Path]) -> Comparison:
     names = unique_names(found)
     runs = [read_run(path, name) for path, name in zip(found, names, strict=True)]
     notes = [f"{_listed([name_of(path) for path in twice])} named twice, shown once."]
-    notes = (notes if twice else []) + _differences(runs) + _unfinished(runs) + _limited(runs)
-    return Comparison(runs, notes)
+    return Comparison(runs, (notes if twice else []) + notes_on(runs))
+
+
+def notes_on(runs: Sequence[Run]) -> list[str]:
+    """Sentences about what makes a comparison of these runs with the first unfair or unfinished."""
+    return _differences(runs) + _unfinished(runs) + _limited(runs)
 
 
 def runs_at(path: Path) -> list[Path]:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
@@ -23,6 +24,7 @@ from .words import NONE, figure, safe_line, shorten, wrap
 RUNS = "runs"
 MARK = "●"
 COLUMNS = ("", "run", "residual", "step", "val. loss", "state")
+NARROWEST = 20  # columns for which content is made; a narrower terminal scrolls sideways
 OTHERS = 58  # characters of the columns other than the name
 STATES = {"training": "bold", "diverged": "reverse", "damaged": "reverse"}
 TERMINATED = 128 + signal.SIGTERM
@@ -63,10 +65,10 @@ class Pane(ScrollableContainer, can_focus=True):
     def show(self, choice: Choice) -> None:
         """Show another choice; what has not changed is left alone, and where it is scrolled to."""
         self._choice = choice
-        width, height = self.size
+        width, height = self.scrollable_content_region.size
         if not width:
             return
-        content = self.page.content(choice, width, height)
+        content = self.page.content(choice, max(width, NARROWEST), height)
         if content != self.shown:
             self.shown = content
             self.query_one(Static).update(content)
@@ -97,7 +99,7 @@ class Explorer(App[int]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     TabPane { padding: 0; }
-    Pane { scrollbar-size: 1 1; }
+    Pane { scrollbar-size: 1 1; scrollbar-gutter: stable; }
     Pane Static { width: auto; height: auto; }
     DataTable { height: 1fr; scrollbar-size: 1 1; }
     #about { height: auto; max-height: 8; }
@@ -129,6 +131,8 @@ class Explorer(App[int]):
         self.views: dict[str, int] = {}
         self.log_scale, self.smooth = False, True
         self._cells: list[list[Text]] = []
+        self._looking = asyncio.Lock()
+        self.animation_level = "none"  # over a slow connection nothing may run behind the keys
 
     def compose(self) -> ComposeResult:
         with TabbedContent(id="tabs"):
@@ -143,16 +147,20 @@ class Explorer(App[int]):
     def on_mount(self) -> None:
         self.query_one(DataTable).focus()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit, TERMINATED)
-        self.run_worker(self._look())
+        self.run_worker(self._keep_looking())
 
-    async def _look(self) -> None:
-        """Read the files in another thread, again and again."""
+    async def _keep_looking(self) -> None:
         while True:
-            snapshot = await asyncio.to_thread(self.files.poll)
-            if snapshot != self.snapshot or not self._cells:
-                self.snapshot = snapshot
-                self.refresh_content()
+            await self.look()
             await asyncio.sleep(self.interval)
+
+    async def look(self) -> None:
+        """Read what is new in another thread, which leaves the screen free, and show it."""
+        async with self._looking:
+            snapshot = await asyncio.to_thread(self.files.poll)
+        if snapshot != self.snapshot:
+            self.snapshot = snapshot
+            self.refresh_content()
 
     # --- what is shown ----------------------------------------------------------------------------
 
@@ -196,7 +204,10 @@ class Explorer(App[int]):
         if cells != self._cells or not table.columns:
             self._cells = cells
             table.clear(columns=True)
-            table.add_columns(*COLUMNS)
+            # textual measures cells later, and would miss those that are replaced meanwhile.
+            for number, heading in enumerate(COLUMNS):
+                widest = max((row[number].cell_len for row in cells), default=0)
+                table.add_column(heading, width=max(widest, cell_len(heading)))
             table.add_rows(cells)
         if self.current is not None:
             self.chosen = str(self.current.path)
@@ -238,7 +249,8 @@ class Explorer(App[int]):
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         views = self.snapshot.views
-        if event.cursor_row < len(views):
+        late = event.cursor_row != event.data_table.cursor_row  # of rows that were replaced since
+        if event.cursor_row < len(views) and not late:
             self.chosen = str(views[event.cursor_row].path)
             self._show_about()
 

@@ -37,7 +37,9 @@ def copied(run: Path, path: Path) -> Path:
     return shutil.copytree(run, path)
 
 
-def append(run: Path, *records: dict[str, Any], name: str = "metrics.jsonl", end: str = "\n") -> None:
+def append(
+    run: Path, *records: dict[str, Any], name: str = "metrics.jsonl", end: str = "\n"
+) -> None:
     """Append records to a file of a run; `end` follows the last."""
     with (run / name).open("a", encoding="utf-8") as file:
         file.write("\n".join(map(json.dumps, records)) + end)

@@ -103,7 +103,11 @@ def test_a_comparison_of_the_marked_runs(run: Path) -> None:
         await screen.sees("add", "cc2")
         text = await screen.press("4")
         assert re.search(r"^run +step +val. loss +best", text, flags=re.MULTILINE)
-        assert [name for name in ("add", "cc", "cc2") if f"\n{name} " in text] == ["add", "cc", "cc2"]
+        assert [name for name in ("add", "cc", "cc2") if f"\n{name} " in text] == [
+            "add",
+            "cc",
+            "cc2",
+        ]
         text = await screen.press("1", "down", "space", "down", "space", "4")
         assert "\nadd " not in text
         assert "\ncc2 " in text
@@ -227,8 +231,12 @@ def test_damaged_files_are_named_and_the_rest_is_shown(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("config", "sentence"),
-    [("{", "its config.json cannot be read"), ('{"model": {"residual": "x"}}', "got 'x'"), (None, "lost its config.json")],
-)  # fmt: skip
+    [
+        ("{", "its config.json cannot be read"),
+        ('{"model": {"residual": "x"}}', "got 'x'"),
+        (None, "lost its config.json"),
+    ],
+)
 def test_a_damaged_configuration(run: Path, config: str | None, sentence: str) -> None:
     file = run / "config.json"
     file.unlink()

@@ -18,6 +18,7 @@ ACROSS, DOWN = 2, 4  # dots in a character
 BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 LABEL = 9  # characters of the numbers at the y-axis
 LEAST = (24, 5)  # characters of the smallest chart
+LARGEST = 1e300
 APART = 8  # characters between two letters on a curve
 
 Cells = npt.NDArray[np.int64]
@@ -52,7 +53,7 @@ def draw(
     """
     if width < LEAST[0] or height < LEAST[1]:
         return Text("The window is too small for curves.")
-    lines = [line._replace(curve=_positive(line.curve)) for line in lines] if log else list(lines)
+    lines = [line._replace(curve=_drawable(line.curve, log)) for line in lines]
     lines = [line for line in lines if len(line.curve.values)]
     if not lines:
         return Text("There is nothing to draw yet.")
@@ -70,8 +71,10 @@ def draw(
     return _with_axes(canvas, x, y, log)
 
 
-def _positive(curve: Curve) -> Curve:
-    return Curve(curve.steps[curve.values > 0], curve.values[curve.values > 0])
+def _drawable(curve: Curve, log: bool) -> Curve:
+    """The points that have a place on the axis, of a size whose differences are floats."""
+    keep = np.isfinite(curve.values) & ((curve.values > 0) | (not log))
+    return Curve(curve.steps[keep], np.clip(curve.values[keep], -LARGEST, LARGEST))
 
 
 def _range(
@@ -170,7 +173,9 @@ def _with_axes(canvas: _Canvas, x: Range, y: Range, log: bool) -> Text:
     marks = {}
     for tick in _log_ticks(y) if log else ticks(y, max(2, canvas.rows // 3)):
         dot = round(float(y.place(np.array(tick), canvas.rows * DOWN)))
-        marks[(canvas.rows * DOWN - 1 - dot) // DOWN] = compact(10**tick if log else tick)
+        marks[(canvas.rows * DOWN - 1 - dot) // DOWN] = compact(
+            10.0 ** min(tick, math.log10(LARGEST)) if log else tick
+        )
     lines = []
     for row in range(canvas.rows):
         label = f"{marks[row]:>{LABEL - 1}} ┤" if row in marks else " " * LABEL + "│"

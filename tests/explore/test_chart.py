@@ -47,6 +47,8 @@ def test_a_logarithmic_axis_leaves_out_what_is_not_positive() -> None:
     text = shown(Line(curve(0, 1, 10, 100, 1000, -5), "a", ""), log=True, height=14)
     labels = [line[:8].strip() for line in text if "┤" in line]
     assert labels == ["1000", "100", "10", "1"]
+    short = shown(Line(curve(2.1, 3.4), "a", ""), log=True, height=14)
+    assert [line[:8].strip() for line in short if "┤" in line] == ["3", "2.5"]
     assert "nothing to draw" in shown(Line(curve(0, -1), "a", ""), log=True)[0]
 
 
@@ -62,8 +64,7 @@ def test_values_above_the_top_are_cut_off() -> None:
 @pytest.mark.parametrize("log", [False, True])
 def test_odd_ranges(values: tuple[float, ...], log: bool) -> None:
     late = curve(*values, first=7)
-    with np.errstate(over="ignore", invalid="ignore"):
-        lines = [Line(late, "a", ""), Line(late.smoothed(), "b", "red", faint=True)]
+    lines = [Line(late, "a", ""), Line(late.smoothed(), "b", "red", faint=True)]
     for width, height in ((24, 5), (80, 24)):
         text = shown(*lines, log=log, width=width, height=height)
         assert len(text) == height

@@ -203,11 +203,12 @@ def ticks(axis: Range, most: int) -> list[float]:
 
 
 def _log_ticks(axis: Range) -> list[float]:
-    """Exponents of round numbers: powers of 10, and 2 and 5 times these if there are few."""
+    """Exponents of round numbers: powers of 10, 2 and 5 times these, or any between."""
     powers = range(math.floor(axis.low), math.ceil(axis.high) + 1)
-    for factors in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
+    for factors in ((1,), (1, 2, 5)):
         found = [power + math.log10(factor) for power in powers for factor in factors]
         found = [tick for tick in found if axis.low <= tick <= axis.high]
         if len(found) >= 3:
             return found
-    return found if len(found) > 1 else [axis.low, axis.high]
+    numbers = ticks(Range(10.0**axis.low, 10.0**axis.high), 4)
+    return [math.log10(number) for number in numbers if number > 0]

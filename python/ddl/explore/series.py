@@ -23,10 +23,11 @@ class Curve(NamedTuple):
     def smoothed(self) -> Curve:
         """Running mean over the last thirtieth of the run, as in loss.png."""
         width = max(1, len(self.values) // 30)
-        sums = np.concatenate([[0.0], np.cumsum(self.values)])
         ends = np.arange(1, len(self.values) + 1)
         begins = np.maximum(0, ends - width)
-        return Curve(self.steps, (sums[ends] - sums[begins]) / (ends - begins))
+        with np.errstate(over="ignore", invalid="ignore"):  # of values near the largest float
+            sums = np.concatenate([[0.0], np.cumsum(self.values)])
+            return Curve(self.steps, (sums[ends] - sums[begins]) / (ends - begins))
 
 
 EMPTY = Curve(np.zeros(0), np.zeros(0))

@@ -284,6 +284,8 @@ def test_keys_and_their_help(run: Path) -> None:
         assert last.strip() == (
             "n Next run  p Previous  space Mark  v View  l Log  s Smooth  ? Help  q Quit"
         )
+        await screen.press("s")
+        assert not screen.app.smooth
         text = await screen.press("question_mark")
         assert "space     mark the run, or take its mark away" in text
         assert "space     mark" not in await screen.press("escape")

@@ -127,6 +127,23 @@ def write_text(path: Path, text: str, *, argument: str = "out") -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def append_line(path: Path, line: str, *, argument: str = "out") -> None:
+    """Add a line to a file. If a killed process has left half a line, a line of its own follows it.
+
+    Raises InputError if the file cannot be written.
+    """
+    with writing(path, argument=argument), path.open("ab+") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        cut = file.read() not in (b"", b"\n")
+        file.write(("\n" if cut else "").encode() + line.encode() + b"\n")
+
+
+def make_directory(path: Path, *, argument: str = "out") -> None:
+    """Make a directory and those above it; raise InputError if that fails."""
+    with writing(path, argument=argument):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 @contextmanager
 def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
     """Yield a temporary directory beside `path` that becomes `path` atomically at the end.

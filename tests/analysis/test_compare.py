@@ -140,8 +140,8 @@ def test_a_line_that_is_no_record(tmp_path: Path, line: str) -> None:
     path = make_run(tmp_path / "a")
     with (path / "metrics.jsonl").open("a") as file:
         file.write(line + "\n")
-    expected = f"`runs` must have a record in every line, got {path}/metrics.jsonl, line 3"
-    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+    expected = f"`{path}/metrics.jsonl` must be lines of JSON with a step each, got line 3"
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}"):
         compare([path])
 
 

@@ -111,6 +111,7 @@ def test_every_variant_is_measured(options: dict[str, Any]) -> None:
     assert found.coherence.diagonal() == pytest.approx(np.ones(L), abs=1e-5)
     assert ((found.effective_rank >= 1 - 1e-6) & (found.effective_rank <= 3 + 1e-6)).all()
     assert found.survival.diagonal() == pytest.approx(np.ones(L + 1))
+    assert not (np.diff(found.survival, axis=1) > 1e-6).any()  # no rewrite lengthens anything
     assert found.shares.sum() == pytest.approx(1)
     assert found.singular_values.max() <= 1 + 1e-6
     with ddl.record(stream) as recording:

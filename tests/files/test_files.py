@@ -15,7 +15,15 @@ import pytest
 
 import ddl
 from ddl.errors import InputError
-from ddl.files import alone_in, atomic_directory, atomic_file, is_locked, write_text
+from ddl.files import (
+    alone_in,
+    append_line,
+    atomic_directory,
+    atomic_file,
+    is_locked,
+    make_directory,
+    write_text,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -155,16 +163,28 @@ def test_files_of_other_names_stay(tmp_path: Path) -> None:
     assert not list(tmp_path.parent.glob(f".{tmp_path.name}.*"))
 
 
+def test_a_line_follows_half_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    append_line(path, "one")
+    with path.open("a") as file:
+        file.write("tw")
+    append_line(path, "β")
+    assert path.read_text(encoding="utf-8") == "one\ntw\nβ\n"
+    with pytest.raises(InputError, match=r"^`out` must be writable, got .*: Is a directory$"):
+        append_line(tmp_path, "one")
+    with pytest.raises(InputError, match=r"^`out` must be writable, got .*: (File|Not)"):
+        make_directory(path)
+
+
 WRITES = re.compile(
     r"\.write_(text|bytes)\(|\.save(_pretrained)?\(|\.savefig\(|\.save_(file|model)\(|\.mkdir\("
     r"|open\([^)]*[\"'][wax+]|\.rename\(|os\.replace\(|shutil|tempfile"
 )
 # Variables for paths that atomic_file and atomic_directory yield, and transformers' own argument.
 WHOLE = re.compile(r"\b(temporary|folder|save_directory)\b")
-# A run directory is made at the start, its metrics grow by lines, and RunDirectory.save is atomic.
+# RunDirectory.save is atomic, and a file of /proc is none.
 ALLOWED = (
-    "path.mkdir(parents=True, exist_ok=True)",
-    'with writing(path), path.open("a", encoding="utf-8") as file:',
+    'Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident size',
     "self.saver.save(self.evaluated, self.records))",
     "candidate.run.save(candidate.trainer.model)",
 )

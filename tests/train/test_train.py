@@ -20,7 +20,8 @@ from ddl.config.stored import from_json, to_json
 from ddl.errors import InputError
 from ddl.models import GPT
 from ddl.train import Trainer, pick_device, stop_on_signal, train
-from ddl.train.runs import RunDirectory, load_config, load_run
+from ddl.train.json_lines import JsonLines
+from ddl.train.runs import load_config, load_run
 from ddl.train.trainer import make_repeatable
 from tests.support.train_cases import quiet, recorder, short
 
@@ -119,15 +120,15 @@ def test_train_writes_a_run_that_samples(tmp_path: Path) -> None:
 
 def test_ctrl_c_finishes_the_step_and_saves(tmp_path: Path) -> None:
     config = short(tmp_path, "additive", steps=1000, log_every=1, eval_every=1000)
-    original = RunDirectory.log
+    original = JsonLines.append
 
-    def log(self: RunDirectory, record: dict[str, float]) -> None:
+    def append(self: JsonLines, record: dict[str, float]) -> None:
         original(self, record)
         if record["step"] == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunDirectory, "log", log)
+        patch.setattr(JsonLines, "append", append)
         trained = train(config, console := recorder())
     run = trained.run
     assert trained.status == 128 + signal.SIGINT

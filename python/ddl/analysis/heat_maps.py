@@ -46,7 +46,7 @@ def draw_depth(inspection: Inspection, path: Path) -> None:
             rows=sources,
             columns=["start", *names],
             label="share that is left",
-            limits=(0, 1),
+            limits=(np.floor(10 * np.nanmin(inspection.survival)) / 10, 1),
         )
         second.set(title="Write survival", xlabel="after sublayer", ylabel="written by")
         _heat(

@@ -17,7 +17,7 @@ from ddl import data
 from ddl.config import InspectConfig
 from ddl.data.tokenizer import Tokenizer
 from ddl.errors import InputError
-from ddl.files import PathKind, path_kind, write_text, writing
+from ddl.files import PathKind, make_directory, path_kind, write_text
 from ddl.load import load
 from ddl.models import GPT
 from ddl.recording import Lens, lens
@@ -64,8 +64,7 @@ def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any
     run = config.run
     beside = run / INSPECTED if run.is_dir() else run.with_name(f"{run.stem}-{INSPECTED}")
     out = config.out or beside
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
+    make_directory(out)
     draw_depth(inspection, out / DEPTH)
     write_text(out / JSON, json.dumps(summary, indent=1))
     written = [out / DEPTH, out / JSON]

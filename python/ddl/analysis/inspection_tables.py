@@ -67,12 +67,12 @@ def _table(title: str) -> Table:
 
 def lens_table(read: Lens, tokenizer: Tokenizer) -> Table:
     """The likeliest next tokens after the prompt, one row per sublayer."""
-    table = _table("Stream lens: the next token if the stream ended there, from its value channels")
+    table = _table("Stream lens: the next token if the stream ended there; 0: channel 0 alone")
     table.add_column("after")
     table.add_column("all")
     channels = read.channel_tokens.shape[1]
     for channel in range(channels if channels > 1 else 0):
-        table.add_column(f"{channel} alone")
+        table.add_column(f"{channel}")
     for row, name in enumerate(["embedding", *labels(read.sublayers[1:])]):
         found = [_words(read.tokens[row, 0, -1], read.probabilities[row, 0, -1], tokenizer)]
         for channel in range(channels if channels > 1 else 0):

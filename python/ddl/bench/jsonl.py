@@ -1,24 +1,20 @@
-"""Files of JSON records, one to a line. Imports nothing that a broken installation could lack."""
+"""Files of JSON records, one to a line. Imports no torch, which an installation may lack."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from ddl.files import append_line, make_directory, sync
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
     """Add a line to a file. It is on the disk when this returns, even if the process is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-        cut = file.read() not in (b"", b"\n")  # by a process that was killed while it wrote
-        line = json.dumps(record, ensure_ascii=False)
-        file.write(("\n" if cut else "").encode() + line.encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    make_directory(path.parent)
+    append_line(path, json.dumps(record, ensure_ascii=False))
+    sync(path)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ddl.errors import InputError, first_line
-from ddl.files import sync, write_text, writing
+from ddl.files import append_line, sync, write_text
 
 Record = dict[str, Any]
 
@@ -20,8 +20,7 @@ class JsonLines:
 
     def append(self, record: Record) -> None:
         """Append a record."""
-        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        append_line(self.path, json.dumps(record))
 
     def read(self) -> list[Record]:
         """All records so far, none without a file; raise InputError if a line has none."""

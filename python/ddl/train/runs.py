@@ -31,6 +31,7 @@ from ddl.files import (
     PathKind,
     alone_in,
     atomic_file,
+    make_directory,
     remove,
     remove_at_once,
     require_kind,
@@ -94,8 +95,8 @@ class RunDirectory:
         with run.unlocked_by_errors():
             if config.resume is not None:
                 run.check_last(None)
+            make_directory(path)
             with writing(path):
-                path.mkdir(parents=True, exist_ok=True)
                 for name in FILES:
                     remove(path / name)
                 run.drop_unfinished()

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ddl.config.sweeps import Sweep, SweepRun
 from ddl.errors import DivergedError, InputError
-from ddl.files import write_text, writing
+from ddl.files import make_directory, write_text
 
 from .loop import train
 from .resume import find_start
@@ -98,8 +98,7 @@ def write_listing(sweep: Sweep) -> None:
 
     Processes that train the same sweep at once write the same file, atomically.
     """
-    with writing(sweep.out):
-        sweep.out.mkdir(parents=True, exist_ok=True)
+    make_directory(sweep.out)
     names = [run.name for run in sweep.by_variant()]
     write_text(sweep.out / LISTING, json.dumps({"runs": names}, indent=2) + "\n")
 

@@ -91,7 +91,8 @@ sanitize: $(EXT) ## part of the GPU tests under NVIDIA's compute-sanitizer
 
 lock: $(DEPS) ## rewrite requirements-dev.lock from pyproject.toml
 	$(PY) -m uv pip compile --quiet --universal --python-version 3.10 \
-	    --extra train --extra plot --extra hf --extra eval --extra report --extra dev --no-emit-index-url --no-emit-find-links \
+	    --extra train --extra explore --extra report --extra plot --extra hf --extra eval --extra dev \
+	    --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --output-file requirements-dev.lock pyproject.toml
 
 clean: ## remove the environment, the builds and the caches; runs/ stays

@@ -202,6 +202,27 @@ def alone_in(directory: Path, *, argument: str = "out") -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_locked(directory: Path) -> bool | None:
+    """Whether a process is in `alone_in` for this directory; None if that cannot be known.
+
+    If none is, the directory is locked for the instant that it takes to see it, and a process that
+    begins in this instant is refused. So do not ask again before something has changed.
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # some network file systems have no locks
+        return None
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _is_filled_in_place(directory: Path) -> bool:
     """Whether an existing directory cannot be replaced by a rename: it has files, is the root of a
     file system, or lies where nothing can be made."""

@@ -15,7 +15,15 @@ import pytest
 
 import ddl
 from ddl.errors import InputError
-from ddl.files import append_line, atomic_directory, atomic_file, make_directory, write_text
+from ddl.files import (
+    alone_in,
+    append_line,
+    atomic_directory,
+    atomic_file,
+    is_locked,
+    make_directory,
+    write_text,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -191,3 +199,14 @@ def test_no_other_module_writes() -> None:
         if path != root / "files.py" and WRITES.search(line) and not WHOLE.search(line)
     }
     assert {line for line in lines if not line.endswith(ALLOWED)} == set()
+
+
+def test_who_is_alone_in_a_directory_is_seen(tmp_path: Path) -> None:
+    assert is_locked(tmp_path) is False
+    with alone_in(tmp_path):
+        assert is_locked(tmp_path) is True
+        assert is_locked(tmp_path) is True  # looking leaves the lock alone
+    assert is_locked(tmp_path) is False
+    with alone_in(tmp_path):  # and keeps nobody out afterwards
+        pass
+    assert is_locked(tmp_path / "missing") is None

@@ -126,8 +126,14 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Trainer, "evaluate", lambda *_: math.nan)
+    config = short(tmp_path, "additive")
     with pytest.raises(DivergedError, match=r"^the validation loss is nan at step 3: try a lower"):
-        train(short(tmp_path, "additive"), quiet())
+        train(config, quiet())
+    last = RunDirectory(config.directory).metrics.read()[-1]
+    assert last == {
+        "step": 3,
+        "diverged": "the validation loss is nan at step 3: try a lower `optim.lr`",
+    }
 
 
 def test_a_sample_of_weights_that_are_not_finite(

@@ -36,12 +36,23 @@ def compare(paths: Sequence[Path]) -> Comparison:
     names = unique_names(found)
     runs = [read_run(path, name) for path, name in zip(found, names, strict=True)]
     notes = [f"{_listed([name_of(path) for path in twice])} named twice, shown once."]
-    notes = (notes if twice else []) + _differences(runs) + _unfinished(runs) + _limited(runs)
-    return Comparison(runs, notes)
+    return Comparison(runs, (notes if twice else []) + notes_on(runs))
 
 
-def runs_at(path: Path) -> list[Path]:
-    """The path, if it is a run or a model, or the runs in it: in a sweep's order, else by name."""
+def notes_on(runs: Sequence[Run]) -> list[str]:
+    """Sentences about what makes a comparison of these runs with the first unfair or unfinished."""
+    return _differences(runs) + _unfinished(runs) + _limited(runs)
+
+
+def is_run(path: Path) -> bool:
+    return path_kind(path) is PathKind.RUN
+
+
+def runs_at(path: Path, *, belongs: Callable[[Path], bool] = is_run) -> list[Path]:
+    """The path, if it is a run or a model, or the runs in it: in a sweep's order, else by name.
+
+    belongs: whether a directory in the path is one of its runs.
+    """
     if path_kind(path) in KINDS:
         return [path]
     try:
@@ -50,11 +61,7 @@ def runs_at(path: Path) -> list[Path]:
         return [path]  # refused when it is read
     order = _listing(path / LISTING)
     names.sort(key=lambda name: order.index(name) if name in order else len(order))
-    return [path / name for name in names if is_run(path / name)] or [path]
-
-
-def is_run(path: Path) -> bool:
-    return path_kind(path) is PathKind.RUN
+    return [path / name for name in names if belongs(path / name)] or [path]
 
 
 def plot(comparison: Comparison, path: Path) -> None:

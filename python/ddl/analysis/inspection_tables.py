@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from rich import box
@@ -12,48 +14,51 @@ from rich.text import Text
 from ddl.data.tokenizer import Tokenizer, printable
 from ddl.recording import Lens
 
-from .inspection import Inspection
 from .labels import labels
 
 __all__ = ["depth_table", "lens_table", "sentences"]
 
 
-def depth_table(inspection: Inspection) -> Table:
+Summary = Mapping[str, Any]  # of `Inspection.summary`, also as inspection.json has it
+
+
+def depth_table(summary: Summary) -> Table:
     """One row per sublayer; fits 80 characters."""
-    recording = inspection.recording
-    gates, regimes = recording.statistics("beta"), recording.regimes()
-    measured = {
-        "error": recording.statistics("error").mean,
-        "write": recording.statistics("write_norm").mean,
-        "|X|": recording.statistics("state_norm_after").mean,
-    }
-    table = _table(f"Rewrites over depth, means over {len(recording):,} tokens")
+    sublayers = summary["sublayers"]
+    table = _table(f"Rewrites over depth, means over {summary['tokens']:,} tokens")
     table.add_column("sublayer", no_wrap=True)
+    measured = {"error": "error", "write": "write_norm", "|X|": "state_norm_after"}
     for name in ("β", *measured, "rank", "left", "share"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("mostly", no_wrap=True)
-    for i, label in enumerate(labels(recording.sublayers)):
+    for i, label in enumerate(labels([sublayer["name"] for sublayer in sublayers])):
+        of, regimes = sublayers[i], sublayers[i]["regimes"]
         table.add_row(
             Text(label),
-            f"{float(gates.mean[i]):.2f} ±{float(gates.std[i]):.2f}",
-            *(f"{float(mean[i]):.3g}" for mean in measured.values()),
-            f"{inspection.effective_rank[i + 1]:.2f}",
-            f"{inspection.survival[i + 1, -1]:.0%}",
-            f"{inspection.shares[i + 1]:.0%}",
-            max(regimes, key=lambda regime: float(regimes[regime][i])),
+            f"{_known(of['beta']['mean']):.2f} ±{_known(of['beta']['std']):.2f}",
+            *(f"{_known(of[quantity]['mean']):.3g}" for quantity in measured.values()),
+            f"{_known(summary['effective_rank'][i + 1]):.2f}",
+            f"{_known(summary['survival'][i + 1][-1]):.0%}",
+            f"{_known(summary['shares'][i + 1]):.0%}",
+            Text(max(regimes, key=lambda regime: _known(regimes[regime]))),
         )
     return table
 
 
-def sentences(inspection: Inspection) -> str:
+def sentences(summary: Summary) -> str:
     """What the table cannot say about the embedding, and what its columns are."""
     return (
-        f"Of the embedding {inspection.survival[0, -1]:.0%} is left after the last sublayer; it is"
-        f" {inspection.shares[0]:.0%} of the last state.\n"
+        f"Of the embedding {_known(summary['survival'][0][-1]):.0%} is left after the last"
+        f" sublayer; it is {_known(summary['shares'][0]):.0%} of the last state.\n"
         "β: gate and its spread. error: |v − p|. write: its norm. |X|, rank: norm and effective"
         " rank of the state after it. left: of the write, by norm, at the end. share: of the last"
         " state. mostly: the commonest regime."
     )
+
+
+def _known(value: float | None) -> float:
+    """A figure of a summary, in which null stands for what is not known."""
+    return math.nan if value is None else float(value)
 
 
 def _table(title: str) -> Table:

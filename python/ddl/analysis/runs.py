@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -101,13 +101,23 @@ def read_run(path: Path, name: str) -> Run:
     Raises InputError if it is neither a run nor a model of Hugging Face's, or a file is damaged.
     """
     kind = require_kind(path, *KINDS, argument="runs")
-    evaluated = _newest_evaluation(path)
-    evaluations = tuple(_evaluations(evaluated))
+    evaluated = newest_evaluation(path)
     if kind is not PathKind.RUN:
         parameters = number(evaluated.get("model", {}), "parameters")
         size = None if parameters is None else int(parameters)
-        return Run(path, name, parameters=size, evaluations=evaluations)
+        return Run(path, name, parameters=size, evaluations=tuple(_evaluations(evaluated)))
     config, records = load_config(path), RunDirectory(path).metrics.read()
+    run = describe_run(path, name, config, records, evaluated)
+    return replace(run, vocabulary=_text(path / TOKENIZER))
+
+
+def describe_run(
+    path: Path, name: str, config: TrainConfig, records: Sequence[Record], evaluated: Record
+) -> Run:
+    """What configuration, records and the newest evaluation say about a run of `ddl train`.
+
+    The tokenizer, and with it `Run.vocabulary`, is left out.
+    """
     validated = [r for r in records if isinstance(r.get("validation_loss"), float | int)]
     points = [Point(r["step"], _loss(r)) for r in validated]
     speeds = list(_numbers(records, "tokens_per_second"))
@@ -122,9 +132,8 @@ def read_run(path: Path, name: str) -> Run:
         parameters=parameters_of(config.model),
         tokens_per_second=statistics.median(speeds) if speeds else None,
         peak_memory=max(_numbers(records, "peak_memory"), default=None),
-        evaluations=evaluations,
+        evaluations=tuple(_evaluations(evaluated)),
         data=_data(path),
-        vocabulary=_text(path / TOKENIZER),
         records=tuple(records),
     )
 
@@ -165,8 +174,11 @@ def _text(file: Path) -> str | None:
         raise InputError(f"`runs` must be readable, got {file}: {first_line(error)}") from error
 
 
-def _newest_evaluation(path: Path) -> Record:
-    """The newest record of `ddl eval` in a directory; empty if there is none."""
+def newest_evaluation(path: Path) -> Record:
+    """The newest record of `ddl eval` in a directory; empty if there is none.
+
+    Raises InputError if it is damaged.
+    """
     files = sorted(path.glob(EVALUATIONS))
     if not files:
         return {}

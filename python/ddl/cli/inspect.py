@@ -24,8 +24,8 @@ def run(args: list[str]) -> None:
         print(json.dumps(found.summary))
         return
     console = make_console()
-    console.print(inspection_tables.depth_table(found.inspection))
-    console.print(inspection_tables.sentences(found.inspection), highlight=False)
+    console.print(inspection_tables.depth_table(found.summary))
+    console.print(inspection_tables.sentences(found.summary), highlight=False)
     if found.lens is not None and found.tokenizer is not None:
         console.print(inspection_tables.lens_table(found.lens, found.tokenizer))
     for path in found.files:

@@ -20,6 +20,7 @@ from . import (
     demo,
     doctor,
     eval,
+    explore,
     export,
     import_,
     inspect,
@@ -41,6 +42,7 @@ COMMANDS = {
     "compare": compare.COMMAND,
     "report": report.COMMAND,
     "sweep": sweep.COMMAND,
+    "explore": explore.COMMAND,
     "export": export.COMMAND,
     "import": import_.COMMAND,
     "bench": bench.COMMAND,
@@ -51,7 +53,7 @@ COMMANDS = {
 EXTRA = {"tyro", "rich", "safetensors", "matplotlib", "numpy", "tomli", "plotly", "jinja2"}
 HF_EXTRA = {"transformers", "accelerate", "tokenizers", "huggingface_hub"}
 TRACKERS = set(typing.get_args(Tracker))  # extras of their own names
-EXTRA |= HF_EXTRA | TRACKERS | {"lm_eval", "datasets", "pyarrow"}
+EXTRA |= HF_EXTRA | TRACKERS | {"lm_eval", "datasets", "pyarrow", "textual"}
 
 INTERRUPTED, NOBODY_READS = 128 + 2, 128 + 13  # as shells report SIGINT and SIGPIPE
 

@@ -16,6 +16,7 @@ from .commands import (
     SampleConfig,
 )
 from .comparing import CompareConfig, SweepConfig
+from .exploring import ExploreConfig
 from .inside import InspectConfig
 from .machine import PARTS, BenchConfig, DoctorConfig
 from .model import RESIDUALS, STREAMS, GPTConfig
@@ -39,6 +40,7 @@ __all__ = [
     "DoctorConfig",
     "EvalConfig",
     "Expand",
+    "ExploreConfig",
     "ExportConfig",
     "GPTConfig",
     "ImportConfig",

@@ -54,17 +54,19 @@ class JsonLines:
 
 
 def _records(lines: list[str], path: Path) -> list[Record]:
-    found: list[Record] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise _bad(path, f"line {number}: {first_line(error)}") from error
-        step = record.get("step") if isinstance(record, dict) else None
-        if not isinstance(step, int) or step < 0:
-            raise _bad(path, f"line {number} without")
-        found.append(record)
-    return found
+    return [parse(line, number, path) for number, line in enumerate(lines, start=1)]
+
+
+def parse(line: str, number: int, path: Path) -> Record:
+    """The record of a file's line with this number; raise InputError if it has none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _bad(path, f"line {number}: {first_line(error)}") from error
+    step = record.get("step") if isinstance(record, dict) else None
+    if not isinstance(step, int) or step < 0:
+        raise _bad(path, f"line {number} without")
+    return dict(record)
 
 
 def _bad(path: Path, got: str) -> InputError:

@@ -47,6 +47,7 @@ from .plots import plot_losses
 
 TOKENIZER, METRICS, CHECKPOINTS = "tokenizer.json", RUN_METRICS, "checkpoints"
 RECORDINGS = "recordings.jsonl"  # of `record_every`
+DIVERGED = "diverged"  # in a record: the sentence that ended training
 WEIGHTS, PLOT, INSPECTED = "model.safetensors", "loss.png", "inspect"
 TRACKED = ("tensorboard", "wandb")
 # In the order of their removal: config.json is last, because without it the directory is no run.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ from rich.progress import (
 from rich.text import Text
 
 from ddl.data.tokenizer import printable
-from ddl.errors import DivergedError
+from ddl.errors import DivergedError, InputError
 
 from .checkpoint import Manifest
 from .json_lines import Record
 from .metrics import Metrics
 from .resume import Start
-from .runs import LAST, RunDirectory
+from .runs import DIVERGED, LAST, RunDirectory
 from .saver import Saver, restore
 from .trackers import open_trackers
 from .trainer import Step, Trainer
@@ -188,10 +188,12 @@ class Session:
             self._failed = self._failed or error
 
     def _check(self, check: Callable[[], None]) -> None:
-        """Run a check; if it raises DivergedError, add the last good checkpoint to its sentence."""
+        """Run a check; if it raises DivergedError, record it and name the last good checkpoint."""
         try:
             check()
         except DivergedError as error:
+            with suppress(InputError, OSError):  # a full disk must not hide that it diverged
+                self.run.metrics.append({"step": self.trainer.steps_done, DIVERGED: str(error)})
             self.saver.settle()
             good = self.run.find_checkpoint(LAST)
             kept = f"the last good checkpoint is {good}" if good else "no checkpoint was saved yet"

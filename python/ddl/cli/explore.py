@@ -1,0 +1,58 @@
+"""`ddl explore`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ddl.config import ExploreConfig
+from ddl.errors import InputError
+
+from .command import Command, parse
+
+HELP = """Look at runs in the terminal, live while they train: their losses and other curves, what
+the rewrites do, comparisons, benchmarks, samples and options.
+
+ddl explore runs/sweep
+
+ddl explore runs/tiny --bench before.jsonl
+
+`?` shows the keys. Nothing is written."""
+
+
+def run(args: list[str]) -> int:
+    config = parse(ExploreConfig, args, prog="ddl explore", description=HELP, positional=True)
+    require_terminal()
+    for path in (*config.runs, *config.bench):
+        require_there(path, "runs" if path in config.runs else "bench")
+    from ddl.explore.screen import Explorer
+    from ddl.explore.watching import Watch
+
+    explorer = Explorer(Watch(config.runs, config.bench), interval=config.interval)
+    return explorer.run() or explorer.return_code or 0
+
+
+def require_terminal() -> None:
+    """Raise InputError unless the screen can be shown and keys be read.
+
+    textual draws on standard error and asks standard output for its size.
+    """
+    streams = {"input": sys.stdin, "output": sys.stdout, "error": sys.stderr}
+    for name, stream in streams.items():
+        if stream is None or not stream.isatty():
+            raise InputError(
+                f"standard {name} must be a terminal, got a file or a pipe: `ddl compare` prints"
+                " tables"
+            )
+
+
+def require_there(path: Path, argument: str) -> None:
+    """Raise InputError unless the path exists, and is a directory if it is to hold runs."""
+    if argument == "runs" and not path.is_dir():
+        got = "a file" if path.exists() else "nothing there"
+        raise InputError(f"`runs` must be run directories or folders with runs, got {path}, {got}")
+    if not path.exists():
+        raise InputError(f"`bench` must be files of `ddl bench --out`, got {path}, nothing there")
+
+
+COMMAND = Command("look at runs while they train: ddl explore RUN…", ExploreConfig, run, "explore")

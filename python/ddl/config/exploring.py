@@ -1,0 +1,28 @@
+"""Options of `ddl explore`. Imports no torch, so `--help` answers at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddl.options import check_positive
+
+from .fields import require
+
+
+@dataclass(frozen=True)
+class ExploreConfig:
+    """Look at runs in the terminal while they train."""
+
+    runs: tuple[Path, ...]
+    """Run directories, or folders with runs in them, as `ddl sweep` writes; a run that appears in a
+    folder later is shown, too."""
+    bench: tuple[Path, ...] = ()
+    """Files of `ddl bench --out`, or folders with such files. Those in the folders of `runs` are
+    found without it."""
+    interval: float = 1.0
+    """Seconds between two looks at the files."""
+
+    def __post_init__(self) -> None:
+        require(len(self.runs) > 0, "runs", "at least one run directory", None)
+        check_positive("interval", self.interval)

@@ -1,0 +1,175 @@
+"""The tab of what the rewrites do: inspection.json of `ddl inspect`, and recordings.jsonl."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.text import Text
+
+from ddl.analysis.inspection import FORMAT
+from ddl.analysis.inspection_tables import depth_table, sentences
+from ddl.analysis.labels import labels
+from ddl.errors import NEWER, InputError, first_line
+from ddl.train.json_lines import Record
+from ddl.train.plots import number
+
+from .heat import LABEL, cell_width, heat, spread
+from .words import compact, heading, plain, rows, safe, safe_line, wrap
+
+Summary = dict[str, Any]
+LEAST_WIDTH = 78  # of the table over depth, which scrolls sideways in a narrower terminal
+
+
+class Recorded(NamedTuple):
+    """Means over tokens of one recorded step, for each sublayer; NaN where nothing is known."""
+
+    step: int
+    names: tuple[str, ...]
+    means: dict[str, tuple[float, ...]]
+
+
+OVER_TRAINING = {"beta": "β", "error": "error", "write_norm": "write norm"}
+TITLES = {
+    "beta": "Gate β over training",
+    "error": "Error |v − p| over training",
+    "write_norm": "Norm of the write over training",
+}
+VIEWS = ("depth", *OVER_TRAINING.values(), "survival", "lens")
+
+
+def recorded(record: Record) -> Recorded:
+    """What the heat maps need of a record of recordings.jsonl, which is far larger.
+
+    Raises KeyError, TypeError or AttributeError for another record.
+    """
+    sublayers = record["sublayers"]
+    means = {
+        quantity: tuple(_mean(sublayer.get(quantity)) for sublayer in sublayers)
+        for quantity in OVER_TRAINING
+    }
+    names = tuple(safe_line(sublayer["name"]) for sublayer in sublayers)
+    return Recorded(record["step"], names, means)
+
+
+def _mean(statistics: Any) -> float:
+    mean = number(statistics, "mean")
+    return float("nan") if mean is None else mean
+
+
+def read_inspection(file: Path) -> Summary:
+    """The summary in inspection.json; raises InputError if it cannot be shown."""
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8", errors="replace"))
+        written = summary["format"]
+        if written != FORMAT:
+            raise ValueError(f"the format {written!r}; {NEWER}")
+        for view in OF_INSPECTION.values():  # so that drawing cannot fail later
+            view(summary, LEAST_WIDTH)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        lacks = f"none with {error}" if isinstance(error, KeyError) else first_line(error)
+        raise InputError(
+            f"{file.name} must be an inspection of `ddl inspect`, got {lacks}"
+        ) from error
+    return dict(summary)
+
+
+def content(
+    which: int,
+    width: int,
+    inspection: Summary | None,
+    recordings: Sequence[Recorded],
+    *,
+    additive: bool = False,
+) -> Text:
+    """One of VIEWS of a run; a sentence if the run has no such file."""
+    name = VIEWS[which]
+    quantity = next((q for q, title in OVER_TRAINING.items() if title == name), None)
+    if quantity is None and inspection is not None:
+        return OF_INSPECTION[name](inspection, width)
+    if quantity is not None and recordings:
+        return _over_training(recordings, quantity, width)
+    if additive:
+        return Text(wrap("The residual is additive: there are no rewrites to look at.", width))
+    how = (
+        "No inspection: `ddl inspect RUN` makes one, which appears here."
+        if quantity is None
+        else "No recordings: `ddl train --record-every N` writes them."
+    )
+    return Text(wrap(how, width))
+
+
+def _over_training(recordings: Sequence[Recorded], quantity: str, width: int) -> Text:
+    """Means over tokens, a row for each sublayer and a column for each recorded step that fits."""
+    names = recordings[-1].names
+    records = [record for record in recordings if record.names == names]
+    values = np.array([record.means[quantity] for record in records], dtype=float).T
+    steps = [compact(record.step) for record in records]
+    cells = [f"{value:#.3g}" for value in values.flat]
+    chosen = spread(len(records), (width - LABEL) // cell_width(steps, cells))
+    title = heading(TITLES[quantity] + ", by sublayer and step")
+    about = "Means over tokens; bright cells are large."
+    if len(chosen) < len(records):
+        about += f" {len(chosen)} of {len(records)} recorded steps."
+    map_ = heat(
+        values[:, chosen], labels(names), [steps[i] for i in chosen], lambda value: f"{value:#.3g}"
+    )
+    return Text("\n").join([title, map_, Text(wrap(about, width))])
+
+
+def _depth(summary: Summary, width: int) -> Text:
+    table = plain(depth_table(summary), max(width, LEAST_WIDTH))
+    text = f"Measured on {safe_line(summary['text'])}." if summary.get("text") else ""
+    return Text(
+        "\n".join(
+            part
+            for part in (safe(table), "", wrap(sentences(summary), width), wrap(text, width))
+            if part is not None
+        )
+    )
+
+
+def _survival(summary: Summary, width: int) -> Text:
+    names = labels([safe_line(sublayer["name"]) for sublayer in summary["sublayers"]])
+    values = np.array(summary["survival"], dtype=float)
+    if values.shape != (len(names) + 1,) * 2:
+        raise ValueError(f"a survival of shape {values.shape} for {len(names)} sublayers")
+    map_ = heat(
+        values,
+        ["embedding", *names],
+        ["start", *names],
+        lambda value: f"{value:.0%}",
+        limits=(0.0, 1.0),
+    )
+    about = "Row: the source that wrote. Column: the sublayer after which this share is left."
+    title = heading("Write survival: what is left of each write, by norm")
+    return Text("\n").join([title, map_, Text(wrap(about, width))])
+
+
+def _lens(summary: Summary, width: int) -> Text:
+    lens = summary.get("lens")
+    if not lens:
+        return Text(wrap("No lens: `ddl inspect RUN --prompt TEXT` adds it.", width))
+    names = ["embedding", *labels([str(row["after"]) for row in lens[1:]])]
+    most = max(len(row["channels"]) for row in lens)
+    channels = most if most > 1 else 0
+    made = [["after", "all channels", *(f"{i} alone" for i in range(channels))]]
+    for name, row in zip(names, lens, strict=True):
+        words = [
+            f"{safe_line(repr(token))} {float(p):.0%}"
+            for token, p in zip(row["tokens"], row["probabilities"], strict=True)
+        ]
+        alone = [" ".join(safe_line(repr(t)) for t in tokens) for tokens in row["channels"]]
+        made.append([safe_line(name), "  ".join(words), *alone[:channels]])
+    title = heading("Stream lens: the next token if the stream ended there")
+    return Text("\n").join([title, Text(rows(made, labels=len(made[0])))])
+
+
+OF_INSPECTION: dict[str, Callable[[Summary, int], Text]] = {
+    "depth": _depth,
+    "survival": _survival,
+    "lens": _lens,
+}

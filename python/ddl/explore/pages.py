@@ -1,0 +1,170 @@
+"""The tabs beside runs and curves: each is the names of its views and a function to text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from ddl.analysis import tables
+from ddl.analysis.compare import Comparison, notes_on
+from ddl.analysis.paired import pair
+from ddl.config import TrainConfig
+from ddl.config.stored import plain
+from ddl.errors import InputError
+
+from . import curves, inside
+from .benchmarks import Benchmarks
+from .choice import NOTHING, Choice, joined, problem_lines, run_line, view_line
+from .words import NONE, heading, rows, safe, safe_line, shorten, wrap
+
+MOST_SAMPLES = 200
+VALUE = 24  # characters of an option's value in a table of several runs
+
+
+class Page(NamedTuple):
+    """A tab. views: the names of its views. content: what it shows in so many columns and rows."""
+
+    title: str
+    views: Callable[[Choice], Sequence[str]]
+    content: Callable[[Choice, int, int], Text]
+
+
+def of_run(choice: Choice, views: Sequence[str], width: int, content: Text | str) -> Text:
+    """Content about the current run, below its name and the names of the views."""
+    top = view_line(views, choice.view, width) if len(views) > 1 else Text()
+    problems = problem_lines(choice.current, width)
+    return joined(run_line(choice, width), top, problems, content)
+
+
+# --- inside ---------------------------------------------------------------------------------------
+
+
+def _inside(choice: Choice, width: int, height: int) -> Text:
+    run = choice.current
+    content = Text()
+    if run is not None:
+        additive = run.config is not None and run.config.model.residual == "additive"
+        seen = (run.inspection, run.recordings)
+        content = inside.content(choice.view, width, *seen, additive=additive)
+    return of_run(choice, inside.VIEWS, width, content)
+
+
+# --- comparison -----------------------------------------------------------------------------------
+
+COMPARED = ("runs", "paired by seed")
+
+
+def _compare(choice: Choice, width: int, height: int) -> Text:
+    runs = [view.run for view in choice.marked if view.config is not None]
+    top = view_line(COMPARED, choice.view, width)
+    if len(runs) < 2:
+        return joined(top, wrap("A comparison needs two runs, and here is no second one.", width))
+    try:
+        paired = pair(runs) if choice.view else None
+    except InputError as error:
+        return joined(top, wrap(safe(error), width))
+    console = Console(width=width, record=False, color_system=None, legacy_windows=False)
+    with console.capture() as captured:
+        tables.show(Comparison(runs, notes_on(runs)), console, paired)
+    lines = [line.rstrip() for line in captured.get().split("\n")]
+    return joined(top, safe("\n".join(lines)).rstrip("\n"))
+
+
+# --- benchmarks -----------------------------------------------------------------------------------
+
+
+def _benchmarks(choice: Choice) -> list[Benchmarks]:
+    """Those that were named or lie in a watched folder, and those in the current run's."""
+    own = choice.current.benchmarks if choice.current is not None else ()
+    return [*choice.snapshot.benchmarks, *own]
+
+
+def _bench_views(choice: Choice) -> list[str]:
+    return [shorten(found.name, 40) for found in _benchmarks(choice)]
+
+
+def _bench(choice: Choice, width: int, height: int) -> Text:
+    found = _benchmarks(choice)
+    if not found:
+        how = "No benchmarks: `ddl bench --out FILE` writes them, `ddl explore --bench FILE` shows"
+        return Text(wrap(f"{how} them; so are those in the run's folder.", width))
+    text = found[choice.view].text(width)
+    return joined(view_line(_bench_views(choice), choice.view, width), text)
+
+
+# --- samples --------------------------------------------------------------------------------------
+
+
+def _samples(choice: Choice, width: int, height: int) -> Text:
+    records = choice.current.run.records if choice.current is not None else ()
+    samples = [(r["step"], r["sample"]) for r in records if isinstance(r.get("sample"), str)]
+    if not samples:
+        none = "No samples: `ddl train --sample-every N` writes them." if choice.current else ""
+        return of_run(choice, (), width, wrap(none, width))
+    blocks = [
+        Text("\n").join([heading(f"step {step:,}"), Text(wrap(safe(text), width))])
+        for step, text in reversed(samples[-MOST_SAMPLES:])
+    ]
+    return of_run(choice, (), width, Text("\n\n").join(blocks))
+
+
+# --- configuration --------------------------------------------------------------------------------
+
+CONFIGURED = ("options", "differences of the marked runs")
+
+
+def _config(choice: Choice, width: int, height: int) -> Text:
+    if choice.view:
+        top = view_line(CONFIGURED, choice.view, width)
+        return joined(top, _option_differences(choice, width))
+    config = choice.current.config if choice.current is not None else None
+    if config is None:
+        return of_run(choice, CONFIGURED, width, "")
+    usual = flattened(TrainConfig())
+    options = flattened(config)
+    name = max(map(len, options))
+    lines = [
+        f"{'*' if value != usual.get(option) else ' '} {option:{name}}  {value}"
+        for option, value in options.items()
+    ]
+    about = wrap("* differs from the default of `ddl train --help`, or was set by a preset.", width)
+    return of_run(choice, CONFIGURED, width, "\n".join([*lines, "", about]))
+
+
+def _option_differences(choice: Choice, width: int) -> str:
+    configured = [view for view in choice.marked if view.config is not None]
+    if not configured:
+        return NOTHING
+    options = [flattened(view.config) for view in configured]
+    names = list(dict.fromkeys(name for of in options for name in of if name != "out"))
+    differ = [name for name in names if len({of.get(name, NONE) for of in options}) > 1]
+    if not differ:
+        return wrap("The marked runs have the same options.", width)
+    head = ["option", *(shorten(view.name, VALUE) for view in configured)]
+    lines = [[name, *(shorten(of.get(name, NONE), VALUE) for of in options)] for name in differ]
+    return rows([head, *lines], labels=len(head))
+
+
+def flattened(config: Any, prefix: str = "") -> dict[str, str]:
+    """Every option by its name on the command line, without the dashes."""
+    values = config if isinstance(config, dict) else plain(config)
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= flattened(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = safe_line(value)
+    return found
+
+
+PAGES = (
+    Page("Curves", curves.views, curves.page),
+    Page("Inside", lambda choice: inside.VIEWS, _inside),
+    Page("Compare", lambda choice: COMPARED, _compare),
+    Page("Bench", _bench_views, _bench),
+    Page("Samples", lambda choice: (), _samples),
+    Page("Config", lambda choice: CONFIGURED, _config),
+)

@@ -1,0 +1,86 @@
+"""`ddl explore` from the command line: refusals, a real terminal, a signal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddl import cli
+from tests.support import ROOT
+
+FOLDERS = "`runs` must be run directories or folders with runs"
+FILES = "`--bench` must be files of `ddl bench --out`"
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddl.cli.explore.require_terminal", lambda: None)
+
+
+def test_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explore", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error == (
+        f"ddl explore: standard {'input' if not sys.stdin.isatty() else 'output'} must be a"
+        " terminal, got a file or a pipe: `ddl compare` prints tables\n"
+    )
+
+
+@pytest.mark.usefixtures("terminal")
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ("", "`runs` must be at least one run directory, got None"),
+        ("nowhere", f"{FOLDERS}, got nowhere, nothing there"),
+        (__file__, f"{FOLDERS}, got {__file__}, a file"),
+        (". --bench nowhere", f"{FILES}, got nowhere, nothing there"),
+        (". --interval 0", "`--interval` must be a positive finite number, got 0.0"),
+    ],
+)
+def test_a_sentence(args: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explore", *args.split()]) == 1
+    assert capsys.readouterr().err == f"ddl explore: {sentence}\n"
+
+
+@pytest.mark.usefixtures("terminal")
+def test_without_textual(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("ddl.explore.screen")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "textual", None)
+    monkeypatch.setitem(sys.modules, "textual.app", None)
+    assert cli.main(["explore", str(tmp_path)]) == 1
+    sentence = "`ddl explore` needs the `explore` extra: pip install 'ddl-rs[explore]'"
+    assert capsys.readouterr().err == f"ddl explore: {sentence}\n"
+
+
+def test_in_a_terminal_a_signal_ends_it_and_leaves_the_terminal_usable(run: Path) -> None:
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "TERM": "xterm-256color"}
+    command = [sys.executable, "-m", "ddl", "explore", str(run)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    written = b""
+    started = time.monotonic()
+    try:
+        while process.poll() is None and time.monotonic() - started < 60:
+            try:
+                written += os.read(ours, 2**16)
+            except OSError:  # the other end is closed
+                break
+            if b"finished" in written:
+                process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        os.close(ours)
+    assert b"\x1b[?1049h" in written  # the alternate screen, on and off again
+    assert b"\x1b[?1049l" in written

@@ -11,7 +11,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ddl.train.plots import COLOURS, number, plot_losses
+from ddl.train.json_lines import number
+from ddl.train.plots import COLOURS, plot_losses
 
 RECORDS = [{"step": s, "loss": 4 - s / 9, "validation_loss": 4.1 - s / 9} for s in range(1, 9)]
 

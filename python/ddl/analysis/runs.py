@@ -20,13 +20,12 @@ from ddl.errors import InputError, first_line
 from ddl.files import PathKind, require_kind
 from ddl.models import GPT
 from ddl.train import checkpoint
-from ddl.train.json_lines import Record
-from ddl.train.plots import number
+from ddl.train.json_lines import Record, number
+from ddl.train.metrics import perplexity
 from ddl.train.runs import LAST, TOKENIZER, RunDirectory, load_config
 
 KINDS = (PathKind.RUN, PathKind.DDL, PathKind.HUGGING_FACE)
 EVALUATIONS = "eval-*.json"  # as `ddl eval` names them: by date and time
-LARGEST_EXPONENT = 700.0  # e to more is no float
 
 
 class Point(NamedTuple):
@@ -37,7 +36,7 @@ class Point(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, LARGEST_EXPONENT))
+        return perplexity(self.loss)
 
 
 class Evaluation(NamedTuple):

@@ -14,8 +14,7 @@ from ddl.analysis.inspection import FORMAT
 from ddl.analysis.inspection_tables import depth_table, sentences
 from ddl.analysis.labels import labels
 from ddl.errors import NEWER, InputError, first_line
-from ddl.train.json_lines import Record
-from ddl.train.plots import number
+from ddl.train.json_lines import Record, number
 
 from .heat import LABEL, cell_width, heat, spread
 from .words import compact, heading, plain, rows, safe, safe_line, wrap

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddl.train.json_lines import Record
-from ddl.train.plots import number
+from ddl.train.json_lines import Record, number
 
 Array = npt.NDArray[np.float64]
 

@@ -16,8 +16,7 @@ from ddl.analysis.runs import Run, describe_run, newest_evaluation
 from ddl.config import TrainConfig
 from ddl.errors import InputError, first_line
 from ddl.files import CONFIG, is_locked
-from ddl.train.json_lines import Record
-from ddl.train.plots import number
+from ddl.train.json_lines import Record, number
 from ddl.train.runs import DIVERGED, INSPECTED, METRICS, RECORDINGS, load_config
 
 from .benchmarks import Benchmarks, record_files, record_files_in

@@ -1,13 +1,16 @@
-"""Files that a training run appends records to: metrics.jsonl and recordings.jsonl."""
+"""Files that a training run appends records to, metrics.jsonl and recordings.jsonl, and the numbers
+in these records."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ddl.errors import InputError, first_line
 from ddl.files import append_line, sync, write_text
+from ddl.options import LARGEST
 
 Record = dict[str, Any]
 
@@ -23,17 +26,17 @@ class JsonLines:
         append_line(self.path, json.dumps(record))
 
     def read(self) -> list[Record]:
-        """All records so far, none without a file; raise InputError if a line has none."""
+        """All records so far; empty if there is no file. Raises InputError for a damaged line."""
         return _records(self._lines(), self.path)
 
     def cut(self, records: int) -> None:
-        """Keep the first `records` lines; raise InputError if one is no record."""
+        """Keep the first `records` lines. Raises InputError if one of them is damaged."""
         lines = self._lines()[:records]
         _records(lines, self.path)
         write_text(self.path, "".join(line + "\n" for line in lines))
 
     def cut_after(self, step: int) -> None:
-        """Keep the records of this step and before."""
+        """Keep the records up to this step. Raises InputError for a damaged line."""
         if self.path.exists():
             records = [record for record in self.read() if record["step"] <= step]
             write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
@@ -54,19 +57,30 @@ class JsonLines:
 
 
 def _records(lines: list[str], path: Path) -> list[Record]:
-    return [parse(line, number, path) for number, line in enumerate(lines, start=1)]
+    return [parse(line, i, path) for i, line in enumerate(lines, start=1)]
 
 
-def parse(line: str, number: int, path: Path) -> Record:
-    """The record of a file's line with this number; raise InputError if it has none."""
+def parse(line: str, line_number: int, path: Path) -> Record:
+    """The record in a line; `line_number` counts from 1. Raises InputError if it is damaged."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise _bad(path, f"line {number}: {first_line(error)}") from error
+        raise _bad(path, f"line {line_number}: {first_line(error)}") from error
     step = record.get("step") if isinstance(record, dict) else None
     if not isinstance(step, int) or step < 0:
-        raise _bad(path, f"line {number} without")
+        raise _bad(path, f"line {line_number} without")
     return dict(record)
+
+
+def number(record: Any, key: str) -> float | None:
+    """The finite number under a key of a record; None if there is none, as for null and NaN."""
+    return finite(record.get(key)) if isinstance(record, Mapping) else None
+
+
+def finite(value: Any) -> float | None:
+    """A value of JSON as a finite float; None for anything else, such as null, NaN and true."""
+    plain = isinstance(value, float | int) and not isinstance(value, bool)
+    return float(value) if plain and -LARGEST <= value <= LARGEST else None
 
 
 def _bad(path: Path, got: str) -> InputError:

@@ -55,6 +55,11 @@ GPUS = {
 }
 
 
+def perplexity(loss: float) -> float:
+    """exp(loss), with a loss in nats per token; a huge loss gives a huge number instead of ∞."""
+    return math.exp(min(loss, LARGEST_EXPONENT))
+
+
 class Metrics:
     """What a run's records say beside the loss."""
 
@@ -67,7 +72,7 @@ class Metrics:
 
     def of_loss(self, loss: float) -> dict[str, float]:
         """Perplexity, and bits per byte of text if the tokens are known as text."""
-        figures = {"perplexity": math.exp(min(loss, LARGEST_EXPONENT))}
+        figures = {"perplexity": perplexity(loss)}
         if self._bytes_per_token is not None:
             figures["bits_per_byte"] = loss / math.log(2) / self._bytes_per_token
         return figures

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddl.files import atomic_file
-from ddl.options import LARGEST
 
-from .json_lines import Record
+from .json_lines import Record, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,8 +56,8 @@ def plot_losses(
     )
     highest = 0.0
     for name, group, look in zip(names, groups.values(), looks, strict=False):
-        for number, records in enumerate(group):
-            highest = max(highest, _draw(axes, records, look, "" if number else name))
+        for i, records in enumerate(group):
+            highest = max(highest, _draw(axes, records, look, "" if i else name))
     if highest > 0:
         axes.set_ylim(top=1.2 * highest)
     axes.set(xlabel="step", ylabel="loss, nats per token", title="Validation (marked), training")
@@ -120,13 +119,6 @@ def curve(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
     values = [number(record, key) for record in records]
     points = [(r["step"], v) for r, v in zip(records, values, strict=True) if v is not None]
     return [step for step, _ in points], [value for _, value in points]
-
-
-def number(record: Any, key: str) -> float | None:
-    """A finite number of a record; None if there is none, as for null and NaN."""
-    value: Any = record.get(key) if isinstance(record, Mapping) else None
-    plain = isinstance(value, float | int) and not isinstance(value, bool)
-    return float(value) if plain and -LARGEST <= value <= LARGEST else None
 
 
 def smooth(values: Sequence[float]) -> list[float]:

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from ddl.errors import NEWER, InputError, first_line
 from ddl.recording import PER_CHANNEL, QUANTITIES
 from ddl.recording.quantities import BINS
-from ddl.train.json_lines import Record
-from ddl.train.plots import number
+from ddl.train.json_lines import Record, finite, number
 from ddl.train.runs import INSPECTED, RunDirectory
 
 from ..inspecting import JSON
@@ -136,7 +135,7 @@ def _matrix(found: Any, rows: int, columns: int, name: str = "eigenvalue_counts"
     shaped = isinstance(found, list) and len(found) == rows
     if not shaped or not all(isinstance(row, list) and len(row) == columns for row in found):
         raise ValueError(f"no `{name}` of {rows} × {columns} numbers")
-    return [[number({"": value}, "") for value in row] for row in found]
+    return [[finite(value) for value in row] for row in found]
 
 
 def _shares(counts: Row) -> Row:

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ddl import functional
-from ddl.nn.taps import Tap, Write, installed
+from ddl.nn.taps import Rewrite, Tap, installed
 from ddl.recording import Recording, record
 from ddl.recording.sublayers import evaluating, find_residuals
 
@@ -105,27 +104,25 @@ class _Pass:
         self.gates: list[Array] = []
         self.values: list[Array] = []
         self.ranks: list[Array] = []
-        self.last: Write | None = None
+        self.last: Rewrite | None = None
 
     def tap(self) -> Tap:
-        def capture(write: Write) -> Write:
-            state = _rows(write.state, 2)
+        def capture(rewrite: Rewrite) -> Rewrite:
+            state = _rows(rewrite.state, 2)
             if self.embedding is None:
                 self.embedding = state
-            k = write.direction.to(write.gate.dtype)
-            norm = (k.square().sum(-1, keepdim=True) + write.eps_k**2).sqrt()
-            self.directions.append(_rows(k / norm, 1))
-            self.gates.append(_rows(write.gate, 0))
-            self.values.append(_rows(write.value, 1))
+            self.directions.append(_rows(rewrite.unit_direction(), 1))
+            self.gates.append(_rows(rewrite.gate, 0))
+            self.values.append(_rows(rewrite.value, 1))
             self.ranks.append(spectra.effective_rank(state))
-            self.last = write
-            return write
+            self.last = rewrite
+            return rewrite
 
         return capture
 
     def final_state(self) -> Array:
         assert self.last is not None
-        return _rows(functional.rewrite(*self.last[:4], eps_k=self.last.eps_k), 2)
+        return _rows(self.last.after(), 2)
 
 
 def _rows(x: Tensor, own: int) -> Array:

@@ -25,7 +25,7 @@ from .direction import make_direction
 from .gate import apply_gate, make_gate, make_gate_pool, reset_gate, squash
 from .linear import Projection, project, projection_of, reset_
 from .pool import Slot
-from .taps import Tap, Write
+from .taps import Rewrite, Tap
 
 __all__ = ["DeltaResidual"]
 
@@ -266,10 +266,10 @@ class DeltaResidual(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Show the rewrite to the taps; return its direction, value and gate as they leave them."""
         if self.taps:
-            write = Write(state, direction, value, gate, self.eps_k, keep, continues)
+            rewrite = Rewrite(state, direction, value, gate, self.eps_k, keep, continues)
             for tap in self.taps:
-                write = tap(write)
-            return write.direction, write.value, write.gate
+                rewrite = tap(rewrite)
+            return rewrite.direction, rewrite.value, rewrite.gate
         return direction, value, gate
 
     def _check(

@@ -14,13 +14,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Tap", "Write", "generation", "installed"]
+from ddl import functional
+
+__all__ = ["Rewrite", "Tap", "generation", "installed"]
 
 
-class Write(NamedTuple):
+class Rewrite(NamedTuple):
     """A rewrite that is about to be done: X' = X + β k̂ (vᵀ − k̂ᵀX).
 
-    state: X (…, d, m). direction: k (…, d). value: v (…, m). gate: β (…,). eps_k: ε_k.
+    state: X (…, d, m). direction: k (…, d), of any norm. value: v (…, m). gate: β (…,), float32 or
+    float64. eps_k: ε_k.
     keep: (…,) bool, False for padding; None without padding.
     continues: True if the tokens continue those of a history or cache.
     """
@@ -33,8 +36,18 @@ class Write(NamedTuple):
     keep: Tensor | None
     continues: bool
 
+    def unit_direction(self) -> Tensor:
+        """k̂ = k/√(|k|² + ε_k²) (…, d), in the gate's dtype."""
+        k = self.direction.to(self.gate.dtype)
+        return k / (k.square().sum(-1, keepdim=True) + self.eps_k**2).sqrt()
 
-Tap = Callable[[Write], Write]
+    def after(self) -> Tensor:
+        """X' (…, d, m), in the state's dtype."""
+        arguments = (self.state, self.direction, self.value, self.gate)
+        return functional.rewrite(*arguments, eps_k=self.eps_k)
+
+
+Tap = Callable[[Rewrite], Rewrite]
 
 
 class Tapped(Protocol):
@@ -55,7 +68,7 @@ def generation() -> int:
 def installed(taps: Iterable[tuple[Tapped, Tap]]) -> Iterator[None]:
     """Install each tap in its residual, after those it has; remove it at the end.
 
-    Compiled models run without their compiled code meanwhile, as it has no taps.
+    Meanwhile compiled models run uncompiled, because their compiled code calls no taps.
     """
     pairs = list(taps)
     with torch.compiler.set_stance("force_eager"):

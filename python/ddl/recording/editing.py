@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl.nn.residual import DeltaResidual
-from ddl.nn.taps import Write, installed
+from ddl.nn.taps import Rewrite, installed
 from ddl.options import is_whole
 
 from .sublayers import find_residuals
@@ -65,8 +65,8 @@ def edit(
             value = value.float()
     at = _positions(tokens)
 
-    def tap(write: Write) -> Write:
-        return _edited(write, at, beta, value)
+    def tap(rewrite: Rewrite) -> Rewrite:
+        return _edited(rewrite, at, beta, value)
 
     with installed((residual, tap) for residual in chosen):
         yield
@@ -113,21 +113,21 @@ def _positions(tokens: Any) -> slice | Tensor | None:
 
 
 def _edited(
-    write: Write, at: slice | Tensor | None, beta: float | Tensor | None, value: Tensor | None
-) -> Write:
-    if at is not None and write.continues:
+    rewrite: Rewrite, at: slice | Tensor | None, beta: float | Tensor | None, value: Tensor | None
+) -> Rewrite:
+    if at is not None and rewrite.continues:
         raise ValueError("`tokens` must be None while a cache is used, got positions")
-    mask = None if at is None else _mask(at, write.gate)
+    mask = None if at is None else _mask(at, rewrite.gate)
     if beta is not None:
-        gate = torch.as_tensor(beta, dtype=write.gate.dtype, device=write.gate.device)
-        write = write._replace(gate=_replaced("beta", write.gate, gate, mask))
+        gate = torch.as_tensor(beta, dtype=rewrite.gate.dtype, device=rewrite.gate.device)
+        rewrite = rewrite._replace(gate=_replaced("beta", rewrite.gate, gate, mask))
     if value is not None:
-        given = value.to(write.value)
+        given = value.to(rewrite.value)
         inside = None if mask is None else mask.unsqueeze(-1)
-        write = write._replace(value=_replaced("value", write.value, given, inside))
-    if write.keep is not None:  # padding stays unwritten
-        write = write._replace(gate=write.gate * write.keep)
-    return write
+        rewrite = rewrite._replace(value=_replaced("value", rewrite.value, given, inside))
+    if rewrite.keep is not None:  # padding stays unwritten
+        rewrite = rewrite._replace(gate=rewrite.gate * rewrite.keep)
+    return rewrite
 
 
 def _mask(at: slice | Tensor, gate: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddl import functional
-from ddl.nn.taps import Tap, Write, installed
+from ddl.nn.taps import Rewrite, Tap, installed
 
 from .sublayers import evaluating, find_residuals, unwrapped
 
@@ -65,11 +64,11 @@ def lens(model: nn.Module, idx: Tensor, *, top: int = 5) -> Lens:
         channels.append(tuple(torch.stack(part) for part in zip(*each, strict=True)))  # type: ignore[arg-type]
 
     def tap(name: str) -> Tap:
-        def see(write: Write) -> Write:
+        def see(rewrite: Rewrite) -> Rewrite:
             if not names:
-                read("embedding", write.state)
-            read(name, functional.rewrite(*write[:4], eps_k=write.eps_k))
-            return write
+                read("embedding", rewrite.state)
+            read(name, rewrite.after())
+            return rewrite
 
         return see
 

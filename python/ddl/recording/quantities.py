@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ddl import _native, functional
-from ddl.nn.taps import Write
+from ddl import _native
+from ddl.nn.taps import Rewrite
 
 __all__ = ["BINS", "KEPT", "PER_CHANNEL", "QUANTITIES", "REGIMES", "bins", "measure"]
 
@@ -38,7 +38,7 @@ REGIMES: dict[str, tuple[float, float]] = {
 BINS = 40  # of the histogram of eigenvalues over [−1, 1]; every bound above is an edge of one
 
 
-def measure(write: Write, before: Tensor | None) -> dict[str, Tensor]:
+def measure(rewrite: Rewrite, before: Tensor | None) -> dict[str, Tensor]:
     """Compute all quantities of a rewrite, and what KEPT names, per token.
 
     before: k̂ (…, d) of the sublayer before; None if there is none.
@@ -46,18 +46,19 @@ def measure(write: Write, before: Tensor | None) -> dict[str, Tensor]:
     Returns float32 tensors (float64 for a float64 state) of shape (…,), (…, m) for PER_CHANNEL,
     and the vectors and states of KEPT.
     """
-    dtype = write.gate.dtype
-    x, k, v, beta = (t.to(dtype) for t in (write.state, write.direction, write.value, write.gate))
-    k_norm = torch.linalg.vector_norm(k, dim=-1)
-    direction = k / (k_norm.square() + write.eps_k**2).sqrt().unsqueeze(-1)
+    dtype = rewrite.gate.dtype
+    x, k, v, beta = (
+        t.to(dtype) for t in (rewrite.state, rewrite.direction, rewrite.value, rewrite.gate)
+    )
+    direction = rewrite.unit_direction()
     readout = (direction.unsqueeze(-1) * x).sum(-2)
     squared = direction.square().sum(-1)
     error = torch.linalg.vector_norm(v - readout, dim=-1)
-    after = functional.rewrite(*write[:4], eps_k=write.eps_k).to(dtype)
+    after = rewrite.after().to(dtype)
     channel_norm, channel_norm_after = (torch.linalg.vector_norm(s, dim=-2) for s in (x, after))
     measured = {
         "beta": beta,
-        "k_norm": k_norm,
+        "k_norm": torch.linalg.vector_norm(k, dim=-1),
         "eigenvalue": 1 - beta * squared,
         "readout": readout,
         "value": v,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddl.nn.taps import Tap, Write, installed
+from ddl.nn.taps import Rewrite, Tap, installed
 
 from .moments import Moments
 from .quantities import BINS, KEPT, PER_CHANNEL, QUANTITIES, REGIMES, bins, measure
@@ -124,13 +124,13 @@ class Recording:
         }
 
     @torch.no_grad()
-    def _add(self, sublayer: str, write: Write) -> None:
+    def _add(self, sublayer: str, rewrite: Rewrite) -> None:
         if sublayer not in self.sublayers:
             self.sublayers.append(sublayer)
-        before = self._before(sublayer, write)
-        measured = measure(write, before)
+        before = self._before(sublayer, rewrite)
+        measured = measure(rewrite, before)
         self._last = measured["direction"]
-        counted = slice(None) if write.keep is None else write.keep.bool()
+        counted = slice(None) if rewrite.keep is None else rewrite.keep.bool()
         for quantity in QUANTITIES:
             if quantity in measured:
                 self._count(sublayer, quantity, measured[quantity], counted)
@@ -141,11 +141,11 @@ class Recording:
                 kept = measured[quantity].detach().cpu()
                 self._kept.setdefault((sublayer, quantity), []).append(kept)
 
-    def _before(self, sublayer: str, write: Write) -> Tensor | None:
+    def _before(self, sublayer: str, rewrite: Rewrite) -> Tensor | None:
         """k̂ of the sublayer before in the same pass; None for the first."""
         if self._last is None or sublayer == self.sublayers[0]:
             return None
-        return self._last if self._last.shape == write.direction.shape else None
+        return self._last if self._last.shape == rewrite.direction.shape else None
 
     def _count(self, sublayer: str, quantity: str, values: Tensor, counted: Any) -> None:
         chosen = values[counted]
@@ -209,8 +209,8 @@ def record(model: nn.Module, *, tokens: Sequence[str] = ()) -> Iterator[Recordin
 
 
 def _tap(recording: Recording, name: str) -> Tap:
-    def tap(write: Write) -> Write:
-        recording._add(name, write)
-        return write
+    def tap(rewrite: Rewrite) -> Rewrite:
+        recording._add(name, rewrite)
+        return rewrite
 
     return tap

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ddl.errors import NEWER, InputError
 
 Config = TypeVar("Config")
+NO_VALUE = "–"  # for an empty list
 
 
 def to_json(config: Any) -> str:
@@ -21,6 +22,26 @@ def to_json(config: Any) -> str:
 def plain(config: Any) -> dict[str, Any]:
     """Convert a configuration to JSON's values."""
     return json.loads(to_json(config))
+
+
+def options_by_name(config: Any) -> dict[str, str]:
+    """Every option of a configuration as text, by its name on the command line without the dashes.
+
+    The parts of a list are separated by spaces, as on the command line; an empty list is NO_VALUE.
+    """
+    return _flat(plain(config))
+
+
+def _flat(values: dict[str, Any], inside: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{inside}{name}.")
+        elif isinstance(value, list):
+            found[inside + name] = " ".join(map(str, value)) or NO_VALUE
+        else:
+            found[inside + name] = str(value)
+    return found
 
 
 def from_json(kind: type[Config], text: str) -> Config:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
 from ddl.analysis import tables
 from ddl.analysis.compare import Comparison, notes_on
+from ddl.analysis.options import options_of
 from ddl.analysis.paired import pair
 from ddl.config import TrainConfig
-from ddl.config.stored import plain
+from ddl.config.stored import options_by_name
 from ddl.errors import InputError
 
 from . import curves, inside
 from .benchmarks import Benchmarks
 from .choice import NOTHING, Choice, joined, problem_lines, run_line, view_line
-from .words import NONE, heading, rows, safe, safe_line, shorten, wrap
+from .words import heading, rows, safe, safe_line, shorten, wrap
 
 MOST_SAMPLES = 200
 VALUE = 24  # characters of an option's value in a table of several runs
@@ -123,11 +124,10 @@ def _config(choice: Choice, width: int, height: int) -> Text:
     config = choice.current.config if choice.current is not None else None
     if config is None:
         return of_run(choice, CONFIGURED, width, "")
-    usual = flattened(TrainConfig())
-    options = flattened(config)
+    usual, options = options_by_name(TrainConfig()), options_by_name(config)
     name = max(map(len, options))
     lines = [
-        f"{'*' if value != usual.get(option) else ' '} {option:{name}}  {value}"
+        f"{'*' if value != usual.get(option) else ' '} {option:{name}}  {safe_line(value)}"
         for option, value in options.items()
     ]
     about = wrap("* differs from the default of `ddl train --help`, or was set by a preset.", width)
@@ -138,26 +138,12 @@ def _option_differences(choice: Choice, width: int) -> str:
     configured = [view for view in choice.marked if view.config is not None]
     if not configured:
         return NOTHING
-    options = [flattened(view.config) for view in configured]
-    names = list(dict.fromkeys(name for of in options for name in of if name != "out"))
-    differ = [name for name in names if len({of.get(name, NONE) for of in options}) > 1]
-    if not differ:
+    different = options_of([view.run for view in configured]).different
+    if not different:
         return wrap("The marked runs have the same options.", width)
     head = ["option", *(shorten(view.name, VALUE) for view in configured)]
-    lines = [[name, *(shorten(of.get(name, NONE), VALUE) for of in options)] for name in differ]
+    lines = [[name, *(shorten(safe_line(v), VALUE) for v in values)] for name, values in different]
     return rows([head, *lines], labels=len(head))
-
-
-def flattened(config: Any, prefix: str = "") -> dict[str, str]:
-    """Every option by its name on the command line, without the dashes."""
-    values = config if isinstance(config, dict) else plain(config)
-    found: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= flattened(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = safe_line(value)
-    return found
 
 
 PAGES = (

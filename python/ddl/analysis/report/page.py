@@ -18,11 +18,11 @@ from ddl.errors import InputError
 from ddl.files import PathKind, atomic_file, path_kind
 
 from ..compare import Comparison, compare
+from ..options import options_of
 from ..paired import Paired, pair
 from ..runs import Run
 from ..tables import merge, sections
 from .charts import SYMBOLS, Chart, depth_charts, legend, losses, thinned, training_chart
-from .options import options_of
 from .rewrites import Depth, read_depth, read_training
 from .text import visible
 

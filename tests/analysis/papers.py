@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ddl.config.benchmarks import PAPER
+from ddl.config.paper_tasks import PAPER
 
 
 class Row(NamedTuple):

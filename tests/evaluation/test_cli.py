@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import ddl.hf
 from ddl import cli
 from ddl.config import EvalConfig
-from ddl.config.benchmarks import PAPER
+from ddl.config.paper_tasks import PAPER
 from ddl.data.tokenizer import ByteTokenizer
 from ddl.evaluation import evaluate, tasks
 from tests.support.eval_cases import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddl.analysis.inspecting import inspect_path
+from ddl.analysis.inspect_path import inspect_path
 from ddl.config import InspectConfig
 from ddl.train import train
 from tests.support.train_cases import quiet, short

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,15 +12,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ddl.errors import NEWER
 from ddl.nn.taps import Rewrite, Tap, installed
 from ddl.recording import Recording, record
 from ddl.recording.sublayers import evaluating, find_residuals
 
 from . import spectra
 
-__all__ = ["FORMAT", "Inspection", "inspect"]
+__all__ = ["FILE", "Inspection", "inspect", "read_summary"]
 
-FORMAT = 1  # of `Inspection.summary`
+FILE, FORMAT = "inspection.json", 1  # of `Inspection.summary`
 Array = npt.NDArray[np.float64]
 QUANTILES = (0.1, 0.5, 0.9)
 
@@ -59,6 +62,23 @@ class Inspection(NamedTuple):
             **self.recording.summary(),
             **{name: _plain(array) for name, array in arrays.items()},
         }
+
+
+def read_summary(file: Path) -> dict[str, Any]:
+    """The summary in an inspection.json; only its format is checked.
+
+    Raises OSError if the file cannot be read, ValueError if it is not JSON or of another format.
+    """
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
+    if not isinstance(summary, dict):
+        raise ValueError("no object")
+    written = summary.get("format")
+    if written != FORMAT:
+        raise ValueError(f"format {written!r} instead of {FORMAT}; {NEWER}")
+    return summary
 
 
 def _plain(array: Array) -> Any:

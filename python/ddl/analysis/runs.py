@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ddl.config import GPTConfig, TrainConfig
-from ddl.config.benchmarks import metric_of, paper_average
+from ddl.config.paper_tasks import metric_of, paper_average
 from ddl.errors import InputError, first_line
 from ddl.files import PathKind, require_kind
 from ddl.models import GPT

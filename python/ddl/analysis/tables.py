@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ddl.config.benchmarks import METRICS, PAPER
+from ddl.config.paper_tasks import METRICS, PAPER
 
 from .compare import Comparison
 from .paired import Difference, Paired, as_mapping

@@ -15,19 +15,20 @@ ddl inspect runs/tiny --prompt "The statement" """
 
 def run(args: list[str]) -> None:
     config = parse(InspectConfig, args, prog="ddl inspect", description=HELP, positional=True)
-    from ddl.analysis import inspecting, inspection_tables
+    from ddl.analysis.inspect_path import inspect_path
+    from ddl.analysis.inspection_tables import depth_table, lens_table, sentences
 
-    found = inspecting.inspect_path(config, make_console(stderr=True))
+    found = inspect_path(config, make_console(stderr=True))
     if config.json:
         import json
 
         print(json.dumps(found.summary))
         return
     console = make_console()
-    console.print(inspection_tables.depth_table(found.summary))
-    console.print(inspection_tables.sentences(found.summary), highlight=False)
+    console.print(depth_table(found.summary))
+    console.print(sentences(found.summary), highlight=False)
     if found.lens is not None and found.tokenizer is not None:
-        console.print(inspection_tables.lens_table(found.lens, found.tokenizer))
+        console.print(lens_table(found.lens, found.tokenizer))
     for path in found.files:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
 

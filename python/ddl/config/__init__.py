@@ -17,8 +17,8 @@ from .commands import (
 )
 from .comparing import CompareConfig, SweepConfig
 from .exploring import ExploreConfig
-from .inside import InspectConfig
-from .machine import PARTS, BenchConfig, DoctorConfig
+from .inspecting import InspectConfig
+from .installation import PARTS, BenchConfig, DoctorConfig
 from .model import RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
 from .recipes import RECIPES, paper_code

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddl.config import EvalConfig
-from ddl.config.benchmarks import PAPER, PAPER_SHOTS
+from ddl.config.paper_tasks import PAPER, PAPER_SHOTS
 from ddl.errors import InputError
 from ddl.evaluation import subject
 from ddl.files import require_new_file, write_text

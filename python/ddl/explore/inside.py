@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.text import Text
 
-from ddl.analysis.inspection import FORMAT
+from ddl.analysis.inspection import read_summary
 from ddl.analysis.inspection_tables import depth_table, sentences
 from ddl.analysis.labels import labels
-from ddl.errors import NEWER, InputError, first_line
+from ddl.errors import InputError, first_line
 from ddl.train.json_lines import Record, number
 
 from .heat import LABEL, cell_width, heat, spread
@@ -62,18 +61,15 @@ def _mean(statistics: Any) -> float:
 def read_inspection(file: Path) -> Summary:
     """The summary in inspection.json; raises InputError if it cannot be shown."""
     try:
-        summary = json.loads(file.read_text(encoding="utf-8", errors="replace"))
-        written = summary["format"]
-        if written != FORMAT:
-            raise ValueError(f"the format {written!r}; {NEWER}")
+        summary = read_summary(file)
         for view in OF_INSPECTION.values():  # so that drawing cannot fail later
             view(summary, LEAST_WIDTH)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         lacks = f"none with {error}" if isinstance(error, KeyError) else first_line(error)
         raise InputError(
             f"{file.name} must be an inspection of `ddl inspect`, got {lacks}"
         ) from error
-    return dict(summary)
+    return summary
 
 
 def content(
@@ -122,13 +118,8 @@ def _over_training(recordings: Sequence[Recorded], quantity: str, width: int) ->
 def _depth(summary: Summary, width: int) -> Text:
     table = plain(depth_table(summary), max(width, LEAST_WIDTH))
     text = f"Measured on {safe_line(summary['text'])}." if summary.get("text") else ""
-    return Text(
-        "\n".join(
-            part
-            for part in (safe(table), "", wrap(sentences(summary), width), wrap(text, width))
-            if part is not None
-        )
-    )
+    below = [wrap(sentences(summary), width), wrap(text, width)]
+    return Text("\n".join([safe(table), "", *below]))
 
 
 def _survival(summary: Summary, width: int) -> Text:

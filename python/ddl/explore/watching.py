@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ddl.analysis.compare import is_run, runs_at, unique_names
-from ddl.analysis.inspecting import JSON
+from ddl.analysis.inspection import FILE
 from ddl.analysis.runs import Run, describe_run, newest_evaluation
 from ddl.config import TrainConfig
 from ddl.errors import InputError, first_line
@@ -103,7 +103,7 @@ class _Files:
         self._config = Cached(path / CONFIG, lambda file: load_config(file.parent))
         self._metrics: Tail[Record] = Tail(path / METRICS, dict)
         self._recordings = Tail(path / RECORDINGS, recorded)
-        self._inspection = Cached(path / INSPECTED / JSON, read_inspection)
+        self._inspection = Cached(path / INSPECTED / FILE, read_inspection)
         self._evaluation = Cached(path, newest_evaluation)  # names in the directory
         self._benchmarks = record_files_in(path)
         self._columns = Columns()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddl.errors import NEWER, InputError, first_line
+from ddl.errors import InputError, first_line
 from ddl.recording import PER_CHANNEL, QUANTITIES
 from ddl.recording.quantities import BINS
 from ddl.train.json_lines import Record, finite, number
 from ddl.train.runs import INSPECTED, RunDirectory
 
-from ..inspecting import JSON
-from ..inspection import FORMAT
+from ..inspection import FILE, read_summary
 
 Row = list[float | None]  # None is unknown
 
@@ -53,12 +51,12 @@ def read_depth(path: Path) -> Depth | None:
 
     Raises InputError if the file is damaged.
     """
-    file = path / INSPECTED / JSON
+    file = path / INSPECTED / FILE
     try:
-        return _depth(json.loads(file.read_text(encoding="utf-8")))
+        return _depth(read_summary(file))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(
             f"`runs` must have inspections of `ddl inspect`, got {file}: {first_line(error)}"
         ) from error
@@ -80,11 +78,7 @@ def read_training(path: Path) -> Training | None:
         ) from error
 
 
-def _depth(found: Any) -> Depth:
-    if not isinstance(found, dict):
-        raise ValueError("no object")
-    if found.get("format") != FORMAT:
-        raise ValueError(f"format {found.get('format')!r} instead of {FORMAT}; {NEWER}")
+def _depth(found: dict[str, Any]) -> Depth:
     names, sublayers = _sublayers(found), found["sublayers"]
     size = len(names)
     counts = _matrix([s.get("eigenvalue_counts") for s in sublayers], size, BINS)

@@ -24,9 +24,9 @@ from ddl.recording import Lens, lens
 from ddl.train.runs import INSPECTED, RunDirectory, load_config
 
 from .heat_maps import draw_depth, draw_training
-from .inspection import Inspection, inspect
+from .inspection import FILE, Inspection, inspect
 
-DEPTH, TRAINING, JSON = "depth.png", "training.png", "inspection.json"
+DEPTH, TRAINING = "depth.png", "training.png"
 TOP = 3  # tokens that the lens shows
 
 
@@ -66,8 +66,8 @@ def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any
     out = config.out or beside
     make_directory(out)
     draw_depth(inspection, out / DEPTH)
-    write_text(out / JSON, json.dumps(summary, indent=1))
-    written = [out / DEPTH, out / JSON]
+    write_text(out / FILE, json.dumps(summary, indent=1))
+    written = [out / DEPTH, out / FILE]
     recordings = RunDirectory(config.run).recordings.read() if _is_run(config.run) else []
     if recordings:
         draw_training(recordings, out / TRAINING)

@@ -1,11 +1,11 @@
-"""The papers' benchmarks, and the number of a task's results that their tables show."""
+"""The tasks that the papers evaluate, and which of a task's metrics their tables show."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# The benchmarks of the papers' tables, by lm-eval's names, and their numbers of shots.
+# The tasks of the papers' tables, by lm-eval's names, and their numbers of shots.
 PAPER = (
     "arc_challenge", "arc_easy", "hellaswag", "openbookqa",
     "piqa", "sciq", "social_iqa", "winogrande",

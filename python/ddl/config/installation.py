@@ -1,4 +1,5 @@
-"""Options of the commands that look at this machine: `ddl doctor` and `ddl bench`."""
+"""Options of `ddl doctor` and `ddl bench`, which look at the installation. Imports no torch, so
+`--help` answers at once."""
 
 from __future__ import annotations
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ddl.analysis.labels import spread
 from ddl.explore.chart import Line, Range, draw, ticks
-from ddl.explore.heat import heat, shade, spread
+from ddl.explore.heat import heat, shade
 from ddl.explore.series import Curve
 from ddl.explore.words import compact, rows, safe, safe_line, shorten, wrap
 

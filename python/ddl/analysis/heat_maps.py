@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ddl.files import atomic_file
-from ddl.recording import REGIMES
+from ddl.recording.quantities import BOUNDS
 
 from .inspection import Array, Inspection
 from .labels import labels
@@ -35,7 +35,7 @@ def draw_depth(inspection: Inspection, path: Path) -> None:
         (first, second), (third, fourth) = axes
         eigenvalues = counts / counts.sum(1, keepdims=True)
         _heat(first, eigenvalues, rows=names, label="share of tokens", extent=(-1, 1))
-        for bound in {bound for pair in REGIMES.values() for bound in pair} - {-1.0, 1.0}:
+        for bound in BOUNDS:
             first.axvline(bound, color="white", linewidth=0.6, linestyle=":")
         first.set(title="What rewrites do: eigenvalue λ = 1 − β|k̂|²", ylabel="sublayer")
         first.set_xticks((-1, -0.5, 0, 0.5, 1))

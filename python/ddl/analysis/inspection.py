@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ddl.errors import NEWER
 from ddl.nn.taps import Rewrite, Tap, installed
 from ddl.recording import Recording, record
+from ddl.recording.recorder import null_if_unknown
 from ddl.recording.sublayers import evaluating, find_residuals
 
 from . import spectra
@@ -60,7 +61,7 @@ class Inspection(NamedTuple):
         return {
             "format": FORMAT,
             **self.recording.summary(),
-            **{name: _plain(array) for name, array in arrays.items()},
+            **{name: null_if_unknown(array.tolist()) for name, array in arrays.items()},
         }
 
 
@@ -79,12 +80,6 @@ def read_summary(file: Path) -> dict[str, Any]:
     if written != FORMAT:
         raise ValueError(f"format {written!r} instead of {FORMAT}; {NEWER}")
     return summary
-
-
-def _plain(array: Array) -> Any:
-    if array.ndim:
-        return [_plain(row) for row in array]
-    return float(array) if np.isfinite(array) else None
 
 
 @torch.no_grad()

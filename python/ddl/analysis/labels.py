@@ -1,11 +1,12 @@
-"""Short names of sublayers, for tables and pictures."""
+"""The labels along the axes of tables and pictures: short names of sublayers, and which of many to
+show."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-__all__ = ["labels"]
+__all__ = ["labels", "spread"]
 
 IN_TRUNK = re.compile(r"(?:.*\.)?trunk\.residuals\.(\d+)")
 
@@ -21,3 +22,11 @@ def labels(sublayers: Sequence[str]) -> list[str]:
     while len(parts) > 1 and all(part[: same + 1] == parts[0][: same + 1] for part in parts):
         same += 1
     return [".".join(part[same:]) for part in parts]
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most `most` of the numbers below `count`, evenly spread, with the first and the last."""
+    if count <= most:
+        return list(range(count))
+    gaps = max(2, most) - 1
+    return sorted({round(i * (count - 1) / gaps) for i in range(gaps + 1)})

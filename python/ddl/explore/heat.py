@@ -52,13 +52,6 @@ def cell_width(columns: Sequence[str], cells: Sequence[str]) -> int:
     return 1 + max(map(cell_len, (*columns, *cells)), default=0)
 
 
-def spread(count: int, most: int) -> list[int]:
-    """At most `most` of the numbers below `count`, evenly spread, with the first and the last."""
-    if count <= most:
-        return list(range(count))
-    return sorted({round(i) for i in np.linspace(0, count - 1, max(2, most))})
-
-
 def _right(text: str, width: int) -> str:
     return " " * (width - cell_len(text)) + text
 

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from ddl.analysis.inspection import read_summary
 from ddl.analysis.inspection_tables import depth_table, sentences
-from ddl.analysis.labels import labels
+from ddl.analysis.labels import labels, spread
 from ddl.errors import InputError, first_line
 from ddl.train.json_lines import Record, number
 
-from .heat import LABEL, cell_width, heat, spread
+from .heat import LABEL, cell_width, heat
 from .words import compact, heading, plain, rows, safe, safe_line, wrap
 
 Summary = dict[str, Any]

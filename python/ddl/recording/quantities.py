@@ -8,7 +8,7 @@ from torch import Tensor
 from ddl import _native
 from ddl.nn.taps import Rewrite
 
-__all__ = ["BINS", "KEPT", "PER_CHANNEL", "QUANTITIES", "REGIMES", "bins", "measure"]
+__all__ = ["BINS", "BOUNDS", "KEPT", "PER_CHANNEL", "QUANTITIES", "REGIMES", "bins", "measure"]
 
 # One number per token, except those of PER_CHANNEL, which have one per value channel.
 QUANTITIES = {
@@ -35,6 +35,7 @@ KEPT = {"direction": "k̂ (d,)", "state": "X (d, m), before the rewrite", "state
 REGIMES: dict[str, tuple[float, float]] = {
     name: (max(lower, -1.0), min(upper, 1.0)) for name, lower, upper in _native.regimes()
 }
+BOUNDS = tuple(sorted({upper for _, upper in REGIMES.values()} - {1.0}))  # between two regimes
 BINS = 40  # of the histogram of eigenvalues over [−1, 1]; every bound above is an edge of one
 
 

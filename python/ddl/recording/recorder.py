@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -112,7 +113,8 @@ class Recording:
                     "name": sublayer,
                     **{
                         quantity: {
-                            field: _plain(all_of[i]) for field, all_of in s._asdict().items()
+                            field: null_if_unknown(all_of[i].tolist())
+                            for field, all_of in s._asdict().items()
                         }
                         for quantity, s in statistics.items()
                     },
@@ -162,13 +164,11 @@ class Recording:
         return [name for name in self.sublayers if self._parts(name, quantity)]
 
 
-def _plain(values: Tensor) -> Any:
-    """JSON's values; null for what is not finite."""
-    listed = values.tolist()
-    finite = torch.isfinite(values).tolist()
-    if isinstance(listed, list):
-        return [value if good else None for value, good in zip(listed, finite, strict=True)]
-    return listed if finite else None
+def null_if_unknown(numbers: Any) -> Any:
+    """A number, or nested lists of numbers, as JSON's values: null for NaN and ±∞."""
+    if isinstance(numbers, list):
+        return [null_if_unknown(number) for number in numbers]
+    return numbers if math.isfinite(numbers) else None
 
 
 @contextmanager

@@ -109,9 +109,15 @@ def _label(name: str) -> str:
 
     matplotlib hides labels that start with an underscore.
     """
-    if len(name) > LONGEST:
-        name = f"{name[: LONGEST // 2]}…{name[-LONGEST // 2 + 1 :]}"
-    return name.encode("utf-8", "replace").decode().replace("_", "\u2009_", name.startswith("_"))
+    shown = shorten(name, LONGEST).encode("utf-8", "replace").decode()
+    return shown.replace("_", "\u2009_", name.startswith("_"))
+
+
+def shorten(text: str, most: int) -> str:
+    """The text without its middle if it is longer than `most` characters, for a label."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
 
 
 def curve(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:

@@ -9,11 +9,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ddl.recording import REGIMES
-from ddl.recording.quantities import BINS
+from ddl.recording.quantities import BINS, BOUNDS
 from ddl.train.plots import COLOURS, curve, smooth
 
-from ..labels import labels
+from ..labels import labels, spread
 from ..paired import variants_of
 from ..runs import Run
 from .rewrites import SCALARS, Depth, Row, Training
@@ -139,9 +138,7 @@ def _curve(
 
 def thinned(values: Sequence[Any], most: int) -> list[Any]:
     """At most this many of the values, evenly spread, with the first and the last."""
-    if len(values) <= most:
-        return list(values)
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+    return [values[i] for i in spread(len(values), most)]
 
 
 def rounded(values: Sequence[float | None], digits: int = 4) -> Row:
@@ -254,10 +251,9 @@ def _heat_map(
 
 def _bounds() -> list[Figure]:
     """Lines between the regimes of rewrites."""
-    bounds = sorted({bound for pair in REGIMES.values() for bound in pair} - {-1.0, 1.0})
     line = {"color": "#ffffff", "width": 1, "dash": "dot"}
     place = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": line}
-    return [place | {"x0": bound, "x1": bound} for bound in bounds]
+    return [place | {"x0": bound, "x1": bound} for bound in BOUNDS]
 
 
 def _layout(height: int, *, xaxis: Figure, yaxis: Figure) -> Figure:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 from ddl.data.tokenizer import printable
+from ddl.train.plots import shorten
 
 # Marks that turn the direction of what follows: with them a text can look like another one. Text in
 # Arabic or Hebrew needs none; its letters have a direction.
@@ -35,10 +36,3 @@ def chart_labels(texts: Sequence[str], most: int = 24) -> list[str]:
         same = (f"{label} ({number})" for number in itertools.count(2))
         found.append(label if label not in found else next(s for s in same if s not in found))
     return found
-
-
-def shorten(text: str, most: int) -> str:
-    """The text without its middle if it is longer than `most` characters."""
-    if len(text) <= most:
-        return text
-    return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"

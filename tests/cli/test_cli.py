@@ -150,6 +150,16 @@ def test_usage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     assert capsys.readouterr().err == expected
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_example_has_a_line_of_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """tyro joins lines that no empty line separates."""
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    examples = [line for line in lines if line.startswith("ddl ")]
+    assert [line for line in examples if line.count("ddl ") > 1] == []
+
+
 @pytest.mark.parametrize(
     ("args", "program"), [("train", "ddl train [PRESET]"), ("train small", "ddl train small")]
 )

@@ -15,8 +15,9 @@ ddl compare runs/additive runs/ddl-cc --plot losses.png
 
 ddl compare runs/sweep --paired
 
-Runs that go on may be compared, and runs with other data, vocabulary, batch size or number of
-steps; a sentence says so. --json and --markdown print the same for programs and for papers."""
+Runs that still train can be compared, and so can runs that differ in data, vocabulary, batch size
+or number of steps; a note below the tables names such differences. --json and --markdown print the
+same in these formats."""
 
 
 def run(args: list[str]) -> None:

@@ -17,7 +17,7 @@ ddl explore runs/sweep
 
 ddl explore runs/tiny --bench before.jsonl
 
-`?` shows the keys. Nothing is written."""
+The key ? lists all keys. No file is written."""
 
 
 def run(args: list[str]) -> int:

@@ -12,7 +12,7 @@ what `ddl inspect` and --record-every have measured, samples and configurations.
 
 ddl report runs/additive runs/ddl-cc --out page.html
 
-The page holds everything that it needs and asks nothing of a network. It has about 5 MB, because
+The page holds everything that it needs and loads nothing from a network. It has about 5 MB, because
 plotly.js is in it."""
 
 

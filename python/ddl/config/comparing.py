@@ -13,9 +13,9 @@ class CompareConfig:
     """Compare runs."""
 
     runs: tuple[Path, ...]
-    """Run directories, of runs that go on, too; directories that `ddl export` wrote, for what
-    `ddl eval` left in them; or directories with runs in them, as `ddl sweep` writes. The first run
-    is the one that others are compared with."""
+    """Run directories, also of runs that still train; directories that `ddl export` wrote, for the
+    scores that `ddl eval` left in them; or directories with runs in them, as `ddl sweep` writes.
+    The others are compared with the first run."""
     paired: bool = False
     """Also group the runs into variants, which have the same options except the seed, and print how
     far each variant's validation loss lies from the baseline's: the mean over the seeds that both
@@ -43,8 +43,8 @@ class SweepConfig:
     file: Path
     """TOML file: preset, out, seeds, [variants.NAME] and [options], as in docs/comparing.md."""
     index: int | None = None
-    """Train only the run of this number, from 0 on, as a scheduler's array task; None trains all,
-    one after the other."""
+    """Train only the run with this number, as a task of a scheduler's array; runs are numbered from
+    0. None trains all, one after the other."""
     count: bool = False
     """Print the number of runs and train nothing."""
     list: bool = False

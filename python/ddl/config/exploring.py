@@ -15,13 +15,13 @@ class ExploreConfig:
     """Look at runs in the terminal while they train."""
 
     runs: tuple[Path, ...]
-    """Run directories, or folders with runs in them, as `ddl sweep` writes; a run that appears in a
-    folder later is shown, too."""
+    """Run directories, or folders with runs in them, as `ddl sweep` writes. Runs that appear in a
+    folder later are shown, too."""
     bench: tuple[Path, ...] = ()
-    """Files of `ddl bench --out`, or folders with such files. Those in the folders of `runs` are
-    found without it."""
+    """Files of `ddl bench --out`, or folders with such files. Files
+    in the folders of `runs` are found without this option."""
     interval: float = 1.0
-    """Seconds between two looks at the files."""
+    """Seconds between two readings of the files."""
 
     def __post_init__(self) -> None:
         require(len(self.runs) > 0, "runs", "at least one run directory", None)

@@ -19,15 +19,16 @@ class InspectConfig:
     """Checkpoint of a run: last, best (by validation loss) or a step that was saved."""
     data: Path | None = None
     """Text to measure on: a UTF-8 file, which the model's tokenizer encodes, or a directory of
-    tokens as in `ddl train`. None: the held-out part of the run's own data; without a run, Python's
-    documentation."""
+    tokens as in `ddl train`. None takes the held-out part of the run's own data, or Python's
+    documentation if the model has no run."""
     tokens: int = 4096
-    """Tokens to measure on, in whole windows of the model's length, spread evenly over the text."""
+    """Number of tokens to measure on, in windows of the model's length that are spread evenly over
+    the text. It is rounded down to whole windows."""
     prompt: str | None = None
-    """Also show the stream lens after this text: the next tokens that readout and head would name
-    if the stream ended after each sublayer, and for each value channel alone."""
+    """Also show the stream lens after this text: for each sublayer, the next tokens that readout
+    and head would predict if the stream ended there, from all value channels and from each alone."""
     out: Path | None = None
-    """Directory for the pictures and inspection.json; replaces earlier ones there. By default
+    """Directory for the pictures and inspection.json, which replace earlier ones there. None takes
     `inspect` in the model's directory, or NAME-inspect beside a file."""
     json: bool = False
     """Print everything as one JSON document instead of tables."""

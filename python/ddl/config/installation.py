@@ -39,36 +39,37 @@ class BenchConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the tensors of `ops` and `norm`; blocks and models keep float32 parameters and run under
-    autocast, with their states in bfloat16."""
+    """Dtype of the tensors of `ops` and `norm`. With bfloat16, blocks and models keep float32
+    parameters and run under autocast, with their states in bfloat16."""
     residuals: tuple[Residual, ...] = ("ddl", "ddl-cc", "ddl-tc")
-    """Of blocks and models."""
+    """Residuals of the parts `blocks` and `models`."""
     hidden_size: int | None = None
     """d, a multiple of 32; None for 384 on a CPU and 1024 on a GPU."""
     value_channels: int = 4
-    """m, of all but the residual ddl, which has 1."""
+    """m, for every residual but ddl, whose m is 1."""
     layers: int = 2
     """Blocks of a model."""
     time: int | None = None
-    """Tokens of a sequence; None for 256 on a CPU and 1024 on a GPU."""
+    """Tokens per sequence; None for 256 on a CPU and 1024 on a GPU."""
     batch: int | None = None
-    """Sequences; None for 4 on a CPU and 16 on a GPU."""
+    """Sequences per batch; None for 4 on a CPU and 16 on a GPU."""
     tokens: int = 32
-    """New tokens of every sequence in cached generation."""
+    """New tokens per sequence in cached generation."""
     repeats: int = 15
-    """Rounds that are timed, in each of which everything that is compared runs once."""
+    """Timed rounds. In each of them everything that is compared runs once."""
     threads: int | None = None
     """Threads of torch and of the operators on a CPU; None leaves torch's number."""
     out: Path | None = None
-    """File of records, one to a line: this run's is appended."""
+    """File to which the record of this run is appended, as a line of JSON."""
     baseline: Path | None = None
     """File that --out wrote: the last record in it is compared with this run, and the exit status
     is 1 if a row is slower than --min-ratio and --max-p95 allow."""
     min_ratio: float = 0.9
-    """The least that a row's ratio may be of its ratio in the baseline."""
+    """Smallest allowed ratio of a row, as a share of its ratio in the baseline."""
     max_p95: float = 1.2
-    """The most that a row's 95th percentile may be of that in the baseline, both divided by the
-    median of what the row is compared with, so that the machine's speed does not matter."""
+    """Largest allowed 95th percentile of a row, as a multiple of that in the baseline. Both are
+    first divided by the median of what the row is compared with, so that the machine's speed does
+    not matter."""
     json: bool = False
     """Print one JSON document instead of a table."""
 

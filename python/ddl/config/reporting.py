@@ -13,13 +13,13 @@ class ReportConfig:
     """Write a page about runs."""
 
     runs: tuple[Path, ...]
-    """Run directories, of runs that go on, too; directories that `ddl export` wrote; or directories
-    with runs in them, as `ddl sweep` writes. The first run is the one that others are compared
-    with."""
+    """Run directories, also of runs that still train; directories that `ddl export` wrote; or
+    directories with runs in them, as `ddl sweep` writes. The others are compared with the first
+    run."""
     out: Path = Path("report.html")
     """HTML file to write. It replaces an earlier report."""
     overwrite: bool = False
-    """Also replace a file that is no report."""
+    """Replace `out` even if it is another file than a report."""
     paired: bool = False
     """Also show how far each variant's validation loss lies from the baseline's, seed by seed, as
     `ddl compare --paired` does."""

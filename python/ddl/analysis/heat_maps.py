@@ -22,47 +22,49 @@ MOST_LABELS = 24  # along an axis; of more sublayers only some get a label
 
 def draw_depth(inspection: Inspection, path: Path) -> None:
     """Draw eigenvalues, write survival, coherence and channel norms over depth as a PNG."""
-    recording = inspection.recording
-    names = labels(recording.sublayers)
-    sources = ["embedding", *names]
-    counts = recording.eigenvalue_counts().double().numpy()
-    before = recording.statistics("channel_norm").mean.numpy()
-    last = recording.statistics("channel_norm_after").mean.numpy()[-1:]
-    channels = np.concatenate([before, last])
-    tall = 3.0 + 0.16 * min(len(sources), MOST_LABELS)
+    names = labels(inspection.recording.sublayers)
+    maps = (_eigenvalues, _survival, _coherence, _channels)
 
     def fill(axes: Any) -> None:
-        (first, second), (third, fourth) = axes
-        eigenvalues = counts / counts.sum(1, keepdims=True)
-        _heat(first, eigenvalues, rows=names, label="share of tokens", extent=(-1, 1))
-        for bound in BOUNDS:
-            first.axvline(bound, color="white", linewidth=0.6, linestyle=":")
-        first.set(title="What rewrites do: eigenvalue λ = 1 − β|k̂|²", ylabel="sublayer")
-        first.set_xticks((-1, -0.5, 0, 0.5, 1))
-        first.set_xlabel("λ:  −1 reflects,  0 replaces,  1 keeps")
-        _heat(
-            second,
-            inspection.survival,
-            rows=sources,
-            columns=["start", *names],
-            label="share that is left",
-            limits=(np.floor(10 * np.nanmin(inspection.survival)) / 10, 1),
-        )
-        second.set(title="Write survival", xlabel="after sublayer", ylabel="written by")
-        _heat(
-            third,
-            inspection.coherence,
-            rows=names,
-            columns=names,
-            label="mean |cos|",
-            limits=(0, 1),
-        )
-        third.set(title="Coherence of directions", xlabel="sublayer", ylabel="sublayer")
-        numbers = [str(j) for j in range(channels.shape[1])]
-        _heat(fourth, channels, rows=[*names, "end"], columns=numbers, label="mean norm")
-        fourth.set(title="Norm of the value channels", xlabel="value channel", ylabel="before")
+        for place, draw in zip(axes.flat, maps, strict=True):
+            draw(place, inspection, names)
 
+    tall = 3.0 + 0.16 * min(len(names) + 1, MOST_LABELS)
     _figure(path, (11, 2 * tall), (2, 2), fill)
+
+
+def _eigenvalues(axes: Any, inspection: Inspection, names: Sequence[str]) -> None:
+    counts = inspection.recording.eigenvalue_counts().double().numpy()
+    shares = counts / counts.sum(1, keepdims=True)
+    _heat(axes, shares, rows=names, label="share of tokens", extent=(-1, 1))
+    for bound in BOUNDS:
+        axes.axvline(bound, color="white", linewidth=0.6, linestyle=":")
+    axes.set(title="What rewrites do: eigenvalue λ = 1 − β|k̂|²", ylabel="sublayer")
+    axes.set_xticks((-1, -0.5, 0, 0.5, 1))
+    axes.set_xlabel("λ:  −1 reflects,  0 replaces,  1 keeps")
+
+
+def _survival(axes: Any, inspection: Inspection, names: Sequence[str]) -> None:
+    least = np.floor(10 * np.nanmin(inspection.survival)) / 10
+    rows, columns = ["embedding", *names], ["start", *names]
+    label = "share that is left"
+    _heat(axes, inspection.survival, rows=rows, columns=columns, label=label, limits=(least, 1))
+    axes.set(title="Write survival", xlabel="after sublayer", ylabel="written by")
+
+
+def _coherence(axes: Any, inspection: Inspection, names: Sequence[str]) -> None:
+    values = inspection.coherence
+    _heat(axes, values, rows=names, columns=names, label="mean |cos|", limits=(0, 1))
+    axes.set(title="Coherence of directions", xlabel="sublayer", ylabel="sublayer")
+
+
+def _channels(axes: Any, inspection: Inspection, names: Sequence[str]) -> None:
+    before = inspection.recording.statistics("channel_norm").mean.numpy()
+    last = inspection.recording.statistics("channel_norm_after").mean.numpy()[-1:]
+    norms = np.concatenate([before, last])
+    columns = [str(j) for j in range(norms.shape[1])]
+    _heat(axes, norms, rows=[*names, "end"], columns=columns, label="mean norm")
+    axes.set(title="Norm of the value channels", xlabel="value channel", ylabel="before")
 
 
 def draw_training(records: Sequence[dict[str, Any]], path: Path) -> None:

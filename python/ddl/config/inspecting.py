@@ -25,8 +25,9 @@ class InspectConfig:
     """Number of tokens to measure on, in windows of the model's length that are spread evenly over
     the text. It is rounded down to whole windows."""
     prompt: str | None = None
-    """Also show the stream lens after this text: for each sublayer, the next tokens that readout
-    and head would predict if the stream ended there, from all value channels and from each alone."""
+    """Also show the stream lens after this text: for each sublayer, the next tokens that
+    readout and head would predict if the stream ended there, from all value channels and from each
+    alone."""
     out: Path | None = None
     """Directory for the pictures and inspection.json, which replace earlier ones there. None takes
     `inspect` in the model's directory, or NAME-inspect beside a file."""

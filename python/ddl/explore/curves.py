@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
-from ddl.train.plots import COLOURS
+from ddl.train.plots import COLOURS, TOP
 
 from .chart import Line, draw
 from .choice import NOTHING, Choice, joined, view_line
@@ -20,9 +20,6 @@ LETTERS = "abcdefg"
 LOOKS = ("", *COLOURS[1:])
 MOST = len(LETTERS)
 NAME = 28  # characters of a run's name in the legend
-ABOVE = (
-    1.2  # times the highest validation loss, where the first training losses are cut, as in PNGs
-)
 
 
 class Quantity(NamedTuple):
@@ -91,11 +88,12 @@ def _lines(view: View, quantity: Quantity, look: tuple[str, str], choice: Choice
 
 
 def _top(shown: Sequence[View], quantity: Quantity) -> float | None:
+    """Where the y-axis ends, because the first training losses are far higher; None for no end."""
     if quantity.validation is None:
         return None
     found = [view.series.of(quantity.validation).values for view in shown]
     highest = [float(values.max()) for values in found if len(values)]
-    return ABOVE * max(highest) if highest and max(highest) > 0 else None
+    return TOP * max(highest) if highest and max(highest) > 0 else None
 
 
 def _legend(shown: Sequence[View], quantity: Quantity, width: int) -> Text:

@@ -24,6 +24,7 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 WIDTH, HEIGHT = 7.0, 4.2  # inches of a figure without its legend
 LEGEND_CHARACTERS = 112  # in a row of the legend
 LONGEST = 72  # characters of a name
+TOP = 1.2  # end of the y-axis, as a multiple of the highest validation loss
 ROW = 0.19  # inches of a row of the legend
 
 
@@ -59,7 +60,7 @@ def plot_losses(
         for i, records in enumerate(group):
             highest = max(highest, _draw(axes, records, look, "" if i else name))
     if highest > 0:
-        axes.set_ylim(top=1.2 * highest)
+        axes.set_ylim(top=TOP * highest)
     axes.set(xlabel="step", ylabel="loss, nats per token", title="Validation (marked), training")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

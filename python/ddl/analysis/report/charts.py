@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ddl.recording.quantities import BINS, BOUNDS
-from ddl.train.plots import COLOURS, curve, smooth
+from ddl.train.plots import COLOURS, TOP, curve, smooth
 
 from ..labels import labels, spread
 from ..paired import variants_of
@@ -100,7 +100,8 @@ def losses(runs: Sequence[Run], keys: Sequence[Key]) -> Chart | None:
         return None
     y: Figure = {"title": {"text": "nats per token"}, "automargin": True}
     lowest = min(value for trace in traces for value in trace["y"])
-    top, margin = 1.2 * highest, 0.05 * (1.2 * highest - lowest)
+    top = TOP * highest
+    margin = 0.05 * (top - lowest)
     y |= {"range": rounded([lowest - margin, top])} if highest > lowest else {}
     layout = _layout(420, xaxis={"title": {"text": "step"}, "rangemode": "tozero"}, yaxis=y)
     return Chart("losses", "Losses by step", {"data": traces, "layout": layout}, 420)
@@ -152,48 +153,58 @@ def rounded(values: Sequence[float | None], digits: int = 4) -> Row:
 def depth_charts(depth: Depth, prefix: str) -> list[Chart]:
     """Eigenvalues, write survival, coherence and channel norms over depth, as heat maps."""
     names = labels(depth.sublayers)
-    sublayers = chart_labels(names)
-    sources, states = chart_labels(["embedding", *names]), chart_labels([*names, "end"])
-    bins = [-1 + (i + 0.5) * 2 / BINS for i in range(BINS)]
-    eigenvalues = _heat_map(
-        depth.eigenvalues,
-        (bins, "λ: −1 reflects, 0 replaces, 1 keeps"),
-        (sublayers, "sublayer"),
-        "λ = %{x:.3f} ± 0.025 in sublayer %{y}<br>%{z:.2%} of the tokens",
-        tickformat=".0%",
-    )
-    eigenvalues["layout"]["xaxis"] |= {"type": "linear", "range": [-1, 1], "nticks": 5}
-    eigenvalues["layout"]["shapes"] = _bounds()
-    survival = _heat_map(
-        depth.survival,
-        (chart_labels(["start", *names]), "after sublayer"),
-        (sources, "written by"),
-        "written by %{y}, after %{x}<br>%{z:.3f} is left",
-        limits=(0, 1),
-    )
-    coherence = _heat_map(
-        depth.coherence,
-        (sublayers, "sublayer"),
-        (sublayers, "sublayer"),
-        "%{y} and %{x}<br>mean |cos| %{z:.3f}",
-        limits=(0, 1),
-    )
-    channels = _heat_map(
-        depth.channels,
-        ([str(j) for j in range(len(depth.channels[0]))], "value channel"),
-        (states, "before sublayer"),
-        "channel %{x} before %{y}<br>mean norm %{z:.4g}",
-    )
     titled = {
-        "Eigenvalues of the rewrites: share of the tokens": eigenvalues,
-        "Write survival: share that is left": survival,
-        "Coherence of the directions: mean |cos|": coherence,
-        "Norms of the value channels": channels,
+        "Eigenvalues of the rewrites: share of the tokens": _eigenvalues(depth, names),
+        "Write survival: share that is left": _survival(depth, names),
+        "Coherence of the directions: mean |cos|": _coherence(depth, names),
+        "Norms of the value channels": _channels(depth, names),
     }
     return [
         Chart(f"{prefix}-{number}", title, figure, figure["layout"]["height"])
         for number, (title, figure) in enumerate(titled.items())
     ]
+
+
+def _eigenvalues(depth: Depth, names: Sequence[str]) -> Figure:
+    figure = _heat_map(
+        depth.eigenvalues,
+        ([-1 + (i + 0.5) * 2 / BINS for i in range(BINS)], "λ: −1 reflects, 0 replaces, 1 keeps"),
+        (chart_labels(names), "sublayer"),
+        f"λ = %{{x:.3f}} ± {1 / BINS:g} in sublayer %{{y}}<br>%{{z:.2%}} of the tokens",
+        tickformat=".0%",
+    )
+    figure["layout"]["xaxis"] |= {"type": "linear", "range": [-1, 1], "nticks": 5}
+    figure["layout"]["shapes"] = _bounds()
+    return figure
+
+
+def _survival(depth: Depth, names: Sequence[str]) -> Figure:
+    return _heat_map(
+        depth.survival,
+        (chart_labels(["start", *names]), "after sublayer"),
+        (chart_labels(["embedding", *names]), "written by"),
+        "written by %{y}, after %{x}<br>%{z:.3f} is left",
+        limits=(0, 1),
+    )
+
+
+def _coherence(depth: Depth, names: Sequence[str]) -> Figure:
+    return _heat_map(
+        depth.coherence,
+        (chart_labels(names), "sublayer"),
+        (chart_labels(names), "sublayer"),
+        "%{y} and %{x}<br>mean |cos| %{z:.3f}",
+        limits=(0, 1),
+    )
+
+
+def _channels(depth: Depth, names: Sequence[str]) -> Figure:
+    return _heat_map(
+        depth.channels,
+        ([str(j) for j in range(len(depth.channels[0]))], "value channel"),
+        (chart_labels([*names, "end"]), "before sublayer"),
+        "channel %{x} before %{y}<br>mean norm %{z:.4g}",
+    )
 
 
 def training_chart(training: Training, id: str) -> Chart | None:

@@ -11,7 +11,7 @@ use super::view::View;
 use crate::cpu::simd::row::add_scaled;
 use crate::error::Result;
 
-/// Writes the singular values of the product, descending, to `output` (N, min(L, d)). The other d − L are exactly 1,
+/// Writes the singular values of the product, descending, to `output` (N, min(L, d)). The others are exactly 1,
 /// because no direction reaches their vectors. `directions` (N, L, d) are k̂, `gates` (N, L, 1) are β.
 pub fn product_singular_values(
     directions: &View,

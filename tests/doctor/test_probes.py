@@ -19,7 +19,7 @@ from ddl.doctor.cache import cache, fnv_1a, is_damaged
 from ddl.doctor.processor import AVX2, AVX512, simd_level
 from ddl.doctor.report import Report
 from ddl.doctor.variables import variables
-from ddl.doctor.versions import Requirement, fits, of, packages, parse
+from ddl.doctor.versions import Requirement, fits, packages, parse, requirements_of
 
 
 @pytest.fixture(autouse=True)
@@ -322,7 +322,7 @@ def test_requirements_are_read_from_metadata() -> None:
         Requirement("rich", (), ">=13", "train"), Requirement("ddl-rs", ("train",), "", "data"),
         Requirement("pyarrow", (), ">=17", "data"), Requirement("ddl-rs", ("data",), "", "train"),
     ]  # fmt: skip
-    assert [r.name for r in of("data", known)] == ["rich", "pyarrow"]  # and it ends
+    assert [r.name for r in requirements_of("data", known)] == ["rich", "pyarrow"]  # and it ends
 
 
 def test_packages_out_of_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""Analysis: figures of the rewrites of a token, and comparisons of runs."""
+"""Analysis: spectra and inspections of rewrites, comparisons of runs, and reports on them."""

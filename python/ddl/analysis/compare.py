@@ -21,7 +21,7 @@ MOST_NAMED = 4  # runs that a sentence names
 
 
 class Comparison(NamedTuple):
-    """Runs, the first of which others are compared with, and notes: sentences for the reader."""
+    """Runs, of which the first is the one to compare with. notes: sentences on what is unfair."""
 
     runs: list[Run]
     notes: list[str]
@@ -30,7 +30,8 @@ class Comparison(NamedTuple):
 def compare(paths: Sequence[Path]) -> Comparison:
     """Read the runs at these paths, where a directory with runs in it stands for these.
 
-    Raises InputError if a path is neither, or a file of a run is damaged.
+    Raises InputError if a path is neither a run nor a directory with runs, or if a file of a run is
+    damaged.
     """
     found, twice = _distinct([run for path in paths for run in runs_at(path)])
     names = unique_names(found)
@@ -40,7 +41,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
 
 
 def notes_on(runs: Sequence[Run]) -> list[str]:
-    """Sentences about what makes a comparison of these runs with the first unfair or unfinished."""
+    """Sentences on why a comparison with the first of these runs is unfair or incomplete."""
     return _differences(runs) + _unfinished(runs) + _limited(runs)
 
 
@@ -127,7 +128,7 @@ def _listing(file: Path) -> list[str]:
 
 
 def _differences(runs: Sequence[Run]) -> list[str]:
-    """Sentences that name the runs which differ from the first in what makes losses comparable."""
+    """Sentences on runs whose losses cannot fairly be compared with those of the first."""
     trained = [run for run in runs if run.config is not None]
     grouped: dict[str, list[str]] = {}
     for run in trained[1:]:

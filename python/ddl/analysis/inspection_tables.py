@@ -1,4 +1,4 @@
-"""What `ddl inspect` prints."""
+"""The tables that `ddl inspect` prints."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def depth_table(summary: Summary) -> Table:
 
 
 def sentences(summary: Summary) -> str:
-    """What the table cannot say about the embedding, and what its columns are."""
+    """What is left of the embedding, which has no row in the table, and what the columns mean."""
     return (
         f"Of the embedding {_known(summary['survival'][0][-1]):.0%} is left after the last"
         f" sublayer; it is {_known(summary['shares'][0]):.0%} of the last state.\n"

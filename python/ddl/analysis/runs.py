@@ -1,4 +1,4 @@
-"""What a run directory, or an exported model's, says about itself, without loading the model."""
+"""Facts about a run, or an exported model, from the files in its directory; no model is loaded."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A run to compare; None stands for what it does not say.
+    """A run to compare; None stands for what its files do not say.
 
     config: None for an exported model. step: of the last record. final, best: the last and the
     lowest validation loss. tokens_per_second: the median of the records. peak_memory: bytes. data:

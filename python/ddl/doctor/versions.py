@@ -147,7 +147,7 @@ def packages(report: Report) -> Facts:
     extras = sorted({r.extra for r in known if r.extra is not None} - {"dev"})
     facts: Facts = {}
     for extra in extras:
-        listed = {r.name: describe(r) for r in of(extra, known)}
+        listed = {r.name: describe(r) for r in requirements_of(extra, known)}
         facts[extra] = {
             "complete": all(entry["version"] is not None for entry in listed.values()),
             "packages": listed,
@@ -161,7 +161,9 @@ def packages(report: Report) -> Facts:
     return facts
 
 
-def of(extra: str, known: list[Requirement], seen: tuple[str, ...] = ()) -> Iterator[Requirement]:
+def requirements_of(
+    extra: str, known: list[Requirement], seen: tuple[str, ...] = ()
+) -> Iterator[Requirement]:
     """The requirements of an extra, with those of the extras that it names."""
     for requirement in known:
         if requirement.extra != extra:
@@ -171,7 +173,7 @@ def of(extra: str, known: list[Requirement], seen: tuple[str, ...] = ()) -> Iter
             continue
         for other in requirement.extras:
             if other not in (extra, *seen):
-                yield from of(other, known, (extra, *seen))
+                yield from requirements_of(other, known, (extra, *seen))
 
 
 def describe(requirement: Requirement) -> dict[str, Any]:

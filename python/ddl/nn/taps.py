@@ -51,7 +51,7 @@ Tap = Callable[[Rewrite], Rewrite]
 
 
 class Tapped(Protocol):
-    """A DeltaResidual: `taps` see its rewrites, one after the other."""
+    """A DeltaResidual. Each of `taps` gets what the one before it returned."""
 
     taps: tuple[Tap, ...]
 

@@ -35,10 +35,11 @@ def edit(
             logits = model(idx).logits  # sublayer 3 writes nothing into tokens 4 to 8
 
     With β = 0 the state stays as it is, bit for bit; 1 replaces the readout by the value; 2
-    reflects. To exchange values between two texts, record them with
+    reflects the readout about the value. To exchange values between two texts, record them with
     `ddl.record(model, tokens=("value",))` and pass `recording.tokens("value")[sublayer]`. Gradients
     flow through what is not edited, and into tensors that are passed. Contexts can be nested: the
-    inner one comes last. `ddl.record` inside sees what was edited. Compiled models run uncompiled.
+    inner one is applied last. A `ddl.record` inside sees the edited rewrites. Meanwhile compiled
+    models run uncompiled.
 
     Args:
         model: as in `ddl.record`.

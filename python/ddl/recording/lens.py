@@ -1,4 +1,4 @@
-"""The stream lens: what the model would say if the stream ended after each sublayer."""
+"""The stream lens: what the model would predict if the stream ended after each sublayer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def lens(model: nn.Module, idx: Tensor, *, top: int = 5) -> Lens:
         model: a model with a method `logits_of_state`, which maps a state X (B, T, d, m) to logits
             (B, T, V): ddl's GPT, Hugging Face's class, and a nanoGPT from `ddl.nanogpt.convert`
             have it.
-        idx: (B, T) int64 tokens. top: number of likeliest tokens.
+        idx: (B, T) int64 tokens.
+        top: number of likeliest tokens, at most V of which are returned.
 
     Raises:
         TypeError: `model` has no such method. ValueError: it has no DeltaResidual.
@@ -76,8 +77,8 @@ def lens(model: nn.Module, idx: Tensor, *, top: int = 5) -> Lens:
     with evaluating(inner), installed(taps):
         inner(idx)
     tokens, probabilities = (torch.stack(part) for part in zip(*rows, strict=True))
-    by_channel, their = (torch.stack(part) for part in zip(*channels, strict=True))
-    return Lens(names, tokens, probabilities, by_channel, their)
+    of_channel, their = (torch.stack(part) for part in zip(*channels, strict=True))
+    return Lens(names, tokens, probabilities, of_channel, their)
 
 
 def _alone(state: Tensor, channel: int) -> Tensor:

@@ -16,19 +16,23 @@ QUANTITIES = {
     "k_norm": "|k|, the norm of the direction before it is normalised",
     "eigenvalue": "λ = 1 − β|k̂|², by which the rewrite scales the stream along k̂",
     "readout": "p = k̂ᵀX, what the stream holds along k̂",
-    "value": "v, what the rewrite moves it to",
+    "value": "v, what β = 1 would replace the readout by",
     "error": "|v − p|",
     "write_norm": "|β k̂ (v − p)ᵀ|, the norm of what is written",
     "state_norm": "|X|, Frobenius, before the rewrite",
-    "state_norm_after": "|X'|, after it",
+    "state_norm_after": "|X'|, Frobenius, after the rewrite",
     "channel_norm": "norm of each value channel before the rewrite",
-    "channel_norm_after": "the same after it",
-    "coherence": "cosine of k̂ with the direction of the sublayer before",
+    "channel_norm_after": "norm of each value channel after the rewrite",
+    "coherence": "cosine of k̂ with that of the sublayer before",
 }
 PER_CHANNEL = ("readout", "value", "channel_norm", "channel_norm_after")
 
-# What can be kept for every token besides: vectors and states.
-KEPT = {"direction": "k̂ (d,)", "state": "X (d, m), before the rewrite", "state_after": "X'"}
+# Vectors and states, which can be kept for every token but have no statistics.
+KEPT = {
+    "direction": "k̂ (d,)",
+    "state": "X (d, m), before the rewrite",
+    "state_after": "X' (d, m), after it",
+}
 
 # Regimes of a rewrite by its eigenvalue λ: name → (lower, upper). A bound between two belongs to
 # the one nearer to 0. β = 0 keeps (λ = 1), β = 1 projects (λ ≈ 0), β = 2 reflects (λ ≈ −1).

@@ -35,7 +35,7 @@ class Statistics(NamedTuple):
 class Recording:
     """What `ddl.record` has seen so far.
 
-    sublayers: names of the residuals, in order of execution. Padding is not counted.
+    sublayers: names of the residuals, in order of execution. Statistics leave out padding.
     """
 
     def __init__(self, tokens: Sequence[str] = ()) -> None:
@@ -85,10 +85,15 @@ class Recording:
         }
 
     def tokens(self, quantity: str) -> Tensor:
-        """What was kept for every token, → (L, B, T) and the quantity's own axes.
+        """What was kept for every token: (L, B, T, …), float32 or float64, on the CPU.
 
-        The passes follow each other along the batch. float32 or float64, on the CPU.
-        Raises ValueError if it was not asked for, or if the passes differ in length.
+        The last axes are the quantity's own: m for one per value channel, d for a direction, (d, m)
+        for a state; none for the others. B counts the sequences of all forward passes, one pass
+        after the other. "coherence" has L − 1 rows, because nothing comes before the first
+        sublayer.
+
+        Raises ValueError if `tokens` of `ddl.record` does not name it, or if the passes differ in
+        length.
         """
         if quantity not in self._wanted:
             expected = f"among the `tokens` of record, {', '.join(self._wanted) or 'none'}"
@@ -184,7 +189,7 @@ def record(model: nn.Module, *, tokens: Sequence[str] = ()) -> Iterator[Recordin
     tokens pass, on their device, and nothing else is kept. Gradients, random numbers and results
     stay as they are. Outside the context the model runs as if this did not exist; inside,
     compiled models run uncompiled, and each rewrite is done once more. With activation
-    checkpointing a backward counts its tokens again.
+    checkpointing the backward runs each rewrite again, which counts its tokens twice.
 
     Args:
         model: the model, also if torch.compile or DistributedDataParallel wraps it.

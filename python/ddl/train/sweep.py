@@ -1,4 +1,4 @@
-"""Training the runs of a sweep, one after the other or one of them, and going on after a stop."""
+"""Train the runs of a sweep, all in turn or one of them, and resume them after a stop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LISTING = "sweep.json"  # in the sweep's directory: its runs, in the order of th
 
 
 class State(NamedTuple):
-    """How far a run is: the step of its last checkpoint, and whether nothing is left to do."""
+    """How far a run is. step: of its last checkpoint, 0 without one. finished: nothing is left."""
 
     step: int
     finished: bool
@@ -44,7 +44,7 @@ class Swept(NamedTuple):
 
 
 def state_of(run: SweepRun) -> State:
-    """How far a run is; raise InputError if it cannot be gone on with with these options."""
+    """How far a run is. Raises InputError if it cannot be resumed with these options."""
     start = find_start(run.config)
     if start is None or start.manifest is None:
         return State(0, False)
@@ -55,11 +55,11 @@ def state_of(run: SweepRun) -> State:
 
 
 def train_sweep(sweep: Sweep, console: Console, *, index: int | None = None) -> Swept:
-    """Train what is not finished of a sweep's runs, or of the one with this index.
+    """Train the runs of a sweep that are not finished, or only the one with this index.
 
-    A run that was stopped is resumed. A signal ends the run after its step and a checkpoint, and
-    the sweep with it. A run that diverges or cannot be trained, because its options do not fit the
-    data or another process is training it, is reported, and the others go on.
+    A run that was stopped is resumed. A signal ends the current run after its step and a
+    checkpoint, and then the sweep. If a run diverges or cannot be trained, because its options do
+    not fit the data or another process trains it, that is reported and the next run begins.
     """
     runs = sweep.runs if index is None else (_chosen(sweep, index),)
     write_listing(sweep)
@@ -121,9 +121,9 @@ def _train_one(run: SweepRun, console: Console) -> int:
 
 
 def reset_peak_memory() -> None:
-    """Let the peak memory that records show be that of the run to come, not of runs before it.
+    """Reset the peak memory, so that the next run records its own and not that of earlier runs.
 
-    On a GPU it starts from 0; on Linux from what the process holds now. Elsewhere the peak of a
+    A GPU's peak begins at 0, a process's on Linux at what it holds now. Elsewhere the peak of a
     process cannot be reset.
     """
     gc.collect()
@@ -147,8 +147,11 @@ class Pace:
         self._measured[run.variant] = (spent + seconds, tokens + steps * _tokens_per_step(run))
 
     def estimate(self, left: Sequence[tuple[SweepRun, int]]) -> float | None:
-        """Seconds for these runs, each from a step on: at the pace of its variant, or of all if
-        that has not been trained yet; None before the first run is done."""
+        """Seconds that these runs still take, each from its step on; None before a run is done.
+
+        A run is estimated at the pace of its variant, or at the mean pace if no run of that
+        variant is done.
+        """
         known = {v: seconds / tokens for v, (seconds, tokens) in self._measured.items() if tokens}
         if not known:
             return None

@@ -1,4 +1,4 @@
-"""What `ddl inspect` and `--record-every` have left in a directory, checked for its shape."""
+"""The files of `ddl inspect` and of `--record-every` in a run, read and checked for their shape."""
 
 from __future__ import annotations
 

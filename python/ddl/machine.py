@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import resource
@@ -32,14 +33,30 @@ def usable_cores() -> int:
 
 
 def memory_gib() -> float:
-    """Physical memory."""
+    """Physical memory in GiB."""
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
 
 
-def peak_gib() -> float:
+def peak_bytes() -> int:
     """The peak resident memory of this process so far."""
     unit = 1 if sys.platform == "darwin" else 2**10  # getrusage counts bytes there, KiB elsewhere
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30, 1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def peak_gib() -> float:
+    """The peak resident memory of this process so far, in GiB."""
+    return round(peak_bytes() / 2**30, 1)
+
+
+def nvidia_smi(*fields: str) -> str | None:
+    """These fields of the first NVIDIA GPU, separated by ", "; None without nvidia-smi."""
+    query = f"--query-gpu={','.join(fields)}"
+    return output("nvidia-smi", query, "--format=csv,noheader", "--id=0")
+
+
+def digest(file: Path) -> str:
+    """The first twelve digits of a file's SHA-256, which tell two builds of one version apart."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
 
 
 def output(*command: str) -> str | None:

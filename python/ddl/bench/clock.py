@@ -96,10 +96,9 @@ def describe(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"device": machine.cpu_model(), "driver": None}
     properties = torch.cuda.get_device_properties(device)
-    query = ("--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
     return {
         "device": properties.name,
-        "driver": machine.output("nvidia-smi", *query),
+        "driver": machine.nvidia_smi("driver_version"),
         "cuda": torch.version.cuda,
         "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
@@ -112,7 +111,5 @@ def clocks() -> dict[str, str]:
     """The clocks, power and reasons for lower clocks that nvidia-smi reports; {} without it."""
     names = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "temperature.gpu",
              "clocks_throttle_reasons.active")  # fmt: skip
-    found = machine.output(
-        "nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "--id=0"
-    )
+    found = machine.nvidia_smi(*names)
     return {} if not found else dict(zip(names, found.split(", "), strict=False))

@@ -1,4 +1,4 @@
-"""Files of JSON records, one to a line. Imports no torch, which an installation may lack."""
+"""Files of JSON records, one to a line, as `ddl bench --out` and benchmarks/results have them."""
 
 from __future__ import annotations
 

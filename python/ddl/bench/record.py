@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 from datetime import datetime, timezone
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from ddl import _native
-from ddl.machine import cpu_model, memory_gib, output
+from ddl.machine import cpu_model, digest, memory_gib, output
 
 
 def environment(repository: Path | None = None) -> dict[str, Any]:
@@ -35,7 +34,7 @@ def environment(repository: Path | None = None) -> dict[str, Any]:
         "torch": torch.__version__,
         "ddl": _native.__version__,
         "commit": None if repository is None else commit(repository),
-        "native": native_digest(),
+        "native": digest(Path(_native.__file__)),  # a commit does not say which build ran
     }
 
 
@@ -55,17 +54,11 @@ def commit(repository: Path) -> dict[str, Any] | None:
     there.
     """
     git = ("git", "-C", str(repository))
-    digest = output(*git, "rev-parse", "HEAD")
-    if not digest:
+    found = output(*git, "rev-parse", "HEAD")
+    if not found:
         return None
     changes = output(*git, "status", "--porcelain", "--", ".", ":!benchmarks/results")
-    return {"hash": digest, "dirty": changes != ""}
-
-
-def native_digest() -> str:
-    """First digits of the extension's SHA-256, because a commit does not say which build ran."""
-    assert _native.__file__ is not None
-    return hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:12]
+    return {"hash": found, "dirty": changes != ""}
 
 
 def describe(where: dict[str, Any]) -> str:

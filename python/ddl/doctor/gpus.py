@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ddl.machine import output
+from ddl.machine import nvidia_smi
 
 from .report import Facts, Report, is_linux, said, tilde
 
@@ -58,8 +58,7 @@ def driver() -> str | None:
         found = re.search(r"Kernel Module\D*?([\d.]{5,})", told.read_text(errors="replace"))
         if found:
             return found[1]
-    query = ("--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
-    return output("nvidia-smi", *query) or None
+    return nvidia_smi("driver_version") or None
 
 
 def others(torch: Any) -> list[Facts]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ddl.machine import digest
 
 from .report import Facts, Report, is_linux, said
 
@@ -102,7 +103,7 @@ def system() -> str:
 
 
 def native(report: Report) -> tuple[str | None, str | None]:
-    """The version of the package and the first digits of the extension's SHA-256."""
+    """The version of the package, and the digest of the extension."""
     try:
         from ddl import _native
     except Exception as error:
@@ -112,8 +113,7 @@ def native(report: Report) -> tuple[str | None, str | None]:
         )
         return installed(DISTRIBUTION), None
     assert _native.__file__ is not None
-    digest = hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:12]
-    return _native.__version__, digest
+    return _native.__version__, digest(Path(_native.__file__))
 
 
 def torch_version(report: Report) -> str | None:

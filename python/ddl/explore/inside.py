@@ -16,7 +16,7 @@ from ddl.errors import InputError, first_line
 from ddl.train.json_lines import Record, number
 
 from .heat import LABEL, cell_width, heat
-from .words import compact, heading, plain, rows, safe, safe_line, wrap
+from .words import compact, heading, rendered, rows, safe, safe_line, wrap
 
 Summary = dict[str, Any]
 LEAST_WIDTH = 78  # of the table over depth, which scrolls sideways in a narrower terminal
@@ -116,7 +116,7 @@ def _over_training(recordings: Sequence[Recorded], quantity: str, width: int) ->
 
 
 def _depth(summary: Summary, width: int) -> Text:
-    table = plain(depth_table(summary), max(width, LEAST_WIDTH))
+    table = rendered(depth_table(summary), max(width, LEAST_WIDTH))
     text = f"Measured on {safe_line(summary['text'])}." if summary.get("text") else ""
     below = [wrap(sentences(summary), width), wrap(text, width)]
     return Text("\n".join([safe(table), "", *below]))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import resource
-import sys
 import time
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,6 +13,7 @@ import torch
 from ddl.config import GPTConfig
 from ddl.data import ByteTokenizer, Corpus
 from ddl.errors import InputError
+from ddl.machine import peak_bytes
 
 from .trainer import Trainer
 
@@ -141,5 +140,4 @@ def peak_memory(device: torch.device) -> int:
     """The most bytes that torch has allocated on the GPU, or that the process has had in memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak_bytes()

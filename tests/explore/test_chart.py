@@ -127,3 +127,9 @@ def test_numbers_of_an_axis() -> None:
     numbers = (0, 3e-4, 2.9465, 1500, 14_200, 1.5e6, 2e9, -14_200)
     found = [compact(number) for number in numbers]
     assert found == ["0", "0.0003", "2.946", "1500", "14.2k", "1500k", "2G", "-14.2k"]
+
+
+def test_a_running_mean_forgets_what_lies_before_its_window() -> None:
+    """A running sum of all values would lose the small ones after a perplexity of 1e20."""
+    values = curve(1e20, *[2.0] * 99)
+    assert values.smoothed().values[-1] == 2.0

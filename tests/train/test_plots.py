@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ddl.train.json_lines import number
-from ddl.train.plots import COLOURS, plot_losses
+from ddl.train.plots import COLOURS, plot_losses, smooth
 
 RECORDS = [{"step": s, "loss": 4 - s / 9, "validation_loss": 4.1 - s / 9} for s in range(1, 9)]
 
@@ -80,3 +81,12 @@ def test_what_is_no_finite_number_is_left_out(tmp_path: Path) -> None:
 def test_without_any_record(tmp_path: Path) -> None:
     drawn(tmp_path, {"a": [], "b": RECORDS})
     drawn(tmp_path, {})
+
+
+@pytest.mark.parametrize("count", [0, 1, 29, 30, 59, 61, 100, 1000])
+def test_a_running_mean_is_over_a_thirtieth(count: int) -> None:
+    values = np.random.default_rng(0).normal(size=count)
+    width = max(1, count // 30)
+    windows = [values[max(0, i + 1 - width) : i + 1] for i in range(count)]
+    np.testing.assert_allclose(smooth(values), [window.mean() for window in windows], rtol=1e-12)
+    assert np.array_equal(smooth(list(values)), smooth(values))

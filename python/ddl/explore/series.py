@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.train.json_lines import Record, number
+from ddl.train.plots import smooth
 
 Array = npt.NDArray[np.float64]
 
@@ -20,13 +21,8 @@ class Curve(NamedTuple):
     values: Array
 
     def smoothed(self) -> Curve:
-        """Running mean over the last thirtieth of the run, as in loss.png."""
-        width = max(1, len(self.values) // 30)
-        ends = np.arange(1, len(self.values) + 1)
-        begins = np.maximum(0, ends - width)
-        with np.errstate(over="ignore", invalid="ignore"):  # of values near the largest float
-            sums = np.concatenate([[0.0], np.cumsum(self.values)])
-            return Curve(self.steps, (sums[ends] - sums[begins]) / (ends - begins))
+        """The running mean, as in loss.png."""
+        return Curve(self.steps, smooth(self.values))
 
 
 EMPTY = Curve(np.zeros(0), np.zeros(0))

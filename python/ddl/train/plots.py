@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ddl.files import atomic_file
 
 from .json_lines import Record, number
@@ -128,8 +131,21 @@ def curve(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
     return [step for step, _ in points], [value for _, value in points]
 
 
-def smooth(values: Sequence[float]) -> list[float]:
-    """Running mean over the last thirtieth of the run."""
-    width = max(1, len(values) // 30)
-    windows = (values[max(0, i + 1 - width) : i + 1] for i in range(len(values)))
-    return [sum(window) / len(window) for window in windows]
+def smooth(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Running mean over the last thirtieth of the run; (n,) numbers to (n,), float64.
+
+    A window is the end of one block of the window's width and the beginning of the next, so that no
+    sum holds a number from before the window, which could be far larger.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    count = len(numbers)
+    width = max(1, count // 30)
+    blocks = np.pad(numbers, (0, -count % width)).reshape(-1, width)
+    with np.errstate(over="ignore"):
+        to_here = np.cumsum(blocks, axis=1).ravel()  # from the beginning of the block
+        from_here = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1].ravel()  # to its end
+        sums = to_here[:count]
+        begins = np.arange(count) - width + 1
+        two = (begins > 0) & (begins % width != 0)
+        sums[two] += from_here[begins[two]]
+    return sums / np.minimum(np.arange(1, count + 1), width)

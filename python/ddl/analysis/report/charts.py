@@ -93,8 +93,8 @@ def losses(runs: Sequence[Run], keys: Sequence[Key]) -> Chart | None:
         for name in key.runs:
             steps, values = curve(named[name].records, "validation_loss")
             highest = max([highest, *values])
-            training, smoothed = curve(named[name].records, "loss")
-            traces += _curve(group, key, name, "training", training, smooth(smoothed))
+            training, recorded = curve(named[name].records, "loss")
+            traces += _curve(group, key, name, "training", training, smooth(recorded).tolist())
             traces += _curve(group, key, name, "validation", steps, values)
     if not traces:
         return None

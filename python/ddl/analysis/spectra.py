@@ -1,10 +1,11 @@
-"""Figures of the rewrites of N tokens over L sublayers, computed natively in float64.
+"""Spectra, coherence and survival of the rewrites of N tokens over L sublayers, in float64.
 
     X' = A X + β k̂ vᵀ    A = I − β k̂k̂ᵀ    k̂ = k/√(|k|² + ε_k²)    X: (d, m)  v: (m,)  β ∈ [0, 2]
 
 (Deep Delta Learning, arXiv 2601.00417, eq. 2.3 to 2.5.) Common arguments:
 
-directions: k̂ (N, L, d), of norm 1 or slightly less. gates: β (N, L). values: v (N, L, m).
+directions: k̂ (N, L, d), of norm 1 or slightly less; up to 1.01 is accepted, because rounding to
+bfloat16 lengthens some. gates: β (N, L). values: v (N, L, m).
 embedding: X_0 (N, d, m), the states before the first rewrite.
 threads: the number of threads; None for torch's. Results are the same to the bit with any number.
 
@@ -14,10 +15,10 @@ arithmetic is in float64, Python's lock is released, and results are new float64
 unless a figure is a mean over tokens; L, d and m are at least 1.
 
 Raises TypeError for an input that is no numpy array or of another dtype, InputError for a wrong
-shape, a number that is not finite, or a direction longer than 1. The functions need numpy, which
+shape, a number that is not finite, or a direction longer than 1.01. The functions need numpy, which
 the extra `train` installs.
 
-Of a model, for the N = B·T tokens of its input:
+For a model, with the N = B·T tokens of its input:
 
     with ddl.record(model, tokens=("direction", "beta", "value", "state")) as recording:
         model(idx)
@@ -172,7 +173,7 @@ def product_singular_values(
     """The singular values (N, min(L, d)) of A_L…A_1, descending: what all rewrites do to a state.
 
     The other d − min(L, d) singular values are exactly 1, because no direction reaches their
-    vectors. None exceeds 1 by more than rounding for β in [0, 2]. Errors are in the order of
+    vectors. For β in [0, 2] none exceeds 1 by more than rounding. Errors are in the order of
     float64's rounding, for parallel and zero directions, too.
 
     The triangular factor R of K = [k̂_1 … k̂_L] = QR turns the product into one of the same form and

@@ -78,7 +78,7 @@ class RecordFiles:
 
 
 def record_files(path: Path) -> RecordFiles:
-    """The records that a user has named."""
+    """The records at a path that a user has named."""
     return RecordFiles(path, named=True)
 
 

@@ -92,11 +92,11 @@ def test_records_out_of_order_are_drawn_in_order(run: Path) -> None:
 
 
 def test_the_running_mean_is_the_pictures(run: Path) -> None:
-    from ddl.train.plots import _smooth
+    from ddl.train.plots import smooth
 
     append(run, *({"step": step, "loss": float(step % 7)} for step in range(7, 107)))
     curve = only(Watch([run]).poll()).series.of("loss")
-    np.testing.assert_allclose(curve.smoothed().values, _smooth(list(curve.values)), rtol=1e-12)
+    np.testing.assert_allclose(curve.smoothed().values, smooth(list(curve.values)), rtol=1e-12)
 
 
 def test_folders_and_runs_in_a_sweeps_order(run: Path) -> None:

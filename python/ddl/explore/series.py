@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.train.json_lines import Record
-from ddl.train.plots import number
+from ddl.train.plots import number, smooth
 
 Array = npt.NDArray[np.float64]
 
@@ -22,12 +22,7 @@ class Curve(NamedTuple):
 
     def smoothed(self) -> Curve:
         """Running mean over the last thirtieth of the run, as in loss.png."""
-        width = max(1, len(self.values) // 30)
-        ends = np.arange(1, len(self.values) + 1)
-        begins = np.maximum(0, ends - width)
-        with np.errstate(over="ignore", invalid="ignore"):  # of values near the largest float
-            sums = np.concatenate([[0.0], np.cumsum(self.values)])
-            return Curve(self.steps, (sums[ends] - sums[begins]) / (ends - begins))
+        return Curve(self.steps, np.array(smooth(self.values.tolist()), dtype=np.float64))
 
 
 EMPTY = Curve(np.zeros(0), np.zeros(0))

@@ -10,6 +10,7 @@ from ddl.errors import InputError, first_line
 from ddl.files import append_line, sync, write_text
 
 Record = dict[str, Any]
+LARGEST_STEP = 10**15  # no run has more; a larger one cannot be drawn
 
 
 class JsonLines:
@@ -64,7 +65,7 @@ def parse(line: str, number: int, path: Path) -> Record:
     except (ValueError, RecursionError) as error:
         raise _bad(path, f"line {number}: {first_line(error)}") from error
     step = record.get("step") if isinstance(record, dict) else None
-    if not isinstance(step, int) or step < 0:
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= LARGEST_STEP:
         raise _bad(path, f"line {number} without")
     return dict(record)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddl.files import atomic_file
-from ddl.options import LARGEST
 
 from .json_lines import Record
 
@@ -24,6 +23,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 WIDTH, HEIGHT = 7.0, 4.2  # inches of a figure without its legend
 LEGEND_CHARACTERS = 112  # in a row of the legend
+LARGEST = 1e300  # of a number that is drawn or compared: sums and ranges of these are floats
 LONGEST = 72  # characters of a name
 ROW = 0.19  # inches of a row of the legend
 
@@ -123,14 +123,28 @@ def curve(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
 
 
 def number(record: Any, key: str) -> float | None:
-    """A finite number of a record; None if there is none, as for null and NaN."""
+    """A finite number of a record, of at most `LARGEST`; None if there is none, as for NaN."""
     value: Any = record.get(key) if isinstance(record, Mapping) else None
     plain = isinstance(value, float | int) and not isinstance(value, bool)
     return float(value) if plain and -LARGEST <= value <= LARGEST else None
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Running mean over the last thirtieth of the run."""
+    """Running mean over the last thirtieth of the run, in time that grows with its length only.
+
+    A window is the end of one block of its width and the beginning of the next, whose sums are
+    known. Differences of sums over the whole run would lose every digit after a single spike.
+    """
     width = max(1, len(values) // 30)
-    windows = (values[max(0, i + 1 - width) : i + 1] for i in range(len(values)))
-    return [sum(window) / len(window) for window in windows]
+    means: list[float] = []
+    before: list[float] = []  # of the block before: before[i] is the sum of its values from i on
+    for start in range(0, len(values), width):
+        block = values[start : start + width]
+        sums = itertools.accumulate(block)
+        if before:
+            ends = [*before[1:], 0.0]
+            means += [(end + here) / width for end, here in zip(ends, sums, strict=False)]
+        else:
+            means += [here / count for count, here in enumerate(sums, start=1)]
+        before = list(itertools.accumulate(reversed(block)))[::-1]
+    return means

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ddl.analysis import tables
 from ddl.analysis.compare import Comparison, compare, plot, unique_names
 from ddl.analysis.runs import Run, read_run
 from ddl.config import OptimConfig
@@ -135,7 +136,11 @@ def test_null_nan_and_huge_numbers(tmp_path: Path) -> None:
     plot(compare([path]), tmp_path / "plot.png")
 
 
-@pytest.mark.parametrize("line", ["nonsense", "3", '{"loss": 1.0}', '{"step": "1"}', "[" * 20000])
+@pytest.mark.parametrize(
+    "line",
+    ["nonsense", "3", '{"loss": 1.0}', '{"step": "1"}', "[" * 20000,
+     '{"step": true}', '{"step": 1000000000000001}', '{"step": 1%s}' % ("0" * 400)],
+)  # fmt: skip
 def test_a_line_that_is_no_record(tmp_path: Path, line: str) -> None:
     path = make_run(tmp_path / "a")
     with (path / "metrics.jsonl").open("a") as file:
@@ -145,13 +150,49 @@ def test_a_line_that_is_no_record(tmp_path: Path, line: str) -> None:
         compare([path])
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"runs": 3}', '{"runs": [{}]}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"runs": 3}', '{"runs": [{}]}', '{"runs": ["results"]}',
+     '{"runs": [{"results": null}]}', '{"runs": [{"results": []}]}',
+     '{"runs": [{"results": {"sciq": "x"}}]}', '{"limit": [], "runs": [{"results": {}}]}',
+     '{"limit": "<b>", "runs": []}', '{"runs": [{"num_fewshot": "x", "results": {}}]}'],
+)  # fmt: skip
 def test_a_damaged_evaluation(tmp_path: Path, text: str) -> None:
     path = make_run(tmp_path / "a")
     (path / "eval-1.json").write_text(text)
     expected = f"`runs` must have evaluations of `ddl eval`, got {path}/eval-1.json"
     with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
         compare([path])
+
+
+@pytest.mark.parametrize("score", ["NaN", "1e400", "1e300", "true", '"x"', "null"])
+def test_a_score_that_is_none_is_left_out(tmp_path: Path, score: str) -> None:
+    path = make_run(tmp_path / "a")
+    results = f'{{"sciq": {{"acc,none": {score}}}, "piqa": {{"acc,none": 0.5}}}}'
+    (path / "eval-1.json").write_text(f'{{"runs": [{{"num_fewshot": 0, "results": {results}}}]}}')
+    compared = compare([path])
+    assert compared.runs[0].evaluations[0].scores == {"piqa": 50.0}
+    json.dumps(tables.document(compared), allow_nan=False)
+    tables.show(compared, quiet())
+
+
+def test_a_model_that_no_machine_holds(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "a")
+    config = json.loads((path / "config.json").read_text())
+    config["model"] |= {"hidden_size": 10**9, "num_heads": 1}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"^`runs` must have models that a machine can hold, got"):
+        compare([path])
+
+
+def test_a_run_that_diverged_is_not_merely_unfinished(tmp_path: Path) -> None:
+    lost, other = make_run(tmp_path / "lost", losses=[]), make_run(tmp_path / "other", losses=[])
+    with (lost / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "diverged": "the loss is not finite at step 3"}\n')
+    compared = compare([lost, other])
+    assert compared.notes[-2:] == [
+        "Diverged: lost (at step 3 of 6).", "Not finished: other (0 of 6 steps).",
+    ]  # fmt: skip
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:

@@ -74,6 +74,24 @@ def test_training_shows_the_means_by_step(tmp_path: Path) -> None:
         assert np.array_equal(np.ma.filled(shown[title], np.nan), values, equal_nan=True)
 
 
+@pytest.mark.parametrize("sublayers", [None, [], "abc", [3], [{"name": "other"}]])
+def test_training_with_other_sublayers_is_refused(tmp_path: Path, sublayers: Any) -> None:
+    records = recordings(inspected(3))[:2]
+    records[1]["sublayers"] = sublayers
+    with pytest.raises(ValueError, match="sublayers"):
+        draw_training(records, tmp_path / "picture.png")
+
+
+@pytest.mark.parametrize("mean", [1e308, "x", float("inf"), {}])
+def test_training_leaves_out_what_is_no_number(tmp_path: Path, mean: Any) -> None:
+    records = recordings(inspected(3))[:2]
+    for record in records:
+        for sublayer in record["sublayers"]:
+            sublayer["beta"]["mean"], sublayer["error"] = mean, mean
+    shown = images(drawn(lambda path: draw_training(records, path), tmp_path))
+    assert np.isnan(np.ma.filled(shown["Gate β"], np.nan)).all()
+
+
 @pytest.mark.parametrize("depth", [1, 12, 96])
 @pytest.mark.parametrize("training", [False, True])
 def test_no_labels_overlap(depth: int, training: bool, tmp_path: Path) -> None:

@@ -39,6 +39,19 @@ def test_ddl_and_python_m_ddl_are_the_same(args: str, status: int) -> None:
     assert "__main__" not in said
 
 
+@pytest.mark.parametrize("args", ["--help", "", "nope", "compare nothing", "compare --help"])
+def test_output_that_the_shell_has_closed(args: str) -> None:
+    """`ddl … >&-`: Python has no standard output then."""
+    command = f"{sys.executable} -m ddl {args} >&-"
+    answer = subprocess.run(
+        ["sh", "-c", command], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    assert "Traceback" not in answer.stderr
+    assert answer.returncode == {"--help": 0, "compare --help": 0, "compare nothing": 1}.get(
+        args, 2
+    )
+
+
 # --- ddl … | head ---------------------------------------------------------------------------------
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -183,6 +186,11 @@ def test_nanogpt() -> None:
         ({"beta": torch.tensor([0.0, -1])}, r"`beta` must be in \[0, 2\], got a tensor with -1.0"),
         ({"beta": 1.0, "sublayers": 4}, "`sublayers` must be below 4 or among the names .*, got 4"),
         ({"beta": 1.0, "sublayers": ["x"]}, "`sublayers` must be below 4 .*, got 'x'"),
+        ({"beta": 2.0000001}, r"`beta` must be in \[0, 2\], got 2.0000001"),
+        ({"beta": 1.0, "sublayers": slice(1)}, "`sublayers` must be below 4 .*, got slice"),
+        ({"beta": 1.0, "sublayers": 1.0}, "`sublayers` must be below 4 .*, got 1.0"),
+        ({"beta": 1.0, "tokens": 10**30}, "`tokens` must be a number, several, a slice"),
+        ({"beta": 1.0, "tokens": "ab"}, "`tokens` must be a number, .*, got 'ab'"),
         ({"beta": 1.0, "tokens": 0.5}, "`tokens` must be a number, several, a slice"),
         ({"beta": 1.0, "tokens": [0, 5]}, "`tokens` must be positions in 5 tokens, got 5"),
         (
@@ -213,3 +221,58 @@ def test_the_model_is_as_before_afterwards() -> None:
         stream(x)
     assert torch.equal(stream(x), before)
     assert x.shape[-1] == D
+
+
+@pytest.mark.parametrize("name", ["beta", "value"])
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ("x", "'x'"),
+        (1j, "1j"),
+        ([[1.0, 2.0], [1.0]], r"\[\[1.0, 2.0\], \[1.0\]\]"),
+        (torch.ones((), dtype=torch.complex64), "a tensor of torch.complex64 on cpu"),
+        (torch.ones((), device="meta"), "a tensor of torch.float32 on meta"),
+    ],
+)
+def test_what_is_no_number_is_refused(name: str, given: Any, got: str) -> None:
+    with (
+        pytest.raises(TypeError, match=f"^`{name}` must be real numbers, got {got}$"),
+        ddl.edit(make({}), **{name: given}),
+    ):
+        pass
+
+
+def test_numbers_are_as_exact_as_the_state() -> None:
+    stream = make({})
+    with (
+        ddl.edit(stream, beta=0.1, value=0.3),
+        ddl.record(stream, tokens=("beta", "value")) as seen,
+    ):
+        stream(embeddings())
+    assert (seen.tokens("beta") == 0.1).all()
+    assert (seen.tokens("value") == 0.3).all()
+
+
+@pytest.mark.parametrize("tokens", [[], torch.tensor([]), slice(100, 200)])
+def test_no_token_is_edited_if_none_is_named(tokens: Any) -> None:
+    stream, x = make({}), embeddings()
+    before = stream(x)
+    with ddl.edit(stream, tokens=tokens, beta=0.0):
+        assert torch.equal(stream(x), before)
+
+
+def test_a_slice_may_run_backwards_and_a_number_may_be_numpys() -> None:
+    stream, x = make({}), embeddings()
+    with ddl.edit(stream, sublayers=1, beta=0.0):
+        expected = stream(x)
+    with ddl.edit(stream, sublayers=np.int64(1), tokens=slice(None, None, -1), beta=0.0):
+        assert torch.equal(stream(x), expected)
+
+
+def test_a_copy_made_inside_is_not_edited() -> None:
+    stream, x = make({}), embeddings()
+    before = stream(x)
+    with ddl.edit(stream, beta=0.0):
+        copied = copy.deepcopy(stream)
+        pickle.dumps(stream.residuals[0])  # a tap cannot be pickled
+    assert torch.equal(copied(x), before)

@@ -83,3 +83,9 @@ def test_refused() -> None:
         TypeError, match=r"must have a method logits_of_state\(state\), got a Delta"
     ):
         lens(make({}), idx)
+
+
+@pytest.mark.parametrize("top", [0, -1, True, 1.5])
+def test_the_number_of_tokens_is_refused(top: Any) -> None:
+    with pytest.raises(ValueError, match=f"^`top` must be an integer of at least 1, got {top}$"):
+        lens(torch.nn.Linear(2, 2), torch.zeros(1, 1, dtype=torch.long), top=top)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -162,6 +164,78 @@ def test_a_compiled_model_is_recorded_and_never_compiled_again() -> None:
     assert len(recording) == B * T
     assert torch.equal(compiled(x), before)
     assert len(graphs) == 1
+
+
+def test_contexts_that_end_out_of_order_leave_compilation_as_it_was() -> None:
+    """As in two threads: the first to end may not compile, nor the last one forbid it for good."""
+    stream, x = make({"value_channels": 2}), embeddings()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(stream, fullgraph=True, backend=backend)
+    first, second = ddl.record(stream), ddl.record(stream)
+    first.__enter__()
+    with contextlib.ExitStack() as ending:
+        recording = ending.enter_context(second)
+        first.__exit__(None, None, None)
+        compiled(x)
+        assert len(recording) == B * T
+        assert not graphs
+    compiled(x)
+    assert len(graphs) == 1
+
+
+def test_threads_record_at_once() -> None:
+    streams = [make({}) for _ in range(4)]
+    seen: list[int] = []
+
+    def work(stream: ddl.DeltaStream) -> None:
+        for _ in range(20):
+            with ddl.record(stream) as recording:
+                stream(embeddings())
+            seen.append(len(recording))
+
+    threads = [threading.Thread(target=work, args=(stream,)) for stream in streams]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [B * T] * 80
+    assert all(residual.taps == () for stream in streams for residual in stream.residuals)
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+def test_what_is_not_a_number_is_in_no_regime() -> None:
+    stream = make({})
+    with torch.no_grad():
+        stream.residuals[1].gate.weight.fill_(math.nan)
+    with ddl.record(stream) as recording:
+        stream(embeddings())
+    assert len(recording) == B * T
+    assert recording.eigenvalue_counts().sum(1).tolist() == [B * T, 0, 0, 0]
+    shares = torch.stack(list(recording.regimes().values())).sum(0)
+    assert shares.tolist() == pytest.approx([1, 0, 0, 0])
+    assert recording.statistics("eigenvalue").mean.isnan().tolist() == [False, True, True, True]
+
+
+def test_a_name_that_is_given_twice_is_kept_once() -> None:
+    stream = make({})
+    with ddl.record(stream, tokens=("beta", "beta")) as recording:
+        stream(embeddings())
+    assert recording.tokens("beta").shape == (4, B, T)
+
+
+def test_a_shared_residual_has_no_tokens_of_its_own() -> None:
+    stream = make({})
+    stream.residuals[2] = stream.residuals[0]
+    with ddl.record(stream, tokens=("beta",)) as recording:
+        stream(embeddings())
+    sentence = "`tokens` needs sublayers that run equally often, got 4, 2, 2 rows"
+    with pytest.raises(ValueError, match=sentence):
+        recording.tokens("beta")
 
 
 def test_padding_is_not_counted() -> None:

@@ -191,9 +191,15 @@ def _unfinished(runs: Sequence[Run]) -> list[str]:
     left = [
         f"{run.name} ({run.step:,} of {run.config.steps:,} steps)"
         for run in runs
-        if run.config is not None and not run.finished
+        if run.config is not None and not run.finished and not run.diverged
     ]
-    return [f"Not finished: {_listed(left)}."] if left else []
+    lost = [
+        f"{run.name} (at step {run.step:,} of {run.config.steps:,})"
+        for run in runs
+        if run.config is not None and run.diverged
+    ]
+    sentences = [f"Diverged: {_listed(lost)}."] if lost else []
+    return sentences + ([f"Not finished: {_listed(left)}."] if left else [])
 
 
 def _limited(runs: Sequence[Run]) -> list[str]:

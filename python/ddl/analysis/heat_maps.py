@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ddl.files import atomic_file
 from ddl.recording.quantities import BOUNDS
+from ddl.train.json_lines import number
 
 from .inspection import Array, Inspection
 from .labels import labels
@@ -70,9 +71,13 @@ def _channels(axes: Any, inspection: Inspection, names: Sequence[str]) -> None:
 def draw_training(records: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw mean β, |v − p| and the norm of the writes over depth and training as a PNG.
 
-    records: what `ddl train --record-every` has left, one for each recorded step.
+    records: what `ddl train --record-every` has left, one for each recorded step. Raises ValueError
+    if one has no sublayers, or others than the first.
     """
-    names = labels([sublayer["name"] for sublayer in records[0]["sublayers"]])
+    sublayers = [_names(record) for record in records]
+    if any(names != sublayers[0] for names in sublayers):
+        raise ValueError("steps with different sublayers")
+    names = labels(sublayers[0])
     steps = [str(record["step"]) for record in records]
     titles = {
         "beta": "Gate β",
@@ -82,10 +87,8 @@ def draw_training(records: Sequence[dict[str, Any]], path: Path) -> None:
 
     def fill(axes: Any) -> None:
         for (quantity, title), place in zip(titles.items(), axes.flat, strict=True):
-            values = [
-                [np.nan if (mean := s[quantity]["mean"]) is None else mean for s in r["sublayers"]]
-                for r in records
-            ]
+            means = [[number(s.get(quantity), "mean") for s in r["sublayers"]] for r in records]
+            values = [[np.nan if mean is None else mean for mean in row] for row in means]
             _heat(
                 place,
                 np.array(values, dtype=float).T,
@@ -96,6 +99,14 @@ def draw_training(records: Sequence[dict[str, Any]], path: Path) -> None:
             place.set(title=title, xlabel="step", ylabel="sublayer")
 
     _figure(path, (13, 3.0 + 0.16 * min(len(names), MOST_LABELS)), (1, 3), fill)
+
+
+def _names(record: Mapping[str, Any]) -> list[str]:
+    """The names of a record's sublayers, which are objects, at least one."""
+    found = record.get("sublayers")
+    if not isinstance(found, list) or not found or not all(isinstance(s, dict) for s in found):
+        raise ValueError(f"step {record.get('step')} without sublayers")
+    return [str(sublayer.get("name")) for sublayer in found]
 
 
 def _figure(path: Path, size: tuple[float, float], grid: tuple[int, int], fill: Any) -> None:

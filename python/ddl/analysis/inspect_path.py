@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ddl import data
 from ddl.config import InspectConfig
 from ddl.data.tokenizer import Tokenizer
-from ddl.errors import InputError
+from ddl.errors import InputError, first_line
 from ddl.files import PathKind, make_directory, path_kind, write_text
 from ddl.load import load
 from ddl.models import GPT
@@ -70,7 +70,11 @@ def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any
     written = [out / DEPTH, out / FILE]
     recordings = RunDirectory(config.run).recordings.read() if _is_run(config.run) else []
     if recordings:
-        draw_training(recordings, out / TRAINING)
+        try:
+            draw_training(recordings, out / TRAINING)
+        except ValueError as error:
+            got = f"{RunDirectory(config.run).recordings.path}: {first_line(error)}"
+            raise InputError(f"`run` must have recordings of `ddl train`, got {got}") from error
         written.append(out / TRAINING)
     return written
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,10 +19,11 @@ from ddl.config.paper_tasks import metric_of, paper_average
 from ddl.errors import InputError, first_line
 from ddl.files import PathKind, require_kind
 from ddl.models import GPT
+from ddl.options import is_whole
 from ddl.train import checkpoint
 from ddl.train.json_lines import Record, number
 from ddl.train.metrics import perplexity
-from ddl.train.runs import LAST, TOKENIZER, RunDirectory, load_config
+from ddl.train.runs import DIVERGED, LAST, TOKENIZER, RunDirectory, load_config
 
 KINDS = (PathKind.RUN, PathKind.DDL, PathKind.HUGGING_FACE)
 EVALUATIONS = "eval-*.json"  # as `ddl eval` names them: by date and time
@@ -88,6 +89,12 @@ class Run:
         return self.config
 
     @property
+    def diverged(self) -> bool:
+        """Whether training ended because a number was not finite."""
+        lost = self.final is not None and math.isnan(self.final.loss)
+        return lost or bool(self.records and DIVERGED in self.records[-1])
+
+    @property
     def finished(self) -> bool:
         """Whether the run did its last step, with a validation loss that is a number."""
         steps = None if self.config is None else self.config.steps
@@ -149,8 +156,13 @@ def _loss(record: Record) -> float:
 @lru_cache(maxsize=256)
 def parameters_of(config: GPTConfig) -> int:
     """The number of a model's parameters, from a model without memory."""
-    with torch.device("meta"):
-        return GPT(config).num_parameters()
+    try:
+        with torch.device("meta"):
+            return GPT(config).num_parameters()
+    except RuntimeError as error:
+        raise InputError(
+            f"`runs` must have models that a machine can hold, got: {first_line(error)}"
+        ) from error
 
 
 def _data(path: Path) -> str | None:
@@ -183,12 +195,24 @@ def newest_evaluation(path: Path) -> Record:
         return {}
     try:
         record = json.loads(_text(files[-1]) or "")
-        shaped = isinstance(record["runs"], list) and all("results" in r for r in record["runs"])
-    except (ValueError, RecursionError, KeyError, TypeError):
+        shaped = _is_evaluation(record)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         shaped = False
     if not shaped:
         raise InputError(f"`runs` must have evaluations of `ddl eval`, got {files[-1]}")
     return record
+
+
+def _is_evaluation(record: Any) -> bool:
+    """Whether a record has what is read of it; raises KeyError or TypeError if not, too."""
+    runs, limits = record["runs"], [record.get("limit")]
+    counts = [*limits, *(run.get("num_fewshot") for run in runs)]
+    tasks = [results for run in runs for results in run["results"].values()]
+    return (
+        isinstance(runs, list)
+        and all(count is None or (is_whole(count) and 0 <= count < 10**9) for count in counts)
+        and all(isinstance(results, dict) for results in tasks)
+    )
 
 
 def _evaluations(record: Record) -> Iterator[Evaluation]:

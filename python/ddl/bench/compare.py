@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 
 from ddl.config import BenchConfig
 from ddl.errors import InputError, first_line
+from ddl.options import is_number
 
 from . import jsonl
 
 BENCHMARK = "bench"  # `benchmark` in a record of `ddl bench`
+COMPARED = ("ratio", "p95_over_baseline")
+LEAST = 1e-12  # of a ratio of two times, and 1 over it the largest
 MACHINE = ("cpu", "cores", "simd", "system")
 
 Record = dict[str, Any]
@@ -44,9 +47,19 @@ def _is_whole(record: Record) -> bool:
     if not all(isinstance(record.get(name), kind) for name, kind in fields.items()):
         return False
     return all(
-        isinstance(row, dict) and {"part", "what", "gate"} <= row.keys()
+        isinstance(row, dict) and {"part", "what", "gate"} <= row.keys() and _has_times(row)
         for row in record["results"]
     )
+
+
+def _has_times(row: Record) -> bool:
+    """Whether a row has both figures that are compared, or none, as one that was wrong."""
+    found = [row[name] for name in COMPARED if name in row]
+    return not found or (len(found) == len(COMPARED) and all(map(_is_positive, found)))
+
+
+def _is_positive(figure: Any) -> bool:
+    return is_number(figure) and LEAST < figure < 1 / LEAST
 
 
 def require_sizes(before: Record, sizes: dict[str, Any]) -> None:
@@ -69,6 +82,8 @@ def compare(run: Record, before: Record, config: BenchConfig) -> Comparison:
             missing.append(_name(row))
             continue
         regressions += slower(row, was, config.min_ratio, config.max_p95)
+    if missing and len(missing) == sum(row["gate"]["red"] is None for row in run["results"]):
+        regressions.append("nothing was compared, because the baseline has times of no such row")
     return Comparison(regressions, [*other_machine(run, before), *without(missing)])
 
 

@@ -21,6 +21,6 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The records of a file, without a line that was cut off."""
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
+        with contextlib.suppress(ValueError, RecursionError):
             records.append(json.loads(line))
     return records

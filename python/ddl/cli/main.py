@@ -30,7 +30,12 @@ from . import (
     sweep,
     train,
 )
-from .terminal import discard_output, escape_what_cannot_be_written, nobody_reads
+from .terminal import (
+    discard_output,
+    escape_what_cannot_be_written,
+    nobody_reads,
+    replace_closed_output,
+)
 
 COMMANDS = {
     "prepare": prepare.COMMAND,
@@ -60,6 +65,7 @@ INTERRUPTED, NOBODY_READS = 128 + 2, 128 + 13  # as shells report SIGINT and SIG
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; return 0 on success, 1 after an error message, 2 for wrong usage."""
+    replace_closed_output()
     escape_what_cannot_be_written()
     try:
         try:

@@ -25,6 +25,17 @@ def make_console(*, stderr: bool = False) -> Console:
     return Raising(stderr=stderr)
 
 
+def replace_closed_output() -> None:
+    """Write to os.devnull if the shell has closed standard output or error, as `>&-` does.
+
+    Python has None for it then. Opened first, os.devnull also takes the number of the closed one,
+    which the next file would get otherwise: what native code prints would go into it.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
 def escape_what_cannot_be_written() -> None:
     """Let an ASCII terminal show other characters, and bytes in a path, as escapes."""
     for stream in (sys.stdout, sys.stderr):

@@ -192,6 +192,10 @@ class DeltaResidual(nn.Module):
         x = functional.rewrite(state, direction, value, gate, eps_k=self.eps_k)
         return x.squeeze(-1) if self.value_channels == 1 else x
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The module without its taps: a copy or a saved module outlives `ddl.edit`."""
+        return {**self.__dict__, "taps": ()}
+
     # --- parts of `forward` for DeltaStream, whose fused read computes linear values and gates ----
 
     def read_arguments(self) -> dict[str, Any]:

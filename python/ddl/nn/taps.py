@@ -7,9 +7,10 @@ fires.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -57,6 +58,9 @@ class Tapped(Protocol):
 
 
 _changes = 0
+_contexts = 0  # that are open, in all threads
+_stance: Any = None  # torch's, while one is open
+_lock = threading.RLock()
 
 
 def generation() -> int:
@@ -68,19 +72,46 @@ def generation() -> int:
 def installed(taps: Iterable[tuple[Tapped, Tap]]) -> Iterator[None]:
     """Install each tap in its residual, after those it has; remove it at the end.
 
-    Meanwhile compiled models run uncompiled, because their compiled code calls no taps.
+    Meanwhile compiled models run uncompiled, because their compiled code calls no taps. Contexts
+    may end in any order, as in threads.
     """
     pairs = list(taps)
-    with torch.compiler.set_stance("force_eager"):
-        _note_a_change()
-        for residual, tap in pairs:
-            residual.taps = (*residual.taps, tap)
+    with _eager():
+        with _lock:
+            _note_a_change()
+            for residual, tap in pairs:
+                residual.taps = (*residual.taps, tap)
         try:
             yield
         finally:
-            _note_a_change()
-            for residual, tap in pairs:
-                residual.taps = tuple(other for other in residual.taps if other is not tap)
+            with _lock:
+                _note_a_change()
+                for residual, tap in pairs:
+                    residual.taps = tuple(other for other in residual.taps if other is not tap)
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Let compiled models run uncompiled.
+
+    torch's stance belongs to the process, and leaving `set_stance` restores the one that it found.
+    So the first context sets it and the last one restores it: two that ended in the order in which
+    they began would leave "force_eager" behind for good.
+    """
+    global _contexts, _stance
+    with _lock:
+        if _contexts == 0:
+            _stance = torch.compiler.set_stance("force_eager")
+            _stance.__enter__()
+        _contexts += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _contexts -= 1
+            if _contexts == 0:
+                _stance.__exit__(None, None, None)
+                _stance = None
 
 
 def _note_a_change() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from .sublayers import find_residuals
 
 __all__ = ["edit"]
 
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 Tokens = slice | Sequence[int] | Tensor | int | None
 
 
@@ -59,11 +60,11 @@ def edit(
     chosen = _choose(residuals, sublayers)
     if beta is None and value is None:
         raise ValueError("`beta` or `value` must be given, got None for both")
-    _check_beta(beta)
+    if beta is not None:
+        beta = _numbers("beta", beta)
+        _check_beta(beta)
     if value is not None:
-        value = torch.as_tensor(value)
-        if not value.is_floating_point():
-            value = value.float()
+        value = _numbers("value", value)
     at = _positions(tokens)
 
     def tap(rewrite: Rewrite) -> Rewrite:
@@ -78,8 +79,9 @@ def _choose(residuals: dict[str, DeltaResidual], sublayers: Any) -> list[DeltaRe
         return list(residuals.values())
     names = list(residuals)
     chosen = []
-    for which in [sublayers] if isinstance(sublayers, str | int) else sublayers:
-        if isinstance(which, int) and is_whole(which) and -len(names) <= which < len(names):
+    several = isinstance(sublayers, Iterable) and not isinstance(sublayers, str)
+    for which in sublayers if several else [sublayers]:
+        if is_whole(which) and -len(names) <= which < len(names):
             chosen.append(residuals[names[which]])
         elif isinstance(which, str) and which in residuals:
             chosen.append(residuals[which])
@@ -89,12 +91,28 @@ def _choose(residuals: dict[str, DeltaResidual], sublayers: Any) -> list[DeltaRe
     return list(dict.fromkeys(chosen))
 
 
-def _check_beta(beta: float | Tensor | None) -> None:
-    if beta is None:
-        return
-    values = torch.as_tensor(beta).detach()
+def _numbers(name: str, given: Any) -> Tensor:
+    """A number, numbers or a tensor as a tensor of floats: float64, unless it is a tensor."""
+    try:
+        kept = isinstance(given, Tensor)
+        numbers = given if kept else torch.as_tensor(given, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        numbers = None
+    if numbers is None or numbers.is_complex() or numbers.is_meta:
+        raise TypeError(f"`{name}` must be real numbers, got {_told(given)}")
+    return numbers if numbers.is_floating_point() else numbers.float()
+
+
+def _told(given: Any) -> str:
+    if isinstance(given, Tensor):
+        return f"a tensor of {given.dtype} on {given.device}"
+    return repr(given)
+
+
+def _check_beta(beta: Tensor) -> None:
+    values = beta.detach()
     if not bool(((values >= 0) & (values <= 2)).all()):  # NaN fails, too
-        got = beta if not isinstance(beta, Tensor) else f"a tensor with {_outside(values)}"
+        got = _outside(values) if values.ndim == 0 else f"a tensor with {_outside(values)}"
         raise ValueError(f"`beta` must be in [0, 2], got {got}")
 
 
@@ -106,21 +124,26 @@ def _outside(values: Tensor) -> float:
 def _positions(tokens: Any) -> slice | Tensor | None:
     if tokens is None or isinstance(tokens, slice):
         return tokens
-    at = torch.as_tensor(tokens)
-    if at.dtype != torch.bool and (at.is_floating_point() or at.ndim > 1):
+    try:
+        at = torch.as_tensor(tokens)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        at = torch.empty(())  # refused below
+    if at.ndim == 1 and len(at) == 0:  # a search that found no token; torch takes [] for floats
+        at = at.long()
+    if at.is_meta or (at.dtype != torch.bool and (at.dtype not in WHOLE or at.ndim > 1)):
         expected = "a number, several, a slice, or a bool mask (T,) or (B, T)"
         raise ValueError(f"`tokens` must be {expected}, got {tokens!r}")
     return at if at.dtype == torch.bool else at.long().reshape(-1)
 
 
 def _edited(
-    rewrite: Rewrite, at: slice | Tensor | None, beta: float | Tensor | None, value: Tensor | None
+    rewrite: Rewrite, at: slice | Tensor | None, beta: Tensor | None, value: Tensor | None
 ) -> Rewrite:
     if at is not None and rewrite.continues:
         raise ValueError("`tokens` must be None while a cache is used, got positions")
     mask = None if at is None else _mask(at, rewrite.gate)
     if beta is not None:
-        gate = torch.as_tensor(beta, dtype=rewrite.gate.dtype, device=rewrite.gate.device)
+        gate = beta.to(rewrite.gate)
         rewrite = rewrite._replace(gate=_replaced("beta", rewrite.gate, gate, mask))
     if value is not None:
         given = value.to(rewrite.value)
@@ -136,7 +159,7 @@ def _mask(at: slice | Tensor, gate: Tensor) -> Tensor:
     length = gate.shape[-1] if gate.ndim else 0
     if isinstance(at, slice):
         mask = torch.zeros(length, dtype=torch.bool)
-        mask[at] = True
+        mask[list(range(length)[at])] = True  # of a negative step, too
     elif at.dtype == torch.bool:
         mask = at
         if gate.ndim == 0 or mask.ndim == 0 or mask.shape != gate.shape[-mask.ndim :]:

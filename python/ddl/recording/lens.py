@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl.nn.taps import Rewrite, Tap, installed
+from ddl.options import is_whole
 
 from .sublayers import evaluating, find_residuals, unwrapped
 
@@ -48,6 +49,8 @@ def lens(model: nn.Module, idx: Tensor, *, top: int = 5) -> Lens:
     Raises:
         TypeError: `model` has no such method. ValueError: it has no DeltaResidual.
     """
+    if not is_whole(top) or top < 1:
+        raise ValueError(f"`top` must be an integer of at least 1, got {top!r}")
     inner: Any = unwrapped(model)
     residuals = find_residuals(inner)
     if not callable(getattr(inner, "logits_of_state", None)):

@@ -85,9 +85,10 @@ def measure(rewrite: Rewrite, before: Tensor | None) -> dict[str, Tensor]:
 def bins(eigenvalues: Tensor) -> Tensor:
     """Count eigenvalues (…,) in BINS equal bins over [−1, 1] → (BINS,) int64.
 
-    A value on an edge counts in the bin nearer to 0, as in REGIMES.
+    A value on an edge counts in the bin nearer to 0, as in REGIMES; NaN counts in none.
     """
     values, half = eigenvalues.flatten().double(), BINS // 2
+    values = values[~values.isnan()]
     edges = torch.arange(1, half, device=values.device).double() / half
     at = torch.bucketize(values.abs(), edges)
     return torch.bincount(torch.where(values < 0, half - 1 - at, half + at), minlength=BINS)

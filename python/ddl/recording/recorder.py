@@ -40,7 +40,7 @@ class Recording:
 
     def __init__(self, tokens: Sequence[str] = ()) -> None:
         self.sublayers: list[str] = []
-        self._wanted = tuple(tokens)
+        self._wanted = tuple(dict.fromkeys(tokens))
         self._moments: dict[tuple[str, str], Moments] = {}
         self._counts: dict[str, Tensor] = {}  # histogram of the eigenvalues of each sublayer
         self._kept: dict[tuple[str, str], list[Tensor]] = {}
@@ -48,7 +48,7 @@ class Recording:
 
     def __len__(self) -> int:
         """Number of tokens that the first sublayer has seen."""
-        return int(self._counts[self.sublayers[0]].sum()) if self.sublayers else 0
+        return self._count_of(self.sublayers[0]) if self.sublayers else 0
 
     def statistics(self, quantity: str) -> Statistics:
         """Statistics of one of `ddl.recording.QUANTITIES`.
@@ -70,15 +70,21 @@ class Recording:
         return Statistics(rows("mean"), rows("std"), rows("min"), rows("max"))
 
     def eigenvalue_counts(self) -> Tensor:
-        """Histogram of λ = 1 − β|k̂|² in 40 equal bins over [−1, 1] → (L, 40) int64."""
+        """Histogram of λ = 1 − β|k̂|² in 40 equal bins over [−1, 1] → (L, 40) int64.
+
+        Eigenvalues that are NaN, as of a model whose training has diverged, are in none.
+        """
         counts = [self._counts[name].cpu() for name in self.sublayers]
         return torch.stack(counts) if counts else torch.zeros(0, BINS, dtype=torch.int64)
 
     def regimes(self) -> dict[str, Tensor]:
-        """The share of tokens in each of `ddl.recording.REGIMES`, (L,) float64; they sum to 1."""
+        """The share of tokens in each of `ddl.recording.REGIMES`, (L,) float64.
+
+        They sum to 1, less the share of tokens whose eigenvalue is NaN.
+        """
         counts = self.eigenvalue_counts()
         edge = {bound: round((bound + 1) * BINS / 2) for pair in REGIMES.values() for bound in pair}
-        tokens = counts.sum(1).double()
+        tokens = torch.tensor([self._count_of(name) for name in self.sublayers]).double()
         return {
             name: counts[:, edge[lower] : edge[upper]].sum(1) / tokens
             for name, (lower, upper) in REGIMES.items()
@@ -92,8 +98,8 @@ class Recording:
         after the other. "coherence" has L − 1 rows, because nothing comes before the first
         sublayer.
 
-        Raises ValueError if `tokens` of `ddl.record` does not name it, or if the passes differ in
-        length.
+        Raises ValueError if `tokens` of `ddl.record` does not name it, if the passes differ in
+        length, or if a sublayer ran more often than another.
         """
         if quantity not in self._wanted:
             expected = f"among the `tokens` of record, {', '.join(self._wanted) or 'none'}"
@@ -105,6 +111,12 @@ class Recording:
             got = ", ".join(map(str, sorted(shapes)))
             raise ValueError(f"`tokens` needs passes of one length, got the shapes {got} per row")
         rows = [torch.cat(self._parts(name, quantity)) for name in self._recorded(quantity)]
+        if len({len(row) for row in rows}) > 1:
+            got = ", ".join(str(len(row)) for row in rows)
+            raise ValueError(
+                f"`tokens` needs sublayers that run equally often, got {got} rows: one is shared,"
+                " or was left out in a pass"
+            )
         return torch.stack(rows) if rows else torch.empty(0)
 
     def summary(self) -> dict[str, Any]:
@@ -161,6 +173,11 @@ class Recording:
             return
         moments, key = Moments.of(samples), (sublayer, quantity)
         self._moments[key] = self._moments[key].join(moments) if key in self._moments else moments
+
+    def _count_of(self, sublayer: str) -> int:
+        """Number of tokens that a sublayer has seen."""
+        found = self._moments.get((sublayer, "beta"))
+        return 0 if found is None else found.count
 
     def _parts(self, sublayer: str, quantity: str) -> list[Tensor]:
         return self._kept.get((sublayer, quantity), [])

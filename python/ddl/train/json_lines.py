@@ -10,9 +10,10 @@ from typing import Any
 
 from ddl.errors import InputError, first_line
 from ddl.files import append_line, sync, write_text
-from ddl.options import LARGEST
 
 Record = dict[str, Any]
+LARGEST = 1e300  # of a number that is drawn or compared: sums and ranges of these are floats
+LARGEST_STEP = 10**15  # no run has more; a larger one cannot be drawn
 
 
 class JsonLines:
@@ -67,18 +68,18 @@ def parse(line: str, line_number: int, path: Path) -> Record:
     except (ValueError, RecursionError) as error:
         raise _bad(path, f"line {line_number}: {first_line(error)}") from error
     step = record.get("step") if isinstance(record, dict) else None
-    if not isinstance(step, int) or step < 0:
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= LARGEST_STEP:
         raise _bad(path, f"line {line_number} without")
     return dict(record)
 
 
 def number(record: Any, key: str) -> float | None:
-    """The finite number under a key of a record; None if there is none, as for null and NaN."""
+    """The number under a key of a record, as in `finite`; None if there is none."""
     return finite(record.get(key)) if isinstance(record, Mapping) else None
 
 
 def finite(value: Any) -> float | None:
-    """A value of JSON as a finite float; None for anything else, such as null, NaN and true."""
+    """A value of JSON as a float of at most LARGEST; None for others, as null, NaN and true."""
     plain = isinstance(value, float | int) and not isinstance(value, bool)
     return float(value) if plain and -LARGEST <= value <= LARGEST else None
 

@@ -14,12 +14,14 @@ against its baseline in the same rounds. A time is reported only if the result a
 ddl.reference in the same run.
 
 ddl bench
+
 ddl bench ops norm --device cuda --dtype bfloat16
 
 To see whether a new version is slower, record one run and compare the next one with it; the exit
 status is 1 if a row is slower than allowed, or wrong:
 
 ddl bench --out before.jsonl
+
 ddl bench --baseline before.jsonl --min-ratio 0.9 --max-p95 1.2
 
 All of it takes about a minute on two cores."""

@@ -16,6 +16,7 @@ it says how to mend it. The exit status is 1 if something that is needed does no
 without a GPU lacks nothing.
 
 ddl doctor
+
 ddl doctor --json
 
 The output is made to be pasted into an issue: it has no names of users or machines, and of the

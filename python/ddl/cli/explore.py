@@ -17,7 +17,7 @@ ddl explore runs/sweep
 
 ddl explore runs/tiny --bench before.jsonl
 
-`?` shows the keys. Nothing is written."""
+Press ? for the keys and q to quit. Nothing is written."""
 
 
 def run(args: list[str]) -> int:

@@ -27,10 +27,11 @@ class InspectConfig:
     """Also show the stream lens after this text: the next tokens that readout and head would name
     if the stream ended after each sublayer, and for each value channel alone."""
     out: Path | None = None
-    """Directory for the pictures and inspection.json; replaces earlier ones there. By default
-    `inspect` in the model's directory, or NAME-inspect beside a file."""
+    """Directory for the pictures and inspection.json; replaces earlier ones there, with
+    the lens of an earlier --prompt. By default `inspect` in the model's directory, or NAME-inspect
+    beside a file."""
     json: bool = False
-    """Print everything as one JSON document instead of tables."""
+    """Print everything as one JSON document instead of tables. The files are written, too."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
 

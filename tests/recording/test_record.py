@@ -296,7 +296,7 @@ def test_refused() -> None:
         stream(embeddings())
         stream(embeddings(3))
     assert str(recording) == f"<Recording: sublayers={L}, tokens={B * T + B * 3}, kept=('beta',)>"
-    with pytest.raises(ValueError, match="needs passes of one length, .*, or use `statistics`$"):
+    with pytest.raises(ValueError, match=r"needs passes of one length, .*, or use `statistics`$"):
         recording.tokens("beta")
     with pytest.raises(ValueError, match="among the `tokens` of record, beta, got 'value'"):
         recording.tokens("value")

@@ -129,8 +129,8 @@ def tabulate(made: dict[str, Any]) -> Table:
     at = made["config"]
     table = Table(
         f"d {at['hidden_size']}, m {at['value_channels']}, B {at['batch']}, T {at['time']}, "
-        f"{_counted(at['layers'], 'layer')}, {at['dtype']}, {made['device']}, "
-        f"{_counted(made['threads'], 'thread')}",
+        f"{record.counted(at['layers'], 'layer')}, {at['dtype']}, {made['device']}, "
+        f"{record.counted(made['threads'], 'thread')}",
         ("part", "what", "against", "ms", "p95", "its ms", "ratio", "95 %", "GB/s", "% copy"),
         labels=3,
     )
@@ -155,7 +155,3 @@ def tabulate(made: dict[str, Any]) -> Table:
         "move, and their share of the rate of a copy in the same rounds."
     )
     return table
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' * (number != 1)}"

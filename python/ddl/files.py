@@ -81,6 +81,9 @@ def _recognise(path: Path) -> PathKind | str:
         return f"a run that has lost its {CONFIG}"
     if any(name.endswith((*WEIGHT_SUFFIXES, ".index.json")) for name in names):
         return PathKind.PAPER
+    run = next((name for name in sorted(names) if (path / name / RUN_METRICS).is_file()), None)
+    if run is not None:
+        return f"a directory with runs in it: name one of them, such as {path / run}"
     return f"neither weights nor the {CONFIG} of a model in it"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -193,12 +195,29 @@ def test_the_page_fits(opened: Browser) -> None:
         chart = show(opened, id)
         drawn = chart.find_element(By.CSS_SELECTOR, ".main-svg").rect
         assert drawn["width"] == pytest.approx(chart.rect["width"], abs=1), id
+        assert least_gap(opened, chart) >= 3, id
     inner, needed = opened.execute_script(
         "return [document.documentElement.clientWidth, document.documentElement.scrollWidth]"
     )
     assert needed <= inner
     for box in opened.find_elements(By.CSS_SELECTOR, ".scroll"):
         assert box.rect["width"] <= inner
+    comparison = opened.find_element(By.CSS_SELECTOR, ".scroll")
+    inner, needed = opened.execute_script(
+        "return [arguments[0].clientWidth, arguments[0].scrollWidth]", comparison
+    )
+    assert needed <= inner or opened.execute_script("return innerWidth") < 1280
+
+
+def least_gap(browser: Browser, chart: Any) -> float:
+    """Pixels between two neighbours among the labels below a chart; infinite if they stand."""
+    boxes = browser.execute_script(
+        """return [...arguments[0].querySelectorAll(".xtick text")].map(
+            e => e.getBoundingClientRect()).map(box => [box.left, box.right, box.height])""",
+        chart,
+    )
+    lying = sorted((left, right) for left, right, height in boxes if height < 20)
+    return min((b[0] - a[1] for a, b in itertools.pairwise(lying)), default=math.inf)
 
 
 def test_charts_follow_the_window(browser: Browser, page: Path) -> None:

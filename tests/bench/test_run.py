@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def test_a_run_and_its_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out
     assert "| ops    | rewrite_read token backward   | plain PyTorch" in said
     assert f"wrote {out}" in said
+    assert re.search(r"^### d .*, 1 layer, float32, .*, 1 thread$", said, re.MULTILINE)
     (line,) = out.read_text(encoding="utf-8").splitlines()
     assert str(Path.home()) not in line
     record = json.loads(line)

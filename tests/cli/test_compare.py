@@ -32,6 +32,7 @@ def test_tables_and_plot(
     assert sorted(tmp_path.rglob("*")) == before  # it writes nothing that is not asked for
     assert compare(*runs, "--plot", tmp_path / "x.png") == 0
     assert (tmp_path / "x.png").stat().st_size > 0
+    assert capsys.readouterr().out.endswith(f"wrote {tmp_path / 'x.png'}\n")
 
 
 def test_a_name_that_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,8 @@ def test_a_run(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "means over 96 tokens" in out  # in whole windows
     assert re.search(r"^ 1 mlp +\d\.\d\d ±\d", out, re.MULTILINE)
     assert "Of the embedding" in out
+    assert "Measured on the held-out part of Python's documentation." in out
+    assert f"wrote {run / 'inspect' / 'depth.png'}" in out.splitlines()
     assert re.search(r"^ embedding +'.*' \d+%", out, re.MULTILINE)
     assert max(map(len, out.replace(str(run), "").splitlines())) <= 80
     assert {path.name for path in (run / "inspect").iterdir()} == {

@@ -114,7 +114,7 @@ def test_a_comparison_of_the_marked_runs(run: Path) -> None:
         assert "`runs` must have each seed of a variant once" in await screen.press("v")
         assert "\nadd " in await screen.press("v", "a", "a")  # all, then none, which shows all
         text = await screen.press("2")
-        assert re.search(r"^a add 2.5 +b cc \d\.\d+ +c cc2 ", text, flags=re.MULTILINE)
+        assert re.search(r"^a add 2.500 +b cc \d\.\d+ +c cc2 ", text, flags=re.MULTILINE)
         text = await screen.press("7", "v")
         assert re.search(r"^option +add +cc +cc2$", text, flags=re.MULTILINE)
         assert re.search(r"^model.residual +additive +ddl-cc +ddl-cc$", text, flags=re.MULTILINE)
@@ -169,7 +169,7 @@ def test_it_follows_a_run_that_trains(run: Path) -> None:
         await screen.press("question_mark")  # files go on while the help is shown
         append(run, {"step": 6, "validation_loss": 1.0})
         await screen.look()
-        assert re.search(r"^a cc 1$", await screen.press("escape"), flags=re.MULTILINE)
+        assert re.search(r"^a cc 1.000$", await screen.press("escape"), flags=re.MULTILINE)
 
     explore([run], script)
 

@@ -29,6 +29,11 @@ def test_directories_that_are_none_of_ours(tmp_path: Path) -> None:
     not_loaded(
         tmp_path, f"{expected}{tmp_path}: neither weights nor the config.json of a model in it$"
     )
+    run = tmp_path / "runs" / "tiny"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").touch()
+    named = f"a directory with runs in it: name one of them, such as {run}$"
+    not_loaded(tmp_path / "runs", f"{expected}{tmp_path / 'runs'}: {named}")
     for text in ("{", "[]", '{"model_type": "llama"}'):
         (tmp_path / "config.json").write_text(text)
         not_loaded(tmp_path, expected)

@@ -369,7 +369,8 @@ def test_refused() -> None:
     with ddl.record(stream, tokens="beta") as recording:
         stream(embeddings())
         stream(embeddings(3))
-    with pytest.raises(ValueError, match="`tokens` needs passes of one length"):
+    assert str(recording) == f"<Recording: sublayers={L}, tokens={B * T + B * 3}, kept=('beta',)>"
+    with pytest.raises(ValueError, match=r"needs passes of one length, .*, or use `statistics`$"):
         recording.tokens("beta")
     with pytest.raises(ValueError, match="among the `tokens` of record, beta, got 'value'"):
         recording.tokens("value")

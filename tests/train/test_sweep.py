@@ -92,11 +92,16 @@ def test_a_signal_stops_it_and_the_next_call_goes_on(
             os.kill(os.getpid(), number)
 
     steps = trained(monkeypatch, stop)
-    assert train_sweep(sweep, quiet()) == (128 + number, {})
+    console = recorder()
+    assert train_sweep(sweep, console) == (128 + number, {})
+    assert console.export_text().endswith(
+        "The sweep has stopped; the same command goes on with it.\n"
+    )
     assert steps == ["additive-s1"] * 4 + ["ddl-s1"] * 2
     assert [state_of(run) for run in sweep.runs] == [(4, True), (2, False), (0, False)]
     stopping[0] = False
-    assert train_sweep(sweep, console := recorder()) == (0, {})
+    console = recorder()
+    assert train_sweep(sweep, console) == (0, {})
     assert steps[6:] == ["ddl-s1"] * 2 + ["ddl-cc-s1"] * 4
     assert "Run 2 of 3: ddl-s1, goes on after step 2\n" in console.export_text()
     assert train_sweep(whole, quiet()) == (0, {})

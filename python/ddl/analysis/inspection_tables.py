@@ -16,7 +16,7 @@ from ddl.recording import Lens
 
 from .labels import labels
 
-__all__ = ["depth_table", "lens_table", "sentences"]
+__all__ = ["depth_table", "lens_table", "sentences", "three_digits"]
 
 
 Summary = Mapping[str, Any]  # of `Inspection.summary`, also as inspection.json has it
@@ -36,24 +36,35 @@ def depth_table(summary: Summary) -> Table:
         table.add_row(
             Text(label),
             f"{_known(of['beta']['mean']):.2f} ±{_known(of['beta']['std']):.2f}",
-            *(f"{_known(of[quantity]['mean']):.3g}" for quantity in measured.values()),
+            *(three_digits(_known(of[quantity]["mean"])) for quantity in measured.values()),
             f"{_known(summary['effective_rank'][i + 1]):.2f}",
-            f"{_known(summary['survival'][i + 1][-1]):.0%}",
-            f"{_known(summary['shares'][i + 1]):.0%}",
+            _percent(summary["survival"][i + 1][-1]),
+            _percent(summary["shares"][i + 1]),
             Text(max(regimes, key=lambda regime: _known(regimes[regime]))),
         )
     return table
 
 
 def sentences(summary: Summary) -> str:
-    """What is left of the embedding, which has no row in the table, and what the columns mean."""
+    """What is left of the embedding, which has no row in the table; the columns; the text."""
+    measured = f"\nMeasured on {summary['text']}." if summary.get("text") else ""
     return (
-        f"Of the embedding {_known(summary['survival'][0][-1]):.0%} is left after the last"
-        f" sublayer; it is {_known(summary['shares'][0]):.0%} of the last state.\n"
+        f"Of the embedding {_percent(summary['survival'][0][-1])} is left after the last"
+        f" sublayer; it is {_percent(summary['shares'][0])} of the last state.\n"
         "β: gate and its spread. error: |v − p|. write: its norm. |X|, rank: norm and effective"
         " rank of the state after it. left: of the write, by norm, at the end. share: of the last"
-        " state. mostly: the commonest regime."
+        f" state. mostly: the commonest regime.{measured}"
     )
+
+
+def three_digits(value: float) -> str:
+    """A number with three significant digits, also if the last are 0: 2.00, 0.900, 150."""
+    return f"{value:#.3g}".removesuffix(".")
+
+
+def _percent(value: float | None) -> str:
+    """A share in whole percent, with a minus sign, and none before 0."""
+    return f"{_known(value):.0%}".replace("-0%", "0%").replace("-", "−")
 
 
 def _known(value: float | None) -> float:

@@ -67,7 +67,12 @@ def describe(where: dict[str, Any]) -> str:
     tree = "no commit" if at is None else at["hash"][:10] + (" + changes" if at["dirty"] else "")
     return (
         f"{where['date']} · {machine['cpu']}, {machine['cores']} cores, {machine['simd']}, "
-        f"{machine['memory_gib']:g} GiB · {where['threads']} threads, load average before "
-        f"{where['load_average'][0]:g} · torch {where['torch']} · {tree}, extension "
-        f"{where['native']}"
+        f"{machine['memory_gib']:g} GiB · {counted(where['threads'], 'thread')}, "
+        f"load average before {where['load_average'][0]:g} · torch {where['torch']} · {tree}, "
+        f"extension {where['native']}"
     )
+
+
+def counted(number: int, thing: str) -> str:
+    """A number of things: 1 thread, 2 threads."""
+    return f"{number} {thing}{'s' * (number != 1)}"

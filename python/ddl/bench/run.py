@@ -129,7 +129,8 @@ def tabulate(made: dict[str, Any]) -> Table:
     at = made["config"]
     table = Table(
         f"d {at['hidden_size']}, m {at['value_channels']}, B {at['batch']}, T {at['time']}, "
-        f"{at['layers']} layers, {at['dtype']}, {made['device']}, {made['threads']} threads",
+        f"{record.counted(at['layers'], 'layer')}, {at['dtype']}, {made['device']}, "
+        f"{record.counted(made['threads'], 'thread')}",
         ("part", "what", "against", "ms", "p95", "its ms", "ratio", "95 %", "GB/s", "% copy"),
         labels=3,
     )

@@ -34,7 +34,10 @@ def run(args: list[str]) -> None:
     elif config.markdown:
         print(tables.markdown(compared, paired))
     else:
-        tables.show(compared, make_console(), paired)
+        console = make_console()
+        tables.show(compared, console, paired)
+        if config.plot is not None:
+            console.print(f"wrote {config.plot}", markup=False, highlight=False, soft_wrap=True)
 
 
 COMMAND = Command("compare runs: ddl compare RUN…", CompareConfig, run)

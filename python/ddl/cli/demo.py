@@ -8,7 +8,9 @@ from .command import Command, parse
 from .terminal import make_console
 
 HELP = """Train the additive baseline and a DDL model side by side on text that every Python
-carries: same seed, same batches, same backbone. Prints which is better and how fast each is."""
+carries: same seed, same batches, same backbone. Prints which is better and how fast each is.
+
+ddl demo --steps 300"""
 
 
 def run(args: list[str]) -> None:

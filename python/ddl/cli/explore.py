@@ -17,7 +17,7 @@ ddl explore runs/sweep
 
 ddl explore runs/tiny --bench before.jsonl
 
-The key ? lists all keys. No file is written."""
+Press ? for the keys and q to quit. No file is written."""
 
 
 def run(args: list[str]) -> int:

@@ -26,11 +26,11 @@ def run(args: list[str]) -> None:
         return
     console = make_console()
     console.print(depth_table(found.summary))
-    console.print(sentences(found.summary), highlight=False)
+    console.print(sentences(found.summary), markup=False, highlight=False)
     if found.lens is not None and found.tokenizer is not None:
         console.print(lens_table(found.lens, found.tokenizer))
     for path in found.files:
-        console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+        console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 COMMAND = Command("what the rewrites of a model do: ddl inspect RUN", InspectConfig, run)

@@ -29,10 +29,11 @@ class InspectConfig:
     readout and head would predict if the stream ended there, from all value channels and from each
     alone."""
     out: Path | None = None
-    """Directory for the pictures and inspection.json, which replace earlier ones there. None takes
-    `inspect` in the model's directory, or NAME-inspect beside a file."""
+    """Directory for the pictures and inspection.json, which replace earlier ones there, with the
+    lens of an earlier --prompt. None takes `inspect` in the model's directory, or NAME-inspect
+    beside a file."""
     json: bool = False
-    """Print everything as one JSON document instead of tables."""
+    """Print everything as one JSON document instead of tables. The files are written, too."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
 

@@ -87,7 +87,8 @@ class TrainConfig:
     """Steps between samples of text, which are printed and written to metrics.jsonl."""
     record_every: int | None = None
     """Steps between recordings of what the rewrites do (β, |k|, errors, writes and norms, on the
-    first evaluation windows) in recordings.jsonl, which `ddl inspect` draws over training."""
+    first evaluation windows) in recordings.jsonl, which `ddl inspect` draws over training. The
+    additive residual has no rewrites, and records nothing."""
     track: tuple[Tracker, ...] = ()
     """Where else the records go: tensorboard (event files in the run directory), wandb (Weights &
     Biases), trackio. Each is an extra, as in pip install 'ddl-rs[wandb]'."""

@@ -116,5 +116,6 @@ def _last(view: View, quantity: Quantity) -> str:
     """The last value: of validation, else of training."""
     for name in (quantity.validation, quantity.training):
         if name is not None and name in view.series:
-            return compact(float(view.series.of(name).values[-1]))
+            last = float(view.series.of(name).values[-1])
+            return f"{last:#.4g}" if 1 <= abs(last) < 1000 else compact(last)
     return NONE

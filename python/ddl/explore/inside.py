@@ -10,7 +10,7 @@ import numpy as np
 from rich.text import Text
 
 from ddl.analysis.inspection import read_summary
-from ddl.analysis.inspection_tables import depth_table, sentences
+from ddl.analysis.inspection_tables import depth_table, sentences, three_digits
 from ddl.analysis.labels import labels, spread
 from ddl.errors import InputError, first_line
 from ddl.train.json_lines import Record, number
@@ -103,23 +103,20 @@ def _over_training(recordings: Sequence[Recorded], quantity: str, width: int) ->
     records = [record for record in recordings if record.names == names]
     values = np.array([record.means[quantity] for record in records], dtype=float).T
     steps = [compact(record.step) for record in records]
-    cells = [f"{value:#.3g}" for value in values.flat]
+    cells = [three_digits(value) for value in values.flat]
     chosen = spread(len(records), (width - LABEL) // cell_width(steps, cells))
     title = heading(TITLES[quantity] + ", by sublayer and step")
     about = "Means over tokens; bright cells are large."
     if len(chosen) < len(records):
         about += f" {len(chosen)} of {len(records)} recorded steps."
-    map_ = heat(
-        values[:, chosen], labels(names), [steps[i] for i in chosen], lambda value: f"{value:#.3g}"
-    )
+    map_ = heat(values[:, chosen], labels(names), [steps[i] for i in chosen], three_digits)
     return Text("\n").join([title, map_, Text(wrap(about, width))])
 
 
 def _depth(summary: Summary, width: int) -> Text:
     table = rendered(depth_table(summary), max(width, LEAST_WIDTH))
-    text = f"Measured on {safe_line(summary['text'])}." if summary.get("text") else ""
-    below = [wrap(sentences(summary), width), wrap(text, width)]
-    return Text("\n".join([safe(table), "", *below]))
+    about = wrap(safe(sentences(summary)), width)
+    return Text(f"{safe(table)}\n\n{about}")
 
 
 def _survival(summary: Summary, width: int) -> Text:

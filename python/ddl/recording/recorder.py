@@ -50,6 +50,11 @@ class Recording:
         """Number of tokens that the first sublayer has seen."""
         return self._count_of(self.sublayers[0]) if self.sublayers else 0
 
+    def __repr__(self) -> str:
+        return (
+            f"<Recording: sublayers={len(self.sublayers)}, tokens={len(self)}, kept={self._wanted}>"
+        )
+
     def statistics(self, quantity: str) -> Statistics:
         """Statistics of one of `ddl.recording.QUANTITIES`.
 
@@ -109,7 +114,10 @@ class Recording:
         }
         if len(shapes) > 1:
             got = ", ".join(map(str, sorted(shapes)))
-            raise ValueError(f"`tokens` needs passes of one length, got the shapes {got} per row")
+            raise ValueError(
+                f"`tokens` needs passes of one length, got the shapes {got} per row: record each"
+                " pass alone, or use `statistics`"
+            )
         rows = [torch.cat(self._parts(name, quantity)) for name in self._recorded(quantity)]
         if len({len(row) for row in rows}) > 1:
             got = ", ".join(str(len(row)) for row in rows)

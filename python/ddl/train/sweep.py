@@ -85,6 +85,7 @@ def train_sweep(sweep: Sweep, console: Console, *, index: int | None = None) -> 
             _say(console, f"{run.name} failed: {error}")
             continue
         if status:
+            _say(console, "The sweep has stopped; the same command goes on with it.")
             return Swept(status, failed)
         pace.add(run, run.config.steps - step, time.monotonic() - started)
     if failed:

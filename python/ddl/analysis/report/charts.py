@@ -254,7 +254,8 @@ def _heat_map(
     height = 210 + 14 * min(max(len(values), 6), 30)
     layout = _layout(
         height,
-        xaxis=axis | {"title": {"text": x[1], "standoff": 10}},
+        # Smaller: on a phone the names of two sublayers would touch.
+        xaxis=axis | {"title": {"text": x[1], "standoff": 10}, "tickfont": {"size": 11}},
         yaxis=axis | {"title": {"text": y[1], "standoff": 12}, "autorange": "reversed"},
     )
     return {"data": [trace], "layout": layout}

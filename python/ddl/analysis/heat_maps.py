@@ -47,7 +47,7 @@ def draw_depth(inspection: Inspection, path: Path) -> None:
             rows=sources,
             columns=["start", *names],
             label="share that is left",
-            limits=(np.floor(10 * np.nanmin(inspection.survival)) / 10, 1),
+            limits=(np.floor(10 * _least(inspection.survival)) / 10, 1),
         )
         second.set(title="Write survival", xlabel="after sublayer", ylabel="written by")
         _heat(
@@ -97,6 +97,12 @@ def draw_training(records: Sequence[dict[str, Any]], path: Path) -> None:
             place.set(title=title, xlabel="step", ylabel="sublayer")
 
     _figure(path, (13, 3.0 + 0.16 * min(len(names), MOST_LABELS)), (1, 3), fill)
+
+
+def _least(values: Array) -> float:
+    """The least number; 0 if there is none, as for a model that never writes anything."""
+    known = values[np.isfinite(values)]
+    return float(known.min()) if known.size else 0.0
 
 
 def _names(record: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl import functional
+from ddl.errors import InputError
 from ddl.nn.taps import Tap, Write, installed
 from ddl.recording import Recording, record
 from ddl.recording.sublayers import evaluating, find_residuals
@@ -78,7 +79,7 @@ def inspect(
     every window.
 
     Raises:
-        TypeError, ValueError: as `ddl.record`; `windows` is empty.
+        TypeError, ValueError: as `ddl.record`; `windows` is empty; a state is not finite.
     """
     residuals = find_residuals(model)
     sums = _Sums()
@@ -109,7 +110,7 @@ class _Pass:
 
     def tap(self) -> Tap:
         def capture(write: Write) -> Write:
-            state = _rows(write.state, 2)
+            state = _finite(_rows(write.state, 2), len(self.ranks))
             if self.embedding is None:
                 self.embedding = state
             k = write.direction.to(write.gate.dtype)
@@ -125,7 +126,16 @@ class _Pass:
 
     def final_state(self) -> Array:
         assert self.last is not None
-        return _rows(functional.rewrite(*self.last[:4], eps_k=self.last.eps_k), 2)
+        state = functional.rewrite(*self.last[:4], eps_k=self.last.eps_k)
+        return _finite(_rows(state, 2), len(self.ranks))
+
+
+def _finite(state: Array, sublayers: int) -> Array:
+    """The states after so many sublayers; InputError if one is not finite."""
+    if not np.isfinite(state).all():
+        got = f"NaN or infinity after {sublayers} sublayers, as of training that has diverged"
+        raise InputError(f"`model` must have finite states, got {got}")
+    return state
 
 
 def _rows(x: Tensor, own: int) -> Array:

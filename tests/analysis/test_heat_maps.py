@@ -18,6 +18,7 @@ from ddl import DeltaStream
 from ddl.analysis.heat_maps import draw_depth, draw_training
 from ddl.analysis.inspection import Inspection, inspect
 from ddl.analysis.labels import labels
+from ddl.errors import InputError
 
 
 def inspected(depth: int) -> Inspection:
@@ -72,6 +73,27 @@ def test_training_shows_the_means_by_step(tmp_path: Path) -> None:
         expected = [[r["sublayers"][i][quantity]["mean"] for r in records] for i in range(3)]
         values = np.array(expected, dtype=float)
         assert np.array_equal(np.ma.filled(shown[title], np.nan), values, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_stream_without_anything_in_it(tmp_path: Path) -> None:
+    stream = DeltaStream(8, [nn.Linear(8, 8, bias=False)], value_channels=2)
+    with torch.no_grad():
+        stream.residuals[0].value.bias.zero_()
+    found = inspect(stream, [torch.zeros(1, 6, 8)])
+    assert np.isnan(found.survival).all()
+    draw_depth(found, tmp_path / "picture.png")
+
+
+@pytest.mark.parametrize(("broken", "after"), [(0, 1), (2, 3)])
+@pytest.mark.parametrize("number", [float("nan"), 1e38])
+def test_a_model_that_has_diverged_is_refused(broken: int, after: int, number: float) -> None:
+    stream = DeltaStream(8, [nn.Linear(8, 8) for _ in range(3)], value_channels=2)
+    with torch.no_grad():
+        stream.residuals[broken].value.weight.fill_(number)
+    sentence = f"^`model` must have finite states, got NaN or infinity after {after} sublayers"
+    with pytest.raises(InputError, match=sentence):
+        inspect(stream, [100 * torch.rand(1, 6, 8)])
 
 
 @pytest.mark.parametrize("sublayers", [None, [], "abc", [3], [{"name": "other"}]])

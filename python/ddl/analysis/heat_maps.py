@@ -46,7 +46,7 @@ def _eigenvalues(axes: Any, inspection: Inspection, names: Sequence[str]) -> Non
 
 
 def _survival(axes: Any, inspection: Inspection, names: Sequence[str]) -> None:
-    least = np.floor(10 * np.nanmin(inspection.survival)) / 10
+    least = np.floor(10 * _least(inspection.survival)) / 10
     rows, columns = ["embedding", *names], ["start", *names]
     label = "share that is left"
     _heat(axes, inspection.survival, rows=rows, columns=columns, label=label, limits=(least, 1))
@@ -99,6 +99,12 @@ def draw_training(records: Sequence[dict[str, Any]], path: Path) -> None:
             place.set(title=title, xlabel="step", ylabel="sublayer")
 
     _figure(path, (13, 3.0 + 0.16 * min(len(names), MOST_LABELS)), (1, 3), fill)
+
+
+def _least(values: Array) -> float:
+    """The least number; 0 if there is none, as for a model that never writes anything."""
+    known = values[np.isfinite(values)]
+    return float(known.min()) if known.size else 0.0
 
 
 def _names(record: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ddl.errors import NEWER
+from ddl.errors import NEWER, InputError
 from ddl.nn.taps import Rewrite, Tap, installed
 from ddl.recording import Recording, record
 from ddl.recording.recorder import null_if_unknown
@@ -92,7 +92,7 @@ def inspect(
     every window.
 
     Raises:
-        TypeError, ValueError: as `ddl.record`; `windows` is empty.
+        TypeError, ValueError: as `ddl.record`; `windows` is empty; a state is not finite.
     """
     residuals = find_residuals(model)
     sums = _Sums()
@@ -123,7 +123,7 @@ class _Pass:
 
     def tap(self) -> Tap:
         def capture(rewrite: Rewrite) -> Rewrite:
-            state = _rows(rewrite.state, 2)
+            state = _finite(_rows(rewrite.state, 2), len(self.ranks))
             if self.embedding is None:
                 self.embedding = state
             self.directions.append(_rows(rewrite.unit_direction(), 1))
@@ -137,7 +137,15 @@ class _Pass:
 
     def final_state(self) -> Array:
         assert self.last is not None
-        return _rows(self.last.after(), 2)
+        return _finite(_rows(self.last.after(), 2), len(self.ranks))
+
+
+def _finite(state: Array, sublayers: int) -> Array:
+    """The states after so many sublayers; InputError if one is not finite."""
+    if not np.isfinite(state).all():
+        got = f"NaN or infinity after {sublayers} sublayers, as of training that has diverged"
+        raise InputError(f"`model` must have finite states, got {got}")
+    return state
 
 
 def _rows(x: Tensor, own: int) -> Array:

@@ -34,10 +34,11 @@ class Driver:
         return self.text
 
     async def sees(self, *words: str) -> str:
-        """Look at the files until all of the words are on the screen; return it."""
+        """Look at the files until all of the words are on the screen, in one line or wrapped."""
         for _ in range(PATIENCE):
             await self.look()
-            if all(word in self.text for word in words):
+            wrapped = " ".join(self.text.split())
+            if all(word in self.text or word in wrapped for word in words):
                 return self.text
         raise AssertionError(f"{words} is not on the screen:\n{self.text}")
 

@@ -217,13 +217,15 @@ def test_damaged_files_are_named_and_the_rest_is_shown(run: Path) -> None:
     (run / "eval-20261123-101500.json").write_text("{}")
 
     async def script(screen: Driver) -> None:
-        shown = [await screen.sees("finished"), await screen.press("3", "v")]
+        last = "`runs` must have evaluations of `ddl eval`"
+        shown = [await screen.sees("finished", last)]
+        await screen.press("3", "v")
+        shown.append(await screen.sees("0 mlp", last))
         for text in shown:
             flat = " ".join(text.split())
             assert "metrics.jsonl must be lines of JSON with a step each, got others: lines" in flat
             assert "recordings.jsonl must be lines of JSON with a step each" in flat
             assert "inspection.json must be an inspection of `ddl inspect`, got none with" in flat
-            assert "`runs` must have evaluations of `ddl eval`" in flat
         assert re.search(r"^0 mlp +\d", shown[1], flags=re.MULTILINE)
 
     explore([run], script, size=(80, 40))

@@ -228,7 +228,7 @@ def test_damaged_files_are_named_and_the_rest_is_shown(run: Path) -> None:
             assert "inspection.json must be an inspection of `ddl inspect`, got none with" in flat
         assert re.search(r"^0 mlp +\d", shown[1], flags=re.MULTILINE)
 
-    explore([run], script, size=(80, 40))
+    explore([run], script, size=(160, 40))
 
 
 @pytest.mark.parametrize(

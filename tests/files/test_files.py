@@ -182,8 +182,9 @@ WRITES = re.compile(
 )
 # Variables for paths that atomic_file and atomic_directory yield, and transformers' own argument.
 WHOLE = re.compile(r"\b(temporary|folder|save_directory)\b")
-# RunDirectory.save is atomic, and a file of /proc is none.
+# RunDirectory.save is atomic, and files of /proc and /dev are none.
 ALLOWED = (
+    'setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115',
     'Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident size',
     "self.saver.save(self.evaluated, self.records))",
     "candidate.run.save(candidate.trainer.model)",

@@ -37,7 +37,7 @@ def test_every_tab_of_a_run(run: Path) -> None:
         assert re.search(r"[\u2801-\u28ff]", text)
         text = await screen.press("3")
         assert "cc, 1 of 1, finished" in text
-        assert "[depth] β  error  write norm  survival  lens" in text
+        assert "[depth] β  error  write norm  spectra  survival  coherence  lens" in text
         assert re.search(r"1 mlp +\d\.\d\d ±\d\.\d\d ", text)
         text = await screen.press("4")
         assert "A comparison needs two runs, and here is no second one." in text
@@ -66,10 +66,19 @@ def test_the_views_of_inside(run: Path) -> None:
             cells = " +".join(re.escape(f"{mean:#.3g}") for mean in means)
             assert re.search(rf"^0 mlp +{cells}$", text, flags=re.MULTILINE)
         text = await screen.press("v")
+        shares = inspection["sublayers"][1]["regimes"].values()
+        cells = " +".join(f"{share:.0%}" for share in shares)
+        assert re.search(rf"^0 mlp +{cells}$", text, flags=re.MULTILINE)
+        medians = ", ".join(f"{value:#.3g}" for value in inspection["singular_values"][1])
+        assert f"(medians over tokens; all others are 1): {medians}." in " ".join(text.split())
+        text = await screen.press("v")
         row = " +".join(f"{share:.0%}" for share in inspection["survival"][0])
         assert re.search(rf"^embedding +{row}$", text, flags=re.MULTILINE)
         second = " +".join(f"{share:.0%}" for share in inspection["survival"][2][2:])
         assert re.search(rf"^0 mlp +· +· +{second}$", text, flags=re.MULTILINE)
+        text = await screen.press("v")
+        cells = " +".join(f"{cosine:.2f}" for cosine in inspection["coherence"][1])
+        assert re.search(rf"^0 mlp +{cells}$", text, flags=re.MULTILINE)
         text = await screen.press("v")
         assert "[lens]" in text
         assert re.search(r"^1 mlp +'.*' \d+%", text, flags=re.MULTILINE)

@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from rich.text import Text
 
 from ddl.analysis.inspection import read_summary
 from ddl.analysis.inspection_tables import depth_table, sentences, three_digits
 from ddl.analysis.labels import labels, spread
 from ddl.errors import InputError, first_line
+from ddl.recording import REGIMES
 from ddl.train.json_lines import Record, number
 
 from .heat import LABEL, cell_width, heat
 from .words import compact, heading, rendered, rows, safe, safe_line, wrap
 
 Summary = dict[str, Any]
+Array = npt.NDArray[np.float64]
 LEAST_WIDTH = 78  # of the table over depth, which scrolls sideways in a narrower terminal
 
 
@@ -36,7 +39,7 @@ TITLES = {
     "error": "Error |v − p| over training",
     "write_norm": "Norm of the write over training",
 }
-VIEWS = ("depth", *OVER_TRAINING.values(), "survival", "lens")
+VIEWS = ("depth", *OVER_TRAINING.values(), "spectra", "survival", "coherence", "lens")
 
 
 def recorded(record: Record) -> Recorded:
@@ -119,16 +122,54 @@ def _depth(summary: Summary, width: int) -> Text:
     return Text(f"{safe(table)}\n\n{about}")
 
 
+def _spectra(summary: Summary, width: int) -> Text:
+    names = _names(summary)
+    shares = [[number(s["regimes"], regime) for regime in REGIMES] for s in summary["sublayers"]]
+    bounds = [f"{low:g} to {high:g}".replace("-", "−") for low, high in REGIMES.values()]
+    map_ = heat(np.array(shares, dtype=float), names, bounds, _percent, limits=(0.0, 1.0))
+    title = heading("Eigenvalues λ = 1 − β|k̂|² of the rewrites: shares of the tokens")
+    median = _table(summary, "singular_values", (3, None))[1]
+    values = ", ".join(three_digits(value) for value in median)
+    about = (
+        f"Columns: {', '.join(REGIMES)}. All rewrites together shrink a state by at most the least"
+        " of these singular values of their product (medians over tokens; all others are 1):"
+        f" {values}."
+    )
+    return Text("\n").join([title, map_, Text(wrap(about, width))])
+
+
+def _coherence(summary: Summary, width: int) -> Text:
+    names = _names(summary)
+    values = _table(summary, "coherence", (len(names), len(names)))
+    map_ = heat(values, names, names, lambda value: f"{value:.2f}", limits=(0.0, 1.0))
+    title = heading("Coherence: mean |cos| between the directions of two sublayers")
+    return Text("\n").join([title, map_])
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0%}"
+
+
+def _names(summary: Summary) -> list[str]:
+    return labels([safe_line(sublayer["name"]) for sublayer in summary["sublayers"]])
+
+
+def _table(summary: Summary, name: str, shape: tuple[int, int | None]) -> Array:
+    """A table of an inspection; ValueError if it has another shape. None: any number of columns."""
+    values = np.array(summary[name], dtype=float)
+    if values.ndim != 2 or values.shape != (shape[0], shape[1] or values.shape[-1]):
+        raise ValueError(f"{name} of shape {values.shape}")
+    return values
+
+
 def _survival(summary: Summary, width: int) -> Text:
-    names = labels([safe_line(sublayer["name"]) for sublayer in summary["sublayers"]])
-    values = np.array(summary["survival"], dtype=float)
-    if values.shape != (len(names) + 1,) * 2:
-        raise ValueError(f"a survival of shape {values.shape} for {len(names)} sublayers")
+    names = _names(summary)
+    values = _table(summary, "survival", (len(names) + 1, len(names) + 1))
     map_ = heat(
         values,
         ["embedding", *names],
         ["start", *names],
-        lambda value: f"{value:.0%}",
+        _percent,
         limits=(0.0, 1.0),
     )
     about = "Row: the source that wrote. Column: the sublayer after which this share is left."
@@ -157,6 +198,8 @@ def _lens(summary: Summary, width: int) -> Text:
 
 OF_INSPECTION: dict[str, Callable[[Summary, int], Text]] = {
     "depth": _depth,
+    "spectra": _spectra,
     "survival": _survival,
+    "coherence": _coherence,
     "lens": _lens,
 }

@@ -53,11 +53,7 @@ pub fn write_survival(rewrites: &Rewrites, threads: usize, output: &mut [f64]) -
         threads,
         output,
         || Token::new(sizes),
-        |token, at, rows| {
-            token.load(rewrites, at)?;
-            token.survive(rows);
-            Ok(())
-        },
+        |token, at, rows| token.measure(rewrites, at, rows),
     )
 }
 
@@ -69,11 +65,7 @@ pub fn mean_write_survival(rewrites: &Rewrites, threads: usize, output: &mut [f6
         threads,
         output,
         || Token::new(sizes),
-        |token, at, rows| {
-            token.load(rewrites, at)?;
-            token.survive(rows);
-            Ok(())
-        },
+        |token, at, rows| token.measure(rewrites, at, rows),
     )?;
     output.iter_mut().for_each(|sum| *sum /= sizes.tokens as f64);
     Ok(())
@@ -105,6 +97,13 @@ impl Token {
             writes: vec![0.0; rewrites * d],
             last: vec![0.0; d * m],
         }
+    }
+
+    /// Writes the rows of one token.
+    fn measure(&mut self, rewrites: &Rewrites, token: usize, rows: &mut [f64]) -> Result<()> {
+        self.load(rewrites, token)?;
+        self.survive(rows);
+        Ok(())
     }
 
     fn load(&mut self, from: &Rewrites, token: usize) -> Result<()> {

@@ -19,6 +19,7 @@ from ddl.analysis.heat_maps import draw_depth, draw_training
 from ddl.analysis.inspection import Inspection, inspect
 from ddl.analysis.labels import labels
 from ddl.errors import InputError
+from tests.support.figures import saved_figure
 
 
 def inspected(depth: int) -> Inspection:
@@ -29,18 +30,9 @@ def inspected(depth: int) -> Inspection:
 
 def drawn(draw: Callable[[Path], None], tmp_path: Path) -> Figure:
     """The figure that is saved."""
-    figures: list[Figure] = []
-    with pytest.MonkeyPatch.context() as patch:
-        original = Figure.savefig
-
-        def savefig(self: Figure, *args: Any, **options: Any) -> None:
-            figures.append(self)
-            original(self, *args, **options)
-
-        patch.setattr(Figure, "savefig", savefig)
-        draw(tmp_path / "picture.png")
+    figure = saved_figure(lambda: draw(tmp_path / "picture.png"))
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    return figures[0]
+    return figure
 
 
 def images(figure: Figure) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import ddl
 from ddl import DeltaResidual, reference
@@ -149,15 +149,20 @@ def test_an_error_inside_leaves_no_tap() -> None:
     assert all(residual.taps == () for residual in stream.residuals)
 
 
-def test_a_compiled_model_is_recorded_and_never_compiled_again() -> None:
-    stream, x = make({"value_channels": 2}), embeddings()
+def counted(stream: nn.Module) -> tuple[Any, list[torch.fx.GraphModule]]:
+    """A compiled stream, and the graphs that were compiled so far."""
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
         graphs.append(graph)
         return graph
 
-    compiled = torch.compile(stream, fullgraph=True, backend=backend)
+    return torch.compile(stream, fullgraph=True, backend=backend), graphs
+
+
+def test_a_compiled_model_is_recorded_and_never_compiled_again() -> None:
+    stream, x = make({"value_channels": 2}), embeddings()
+    compiled, graphs = counted(stream)
     before = compiled(x)
     with ddl.record(compiled) as recording:
         compiled(x)
@@ -169,13 +174,7 @@ def test_a_compiled_model_is_recorded_and_never_compiled_again() -> None:
 def test_contexts_that_end_out_of_order_leave_compilation_as_it_was() -> None:
     """As in two threads: the first to end may not compile, nor the last one forbid it for good."""
     stream, x = make({"value_channels": 2}), embeddings()
-    graphs: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    compiled = torch.compile(stream, fullgraph=True, backend=backend)
+    compiled, graphs = counted(stream)
     first, second = ddl.record(stream), ddl.record(stream)
     first.__enter__()
     with contextlib.ExitStack() as ending:

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from ddl.train.json_lines import number
 from ddl.train.plots import COLOURS, plot_losses, smooth
+from tests.support.figures import saved_figure
 
 RECORDS = [{"step": s, "loss": 4 - s / 9, "validation_loss": 4.1 - s / 9} for s in range(1, 9)]
 
@@ -22,17 +23,7 @@ def drawn(
     tmp_path: Path, runs: Mapping[str, Sequence[Any]], variants: Mapping[str, str] | None = None
 ) -> Figure:
     """The figure that is saved."""
-    figures: list[Figure] = []
-    with pytest.MonkeyPatch.context() as patch:
-        original = Figure.savefig
-
-        def savefig(self: Figure, *args: Any, **options: Any) -> None:
-            figures.append(self)
-            original(self, *args, **options)
-
-        patch.setattr(Figure, "savefig", savefig)
-        plot_losses(runs, tmp_path / "plot.png", variants=variants)
-    return figures[0]
+    return saved_figure(lambda: plot_losses(runs, tmp_path / "plot.png", variants=variants))
 
 
 @pytest.mark.parametrize("count", [1, 2, 9, 60])

@@ -14,7 +14,7 @@ import ddl
 from ddl import data
 from ddl.config import TrainConfig
 from ddl.errors import InputError
-from ddl.train import train
+from ddl.train import Trainer, train
 from ddl.train.runs import RunDirectory, load_run
 from tests.support.train_cases import quiet, short, stop_at
 from tests.train.crash import curve
@@ -64,6 +64,26 @@ def test_a_resumed_run_has_the_recordings_of_the_uninterrupted_one(tmp_path: Pat
         train(replace(config, resume="auto"), quiet())
         assert recordings(config) == recordings(whole)
     assert [recording["step"] for recording in recordings(whole)] == [2, 4, 6, 8]
+
+
+def test_an_evaluation_and_a_recording_measure_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+    original = Trainer.record
+
+    def record(self: Trainer) -> Any:
+        measured.append(self.steps_done)
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "record", record)
+    config = short(tmp_path, "ddl-cc", record_every=2, eval_every=3)
+    run = train(config, quiet()).run
+    assert measured == [2, 3, 4, 6]
+    evaluated = {r["step"]: r["mean_beta"] for r in run.metrics.read() if "mean_beta" in r}
+    last = recordings(config)[-1]
+    means = [sublayer["beta"]["mean"] for sublayer in last["sublayers"]]
+    assert evaluated[6] == pytest.approx(sum(means) / len(means))
 
 
 def test_a_model_without_rewrites_has_no_recordings(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from ddl.train.runs import RunDirectory
 from ddl.train.saver import Saver
 from ddl.train.trainer import Step
 from tests.support.train_cases import quiet, short
-from tests.train.crash import assert_same, tensors
+from tests.train.crash import assert_same, curve, tensors
 
 CPU = torch.device("cpu")
 
@@ -69,6 +69,20 @@ def spoil(monkeypatch: pytest.MonkeyPatch, at: int, **spoiled: float) -> None:
     monkeypatch.setattr(Trainer, "step", step)
 
 
+def spoil_weights(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Make a weight infinite in a step whose loss is still finite."""
+    original = Trainer.step
+
+    def step(self: Trainer) -> Step:
+        done = original(self)
+        if self.steps_done == at:
+            with torch.no_grad():
+                self.model.wte.weight[3, 3] = math.inf
+        return done
+
+    monkeypatch.setattr(Trainer, "step", step)
+
+
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 @pytest.mark.parametrize("quantity", ["loss", "grad_norm"])
 def test_a_step_that_is_not_finite_ends_the_run(
@@ -107,19 +121,26 @@ def test_weights_that_are_not_finite_are_not_saved(
 ) -> None:
     """The loss can be finite, for the last time, when a weight is not."""
     config = short(tmp_path, "additive", save_every=1, steps=6)
-    original = Trainer.step
-
-    def step(self: Trainer) -> Step:
-        done = original(self)
-        if self.steps_done == 4:
-            with torch.no_grad():
-                self.model.wte.weight[3, 3] = math.inf
-        return done
-
-    monkeypatch.setattr(Trainer, "step", step)
+    spoil_weights(monkeypatch, 4)
     with pytest.raises(DivergedError, match=r"not finite .* the last good checkpoint is .*0003$"):
         train(config, quiet())
     assert RunDirectory(config.directory).steps()[-1] == 3
+
+
+def test_a_diverged_run_resumes_without_the_record_of_it(tmp_path: Path) -> None:
+    """It goes on from its last good checkpoint, as if it had been stopped there."""
+    config = short(tmp_path, "additive", save_every=2, log_every=1, resume="auto")
+    whole = replace(config, out=tmp_path / "whole", resume=None)
+    train(whole, quiet())
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(patch, 5, loss=math.nan)
+        with pytest.raises(DivergedError):
+            train(config, quiet())
+    run = RunDirectory(config.directory)
+    assert "diverged" in run.metrics.read()[-1]
+    train(config, quiet())
+    assert not any("diverged" in record for record in run.metrics.read())
+    assert curve(config) == curve(whole)
 
 
 def test_a_validation_loss_that_is_not_finite_ends_the_run(
@@ -140,16 +161,7 @@ def test_a_sample_of_weights_that_are_not_finite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = short(tmp_path, "additive", sample_every=4, save_every=3, eval_every=100)
-    original = Trainer.step
-
-    def step(self: Trainer) -> Step:
-        done = original(self)
-        if self.steps_done == 4:
-            with torch.no_grad():
-                self.model.wte.weight[3, 3] = math.inf
-        return done
-
-    monkeypatch.setattr(Trainer, "step", step)
+    spoil_weights(monkeypatch, 4)
     sentence = "the probabilities of a sample are not finite at step 4: try a lower `optim.lr`; the"
     with pytest.raises(DivergedError, match=f"^{sentence} last good checkpoint is .*0003$"):
         train(config, quiet())

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from ddl.data.tokenizer import printable
 from ddl.errors import DivergedError, InputError
+from ddl.recording import Recording
 
 from .checkpoint import Manifest
 from .json_lines import Record
@@ -52,6 +53,7 @@ class Session:
         self._sampled = max((r["step"] for r in metrics if "sample" in r), default=0)
         recordings = run.recordings.read() if trainer.config.record_every else []
         self._recorded = max((r["step"] for r in recordings), default=0)
+        self._recording: tuple[int, Recording | None] | None = None  # of the step it was made at
         self.watch, self.saver = Watch(trainer), Saver(run, trainer)
         self.metrics = Metrics(trainer)
         self.trackers = open_trackers(
@@ -129,7 +131,7 @@ class Session:
             self._check(lambda: check_validation(self.evaluated, done))
             figures = self.metrics.of_loss(self.evaluated)
             validation = {f"validation_{name}": value for name, value in figures.items()}
-            recording = self.trainer.record()
+            recording = self._record()
             if recording is not None:
                 validation["mean_beta"] = float(recording.statistics("beta").mean.mean())
             self._log({"step": done, "validation_loss": self.evaluated} | validation)
@@ -160,11 +162,18 @@ class Session:
         if every is None or (done % every and not last) or self._recorded == done:
             return
         started = time.perf_counter()
-        recording = self.trainer.record()
+        recording = self._record()
         if recording is not None:
             self.run.recordings.append({"step": done, **recording.summary()})
         self._recorded = done
         self._started += time.perf_counter() - started
+
+    def _record(self) -> Recording | None:
+        """What the rewrites do at this step, measured once for all who ask; None without them."""
+        done = self.trainer.steps_done
+        if self._recording is None or self._recording[0] != done:
+            self._recording = (done, self.trainer.record())
+        return self._recording[1]
 
     def _save_if_due(self, ending: bool) -> None:
         saved = (self.trainer.steps_done, self.evaluated) == self.saver.saved

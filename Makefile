@@ -17,7 +17,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels 
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust soak crashtest wheels check-wheel check format bench bench-gpu sanitize lock clean
+.PHONY: help setup demo results test test-all test-rust soak crashtest wheels check-wheel check format bench bench-gpu sanitize lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,18 @@ test-rust: $(DEPS) ## the Rust tests
 	export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 && \
 	cargo test --release $(ARGS)
 
+# Six hours of two cores. Runs that are finished, and records of them, are kept.
+results: $(EXT) ## docs/results.md anew: corpus, tuning, all runs, records, tables, pictures
+	test -e study/corpus.jsonl || $(PY) study/corpus.py study/corpus.jsonl $(ARGS)
+	test -e study/data || $(PY) -m ddl prepare study/corpus.jsonl --out study/data --tokenizer bytes --validation 0.05
+	for sweep in tuning tuning-edge main smaller; do $(PY) -m ddl sweep study/$$sweep.toml || exit; done
+	for kind in ours l2 rms; do $(PY) -m study.normalisation $$kind || exit; done
+	for sweep in tuning main smaller normalisation-ours normalisation-l2 normalisation-rms; do \
+	    $(PY) study/collect.py runs/study/$$sweep study/records/$$sweep.jsonl || exit; done
+	$(PY) study/collect.py runs/study/tuning-edge study/records/tuning.jsonl
+	$(PY) -m study.cost
+	$(PY) -m study.page
+
 # It changes the number of threads all the time, and threads that wait would spin.
 soak: $(EXT) ## 10,000 random problems against the reference (ARGS="--seed 3 --problems 50000")
 	OMP_WAIT_POLICY=passive $(PY) -m tests.soak $(ARGS)
@@ -61,7 +73,9 @@ check: $(DEPS) ## formatting, lints and types, changing nothing
 	$(PY) -c "from importlinter.cli import lint_imports_command as lint; lint()"
 
 crashtest: $(EXT) ## kill training 200 times and resume it (ARGS="--kills 1000 --seed 3")
-	@folder=$$(mktemp -d) && { OMP_NUM_THREADS=1 $(PY) -m tests.train.crash --folder $$folder $(ARGS); status=$$?; rm -rf $$folder; exit $$status; }
+	@for run in "" "--kills 40 --processes 2" "--kills 40 --processes 2 --parallel fsdp2"; do \
+	    folder=$$(mktemp -d) && { OMP_NUM_THREADS=1 $(PY) -m tests.train.crash --folder $$folder $$run $(ARGS); \
+	    status=$$?; rm -rf $$folder; [ $$status = 0 ] || exit $$status; }; done
 
 wheels: $(DEPS) ## wheels for Linux (x86-64, aarch64) and sdist, into dist/ (TARGETS=x86_64 for one)
 	$(PY) release/wheels.py $(if $(TARGETS),--targets $(TARGETS))

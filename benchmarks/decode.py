@@ -27,7 +27,7 @@ from common import record
 from ddl.bench.agreement import check_cache
 from ddl.bench.measure import RedGateError, Timed, interleave, ratio, ratio_interval
 from ddl.bench.tables import Table
-from ddl.config import RESIDUALS
+from ddl.config import PUBLISHED
 from ddl.hf import from_gpt
 from ddl.models import GPT, GPTConfig
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     torch.set_num_threads(args.threads)
     where = record.environment()
-    models = {residual: build(residual, args) for residual in RESIDUALS}
+    models = {residual: build(residual, args) for residual in PUBLISHED}
     results = [result for batch in args.batches for result in measure(models, batch, args)]
     table = tabulate(results, args)
     table.show()

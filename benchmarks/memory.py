@@ -27,7 +27,7 @@ from common import record
 from common.candidates import compiled
 from ddl.bench.agreement import make
 from ddl.bench.tables import Table, progress
-from ddl.config import RESIDUALS, STREAMS, GPTConfig
+from ddl.config import PUBLISHED, STREAMS, GPTConfig
 
 
 class Kept(NamedTuple):
@@ -57,7 +57,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--residuals", nargs="+", choices=RESIDUALS, default=list(RESIDUALS))
+    parser.add_argument("--residuals", nargs="+", choices=PUBLISHED, default=list(PUBLISHED))
     parser.add_argument("--channels", nargs="+", type=int, default=[4, 16], help="m (4 16)")
     parser.add_argument("--anchors", nargs="+", type=int, default=[1, 2, 4, 8, 16], help="N")
     parser.add_argument("--modes", nargs="+", choices=["eager", "compiled"])

@@ -55,6 +55,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS))
     parser.add_argument("--sizes", nargs="+", type=int, help="values of d")
     parser.add_argument("--channels", nargs="+", type=int, default=[1, 4, 16], help="values of m")
+    parser.add_argument(
+        "--rewrites", nargs="+", type=int, default=[1, 2, 4], help="values of n, of rewrite_read"
+    )
     parser.add_argument("--megabytes", type=float, help="of a state (25, quick: 0.1)")
     parser.add_argument("--rounds", type=int, help="calls of each that are timed (15, quick: 3)")
     parser.add_argument("--threads", type=int, default=2)
@@ -66,8 +69,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name, value in (small if args.quick else full).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if min(*args.sizes, *args.channels, args.rounds, args.megabytes, args.threads) <= 0:
-        parser.error("sizes, channels, megabytes, rounds and threads must be positive")
+    if (
+        min(*args.sizes, *args.channels, *args.rewrites, args.rounds, args.megabytes, args.threads)
+        <= 0
+    ):
+        parser.error("sizes, channels, rewrites, megabytes, rounds and threads must be positive")
     if args.out is None and not args.quick:
         args.out = record.RESULTS
     return args
@@ -78,8 +84,9 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
     for op, m, d in itertools.product(args.ops, args.channels, args.sizes):
         tokens = max(TAPS, round(args.megabytes * 1e6 / (4 * d * m)))
         batch = math.ceil(tokens / LONGEST)
-        for form in forms_of(op, m):
-            yield Case(op, form, d, m, batch, tokens // batch)
+        for form, n in itertools.product(forms_of(op, m), args.rewrites):
+            if n == 1 or op == "rewrite_read":
+                yield Case(op, form, d, m, batch, tokens // batch, rewrites=n)
 
 
 def stopwatch(case: Case, problem: Problem) -> Timed:
@@ -133,13 +140,14 @@ def tabulate(results: list[dict[str, Any]], args: argparse.Namespace) -> Table:
     table = Table(
         f"Operators: float32, states of {args.megabytes:g} MB, {args.threads} threads; "
         "GB/s, and percent of the copy",
-        ("operator", "form", "d", "m", "tokens", "forward", "% copy", "% clone", "backward",
+        ("operator", "form", "d", "m", "n", "tokens", "forward", "% copy", "% clone", "backward",
          "% copy", "% clone", "copy", "clone"),
         labels=2,
     )  # fmt: skip
     shares = []
     for r in results:
-        cells = [r["op"], r["form"], f"{r['d']}", f"{r['m']}", f"{r['batch'] * r['time']}"]
+        cells = [r["op"], r["form"], f"{r['d']}", f"{r['m']}", f"{r['rewrites']}"]
+        cells.append(f"{r['batch'] * r['time']}")
         if r["gate"]["red"]:
             table.add(*cells, "RED", *[""] * 7)
             table.notes.append(f"RED, not timed: {r['op']} {r['form']}: {r['gate']['red']}")

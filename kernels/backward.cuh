@@ -18,23 +18,27 @@ struct Gradients {
   Real* shift;  // (tokens): c·rstd, written for parameters_bwd
 };
 
-// A rewrite since the anchor: what its forward had and saved.
+// A boundary since the anchor: what its forward had and saved.
 struct Link {
   const DIRECTION_T* direction;
   const Real* value;
   const Real* gate;
-  const Real* stats;  // r, p
+  const Real* stats;
 
   __device__ __forceinline__ RewriteFactors factors(long long token) const {
     RewriteFactors factors;
-    Real value[M];
-    factors.r = stats[token * (1 + M)];
 #pragma unroll
-    for (int j = 0; j < M; ++j) {
-      factors.readout[j] = stats[token * (1 + M) + 1 + j];
-      value[j] = this->value[token * M + j];
+    for (int n = 0; n < REWRITES; ++n) {
+      const Real* const from = stats + token * STATS + stats_before(n);
+      Real value[M];
+      factors.r[n] = from[0];
+#pragma unroll
+      for (int j = 0; j < M; ++j) {
+        factors.readout[n][j] = from[1 + j];
+        value[j] = this->value[(token * REWRITES + n) * M + j];
+      }
+      factors.finish(n, value, gate[token * REWRITES + n]);
     }
-    factors.finish(value, gate[token]);
     return factors;
   }
 };
@@ -53,78 +57,87 @@ struct Backward {
 };
 
 // Layout of the backward's one sum over the features: c, then k̂ᵀ(G + w a), then k̂ᵀ(w x̂).
-constexpr int ALONG_AT = NORM, NORMED_AT = NORM + M;
-constexpr int BLOCK_SUMS = NORM + (REWRITE ? M + (NORM ? M : 0) : 0);
+constexpr int ALONG_AT = NORM, NORMED_AT = NORM + REWRITES * M;
+constexpr int BLOCK_SUMS = NORM + (REWRITE ? (1 + NORM) * REWRITES * M : 0);
 
 // One token's scalars, the same in every thread.
 struct DerivedScalars {
   RewriteFactors factors;
-  Real gate;  // β
+  Real gate[REWRITES];               // β
+  Real product[REWRITES][REWRITES];  // k·k_i with the earlier k_i
   Real rstd;
-  Real shift;           // c·rstd; rewrite_read_bwd knows it after its sum
-  Real grad_logit;      // dβl, gradient of the next gate before the sigmoid
-  Real grad_linear[M];  // dvl, gradient of the next values before the sigmoid
+  Real shift;                       // c·rstd; rewrite_read_bwd knows it after its sum
+  Real grad_logit[NEXT] = {};       // dβl, gradients of the next gates before the sigmoid
+  Real grad_linear[NEXT * M] = {};  // dvl, gradients of the next values before the sigmoid
 };
 
-// The rewrite's backward as factors: dX = G − k backᵀ and dk = scale·(G e − X g) − along·k.
+// The rewrites' backward as factors: dX = G − Σ k backᵀ and dk = scale·(G e − X g) + Σ_i on[i]·k_i over all k_i.
 struct RewriteGrad {
-  Real g[M] = {};
-  Real back[M] = {};     // β r g
-  Real scale = Real(0);  // β r
-  Real along = Real(0);
+  Real g[REWRITES][M] = {};
+  Real back[REWRITES][M] = {};  // β r g
+  Real scale[REWRITES] = {};    // β r
+  Real on[REWRITES][REWRITES] = {};
 };
 
 // Numbers that each token's scalars are made of (LaneScalars).
-constexpr int GATE_SCALAR = 0, STATS_SCALAR = REWRITE, VALUE_SCALAR = STATS_SCALAR + REWRITE * (1 + M);
-constexpr int RSTD_SCALAR = VALUE_SCALAR + REWRITE * M, SHIFT_SCALAR = RSTD_SCALAR + NORM;
-constexpr int NEW_GATE_SCALAR = SHIFT_SCALAR + FEATURE_SLICED * NORM, GRAD_GATE_SCALAR = NEW_GATE_SCALAR + GATE;
-constexpr int GRAD_VALUE_SCALAR = GRAD_GATE_SCALAR + GATE, NEW_VALUE_SCALAR = GRAD_VALUE_SCALAR + VALUE * M;
-constexpr int SCALARS = NEW_VALUE_SCALAR + VALUE_SIGMOID * M;
+constexpr int GATE_SCALAR = 0, STATS_SCALAR = REWRITE * REWRITES, VALUE_SCALAR = STATS_SCALAR + REWRITE * STATS;
+constexpr int RSTD_SCALAR = VALUE_SCALAR + REWRITE * REWRITES * M, SHIFT_SCALAR = RSTD_SCALAR + NORM;
+constexpr int NEW_GATE_SCALAR = SHIFT_SCALAR + FEATURE_SLICED * NORM, GRAD_GATE_SCALAR = NEW_GATE_SCALAR + GATES;
+constexpr int GRAD_VALUE_SCALAR = GRAD_GATE_SCALAR + GATES, NEW_VALUE_SCALAR = GRAD_VALUE_SCALAR + VALUES;
+constexpr int SCALARS = NEW_VALUE_SCALAR + VALUE_SIGMOID * VALUES;
 
 struct TokenScalars : LaneScalars<SCALARS> {
   __device__ TokenScalars(const RewriteRead& args, const Gradients& g) {
     if constexpr (REWRITE) {
-      assign(GATE_SCALAR, 1, args.gate);
-      assign(STATS_SCALAR, 1 + M, args.stats);
-      assign(VALUE_SCALAR, M, args.value);
+      assign(GATE_SCALAR, REWRITES, args.gate);
+      assign(STATS_SCALAR, STATS, args.stats);
+      assign(VALUE_SCALAR, REWRITES * M, args.value);
     }
     if constexpr (NORM) assign(RSTD_SCALAR, 1, args.rstd);
     if constexpr (NORM && FEATURE_SLICED) assign(SHIFT_SCALAR, 1, g.shift);
     if constexpr (GATE) {
-      assign(NEW_GATE_SCALAR, 1, args.new_gate);
-      assign(GRAD_GATE_SCALAR, 1, g.grad_new_gate);
+      assign(NEW_GATE_SCALAR, GATES, args.new_gate);
+      assign(GRAD_GATE_SCALAR, GATES, g.grad_new_gate);
     }
-    if constexpr (VALUE) assign(GRAD_VALUE_SCALAR, M, g.grad_new_value);
-    if constexpr (VALUE_SIGMOID) assign(NEW_VALUE_SCALAR, M, args.new_value);
+    if constexpr (VALUE) assign(GRAD_VALUE_SCALAR, VALUES, g.grad_new_value);
+    if constexpr (VALUE_SIGMOID) assign(NEW_VALUE_SCALAR, VALUES, args.new_value);
   }
 };
+
+// Computes the scalars of one rewrite.
+__device__ __forceinline__ void derive_rewrite(const TokenScalars& loaded, int n, DerivedScalars& s) {
+  const int at = STATS_SCALAR + stats_before(n);
+  Real value[M];
+  s.gate[n] = loaded.broadcast(GATE_SCALAR + n);
+  s.factors.r[n] = loaded.broadcast(at);
+#pragma unroll
+  for (int j = 0; j < M; ++j) {
+    value[j] = loaded.broadcast(VALUE_SCALAR + n * M + j);
+    s.factors.readout[n][j] = loaded.broadcast(at + 1 + j);
+  }
+#pragma unroll
+  for (int i = 0; i < n; ++i) s.product[n][i] = loaded.broadcast(at + 1 + M + i);
+  s.factors.finish(n, value, s.gate[n]);
+}
 
 // Computes the scalars of the token that was prefetched. All lanes must take part, because of the shuffles.
 __device__ __forceinline__ DerivedScalars
 derive(const RewriteRead& args, const Gradients& g, const TokenScalars& loaded) {
   DerivedScalars s;
   if constexpr (REWRITE) {
-    Real value[M];
-    s.gate = loaded.broadcast(GATE_SCALAR);
-    s.factors.r = loaded.broadcast(STATS_SCALAR);
 #pragma unroll
-    for (int j = 0; j < M; ++j) {
-      value[j] = loaded.broadcast(VALUE_SCALAR + j);
-      s.factors.readout[j] = loaded.broadcast(STATS_SCALAR + 1 + j);
-    }
-    s.factors.finish(value, s.gate);
+    for (int n = 0; n < REWRITES; ++n) derive_rewrite(loaded, n, s);
   }
   s.rstd = NORM ? loaded.broadcast(RSTD_SCALAR) : Real(1);
   s.shift = NORM && FEATURE_SLICED ? loaded.broadcast(SHIFT_SCALAR) : Real(0);
-  s.grad_logit = Real(0);
-  if constexpr (GATE) {
-    const Real gate = loaded.broadcast(NEW_GATE_SCALAR), grad = loaded.broadcast(GRAD_GATE_SCALAR);
-    if (g.grad_new_gate) s.grad_logit = grad * gate * (Real(1) - gate / Real(2));
+#pragma unroll
+  for (int n = 0; n < GATES; ++n) {
+    const Real gate = loaded.broadcast(NEW_GATE_SCALAR + n), grad = loaded.broadcast(GRAD_GATE_SCALAR + n);
+    if (g.grad_new_gate) s.grad_logit[n] = grad * gate * (Real(1) - gate / Real(2));
   }
 #pragma unroll
-  for (int j = 0; j < M; ++j) {
-    s.grad_linear[j] = Real(0);
-    if constexpr (VALUE) s.grad_linear[j] = loaded.broadcast(GRAD_VALUE_SCALAR + j);
+  for (int j = 0; j < VALUES; ++j) {
+    s.grad_linear[j] = loaded.broadcast(GRAD_VALUE_SCALAR + j);
     if constexpr (VALUE_SIGMOID) {
       const Real value = loaded.broadcast(NEW_VALUE_SCALAR + j);
       if (g.grad_new_value) s.grad_linear[j] *= value * (Real(1) - value / Real(args.value_scale));
@@ -138,7 +151,7 @@ struct TokenInputs {
   const Chain& chain;
   TokenStream<STATE_T, M> state;
   TokenStream<STATE_T, M, FEATURE_SLICED ? ABSENT : OPTIONAL> grad;
-  TokenStream<DIRECTION_T, 1, REWRITE> direction;
+  TokenStream<DIRECTION_T, 1, REWRITE, REWRITES> direction;
   TokenStream<CONTEXT_T, 1, READ != NONE ? OPTIONAL : ABSENT> context;
   TokenStream<STATE_T, 1, READ == TOKEN> compressed;
   int stage = 0;  // the stage of the current token
@@ -160,7 +173,11 @@ struct TokenInputs {
     grad.prefetch(token, row, stage);
     direction.prefetch(token, row, stage);
     if constexpr (CHAIN) {
-      for (int link = 0; link < chain.length; ++link) prefetch_l2(packet_of(chain.links[link].direction, token, row));
+      for (int link = 0; link < chain.length; ++link)
+#pragma unroll
+        for (int n = 0; n < REWRITES; ++n) {
+          prefetch_l2(packet_of(chain.links[link].direction, token * REWRITES + n, row));
+        }
     }
   }
   __device__ __forceinline__ void load_read_inputs(long long token, int row) {
@@ -173,37 +190,63 @@ struct TokenInputs {
     direction.load(token, row, stage, again);
     if constexpr (CHAIN) apply_chain(token, row, again);
   }
-  // Anchor → X of a row, rounded after each rewrite, as the forwards stored it.
+  // Anchor → X of a row, rounded after each link, as the forwards stored it.
   __device__ __forceinline__ void apply_chain(long long token, int row, bool again) {
-    Packet<DIRECTION_T, FEATURES> k;
+    Directions k;
     for (int at = 0; at < chain.length; ++at) {
       const Link& link = chain.links[at];
-      if (again) k.load_cached(packet_of(link.direction, token, row));
-      else k.load_streaming(packet_of(link.direction, token, row));
+#pragma unroll
+      for (int n = 0; n < REWRITES; ++n) {
+        const DIRECTION_T* const from = packet_of(link.direction, token * REWRITES + n, row);
+        if (again) k[n].load_cached(from);
+        else k[n].load_streaming(from);
+      }
       state[row] = rewritten(state[row], k, link.factors(token));
     }
   }
 };
 
-// Computes g = k̂ᵀG from the sum and writes dv and dβ, each number by one thread. k̂ᵀdk̂ = β(g·e − p·g) needs no sum of
-// its own.
-__device__ __forceinline__ RewriteGrad
-rewrite_backward(const Gradients& g, const DerivedScalars& s, const Real* totals, long long token) {
-  RewriteGrad rewrite_grad;
+// Computes g = k̂ᵀG of one rewrite from the sum and writes dv and dβ, each number by one thread. G is what the later
+// rewrites, which are done, leave of it. k̂ᵀdk̂ = β(g·e − p·g) needs no sum of its own.
+__device__ __forceinline__ void rewrite_backward(
+    const Gradients& g, const DerivedScalars& s, const Real* totals, long long token, int n,
+    RewriteGrad& rewrite_grad) {
   Real g_e = Real(0), g_p = Real(0);
-  rewrite_grad.scale = s.factors.r * s.gate;
+  rewrite_grad.scale[n] = s.factors.r[n] * s.gate[n];
 #pragma unroll
   for (int j = 0; j < M; ++j) {
-    Real total = totals[ALONG_AT + j];
-    if constexpr (NORM) total -= s.shift * totals[NORMED_AT + j];
-    rewrite_grad.g[j] = s.factors.r * total;
-    rewrite_grad.back[j] = rewrite_grad.scale * rewrite_grad.g[j];
-    g_e += rewrite_grad.g[j] * s.factors.error[j];
-    g_p += rewrite_grad.g[j] * s.factors.readout[j];
-    if (writes(j)) g.grad_value[token * M + j] = s.gate * rewrite_grad.g[j];
+    Real total = totals[ALONG_AT + n * M + j];
+    if constexpr (NORM) total -= s.shift * totals[NORMED_AT + n * M + j];
+#pragma unroll
+    for (int later = n + 1; later < REWRITES; ++later) total -= s.product[later][n] * rewrite_grad.back[later][j];
+    rewrite_grad.g[n][j] = s.factors.r[n] * total;
+    rewrite_grad.back[n][j] = rewrite_grad.scale[n] * rewrite_grad.g[n][j];
+    g_e += rewrite_grad.g[n][j] * s.factors.error[n][j];
+    g_p += rewrite_grad.g[n][j] * s.factors.readout[n][j];
+    const int number = n * M + j;
+    if (writes(number)) g.grad_value[token * (REWRITES * M) + number] = s.gate[n] * rewrite_grad.g[n][j];
   }
-  if (writes(0)) g.grad_gate[token] = g_e;
-  rewrite_grad.along = s.factors.r * rewrite_grad.scale * (g_e - g_p);
+  if (writes(n)) g.grad_gate[token * REWRITES + n] = g_e;
+  rewrite_grad.on[n][n] = -(s.factors.r[n] * rewrite_grad.scale[n] * (g_e - g_p));
+}
+
+// All of them, from the last to the first. A rewrite's dk sees the G that the later ones leave, and the X that the earlier
+// ones leave: both differ from G and X by multiples of k_i, so dk does, too.
+__device__ __forceinline__ RewriteGrad
+rewrites_backward(const Gradients& g, const DerivedScalars& s, const Real* totals, long long token) {
+  RewriteGrad rewrite_grad;
+#pragma unroll
+  for (int n = REWRITES - 1; n >= 0; --n) {
+    rewrite_backward(g, s, totals, token, n, rewrite_grad);
+#pragma unroll
+    for (int later = n + 1; later < REWRITES; ++later) {
+      Real later_g_e = Real(0);  // of the later g and this e
+#pragma unroll
+      for (int j = 0; j < M; ++j) later_g_e += rewrite_grad.g[later][j] * s.factors.error[n][j];
+      const Real shared = -(rewrite_grad.scale[n] * rewrite_grad.scale[later] * later_g_e);
+      rewrite_grad.on[n][later] = rewrite_grad.on[later][n] = shared;
+    }
+  }
   return rewrite_grad;
 }
 
@@ -237,10 +280,11 @@ __device__ __forceinline__ void read_backward(
     Real value = Real(0);
     if constexpr (VALUE) {
 #pragma unroll
-      for (int j = 0; j < M; ++j) value += s.grad_linear[j] * parameters.value[j][f];
+      for (int j = 0; j < VALUES; ++j) value += s.grad_linear[j] * parameters.value[j][f];
     }
     dh[f] = inputs.context[row][f];
-    if constexpr (GATE) dh[f] += s.grad_logit * parameters.gate[f];
+#pragma unroll
+    for (int n = 0; n < GATES; ++n) dh[f] += s.grad_logit[n] * parameters.gate[n][f];
     if constexpr (VALUE && !VALUE_FROM_COMPRESSED) dh[f] += value;
     a[f] = s.rstd * parameters.gamma(f) * dh[f] + (VALUE_FROM_COMPRESSED ? value : Real(0));
   }

@@ -48,7 +48,7 @@ struct BackwardPass {
     if (own) inputs.load_rewrite_inputs(token, 0, false);
     Packet<STATE_T, ELEMENTS>& stored = inputs.state[0];  // becomes X', with the bits that the forward stored
     if constexpr (REWRITE) {
-      if (own) stored = rewritten(stored, inputs.direction[0], s.factors);
+      if (own) stored = rewritten(stored, inputs.direction.vectors(0), s.factors);
     }
     Real normed[FEATURES], dh[FEATURES], dx[FEATURES];
     compress(args, inputs, s, 0, stored, normed);

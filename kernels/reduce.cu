@@ -1,7 +1,7 @@
 // reduce: adds the blocks' rows of `partial` and writes the parameter gradients in the layout of their parameters.
 //
-// Read:    blocks · (SLOTS·D + 1 + M) numbers once; most of them are still in L2.
-// Written: SLOTS·D + 1 + M numbers.
+// Read:    blocks · (SLOTS·D + BIASES) numbers once; most of them are still in L2.
+// Written: SLOTS·D + BIASES numbers.
 //
 // A block takes 32 neighbouring columns. Each of its 8 warps adds every eighth row, then one warp adds the 8 sums in
 // order. Nothing depends on timing, so results repeat bit for bit. Few columns make few blocks, each of which waits for
@@ -11,7 +11,7 @@
 
 constexpr int COLUMNS = 32, STRIDES = THREADS / COLUMNS, IN_FLIGHT = 32;
 // Columns in use. The sums of the biases follow the slots, if there are biases.
-constexpr long long FILLED = static_cast<long long>(SLOTS) * D + (GATE_BIAS || VALUE_BIAS ? 1 + M : 0);
+constexpr long long FILLED = static_cast<long long>(SLOTS) * D + (GATE_BIAS || VALUE_BIAS ? BIASES : 0);
 
 struct Reduce {
   const Real* partial;
@@ -34,8 +34,8 @@ __device__ void store_column(const Reduce& r, long long column, Real sum) {
   const long long slot = column / D, i = column % D;
   if (slot >= SLOTS) {
     const long long j = column - static_cast<long long>(SLOTS) * D;
-    if (j == 0 && GATE_BIAS) store(r.gate_bias, 0, sum);
-    if (j > 0 && j <= M && VALUE_BIAS) store(r.value_bias, j - 1, sum);
+    if (j < NEXT && GATE_BIAS) store(r.gate_bias, j, sum);
+    if (j >= NEXT && j < BIASES && VALUE_BIAS) store(r.value_bias, j - NEXT, sum);
   } else if (slot < COMPRESS_SLOTS) {
     const long long tap = slot / M, j = slot % M;
     store(r.compress, (i * M + j) * TAPS + tap, sum);
@@ -45,7 +45,7 @@ __device__ void store_column(const Reduce& r, long long column, Real sum) {
     const bool gate = slot < VALUE_SLOT;
     const bool normed = NORM_WEIGHT && (gate || !VALUE_FROM_COMPRESSED);
     if (normed) sum *= widen(r.norm_weight[i]);
-    if (gate) store(r.gate, i, sum);
+    if (gate) store(r.gate, (slot - GATE_SLOT) * D + i, sum);
     else store(r.value, (slot - VALUE_SLOT) * D + i, sum);
   }
 }

@@ -1,7 +1,8 @@
 // rewrite_read: its arguments, its sizes, and the arithmetic that forward and backward share.
 //
 // Names follow the reference (python/ddl/reference.py): state X (tokens, D, M), direction k, value v, gate β, compressed
-// x, context h. A kernel is compiled for rewrite_read, rewrite alone (READ == NONE) or read alone (REWRITE == 0).
+// x, context h. A kernel is compiled for rewrite_read, rewrite alone (READ == NONE) or read alone (REWRITE == 0). It applies
+// REWRITES rewrites one after the other, and reads values and gates of the NEXT to come; nearly always both are 1.
 #pragma once
 
 #include "block_sum.cuh"
@@ -22,14 +23,23 @@ static_assert(D % FEATURES == 0 && THREADS % 32 == 0 && TAPS >= 1, "the plan kee
 static_assert(D % (CLUSTER * FEATURES) == 0 && (CLUSTER == 1 || !FEATURE_SLICED), "a cluster's blocks are alike");
 static_assert(READ != IDENTITY || M == 1, "an identity read has one channel");
 static_assert(READ == TOKEN || TAPS == 1, "only token reads look back");
+static_assert(REWRITES >= 1 && NEXT >= 1, "absent ones count as one");
+
+// Values and gates of the rewrites to come.
+constexpr int GATES = GATE * NEXT, VALUES = VALUE * NEXT * M;
+
+// What a token's forward saves of its rewrites: of each r, p and its k·k_i with every earlier k_i.
+__host__ __device__ constexpr int stats_before(int rewrite) { return rewrite * (1 + M) + rewrite * (rewrite - 1) / 2; }
+constexpr int STATS = stats_before(REWRITES);
 
 // Layout of one block's sums of the wanted parameter gradients: SLOTS rows of D numbers, then the sums of the biases.
 constexpr int COMPRESS_SLOTS = SUM_COMPRESS * M * TAPS;
 constexpr int NORM_SLOT = COMPRESS_SLOTS;
 constexpr int GATE_SLOT = NORM_SLOT + SUM_NORM;
-constexpr int VALUE_SLOT = GATE_SLOT + SUM_GATE;
-constexpr int SLOTS = VALUE_SLOT + SUM_VALUE * M;
-constexpr int BIAS_SUMS = (1 + M + 7) / 8 * 8;  // db_β and db_v, padded so that every block's sums are aligned
+constexpr int VALUE_SLOT = GATE_SLOT + SUM_GATE * NEXT;
+constexpr int SLOTS = VALUE_SLOT + SUM_VALUE * NEXT * M;
+constexpr int BIASES = NEXT * (1 + M);           // db_β, then db_v
+constexpr int BIAS_SUMS = (BIASES + 7) / 8 * 8;  // padded so that every block's sums are aligned
 constexpr long long PARTIAL = static_cast<long long>(SLOTS) * D + BIAS_SUMS;
 
 // Arguments of the forward. The backward takes the same structure and Gradients; of the forward's outputs it reads stats,
@@ -46,7 +56,7 @@ struct RewriteRead {
   const VALUE_T* value_weight;
   const VALUE_BIAS_T* value_bias;
   STATE_T* new_state;
-  Real* stats;  // (tokens, 1 + M): r, p
+  Real* stats;  // (tokens, STATS)
   CONTEXT_T* context;
   Real* new_value;
   Real* new_gate;
@@ -87,36 +97,42 @@ __device__ __forceinline__ bool starts_document(const RewriteRead& args, long lo
 
 // --- the rewrite --------------------------------------------------------------------------------
 
-// One token's rewrite: X' = X + k factorᵀ, where factor = β r e and k is not normalised.
+// One token's rewrites: X' = X + Σ k factorᵀ over them, where factor = β r e and k is not normalised.
 struct RewriteFactors {
-  Real r;           // 1/√(|k|² + ε²), so k̂ = r k
-  Real readout[M];  // p = k̂ᵀX
-  Real error[M];    // e = v − p
-  Real factor[M];   // β r e
+  Real r[REWRITES];           // 1/√(|k|² + ε²), so k̂ = r k
+  Real readout[REWRITES][M];  // p = k̂ᵀX, of the X that the earlier rewrites leave
+  Real error[REWRITES][M];    // e = v − p
+  Real factor[REWRITES][M];   // β r e
 
-  __device__ __forceinline__ void finish(const Real* value, Real gate) {
+  __device__ __forceinline__ void finish(int rewrite, const Real (&value)[M], Real gate) {
 #pragma unroll
     for (int j = 0; j < M; ++j) {
-      error[j] = value[j] - readout[j];
-      factor[j] = mul_rn(mul_rn(gate, r), error[j]);
+      error[rewrite][j] = value[j] - readout[rewrite][j];
+      factor[rewrite][j] = mul_rn(mul_rn(gate, r[rewrite]), error[rewrite][j]);
     }
   }
 };
+
+using Directions = Packet<DIRECTION_T, FEATURES>[REWRITES];  // k of every rewrite
 
 // X' before rounding. If the factor is 0, X must keep its bits, even if X is −0 or k is NaN.
 __device__ __forceinline__ Real rewritten(Real x, Real factor, Real k) {
   return factor == Real(0) ? x : fma_rn(factor, k, x);
 }
 
-// X' of a packet, rounded to the storage type.
+// X' of a packet, rounded to the storage type after the last rewrite.
 __device__ __forceinline__ Packet<STATE_T, ELEMENTS> rewritten(
-    const Packet<STATE_T, ELEMENTS>& state, const Packet<DIRECTION_T, FEATURES>& k, const RewriteFactors& factors) {
+    const Packet<STATE_T, ELEMENTS>& state, const Directions& k, const RewriteFactors& factors) {
   Real x[ELEMENTS];
 #pragma unroll
   for (int f = 0; f < FEATURES; ++f)
 #pragma unroll
     for (int j = 0; j < M; ++j) {
-      x[f * M + j] = rewritten(state[f * M + j], factors.factor[j], k[f]);
+      x[f * M + j] = state[f * M + j];
+#pragma unroll
+      for (int n = 0; n < REWRITES; ++n) {
+        x[f * M + j] = rewritten(x[f * M + j], factors.factor[n][j], k[n][f]);
+      }
     }
   Packet<STATE_T, ELEMENTS> stored;
   stored.set(x);
@@ -142,20 +158,21 @@ struct CompressWeight {
 // γ, w_β and W_v of a packet's features.
 struct Parameters {
   Packet<NORM_T, FEATURES> norm;
-  Packet<GATE_T, FEATURES> gate;
-  Packet<VALUE_T, FEATURES> value[VALUE ? M : 1];
+  Packet<GATE_T, FEATURES> gate[GATE ? GATES : 1];
+  Packet<VALUE_T, FEATURES> value[VALUE ? VALUES : 1];
 
   __device__ __forceinline__ void load_norm(const RewriteRead& args, int feature) {
     if constexpr (NORM_WEIGHT) norm.load_readonly(args.norm_weight + feature);
   }
   __device__ __forceinline__ void load(const RewriteRead& args, int feature) {
     load_norm(args, feature);
-    if constexpr (GATE) gate.load_readonly(args.gate_weight + feature);
-    if constexpr (VALUE) {
 #pragma unroll
-      for (int j = 0; j < M; ++j) {
-        value[j].load_readonly(args.value_weight + static_cast<long long>(j) * D + feature);
-      }
+    for (int n = 0; n < GATES; ++n) {
+      gate[n].load_readonly(args.gate_weight + static_cast<long long>(n) * D + feature);
+    }
+#pragma unroll
+    for (int j = 0; j < VALUES; ++j) {
+      value[j].load_readonly(args.value_weight + static_cast<long long>(j) * D + feature);
     }
   }
   __device__ __forceinline__ Real gamma(int f) const { return NORM_WEIGHT ? norm[f] : Real(1); }

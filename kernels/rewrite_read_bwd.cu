@@ -3,7 +3,7 @@
 // Read per token:    G = ∂L/∂X' and X (M·D elements each), k and dh (D each), x (D) if the read is a token read, and the
 //                    saved r, p, rstd with v, β, v', β' and the gradients of v' and β'. Parameters stay in L1 and L2.
 // Written per token: dX (M·D), dk (D), dv (M), dβ.
-// Reduced over the features: c, k̂ᵀ(G + w a) and k̂ᵀ(w x̂), 1 + 2M numbers, once. Parameter gradients are reduced over
+// Reduced over the features: c, k̂ᵀ(G + w a) and k̂ᵀ(w x̂), 1 + 2M numbers, once; of n rewrites 1 + 2nM. Parameter gradients are reduced over
 //                    the block's tokens (sums.cuh) and over the blocks by reduce.cu.
 // Moved per token: (3M + 3)·D elements, 15·D for M = 4; a token read (3M + 4)·D.
 //
@@ -23,6 +23,10 @@
 //
 // dβl and dvl are the gradients before the sigmoids of the next gate and values. If the values read x, dvl·W_v adds to a
 // instead of dh'. g need not wait for c, because g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂. So one sum is enough.
+//
+// Of n rewrites one after the other, each sees the G that the later ones leave and the X that the earlier ones leave. Both
+// are G and X but for multiples of the k_i, whose products with each other the forward saved. So there is still one sum, and
+// 2(n − 1)·D elements more move.
 //
 // A block processes its `chunk` tokens from the last to the first. A token read keeps dx of K tokens in its window. Of
 // the K − 1 halo tokens after the chunk it needs only dx, so it reads their dh, x and rstd, but not their X or G.
@@ -128,7 +132,7 @@ struct BackwardPass {
   // X' of a row.
   __device__ __forceinline__ void rebuild(const DerivedScalars& s, int row) {
     auto& to = stored[row % KEPT_ROWS];
-    if constexpr (REWRITE) to = rewritten(inputs.state[row], inputs.direction[row], s.factors);
+    if constexpr (REWRITE) to = rewritten(inputs.state[row], inputs.direction.vectors(row), s.factors);
     else to = inputs.state[row];
   }
 
@@ -149,18 +153,22 @@ struct BackwardPass {
     if (!own) return;
     CompressWeight compress;
     if constexpr (READ != NONE) compress.load(args, feature_of(row));
+    const auto& directions = inputs.direction.vectors(row);
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) {
-      const Real k = inputs.direction[row][f];
-      const Real k_a = READ != NONE ? k * a[f] : Real(0);
-      const Real k_normed = NORM ? k * normed[f] : Real(0);
+    for (int n = 0; n < REWRITES; ++n)
 #pragma unroll
-      for (int j = 0; j < M; ++j) {
-        totals[ALONG_AT + j] += k * grad[row % KEPT_ROWS][f * M + j];
-        if constexpr (READ != NONE) totals[ALONG_AT + j] += k_a * compress.at(f, j);
-        if constexpr (NORM) totals[NORMED_AT + j] += k_normed * compress.at(f, j);
+      for (int f = 0; f < FEATURES; ++f) {
+        const Real k = directions[n][f];
+        const Real k_a = READ != NONE ? k * a[f] : Real(0);
+        const Real k_normed = NORM ? k * normed[f] : Real(0);
+#pragma unroll
+        for (int j = 0; j < M; ++j) {
+          const int number = n * M + j;
+          totals[ALONG_AT + number] += k * grad[row % KEPT_ROWS][f * M + j];
+          if constexpr (READ != NONE) totals[ALONG_AT + number] += k_a * compress.at(f, j);
+          if constexpr (NORM) totals[NORMED_AT + number] += k_normed * compress.at(f, j);
+        }
       }
-    }
   }
 
   // G += dx ⊗ w, then dX and dk of a row.
@@ -168,31 +176,40 @@ struct BackwardPass {
       const DerivedScalars& s, const RewriteGrad& rewrite_grad, long long token, int row, const Real (&dx)[FEATURES]) {
     CompressWeight compress;
     if constexpr (READ != NONE) compress.load(args, feature_of(row));
-    Real outgoing[ELEMENTS], dk[FEATURES];
+    Real outgoing[ELEMENTS], dk[REWRITES][FEATURES];
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
-      Real k = Real(0), unit = Real(0);  // unit: dk̂/β
-      if constexpr (REWRITE) k = inputs.direction[row][f];
+      Real k[REWRITES] = {}, unit[REWRITES] = {};  // unit: dk̂/β, but for multiples of the k
+#pragma unroll
+      for (int n = 0; n < REWRITES * REWRITE; ++n) k[n] = inputs.direction.vectors(row)[n][f];
 #pragma unroll
       for (int j = 0; j < M; ++j) {
-        Real grad = this->grad[row % KEPT_ROWS][f * M + j];
-        if constexpr (READ != NONE) grad += compress.at(f, j) * dx[f];
-        if constexpr (REWRITE) {
-          unit += grad * s.factors.error[j];
-          unit -= inputs.state[row][f * M + j] * rewrite_grad.g[j];
-          grad -= rewrite_grad.back[j] * k;
-        }
+        const Real total = this->grad[row % KEPT_ROWS][f * M + j];
+        const Real grad = READ != NONE ? total + compress.at(f, j) * dx[f] : total;
         outgoing[f * M + j] = grad;
+#pragma unroll
+        for (int n = 0; n < REWRITES * REWRITE; ++n) {
+          unit[n] += grad * s.factors.error[n][j];
+          unit[n] -= inputs.state[row][f * M + j] * rewrite_grad.g[n][j];
+          outgoing[f * M + j] -= rewrite_grad.back[n][j] * k[n];
+        }
       }
-      dk[f] = rewrite_grad.scale * unit - rewrite_grad.along * k;
+#pragma unroll
+      for (int n = 0; n < REWRITES; ++n) {
+        dk[n][f] = rewrite_grad.scale[n] * unit[n];
+#pragma unroll
+        for (int i = 0; i < REWRITES; ++i) dk[n][f] += rewrite_grad.on[n][i] * k[i];
+      }
     }
     Packet<STATE_T, ELEMENTS> grad_state;
     grad_state.set(outgoing);
     grad_state.store_streaming(packet_of<M>(g.grad_state, token, row));
-    if constexpr (REWRITE) {
+#pragma unroll
+    for (int n = 0; n < REWRITES * REWRITE; ++n) {
       Packet<DIRECTION_T, FEATURES> grad_direction;
-      grad_direction.set(dk);
-      grad_direction.store_global(packet_of(g.grad_direction, token, row));  // the sublayer's backward reads dk next
+      grad_direction.set(dk[n]);
+      // The sublayer's backward reads dk next.
+      grad_direction.store_global(packet_of(g.grad_direction, token * REWRITES + n, row));
     }
   }
 
@@ -258,7 +275,7 @@ struct BackwardPass {
     if constexpr (NORM) s.shift = totals[0] / Real(D) * s.rstd;
     RewriteGrad rewrite_grad;
     if constexpr (REWRITE) {
-      if (own) rewrite_grad = rewrite_backward(g, s, totals, token);
+      if (own) rewrite_grad = rewrites_backward(g, s, totals, token);
     }
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)

@@ -6,6 +6,10 @@
 // Reduced over the features: {|k|², kᵀX} before the rewrite, {Σx², w_β·γx, W_v·γx} after it.
 // Moved per token: (2M + 2)·D elements, 10·D for M = 4; a token read (2M + 3)·D.
 //
+// Several rewrites one after the other (REWRITES = n) move (n − 1)·D elements more, and X' but once. None of them waits for
+// what the one before it leaves: k_jᵀ(X + Σ_i k_i factor_iᵀ) = k_jᵀX + Σ_i (k_j·k_i) factor_iᵀ over i < j, so that the first
+// sum has n·(1 + M) + n·(n − 1)/2 numbers, and there is still one.
+//
 // A block processes `chunk` consecutive tokens one after the other. Its threads share a token's features. If one block
 // cannot hold a token, a cluster of blocks shares it, with a slice of the features each (sm_90 and newer; for bf16, M = 4
 // beyond D = 4096, M = 8 beyond 2048, and half of that for a token read).
@@ -31,15 +35,15 @@
 constexpr int IN_SUM = 1, SCALARS_TOO = 2;
 static_assert(LOAD_AHEAD == 0 || !PREFETCH, "only without a stage");
 
-constexpr int REWRITE_SUMS = 1 + M;
-constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATE, READ_SUMS = NORM + GATE + VALUE * M;
+constexpr int REWRITE_SUMS = STATS;  // in the layout of what is saved
+constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATES, READ_SUMS = NORM + GATES + VALUES;
 constexpr int MAX_SUMS = REWRITE_SUMS > READ_SUMS ? REWRITE_SUMS : READ_SUMS;
 
 struct Forward {
   const RewriteRead& args;
   TokenStream<STATE_T, M> state;
-  TokenStream<DIRECTION_T, 1, REWRITE> direction;
-  LaneScalars<REWRITE * (1 + M)> scalars;  // β, v; if LOAD_AHEAD has them
+  TokenStream<DIRECTION_T, 1, REWRITE, REWRITES> direction;
+  LaneScalars<REWRITE * REWRITES * (1 + M)> scalars;  // β, v; if LOAD_AHEAD has them
   BlockSum<MAX_SUMS> sum;
   FeatureRow x;
   int stage = 0;  // the stage of the current token
@@ -51,8 +55,8 @@ struct Forward {
         sum(buffer),
         x(reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0)) {
     if constexpr (!REWRITE || LOAD_AHEAD < SCALARS_TOO) return;
-    scalars.assign(0, 1, args.gate);
-    scalars.assign(1, M, args.value);
+    scalars.assign(0, REWRITES, args.gate);
+    scalars.assign(REWRITES, REWRITES * M, args.value);
   }
 
   __device__ __forceinline__ void prefetch_row(long long token, int row, int stage) const {
@@ -94,55 +98,90 @@ struct Forward {
     if constexpr (PREFETCH_WHOLE_TOKEN) prefetch(next, STAGES == 2 ? stage ^ 1 : 0);
     if constexpr (REWRITE) {
       if (!writes(0)) return;
-      prefetch_l2(args.value + next * M);
-      prefetch_l2(args.gate + next);
+      prefetch_l2(args.value + next * (REWRITES * M));
+      prefetch_l2(args.gate + next * REWRITES);
     }
   }
 
   // The first sum, and from it r, p and the factors of k.
   __device__ __forceinline__ RewriteFactors compare(long long token, bool own) {
-    Real value[M], gate;
+    Real value[REWRITES][M], gate[REWRITES];
     if constexpr (LOAD_AHEAD < SCALARS_TOO) {
 #pragma unroll
-      for (int j = 0; j < M; ++j) value[j] = args.value[token * M + j];
-      gate = args.gate[token];
+      for (int n = 0; n < REWRITES; ++n) {
+#pragma unroll
+        for (int j = 0; j < M; ++j) value[n][j] = args.value[(token * REWRITES + n) * M + j];
+        gate[n] = args.gate[token * REWRITES + n];
+      }
     }
-    Real sums[1 + M] = {};
+    Real sums[REWRITE_SUMS] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
       if constexpr (!KEEP_IN_REGISTERS) load_row(token, row, true);
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) {
-        const Real k = direction[row][f];
-        sums[0] += k * k;
-#pragma unroll
-        for (int j = 0; j < M; ++j) sums[1 + j] += k * state[row][f * M + j];
-      }
+      for (int n = 0; n < REWRITES; ++n) add_products(n, row, sums);
     }
     sum(sums);
-    RewriteFactors factors;
-    // If |k|² has overflowed, 0·∞ makes r NaN; r = 0 would silently write nothing.
-    factors.r = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k)) + Real(0) * sums[0];
-#pragma unroll
-    for (int j = 0; j < M; ++j) factors.readout[j] = mul_rn(factors.r, sums[1 + j]);
     if constexpr (LOAD_AHEAD == SCALARS_TOO) {
 #pragma unroll
-      for (int j = 0; j < M; ++j) value[j] = scalars.broadcast(1 + j);
-      gate = scalars.broadcast(0);
-    }
-    factors.finish(value, gate);
-    if (SAVES && own && writes(0)) {
-      args.stats[token * (1 + M)] = factors.r;
+      for (int n = 0; n < REWRITES; ++n) {
 #pragma unroll
-      for (int j = 0; j < M; ++j) args.stats[token * (1 + M) + 1 + j] = factors.readout[j];
+        for (int j = 0; j < M; ++j) value[n][j] = scalars.broadcast(REWRITES + n * M + j);
+        gate[n] = scalars.broadcast(n);
+      }
     }
+    RewriteFactors factors;
+#pragma unroll
+    for (int n = 0; n < REWRITES; ++n) measure(n, sums + stats_before(n), value[n], gate[n], factors);
+    if (SAVES && own && writes(0)) save(token, factors, sums);
     return factors;
+  }
+
+  // A row's share of |k|², kᵀX and k·k_i of the earlier k_i.
+  __device__ __forceinline__ void add_products(int n, int row, Real (&sums)[REWRITE_SUMS]) const {
+    const int at = stats_before(n);
+    const auto& k = direction.vectors(row);
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) {
+      sums[at] += k[n][f] * k[n][f];
+#pragma unroll
+      for (int j = 0; j < M; ++j) sums[at + 1 + j] += k[n][f] * state[row][f * M + j];
+#pragma unroll
+      for (int i = 0; i < n; ++i) sums[at + 1 + M + i] += k[n][f] * k[i][f];
+    }
+  }
+
+  // r, p and the factors of k, from its sums and the factors of the earlier rewrites.
+  __device__ __forceinline__ void measure(
+      int n, const Real* sums, const Real (&value)[M], Real gate, RewriteFactors& factors) const {
+    // If |k|² has overflowed, 0·∞ makes r NaN; r = 0 would silently write nothing.
+    factors.r[n] = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k)) + Real(0) * sums[0];
+#pragma unroll
+    for (int j = 0; j < M; ++j) {
+      Real along = sums[1 + j];
+#pragma unroll
+      for (int i = 0; i < n; ++i) along += sums[1 + M + i] * factors.factor[i][j];
+      factors.readout[n][j] = mul_rn(factors.r[n], along);
+    }
+    factors.finish(n, value, gate);
+  }
+
+  __device__ __forceinline__ void save(long long token, const RewriteFactors& factors, const Real* sums) const {
+#pragma unroll
+    for (int n = 0; n < REWRITES; ++n) {
+      Real* const to = args.stats + token * STATS + stats_before(n);
+      to[0] = factors.r[n];
+#pragma unroll
+      for (int j = 0; j < M; ++j) to[1 + j] = factors.readout[n][j];
+#pragma unroll
+      for (int i = 0; i < n; ++i) to[1 + M + i] = sums[stats_before(n) + 1 + M + i];
+    }
   }
 
   // X → X' of a row. Halo tokens (not own) are not stored: another block stores them.
   __device__ __forceinline__ void rewrite(long long token, int row, const RewriteFactors& factors, bool own) {
-    state[row] = rewritten(state[row], direction[row], factors);
+    state[row] = rewritten(state[row], direction.vectors(row), factors);
     if (own) state[row].store_streaming(packet_of<M>(args.new_state, token, row));
   }
 
@@ -218,12 +257,11 @@ struct Forward {
     for (int f = 0; f < FEATURES; ++f) {
       const Real normed = x[f] * parameters.gamma(f);
       if constexpr (NORM) sums[0] += x[f] * x[f];
-      if constexpr (GATE) sums[GATE_AT] += normed * parameters.gate[f];
-      if constexpr (VALUE) {
 #pragma unroll
-        for (int j = 0; j < M; ++j) {
-          sums[VALUE_AT + j] += (VALUE_FROM_COMPRESSED ? x[f] : normed) * parameters.value[j][f];
-        }
+      for (int n = 0; n < GATES; ++n) sums[GATE_AT + n] += normed * parameters.gate[n][f];
+#pragma unroll
+      for (int j = 0; j < VALUES; ++j) {
+        sums[VALUE_AT + j] += (VALUE_FROM_COMPRESSED ? x[f] : normed) * parameters.value[j][f];
       }
     }
   }
@@ -234,18 +272,18 @@ struct Forward {
     if constexpr (NORM) {
       if (SAVES && writes(0)) args.rstd[token] = rstd;
     }
-    if constexpr (GATE) {
-      const Real bias = GATE_BIAS ? widen(*args.gate_bias) : Real(0);
-      if (writes(0)) args.new_gate[token] = Real(2) * sigmoid(rstd * sums[GATE_AT] + bias);
-    }
-    if constexpr (VALUE) {
 #pragma unroll
-      for (int j = 0; j < M; ++j) {
-        if (!writes(j)) continue;
-        const Real bias = VALUE_BIAS ? widen(args.value_bias[j]) : Real(0);
-        const Real linear = (VALUE_FROM_COMPRESSED ? Real(1) : rstd) * sums[VALUE_AT + j] + bias;
-        args.new_value[token * M + j] = VALUE_SIGMOID ? Real(args.value_scale) * sigmoid(linear) : linear;
-      }
+    for (int n = 0; n < GATES; ++n) {
+      if (!writes(n)) continue;
+      const Real bias = GATE_BIAS ? widen(args.gate_bias[n]) : Real(0);
+      args.new_gate[token * GATES + n] = Real(2) * sigmoid(rstd * sums[GATE_AT + n] + bias);
+    }
+#pragma unroll
+    for (int j = 0; j < VALUES; ++j) {
+      if (!writes(j)) continue;
+      const Real bias = VALUE_BIAS ? widen(args.value_bias[j]) : Real(0);
+      const Real linear = (VALUE_FROM_COMPRESSED ? Real(1) : rstd) * sums[VALUE_AT + j] + bias;
+      args.new_value[token * VALUES + j] = VALUE_SIGMOID ? Real(args.value_scale) * sigmoid(linear) : linear;
     }
     return rstd;
   }

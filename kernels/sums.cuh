@@ -21,7 +21,7 @@
 #endif
 
 struct Sums {
-  Real biases[1 + M] = {};  // db_β, db_v
+  Real biases[BIASES] = {};
 #if SUMS == IN_REGISTERS
   Real values[SLOTS > 0 ? SLOTS : 1][ROWS][FEATURES] = {};
 
@@ -89,12 +89,15 @@ struct Sums {
     }
     if constexpr (SUM_GATE) {
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) share[f] = s.grad_logit * normed[f];
-      add(GATE_SLOT, row, share);
+      for (int n = 0; n < GATES; ++n) {
+#pragma unroll
+        for (int f = 0; f < FEATURES; ++f) share[f] = s.grad_logit[n] * normed[f];
+        add(GATE_SLOT + n, row, share);
+      }
     }
     if constexpr (SUM_VALUE) {
 #pragma unroll
-      for (int j = 0; j < M; ++j) {
+      for (int j = 0; j < VALUES; ++j) {
         const Real scale = VALUE_FROM_COMPRESSED ? s.grad_linear[j] / s.rstd : s.grad_linear[j];
 #pragma unroll
         for (int f = 0; f < FEATURES; ++f) share[f] = scale * normed[f];
@@ -105,9 +108,10 @@ struct Sums {
 
   // Adds one token's share to the sums of the biases.
   __device__ __forceinline__ void add_biases(const DerivedScalars& s) {
-    biases[0] += s.grad_logit;
 #pragma unroll
-    for (int j = 0; j < M; ++j) biases[1 + j] += s.grad_linear[j];
+    for (int n = 0; n < NEXT; ++n) biases[n] += s.grad_logit[n];
+#pragma unroll
+    for (int j = 0; j < NEXT * M; ++j) biases[NEXT + j] += s.grad_linear[j];
   }
 
   // Writes the block's row of `partial`, with the sums of the biases at its end.
@@ -126,7 +130,7 @@ struct Sums {
     }
     if (feature_of(0) == 0) {
 #pragma unroll
-      for (int j = 0; j <= M; ++j) to[static_cast<long long>(SLOTS) * D + j] = biases[j];
+      for (int j = 0; j < BIASES; ++j) to[static_cast<long long>(SLOTS) * D + j] = biases[j];
     }
   }
 };

@@ -21,41 +21,52 @@ constexpr int KEPT_ROWS = KEEP_IN_REGISTERS ? ROWS : 1;
 // An OPTIONAL input is an incoming gradient whose pointer may be null, which stands for zeros.
 constexpr int ABSENT = 0, PRESENT = 1, OPTIONAL = 2;
 
-// One input of C numbers per token and feature, and the thread's packets of it. `slots` are its stages in shared memory.
-template <class T, int C, int PRESENCE = PRESENT> struct TokenStream {
+// One input of VECTORS rows of C numbers per token and feature, and the thread's packets of it. `slots` are its stages in
+// shared memory.
+template <class T, int C, int PRESENCE = PRESENT, int VECTORS = 1> struct TokenStream {
   using Row = Packet<T, FEATURES * C>;
-  static constexpr int SLOT = (WIDTH * C * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
+  static constexpr int SLOT = (VECTORS * WIDTH * C * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
 
   const T* from;
   unsigned char* slots;
-  Row packets[KEPT_ROWS];
+  Row packets[KEPT_ROWS][VECTORS];
 
   // Reserves its stages at the front of `shared`.
   __device__ TokenStream(const T* from, unsigned char*& shared) : from(from), slots(shared) {
     if constexpr (PRESENCE) shared += STAGES * SLOT;
   }
-  __device__ __forceinline__ Row& operator[](int row) { return packets[row % KEPT_ROWS]; }
-  __device__ __forceinline__ const Row& operator[](int row) const { return packets[row % KEPT_ROWS]; }
-  __device__ __forceinline__ T* slot(int row, int stage) const {
+  __device__ __forceinline__ Row& operator[](int row) { return packets[row % KEPT_ROWS][0]; }
+  __device__ __forceinline__ const Row& operator[](int row) const { return packets[row % KEPT_ROWS][0]; }
+  __device__ __forceinline__ const Row (&vectors(int row) const)[VECTORS] { return packets[row % KEPT_ROWS]; }
+  __device__ __forceinline__ T* slot(int vector, int row, int stage) const {
     T* const first = reinterpret_cast<T*>(slots + (STAGES == 2 ? stage * SLOT : 0));
-    return first + column_of(0) * C + row * (THREADS * FEATURES * C);
+    return first + (vector * WIDTH + column_of(0)) * C + row * (THREADS * FEATURES * C);
+  }
+  __device__ __forceinline__ const T* packet_at(long long token, int vector, int row) const {
+    return packet_of<C>(from, token * VECTORS + vector, row);
   }
   __device__ __forceinline__ void prefetch(long long token, int row, int stage) const {
     static_assert(!PRESENCE || STAGES == 0 || Row::WIDTH >= 4, "cp.async copies at least four bytes");
     if constexpr (!PREFETCH || PRESENCE == ABSENT) return;
     const bool valid = PRESENCE == PRESENT || from;
-    const T* const at = packet_of<C>(from, token, row);
-    if constexpr (STAGES > 0) Row::cp_async(slot(row, stage), at, valid);
-    else if (valid) prefetch_l2(at);
+#pragma unroll
+    for (int vector = 0; vector < VECTORS; ++vector) {
+      const T* const at = packet_at(token, vector, row);
+      if constexpr (STAGES > 0) Row::cp_async(slot(vector, row, stage), at, valid);
+      else if (valid) prefetch_l2(at);
+    }
   }
   // `again`: the packet will be loaded once more, so it should stay in the cache.
   __device__ __forceinline__ void load(long long token, int row, int stage, bool again) {
     if constexpr (!PRESENCE) return;
-    Row& to = (*this)[row];
-    if (STAGES > 0) to.load_cached(slot(row, stage));
-    else if (PRESENCE == OPTIONAL && !from) to.clear();
-    else if (again) to.load_cached(packet_of<C>(from, token, row));
-    else to.load_streaming(packet_of<C>(from, token, row));
+#pragma unroll
+    for (int vector = 0; vector < VECTORS; ++vector) {
+      Row& to = packets[row % KEPT_ROWS][vector];
+      if (STAGES > 0) to.load_cached(slot(vector, row, stage));
+      else if (PRESENCE == OPTIONAL && !from) to.clear();
+      else if (again) to.load_cached(packet_at(token, vector, row));
+      else to.load_streaming(packet_at(token, vector, row));
+    }
   }
 };
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.support.forks import keep_backwards_forkable
 from tests.support.sampling import MARKERS, left_out
 
 pytest_plugins = ["pytester"]
@@ -20,6 +21,7 @@ pytest_plugins = ["pytester"]
 # first call of an operator may compile or load something.
 settings.register_profile("ddl", derandomize=True, database=None, deadline=None, max_examples=60)
 settings.load_profile("ddl")
+keep_backwards_forkable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

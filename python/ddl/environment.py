@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
+
+from ddl.errors import InputError
 
 # Variables of ours with an effect outside the tests; docs/environment.md says which.
 OURS = (
@@ -26,6 +29,45 @@ THREADS = (
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
 )
+
+# What torchrun tells each process that it starts.
+OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+class Launched(NamedTuple):
+    """A process that torchrun has started: its number, how many there are, its number here."""
+
+    rank: int
+    processes: int
+    local_rank: int
+
+
+def launched() -> Launched | None:
+    """Return how torchrun has started this process; None if something else has.
+
+    Raises InputError for values that are no whole numbers.
+    """
+    found = [os.environ.get(name) for name in OF_TORCHRUN]
+    if None in found:
+        return None
+    if not all(str(value).isdecimal() for value in found):
+        got = ", ".join(f"{name}={value}" for name, value in zip(OF_TORCHRUN, found, strict=True))
+        raise InputError(f"torchrun's variables must be whole numbers, got {got}")
+    return Launched(*(int(str(value)) for value in found))
+
+
+def restarts() -> int:
+    """How often torchrun has started the processes again; 0 on several machines, where the
+    torchruns may count differently."""
+    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        return 0
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return int(count) if count.isdecimal() else 0
+
+
+def is_first() -> bool:
+    """Whether this process speaks to the user: torchrun's first one, or the only one."""
+    return os.environ.get("RANK", "0") == "0" or None in map(os.environ.get, OF_TORCHRUN)
 
 
 def wants_traceback() -> bool:

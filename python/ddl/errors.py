@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["NEWER", "DivergedError", "InputError", "first_line"]
+__all__ = [
+    "NEWER",
+    "DivergedError",
+    "InputError",
+    "OtherProcessError",
+    "ProcessError",
+    "first_line",
+]
 
 # Ends the message about a field that a file has and this version does not know.
 NEWER = "if a newer ddl-rs wrote it, install that version"
@@ -14,6 +21,17 @@ class InputError(ValueError):
 
 class DivergedError(RuntimeError):
     """The training loss became NaN or infinite; the message is one sentence."""
+
+
+class ProcessError(RuntimeError):
+    """One of several processes ends alone, or is left alone; the message says which, and why."""
+
+
+class OtherProcessError(RuntimeError):
+    """Another process of this run has failed, and says why; this one ends with it, silently."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"process {rank} has failed")
 
 
 def first_line(error: BaseException) -> str:

@@ -4,6 +4,10 @@ Names: the state X (…, d, m) is the residual stream with m value channels; the
 a sublayer's output; the value v (…, m) is written along k; the gate β (…,) scales the write; the
 context h (…, d) is a sublayer's input. `…` stands for any batch dimensions. Tensors may be float32,
 bfloat16 and float16 in any mix, or all float64. Sums, v and β are float32 (float64 for float64).
+
+Up to 8 rewrites may follow each other before the next read: their operands have an axis n, k
+(…, n, d), v (…, n, m) and β (…, n), and so have the weights of a read that computes values and
+gates for them. The state crosses memory once, whatever n.
 """
 
 from __future__ import annotations
@@ -38,11 +42,12 @@ def rewrite(
 
     Args:
         state: X (…, d, m).
-        direction: k (…, d), of any norm. If |k|² overflows (|k| > 1.8e19, or 1.3e154 if the state
-            is float64), the token's X' and gradients are NaN.
-        value: v (…, m).
-        gate: β (…,), meant to be in [0, 2]: 0 keeps X bit for bit, 1 makes k̂ᵀX' = vᵀ, 2 reflects.
-            No clamping: outside [0, 2] the write overshoots, |1 − β| > 1.
+        direction: k (…, d), of any norm; (…, n, d) for n rewrites, in order, of which X' is rounded
+            once. If |k|² overflows (|k| > 1.8e19, or 1.3e154 if the state is float64), the token's
+            X' and gradients are NaN.
+        value: v (…, m), or (…, n, m).
+        gate: β (…,), or (…, n), meant to be in [0, 2]: 0 keeps X bit for bit, 1 makes k̂ᵀX' = vᵀ,
+            2 reflects. No clamping: outside [0, 2] the write overshoots, |1 − β| > 1.
         eps_k: ε_k, in units of |k|.
 
     Returns:
@@ -90,7 +95,8 @@ def read(
         norm_weight: γ (d,); None for ones.
         norm_eps: ε_n; None for no normalisation, h = x · γ.
         gate_weight, gate_bias: w_β (d,) and b_β (); no gate without the weight.
-        value_weight, value_bias: W_v (m, d) and b_v (m,); no value without the weight.
+        value_weight, value_bias: W_v (m, d) and b_v (m,); no value without the weight. For n
+            rewrites to come these four are (n, d), (n,), (n, m, d) and (n, m).
         value_scale: s for φ = s·sigmoid; None for φ = identity.
         value_from: "context", z = h | "compressed", z = x.
         context_dtype: dtype of h; None for autocast's dtype if autocast is on, else the state's.
@@ -98,7 +104,8 @@ def read(
             no token looks back beyond the start of its own. None for one document per sequence.
 
     Returns:
-        ReadResult(context h (…, d), value v (…, m) or None, gate β (…,) or None).
+        ReadResult(context h (…, d), value v (…, m) or None, gate β (…,) or None), with an axis n
+        as above if the weights have it.
 
     Raises:
         ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.

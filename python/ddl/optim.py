@@ -10,6 +10,7 @@ from torch import nn
 
 from ddl.config import Decay, OptimConfig
 from ddl.nn.expand import Expand
+from ddl.nn.hyper import HyperConnection
 from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
 from ddl.options import check_choice
@@ -25,6 +26,7 @@ def parameter_groups(
     decay: "sublayers" decays matrices of the sublayers and embeddings, but not norms, biases, and
     all parameters of `DeltaResidual`, `Read` and `Expand`, for which zero is no neutral value: a
     compressor decayed to zero reads nothing, and an expansion decayed to zero no longer repeats.
+    Nor does it decay the static mixing of `HyperConnection`, as its paper says.
     "matrices" decays whatever has two or more dimensions, as nanoGPT does.
 
     Parameters without requires_grad are left out; shared ones appear once. Raises ValueError for
@@ -35,6 +37,8 @@ def parameter_groups(
     for module in model.modules():
         if decay == "sublayers" and isinstance(module, NEVER_DECAYED):
             kept |= {id(p): p for p in module.parameters()}
+        if decay == "sublayers" and isinstance(module, HyperConnection):  # its own, not its maps'
+            kept |= {id(p): p for p in module.parameters(recurse=False)}
     decayed: dict[int, nn.Parameter] = {}
     for parameter in model.parameters():
         group = decayed if parameter.ndim >= 2 and id(parameter) not in kept else kept

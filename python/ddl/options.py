@@ -17,6 +17,7 @@ from ddl.errors import InputError
 
 LEAST_EPS_K = 1e-18  # its square is representable in float32 (src/problem)
 LEAST_NORM_EPS = 1e-36  # representable in float32, under a square root
+MOST_REWRITES = 8  # a GPU keeps the sums of all of them in registers (src/problem)
 LEAST_BETA = 2e-6  # initial gates are clamped to [LEAST_BETA, 2 − LEAST_BETA]
 LARGEST = sys.float_info.max
 LARGEST_COUNT = 2**63 - 1
@@ -138,7 +139,7 @@ Compress = Literal["identity", "channel", "token"]
 Parameterization = Literal["direct", "factored"]
 ExpandKind = Literal["repeat", "conv"]
 StreamDtype = Literal["bfloat16", "float16"]
-Residual = Literal["additive", "ddl", "ddl-cc", "ddl-cc-noec", "ddl-tc", "ddl-tc-noec"]
+Residual = Literal["additive", "hc", "ddl", "ddl-cc", "ddl-cc-noec", "ddl-tc", "ddl-tc-noec"]
 
 
 class Option(NamedTuple):
@@ -172,6 +173,8 @@ RESIDUAL_OPTIONS: Options = {
     "value_from": Option(
         "context", get_args(ValueFrom), [{"mapping": "k", "value": "linear sigmoid"}]
     ),
+    "rewrites": Option(1, partial(check_count, most=MOST_REWRITES), [{"mapping": "k"}]),
+    "direction_rank": Option(None, partial(check_count, optional=True), [{"mapping": "k"}]),
     "beta_init": Option(1.0, partial(check_between, low=0, high=2)),
     "eps_k": Option(None, partial(check_positive, optional=True, least=LEAST_EPS_K)),
 }
@@ -210,7 +213,7 @@ MODEL_OPTIONS: Options = {
     "hidden_size": Option(768, check_count),
     "mlp_size": Option(None, partial(check_count, optional=True)),
     "rope_base": Option(10000.0, check_positive),
-    "value_channels": Option(4, check_count, [{"compress": "channel token"}]),
+    "value_channels": Option(4, check_count, [{"compress": "channel token"}, {"residual": "hc"}]),
 }
 
 # (name, values) as in the table → the caller's own name and values for them.
@@ -265,6 +268,9 @@ def check_residual(given: dict[str, Any], value_channels: int) -> None:
     check_options(given, RESIDUAL_OPTIONS)
     if given["mapping"] == "v" and given["value"] == "constant":
         raise InputError('`value` must be "linear" or "sigmoid" with mapping="v", got "constant"')
+    if given["direction_rank"] is not None and given["rewrites"] == 1:
+        got = given["direction_rank"]
+        raise InputError(f"`direction_rank` must be left at None with 1 rewrite, got {got}")
     if given["direction"] == "attention" and value_channels == 1:
         raise InputError(
             '`direction` must be "linear", "mean" or "flatten" with 1 value channel, '

@@ -30,17 +30,27 @@ def rewrite(
     """The delta rule X' = X + β k̂ (vᵀ − k̂ᵀX), eq. 2.5, with k̂ = k/√(|k|² + ε_k²) as in eq. 2.3.
 
     state: X (…, d, m). direction: k (…, d), of any norm. value: v (…, m). gate: β (…,).
-    Returns X' (…, d, m) in the state's dtype.
+    n rewrites one after the other have k (…, n, d), v (…, n, m) and β (…, n): with A_j = I − β_j
+    k̂_j k̂_jᵀ, X' = A_n … A_1 X + Σ_j A_n … A_{j+1} β_j k̂_j v_jᵀ.
+    Returns X' (…, d, m) in the state's dtype, rounded once.
 
     If β = 0, X' equals X bit for bit (except that −0.0 may become +0.0). If k = 0, X' equals X for
     eps_k > 0 and is NaN for eps_k = 0. If |k|² overflows, X' is NaN.
     """
     X, k, v, beta = _widen(state, state, direction, value, gate)
     k = _unit(k, eps_k)  # k̂ (…, d)
+    if direction.ndim < state.ndim:
+        X = _rewrite(X, k, v, beta)
+    else:
+        for j in range(direction.shape[-2]):
+            X = _rewrite(X, k[..., j, :], v[..., j, :], beta[..., j])
+    return X.to(state.dtype)
+
+
+def _rewrite(X: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
     with _no_autocast(X):
         p = torch.einsum("...d,...dm->...m", k, X)  # k̂ᵀX (…, m), the current readout
-    X = X + beta[..., None, None] * k[..., :, None] * (v - p)[..., None, :]  # (…, d, m)
-    return X.to(state.dtype)
+    return X + beta[..., None, None] * k[..., :, None] * (v - p)[..., None, :]  # (…, d, m)
 
 
 def read(
@@ -70,13 +80,14 @@ def read(
     norm_weight: γ (d,); None for ones. norm_eps: ε_n; None skips the normalisation, h = x · γ.
     gate_weight: w_β (d,); None for no gate. gate_bias: b_β ().
     value_weight: W_v (m, d); None for no value. value_bias: b_v (m,).
+        For n rewrites to come: w_β (n, d), b_β (n,), W_v (n, m, d), b_v (n, m).
     value_scale: s for φ = s·sigmoid; None for φ = identity.
     value_from: "context", z = h | "compressed", z = x.
     context_dtype: dtype of h; None for the state's.
     document_starts: (…, T) bool, the tokens with which a document starts; a token read does not
         look beyond the start of its own. None for one document per sequence.
 
-    Returns ReadResult(context h (…, d), value v (…, m), gate β (…,)).
+    Returns ReadResult(context h (…, d), value v (…, m), gate β (…,)); for n, v (…, n, m), β (…, n).
     Raises ValueError if `value_from` is unknown or `compress` does not fit the state.
     """
     if value_from not in ("context", "compressed"):
@@ -258,17 +269,19 @@ def _compress(X: Tensor, weight: Tensor | None, document_starts: Tensor | None) 
 def _value(
     z: Tensor, weight: Tensor | None, bias: Tensor | None, scale: float | None
 ) -> Tensor | None:
-    """v = φ(W_v z + b_v), (…, m)."""
+    """v = φ(W_v z + b_v), (…, m), or (…, n, m)."""
     if weight is None:
         return None
     with _no_autocast(z):
-        logit = F.linear(z, weight.to(z.dtype), None if bias is None else bias.to(z.dtype))
+        rows = weight.to(z.dtype).flatten(0, -2)  # (n·m, d)
+        logit = F.linear(z, rows, None if bias is None else bias.to(z.dtype).flatten())
+    logit = logit.unflatten(-1, weight.shape[:-1])
     return logit if scale is None else scale * torch.sigmoid(logit)
 
 
 def _gate(h: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """β = 2·sigmoid(w_β·h + b_β), (…,)."""
+    """β = 2·sigmoid(w_β·h + b_β), (…,), or (…, n)."""
     if weight is None:
         return None
-    logit = (h * weight.to(h.dtype)).sum(-1)
+    logit = ((h if weight.ndim == 1 else h.unsqueeze(-2)) * weight.to(h.dtype)).sum(-1)
     return 2 * torch.sigmoid(logit if bias is None else logit + bias.to(h.dtype))

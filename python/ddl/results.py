@@ -17,6 +17,7 @@ class ReadResult(NamedTuple):
     context: h (…, d), in `context_dtype` (by default the state's dtype).
     value: v (…, m), float32 (float64 for a float64 state); None without `value_weight`.
     gate: β (…,) in [0, 2], float32 (float64 for a float64 state); None without `gate_weight`.
+    For n rewrites to come, value and gate are (…, n, m) and (…, n).
     """
 
     context: Tensor
@@ -52,9 +53,11 @@ class Chain(NamedTuple):
     links: tuple[Tensor, ...] = ()
 
     def before(self, direction: Tensor) -> Chain:
-        """The chain for a rewrite along `direction`: an empty one if the dtypes differ."""
-        if self.links and self.links[0].dtype != direction.dtype:
-            return Chain(self.anchor_every)
+        """The chain for rewrites along `direction`: empty if their dtypes or numbers differ."""
+        if self.links:
+            first = self.links[0]
+            if first.dtype != direction.dtype or first.shape != direction.shape:
+                return Chain(self.anchor_every)
         return self
 
     def after(self, state: Tensor, link: Link) -> Chain:

@@ -3,9 +3,11 @@
 mod expand;
 mod outputs;
 mod rewrite_read;
+mod rewrites;
 mod sizes;
 
 pub use expand::Expand;
 pub use outputs::{Gradients, Incoming, Outputs};
 pub use rewrite_read::{Link, Read, Rewrite, RewriteRead};
+pub use rewrites::{Rewrites, stats_before};
 pub use sizes::Sizes;

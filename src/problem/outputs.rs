@@ -9,13 +9,13 @@ use crate::tensor::Tensor;
 pub struct Outputs {
     /// X' (…, d, m)
     pub new_state: Option<Tensor>,
-    /// r, p (…, 1 + m)
+    /// r, p (…, 1 + m); see [`super::stats_before`] for several rewrites
     pub stats: Option<Tensor>,
     /// h (…, d)
     pub context: Option<Tensor>,
-    /// v (…, m)
+    /// v (…, m), or (…, n, m)
     pub new_value: Option<Tensor>,
-    /// β (…)
+    /// β (…), or (…, n)
     pub new_gate: Option<Tensor>,
     /// x (…, d)
     pub compressed: Option<Tensor>,
@@ -34,9 +34,9 @@ impl Outputs {
         expect_present("new_gate", &self.new_gate, read.is_some_and(|read| read.gate_weight.is_some()))?;
         expect_present("rstd", &self.rstd, read.is_some_and(|read| read.norm_eps.is_some()))?;
         expect_present("compressed", &self.compressed, read.is_some_and(Read::over_time))?;
-        check(&self.stats, &|stats| problem.check_gate(stats, &[1 + m]))?;
-        check(&self.new_value, &|value| problem.check_gate(value, &[m]))?;
-        check(&self.new_gate, &|gate| problem.check_gate(gate, &[]))?;
+        check(&self.stats, &|stats| problem.check_gate(stats, &[problem.rewrites.stats(m)]))?;
+        check(&self.new_value, &|value| problem.check_gate(value, &problem.next.and(&[m])))?;
+        check(&self.new_gate, &|gate| problem.check_gate(gate, &problem.next.and(&[])))?;
         check(&self.rstd, &|rstd| problem.check_gate(rstd, &[]))?;
         check(&self.compressed, &|x| {
             problem.check_stored(x, &[d])?;
@@ -80,8 +80,8 @@ impl Incoming {
             grad.expect_dtype(&[problem.state.dtype])?;
         }
         check(&self.grad_context, &|grad| problem.check_stored(grad, &[d]))?;
-        check(&self.grad_new_value, &|grad| problem.check_gate(grad, &[m]))?;
-        check(&self.grad_new_gate, &|grad| problem.check_gate(grad, &[]))
+        check(&self.grad_new_value, &|grad| problem.check_gate(grad, &problem.next.and(&[m])))?;
+        check(&self.grad_new_gate, &|grad| problem.check_gate(grad, &problem.next.and(&[])))
     }
 }
 

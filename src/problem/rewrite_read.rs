@@ -1,17 +1,18 @@
 //! `rewrite`, `read` and `rewrite_read`: their inputs, checked.
 
+use super::rewrites::Rewrites;
 use super::sizes::{Sizes, at_least, check_documents, positive, state_sizes, stored_beside};
 use crate::error::{Error, Result, shape_text};
 use crate::tensor::{Dtype, Tensor};
 
-/// The rewriting half: X' = X + β k̂ (vᵀ − k̂ᵀX).
+/// The rewriting half: X' = X + β k̂ (vᵀ − k̂ᵀX), or n of these one after the other.
 #[derive(Debug)]
 pub struct Rewrite {
-    /// k (…, d)
+    /// k (…, d), or (…, n, d)
     pub direction: Tensor,
-    /// v (…, m)
+    /// v (…, m), or (…, n, m)
     pub value: Tensor,
-    /// β (…)
+    /// β (…), or (…, n)
     pub gate: Tensor,
     /// ε_k in k̂ = k/√(|k|² + ε_k²)
     pub eps_k: f64,
@@ -26,13 +27,13 @@ pub struct Read {
     pub norm_weight: Option<Tensor>,
     /// None: no normalisation
     pub norm_eps: Option<f64>,
-    /// (d,)
+    /// (d,), or (n, d) for n rewrites to come
     pub gate_weight: Option<Tensor>,
-    /// ()
+    /// (), or (n,)
     pub gate_bias: Option<Tensor>,
-    /// (m, d)
+    /// (m, d), or (n, m, d)
     pub value_weight: Option<Tensor>,
-    /// (m,)
+    /// (m,), or (n, m)
     pub value_bias: Option<Tensor>,
     /// φ = scale·sigmoid; None: φ = identity
     pub value_scale: Option<f64>,
@@ -55,16 +56,16 @@ impl Read {
     }
 }
 
-/// An earlier rewrite, and the r and p that its forward saved: what is needed to apply it again.
+/// What an earlier boundary rewrote, and what its forward saved: all that is needed to rewrite it again.
 #[derive(Debug)]
 pub struct Link {
-    /// k (…, d)
+    /// k (…, d), or (…, n, d)
     pub direction: Tensor,
-    /// v (…, m)
+    /// v (…, m), or (…, n, m)
     pub value: Tensor,
-    /// β (…)
+    /// β (…), or (…, n)
     pub gate: Tensor,
-    /// r, p (…, 1 + m)
+    /// r, p (…, 1 + m); see [`super::stats_before`] for n of them
     pub stats: Tensor,
 }
 
@@ -85,6 +86,10 @@ pub struct RewriteRead {
     pub document_starts: Option<Tensor>,
     pub rewrite: Option<Rewrite>,
     pub read: Option<Read>,
+    /// n of the rewrite
+    pub rewrites: Rewrites,
+    /// n of the rewrite to come, for which the read computes v and β
+    pub next: Rewrites,
 }
 
 /// Smallest ε_k and norm ε. If k or x is 0, only ε_k² or ε is under the root, so float32 must represent both with a
@@ -92,13 +97,27 @@ pub struct RewriteRead {
 const LEAST_EPS_K: f64 = 1e-18;
 const LEAST_NORM_EPS: f64 = 1e-36;
 
+/// The rewrites to come: the axis that the weight of the gate has, or else that of the value.
+fn next_rewrites(read: &Read, Sizes { d, m, .. }: Sizes) -> Result<Rewrites> {
+    match (&read.gate_weight, &read.value_weight) {
+        (Some(gate), _) => Rewrites::of(gate, &[], &[d]),
+        (None, Some(value)) => Rewrites::of(value, &[], &[m, d]),
+        (None, None) => Ok(Rewrites::default()),
+    }
+}
+
 impl RewriteRead {
     pub fn new(state: Tensor, rewrite: Option<Rewrite>, read: Option<Read>) -> Result<RewriteRead> {
         let over_time = read.as_ref().is_some_and(Read::over_time);
         let (sizes, batch) = state_sizes(&state, over_time)?;
         state.expect_reachable()?;
+        let axis = |rewrite: &Rewrite| Rewrites::of(&rewrite.direction, &batch, &[sizes.d]);
+        let rewrites = rewrite.as_ref().map(axis).transpose()?.unwrap_or_default();
+        let next = read.as_ref().map(|read| next_rewrites(read, sizes)).transpose()?.unwrap_or_default();
         let problem = RewriteRead {
             sizes,
+            rewrites,
+            next,
             batch,
             state,
             chain: Vec::new(),
@@ -131,12 +150,12 @@ impl RewriteRead {
         while let (Some(direction), Some(value), Some(gate), Some(stats)) =
             (tensors.next(), tensors.next(), tensors.next(), tensors.next())
         {
-            self.check_stored(&direction, &[d])?;
+            self.check_stored(&direction, &self.rewrites.and(&[d]))?;
             direction
                 .expect_dtype(&[self.rewrite.as_ref().map_or(direction.dtype, |r| r.direction.dtype)])?;
-            self.check_gate(&value, &[m])?;
-            self.check_gate(&gate, &[])?;
-            self.check_gate(&stats, &[1 + m])?;
+            self.check_gate(&value, &self.rewrites.and(&[m]))?;
+            self.check_gate(&gate, &self.rewrites.and(&[]))?;
+            self.check_gate(&stats, &[self.rewrites.stats(m)])?;
             self.chain.push(Link { direction, value, gate, stats });
         }
         Ok(self)
@@ -240,9 +259,9 @@ impl RewriteRead {
 
     fn check_rewrite(&self, rewrite: &Rewrite) -> Result<()> {
         let Sizes { d, m, .. } = self.sizes;
-        self.check_stored(&rewrite.direction, &[d])?;
-        self.check_gate(&rewrite.value, &[m])?;
-        self.check_gate(&rewrite.gate, &[])?;
+        self.check_stored(&rewrite.direction, &self.rewrites.and(&[d]))?;
+        self.check_gate(&rewrite.value, &self.rewrites.and(&[m]))?;
+        self.check_gate(&rewrite.gate, &self.rewrites.and(&[]))?;
         positive("eps_k", rewrite.eps_k)?;
         at_least("eps_k", rewrite.eps_k, LEAST_EPS_K)
     }
@@ -265,10 +284,10 @@ impl RewriteRead {
             None => {}
         }
         self.check_parameter(&read.norm_weight, &[d])?;
-        self.check_parameter(&read.gate_weight, &[d])?;
-        self.check_parameter(&read.gate_bias, &[])?;
-        self.check_parameter(&read.value_weight, &[m, d])?;
-        self.check_parameter(&read.value_bias, &[m])?;
+        self.check_parameter(&read.gate_weight, &self.next.and(&[d]))?;
+        self.check_parameter(&read.gate_bias, &self.next.and(&[]))?;
+        self.check_parameter(&read.value_weight, &self.next.and(&[m, d]))?;
+        self.check_parameter(&read.value_bias, &self.next.and(&[m]))?;
         let bias_alone = [
             ("gate_bias", "gate_weight", read.gate_bias.is_some() && read.gate_weight.is_none()),
             ("value_bias", "value_weight", read.value_bias.is_some() && read.value_weight.is_none()),

@@ -132,7 +132,7 @@ fn allocate_outputs(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &m
     let mut outputs = Outputs::default();
     if problem.rewrite.is_some() {
         outputs.new_state = Some(run.output_like("new_state", state)?);
-        outputs.stats = Some(run.output("stats", &shape(&[1 + m]), small, state)?);
+        outputs.stats = Some(run.output("stats", &shape(&[problem.rewrites.stats(m)]), small, state)?);
     }
     let Some(read) = &problem.read else { return Ok(outputs) };
     let (over_time, normed) = (read.over_time(), read.norm_eps.is_some());
@@ -156,8 +156,9 @@ fn allocate_read(
     let dtype = problem.context_dtype(context_dtype)?;
     let (value, gate) = (read.value_weight.is_some(), read.gate_weight.is_some());
     outputs.context = Some(run.output("context", &shape(&[d]), dtype, state)?);
-    outputs.new_value = run.optional_output(value, "new_value", &shape(&[m]), small, state)?;
-    outputs.new_gate = run.optional_output(gate, "new_gate", &shape(&[]), small, state)?;
+    outputs.new_value =
+        run.optional_output(value, "new_value", &shape(&problem.next.and(&[m])), small, state)?;
+    outputs.new_gate = run.optional_output(gate, "new_gate", &shape(&problem.next.and(&[])), small, state)?;
     Ok(())
 }
 

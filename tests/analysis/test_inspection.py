@@ -15,6 +15,7 @@ from tests.support.recording_cases import B, D, L, Rewrite, T, by_hand, embeddin
 
 WINDOWS = (0, 1, 2)  # seeds
 Array = Any
+F64 = torch.float64
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +122,28 @@ def test_every_variant_is_measured(options: dict[str, Any]) -> None:
     assert summary["survival"][1][0] is None
     assert summary["survival"][0][0] == 1.0
     assert [sublayer["name"] for sublayer in summary["sublayers"]] == recording.sublayers
+
+
+def test_several_rewrites_of_a_sublayer_count_as_several() -> None:
+    stream = make({"value_channels": 3, "rewrites": 2})
+    found = inspect(stream, [embeddings()])
+    assert found.coherence.shape == (2 * L, 2 * L)
+    assert len(found.effective_rank) == 2 * L + 1
+    assert found.survival.shape == (2 * L + 1, 2 * L + 1)
+    assert found.shares.sum() == pytest.approx(1)
+    assert not (np.diff(found.survival, axis=1) > 1e-6).any()
+    with ddl.record(stream, tokens=("direction", "beta")) as recording:
+        stream(embeddings())
+    k, beta = (recording.tokens(n).flatten(1, 2).double() for n in ("direction", "beta"))
+    product = torch.eye(D, dtype=F64).expand(B * T, D, D)
+    for row in range(2 * L):
+        step = torch.eye(D, dtype=F64) - beta[row][:, None, None] * torch.einsum(
+            "ni,nj->nij", k[row], k[row]
+        )
+        product = step @ product
+    values = torch.linalg.svdvals(product).numpy()
+    wanted = np.quantile(values, (0.1, 0.5, 0.9), axis=0)
+    np.testing.assert_allclose(found.singular_values, wanted[:, D - 2 * L :], atol=1e-6)
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -27,7 +27,7 @@ def test_the_missing_parts_are_named(tmp_path: Path, write: Write) -> None:
     assert [link.text for link in page.all("a")][2:4] == ["Inside full-s1", "Inside half-s1"]
     assert "It was not inspected: `ddl inspect` measures rewrites." in page.texts("p")
     assert page.texts("li")[-2:] == [
-        "plain-s1: It adds and has no rewrites.",
+        "plain-s1: It has no rewrites.",
         "bare-s1: It was not inspected: `ddl inspect` measures rewrites. It recorded nothing over"
         " training: `--record-every` does.",
     ]

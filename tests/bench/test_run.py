@@ -257,7 +257,8 @@ def test_a_boundary_is_checked_by_all_its_gradients(monkeypatch: pytest.MonkeyPa
         ("--max-p95 2", "`--max-p95` must be left at 1.2 without `--baseline`, got 2.0"),
         (
             "--residuals ddl additive",
-            "`--residuals` must be others than additive, which is the baseline, got 'additive'",
+            '`--residuals` must be "ddl" or "ddl-cc" or "ddl-cc-noec" or "ddl-tc" or '
+            "\"ddl-tc-noec\", got 'additive'",
         ),
         ("--out /no/file", "`--out` must be a file that can be written to, got /no/file"),
         ("--out /", "`--out` must be a file that can be written to, got /"),

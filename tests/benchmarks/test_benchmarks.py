@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ddl import functional, reference
-from ddl.config import RESIDUALS
+from ddl.config import PUBLISHED
 from ddl.models import GPT, GPTConfig
 from tests.support import ROOT
 
@@ -73,7 +73,7 @@ def test_train_step_eager_with_peers(tmp_path: Path) -> None:
     assert record["copies"]["eager"]["copy_gb_s"] > 0
     results = {(r["residual"], r["heat"]): r for r in record["results"]}
     assert len(results) == len(record["results"])
-    assert set(results) == {(residual, group) for residual in RESIDUALS for group in GROUPS}
+    assert set(results) == {(residual, group) for residual in PUBLISHED for group in GROUPS}
     assert all(r["form"] == h for (name, h), r in results.items() if name != "additive")
     for group in GROUPS:
         assert results["additive", group]["form"] == "plain"
@@ -89,7 +89,7 @@ def test_train_step_eager_with_peers(tmp_path: Path) -> None:
         low, high = result["interval"]
         assert low <= result["ratio"] * (1 + 1e-9)
         assert high >= result["ratio"] * (1 - 1e-9)
-    for residual in set(RESIDUALS) - {"additive"}:
+    for residual in set(PUBLISHED) - {"additive"}:
         fused, plain = (results[residual, group] for group in GROUPS)
         assert fused["faster_than_plain"] == pytest.approx(fused["ratio"] / plain["ratio"])
         assert 0 < fused["floor"] < 1
@@ -181,8 +181,8 @@ def test_a_longer_chain_has_a_lower_floor(load: Any) -> None:
 def test_ops(tmp_path: Path) -> None:
     record = run("ops.py", tmp_path, "--sizes", "63", "--channels", "1", "4")
     assert_describes_the_run(record)
-    results = {(r["op"], r["form"], r["m"]): r for r in record["results"]}
-    assert len(results) == len(record["results"]) == 2 + 4 + 4 + 3
+    results = {(r["op"], r["form"], r["m"], r["rewrites"]): r for r in record["results"]}
+    assert len(results) == len(record["results"]) == 2 + 4 + 3 * 4 + 3
     for result in results.values():
         assert result["gate"]["red"] is None
         state = 4 * result["batch"] * result["time"] * result["d"] * result["m"]
@@ -211,6 +211,23 @@ def test_bytes_that_must_move(load: Any, case: Any, forward: int, backward: int)
     problem = problems.build(problems.Case(*case, d=63, m=4, batch=2, time=5))
     row = 2 * 5 * 63 * 4
     assert (problem.forward_bytes, problem.backward_bytes) == (forward * row, backward * row)
+
+
+@pytest.mark.parametrize("rewrites", [2, 4])
+def test_further_rewrites_move_their_directions_alone(load: Any, rewrites: int) -> None:
+    problems = load("ddl.bench.problems")
+    sizes = {"d": 63, "m": 4, "batch": 2, "time": 5, "rewrites": rewrites}
+    problem = problems.build(problems.Case("rewrite_read", "channel", **sizes))
+    row = 2 * 5 * 63 * 4
+    assert problem.inputs["direction"].nbytes == rewrites * row
+    assert problem.forward_bytes == (10 + rewrites - 1) * row
+    assert problem.backward_bytes == (15 + 2 * (rewrites - 1)) * row
+    assert (
+        problems.check(
+            problems.Case("rewrite_read", "channel", **sizes), problem, functional.rewrite_read
+        )
+        < 1
+    )
 
 
 def test_bytes_follow_the_storage_types(load: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl.config import RESIDUALS
+from ddl.config import PUBLISHED
 from ddl.models import Cache
 from tests.benchmarks.test_benchmarks import ROUNDS, assert_describes_the_run, load, run
 
@@ -19,7 +19,7 @@ def test_decode(tmp_path: Path) -> None:
     results = {(r["residual"], r["interface"], r["batch"]): r for r in record["results"]}
     assert set(results) == {
         (residual, interface, batch)
-        for residual in RESIDUALS
+        for residual in PUBLISHED
         for interface in ("ddl", "transformers")
         for batch in (1, 3)
     }
@@ -54,5 +54,5 @@ def test_a_wrong_cache_is_not_timed(load, monkeypatch, capsys) -> None:
     monkeypatch.setattr(decode.torch, "set_num_threads", lambda threads: None)
     assert decode.main(["--quick", "--batches", "2", "--rounds", "1", "--hidden-size", "128"]) == 1
     shown = capsys.readouterr().out
-    assert shown.count("RED, not timed") == len(RESIDUALS)
+    assert shown.count("RED, not timed") == len(PUBLISHED)
     assert "logits of a cached step: rms error" in shown

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ddl.hf  # noqa: F401 (registers with the Auto classes)
 from ddl.cli import main
-from ddl.config import RESIDUALS
+from ddl.config import PUBLISHED
 from ddl.load import complete
 from ddl.train.runs import load_run
 from tests.support.eval_cases import datasets_in
@@ -32,7 +32,7 @@ def ddl_command(*arguments: Any) -> None:
     assert main([str(argument) for argument in arguments]) == 0
 
 
-@pytest.fixture(scope="module", params=RESIDUALS)
+@pytest.fixture(scope="module", params=PUBLISHED)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run trained on Python's documentation."""
     path = tmp_path_factory.mktemp("runs") / request.param

@@ -118,5 +118,5 @@ def test_a_model_without_rewrites(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert main(["train", "tiny", *SIZES, *options]) == 0
     capfd.readouterr()
     assert main(["inspect", str(path)]) == 1
-    sentence = f"`run` must be a model with rewrites, got {path} with additions"
+    sentence = f"`run` must be a model with rewrites, got {path} with residual additive"
     assert sentence in " ".join(capfd.readouterr().err.split())

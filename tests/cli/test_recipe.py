@@ -93,7 +93,8 @@ def test_without_a_recipe_nothing_changes(trained: list[TrainConfig]) -> None:
         (
             "tiny --recipe paper-code --model.residual ddl --model.value-channels 2",
             "`--model.value-channels` must be left at 4 unless "
-            '--model.residual="ddl-cc" or "ddl-cc-noec" or "ddl-tc" or "ddl-tc-noec", got 2',
+            '--model.residual="ddl-cc" or "ddl-cc-noec" or "ddl-tc" or "ddl-tc-noec" or '
+            '--model.residual="hc", got 2',
         ),
     ],
 )

@@ -72,7 +72,7 @@ def test_conditions_name_options_and_choices_of_the_table() -> None:
         for case in option.used:
             for other, values in case.items():
                 assert name != other
-                assert set(values.split()) < set(TABLE[other].allowed), name
+                assert set(values.split()) < set((TABLE | MODEL_OPTIONS)[other].allowed), name
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ CHANGED = {
     "mapping": "v", "gate": "mlp", "gate_hidden": 64, "gate_from": "pooled", "gate_kernel_size": 3,
     "direction": "mean", "direction_hidden": 64, "beta_init": 0.5, "value": "sigmoid",
     "value_init": 0.0, "value_scale": 2.0, "value_constant": 1.0, "value_from": "compressed",
-    "eps_k": 1e-5,
+    "rewrites": 2, "direction_rank": 8, "eps_k": 1e-5,
 }  # fmt: skip
 
 

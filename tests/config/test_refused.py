@@ -20,13 +20,13 @@ MOST = 2**63 - 1
 VALUES: list[tuple[dict[str, object], str]] = [
     (
         {"residual": "dll"},
-        '`residual` must be "additive" or "ddl" or "ddl-cc" or "ddl-cc-noec" or "ddl-tc" or '
-        "\"ddl-tc-noec\", got 'dll'",
+        '`residual` must be "additive" or "hc" or "ddl" or "ddl-cc" or "ddl-cc-noec" or '
+        '"ddl-tc" or "ddl-tc-noec", got \'dll\'',
     ),
     (
         {"residual": ["ddl"]},
-        '`residual` must be "additive" or "ddl" or "ddl-cc" or "ddl-cc-noec" or "ddl-tc" or '
-        "\"ddl-tc-noec\", got ['ddl']",
+        '`residual` must be "additive" or "hc" or "ddl" or "ddl-cc" or "ddl-cc-noec" or '
+        '"ddl-tc" or "ddl-tc-noec", got [\'ddl\']',
     ),
     ({"num_layers": 0}, "`num_layers` must be an integer of at least 1, got 0"),
     ({"num_layers": 2**63}, f"`num_layers` must be at most {2**14}, got {2**63}"),
@@ -83,7 +83,7 @@ UNUSED: list[tuple[dict[str, object], str]] = [
         {"direction_hidden": 64, "mapping": "v"},
         '128 unless direction="mean" or "flatten" or "attention", got 64',
     ),
-    ({"value_channels": 8, "residual": "ddl"}, f"4 unless {COMPRESSED}, got 8"),
+    ({"value_channels": 8, "residual": "ddl"}, f'4 unless {COMPRESSED} or residual="hc", got 8'),
     ({"read_init": 0.5, "residual": "ddl"}, f"None unless {COMPRESSED}, got 0.5"),
     ({"read_init": 0.5, "residual": "additive"}, f"None unless {COMPRESSED}, got 0.5"),
     ({"sublayers_per_compressor": 1, "residual": "ddl"}, f"2 unless {COMPRESSED}, got 1"),

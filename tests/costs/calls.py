@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ddl.config import RESIDUALS
+from ddl.config import PUBLISHED
 from ddl.models import GPT, Cache, GPTConfig
 from tests.support import ROOT
 
@@ -34,8 +34,8 @@ def in_a_child() -> dict[str, dict[str, Counts]]:
 
 def all_steps() -> dict[str, dict[str, Counts]]:
     return {
-        "training step": {residual: training_step(residual) for residual in RESIDUALS},
-        "decode step": {residual: decode_step(residual) for residual in RESIDUALS},
+        "training step": {residual: training_step(residual) for residual in PUBLISHED},
+        "decode step": {residual: decode_step(residual) for residual in PUBLISHED},
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddl.config import RESIDUALS
+from ddl.config import PUBLISHED
 from tests.costs import calls, tracer
 from tests.costs.__main__ import recorded, release
 from tests.costs.instructions import CASES, per_token
@@ -52,7 +52,7 @@ def steps():
 
 @same_torch
 @pytest.mark.parametrize("step", ["training step", "decode step"])
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", PUBLISHED)
 def test_calls_and_allocations(step, residual, steps):
     assert steps[step][residual] == recorded()[step][residual], AGAIN
 

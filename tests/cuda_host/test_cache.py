@@ -1,4 +1,7 @@
-"""The cache of compiled kernels: persistence, sharing, integrity, privacy, and its messages."""
+"""The cache of compiled kernels: persistence, integrity, privacy, and its messages.
+
+test_cache_at_once.py has several processes.
+"""
 
 from __future__ import annotations
 
@@ -100,27 +103,6 @@ def test_a_damaged_entry_is_built_again(cache, damage):
     assert fixed(again) == fixed(whole)
     assert entry.read_bytes() == data, "the same text and options give the same bytes"
     assert were_cached(compile_kernels(cache, 64)[0]) == [True]
-
-
-def test_many_processes_at_once(cache):
-    sizes = ["64", "96", "128"]
-    started = [
-        subprocess.Popen(
-            [*COMMAND, "sm_90", *sizes[i % 3 :], *sizes[: i % 3]],
-            env=environment(cache),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(64)
-    ]
-    finished = [process.communicate() for process in started]
-    assert [process.returncode for process in started] == [0] * 64, finished[0][1]
-    assert {stderr for _, stderr in finished} == {""}
-    reports = [sorted(fixed(json.loads(out))) for out, _ in finished]
-    assert all(report == reports[0] for report in reports)
-    assert len(entries(cache)) == 3, "no unfinished file is left"
-    assert were_cached(compile_kernels(cache, 64, 96, 128)[0]) == [True] * 3
 
 
 def test_the_directory_is_the_users_own(cache):

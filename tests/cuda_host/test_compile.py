@@ -19,7 +19,7 @@ from ddl import _native, functional
 from ddl.cuda import Kernel, warmup, why_unavailable
 from ddl.models import GPT, GPTConfig
 from tests.support.listing import Listing
-from tests.support.op_cases import BF16, F16, F32, F64
+from tests.support.op_cases import BF16, F16, F32, F64, axis
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is for Linux")
 
@@ -37,22 +37,27 @@ def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def tensors(
-    d: int, m: int, compress: str, stored: torch.dtype, parameter: torch.dtype
+    d: int,
+    m: int,
+    compress: str,
+    stored: torch.dtype,
+    parameter: torch.dtype,
+    rewrites: int | None = None,
 ) -> dict[str, Tensor | None]:
     """Arguments of a rewrite_read of one token; their values do not matter here."""
-    real = F64 if stored == F64 else F32
+    real, n = F64 if stored == F64 else F32, axis(rewrites)
     weight = {"identity": None, "channel": (d, m), "token": (d, m, 4)}[compress]
     return {
         "state": zeros(1, 1, d, m, dtype=stored),
-        "direction": zeros(1, 1, d, dtype=stored),
-        "value": zeros(1, 1, m, dtype=real),
-        "gate": zeros(1, 1, dtype=real),
+        "direction": zeros(1, 1, *n, d, dtype=stored),
+        "value": zeros(1, 1, *n, m, dtype=real),
+        "gate": zeros(1, 1, *n, dtype=real),
         "compress": None if weight is None else zeros(*weight, dtype=parameter),
         "norm_weight": zeros(d, dtype=parameter),
-        "gate_weight": zeros(d, dtype=parameter),
-        "gate_bias": zeros(dtype=parameter),
-        "value_weight": zeros(m, d, dtype=parameter),
-        "value_bias": zeros(m, dtype=parameter),
+        "gate_weight": zeros(*n, d, dtype=parameter),
+        "gate_bias": zeros(*n, dtype=parameter),
+        "value_weight": zeros(*n, m, d, dtype=parameter),
+        "value_bias": zeros(*n, m, dtype=parameter),
     }
 
 
@@ -198,6 +203,18 @@ def test_tuned_sizes_do_not_spill_registers(architecture, d, m, compress, stored
     )
     assert {kernel.name: kernel.spilled for kernel in kernels if kernel.spilled} == {}
     assert all(0 < kernel.registers <= 255 for kernel in kernels)
+
+
+@pytest.mark.table(1)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("rewrites", [2, 4])
+@pytest.mark.parametrize(("d", "m", "compress"), [
+    (768, 1, "identity"), (768, 4, "channel"), (1024, 4, "token"), (4096, 4, "channel"),
+])  # fmt: skip
+def test_several_rewrites_do_not_spill_registers(architecture, d, m, compress, rewrites):
+    given = tensors(d, m, compress, BF16, F32, rewrites)
+    kernels = compiled(architecture, "rewrite_read", **given, eps_k=0.1)
+    assert {kernel.name: kernel.spilled for kernel in kernels if kernel.spilled} == {}
 
 
 @pytest.mark.table(1)

@@ -82,7 +82,7 @@ def test_a_step_loads_once_and_launches_in_order(driver, tmp_path):
     assert [line[:2] for line in lines[:2]] == [["cuInit", "0"], ["cuDevicePrimaryCtxRetain", "0"]]
 
     loads = [line for line in lines if line[0] == "cuModuleLoadData"]
-    assert loads == [["cuModuleLoadData", "code", "on", "0,", "relaxed"]] * 3
+    assert loads == [["cuModuleLoadData", "code", "on", "0,", "relaxed", "for", "sm_90"]] * 3
     launches = [line for line in lines if line[0] == "cuLaunchKernel"]
     assert [line[1] for line in launches] == 2 * ["rewrite_read_fwd", "rewrite_read_bwd", "reduce"]
     for line in launches:
@@ -101,8 +101,12 @@ def test_every_kernel_goes_to_the_stream_it_is_given(driver, tmp_path):
     assert [line[line.index("stream") + 1] for line in launches] == ["4242"] * 3
 
 
-@pytest.mark.parametrize("plan", ["", "CLUSTER=2 SUMS=3"])
-def test_what_was_warmed_up_is_loaded_already(driver, tmp_path, plan):
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"DDL_PLAN": "CLUSTER=2 SUMS=3"}, {"STAND_IN_CAPABILITY": "80 90"}],
+    ids=["planned", "by hand", "types"],
+)
+def test_what_was_warmed_up_is_loaded_already(driver, tmp_path, variables):
     warm = (
         "from tests.support.listing import Listing\n"
         "warmup = _native.Warmup(None, 1)\n"
@@ -111,7 +115,7 @@ def test_what_was_warmed_up_is_loaded_already(driver, tmp_path, plan):
         "warmup.compile()\n"
     )
     code = TOKEN_READ.format(device="None", d=64, stream=0).removesuffix("step()\n") + warm
-    check_loaded(driver, tmp_path / "log", code, "_native.pretend_gpu(1)\nstep()\n", DDL_PLAN=plan)
+    check_loaded(driver, tmp_path / "log", code, "_native.pretend_gpu(1)\nstep()\n", **variables)
 
 
 @pytest.mark.parametrize("residual", ["ddl", "ddl-cc"])

@@ -19,7 +19,7 @@ from tests.support.emulated_device import needs_emulator
 pytestmark = needs_emulator
 
 HERE = Path(__file__).parent
-FILES = [str(HERE / "test_ops.py"), str(HERE / "test_cluster.py")]
+FILES = [str(HERE / f"test_{name}.py") for name in ("ops", "cluster", "rewrites")]
 FILES += [f"tests/ops/test_{name}.py" for name in ("chain", "cached", "documents")]
 # Clauses for pytest's -k. Compiling a kernel for a sanitizer takes seconds, so `make test` runs the
 # first few and `make test-all` every one.
@@ -44,6 +44,7 @@ SAMPLE = [
     "same_bits_on_a_gpu and 4-channel-torch.float32",
     "reads_on_a_gpu and some and 4-4-torch.float32",
     "expansions_on_a_gpu and some and torch.float32",
+    "test_rewrites and test_rewrite_read and 3-4-token-torch.float32",
 ]
 FEW = 5
 
@@ -58,6 +59,7 @@ for clause in clauses.splitlines():
 """
 
 
+@pytest.mark.exhaustive
 def test_every_clause_chooses_a_test():
     command = [sys.executable, "-c", COLLECT, *FILES, "\n".join(SAMPLE)]
     run = subprocess.run(

@@ -136,8 +136,8 @@ def test_an_additive_run_has_no_inside(tmp_path: Path) -> None:
 
     async def script(screen: Driver) -> None:
         await screen.sees("finished")
-        assert "The residual is additive: there are no rewrites" in await screen.press("3")
-        assert "The residual is additive: there are no rewrites" in await screen.press("v")
+        assert "The residual has no rewrites" in await screen.press("3")
+        assert "The residual has no rewrites" in await screen.press("v")
         assert "No samples: `ddl train --sample-every N` writes them." in await screen.press("6")
         assert "Without: add" in await screen.press("2", "v", "v", "v")  # no mean β
 

@@ -1,4 +1,4 @@
-"""Kernels run on torch's current stream, without synchronisation, in graphs and on every device."""
+"""Kernels run on torch's current stream, without synchronisation, and in graphs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 from ddl import functional
-from tests.support.gpu_device import DEVICE, EPS, Tensors, arguments, backward, cotangents, forward
+from tests.support.gpu_device import EPS, Tensors, arguments, backward, cotangents, forward
 
 F32, BF16 = torch.float32, torch.bfloat16
 # A token per block, and a token per cluster if the GPU has clusters.
@@ -189,30 +188,3 @@ def test_the_weight_of_an_expansion_gets_the_same_gradient_each_time() -> None:
         grads += torch.autograd.grad(state.square().sum(), weight)
     assert torch.equal(grads[0], grads[1])
     assert torch.equal(grads[0], grads[2])
-
-
-@READS
-def test_every_device(compress: str) -> None:
-    """Also on a device that is not the current one, and on two alternately."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    first = arguments((2, 65), 96, 4, compress, F32)
-    devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
-    every = {
-        device: {n: t.detach().to(device).requires_grad_() for n, t in first.items()}
-        for device in devices
-    }
-    expected = forward(first)
-    grads = backward(expected, first, incoming := cotangents(expected))
-    for device in (*devices, *reversed(devices)):
-        leaves = every[device]
-        outputs = forward(leaves)
-        assert all(t.device == device for t in outputs.values())
-        given = {n: t.to(device) for n, t in incoming.items()}
-        actual = backward(outputs, leaves, given)
-        assert_equal(_home(outputs), expected)
-        assert_equal(_home(actual), grads)
-
-
-def _home(tensors: dict[str, Tensor]) -> Tensors:
-    return {name: t.to(DEVICE) for name, t in tensors.items()}

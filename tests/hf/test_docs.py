@@ -41,9 +41,16 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     return directory, left
 
 
-def test_only_ddl_and_pip_are_called() -> None:
-    assert len(COMMANDS) == 5
-    assert [line.split()[0] for line in COMMANDS] == ["pip", "ddl", "ddl", "ddl", "ddl"]
+def test_what_is_called() -> None:
+    """tests/hf/test_accelerate.py runs the command of accelerate."""
+    assert [line.split()[0] for line in COMMANDS] == [
+        "pip",
+        "ddl",
+        "ddl",
+        "accelerate",
+        "ddl",
+        "ddl",
+    ]
     assert {kind for kind, _ in BLOCKS} == {"bash", "python"}
 
 

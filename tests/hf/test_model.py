@@ -135,6 +135,13 @@ def test_hidden_states(residual: str) -> None:
             h = read(x)
             expected += [h] * (index % 2 == 0)
             x = trunk.residuals[index](x, part(h), context=h)
+    elif residual == "hc":
+        state = torch.stack([x] * 4, dim=-2)
+        for index, (norm, part) in enumerate(zip(trunk.norms, trunk.sublayers, strict=True)):
+            h, state, weights = trunk.connections[index](state)
+            expected += [norm(h)] * (index % 2 == 0)
+            state = state + weights[..., None] * part(norm(h))[..., None, :]
+        x = state.sum(-2)
     else:
         for index, (norm, part) in enumerate(zip(trunk.norms, trunk.sublayers, strict=True)):
             expected += [norm(x)] * (index % 2 == 0)
@@ -230,8 +237,8 @@ def test_config_json(options: dict[str, Any], tmp_path: Any) -> None:
     [
         (
             {"residual": "sum"},
-            '`residual` must be "additive" or "ddl" or "ddl-cc" or "ddl-cc-noec" or "ddl-tc" or '
-            "\"ddl-tc-noec\", got 'sum'",
+            '`residual` must be "additive" or "hc" or "ddl" or "ddl-cc" or "ddl-cc-noec" or '
+            '"ddl-tc" or "ddl-tc-noec", got \'sum\'',
         ),
         (
             {"num_hidden_layers": 0},

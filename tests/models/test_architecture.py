@@ -291,6 +291,7 @@ def test_the_mlp_has_its_width_and_its_formula(mlp_size: int | None, hidden: int
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        ({"rewrites": 2}, "`rewrites` must be 1 in the paper's code, got 2"),
         ({"mapping": "v"}, "`mapping` must be k in the paper's code, got v"),
         (DIRECTIONS[2], "`mapping` must be k in the paper's code, got v"),
         (

@@ -35,6 +35,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sigmoid": {"residual": "ddl-cc", "value": "sigmoid"},
     "constant": {"residual": "ddl-cc", "value": "constant"},
     "compressed": {"residual": "ddl-tc", "value_from": "compressed"},
+    "two-rewrites": {"residual": "ddl-tc", "rewrites": 2},
+    "three-rewrites": {"residual": "ddl-cc", "rewrites": 3, "direction_rank": 4},
 }
 IDX = torch.randint(31, (2, 12), generator=torch.Generator().manual_seed(0))
 Loss = Callable[[nn.Module], Tensor]

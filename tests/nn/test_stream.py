@@ -55,6 +55,9 @@ RESIDUALS: list[dict[str, Any]] = [
     {"mapping": "k", "gate": "mlp", "value": "constant", "eps_k": 0.2},
     {"mapping": "v", "gate": "linear", "value": "linear"},
     {"mapping": "v", "gate": "mlp", "value": "sigmoid"},
+    {"rewrites": 2, "value": "linear"},
+    {"rewrites": 3, "direction_rank": 2, "gate": "mlp", "value": "constant"},
+    {"rewrites": 2, "gate_from": "pooled", "value": "sigmoid", "value_from": "compressed"},
 ]
 
 

@@ -20,6 +20,8 @@ STREAMS: dict[str, dict[str, Any]] = {
     "token, one channel": {"compress": "token", "kernel_size": 3},
     "conv": {"value_channels": 3, "compress": "channel", "expand": "conv"},
     "token and conv": {"value_channels": 2, "compress": "token", "expand": "conv"},
+    "two rewrites": {"value_channels": 3, "compress": "token", "rewrites": 2},
+    "two rewrites, pooled": {"value_channels": 2, "rewrites": 2, "gate_from": "convolved"},
     "v-Map": {"value_channels": 2, "compress": "token", "mapping": "v", "gate": "mlp"},
 }
 every_stream = pytest.mark.parametrize("options", STREAMS.values(), ids=STREAMS)

@@ -19,13 +19,15 @@ EPS_K, REWRITES = 0.1, 7
 OPERANDS = ("direction", "value", "gate")
 
 
-def leaves(dtype: torch.dtype, m: int, compress: str, d: int = 24) -> list[dict[str, Tensor]]:
-    """A state, and for each rewrite its operands and the parameters of the read after it."""
+def leaves(
+    dtype: torch.dtype, m: int, compress: str, d: int = 24, several: int | None = None
+) -> list[dict[str, Tensor]]:
+    """A state, and of each boundary the operands of its rewrites and the parameters of its read."""
     small = compute_dtype(dtype)
     kept = {"value": small, "gate": small}
     calls = []
     for number in range(REWRITES):
-        given = inputs((2, 9), d, m) | parameters(d, m, compress)
+        given = inputs((2, 9), d, m, several) | parameters(d, m, compress, 4, several)
         if number > 0:
             del given["state"]
         calls.append({
@@ -83,6 +85,15 @@ def test_gradients_have_the_same_bits(dtype, m, compress, anchor_every):
     assert_same_bits(gradients(calls, run(calls, anchor_every)), expected)
 
 
+@DTYPES
+@pytest.mark.parametrize(("m", "compress"), [(1, "identity"), (4, "channel"), (3, "token")])
+@pytest.mark.parametrize("anchor_every", [2, 32])
+def test_several_rewrites_have_the_same_bits(dtype, m, compress, anchor_every):
+    calls = leaves(dtype, m, compress, several=3)
+    expected = gradients(calls, run(calls, None))
+    assert_same_bits(gradients(calls, run(calls, anchor_every)), expected)
+
+
 @contextmanager
 def mixed() -> Iterator[None]:
     with torch.autocast("cpu", dtype=BF16):
@@ -121,6 +132,17 @@ def test_gradients_have_the_same_bits_on_a_gpu(dtype, m, compress, plan):
         assert_same_bits(gradients(calls, run(calls, 4)), expected)
 
 
+@needs_emulator
+@pytest.mark.table(1)
+@pytest.mark.parametrize("dtype", [F64, BF16], ids=str)
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_several_rewrites_have_the_same_bits_on_a_gpu(dtype, plan):
+    calls = leaves(dtype, 4, "token", d=32, several=2)
+    with emulated(plan=plan):
+        expected = gradients(calls, run(calls, None))
+        assert_same_bits(gradients(calls, run(calls, 4)), expected)
+
+
 @pytest.mark.parametrize("compile_it", [False, True], ids=["eager", "compiled"])
 def test_only_anchors_are_stored(compile_it):
     """Of seven states the backward keeps X0, X3 and X6 for N = 3, besides the incoming state."""
@@ -147,6 +169,14 @@ def test_another_dtype_of_the_direction_starts_a_new_chain():
     calls = leaves(F32, 4, "channel")
     for call in calls[3:]:
         call["direction"] = call["direction"].detach().bfloat16().requires_grad_()
+    expected = gradients(calls, run(calls, None))
+    assert_same_bits(gradients(calls, run(calls, 32)), expected)
+
+
+def test_another_number_of_rewrites_starts_a_new_chain():
+    calls = leaves(F32, 4, "channel")
+    for call, other in zip(calls[3:], leaves(F32, 4, "channel", several=2)[3:], strict=True):
+        call |= {name: other[name] for name in OPERANDS}
     expected = gradients(calls, run(calls, None))
     assert_same_bits(gradients(calls, run(calls, 32)), expected)
 

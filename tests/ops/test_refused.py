@@ -164,7 +164,7 @@ TENSORS: list[Case] = [
     wrong_shape("read", "compress", D, 2, K, expected="(4, 3, 2)"),
     wrong_shape("read", "compress", 5, M, K, expected="(4, 3, 2)"),
     wrong_shape("read", "norm_weight", 3),
-    wrong_shape("read", "gate_weight", 1, D),
+    wrong_shape("read", "gate_weight", D, 1),
     wrong_shape("read", "gate_bias", 1),
     wrong_shape("rewrite_read", "value_weight", D, M),
     wrong_shape("rewrite_read", "value_bias", 1),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ddl.config import RESIDUALS, GPTConfig, paper_code
+from ddl.config import PUBLISHED, GPTConfig, paper_code
 from ddl.config.presets import PRESETS
 from ddl.models import GPT
 from ddl.paper import revert
@@ -35,8 +35,8 @@ def written(residual: str, **options: Any) -> dict[str, Any]:
 
 def test_every_variant_has_its_row() -> None:
     named = [row for row in rows("Names of the variants") if row[0] != "here"]
-    assert {row[0].strip("`") for row in named} == set(RESIDUALS)
-    assert len(named) == len(RESIDUALS)
+    assert {row[0].strip("`") for row in named} == set(PUBLISHED)
+    assert len(named) == len(PUBLISHED)
     files = {
         row[0].strip("`"): re.findall(r"`[\w-]*?((?:-TC|-CC)?(?:-EC)?)`", row[4]) for row in named
     }
@@ -51,7 +51,7 @@ def test_the_published_options_are_those_that_an_export_writes() -> None:
     ours = {row[1].strip("`") for row in table}
     assert ours <= {field.name for field in fields(GPTConfig)}
     keys: set[str] = set()
-    for residual in RESIDUALS:
+    for residual in PUBLISHED:
         mlp = {"gate": "mlp"} if residual != "additive" else {"mlp_size": 3}
         keys |= written(residual, **mlp).keys()
     fixed = {"model_type", "use_qk_rmsnorm", "rope_ratio"}  # have no option here

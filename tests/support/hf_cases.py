@@ -35,6 +35,7 @@ VARIANTS |= {
     "wide-heads": {"residual": "additive", "head_size": 24},
     "v-map": {"residual": "ddl-cc", "mapping": "v", "direction": "mean"},
     "gate-of-state": {"residual": "ddl-tc", "gate_from": "convolved"},
+    "two-rewrites": {"residual": "ddl-tc", "rewrites": 2, "direction_rank": 4},
     "flatten": {"residual": "ddl-cc", "gate_from": "flatten", "mlp_size": 20, "read_init": 0.5},
 }
 

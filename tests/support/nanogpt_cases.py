@@ -34,6 +34,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "wide": {"value_channels": 2, "gate": "mlp", "gate_hidden": 3, "value_from": "compressed"},
     "constant": {"value_channels": 2, "value": "constant"},
     "v-map": {"value_channels": 2, "mapping": "v"},
+    "two-rewrites": {"value_channels": 2, "rewrites": 2},
     "branches": {
         "value_channels": 2,
         "expand": "conv",  # equal channels would all get the same attention weight
@@ -122,12 +123,14 @@ def by_equations(model: GPT, idx: Tensor, a: float = 1.0) -> Tensor:
             (block.ln_2, block.mlp, block.res_mlp),
         ):
             h = norm(reference.read(X, compress=w, norm_eps=None).context)
-            k, gate, value = sublayer(h), residual.gate, residual.value
-            k_hat = k / (k.square().sum(-1, keepdim=True) + residual.eps_k**2).sqrt()
-            v = h @ value.weight.mT + value.bias
-            beta = 2 * torch.sigmoid(h @ gate.weight.mT + gate.bias)
-            p = torch.einsum("btd,btdm->btm", k_hat, X)
-            rewritten = (beta * k_hat)[..., None] * (v - p)[..., None, :]
-            X = X + a * rewritten + (1 - a) * k[..., None]
+            written, gate, value = sublayer(h), residual.gate, residual.value
+            values = (h @ value.weight.mT + value.bias).chunk(residual.rewrites, -1)
+            betas = (2 * torch.sigmoid(h @ gate.weight.mT + gate.bias)).split(1, -1)
+            further = [] if residual.further is None else residual.further(written).unbind(-2)[1:]
+            for k, v, beta in zip([written, *further], values, betas, strict=True):
+                k_hat = k / (k.square().sum(-1, keepdim=True) + residual.eps_k**2).sqrt()
+                p = torch.einsum("btd,btdm->btm", k_hat, X)
+                X = X + a * (beta * k_hat)[..., None] * (v - p)[..., None, :]
+            X = X + (1 - a) * written[..., None]
     w = H[-1].readout.compress_weight
     return model.lm_head(t.ln_f(reference.read(X, compress=w, norm_eps=None).context))

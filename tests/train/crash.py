@@ -1,10 +1,12 @@
 """Kill training with SIGKILL, resume it, and compare with the run that was not killed.
 
     python -m tests.train.crash --kills 200    # make crashtest
+    python -m tests.train.crash --kills 50 --processes 2 --parallel fsdp2
 
 A process that has trained once forks every training process, so that a kill costs no import. Half
 of them are killed at a random moment, the others at a random change of the disk: before a file is
-flushed, before a rename, before a removal. A killed run is resumed until it ends.
+flushed, before a rename, before a removal. A killed run is resumed until it ends. Of several
+processes one is killed, and the others have to end by themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +25,14 @@ import torch
 from safetensors.torch import load_file
 
 from ddl.config import TrainConfig
+from ddl.errors import OtherProcessError, ProcessError
 from ddl.train import train
 from ddl.train.metrics import MEASURED
 from ddl.train.runs import RunDirectory
+from tests.support.processes import Forked
 from tests.support.train_cases import quiet, short
 
+LEFT_ALONE = 3  # the exit status of a process that has lost another one
 DISK = ("fsync", "rename", "replace", "unlink", "rmdir")  # of os
 
 
@@ -36,37 +40,47 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp")
     parser.add_argument("--folder", type=Path, required=True, help="an empty folder for the runs")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    print(crash(args.folder, args.kills, args.seed))
+    print(crash(args.folder, args.kills, args.seed, args.processes, args.parallel))
     return 0
 
 
-def crash(folder: Path, kills: int, seed: int) -> str:
+def crash(folder: Path, kills: int, seed: int, processes: int = 1, parallel: Any = "ddp") -> str:
     """Kill `kills` training processes; raise AssertionError if a resumed run differs."""
+
+    def configuration(name: str) -> TrainConfig:
+        return short(
+            folder, "ddl-cc", out=folder / name, data=str(text), resume="auto", parallel=parallel,
+            steps=24, eval_every=5, log_every=4, save_every=2, keep_every=8,
+        )  # fmt: skip
+
     text = folder / "text.txt"
     text.write_text("The delta rule erases what it overwrites. " * 200, encoding="utf-8")
     rng = random.Random(seed)
     # This imports what training imports late, and times and asks git for what a process keeps.
-    train(configuration(folder / "first", text), quiet())
+    train(configuration("first"), quiet())
     started = time.monotonic()
-    whole = configuration(folder / "whole", text)
-    assert run(whole) == 0
+    whole = configuration("whole")
+    assert run(whole, processes) == 0
     seconds = time.monotonic() - started
     expected, end = curve(whole), tensors(whole)
     done, ended, unfinished = 0, 0, 0
     while done < kills:
-        config = configuration(folder / "killed", text)
+        config = configuration("killed")
         while done < kills:
             at_random = rng.random() < 0.5
             delay = rng.uniform(0, seconds) if at_random else None
             change = None if at_random else rng.randrange(60)
-            if run(config, delay=delay, change=change) == 0:
+            victim = rng.randrange(processes)
+            if run(config, processes, victim=victim, delay=delay, change=change) == 0:
                 break
             done += 1
             unfinished += any(config.directory.glob("checkpoints/.*.tmp"))
-        assert run(config) == 0
+        assert run(config, processes) == 0
         assert curve(config) == expected
         assert_same(tensors(config), end)
         assert not list(config.directory.rglob(".*")), "something unfinished was left"
@@ -77,34 +91,37 @@ def crash(folder: Path, kills: int, seed: int) -> str:
     )
 
 
-def configuration(out: Path, text: Path) -> TrainConfig:
-    return short(
-        out, "ddl-cc", out=out, data=str(text), resume="auto",
-        steps=24, eval_every=5, log_every=4, save_every=2, keep_every=8,
-    )  # fmt: skip
-
-
-def run(config: TrainConfig, *, delay: float | None = None, change: int | None = None) -> int:
-    """Train in a forked process, killed after `delay` seconds or at a change of the disk.
+def run(
+    config: TrainConfig,
+    processes: int,
+    *,
+    victim: int = 0,
+    delay: float | None = None,
+    change: int | None = None,
+) -> int:
+    """Train in forked processes, one killed after `delay` seconds or at a change of the disk.
 
     Returns its exit status, −9 if it was killed.
     """
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        status = 70
+
+    def act(rank: int) -> int:
+        if change is not None and rank == victim:
+            kill_at(change)
         try:
-            if change is not None:
-                kill_at(change)
-            status = train(config, quiet()).status
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        os._exit(status)
+            return train(config, quiet()).status
+        except (ProcessError, OtherProcessError):
+            return LEFT_ALONE
+
+    forked = Forked(processes, config.directory.parent / "said", act)
     if delay is not None:
         time.sleep(delay)
-        os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in (0, -signal.SIGKILL), f"training ended with status {status}"
+        if victim not in forked.statuses:
+            os.kill(forked.pids[victim], signal.SIGKILL)
+    statuses = forked.wait()
+    status = statuses.pop(victim)
+    others = {0} if status == 0 else {0, LEFT_ALONE}
+    assert status in (0, -signal.SIGKILL), forked.said()
+    assert set(statuses) <= others, forked.said()
     return status
 
 

@@ -42,7 +42,7 @@ def train_in_parts(config: TrainConfig, stops: list[int]) -> None:
     ("residual", "changes"),
     [
         ("additive", {}),
-        ("ddl-cc", {"accumulation": 2, "sample_every": 3}),
+        ("ddl-cc", {"accumulation": 2, "sample_every": 3, "record_every": 5}),
         ("ddl-tc", {"precision": "bfloat16", "save_every": 4, "keep_every": 4}),
     ],
 )
@@ -51,6 +51,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(
 ) -> None:
     """Stopped in the middle of a record, before an evaluation, and twice in a row."""
     config = short(tmp_path, residual, steps=13, log_every=4, eval_every=5, **changes)
+    if residual == "ddl-cc":
+        config = replace(config, model=replace(config.model, rewrites=2))
     whole = replace(config, out=tmp_path / "whole")
     train(whole, quiet())
     train_in_parts(config, [2, 3, 5, 12])

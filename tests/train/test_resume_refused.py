@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -308,6 +309,20 @@ def test_a_disk_that_fails(
     train(whole, quiet())
     train(stopped, quiet())
     assert curve(stopped) == curve(whole)
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_tensor(stopped: TrainConfig) -> None:
+    """torch wraps the error of the write; the sentence is the same as for any other file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = tensors(stopped)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(InputError, match=r"^`out` must be writable, got .*: File too large$"):
+            train(stopped, quiet())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert_same(tensors(stopped), before)
+    assert not list(stopped.directory.rglob(".*"))
 
 
 def test_the_command_takes_the_options_of_the_run(

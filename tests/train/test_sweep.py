@@ -6,10 +6,10 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ddl.train import sweep as module
 from ddl.train.metrics import peak_memory
 from ddl.train.runs import RunDirectory
 from ddl.train.sweep import Pace, duration, reset_peak_memory, state_of, train_sweep
+from tests.support.processes import Forked, command
 from tests.support.train_cases import quiet, recorder
 from tests.train.crash import assert_same, curve, tensors
 
@@ -207,33 +208,24 @@ def test_two_indices_at_once_and_the_same_twice(tmp_path: Path) -> None:
         "[options]\nmodel = { block_size = 32, hidden_size = 32 }\n"
         'eval_batches = 1\nsave_every = 1\nsteps = 100000\ndevice = "cpu"\n'
     )
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    index = count()
 
-    def start(index: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ddl", "sweep", str(file), "--index", str(index)]
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, env=environment, **pipes)
+    def start(number: int) -> Forked:
+        arguments = ("sweep", str(file), "--index", str(number))
+        return Forked(1, tmp_path / f"said-{next(index)}", command(*arguments))
 
     processes = [start(0), start(1)]
-    try:
-        deadline = time.monotonic() + 120
-        while not all((tmp_path / f"sweep/{name}-s1/metrics.jsonl").exists() for name in "ab"):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        again = start(1)
-        processes.append(again)
-        assert again.wait(timeout=120) == 1
-        assert again.stderr is not None
-        said = again.stderr.read()
-        assert "must be a directory of this process alone, got " in said
-        assert "Traceback" not in said
-    finally:
-        for process in processes[:2]:
-            process.terminate()
-        statuses = [process.wait(timeout=120) for process in processes[:2]]
-        for process in processes:
-            assert process.stderr is not None
-            process.stderr.close()
+    deadline = time.monotonic() + 120
+    while not all((tmp_path / f"sweep/{name}-s1/metrics.jsonl").exists() for name in "ab"):
+        assert time.monotonic() < deadline, [process.said() for process in processes]
+        time.sleep(0.1)
+    again = start(1)
+    assert again.wait() == [1]
+    assert "must be a directory of this process alone, got " in again.said()
+    assert "Traceback" not in again.said()
+    for process in processes:
+        os.kill(process.pids[0], signal.SIGTERM)
+    statuses = [process.wait()[0] for process in processes]
     assert statuses == [143, 143]
     assert all(RunDirectory(tmp_path / f"sweep/{name}-s1").steps() for name in "ab")
 

@@ -175,7 +175,7 @@ def test_every_option_of_ddl_train_is_known() -> None:
         ),
         (
             "variants.cc.model.residual = 'ddl-x'",
-            '`variants.cc.model.residual` must be "additive" or "ddl" or "ddl-cc"',
+            '`variants.cc.model.residual` must be "additive" or "hc" or "ddl" or "ddl-cc"',
         ),
         (
             "options.optim.lr = [0.1, 0]",

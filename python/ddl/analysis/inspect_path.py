@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ddl import data
-from ddl.config import InspectConfig
+from ddl.config import BASELINES, InspectConfig
 from ddl.data.tokenizer import Tokenizer
 from ddl.errors import InputError, first_line
 from ddl.files import PathKind, make_directory, path_kind, write_text
@@ -46,8 +46,9 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
     Raises InputError if the model has no rewrites, or path, text or prompt cannot be used.
     """
     model, tokenizer = load(config.run, config.device, checkpoint=config.checkpoint, argument="run")
-    if model.config.residual == "additive":
-        raise InputError(f"`run` must be a model with rewrites, got {config.run} with additions")
+    if model.config.residual in BASELINES:
+        got = f"{config.run} with residual {model.config.residual}"
+        raise InputError(f"`run` must be a model with rewrites, got {got}")
     prompt = None if config.prompt is None else _encoded(config.prompt, tokenizer, model)
     tokens, source = _text(config, tokenizer, model)
     windows = _windows(tokens, config.tokens, model)

@@ -30,6 +30,8 @@ QUANTILES = (0.1, 0.5, 0.9)
 class Inspection(NamedTuple):
     """What `inspect` has measured, for L sublayers; means over tokens unless said otherwise.
 
+    A sublayer with several rewrites counts as several, as in `ddl.record`.
+
     recording: statistics of every rewrite.
     coherence: (L, L), |cos| between the directions of two sublayers at the same token.
     effective_rank: (L + 1,), of the state before each sublayer and after the last.
@@ -123,17 +125,21 @@ class _Pass:
 
     def tap(self) -> Tap:
         def capture(rewrite: Rewrite) -> Rewrite:
-            state = _finite(_rows(rewrite.state, 2), len(self.ranks))
-            if self.embedding is None:
-                self.embedding = state
-            self.directions.append(_rows(rewrite.unit_direction(), 1))
-            self.gates.append(_rows(rewrite.gate, 0))
-            self.values.append(_rows(rewrite.value, 1))
-            self.ranks.append(spectra.effective_rank(state))
+            for single in rewrite.singles():
+                self._add(single)
             self.last = rewrite
             return rewrite
 
         return capture
+
+    def _add(self, rewrite: Rewrite) -> None:
+        state = _finite(_rows(rewrite.state, 2), len(self.ranks))
+        if self.embedding is None:
+            self.embedding = state
+        self.directions.append(_rows(rewrite.unit_direction(), 1))
+        self.gates.append(_rows(rewrite.gate, 0))
+        self.values.append(_rows(rewrite.value, 1))
+        self.ranks.append(spectra.effective_rank(state))
 
     def final_state(self) -> Array:
         assert self.last is not None

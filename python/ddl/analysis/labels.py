@@ -8,15 +8,21 @@ from collections.abc import Sequence
 
 __all__ = ["labels", "spread"]
 
-IN_TRUNK = re.compile(r"(?:.*\.)?trunk\.residuals\.(\d+)")
+IN_TRUNK = re.compile(r"(?:.*\.)?trunk\.residuals\.(\d+)(?:\.(\d+))?")
 
 
 def labels(sublayers: Sequence[str]) -> list[str]:
-    """ "0 attn", "0 mlp", "1 attn", … in ddl's trunk; else names without what all begin with."""
+    """ "0 attn", "0 mlp", "1 attn", … in ddl's trunk; else names without what all begin with.
+
+    Several rewrites of a sublayer are "0 attn/0", "0 attn/1", …
+    """
     found = [IN_TRUNK.fullmatch(name) for name in sublayers]
-    numbers = [int(match[1]) for match in found if match]
-    if len(numbers) == len(sublayers):
-        return [f"{number // 2} {('attn', 'mlp')[number % 2]}" for number in numbers]
+    in_trunk = [(int(match[1]), match[2]) for match in found if match]
+    if len(in_trunk) == len(sublayers):
+        return [
+            f"{number // 2} {('attn', 'mlp')[number % 2]}" + (f"/{rewrite}" if rewrite else "")
+            for number, rewrite in in_trunk
+        ]
     parts = [name.split(".") for name in sublayers]
     same = 0
     while len(parts) > 1 and all(part[: same + 1] == parts[0][: same + 1] for part in parts):

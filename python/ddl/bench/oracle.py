@@ -37,7 +37,8 @@ class ReferenceStream(nn.Module):
             h, value, gate = reference.read(X, **read.arguments(), **residual.read_arguments())
             assert value is not None
             assert gate is not None
-            X = reference.rewrite(X, sublayer(h, *args), value, gate, eps_k=residual.eps_k)
+            k, value = residual.rewrite_inputs(X, sublayer(h, *args), h, value)
+            X = reference.rewrite(X, k, value, gate, eps_k=residual.eps_k)
         return reference.read(X, **self.readout.arguments()).context
 
 

@@ -42,14 +42,22 @@ class Case:
     time: int
     state: torch.dtype = torch.float32  # of X, x and parameters
     features: torch.dtype = torch.float32  # of k and h
+    rewrites: int = 1  # one after the other; so many are read for, too
 
     @property
     def name(self) -> str:
-        return f"{self.op} {self.form} d={self.d} m={self.m}".replace("  ", " ")
+        name = f"{self.op} {self.form} d={self.d} m={self.m}".replace("  ", " ")
+        return name + f" n={self.rewrites}" * (self.rewrites > 1)
+
+    @property
+    def axis(self) -> tuple[int, ...]:
+        """The axis of several rewrites."""
+        return (self.rewrites,) if self.rewrites > 1 else ()
 
     def sizes(self) -> dict[str, Any]:
         """The case as JSON types, without its dtypes."""
-        return {name: getattr(self, name) for name in ("op", "form", "d", "m", "batch", "time")}
+        names = ("op", "form", "d", "m", "rewrites", "batch", "time")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass
@@ -95,7 +103,7 @@ def build(case: Case, device: str | torch.device = "cpu", seed: int = 0) -> Prob
         return drawn.mul_(scale).requires_grad_()
 
     element = {"state": case.state.itemsize, "features": case.features.itemsize}
-    per_feature = moved(case.op, case.form, m, **element)
+    per_feature = moved(case.op, case.form, m, rewrites=case.rewrites, **element)
     forward, backward = (case.batch * case.time * d * count for count in per_feature)
     if case.op == "expand":
         inputs = {"x": normal(*batch, d)}
@@ -107,9 +115,10 @@ def build(case: Case, device: str | torch.device = "cpu", seed: int = 0) -> Prob
     inputs = {"state": normal(*batch, d, m)}
     numbers: dict[str, Any] = {}
     if case.op != "read":
-        inputs["direction"] = normal(*batch, d, dtype=case.features)
-        inputs["value"] = normal(*batch, m, dtype=torch.float32)
-        drawn = torch.rand(batch, generator=generator, device=device)
+        each = (*batch, *case.axis)
+        inputs["direction"] = normal(*each, d, dtype=case.features)
+        inputs["value"] = normal(*each, m, dtype=torch.float32)
+        drawn = torch.rand(each, generator=generator, device=device)
         inputs["gate"] = drawn.mul_(2).requires_grad_()
         numbers["eps_k"] = 0.02 * math.sqrt(d)
     if case.op != "rewrite":
@@ -121,13 +130,13 @@ def build(case: Case, device: str | torch.device = "cpu", seed: int = 0) -> Prob
 
 def read_parameters(case: Case, normal: Any) -> dict[str, Tensor]:
     """Parameters of a read with a gate and a linear value, as between two sublayers."""
-    d, m = case.d, case.m
+    d, m, each = case.d, case.m, case.axis
     parameters = {
         "norm_weight": normal(d),
-        "gate_weight": normal(d, scale=d**-0.5),
-        "gate_bias": normal(),
-        "value_weight": normal(m, d, scale=d**-0.5),
-        "value_bias": normal(m),
+        "gate_weight": normal(*each, d, scale=d**-0.5),
+        "gate_bias": normal(*each),
+        "value_weight": normal(*each, m, d, scale=d**-0.5),
+        "value_bias": normal(*each, m),
     }
     if case.form != "identity":
         taps = (TAPS,) if case.form == "token" else ()

@@ -10,12 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 
-def moved(op: str, form: str, m: int, *, state: int = 1, features: int = 1) -> tuple[int, int]:
+def moved(
+    op: str, form: str, m: int, *, rewrites: int = 1, state: int = 1, features: int = 1
+) -> tuple[int, int]:
     """Bytes per token and feature of one operator, forward and backward.
 
     form: of the read (identity, channel, token) or of the expansion (repeat, conv), "" for a
-    rewrite. state: bytes of an element of X, X', their gradients, and x. features: bytes of an
-    element of k, h, dk and dh. With the default sizes of 1 the result is in elements.
+    rewrite. rewrites: n, one after the other; each has a k and a dk. state: bytes of an element of
+    X, X', their gradients, and x. features: bytes of an element of k, h, dk and dh. With the
+    default sizes of 1 the result is in elements.
     """
     whole = m * state
     if op == "expand":
@@ -23,7 +26,8 @@ def moved(op: str, form: str, m: int, *, state: int = 1, features: int = 1) -> t
         return state + whole, whole + state + again  # x, X; G, dx
     forward, backward = whole, 2 * whole  # X; X or G, and dX
     if op != "read":
-        forward, backward = forward + whole + features, backward + whole + 2 * features
+        directions = rewrites * features
+        forward, backward = forward + whole + directions, backward + whole + 2 * directions
     if op != "rewrite":
         saved = state if form == "token" else 0
         forward, backward = forward + features + saved, backward + features + saved

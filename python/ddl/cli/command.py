@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr
 from typing import Any, NamedTuple
 
+from ddl import environment
 from ddl.errors import InputError
 
 
@@ -42,5 +43,6 @@ def parse(kind: Any, args: list[str], *, positional: bool = False, **options: An
             cause = cause.__context__
         if cause is not None:
             raise cause from None
-        print(said.getvalue(), end="", file=sys.stderr)
+        if environment.is_first():
+            print(said.getvalue(), end="", file=sys.stderr)
         raise

@@ -12,7 +12,7 @@ from typing import Any
 
 from ddl import environment
 from ddl.config import Tracker
-from ddl.errors import DivergedError, InputError
+from ddl.errors import DivergedError, InputError, OtherProcessError, ProcessError
 
 from . import (
     bench,
@@ -67,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; return 0 on success, 1 after an error message, 2 for wrong usage."""
     replace_closed_output()
     escape_what_cannot_be_written()
+    if not environment.is_first():  # the first process speaks for all
+        discard_output()
     try:
         try:
             return _main(list(sys.argv[1:] if argv is None else argv))
@@ -90,20 +92,35 @@ def _main(args: list[str]) -> int:
         return 0 if args else 2
     name = args.pop(0)
     if name not in COMMANDS:
-        known = ", ".join(COMMANDS)
-        print(f"ddl: the command must be one of {known}, got {name!r}", file=sys.stderr)
+        if environment.is_first():
+            known = ", ".join(COMMANDS)
+            print(f"ddl: the command must be one of {known}, got {name!r}", file=sys.stderr)
         return 2
     try:
+        if name != "train":
+            _require_one_process()
         return COMMANDS[name].run(args) or 0
-    except (InputError, DivergedError, ModuleNotFoundError) as error:
+    except (InputError, DivergedError, ProcessError, ModuleNotFoundError) as error:
         sentence = explain(name, error)
         if sentence is None or environment.wants_traceback():
             raise
-        print(f"ddl {name}: {sentence}", file=sys.stderr)
+        if environment.is_first() or isinstance(error, ProcessError):
+            print(f"ddl {name}: {sentence}", file=sys.stderr)
+        return 1
+    except OtherProcessError:  # which has said why
         return 1
     except KeyboardInterrupt:
         print(f"ddl {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _require_one_process() -> None:
+    launched = environment.launched()
+    if launched is not None and launched.processes > 1:
+        raise InputError(
+            f"only `ddl train` runs in several processes, got {launched.processes} of torchrun:"
+            " start the command without it"
+        )
 
 
 def usage() -> str:
@@ -118,7 +135,7 @@ def usage() -> str:
 
 def explain(command: str, error: Exception) -> str | None:
     """The message for an error that the user can fix; None for any other error."""
-    if isinstance(error, InputError | DivergedError):
+    if isinstance(error, InputError | DivergedError | ProcessError):
         flags = _flags(COMMANDS[command].options)
         # Replace fields by flags: `num_layers` by --model.num-layers, `optim.lr` by --optim.lr,
         named = re.sub(r"`(?:\w+\.)?(\w+)`", lambda m: flags.get(m[1], m[0]), str(error))

@@ -19,15 +19,17 @@ from .comparing import CompareConfig, SweepConfig
 from .exploring import ExploreConfig
 from .inspecting import InspectConfig
 from .installation import PARTS, BenchConfig, DoctorConfig
-from .model import RESIDUALS, STREAMS, GPTConfig
+from .model import BASELINES, PUBLISHED, RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
 from .recipes import RECIPES, paper_code
 from .reporting import ReportConfig
 from .training import Decay, OptimConfig, Tracker, TrainConfig
 
 __all__ = [
+    "BASELINES",
     "PARTS",
     "PRESETS",
+    "PUBLISHED",
     "RECIPES",
     "RESIDUALS",
     "STREAMS",

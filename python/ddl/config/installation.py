@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from ddl.options import Residual, check_choice, check_least
 
 from .fields import check_counts, check_literals, require
+from .model import STREAMS
 
 Part = Literal["ops", "blocks", "models", "norm"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -78,10 +79,8 @@ class BenchConfig:
         for part in self.parts:
             check_choice("parts", part, PARTS)
         for residual in self.residuals:
-            check_choice("residuals", residual, get_args(Residual))
+            check_choice("residuals", residual, tuple(STREAMS))
         require(len(self.residuals) > 0, "residuals", "at least one", None)
-        additive = "additive" not in self.residuals
-        require(additive, "residuals", "others than additive, which is the baseline", "additive")
         check_counts(self, "hidden_size value_channels layers batch tokens repeats threads")
         check_counts(self, "time", least=2)
         d = self.hidden_size

@@ -34,11 +34,14 @@ from ddl.options import (
 
 from .fields import plain_numbers, require
 
-__all__ = ["RESIDUALS", "STREAMS", "GPTConfig"]
+__all__ = ["BASELINES", "PUBLISHED", "RESIDUALS", "STREAMS", "GPTConfig"]
 
 RESIDUALS: tuple[str, ...] = get_args(Residual)
 
-# residual → `compress` and `expand` of DeltaStream; the additive residual has neither.
+# Residuals without rewrites: comparisons in plain PyTorch.
+BASELINES: tuple[str, ...] = ("additive", "hc")
+
+# residual → `compress` and `expand` of DeltaStream; the baselines have neither.
 STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
     "ddl": ("identity", "repeat"),
     "ddl-cc": ("channel", "conv"),
@@ -46,6 +49,9 @@ STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
     "ddl-tc": ("token", "conv"),
     "ddl-tc-noec": ("token", "repeat"),
 }
+
+PUBLISHED: tuple[str, ...] = ("additive", *STREAMS)
+"""The residuals of the papers' code."""
 
 # DeltaStream's name of an option → GPTConfig's.
 SPELLED = {
@@ -55,7 +61,7 @@ SPELLED = {
 }
 
 
-# Options without any effect on the additive residual.
+# Options without any effect on the baselines.
 OF_DELTA = RESIDUAL_OPTIONS | {n: STREAM_OPTIONS[n] for n in ("anchor_every", "stream_dtype")}
 
 
@@ -65,7 +71,8 @@ class GPTConfig:
     tied head, no biases. An option without effect under the other options must keep its default."""
 
     residual: Residual = "ddl-cc"
-    """How a sublayer's output joins the stream. additive: x + F(norm(x)). ddl: the delta rule with
+    """How a sublayer's output joins the stream. additive: x + F(norm(x)). hc: hyper-connections
+    (arXiv 2409.19606) between `value_channels` streams. ddl: the delta rule with
     one value channel. ddl-cc, ddl-tc: the delta rule with `value_channels`, read by channel or
     token compression; with -noec, repetition replaces the embedding convolution."""
     vocab_size: int = 50304
@@ -86,7 +93,7 @@ class GPTConfig:
     """Base of the rotary position embedding's frequencies."""
 
     value_channels: int = 4
-    """Value channels m of ddl-cc and ddl-tc; the other residuals have one."""
+    """Value channels m of ddl-cc and ddl-tc, streams of hc; the other residuals have one."""
     compress_kernel_size: int = 4
     """Tokens that ddl-tc's compression spans; value channels that ddl-cc's factored one spans."""
     compress_parameterization: Parameterization = "direct"
@@ -141,6 +148,11 @@ class GPTConfig:
     value_from: ValueFrom = "context"
     """Input of the value. context: the normalised read (arXiv 2601.00417). compressed: the raw
     read, as in the published code."""
+    rewrites: int = 1
+    """Rewrites per sublayer, one after the other, at most 8, each with a value and a gate of its
+    own. The first one's direction is the sublayer's output, the others' are linear maps of it."""
+    direction_rank: int | None = None
+    """Rank of the linear map to the directions of further rewrites; None for a full one."""
     eps_k: float | None = None
     """ε_k in k / √(|k|² + ε_k²); None for 0.02·√d, so that zero-initialised projections train."""
 
@@ -150,7 +162,7 @@ class GPTConfig:
         given = _by_table_names(vars(self))
         check_options(given, MODEL_OPTIONS, _spelled)
         check_options(given, STREAM_OPTIONS, _spelled)
-        if self.residual == "additive":
+        if self.residual in BASELINES:
             check_left(given, OF_DELTA, f"residual={quoted(STREAMS)}")
         check_residual(given, 1 if self.residual == "ddl" else self.value_channels)
         self._check_heads()
@@ -180,7 +192,7 @@ def idle_options(fields: abc.Mapping[str, Any]) -> set[str]:
     given = _by_table_names(fields)
     options = STREAM_OPTIONS | RESIDUAL_OPTIONS
     idle = {name for name, option in options.items() if not has_effect(option, given)}
-    if fields["residual"] == "additive":
+    if fields["residual"] in BASELINES:
         idle |= OF_DELTA.keys()
     return {SPELLED.get(name, name) for name in idle} & fields.keys()
 

@@ -74,9 +74,9 @@ class TrainConfig:
     steps: int = 100_000
     """Optimizer steps."""
     batch_size: int = 12
-    """Sequences of block_size tokens in one forward pass."""
+    """Sequences of block_size tokens in one forward pass, of one process."""
     accumulation: int = 40
-    """Forward passes per optimizer step."""
+    """Forward passes per optimizer step, of all processes of torchrun together."""
     eval_every: int = 1000
     """Steps between evaluations on the validation part."""
     eval_batches: int = 100
@@ -96,6 +96,15 @@ class TrainConfig:
     """bfloat16 runs forward and backward under autocast; weights stay float32."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    recompute: bool = False
+    """Compute what is inside the sublayers again in the backward pass, instead of storing it
+    (torch's activation checkpointing): less memory, a third more arithmetic."""
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
+    """With several processes of torchrun: ddp, each has the whole model; fsdp2, each holds a part
+    of parameters, gradients and optimizer state, and sublayers are gathered when they are used."""
+    process_timeout: float = 10.0
+    """Minutes after which a process gives up that waits for another one: for its part of a sum, or
+    for the first one to write a checkpoint."""
     deterministic: bool = False
     """On a GPU, use deterministic algorithms, which may be slower, so that a repeated run has the
     same losses. On a CPU it always has."""
@@ -121,7 +130,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         plain_numbers(self)
         check_literals(self)
-        for name in ("separate_documents", "compile", "deterministic", "overwrite"):
+        for name in (
+            *("separate_documents", "compile", "recompute", "deterministic"),
+            "overwrite",
+        ):
             check_flag(name, getattr(self, name))
         for name in ("data", "resume"):
             value = getattr(self, name)
@@ -139,6 +151,7 @@ class TrainConfig:
         check_counts(self, "seed", least=0)
         check_counts(self, "save_every keep_every sample_every record_every")
         check_positive("save_minutes", self.save_minutes, optional=True)
+        check_positive("process_timeout", self.process_timeout)
 
     @property
     def directory(self) -> Path:

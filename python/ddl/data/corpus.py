@@ -165,18 +165,31 @@ def batch(
 
 
 def evaluation_batches(
-    tokens: Tokens, batch_size: int, block_size: int, count: int, *, documents: bool = False
+    tokens: Tokens,
+    batch_size: int,
+    block_size: int,
+    count: int,
+    *,
+    documents: bool = False,
+    share: tuple[int, int] = (0, 1),
 ) -> Iterator[Windows]:
     """Yield windows that do not overlap, spread evenly over `tokens`, the same on every call.
 
     A batch has at most `batch_size` windows. count: most batches; 0 yields every window. documents:
-    as in `batch`.
+    as in `batch`. share: (r, n) yields the batches r, r + n, …, equally many for each r: where
+    batch r is missing, one comes without tokens to predict.
     """
     windows = len(tokens) // block_size
     wanted = min(windows, count * batch_size) if count else windows
     starts = [(i * windows // wanted) * block_size for i in range(wanted)]
-    for first in range(0, wanted, batch_size):
-        yield _windows(tokens, starts[first : first + batch_size], block_size, documents)
+    rank, ranks = share
+    for first in range(0, wanted, batch_size * ranks):
+        own = starts[first + rank * batch_size :][:batch_size]
+        if own:
+            yield _windows(tokens, own, block_size, documents)
+        else:
+            spare, _ = _windows(tokens, starts[:1], block_size, documents=False)
+            yield Windows(spare, spare >= 0)
 
 
 def _windows(tokens: Tokens, starts: list[int], block_size: int, documents: bool) -> Windows:

@@ -81,7 +81,7 @@ def content(
     inspection: Summary | None,
     recordings: Sequence[Recorded],
     *,
-    additive: bool = False,
+    plain: bool = False,
 ) -> Text:
     """One of VIEWS of a run; a sentence if the run has no such file."""
     name = VIEWS[which]
@@ -90,8 +90,8 @@ def content(
         return OF_INSPECTION[name](inspection, width)
     if quantity is not None and recordings:
         return _over_training(recordings, quantity, width)
-    if additive:
-        return Text(wrap("The residual is additive: there are no rewrites to look at.", width))
+    if plain:
+        return Text(wrap("The residual has no rewrites to look at.", width))
     how = (
         "No inspection: `ddl inspect RUN` makes one, which appears here."
         if quantity is None

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl.config import GPTConfig
-from ddl.nn.stream import DeltaStream
 from ddl.ops.checks import check_is_tensor
 from ddl.options import check_count, is_whole
 
@@ -26,7 +25,7 @@ from .cache import Cache
 from .sampling import Sampling
 from .sublayers import Attention, Rotary, SwiGLU, wide
 from .tokens import check_vocabulary
-from .trunk import AdditiveStream, contexts, make_trunk, read_out
+from .trunk import Trunk, contexts, make_trunk, read_out
 
 EMBEDDING_STD = 0.02
 HIDDEN_STD_FACTOR = 0.5  # hidden matrices start with std 0.5/√d
@@ -51,7 +50,7 @@ class GPT(nn.Module):
     To get a new model from the meta device, call `to_empty`, then `reset_parameters()`.
     """
 
-    trunk: AdditiveStream | DeltaStream
+    trunk: Trunk
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

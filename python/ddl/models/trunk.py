@@ -1,4 +1,4 @@
-"""The residual stream around the sublayers: plain addition, or one of the delta streams."""
+"""The residual stream around the sublayers: a baseline, or one of the delta streams."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ddl.config import STREAMS, GPTConfig
 from ddl.nn.history import History
+from ddl.nn.hyper import HyperStream
 from ddl.nn.stream import DeltaStream
 
 from .cache import Cache
@@ -48,8 +49,11 @@ class AdditiveStream(nn.Module):
         return self.readout(x)
 
 
+Trunk = AdditiveStream | HyperStream | DeltaStream
+
+
 def contexts(
-    trunk: AdditiveStream | DeltaStream,
+    trunk: Trunk,
     config: GPTConfig,
     x: Tensor,
     *,
@@ -72,19 +76,25 @@ def contexts(
     return h
 
 
-def read_out(trunk: AdditiveStream | DeltaStream, state: Tensor) -> Tensor:
+def read_out(trunk: Trunk, state: Tensor) -> Tensor:
     """Map a state X (B, T, d, m) to the head's input (B, T, d), as after the last sublayer.
 
-    For one value channel, the stream x is (B, T, d, 1).
+    For one value channel, the stream x is (B, T, d, 1); hyper-connections have n streams last.
     """
+    if isinstance(trunk, HyperStream):
+        state = state.sum(-1, keepdim=True)
     h: Tensor = trunk.readout(state.squeeze(-1) if state.shape[-1] == 1 else state)
     return h
 
 
-def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | DeltaStream:
+def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> Trunk:
     """Build the residual stream that `config.residual` names, around the given sublayers."""
     if config.residual == "additive":
         return AdditiveStream(config.hidden_size, sublayers)
+    if config.residual == "hc":
+        return HyperStream(
+            config.hidden_size, sublayers, streams=config.value_channels, norm_eps=NORM_EPS
+        )
     compress, expand = STREAMS[config.residual]
     return DeltaStream(
         config.hidden_size,
@@ -113,6 +123,8 @@ def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> AdditiveStream | 
         value_scale=config.value_scale,
         value_constant=config.value_constant,
         value_from=config.value_from,
+        rewrites=config.rewrites,
+        direction_rank=config.direction_rank,
         beta_init=config.beta_init,
         eps_k=config.eps_k,
     )

@@ -70,7 +70,8 @@ def blend(
 
     Y, w and aβ are returned. So the operators and their fusion with the read stay as they are, and
     with a = 0 they keep Y bit for bit: X' is what an addition gives. Nothing is divided by β or by
-    |k|, which may be 0.
+    |k|, which may be 0. It holds for each of several rewrites, because what is added stays what it
+    is: Y_j = X_j + (1 − a) F 1ᵀ after every one of them.
 
     share: a (). state: X (…, d, m). written: F (…, d), the sublayer's output; it is the direction k
     itself, unless mapping="v". direction, value, gate, eps_k: as in `ddl.functional.rewrite`.
@@ -78,7 +79,8 @@ def blend(
     added = (1 - share) * written.to(gate.dtype)
     k = direction.to(gate.dtype)
     norm = (k.square().sum(-1, keepdim=True) + eps_k**2).sqrt()
-    value = value + (k * added).sum(-1, keepdim=True) / norm
+    each = added if k.ndim == added.ndim else added.unsqueeze(-2)
+    value = value + (k * each).sum(-1, keepdim=True) / norm
     return state + added.unsqueeze(-1).to(state.dtype), value, share * gate
 
 

@@ -28,10 +28,11 @@ BLOCK = ("ln_1", "attn", "ln_2", "mlp")  # every module in nanoGPT's Block
 class Pending(NamedTuple):
     """A state and a rewrite of it that has not been applied yet: it is fused with the next read.
 
-    state: X (B, T, d, m). direction: k (B, T, d). value: v (B, T, m). gate: β (B, T).
-    eps_k: ε_k, in units of |k|. chain: the rewrites since the last state that is stored; None in
-    inference and while the model is annealed. share: the rewrites' share a, a tensor (), while the
-    model is annealed, else None. It is already in this write: the next block needs it for its own.
+    state: X (B, T, d, m). direction: k (B, T, d). value: v (B, T, m). gate: β (B, T). n rewrites:
+    (B, T, n, d), (B, T, n, m), (B, T, n). eps_k: ε_k, in units of |k|. chain: the rewrites since
+    the last state that is stored; None in inference and while the model is annealed. share: the
+    rewrites' share a, a tensor (), while the model is annealed, else None. It is already in this
+    write: the next block needs it for its own.
     """
 
     state: Tensor

@@ -49,14 +49,15 @@ def convert(
 
         X' = X + (1 − a) F 1ᵀ + aβ k̂ (vᵀ − k̂ᵀX)
 
-    and a grows from 0 to 1, linearly, over `anneal_steps` steps of the optimizer that
-    `configure_optimizers` returns, or for which `anneal` was called. Gradient accumulation counts
-    once. In the first step gates and values get a gradient of zero, then one that grows with a,
-    which Adam rescales; compressions and a convolving expansion learn from the start, as does what
-    was there before. The steps are counted in the state dict, as `transformer.h.0.anneal.step`, so
-    that a resumed run goes on where it was. `eval` and `generate` use the a of the moment. At
-    a = 1 the model is the one without `start`, to the bit; until then every state is stored,
-    whatever `anchor_every` says. An average of weights (EMA) has to copy this buffer, too.
+    (aβ_j in each of several rewrites) and a grows from 0 to 1, linearly, over `anneal_steps` steps
+    of the optimizer that `configure_optimizers` returns, or for which `anneal` was called. Gradient
+    accumulation counts once. In the first step gates and values get a gradient of zero, then one
+    that grows with a, which Adam rescales; compressions and a convolving expansion learn from the
+    start, as does what was there before. The steps are counted in the state dict, as
+    `transformer.h.0.anneal.step`, so that a resumed run goes on where it was. `eval` and `generate`
+    use the a of the moment. At a = 1 the model is the one without `start`, to the bit; until then
+    every state is stored, whatever `anchor_every` says. An average of weights (EMA) has to copy
+    this buffer, too.
 
     Args:
         model: nanoGPT's GPT, or a model with the same `transformer` and blocks.

@@ -16,6 +16,7 @@ from ddl import functional
 
 from .checks import check_returned
 from .expand import Expand
+from .gate import shut
 from .history import History
 from .pool import Slot
 from .residual import DeltaResidual
@@ -89,7 +90,7 @@ class CachedStep(NamedTuple):
                 )
                 direction, value = residual.rewrite_inputs(state, written, context, filled)
             if keep is not None:
-                gate = gate * keep
+                gate = shut(gate, keep)
             if residual is not None:
                 direction, value, gate = residual.tapped(
                     state, direction, value, gate, keep=keep, continues=True
@@ -118,7 +119,7 @@ def resolve(
     boundaries = []
     for index, (sublayer, residual) in enumerate(zip(sublayers, residuals, strict=True)):
         rewrite_read = functional.bind_cached_rewrite_read(like, **reads[index + 1])
-        by_read = residual.reads_value and residual.reads_gate
+        by_read = residual.reads_value and residual.reads_gate and residual.further is None
         branch = None if by_read and not residual.taps else residual
         boundaries.append(Boundary(index, sublayer, branch, rewrite_read, names[index + 1]))
     m, weight = expand.value_channels, expand.weight

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from ddl.ops import checks
-from ddl.ops.checks import check_dtype, check_is_tensor, check_shape, check_stored
+from ddl.ops.checks import check_dtype, check_is_plain, check_shape, check_stored
+from ddl.ops.private import gathered_in
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -22,7 +23,7 @@ def check_stream(name: str, stream: Any, size: tuple[int, ...], *, over_time: bo
 
     size: (hidden_size,) or (hidden_size, value_channels). over_time: also require a time axis.
     """
-    check_is_tensor(name, stream)
+    check_is_plain(name, stream)
     if tuple(stream.shape[-len(size) :]) != size:
         expected = ", ".join(map(str, size))
         raise ValueError(f"`{name}` must have shape (…, {expected}), got {tuple(stream.shape)}")
@@ -34,7 +35,7 @@ def check_stream(name: str, stream: Any, size: tuple[int, ...], *, over_time: bo
 
 def check_features(name: str, features: Any, shape: tuple[Any, ...], state: Tensor) -> None:
     """Raise unless `features` has `shape`, and a device and dtype that match the state's."""
-    check_is_tensor(name, features)
+    check_is_plain(name, features)
     check_shape(name, features, shape)
     check_stored(name, features, state)
 
@@ -43,6 +44,7 @@ def check_returned(name: str, returned: Any, context: Tensor) -> None:
     """Raise unless a sublayer's output has its context's shape and a matching device and dtype."""
     if not isinstance(returned, Tensor):
         raise TypeError(f"`{name}` must return a torch.Tensor, got {type(returned).__name__}")
+    check_is_plain(name, returned, "return")
     if returned.shape != context.shape:
         expected, got = tuple(context.shape), tuple(returned.shape)
         raise ValueError(f"`{name}` must return shape {expected}, got {got}")
@@ -60,9 +62,30 @@ def require_exact_type(name: str, module: Any, kind: type[Module]) -> Module:
     elif type(module).forward is not kind.forward or "forward" in module.__dict__:
         got = f"{type(module).__name__} with another forward"
     else:
+        if distributed.is_available() and distributed.is_initialized():
+            _check_gathered(name, module)
         return module
     raise TypeError(
         f"`{name}` must be a {kind.__name__} with its own forward, because its parameters are used "
         f"without calling it, got {got}: to compute a parameter in another way, use "
         "torch.nn.utils.parametrize"
     )
+
+
+def _check_gathered(name: str, module: nn.Module) -> None:
+    """Raise TypeError if FSDP2 shards a module by itself, or gathers it in another dtype."""
+    for path, part in module.named_modules(prefix=name):
+        for parameter in part._parameters.values():
+            if parameter is not None and checks.is_distributed(parameter):
+                raise TypeError(
+                    f"`{path}` must be gathered when the operators read it, got a DTensor: give"
+                    " the stream as a whole to fully_shard, and its sublayers if you like, but no"
+                    " single read or residual, because these are never called"
+                )
+        dtype = gathered_in(part)
+        if dtype is not None:
+            raise TypeError(
+                f"`{path}` must keep the dtype of its parameters, because gates and reads are"
+                f" computed in it, got a MixedPrecisionPolicy with param_dtype {dtype}: give that"
+                " policy to each sublayer, and none to the stream around them"
+            )

@@ -1,4 +1,4 @@
-"""Branches that compute the direction k of the v-Map, in which the sublayer gives the value."""
+"""Directions that are no sublayer's output: those of the v-Map, and further ones of the k-Map."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .pool import NORM_EPS, Pool
 
 __all__ = [
     "AttentionDirection",
+    "FurtherDirections",
     "LinearDirection",
     "PooledDirection",
     "make_direction",
@@ -34,6 +35,37 @@ class LinearDirection(Projection):
     def forward(self, state: Tensor, context: Tensor) -> Tensor:  # type: ignore[override]
         """Map the context h (…, d) to k (…, d); the state is ignored."""
         return super().forward(context)
+
+
+class FurtherDirections(nn.Module):
+    """k₂ … k_n = W k₁: directions of further rewrites, linear maps of the first.
+
+    W is (n − 1)·d × d, or a product of rank `rank`: (n − 1)·d × rank times rank × d.
+    """
+
+    def __init__(self, hidden_size: int, rewrites: int, rank: int | None, **factory: Any) -> None:
+        super().__init__()
+        self.rewrites, self.rank = rewrites, rank
+        self.down = None
+        if rank is not None:
+            self.down = Projection(hidden_size, rank, bias=False, **factory)
+        size_out = (rewrites - 1) * hidden_size
+        self.up = Projection(rank or hidden_size, size_out, bias=False, **factory)
+
+    def reset_parameters(self) -> None:
+        if self.down is not None:
+            reset_(self.down)
+        reset_(self.up)
+
+    def forward(self, direction: Tensor) -> Tensor:
+        """Map k₁ (…, d) to k₁ … k_n (…, n, d), in its dtype."""
+        k = direction.to(self.up.weight.dtype)
+        further = self.up(k if self.down is None else self.down(k)).to(direction.dtype)
+        further = further.unflatten(-1, (self.rewrites - 1, direction.shape[-1]))
+        return torch.cat((direction.unsqueeze(-2), further), dim=-2)
+
+    def extra_repr(self) -> str:
+        return f"rewrites={self.rewrites}" + f", rank={self.rank}" * (self.rank is not None)
 
 
 class PooledDirection(nn.Module):

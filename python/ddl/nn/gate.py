@@ -19,15 +19,17 @@ from .checks import require_exact_type
 from .linear import Projection, project, projection_of, reset_
 from .pool import Pool, PoolKind
 
-__all__ = ["apply_gate", "make_gate", "make_gate_pool", "reset_gate", "squash"]
+__all__ = ["apply_gate", "make_gate", "make_gate_pool", "reset_gate", "shut", "squash"]
 
 
-def make_gate(kind: Gate, size_in: int, hidden: int, **factory: Any) -> Projection | nn.Sequential:
+def make_gate(
+    kind: Gate, size_in: int, hidden: int, rewrites: int, **factory: Any
+) -> Projection | nn.Sequential:
     """Return g for z of `size_in` features: linear, or linear–tanh–linear with `hidden` units."""
     if kind == "linear":
-        return Projection(size_in, 1, **factory)
+        return Projection(size_in, rewrites, **factory)
     first = Projection(size_in, hidden, bias=False, **factory)
-    return nn.Sequential(first, nn.Tanh(), Projection(hidden, 1, **factory))
+    return nn.Sequential(first, nn.Tanh(), Projection(hidden, rewrites, **factory))
 
 
 def make_gate_pool(
@@ -55,7 +57,7 @@ def reset_gate(gate: nn.Module, beta_init: float) -> None:
 
 
 def apply_gate(kind: Gate, gate: nn.Module, z: Tensor) -> Tensor:
-    """Compute β (…,) from z (…, size_in), in float32 (float64 for float64).
+    """Compute β (…,), or (…, n), from z (…, size_in), in float32 (float64 for float64).
 
     Raises TypeError if the gate was wrapped: its layers are not called.
     """
@@ -70,5 +72,10 @@ def apply_gate(kind: Gate, gate: nn.Module, z: Tensor) -> Tensor:
 
 
 def squash(logit: Tensor) -> Tensor:
-    """Map a logit (…, 1) to β = 2·sigmoid(logit), (…,)."""
-    return 2 * torch.sigmoid(logit.squeeze(-1))
+    """Map a logit (…, 1) to β = 2·sigmoid(logit), (…,); n logits (…, n) to (…, n)."""
+    return 2 * torch.sigmoid(logit.squeeze(-1) if logit.shape[-1] == 1 else logit)
+
+
+def shut(gate: Tensor, keep: Tensor) -> Tensor:
+    """β (…,), or (…, n) for n rewrites, with zeros where `keep` (…,) is False."""
+    return gate * (keep if gate.ndim == keep.ndim else keep.unsqueeze(-1))

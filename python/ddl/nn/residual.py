@@ -21,7 +21,7 @@ from ddl.options import (
 )
 
 from .checks import check_features, check_mask, check_stream
-from .direction import make_direction
+from .direction import FurtherDirections, make_direction
 from .gate import apply_gate, make_gate, make_gate_pool, reset_gate, squash
 from .linear import Projection, project, projection_of, reset_
 from .pool import Slot
@@ -41,6 +41,9 @@ class DeltaResidual(nn.Module):
     k-Map (default): the direction is k = F(h), the value v = φ(W_v z + b_v).
     v-Map: the value is v = φ(W_v F(h)), and a separate branch computes k.
     Gate: β = 2·sigmoid(g(h)) with g linear, or linear–tanh–linear ("mlp").
+    Several rewrites (k-Map): X ← X + β_j k̂_j (v_jᵀ − k̂_jᵀX) for j = 1 … n, with k₁ = F(h), further
+    directions linear in it, and a value and a gate for each: a generalised Householder product
+    (docs/rewrites.md). The state still crosses memory once.
     Values and gates are computed in float32 for every storage dtype (float64 for float64).
 
     Zero-initialised output projections: if F(h) = 0, then k = 0 and nothing is written (k̂ = 0), and
@@ -80,6 +83,9 @@ class DeltaResidual(nn.Module):
         value_constant: the "constant" value.
         value_from: z of the k-Map — "context", the normalised read h, or "compressed", the raw read
             x, which `forward` then needs.
+        rewrites: n, at most 8 (k-Map only).
+        direction_rank: rank of the linear map to the further directions, if n > 1; None for a full
+            one, with (n − 1)·d² weights.
         beta_init: β at initialisation, in [0, 2], clamped to [2e-6, 2 − 2e-6] so that its logit is
             finite; the gate's weight starts at zero.
         eps_k: ε_k in units of |k|; None for 0.02·√d. The papers' checkpoints need 1e-5.
@@ -108,6 +114,8 @@ class DeltaResidual(nn.Module):
         value_scale: float = 4.0,
         value_constant: float = 2.0,
         value_from: ValueFrom = "context",
+        rewrites: int = 1,
+        direction_rank: int | None = None,
         beta_init: float = 1.0,
         eps_k: float | None = None,
         device: torch.device | str | None = None,
@@ -123,6 +131,7 @@ class DeltaResidual(nn.Module):
         self.value_kind, self.value_from = value, value_from
         self.value_init = value_init
         self.value_scale, self.value_constant = value_scale, value_constant
+        self.rewrites = rewrites
         self.beta_init = beta_init
         self.taps: tuple[Tap, ...] = ()
         self.eps_k = 0.02 * math.sqrt(hidden_size) if eps_k is None else eps_k
@@ -131,11 +140,14 @@ class DeltaResidual(nn.Module):
         size = (hidden_size, value_channels)
         pool = make_gate_pool(gate_from, *size, gate_kernel_size, **factory)
         size_in = hidden_size if pool is None else pool.width
-        self.gate = make_gate(gate, size_in, gate_hidden, **factory)
+        self.gate = make_gate(gate, size_in, gate_hidden, rewrites, **factory)
         self.gate_pool = pool
-        self.value = self.direction = None
+        self.value = self.direction = self.further = None
         if value != "constant":
-            self.value = Projection(*size, bias=mapping == "k", **factory)
+            values = rewrites * value_channels
+            self.value = Projection(hidden_size, values, bias=mapping == "k", **factory)
+        if rewrites > 1:
+            self.further = FurtherDirections(hidden_size, rewrites, direction_rank, **factory)
         if mapping == "v":
             self.direction = make_direction(direction, *size, direction_hidden, **factory)
         self.reset_parameters()
@@ -147,8 +159,9 @@ class DeltaResidual(nn.Module):
         """
         if self.value is not None:
             reset_(self.value, self.value_init if self.value_kind == "linear" else 0.0)
-        if self.direction is not None:
-            self.direction.reset_parameters()
+        for branch in (self.direction, self.further):
+            if branch is not None:
+                branch.reset_parameters()
         reset_gate(self.gate, self.beta_init)
         if self.gate_pool is not None:
             self.gate_pool.reset_parameters()
@@ -203,11 +216,13 @@ class DeltaResidual(nn.Module):
         arguments: dict[str, Any] = {}
         if self.reads_gate:
             gate = projection_of("gate", self.gate)
-            arguments["gate_weight"] = gate.weight.squeeze(0)
-            arguments["gate_bias"] = gate.bias.squeeze(0)
+            one = self.rewrites == 1
+            arguments["gate_weight"] = gate.weight.squeeze(0) if one else gate.weight
+            arguments["gate_bias"] = gate.bias.squeeze(0) if one else gate.bias
         if self.reads_value:
             value = projection_of("value", self.value)
-            arguments["value_weight"], arguments["value_bias"] = value.weight, value.bias
+            arguments["value_weight"] = self._per_rewrite(value.weight, 0)
+            arguments["value_bias"] = self._per_rewrite(value.bias, 0)
             arguments["value_from"] = self.value_from
             if self.value_kind == "sigmoid":
                 arguments["value_scale"] = self.value_scale
@@ -220,7 +235,10 @@ class DeltaResidual(nn.Module):
         raw: Tensor | None,
         document_starts: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
-        """Compute value (…, m) and gate (…,) without a fused read; no value for mapping="v"."""
+        """Compute value (…, m) and gate (…,) without a fused read; no value for mapping="v".
+
+        For n > 1 rewrites, these are (…, n, m) and (…, n), here and below.
+        """
         linear = self._linear(context, raw)
         return self.fill_value_and_gate(state, context, *linear, document_starts=document_starts)
 
@@ -249,10 +267,13 @@ class DeltaResidual(nn.Module):
     def rewrite_inputs(
         self, state: Tensor, sublayer_out: Tensor, context: Tensor, value: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the rewrite's direction k (…, d) and value v (…, m) for a sublayer's output."""
+        """Return the rewrite's direction k (…, d) and value v (…, m) for a sublayer's output.
+
+        For n > 1 rewrites k is (…, n, d).
+        """
         if self.mapping == "k":
             assert value is not None  # the read computed it, or it is constant
-            return sublayer_out, value
+            return sublayer_out if self.further is None else self.further(sublayer_out), value
         assert self.direction is not None
         branch = projection_of("value", self.value)
         value = self._phi(project(sublayer_out, branch.weight, branch.bias))
@@ -312,13 +333,22 @@ class DeltaResidual(nn.Module):
         if value is None or gate is None or self.value_from == "compressed":
             z = context if raw is None or self.value_from == "context" else raw
             return (
-                None if value is None else self._phi(project(z, value.weight, value.bias)),
+                None if value is None else self._values(project(z, value.weight, value.bias)),
                 None if gate is None else squash(project(context, gate.weight, gate.bias)),
             )
         # One product with both weights reads the context once, and needs no sum of two gradients.
         weight = torch.cat((gate.weight, value.weight))
         both = project(context, weight, torch.cat((gate.bias, value.bias)))
-        return self._phi(both[..., 1:]), squash(both[..., :1])
+        return self._values(both[..., self.rewrites :]), squash(both[..., : self.rewrites])
+
+    def _values(self, linear: Tensor) -> Tensor:
+        return self._per_rewrite(self._phi(linear), -1)
+
+    def _per_rewrite(self, values: Tensor, axis: int) -> Tensor:
+        """Split an axis of n·m values into (n, m), if n > 1."""
+        if self.rewrites == 1:
+            return values
+        return values.unflatten(axis, (self.rewrites, self.value_channels))
 
     def _phi(self, linear: Tensor) -> Tensor:
         return self.value_scale * torch.sigmoid(linear) if self.value_kind == "sigmoid" else linear
@@ -329,6 +359,7 @@ class DeltaResidual(nn.Module):
             f"mapping={self.mapping!r}, "
             + f"direction={self.direction_kind!r}, " * (self.mapping == "v")
             + f"gate_from={self.gate_from!r}, " * (self.gate_pool is not None)
+            + f"rewrites={self.rewrites}, " * (self.rewrites > 1)
             + f"value={self.value_kind!r}, value_from={self.value_from!r}, "
             f"beta_init={self.beta_init:g}, eps_k={self.eps_k:.3g}"
         )

@@ -26,6 +26,7 @@ from ddl.results import Chain
 from .cached import CachedStep, resolve
 from .checks import check_mask, check_returned, check_stream, require_exact_type
 from .expand import Expand
+from .gate import shut
 from .history import History
 from .linear import form_pruned
 from .read import Read
@@ -84,8 +85,9 @@ class DeltaStream(nn.Module):
             (2 in the papers: attention and MLP of a block).
         device, dtype: of the parameters.
         residual: mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction,
-            direction_hidden, value, value_init, value_scale, value_constant, value_from, beta_init
-            and eps_k of DeltaResidual. Two of them decide what a sublayer writes:
+            direction_hidden, value, value_init, value_scale, value_constant, value_from, rewrites,
+            direction_rank, beta_init and eps_k of DeltaResidual. Two of them decide what a sublayer
+            writes:
             mapping="k": a sublayer's output is the direction, the value comes from the read
             (default).
             mapping="v": a sublayer's output is the value, a branch computes the direction.
@@ -216,7 +218,7 @@ class DeltaStream(nn.Module):
             value, gate = residual.fill_value_and_gate(
                 state, context, value, gate, document_starts=document_starts
             )
-            gate = gate if keep is None else gate * keep
+            gate = gate if keep is None else shut(gate, keep)
             direction, value = residual.rewrite_inputs(state, written, context, value)
             rewrite = (state, *residual.tapped(state, direction, value, gate, keep=keep))
             if chain is None:

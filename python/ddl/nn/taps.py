@@ -21,10 +21,10 @@ __all__ = ["Rewrite", "Tap", "generation", "installed"]
 
 
 class Rewrite(NamedTuple):
-    """A rewrite that is about to be done: X' = X + β k̂ (vᵀ − k̂ᵀX).
+    """A rewrite that is about to be done: X' = X + β k̂ (vᵀ − k̂ᵀX); or n, one after the other.
 
     state: X (…, d, m). direction: k (…, d), of any norm. value: v (…, m). gate: β (…,), float32 or
-    float64. eps_k: ε_k.
+    float64. n rewrites have (…, n, d), (…, n, m) and (…, n). eps_k: ε_k.
     keep: (…,) bool, False for padding; None without padding.
     continues: True if the tokens continue those of a history or cache.
     """
@@ -46,6 +46,22 @@ class Rewrite(NamedTuple):
         """X' (…, d, m), in the state's dtype."""
         arguments = (self.state, self.direction, self.value, self.gate)
         return functional.rewrite(*arguments, eps_k=self.eps_k)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one rewrite, and none of the tensors has an axis for several."""
+        return self.direction.ndim < self.state.ndim
+
+    def singles(self) -> list[Rewrite]:
+        """Each of its rewrites alone: the state of one is what the one before leaves, unrounded."""
+        if self.is_single:
+            return [self]
+        state, found = self.state.to(self.gate.dtype), []
+        parts = (self.direction.unbind(-2), self.value.unbind(-2), self.gate.unbind(-1))
+        for direction, value, gate in zip(*parts, strict=True):
+            found.append(self._replace(state=state, direction=direction, value=value, gate=gate))
+            state = found[-1].after()
+        return found
 
 
 Tap = Callable[[Rewrite], Rewrite]

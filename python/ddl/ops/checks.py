@@ -6,6 +6,7 @@ Numbers are checked as in ddl/options.py; torch.compile's symbolic numbers are a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ddl import options
-from ddl.options import LEAST_EPS_K, LEAST_NORM_EPS
+from ddl.options import LEAST_EPS_K, LEAST_NORM_EPS, MOST_REWRITES
 
 from . import declarations
 from .declarations import Operator
@@ -36,9 +37,26 @@ def check_is_tensor(name: str, tensor: Any) -> None:
         raise TypeError(f"`{name}` must be a torch.Tensor, got {type(tensor).__name__}")
 
 
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor, of which each process has a part."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def check_is_plain(name: str, tensor: Any, must: str = "be") -> None:
+    """Raise TypeError unless `tensor`, which an argument must "be" or "return", is no DTensor."""
+    check_is_tensor(name, tensor)
+    if is_distributed(tensor):
+        raise TypeError(
+            f"`{name}` must {must} a plain tensor, got a DTensor, of which each process has a part:"
+            " the stream can be sharded as a whole, by fully_shard, but neither tensor nor"
+            " sequence parallelism over it is there"
+        )
+
+
 def _check_is_dense(name: str, tensor: Any) -> None:
     """Raise TypeError unless `tensor` is a dense torch.Tensor."""
-    check_is_tensor(name, tensor)
+    check_is_plain(name, tensor)
     if tensor.is_nested or tensor.layout is not torch.strided:
         got = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
         raise TypeError(f"`{name}` must be a dense tensor, got {got}")
@@ -115,16 +133,44 @@ def _check_state(state: Tensor, *, over_time: bool = False) -> None:
     check_dtype("state", state)
 
 
+def rewrites_of(given: Any) -> tuple[int, ...]:
+    """The axis (n,) that n rewrites have in direction, value and gate; () for a single one."""
+    *batch, d, _ = given.state.shape
+    return _rewrites("direction", given.direction, tuple(batch), (d,))
+
+
+def next_rewrites_of(given: Any) -> tuple[int, ...]:
+    """The axis (n,) in the weights and biases of a read's gates and values, and in these; or ()."""
+    d, m = given.state.shape[-2:]
+    if given.gate_weight is not None:
+        return _rewrites("gate_weight", given.gate_weight, (), (d,))
+    if given.value_weight is not None:
+        return _rewrites("value_weight", given.value_weight, (), (m, d))
+    return ()
+
+
+def _rewrites(
+    name: str, tensor: Tensor, batch: tuple[int, ...], last: tuple[int, ...]
+) -> tuple[int, ...]:
+    shape, at = tuple(tensor.shape), len(batch)
+    if len(shape) != at + 1 + len(last) or shape[:at] != batch or shape[at + 1 :] != last:
+        return ()  # a single rewrite, or a shape that does not fit it either
+    if not 1 <= shape[at] <= MOST_REWRITES:
+        raise ValueError(f"`{name}` must have 1 to {MOST_REWRITES} rewrites, got {shape[at]}")
+    return (shape[at],)
+
+
 def _check_rewrite(given: Any) -> None:
     """Check the arguments of a rewrite; `given` has them by name."""
     state: Tensor = given.state
     _check_state(state)
     *batch, d, m = state.shape
-    check_shape("direction", given.direction, (*batch, d))
+    n = rewrites_of(given)
+    check_shape("direction", given.direction, (*batch, *n, d))
     check_stored("direction", given.direction, state)
-    check_shape("value", given.value, (*batch, m))
+    check_shape("value", given.value, (*batch, *n, m))
     _check_gate("value", given.value, state)
-    check_shape("gate", given.gate, batch)
+    check_shape("gate", given.gate, (*batch, *n))
     _check_gate("gate", given.gate, state)
     check_positive("eps_k", given.eps_k, least=LEAST_EPS_K)
 
@@ -136,12 +182,13 @@ def _check_read(given: Any) -> None:
     _check_state(state, over_time=over_time)
     _check_compress(state, compress, over_time)
     d, m = state.shape[-2:]
+    n = next_rewrites_of(given)
     for name, shape in (
         ("norm_weight", (d,)),
-        ("gate_weight", (d,)),
-        ("gate_bias", ()),
-        ("value_weight", (m, d)),
-        ("value_bias", (m,)),
+        ("gate_weight", (*n, d)),
+        ("gate_bias", n),
+        ("value_weight", (*n, m, d)),
+        ("value_bias", (*n, m)),
     ):
         tensor = getattr(given, name)
         if tensor is not None:

@@ -8,6 +8,7 @@ because operator schemas have no optional outputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import declarations, private
-from .checks import CHECKS, gate_dtype
+from .checks import CHECKS, gate_dtype, next_rewrites_of, rewrites_of
 from .declarations import OPERATORS, Operator
 
 
@@ -29,17 +30,22 @@ def _like(tensor: Tensor) -> Tensor:
 
 def _rewrite(given: Any) -> tuple[Tensor, ...]:
     *batch, _, m = given.state.shape
-    return _like(given.state), given.state.new_empty((*batch, 1 + m), dtype=gate_dtype(given.state))
+    n = math.prod(rewrites_of(given))
+    stats = (
+        n * (1 + m) + n * (n - 1) // 2
+    )  # r and p of each, and the products of each two directions
+    return _like(given.state), given.state.new_empty((*batch, stats), dtype=gate_dtype(given.state))
 
 
 def _read(given: Any) -> tuple[Tensor, ...]:
     state, compress = given.state, given.compress
     *batch, d, m = state.shape
     new, real = state.new_empty, gate_dtype(state)
+    n = next_rewrites_of(given)
     return (
         new((*batch, d), dtype=given.context_dtype),  # None means the state's dtype
-        _absent(state) if given.value_weight is None else new((*batch, m), dtype=real),
-        _absent(state) if given.gate_weight is None else new(batch, dtype=real),
+        _absent(state) if given.value_weight is None else new((*batch, *n, m), dtype=real),
+        _absent(state) if given.gate_weight is None else new((*batch, *n), dtype=real),
         _absent(state) if compress is None or compress.ndim < 3 else new((*batch, d)),
         _absent(state) if given.norm_eps is None else new(batch, dtype=real),
     )

@@ -61,8 +61,11 @@ def revert(
 
 def _check_published(config: GPTConfig) -> None:
     """Raise InputError for options that the published code does not have."""
+    if config.residual == "hc":
+        raise InputError("`residual` must be one of the paper's code, got 'hc'")
     _require(config, "mapping", "k")
     _require(config, "gate_from", "context")
+    _require(config, "rewrites", 1)
     compress = names.stream(config.residual)[0]
     taps, channels = config.compress_kernel_size, config.value_channels
     usual = 8 * config.hidden_size // 3

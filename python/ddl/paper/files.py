@@ -146,11 +146,11 @@ def _export(src: Path, out: Path, layout: Layout) -> list[str]:
 def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     """Read config and parameters, in their own dtypes, of a run or Hugging Face directory."""
     if require_kind(src, PathKind.RUN, PathKind.DDL, argument="src") is PathKind.RUN:
-        from ddl.train.runs import load_config, weights_folder  # need the `train` extra
+        from ddl.train.runs import load_run  # needs the `train` extra
 
-        config, folder = load_config(src).model, weights_folder(src)
-    else:
-        config, folder = _hf_config(src / CONFIG), src
+        model, _ = load_run(src, torch.device("cpu"))
+        return model.config, model.state_dict()
+    config, folder = _hf_config(src / CONFIG), src
     state: dict[str, Tensor] = {}
     path = _weights(folder)
     for file in _shards(path) if path.name.endswith(".index.json") else [path]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ddl.config import RESIDUALS, STREAMS, GPTConfig, Residual
+from ddl.config import PUBLISHED, STREAMS, GPTConfig, Residual
 from ddl.errors import InputError
 from ddl.models import GPT
 from ddl.paper import names, options
@@ -62,8 +62,8 @@ def translate(
     variant: Variant = "auto",
 ) -> Translation:
     """Do as `convert`, and also return the assumed options and the unused parameters."""
-    if variant != "auto" and variant not in RESIDUALS:
-        known = ", ".join(("auto", *RESIDUALS))
+    if variant != "auto" and variant not in PUBLISHED:
+        known = ", ".join(("auto", *PUBLISHED))
         raise InputError(f"`variant` must be one of {known}, got {variant!r}")
     options.check_fixed(config or {})
     state, called = _read(state_dict)

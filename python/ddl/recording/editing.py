@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl.nn.residual import DeltaResidual
-from ddl.nn.taps import Rewrite, installed
+from ddl.nn.taps import Rewrite, Tap, installed
 from ddl.options import is_whole
 
 from .sublayers import find_residuals
@@ -45,7 +45,8 @@ def edit(
     Args:
         model: as in `ddl.record`.
         sublayers: numbers, counted in the model's order from 0, or from the end if negative, or
-            names as in `recording.sublayers`; None for all.
+            names as in `recording.sublayers`; None for all. Of several rewrites of a sublayer each
+            has a number and a name of its own, and the name of the sublayer stands for all of them.
         tokens: positions along T: a number, several, a slice, or a bool mask (T,) or (B, T); None
             for all. While a model generates with a cache only None is possible.
         beta: in [0, 2]: a number, or a tensor that broadcasts to (B, T).
@@ -67,28 +68,34 @@ def edit(
         value = _numbers("value", value)
     at = _positions(tokens)
 
-    def tap(rewrite: Rewrite) -> Rewrite:
-        return _edited(rewrite, at, beta, value)
+    def tap(rewrites: set[int]) -> Tap:
+        return lambda rewrite: _edited(rewrite, rewrites, at, beta, value)
 
-    with installed((residual, tap) for residual in chosen):
+    with installed((residual, tap(rewrites)) for residual, rewrites in chosen.items()):
         yield
 
 
-def _choose(residuals: dict[str, DeltaResidual], sublayers: Any) -> list[DeltaResidual]:
+def _choose(residuals: dict[str, DeltaResidual], sublayers: Any) -> dict[DeltaResidual, set[int]]:
+    """The chosen residuals, and which of their rewrites."""
+    every = {name: (each, set(range(each.rewrites))) for name, each in residuals.items()}
     if sublayers is None:
-        return list(residuals.values())
-    names = list(residuals)
-    chosen = []
+        return dict(every.values())
+    rows: dict[str, tuple[DeltaResidual, set[int]]] = {}
+    for name, (residual, rewrites) in every.items():
+        single = residual.rewrites == 1
+        rows |= {name if single else f"{name}.{j}": (residual, {j}) for j in rewrites}
+    names, known = list(rows), every | rows
+    chosen: dict[DeltaResidual, set[int]] = {}
     several = isinstance(sublayers, Iterable) and not isinstance(sublayers, str)
     for which in sublayers if several else [sublayers]:
         if is_whole(which) and -len(names) <= which < len(names):
-            chosen.append(residuals[names[which]])
-        elif isinstance(which, str) and which in residuals:
-            chosen.append(residuals[which])
-        else:
+            which = names[which]
+        if not isinstance(which, str) or which not in known:
             expected = f"below {len(names)} or among the names {', '.join(names)}"
             raise ValueError(f"`sublayers` must be {expected}, got {which!r}")
-    return list(dict.fromkeys(chosen))
+        residual, rewrites = known[which]
+        chosen[residual] = chosen.get(residual, set()) | rewrites
+    return chosen
 
 
 def _numbers(name: str, given: Any) -> Tensor:
@@ -137,6 +144,23 @@ def _positions(tokens: Any) -> slice | Tensor | None:
 
 
 def _edited(
+    rewrite: Rewrite,
+    which: set[int],
+    at: slice | Tensor | None,
+    beta: Tensor | None,
+    value: Tensor | None,
+) -> Rewrite:
+    if rewrite.is_single:
+        return _edited_single(rewrite, at, beta, value)
+    values, gates = list(rewrite.value.unbind(-2)), list(rewrite.gate.unbind(-1))
+    for j in which:
+        single = rewrite._replace(value=values[j], gate=gates[j])
+        edited = _edited_single(single, at, beta, value)
+        values[j], gates[j] = edited.value, edited.gate
+    return rewrite._replace(value=torch.stack(values, -2), gate=torch.stack(gates, -1))
+
+
+def _edited_single(
     rewrite: Rewrite, at: slice | Tensor | None, beta: Tensor | None, value: Tensor | None
 ) -> Rewrite:
     if at is not None and rewrite.continues:

@@ -35,7 +35,9 @@ class Statistics(NamedTuple):
 class Recording:
     """What `ddl.record` has seen so far.
 
-    sublayers: names of the residuals, in order of execution. Statistics leave out padding.
+    sublayers: names of the residuals, in order of execution. One with n > 1 rewrites stands there n
+    times, with the numbers 0 … n − 1 of its rewrites behind its name: whatever has a row for each
+    sublayer has one for each rewrite. Statistics leave out padding.
     """
 
     def __init__(self, tokens: Sequence[str] = ()) -> None:
@@ -150,7 +152,6 @@ class Recording:
             ],
         }
 
-    @torch.no_grad()
     def _add(self, sublayer: str, rewrite: Rewrite) -> None:
         if sublayer not in self.sublayers:
             self.sublayers.append(sublayer)
@@ -239,8 +240,10 @@ def record(model: nn.Module, *, tokens: Sequence[str] = ()) -> Iterator[Recordin
 
 
 def _tap(recording: Recording, name: str) -> Tap:
+    @torch.no_grad()
     def tap(rewrite: Rewrite) -> Rewrite:
-        recording._add(name, rewrite)
+        for number, single in enumerate(rewrite.singles()):
+            recording._add(name if rewrite.is_single else f"{name}.{number}", single)
         return rewrite
 
     return tap

@@ -1,9 +1,10 @@
 """Training: `Trainer` runs the steps, and `train` is `ddl train`."""
 
+from .device import pick_device
 from .loop import Trained, train
-from .session import progress_bar
+from .progress import progress_bar
 from .stopping import stop_on_signal
-from .trainer import Step, Trainer, pick_device
+from .trainer import Step, Trainer
 from .watch import Watch
 
 __all__ = [

@@ -15,7 +15,8 @@ import dataclasses
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ import torch
 from torch import Tensor
 
 from ddl.errors import NEWER, InputError, first_line
-from ddl.files import atomic_directory, atomic_file, checksum
+from ddl.files import atomic_directory, atomic_file, checksum, writing
+
+from .processes import ALONE, Processes
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -58,24 +61,55 @@ class Manifest:
     format: int = FORMAT
 
 
-def write(path: Path, manifest: Manifest, *, model: Tensors, training: Tensors) -> None:
+def write(
+    path: Path,
+    manifest: Manifest,
+    *,
+    model: Tensors,
+    training: Tensors,
+    processes: Processes = ALONE,
+) -> None:
     """Write a checkpoint: beside `path` first, flushed to the disk, then renamed.
 
-    Raises InputError if it cannot be written; then `path` does not exist.
+    processes: those that write together, each its parts of the tensors, on a file system that all
+    see. Raises InputError if it cannot be written; then `path` does not exist.
     """
-    from torch.distributed.checkpoint import hf_storage
-    from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+    with _shared_directory(path, processes) as folder:
+        with writing(path):
+            _write_tensors(folder / MODEL, model, processes)
+            _write_tensors(folder / TRAINING, training, processes)
+        if processes.first:
+            names = _files(folder, MODEL) + _files(folder, TRAINING)
+            files = {name: _fingerprint(folder / name) for name in names}
+            _write_manifest(folder / MANIFEST, dataclasses.replace(manifest, files=files))
 
-    with atomic_directory(path) as folder:
-        for name, tensors in ((MODEL, model), (TRAINING, training)):
-            save_tensors(
-                tensors,
-                storage_writer=hf_storage.HuggingFaceStorageWriter(str(folder / name)),
-                no_dist=True,
-            )
-        names = _files(folder, MODEL) + _files(folder, TRAINING)
-        files = {name: _fingerprint(folder / name) for name in names}
-        _write_manifest(folder / MANIFEST, dataclasses.replace(manifest, files=files))
+
+def _write_tensors(folder: Path, tensors: Tensors, processes: Processes) -> None:
+    """Write tensors, in all processes together. An error of one of them is raised in all."""
+    from torch.distributed.checkpoint import api, hf_storage, state_dict_saver
+
+    distributed = not processes.alone
+    try:
+        state_dict_saver.save(
+            tensors,
+            storage_writer=hf_storage.HuggingFaceStorageWriter(
+                str(folder), save_distributed=distributed
+            ),
+            process_group=processes.group,
+            no_dist=not distributed,
+        )
+    except api.CheckpointException as error:  # a BaseException, with a traceback as text
+        cause, _ = next(iter(error.failures.values()))
+        raise cause from error
+
+
+@contextmanager
+def _shared_directory(path: Path, processes: Processes) -> Iterator[Path]:
+    """As `atomic_directory`, made by the first process for all; if one fails, nothing is left."""
+    with ExitStack() as made:
+        folder = processes.from_first(lambda: made.enter_context(atomic_directory(path)))
+        with processes.together():
+            yield folder
 
 
 def update(path: Path, manifest: Manifest) -> None:
@@ -196,12 +230,18 @@ def staged(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of a tensor that holds NaN or infinity; None if all are finite."""
+    """The name of a tensor that holds NaN or infinity, in this process's part of it; else None."""
     return next(
         (
             name
             for name, tensor in tensors.items()
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all()
+            if tensor.is_floating_point() and not torch.isfinite(local_part(tensor)).all()
         ),
         None,
     )
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This process's part of a sharded tensor; another tensor itself."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
@@ -13,12 +14,15 @@ from ddl import data
 from ddl.config import TrainConfig
 from ddl.errors import InputError, first_line
 
+from .device import device_of, pick_device
+from .processes import Processes, joined
+from .progress import progress_bar
 from .resume import check_corpus, find_start
 from .runs import RunDirectory, refuse_existing
-from .session import begin, progress_bar
+from .session import begin
 from .stopping import stop_on_signal
 from .trackers import check_trackers
-from .trainer import Trainer, pick_device
+from .trainer import Trainer
 
 # How torch says that an allocation failed, or that its size is no 64-bit number.
 NO_MEMORY = r"out of memory|can't allocate memory|not enough memory|overflow|Invalid (shape|size)"
@@ -38,36 +42,52 @@ def train(config: TrainConfig, console: Console) -> Trained:
     DivergedError if loss, gradient or weights are not finite. If it fails before the first step is
     done, it leaves nothing behind.
     """
-    check_trackers(config.track)
-    start = find_start(config)
-    device = pick_device(config.device, config.model.residual)
-    corpus = data.load(config.data)
-    if config.sample_every is not None:
-        corpus.tokenizer.decode([0])  # raises here rather than at the first sample
-    if start is None:
-        refuse_existing(config)  # before building the model, which may take a while
-    else:
-        check_corpus(start, corpus)
+    with joined(config.process_timeout) as processes:
+        if not processes.first:
+            console = Console(quiet=True)
+        return _train(config, console, processes)
+
+
+def _train(config: TrainConfig, console: Console, processes: Processes) -> Trained:
+    with processes.together():
+        check_trackers(config.track)
+        device = pick_device(config.device, config.model.residual)
+        corpus = data.load(config.data)
+        if config.sample_every is not None:
+            corpus.tokenizer.decode([0])  # raises here rather than at the first sample
+    device = device_of(processes, device)
+    start = processes.from_first(lambda: find_start(config))
+    with processes.together(), enough_memory():
+        if start is None:
+            refuse_existing(config)  # before building the model, which may take a while
+        else:
+            check_corpus(start, corpus)
+        trainer = Trainer(config, corpus, device, processes)
     with enough_memory():
-        trainer = Trainer(config, corpus, device)
         _say(
             console,
             f"{config.model.residual}: {trainer.model.num_parameters():,} parameters on {device},"
-            f" {len(corpus.train):,} training tokens from {corpus.name}",
+            f" {len(corpus.train):,} training tokens from {corpus.name}"
+            + f", {processes.count} processes ({config.parallel})"
+            * (not processes.alone),
         )
-        with stop_on_signal() as stop, progress_bar(console) as bar:
+        with stop_on_signal(processes) as stop, progress_bar(console) as bar:
             session = begin(trainer, bar, start)
             if start is not None:
                 _say(console, f"Going on after step {trainer.steps_done} with {session.run.path}")
             session.run_until(stop)
-    path = session.run.path
-    session.run.plot()
-    if trainer.steps_done < config.steps:
-        done = f"{trainer.steps_done} of {config.steps} steps"
-        _say(console, f"Stopped after {done}; go on with `ddl train --resume {path}`")
-    else:
-        _say(console, f"Done; `ddl sample {path}` writes text with it")
-    return Trained(session.run, stop.status)
+    with processes.together():
+        if processes.first:
+            session.run.plot()
+        _say(console, _how_it_ended(trainer, session.run.path))
+    return Trained(session.run, max(processes.gather(stop.status)))
+
+
+def _how_it_ended(trainer: Trainer, path: Path) -> str:
+    done, steps = trainer.steps_done, trainer.config.steps
+    if done < steps:
+        return f"Stopped after {done} of {steps} steps; go on with `ddl train --resume {path}`"
+    return f"Done; `ddl sample {path}` writes text with it"
 
 
 def _say(console: Console, line: str) -> None:

@@ -83,6 +83,7 @@ class Metrics:
         figures: dict[str, float] = {"tokens_per_second": tokens_per_second}
         peak = peak_operations(device, precision)
         if peak is not None:
+            peak *= self._trainer.processes.count
             figures["mfu"] = tokens_per_second * self._operations / peak
         return figures | {"peak_memory": peak_memory(device)}
 

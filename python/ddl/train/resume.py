@@ -23,6 +23,7 @@ AUTO = "auto"
 FREE = (
     *("out", "overwrite", "resume", "data", "device"),
     *("save_every", "save_minutes", "keep_every", "track"),
+    *("parallel", "process_timeout", "recompute"),
 )
 
 

@@ -17,6 +17,7 @@ from ddl.errors import DivergedError
 
 from . import checkpoint
 from .checkpoint import Manifest, Tensors, staged
+from .processes import ALONE
 from .runs import RunDirectory
 from .state import model_tensors, restore_training, training_tensors
 from .trainer import Trainer
@@ -28,26 +29,36 @@ class Saver:
     `save` copies the state and returns; a thread writes it. The next `save` waits for an unfinished
     one. `save`, `check` and `wait` raise the error of a save that failed: InputError if the files
     cannot be written, DivergedError if weights are not finite. The checkpoints from before stay.
+
+    Of several processes the first one writes, or each its part, if the model is sharded.
     """
 
     def __init__(self, run: RunDirectory, trainer: Trainer) -> None:
         self.run, self.trainer = run, trainer
         self.saved: tuple[int, float | None] | None = None  # step and validation loss
-        self.lowest = min(run.validation_losses().values(), default=float("inf"))
+        processes = trainer.processes
+        losses = processes.from_first(run.validation_losses)
+        self.lowest = min(losses.values(), default=float("inf"))
+        self._writers = processes.with_own_group() if trainer.sharded else ALONE
+        self._writes = trainer.sharded or processes.first
         self._saved_at = time.monotonic()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
-    def is_due(self, evaluated: float | None) -> bool:
+    def is_late(self) -> bool:
+        """Return whether the last save is longer ago than the run's minutes, by this clock."""
+        most = self.trainer.config.save_minutes
+        return most is not None and (time.monotonic() - self._saved_at) / 60 >= most
+
+    def is_due(self, evaluated: float | None, late: bool) -> bool:
         """Return whether the trainer's step has to be saved.
 
-        evaluated: the validation loss at this step; None if it was not evaluated.
+        evaluated: the validation loss at this step; None if it was not evaluated. late: what
+        `is_late` returns, in the first process.
         """
         config, step = self.trainer.config, self.trainer.steps_done
         if evaluated is not None and (config.save_every is None or evaluated < self.lowest):
             return True
-        minutes = (time.monotonic() - self._saved_at) / 60
-        late = config.save_minutes is not None and minutes >= config.save_minutes
         return late or (config.save_every is not None and step % config.save_every == 0)
 
     def save(self, evaluated: float | None, records: int) -> None:
@@ -65,6 +76,8 @@ class Saver:
         )
         self.lowest = min(self.lowest, float("inf") if evaluated is None else evaluated)
         self.saved, self._saved_at = (trainer.steps_done, evaluated), time.monotonic()
+        if not self._writes:
+            return
         model, training = staged(model_tensors(trainer)), staged(training_tensors(trainer))
         self._pending = self._thread.submit(self._write, manifest, model, training)
 
@@ -89,19 +102,29 @@ class Saver:
         self._thread.shutdown(wait=True)
 
     def _write(self, manifest: Manifest, model: Tensors, training: Tensors) -> None:
-        wrong = checkpoint.not_finite(model)
-        if wrong is not None:
-            raise DivergedError(
-                f"the weights are not finite after step {manifest.step}, {wrong} among them"
-            )
+        writers = self._writers
+        with writers.together():
+            wrong = checkpoint.not_finite(model)
+            if wrong is not None:
+                raise DivergedError(
+                    f"the weights are not finite after step {manifest.step}, {wrong} among them"
+                )
+        path = self.run.checkpoint_path(manifest.step)
+        if writers.from_first(lambda: self._is_updated(path, manifest)):
+            return
+        checkpoint.write(path, manifest, model=model, training=training, processes=writers)
+        if writers.first:
+            self.drop_others()
+
+    def _is_updated(self, path: Path, manifest: Manifest) -> bool:
+        """Flush the records; if the checkpoint is there, only replace what it says about itself."""
         self.run.metrics.sync()
         self.run.recordings.sync()
-        path = self.run.checkpoint_path(manifest.step)
-        if path.exists():  # the state is the same, but it has been evaluated since
-            checkpoint.update(path, manifest)
-        else:
-            checkpoint.write(path, manifest, model=model, training=training)
+        if not path.exists():
+            return False
+        checkpoint.update(path, manifest)  # the state is the same, but it has been evaluated since
         self.drop_others()
+        return True
 
     def drop_others(self) -> None:
         """Remove the checkpoints that are not kept: neither the last, the best nor `keep_every`."""

@@ -9,15 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.panel import Panel
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 from rich.text import Text
 
 from ddl.data.tokenizer import printable
@@ -31,7 +24,7 @@ from .resume import Start
 from .runs import DIVERGED, LAST, RunDirectory
 from .saver import Saver, restore
 from .trackers import open_trackers
-from .trainer import Step, Trainer
+from .trainer import Flags, Step, Trainer
 from .watch import Watch, check_validation, sampling
 
 
@@ -41,6 +34,9 @@ class Session:
     After a step come its losses, evaluation, sample, recording and checkpoint, in this order. If a
     signal or a crash stops the run in between, a resumed one does the rest. An error of a tracker
     or of the output stops it as a signal does, and is raised after the checkpoint.
+
+    Several processes each have a session and do the same; the first one writes. What one of them
+    alone has seen, a signal or an error, it tells the others with its next step.
     """
 
     def __init__(
@@ -48,18 +44,18 @@ class Session:
     ) -> None:
         self.trainer, self.run, self.bar = trainer, run, bar
         self.evaluated = evaluated  # the validation loss of this step; None if it is not known
-        metrics = run.metrics.read()
-        self.records = len(metrics)
-        self._sampled = max((r["step"] for r in metrics if "sample" in r), default=0)
-        recordings = run.recordings.read() if trainer.config.record_every else []
-        self._recorded = max((r["step"] for r in recordings), default=0)
-        self._recording: tuple[int, Recording | None] | None = None  # of the step it was made at
+        self.processes = trainer.processes
+        past = self.processes.from_first(lambda: _past(run, trainer.config.record_every))
+        self.records, self._sampled, self._recorded = past
+        self._recording: tuple[int, Recording | None] | None = None  # with its step
         self.watch, self.saver = Watch(trainer), Saver(run, trainer)
         self.metrics = Metrics(trainer)
-        self.trackers = open_trackers(
-            trainer.config.track, run, trainer.steps_done if metrics else 0
-        )
+        tracked = trainer.config.track if self.processes.first else ()
+        with self.processes.together():
+            self.trackers = open_trackers(tracked, run, trainer.steps_done if self.records else 0)
         self._failed: Exception | None = None  # the first error of a tracker or of the output
+        self._broken: Exception | None = None  # the first other error of this process alone
+        self._stopping = False  # in several processes: whether they have agreed to stop
         self._started, self._timed = time.perf_counter(), 0
         name = trainer.config.model.residual
         total, done = trainer.config.steps, trainer.steps_done
@@ -72,16 +68,26 @@ class Session:
             for tracker in self.trackers:
                 ending.callback(tracker.close)
             ending.callback(self.saver.close)
-            self._steps(lambda: stopped() or self._failed is not None)
-            self._check(self.saver.wait)
-            if self._failed is not None:
-                raise self._failed
+            asked = lambda: stopped() or self._failed is not None  # noqa: E731
+            self.trainer.flags = lambda: Flags(
+                stop=asked(),
+                broken=self._broken is not None,
+                late=self.processes.first and self.saver.is_late(),
+            )
+            self._steps(asked)
+            with self.processes.together():
+                self._check(self.saver.wait)
+                for error in (self._broken, self._failed):
+                    if error is not None:
+                        raise error
 
-    def _steps(self, stopped: Callable[[], bool]) -> None:
+    def _steps(self, asked: Callable[[], bool]) -> None:
+        """asked: whether this process has been asked to stop."""
         trainer = self.trainer
         while True:
+            stopped = asked if self.processes.alone else self._agreed
             if not stopped():
-                self._evaluate_if_due(stopped)
+                self._evaluate_if_due(asked)
             if not stopped():
                 self._sample_if_due()
                 self._record_if_due()
@@ -90,6 +96,15 @@ class Session:
             if done:
                 break
             self.take(trainer.step())
+
+    def _agreed(self) -> bool:
+        """Whether several processes stop, as all of them know; raise if one has an error."""
+        if self.watch.flags.broken:
+            with self.processes.together():
+                if self._broken is not None:
+                    raise self._broken
+        self._stopping |= self.watch.flags.stop
+        return self._stopping
 
     def take(self, step: Step) -> None:
         """Check the loss and gradient of a step, and log them every `log_every` steps.
@@ -100,7 +115,7 @@ class Session:
         self.evaluated = None
         self._timed += 1
         self._check(lambda: self.watch.add(step))
-        self._check(self.saver.check)
+        self._by_itself(lambda: self._check(self.saver.check))
         done = self.trainer.steps_done
         if done % config.log_every and done != config.steps:
             return
@@ -127,6 +142,7 @@ class Session:
             return
         started = time.perf_counter()
         self.evaluated = self.trainer.evaluate(stopped)
+        self._stopping |= self.evaluated is None
         if self.evaluated is not None:
             self._check(lambda: check_validation(self.evaluated, done))
             figures = self.metrics.of_loss(self.evaluated)
@@ -163,8 +179,9 @@ class Session:
             return
         started = time.perf_counter()
         recording = self._record()
-        if recording is not None:
-            self.run.recordings.append({"step": done, **recording.summary()})
+        if recording is not None and self.processes.first:
+            line = {"step": done, **recording.summary()}
+            self._by_itself(lambda: self.run.recordings.append(line))
         self._recorded = done
         self._started += time.perf_counter() - started
 
@@ -176,18 +193,38 @@ class Session:
         return self._recording[1]
 
     def _save_if_due(self, ending: bool) -> None:
-        saved = (self.trainer.steps_done, self.evaluated) == self.saver.saved
-        if not saved and (ending or self.saver.is_due(self.evaluated)):
+        step, (at, _) = self.trainer.steps_done, self.saver.saved or (0, None)
+        if self.processes.alone:
+            late = self.saver.is_late()
+        else:  # a GPU's flags are a step old
+            late = self.watch.flags.late and step > at + 1
+        saved = (step, self.evaluated) == self.saver.saved
+        if not saved and (ending or self.saver.is_due(self.evaluated, late)):
             self._check(self.watch.finish)
             started = time.perf_counter()
+            with self.processes.together():
+                if self._broken is not None:
+                    raise self._broken
+                self._check(self.saver.wait)
             self._check(lambda: self.saver.save(self.evaluated, self.records))
             self._started += time.perf_counter() - started
 
     def _log(self, record: Record) -> None:
-        self.run.metrics.append(record)
+        if not self.processes.first:
+            return
+        self._by_itself(lambda: self.run.metrics.append(record))
         self.records += 1
         for tracker in self.trackers:
             self._tell(tracker.log, record)
+
+    def _by_itself(self, act: Callable[[], None]) -> None:
+        """Do what this process does alone; if it is one of several, its error ends all of them."""
+        try:
+            act()
+        except Exception as error:
+            if self.processes.alone:
+                raise
+            self._broken = self._broken or error
 
     def _tell(self, receive: Callable[[Any], object], message: Any) -> None:
         """Give a message to a tracker or the output. An error stops training after this step."""
@@ -201,12 +238,22 @@ class Session:
         try:
             check()
         except DivergedError as error:
+            if not self.processes.first:
+                raise
             with suppress(InputError, OSError):  # a full disk must not hide that it diverged
                 self.run.metrics.append({"step": self.trainer.steps_done, DIVERGED: str(error)})
             self.saver.settle()
             good = self.run.find_checkpoint(LAST)
             kept = f"the last good checkpoint is {good}" if good else "no checkpoint was saved yet"
             raise DivergedError(f"{error}; {kept}") from None
+
+
+def _past(run: RunDirectory, record_every: int | None) -> tuple[int, int, int]:
+    """Of a run that goes on: its records, and the last steps with a sample and a recording."""
+    metrics = run.metrics.read()
+    recordings = run.recordings.read() if record_every else []
+    sampled = max((r["step"] for r in metrics if "sample" in r), default=0)
+    return len(metrics), sampled, max((r["step"] for r in recordings), default=0)
 
 
 def begin(trainer: Trainer, bar: Progress, start: Start | None) -> Session:
@@ -221,7 +268,10 @@ def begin(trainer: Trainer, bar: Progress, start: Start | None) -> Session:
     config = trainer.config
     if start is not None:  # a run that was stopped before its first checkpoint begins again
         config = replace(config, out=start.run.path, overwrite=True)
-    run = RunDirectory.create(config, trainer.corpus.tokenizer, lock=True)
+    run = RunDirectory(config.directory)
+    with trainer.processes.together():
+        if trainer.processes.first:
+            run = RunDirectory.create(config, trainer.corpus.tokenizer, lock=True)
     with run.unlocked_by_errors():
         session = Session(trainer, run, bar)
         session.take(first)
@@ -232,27 +282,21 @@ def _restored(
     trainer: Trainer, bar: Progress, run: RunDirectory, path: Path, manifest: Manifest
 ) -> Session:
     """Restore the trainer from the checkpoint at `path`, and cut the run's files back to it."""
-    run.lock()
+    processes = trainer.processes
     with run.unlocked_by_errors():
-        run.check_last(path)
-        restore(trainer, path, manifest)
-        run.drop_unfinished()
-        run.metrics.cut(manifest.records)
-        run.recordings.cut_after(manifest.step)
+        with processes.together():
+            if processes.first:
+                run.lock()
+                run.check_last(path)
+            restore(trainer, path, manifest)
+        with processes.together():
+            if processes.first:
+                run.drop_unfinished()
+                run.metrics.cut(manifest.records)
+                run.recordings.cut_after(manifest.step)
         session = Session(trainer, run, bar, evaluated=manifest.validation_loss)
         session.saver.saved = (manifest.step, manifest.validation_loss)
-        session.saver.drop_others()
+        with processes.together():
+            if processes.first:
+                session.saver.drop_others()
     return session
-
-
-def progress_bar(console: Console) -> Progress:
-    """A progress bar with steps, recent mean loss, tokens per second and remaining time."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-        console=console,
-    )

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from .processes import ALONE, Processes
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -29,18 +31,20 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[StopRequest]:
+def stop_on_signal(processes: Processes = ALONE) -> Iterator[StopRequest]:
     """Turn the first SIGINT or SIGTERM into a request; a second Ctrl-C raises KeyboardInterrupt.
 
-    So a step is never interrupted halfway, and what is saved is consistent.
+    So a step is never interrupted halfway, and what is saved is consistent. One of several
+    processes gets each Ctrl-C twice, from the terminal and from torchrun, and is not interrupted.
     """
     request = StopRequest()
 
     def handle(number: int, frame: object) -> None:
-        if request() and number == signal.SIGINT:
+        if request() and number == signal.SIGINT and processes.alone:
             raise KeyboardInterrupt
+        if not request() and processes.first:
+            _say("\nStopping after this step" + "; Ctrl-C aborts" * processes.alone + ".\n")
         request.signal = request.signal or signal.Signals(number)
-        _say("\nStopping after this step; Ctrl-C aborts.\n")
 
     if threading.current_thread() is not threading.main_thread():
         yield request

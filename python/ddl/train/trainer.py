@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ddl import cuda, data, environment
-from ddl.config import TrainConfig
+from ddl import data
+from ddl.config import BASELINES, TrainConfig
 from ddl.errors import InputError
 from ddl.models import GPT
 from ddl.optim import learning_rate, make_optimizer
 from ddl.recording import Recording, record
 
+from .device import make_repeatable
+from .parallel import accumulating, is_sharded, spread, whole
+from .processes import ALONE, Processes
+
 PROMPT, SAMPLE = 16, 200  # tokens of a sample of text
 
 
+class Flags(NamedTuple):
+    """A process tells the others these with its next step.
+
+    stop: it has been asked to stop. broken: it has an error. late: it is time for a checkpoint.
+    """
+
+    stop: bool = False
+    broken: bool = False
+    late: bool = False
+
+
 class Step(NamedTuple):
-    """Mean loss and gradient norm of one optimizer step: scalar tensors, still on the device."""
+    """Mean loss and gradient norm of one optimizer step: scalar tensors, still on the device.
+
+    flags: how many processes have set each of their Flags; None for a single process.
+    """
 
     loss: Tensor
     grad_norm: Tensor
+    flags: Tensor | None = None
 
 
 class Trainer:
@@ -34,21 +52,46 @@ class Trainer:
     residual. Repeating a run on the same machine gives the same losses; on a GPU only with
     `config.deterministic`.
 
+    processes: those that share every batch; each has its part of it, and they all call the same
+    methods. flags: asked in every step for what this one tells the others.
+
     steps_done: optimizer steps so far. loss_sum, summed: the losses of the steps since `mean_loss`
     was last called, and their number.
     """
 
-    def __init__(self, config: TrainConfig, corpus: data.Corpus, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        corpus: data.Corpus,
+        device: torch.device,
+        processes: Processes = ALONE,
+    ) -> None:
         corpus.check(config.model.block_size, config.model.vocab_size)
+        _check_share(config, processes)
         self.config, self.corpus, self.device = config, corpus, device
+        self.processes = processes
+        self.flags: Callable[[], Flags] = Flags
         if config.deterministic:
             make_repeatable(device)
         torch.manual_seed(config.seed)
-        self.model = GPT(config.model).to(device)
-        self.forward = torch.compile(self.model) if config.compile else self.model
+        self.model = GPT(config.model)
+        self.forward = spread(self.model, config, device, processes)
+        self.sharded = is_sharded(config, processes)
         self.optimizer = make_optimizer(self.model, config.optim)
         self.steps_done = self.summed = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        if not (processes.alone or self.sharded):
+            self._settle()
+
+    def _settle(self) -> None:
+        """Run a backward pass for nothing but the order in which DDP sums gradients from now on.
+
+        It takes the order in which the first pass makes them. Another order rounds in another way,
+        so without this a resumed run would not be the uninterrupted one, bit for bit.
+        """
+        first, size = self._parts()[0]
+        self._loss(self._batch(first, size), self.forward).backward()
+        self.optimizer.zero_grad(set_to_none=True)
 
     @property
     def tokens_per_step(self) -> int:
@@ -61,42 +104,68 @@ class Trainer:
         lr = learning_rate(config.optim, self.steps_done, config.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        total = torch.zeros((), device=self.device)
-        whole = config.batch_size * (config.model.block_size - 1) * config.accumulation
-        predicted = 0  # tokens; `whole` if no window has several documents
-        for part in range(config.accumulation):
-            windows = self._batch(part)
-            if windows.predicted:
-                loss = self._loss(windows, self.forward) / (whole / windows.predicted)
-                loss.backward()
-                total += loss.detach()
-                predicted += windows.predicted
-        if not predicted:
-            raise _nothing_to_predict(f"a batch of step {self.steps_done + 1}")
-        if predicted < whole:  # each token counts the same, as in one large batch
-            total *= whole / predicted
-            for parameter in self.model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(whole / predicted)
+        total = self._accumulate()
         largest = config.optim.clip or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest)
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.steps_done += 1
+        flags = None
+        if not self.processes.alone:
+            told = torch.tensor(self.flags(), dtype=torch.float32, device=self.device)
+            mean = (total / self.processes.count).unsqueeze(0)
+            sums = self.processes.sum(torch.cat((mean, told)))
+            total, flags = sums[0], sums[1:]
         self.loss_sum += total
         self.summed += 1
-        return Step(total, norm)
+        return Step(total, norm, flags)
 
-    def _batch(self, part: int) -> data.Windows:
-        """The windows of one forward pass of the next step."""
+    def _accumulate(self) -> Tensor:
+        """Accumulate the gradients of a step; return this process's part of the loss, times n.
+
+        The mean over the n processes is taken where losses and gradients are summed.
+        """
+        config, count = self.config, self.processes.count
+        total = torch.zeros((), device=self.device)
+        most = config.batch_size * (config.model.block_size - 1) * config.accumulation
+        predicted = 0  # tokens; `most` over all processes if no window has several documents
+        parts = self._parts()
+        for first, size in parts:
+            windows = self._batch(first, size)
+            predicted += windows.predicted
+            if windows.predicted or count > 1:  # the others wait for this one in the backward pass
+                with accumulating(self.forward, last=(first, size) == parts[-1]):
+                    loss = self._loss(windows, self.forward)
+                    loss = loss / (most / (count * max(windows.predicted, 1)))
+                    loss.backward()
+                total += loss.detach()
+        if config.separate_documents:
+            predicted = int(self.processes.sum(torch.tensor(predicted)))
+            self._require_predicted(predicted, f"a batch of step {self.steps_done + 1}")
+            if predicted < most:  # each token counts the same, as in one large batch
+                total *= most / predicted
+                for parameter in self.model.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(most / predicted)
+        return total
+
+    def _parts(self) -> list[tuple[int, int]]:
+        """This process's forward passes in a step: the number of the first window, and how many."""
+        size = self.config.batch_size
+        share = size * self.config.accumulation // self.processes.count
+        start = self.processes.rank * share
+        return [(start + done, min(size, share - done)) for done in range(0, share, size)]
+
+    def _batch(self, first: int, size: int) -> data.Windows:
+        """The windows from number `first` on of the next step."""
         config = self.config
         return data.batch(
             self.corpus.train,
-            config.batch_size,
+            size,
             config.model.block_size,
             seed=config.seed,
             step=self.steps_done,
-            first=part * config.batch_size,
+            first=first,
             documents=config.separate_documents,
         )
 
@@ -116,29 +185,34 @@ class Trainer:
         """
         config, total = self.config, torch.zeros((), device=self.device)
         size, block = config.batch_size, config.model.block_size
-        apart, count = config.separate_documents, 0.0
+        processes, count = self.processes, 0.0
         self.model.eval()
         try:
             for windows in data.evaluation_batches(
-                self.corpus.validation, size, block, config.eval_batches, documents=apart
+                self.corpus.validation,
+                size,
+                block,
+                config.eval_batches,
+                documents=config.separate_documents,
+                share=(processes.rank, processes.count),
             ):
-                if stopped():
+                if processes.any(stopped()):
                     return None
-                if windows.predicted:
+                if windows.predicted or not processes.alone:
                     weight = windows.predicted / (block - 1)  # in windows of a single document
                     total += self._loss(windows, self.forward) * weight
                     count += weight
         finally:
             self.model.train()
-        if not count:
-            raise _nothing_to_predict("the validation windows")
-        return float(total) / count
+        mean = processes.sum(torch.tensor([total, count], dtype=torch.float64))
+        self._require_predicted(float(mean[1]), "the validation windows")
+        return float(mean[0]) / float(mean[1])
 
     @torch.no_grad()
     def record(self) -> Recording | None:
         """What the rewrites do on the first evaluation windows; None without rewrites."""
         config = self.config
-        if config.model.residual == "additive":
+        if config.model.residual in BASELINES:
             return None
         (windows,) = data.evaluation_batches(
             self.corpus.validation,
@@ -170,16 +244,29 @@ class Trainer:
             written = self.model.generate(idx, min(SAMPLE, block - len(prompt)), **options)
         finally:
             self.model.train()
-        return self.corpus.tokenizer.decode(written[0].tolist())
+        with self.processes.together():
+            return self.corpus.tokenizer.decode(written[0].tolist())
 
     def _loss(self, windows: data.Windows, model: Callable[..., Any]) -> Tensor:
         idx, document_starts = (self._to_device(tensor) for tensor in windows)
         assert idx is not None
         mixed = self.config.precision == "bfloat16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=mixed):
+            if not windows.predicted:  # other processes need this one's forward pass
+                return 0 * model(idx, document_starts=document_starts).logits.float().sum()
             loss = model(idx, labels=idx, document_starts=document_starts).loss
         assert isinstance(loss, Tensor)
         return loss
+
+    def _require_predicted(self, predicted: float, where: str) -> None:
+        """Raise InputError if no token is predicted, a number that all processes have."""
+        if predicted:
+            return
+        with self.processes.together():
+            raise InputError(
+                f"`separate_documents` must leave tokens to predict, got {where} in which every"
+                " document is one token"
+            )
 
     def _to_device(self, tensor: Tensor | None) -> Tensor | None:
         if tensor is None or self.device.type != "cuda":
@@ -187,40 +274,11 @@ class Trainer:
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
 
-def _nothing_to_predict(where: str) -> InputError:
-    return InputError(
-        f"`separate_documents` must leave tokens to predict, got {where} in which every document"
-        " is one token"
-    )
-
-
-def pick_device(name: str, residual: str) -> torch.device:
-    """Return the device for "auto", "cpu" or "cuda".
-
-    "auto" is the GPU if there is one that can run the residual's operators, else the CPU, with a
-    warning if torch could use a GPU. Raises InputError for "cuda" if there is no such GPU.
-    """
-    reason = None
-    if name != "cpu":  # for "cpu", do not even look for the driver
-        reason = _why_no_gpu(residual)
-    if name == "cuda" and reason:
-        raise InputError(f"`device` must be cpu, because {reason}, got 'cuda'")
-    if reason and torch.cuda.is_available():
-        warnings.warn(f"`device` auto takes the CPU, because {reason}", stacklevel=2)
-    return torch.device("cpu" if name == "cpu" or reason else "cuda")
-
-
-def _why_no_gpu(residual: str) -> str | None:
-    if not torch.cuda.is_available():
-        return "torch finds no GPU"
-    # The additive baseline uses torch alone, so it runs on GPUs that our kernels do not support.
-    return None if residual == "additive" else cuda.why_unavailable()
-
-
-def make_repeatable(device: torch.device) -> None:
-    """On a GPU, make torch use deterministic algorithms; on a CPU they are deterministic anyway."""
-    if device.type == "cuda":
-        environment.make_cublas_repeatable()
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        # The mode fills new tensors as a debugging aid, which costs a pass over each of them.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+def _check_share(config: TrainConfig, processes: Processes) -> None:
+    windows = config.batch_size * config.accumulation
+    if windows % processes.count:
+        raise InputError(
+            f"`accumulation` must be such that {processes.count} processes have equal parts of a"
+            f" step's batch_size × accumulation sequences, got {config.batch_size} ×"
+            f" {config.accumulation}"
+        )

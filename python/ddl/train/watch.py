@@ -12,18 +12,22 @@ from torch import Tensor
 
 from ddl.errors import DivergedError
 
-from .trainer import Step, Trainer
+from .trainer import Flags, Step, Trainer
 
 
 class Watch:
-    """Looks at the loss and the gradient norm of every step.
+    """Looks at the loss, the gradient norm and the processes' flags of every step.
 
     On a CPU at once. On a GPU one step later, when the numbers have arrived; `finish` looks at the
     last ones. Both raise DivergedError.
+
+    flags: those that some process had set in the step that was looked at last; none for a single
+    process. All processes have the same ones after the same step.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
+        self.flags = Flags()
         self._seen: _Seen | None = None
 
     def add(self, step: Step) -> None:
@@ -31,6 +35,8 @@ class Watch:
         self.finish()
         lr = self.trainer.optimizer.param_groups[0]["lr"]
         numbers = torch.stack((step.loss.float(), step.grad_norm.float()))
+        if step.flags is not None:
+            numbers = torch.cat((numbers, step.flags))
         self._seen = _Seen(self.trainer.steps_done, lr, *_to_host(numbers))
         if self._seen.arrived is None:
             self.finish()
@@ -42,7 +48,8 @@ class Watch:
             return
         if seen.arrived is not None:
             seen.arrived.synchronize()
-        loss, norm = seen.numbers.tolist()
+        loss, norm, *flags = seen.numbers.tolist()
+        self.flags = Flags(*(count > 0 for count in flags))
         check_finite(loss, norm, seen.lr, seen.step)
 
 

@@ -1,8 +1,9 @@
 //! `rewrite`, `read` and `rewrite_read`, backward, one token row at a time.
 //!
 //! Moved per token: G, X, k and dh in, dX and dk out, (3m + 3)·d elements. X' is recomputed in cache from
-//! X, k, e and β. So is X if it was not stored: from the anchor, m·d, and d more for each rewrite since. A read over time keeps a ring of K values of dx, computed K−1 tokens ahead of dX. For the
-//! tokens after the part it computes only dx, from their dh, x and rstd; their X and G are not loaded.
+//! X, k, e and β. So is X if it was not stored: from the anchor, m·d, and d more for each rewrite since. A read over
+//! time keeps a ring of K values of dx, computed K−1 tokens ahead of dX. For the tokens after the part it computes only
+//! dx, from their dh, x and rstd; their X and G are not loaded.
 //!
 //! With G = ∂L/∂X', k̂ = r·k, e = v − p and the read's dx:
 //!
@@ -16,7 +17,8 @@ use std::ops::Range;
 use fearless_simd::Simd;
 
 use super::backward_read::{ReadBackward, ReadScratch};
-use super::backward_rewrite::Factors;
+use super::backward_rewrite::{Factors, One};
+use super::forward::ANY;
 use super::weights::{Sums, Wanted, Weights, zero_parameters};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
@@ -39,19 +41,35 @@ pub fn backward<A: Accum>(
     if problem.sizes.tokens() == 0 {
         return zero_parameters::<A>(gradients); // before any row is sliced: empty tensors have no memory
     }
+    match problem.rewrites.count() {
+        1 => backward_of::<A, 1>(problem, saved, incoming, gradients, threads),
+        _ => backward_of::<A, ANY>(problem, saved, incoming, gradients, threads),
+    }
+}
+
+/// For N rewrites, as forward.
+fn backward_of<A: Accum, const N: usize>(
+    problem: &RewriteRead,
+    saved: &Outputs,
+    incoming: &Incoming,
+    gradients: &mut Gradients,
+    threads: usize,
+) -> Result<()> {
     let Sizes { d, m, .. } = problem.sizes;
     let taps = problem.read.as_ref().map_or(1, Read::taps);
     let bounds = partition(problem.sizes.tokens(), taps);
-    let weights = problem.read.as_ref().map(|read| Weights::<A>::new(read, problem.sizes)).transpose()?;
+    let (rewrites, next) = (problem.rewrites.count(), problem.next.count());
+    let weights =
+        problem.read.as_ref().map(|read| Weights::<A>::new(read, problem.sizes, next)).transpose()?;
     let read = problem.read.as_ref().zip(weights.as_ref());
     let (in_place, wanted) = (gradients.in_place, Wanted::new(gradients));
     let mut sums: Vec<Option<Sums<A>>> = bounds[1..].iter().map(|_| None).collect();
     {
         let mut states = split(&mut gradients.state, d * m, &bounds);
-        let mut directions = split(&mut gradients.direction, d, &bounds);
-        let mut values = split(&mut gradients.value, m, &bounds);
-        let mut gates = split(&mut gradients.gate, 1, &bounds);
-        let parts: Vec<Part<'_, A>> = bounds
+        let mut directions = split(&mut gradients.direction, rewrites * d, &bounds);
+        let mut values = split(&mut gradients.value, rewrites * m, &bounds);
+        let mut gates = split(&mut gradients.gate, rewrites, &bounds);
+        let parts: Vec<Part<'_, A, N>> = bounds
             .windows(2)
             .zip(&mut sums)
             .map(|(pair, sums)| Part {
@@ -79,7 +97,7 @@ pub fn backward<A: Accum>(
 }
 
 /// Consecutive tokens, the rows of every gradient that belong to them, and their parameter sums.
-struct Part<'a, A> {
+struct Part<'a, A, const N: usize> {
     problem: &'a RewriteRead,
     read: Option<ReadBackward<'a, A>>,
     saved: &'a Outputs,
@@ -103,37 +121,38 @@ struct Scratch<A> {
     rewritten: Buffer<A>,
     /// G [m][d]
     grad: Buffer<A>,
-    /// k [d]
+    /// k [n][d]
     direction: Buffer<A>,
-    /// dk [d]
+    /// dk [n][d]
     grad_direction: Buffer<A>,
-    /// the scales of k in X', then kᵀG, and later g [m]
+    /// the scales of k in X', then kᵀG, and later g [n][m]
     along: Buffer<A>,
     read: ReadScratch<A>,
 }
 
 impl<A: Accum> Scratch<A> {
-    fn new(d: usize, m: usize, taps: usize) -> Result<Scratch<A>> {
+    fn new(problem: &RewriteRead) -> Result<Scratch<A>> {
+        let Sizes { d, m, .. } = problem.sizes;
+        let (rewrites, logits) = (problem.rewrites.count(), problem.next.count() * (1 + m));
         Ok(Scratch {
             state: Buffer::zeros(m * d)?,
             rewritten: Buffer::zeros(m * d)?,
             grad: Buffer::zeros(m * d)?,
-            direction: Buffer::zeros(d)?,
-            grad_direction: Buffer::zeros(d)?,
-            along: Buffer::zeros(m)?,
-            read: ReadScratch::new(d, m, taps)?,
+            direction: Buffer::zeros(rewrites * d)?,
+            grad_direction: Buffer::zeros(rewrites * d)?,
+            along: Buffer::zeros(rewrites * m)?,
+            read: ReadScratch::new(d, logits, problem.read.as_ref().map_or(1, Read::taps))?,
         })
     }
 }
 
-impl<A: Accum> WithSimd for Part<'_, A> {
+impl<A: Accum, const N: usize> WithSimd for Part<'_, A, N> {
     type Output = Result<()>;
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) -> Result<()> {
-        let Sizes { d, m, .. } = self.problem.sizes;
         let taps = self.problem.read.as_ref().map_or(1, Read::taps);
         // Allocated before the sums, which outlive it, so that the next part's scratch reuses its cached memory.
-        let mut scratch = Scratch::new(d, m, taps)?;
+        let mut scratch = Scratch::new(self.problem)?;
         let mut sums =
             self.read.as_ref().map(|read| Sums::zeros(read.read, read.weights, self.wanted)).transpose()?;
         let documents = Documents::new(self.problem.sizes, &self.problem.document_starts);
@@ -151,7 +170,12 @@ impl<A: Accum> WithSimd for Part<'_, A> {
     }
 }
 
-impl<'a, A: Accum> Part<'a, A> {
+impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
+    #[inline(always)]
+    fn rewrites(&self) -> usize {
+        if N == ANY { self.problem.rewrites.count() } else { N }
+    }
+
     /// Computes the gradients of `token`, after dx of the tokens `reads`.
     #[inline(always)]
     fn run_token<S: Simd>(
@@ -175,13 +199,14 @@ impl<'a, A: Accum> Part<'a, A> {
         }
         ahead.step();
         let rewrite = self.problem.rewrite.as_ref().zip(self.saved.stats.as_ref());
+        let sizes = [self.rewrites(), d, m];
         let factors = rewrite.map(|(Rewrite { direction: k, value, gate, .. }, stats)| {
-            Factors::new([k, value, gate, stats], token, m, direction)
+            Factors::<A, N>::new([k, value, gate, stats], token, sizes, direction)
         });
         if let (Some(read), Some(sums)) = (&self.read, sums) {
             let mut after = states;
             if let Some(factors) = &factors {
-                factors.rewrite(rewritten, states, along, &mut ahead);
+                factors.rewrite(rewritten, Some(states), along, &mut ahead);
                 round_to(self.problem.state.dtype, rewritten); // as the forward stored it
                 after = rewritten;
             }
@@ -199,29 +224,40 @@ impl<'a, A: Accum> Part<'a, A> {
             }
             return;
         };
-        dots(simd, factors.k, |j| &grad[j * d..(j + 1) * d], along, &mut ahead);
-        let on_k = self.store_scalars(token, &factors, along);
+        for index in 0..factors.count() {
+            let along = &mut along[index * m..][..m];
+            dots(simd, factors.one(index).k, |j| &grad[j * d..(j + 1) * d], along, &mut ahead);
+        }
+        for index in (0..factors.count()).rev() {
+            factors.take_shares(index, along);
+        }
         let mut grad_state = Target::new(self.state.as_mut(), token, m, rewritten);
         factors.grad_state(grad_state.channels(), grad, along, &mut ahead);
         grad_state.store();
         let mut grad_direction = Target::new(self.direction.as_mut(), token, 1, grad_direction);
-        factors.grad_direction(grad_direction.channels(), on_k, states, grad, along);
+        for index in 0..factors.count() {
+            let (one, g) = (factors.one(index), &along[index * m..][..m]);
+            let g_e = store_scalars([&mut self.value, &mut self.gate], token, index, &one, g);
+            let dk = &mut grad_direction.channels()[index * d..][..d];
+            one.grad_direction(dk, one.on_k(g, g_e), states, grad, g);
+            factors.add_others(index, dk, along);
+        }
         grad_direction.store();
     }
 
     /// Returns the rows that `token` will load and store, to be prefetched.
     #[inline(always)]
     fn rows_ahead(&self, token: usize) -> Ahead {
-        let Sizes { d, m, .. } = self.problem.sizes;
+        let (Sizes { d, m, .. }, rewrites) = (self.problem.sizes, self.rewrites());
         let spans = [
             Some(self.problem.state.rows(d * m).span(token)),
             self.incoming.grad_new_state.as_ref().map(|grad| grad.rows(d * m).span(token)),
             self.incoming.grad_context.as_ref().map(|grad| grad.rows(d).span(token)),
-            self.problem.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(d).span(token)),
+            self.problem.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(rewrites * d).span(token)),
             self.state.as_ref().map(|rows| rows.span(token)),
             self.direction.as_ref().map(|rows| rows.span(token)),
         ];
-        Ahead::new(spans.map(Option::unwrap_or_default), 3 * m + 3)
+        Ahead::new(spans.map(Option::unwrap_or_default), (2 + rewrites) * m + 3)
     }
 
     /// X: as it is stored, or the anchor after the chain's rewrites, each rounded as its forward rounded it.
@@ -244,28 +280,33 @@ impl<'a, A: Accum> Part<'a, A> {
         }
         load(stored.rows(d * m), token, m, state);
         for Link { direction: k, value, gate, stats } in chain {
-            Factors::new([k, value, gate, stats], token, m, direction).rewrite_in_place(state, scales, ahead);
+            let sizes = [self.rewrites(), d, m];
+            Factors::<A, N>::new([k, value, gate, stats], token, sizes, direction)
+                .rewrite(state, None, scales, ahead);
             round_to(stored.dtype, state);
         }
         state
     }
+}
 
-    /// Scales kᵀG to g in place, stores dv and dβ, and returns −r² k̂ᵀdk̂, the coefficient of k in dk.
-    #[inline(always)]
-    fn store_scalars(&mut self, token: usize, factors: &Factors<'_, A>, along: &mut [A]) -> A {
-        let Factors { r, readout, value, gate, .. } = *factors;
-        let (mut g_e, mut g_p) = (A::default(), A::default());
-        for ((g, value), readout) in along.iter_mut().zip(value).zip(readout) {
-            *g = r * *g;
-            g_e += *g * (*value - *readout);
-            g_p += *g * *readout;
+/// Stores dv and dβ of one of a token's rewrites; returns dβ = g·e.
+#[inline(always)]
+fn store_scalars<A: Accum>(
+    [dvalue, dgate]: [&mut Option<RowsMut<'_>>; 2],
+    token: usize,
+    index: usize,
+    one: &One<'_, A>,
+    g: &[A],
+) -> A {
+    if let Some(dvalue) = dvalue {
+        let dvalue = &mut dvalue.row::<A>(token)[index * g.len()..][..g.len()];
+        for (dvalue, g) in dvalue.iter_mut().zip(g) {
+            *dvalue = one.gate * *g;
         }
-        if let Some(dvalue) = &mut self.value {
-            dvalue.row::<A>(token).iter_mut().zip(along).for_each(|(dvalue, g)| *dvalue = gate * *g);
-        }
-        if let Some(dgate) = &mut self.gate {
-            dgate.row::<A>(token)[0] = g_e;
-        }
-        A::default() - r * (r * gate * (g_e - g_p)) // k̂ᵀdk̂ without another reduction
     }
+    let g_e = one.error_along(g);
+    if let Some(dgate) = dgate {
+        dgate.row::<A>(token)[index] = g_e;
+    }
+    g_e
 }

@@ -37,19 +37,19 @@ pub(super) struct ReadScratch<A> {
     incoming: Buffer<A>,
     /// γ·dh' [d]
     normed: Buffer<A>,
-    /// dβl and dvl, if the read computes β and v [1 + m]
+    /// dβl and dvl, if the read computes β and v [n·(1 + m)]
     logits: Buffer<A>,
     /// dx of this token and the K−1 after it [K][d], token t in slot t mod K
     pub(super) dx: Buffer<A>,
 }
 
 impl<A: Accum> ReadScratch<A> {
-    pub(super) fn new(d: usize, m: usize, taps: usize) -> Result<ReadScratch<A>> {
+    pub(super) fn new(d: usize, logits: usize, taps: usize) -> Result<ReadScratch<A>> {
         Ok(ReadScratch {
             x: Buffer::zeros(d)?,
             incoming: Buffer::zeros(d)?,
             normed: Buffer::zeros(d)?,
-            logits: Buffer::zeros(1 + m)?,
+            logits: Buffer::zeros(logits)?,
             dx: Buffer::zeros(taps * d)?,
         })
     }
@@ -110,7 +110,7 @@ impl<A: Accum> ReadBackward<'_, A> {
     fn logit_grads(&self, token: usize, logits: &mut [A]) {
         let one = A::from_f64(1.0);
         logits.fill(A::default());
-        let (gate_logit, value_logits) = logits.split_at_mut(usize::from(self.weights.gate.is_some()));
+        let (gate_logits, value_logits) = logits.split_at_mut(self.weights.gates);
         let m = value_logits.len();
         if let (Some(grad), Some(value)) = (&self.incoming.grad_new_value, &self.saved.new_value) {
             value_logits.copy_from_slice(grad.rows(m).row(token));
@@ -120,11 +120,12 @@ impl<A: Accum> ReadBackward<'_, A> {
                 value_logits.iter_mut().zip(value).for_each(|(logit, v)| *logit *= slope(*v));
             }
         }
-        if let (Some(grad), Some(gate), [logit]) =
-            (&self.incoming.grad_new_gate, &self.saved.new_gate, gate_logit)
-        {
-            let gate = gate.rows(1).row::<A>(token)[0];
-            *logit = grad.rows(1).row::<A>(token)[0] * gate * (one - gate * A::from_f64(0.5));
+        if let (Some(grad), Some(gate)) = (&self.incoming.grad_new_gate, &self.saved.new_gate) {
+            let gates = gate_logits.len();
+            let (grad, gate) = (grad.rows(gates).row::<A>(token), gate.rows(gates).row::<A>(token));
+            for ((logit, grad), gate) in gate_logits.iter_mut().zip(grad).zip(gate) {
+                *logit = *grad * *gate * (one - *gate * A::from_f64(0.5));
+            }
         }
     }
 

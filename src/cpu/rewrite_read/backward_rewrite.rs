@@ -1,79 +1,175 @@
-//! The rewrite's half of the backward, row by row: X' recomputed, dX and dk.
+//! The rewrites' half of the backward, row by row: X' recomputed, dX and dk.
+//!
+//! Of several rewrites, the j-th sees Gⱼ = G − Σ kᵢ bᵢᵀ over the later ones, with b = β r g, and Xⱼ = X + Σ kᵢ fᵢᵀ over the
+//! earlier ones, with f = β r e. Neither is formed: what dkⱼ takes of the sums is a multiple of each kᵢ.
 
-use super::forward::{rewrite_in_place, rewrite_row};
+use super::forward::{ANY, rewrite_rows};
 use crate::cpu::simd::channels::view;
 use crate::cpu::simd::convert::Accum;
-use crate::cpu::simd::row::{add_two_scaled, set_scaled_sum, set_three_scaled};
+use crate::cpu::simd::row::{add_scaled, add_two_scaled, set_scaled_sum, set_three_scaled};
+use crate::problem::stats_before;
 use crate::tensor::{Ahead, Tensor};
 
-/// A token's rewrite: k, v, β, and the r and p that the forward saved.
-pub(super) struct Factors<'t, A> {
-    pub(super) k: &'t [A],
-    pub(super) r: A,
-    /// p
-    pub(super) readout: &'t [A],
-    pub(super) value: &'t [A],
-    pub(super) gate: A,
+/// A token's rewrites: k, v and β of each, and what the forward saved.
+pub(super) struct Factors<'t, A, const N: usize> {
+    d: usize,
+    m: usize,
+    /// [n][d]
+    k: &'t [A],
+    /// [n][m]
+    values: &'t [A],
+    /// [n]
+    gates: &'t [A],
+    /// r, p and k·kᵢ of each; see [`stats_before`]
+    stats: &'t [A],
 }
 
-impl<'t, A: Accum> Factors<'t, A> {
-    /// The factors of one token, from the rewrite's k, v and β and the r and p that its forward saved; `direction` is
+/// One of a token's rewrites.
+pub(super) struct One<'t, A> {
+    pub(super) k: &'t [A],
+    value: &'t [A],
+    pub(super) gate: A,
+    r: A,
+    /// p
+    readout: &'t [A],
+    /// k·kᵢ with the k of each earlier rewrite
+    along_earlier: &'t [A],
+}
+
+impl<'t, A: Accum, const N: usize> Factors<'t, A, N> {
+    /// The factors of one token, from the rewrite's k, v and β and what its forward saved; `directions` [n][d] is
     /// scratch.
     #[inline(always)]
     pub(super) fn new(
         [k, v, gate, stats]: [&'t Tensor; 4],
         token: usize,
-        m: usize,
-        direction: &'t mut [A],
+        [rewrites, d, m]: [usize; 3],
+        directions: &'t mut [A],
     ) -> Self {
-        let stats = stats.rows(1 + m).row(token);
         Factors {
-            r: stats[0],
-            readout: &stats[1..],
-            value: v.rows(m).row(token),
-            gate: gate.rows(1).row(token)[0],
-            k: view(k.rows(direction.len()), token, 1, direction),
+            d,
+            m,
+            k: view(k.rows(rewrites * d), token, 1, directions),
+            values: v.rows(rewrites * m).row(token),
+            gates: gate.rows(rewrites).row(token),
+            stats: stats.rows(stats_before(rewrites, m)).row(token),
         }
     }
 
-    /// X' = X + k ⊗ scales, as the forward computed it; `scales` is scratch.
     #[inline(always)]
-    pub(super) fn rewrite(&self, to: &mut [A], states: &[A], scales: &mut [A], ahead: &mut Ahead) {
-        self.fill_scales(scales);
-        rewrite_row(to, states, scales, self.k, ahead);
+    pub(super) fn count(&self) -> usize {
+        if N == ANY { self.gates.len() } else { N }
     }
 
-    /// X += k ⊗ scales, to the same bits; `scales` is scratch.
     #[inline(always)]
-    pub(super) fn rewrite_in_place(&self, states: &mut [A], scales: &mut [A], ahead: &mut Ahead) {
-        self.fill_scales(scales);
-        rewrite_in_place(states, scales, self.k, ahead);
+    pub(super) fn one(&self, index: usize) -> One<'t, A> {
+        let (d, m) = (self.d, self.m);
+        let stats = &self.stats[stats_before(index, m)..];
+        One {
+            k: &self.k[index * d..][..d],
+            value: &self.values[index * m..][..m],
+            gate: self.gates[index],
+            r: stats[0],
+            readout: &stats[1..1 + m],
+            along_earlier: &stats[1 + m..][..index],
+        }
+    }
+
+    /// X' = X + Σ k ⊗ scales, as the forward computed it; X is what `to` holds if there are no `states`. `scales` [n][m]
+    /// is scratch.
+    #[inline(always)]
+    pub(super) fn rewrite(&self, to: &mut [A], states: Option<&[A]>, scales: &mut [A], ahead: &mut Ahead) {
+        for index in 0..self.count() {
+            self.one(index).fill_scales(&mut scales[index * self.m..][..self.m]);
+        }
+        rewrite_rows(to, states, scales, self.k, [self.count(), self.d, self.m], ahead);
+    }
+
+    /// kᵀG of rewrite `index` → its g, in place; the later rewrites, whose g are there [n][m], take their shares of G
+    /// first.
+    #[inline(always)]
+    pub(super) fn take_shares(&self, index: usize, along: &mut [A]) {
+        let m = self.m;
+        let (now, later) = along[index * m..].split_at_mut(m);
+        for after in index + 1..self.count() {
+            let other = self.one(after);
+            let share = A::default() - other.along_earlier[index] * other.scale();
+            add_scaled(now, share, &later[(after - index - 1) * m..][..m]);
+        }
+        let r = self.one(index).r;
+        for g in now {
+            *g = r * *g;
+        }
+    }
+
+    /// dX = G − Σ β k̂ gᵀ
+    #[inline(always)]
+    pub(super) fn grad_state(&self, to: &mut [A], grads: &[A], along: &[A], ahead: &mut Ahead) {
+        for index in 0..self.count() {
+            let one = self.one(index);
+            let scale = A::default() - one.scale();
+            for j in 0..self.m {
+                let channel = j * self.d..(j + 1) * self.d;
+                let scale = scale * along[index * self.m + j];
+                match index {
+                    0 => set_scaled_sum(&mut to[channel.clone()], &grads[channel], scale, one.k),
+                    _ => add_scaled(&mut to[channel], scale, one.k),
+                }
+                ahead.step();
+            }
+        }
+    }
+
+    /// What the other rewrites add to dk of rewrite `index`.
+    #[inline(always)]
+    pub(super) fn add_others(&self, index: usize, dk: &mut [A], along: &[A]) {
+        let (one, g) = (self.one(index), &along[index * self.m..][..self.m]);
+        for other in 0..self.count() {
+            if other == index {
+                continue;
+            }
+            let (their, their_g) = (self.one(other), &along[other * self.m..][..self.m]);
+            let shared = if other > index { one.error_along(their_g) } else { their.error_along(g) };
+            add_scaled(dk, A::default() - one.scale() * their.scale() * shared, their.k);
+        }
+    }
+}
+
+impl<A: Accum> One<'_, A> {
+    /// β r
+    #[inline(always)]
+    fn scale(&self) -> A {
+        self.gate * self.r
     }
 
     #[inline(always)]
     fn fill_scales(&self, scales: &mut [A]) {
         for ((scale, value), readout) in scales.iter_mut().zip(self.value).zip(self.readout) {
-            *scale = self.gate * self.r * (*value - *readout);
+            *scale = self.scale() * (*value - *readout);
         }
     }
 
-    /// dX = G − β k̂ gᵀ
+    /// g·e
     #[inline(always)]
-    pub(super) fn grad_state(&self, to: &mut [A], grads: &[A], along: &[A], ahead: &mut Ahead) {
-        let (d, scale) = (self.k.len(), A::default() - self.gate * self.r);
-        for ((to, grad), g) in to.chunks_exact_mut(d).zip(grads.chunks_exact(d)).zip(along) {
-            set_scaled_sum(to, grad, scale * *g, self.k);
-            ahead.step();
-        }
+    pub(super) fn error_along(&self, g: &[A]) -> A {
+        let errors = g.iter().zip(self.value).zip(self.readout);
+        errors.fold(A::default(), |sum, ((g, value), readout)| sum + *g * (*value - *readout))
+    }
+
+    /// −r² k̂ᵀdk̂, the coefficient of k in dk, from g·e; k̂ᵀdk̂ = β (g·e − p·g) needs no other reduction.
+    #[inline(always)]
+    pub(super) fn on_k(&self, g: &[A], g_e: A) -> A {
+        let g_p = g.iter().zip(self.readout).fold(A::default(), |sum, (g, readout)| sum + *g * *readout);
+        A::default() - self.r * (self.r * self.gate * (g_e - g_p))
     }
 
     /// dk = β r (G e − X g) + on_k · k
     #[inline(always)]
-    pub(super) fn grad_direction(&self, dk: &mut [A], on_k: A, states: &[A], grads: &[A], along: &[A]) {
-        let (d, scale) = (self.k.len(), self.gate * self.r);
+    pub(super) fn grad_direction(&self, dk: &mut [A], on_k: A, states: &[A], grads: &[A], g: &[A]) {
+        let (d, scale) = (self.k.len(), self.scale());
         for (j, (grad, state)) in grads.chunks_exact(d).zip(states.chunks_exact(d)).enumerate() {
             let on_grad = scale * (self.value[j] - self.readout[j]);
-            let on_state = A::default() - scale * along[j];
+            let on_state = A::default() - scale * g[j];
             match j {
                 0 => set_three_scaled(dk, [on_grad, on_state, on_k], [grad, state, self.k]),
                 _ => add_two_scaled(dk, [on_grad, on_state], [grad, state]),

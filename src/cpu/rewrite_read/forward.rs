@@ -1,7 +1,8 @@
 //! `rewrite`, `read` and `rewrite_read`, forward, one token row at a time.
 //!
 //! Moved per token: X in, k in, X' out, h out, (2m + 2)·d elements. The row is widened into a scratch of m
-//! contiguous channels that stays in L1/L2. Saved for the backward: r and p (m + 1 numbers) of the rewrite, rstd
+//! contiguous channels that stays in L1/L2; n rewrites one after the other move n − 1 directions more, and the row but
+//! once. Saved for the backward: r and p (m + 1 numbers) of the rewrite, rstd
 //! of the read, and x (d) if the read runs over time. A cached step saves nothing; if its read runs over time, it
 //! reads and writes (K − 1)·d numbers per sequence, the sums of x that its tokens leave for the next.
 
@@ -17,11 +18,23 @@ use crate::cpu::simd::channels::{Target, channels, load, round_to, store, view};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
 use crate::cpu::simd::row::{add_scaled, dots, mix, set_scaled_product, set_scaled_sum};
-use crate::problem::{Outputs, Read, Rewrite, RewriteRead, Sizes};
+use crate::problem::{Outputs, Read, Rewrite, RewriteRead, Sizes, stats_before};
 use crate::tensor::{Ahead, RowsMut};
 
 /// Runs the operator forward on `threads` threads.
 pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: usize) -> Result<()> {
+    match problem.rewrites.count() {
+        1 => forward_of::<A, 1>(problem, outputs, threads),
+        _ => forward_of::<A, ANY>(problem, outputs, threads),
+    }
+}
+
+/// For N rewrites: a loop over one costs a tenth of the instructions of a narrow state.
+fn forward_of<A: Accum, const N: usize>(
+    problem: &RewriteRead,
+    outputs: &mut Outputs,
+    threads: usize,
+) -> Result<()> {
     let Sizes { d, m, .. } = problem.sizes;
     if problem.sizes.tokens() == 0 {
         return Ok(()); // before scratch is allocated: without tokens d·m may exceed all memory
@@ -29,16 +42,18 @@ pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: 
     let taps = problem.read.as_ref().map_or(1, Read::taps);
     let bounds = forward_partition(problem.sizes, taps);
     let ends: Vec<usize> = bounds.iter().map(|bound| bound / problem.sizes.time.max(1)).collect();
-    let weights = problem.read.as_ref().map(|read| Weights::<A>::new(read, problem.sizes)).transpose()?;
+    let next = problem.next.count();
+    let weights =
+        problem.read.as_ref().map(|read| Weights::<A>::new(read, problem.sizes, next)).transpose()?;
     let mut states = split(&mut outputs.new_state, d * m, &bounds);
-    let mut stats = split(&mut outputs.stats, 1 + m, &bounds);
+    let mut stats = split(&mut outputs.stats, problem.rewrites.stats(m), &bounds);
     let mut contexts = split(&mut outputs.context, d, &bounds);
-    let mut values = split(&mut outputs.new_value, m, &bounds);
-    let mut gates = split(&mut outputs.new_gate, 1, &bounds);
+    let mut values = split(&mut outputs.new_value, next * m, &bounds);
+    let mut gates = split(&mut outputs.new_gate, next, &bounds);
     let mut compressed = split(&mut outputs.compressed, d, &bounds);
     let mut rstds = split(&mut outputs.rstd, 1, &bounds);
     let mut pendings = split(&mut outputs.new_pending, (taps - 1) * d, &ends);
-    let parts: Vec<Part<'_, A>> = bounds
+    let parts: Vec<Part<'_, A, N>> = bounds
         .windows(2)
         .map(|pair| Part {
             problem,
@@ -60,8 +75,11 @@ pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: 
     parallel::for_each(parts, useful_threads(problem.state.len(), threads), dispatch)
 }
 
+/// In place of a number of rewrites that is known when this is compiled: any number.
+pub(super) const ANY: usize = 0;
+
 /// Consecutive tokens and the rows of every output that belong to them.
-struct Part<'a, A> {
+struct Part<'a, A, const N: usize> {
     problem: &'a RewriteRead,
     tokens: Range<usize>,
     state: Option<RowsMut<'a>>,
@@ -86,26 +104,28 @@ struct ReadRows<'a, A> {
 struct Scratch<A> {
     /// X, and then X' [m][d]
     state: Buffer<A>,
-    /// k, and later h [d]
+    /// k, and later h [n][d]
     row: Buffer<A>,
     /// Partial sums of x for this token and the K−1 after it [K][d]; x_t is in slot t mod K
     sums: Buffer<A>,
-    /// |k|², k·X, and later |x|², w_β·x, W_v·x [2 + m]
+    /// |k|², k·X and k·kᵢ of each k, from which r and p are computed in place; then β r e [n][m], which times k is added
+    /// to X; later |x|², w_β·x, W_v·x
     products: Buffer<A>,
 }
 
-impl<A: Accum> WithSimd for Part<'_, A> {
+impl<A: Accum, const N: usize> WithSimd for Part<'_, A, N> {
     type Output = Result<()>;
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) -> Result<()> {
         let Sizes { d, m, .. } = self.problem.sizes;
         let taps = self.problem.read.as_ref().map_or(1, Read::taps);
+        let (rewrites, next) = (self.rewrites(), self.problem.next.count());
         let documents = Documents::new(self.problem.sizes, &self.problem.document_starts);
         let mut scratch = Scratch {
             state: Buffer::zeros(m * d)?,
-            row: Buffer::zeros(d)?,
+            row: Buffer::zeros(rewrites * d)?,
             sums: Buffer::zeros(taps * d)?,
-            products: Buffer::zeros(2 + m)?,
+            products: Buffer::zeros((self.problem.rewrites.stats(m) + rewrites * m).max(1 + next * (1 + m)))?,
         };
         for (tokens, document) in documents.within(self.tokens.clone()) {
             // The halo's X' is recomputed for the first reads of this part, and not stored.
@@ -128,7 +148,12 @@ impl<A: Accum> WithSimd for Part<'_, A> {
     }
 }
 
-impl<A: Accum> Part<'_, A> {
+impl<A: Accum, const N: usize> Part<'_, A, N> {
+    #[inline(always)]
+    fn rewrites(&self) -> usize {
+        if N == ANY { self.problem.rewrites.count() } else { N }
+    }
+
     /// Runs the operator on the first of `tokens`; it adds to the sums of x of those alone. Only this part's `own`
     /// tokens are stored.
     #[inline(always)]
@@ -144,15 +169,23 @@ impl<A: Accum> Part<'_, A> {
         let mut states: &[A] = stored.unwrap_or(state);
         ahead.step();
         if let Some(rewrite) = &self.problem.rewrite {
-            let k = view(rewrite.direction.rows(d), token, 1, row);
-            let products = &mut products[..1 + m];
-            dots(simd, k, |i| if i == 0 { k } else { &states[(i - 1) * d..i * d] }, products, &mut ahead);
-            let scales = self.measure(rewrite, token, own, products);
-            let mut to = Target::new(self.state.as_mut().filter(|_| own), token, m, state);
-            match stored {
-                Some(stored) => rewrite_row(to.channels(), stored, scales, k, &mut ahead),
-                None => rewrite_in_place(to.channels(), scales, k, &mut ahead),
+            let rewrites = self.rewrites();
+            let k = view(rewrite.direction.rows(rewrites * d), token, 1, row);
+            let (products, scales) = products.split_at_mut(stats_before(rewrites, m));
+            for index in 0..rewrites {
+                let row = &k[index * d..][..d];
+                let products = &mut products[stats_before(index, m)..stats_before(index + 1, m)];
+                let other = |i: usize| match i {
+                    0 => row,
+                    _ if i <= m => &states[(i - 1) * d..i * d],
+                    _ => &k[(i - m - 1) * d..][..d],
+                };
+                dots(simd, row, other, products, &mut ahead);
             }
+            let scales = &mut scales[..rewrites * m];
+            self.measure(rewrite, token, own, products, scales);
+            let mut to = Target::new(self.state.as_mut().filter(|_| own), token, m, state);
+            rewrite_rows(to.channels(), stored, scales, k, [rewrites, d, m], &mut ahead);
             let rewritten = to.store();
             ahead.step();
             round_to(self.problem.state.dtype, rewritten);
@@ -175,7 +208,7 @@ impl<A: Accum> Part<'_, A> {
             }
         };
         if own {
-            read.row(simd, token, x, row, products, &mut ahead);
+            read.row(simd, token, x, &mut row[..d], products, &mut ahead);
         }
     }
 
@@ -207,42 +240,72 @@ impl<A: Accum> Part<'_, A> {
         }
     }
 
-    /// Computes r and p from |k|² and k·X and saves them; returns the scales of k to add to the channels.
+    /// Computes r and p of each rewrite in place, from the products of its k, and saves all; fills the scales of k to
+    /// add to the channels. No rewrite waits for the state that the one before it leaves: with f the scales,
+    /// kᵀ(X + Σᵢ kᵢ fᵢᵀ) = kᵀX + Σᵢ (k·kᵢ) fᵢᵀ.
     #[inline(always)]
-    fn measure<'p>(&mut self, rewrite: &Rewrite, token: usize, own: bool, products: &'p mut [A]) -> &'p [A] {
-        let m = products.len() - 1;
-        let value = rewrite.value.rows(m).row::<A>(token);
-        let gate = rewrite.gate.rows(1).row::<A>(token)[0];
-        let r = inverse_norm(products[0], rewrite.eps_k);
-        products[0] = r;
-        let readouts = &mut products[1..];
-        readouts.iter_mut().for_each(|product| *product = r * *product);
-        if let Some(stats) = self.stats.as_mut().filter(|_| own) {
-            let stats = stats.row::<A>(token);
-            stats[0] = r;
-            stats[1..].copy_from_slice(readouts);
+    fn measure(&mut self, rewrite: &Rewrite, token: usize, own: bool, products: &mut [A], scales: &mut [A]) {
+        let (m, rewrites) = (self.problem.sizes.m, self.rewrites());
+        let values = rewrite.value.rows(rewrites * m).row::<A>(token);
+        let gates = rewrite.gate.rows(rewrites).row::<A>(token);
+        for index in 0..rewrites {
+            let products = &mut products[stats_before(index, m)..stats_before(index + 1, m)];
+            let (square, rest) = products.split_at_mut(1);
+            let (readouts, along_earlier) = rest.split_at_mut(m);
+            let (earlier, scales) = scales.split_at_mut(index * m);
+            for (at, along) in along_earlier.iter().enumerate() {
+                add_scaled(readouts, *along, &earlier[at * m..][..m]);
+            }
+            let (r, gate) = (inverse_norm(square[0], rewrite.eps_k), gates[index]);
+            square[0] = r;
+            for ((p, v), scale) in readouts.iter_mut().zip(&values[index * m..]).zip(scales) {
+                *p = r * *p;
+                *scale = gate * r * (*v - *p);
+            }
         }
-        readouts.iter_mut().zip(value).for_each(|(p, v)| *p = gate * r * (*v - *p));
-        readouts
+        if let Some(stats) = self.stats.as_mut().filter(|_| own) {
+            stats.row::<A>(token).copy_from_slice(products);
+        }
     }
 
     /// Returns the rows that `token` will load and store, to be prefetched.
     #[inline(always)]
     fn rows_ahead(&self, token: usize) -> Ahead {
         let Sizes { d, m, .. } = self.problem.sizes;
-        let direction = self.problem.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(d).span(token));
+        let rewrites = self.rewrites();
+        let direction =
+            self.problem.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(rewrites * d).span(token));
         let read = self.read.as_ref();
         let stored = [Some(&self.state), read.map(|read| &read.context), read.map(|read| &read.compressed)];
         let [state, context, compressed] = stored.map(|rows| rows?.as_ref().map(|rows| rows.span(token)));
         let spans =
             [Some(self.problem.state.rows(m * d).span(token)), direction, state, context, compressed, None];
-        Ahead::new(spans.map(Option::unwrap_or_default), 2 * m + 2)
+        Ahead::new(spans.map(Option::unwrap_or_default), (1 + rewrites) * m + 2)
+    }
+}
+
+/// to = X + Σ k ⊗ scales, of k [n][d] and scales [n][m]; X is what `to` holds if there are no `states`.
+#[inline(always)]
+pub(super) fn rewrite_rows<A: Accum>(
+    to: &mut [A],
+    states: Option<&[A]>,
+    scales: &[A],
+    k: &[A],
+    [rewrites, d, m]: [usize; 3],
+    ahead: &mut Ahead,
+) {
+    for at in 0..rewrites {
+        let (scales, k) = (&scales[at * m..][..m], &k[at * d..][..d]);
+        match states {
+            Some(states) if at == 0 => rewrite_row(to, states, scales, k, ahead),
+            _ => rewrite_in_place(to, scales, k, ahead),
+        }
     }
 }
 
 /// to = X + k ⊗ scales
 #[inline(always)]
-pub(super) fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], scales: &[A], k: &[A], ahead: &mut Ahead) {
+fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], scales: &[A], k: &[A], ahead: &mut Ahead) {
     let d = k.len();
     for ((to, state), scale) in to.chunks_exact_mut(d).zip(states.chunks_exact(d)).zip(scales) {
         if *scale == A::default() {
@@ -256,7 +319,7 @@ pub(super) fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], scales: &[A], k:
 
 /// X += k ⊗ scales
 #[inline(always)]
-pub(super) fn rewrite_in_place<A: Accum>(states: &mut [A], scales: &[A], k: &[A], ahead: &mut Ahead) {
+fn rewrite_in_place<A: Accum>(states: &mut [A], scales: &[A], k: &[A], ahead: &mut Ahead) {
     for (state, scale) in states.chunks_exact_mut(k.len()).zip(scales) {
         if *scale != A::default() {
             add_scaled(state, *scale, k);
@@ -301,13 +364,16 @@ impl<A: Accum> ReadRows<'_, A> {
         let products = &mut products[..1 + logits.len() / d];
         dots(simd, x, |i| if i == 0 { x } else { &logits[(i - 1) * d..i * d] }, products, ahead);
         let (square, products) = products.split_at(1);
-        let (gate, values) = products.split_at(usize::from(weights.gate.is_some()));
+        let (gates, values) = products.split_at(weights.gates);
         let rstd = read.norm_eps.map_or(A::from_f64(1.0), |eps| inverse_norm_mean(square[0], d, eps));
         if let Some(stored) = &mut self.rstd {
             stored.row::<A>(token)[0] = rstd;
         }
-        if let (Some(stored), [gate]) = (&mut self.gate, gate) {
-            stored.row::<A>(token)[0] = A::from_f64(2.0) * sigmoid(rstd * *gate + weights.gate_bias);
+        if let Some(stored) = &mut self.gate {
+            let stored = stored.row::<A>(token).iter_mut();
+            for ((stored, gate), bias) in stored.zip(gates).zip(&weights.gate_bias) {
+                *stored = A::from_f64(2.0) * sigmoid(rstd * *gate + *bias);
+            }
         }
         if let Some(stored) = &mut self.value {
             let scale = if read.value_from_compressed { A::from_f64(1.0) } else { rstd };

@@ -15,20 +15,24 @@ pub struct Weights<A> {
     pub compress: Option<Buffer<A>>,
     /// [d], ones if there is no weight
     pub norm: Buffer<A>,
-    /// [d]
+    /// n, or 0 without a gate
+    pub gates: usize,
+    /// [n][d]
     pub gate: Option<Buffer<A>>,
-    pub gate_bias: A,
-    /// [m][d]
+    /// [n]
+    pub gate_bias: Buffer<A>,
+    /// [n][m][d]
     pub value: Option<Buffer<A>>,
-    /// [m]
+    /// [n][m]
     pub value_bias: Buffer<A>,
-    /// γ ⊙ w_β, if there is a gate, then γ ⊙ W_v, or W_v if v reads x [0 … 1 + m][d]. The logits are linear
+    /// γ ⊙ w_β, if there is a gate, then γ ⊙ W_v, or W_v if v reads x [0 … n·(1 + m)][d]. The logits are linear
     /// in x, so γ is folded in once.
     pub logits: Buffer<A>,
 }
 
 impl<A: Accum> Weights<A> {
-    pub fn new(read: &Read, sizes: Sizes) -> Result<Weights<A>> {
+    /// `next` is n, the number of rewrites to come.
+    pub fn new(read: &Read, sizes: Sizes, next: usize) -> Result<Weights<A>> {
         let Sizes { d, m, .. } = sizes;
         let norm = widen_or(&read.norm_weight, d, A::from_f64(1.0))?;
         let gate = read.gate_weight.as_ref().map(widen).transpose()?;
@@ -37,10 +41,11 @@ impl<A: Accum> Weights<A> {
         let taps = |weight| taps_outermost(weight, sizes, read.taps());
         Ok(Weights {
             compress: read.compress.as_ref().map(taps).transpose()?,
+            gates: gate.as_ref().map_or(0, |_| next),
             gate,
-            gate_bias: widen_or(&read.gate_bias, 1, A::default())?[0],
+            gate_bias: widen_or(&read.gate_bias, next, A::default())?,
             value,
-            value_bias: widen_or(&read.value_bias, m, A::default())?,
+            value_bias: widen_or(&read.value_bias, next * m, A::default())?,
             logits,
             norm,
         })
@@ -48,8 +53,7 @@ impl<A: Accum> Weights<A> {
 
     /// Returns the number of logits computed from h; the rest are computed from x.
     pub fn logits_of_context(&self, read: &Read) -> usize {
-        let gates = usize::from(self.gate.is_some());
-        if read.value_from_compressed { gates } else { self.logits.len() / self.norm.len() }
+        if read.value_from_compressed { self.gates } else { self.logits.len() / self.norm.len() }
     }
 }
 
@@ -103,7 +107,7 @@ pub struct Sums<A> {
 impl<A: Accum> Sums<A> {
     pub fn zeros(read: &Read, weights: &Weights<A>, wanted: Wanted) -> Result<Sums<A>> {
         let d = weights.norm.len();
-        let (gates, rows) = (usize::from(weights.gate.is_some()), weights.logits.len() / d);
+        let (gates, rows) = (weights.gates, weights.logits.len() / d);
         // dγ is completed from the sums of the logits that read h.
         let by_norm = |row: usize| wanted.norm && row < weights.logits_of_context(read);
         let start = if wanted.gate || by_norm(0) { 0 } else { gates };

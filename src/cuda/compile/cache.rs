@@ -6,7 +6,7 @@
 //! compiled again. Code is loaded from here into the process, so the directory must belong to the user, and
 //! others must not be able to write to it.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ impl Cache {
     pub fn open() -> Result<Option<Cache>> {
         let Some(directory) = environment::cache_directory() else { return Ok(None) };
         match prepare(&directory) {
-            Ok(()) => refuse_open_directory(&directory).map(|()| Some(Cache { directory })),
+            Ok(found) => refuse_open_directory(&directory, &found).map(|()| Some(Cache { directory })),
             Err(error) => {
                 warn_once(&directory, &error);
                 Ok(None)
@@ -87,26 +87,24 @@ impl Cache {
     }
 }
 
-fn prepare(directory: &Path) -> io::Result<()> {
+/// Creates the directory unless it is there, and examines it. Another process may delete it at any moment.
+fn prepare(directory: &Path) -> io::Result<Metadata> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let path = std::ffi::CString::new(directory.as_os_str().as_encoded_bytes())?;
     // SAFETY: a terminated string.
     match unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) } {
-        0 => Ok(()),
+        0 => fs::metadata(directory),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-fn refuse_open_directory(directory: &Path) -> Result<()> {
+fn refuse_open_directory(directory: &Path, found: &Metadata) -> Result<()> {
     let refuse = |fault: String| {
         Err(Error::Cuda(format!(
             "compiled kernels are kept in {}, {fault}: make it yours alone (chmod go-w), or name another \
              directory in DDL_CACHE_DIR",
             directory.display()
         )))
-    };
-    let Ok(found) = fs::metadata(directory) else {
-        return refuse("which cannot be examined".into());
     };
     // SAFETY: `geteuid` has no preconditions.
     let me = unsafe { libc::geteuid() };

@@ -210,6 +210,8 @@ mod tests {
             taps: 1,
             types,
             rewrite,
+            rewrites: 1,
+            next: 1,
             compress,
             parts,
             sums,

@@ -128,6 +128,10 @@ pub struct Specialisation {
     pub taps: usize,
     pub types: Types,
     pub rewrite: bool,
+    /// rewrites one after the other; 1 if there is none
+    pub rewrites: usize,
+    /// rewrites whose values and gates are read; 1 if none are
+    pub next: usize,
     pub compress: Compress,
     pub parts: Parts,
     /// all false forward
@@ -166,6 +170,8 @@ impl Specialisation {
                 value_bias: parameter(|read| read.value_bias.as_ref()),
             },
             rewrite: problem.rewrite.is_some(),
+            rewrites: problem.rewrites.count(),
+            next: problem.next.count(),
             compress: match read {
                 None => Compress::None,
                 Some(read) if read.over_time() => Compress::Token,
@@ -198,6 +204,8 @@ impl Specialisation {
             taps: expand.taps(),
             types,
             rewrite: false,
+            rewrites: 1,
+            next: 1,
             compress: if weight.is_some() { Compress::Token } else { Compress::None },
             parts: Parts::default(),
             sums: ParameterSums { compress: weight.is_some(), ..ParameterSums::default() },
@@ -217,6 +225,7 @@ impl Specialisation {
             kernel: Kernel::Reduce,
             types,
             rewrite: false,
+            rewrites: 1,
             chain: false,
             cached: false,
             documents: false,
@@ -238,13 +247,13 @@ impl Specialisation {
     /// Returns the number of rows of `d` sums of parameter gradients.
     pub fn slots(&self) -> usize {
         let ParameterSums { compress, norm, gate, value } = self.sums;
-        let rows = usize::from(compress) * self.m * self.taps + usize::from(value) * self.m;
-        rows + usize::from(norm) + usize::from(gate)
+        let of_next = self.next * (usize::from(value) * self.m + usize::from(gate));
+        usize::from(compress) * self.m * self.taps + usize::from(norm) + of_next
     }
 
     /// Returns the numbers in one block's row of `partial`: the slots, then the biases' sums.
     pub fn partial_row(&self) -> usize {
-        self.slots() * self.d + (1 + self.m).next_multiple_of(8)
+        self.slots() * self.d + (self.next * (1 + self.m)).next_multiple_of(8)
     }
 
     /// Returns the macros that kernels/*.cu expect, except the plan's.
@@ -298,6 +307,8 @@ impl Specialisation {
         ] {
             defines.push((name, u8::from(there).to_string()));
         }
+        defines.push(("REWRITES", self.rewrites.to_string()));
+        defines.push(("NEXT", self.next.to_string()));
         defines.push(("READ", (self.compress as u8).to_string()));
         defines
     }

@@ -4,6 +4,7 @@ use super::limits::RESERVED;
 use super::macros::Plan;
 use super::overrides::Residency;
 use crate::cuda::kernel::{Compress, Kernel, Parts, Specialisation};
+use crate::problem::stats_before;
 use crate::tensor::Dtype;
 
 /// Bytes of the counters for the numbers that blocks of a cluster send each other.
@@ -64,11 +65,11 @@ fn registers(s: &Specialisation, plan: &Plan) -> usize {
     let elements = plan.features * s.m;
     let kept_rows = if plan.keep_in_registers { rows } else { 1 };
     let packet = if s.kernel == Kernel::Backward { 4 * elements } else { 3 * elements / 2 };
-    let packets = kept_rows * (packet + plan.features);
+    let packets = kept_rows * (packet + s.rewrites * plan.features);
     let window = if plan.window == Residency::Registers { rows * plan.features * (s.taps - 1) } else { 0 };
     let has_sums = s.kernel != Kernel::Forward && plan.sums == Residency::Registers;
     let sums = if has_sums { rows * plan.features * s.slots() } else { 0 };
-    16 + (2 * s.m + packets + window + sums) * s.real().size() / 4
+    16 + (2 * s.m * s.rewrites.max(s.next) + packets + window + sums) * s.real().size() / 4
 }
 
 /// Registers for the weight of an expansion, its sums, and the numbers of as many tokens as it has taps.
@@ -80,8 +81,8 @@ pub(super) fn weight_registers(s: &Specialisation, features: usize) -> usize {
 /// Bytes of the two buffers for sums over so many threads.
 pub(super) fn static_shared(s: &Specialisation, threads: usize) -> usize {
     let sums = match s.kernel {
-        Kernel::Backward => 1 + 2 * s.m,
-        Kernel::Forward => 2 + s.m,
+        Kernel::Backward => 1 + 2 * s.rewrites * s.m,
+        Kernel::Forward => stats_before(s.rewrites, s.m).max(1 + s.next * (1 + s.m)),
         _ => 0,
     };
     2 * sums * threads.div_ceil(32) * s.real().size() + COUNTS
@@ -117,7 +118,7 @@ pub(super) fn token_inputs(s: &Specialisation) -> impl Iterator<Item = usize> {
     let backward = s.kernel == Kernel::Backward;
     [
         (true, s.m * types.state.size()),
-        (s.rewrite, types.direction.size()),
+        (s.rewrite, s.rewrites * types.direction.size()),
         (backward, s.m * types.state.size()),
         (backward && s.compress != Compress::None, types.context.size()),
         (backward && s.compress == Compress::Token, types.state.size()),
@@ -136,8 +137,8 @@ fn parameter_bytes(s: &Specialisation) -> usize {
     let bytes = |there: bool, rows: usize, dtype: Dtype| if there { rows * s.d * dtype.size() } else { 0 };
     bytes(compress, s.m * s.taps, s.types.compress)
         + bytes(norm_weight, 1, s.types.norm)
-        + bytes(gate, 1, s.types.gate)
-        + bytes(value, s.m, s.types.value)
+        + bytes(gate, s.next, s.types.gate)
+        + bytes(value, s.next * s.m, s.types.value)
 }
 
 fn moved(s: &Specialisation, plan: &Plan) -> Moved {

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from ddl.config import ReportConfig
+from ddl.config import BASELINES, ReportConfig
 from ddl.errors import InputError
 from ddl.files import PathKind, atomic_file, path_kind
 
@@ -137,8 +137,8 @@ def _inside(number: int, run: Run) -> Inside:
     charts = depth_charts(depth, f"depth-{number}") if depth else []
     over_training = training_chart(training, f"training-{number}") if training else None
     charts += [over_training] if over_training else []
-    if run.config is not None and run.config.model.residual == "additive":
-        missing = ["It adds and has no rewrites."]
+    if run.config is not None and run.config.model.residual in BASELINES:
+        missing = ["It has no rewrites."]
     else:
         missing = [] if depth else ["It was not inspected: `ddl inspect` measures rewrites."]
         if run.config is not None and over_training is None:

@@ -67,6 +67,8 @@ fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype)
         taps,
         types,
         rewrite,
+        rewrites: 1,
+        next: 1,
         compress,
         parts,
         sums,

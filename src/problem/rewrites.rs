@@ -1,0 +1,74 @@
+//! How many rewrites follow each other between two reads, and where their numbers lie.
+
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// Most rewrites between two reads: each has m + 1 sums over the features, which a GPU keeps in registers.
+const MOST: usize = 8;
+
+/// The axis of n rewrites in the tensors that have a part for each: before their last axes, and absent for a single
+/// rewrite.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rewrites(Option<usize>);
+
+impl Rewrites {
+    /// The axis that `tensor` has before `last` and after `batch`. One without it, or without that shape, has none.
+    pub fn of(tensor: &Tensor, batch: &[usize], last: &[usize]) -> Result<Rewrites> {
+        let (shape, at) = (&tensor.shape, batch.len());
+        let fits = shape.len() == at + 1 + last.len() && shape.starts_with(batch) && shape.ends_with(last);
+        match fits.then(|| shape[at]) {
+            Some(count) if !(1..=MOST).contains(&count) => {
+                Err(Error::Argument(format!("`{}` must have 1 to {MOST} rewrites, got {count}", tensor.name)))
+            }
+            count => Ok(Rewrites(count)),
+        }
+    }
+
+    /// n
+    pub fn count(self) -> usize {
+        self.0.unwrap_or(1)
+    }
+
+    /// Returns the shape of one rewrite's part, after the axis.
+    pub fn and(self, last: &[usize]) -> Vec<usize> {
+        self.0.iter().chain(last).copied().collect()
+    }
+
+    /// Returns the numbers that a forward saves of a token.
+    pub fn stats(self, m: usize) -> usize {
+        stats_before(self.count(), m)
+    }
+}
+
+/// Where rewrite `index` has its numbers among a token's statistics: r, p (m), and k·kᵢ with each earlier kᵢ.
+pub fn stats_before(index: usize, m: usize) -> usize {
+    index * (1 + m) + index * index.saturating_sub(1) / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Dtype;
+
+    #[test]
+    fn an_axis_is_found_between_batch_and_last() {
+        let axis = |shape: &[usize]| {
+            Rewrites::of(&Tensor::fake("direction", shape.to_vec(), Dtype::F32, 0), &[2, 3], &[8])
+        };
+        assert_eq!(axis(&[2, 3, 8]).unwrap(), Rewrites(None));
+        assert_eq!(axis(&[2, 3, 4, 8]).unwrap(), Rewrites(Some(4)));
+        assert_eq!(axis(&[2, 3, 4, 7]).unwrap(), Rewrites(None));
+        assert_eq!(axis(&[2, 3, 4, 8]).unwrap().and(&[5]), [4, 5]);
+        for count in [0, 9] {
+            let refused = axis(&[2, 3, count, 8]).unwrap_err().to_string();
+            assert_eq!(refused, format!("`direction` must have 1 to 8 rewrites, got {count}"));
+        }
+    }
+
+    #[test]
+    fn each_rewrite_saves_its_products_with_the_earlier_ones() {
+        assert_eq!([0, 1, 2, 3].map(|index| stats_before(index, 4)), [0, 5, 11, 18]);
+        assert_eq!(Rewrites(None).stats(4), 5);
+        assert_eq!(Rewrites(Some(3)).stats(4), 18);
+    }
+}

@@ -1,0 +1,105 @@
+"""Keep what the study's page needs of finished runs, as one line of JSON each.
+
+    python study/collect.py runs/study/tuning study/records/tuning.jsonl
+
+Runs that are in the file already stay as they are; runs that are not finished are left out. Run it
+as often as you like: records are committed when they are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ddl.analysis.inspection import inspect
+from ddl.analysis.runs import read_run
+from ddl.config.stored import plain
+from ddl.data import evaluation_batches
+from ddl.data import load as load_data
+from ddl.files import write_text
+from ddl.load import load
+from ddl.train import checkpoint
+from ddl.train.runs import LAST, RunDirectory
+
+TOKENS = 16_384  # that the rewrites of a finished model are measured on
+OVER_TRAINING = ("beta", "error", "write_norm", "coherence")  # of recordings.jsonl
+
+
+def collect(path: Path) -> dict[str, Any] | None:
+    """The record of a run; None if it is not finished."""
+    run = read_run(path, path.name)
+    if not run.finished:
+        return None
+    directory = RunDirectory(path)
+    found = directory.find_checkpoint(LAST)
+    assert found is not None
+    record: dict[str, Any] = {
+        "name": path.name,
+        "config": plain(run.options),
+        "versions": checkpoint.read_manifest(found).versions,
+        "data": run.data,
+        "parameters": run.parameters,
+        "tokens_per_second": run.tokens_per_second,
+        "peak_memory": run.peak_memory,
+        "loss": run.final.loss if run.final else None,
+        "bits_per_byte": run.bits_per_byte,
+        "validation": [
+            [r["step"], r["validation_loss"]] for r in run.records if "validation_loss" in r
+        ],
+    }
+    recordings = directory.recordings.read()
+    if recordings:
+        record |= {"training": [_short(each) for each in recordings], "depth": _depth(path, run)}
+    return record
+
+
+def _short(recording: dict[str, Any]) -> dict[str, Any]:
+    """The means over tokens of a recording, per sublayer."""
+    means = {
+        name: [_rounded(sublayer[name]["mean"]) for sublayer in recording["sublayers"]]
+        for name in OVER_TRAINING
+    }
+    return {"step": recording["step"], **means}
+
+
+def _depth(path: Path, run: Any) -> dict[str, Any]:
+    """What the rewrites of the finished model do over depth."""
+    model, _ = load(path, "cpu")
+    block = model.config.block_size
+    corpus = load_data(run.options.data)
+    windows = evaluation_batches(corpus.validation, 1, block, TOKENS // block)
+    summary = inspect(model, [each.tokens for each in windows]).summary()
+    kept = ("coherence", "effective_rank", "singular_values", "survival", "shares")
+    return {
+        **{name: _rounded(summary[name]) for name in kept},
+        "eigenvalue_counts": [each["eigenvalue_counts"] for each in summary["sublayers"]],
+        "beta": [_rounded([s["beta"]["mean"], s["beta"]["std"]]) for s in summary["sublayers"]],
+    }
+
+
+def _rounded(values: Any) -> Any:
+    """Numbers to five digits: enough for a picture."""
+    if isinstance(values, list):
+        return [_rounded(value) for value in values]
+    return None if values is None else float(f"{values:.5g}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("runs", type=Path, help="the directory of a sweep")
+    parser.add_argument("out", type=Path, help="the file of records")
+    args = parser.parse_args(arguments)
+    lines = args.out.read_text(encoding="utf-8").splitlines() if args.out.exists() else []
+    known = {json.loads(line)["name"] for line in lines}
+    for path in sorted(each.parent for each in args.runs.glob("*/config.json")):
+        if path.name not in known and (record := collect(path)) is not None:
+            lines.append(json.dumps(record, ensure_ascii=False))
+            print(f"{path.name}: {record['loss']:.4f}")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(args.out, "".join(line + "\n" for line in sorted(lines)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Write the tables and pictures of docs/results.md from the committed records.
+
+    python -m study.page          # after study/collect.py
+    python -m study.page --check  # says what is not current, exit status 1
+
+Text between `<!-- NAME: begin -->` and `<!-- NAME: end -->` is replaced; the rest stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ddl.analysis.student import interval
+from ddl.files import write_text
+
+from . import cost, pictures, records
+from .records import Trained
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = "results.md"
+BASELINE = pictures.BASELINE
+# In the order of the tables and the legends.
+ORDER = ("additive", "additive-wider", "hc", "ddl", "cc-noec", "cc", "tc-noec", "tc")
+LOGARITHM_OF_2 = 0.6931471805599453
+
+Variants = Mapping[str, Mapping[int, Trained]]
+PICTURES: dict[str, Callable[[Variants, Path, str], None]] = {
+    "results-curves.png": pictures.curves,
+    "results-gates.png": pictures.gates,
+    "results-coherence.png": pictures.coherence,
+    "results-survival.png": pictures.survival,
+}
+
+
+def comparison(variants: Variants, times: Mapping[str, float]) -> str:
+    """Final losses, and their differences from the baseline, seed by seed."""
+    rows = [
+        "| variant | parameters | learning rate | validation loss | bits/byte "
+        f"| difference from {BASELINE} | 95 % interval | time per step, ratio |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, runs in variants.items():
+        first = next(iter(runs.values())).record
+        mean = statistics.mean(run.loss for run in runs.values())
+        rows.append(
+            f"| {name} | {first['parameters']:,} | {first['config']['optim']['lr']:g} "
+            f"| {_mean(runs)} | {mean / LOGARITHM_OF_2:.4f} "
+            f"| {_difference(variants[BASELINE], runs)} | {times[name]:.2f} |"
+        )
+    return "\n".join(rows)
+
+
+def tuning(variants: Variants) -> str:
+    """Losses by learning rate, the lowest of each variant in bold."""
+    found: dict[str, dict[float, float]] = {}
+    for name, runs in variants.items():
+        variant, rate = name.rsplit("-lr", 1)
+        loss = statistics.mean(run.loss for run in runs.values())
+        found.setdefault(variant, {})[float(rate)] = loss
+    rates = sorted({rate for losses in found.values() for rate in losses})
+    rows = [
+        "| variant | " + " | ".join(f"{rate:g}" for rate in rates) + " |",
+        "|---" * (len(rates) + 1) + "|",
+    ]
+    for variant, losses in ordered(found).items():
+        best = min(losses.values())
+        cells = [_cell(losses.get(rate), best) for rate in rates]
+        rows.append(f"| {variant} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def smaller(variants: Variants) -> str:
+    """Final losses of the smaller questions, and their differences from `default`."""
+    rows = ["| | validation loss | difference from default | 95 % interval |", "|---|---|---|---|"]
+    for name, runs in variants.items():
+        base = variants["default-bf16" if name.endswith("bf16") else "default"]
+        rows.append(f"| {name} | {_mean(runs)} | {_difference(base, runs)} |")
+    return "\n".join(rows)
+
+
+def normalisation(kinds: Mapping[str, Variants]) -> str:
+    """Final losses by how k is normalised, and their differences from the operator's own way."""
+    rows = [
+        "| precision | k̂ | validation loss | difference from ours | 95 % interval |",
+        "|---|---|---|---|---|",
+    ]
+    for precision in ("float32", "bfloat16"):
+        for kind, variants in kinds.items():
+            runs, base = variants.get(precision, {}), kinds["ours"].get(precision, {})
+            if len(runs) > 1:
+                rows.append(f"| {precision} | {kind} | {_mean(runs)} | {_difference(base, runs)} |")
+    return "\n".join(rows)
+
+
+def _mean(runs: Mapping[int, Trained]) -> str:
+    """Mean and standard deviation over the seeds."""
+    losses = [run.loss for run in runs.values()]
+    return f"{statistics.mean(losses):.4f} ± {statistics.stdev(losses):.4f}"
+
+
+def _cell(loss: float | None, best: float) -> str:
+    if loss is None:
+        return "–"
+    return f"**{loss:.4f}**" if loss == best else f"{loss:.4f}"
+
+
+def _difference(base: Mapping[int, Trained], runs: Mapping[int, Trained]) -> str:
+    """Two cells: the mean of the paired differences, and its interval."""
+    if base is runs:
+        return "– | –"
+    found = interval(
+        [runs[seed].loss - base[seed].loss for seed in sorted(runs.keys() & base.keys())]
+    )
+    return f"{_signed(found.mean)} | {_signed(found.low)} to {_signed(found.high)}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}".replace("-", "−")
+
+
+def ordered(found: Mapping[str, object]) -> dict:
+    """The variants in ORDER, others behind."""
+    rank = {name: number for number, name in enumerate(ORDER)}
+    return dict(sorted(found.items(), key=lambda item: rank.get(item[0], len(ORDER))))
+
+
+def text(page: str, folder: Path = records.FOLDER) -> str:
+    """The page with its tables made anew from the records in `folder`."""
+    tables = {
+        "comparison": comparison(ordered(records.read("main", folder)), read_cost(folder)),
+        "tuning": tuning(records.read("tuning", folder)),
+        "smaller": smaller(records.read("smaller", folder)),
+        "normalisation": normalisation(
+            {kind: records.read(f"normalisation-{kind}", folder) for kind in ("ours", "l2", "rms")}
+        ),
+    }
+    for name, table in tables.items():
+        marked = re.compile(rf"(<!-- {name}: begin[^>]*-->\n).*?(<!-- {name}: end -->)", re.DOTALL)
+        page, count = marked.subn(
+            lambda match, table=table: match[1] + table + "\n" + match[2], page
+        )
+        if count != 1:
+            raise ValueError(f"{PAGE} must have the marks of {name} once, got {count}")
+    return page
+
+
+def read_cost(folder: Path) -> dict[str, float]:
+    """The time per step of each variant, over the baseline's."""
+    record = json.loads((folder / cost.OUT.name).read_text(encoding="utf-8"))
+    return cost.ratios(record, BASELINE)
+
+
+def write(docs: Path = DOCS, folder: Path = records.FOLDER) -> None:
+    """Make the tables and the pictures anew."""
+    page = docs / PAGE
+    write_text(page, text(page.read_text(encoding="utf-8"), folder))
+    runs = ordered(records.read("main", folder))
+    for name, draw in PICTURES.items():
+        draw(runs, docs / name, records.digest("main", folder=folder))
+
+
+def stale(docs: Path = DOCS, folder: Path = records.FOLDER) -> list[str]:
+    """The files that do not show the records as they are."""
+    page = (docs / PAGE).read_text(encoding="utf-8")
+    wanted = f"records {records.digest('main', folder=folder)}"
+    old = [name for name in PICTURES if made_of(docs / name) != wanted]
+    return old + ([] if text(page, folder) == page else [PAGE])
+
+
+def made_of(picture: Path) -> str | None:
+    """What the text chunk of a PNG says of the records that it was made of; None without one."""
+    if not picture.exists():
+        return None
+    data, at = picture.read_bytes(), 8
+    while at < len(data):
+        size, kind = struct.unpack(">I4s", data[at : at + 8])
+        content = data[at + 8 : at + 8 + size]
+        if kind in (b"tEXt", b"iTXt") and content.startswith(pictures.RECORDS.encode() + b"\0"):
+            return content.rsplit(b"\0", 1)[1].decode()
+        at += 12 + size
+    return None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; say what is stale")
+    if not parser.parse_args(arguments).check:
+        write()
+        return 0
+    old = stale()
+    print("".join(f"docs/{name} is not current: python -m study.page\n" for name in old), end="")
+    return bool(old)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""The pictures of docs/results.md, made from the committed records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddl.analysis.student import interval
+from ddl.files import atomic_file
+from ddl.train.plots import COLOURS, DASHES, MARKERS
+
+from .records import Trained
+
+Variants = Mapping[str, Mapping[int, Trained]]
+BASELINE = "additive"
+RECORDS = "Description"  # the PNG's field for the digest of the records
+
+
+def curves(variants: Variants, path: Path, digest: str) -> None:
+    """Validation losses over training, and their differences from the baseline, seed by seed."""
+
+    def draw(figure: Any) -> None:
+        losses, differences = figure.subplots(1, 2)
+        for number, (name, runs) in enumerate(variants.items()):
+            look = {
+                "color": COLOURS[number % len(COLOURS)],
+                "marker": MARKERS[number],
+                "linestyle": DASHES[number // len(COLOURS)],
+                "markerfacecolor": "white",
+                "lw": 1.3,
+                "markersize": 5,
+            }
+            steps, values = validation(runs.values())
+            losses.plot(steps, values.mean(0), label=name, **look)
+            if name == BASELINE:
+                differences.axhline(0, color="black", lw=1)
+                continue
+            paired = [seed for seed in runs if seed in variants[BASELINE]]
+            ours = validation([runs[seed] for seed in paired])[1]
+            theirs = validation([variants[BASELINE][seed] for seed in paired])[1]
+            found = [interval(list(column)) for column in (ours - theirs).T]
+            mean = np.array([each.mean for each in found])
+            half = np.array([each.high - each.mean for each in found])
+            shift = (
+                number - len(variants) / 2
+            ) * 12  # steps, so that the bars do not cover each other
+            differences.errorbar(np.array(steps) + shift, mean, half, capsize=2, **look)
+        losses.set(
+            xlabel="step", ylabel="validation loss, nats per byte", title="Mean over the seeds"
+        )
+        differences.set(xlabel="step", title=f"Difference from {BASELINE}, with 95 % intervals")
+        for axes in (losses, differences):
+            axes.grid(alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.legend(loc="outside lower center", ncols=len(variants), frameon=False, fontsize=9)
+
+    _save(draw, path, (10, 4.4), digest)
+
+
+def gates(variants: Variants, path: Path, digest: str) -> None:
+    """β over training, of every sublayer, and its spread over the tokens in the end."""
+    shown = with_rewrites(variants)
+
+    def draw(figure: Any) -> None:
+        rows = figure.subplots(2, len(shown), squeeze=False)
+        for column, (name, runs) in enumerate(shown.items()):
+            steps = [each["step"] for each in runs[0].record["training"]]
+            mean = np.mean([[s["beta"] for s in r.record["training"]] for r in runs], axis=0)
+            image = rows[0][column].imshow(mean.T, aspect="auto", vmin=0, vmax=2, cmap="viridis")
+            label_steps(rows[0][column], steps)
+            rows[0][column].set_title(name)
+            counts = np.mean([r.record["depth"]["eigenvalue_counts"] for r in runs], axis=0)
+            shares = counts / counts.sum(1, keepdims=True)
+            extent = (-1, 1, len(shares) - 0.5, -0.5)
+            below = rows[1][column].imshow(shares, aspect="auto", extent=extent, cmap="viridis")
+            rows[1][column].set_xlabel("λ in the end")
+        for row in rows:
+            row[0].set_ylabel("sublayer")
+        figure.colorbar(image, ax=list(rows[0]), label="mean β")
+        figure.colorbar(below, ax=list(rows[1]), label="share of tokens")
+
+    _save(draw, path, (2.3 * len(shown) + 1.5, 5.4), digest)
+
+
+def coherence(variants: Variants, path: Path, digest: str) -> None:
+    """|cos| between the directions of all sublayers in the end, and of neighbours over training."""
+    shown = with_rewrites(variants)
+
+    def draw(figure: Any) -> None:
+        rows = figure.subplots(2, len(shown), squeeze=False)
+        for column, (name, runs) in enumerate(shown.items()):
+            matrix = np.mean([r.record["depth"]["coherence"] for r in runs], axis=0)
+            np.fill_diagonal(matrix, np.nan)
+            image = rows[0][column].imshow(matrix, vmin=0, vmax=0.6, cmap="viridis")
+            rows[0][column].set_title(name)
+            steps = [each["step"] for each in runs[0].record["training"]]
+            cosines = [[s["coherence"][1:] for s in r.record["training"]] for r in runs]
+            mean = np.mean(np.array(cosines, dtype=float), axis=0)
+            below = rows[1][column].imshow(
+                mean.T, aspect="auto", vmin=-0.6, vmax=0.6, cmap="cividis"
+            )
+            rows[1][column].set_yticks(range(mean.shape[1]), range(1, mean.shape[1] + 1))
+            label_steps(rows[1][column], steps)
+        for row in rows:
+            row[0].set_ylabel("sublayer")
+        figure.colorbar(image, ax=list(rows[0]), label="mean |cos|")
+        figure.colorbar(below, ax=list(rows[1]), label="mean cos with the one before")
+
+    _save(draw, path, (2.3 * len(shown) + 1.5, 5.4), digest)
+
+
+def survival(variants: Variants, path: Path, digest: str) -> None:
+    """What is left of the embedding and of every write after each sublayer."""
+    shown = with_rewrites(variants)
+    means = {
+        name: np.array([r.record["depth"]["survival"] for r in runs], dtype=float).mean(0)
+        for name, runs in shown.items()
+    }
+    low = np.floor(10 * min(np.nanmin(mean) for mean in means.values())) / 10
+
+    def draw(figure: Any) -> None:
+        (row,) = figure.subplots(1, len(shown), squeeze=False)
+        for axes, (name, mean) in zip(row, means.items(), strict=True):
+            image = axes.imshow(mean, vmin=low, vmax=1, cmap="viridis")
+            axes.set_title(name)
+            axes.set_xlabel("after sublayer")
+            ticks = range(0, len(mean), 2)
+            axes.set_xticks(ticks, ["start", *(str(i - 1) for i in ticks[1:])], fontsize=8)
+            axes.set_yticks(ticks, ["embedding", *(str(i - 1) for i in ticks[1:])], fontsize=8)
+        row[0].set_ylabel("written by")
+        figure.colorbar(image, ax=list(row), label="share that is left", shrink=0.8)
+
+    _save(draw, path, (2.3 * len(shown) + 1.5, 3.0), digest)
+
+
+def with_rewrites(variants: Variants) -> dict[str, list[Trained]]:
+    """The runs of the variants that have recordings."""
+    found = {
+        name: [run for run in runs.values() if "depth" in run.record]
+        for name, runs in variants.items()
+    }
+    return {name: runs for name, runs in found.items() if runs}
+
+
+def validation(runs: Any) -> tuple[list[int], Any]:
+    """Steps, and the validation losses (seeds, steps)."""
+    rows = [run.record["validation"] for run in runs]
+    return [step for step, _ in rows[0]], np.array([[loss for _, loss in row] for row in rows])
+
+
+def label_steps(axes: Any, steps: Sequence[int]) -> None:
+    """Label the x-axis with the first and the last step."""
+    axes.set_xticks((0, len(steps) - 1), (steps[0], steps[-1]), fontsize=8)
+    axes.set_xlabel("step")
+
+
+def _save(draw: Callable[[Any], None], path: Path, size: tuple[float, float], digest: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=size, dpi=130, layout="constrained")
+    try:
+        draw(figure)
+        with atomic_file(path) as temporary:
+            figure.savefig(temporary, format="png", metadata={RECORDS: f"records {digest}"})
+    finally:
+        pyplot.close(figure)

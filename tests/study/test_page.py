@@ -1,0 +1,174 @@
+"""The tables and pictures of the study, from records of known numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from study import page, records
+from tests.support.figures import saved_figure
+
+MARKS = "".join(
+    f"{name}\n<!-- {name}: begin (made) -->\nold\n<!-- {name}: end -->\n"
+    for name in ("comparison", "tuning", "smaller", "normalisation")
+)
+
+
+def record(name: str, losses: list[float], *, lr: float = 1e-3) -> str:
+    made: dict[str, Any] = {
+        "name": name,
+        "config": {"optim": {"lr": lr}},
+        "parameters": 1_234_567,
+        "loss": losses[-1],
+        "validation": [[500 * (i + 1), loss] for i, loss in enumerate(losses)],
+    }
+    if name.startswith("cc"):
+        means = {
+            "beta": [1.0, 0.5, 1.5],
+            "error": [0.1, 0.2, 0.3],
+            "write_norm": [1.0, 2.0, 3.0],
+            "coherence": [None, 0.1, -0.2],
+        }
+        made["training"] = [{"step": step, **means} for step in (500, 1000)]
+        made["depth"] = {
+            "coherence": [[1.0, 0.1, 0.2], [0.1, 1.0, 0.3], [0.2, 0.3, 1.0]],
+            "survival": [
+                [1.0, 0.9, 0.8, 0.7],
+                [None, 1.0, 0.95, 0.9],
+                [None, None, 1.0, 0.85],
+                [None, None, None, 1.0],
+            ],
+            "eigenvalue_counts": [[1, 2, 3], [0, 4, 2], [6, 0, 0]],
+        }
+    return json.dumps(made) + "\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "records"
+    folder.mkdir()
+    finals = {"additive": (1.30, 1.32, 1.31), "cc": (1.20, 1.24, 1.19), "hc": (1.31, 1.30, 1.32)}
+    (folder / "main.jsonl").write_text(
+        "".join(
+            record(f"{name}-s{seed}", [loss + 0.1, loss])
+            for name, values in finals.items()
+            for seed, loss in enumerate(values, start=1)
+        )
+    )
+    (folder / "tuning.jsonl").write_text(
+        "".join(
+            record(f"{name}-lr{lr}-s101", [loss])
+            for name, lr, loss in (
+                ("cc", 0.002, 1.25), ("cc", 0.001, 1.26), ("additive", 0.001, 1.3),
+            )
+        )
+    )  # fmt: skip
+    (folder / "smaller.jsonl").write_text(
+        "".join(
+            record(f"{name}-s{seed}", [loss])
+            for name, values in {
+                "default": (1.5, 1.52), "same": (1.5, 1.52), "default-bf16": (1.6, 1.6),
+                "stream-bf16": (1.61, 1.63),
+            }.items()
+            for seed, loss in enumerate(values, start=1)
+        )
+    )  # fmt: skip
+    for kind, losses in {"ours": (1.5, 1.6), "l2": (1.5, 1.6), "rms": (1.6, 1.8)}.items():
+        text = "".join(record(f"bfloat16-s{s}", [loss]) for s, loss in enumerate(losses))
+        (folder / f"normalisation-{kind}.jsonl").write_text(text)
+    seconds = {"additive": [1.0, 2.0, 1.0], "cc": [2.0, 3.0, 1.9], "hc": [4.0, 8.0, 4.0]}
+    (folder / "cost.json").write_text(json.dumps({"seconds": seconds}))
+    return folder
+
+
+@pytest.fixture
+def docs(tmp_path: Path, folder: Path) -> Path:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / page.PAGE).write_text(MARKS)
+    page.write(docs, folder)
+    return docs
+
+
+def rows(docs: Path, name: str) -> list[list[str]]:
+    text = (docs / page.PAGE).read_text()
+    table = text.split(f"<!-- {name}: begin (made) -->\n")[1].split("<!--")[0]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+
+
+def test_the_comparison(docs: Path) -> None:
+    """Paired differences −0.10, −0.08 and −0.12, whose t interval has 4.303 · s/√3 around it."""
+    additive, hc, cc = rows(docs, "comparison")
+    assert additive == [
+        "additive", "1,234,567", "0.001", "1.3100 ± 0.0100", "1.8899", "–", "–", "1.00",
+    ]  # fmt: skip
+    half = 4.302653 * 0.02 / math.sqrt(3)
+    assert cc == [
+        "cc", "1,234,567", "0.001", "1.2100 ± 0.0265", "1.7457", "−0.1000",
+        f"−{0.1 + half:.4f} to −{0.1 - half:.4f}", "1.90",
+    ]  # fmt: skip
+    assert hc[0] == "hc"
+    assert (hc[5], hc[7]) == ("+0.0000", "4.00")
+
+
+def test_the_learning_rates(docs: Path) -> None:
+    assert rows(docs, "tuning") == [
+        ["additive", "**1.3000**", "–"],
+        ["cc", "1.2600", "**1.2500**"],
+    ]
+
+
+def test_the_smaller_questions(docs: Path) -> None:
+    """Each against the default of its precision; equal runs have a difference of exactly 0."""
+    found = {row[0]: row[1:] for row in rows(docs, "smaller")}
+    assert found["same"] == ["1.5100 ± 0.0141", "+0.0000", "+0.0000 to +0.0000"]
+    assert found["stream-bf16"][:2] == ["1.6200 ± 0.0141", "+0.0200"]
+    assert found["default-bf16"][1] == "–"
+
+
+def test_how_k_is_normalised(docs: Path) -> None:
+    """Differences 0.1 and 0.2, whose t interval of one degree of freedom has 12.706 · s/√2."""
+    found = {(row[0], row[1]): row[2:] for row in rows(docs, "normalisation")}
+    assert list(found) == [("bfloat16", kind) for kind in ("ours", "l2", "rms")]
+    assert found["bfloat16", "l2"] == ["1.5500 ± 0.0707", "+0.0000", "+0.0000 to +0.0000"]
+    half = 12.7062 * 0.0707107 / math.sqrt(2)
+    assert found["bfloat16", "rms"][1:] == ["+0.1500", f"−{half - 0.15:.4f} to +{half + 0.15:.4f}"]
+
+
+def test_what_is_not_current(docs: Path, folder: Path) -> None:
+    assert page.stale(docs, folder) == []
+    with (folder / "smaller.jsonl").open("a") as file:
+        file.write(record("default-s3", [1.4]))
+    assert page.stale(docs, folder) == [page.PAGE]
+    with (folder / "main.jsonl").open("a") as file:
+        file.write(record("hc-s4", [1.4, 1.3]))
+    assert page.stale(docs, folder) == [*page.PICTURES, page.PAGE]
+    page.write(docs, folder)
+    assert page.stale(docs, folder) == []
+    (docs / "results-gates.png").unlink()
+    assert page.stale(docs, folder) == ["results-gates.png"]
+    (docs / page.PAGE).write_text(MARKS.replace("tuning: end", "tuning: fin"))
+    with pytest.raises(ValueError, match="must have the marks of tuning once, got 0"):
+        page.stale(docs, folder)
+
+
+def test_the_curves(folder: Path, tmp_path: Path) -> None:
+    runs = page.ordered(records.read("main", folder))
+    draw = page.PICTURES["results-curves.png"]
+    figure = saved_figure(lambda: draw(runs, tmp_path / "curves.png", "digest"))
+    losses, differences = figure.axes
+    means = {line.get_label(): list(line.get_ydata()) for line in losses.lines}
+    assert means["cc"] == pytest.approx([1.31, 1.21])
+    assert means["additive"] == pytest.approx([1.41, 1.31])
+    hc, cc = (list(bar[0].get_ydata()) for bar in differences.containers)
+    assert cc == pytest.approx([-0.1, -0.1])
+    assert hc == pytest.approx([0, 0])
+
+
+def test_a_variant_without_rewrites_has_no_heat_map(folder: Path) -> None:
+    runs = page.ordered(records.read("main", folder))
+    assert list(page.pictures.with_rewrites(runs)) == ["cc"]

@@ -249,7 +249,7 @@ class Returns(nn.Module):
 
 OPTIONS = (
     "mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction, direction_hidden, value, "
-    "value_init, value_scale, value_constant, value_from"
+    "value_init, value_scale, value_constant, value_from, rewrites, direction_rank"
 )
 KINDS: list[tuple[Any, str]] = [
     (

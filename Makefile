@@ -17,7 +17,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels 
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo results test test-all test-rust soak crashtest wheels check-wheel check format bench bench-gpu sanitize lock clean
+.PHONY: help setup demo results test test-all test-rust test-tch soak crashtest wheels check-wheel check format bench bench-gpu sanitize lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -38,11 +38,22 @@ test-all: $(EXT) ## the Python tests, every case of every table
 LIBPYTHON = import os, sys, sysconfig; get = sysconfig.get_config_var; path = os.path.join(get("LIBDIR"), get("LDLIBRARY")); \
     print(get("LIBDIR")) if os.path.exists(path) else sys.exit("The Rust tests link Python, but %s is missing. Install python3-dev." % path)
 
-test-rust: $(DEPS) ## the Rust tests
+LIBTORCH = import os, torch; print(os.path.join(os.path.dirname(torch.__file__), "lib"))
+
+test-rust: $(DEPS) ## the Rust tests, the crate without Python, its documentation
 	@libdir=$$($(PY) -c '$(LIBPYTHON)') && \
 	export LD_LIBRARY_PATH="$$libdir$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" PYO3_PYTHON="$(CURDIR)/$(PY)" && \
 	export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 && \
 	cargo test --release $(ARGS)
+	cargo run --quiet --no-default-features --example slices
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --no-default-features
+
+# The crate tch takes the libtorch of the environment. Most of the time goes into compiling its bindings.
+test-tch: $(DEPS) ## the Rust tests on libtorch's tensors (the crate's feature tch)
+	@export PATH="$(CURDIR)/$(VENV)/bin:$$PATH" LIBTORCH_USE_PYTORCH=1 OMP_NUM_THREADS=1 && \
+	export LD_LIBRARY_PATH="$$($(PY) -c '$(LIBTORCH)')$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" && \
+	cargo test --no-default-features --features tch --test tch --test train $(ARGS) && \
+	cargo run --quiet --no-default-features --features tch --example train -- README.md 20
 
 # Six hours of two cores. Runs that are finished, and records of them, are kept.
 results: $(EXT) ## docs/results.md anew: corpus, tuning, all runs, records, tables, pictures

@@ -1,7 +1,10 @@
 //! The errors of a call, as whole sentences that name the argument, the expected value and the one received.
 
-use pyo3::PyErr;
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
+#[cfg(feature = "python")]
+use pyo3::{
+    PyErr,
+    exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError},
+};
 
 /// The reason for which an operator failed.
 #[derive(Debug, thiserror::Error)]
@@ -47,12 +50,14 @@ pub enum Error {
     Cuda(String),
 
     /// An exception that Python raised and that is raised again: the tests' emulator could not build a kernel.
+    #[cfg(feature = "python")]
     #[error("{0}")]
     Python(PyErr),
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
 
+#[cfg(feature = "python")]
 impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
         let message = error.to_string();

@@ -7,7 +7,7 @@
 //!
 //! cudarc declares the driver's functions (`device::driver` says how they are called). NVRTC's are declared in
 //! [`compile::nvrtc`], because cudarc's loader opens the first `libnvrtc.so` on the system and cannot be told to
-//! open the one that came with torch. Both, and the emulator, open their libraries through [`crate::library`].
+//! open the one that came with torch. Both, and the emulator, open their libraries through `crate::library`.
 
 mod auxiliary;
 pub mod compile;

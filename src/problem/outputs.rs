@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// Outputs that the forward fills; `None` if their half is absent or they are not requested.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Outputs {
     /// X' (…, d, m)
     pub new_state: Option<Tensor>,
@@ -63,7 +63,7 @@ fn expect_present(name: &str, tensor: &Option<Tensor>, expected: bool) -> Result
 }
 
 /// Incoming gradients of X', h, v and β; `None` is zero.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Incoming {
     pub grad_new_state: Option<Tensor>,
     pub grad_context: Option<Tensor>,
@@ -74,7 +74,20 @@ pub struct Incoming {
 impl Incoming {
     /// Fails unless the gradients have the shapes and dtypes of the problem's outputs.
     pub fn check(&self, problem: &RewriteRead) -> Result<()> {
-        let (d, m) = (problem.sizes.d, problem.sizes.m);
+        let (d, m, read) = (problem.sizes.d, problem.sizes.m, problem.read.as_ref());
+        let (value, gate) =
+            (read.and_then(|r| r.value_weight.as_ref()), read.and_then(|r| r.gate_weight.as_ref()));
+        let unasked = [
+            ("grad_new_state", self.grad_new_state.is_some() && problem.rewrite.is_none()),
+            ("grad_context", self.grad_context.is_some() && read.is_none()),
+            ("grad_new_value", self.grad_new_value.is_some() && value.is_none()),
+            ("grad_new_gate", self.grad_new_gate.is_some() && gate.is_none()),
+        ];
+        if let Some((name, _)) = unasked.iter().find(|(_, unasked)| *unasked) {
+            let output = name.trim_start_matches("grad_");
+            let text = format!("`{name}` must be left out of a call without `{output}`, got a tensor");
+            return Err(Error::Argument(text));
+        }
         if let Some(grad) = &self.grad_new_state {
             problem.check_stored(grad, &[d, m])?;
             grad.expect_dtype(&[problem.state.dtype])?;
@@ -86,7 +99,7 @@ impl Incoming {
 }
 
 /// Gradients to fill: of the state, of the rewrite's inputs, of the read's parameters; `None` is not computed.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Gradients {
     pub state: Option<Tensor>,
     /// `state` holds the incoming ∂L/∂X', each row is overwritten after its use, and `grad_new_state` is `None`.

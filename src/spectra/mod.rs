@@ -4,7 +4,7 @@
 //! copied as a whole; all arithmetic is in float64. Outputs are contiguous slices, in the order of the tokens. Directions
 //! are k̂ = k/√(|k|² + ε_k²), so that |k̂| ≤ 1.
 //!
-//! [`rows`] has the arithmetic on rows, [`small`] the decompositions of one token's matrices, and [`tokens`] divides the
+//! `rows` has the arithmetic on rows, [`small`] the decompositions of one token's matrices, and `tokens` divides the
 //! tokens among threads: results do not depend on how many. The others are the diagnostics; `ddl.analysis.spectra` is
 //! their interface in Python.
 

@@ -1,6 +1,6 @@
 //! Tensors as the backends see them: a view of torch's memory, and its rows.
 //!
-//! [`view`] holds the one SAFETY contract. Nothing here depends on a backend, torch or Python.
+//! `view` holds the one SAFETY contract. Nothing here depends on a backend, torch or Python.
 
 mod rows;
 mod view;

@@ -84,7 +84,10 @@ unsafe fn call<O: Operator>(stack: *mut Word, arguments: usize, length: usize) -
         let mut source = unsafe { Stack::new(&words[..arguments]) };
         run::<O>(&mut source, &mut this)?;
         drop(source);
-        words.iter_mut().zip(this.into_outputs()).for_each(|(word, output)| *word = output.into_word());
+        words
+            .iter_mut()
+            .zip(this.into_outputs())
+            .for_each(|(word, output)| *word = output.into_handle() as Word);
         Ok(())
     }));
     let panicked = |_| {

@@ -1,6 +1,6 @@
 //! torch tensors that a call owns: its arguments, its outputs and its scratch memory.
 
-use super::shims::{Handle, Properties, Word, shims};
+use super::shims::{Handle, Properties, shims};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, Dtype, Tensor};
 
@@ -14,11 +14,11 @@ impl Owned {
         Owned(handle)
     }
 
-    /// Gives the handle to the dispatcher, as an output.
-    pub fn into_word(self) -> Word {
+    /// Gives the handle away, with the duty to delete it.
+    pub fn into_handle(self) -> Handle {
         let handle = self.0;
         std::mem::forget(self);
-        handle as Word
+        handle
     }
 
     /// Allocates a contiguous tensor of torch's dtype number `dtype`.
@@ -70,6 +70,18 @@ impl Owned {
         // SAFETY: torch's memory for these elements, which lives as long as the handle, and that as the call.
         let tensor = unsafe { Tensor::new(name, shape, dtype, device, data) };
         Ok((tensor, are_contiguous(sizes, strides)))
+    }
+
+    /// Returns a view of a tensor and the tensor. If it is not contiguous: a view of a copy, the copy and the original.
+    pub fn contiguous(self, name: &'static str) -> Result<(Tensor, Owned, Option<Owned>)> {
+        let (tensor, is_contiguous) = self.view(name)?;
+        if is_contiguous {
+            return Ok((tensor, self, None));
+        }
+        let copy = Owned::empty(&tensor.shape, number_of(tensor.dtype), &tensor.device)?;
+        copy.copy_from(&self)?;
+        let (tensor, _) = copy.view(name)?;
+        Ok((tensor, copy, Some(self)))
     }
 
     /// Returns true if this stands in for an absent output: an empty tensor of bytes.

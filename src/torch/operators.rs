@@ -7,7 +7,7 @@ use super::run::Run;
 use super::stack::{Argument, Overwritten, Saved, Source, arguments};
 use crate::cuda::device::Call;
 use crate::error::{Error, Result};
-use crate::problem::{Expand, Gradients, Incoming, Outputs, Read, Rewrite, RewriteRead};
+use crate::problem::{Allocate, Expand, Gradients, Incoming, Outputs, Read, Rewrite, RewriteRead};
 use crate::tensor::{Dtype, Tensor};
 use crate::{cpu, cuda};
 
@@ -98,21 +98,15 @@ operator! { CachedRewriteRead(CachedRewriteReadArguments) = c"cached_rewrite_rea
     }
 }
 
-fn cached(problem: RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<()> {
-    let mut outputs = Outputs::default();
-    if problem.rewrite.is_some() {
-        outputs.new_state = Some(run.output_like("new_state", &problem.state)?);
-    }
-    allocate_read(&mut outputs, &problem, context_dtype, run)?;
-    let shape = problem.pending_shape();
-    let (small, state) = (problem.gate_dtype(), &problem.state);
-    outputs.new_pending =
-        run.optional_output(shape.is_some(), "new_pending", &shape.unwrap_or_default(), small, state)?;
+/// Computes a step of a sequence in pieces.
+pub fn cached(problem: RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<()> {
+    let mut outputs = Outputs::of_cached_step(&problem, context_dtype, run)?;
     fill(&problem, &mut outputs, run)
 }
 
-fn forward(problem: RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<()> {
-    let mut outputs = allocate_outputs(&problem, context_dtype, run)?;
+/// Computes the outputs, and what the backward needs.
+pub fn forward(problem: RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<()> {
+    let mut outputs = Outputs::new(&problem, context_dtype, run)?;
     fill(&problem, &mut outputs, run)
 }
 
@@ -124,42 +118,6 @@ fn fill(problem: &RewriteRead, outputs: &mut Outputs, run: &Run) -> Result<()> {
         false => cpu::rewrite_read::forward::<f32>(problem, outputs, threads),
     };
     done.map_err(|short| short.in_operator(problem.operator()))
-}
-
-fn allocate_outputs(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<Outputs> {
-    let (d, m, state, small) = (problem.sizes.d, problem.sizes.m, &problem.state, problem.gate_dtype());
-    let shape = |last: &[usize]| problem.batch_and(last);
-    let mut outputs = Outputs::default();
-    if problem.rewrite.is_some() {
-        outputs.new_state = Some(run.output_like("new_state", state)?);
-        outputs.stats = Some(run.output("stats", &shape(&[problem.rewrites.stats(m)]), small, state)?);
-    }
-    let Some(read) = &problem.read else { return Ok(outputs) };
-    let (over_time, normed) = (read.over_time(), read.norm_eps.is_some());
-    allocate_read(&mut outputs, problem, context_dtype, run)?;
-    // x keeps the state's dtype: a narrower context would round or overflow it before the norm.
-    outputs.compressed = run.optional_output(over_time, "compressed", &shape(&[d]), state.dtype, state)?;
-    outputs.rstd = run.optional_output(normed, "rstd", &shape(&[]), small, state)?;
-    Ok(outputs)
-}
-
-/// Allocates h, v and β.
-fn allocate_read(
-    outputs: &mut Outputs,
-    problem: &RewriteRead,
-    context_dtype: Option<Dtype>,
-    run: &mut Run,
-) -> Result<()> {
-    let (d, m, state, small) = (problem.sizes.d, problem.sizes.m, &problem.state, problem.gate_dtype());
-    let Some(read) = &problem.read else { return Ok(()) };
-    let shape = |last: &[usize]| problem.batch_and(last);
-    let dtype = problem.context_dtype(context_dtype)?;
-    let (value, gate) = (read.value_weight.is_some(), read.gate_weight.is_some());
-    outputs.context = Some(run.output("context", &shape(&[d]), dtype, state)?);
-    outputs.new_value =
-        run.optional_output(value, "new_value", &shape(&problem.next.and(&[m])), small, state)?;
-    outputs.new_gate = run.optional_output(gate, "new_gate", &shape(&problem.next.and(&[])), small, state)?;
-    Ok(())
 }
 
 // --- backward -------------------------------------------------------------------------------------
@@ -256,7 +214,7 @@ operator! { OverwritingBackward(OverwritingBackwardArguments) = c"rewrite_read_b
 
 /// Allocates the gradients and fills them. `wanted` has a bit for each, the state's first; only parameters heed it.
 /// `overwritten` is a gradient of X' that becomes the state's.
-fn backward(
+pub fn backward(
     problem: RewriteRead,
     incoming: Incoming,
     saved: Outputs,
@@ -266,7 +224,7 @@ fn backward(
 ) -> Result<()> {
     saved.check_saved(&problem)?;
     incoming.check(&problem)?;
-    let mut gradients = allocate_gradients(&problem, wanted, overwritten, run)?;
+    let mut gradients = Gradients::new(&problem, wanted, overwritten, run)?;
     if gradients.in_place {
         check_overwritten(&problem, &saved, &incoming, &gradients)?;
     }
@@ -278,39 +236,6 @@ fn backward(
         false => cpu::rewrite_read::backward::<f32>(&problem, &saved, &incoming, &mut gradients, threads),
     };
     done.map_err(|short| short.in_operator(problem.operator()))
-}
-
-fn allocate_gradients(
-    problem: &RewriteRead,
-    wanted: i64,
-    overwritten: Option<Tensor>,
-    run: &mut Run,
-) -> Result<Gradients> {
-    let in_place = overwritten.is_some();
-    let state = overwritten.map_or_else(|| run.output_like("grad_state", &problem.state), Ok)?;
-    let mut gradients = Gradients { state: Some(state), in_place, ..Gradients::default() };
-    let mut bit = 0;
-    if let Some(rewrite) = &problem.rewrite {
-        gradients.direction = Some(run.output_like("grad_direction", &rewrite.direction)?);
-        gradients.value = Some(run.output_like("grad_value", &rewrite.value)?);
-        gradients.gate = Some(run.output_like("grad_gate", &rewrite.gate)?);
-        bit = 3; // bits 1 to 3 are theirs
-    }
-    let Some(read) = &problem.read else { return Ok(gradients) };
-    let mut next = |name, parameter: &Option<Tensor>| {
-        bit += 1;
-        match parameter {
-            Some(parameter) if wanted >> bit & 1 == 1 => run.output_like(name, parameter).map(Some),
-            _ => run.absent_output(&problem.state),
-        }
-    };
-    gradients.compress = next("grad_compress", &read.compress)?;
-    gradients.norm_weight = next("grad_norm_weight", &read.norm_weight)?;
-    gradients.gate_weight = next("grad_gate_weight", &read.gate_weight)?;
-    gradients.gate_bias = next("grad_gate_bias", &read.gate_bias)?;
-    gradients.value_weight = next("grad_value_weight", &read.value_weight)?;
-    gradients.value_bias = next("grad_value_bias", &read.value_bias)?;
-    Ok(gradients)
 }
 
 /// Fails if the gradient that is overwritten does not fit, or overlaps a tensor whose rows are read. Parameters need no
@@ -341,9 +266,7 @@ arguments! { struct ExpandArguments {
 } }
 operator! { ExpandOperator(ExpandArguments) = c"expand" -> ["state"],
     |ExpandArguments { x, weight, value_channels, document_starts }, run| {
-        let problem = Expand::new(x, weight, value_channels)?.with_documents(document_starts)?;
-        let state = run.output("state", &problem.state_shape(), problem.x.dtype, &problem.x)?;
-        expand(&problem, state, None, run)
+        expand(&Expand::new(x, weight, value_channels)?.with_documents(document_starts)?, run)
     }
 }
 
@@ -355,16 +278,26 @@ arguments! { struct CachedExpandArguments {
 operator! { CachedExpand(CachedExpandArguments) = c"cached_expand" -> ["state", "new_before"],
     |CachedExpandArguments { x, weight, value_channels, before, document_starts }, run| {
         let problem = Expand::new(x, weight, value_channels)?.with_documents(document_starts)?;
-        let problem = problem.with_before(before)?;
-        let (shape, x) = (problem.before_shape(), &problem.x);
-        let state = run.output("state", &problem.state_shape(), x.dtype, x)?;
-        let wanted = shape.is_some();
-        let new_before = run.optional_output(wanted, "new_before", &shape.unwrap_or_default(), x.dtype, x)?;
-        expand(&problem, state, new_before, run)
+        cached_expand(&problem.with_before(before)?, run)
     }
 }
 
-fn expand(problem: &Expand, mut state: Tensor, mut new_before: Option<Tensor>, run: &Run) -> Result<()> {
+/// Computes the state.
+pub fn expand(problem: &Expand, run: &mut Run) -> Result<()> {
+    let state = run.output("state", &problem.state_shape(), problem.x.dtype, &problem.x)?;
+    fill_state(problem, state, None, run)
+}
+
+/// Computes the state, and what its tokens leave for the next.
+pub fn cached_expand(problem: &Expand, run: &mut Run) -> Result<()> {
+    let (shape, x) = (problem.before_shape(), &problem.x);
+    let state = run.output("state", &problem.state_shape(), x.dtype, x)?;
+    let wanted = shape.is_some();
+    let new_before = run.optional_output(wanted, "new_before", &shape.unwrap_or_default(), x.dtype, x)?;
+    fill_state(problem, state, new_before, run)
+}
+
+fn fill_state(problem: &Expand, mut state: Tensor, mut new_before: Option<Tensor>, run: &Run) -> Result<()> {
     let launch = |call: &Call<'_>| cuda::expand::forward(problem, &state, &new_before, call);
     let Some(threads) = run.on_device(&problem.x, launch)? else { return Ok(()) };
     let done = match problem.x.dtype {
@@ -385,18 +318,25 @@ operator! { ExpandBackward(ExpandBackwardArguments) = c"expand_backward" -> ["gr
             return Err(Error::Argument("`grad_state` must have shape (…, hidden_size, value_channels), got ()".into()));
         };
         let problem = Expand::new(x, weight, m as i64)?.with_documents(document_starts)?;
-        problem.check_gradient(&grad_state)?;
-        let mut grad_x = run.output_like("grad_x", &problem.x)?;
-        let mut grad_weight = match &problem.weight {
-            Some(weight) if wanted >> 1 & 1 == 1 => Some(run.output_like("grad_weight", weight)?),
-            _ => run.absent_output(&problem.x)?,
-        };
-        let launch = |call: &Call<'_>| cuda::expand::backward(&problem, &grad_state, &grad_x, &grad_weight, call);
-        let Some(threads) = run.on_device(&problem.x, launch)? else { return Ok(()) };
-        let done = match problem.x.dtype {
-            Dtype::F64 => cpu::expand::backward::<f64>(&problem, &grad_state, &mut grad_x, &mut grad_weight, threads),
-            _ => cpu::expand::backward::<f32>(&problem, &grad_state, &mut grad_x, &mut grad_weight, threads),
-        };
-        done.map_err(|short| short.in_operator("expand"))
+        expand_backward(&problem, &grad_state, wanted, run)
     }
+}
+
+/// Allocates the gradients of x and, if bit 1 of `wanted` is set, of the weight, and fills them.
+pub fn expand_backward(problem: &Expand, grad_state: &Tensor, wanted: i64, run: &mut Run) -> Result<()> {
+    problem.check_gradient(grad_state)?;
+    let mut grad_x = run.output_like("grad_x", &problem.x)?;
+    let mut grad_weight = match &problem.weight {
+        Some(weight) if wanted >> 1 & 1 == 1 => Some(run.output_like("grad_weight", weight)?),
+        _ => run.absent_output(&problem.x)?,
+    };
+    let launch = |call: &Call<'_>| cuda::expand::backward(problem, grad_state, &grad_x, &grad_weight, call);
+    let Some(threads) = run.on_device(&problem.x, launch)? else { return Ok(()) };
+    let done = match problem.x.dtype {
+        Dtype::F64 => {
+            cpu::expand::backward::<f64>(problem, grad_state, &mut grad_x, &mut grad_weight, threads)
+        }
+        _ => cpu::expand::backward::<f32>(problem, grad_state, &mut grad_x, &mut grad_weight, threads),
+    };
+    done.map_err(|short| short.in_operator("expand"))
 }

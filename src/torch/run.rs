@@ -9,6 +9,7 @@ use crate::cuda::device::ahead_of_time::AheadOfTime;
 use crate::cuda::device::gpu::gpu;
 use crate::cuda::device::{Backend, Call, Memory};
 use crate::error::Result;
+use crate::problem::Allocate;
 use crate::tensor::{Device, Dtype, Tensor};
 
 /// A call in progress.
@@ -24,51 +25,6 @@ impl Run {
     /// A call that only lists its kernels.
     pub fn listing(device: Arc<AheadOfTime>) -> Run {
         Run { ahead_of_time: Some(device), ..Run::default() }
-    }
-
-    /// Allocates the next output.
-    pub fn output(
-        &mut self,
-        name: &'static str,
-        shape: &[usize],
-        dtype: Dtype,
-        beside: &Tensor,
-    ) -> Result<Tensor> {
-        if self.ahead_of_time.is_some() {
-            return Ok(Tensor::fake(name, shape.to_vec(), dtype, 0));
-        }
-        let owned = Owned::empty(shape, number_of(dtype), &beside.device)?;
-        let (tensor, _) = owned.view(name)?;
-        self.outputs.push(owned);
-        Ok(tensor)
-    }
-
-    /// Allocates the next output if it is wanted, else a stand-in.
-    pub fn optional_output(
-        &mut self,
-        wanted: bool,
-        name: &'static str,
-        shape: &[usize],
-        dtype: Dtype,
-        beside: &Tensor,
-    ) -> Result<Option<Tensor>> {
-        if wanted {
-            return self.output(name, shape, dtype, beside).map(Some);
-        }
-        self.absent_output(beside)
-    }
-
-    /// Allocates a stand-in for the next output.
-    pub fn absent_output(&mut self, beside: &Tensor) -> Result<Option<Tensor>> {
-        if self.ahead_of_time.is_none() {
-            self.outputs.push(Owned::empty(&[0], BYTE, &beside.device)?);
-        }
-        Ok(None)
-    }
-
-    /// Allocates the next output like `tensor`.
-    pub fn output_like(&mut self, name: &'static str, tensor: &Tensor) -> Result<Tensor> {
-        self.output(name, &tensor.shape, tensor.dtype, tensor)
     }
 
     pub fn into_outputs(self) -> Vec<Owned> {
@@ -88,6 +44,32 @@ impl Run {
         let Some((device, stream)) = device_of(&tensor.device)? else { return Ok(Some(shims().threads())) };
         let memory = Scratch { device: &tensor.device, held: RefCell::default() };
         launch(&Call { device: &*device, stream, memory: &memory })?;
+        Ok(None)
+    }
+}
+
+impl Allocate for Run {
+    fn output(
+        &mut self,
+        name: &'static str,
+        shape: &[usize],
+        dtype: Dtype,
+        beside: &Tensor,
+    ) -> Result<Tensor> {
+        if self.ahead_of_time.is_some() {
+            return Ok(Tensor::fake(name, shape.to_vec(), dtype, 0));
+        }
+        let owned = Owned::empty(shape, number_of(dtype), &beside.device)?;
+        let (tensor, _) = owned.view(name)?;
+        self.outputs.push(owned);
+        Ok(tensor)
+    }
+
+    /// A stand-in takes the place of the next output.
+    fn absent_output(&mut self, beside: &Tensor) -> Result<Option<Tensor>> {
+        if self.ahead_of_time.is_none() {
+            self.outputs.push(Owned::empty(&[0], BYTE, &beside.device)?);
+        }
         Ok(None)
     }
 }

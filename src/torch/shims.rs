@@ -85,6 +85,25 @@ pub fn find(libtorch_cpu: &str) -> std::result::Result<&'static Shims, String> {
     Ok(SHIMS.get_or_init(|| Shims { functions, delete, folder }))
 }
 
+/// Finds the shims in the torch that this program is linked with.
+#[cfg(feature = "tch")]
+pub fn find_linked() -> Result<&'static Shims> {
+    if let Some(shims) = SHIMS.get() {
+        return Ok(shims);
+    }
+    let program = Library::global();
+    let load = || {
+        let (functions, delete) = (Functions::load(&program)?, Delete::load(&program)?);
+        let file = crate::library::file_of(functions.aoti_torch_get_dim as *const c_void);
+        let folder = file.as_deref().and_then(Path::parent).map(Path::to_path_buf).unwrap_or_default();
+        Ok(Shims { functions, delete, folder })
+    };
+    let found = load().map_err(|reason: String| {
+        Error::Internal(format!("ddl-rs needs a libtorch of version 2.10 or newer: {reason}"))
+    })?;
+    Ok(SHIMS.get_or_init(|| found))
+}
+
 /// Returns the shims. Only code that torch calls, or that holds one of its tensors, may call this.
 pub fn shims() -> &'static Shims {
     SHIMS.get().expect("torch calls only what was registered")

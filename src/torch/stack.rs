@@ -156,7 +156,7 @@ impl<'a> Stack<'a> {
         if self.refused.is_some() {
             return nothing(name); // not copied for nothing
         }
-        let viewed = contiguous(name, owned);
+        let viewed = owned.contiguous(name);
         self.keep(name, viewed.map(|(tensor, owned, _)| (tensor, owned)))
     }
 
@@ -187,18 +187,6 @@ impl<'a> Stack<'a> {
     }
 }
 
-/// Returns a view of a tensor and the tensor. If it is not contiguous: a view of a copy, the copy and the original.
-fn contiguous(name: &'static str, owned: Owned) -> Result<(Tensor, Owned, Option<Owned>)> {
-    let (tensor, is_contiguous) = owned.view(name)?;
-    if is_contiguous {
-        return Ok((tensor, owned, None));
-    }
-    let copy = Owned::empty(&tensor.shape, super::memory::number_of(tensor.dtype), &tensor.device)?;
-    copy.copy_from(&owned)?;
-    let (tensor, _) = copy.view(name)?;
-    Ok((tensor, copy, Some(owned)))
-}
-
 /// An empty tensor in place of one that is refused.
 fn nothing(name: &'static str) -> Tensor {
     Tensor::fake(name, vec![0], Dtype::F32, 0)
@@ -223,7 +211,7 @@ impl Source for Stack<'_> {
     }
 
     fn overwritten_tensor(&mut self, name: &'static str) -> Overwritten {
-        match contiguous(name, self.owned()) {
+        match self.owned().contiguous(name) {
             Ok((tensor, copy, Some(original))) => Overwritten { tensor, copy: Some((copy, original)) },
             Ok((tensor, owned, None)) => {
                 self.held.push(owned);

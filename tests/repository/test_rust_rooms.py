@@ -14,7 +14,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 # The modules of a folder, in rows. Each may import modules of earlier rows, but not of its own.
 ORDER = {
-    "": ["environment error library", "tensor", "problem", "cpu cuda", "spectra torch", "python"],
+    "": ["environment error library", "tensor", "problem", "cpu cuda", "slices spectra torch", "python tch"],
     "cpu": ["simd", "buffer", "parallel partition whole", "expand rewrite_read"],
     "spectra": [
         "rows view",
@@ -23,6 +23,8 @@ ORDER = {
         "product",
         "survival",
     ],
+    "slices": ["array memory", "expand rewrite_read"],
+    "tch": ["call", "expand rewrite_read"],
     "torch": ["shims", "memory", "stack run", "operators", "dispatch"],
     "cuda": ["kernel", "plan", "compile", "device", "auxiliary", "expand rewrite_read"],
 }

@@ -1,6 +1,6 @@
 //! `rewrite`, `read` and `rewrite_read`, one token row at a time.
 //!
-//! The backward has a file for each half, `backward_read` and `backward_rewrite`. [`weights`] holds the read's
+//! The backward has a file for each half, `backward_read` and `backward_rewrite`. `weights` holds the read's
 //! parameters and the sums of their gradients.
 
 mod backward;

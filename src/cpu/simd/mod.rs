@@ -1,6 +1,6 @@
 //! Arithmetic on rows, with the widest vectors of the machine.
 //!
-//! [`dispatch`] chooses the instruction set, [`convert`] has the number types, [`lanes`] their vectors,
+//! [`dispatch`] chooses the instruction set, [`convert`] has the number types, `lanes` their vectors,
 //! [`channels`] loads and stores rows, and [`row`] computes with them.
 
 pub mod channels;

@@ -5,7 +5,7 @@ use fearless_simd::prelude::*;
 use super::convert::Accum;
 use crate::tensor::Ahead;
 
-/// products[i] = row · other(i), three at a time: `row` is loaded once for three, and additions to one sum hide
+/// `products[i]` = row · other(i), three at a time: `row` is loaded once for three, and additions to one sum hide
 /// the latency of those to the others.
 #[inline(always)]
 pub fn dots<'a, S: Simd, A: Accum>(

@@ -1,11 +1,11 @@
 //! How a kernel's work is divided on a device.
 //!
-//! A plan is chosen from data: [`candidates`] lists every way to divide the work that is worth comparing, [`footprint`]
-//! has what each takes of a multiprocessor, [`fits`] says whether a device has that, and [`cost`] orders those that fit.
-//! The [`planner`] takes the cheapest; [`report`] writes the first of them down. Correctness never depends on these
+//! A plan is chosen from data: `candidates` lists every way to divide the work that is worth comparing, `footprint`
+//! has what each takes of a multiprocessor, `fits` says whether a device has that, and `cost` orders those that fit.
+//! The `planner` takes the cheapest; [`report`] writes the first of them down. Correctness never depends on these
 //! choices; speed does. A kernel streams memory, so it wants many bytes in flight, and each of them once.
 //!
-//! All of it are pure functions of sizes, types, the device's [`limits`] and [`overrides`].
+//! All of it are pure functions of sizes, types, the device's `limits` and `overrides`.
 
 mod candidates;
 pub mod chunk;

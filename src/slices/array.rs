@@ -1,0 +1,59 @@
+//! Arrays that the caller owns, and the types of their elements.
+
+use half::{bf16, f16};
+
+use crate::cpu::simd::convert::Accum;
+use crate::error::{Error, Result, shape_text};
+use crate::tensor::{Device, Element, Tensor};
+
+/// The type of a state's elements: f32, f64, bf16 or f16.
+pub trait Number: Element {
+    /// The type of values, gates and everything that is computed: f64 for f64, f32 for all others.
+    type Small: Accum;
+}
+
+impl Number for f32 {
+    type Small = f32;
+}
+impl Number for f64 {
+    type Small = f64;
+}
+impl Number for bf16 {
+    type Small = f32;
+}
+impl Number for f16 {
+    type Small = f32;
+}
+
+/// Contiguous elements, the last axis innermost, and their shape.
+#[derive(Clone, Copy, Debug)]
+pub struct Array<'a, T> {
+    pub elements: &'a [T],
+    pub shape: &'a [usize],
+}
+
+impl<'a, T: Element> Array<'a, T> {
+    pub fn new(elements: &'a [T], shape: &'a [usize]) -> Array<'a, T> {
+        Array { elements, shape }
+    }
+
+    /// Returns a view under the argument's name. Fails unless there are as many elements as the shape says.
+    pub(super) fn view(&self, name: &'static str) -> Result<Tensor> {
+        let needed = self.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+        if needed != Some(self.elements.len()) {
+            return Err(Error::Argument(format!(
+                "`{name}` must have as many elements as its shape {} says, got {}",
+                shape_text(self.shape),
+                self.elements.len()
+            )));
+        }
+        let first = self.elements.as_ptr().cast_mut().cast();
+        // SAFETY: the elements are borrowed for 'a, longer than the call that views them, which only reads inputs.
+        Ok(unsafe { Tensor::new(name, self.shape.to_vec(), T::DTYPE, Device::Cpu, first) })
+    }
+}
+
+/// Views an argument that may be left out.
+pub(super) fn view_of<T: Element>(name: &'static str, array: Option<Array<'_, T>>) -> Result<Option<Tensor>> {
+    array.map(|array| array.view(name)).transpose()
+}

@@ -1,0 +1,88 @@
+//! `expand`.
+
+use tch::Tensor;
+
+use super::call::{Views, call};
+use crate::error::Result;
+use crate::problem;
+use crate::torch::operators::{cached_expand, expand, expand_backward};
+
+/// The inputs of an expansion: x becomes a state of m value channels, by repetition or by a causal convolution.
+#[derive(Clone, Copy, Debug)]
+pub struct Expand<'a> {
+    /// (…, d)
+    pub x: &'a Tensor,
+    /// (d, m, K); None: repetition
+    pub weight: Option<&'a Tensor>,
+    /// m
+    pub value_channels: i64,
+    /// Which tokens start a document (…), so that none looks back beyond it.
+    pub document_starts: Option<&'a Tensor>,
+}
+
+impl<'a> Expand<'a> {
+    /// The inputs of a repetition.
+    pub fn of(x: &'a Tensor, value_channels: i64) -> Expand<'a> {
+        Expand { x, weight: None, value_channels, document_starts: None }
+    }
+
+    /// Computes the state.
+    ///
+    /// # Errors
+    /// An argument has the wrong shape, kind or device, or memory is short.
+    pub fn forward(&self) -> Result<Tensor> {
+        let mut results = call(|views, run| expand(&self.problem(views)?, run))?;
+        Ok(results.next().expect("an expansion has a state"))
+    }
+
+    /// Computes the same for a step of a sequence in pieces. `before` is what the step before left in `new_before`, and
+    /// None at the start.
+    ///
+    /// # Errors
+    /// As [`forward`](Expand::forward).
+    pub fn cached_step(&self, before: Option<&Tensor>) -> Result<Expanded> {
+        let mut results = call(|views, run| {
+            let problem = self.problem(views)?.with_before(views.of_optional("before", before)?)?;
+            cached_expand(&problem, run)
+        })?;
+        let state = results.next().expect("an expansion has a state");
+        Ok(Expanded { state, new_before: results.next() })
+    }
+
+    /// Computes the gradients of x and of the weight from that of the state.
+    ///
+    /// # Errors
+    /// As [`forward`](Expand::forward).
+    pub fn vjp(&self, grad_state: &Tensor) -> Result<ExpandGradients> {
+        let mut results = call(|views, run| {
+            let (problem, grad_state) = (self.problem(views)?, views.of("grad_state", grad_state)?);
+            expand_backward(&problem, &grad_state, -1, run)
+        })?;
+        let x = results.next().expect("x always has a gradient");
+        Ok(ExpandGradients { x, weight: results.next() })
+    }
+
+    fn problem(&self, views: &mut Views) -> Result<problem::Expand> {
+        let (x, weight) = (views.of("x", self.x)?, views.of_optional("weight", self.weight)?);
+        let starts = views.of_optional("document_starts", self.document_starts)?;
+        problem::Expand::new(x, weight, self.value_channels)?.with_documents(starts)
+    }
+}
+
+/// Results of a cached step.
+#[derive(Debug)]
+pub struct Expanded {
+    /// X (…, d, m)
+    pub state: Tensor,
+    /// x of the last K − 1 tokens (…, K − 1, d); None for a repetition
+    pub new_before: Option<Tensor>,
+}
+
+/// Gradients of an expansion's inputs.
+#[derive(Debug)]
+pub struct ExpandGradients {
+    /// (…, d)
+    pub x: Tensor,
+    /// (d, m, K); None for a repetition
+    pub weight: Option<Tensor>,
+}

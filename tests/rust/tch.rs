@@ -1,0 +1,435 @@
+//! The operators on tch's tensors against the equations in libtorch's operations and its autograd.
+
+use ddl::tch::{Expand, Forward, Gradients, Incoming, Link, Read, Rewrite, RewriteRead};
+use tch::{Device, Kind, Tensor};
+
+const D: i64 = 12;
+const M: i64 = 4;
+const TIME: i64 = 7;
+const EPS_K: f64 = 1e-3;
+const NORM_EPS: f64 = 1e-5;
+
+// --- the equations --------------------------------------------------------------------------------
+
+fn wide(tensor: &Tensor) -> Tensor {
+    tensor.to_kind(Kind::Double)
+}
+
+/// X ← X + β_j k̂_j (v_j − k̂_jᵀX) for each rewrite j; k (…, n, d), v (…, n, m), β (…, n).
+fn rewritten(state: &Tensor, direction: &Tensor, value: &Tensor, gate: &Tensor) -> Tensor {
+    let (direction, value, gate) = (wide(direction), wide(value), wide(gate));
+    let norm = (direction.square().sum_dim_intlist(-1, true, Kind::Double) + EPS_K * EPS_K).sqrt();
+    let unit = direction / norm;
+    (0..unit.size()[unit.dim() - 2]).fold(wide(state), |x, j| {
+        let (k, v, beta) = (unit.select(-2, j), value.select(-2, j), gate.select(-1, j));
+        let readout = (k.unsqueeze(-1) * &x).sum_dim_intlist(-2, false, Kind::Double);
+        x + beta.unsqueeze(-1).unsqueeze(-1) * k.unsqueeze(-1) * (v - readout).unsqueeze(-2)
+    })
+}
+
+/// The tensor `taps` tokens earlier, zeros before a document's start. Time is axis `axis`.
+fn delayed(x: &Tensor, taps: i64, axis: i64, starts: Option<&Tensor>) -> Tensor {
+    let time = x.size()[axis as usize];
+    let mut sizes = x.size();
+    sizes[axis as usize] = taps.min(time);
+    let zeros = Tensor::zeros(sizes, (x.kind(), x.device()));
+    let moved = Tensor::cat(&[zeros, x.narrow(axis, 0, (time - taps).max(0))], axis);
+    let Some(starts) = starts else { return moved };
+    let document = starts.to_kind(Kind::Int64).cumsum(-1, Kind::Int64);
+    let before = Tensor::cat(&[document.narrow(-1, 0, taps) - 1, document.narrow(-1, 0, time - taps)], -1);
+    let mut same = before.eq_tensor(&document);
+    while same.dim() < x.dim() {
+        same = same.unsqueeze(-1);
+    }
+    moved * same
+}
+
+struct Expected {
+    context: Tensor,
+    value: Tensor,
+    gate: Tensor,
+}
+
+fn was_read(state: &Tensor, read: &Read<'_>, starts: Option<&Tensor>) -> Expected {
+    let weight = wide(read.compress.unwrap());
+    let x = match weight.dim() {
+        2 => (state * weight).sum_dim_intlist(-1, false, Kind::Double),
+        _ => (0..weight.size()[2])
+            .map(|s| {
+                (delayed(state, s, 1, starts) * weight.select(-1, s)).sum_dim_intlist(-1, false, Kind::Double)
+            })
+            .reduce(|sum, part| sum + part)
+            .unwrap(),
+    };
+    let mut context = x.shallow_clone();
+    if let Some(eps) = read.norm_eps {
+        let mean = x.square().mean_dim(-1, true, Kind::Double);
+        context = &x / (mean + eps).sqrt();
+    }
+    context = context * read.norm_weight.map_or(Tensor::from(1.0), wide);
+    let from = if read.value_from_compressed { &x } else { &context };
+    // (…, d) with (n, m, d) and (n, d)
+    let (value_weight, gate_weight) = (wide(read.value_weight.unwrap()), wide(read.gate_weight.unwrap()));
+    let value = Tensor::einsum("btd,nmd->btnm", &[from, &value_weight], None::<i64>)
+        + read.value_bias.map_or(Tensor::from(0.0), wide);
+    let value = read.value_scale.map_or(value.shallow_clone(), |scale| value.sigmoid() * scale);
+    let logits = Tensor::einsum("btd,nd->btn", &[&context, &gate_weight], None::<i64>)
+        + read.gate_bias.map_or(Tensor::from(0.0), wide);
+    Expected { context, value, gate: logits.sigmoid() * 2.0 }
+}
+
+// --- inputs ---------------------------------------------------------------------------------------
+
+fn random(shape: &[i64], kind: Kind) -> Tensor {
+    Tensor::randn(shape, (Kind::Double, Device::Cpu)).to_kind(kind)
+}
+
+/// The tensors of a call; `kind` is the state's, `n` the rewrites before and after.
+struct Inputs {
+    state: Tensor,
+    direction: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    compress: Tensor,
+    norm_weight: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor,
+    value_weight: Tensor,
+    value_bias: Tensor,
+    starts: Tensor,
+}
+
+impl Inputs {
+    fn new(kind: Kind, n: i64, taps: Option<i64>) -> Inputs {
+        tch::manual_seed(7);
+        let small = if kind == Kind::Double { kind } else { Kind::Float };
+        let over_time: Vec<i64> = [D, M].into_iter().chain(taps).collect();
+        let mut starts = vec![false; (2 * TIME) as usize];
+        [0, 3, 7, 12].iter().for_each(|&start: &usize| starts[start] = true);
+        Inputs {
+            state: random(&[2, TIME, D, M], kind),
+            direction: random(&[2, TIME, n, D], kind),
+            value: random(&[2, TIME, n, M], small),
+            gate: Tensor::rand([2, TIME, n], (Kind::Double, Device::Cpu)).to_kind(small) * 2.0,
+            compress: random(&over_time, kind),
+            norm_weight: random(&[D], kind),
+            gate_weight: random(&[n, D], kind),
+            gate_bias: random(&[n], kind),
+            value_weight: random(&[n, M, D], kind),
+            value_bias: random(&[n, M], kind),
+            starts: Tensor::from_slice(&starts).view([2, TIME]),
+        }
+    }
+
+    fn all(&mut self) -> [(&'static str, &mut Tensor); 10] {
+        [
+            ("state", &mut self.state),
+            ("direction", &mut self.direction),
+            ("value", &mut self.value),
+            ("gate", &mut self.gate),
+            ("compress", &mut self.compress),
+            ("norm_weight", &mut self.norm_weight),
+            ("gate_weight", &mut self.gate_weight),
+            ("gate_bias", &mut self.gate_bias),
+            ("value_weight", &mut self.value_weight),
+            ("value_bias", &mut self.value_bias),
+        ]
+    }
+
+    fn rewrite(&self) -> Rewrite<'_> {
+        Rewrite { direction: &self.direction, value: &self.value, gate: &self.gate, eps_k: EPS_K }
+    }
+
+    fn read(&self) -> Read<'_> {
+        Read {
+            compress: Some(&self.compress),
+            norm_weight: Some(&self.norm_weight),
+            norm_eps: Some(NORM_EPS),
+            gate_weight: Some(&self.gate_weight),
+            gate_bias: Some(&self.gate_bias),
+            value_weight: Some(&self.value_weight),
+            value_bias: Some(&self.value_bias),
+            value_scale: Some(3.0),
+            value_from_compressed: false,
+        }
+    }
+
+    fn both(&self) -> RewriteRead<'_> {
+        RewriteRead { rewrite: Some(self.rewrite()), read: Some(self.read()), ..RewriteRead::of(&self.state) }
+    }
+}
+
+fn gradients_by_name(gradients: Gradients) -> Vec<(&'static str, Option<Tensor>)> {
+    vec![
+        ("state", Some(gradients.state)),
+        ("direction", gradients.direction),
+        ("value", gradients.value),
+        ("gate", gradients.gate),
+        ("compress", gradients.compress),
+        ("norm_weight", gradients.norm_weight),
+        ("gate_weight", gradients.gate_weight),
+        ("gate_bias", gradients.gate_bias),
+        ("value_weight", gradients.value_weight),
+        ("value_bias", gradients.value_bias),
+    ]
+}
+
+#[track_caller]
+fn assert_close(name: &str, got: &Tensor, expected: &Tensor, tolerance: f64) {
+    assert_eq!(got.size(), expected.size(), "{name}");
+    let (got, expected) = (wide(got), wide(expected));
+    let error = (&got - &expected).abs().max().double_value(&[]);
+    let scale = expected.abs().max().double_value(&[]);
+    assert!(scale > 1e-3, "{name}: there is nothing to compare");
+    assert!(error <= tolerance * scale, "{name}: off by {error:.2e} of {scale:.2e}");
+}
+
+fn weights_of(output: &Tensor) -> Tensor {
+    output.cos() // any fixed weights: the gradient that comes in
+}
+
+/// Compares a call's results and all its gradients with those of autograd.
+fn check(what: &str, inputs: &mut Inputs, change: &dyn Fn(&mut RewriteRead<'_>), tolerance: f64) {
+    for (_, tensor) in inputs.all() {
+        *tensor = tensor.set_requires_grad(true);
+    }
+    let mut call = inputs.both();
+    change(&mut call);
+    let forward = call.forward().unwrap();
+
+    let new_state = match &call.rewrite {
+        Some(_) => rewritten(&inputs.state, &inputs.direction, &inputs.value, &inputs.gate),
+        None => wide(&inputs.state),
+    };
+    let read = call.read.map(|read| was_read(&new_state, &read, call.document_starts));
+    let mut pairs = vec![("new_state", &forward.new_state, call.rewrite.map(|_| new_state.shallow_clone()))];
+    if let Some(Expected { context, value, gate }) = read {
+        pairs.push(("context", &forward.context, Some(context)));
+        pairs.push(("new_value", &forward.new_value, Some(value)));
+        pairs.push(("new_gate", &forward.new_gate, Some(gate)));
+    }
+    let mut loss = Tensor::from(0.0f64);
+    let mut grads = Vec::new();
+    for (name, got, expected) in pairs {
+        let Some(expected) = expected else { continue };
+        let got = got.as_ref().unwrap_or_else(|| panic!("{what}: no {name}"));
+        assert!(!got.requires_grad(), "{what}: {name} is a leaf");
+        assert_close(&format!("{what}: {name}"), got, &expected, tolerance);
+        let grad = weights_of(&expected.detach());
+        loss = loss + (&expected * &grad).sum(Kind::Double);
+        grads.push((name, grad.to_kind(got.kind())));
+    }
+    loss.backward();
+    let grad = |name| grads.iter().find(|(known, _)| *known == name).map(|(_, grad)| grad);
+    let incoming = Incoming {
+        grad_new_state: grad("new_state"),
+        grad_context: grad("context"),
+        grad_new_value: grad("new_value"),
+        grad_new_gate: grad("new_gate"),
+    };
+    let gradients = gradients_by_name(call.vjp(&forward, &incoming).unwrap());
+    let (rewrites, reads) = (call.rewrite.is_some(), call.read.is_some());
+    for ((name, tensor), (same, gradient)) in inputs.all().into_iter().zip(gradients) {
+        assert_eq!(name, same);
+        let given = match name {
+            "state" => true,
+            "direction" | "value" | "gate" => rewrites,
+            _ => reads,
+        };
+        assert_eq!(gradient.is_some(), given, "{what}: {name}");
+        if let Some(gradient) = gradient {
+            assert_eq!(gradient.kind(), tensor.kind(), "{what}: {name}");
+            assert_close(&format!("{what}: gradient of {name}"), &gradient, &tensor.grad(), tolerance);
+        }
+        tensor.zero_grad();
+    }
+}
+
+// --- tests ----------------------------------------------------------------------------------------
+
+#[test]
+fn both_halves_agree_with_autograd() {
+    for (kind, tolerance) in [(Kind::Double, 1e-11), (Kind::Float, 2e-5), (Kind::BFloat16, 3e-2)] {
+        for (n, taps) in [(1, None), (1, Some(4)), (3, Some(3))] {
+            let what = format!("{kind:?}, n = {n}, taps = {taps:?}");
+            check(&what, &mut Inputs::new(kind, n, taps), &|_| {}, tolerance);
+        }
+    }
+}
+
+#[test]
+fn each_half_agrees_with_autograd() {
+    let inputs = || Inputs::new(Kind::Double, 2, Some(3));
+    check("rewrite", &mut inputs(), &|call| call.read = None, 1e-11);
+    check("read", &mut inputs(), &|call| call.rewrite = None, 1e-11);
+    let linear = |call: &mut RewriteRead<'_>| {
+        let read = call.read.as_mut().unwrap();
+        (read.value_scale, read.value_from_compressed) = (None, true);
+    };
+    check("a linear value of x", &mut inputs(), &linear, 1e-11);
+}
+
+#[test]
+fn no_read_looks_beyond_its_document() {
+    let mut inputs = Inputs::new(Kind::Double, 1, Some(4));
+    let starts = inputs.starts.shallow_clone();
+    // The mask outlives the call that borrows it.
+    let starts: &'static Tensor = Box::leak(Box::new(starts));
+    check("documents", &mut inputs, &|call| call.document_starts = Some(starts), 1e-11);
+}
+
+#[test]
+fn tensors_that_are_not_contiguous_give_the_same() {
+    let inputs = Inputs::new(Kind::Double, 1, None);
+    let turned = |tensor: &Tensor| tensor.transpose(0, 1).contiguous().transpose(0, 1);
+    let (state, direction) = (turned(&inputs.state), turned(&inputs.direction));
+    assert!(!state.is_contiguous() && !direction.is_contiguous());
+    let rewrite = Rewrite { direction: &direction, ..inputs.rewrite() };
+    let call = RewriteRead { rewrite: Some(rewrite), state: &state, ..inputs.both() };
+    let (got, expected) = (call.forward().unwrap(), inputs.both().forward().unwrap());
+    assert!(got.new_state.unwrap() == expected.new_state.unwrap());
+    assert!(got.context.unwrap() == expected.context.unwrap());
+}
+
+#[test]
+fn a_context_may_be_of_another_kind() {
+    let inputs = Inputs::new(Kind::Float, 1, None);
+    let call = RewriteRead { context_kind: Some(Kind::BFloat16), ..inputs.both() };
+    let context = call.forward().unwrap().context.unwrap();
+    let same = inputs.both().forward().unwrap().context.unwrap().to_kind(Kind::BFloat16);
+    assert!(context == same);
+}
+
+/// The state after each of three rewrites, and what their forwards saved.
+fn chained(inputs: &Inputs) -> Vec<(Tensor, Forward)> {
+    let mut state = inputs.state.shallow_clone();
+    (0..3)
+        .map(|_| {
+            let call = RewriteRead { rewrite: Some(inputs.rewrite()), ..RewriteRead::of(&state) };
+            let forward = call.forward().unwrap();
+            let before = std::mem::replace(&mut state, forward.new_state.as_ref().unwrap().shallow_clone());
+            (before, forward)
+        })
+        .collect()
+}
+
+#[test]
+fn a_chain_from_an_anchor_stands_for_the_state() {
+    for n in [1, 2] {
+        let inputs = Inputs::new(Kind::Double, n, Some(3));
+        let states = chained(&inputs);
+        let stats: Vec<&Tensor> =
+            states[..2].iter().map(|(_, saved)| saved.stats.as_ref().unwrap()).collect();
+        let Rewrite { direction, value, gate, .. } = inputs.rewrite();
+        let chain: Vec<Link<'_>> = stats.iter().map(|stats| Link { direction, value, gate, stats }).collect();
+        let call = RewriteRead { state: &states[2].0, ..inputs.both() };
+        let forward = call.forward().unwrap();
+        let weights = |output: &Option<Tensor>| weights_of(output.as_ref().unwrap());
+        let Forward { new_state, context, new_value, new_gate, .. } = &forward;
+        let grads = [new_state, context, new_value, new_gate].map(weights);
+        let [grad_new_state, grad_context, grad_new_value, grad_new_gate] = grads.each_ref().map(Some);
+        let incoming = Incoming { grad_new_state, grad_context, grad_new_value, grad_new_gate };
+        let expected = gradients_by_name(call.vjp(&forward, &incoming).unwrap());
+        let anchored = RewriteRead { chain: &chain, ..inputs.both() };
+        let got = gradients_by_name(anchored.vjp(&forward, &incoming).unwrap());
+        for ((name, got), (_, expected)) in got.into_iter().zip(expected) {
+            assert_close(name, &got.unwrap(), &expected.unwrap(), 1e-11);
+        }
+        let refused = anchored.forward().unwrap_err().to_string();
+        assert_eq!(refused, "`chain` is for `vjp` alone, got 2 rewrites");
+    }
+}
+
+#[test]
+fn steps_with_a_cache_give_the_whole_sequence() {
+    let inputs = Inputs::new(Kind::Double, 2, Some(3));
+    let whole = inputs.both().forward().unwrap();
+    let (mut pending, mut contexts, mut states) = (None, Vec::new(), Vec::new());
+    for (start, length) in [(0, 2), (2, 1), (3, 4)] {
+        let part = |tensor: &Tensor| tensor.narrow(1, start, length);
+        let (state, direction) = (part(&inputs.state), part(&inputs.direction));
+        let (value, gate) = (part(&inputs.value), part(&inputs.gate));
+        let rewrite = Rewrite { direction: &direction, value: &value, gate: &gate, eps_k: EPS_K };
+        let call = RewriteRead { rewrite: Some(rewrite), state: &state, ..inputs.both() };
+        let step = call.cached_step(pending.as_ref()).unwrap();
+        contexts.push(step.context.unwrap());
+        states.push(step.new_state.unwrap());
+        pending = step.new_pending;
+    }
+    assert_close("context", &Tensor::cat(&contexts, 1), &whole.context.unwrap(), 1e-12);
+    assert_close("state", &Tensor::cat(&states, 1), &whole.new_state.unwrap(), 1e-12);
+}
+
+#[test]
+fn an_expansion_agrees_with_autograd() {
+    let inputs = Inputs::new(Kind::Double, 1, None);
+    let x = random(&[2, TIME, D], Kind::Double).set_requires_grad(true);
+    let weight = random(&[D, M, 3], Kind::Double).set_requires_grad(true);
+    for starts in [None, Some(&inputs.starts)] {
+        let call = Expand { weight: Some(&weight), document_starts: starts, ..Expand::of(&x, M) };
+        let expected = (0..3)
+            .map(|s| delayed(&x, s, 1, starts).unsqueeze(-1) * weight.select(-1, s))
+            .reduce(|sum, part| sum + part)
+            .unwrap();
+        assert_close("state", &call.forward().unwrap(), &expected, 1e-12);
+        let grad = weights_of(&expected.detach());
+        (expected * &grad).sum(Kind::Double).backward();
+        let got = call.vjp(&grad).unwrap();
+        assert_close("gradient of x", &got.x, &x.grad(), 1e-12);
+        assert_close("gradient of weight", &got.weight.unwrap(), &weight.grad(), 1e-12);
+        for mut grad in [x.grad(), weight.grad()] {
+            let _ = grad.zero_();
+        }
+    }
+    let repeated = Expand::of(&x, M);
+    assert!(repeated.forward().unwrap() == x.unsqueeze(-1).repeat([1, 1, 1, M]));
+    assert!(repeated.vjp(&weights_of(&repeated.forward().unwrap())).unwrap().weight.is_none());
+}
+
+#[test]
+fn an_expansion_in_steps_gives_the_whole() {
+    let (x, weight) = (random(&[2, TIME, D], Kind::Float), random(&[D, M, 3], Kind::Float));
+    let whole = Expand { weight: Some(&weight), ..Expand::of(&x, M) }.forward().unwrap();
+    let (mut before, mut states) = (None, Vec::new());
+    for (start, length) in [(0, 1), (1, 4), (5, 2)] {
+        let part = x.narrow(1, start, length);
+        let step =
+            Expand { weight: Some(&weight), ..Expand::of(&part, M) }.cached_step(before.as_ref()).unwrap();
+        states.push(step.state);
+        before = step.new_before;
+    }
+    assert_close("state", &Tensor::cat(&states, 1), &whole, 1e-6);
+}
+
+#[test]
+fn bad_input_gets_a_sentence() {
+    let inputs = Inputs::new(Kind::Float, 1, None);
+    let sentence = |call: &RewriteRead<'_>| call.forward().unwrap_err().to_string();
+    assert_eq!(sentence(&RewriteRead::of(&inputs.state)), "`rewrite` or `read` must be given, got neither");
+
+    let gate = inputs.gate.narrow(1, 0, 3);
+    let short = Rewrite { gate: &gate, ..inputs.rewrite() };
+    let call = RewriteRead { rewrite: Some(short), ..inputs.both() };
+    assert_eq!(sentence(&call), "`gate` must have shape (2, 7, 1), got (2, 3, 1)");
+
+    let call = RewriteRead { context_kind: Some(Kind::Int), ..inputs.both() };
+    assert_eq!(sentence(&call), "`context_kind` must have dtype Float, Double, BFloat16 or Half, got Int");
+
+    let whole = Tensor::ones([2, TIME, D, M], (Kind::Int64, Device::Cpu));
+    let call = RewriteRead { state: &whole, ..inputs.both() };
+    let dtypes = "float32, float64, bfloat16 or float16";
+    assert_eq!(sentence(&call), format!("`state` must have dtype {dtypes}, got torch's dtype number 4"));
+
+    let wide = wide(&inputs.state);
+    let call = RewriteRead { state: &wide, ..inputs.both() };
+    assert_eq!(sentence(&call), "`direction` must have dtype torch.float64, got torch.float32");
+
+    let step = inputs.both().cached_step(None).unwrap();
+    let refused = inputs.both().vjp(&step, &Incoming::default()).unwrap_err().to_string();
+    let expected = "`stats` must be what the forward saved, a tensor, got an empty tensor of bytes";
+    assert_eq!(refused, expected);
+
+    let nothing = Tensor::new();
+    let refused = Expand::of(&nothing, 4).forward().unwrap_err().to_string();
+    assert_eq!(refused, "`x` must be a tensor with memory behind it, got one without");
+}

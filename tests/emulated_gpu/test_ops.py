@@ -184,7 +184,7 @@ STAGES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.table
+@pytest.mark.table(1)
 @STAGES
 @pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
 @READS
@@ -277,6 +277,7 @@ def test_packets_of_any_length(dtype, features):
         compare("rewrite_read", tensors, dtype, eps_k=0.1)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("compress", ["channel", "token"])
 @pytest.mark.parametrize(("d", "m"), [(4096, 4), (4096, 8), (8192, 1), (8192, 4), (1024, 16)])
 def test_wide_states(d, m, compress):

@@ -30,7 +30,7 @@ test_two_reflections = test_rewrites.test_two_reflections_are_a_rotation
 READS = pytest.mark.parametrize(("m", "compress"), [(1, "identity"), (4, "channel"), (4, "token")])
 
 
-@pytest.mark.table
+@pytest.mark.table(1)
 @pytest.mark.parametrize("dtype", [F64, F32, BF16, F16], ids=str)
 @READS
 @pytest.mark.parametrize("rewrites", [2, 3, 8])

@@ -86,6 +86,7 @@ def test_gradients_have_the_same_bits(options, anchor_every, dtype):
     assert_same_bits(gradients(gpt(anchor_every, dtype, **options)), expected)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("variant", ["ddl", "cc", "tc", "v-map", "pooled"])
 @pytest.mark.parametrize("around", ["plain", "autocast"])
 def test_compiled_gradients_have_the_same_bits(variant, around):
@@ -132,6 +133,7 @@ def nanogpt_loss(model: nn.Module) -> Tensor:
     return model(IDX, IDX)[1]
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -143,7 +143,7 @@ PLANS = {
 @READS
 @PIECES
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-@pytest.mark.table(2)
+@pytest.mark.table(1)
 def test_pieces_are_read_as_the_whole_is_on_a_gpu(plan, pieces, m, taps, dtype):
     given = case(dtype, m, taps)
     with emulated(plan=plan):
@@ -201,7 +201,7 @@ def test_devices_without_kernels_expand_pieces_too(pieces, m, taps, monkeypatch)
 @EXPANSIONS
 @PIECES
 @pytest.mark.parametrize("plan", [{}, {"KEEP_IN_REGISTERS": 0}, {"CHUNK": 2}], ids=str)
-@pytest.mark.table(2)
+@pytest.mark.table(1)
 def test_pieces_are_expanded_as_the_whole_is_on_a_gpu(plan, pieces, m, taps, dtype):
     x, weight = expansion(dtype, m, taps)
     with emulated(plan=plan):

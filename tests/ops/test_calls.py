@@ -71,6 +71,7 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
     assert run.stdout.split() == ["0"], run.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")  # inductor's, of caches
 def test_inductors_cpp_wrapper_calls_them():
     """C++ that inductor writes calls them through the dispatcher."""

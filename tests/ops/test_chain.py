@@ -100,6 +100,7 @@ def mixed() -> Iterator[None]:
         yield
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("around", [nullcontext, mixed], ids=["plain", "autocast"])
 @pytest.mark.parametrize(("m", "compress"), [(4, "channel"), (4, "token")])
@@ -124,7 +125,7 @@ PLANS = {
 @DTYPES
 @READS
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-@pytest.mark.table
+@pytest.mark.table(1)
 def test_gradients_have_the_same_bits_on_a_gpu(dtype, m, compress, plan):
     calls = leaves(dtype, m, compress, d=32)
     with emulated(plan=plan):

@@ -120,6 +120,7 @@ def test_a_gradient_that_others_need_is_copied_first():
     assert len(set(operands)) == 2
 
 
+@pytest.mark.exhaustive
 def test_a_model_copies_no_gradient_of_its_state():
     model = GPT(replace(PRESETS["tiny"].model, residual="ddl-cc"))
     tokens = torch.randint(256, (2, 16))

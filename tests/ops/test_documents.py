@@ -272,7 +272,7 @@ PLANS = test_cached.PLANS | {
 @DTYPES
 @READS
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-@pytest.mark.table(2)
+@pytest.mark.table(1)
 def test_reads_on_a_gpu(plan, m, taps, dtype, starts):
     with emulated(plan=plan):
         test_reads(dtype, m, taps, starts)
@@ -283,7 +283,7 @@ def test_reads_on_a_gpu(plan, m, taps, dtype, starts):
 @DTYPES
 @READS
 @pytest.mark.parametrize("plan", [{}, {"KEEP_IN_REGISTERS": 0}, {"CHUNK": 2}], ids=str)
-@pytest.mark.table(2)
+@pytest.mark.table(1)
 def test_expansions_on_a_gpu(plan, m, taps, dtype, starts):
     with emulated(plan=plan):
         test_expansions(dtype, m, taps, starts)
@@ -294,7 +294,7 @@ def test_expansions_on_a_gpu(plan, m, taps, dtype, starts):
 @test_cached.PIECES
 @pytest.mark.parametrize("plan", test_cached.PLANS.values(), ids=test_cached.PLANS)
 @pytest.mark.parametrize(("m", "taps"), [(1, 3), (4, 4), (2, 20)])
-@pytest.mark.table(2)
+@pytest.mark.table(1)
 def test_pieces_on_a_gpu(m, taps, plan, pieces, starts):
     given = test_cached.case(F32, m, taps)
     x, weight = test_cached.expansion(F32, m, taps)

@@ -15,7 +15,13 @@ from tests.support import ROOT
 
 
 @pytest.mark.parametrize(
-    ("kills", "processes", "parallel"), [(12, 1, "ddp"), (5, 2, "ddp"), (5, 2, "fsdp2")]
+    ("kills", "processes", "parallel"),
+    [
+        (12, 1, "ddp"),
+        (3, 2, "fsdp2"),
+        pytest.param(5, 2, "ddp", marks=pytest.mark.exhaustive),
+        pytest.param(10, 2, "fsdp2", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_killed_runs_resume_to_the_same_end(
     tmp_path: Path, kills: int, processes: int, parallel: str

@@ -121,7 +121,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     return ran
 
 
-@pytest.mark.parametrize(("how", "count"), [("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("fsdp2", 4)])
+@pytest.mark.table(1)
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("count", [2, 4])
 def test_losses_of_20_steps(alone: TrainConfig, tmp_path: Path, how: str, count: int) -> None:
     shared = replace(alone, out=tmp_path / "run", parallel=how)
     forked = together(count, tmp_path / "out", training(shared))
@@ -270,7 +272,8 @@ def test_equal_parts_are_needed(tmp_path: Path, how: str) -> None:
     together(3, tmp_path / "out", act)
 
 
-def test_64_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [16, pytest.param(64, marks=pytest.mark.exhaustive)])
+def test_many_processes(tmp_path: Path, count: int) -> None:
     ran = replace(config(tmp_path, "ddl"), batch_size=16, accumulation=4)
     alone = Trainer(ran, data.load("topics"), CPU)
     expected = [float(alone.step().loss), float(alone.step().loss), alone.evaluate()]
@@ -281,4 +284,4 @@ def test_64_processes(tmp_path: Path) -> None:
             found = [float(trainer.step().loss), float(trainer.step().loss), trainer.evaluate()]
             assert found == pytest.approx(expected, rel=1e-5)
 
-    together(64, tmp_path / "out", act)
+    together(count, tmp_path / "out", act)

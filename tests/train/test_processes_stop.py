@@ -74,6 +74,7 @@ def check_goes_on(run: TrainConfig, whole: TrainConfig, folder: Path) -> None:
     assert not list(run.directory.rglob(".*"))
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
 def test_a_signal_to_one_process_stops_all(
     whole: TrainConfig, tmp_path: Path, rank: int, number: int
@@ -108,6 +109,7 @@ def test_a_signal_stops_an_evaluation(whole: TrainConfig, tmp_path: Path) -> Non
     check_goes_on(run, whole, tmp_path)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize(("rank", "step"), [(0, 6), (1, 1), (1, 6)])
 def test_a_killed_process_ends_the_others(
     whole: TrainConfig, tmp_path: Path, rank: int, step: int

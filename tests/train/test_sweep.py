@@ -81,7 +81,9 @@ def test_what_is_finished_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert listing == {"runs": ["additive-s1", "additive-s2", "ddl-s1", "ddl-s2"]}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)]
+)
 def test_a_signal_stops_it_and_the_next_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

@@ -26,3 +26,8 @@ pub mod tch;
 pub mod tensor;
 #[cfg(feature = "torch")]
 pub mod torch;
+
+/// The examples of docs/rust.md, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/rust.md")]
+struct Docs;

@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
+#[cfg(feature = "tch")]
+use crate::cuda::compile::nvrtc;
 use crate::error::{Error, Result};
 use crate::library::{Library, functions};
 
@@ -101,6 +103,8 @@ pub fn find_linked() -> Result<&'static Shims> {
     let found = load().map_err(|reason: String| {
         Error::Internal(format!("ddl-rs needs a libtorch of version 2.10 or newer: {reason}"))
     })?;
+    // site-packages/torch/lib, or the lib of a downloaded libtorch
+    nvrtc::look_in(found.folder.ancestors().skip(1).take(2).map(Path::to_path_buf).collect());
     Ok(SHIMS.get_or_init(|| found))
 }
 

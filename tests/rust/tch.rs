@@ -61,12 +61,9 @@ fn was_read(state: &Tensor, read: &Read<'_>, starts: Option<&Tensor>) -> Expecte
             .reduce(|sum, part| sum + part)
             .unwrap(),
     };
-    let mut context = x.shallow_clone();
-    if let Some(eps) = read.norm_eps {
-        let mean = x.square().mean_dim(-1, true, Kind::Double);
-        context = &x / (mean + eps).sqrt();
-    }
-    context = context * read.norm_weight.map_or(Tensor::from(1.0), wide);
+    let rms = |eps: f64| (x.square().mean_dim(-1, true, Kind::Double) + eps).sqrt();
+    let normed = read.norm_eps.map_or(x.shallow_clone(), |eps| &x / rms(eps));
+    let context = normed * read.norm_weight.map_or(Tensor::from(1.0), wide);
     let from = if read.value_from_compressed { &x } else { &context };
     // (…, d) with (n, m, d) and (n, d)
     let (value_weight, gate_weight) = (wide(read.value_weight.unwrap()), wide(read.gate_weight.unwrap()));
@@ -208,18 +205,17 @@ fn check(what: &str, inputs: &mut Inputs, change: &dyn Fn(&mut RewriteRead<'_>),
         pairs.push(("new_value", &forward.new_value, Some(value)));
         pairs.push(("new_gate", &forward.new_gate, Some(gate)));
     }
-    let mut loss = Tensor::from(0.0f64);
-    let mut grads = Vec::new();
+    let (mut terms, mut grads) = (Vec::new(), Vec::new());
     for (name, got, expected) in pairs {
         let Some(expected) = expected else { continue };
         let got = got.as_ref().unwrap_or_else(|| panic!("{what}: no {name}"));
         assert!(!got.requires_grad(), "{what}: {name} is a leaf");
         assert_close(&format!("{what}: {name}"), got, &expected, tolerance);
         let grad = weights_of(&expected.detach());
-        loss = loss + (&expected * &grad).sum(Kind::Double);
+        terms.push((&expected * &grad).sum(Kind::Double));
         grads.push((name, grad.to_kind(got.kind())));
     }
-    loss.backward();
+    Tensor::stack(&terms, 0).sum(Kind::Double).backward();
     let grad = |name| grads.iter().find(|(known, _)| *known == name).map(|(_, grad)| grad);
     let incoming = Incoming {
         grad_new_state: grad("new_state"),

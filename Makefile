@@ -17,7 +17,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels 
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo results test test-all test-rust test-tch soak crashtest wheels check-wheel check format bench bench-gpu sanitize lock clean
+.PHONY: help setup demo results test test-all test-rust test-tch check-tch soak crashtest wheels check-wheel check format bench bench-gpu sanitize lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -49,11 +49,17 @@ test-rust: $(DEPS) ## the Rust tests, the crate without Python, its documentatio
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --no-default-features
 
 # The crate tch takes the libtorch of the environment. Most of the time goes into compiling its bindings.
+WITH_LIBTORCH = export PATH="$(CURDIR)/$(VENV)/bin:$$PATH" LIBTORCH_USE_PYTORCH=1 OMP_NUM_THREADS=1 && \
+    export LD_LIBRARY_PATH="$$($(PY) -c '$(LIBTORCH)')$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}"
+TCH := --no-default-features --features tch
+
 test-tch: $(DEPS) ## the Rust tests on libtorch's tensors (the crate's feature tch)
-	@export PATH="$(CURDIR)/$(VENV)/bin:$$PATH" LIBTORCH_USE_PYTORCH=1 OMP_NUM_THREADS=1 && \
-	export LD_LIBRARY_PATH="$$($(PY) -c '$(LIBTORCH)')$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" && \
-	cargo test --no-default-features --features tch --test tch --test train $(ARGS) && \
-	cargo run --quiet --no-default-features --features tch --example train -- README.md 20
+	@$(WITH_LIBTORCH) && cargo test $(TCH) --test tch --test train $(ARGS) && \
+	cargo run --quiet $(TCH) --example train -- README.md 20
+
+check-tch: $(DEPS) ## lints and documentation of that feature
+	@$(WITH_LIBTORCH) && cargo clippy $(TCH) --all-targets -- -D warnings && \
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps $(TCH)
 
 # Six hours of two cores. Runs that are finished, and records of them, are kept.
 results: $(EXT) ## docs/results.md anew: corpus, tuning, all runs, records, tables, pictures

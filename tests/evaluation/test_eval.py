@@ -42,7 +42,13 @@ FLOAT32 = TOLERANCES[torch.float32]
 CLOSE = FLOAT32.max_forward * FLOAT32.u  # relative, of a sum of log-probabilities
 ALL = [f"local_{name}" for name in (*FORMATS, "rolling", "generate")]
 STOPS, NEW_TOKENS = ("\n", "."), 12  # of tests/lm_eval_tasks/generate.yaml
-CASES = [("ddl-cc", 0), ("ddl-cc", 1), ("ddl-tc", 1), ("ddl", 0), ("additive", 1)]
+CASES: list[tuple[str, int, dict[str, Any]]] = [
+    ("ddl-cc", 0, {}),
+    ("ddl-cc", 1, {}),
+    ("ddl-tc", 1, {"rewrites": 2, "direction_rank": 4}),
+    ("ddl", 0, {}),
+    ("additive", 1, {}),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,8 +60,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}, {case[1]}-shot")
 def case(request: pytest.FixtureRequest) -> tuple[GPT, int, dict[str, Any]]:
     """Return a model, the number of worked examples, and lm-eval's results for all tasks."""
-    residual, shots = request.param
-    model = make(residual)
+    residual, shots, options = request.param
+    model = make(residual, **options)
     return model, shots, results(harness(model), ALL, shots)
 
 

@@ -38,7 +38,7 @@ test-all: $(EXT) ## the Python tests, every case of every table
 LIBPYTHON = import os, sys, sysconfig; get = sysconfig.get_config_var; path = os.path.join(get("LIBDIR"), get("LDLIBRARY")); \
     print(get("LIBDIR")) if os.path.exists(path) else sys.exit("The Rust tests link Python, but %s is missing. Install python3-dev." % path)
 
-LIBTORCH = import os, torch; print(os.path.join(os.path.dirname(torch.__file__), "lib"))
+TORCH_LIB = import os, torch; print(os.path.join(os.path.dirname(torch.__file__), "lib"))
 
 test-rust: $(DEPS) ## the Rust tests, the crate without Python, its documentation
 	@libdir=$$($(PY) -c '$(LIBPYTHON)') && \
@@ -50,7 +50,7 @@ test-rust: $(DEPS) ## the Rust tests, the crate without Python, its documentatio
 
 # The crate tch takes the libtorch of the environment. Most of the time goes into compiling its bindings.
 WITH_LIBTORCH = export PATH="$(CURDIR)/$(VENV)/bin:$$PATH" LIBTORCH_USE_PYTORCH=1 OMP_NUM_THREADS=1 && \
-    export LD_LIBRARY_PATH="$$($(PY) -c '$(LIBTORCH)')$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}"
+    export LD_LIBRARY_PATH="$$($(PY) -c '$(TORCH_LIB)')$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}"
 TCH := --no-default-features --features tch
 
 test-tch: $(DEPS) ## the Rust tests on libtorch's tensors (the crate's feature tch)
@@ -80,6 +80,7 @@ soak: $(EXT) ## 10,000 random problems against the reference (ARGS="--seed 3 --p
 check: $(DEPS) ## formatting, lints and types, changing nothing
 	cargo fmt --check
 	cargo clippy --release --all-targets --features emulator -- -D warnings
+	cargo clippy --release --no-default-features --lib --example slices --test slices -- -D warnings
 	$(VENV)/bin/clang-format --dry-run --Werror $(CUDA_SOURCES)
 	$(VENV)/bin/zizmor --quiet --offline --strict-collection --persona auditor .github
 	$(VENV)/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A state X of d features and m value channels is an associative memory: a rewrite with β = 1 stores a value under a
-//! direction, and replaces what was stored there. Directions at right angles do not disturb each other.
+//! direction, and replaces what was stored there. Writes along orthogonal directions do not affect each other.
 
 use ddl::slices::{Array, Rewrite, RewriteRead};
 
@@ -13,15 +13,15 @@ const D: usize = 4;
 const M: usize = 2;
 
 /// Rewrites the state of one token.
-fn write(state: &[f64], direction: [f64; D], value: [f64; M], gate: f64) -> ddl::error::Result<Vec<f64>> {
-    let rewrite = Rewrite {
+fn rewrite(state: &[f64], direction: [f64; D], value: [f64; M], gate: f64) -> ddl::error::Result<Vec<f64>> {
+    let inputs = Rewrite {
         direction: Array::new(&direction, &[1, D]),
         value: Array::new(&value, &[1, M]),
         gate: Array::new(std::slice::from_ref(&gate), &[1]),
         eps_k: 1e-9,
     };
-    let call = RewriteRead { rewrite: Some(rewrite), ..RewriteRead::of(Array::new(state, &[1, D, M])) };
-    Ok(call.forward()?.new_state().to_vec())
+    let call = RewriteRead { rewrite: Some(inputs), ..RewriteRead::new(Array::new(state, &[1, D, M])) };
+    Ok(call.forward()?.new_state)
 }
 
 /// k̂ᵀX: what is stored under a direction.
@@ -33,17 +33,17 @@ fn readout(state: &[f64], direction: [f64; D]) -> [f64; M] {
 fn main() -> ddl::error::Result<()> {
     let (first, second) = ([1.0, 1.0, 0.0, 0.0], [1.0, -1.0, 0.0, 0.0]);
     let mut state = vec![0.0; D * M];
-    let say = |what: &str, state: &[f64]| {
-        println!("{what:<42} first {:.2?}  second {:.2?}", readout(state, first), readout(state, second));
+    let print = |label: &str, state: &[f64]| {
+        println!("{label:<42} first {:.2?}  second {:.2?}", readout(state, first), readout(state, second));
     };
-    say("empty", &state);
-    state = write(&state, first, [1.0, 2.0], 1.0)?;
-    say("β = 1 writes (1, 2) under the first", &state);
-    state = write(&state, second, [5.0, 5.0], 1.0)?;
-    say("β = 1 writes (5, 5) under the second", &state);
-    state = write(&state, first, [3.0, 3.0], 0.5)?;
-    say("β = 0.5 moves the first halfway to (3, 3)", &state);
-    state = write(&state, second, [0.0, 0.0], 2.0)?;
-    say("β = 2 with v = 0 reflects the second", &state);
+    print("empty", &state);
+    state = rewrite(&state, first, [1.0, 2.0], 1.0)?;
+    print("β = 1 writes (1, 2) under the first", &state);
+    state = rewrite(&state, second, [5.0, 5.0], 1.0)?;
+    print("β = 1 writes (5, 5) under the second", &state);
+    state = rewrite(&state, first, [3.0, 3.0], 0.5)?;
+    print("β = 0.5 moves the first halfway to (3, 3)", &state);
+    state = rewrite(&state, second, [0.0, 0.0], 2.0)?;
+    print("β = 2 with v = 0 reflects the second", &state);
     Ok(())
 }

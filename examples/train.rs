@@ -4,7 +4,7 @@
 //! cargo run --release --no-default-features --features tch --example train -- TEXT [STEPS]
 //! ```
 //!
-//! TEXT is any text file of some kilobytes. CONTRIBUTING.md says how tch finds libtorch.
+//! TEXT is any text file of some kilobytes. docs/rust.md says how tch finds libtorch.
 //!
 //! Between two sublayers stands one call that rewrites the state with the last sublayer's output and reads it for the
 //! next. libtorch's autograd does not see these calls, so a step has two loops: forward, each sublayer on a leaf of its
@@ -22,7 +22,7 @@ const HEADS: i64 = 4;
 const BLOCKS: i64 = 2; // each an attention and an MLP
 const LENGTH: i64 = 64;
 const BATCH_SIZE: i64 = 8;
-const EPS_K: f64 = 1e-6 * 8.0; // 1e-6 for each of the √d in a direction's norm
+const EPS_K: f64 = 0.02 * 8.0; // 0.02·√d, the default of DeltaResidual
 const NORM_EPS: f64 = 1e-5;
 
 /// A sublayer F(h), whose output is the direction of a rewrite.
@@ -72,46 +72,44 @@ impl Sublayer {
 struct ReadParameters {
     compress: Tensor,
     norm_weight: Tensor,
-    next: Option<[Tensor; 4]>, // of the gate and of the value: weight, bias
+    gate_weight: Option<Tensor>,
+    gate_bias: Option<Tensor>,
+    value_weight: Option<Tensor>,
+    value_bias: Option<Tensor>,
 }
 
 impl ReadParameters {
     fn new(path: nn::Path<'_>, is_last: bool) -> ReadParameters {
         let (d, m) = (HIDDEN_SIZE, VALUE_CHANNELS);
-        let next = || {
-            [
-                path.zeros("gate_weight", &[d]),
-                path.zeros("gate_bias", &[]), // β = 2σ(0) = 1: each write replaces what was there
-                path.randn("value_weight", &[m, d], 0.0, 1.0 / (d as f64).sqrt()),
-                path.zeros("value_bias", &[m]),
-            ]
+        let next = |name: &str, shape: &[i64], stdev: f64| {
+            (!is_last).then(|| path.var(name, shape, nn::Init::Randn { mean: 0.0, stdev }))
         };
         ReadParameters {
             compress: path.var("compress", &[d, m], nn::Init::Const(1.0 / m as f64)),
             norm_weight: path.ones("norm_weight", &[d]),
-            next: (!is_last).then(next),
+            gate_weight: next("gate_weight", &[d], 0.0),
+            gate_bias: next("gate_bias", &[], 0.0), // β = 2σ(0) = 1: each write replaces what was there
+            value_weight: next("value_weight", &[m, d], 1.0 / (d as f64).sqrt()),
+            value_bias: next("value_bias", &[m], 0.0),
         }
     }
 
     fn read(&self) -> Read<'_> {
-        let [gate_weight, gate_bias, value_weight, value_bias] = match &self.next {
-            Some(parameters) => parameters.each_ref().map(Some),
-            None => [None; 4],
-        };
         Read {
             compress: Some(&self.compress),
             norm_weight: Some(&self.norm_weight),
             norm_eps: Some(NORM_EPS),
-            gate_weight,
-            gate_bias,
-            value_weight,
-            value_bias,
+            gate_weight: self.gate_weight.as_ref(),
+            gate_bias: self.gate_bias.as_ref(),
+            value_weight: self.value_weight.as_ref(),
+            value_bias: self.value_bias.as_ref(),
             ..Read::default()
         }
     }
 }
 
-/// One call: the state before it, the output of the sublayer before it with that sublayer's graph, and its results.
+/// What the backward of one call needs: the state before it, the output of the sublayer before it with that sublayer's
+/// graph, and the results.
 struct Boundary {
     state: Tensor,
     output: Option<Tensor>,
@@ -149,7 +147,7 @@ impl Model {
     pub fn loss_and_gradients(&self, tokens: &Tensor) -> ddl::error::Result<f64> {
         let (inputs, targets) = (tokens.narrow(1, 0, LENGTH), tokens.narrow(1, 1, LENGTH));
         let x = self.tokens.forward(&inputs) + &self.positions.ws;
-        let boundaries = self.forward(Expand::of(&x.detach(), VALUE_CHANNELS).forward()?)?;
+        let boundaries = self.forward(Expand::new(&x.detach(), VALUE_CHANNELS).forward()?)?;
 
         let last = boundaries.last().expect("a read before the logits");
         let logits = self.head.forward(&last.context);
@@ -157,7 +155,7 @@ impl Model {
         loss.backward();
 
         let grad_state = self.backward(&boundaries)?;
-        let grad_x = Expand::of(&x.detach(), VALUE_CHANNELS).vjp(&grad_state)?.x;
+        let grad_x = Expand::new(&x.detach(), VALUE_CHANNELS).vjp(&grad_state)?.x;
         backward_from([(&x, &grad_x)]);
         Ok(loss.double_value(&[]))
     }
@@ -200,7 +198,7 @@ impl Model {
             gate: before.results.new_gate.as_ref().expect("the read before computed a gate"),
             eps_k: EPS_K,
         });
-        RewriteRead { rewrite, read: Some(self.reads[index].read()), ..RewriteRead::of(state) }
+        RewriteRead { rewrite, read: Some(self.reads[index].read()), ..RewriteRead::new(state) }
     }
 
     /// Carries the gradient of the last context back to the first state, and returns the gradient of that.
@@ -230,7 +228,8 @@ impl Model {
             ];
             backward_from(parameters.iter().filter_map(|(tensor, grad)| Some((*tensor)?).zip(grad.as_ref())));
 
-            // The first call only reads, so that the state after it is the one before it.
+            // The first call does not rewrite, so the gradient of its state is the sum of what comes from the next call and
+            // from its own read.
             let passed_on = grad_new_state.filter(|_| call.rewrite.is_none());
             grad_new_state = Some(passed_on.map_or(grads.state.shallow_clone(), |grad| grad + &grads.state));
             (grad_new_value, grad_new_gate) = (grads.value, grads.gate);

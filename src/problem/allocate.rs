@@ -1,5 +1,5 @@
-//! What a call gives back: each output's name, shape and dtype, in the order of the operators' schemas. Who allocates
-//! them is [`Allocate`]: torch, or Rust.
+//! The outputs of each call: names, shapes and dtypes, in the order of the operators' schemas. An [`Allocate`] makes
+//! them: `torch::run` as torch's tensors, `slices::memory` as Rust's vectors.
 
 use super::outputs::{Gradients, Outputs};
 use super::rewrite_read::RewriteRead;
@@ -67,7 +67,7 @@ impl Outputs {
     }
 
     /// Allocates the outputs of a step of a sequence in pieces.
-    pub fn of_cached_step(
+    pub fn for_cached_step(
         problem: &RewriteRead,
         context_dtype: Option<Dtype>,
         allocate: &mut dyn Allocate,
@@ -104,6 +104,9 @@ impl Outputs {
 }
 
 impl Gradients {
+    /// `wanted` for all gradients.
+    pub const ALL: i64 = -1;
+
     /// Allocates the gradients. `wanted` has a bit for each, the state's first; only parameters heed it.
     /// `overwritten` is a gradient of X' that becomes the state's.
     pub fn new(

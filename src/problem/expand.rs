@@ -1,6 +1,6 @@
 //! `expand`: a hidden state becomes a residual stream of m value channels.
 
-use super::sizes::{Sizes, check_documents, stored_beside};
+use super::sizes::{Sizes, check_documents, expect_addressable, stored_beside};
 use crate::error::{Error, Result, shape_text};
 use crate::tensor::{Dtype, Tensor};
 
@@ -34,6 +34,7 @@ impl Expand {
             return Err(Error::Shape { name: x.name, expected: expected.into(), got });
         }
         x.expect_reachable()?;
+        expect_addressable("state", &[&x.shape[..], &[m]].concat())?;
         x.expect_dtype(&Dtype::NUMBERS)?;
         let d = x.shape[rank - 1];
         if let Some(weight) = &weight {

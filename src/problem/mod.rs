@@ -1,6 +1,7 @@
 //! Each operator's problem: its inputs, outputs, sizes and flags, checked once and used by every backend.
 
 mod allocate;
+mod chain;
 mod expand;
 mod outputs;
 mod rewrite_read;
@@ -11,5 +12,5 @@ pub use allocate::Allocate;
 pub use expand::Expand;
 pub use outputs::{Gradients, Incoming, Outputs};
 pub use rewrite_read::{Link, Read, Rewrite, RewriteRead};
-pub use rewrites::{Rewrites, stats_before};
+pub use rewrites::stats_before;
 pub use sizes::Sizes;

@@ -56,7 +56,7 @@ impl Read {
     }
 }
 
-/// What an earlier boundary rewrote, and what its forward saved: all that is needed to rewrite it again.
+/// The rewrites of an earlier call and the statistics that its forward saved, from which they can be applied again.
 #[derive(Debug)]
 pub struct Link {
     /// k (…, d), or (…, n, d)
@@ -108,6 +108,9 @@ fn next_rewrites(read: &Read, Sizes { d, m, .. }: Sizes) -> Result<Rewrites> {
 
 impl RewriteRead {
     pub fn new(state: Tensor, rewrite: Option<Rewrite>, read: Option<Read>) -> Result<RewriteRead> {
+        if rewrite.is_none() && read.is_none() {
+            return Err(Error::Argument("`rewrite` or `read` must be given, got neither".into()));
+        }
         let over_time = read.as_ref().is_some_and(Read::over_time);
         let (sizes, batch) = state_sizes(&state, over_time)?;
         state.expect_reachable()?;
@@ -134,31 +137,6 @@ impl RewriteRead {
             problem.check_read(read)?;
         }
         Ok(problem)
-    }
-
-    /// Takes the rewrites that lead from the state, an anchor, to the one that is meant: k, v, β and the saved r, p
-    /// of each.
-    pub fn with_chain(mut self, chain: Vec<Tensor>) -> Result<RewriteRead> {
-        if !chain.len().is_multiple_of(4) {
-            return Err(Error::Argument(format!(
-                "`chain` must hold direction, value, gate and stats of each rewrite, got {} tensors",
-                chain.len()
-            )));
-        }
-        let Sizes { d, m, .. } = self.sizes;
-        let mut tensors = chain.into_iter();
-        while let (Some(direction), Some(value), Some(gate), Some(stats)) =
-            (tensors.next(), tensors.next(), tensors.next(), tensors.next())
-        {
-            self.check_stored(&direction, &self.rewrites.and(&[d]))?;
-            direction
-                .expect_dtype(&[self.rewrite.as_ref().map_or(direction.dtype, |r| r.direction.dtype)])?;
-            self.check_gate(&value, &self.rewrites.and(&[m]))?;
-            self.check_gate(&gate, &self.rewrites.and(&[]))?;
-            self.check_gate(&stats, &[self.rewrites.stats(m)])?;
-            self.chain.push(Link { direction, value, gate, stats });
-        }
-        Ok(self)
     }
 
     /// Makes it a cached step, with what earlier tokens left for the read of these.

@@ -28,6 +28,17 @@ pub(super) fn stored_beside(state: Dtype) -> &'static [Dtype] {
     if state == Dtype::F64 { &[Dtype::F64] } else { &STORED }
 }
 
+/// Fails if the sizes without zeros multiply to so many elements that no address would reach them.
+pub(super) fn expect_addressable(name: &'static str, shape: &[usize]) -> Result<()> {
+    let elements = shape.iter().filter(|&&size| size > 0).try_fold(1usize, |product, &size| {
+        product.checked_mul(size).filter(|&product| product <= isize::MAX as usize / 64)
+    });
+    match elements {
+        Some(_) => Ok(()),
+        None => Err(Error::Shape { name, expected: "with fewer elements".into(), got: shape_text(shape) }),
+    }
+}
+
 /// Returns the sizes of a state and its leading shape without (d, m). Fails if it lacks an axis.
 pub(super) fn state_sizes(state: &Tensor, over_time: bool) -> Result<(Sizes, Vec<usize>)> {
     let rank = state.shape.len();
@@ -37,6 +48,7 @@ pub(super) fn state_sizes(state: &Tensor, over_time: bool) -> Result<(Sizes, Vec
         got: shape_text(&state.shape),
     };
     state.expect_dtype(&Dtype::NUMBERS)?;
+    expect_addressable(state.name, &state.shape)?;
     if over_time && rank < 3 {
         return Err(wrong("(…, time, hidden_size, value_channels)"));
     }

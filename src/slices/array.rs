@@ -2,27 +2,27 @@
 
 use half::{bf16, f16};
 
-use crate::cpu::simd::convert::Accum;
+use crate::cpu::simd::convert;
 use crate::error::{Error, Result, shape_text};
 use crate::tensor::{Device, Element, Tensor};
 
 /// The type of a state's elements: f32, f64, bf16 or f16.
 pub trait Number: Element {
-    /// The type of values, gates and everything that is computed: f64 for f64, f32 for all others.
-    type Small: Accum;
+    /// The type of values, gates, statistics and sums: f64 for f64, else f32.
+    type Accum: convert::Accum;
 }
 
 impl Number for f32 {
-    type Small = f32;
+    type Accum = f32;
 }
 impl Number for f64 {
-    type Small = f64;
+    type Accum = f64;
 }
 impl Number for bf16 {
-    type Small = f32;
+    type Accum = f32;
 }
 impl Number for f16 {
-    type Small = f32;
+    type Accum = f32;
 }
 
 /// Contiguous elements, the last axis innermost, and their shape.
@@ -39,7 +39,8 @@ impl<'a, T: Element> Array<'a, T> {
 
     /// Returns a view under the argument's name. Fails unless there are as many elements as the shape says.
     pub(super) fn view(&self, name: &'static str) -> Result<Tensor> {
-        let needed = self.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+        let product = self.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+        let needed = if self.shape.contains(&0) { Some(0) } else { product };
         if needed != Some(self.elements.len()) {
             return Err(Error::Argument(format!(
                 "`{name}` must have as many elements as its shape {} says, got {}",
@@ -48,12 +49,15 @@ impl<'a, T: Element> Array<'a, T> {
             )));
         }
         let first = self.elements.as_ptr().cast_mut().cast();
-        // SAFETY: the elements are borrowed for 'a, longer than the call that views them, which only reads inputs.
+        // SAFETY: the elements are borrowed for longer than the call that views them, which only reads inputs.
         Ok(unsafe { Tensor::new(name, self.shape.to_vec(), T::DTYPE, Device::Cpu, first) })
     }
 }
 
 /// Views an argument that may be left out.
-pub(super) fn view_of<T: Element>(name: &'static str, array: Option<Array<'_, T>>) -> Result<Option<Tensor>> {
+pub(super) fn view_optional<T: Element>(
+    name: &'static str,
+    array: Option<Array<'_, T>>,
+) -> Result<Option<Tensor>> {
     array.map(|array| array.view(name)).transpose()
 }

@@ -1,13 +1,10 @@
 //! `expand`.
 
-use std::marker::PhantomData;
-
-use super::array::{Array, Number, view_of};
-use super::memory::{Memory, elements};
+use super::array::{Array, Number, view_optional};
+use super::memory::Memory;
 use crate::cpu;
 use crate::error::Result;
 use crate::problem::{self, Allocate};
-use crate::tensor::Tensor;
 
 /// The inputs of an expansion: x becomes a state of m value channels, by repetition or by a causal convolution.
 #[derive(Clone, Copy, Debug)]
@@ -18,15 +15,16 @@ pub struct Expand<'a, T: Number> {
     pub weight: Option<Array<'a, T>>,
     /// m
     pub value_channels: usize,
-    /// Which tokens start a document (…), 0 or not, so that none looks back beyond it.
+    /// (…): 1 for a token that starts a document, else 0; no expansion looks back beyond the start. None for one document
+    /// per sequence.
     pub document_starts: Option<Array<'a, u8>>,
     /// Threads to use at most.
     pub threads: usize,
 }
 
 impl<'a, T: Number> Expand<'a, T> {
-    /// The inputs of a repetition, on one thread.
-    pub fn of(x: Array<'a, T>, value_channels: usize) -> Expand<'a, T> {
+    /// A repetition, to be completed with `..`, on one thread.
+    pub fn new(x: Array<'a, T>, value_channels: usize) -> Expand<'a, T> {
         Expand { x, weight: None, value_channels, document_starts: None, threads: 1 }
     }
 
@@ -34,24 +32,24 @@ impl<'a, T: Number> Expand<'a, T> {
     ///
     /// # Errors
     /// An argument has the wrong shape, or memory is short.
-    pub fn forward(&self) -> Result<Expanded<T>> {
-        self.fill(&self.problem()?)
+    pub fn forward(&self) -> Result<Vec<T>> {
+        self.state(&self.problem()?)
     }
 
-    /// Computes the same for a step of a sequence in pieces. `before` is what the step before left in
-    /// [`new_before`](Expanded::new_before), and None at the start.
+    /// Computes the states of the next tokens of a sequence. `before` is `new_before` of the step before; None at the
+    /// start.
     ///
     /// # Errors
     /// As [`forward`](Expand::forward).
     pub fn cached_step(&self, before: Option<Array<'_, T>>) -> Result<Expanded<T>> {
-        let problem = self.problem()?.with_before(view_of("before", before)?)?;
-        let mut expanded = self.fill(&problem)?;
-        if let Some(shape) = problem.before_shape() {
-            expanded.new_before = Some(expanded.memory.output("new_before", &shape, T::DTYPE, &problem.x)?);
-            cpu::expand::leave::<T::Small>(&problem, &mut expanded.new_before)
-                .map_err(|short| short.in_operator("expand"))?;
-        }
-        Ok(expanded)
+        let problem = self.problem()?.with_before(view_optional("before", before)?)?;
+        let (state, mut memory) = (self.state(&problem)?, Memory::default());
+        let shape = problem.before_shape().unwrap_or_default();
+        let wanted = !shape.is_empty();
+        let mut new_before = memory.optional_output(wanted, "new_before", &shape, T::DTYPE, &problem.x)?;
+        cpu::expand::leave::<T::Accum>(&problem, &mut new_before)
+            .map_err(|short| short.in_operator("expand"))?;
+        Ok(Expanded { state, new_before: memory.take(new_before) })
     }
 
     /// Computes the gradients of x and of the weight from that of the state.
@@ -64,63 +62,41 @@ impl<'a, T: Number> Expand<'a, T> {
         let mut x = memory.output_like("grad_x", &problem.x)?;
         let like = |weight| memory.output_like("grad_weight", weight);
         let mut weight = problem.weight.as_ref().map(like).transpose()?;
-        cpu::expand::backward::<T::Small>(&problem, &grad_state, &mut x, &mut weight, self.threads)
+        cpu::expand::backward::<T::Accum>(&problem, &grad_state, &mut x, &mut weight, self.threads)
             .map_err(|short| short.in_operator("expand"))?;
-        Ok(ExpandGradients { x: Some(x), weight, _memory: memory, of: PhantomData })
+        Ok(ExpandGradients { x: memory.take(Some(x)), weight: memory.take(weight) })
     }
 
-    fn fill(&self, problem: &problem::Expand) -> Result<Expanded<T>> {
+    fn state(&self, problem: &problem::Expand) -> Result<Vec<T>> {
         let mut memory = Memory::default();
         let mut state = memory.output("state", &problem.state_shape(), T::DTYPE, &problem.x)?;
-        cpu::expand::forward::<T::Small>(problem, &mut state, self.threads)
+        cpu::expand::forward::<T::Accum>(problem, &mut state, self.threads)
             .map_err(|short| short.in_operator("expand"))?;
-        Ok(Expanded { state: Some(state), new_before: None, memory, of: PhantomData })
+        Ok(memory.take(Some(state)))
     }
 
     fn problem(&self) -> Result<problem::Expand> {
-        let (x, weight) = (self.x.view("x")?, view_of("weight", self.weight)?);
+        let (x, weight) = (self.x.view("x")?, view_optional("weight", self.weight)?);
         let channels = i64::try_from(self.value_channels).unwrap_or(i64::MAX);
         let problem = problem::Expand::new(x, weight, channels)?;
-        problem.with_documents(view_of("document_starts", self.document_starts)?)
+        problem.with_documents(view_optional("document_starts", self.document_starts)?)
     }
 }
 
-/// Results of an expansion.
+/// Results of a cached step.
+#[derive(Clone, Debug)]
 pub struct Expanded<T> {
-    state: Option<Tensor>,
-    new_before: Option<Tensor>,
-    memory: Memory,
-    of: PhantomData<T>,
-}
-
-impl<T: Number> Expanded<T> {
     /// X (…, d, m)
-    pub fn state(&self) -> &[T] {
-        elements(&self.state)
-    }
-
-    /// x of the last K − 1 tokens (…, K − 1, d), which the next [`cached_step`](Expand::cached_step) takes
-    pub fn new_before(&self) -> &[T] {
-        elements(&self.new_before)
-    }
+    pub state: Vec<T>,
+    /// x of the last K − 1 tokens (…, K − 1, d); empty for a repetition
+    pub new_before: Vec<T>,
 }
 
 /// Gradients of an expansion's inputs.
+#[derive(Clone, Debug)]
 pub struct ExpandGradients<T> {
-    x: Option<Tensor>,
-    weight: Option<Tensor>,
-    _memory: Memory,
-    of: PhantomData<T>,
-}
-
-impl<T: Number> ExpandGradients<T> {
     /// (…, d)
-    pub fn x(&self) -> &[T] {
-        elements(&self.x)
-    }
-
+    pub x: Vec<T>,
     /// (d, m, K); empty for a repetition
-    pub fn weight(&self) -> &[T] {
-        elements(&self.weight)
-    }
+    pub weight: Vec<T>,
 }

@@ -1,4 +1,6 @@
-//! Memory for a call's outputs.
+//! Memory for a call's outputs: vectors that the caller gets.
+
+use std::any::Any;
 
 use half::{bf16, f16};
 
@@ -6,62 +8,47 @@ use crate::error::{Error, Result};
 use crate::problem::Allocate;
 use crate::tensor::{Device, Dtype, Element, Tensor};
 
-/// The memory of the outputs of one call; its blocks stay where they are until it is dropped.
+/// The vectors of a call's outputs, each with the address of its elements.
 #[derive(Default)]
-pub(super) struct Memory(Vec<Block>);
+pub(super) struct Memory(Vec<(u64, Box<dyn Any>)>);
 
-enum Block {
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-    Bf16(Vec<bf16>),
-    F16(Vec<f16>),
-}
-
-impl Block {
-    fn new(dtype: Dtype, len: usize) -> Result<Block> {
-        Ok(match dtype {
-            Dtype::F32 => Block::F32(zeros(len)?),
-            Dtype::F64 => Block::F64(zeros(len)?),
-            Dtype::Bf16 => Block::Bf16(zeros(len)?),
-            Dtype::F16 => Block::F16(zeros(len)?),
-            Dtype::Bool => unreachable!("no operator returns a mask"),
-        })
+impl Memory {
+    /// Takes the elements of an output; none if it is absent.
+    pub fn take<T: Element>(&mut self, output: Option<Tensor>) -> Vec<T> {
+        let Some(output) = output.filter(|output| !output.is_empty()) else { return Vec::new() };
+        let found = self.0.iter().position(|(address, _)| *address == output.address());
+        let (_, vector) = self.0.swap_remove(found.expect("an output is taken once"));
+        *vector.downcast().expect("an output has the type of its dtype")
     }
 
-    fn address(&mut self) -> *mut u8 {
-        match self {
-            Block::F32(numbers) => numbers.as_mut_ptr().cast(),
-            Block::F64(numbers) => numbers.as_mut_ptr().cast(),
-            Block::Bf16(numbers) => numbers.as_mut_ptr().cast(),
-            Block::F16(numbers) => numbers.as_mut_ptr().cast(),
-        }
+    fn add<T: Element>(&mut self, name: &'static str, shape: &[usize]) -> Result<Tensor> {
+        let len = shape.iter().fold(1usize, |product, &size| product.saturating_mul(size));
+        let mut elements: Vec<T> = Vec::new();
+        let refused =
+            |_| Error::Allocation { bytes: len.saturating_mul(size_of::<T>()), device: "cpu".into() };
+        elements.try_reserve_exact(len).map_err(refused)?;
+        elements.resize(len, T::default());
+        // SAFETY: these elements, which nobody else has. The vector is moved, but its elements stay, and are taken after
+        // the call.
+        let tensor =
+            unsafe { Tensor::new(name, shape.to_vec(), T::DTYPE, Device::Cpu, elements.as_mut_ptr().cast()) };
+        self.0.push((tensor.address(), Box::new(elements)));
+        Ok(tensor)
     }
-}
-
-fn zeros<T: Clone + Default>(len: usize) -> Result<Vec<T>> {
-    let mut numbers = Vec::new();
-    let refused = |_| Error::Allocation { bytes: len.saturating_mul(size_of::<T>()), device: "cpu".into() };
-    numbers.try_reserve_exact(len).map_err(refused)?;
-    numbers.resize(len, T::default());
-    Ok(numbers)
 }
 
 impl Allocate for Memory {
     fn output(&mut self, name: &'static str, shape: &[usize], dtype: Dtype, _: &Tensor) -> Result<Tensor> {
-        let mut block = Block::new(dtype, shape.iter().product())?;
-        // SAFETY: zeros of this dtype, which nobody else has. Whoever keeps the tensor keeps this memory, and a vector
-        // that is moved leaves its elements where they are.
-        let tensor = unsafe { Tensor::new(name, shape.to_vec(), dtype, Device::Cpu, block.address()) };
-        self.0.push(block);
-        Ok(tensor)
+        match dtype {
+            Dtype::F32 => self.add::<f32>(name, shape),
+            Dtype::F64 => self.add::<f64>(name, shape),
+            Dtype::Bf16 => self.add::<bf16>(name, shape),
+            Dtype::F16 => self.add::<f16>(name, shape),
+            Dtype::Bool => unreachable!("no operator returns a mask"),
+        }
     }
 
     fn absent_output(&mut self, _: &Tensor) -> Result<Option<Tensor>> {
         Ok(None)
     }
-}
-
-/// Returns the elements of an output; none if it is absent.
-pub(super) fn elements<T: Element>(output: &Option<Tensor>) -> &[T] {
-    output.as_ref().map_or(&[], |tensor| tensor.rows(tensor.len()).row(0))
 }

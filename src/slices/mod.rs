@@ -1,8 +1,8 @@
 //! The operators on plain slices, on the CPU: no torch, no Python.
 //!
-//! An operator is a structure with its inputs as named fields. [`forward`](RewriteRead::forward) computes the outputs,
+//! An operator is a struct whose fields are its inputs. [`forward`](RewriteRead::forward) computes the outputs,
 //! [`vjp`](RewriteRead::vjp) the gradients of the inputs from those of the outputs (the vector–Jacobian product), and
-//! [`cached_step`](RewriteRead::cached_step) serves a sequence in pieces. Arrays are contiguous, the last axis innermost; a
+//! [`cached_step`](RewriteRead::cached_step) the outputs for the next tokens of a sequence. Arrays are contiguous, the last axis innermost; a
 //! shape is the one that the operator has in Python (`ddl.functional`).
 //!
 //! A state X of two features and three value channels, into which β = 1 writes the value (1, 2, 3) along the first
@@ -19,15 +19,15 @@
 //!         gate: Array::new(&[1.0], &[1]),
 //!         eps_k: 1e-6,
 //!     }),
-//!     ..RewriteRead::of(Array::new(&state, &[1, 2, 3]))
+//!     ..RewriteRead::new(Array::new(&state, &[1, 2, 3]))
 //! };
 //! let forward = inputs.forward()?;
 //! let expected = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-//! assert!(forward.new_state().iter().zip(expected).all(|(x, y): (&f64, _)| (x - y).abs() < 1e-9));
+//! assert!(forward.new_state.iter().zip(expected).all(|(x, y): (&f64, _)| (x - y).abs() < 1e-9));
 //!
 //! let incoming = Incoming { grad_new_state: Some(&[1.0; 6]), ..Incoming::default() };
 //! let gradients = inputs.vjp(&forward, &incoming)?;
-//! assert!((gradients.value()[0] - 1.0).abs() < 1e-9); // ∂X'/∂v is β k̂
+//! assert!((gradients.value[0] - 1.0).abs() < 1e-9); // ∂X'/∂v is β k̂
 //! # Ok::<(), ddl::error::Error>(())
 //! ```
 

@@ -1,8 +1,8 @@
-//! A call's tensors: tch's on the way in, torch's on the way out.
+//! A call's tensors: views of tch's tensors as inputs, and outputs as tch's tensors.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor;
 use crate::torch::memory::Owned;
 use crate::torch::run::Run;
@@ -14,22 +14,34 @@ pub(super) struct Views(Vec<Owned>);
 
 impl Views {
     /// Views a tensor, or a copy if its elements are not contiguous.
-    pub fn of(&mut self, name: &'static str, tensor: &Tensor) -> Result<tensor::Tensor> {
+    pub fn view(&mut self, name: &'static str, tensor: &Tensor) -> Result<tensor::Tensor> {
+        let tensor = if tensor.is_neg() { tensor.resolve_neg() } else { tensor.shallow_clone() };
         // SAFETY: tch's tensor is a pointer to an `at::Tensor`, as torch's own handles are. This handle is a new one, and
         // `Owned` deletes it as tch would.
-        let owned = unsafe { Owned::new(tensor.shallow_clone().into_handle()) };
+        let owned = unsafe { Owned::new(tensor.into_handle()) };
         let (view, owned, _) = owned.contiguous(name)?;
         self.0.push(owned);
         Ok(view)
     }
 
+    /// Views the mask of the tokens that start a document.
+    pub fn view_starts(&mut self, starts: Option<&Tensor>) -> Result<Option<tensor::Tensor>> {
+        let name = "document_starts";
+        match starts.map(Tensor::f_kind) {
+            Some(Ok(kind)) if kind != Kind::Bool => {
+                Err(Error::Dtype { name, expected: "Bool".into(), got: format!("{kind:?}") })
+            }
+            _ => self.view_optional(name, starts),
+        }
+    }
+
     /// Views an argument that may be left out.
-    pub fn of_optional(
+    pub fn view_optional(
         &mut self,
         name: &'static str,
         tensor: Option<&Tensor>,
     ) -> Result<Option<tensor::Tensor>> {
-        tensor.map(|tensor| self.of(name, tensor)).transpose()
+        tensor.map(|tensor| self.view(name, tensor)).transpose()
     }
 }
 
@@ -37,7 +49,8 @@ impl Views {
 pub(super) fn call(work: impl FnOnce(&mut Views, &mut Run) -> Result<()>) -> Result<Results> {
     shims::find_linked()?;
     let (mut views, mut run) = (Views::default(), Run::default());
-    tch::no_grad(|| work(&mut views, &mut run))?;
+    let _no_grad = tch::no_grad_guard();
+    work(&mut views, &mut run)?;
     Ok(Results(run.into_outputs().into_iter()))
 }
 

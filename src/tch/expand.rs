@@ -16,13 +16,14 @@ pub struct Expand<'a> {
     pub weight: Option<&'a Tensor>,
     /// m
     pub value_channels: i64,
-    /// Which tokens start a document (…), so that none looks back beyond it.
+    /// (…) of `Kind::Bool`: the tokens that start a document; no expansion looks back beyond the start. None for one document
+    /// per sequence.
     pub document_starts: Option<&'a Tensor>,
 }
 
 impl<'a> Expand<'a> {
-    /// The inputs of a repetition.
-    pub fn of(x: &'a Tensor, value_channels: i64) -> Expand<'a> {
+    /// A repetition, to be completed with `..`.
+    pub fn new(x: &'a Tensor, value_channels: i64) -> Expand<'a> {
         Expand { x, weight: None, value_channels, document_starts: None }
     }
 
@@ -35,14 +36,14 @@ impl<'a> Expand<'a> {
         Ok(results.next().expect("an expansion has a state"))
     }
 
-    /// Computes the same for a step of a sequence in pieces. `before` is what the step before left in `new_before`, and
-    /// None at the start.
+    /// Computes the states of the next tokens of a sequence. `before` is `new_before` of the step before; None at the
+    /// start.
     ///
     /// # Errors
     /// As [`forward`](Expand::forward).
     pub fn cached_step(&self, before: Option<&Tensor>) -> Result<Expanded> {
         let mut results = call(|views, run| {
-            let problem = self.problem(views)?.with_before(views.of_optional("before", before)?)?;
+            let problem = self.problem(views)?.with_before(views.view_optional("before", before)?)?;
             cached_expand(&problem, run)
         })?;
         let state = results.next().expect("an expansion has a state");
@@ -55,16 +56,16 @@ impl<'a> Expand<'a> {
     /// As [`forward`](Expand::forward).
     pub fn vjp(&self, grad_state: &Tensor) -> Result<ExpandGradients> {
         let mut results = call(|views, run| {
-            let (problem, grad_state) = (self.problem(views)?, views.of("grad_state", grad_state)?);
-            expand_backward(&problem, &grad_state, -1, run)
+            let (problem, grad_state) = (self.problem(views)?, views.view("grad_state", grad_state)?);
+            expand_backward(&problem, &grad_state, problem::Gradients::ALL, run)
         })?;
         let x = results.next().expect("x always has a gradient");
         Ok(ExpandGradients { x, weight: results.next() })
     }
 
     fn problem(&self, views: &mut Views) -> Result<problem::Expand> {
-        let (x, weight) = (views.of("x", self.x)?, views.of_optional("weight", self.weight)?);
-        let starts = views.of_optional("document_starts", self.document_starts)?;
+        let (x, weight) = (views.view("x", self.x)?, views.view_optional("weight", self.weight)?);
+        let starts = views.view_starts(self.document_starts)?;
         problem::Expand::new(x, weight, self.value_channels)?.with_documents(starts)
     }
 }

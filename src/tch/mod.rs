@@ -1,8 +1,8 @@
 //! The operators on the tensors of the crate tch, on the CPU and on NVIDIA GPUs, without copies.
 //!
-//! An operator is a structure with its inputs as named fields. [`forward`](RewriteRead::forward) computes the outputs,
+//! An operator is a struct whose fields are its inputs. [`forward`](RewriteRead::forward) computes the outputs,
 //! [`vjp`](RewriteRead::vjp) the gradients of the inputs from those of the outputs (the vector–Jacobian product), and
-//! [`cached_step`](RewriteRead::cached_step) serves a sequence in pieces. The tensors are views of tch's own memory; only one
+//! [`cached_step`](RewriteRead::cached_step) the outputs for the next tokens of a sequence. Tch's own memory is used; only a tensor
 //! whose elements are not contiguous is copied first. Shapes and dtypes are those of `ddl.functional` in Python: v, β and
 //! what is saved are float32, or float64 for a float64 state.
 //!
@@ -17,7 +17,7 @@
 //! let (state, direction) = (Tensor::randn([2, 8, 4], options), Tensor::randn([2, 8], options));
 //! let (value, gate) = (Tensor::randn([2, 4], options), Tensor::rand([2], options) * 2.0);
 //! let rewrite = Rewrite { direction: &direction, value: &value, gate: &gate, eps_k: 1e-6 };
-//! let inputs = RewriteRead { rewrite: Some(rewrite), ..RewriteRead::of(&state) };
+//! let inputs = RewriteRead { rewrite: Some(rewrite), ..RewriteRead::new(&state) };
 //! let forward = inputs.forward()?;
 //!
 //! let grad = Tensor::ones_like(&state);

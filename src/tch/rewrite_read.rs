@@ -2,39 +2,41 @@
 
 use tch::{Kind, Tensor};
 
-use super::call::{Results, Views, call};
+use super::call::{Views, call};
 use crate::error::{Error, Result};
 use crate::problem;
 use crate::tensor::Dtype;
 use crate::torch::operators::{backward, cached, forward};
 
-/// Rewrites a state, X' = X + β k̂ (vᵀ − k̂ᵀX): one or, with an axis more before the last, n after each other.
+/// Rewrites a state, X' = X + β k̂ (vᵀ − k̂ᵀX): once, or n times in order if its tensors have an axis n after the batch.
+/// Source: DDL (arXiv 2601.00417), eq. 2.5.
 #[derive(Clone, Copy, Debug)]
 pub struct Rewrite<'a> {
-    /// k (…, d) or (…, n, d)
+    /// k (…, d) or (…, n, d), of any norm
     pub direction: &'a Tensor,
     /// v (…, m) or (…, n, m)
     pub value: &'a Tensor,
-    /// β (…) or (…, n)
+    /// β (…) or (…, n), in [0, 2]: 0 keeps X, 1 replaces the readout k̂ᵀX by v, 2 with v = 0 reflects
     pub gate: &'a Tensor,
     /// ε_k in k̂ = k/√(|k|² + ε_k²)
     pub eps_k: f64,
 }
 
 /// Reads a state: x = compress(X'), h = norm(x), v = φ(W z + b), β = 2σ(w·h + b).
+/// Source: the same paper; the gate is eq. 2.6.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Read<'a> {
     /// (d, m) over channels, (d, m, K) over channels and time; None for m = 1 without mixing
     pub compress: Option<&'a Tensor>,
-    /// γ (d,)
+    /// γ (d,); None for ones
     pub norm_weight: Option<&'a Tensor>,
     /// None: no normalisation
     pub norm_eps: Option<f64>,
-    /// w (d,) or (n, d)
+    /// w (d,) or (n, d); None for no gate
     pub gate_weight: Option<&'a Tensor>,
     /// () or (n,)
     pub gate_bias: Option<&'a Tensor>,
-    /// W (m, d) or (n, m, d)
+    /// W (m, d) or (n, m, d); None for no value
     pub value_weight: Option<&'a Tensor>,
     /// (m,) or (n, m)
     pub value_bias: Option<&'a Tensor>,
@@ -44,7 +46,7 @@ pub struct Read<'a> {
     pub value_from_compressed: bool,
 }
 
-/// An earlier rewrite between an anchor and the state that is meant, and the `stats` that its forward saved.
+/// One of the rewrites that lead from an anchor to the state of a call, with the `stats` that its forward returned.
 #[derive(Clone, Copy, Debug)]
 pub struct Link<'a> {
     pub direction: &'a Tensor,
@@ -56,29 +58,21 @@ pub struct Link<'a> {
 /// The inputs of the operator between two sublayers: a state, rewritten, or read, or both.
 #[derive(Clone, Copy, Debug)]
 pub struct RewriteRead<'a> {
-    /// X (…, d, m); for [`vjp`](RewriteRead::vjp) with a chain, the anchor that the chain leads from
+    /// X (…, d, m)
     pub state: &'a Tensor,
     pub rewrite: Option<Rewrite<'a>>,
     pub read: Option<Read<'a>>,
-    /// The rewrites from an anchor to X, the first one first, for `vjp` alone: it can do without X itself.
-    pub chain: &'a [Link<'a>],
-    /// Which tokens start a document (…), so that no read looks back beyond it.
+    /// (…) of `Kind::Bool`: the tokens that start a document; no read looks back beyond the start. None for one document per
+    /// sequence.
     pub document_starts: Option<&'a Tensor>,
-    /// Kind of the context; None is the state's.
-    pub context_kind: Option<Kind>,
+    /// Dtype of the context; None for the state's.
+    pub context_dtype: Option<Kind>,
 }
 
 impl<'a> RewriteRead<'a> {
-    /// The inputs without a rewrite or a read.
-    pub fn of(state: &'a Tensor) -> RewriteRead<'a> {
-        RewriteRead {
-            state,
-            rewrite: None,
-            read: None,
-            chain: &[],
-            document_starts: None,
-            context_kind: None,
-        }
+    /// A call on `state` with neither half, to be completed with `..`.
+    pub fn new(state: &'a Tensor) -> RewriteRead<'a> {
+        RewriteRead { state, rewrite: None, read: None, document_starts: None, context_dtype: None }
     }
 
     /// Computes X', h, v and β, and what [`vjp`](RewriteRead::vjp) needs of them.
@@ -86,7 +80,6 @@ impl<'a> RewriteRead<'a> {
     /// # Errors
     /// An argument has the wrong shape, kind or device, a number is out of range, or memory is short.
     pub fn forward(&self) -> Result<Forward> {
-        self.expect_no_chain()?;
         let mut results = call(|views, run| forward(self.problem(views)?, self.context_dtype()?, run))?;
         let [new_state, stats] = results.next_if(self.rewrite.is_some());
         let [context, new_value, new_gate, compressed, rstd] = results.next_if(self.read.is_some());
@@ -94,15 +87,14 @@ impl<'a> RewriteRead<'a> {
         Ok(Forward { new_state, stats, context, new_value, new_gate, new_pending, compressed, rstd })
     }
 
-    /// Computes the same for a step of a sequence in pieces, for inference. `pending` is what the step before left in
-    /// `new_pending`, and None at the start.
+    /// Computes the outputs for the next tokens of a sequence, and saves nothing for `vjp`. `pending` is `new_pending` of
+    /// the step before; None at the start.
     ///
     /// # Errors
     /// As [`forward`](RewriteRead::forward).
     pub fn cached_step(&self, pending: Option<&Tensor>) -> Result<Forward> {
-        self.expect_no_chain()?;
         let mut results = call(|views, run| {
-            let problem = self.problem(views)?.with_pending(views.of_optional("pending", pending)?)?;
+            let problem = self.problem(views)?.with_pending(views.view_optional("pending", pending)?)?;
             cached(problem, self.context_dtype()?, run)
         })?;
         let [new_state] = results.next_if(self.rewrite.is_some());
@@ -116,22 +108,31 @@ impl<'a> RewriteRead<'a> {
     /// # Errors
     /// As [`forward`](RewriteRead::forward), or `forward` is a result for inputs of other shapes or of `cached_step`.
     pub fn vjp(&self, forward: &Forward, incoming: &Incoming<'_>) -> Result<Gradients> {
-        let mut results = call(|views, run| {
-            let chain = self.links(views)?;
-            let problem = self.problem(views)?.with_chain(chain)?;
-            let (incoming, saved) = (incoming.views(views)?, forward.views(views)?);
-            backward(problem, incoming, saved, -1, None, run)
-        })?;
-        Ok(self.gradients(&mut results))
+        self.vjp_from_anchor(&[], forward, incoming)
     }
 
-    fn gradients(&self, results: &mut Results) -> Gradients {
-        let [state] = results.next_if(true);
+    /// Computes the same from an earlier state, so that X need not be kept: `state` is the anchor, and `chain` has the
+    /// rewrites that lead from it to X, in order. They are applied again.
+    ///
+    /// # Errors
+    /// As [`vjp`](RewriteRead::vjp), or this call does not rewrite.
+    pub fn vjp_from_anchor(
+        &self,
+        chain: &[Link<'_>],
+        forward: &Forward,
+        incoming: &Incoming<'_>,
+    ) -> Result<Gradients> {
+        let mut results = call(|views, run| {
+            let chain = chain.iter().map(|link| link.views(views)).collect::<Result<_>>()?;
+            let problem = self.problem(views)?.with_chain(chain)?;
+            let (incoming, saved) = (incoming.views(views)?, forward.views(views)?);
+            backward(problem, incoming, saved, problem::Gradients::ALL, None, run)
+        })?;
+        let state = results.next().expect("a state always has a gradient");
         let [direction, value, gate] = results.next_if(self.rewrite.is_some());
         let [compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias] =
             results.next_if(self.read.is_some());
-        let state = state.expect("a state always has a gradient");
-        Gradients {
+        Ok(Gradients {
             state,
             direction,
             value,
@@ -142,30 +143,15 @@ impl<'a> RewriteRead<'a> {
             gate_bias,
             value_weight,
             value_bias,
-        }
-    }
-
-    fn expect_no_chain(&self) -> Result<()> {
-        match self.chain.len() {
-            0 => Ok(()),
-            links => Err(Error::Argument(format!("`chain` is for `vjp` alone, got {links} rewrites"))),
-        }
+        })
     }
 
     fn problem(&self, views: &mut Views) -> Result<problem::RewriteRead> {
-        if self.rewrite.is_none() && self.read.is_none() {
-            return Err(Error::Argument("`rewrite` or `read` must be given, got neither".into()));
-        }
-        let state = views.of("state", self.state)?;
+        let state = views.view("state", self.state)?;
         let rewrite = self.rewrite.map(|rewrite| rewrite.views(views)).transpose()?;
         let read = self.read.map(|read| read.views(views)).transpose()?;
-        let starts = views.of_optional("document_starts", self.document_starts)?;
+        let starts = views.view_starts(self.document_starts)?;
         problem::RewriteRead::new(state, rewrite, read)?.with_documents(starts)
-    }
-
-    fn links(&self, views: &mut Views) -> Result<Vec<crate::tensor::Tensor>> {
-        let tensors = self.chain.iter().flat_map(|link| [link.direction, link.value, link.gate, link.stats]);
-        tensors.map(|tensor| views.of("chain", tensor)).collect()
     }
 
     fn context_dtype(&self) -> Result<Option<Dtype>> {
@@ -175,21 +161,32 @@ impl<'a> RewriteRead<'a> {
             Kind::BFloat16 => Ok(Dtype::Bf16),
             Kind::Half => Ok(Dtype::F16),
             other => Err(Error::Dtype {
-                name: "context_kind",
+                name: "context_dtype",
                 expected: "Float, Double, BFloat16 or Half".into(),
                 got: format!("{other:?}"),
             }),
         };
-        self.context_kind.map(dtype).transpose()
+        self.context_dtype.map(dtype).transpose()
+    }
+}
+
+impl Link<'_> {
+    fn views(&self, views: &mut Views) -> Result<problem::Link> {
+        Ok(problem::Link {
+            direction: views.view("direction of the chain", self.direction)?,
+            value: views.view("value of the chain", self.value)?,
+            gate: views.view("gate of the chain", self.gate)?,
+            stats: views.view("stats of the chain", self.stats)?,
+        })
     }
 }
 
 impl Rewrite<'_> {
     fn views(&self, views: &mut Views) -> Result<problem::Rewrite> {
         Ok(problem::Rewrite {
-            direction: views.of("direction", self.direction)?,
-            value: views.of("value", self.value)?,
-            gate: views.of("gate", self.gate)?,
+            direction: views.view("direction", self.direction)?,
+            value: views.view("value", self.value)?,
+            gate: views.view("gate", self.gate)?,
             eps_k: self.eps_k,
         })
     }
@@ -198,13 +195,13 @@ impl Rewrite<'_> {
 impl Read<'_> {
     fn views(&self, views: &mut Views) -> Result<problem::Read> {
         Ok(problem::Read {
-            compress: views.of_optional("compress", self.compress)?,
-            norm_weight: views.of_optional("norm_weight", self.norm_weight)?,
+            compress: views.view_optional("compress", self.compress)?,
+            norm_weight: views.view_optional("norm_weight", self.norm_weight)?,
             norm_eps: self.norm_eps,
-            gate_weight: views.of_optional("gate_weight", self.gate_weight)?,
-            gate_bias: views.of_optional("gate_bias", self.gate_bias)?,
-            value_weight: views.of_optional("value_weight", self.value_weight)?,
-            value_bias: views.of_optional("value_bias", self.value_bias)?,
+            gate_weight: views.view_optional("gate_weight", self.gate_weight)?,
+            gate_bias: views.view_optional("gate_bias", self.gate_bias)?,
+            value_weight: views.view_optional("value_weight", self.value_weight)?,
+            value_bias: views.view_optional("value_bias", self.value_bias)?,
             value_scale: self.value_scale,
             value_from_compressed: self.value_from_compressed,
         })
@@ -212,11 +209,14 @@ impl Read<'_> {
 }
 
 /// Results of a forward; None if their half is absent or nothing asked for them.
+///
+/// `vjp` needs `stats`, `new_value` and `new_gate` as the forward left them: changing them in place changes the gradients.
 #[derive(Debug, Default)]
 pub struct Forward {
     /// X' (…, d, m)
     pub new_state: Option<Tensor>,
-    /// 1/√(|k|² + ε_k²) and k̂ᵀX (…, 1 + m), for a [`Link`]
+    /// statistics of the rewrite, for a [`Link`]: 1/√(|k|² + ε_k²) and k̂ᵀX, (…, 1 + m); for n rewrites
+    /// (…, n(1 + m) + n(n − 1)/2), with the products k_j·k_i
     pub stats: Option<Tensor>,
     /// h (…, d)
     pub context: Option<Tensor>,
@@ -224,7 +224,7 @@ pub struct Forward {
     pub new_value: Option<Tensor>,
     /// β (…) or (…, n), if the read has a `gate_weight`
     pub new_gate: Option<Tensor>,
-    /// what the tokens of a cached step add to the next ones' x (…, K − 1, d)
+    /// contribution of the tokens of a cached step to the compressed x of the next K − 1 (…, K − 1, d)
     pub new_pending: Option<Tensor>,
     compressed: Option<Tensor>,
     rstd: Option<Tensor>,
@@ -233,11 +233,11 @@ pub struct Forward {
 impl Forward {
     fn views(&self, views: &mut Views) -> Result<problem::Outputs> {
         Ok(problem::Outputs {
-            stats: views.of_optional("stats", self.stats.as_ref())?,
-            new_value: views.of_optional("new_value", self.new_value.as_ref())?,
-            new_gate: views.of_optional("new_gate", self.new_gate.as_ref())?,
-            compressed: views.of_optional("compressed", self.compressed.as_ref())?,
-            rstd: views.of_optional("rstd", self.rstd.as_ref())?,
+            stats: views.view_optional("stats", self.stats.as_ref())?,
+            new_value: views.view_optional("new_value", self.new_value.as_ref())?,
+            new_gate: views.view_optional("new_gate", self.new_gate.as_ref())?,
+            compressed: views.view_optional("compressed", self.compressed.as_ref())?,
+            rstd: views.view_optional("rstd", self.rstd.as_ref())?,
             ..problem::Outputs::default()
         })
     }
@@ -255,10 +255,10 @@ pub struct Incoming<'a> {
 impl Incoming<'_> {
     fn views(&self, views: &mut Views) -> Result<problem::Incoming> {
         Ok(problem::Incoming {
-            grad_new_state: views.of_optional("grad_new_state", self.grad_new_state)?,
-            grad_context: views.of_optional("grad_context", self.grad_context)?,
-            grad_new_value: views.of_optional("grad_new_value", self.grad_new_value)?,
-            grad_new_gate: views.of_optional("grad_new_gate", self.grad_new_gate)?,
+            grad_new_state: views.view_optional("grad_new_state", self.grad_new_state)?,
+            grad_context: views.view_optional("grad_context", self.grad_context)?,
+            grad_new_value: views.view_optional("grad_new_value", self.grad_new_value)?,
+            grad_new_gate: views.view_optional("grad_new_gate", self.grad_new_gate)?,
         })
     }
 }

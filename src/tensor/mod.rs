@@ -1,4 +1,4 @@
-//! Tensors as the backends see them: a view of torch's memory, and its rows.
+//! Tensors as the backends see them: a view of memory that torch or a caller owns, and its rows.
 //!
 //! `view` holds the one SAFETY contract. Nothing here depends on a backend, torch or Python.
 

@@ -4,7 +4,8 @@
 //!
 //! A [`Tensor`] is made by [`Tensor::new`] alone. Its caller promises that `len()` contiguous elements of
 //! `dtype` lie at `ptr` on `device`, and that they live for as long as the [`Tensor`]. `torch::memory` keeps
-//! that promise with a handle of a torch tensor, which the call owns until it returns.
+//! that promise with a handle of a torch tensor, which the call owns until it returns, `slices::array` by a borrow and
+//! `slices::memory` by owning the vectors.
 //!
 //! - CPU tensors are read only through [`Tensor::elements`] and functions built on it, which refuse every other
 //!   device.
@@ -60,24 +61,28 @@ impl Dtype {
     }
 }
 
-/// A Rust type that is the memory of one [`Dtype`].
-pub trait Element: Copy + Send + Sync + 'static {
+/// A Rust type whose memory is that of one [`Dtype`].
+///
+/// # Safety
+/// The type has the size, the alignment and the bit patterns of `DTYPE`.
+pub unsafe trait Element: Copy + Default + Send + Sync + 'static {
     const DTYPE: Dtype;
 }
-impl Element for f32 {
+// SAFETY: for this and the others, the type's own memory.
+unsafe impl Element for f32 {
     const DTYPE: Dtype = Dtype::F32;
 }
-impl Element for f64 {
+unsafe impl Element for f64 {
     const DTYPE: Dtype = Dtype::F64;
 }
-impl Element for bf16 {
+unsafe impl Element for bf16 {
     const DTYPE: Dtype = Dtype::Bf16;
 }
-impl Element for f16 {
+unsafe impl Element for f16 {
     const DTYPE: Dtype = Dtype::F16;
 }
 /// 0 is false: Rust's own bool may not be any other byte than 0 and 1.
-impl Element for u8 {
+unsafe impl Element for u8 {
     const DTYPE: Dtype = Dtype::Bool;
 }
 

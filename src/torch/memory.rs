@@ -158,12 +158,12 @@ fn device_numbers(device: &Device) -> [i32; 2] {
 }
 
 fn are_contiguous(sizes: &[i64], strides: &[i64]) -> bool {
-    let mut expected = 1;
+    let mut expected = 1i64;
     for (&size, &stride) in sizes.iter().zip(strides).rev() {
         if size != 1 && stride != expected {
             return sizes.contains(&0);
         }
-        expected *= size;
+        expected = expected.saturating_mul(size);
     }
     true
 }

@@ -7,7 +7,7 @@ use super::run::Run;
 use super::stack::{Argument, Overwritten, Saved, Source, arguments};
 use crate::cuda::device::Call;
 use crate::error::{Error, Result};
-use crate::problem::{Allocate, Expand, Gradients, Incoming, Outputs, Read, Rewrite, RewriteRead};
+use crate::problem::{Allocate, Expand, Gradients, Incoming, Link, Outputs, Read, Rewrite, RewriteRead};
 use crate::tensor::{Dtype, Tensor};
 use crate::{cpu, cuda};
 
@@ -100,7 +100,7 @@ operator! { CachedRewriteRead(CachedRewriteReadArguments) = c"cached_rewrite_rea
 
 /// Computes a step of a sequence in pieces.
 pub fn cached(problem: RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<()> {
-    let mut outputs = Outputs::of_cached_step(&problem, context_dtype, run)?;
+    let mut outputs = Outputs::for_cached_step(&problem, context_dtype, run)?;
     fill(&problem, &mut outputs, run)
 }
 
@@ -181,7 +181,7 @@ operator! { RewriteReadBackward(RewriteReadBackwardArguments) = c"rewrite_read_b
             incoming, state, rewrite, read, stats, saved, chain, document_starts, wanted,
         } = arguments;
         let problem = RewriteRead::new(state, Some(rewrite), Some(read))?;
-        let problem = problem.with_chain(chain)?.with_documents(document_starts)?;
+        let problem = problem.with_chain(Link::from_tensors(chain)?)?.with_documents(document_starts)?;
         backward(problem, incoming, saved.with(Some(stats)), wanted, None, run)
     }
 }
@@ -205,7 +205,7 @@ operator! { OverwritingBackward(OverwritingBackwardArguments) = c"rewrite_read_b
         } = arguments;
         let incoming = Incoming { grad_new_state: None, grad_context, grad_new_value, grad_new_gate };
         let problem = RewriteRead::new(state, Some(rewrite), Some(read))?;
-        let problem = problem.with_chain(chain)?.with_documents(document_starts)?;
+        let problem = problem.with_chain(Link::from_tensors(chain)?)?.with_documents(document_starts)?;
         let Overwritten { tensor, copy } = grad_new_state;
         backward(problem, incoming, saved.with(Some(stats)), wanted, Some(tensor), run)?;
         Overwritten::copy_back(copy)

@@ -14,7 +14,14 @@ SRC = Path(__file__).parents[2] / "src"
 
 # The modules of a folder, in rows. Each may import modules of earlier rows, but not of its own.
 ORDER = {
-    "": ["environment error library", "tensor", "problem", "cpu cuda", "slices spectra torch", "python tch"],
+    "": [
+        "environment error library",
+        "tensor",
+        "problem",
+        "cpu cuda",
+        "slices spectra torch",
+        "python tch",
+    ],
     "cpu": ["simd", "buffer", "parallel partition whole", "expand rewrite_read"],
     "spectra": [
         "rows view",

@@ -29,11 +29,15 @@ struct Tensors(Vec<(&'static str, Vec<usize>, Vec<f64>)>);
 
 impl Tensors {
     fn new() -> Tensors {
+        Tensors::of_length(TIME)
+    }
+
+    fn of_length(time: usize) -> Tensors {
         let shapes: [(&str, &[usize]); 10] = [
-            ("state", &[2, TIME, D, M]),
-            ("direction", &[2, TIME, N, D]),
-            ("value", &[2, TIME, N, M]),
-            ("gate", &[2, TIME, N]),
+            ("state", &[2, time, D, M]),
+            ("direction", &[2, time, N, D]),
+            ("value", &[2, time, N, M]),
+            ("gate", &[2, time, N]),
             ("compress", &[D, M, TAPS]),
             ("norm_weight", &[D]),
             ("gate_weight", &[N, D]),
@@ -70,7 +74,7 @@ impl Tensors {
             value_scale: Some(3.0),
             value_from_compressed: false,
         };
-        RewriteRead { rewrite: Some(rewrite), read: Some(read), ..RewriteRead::of(self.array("state")) }
+        RewriteRead { rewrite: Some(rewrite), read: Some(read), ..RewriteRead::new(self.array("state")) }
     }
 }
 
@@ -88,7 +92,7 @@ fn assert_close(name: &str, got: &[f64], expected: &[f64], tolerance: f64) {
 }
 
 /// The equations, token by token.
-fn by_hand(tensors: &Tensors) -> [Vec<f64>; 4] {
+fn reference(tensors: &Tensors) -> [Vec<f64>; 4] {
     let of = |name| tensors.array(name).elements;
     let mut states = of("state").to_vec();
     for (token, x) in states.chunks_mut(D * M).enumerate() {
@@ -132,23 +136,22 @@ fn by_hand(tensors: &Tensors) -> [Vec<f64>; 4] {
 fn a_forward_is_the_equations() {
     let tensors = Tensors::new();
     let forward = tensors.both().forward().unwrap();
-    let [state, context, value, gate] = by_hand(&tensors);
-    assert_close("new_state", forward.new_state(), &state, 1e-12);
-    assert_close("context", forward.context(), &context, 1e-12);
-    assert_close("new_value", forward.new_value(), &value, 1e-12);
-    assert_close("new_gate", forward.new_gate(), &gate, 1e-12);
+    let [state, context, value, gate] = reference(&tensors);
+    assert_close("new_state", &forward.new_state, &state, 1e-12);
+    assert_close("context", &forward.context, &context, 1e-12);
+    assert_close("new_value", &forward.new_value, &value, 1e-12);
+    assert_close("new_gate", &forward.new_gate, &gate, 1e-12);
 }
 
 #[test]
 fn gradients_are_differences_of_the_forward() {
     let tensors = Tensors::new();
     let forward = tensors.both().forward().unwrap();
-    let lengths =
-        [forward.new_state(), forward.context(), forward.new_value(), forward.new_gate()].map(<[f64]>::len);
+    let lengths = [&forward.new_state, &forward.context, &forward.new_value, &forward.new_gate].map(Vec::len);
     let weights: Vec<Vec<f64>> = (0..).zip(lengths).map(|(i, len)| numbers(50 + i, len)).collect();
     let loss = |tensors: &Tensors| {
         let forward = tensors.both().forward().unwrap();
-        let outputs = [forward.new_state(), forward.context(), forward.new_value(), forward.new_gate()];
+        let outputs = [&forward.new_state, &forward.context, &forward.new_value, &forward.new_gate];
         outputs.iter().zip(&weights).map(|(output, weights)| dot(output, weights)).sum::<f64>()
     };
     let incoming = Incoming {
@@ -159,16 +162,16 @@ fn gradients_are_differences_of_the_forward() {
     };
     let gradients = tensors.both().vjp(&forward, &incoming).unwrap();
     let got = [
-        gradients.state(),
-        gradients.direction(),
-        gradients.value(),
-        gradients.gate(),
-        gradients.compress(),
-        gradients.norm_weight(),
-        gradients.gate_weight(),
-        gradients.gate_bias(),
-        gradients.value_weight(),
-        gradients.value_bias(),
+        &gradients.state,
+        &gradients.direction,
+        &gradients.value,
+        &gradients.gate,
+        &gradients.compress,
+        &gradients.norm_weight,
+        &gradients.gate_weight,
+        &gradients.gate_bias,
+        &gradients.value_weight,
+        &gradients.value_bias,
     ];
     for (index, got) in got.into_iter().enumerate() {
         let name = tensors.0[index].0;
@@ -187,20 +190,20 @@ fn gradients_are_differences_of_the_forward() {
 
 #[test]
 fn the_number_of_threads_changes_nothing() {
-    let tensors = Tensors::new();
+    let tensors = Tensors::of_length(600); // long enough for several parts (src/cpu/partition.rs)
     let run = |threads| {
         let call = RewriteRead { threads, ..tensors.both() };
         let forward = call.forward().unwrap();
-        let grad = numbers(9, forward.context().len());
+        let grad = numbers(9, forward.context.len());
         let gradients =
             call.vjp(&forward, &Incoming { grad_context: Some(&grad), ..Incoming::default() }).unwrap();
-        (forward.new_state().to_vec(), gradients.compress().to_vec())
+        (forward.new_state, gradients.compress)
     };
     assert_eq!(run(1), run(4));
 }
 
 #[test]
-fn half_the_precision_rounds_the_state_alone() {
+fn a_bfloat16_state_follows_the_equations() {
     let wide = Tensors::new();
     let narrow =
         |name: &str| -> Vec<bf16> { wide.array(name).elements.iter().map(|&x| bf16::from_f64(x)).collect() };
@@ -214,9 +217,9 @@ fn half_the_precision_rounds_the_state_alone() {
         gate: Array::new(&gate, shape("gate")),
         eps_k: EPS_K,
     };
-    let call = RewriteRead { rewrite: Some(rewrite), ..RewriteRead::of(Array::new(&state, shape("state"))) };
-    let got: Vec<f64> = call.forward().unwrap().new_state().iter().map(|x| x.to_f64()).collect();
-    assert_close("new_state", &got, &by_hand(&wide)[0], 0.03);
+    let call = RewriteRead { rewrite: Some(rewrite), ..RewriteRead::new(Array::new(&state, shape("state"))) };
+    let got: Vec<f64> = call.forward().unwrap().new_state.iter().map(|x| x.to_f64()).collect();
+    assert_close("new_state", &got, &reference(&wide)[0], 0.03);
 }
 
 #[test]
@@ -225,22 +228,23 @@ fn a_chain_from_an_anchor_stands_for_the_state() {
     let anchor = tensors.both();
     let alone = RewriteRead { read: None, ..anchor };
     let first = alone.forward().unwrap();
-    let state = Array::new(first.new_state(), anchor.state.shape);
+    let state = Array::new(&first.new_state, anchor.state.shape);
     let call = RewriteRead { state, ..anchor };
     let forward = call.forward().unwrap();
-    let grad = numbers(9, forward.context().len());
+    let grad = numbers(9, forward.context.len());
     let incoming = Incoming { grad_context: Some(&grad), ..Incoming::default() };
 
     let Rewrite { direction, value, gate, .. } = anchor.rewrite.unwrap();
-    let shape = [2, TIME, first.stats().len() / (2 * TIME)];
-    let chain = [Link { direction, value, gate, stats: Array::new(first.stats(), &shape) }];
-    let anchored = RewriteRead { chain: &chain, ..anchor };
-    let (got, expected) =
-        (anchored.vjp(&forward, &incoming).unwrap(), call.vjp(&forward, &incoming).unwrap());
-    assert_close("state", got.state(), expected.state(), 1e-12);
-    assert_close("direction", got.direction(), expected.direction(), 1e-12);
-    let refused = anchored.forward().err().unwrap().to_string();
-    assert_eq!(refused, "`chain` is for `vjp` alone, got 1 rewrites");
+    let shape = [2, TIME, first.stats.len() / (2 * TIME)];
+    let chain = [Link { direction, value, gate, stats: Array::new(&first.stats, &shape) }];
+    let got = anchor.vjp_from_anchor(&chain, &forward, &incoming).unwrap();
+    let expected = call.vjp(&forward, &incoming).unwrap();
+    assert_close("state", &got.state, &expected.state, 1e-12);
+    assert_close("direction", &got.direction, &expected.direction, 1e-12);
+
+    let reading = RewriteRead { rewrite: None, ..anchor };
+    let refused = reading.vjp_from_anchor(&chain, &reading.forward().unwrap(), &incoming).unwrap_err();
+    assert_eq!(refused.to_string(), "`chain` must come with a rewrite, got none");
 }
 
 #[test]
@@ -250,26 +254,26 @@ fn steps_with_a_cache_give_the_whole_sequence() {
     let (weight, compress) = (Array::new(&weight, &[D, M, TAPS]), Array::new(&compress, &[D, M, TAPS]));
     let read = Read { compress: Some(compress), norm_eps: Some(NORM_EPS), ..Read::default() };
     let x_shape = [1, TIME, D];
-    let expand = Expand { weight: Some(weight), ..Expand::of(Array::new(&x, &x_shape), M) };
+    let expand = Expand { weight: Some(weight), ..Expand::new(Array::new(&x, &x_shape), M) };
     let whole = expand.forward().unwrap();
-    let state = Array::new(whole.state(), &[1, TIME, D, M]);
-    let contexts = RewriteRead { read: Some(read), ..RewriteRead::of(state) }.forward().unwrap();
+    let state = Array::new(&whole, &[1, TIME, D, M]);
+    let contexts = RewriteRead { read: Some(read), ..RewriteRead::new(state) }.forward().unwrap();
 
     let shape = [1, TAPS - 1, D];
     let (mut before, mut pending) = (None, None);
     let (mut states, mut steps) = (Vec::new(), Vec::new());
     for token in x.chunks(D) {
-        let one = Expand { weight: Some(weight), ..Expand::of(Array::new(token, &[1, 1, D]), M) };
+        let one = Expand { weight: Some(weight), ..Expand::new(Array::new(token, &[1, 1, D]), M) };
         let expanded = one.cached_step(before.as_deref().map(|b: &[f64]| Array::new(b, &shape))).unwrap();
-        let state = Array::new(expanded.state(), &[1, 1, D, M]);
-        let call = RewriteRead { read: Some(read), ..RewriteRead::of(state) };
+        let state = Array::new(&expanded.state, &[1, 1, D, M]);
+        let call = RewriteRead { read: Some(read), ..RewriteRead::new(state) };
         let step = call.cached_step(pending.as_deref().map(|p: &[f64]| Array::new(p, &shape))).unwrap();
-        states.extend_from_slice(expanded.state());
-        steps.extend_from_slice(step.context());
-        (before, pending) = (Some(expanded.new_before().to_vec()), Some(step.new_pending().to_vec()));
+        states.extend_from_slice(&expanded.state);
+        steps.extend_from_slice(&step.context);
+        (before, pending) = (Some(expanded.new_before), Some(step.new_pending));
     }
-    assert_close("state", &states, whole.state(), 1e-12);
-    assert_close("context", &steps, contexts.context(), 1e-12);
+    assert_close("state", &states, &whole, 1e-12);
+    assert_close("context", &steps, &contexts.context, 1e-12);
 }
 
 #[test]
@@ -279,9 +283,9 @@ fn an_expansion_has_gradients() {
     let loss = |x: &[f64], weight: &[f64]| {
         let call = Expand {
             weight: Some(Array::new(weight, &[D, M, TAPS])),
-            ..Expand::of(Array::new(x, &[1, TIME, D]), M)
+            ..Expand::new(Array::new(x, &[1, TIME, D]), M)
         };
-        (dot(call.forward().unwrap().state(), &grad), call.vjp(&grad).unwrap())
+        (dot(&call.forward().unwrap(), &grad), call.vjp(&grad).unwrap())
     };
     let slope = |of_x: bool, element: usize| {
         let at = |step: f64| {
@@ -294,16 +298,16 @@ fn an_expansion_has_gradients() {
     };
     let gradients = loss(&x, &weight).1;
     let expected: Vec<f64> = (0..x.len()).map(|element| slope(true, element)).collect();
-    assert_close("x", gradients.x(), &expected, 1e-8);
+    assert_close("x", &gradients.x, &expected, 1e-8);
     let expected: Vec<f64> = (0..weight.len()).map(|element| slope(false, element)).collect();
-    assert_close("weight", gradients.weight(), &expected, 1e-8);
+    assert_close("weight", &gradients.weight, &expected, 1e-8);
 }
 
 #[test]
 fn bad_input_gets_a_sentence() {
     let tensors = Tensors::new();
-    let sentence = |call: RewriteRead<'_, f64>| call.forward().err().unwrap().to_string();
-    let nothing = RewriteRead::of(tensors.array("state"));
+    let sentence = |call: RewriteRead<'_, f64>| call.forward().unwrap_err().to_string();
+    let nothing = RewriteRead::new(tensors.array("state"));
     assert_eq!(sentence(nothing), "`rewrite` or `read` must be given, got neither");
 
     let state = Array::new(&tensors.array("state").elements[1..], &[2, TIME, D, M]);
@@ -319,16 +323,23 @@ fn bad_input_gets_a_sentence() {
     assert_eq!(sentence(RewriteRead { rewrite: Some(rewrite), ..tensors.both() }), expected);
 
     let step = tensors.both().cached_step(None).unwrap();
-    let refused = tensors.both().vjp(&step, &Incoming::default()).err().unwrap().to_string();
-    assert!(refused.starts_with("`stats` must be what the forward saved"), "{refused}");
+    let refused = tensors.both().vjp(&step, &Incoming::default()).unwrap_err().to_string();
+    assert!(
+        refused.starts_with("`stats` must have as many elements as its shape (2, 4, 9) says, got 0"),
+        "{refused}"
+    );
 
     let alone = RewriteRead { read: None, ..tensors.both() };
     let grad = [0.0; 2 * TIME * D];
     let incoming = Incoming { grad_context: Some(&grad), ..Incoming::default() };
-    let refused = alone.vjp(&alone.forward().unwrap(), &incoming).err().unwrap().to_string();
+    let refused = alone.vjp(&alone.forward().unwrap(), &incoming).unwrap_err().to_string();
     assert_eq!(refused, "`grad_context` must be left out of a call without `context`, got a tensor");
 
-    let expand = Expand::of(Array::new(&[1.0, 2.0], &[1, 2]), 0);
-    let refused = expand.forward().err().unwrap().to_string();
+    for (elements, shape) in [(&[1.0; 4][..], [2, 2]), (&[], [0, 4])] {
+        let refused = Expand::new(Array::new(elements, &shape), usize::MAX).forward().unwrap_err();
+        assert!(refused.to_string().starts_with("`state` must have shape with fewer"), "{refused}");
+    }
+    let expand = Expand::new(Array::new(&[1.0, 2.0], &[1, 2]), 0);
+    let refused = expand.forward().unwrap_err().to_string();
     assert_eq!(refused, "`value_channels` must be an integer of at least 1, got 0");
 }

@@ -1,160 +1,12 @@
 //! The operators on tch's tensors against the equations in libtorch's operations and its autograd.
 
-use ddl::tch::{Expand, Forward, Gradients, Incoming, Link, Read, Rewrite, RewriteRead};
+mod equations;
+
+use ddl::tch::{Expand, Forward, Gradients, Incoming, Link, Rewrite, RewriteRead};
+use equations::{
+    D, EPS_K, Expected, Inputs, M, TIME, delayed, random, read_reference, rewrite_reference, wide,
+};
 use tch::{Device, Kind, Tensor};
-
-const D: i64 = 12;
-const M: i64 = 4;
-const TIME: i64 = 7;
-const EPS_K: f64 = 1e-3;
-const NORM_EPS: f64 = 1e-5;
-
-// --- the equations --------------------------------------------------------------------------------
-
-fn wide(tensor: &Tensor) -> Tensor {
-    tensor.to_kind(Kind::Double)
-}
-
-/// X ← X + β_j k̂_j (v_j − k̂_jᵀX) for each rewrite j; k (…, n, d), v (…, n, m), β (…, n).
-fn rewritten(state: &Tensor, direction: &Tensor, value: &Tensor, gate: &Tensor) -> Tensor {
-    let (direction, value, gate) = (wide(direction), wide(value), wide(gate));
-    let norm = (direction.square().sum_dim_intlist(-1, true, Kind::Double) + EPS_K * EPS_K).sqrt();
-    let unit = direction / norm;
-    (0..unit.size()[unit.dim() - 2]).fold(wide(state), |x, j| {
-        let (k, v, beta) = (unit.select(-2, j), value.select(-2, j), gate.select(-1, j));
-        let readout = (k.unsqueeze(-1) * &x).sum_dim_intlist(-2, false, Kind::Double);
-        x + beta.unsqueeze(-1).unsqueeze(-1) * k.unsqueeze(-1) * (v - readout).unsqueeze(-2)
-    })
-}
-
-/// The tensor `taps` tokens earlier, zeros before a document's start. Time is axis `axis`.
-fn delayed(x: &Tensor, taps: i64, axis: i64, starts: Option<&Tensor>) -> Tensor {
-    let time = x.size()[axis as usize];
-    let mut sizes = x.size();
-    sizes[axis as usize] = taps.min(time);
-    let zeros = Tensor::zeros(sizes, (x.kind(), x.device()));
-    let moved = Tensor::cat(&[zeros, x.narrow(axis, 0, (time - taps).max(0))], axis);
-    let Some(starts) = starts else { return moved };
-    let document = starts.to_kind(Kind::Int64).cumsum(-1, Kind::Int64);
-    let before = Tensor::cat(&[document.narrow(-1, 0, taps) - 1, document.narrow(-1, 0, time - taps)], -1);
-    let mut same = before.eq_tensor(&document);
-    while same.dim() < x.dim() {
-        same = same.unsqueeze(-1);
-    }
-    moved * same
-}
-
-struct Expected {
-    context: Tensor,
-    value: Tensor,
-    gate: Tensor,
-}
-
-fn was_read(state: &Tensor, read: &Read<'_>, starts: Option<&Tensor>) -> Expected {
-    let weight = wide(read.compress.unwrap());
-    let x = match weight.dim() {
-        2 => (state * weight).sum_dim_intlist(-1, false, Kind::Double),
-        _ => (0..weight.size()[2])
-            .map(|s| {
-                (delayed(state, s, 1, starts) * weight.select(-1, s)).sum_dim_intlist(-1, false, Kind::Double)
-            })
-            .reduce(|sum, part| sum + part)
-            .unwrap(),
-    };
-    let rms = |eps: f64| (x.square().mean_dim(-1, true, Kind::Double) + eps).sqrt();
-    let normed = read.norm_eps.map_or(x.shallow_clone(), |eps| &x / rms(eps));
-    let context = normed * read.norm_weight.map_or(Tensor::from(1.0), wide);
-    let from = if read.value_from_compressed { &x } else { &context };
-    // (…, d) with (n, m, d) and (n, d)
-    let (value_weight, gate_weight) = (wide(read.value_weight.unwrap()), wide(read.gate_weight.unwrap()));
-    let value = Tensor::einsum("btd,nmd->btnm", &[from, &value_weight], None::<i64>)
-        + read.value_bias.map_or(Tensor::from(0.0), wide);
-    let value = read.value_scale.map_or(value.shallow_clone(), |scale| value.sigmoid() * scale);
-    let logits = Tensor::einsum("btd,nd->btn", &[&context, &gate_weight], None::<i64>)
-        + read.gate_bias.map_or(Tensor::from(0.0), wide);
-    Expected { context, value, gate: logits.sigmoid() * 2.0 }
-}
-
-// --- inputs ---------------------------------------------------------------------------------------
-
-fn random(shape: &[i64], kind: Kind) -> Tensor {
-    Tensor::randn(shape, (Kind::Double, Device::Cpu)).to_kind(kind)
-}
-
-/// The tensors of a call; `kind` is the state's, `n` the rewrites before and after.
-struct Inputs {
-    state: Tensor,
-    direction: Tensor,
-    value: Tensor,
-    gate: Tensor,
-    compress: Tensor,
-    norm_weight: Tensor,
-    gate_weight: Tensor,
-    gate_bias: Tensor,
-    value_weight: Tensor,
-    value_bias: Tensor,
-    starts: Tensor,
-}
-
-impl Inputs {
-    fn new(kind: Kind, n: i64, taps: Option<i64>) -> Inputs {
-        tch::manual_seed(7);
-        let small = if kind == Kind::Double { kind } else { Kind::Float };
-        let over_time: Vec<i64> = [D, M].into_iter().chain(taps).collect();
-        let mut starts = vec![false; (2 * TIME) as usize];
-        [0, 3, 7, 12].iter().for_each(|&start: &usize| starts[start] = true);
-        Inputs {
-            state: random(&[2, TIME, D, M], kind),
-            direction: random(&[2, TIME, n, D], kind),
-            value: random(&[2, TIME, n, M], small),
-            gate: Tensor::rand([2, TIME, n], (Kind::Double, Device::Cpu)).to_kind(small) * 2.0,
-            compress: random(&over_time, kind),
-            norm_weight: random(&[D], kind),
-            gate_weight: random(&[n, D], kind),
-            gate_bias: random(&[n], kind),
-            value_weight: random(&[n, M, D], kind),
-            value_bias: random(&[n, M], kind),
-            starts: Tensor::from_slice(&starts).view([2, TIME]),
-        }
-    }
-
-    fn all(&mut self) -> [(&'static str, &mut Tensor); 10] {
-        [
-            ("state", &mut self.state),
-            ("direction", &mut self.direction),
-            ("value", &mut self.value),
-            ("gate", &mut self.gate),
-            ("compress", &mut self.compress),
-            ("norm_weight", &mut self.norm_weight),
-            ("gate_weight", &mut self.gate_weight),
-            ("gate_bias", &mut self.gate_bias),
-            ("value_weight", &mut self.value_weight),
-            ("value_bias", &mut self.value_bias),
-        ]
-    }
-
-    fn rewrite(&self) -> Rewrite<'_> {
-        Rewrite { direction: &self.direction, value: &self.value, gate: &self.gate, eps_k: EPS_K }
-    }
-
-    fn read(&self) -> Read<'_> {
-        Read {
-            compress: Some(&self.compress),
-            norm_weight: Some(&self.norm_weight),
-            norm_eps: Some(NORM_EPS),
-            gate_weight: Some(&self.gate_weight),
-            gate_bias: Some(&self.gate_bias),
-            value_weight: Some(&self.value_weight),
-            value_bias: Some(&self.value_bias),
-            value_scale: Some(3.0),
-            value_from_compressed: false,
-        }
-    }
-
-    fn both(&self) -> RewriteRead<'_> {
-        RewriteRead { rewrite: Some(self.rewrite()), read: Some(self.read()), ..RewriteRead::of(&self.state) }
-    }
-}
 
 fn gradients_by_name(gradients: Gradients) -> Vec<(&'static str, Option<Tensor>)> {
     vec![
@@ -195,10 +47,10 @@ fn check(what: &str, inputs: &mut Inputs, change: &dyn Fn(&mut RewriteRead<'_>),
     let forward = call.forward().unwrap();
 
     let new_state = match &call.rewrite {
-        Some(_) => rewritten(&inputs.state, &inputs.direction, &inputs.value, &inputs.gate),
+        Some(_) => rewrite_reference(&inputs.state, &inputs.direction, &inputs.value, &inputs.gate),
         None => wide(&inputs.state),
     };
-    let read = call.read.map(|read| was_read(&new_state, &read, call.document_starts));
+    let read = call.read.map(|read| read_reference(&new_state, &read, call.document_starts));
     let mut pairs = vec![("new_state", &forward.new_state, call.rewrite.map(|_| new_state.shallow_clone()))];
     if let Some(Expected { context, value, gate }) = read {
         pairs.push(("context", &forward.context, Some(context)));
@@ -288,9 +140,18 @@ fn tensors_that_are_not_contiguous_give_the_same() {
 }
 
 #[test]
+fn a_negated_view_has_the_values_that_torch_sees() {
+    let inputs = Inputs::new(Kind::Float, 1, None);
+    let negated = inputs.state.internal_neg_view();
+    let got = RewriteRead { state: &negated, ..inputs.both() }.forward().unwrap();
+    let expected = RewriteRead { state: &-&inputs.state, ..inputs.both() }.forward().unwrap();
+    assert!(got.new_state.unwrap() == expected.new_state.unwrap());
+}
+
+#[test]
 fn a_context_may_be_of_another_kind() {
     let inputs = Inputs::new(Kind::Float, 1, None);
-    let call = RewriteRead { context_kind: Some(Kind::BFloat16), ..inputs.both() };
+    let call = RewriteRead { context_dtype: Some(Kind::BFloat16), ..inputs.both() };
     let context = call.forward().unwrap().context.unwrap();
     let same = inputs.both().forward().unwrap().context.unwrap().to_kind(Kind::BFloat16);
     assert!(context == same);
@@ -301,7 +162,7 @@ fn chained(inputs: &Inputs) -> Vec<(Tensor, Forward)> {
     let mut state = inputs.state.shallow_clone();
     (0..3)
         .map(|_| {
-            let call = RewriteRead { rewrite: Some(inputs.rewrite()), ..RewriteRead::of(&state) };
+            let call = RewriteRead { rewrite: Some(inputs.rewrite()), ..RewriteRead::new(&state) };
             let forward = call.forward().unwrap();
             let before = std::mem::replace(&mut state, forward.new_state.as_ref().unwrap().shallow_clone());
             (before, forward)
@@ -326,13 +187,13 @@ fn a_chain_from_an_anchor_stands_for_the_state() {
         let [grad_new_state, grad_context, grad_new_value, grad_new_gate] = grads.each_ref().map(Some);
         let incoming = Incoming { grad_new_state, grad_context, grad_new_value, grad_new_gate };
         let expected = gradients_by_name(call.vjp(&forward, &incoming).unwrap());
-        let anchored = RewriteRead { chain: &chain, ..inputs.both() };
-        let got = gradients_by_name(anchored.vjp(&forward, &incoming).unwrap());
+        let got = gradients_by_name(inputs.both().vjp_from_anchor(&chain, &forward, &incoming).unwrap());
         for ((name, got), (_, expected)) in got.into_iter().zip(expected) {
             assert_close(name, &got.unwrap(), &expected.unwrap(), 1e-11);
         }
-        let refused = anchored.forward().unwrap_err().to_string();
-        assert_eq!(refused, "`chain` is for `vjp` alone, got 2 rewrites");
+        let reading = RewriteRead { rewrite: None, ..inputs.both() };
+        let refused = reading.vjp_from_anchor(&chain, &forward, &incoming).unwrap_err().to_string();
+        assert_eq!(refused, "`chain` must come with a rewrite, got none");
     }
 }
 
@@ -362,7 +223,7 @@ fn an_expansion_agrees_with_autograd() {
     let x = random(&[2, TIME, D], Kind::Double).set_requires_grad(true);
     let weight = random(&[D, M, 3], Kind::Double).set_requires_grad(true);
     for starts in [None, Some(&inputs.starts)] {
-        let call = Expand { weight: Some(&weight), document_starts: starts, ..Expand::of(&x, M) };
+        let call = Expand { weight: Some(&weight), document_starts: starts, ..Expand::new(&x, M) };
         let expected = (0..3)
             .map(|s| delayed(&x, s, 1, starts).unsqueeze(-1) * weight.select(-1, s))
             .reduce(|sum, part| sum + part)
@@ -377,7 +238,7 @@ fn an_expansion_agrees_with_autograd() {
             let _ = grad.zero_();
         }
     }
-    let repeated = Expand::of(&x, M);
+    let repeated = Expand::new(&x, M);
     assert!(repeated.forward().unwrap() == x.unsqueeze(-1).repeat([1, 1, 1, M]));
     assert!(repeated.vjp(&weights_of(&repeated.forward().unwrap())).unwrap().weight.is_none());
 }
@@ -385,12 +246,12 @@ fn an_expansion_agrees_with_autograd() {
 #[test]
 fn an_expansion_in_steps_gives_the_whole() {
     let (x, weight) = (random(&[2, TIME, D], Kind::Float), random(&[D, M, 3], Kind::Float));
-    let whole = Expand { weight: Some(&weight), ..Expand::of(&x, M) }.forward().unwrap();
+    let whole = Expand { weight: Some(&weight), ..Expand::new(&x, M) }.forward().unwrap();
     let (mut before, mut states) = (None, Vec::new());
     for (start, length) in [(0, 1), (1, 4), (5, 2)] {
         let part = x.narrow(1, start, length);
         let step =
-            Expand { weight: Some(&weight), ..Expand::of(&part, M) }.cached_step(before.as_ref()).unwrap();
+            Expand { weight: Some(&weight), ..Expand::new(&part, M) }.cached_step(before.as_ref()).unwrap();
         states.push(step.state);
         before = step.new_before;
     }
@@ -401,15 +262,15 @@ fn an_expansion_in_steps_gives_the_whole() {
 fn bad_input_gets_a_sentence() {
     let inputs = Inputs::new(Kind::Float, 1, None);
     let sentence = |call: &RewriteRead<'_>| call.forward().unwrap_err().to_string();
-    assert_eq!(sentence(&RewriteRead::of(&inputs.state)), "`rewrite` or `read` must be given, got neither");
+    assert_eq!(sentence(&RewriteRead::new(&inputs.state)), "`rewrite` or `read` must be given, got neither");
 
     let gate = inputs.gate.narrow(1, 0, 3);
     let short = Rewrite { gate: &gate, ..inputs.rewrite() };
     let call = RewriteRead { rewrite: Some(short), ..inputs.both() };
     assert_eq!(sentence(&call), "`gate` must have shape (2, 7, 1), got (2, 3, 1)");
 
-    let call = RewriteRead { context_kind: Some(Kind::Int), ..inputs.both() };
-    assert_eq!(sentence(&call), "`context_kind` must have dtype Float, Double, BFloat16 or Half, got Int");
+    let call = RewriteRead { context_dtype: Some(Kind::Int), ..inputs.both() };
+    assert_eq!(sentence(&call), "`context_dtype` must have dtype Float, Double, BFloat16 or Half, got Int");
 
     let whole = Tensor::ones([2, TIME, D, M], (Kind::Int64, Device::Cpu));
     let call = RewriteRead { state: &whole, ..inputs.both() };
@@ -420,12 +281,20 @@ fn bad_input_gets_a_sentence() {
     let call = RewriteRead { state: &wide, ..inputs.both() };
     assert_eq!(sentence(&call), "`direction` must have dtype torch.float64, got torch.float32");
 
+    let starts = Tensor::zeros([2, TIME], (Kind::Uint8, Device::Cpu));
+    let call = RewriteRead { document_starts: Some(&starts), ..inputs.both() };
+    assert_eq!(sentence(&call), "`document_starts` must have dtype Bool, got Uint8");
+
     let step = inputs.both().cached_step(None).unwrap();
     let refused = inputs.both().vjp(&step, &Incoming::default()).unwrap_err().to_string();
     let expected = "`stats` must be what the forward saved, a tensor, got an empty tensor of bytes";
     assert_eq!(refused, expected);
 
+    let none = Tensor::zeros([0, 4], (Kind::Float, Device::Cpu));
+    let refused = Expand::new(&none, i64::MAX).forward().unwrap_err().to_string();
+    assert_eq!(refused, "`state` must have shape with fewer elements, got (0, 4, 9223372036854775807)");
+
     let nothing = Tensor::new();
-    let refused = Expand::of(&nothing, 4).forward().unwrap_err().to_string();
+    let refused = Expand::new(&nothing, 4).forward().unwrap_err().to_string();
     assert_eq!(refused, "`x` must be a tensor with memory behind it, got one without");
 }

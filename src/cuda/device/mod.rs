@@ -16,4 +16,4 @@ mod table;
 
 pub use backend::Backend;
 pub use launch::{Call, Memory};
-pub use table::{Loaded, Table};
+pub use table::Loaded;

@@ -1,5 +1,6 @@
 //! The kernels' argument structures, field by field as in kernels/*.cu and *.cuh.
 
+#[cfg(feature = "emulator")]
 use super::specialisation::Kernel;
 
 /// An address on the device; 0 is null, for an absent tensor.
@@ -163,6 +164,7 @@ pub fn are_aligned(packets: &[Address]) -> bool {
     packets.iter().all(|address| address % 16 == 0)
 }
 
+#[cfg(feature = "emulator")]
 impl Kernel {
     /// Returns the size of the kernel's argument structure.
     pub fn argument_bytes(self) -> usize {

@@ -3,4 +3,6 @@
 pub mod arguments;
 mod specialisation;
 
-pub use specialisation::{Compress, Kernel, ParameterSums, Parts, Specialisation, Types};
+#[cfg(test)]
+pub use specialisation::Types;
+pub use specialisation::{Compress, Kernel, ParameterSums, Parts, Specialisation};

@@ -102,10 +102,13 @@ def test_memory_that_torch_cannot_allocate_is_torchs_own_error():
     try:
         with pytest.raises(RuntimeError, match="DefaultCPUAllocator: can't allocate memory"):
             functional.expand(x, value_channels=1 << 42)
-        with pytest.raises(RuntimeError):  # more bytes than torch can count
-            functional.expand(x, value_channels=1 << 62)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_a_state_beyond_every_address_is_refused():
+    with pytest.raises(ValueError, match=r"`state` must have shape with fewer elements, got \(1, 1, 4"):
+        functional.expand(torch.zeros(1, 1), value_channels=1 << 62)
 
 
 @pytest.mark.skipif(not hasattr(_native, "emulate"), reason="needs the feature `emulator`")

@@ -107,7 +107,9 @@ def test_memory_that_torch_cannot_allocate_is_torchs_own_error():
 
 
 def test_a_state_beyond_every_address_is_refused():
-    with pytest.raises(ValueError, match=r"`state` must have shape with fewer elements, got \(1, 1, 4"):
+    with pytest.raises(
+        ValueError, match=r"`state` must have shape with fewer elements, got \(1, 1, 4"
+    ):
         functional.expand(torch.zeros(1, 1), value_channels=1 << 62)
 
 

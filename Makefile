@@ -10,6 +10,7 @@ PY   := $(VENV)/bin/python
 DEPS := $(VENV)/.deps-installed
 EXT  := $(VENV)/.extension-built
 
+ISSUE_FORMS    := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 CUDA_SOURCES   := $(shell find kernels tests/emulator -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.cpp')
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels -type f 2>/dev/null)
 
@@ -17,7 +18,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels 
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo results test test-all test-rust test-tch check-tch soak crashtest wheels check-wheel check format bench bench-gpu sanitize lock clean
+.PHONY: help setup demo results test test-all test-rust test-tch check-tch soak crashtest wheels check-wheel check format bench bench-gpu sanitize audit docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +85,10 @@ check: $(DEPS) ## formatting, lints and types, changing nothing
 	$(VENV)/bin/zizmor --quiet --offline --strict-collection --persona auditor .github
 	$(VENV)/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*
 	$(VENV)/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(VENV)/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms $(ISSUE_FORMS)
+	$(VENV)/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(VENV)/bin/check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
+	$(VENV)/bin/pre-commit validate-config
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
@@ -120,6 +125,15 @@ bench-gpu: $(EXT) ## everything on a GPU, in three calls of 7 minutes (ARGS="--m
 sanitize: $(EXT) ## part of the GPU tests under NVIDIA's compute-sanitizer
 	$(PY) tests/gpu/sanitize.py $(ARGS)
 
+audit: $(DEPS) ## licences and sources of crates, and with a network known weaknesses (needs cargo-deny, pip-audit)
+	cargo deny --offline --all-features check bans licenses sources
+	pip-audit --requirement requirements-dev.lock --disable-pip --no-deps
+
+docs: $(EXT) ## the documentation's pages and the site of them, in site/
+	PYTHONPATH=. $(PY) -m docs.scripts.performance
+	PYTHONPATH=. $(PY) -m docs.scripts.pictures
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
 lock: $(DEPS) ## rewrite requirements-dev.lock from pyproject.toml
 	$(PY) -m uv pip compile --quiet --universal --python-version 3.10 \
 	    --extra train --extra explore --extra report --extra plot --extra hf --extra eval --extra dev \
@@ -127,7 +141,7 @@ lock: $(DEPS) ## rewrite requirements-dev.lock from pyproject.toml
 	    --custom-compile-command "make lock" --output-file requirements-dev.lock pyproject.toml
 
 clean: ## remove the environment, the builds and the caches; runs/ stays
-	rm -rf $(VENV) target build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) target build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -f python/ddl/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -140,7 +154,7 @@ $(DEPS): requirements-dev.lock
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing the pinned dependencies into $(VENV); torch is large, this takes a minute or so."
 	@$(PY) -m pip install --disable-pip-version-check --quiet "$$(grep -o '^uv==[^ ]*' requirements-dev.lock)"
-	@$(PY) -m uv pip install --quiet --python $(PY) -r requirements-dev.lock || \
+	@$(PY) -m uv pip install --quiet --compile-bytecode --python $(PY) -r requirements-dev.lock || \
 	    $(PY) -m pip install --disable-pip-version-check --quiet -r requirements-dev.lock
 	@touch $@
 

@@ -53,6 +53,7 @@ def test_the_page_from_an_empty_folder(
     record = json.loads((tmp_path / "capitals.json").read_text(encoding="utf-8"))
     assert record["runs"] == names["record"]["runs"]
     assert 0 <= names["accuracy"] <= 1
+    assert names["own"]["results"]["capitals"]["acc,none"] == names["accuracy"]
     assert names["record"]["runs"][0]["n-samples"]["capitals"]["effective"] == 3
     assert list((tmp_path / "runs" / "tiny").glob("eval-*-*.json"))
     assert capsys.readouterr().out.count("|capitals") == 2
@@ -62,7 +63,7 @@ def shell(block: str) -> None:
     """Run our commands; only parse the arguments of those that need a network or take long."""
     first, *rest = block.splitlines()
     online = first.startswith("# network")
-    for line in rest if online else [first, *rest]:
+    for line in rest if first.startswith("# ") else [first, *rest]:
         program, *arguments = shlex.split(line)
         if program == "ddl" and online:
             assert arguments.pop(0) == "eval"
@@ -77,6 +78,7 @@ def shell(block: str) -> None:
             parsed = HarnessCLI()._parser.parse_args(["run", *arguments])
             assert Path(parsed.model_args["pretrained"]).is_dir()
             assert parsed.tasks == ["capitals"]
+            assert parsed.model == ("ddl" if first == "# later" else "hf")
 
 
 def test_fetching_is_what_the_refusal_says() -> None:

@@ -1,0 +1,67 @@
+"""lm-eval's own functions find the model `ddl`, and score it as `ddl eval` does."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval")
+
+import lm_eval
+from lm_eval.api.registry import get_model
+
+import ddl.hf
+from ddl.data.tokenizer import ByteTokenizer
+from ddl.errors import InputError
+from ddl.evaluation.plugin import DDL
+from tests.support.eval_cases import datasets_in, harness, make, results, write_run
+from tests.support.eval_reference import TASKS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with datasets_in(tmp_path_factory.mktemp("datasets")) as path:
+        yield path
+
+
+def test_it_is_declared_where_lm_eval_looks() -> None:
+    declared = importlib.metadata.entry_points(group="lm_eval.models")
+    assert declared["ddl"].load() is DDL
+    assert get_model("ddl") is DDL
+
+
+@pytest.mark.parametrize("kind", ["run", "exported"])
+def test_scores_are_those_of_ddl_eval(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    if kind == "run":
+        write_run(path, make("ddl-cc"))
+    else:
+        ddl.hf.save(make("ddl-cc"), ByteTokenizer(), path)
+    index = lm_eval.tasks.TaskManager(include_path=str(TASKS), include_defaults=False)
+    found = lm_eval.simple_evaluate(
+        model="ddl",
+        model_args={"pretrained": str(path)},
+        tasks=["local_arc"],
+        task_manager=index,
+        batch_size=2,
+        device="cpu",
+    )
+    expected = results(harness(make("ddl-cc")), ["local_arc"])["results"]["local_arc"]
+    for name in ("acc,none", "acc_norm,none"):
+        assert found["results"]["local_arc"][name] == expected[name]
+
+
+def test_a_path_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="`pretrained` must be"):
+        DDL.create_from_arg_string(f"pretrained={tmp_path}", {"device": "cpu"})
+
+
+def test_without_an_import_lm_eval_does_not_load_it() -> None:
+    """An entry point is read when it is asked for; `import ddl` must not pull lm-eval in."""
+    code = "import sys, ddl, ddl.load; sys.exit('lm_eval' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

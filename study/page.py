@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import struct
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from ddl.analysis.student import interval
 from ddl.files import write_text
+from docs.scripts.marked import fill
 
 from . import cost, pictures, records
 from .records import Trained
@@ -141,14 +141,7 @@ def text(page: str, folder: Path = records.FOLDER) -> str:
             {kind: records.read(f"normalisation-{kind}", folder) for kind in ("ours", "l2", "rms")}
         ),
     }
-    for name, table in tables.items():
-        marked = re.compile(rf"(<!-- {name}: begin[^>]*-->\n).*?(<!-- {name}: end -->)", re.DOTALL)
-        page, count = marked.subn(
-            lambda match, table=table: match[1] + table + "\n" + match[2], page
-        )
-        if count != 1:
-            raise ValueError(f"{PAGE} must have the marks of {name} once, got {count}")
-    return page
+    return fill(page, tables, name=PAGE)
 
 
 def read_cost(folder: Path) -> dict[str, float]:

@@ -15,6 +15,8 @@ from ddl.nn.read import Read
 from ddl.nn.residual import DeltaResidual
 from ddl.options import check_choice
 
+__all__ = ["learning_rate", "make_optimizer", "parameter_groups"]
+
 NEVER_DECAYED = (DeltaResidual, Read, Expand)
 
 

@@ -1,4 +1,4 @@
-"""The support matrix: README, pyproject.toml and `make check-wheel` name the same versions."""
+"""The support matrix: docs/support.md, pyproject.toml and `make check-wheel` agree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import ROOT
 
-README = (ROOT / "README.md").read_text("utf-8")
+SUPPORT = (ROOT / "docs" / "support.md").read_text("utf-8")
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
 
 
@@ -23,8 +23,8 @@ def check_wheel():
 
 
 def last_column(row: str) -> list[str]:
-    """Return the versions in the last column of a row of README's matrix."""
-    line = re.search(rf"^\| {row} \|.*\|(.*)\|$", README, re.MULTILINE)[1]
+    """Return the versions in the last column of a row of the matrix."""
+    line = re.search(rf"^\| {row} \|.*\|(.*)\|$", SUPPORT, re.MULTILINE)[1]
     return re.findall(r"\d+\.\d+", line)
 
 
@@ -32,7 +32,7 @@ def by_number(versions: set[str]) -> list[str]:
     return sorted(versions, key=lambda version: [int(part) for part in version.split(".")])
 
 
-def test_the_pairs_are_those_of_the_readme(check_wheel):
+def test_the_pairs_are_those_of_the_page(check_wheel):
     torches = {torch.rpartition(".")[0] for torch, _ in check_wheel.PAIRS}
     assert by_number(torches) == last_column("torch")
     assert by_number({python for _, python in check_wheel.PAIRS}) == last_column("Python")

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ddl import DeltaResidual
 from tests.support import ROOT
 from tests.support.nanogpt_standin import GPT, GPTConfig
 
@@ -84,9 +85,8 @@ def namespace(folder: Path) -> dict:
 
 
 def test_python_blocks_run(namespace):
-    assert {"rewrite", "Block", "stream", "residual", "model"} <= namespace.keys()
-    assert namespace["loss"].isfinite()
-    assert namespace["text"].shape == (2, 24)
+    assert {"rewrite", "Block", "optimizer", "model", "stream"} <= namespace.keys()
+    assert any(isinstance(module, DeltaResidual) for module in namespace["model"].modules())
 
 
 def test_nanogpt_block_trains(namespace):
@@ -168,13 +168,3 @@ def test_the_list_of_rooms_is_whole():
         p for p in (ROOT / "src").iterdir() if p.is_dir()
     }
     assert {str(room.relative_to(ROOT)) for room in rooms} <= listed
-
-
-def test_the_python_of_the_page_on_generation_runs():
-    names: dict = {}
-    page = (ROOT / "docs" / "generation.md").read_text(encoding="utf-8")
-    for text in re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL):
-        exec(compile(text, "docs/generation.md", "exec"), names)
-    assert names["text"].shape == (2, 24)
-    assert names["cache"].length == 9
-    assert names["loss"].isfinite()

@@ -23,9 +23,10 @@ from packaging.version import Version
 from tests.support import ROOT
 
 # The files that steps make, by their first folder.
-MADE = {"dist", "first", "another", "notes.md"}
+MADE = {"dist", "first", "another", "notes.md", "site"}
 # All that a job may do besides checking out.
 RIGHTS = {
+    "docs.yml": {"publish": {"pages": "write", "id-token": "write"}},
     "release.yml": {"pypi": {"id-token": "write"}, "github": {"contents": "write"}},
 }
 READS = {"contents": "read"}

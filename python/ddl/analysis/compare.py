@@ -17,6 +17,8 @@ from ddl.train.sweep import LISTING
 from .paired import variants_of
 from .runs import KINDS, Run, read_run
 
+__all__ = ["Comparison", "compare", "plot"]
+
 MOST_NAMED = 4  # runs that a sentence names
 
 

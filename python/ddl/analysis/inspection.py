@@ -22,7 +22,8 @@ from . import spectra
 
 __all__ = ["FILE", "Inspection", "inspect", "read_summary"]
 
-FILE, FORMAT = "inspection.json", 1  # of `Inspection.summary`
+FILE = "inspection.json"  # of `Inspection.summary`
+FORMAT = 1
 Array = npt.NDArray[np.float64]
 QUANTILES = (0.1, 0.5, 0.9)
 

@@ -14,6 +14,8 @@ from ddl.train.resume import FREE
 from .runs import Run
 from .student import Interval, interval
 
+__all__ = ["Difference", "Paired", "pair"]
+
 # Options that may differ within a variant: the seed, and those that do not change what is learnt.
 IGNORED: dict[str, Any] = {
     field.name: field.default

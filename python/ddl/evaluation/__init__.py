@@ -24,6 +24,8 @@ from ddl.load import load_for_transformers
 if TYPE_CHECKING:
     from .harness import Harness
 
+__all__ = ["Record", "evaluate", "score", "tables"]
+
 Record = dict[str, Any]
 
 # Parts of lm-eval's results that a record keeps: those for its tables, and how prompts were made.

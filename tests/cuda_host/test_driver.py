@@ -6,6 +6,7 @@ CPU tensors pretend to be on a GPU. Nothing is computed, so only the calls are c
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,16 @@ step()
 """
 
 
+FORKING: dict[Path, stand_ins.Forking] = {}  # processes with torch loaded, by their driver
+
+
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Build the stand-in; return its folder, for the loader's search path."""
-    return build(tmp_path_factory.mktemp("driver"))
+    folder = build(tmp_path_factory.mktemp("driver"))
+    with stand_ins.forking(folder) as FORKING[folder]:
+        yield folder
+    del FORKING[folder]
 
 
 def build(folder: Path, *flags: str) -> Path:
@@ -54,6 +61,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run Python with the stand-in as its driver."""
     given = {"STAND_IN_LOG": str(log)} | variables
+    if arguments[0] == "-c" and driver in FORKING:
+        return FORKING[driver].run(driver / "kernels", arguments[1], **given)
     return stand_ins.run(driver, log.parent / "kernels", arguments, **given)
 
 

@@ -26,6 +26,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 @needs_emulator
+@pytest.mark.exhaustive
 def test_a_plan_runs_on_the_emulated_gpu(load: Any) -> None:
     """The plan holds for its process; the job after it has a fresh one."""
     work = load("gpu.work")

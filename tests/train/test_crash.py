@@ -18,7 +18,7 @@ from tests.support import ROOT
     ("kills", "processes", "parallel"),
     [
         (12, 1, "ddp"),
-        (3, 2, "fsdp2"),
+        (2, 2, "fsdp2"),
         pytest.param(5, 2, "ddp", marks=pytest.mark.exhaustive),
         pytest.param(10, 2, "fsdp2", marks=pytest.mark.exhaustive),
     ],

@@ -154,7 +154,7 @@ $(DEPS): requirements-dev.lock
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing the pinned dependencies into $(VENV); torch is large, this takes a minute or so."
 	@$(PY) -m pip install --disable-pip-version-check --quiet "$$(grep -o '^uv==[^ ]*' requirements-dev.lock)"
-	@$(PY) -m uv pip install --quiet --compile-bytecode --python $(PY) -r requirements-dev.lock || \
+	@$(PY) -m uv pip install --quiet --system-certs --compile-bytecode --python $(PY) -r requirements-dev.lock || \
 	    $(PY) -m pip install --disable-pip-version-check --quiet -r requirements-dev.lock
 	@touch $@
 

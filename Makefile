@@ -61,16 +61,19 @@ check-tch: $(DEPS) ## lints and documentation of that feature
 	@$(WITH_LIBTORCH) && cargo clippy $(TCH) --all-targets -- -D warnings && \
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps $(TCH)
 
-# Six hours of two cores. Runs that are finished, and records of them, are kept.
+# Six hours of two cores if halves of the sweeps run side by side (--index), else twelve.
+# Runs that are finished, and records of them, are kept.
 results: $(EXT) ## docs/results.md anew: corpus, tuning, all runs, records, tables, pictures
 	test -e study/corpus.jsonl || $(PY) study/corpus.py study/corpus.jsonl $(ARGS)
 	test -e study/data || $(PY) -m ddl prepare study/corpus.jsonl --out study/data --tokenizer bytes --validation 0.05
-	for sweep in tuning tuning-edge main smaller; do $(PY) -m ddl sweep study/$$sweep.toml || exit; done
+	export OMP_NUM_THREADS=1; \
+	for sweep in tuning tuning-edge main smaller; do $(PY) -m ddl sweep study/$$sweep.toml || exit; done; \
 	for kind in ours l2 rms; do $(PY) -m study.normalisation $$kind || exit; done
 	for sweep in tuning main smaller normalisation-ours normalisation-l2 normalisation-rms; do \
 	    $(PY) study/collect.py runs/study/$$sweep study/records/$$sweep.jsonl || exit; done
 	$(PY) study/collect.py runs/study/tuning-edge study/records/tuning.jsonl
 	$(PY) -m study.cost
+	$(PY) -m study.again
 	$(PY) -m study.page
 
 # It changes the number of threads all the time, and threads that wait would spin.

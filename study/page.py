@@ -15,12 +15,13 @@ import struct
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ddl.analysis.student import interval
 from ddl.files import write_text
 from docs.scripts.marked import fill
 
-from . import cost, pictures, records
+from . import again, cost, pictures, records
 from .records import Trained
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -36,6 +37,7 @@ PICTURES: dict[str, Callable[[Variants, Path, str], None]] = {
     "results-gates.png": pictures.gates,
     "results-coherence.png": pictures.coherence,
     "results-survival.png": pictures.survival,
+    "results-spectra.png": pictures.spectra,
 }
 
 
@@ -99,6 +101,19 @@ def normalisation(kinds: Mapping[str, Variants]) -> str:
     return "\n".join(rows)
 
 
+def redrawn(record: Mapping[str, Any]) -> str:
+    """The run that was drawn: its loss in the record and the second time, to the last digit."""
+    loss, same = record["loss"], all(record["equal"].values())
+    return "\n".join(
+        [
+            "| drawn | recorded | again | all that was recorded of it |",
+            "|---|---|---|---|",
+            f"| {record['name']} | {loss['recorded']!r} | {loss['again']!r} "
+            f"| {'is the same' if same else 'differs'} |",
+        ]
+    )
+
+
 def _mean(runs: Mapping[int, Trained]) -> str:
     """Mean and standard deviation over the seeds."""
     losses = [run.loss for run in runs.values()]
@@ -115,9 +130,10 @@ def _difference(base: Mapping[int, Trained], runs: Mapping[int, Trained]) -> str
     """Two cells: the mean of the paired differences, and its interval."""
     if base is runs:
         return "– | –"
-    found = interval(
-        [runs[seed].loss - base[seed].loss for seed in sorted(runs.keys() & base.keys())]
-    )
+    differences = [runs[seed].loss - base[seed].loss for seed in sorted(runs.keys() & base.keys())]
+    if not any(differences):
+        return "0 | the same numbers"
+    found = interval(differences)
     return f"{_signed(found.mean)} | {_signed(found.low)} to {_signed(found.high)}"
 
 
@@ -140,6 +156,7 @@ def text(page: str, folder: Path = records.FOLDER) -> str:
         "normalisation": normalisation(
             {kind: records.read(f"normalisation-{kind}", folder) for kind in ("ours", "l2", "rms")}
         ),
+        "again": redrawn(json.loads((folder / again.OUT.name).read_text(encoding="utf-8"))),
     }
     return fill(page, tables, name=PAGE)
 

@@ -25,16 +25,8 @@ def curves(variants: Variants, path: Path, digest: str) -> None:
     def draw(figure: Any) -> None:
         losses, differences = figure.subplots(1, 2)
         for number, (name, runs) in enumerate(variants.items()):
-            look = {
-                "color": COLOURS[number % len(COLOURS)],
-                "marker": MARKERS[number],
-                "linestyle": DASHES[number // len(COLOURS)],
-                "markerfacecolor": "white",
-                "lw": 1.3,
-                "markersize": 5,
-            }
             steps, values = validation(runs.values())
-            losses.plot(steps, values.mean(0), label=name, **look)
+            losses.plot(steps, values.mean(0), label=name, **look(number))
             if name == BASELINE:
                 differences.axhline(0, color="black", lw=1)
                 continue
@@ -44,17 +36,13 @@ def curves(variants: Variants, path: Path, digest: str) -> None:
             found = [interval(list(column)) for column in (ours - theirs).T]
             mean = np.array([each.mean for each in found])
             half = np.array([each.high - each.mean for each in found])
-            shift = (
-                number - len(variants) / 2
-            ) * 12  # steps, so that the bars do not cover each other
-            differences.errorbar(np.array(steps) + shift, mean, half, capsize=2, **look)
+            shift = 12 * (number - len(variants) / 2)  # steps, so that bars do not cover each other
+            differences.errorbar(np.array(steps) + shift, mean, half, capsize=2, **look(number))
         losses.set(
             xlabel="step", ylabel="validation loss, nats per byte", title="Mean over the seeds"
         )
         differences.set(xlabel="step", title=f"Difference from {BASELINE}, with 95 % intervals")
-        for axes in (losses, differences):
-            axes.grid(alpha=0.3)
-            axes.spines[["top", "right"]].set_visible(False)
+        _clean(losses, differences)
         figure.legend(loc="outside lower center", ncols=len(variants), frameon=False, fontsize=9)
 
     _save(draw, path, (10, 4.4), digest)
@@ -112,6 +100,38 @@ def coherence(variants: Variants, path: Path, digest: str) -> None:
     _save(draw, path, (2.3 * len(shown) + 1.5, 5.4), digest)
 
 
+def spectra(variants: Variants, path: Path, digest: str) -> None:
+    """Singular values of the product of all rewrites, and the effective rank of the stream."""
+    shown = with_rewrites(variants)
+
+    def draw(figure: Any) -> None:
+        values, ranks = figure.subplots(1, 2)
+        for number, name in enumerate(variants):
+            if name not in shown:
+                continue
+            low, median, high = np.mean(
+                [run.record["depth"]["singular_values"] for run in shown[name]], axis=0
+            )
+            numbers = np.arange(1, len(median) + 1)
+            values.fill_between(numbers, low, high, color=look(number)["color"], alpha=0.12, lw=0)
+            values.plot(numbers, median, label=name, **look(number))
+            rank = np.mean([run.record["depth"]["effective_rank"] for run in shown[name]], axis=0)
+            ranks.plot(range(len(rank)), rank, **look(number))
+        values.set(
+            xlabel="number, in falling order",
+            ylabel="singular value",
+            title="Product of all rewrites: median, 10th to 90th percentile",
+            ylim=(0, 1.05),
+        )
+        ranks.set(
+            xlabel="after sublayers", ylabel="effective rank", title="The stream's value channels"
+        )
+        _clean(values, ranks)
+        figure.legend(loc="outside lower center", ncols=len(shown), frameon=False, fontsize=9)
+
+    _save(draw, path, (10, 4.2), digest)
+
+
 def survival(variants: Variants, path: Path, digest: str) -> None:
     """What is left of the embedding and of every write after each sublayer."""
     shown = with_rewrites(variants)
@@ -149,6 +169,24 @@ def validation(runs: Any) -> tuple[list[int], Any]:
     """Steps, and the validation losses (seeds, steps)."""
     rows = [run.record["validation"] for run in runs]
     return [step for step, _ in rows[0]], np.array([[loss for _, loss in row] for row in rows])
+
+
+def look(number: int) -> dict[str, Any]:
+    """Colour, marker and dashes of the variant with this number in ORDER, in every picture."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number],
+        "linestyle": DASHES[number // len(COLOURS)],
+        "markerfacecolor": "white",
+        "lw": 1.3,
+        "markersize": 5,
+    }
+
+
+def _clean(*plots: Any) -> None:
+    for axes in plots:
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
 
 
 def label_steps(axes: Any, steps: Sequence[int]) -> None:

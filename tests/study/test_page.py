@@ -14,7 +14,7 @@ from tests.support.figures import saved_figure
 
 MARKS = "".join(
     f"{name}\n<!-- {name}: begin (made) -->\nold\n<!-- {name}: end -->\n"
-    for name in ("comparison", "tuning", "smaller", "normalisation")
+    for name in ("comparison", "tuning", "smaller", "normalisation", "again")
 )
 
 
@@ -36,6 +36,8 @@ def record(name: str, losses: list[float], *, lr: float = 1e-3) -> str:
         made["training"] = [{"step": step, **means} for step in (500, 1000)]
         made["depth"] = {
             "coherence": [[1.0, 0.1, 0.2], [0.1, 1.0, 0.3], [0.2, 0.3, 1.0]],
+            "singular_values": [[0.5, 0.2], [0.7, 0.3], [0.9, 0.4]],
+            "effective_rank": [1.0, 1.5, 2.0, 1.8],
             "survival": [
                 [1.0, 0.9, 0.8, 0.7],
                 [None, 1.0, 0.95, 0.9],
@@ -82,6 +84,8 @@ def folder(tmp_path: Path) -> Path:
         (folder / f"normalisation-{kind}.jsonl").write_text(text)
     seconds = {"additive": [1.0, 2.0, 1.0], "cc": [2.0, 3.0, 1.9], "hc": [4.0, 8.0, 4.0]}
     (folder / "cost.json").write_text(json.dumps({"seconds": seconds}))
+    repeated = {"name": "cc-s2", "loss": {"recorded": 1.21, "again": 1.21}}
+    (folder / "again.json").write_text(json.dumps(repeated | {"equal": {"validation": True}}))
     return folder
 
 
@@ -96,7 +100,10 @@ def docs(tmp_path: Path, folder: Path) -> Path:
 
 def rows(docs: Path, name: str) -> list[list[str]]:
     text = (docs / page.PAGE).read_text()
-    table = text.split(f"<!-- {name}: begin (made) -->\n")[1].split("<!--")[0]
+    return rows_of(text.split(f"<!-- {name}: begin (made) -->\n")[1].split("<!--")[0])
+
+
+def rows_of(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
 
 
@@ -125,7 +132,7 @@ def test_the_learning_rates(docs: Path) -> None:
 def test_the_smaller_questions(docs: Path) -> None:
     """Each against the default of its precision; equal runs have a difference of exactly 0."""
     found = {row[0]: row[1:] for row in rows(docs, "smaller")}
-    assert found["same"] == ["1.5100 ± 0.0141", "+0.0000", "+0.0000 to +0.0000"]
+    assert found["same"] == ["1.5100 ± 0.0141", "0", "the same numbers"]
     assert found["stream-bf16"][:2] == ["1.6200 ± 0.0141", "+0.0200"]
     assert found["default-bf16"][1] == "–"
 
@@ -134,9 +141,17 @@ def test_how_k_is_normalised(docs: Path) -> None:
     """Differences 0.1 and 0.2, whose t interval of one degree of freedom has 12.706 · s/√2."""
     found = {(row[0], row[1]): row[2:] for row in rows(docs, "normalisation")}
     assert list(found) == [("bfloat16", kind) for kind in ("ours", "l2", "rms")]
-    assert found["bfloat16", "l2"] == ["1.5500 ± 0.0707", "+0.0000", "+0.0000 to +0.0000"]
+    assert found["bfloat16", "l2"] == ["1.5500 ± 0.0707", "0", "the same numbers"]
     half = 12.7062 * 0.0707107 / math.sqrt(2)
     assert found["bfloat16", "rms"][1:] == ["+0.1500", f"−{half - 0.15:.4f} to +{half + 0.15:.4f}"]
+
+
+def test_the_run_that_was_drawn(docs: Path, folder: Path) -> None:
+    assert rows(docs, "again") == [["cc-s2", "1.21", "1.21", "is the same"]]
+    made = json.loads((folder / "again.json").read_text())
+    assert rows_of(page.redrawn(made | {"equal": {"validation": True, "depth": False}})) == [
+        ["cc-s2", "1.21", "1.21", "differs"]
+    ]
 
 
 def test_what_is_not_current(docs: Path, folder: Path) -> None:
@@ -172,3 +187,13 @@ def test_the_curves(folder: Path, tmp_path: Path) -> None:
 def test_a_variant_without_rewrites_has_no_heat_map(folder: Path) -> None:
     runs = page.ordered(records.read("main", folder))
     assert list(page.pictures.with_rewrites(runs)) == ["cc"]
+
+
+def test_the_spectra(folder: Path, tmp_path: Path) -> None:
+    runs = page.ordered(records.read("main", folder))
+    draw = page.PICTURES["results-spectra.png"]
+    values, ranks = saved_figure(lambda: draw(runs, tmp_path / "spectra.png", "digest")).axes
+    assert [(line.get_label(), list(line.get_ydata())) for line in values.lines] == [
+        ("cc", [pytest.approx(0.7), pytest.approx(0.3)])
+    ]
+    assert list(ranks.lines[0].get_ydata()) == pytest.approx([1.0, 1.5, 2.0, 1.8])

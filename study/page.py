@@ -42,7 +42,12 @@ PICTURES: dict[str, Callable[[Variants, Path, str], None]] = {
 
 
 def comparison(variants: Variants, times: Mapping[str, float]) -> str:
-    """Final losses, and their differences from the baseline, seed by seed."""
+    """Final losses, and their differences from the baseline, seed by seed.
+
+    A difference is bold if even the wider interval of Bonferroni's correction, for as many
+    comparisons as the table has, does not contain 0.
+    """
+    comparisons = len(variants) - 1
     rows = [
         "| variant | parameters | learning rate | validation loss | bits/byte "
         f"| difference from {BASELINE} | 95 % interval | time per step, ratio |",
@@ -54,7 +59,7 @@ def comparison(variants: Variants, times: Mapping[str, float]) -> str:
         rows.append(
             f"| {name} | {first['parameters']:,} | {first['config']['optim']['lr']:g} "
             f"| {_mean(runs)} | {mean / LOGARITHM_OF_2:.4f} "
-            f"| {_difference(variants[BASELINE], runs)} | {times[name]:.2f} |"
+            f"| {_difference(variants[BASELINE], runs, comparisons)} | {times[name]:.2f} |"
         )
     return "\n".join(rows)
 
@@ -126,15 +131,20 @@ def _cell(loss: float | None, best: float) -> str:
     return f"**{loss:.4f}**" if loss == best else f"{loss:.4f}"
 
 
-def _difference(base: Mapping[int, Trained], runs: Mapping[int, Trained]) -> str:
-    """Two cells: the mean of the paired differences, and its interval."""
+def _difference(
+    base: Mapping[int, Trained], runs: Mapping[int, Trained], comparisons: int | None = None
+) -> str:
+    """Two cells: the mean of the paired differences, and its 95 % interval."""
     if base is runs:
         return "– | –"
     differences = [runs[seed].loss - base[seed].loss for seed in sorted(runs.keys() & base.keys())]
     if not any(differences):
         return "0 | the same numbers"
-    found = interval(differences)
-    return f"{_signed(found.mean)} | {_signed(found.low)} to {_signed(found.high)}"
+    found, mean = interval(differences), _signed(statistics.mean(differences))
+    if comparisons is not None:
+        wider = interval(differences, 1 - 0.05 / comparisons)
+        mean = mean if wider.low <= 0 <= wider.high else f"**{mean}**"
+    return f"{mean} | {_signed(found.low)} to {_signed(found.high)}"
 
 
 def _signed(value: float) -> str:

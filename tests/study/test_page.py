@@ -108,18 +108,30 @@ def rows_of(table: str) -> list[list[str]]:
 
 
 def test_the_comparison(docs: Path) -> None:
-    """Paired differences −0.10, −0.08 and −0.12, whose t interval has 4.303 · s/√3 around it."""
+    """Paired differences −0.10, −0.08 and −0.12, whose t interval has 4.303 · s/√3 around it, and
+    6.205 · s/√3 for two comparisons."""
     additive, hc, cc = rows(docs, "comparison")
     assert additive == [
         "additive", "1,234,567", "0.001", "1.3100 ± 0.0100", "1.8899", "–", "–", "1.00",
     ]  # fmt: skip
     half = 4.302653 * 0.02 / math.sqrt(3)
     assert cc == [
-        "cc", "1,234,567", "0.001", "1.2100 ± 0.0265", "1.7457", "−0.1000",
+        "cc", "1,234,567", "0.001", "1.2100 ± 0.0265", "1.7457", "**−0.1000**",
         f"−{0.1 + half:.4f} to −{0.1 - half:.4f}", "1.90",
     ]  # fmt: skip
     assert hc[0] == "hc"
     assert (hc[5], hc[7]) == ("+0.0000", "4.00")
+
+
+@pytest.mark.parametrize(("comparisons", "mean"), [(1, "**+0.0933**"), (2, "+0.0933")])
+def test_more_comparisons_ask_for_a_clearer_difference(comparisons: int, mean: str) -> None:
+    """0.06, 0.10, 0.12 are 5.29 standard errors; t is 4.303, or 6.205 for one of two."""
+    base = {seed: records.Trained("a", seed, {"loss": 1.0}) for seed in range(3)}
+    runs = {
+        seed: records.Trained("b", seed, {"loss": 1.0 + difference})
+        for seed, difference in enumerate((0.06, 0.10, 0.12))
+    }
+    assert page._difference(base, runs, comparisons).split(" | ")[0] == mean
 
 
 def test_the_learning_rates(docs: Path) -> None:

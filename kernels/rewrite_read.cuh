@@ -28,7 +28,7 @@ static_assert(REWRITES >= 1 && NEXT >= 1, "absent ones count as one");
 // Values and gates of the rewrites to come.
 constexpr int GATES = GATE * NEXT, VALUES = VALUE * NEXT * M;
 
-// What a token's forward saves of its rewrites: of each r, p and its k·k_i with every earlier k_i.
+// A token's forward saves of its rewrites: of each r, p and its k·k_i with every earlier k_i.
 __host__ __device__ constexpr int stats_before(int rewrite) { return rewrite * (1 + M) + rewrite * (rewrite - 1) / 2; }
 constexpr int STATS = stats_before(REWRITES);
 

@@ -34,7 +34,7 @@ TOOLS = ("hypothesis", "pyelftools", "pytest", "pytest-xdist")
 NOT_OF_THE_WHEEL = (
     "benchmarks", "costs", "emulated_gpu", "emulator", "gpu", "release", "repository", "soak",
 )  # fmt: skip
-# What zig's linking can break; the rest is Python, or the Rust that `make test` tests.
+# The tests of what zig's linking can break; the rest is Python, or the Rust that `make test` tests.
 WITH_INSTALLED_TORCH = ("compatibility", "ops/test_refusals.py", "ops/test_refused.py")
 # Commands that look at the machine; doctor's exit status says whether the operators work.
 LOOKS = (

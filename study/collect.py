@@ -65,7 +65,7 @@ def _short(recording: dict[str, Any]) -> dict[str, Any]:
 
 
 def _depth(path: Path, run: Any) -> dict[str, Any]:
-    """What the rewrites of the finished model do over depth."""
+    """The rewrites of the finished model over depth."""
     model, _ = load(path, "cpu")
     block = model.config.block_size
     corpus = load_data(run.options.data)

@@ -195,7 +195,7 @@ def stale(docs: Path = DOCS, folder: Path = records.FOLDER) -> list[str]:
 
 
 def made_of(picture: Path) -> str | None:
-    """What the text chunk of a PNG says of the records that it was made of; None without one."""
+    """The records that a PNG was made of, as its text chunk says; None without one."""
     if not picture.exists():
         return None
     data, at = picture.read_bytes(), 8

@@ -133,7 +133,7 @@ def spectra(variants: Variants, path: Path, digest: str) -> None:
 
 
 def survival(variants: Variants, path: Path, digest: str) -> None:
-    """What is left of the embedding and of every write after each sublayer."""
+    """The share that is left of the embedding and of every write after each sublayer."""
     shown = with_rewrites(variants)
     means = {
         name: np.array([r.record["depth"]["survival"] for r in runs], dtype=float).mean(0)

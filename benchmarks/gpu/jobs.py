@@ -1,4 +1,4 @@
-"""What a worker can be asked for, by name. Every job returns or yields records.
+"""The jobs of a worker, by name. Every job returns or yields records.
 
 Arguments are JSON: a case of an operator is a dict with the fields of `ddl.bench.problems.Case`,
 the models of a training step a dict for `setting_of`.

@@ -12,7 +12,7 @@ from ddl.bench import jsonl
 from ddl.bench.tables import progress
 
 Line = dict[str, Any]
-# What every record repeats of the machine's, so that it can be quoted alone.
+# Fields of the machine that every record repeats, so that it can be quoted alone.
 COMMON = ("date", "device", "driver", "torch", "ddl", "commit", "native")
 
 
@@ -79,7 +79,7 @@ def faults(lines: Iterable[Line]) -> list[str]:
 
 
 def omissions(lines: Iterable[Line]) -> list[str]:
-    """What was not run for lack of time, memory or a GPU, a line each."""
+    """The jobs that were not run for lack of time, memory or a GPU, a line each."""
     left = [(x, x.get("what", f"{len(x.get('pieces', ()))} pieces")) for x in lines]
     return [f"{x['part']} {what}: {x['skipped']}" for x, what in left if "skipped" in x]
 

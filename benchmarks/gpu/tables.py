@@ -17,7 +17,7 @@ def all_of(lines: list[Line]) -> list[Table]:
 
 
 def checks(lines: list[Line]) -> Table:
-    """What was run without a time: the greatest error as a share of that allowed, or counts."""
+    """Checks without a time: the greatest error as a share of that allowed, or counts."""
     table = Table("Checks", ("part", "", "result"), labels=3)
     for line in measured(lines, "smoke", "capture"):
         red, worst = line["gate"]["red"], line["gate"].get("worst")

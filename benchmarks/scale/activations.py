@@ -37,7 +37,7 @@ class Kept(NamedTuple):
 
 
 def kept(config: TrainConfig, *, sharded: bool = False, gpu: bool = True) -> Kept:
-    """What a forward pass of `config.batch_size` sequences keeps.
+    """Bytes that a forward pass of `config.batch_size` sequences keeps.
 
     sharded: by FSDP2. gpu: False for a CPU, whose RMSNorm keeps more.
     """

@@ -177,7 +177,7 @@ def of_processes() -> str:
 
 
 def of_residuals() -> str:
-    """What the stream adds to the bytes that are sent."""
+    """Bytes that the stream adds to those that are sent."""
 
     def row(name: str, config: TrainConfig, parallel: str) -> list[str]:
         cells = []

@@ -15,7 +15,7 @@ from ddl.errors import InputError
 
 Shape = tuple[int, ...]
 
-# What the formulas know. With other options a residual has other parameters, and stores others.
+# The options that the formulas know. With others a residual has, and stores, other parameters.
 KNOWN = (
     *("residual", "vocab_size", "block_size", "num_layers", "num_heads", "head_size"),
     *("hidden_size", "mlp_size", "rope_base", "value_channels", "compress_kernel_size"),

@@ -62,7 +62,7 @@ def gathered_bytes(group: Group, config: TrainConfig, processes: int) -> int:
 
 
 def _gathers(config: TrainConfig, processes: int) -> Iterator[Message]:
-    """What FSDP2 gathers in a forward and a backward pass: all twice, the embedding once.
+    """Bytes that FSDP2 gathers in a forward and a backward pass: all twice, the embedding once.
 
     The embedding is in the outermost group, which keeps its parameters until the backward.
     """

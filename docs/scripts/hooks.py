@@ -1,4 +1,4 @@
-"""What mkdocs does differently here: links that leave docs/ lead to the repository.
+"""The one difference from mkdocs' own behaviour: links that leave docs/ lead to the repository.
 
 On GitHub the pages are read as files, so they link to files beside docs/. The site has none of
 them: such a link becomes one to the repository (`repo_url`), or the name of the file if none is

@@ -75,7 +75,7 @@ def training() -> str:
 
 
 def memory() -> str:
-    """What the forward of a step keeps for its backward, over the additive residual's."""
+    """Bytes that the forward of a step keeps for its backward, over the additive residual's."""
     record = newest("memory")
     found = {
         (row["residual"], row["value_channels"], row["anchor_every"]): row["saved_over_additive"]

@@ -71,7 +71,7 @@ def traffic(figure: Figure) -> None:
 
 
 def memory(figure: Figure) -> None:
-    """What a forward keeps for its backward, over the additive residual's, by anchor_every."""
+    """Bytes kept for the backward, over the additive residual's, by anchor_every."""
     axes = figure.subplots()
     record = newest("memory")
     rows = [row for row in record["results"] if row["mode"] == "eager"]

@@ -30,7 +30,7 @@ THREADS = (
     "OPENBLAS_NUM_THREADS",
 )
 
-# What torchrun tells each process that it starts.
+# torchrun sets these in each process that it starts.
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 

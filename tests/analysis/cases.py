@@ -37,7 +37,7 @@ def write_evaluation(
     name: str = "eval-20261123-101500.json",
     limit: int | None = None,
 ) -> Path:
-    """What `ddl eval` writes; scores in percent, by the metric that the papers' tables show."""
+    """An evaluation as `ddl eval` writes it; scores in percent, by the papers' metric."""
     runs = [
         {"num_fewshot": number, "results": _results(scores)} for number, scores in shots.items()
     ]

@@ -142,7 +142,7 @@ def complaints(browser: Browser) -> list[str]:
 
 
 def network(browser: Browser, method: str) -> list[dict[str, Any]]:
-    """What the browser has logged of the network under this name."""
+    """The browser's log of the network under this name."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     return [event["params"] for event in events if event["method"] == f"Network.{method}"]
 

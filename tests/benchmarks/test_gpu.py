@@ -1,4 +1,4 @@
-"""What is measured on a GPU, on a CPU with the same code at tiny sizes.
+"""The measurements of the GPU benchmarks, on a CPU with the same code at tiny sizes.
 
 test_gpu_day.py has the calls that measure it, test_gpu_pieces.py what they are made of.
 """

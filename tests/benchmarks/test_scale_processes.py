@@ -213,7 +213,7 @@ MORE: list[Any] = [
 def test_the_most_in_a_step(
     load: Any, tmp_path: Path, count: int, sizes: Any, residual: Any, options: Any
 ) -> None:
-    """What torch's allocator held at most, within `TOLERANCE`; within 1 % if the loss decides."""
+    """The peak of torch's allocator, within `TOLERANCE`; within 1 % if the loss decides."""
     memory, peak_bytes = load("scale.memory"), load("memory").peak_bytes
     model = GPTConfig(block_size=256, num_heads=2, **sizes, **residual)
     used = TrainConfig(

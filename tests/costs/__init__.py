@@ -1,4 +1,4 @@
-"""What operators and steps cost, counted instead of timed, so that machines agree about it.
+"""Costs of operators and steps, counted instead of timed, so that machines agree about it.
 
 recorded.json holds the numbers; `python -m tests.costs --record` writes them again.
 """

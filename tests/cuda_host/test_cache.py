@@ -47,7 +47,7 @@ def were_cached(kernels: list[dict[str, Any]]) -> list[bool]:
 
 
 def fixed(kernels: list[dict[str, Any]]) -> list[list[Any]]:
-    """What does not depend on the time and on the cache."""
+    """The lines that depend neither on the time nor on the cache."""
     fields = ("name", "architecture", "macros", "registers", "spilled", "shared")
     return [[kernel[field] for field in fields] for kernel in kernels]
 

@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernels: the width of stores, and when it waits for loads."""
+"""The kernels' machine code: the width of stores, and when it waits for loads."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def public_names() -> set[str]:
-    """What `__all__` names in the modules that users import."""
+    """The names of `__all__` in the modules that users import."""
     found = set()
     for path in (*PACKAGE.glob("*.py"), *PACKAGE.glob("*/__init__.py"), *ANALYSIS):
         parts = path.relative_to(PACKAGE).with_suffix("").parts

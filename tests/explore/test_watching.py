@@ -1,4 +1,4 @@
-"""What is known of runs that are watched."""
+"""Runs that are watched while they train."""
 
 from __future__ import annotations
 

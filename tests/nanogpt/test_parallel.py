@@ -56,7 +56,7 @@ def train(
 def in_processes(
     folder: Path, options: dict[str, Any], steps: int, micro: Micro = share
 ) -> list[dict[str, Any]]:
-    """What each process saves at the end: its gradients, and its checkpoint, as train.py's."""
+    """Each process saves at the end its gradients, and its checkpoint, as train.py's."""
 
     def act(rank: int) -> None:
         torch.distributed.init_process_group("gloo")

@@ -128,7 +128,7 @@ def of_several(
 
 
 def saved_by(folder: Path, act: Callable[[int], None]) -> list[dict[str, Tensor]]:
-    """What each process has saved. They do not destroy their group, as gloo may hang under DDP."""
+    """Each process's saved results. They do not destroy their group, as gloo may hang under DDP."""
     together(COUNT, folder, act)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(COUNT)]
 

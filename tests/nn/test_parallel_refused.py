@@ -1,4 +1,4 @@
-"""What cannot be sharded is refused in a sentence, in every process, before it is computed."""
+"""Parts that cannot be sharded are refused in a sentence, in every process, before any work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What finished Linux wheels hold: `make check-wheel` runs this with `--wheels dist`."""
+"""The contents of finished Linux wheels: `make check-wheel` runs this with `--wheels dist`."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def unpinned(text: str, github: Path) -> Iterator[str]:
 
 
 def rights(name: str, workflow: dict[str, Any]) -> Iterator[str]:
-    """What jobs may do beyond the table, and secrets or environments where none belong."""
+    """Permissions of jobs beyond the table, and secrets or environments where none belong."""
     if workflow.get("permissions") != {}:
         yield "the workflow gives every job permissions"
     for job, content in workflow["jobs"].items():

@@ -28,7 +28,7 @@ def keep_backwards_forkable() -> None:
 
 
 def forked(make: Callable[[], T]) -> T:
-    """What `make` returns in a forked process, whose errors are printed."""
+    """The result of `make` in a forked process, whose errors are printed."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -80,7 +80,7 @@ class Forked:
                 self.statuses[rank] = os.waitstatus_to_exitcode(done[1])
 
     def said(self, rank: int | None = None) -> str:
-        """What a process, or all of them, printed."""
+        """The output of a process, or of all of them."""
         name = "*" if rank is None else str(rank)
         return "".join(path.read_text() for path in sorted(self.folder.glob(f"{name}.txt")))
 

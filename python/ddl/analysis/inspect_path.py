@@ -31,7 +31,7 @@ TOP = 3  # tokens that the lens shows
 
 
 class Inspected(NamedTuple):
-    """What `ddl inspect` has found. lens: None without a prompt. files: what was written."""
+    """Findings of `ddl inspect`. lens: None without a prompt. files: what was written."""
 
     inspection: Inspection
     lens: Lens | None

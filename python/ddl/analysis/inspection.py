@@ -29,7 +29,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 
 class Inspection(NamedTuple):
-    """What `inspect` has measured, for L sublayers; means over tokens unless said otherwise.
+    """The measurements of `inspect`, for L sublayers; means over tokens unless said otherwise.
 
     A sublayer with several rewrites counts as several, as in `ddl.record`.
 
@@ -114,7 +114,7 @@ def inspect(
 
 
 class _Pass:
-    """What is captured of one window: directions, gates and values of every rewrite."""
+    """One window's rewrites: directions, gates and values of every rewrite."""
 
     def __init__(self) -> None:
         self.embedding: Array | None = None

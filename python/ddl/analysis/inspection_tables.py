@@ -46,7 +46,7 @@ def depth_table(summary: Summary) -> Table:
 
 
 def sentences(summary: Summary) -> str:
-    """What is left of the embedding, which has no row in the table; the columns; the text."""
+    """The part left of the embedding, which has no row in the table; the columns; the text."""
     measured = f"\nMeasured on {summary['text']}." if summary.get("text") else ""
     return (
         f"Of the embedding {_percent(summary['survival'][0][-1])} is left after the last"

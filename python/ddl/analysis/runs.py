@@ -120,7 +120,7 @@ def read_run(path: Path, name: str) -> Run:
 def describe_run(
     path: Path, name: str, config: TrainConfig, records: Sequence[Record], evaluated: Record
 ) -> Run:
-    """What configuration, records and the newest evaluation say about a run of `ddl train`.
+    """A run of `ddl train`: its configuration, records and newest evaluation.
 
     The tokenizer, and with it `Run.vocabulary`, is left out.
     """

@@ -15,7 +15,7 @@ Stages = Sequence[Callable[[], Any]]
 
 @dataclass
 class Row:
-    """What was measured, whether it was right, and its times. `red` says why it has none."""
+    """A measurement, whether its result was right, and its times. `red` says why it has none."""
 
     part: str
     what: str

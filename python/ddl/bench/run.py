@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
     @property
     def failed(self) -> list[str]:
-        """What the exit status reports: rows that are wrong, and rows that became slower."""
+        """Rows that make the exit status 1: those that are wrong, and those that became slower."""
         wrong = [
             f"{row['part']} {row['what']}: not timed, because the check failed:"
             f" {row['gate']['red']}"

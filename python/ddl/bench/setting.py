@@ -18,7 +18,7 @@ VOCABULARY = 256
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured: d, m, blocks of a model, T, B, new tokens, rounds, dtype."""
+    """Sizes of the measurement: d, m, blocks of a model, T, B, new tokens, rounds, dtype."""
 
     residuals: tuple[str, ...]
     hidden_size: int
@@ -36,7 +36,7 @@ class Setting:
         return chosen
 
     def sizes(self) -> dict[str, Any]:
-        """What must be equal for two runs to be comparable, as JSON types."""
+        """The values that two comparable runs share, as JSON types."""
         names = "hidden_size value_channels layers time batch tokens dtype"
         return {name: getattr(self, name) for name in names.split()}
 

@@ -32,7 +32,7 @@ class BenchConfig:
     """Measure this installation on this machine."""
 
     parts: tuple[Part, ...]
-    """What to measure; without any, all of it.
+    """Parts to measure; without any, all of it.
     ops: each operator against plain PyTorch.
     blocks: attention and MLP with each residual, against the additive one.
     models: training steps and cached generation, against the additive residual.

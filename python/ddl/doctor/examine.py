@@ -17,7 +17,7 @@ from .versions import packages, versions
 
 
 def sections(*, whole_cache: bool = False) -> dict[str, Callable[[Report], Facts]]:
-    """What is examined, by name, in the order of the report."""
+    """The examinations by name, in the order of the report."""
     return {
         "versions": versions,
         "processor": processor,

@@ -45,7 +45,7 @@ def gpus(report: Report) -> Facts:
 
 
 def built_for(torch: Any) -> str:
-    """What this torch is built for."""
+    """The backend and version that this torch is built for."""
     if torch.version.hip is not None:
         return f"ROCm {torch.version.hip}"
     return "CPU" if torch.version.cuda is None else f"CUDA {torch.version.cuda}"

@@ -50,7 +50,7 @@ def absent(names: list[str], key: str) -> list[str]:
 
 
 def gpu_kernels(torch: Any) -> dict[str, str]:
-    """What the operators run on each GPU that torch can use."""
+    """The implementation that the operators run on each GPU that torch can use."""
     from ddl.cuda import why_unavailable
 
     if not torch.cuda.is_available() or torch.version.hip is not None:

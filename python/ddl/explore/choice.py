@@ -1,4 +1,4 @@
-"""What the screen is asked to show, and the lines that say so."""
+"""The reader's choice of what to show, and the lines that say so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTHING = "There is no run yet."
 
 
 class Choice(NamedTuple):
-    """What is read, and what of it is to be shown.
+    """A snapshot of the runs, and the part of it to show.
 
     current: the run under the cursor; None without any. marked: the runs that are marked, all if
     none is. view: the number of the tab's view. log, smooth: how curves are drawn.

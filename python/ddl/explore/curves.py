@@ -23,7 +23,7 @@ NAME = 28  # characters of a run's name in the legend
 
 
 class Quantity(NamedTuple):
-    """What is drawn: of training, faintly, and of validation; None if there is none."""
+    """Points to draw: of training, faintly, and of validation; None if there are none."""
 
     title: str
     training: str

@@ -43,7 +43,7 @@ VIEWS = ("depth", *OVER_TRAINING.values(), "spectra", "survival", "coherence", "
 
 
 def recorded(record: Record) -> Recorded:
-    """What the heat maps need of a record of recordings.jsonl, which is far larger.
+    """The part of a record of recordings.jsonl, which is far larger, that the heat maps need.
 
     Raises KeyError, TypeError or AttributeError for another record.
     """

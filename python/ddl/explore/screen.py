@@ -166,7 +166,7 @@ class Explorer(App[int]):
 
     @property
     def choice(self) -> Choice:
-        """What the tab in front is asked to show."""
+        """The choice of the tab in front."""
         views = self.snapshot.views
         marked = tuple(view for view in views if str(view.path) in self.marked)
         page = self.page

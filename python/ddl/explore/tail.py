@@ -89,7 +89,7 @@ class Tail(Generic[T]):
 
 
 class Cached(Generic[T]):
-    """What was read of a file or directory; it is read again when that has changed.
+    """The content of a file or directory, read again when that has changed.
 
     value: None if it does not exist or cannot be read. problem: why it cannot be read.
     """

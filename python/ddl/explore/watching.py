@@ -32,7 +32,7 @@ DAMAGED: State = "damaged"
 
 @dataclass(frozen=True, eq=False)  # the same object as long as nothing has changed
 class View:
-    """What the files of a run say.
+    """The content of a run's files.
 
     config: None if config.json is missing or damaged. series: the numbers of its records, by name.
     problems: sentences about files that cannot be read.

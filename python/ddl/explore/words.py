@@ -53,7 +53,7 @@ def wrap(text: str, width: int) -> str:
 
 
 def rendered(content: RenderableType, width: int) -> str:
-    """What rich prints of a table, without colours, as wide as it has to be."""
+    """A table as rich prints it, without colours, as wide as it has to be."""
     console = Console(width=width, file=io.StringIO(), color_system=None, legacy_windows=False)
     needed = console.measure(content, options=console.options.update(width=10**4)).maximum
     console.width = max(width, needed)

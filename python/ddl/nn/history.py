@@ -12,7 +12,7 @@ __all__ = ["History"]
 
 
 class History:
-    """What the convolutions over time of a stream keep of past tokens, by name.
+    """The past tokens that the convolutions over time of a stream need, by name.
 
     A token read and a convolved gate keep what past tokens add to their next K − 1 outputs, an
     expansion with expand="conv" its last K − 1 inputs. Nothing is kept before the first token, and
@@ -22,8 +22,8 @@ class History:
     and extends it, without gradients. What the stream's parameters amount to is computed once per
     History, so make a new one after changing them.
 
-    What is set counts only after `commit`, so a forward pass that an error or Ctrl-C interrupts can
-    be repeated.
+    Values count only after `commit`, so a forward pass that an error or Ctrl-C interrupts can be
+    repeated.
 
     static: keep everything at the same addresses from the first pass on, as a CUDA graph needs.
     """

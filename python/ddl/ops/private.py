@@ -50,7 +50,7 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def entry_of(overload: Any) -> Callable[..., Any]:
-    """What an operator's overload calls: a Python call less. Without the name: the overload."""
+    """The function that an operator's overload calls: a Python call less. Else the overload."""
     return getattr(overload, "_op", overload)
 
 

@@ -55,7 +55,7 @@ def edit(
 
     Raises:
         TypeError, ValueError: an argument does not fit, or neither `beta` nor `value` is given.
-            What depends on the tokens is checked when the model runs.
+            Conditions on the tokens are checked when the model runs.
     """
     residuals = find_residuals(model)
     chosen = _choose(residuals, sublayers)

@@ -33,7 +33,7 @@ class Statistics(NamedTuple):
 
 
 class Recording:
-    """What `ddl.record` has seen so far.
+    """Statistics of all that `ddl.record` has seen so far.
 
     sublayers: names of the residuals, in order of execution. One with n > 1 rewrites stands there n
     times, with the numbers 0 … n − 1 of its rewrites behind its name: whatever has a row for each
@@ -98,7 +98,7 @@ class Recording:
         }
 
     def tokens(self, quantity: str) -> Tensor:
-        """What was kept for every token: (L, B, T, …), float32 or float64, on the CPU.
+        """A quantity that was kept for every token: (L, B, T, …), float32 or float64, on the CPU.
 
         The last axes are the quantity's own: m for one per value channel, d for a direction, (d, m)
         for a state; none for the others. B counts the sequences of all forward passes, one pass

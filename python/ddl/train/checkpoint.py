@@ -42,7 +42,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says about itself.
+    """A checkpoint's description of itself.
 
     step: optimizer steps done. validation_loss: nats per token at this step; None if it was not
     evaluated. summed: steps whose losses wait for the next record. records: lines of metrics.jsonl

@@ -60,7 +60,7 @@ def perplexity(loss: float) -> float:
 
 
 class Metrics:
-    """What a run's records say beside the loss."""
+    """The quantities of a run's records beside the loss."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

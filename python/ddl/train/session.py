@@ -186,7 +186,7 @@ class Session:
         self._started += time.perf_counter() - started
 
     def _record(self) -> Recording | None:
-        """What the rewrites do at this step, measured once for all who ask; None without them."""
+        """Statistics of the rewrites at this step, measured once; None without rewrites."""
         done = self.trainer.steps_done
         if self._recording is None or self._recording[0] != done:
             self._recording = (done, self.trainer.record())

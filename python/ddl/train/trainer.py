@@ -210,7 +210,7 @@ class Trainer:
 
     @torch.no_grad()
     def record(self) -> Recording | None:
-        """What the rewrites do on the first evaluation windows; None without rewrites."""
+        """Statistics of the rewrites on the first evaluation windows; None without rewrites."""
         config = self.config
         if config.model.residual in BASELINES:
             return None

@@ -120,7 +120,7 @@ impl<'t, A: Accum, const N: usize> Factors<'t, A, N> {
         }
     }
 
-    /// What the other rewrites add to dk of rewrite `index`.
+    /// The part of dk of rewrite `index` that comes from the other rewrites.
     #[inline(always)]
     pub(super) fn add_others(&self, index: usize, dk: &mut [A], along: &[A]) {
         let (one, g) = (self.one(index), &along[index * self.m..][..self.m]);

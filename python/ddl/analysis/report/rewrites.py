@@ -47,7 +47,7 @@ class Training(NamedTuple):
 
 
 def read_depth(path: Path) -> Depth | None:
-    """What `ddl inspect` found in a run or a model; None if it was not run.
+    """Findings of `ddl inspect` in a run or a model; None if it was not run.
 
     Raises InputError if the file is damaged.
     """
@@ -63,7 +63,7 @@ def read_depth(path: Path) -> Depth | None:
 
 
 def read_training(path: Path) -> Training | None:
-    """What a run recorded over its training; None if it recorded nothing.
+    """A run's recordings over its training; None if it has none.
 
     Raises InputError if the file is damaged.
     """

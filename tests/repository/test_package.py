@@ -92,6 +92,12 @@ def test_version_is_the_metadata_version():
     assert ddl.__version__ == importlib.metadata.version("ddl-rs")
 
 
+def test_the_citation_has_this_version():
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
+    assert cited
+    assert cited[1] == ddl.__version__
+
+
 def test_package_is_typed():
     assert (Path(ddl.__file__).parent / "py.typed").is_file()
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddl.data.tokenizer import Tokenizer
+from ddl.data.tokenizer import Tokenizer, encode_prompt
 from ddl.errors import InputError, first_line
 from ddl.files import PathKind, path_kind, require_kind
 from ddl.models import GPT
@@ -157,14 +157,7 @@ def complete(
     progress: called after every token. Raises InputError for a prompt that cannot be encoded or an
     option out of range.
     """
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:  # a command's arguments may be any bytes
-        raise InputError(f"`prompt` must be UTF-8 text, got {prompt!r}") from error
-    start = tokenizer.encode(prompt)
-    if not start:
-        raise InputError("`prompt` must have at least one character, got an empty one")
-    idx = torch.tensor([start], device=model.wte.weight.device)
+    idx = torch.tensor([encode_prompt(prompt, tokenizer)], device=model.wte.weight.device)
     generator = torch.Generator().manual_seed(seed)
     try:
         out = model.generate(

@@ -92,7 +92,7 @@ def test_a_new_run_in_the_directory_drops_the_pictures(run: Path) -> None:
     ("options", "sentence"),
     [
         (["--tokens", "0"], "`--tokens` must be "),
-        (["--prompt", ""], "`--prompt` must have at least one character, got an empty one"),
+        (["--prompt", ""], "`--prompt` must have at least one token, got ''"),
         (["--data", "{folder}/none.txt"], "`--data` must be a UTF-8 text or a directory, got "),
         (["--data", "{folder}/empty.txt"], "`--data` must have at least one token, got "),
         (["--data", "{folder}/latin.txt"], "`--data` must be a UTF-8 text or a directory, got "),

@@ -318,6 +318,9 @@ def test_requirements_are_read_from_metadata() -> None:
     assert parse(line) == Requirement("ddl-rs", ("hf", "train"), ">=0.1", "eval")
     assert parse("rich (>=13.7,<20); extra == 'train'").bounds == ">=13.7,<20"  # type: ignore
     assert parse("??") is None
+    for name in ("python_version", "python_full_version"):
+        assert parse(f"tomli>=2; {name} < '3.9' and extra == 'train'") is None
+        assert parse(f"tomli>=2; {name} < '3.99' and extra == 'train'") is not None
     known = [
         Requirement("rich", (), ">=13", "train"), Requirement("ddl-rs", ("train",), "", "data"),
         Requirement("pyarrow", (), ">=17", "data"), Requirement("ddl-rs", ("data",), "", "train"),

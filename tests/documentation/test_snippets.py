@@ -96,6 +96,7 @@ def test_the_first_page_leads_from_nothing_to_an_evaluated_model(tmp_path, monke
     """With three steps of training instead of a minute's."""
     pytest.importorskip("lm_eval")
     from ddl.cli import main
+    from ddl.evaluation.tasks import index, load
     from tests.support.eval_cases import datasets_in
 
     monkeypatch.chdir(tmp_path)
@@ -109,6 +110,8 @@ def test_the_first_page_leads_from_nothing_to_an_evaluated_model(tmp_path, monke
             for command in commands(text, tmp_path):
                 assert main([*command, *short.get(command[0], [])]) == 0, capsys.readouterr().err
                 done.append(command[0])
+        (task,) = load(["words"], index(["words"], tmp_path / "my_tasks"))
+        assert [task.doc_to_choice(question)[0] for question in task.test_docs()] == ["the", "is"]
     assert done == ["train", "train", "compare", "sample", "inspect", "export", "eval"]
     assert "|words|" in capsys.readouterr().out.replace(" ", "")
     assert (tmp_path / "runs" / "tiny" / "inspect" / "depth.png").exists()

@@ -168,7 +168,9 @@ def test_unknown_tasks_and_what_comes_near(index: TaskManager) -> None:
     near = str(refusal.value)
     assert near.startswith("`tasks` must name tasks that lm-eval finds, got 'arc_hard', which is")
     assert {"arc_easy", "arc_challenge"} & set(near.split("near ")[1].split(", "))
-    with pytest.raises(InputError, match=r"finds, got 'xyzzy'$"):
+    with pytest.raises(
+        InputError, match=r"finds, got 'xyzzy'; --include-path DIR finds tasks of your own$"
+    ):
         tasks.resolve(["xyzzy"], index)
     assert tasks.resolve(["sciq", "arc_[ce]*y", "sciq"], index) == ["sciq", "arc_easy"]
 

@@ -334,11 +334,12 @@ def test_the_command_takes_the_options_of_the_run(
     assert capsys.readouterr().err == f"ddl train: {expected}\n"
     assert main(["train", "--resume", str(out), "--steps", "9"]) == 1
     expected = f"`--steps` must be 6, as in {out}, to go on with it, got 9"
+    expected += "; for another value start a new run"
     assert capsys.readouterr().err == f"ddl train: {expected}\n"
     assert main(["train", f"--resume={out}"]) == 0
     assert "Going on after step 3" in capsys.readouterr().out
     assert RunDirectory(out).steps()[-1] == 6
     nowhere = out.with_name("nowhere")
     assert main(["train", "--resume", str(nowhere)]) == 1
-    expected = "`run` must be a run directory of `ddl train`, got "
+    expected = "`--resume` must be a run directory of `ddl train`, got "
     assert capsys.readouterr().err.startswith(f"ddl train: {expected}{nowhere}")

@@ -155,6 +155,7 @@ def test_other_options_than_the_runs_are_refused(tmp_path: Path) -> None:
     longer = make(tmp_path, [1], "additive", "ddl", steps=5)
     status, failed = train_sweep(longer, quiet())
     expected = f"`steps` must be 4, as in {tmp_path}/additive-s1, to go on with it, got 5"
+    expected += "; for another value start a new run"
     assert (status, failed) == (1, {"additive-s1": expected})
     assert state_of(longer.runs[1]).finished
 

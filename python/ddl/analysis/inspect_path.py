@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ddl import data
 from ddl.config import BASELINES, InspectConfig
-from ddl.data.tokenizer import Tokenizer
+from ddl.data.tokenizer import Tokenizer, encode_prompt
 from ddl.errors import InputError, first_line
 from ddl.files import PathKind, make_directory, path_kind, write_text
 from ddl.load import load
@@ -117,20 +117,18 @@ def _encoded_file(path: Path, tokenizer: Tokenizer | None, model: GPT) -> Any:
 
 
 def _tokens(text: str, tokenizer: Tokenizer | None) -> list[int]:
+    return _needed(tokenizer).encode(text)
+
+
+def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
     if tokenizer is None:
         raise InputError("`run` must have a tokenizer to encode a text, got one without")
-    return tokenizer.encode(text)
+    return tokenizer
 
 
 def _encoded(prompt: str, tokenizer: Tokenizer | None, model: GPT) -> torch.Tensor:
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(f"`prompt` must be UTF-8 text, got {prompt!r}") from error
-    found = _tokens(prompt, tokenizer)[-model.config.block_size :]
-    if not found:
-        raise InputError("`prompt` must have at least one character, got an empty one")
-    return torch.tensor([found], device=model.wte.weight.device)
+    tokens = encode_prompt(prompt, _needed(tokenizer))
+    return torch.tensor([tokens[-model.config.block_size :]], device=model.wte.weight.device)
 
 
 def _windows(tokens: Any, wanted: int, model: GPT) -> list[torch.Tensor]:

@@ -129,7 +129,7 @@ def _scores(runs: Sequence[Run], names: Column, shots: int | None) -> Section:
         columns.append(_column(heading, scores, _percent if plain else _four))
     averages = [e.average if e is not None else None for e in of_run]
     columns.append(_column("mean", averages, _percent))
-    title = "the tasks' own shots" if shots is None else f"{shots}-shot"
+    title = "with as many examples as each task asks for" if shots is None else f"{shots}-shot"
     return Section(f"Accuracy in percent, {title}", names, columns)
 
 

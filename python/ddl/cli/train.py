@@ -13,7 +13,7 @@ from .terminal import make_console
 
 HELP = """Train a language model. A preset, named first, sets the defaults of the options.
 
-tiny: a minute on a CPU · demo: minutes on a CPU (the default) · small: 124 M and medium: 354 M
+tiny: seconds on a CPU · demo: minutes on a CPU (the default) · small: 124 M and medium: 354 M
 parameters with the papers' recipe; they need --data and a GPU.
 
 The option --recipe paper-code sets the defaults to what the papers' published code does. An option

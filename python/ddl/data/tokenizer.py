@@ -143,6 +143,27 @@ class FileTokenizer:
         """Decode tokens; unknown ones are dropped."""
         return str(self.backend.decode(list(tokens), skip_special_tokens=False))
 
+    def dropped(self, text: str) -> str:
+        """The characters of a text, but for white space, of which no token is left."""
+        kept = {i for a, b in self.backend.encode(text).offsets for i in range(a, b)}
+        return "".join(c for i, c in enumerate(text) if i not in kept and not c.isspace())
+
+
+def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
+    """Encode a prompt. Raises InputError if it is empty, or if a part of it would be lost."""
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:  # a command's arguments may be any bytes
+        raise InputError(f"`prompt` must be UTF-8 text, got {prompt!r}") from error
+    if dropped := tokenizer.dropped(prompt) if isinstance(tokenizer, FileTokenizer) else "":
+        raise InputError(
+            f"`prompt` must have characters that the tokenizer has tokens for, got {dropped!r}"
+        )
+    tokens = tokenizer.encode(prompt)
+    if not tokens:
+        raise InputError(f"`prompt` must have at least one token, got {prompt!r}")
+    return tokens
+
 
 def printable(text: str) -> str:
     """Replace control characters except newline and tab: a byte model may emit escape sequences."""

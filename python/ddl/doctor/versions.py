@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +38,11 @@ def requirements() -> list[Requirement]:
 
 
 def parse(line: str) -> Requirement | None:
-    """A requirement of its line; None for one that cannot be understood."""
+    """A requirement of its line; None for one that cannot be understood, or of an older Python."""
     named, _, marker = line.partition(";")
+    older = re.search(r"python(?:_full)?_version\s*<\s*['\"]([\d.]+)['\"]", marker)
+    if older is not None and sys.version_info >= numbers(older[1]):
+        return None
     found = re.fullmatch(r"\s*([\w.-]+)\s*(?:\[([\w,\s-]*)\])?\s*\(?([^()]*)\)?\s*", named)
     if found is None:
         return None

@@ -131,7 +131,7 @@ def tables(record: Record) -> str:
     parts = []
     for run in record["runs"]:
         shots = run["num_fewshot"]
-        told = "the tasks' own shots" if shots is None else f"{shots}-shot"
+        told = "as many examples as each task asks for" if shots is None else f"{shots}-shot"
         limit = "" if record["limit"] is None else f", the first {record['limit']} examples of each"
         parts.append(f"{model['path']}, {model['parameters']:,} parameters: {told}{limit}")
         parts.append(make_table(run))

@@ -44,7 +44,8 @@ def resolve(names: Sequence[str], manager: TaskManager) -> list[str]:
         matches = [name] if Path(name).is_file() else manager.match_tasks([name])
         if not matches:
             near = difflib.get_close_matches(name, manager.all_tasks, n=3)
-            hint = f", which is near {', '.join(near)}" if near else ""
+            own = "; --include-path DIR finds tasks of your own"
+            hint = f", which is near {', '.join(near)}" if near else own
             raise InputError(f"`tasks` must name tasks that lm-eval finds, got {name!r}{hint}")
         found |= dict.fromkeys(matches)
     return list(found)

@@ -74,13 +74,20 @@ def _train(config: TrainConfig, console: Console, processes: Processes) -> Train
         with stop_on_signal(processes) as stop, progress_bar(console) as bar:
             session = begin(trainer, bar, start)
             if start is not None:
-                _say(console, f"Going on after step {trainer.steps_done} with {session.run.path}")
+                _say(console, _how_it_goes_on(trainer, session.run.path))
             session.run_until(stop)
     with processes.together():
         if processes.first:
             session.run.plot()
         _say(console, _how_it_ended(trainer, session.run.path))
     return Trained(session.run, max(processes.gather(stop.status)))
+
+
+def _how_it_goes_on(trainer: Trainer, path: Path) -> str:
+    done = trainer.steps_done
+    if done >= trainer.config.steps:
+        return f"{path} has had all of its {done} steps"
+    return f"Going on after step {done} with {path}"
 
 
 def _how_it_ended(trainer: Trainer, path: Path) -> str:

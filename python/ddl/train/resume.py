@@ -93,13 +93,16 @@ def check_corpus(start: Start, corpus: Corpus) -> None:
 
 def options_of(run: str) -> TrainConfig:
     """The configuration that a run was started with, to go on in its directory."""
-    return replace(load_config(Path(run)), out=Path(run), overwrite=False, resume=run)
+    return replace(
+        load_config(Path(run), argument="resume"), out=Path(run), overwrite=False, resume=run
+    )
 
 
 def _check_equal(stored: dict[str, Any], given: dict[str, Any], directory: Path) -> None:
     for name, (was, now) in _differences(_fixed(stored), _fixed(given)).items():
         raise InputError(
-            f"`{name}` must be {was!r}, as in {directory}, to go on with it, got {now!r}"
+            f"`{name}` must be {was!r}, as in {directory}, to go on with it, got {now!r};"
+            " for another value start a new run"
         )
 
 

@@ -232,9 +232,13 @@ def refuse_existing(config: TrainConfig) -> None:
     )
 
 
-def load_config(path: Path) -> TrainConfig:
-    """Load a run's configuration; raise InputError if it is missing, damaged, or not a run's."""
-    require_kind(path, PathKind.RUN, argument="run")
+def load_config(path: Path, *, argument: str = "run") -> TrainConfig:
+    """Load a run's configuration.
+
+    argument: the name of `path` in errors. Raises InputError if it is missing, damaged, or not a
+    run's.
+    """
+    require_kind(path, PathKind.RUN, argument=argument)
     return from_json(TrainConfig, _read(path, CONFIG))
 
 

@@ -112,9 +112,9 @@ def spectra(variants: Variants, path: Path, digest: str) -> None:
             low, median, high = np.mean(
                 [run.record["depth"]["singular_values"] for run in shown[name]], axis=0
             )
-            numbers = np.arange(1, len(median) + 1)
-            values.fill_between(numbers, low, high, color=look(number)["color"], alpha=0.12, lw=0)
-            values.plot(numbers, median, label=name, **look(number))
+            numbers = np.arange(1, len(median) + 1) + 0.08 * (number - len(variants) / 2)
+            ends = (median - low, high - median)
+            values.errorbar(numbers, median, ends, elinewidth=0.8, label=name, **look(number))
             rank = np.mean([run.record["depth"]["effective_rank"] for run in shown[name]], axis=0)
             ranks.plot(range(len(rank)), rank, **look(number))
         values.set(

@@ -205,7 +205,9 @@ def test_the_spectra(folder: Path, tmp_path: Path) -> None:
     runs = page.ordered(records.read("main", folder))
     draw = page.PICTURES["results-spectra.png"]
     values, ranks = saved_figure(lambda: draw(runs, tmp_path / "spectra.png", "digest")).axes
-    assert [(line.get_label(), list(line.get_ydata())) for line in values.lines] == [
-        ("cc", [pytest.approx(0.7), pytest.approx(0.3)])
-    ]
+    (cc,) = values.containers
+    assert cc.get_label() == "cc"
+    assert list(cc[0].get_ydata()) == pytest.approx([0.7, 0.3])
+    ends = [[y for _, y in segment] for segment in cc[2][0].get_segments()]
+    assert ends == [pytest.approx([0.5, 0.9]), pytest.approx([0.2, 0.4])]
     assert list(ranks.lines[0].get_ydata()) == pytest.approx([1.0, 1.5, 2.0, 1.8])

@@ -13,7 +13,7 @@ import json
 import statistics
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,9 @@ def comparison(variants: Variants, times: Mapping[str, float]) -> str:
     A difference is bold if even the wider interval of Bonferroni's correction, for as many
     comparisons as the table has, does not contain 0.
     """
-    comparisons = len(variants) - 1
+    comparisons, seeds = len(variants) - 1, len(variants[BASELINE])
     rows = [
-        "| variant | parameters | learning rate | validation loss | bits/byte "
+        f"| variant | parameters | learning rate | validation loss, {seeds} seeds | bits/byte "
         f"| difference from {BASELINE} | 95 % interval | time per step, ratio |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -159,16 +159,27 @@ def ordered(found: Mapping[str, object]) -> dict:
 
 def text(page: str, folder: Path = records.FOLDER) -> str:
     """The page with its tables made anew from the records in `folder`."""
-    tables = {
-        "comparison": comparison(ordered(records.read("main", folder)), read_cost(folder)),
-        "tuning": tuning(records.read("tuning", folder)),
-        "smaller": smaller(records.read("smaller", folder)),
-        "normalisation": normalisation(
-            {kind: records.read(f"normalisation-{kind}", folder) for kind in ("ours", "l2", "rms")}
-        ),
-        "again": redrawn(json.loads((folder / again.OUT.name).read_text(encoding="utf-8"))),
-    }
-    return fill(page, tables, name=PAGE)
+    return fill(page, dict(tables(folder)), name=PAGE)
+
+
+def tables(folder: Path) -> Iterator[tuple[str, str]]:
+    """The tables by name; none of runs that are not recorded yet."""
+    yield "comparison", comparison(compared(folder), read_cost(folder))
+    yield "tuning", tuning(records.read("tuning", folder))
+    if found := records.read("smaller", folder):
+        yield "smaller", smaller(found)
+    kinds = {kind: records.read(f"normalisation-{kind}", folder) for kind in ("ours", "l2", "rms")}
+    if all(kinds.values()):
+        yield "normalisation", normalisation(kinds)
+    if (repeated := folder / again.OUT.name).exists():
+        yield "again", redrawn(json.loads(repeated.read_text(encoding="utf-8")))
+
+
+def compared(folder: Path) -> dict[str, dict[int, Trained]]:
+    """The runs of the comparison, of the seeds that every variant has been trained with."""
+    found = records.read("main", folder)
+    seeds = sorted(set.intersection(*(set(runs) for runs in found.values())))
+    return {name: {seed: found[name][seed] for seed in seeds} for name in ordered(found)}
 
 
 def read_cost(folder: Path) -> dict[str, float]:
@@ -181,7 +192,7 @@ def write(docs: Path = DOCS, folder: Path = records.FOLDER) -> None:
     """Make the tables and the pictures anew."""
     page = docs / PAGE
     write_text(page, text(page.read_text(encoding="utf-8"), folder))
-    runs = ordered(records.read("main", folder))
+    runs = compared(folder)
     for name, draw in PICTURES.items():
         draw(runs, docs / name, records.digest("main", folder=folder))
 

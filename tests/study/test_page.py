@@ -134,6 +134,14 @@ def test_more_comparisons_ask_for_a_clearer_difference(comparisons: int, mean: s
     assert page._difference(base, runs, comparisons).split(" | ")[0] == mean
 
 
+def test_seeds_that_a_variant_lacks_are_left_out(folder: Path) -> None:
+    file = folder / "main.jsonl"
+    file.write_text(file.read_text() + record("cc-s4", [1.0, 1.0]))
+    assert {name: list(runs) for name, runs in page.compared(folder).items()} == {
+        "additive": [1, 2, 3], "hc": [1, 2, 3], "cc": [1, 2, 3],
+    }  # fmt: skip
+
+
 def test_the_learning_rates(docs: Path) -> None:
     assert rows(docs, "tuning") == [
         ["additive", "**1.3000**", "–"],
@@ -184,7 +192,7 @@ def test_what_is_not_current(docs: Path, folder: Path) -> None:
 
 
 def test_the_curves(folder: Path, tmp_path: Path) -> None:
-    runs = page.ordered(records.read("main", folder))
+    runs = page.compared(folder)
     draw = page.PICTURES["results-curves.png"]
     figure = saved_figure(lambda: draw(runs, tmp_path / "curves.png", "digest"))
     losses, differences = figure.axes
@@ -197,12 +205,12 @@ def test_the_curves(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_variant_without_rewrites_has_no_heat_map(folder: Path) -> None:
-    runs = page.ordered(records.read("main", folder))
+    runs = page.compared(folder)
     assert list(page.pictures.with_rewrites(runs)) == ["cc"]
 
 
 def test_the_spectra(folder: Path, tmp_path: Path) -> None:
-    runs = page.ordered(records.read("main", folder))
+    runs = page.compared(folder)
     draw = page.PICTURES["results-spectra.png"]
     values, ranks = saved_figure(lambda: draw(runs, tmp_path / "spectra.png", "digest")).axes
     (cc,) = values.containers

@@ -6,9 +6,10 @@ import pytest
 
 from docs.scripts import performance, pictures
 from docs.scripts.marked import fill
+from study import page
 
 
-@pytest.mark.parametrize("script", [performance, pictures])
+@pytest.mark.parametrize("script", [performance, pictures, page])
 def test_tables_and_pictures_are_current(script, capsys):
     assert script.main(["--check"]) == 0, capsys.readouterr().out
 

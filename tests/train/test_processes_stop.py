@@ -126,7 +126,7 @@ def test_a_killed_process_ends_the_others(
 
 
 def command_status(act: Callable[[], int]) -> int:
-    """Errors of `act`, as `ddl train` reports them."""
+    """The exit status of `ddl train` if it calls `act` in place of training."""
     commands = sys.modules["ddl.cli.main"].COMMANDS
     commands["train"] = commands["train"]._replace(run=lambda _: act())
     return command("train")(0)

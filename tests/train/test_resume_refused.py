@@ -339,6 +339,8 @@ def test_the_command_takes_the_options_of_the_run(
     assert main(["train", f"--resume={out}"]) == 0
     assert "Going on after step 3" in capsys.readouterr().out
     assert RunDirectory(out).steps()[-1] == 6
+    assert main(["train", f"--resume={out}"]) == 0
+    assert f"{out} has had all of its 6 steps\n" in capsys.readouterr().out
     nowhere = out.with_name("nowhere")
     assert main(["train", "--resume", str(nowhere)]) == 1
     expected = "`--resume` must be a run directory of `ddl train`, got "

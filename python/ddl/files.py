@@ -278,7 +278,9 @@ def require_new_directory(out: Path, *, argument: str = "out") -> None:
     """Raise InputError, which names the argument, unless `out` is new or an empty directory."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         got = "a directory with files" if out.is_dir() else "a file"
-        raise InputError(f"`{argument}` must be a new or empty directory, got {out}, {got}")
+        raise InputError(
+            f"`{argument}` must be a new or empty directory, got {out}, {got}: choose another"
+        )
 
 
 def written(out: Path) -> str:

@@ -25,12 +25,15 @@ def test_the_missing_parts_are_named(tmp_path: Path, write: Write) -> None:
     runs = [*three_runs(tmp_path), make_run(tmp_path / "bare-s1", "ddl-cc", losses=[])]
     page = write(*runs)
     assert [link.text for link in page.all("a")][2:4] == ["Inside full-s1", "Inside half-s1"]
-    assert "It was not inspected: `ddl inspect` measures rewrites." in page.texts("p")
+    assert "It was not inspected: ddl inspect measures rewrites." in page.texts("p")
     assert page.texts("li")[-2:] == [
         "plain-s1: It has no rewrites.",
-        "bare-s1: It was not inspected: `ddl inspect` measures rewrites. It recorded nothing over"
-        " training: `--record-every` does.",
+        "bare-s1: It was not inspected: ddl inspect measures rewrites. It recorded nothing over"
+        " training: --record-every does.",
     ]
+    commands = page.texts("code")
+    assert {"ddl inspect", "--record-every"} <= set(commands)
+    assert "`" not in "".join(commands)
     assert "Not finished: bare-s1 (0 of 6 steps)." in page.texts("li")
 
 

@@ -112,7 +112,8 @@ def test_code_in_a_directory_is_not_asked_about(
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, new = a_run(tmp_path / "run", ByteTokenizer()), str(tmp_path / "new")
     refused(capsys, "`--hf` must be the directory to write, got None", "export", run)
-    used = f"`out` must be a new or empty directory, got {run}, a directory with files"
+    got = f"{run}, a directory with files: choose another"
+    used = f"`out` must be a new or empty directory, got {got}"
     refused(capsys, used.replace("`out`", "`--hf`"), "export", run, "--hf", run)
     refused(capsys, used, "import", run, run)
     sentence = f"`run` must be a run directory of `ddl train`, got {new}: No such file or directory"

@@ -318,12 +318,13 @@ def test_out_must_be_new_or_empty(tmp_path: Path) -> None:
     src, out = write(tmp_path / "theirs", ".pt"), tmp_path / "out"
     out.mkdir()
     (out / "notes").write_text("mine")
-    sentence = f"`out` must be a new or empty directory, got {out}, a directory with files"
+    got = f"{out}, a directory with files: choose another"
+    sentence = f"`out` must be a new or empty directory, got {got}"
     for reverse in (False, True):
         with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
             import_checkpoint(src, out, reverse=reverse)
     assert (out / "notes").read_text() == "mine"
-    with pytest.raises(InputError, match=r"must be a new or empty directory, got .*, a file$"):
+    with pytest.raises(InputError, match=r"must be a new or empty directory, .*, a file: choose"):
         import_checkpoint(src, out / "notes")
     with pytest.raises(InputError, match=r"^`out` must be .* (Not a directory|File exists)"):
         import_checkpoint(src, out / "notes" / "deep")

@@ -35,9 +35,10 @@ class Statistics(NamedTuple):
 class Recording:
     """Statistics of all that `ddl.record` has seen so far.
 
-    sublayers: names of the residuals, in order of execution. One with n > 1 rewrites stands there n
-    times, with the numbers 0 … n − 1 of its rewrites behind its name: whatever has a row for each
-    sublayer has one for each rewrite. Statistics leave out padding.
+    sublayers: names of the residuals, in order of execution; none before the first pass, and then
+    statistics have no rows. One with n > 1 rewrites stands there n times, with the numbers
+    0 … n − 1 of its rewrites behind its name: whatever has a row for each sublayer has one for each
+    rewrite. Statistics leave out padding.
     """
 
     def __init__(self, tokens: Sequence[str] = ()) -> None:

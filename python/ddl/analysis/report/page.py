@@ -33,6 +33,8 @@ OPENING = b'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
 )  # of every report, by which one is recognised
 MOST_NAMED = 3  # runs that the title names
 MOST_SAMPLES = 30  # steps whose samples are shown
+NOT_INSPECTED = Markup("It was not inspected: <code>ddl inspect</code> measures rewrites.")
+NOT_RECORDED = Markup("It recorded nothing over training: <code>--record-every</code> does.")
 
 
 class Inside(NamedTuple):
@@ -42,7 +44,7 @@ class Inside(NamedTuple):
     run: Run
     depth: Depth | None
     charts: list[Chart]
-    missing: list[str]
+    missing: list[Markup]
 
 
 class Samples(NamedTuple):
@@ -138,11 +140,11 @@ def _inside(number: int, run: Run) -> Inside:
     over_training = training_chart(training, f"training-{number}") if training else None
     charts += [over_training] if over_training else []
     if run.config is not None and run.config.model.residual in BASELINES:
-        missing = ["It has no rewrites."]
+        missing = [Markup("It has no rewrites.")]
     else:
-        missing = [] if depth else ["It was not inspected: `ddl inspect` measures rewrites."]
+        missing = [] if depth else [NOT_INSPECTED]
         if run.config is not None and over_training is None:
-            missing.append("It recorded nothing over training: `--record-every` does.")
+            missing.append(NOT_RECORDED)
     return Inside(number, run, depth, charts, missing)
 
 

@@ -13,7 +13,7 @@ import json
 import statistics
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ PAGE = "results.md"
 BASELINE = pictures.BASELINE
 # In the order of the tables and the legends.
 ORDER = ("additive", "additive-wider", "hc", "ddl", "cc-noec", "cc", "tc-noec", "tc")
+SMALLER = (
+    "default", "value-starts-at-0", "eps-of-the-papers", "eps-tenfold", "every-state-stored",
+    "default-bf16", "stream-bf16",
+)  # fmt: skip
 LOGARITHM_OF_2 = 0.6931471805599453
 
 Variants = Mapping[str, Mapping[int, Trained]]
@@ -85,8 +89,11 @@ def tuning(variants: Variants) -> str:
 
 def smaller(variants: Variants) -> str:
     """Final losses of the smaller questions, and their differences from `default`."""
-    rows = ["| | validation loss | difference from default | 95 % interval |", "|---|---|---|---|"]
-    for name, runs in variants.items():
+    rows = [
+        "| cc | validation loss | difference from default | 95 % interval |",
+        "|---|---|---|---|",
+    ]
+    for name, runs in ordered(variants, SMALLER).items():
         base = variants["default-bf16" if name.endswith("bf16") else "default"]
         rows.append(f"| {name} | {_mean(runs)} | {_difference(base, runs)} |")
     return "\n".join(rows)
@@ -151,10 +158,10 @@ def _signed(value: float) -> str:
     return f"{value:+.4f}".replace("-", "−")
 
 
-def ordered(found: Mapping[str, object]) -> dict:
-    """The variants in ORDER, others behind."""
-    rank = {name: number for number, name in enumerate(ORDER)}
-    return dict(sorted(found.items(), key=lambda item: rank.get(item[0], len(ORDER))))
+def ordered(found: Mapping[str, Any], order: Sequence[str] = ORDER) -> dict[str, Any]:
+    """The variants in this order, others behind."""
+    rank = {name: number for number, name in enumerate(order)}
+    return dict(sorted(found.items(), key=lambda item: rank.get(item[0], len(order))))
 
 
 def text(page: str, folder: Path = records.FOLDER) -> str:
@@ -166,11 +173,12 @@ def tables(folder: Path) -> Iterator[tuple[str, str]]:
     """The tables by name; none of runs that are not recorded yet."""
     yield "comparison", comparison(compared(folder), read_cost(folder))
     yield "tuning", tuning(records.read("tuning", folder))
-    if found := records.read("smaller", folder):
-        yield "smaller", smaller(found)
     kinds = {kind: records.read(f"normalisation-{kind}", folder) for kind in ("ours", "l2", "rms")}
     if all(kinds.values()):
         yield "normalisation", normalisation(kinds)
+    if found := records.read("smaller", folder):
+        papers = kinds["ours"].get("float32", {})
+        yield "smaller", smaller(found | {"eps-of-the-papers": papers} if papers else found)
     if (repeated := folder / again.OUT.name).exists():
         yield "again", redrawn(json.loads(repeated.read_text(encoding="utf-8")))
 

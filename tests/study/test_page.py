@@ -80,8 +80,10 @@ def folder(tmp_path: Path) -> Path:
         )
     )  # fmt: skip
     for kind, losses in {"ours": (1.5, 1.6), "l2": (1.5, 1.6), "rms": (1.6, 1.8)}.items():
-        text = "".join(record(f"bfloat16-s{s}", [loss]) for s, loss in enumerate(losses))
+        text = "".join(record(f"bfloat16-s{s}", [loss]) for s, loss in enumerate(losses, start=1))
         (folder / f"normalisation-{kind}.jsonl").write_text(text)
+    with (folder / "normalisation-ours.jsonl").open("a") as file:
+        file.write(record("float32-s1", [1.51]) + record("float32-s2", [1.54]))
     seconds = {"additive": [1.0, 2.0, 1.0], "cc": [2.0, 3.0, 1.9], "hc": [4.0, 8.0, 4.0]}
     (folder / "cost.json").write_text(json.dumps({"seconds": seconds}))
     repeated = {"name": "cc-s2", "loss": {"recorded": 1.21, "again": 1.21}}
@@ -155,12 +157,18 @@ def test_the_smaller_questions(docs: Path) -> None:
     assert found["same"] == ["1.5100 ± 0.0141", "0", "the same numbers"]
     assert found["stream-bf16"][:2] == ["1.6200 ± 0.0141", "+0.0200"]
     assert found["default-bf16"][1] == "–"
+    assert found["eps-of-the-papers"][:2] == ["1.5250 ± 0.0212", "+0.0150"]
+    assert list(found) == [
+        "default", "eps-of-the-papers", "default-bf16", "stream-bf16", "same",
+    ]  # fmt: skip
 
 
 def test_how_k_is_normalised(docs: Path) -> None:
     """Differences 0.1 and 0.2, whose t interval of one degree of freedom has 12.706 · s/√2."""
     found = {(row[0], row[1]): row[2:] for row in rows(docs, "normalisation")}
-    assert list(found) == [("bfloat16", kind) for kind in ("ours", "l2", "rms")]
+    assert list(found) == [
+        ("float32", "ours"), *(("bfloat16", kind) for kind in ("ours", "l2", "rms")),
+    ]  # fmt: skip
     assert found["bfloat16", "l2"] == ["1.5500 ± 0.0707", "0", "the same numbers"]
     half = 12.7062 * 0.0707107 / math.sqrt(2)
     assert found["bfloat16", "rms"][1:] == ["+0.1500", f"−{half - 0.15:.4f} to +{half + 0.15:.4f}"]

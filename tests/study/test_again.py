@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from ddl.config.sweeps import SweepRun
 from ddl.train import train
-from study import again
+from study import again, records
 from study.collect import collect
 from tests.support.train_cases import quiet, short
 
@@ -44,3 +45,14 @@ def test_another_run_of_the_same_options(tmp_path: Path, monkeypatch: pytest.Mon
         same = seed == config.seed
         assert found["equal"] == {"validation": same, "training": same, "depth": same}
         assert (found["loss"]["again"] == found["loss"]["recorded"]) is same
+
+
+def test_the_committed_repetition_is_of_the_newest_draw() -> None:
+    """Another record moves the draw, and then `python -m study.again` has to be run anew."""
+    made = json.loads(again.OUT.read_text(encoding="utf-8"))
+    recorded = again.draw().record
+    assert made["records"] == records.digest("main")
+    assert made["name"] == recorded["name"]
+    assert made["loss"] == {"recorded": recorded["loss"], "again": recorded["loss"]}
+    assert made["equal"]
+    assert all(made["equal"].values())

@@ -61,7 +61,7 @@ check-tch: $(DEPS) ## lints and documentation of that feature
 	@$(WITH_LIBTORCH) && cargo clippy $(TCH) --all-targets -- -D warnings && \
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps $(TCH)
 
-# Six hours of two cores if halves of the sweeps run side by side (--index), else twelve.
+# Seven hours of two cores if halves of the sweeps run side by side (--index), else fourteen.
 # Runs that are finished, and records of them, are kept.
 results: $(EXT) ## docs/results.md anew: corpus, tuning, all runs, records, tables, pictures
 	test -e study/corpus.jsonl || $(PY) study/corpus.py study/corpus.jsonl $(ARGS)

@@ -13,7 +13,7 @@ import json
 import statistics
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ddl.analysis.student import interval
 from ddl.files import write_text
 from docs.scripts.marked import fill
 
-from . import again, cost, pictures, records
+from . import again, corpus, cost, pictures, records
 from .records import Trained
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -113,6 +113,25 @@ def normalisation(kinds: Mapping[str, Variants]) -> str:
     return "\n".join(rows)
 
 
+def provenance(runs: Sequence[Trained]) -> str:
+    """What all runs had in common: the text, the tokens made of it, and the versions."""
+
+    def of_all(values: Iterable[str]) -> str:
+        return ", ".join(sorted(set(values)))
+
+    versions = [run.record["versions"] for run in runs]
+    return "\n".join(
+        [
+            f"| of all {len(runs)} runs | |",
+            "|---|---|",
+            f"| corpus, SHA-256 | `{corpus.SHA256}` |",
+            f"| tokens, digest of `ddl train` | `{of_all(run.record['data'] for run in runs)}` |",
+            f"| torch | {of_all(each['torch'] for each in versions)} |",
+            f"| Python | {of_all(each['python'] for each in versions)} |",
+        ]
+    )
+
+
 def redrawn(record: Mapping[str, Any]) -> str:
     """The run that was drawn: its loss in the record and the second time, to the last digit."""
     loss, same = record["loss"], all(record["equal"].values())
@@ -179,6 +198,7 @@ def tables(folder: Path) -> Iterator[tuple[str, str]]:
     if found := records.read("smaller", folder):
         papers = kinds["ours"].get("float32", {})
         yield "smaller", smaller(found | {"eps-of-the-papers": papers} if papers else found)
+    yield "provenance", provenance(list(records.every(folder)))
     if (repeated := folder / again.OUT.name).exists():
         yield "again", redrawn(json.loads(repeated.read_text(encoding="utf-8")))
 

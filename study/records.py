@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,13 @@ def read(name: str, folder: Path = FOLDER) -> dict[str, dict[int, Trained]]:
         run = Trained(match["variant"], int(match["seed"]), record)
         found.setdefault(run.variant, {})[run.seed] = run
     return found
+
+
+def every(folder: Path = FOLDER) -> Iterator[Trained]:
+    """The runs of all sweeps."""
+    for file in sorted(folder.glob("*.jsonl")):
+        for runs in read(file.stem, folder).values():
+            yield from runs.values()
 
 
 def digest(*names: str, folder: Path = FOLDER) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from study import page, records
+from study import corpus, page, records
 from tests.support.figures import saved_figure
 
 MARKS = "".join(
     f"{name}\n<!-- {name}: begin (made) -->\nold\n<!-- {name}: end -->\n"
-    for name in ("comparison", "tuning", "smaller", "normalisation", "again")
+    for name in ("comparison", "tuning", "smaller", "normalisation", "provenance", "again")
 )
 
 
@@ -23,6 +23,8 @@ def record(name: str, losses: list[float], *, lr: float = 1e-3) -> str:
         "name": name,
         "config": {"optim": {"lr": lr}},
         "parameters": 1_234_567,
+        "versions": {"torch": "2.11.0", "python": "3.11.7"},
+        "data": "d1",
         "loss": losses[-1],
         "validation": [[500 * (i + 1), loss] for i, loss in enumerate(losses)],
     }
@@ -172,6 +174,20 @@ def test_how_k_is_normalised(docs: Path) -> None:
     assert found["bfloat16", "l2"] == ["1.5500 ± 0.0707", "0", "the same numbers"]
     half = 12.7062 * 0.0707107 / math.sqrt(2)
     assert found["bfloat16", "rms"][1:] == ["+0.1500", f"−{half - 0.15:.4f} to +{half + 0.15:.4f}"]
+
+
+def test_what_all_runs_had_in_common(docs: Path, folder: Path) -> None:
+    def found() -> dict[str, str]:
+        return {row[0]: row[1] for row in rows(docs, "provenance")}
+
+    data = "tokens, digest of `ddl train`"
+    assert found()["corpus, SHA-256"] == f"`{corpus.SHA256}`"
+    assert (found()[data], found()["torch"]) == ("`d1`", "2.11.0")
+    assert "| of all 28 runs | |" in (docs / page.PAGE).read_text()
+    file = folder / "tuning.jsonl"
+    file.write_text(file.read_text().replace('"d1"', '"d2"', 1))
+    page.write(docs, folder)
+    assert found()[data] == "`d1, d2`"
 
 
 def test_the_run_that_was_drawn(docs: Path, folder: Path) -> None:

@@ -165,6 +165,15 @@ def test_the_smaller_questions(docs: Path) -> None:
     ]  # fmt: skip
 
 
+def test_the_states_that_are_stored_change_no_loss() -> None:
+    """Of the committed records: every validation loss, not the last one alone."""
+    found = records.read("smaller")
+    stored, default = found["every-state-stored"], found["default"]
+    assert list(stored) == list(default) == [1, 2, 3]
+    for seed, run in stored.items():
+        assert run.record["validation"] == default[seed].record["validation"]
+
+
 def test_how_k_is_normalised(docs: Path) -> None:
     """Differences 0.1 and 0.2, whose t interval of one degree of freedom has 12.706 · s/√2."""
     found = {(row[0], row[1]): row[2:] for row in rows(docs, "normalisation")}

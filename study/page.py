@@ -189,18 +189,16 @@ def text(page: str, folder: Path = records.FOLDER) -> str:
 
 
 def tables(folder: Path) -> Iterator[tuple[str, str]]:
-    """The tables by name; none of runs that are not recorded yet."""
+    """The tables by name."""
     yield "comparison", comparison(compared(folder), read_cost(folder))
     yield "tuning", tuning(records.read("tuning", folder))
     kinds = {kind: records.read(f"normalisation-{kind}", folder) for kind in ("ours", "l2", "rms")}
-    if all(kinds.values()):
-        yield "normalisation", normalisation(kinds)
-    if found := records.read("smaller", folder):
-        papers = kinds["ours"].get("float32", {})
-        yield "smaller", smaller(found | {"eps-of-the-papers": papers} if papers else found)
+    papers = {"eps-of-the-papers": kinds["ours"]["float32"]}
+    yield "smaller", smaller(records.read("smaller", folder) | papers)
+    yield "normalisation", normalisation(kinds)
     yield "provenance", provenance(list(records.every(folder)))
-    if (repeated := folder / again.OUT.name).exists():
-        yield "again", redrawn(json.loads(repeated.read_text(encoding="utf-8")))
+    repeated = (folder / again.OUT.name).read_text(encoding="utf-8")
+    yield "again", redrawn(json.loads(repeated))
 
 
 def compared(folder: Path) -> dict[str, dict[int, Trained]]:

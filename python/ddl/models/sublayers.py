@@ -34,13 +34,17 @@ class Rotary(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Compute the tables, on their current device."""
+        """Compute the tables, on their current device; outside inference mode, for training."""
+        with torch.inference_mode(False), torch.no_grad():
+            self.cos, self.sin = self._tables()
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=self.cos.device)
         positions = torch.arange(self.length, dtype=torch.float32, device=self.cos.device)
         # 1/base^x and base^−x differ in the last bit, which position 1000 magnifies to 1e-5. The
         # published models were trained with 1/base^x.
         angles = torch.outer(positions, 1.0 / self.base ** (pairs / self.head_dim))
-        self.cos, self.sin = angles.cos(), angles.sin()
+        return angles.cos(), angles.sin()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Rotary:
         super()._apply(fn, recurse)

@@ -31,6 +31,13 @@ class Annealing(nn.Module):
         self.steps, self.done = steps, False
         self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Annealing:
+        super()._apply(fn, recurse)
+        if self.step.is_inference():  # moved under inference mode: it could not count in training
+            with torch.inference_mode(False):
+                self.step = self.step.clone()
+        return self
+
     def share(self, dtype: torch.dtype) -> Tensor:
         """Return a as a tensor ()."""
         return (self.step.to(dtype) / self.steps).clamp(max=1)

@@ -58,7 +58,8 @@ class Rotary(nn.Module):
             self.reset_parameters()
         consecutive = slice(tokens.start, tokens.start + x.shape[1])
         where = consecutive if tokens.positions is None else tokens.positions
-        cos, sin = (table[where].unsqueeze(-2) for table in (self.cos, self.sin))
+        # No loop over both: torch.compile makes a constant of a length that a generator looks up.
+        cos, sin = self.cos[where].unsqueeze(-2), self.sin[where].unsqueeze(-2)
         x1, x2 = wide(x).chunk(2, dim=-1)
         return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1)
 

@@ -32,6 +32,11 @@ __all__ = [
     "reference",
 ]
 
+if "_HOMES" in globals():  # a reload keeps the module's names
+    from ddl.errors import IMPORTED_ONCE
+
+    raise ImportError(IMPORTED_ONCE)
+
 # torch takes a second to load; `ddl --help` and a mistyped option should not wait for it.
 _HOMES = {
     "DeltaResidual": ".nn",

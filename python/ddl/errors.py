@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "IMPORTED_ONCE",
     "NEWER",
     "DivergedError",
     "InputError",
@@ -13,6 +14,11 @@ __all__ = [
 
 # Ends the message about a field that a file has and this version does not know.
 NEWER = "if a newer ddl-rs wrote it, install that version"
+
+IMPORTED_ONCE = (
+    "`ddl` must be imported once per process, because torch registers its operators once, got a"
+    " second import or a reload: restart Python"
+)
 
 
 class InputError(ValueError):

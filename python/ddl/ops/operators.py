@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ddl import _native
+from ddl.errors import IMPORTED_ONCE
 
 from . import declarations, private
 from .autograd import (
@@ -35,7 +36,10 @@ from .outputs import fake
 from .plain import run_plain
 from .refusals import raise_refusal
 
-_library = torch.library.Library("ddl", "DEF")
+try:
+    _library = torch.library.Library("ddl", "DEF")
+except RuntimeError as error:
+    raise ImportError(IMPORTED_ONCE) from error
 
 
 def _register_kernels() -> None:

@@ -25,6 +25,7 @@ from ddl.models.trunk import contexts, read_out
 from ddl.ops.checks import check_mask
 
 from .cache import DDLCache
+from .causal import CausalName
 from .configuration import DDLConfig
 
 __all__ = ["DDLForCausalLM", "from_gpt", "to_gpt"]
@@ -45,7 +46,7 @@ class RecomputedSwiGLU(GradientCheckpointingLayer, SwiGLU):
 RECOMPUTED = {Attention: RecomputedAttention, SwiGLU: RecomputedSwiGLU}
 
 
-class DDLForCausalLM(PreTrainedModel, GenerationMixin):
+class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
     """A language model with any residual of ddl-rs: embedding, trunk, tied head.
 
     Embedding and trunk are those of `ddl.models.GPT` under the same names. So the state dicts
@@ -73,6 +74,7 @@ class DDLForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: DDLConfig, model: GPT | None = None) -> None:
         """Build a new model, or share the modules of `model`, parameters included."""
         super().__init__(config)
+        self.loss_type = "ForCausalLM"  # transformers takes it from the class's name
         fresh = model is None
         model = GPT(config.gpt) if model is None else model
         self._gpt_config = model.config

@@ -191,10 +191,6 @@ def test_hidden_states(residual: str) -> None:
             "`output_attentions` must be false, got True: attention weights are never formed",
         ),
         (
-            {"input_ids": IDX, "position_ids": IDX},
-            "`position_ids` must be left out, got some: `attention_mask` says where tokens are",
-        ),
-        (
             {"input_ids": IDX, "attention_mask": torch.ones(3, 1, 24, 24)},
             "`attention_mask` must have shape (3, 24), got (3, 1, 24, 24)",
         ),

@@ -27,6 +27,7 @@ from ddl.ops.checks import check_mask
 from .cache import DDLCache
 from .causal import CausalName
 from .configuration import DDLConfig
+from .packing import check_known, mask_of_numbers, starts_of, unscored
 
 __all__ = ["DDLForCausalLM", "from_gpt", "to_gpt"]
 
@@ -104,6 +105,8 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         document_starts: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        seq_idx: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits of the next token, and the loss if `labels` are given.
@@ -111,7 +114,7 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
         Args:
             input_ids: (B, T) int64 tokens, T ≤ block_size.
             attention_mask: (B, T), 0 for padding, on the left or on the right; with a cache
-                (B, cached tokens + T). Positions follow from it, so `position_ids` are not allowed.
+                (B, cached tokens + T). Positions follow from it.
             past_key_values: a `DDLCache` of the tokens before these, which are appended to it.
             inputs_embeds: (B, T, d), instead of `input_ids`.
             labels: (B, T) int64, usually `input_ids`. They are shifted here; −100 is ignored.
@@ -125,14 +128,23 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
             document_starts: (B, T) bool, True for the first token of each document in sequences
                 that hold several; as in `ddl.models.GPT`. For `generate`, of all tokens in the
                 prompt, those in `past_key_values` included.
-            kwargs: for the loss: `num_items_in_batch`, `shift_labels`, `ignore_index`.
+            position_ids: (B, T) or (1, T) integers, which start at 0 in every document.
+            seq_idx: (B, T) or (1, T) integers, the number of each token's document. This and
+                `position_ids` are other ways to give `document_starts`, without a cache.
+            kwargs: for the loss: `num_items_in_batch`, `shift_labels`, `ignore_index`; for one
+                sequence of documents: `cu_seq_lens_q` and `cu_seq_lens_k`, their cumulated lengths
+                from 0 to T, and `max_length_q` and `max_length_k`, which are not needed.
 
         Returns logits (B, T, vocab_size) and, with `labels`, the scalar loss in nats.
-        Raises ValueError if an argument does not fit.
+        Raises ValueError if an argument does not fit, TypeError for an unknown one.
         """
         given = self._check_given(input_ids, inputs_embeds)
         _check_labels(labels, given, logits_to_keep)
-        _check_unset(output_attentions or self.config.output_attentions, **kwargs)
+        if output_attentions or self.config.output_attentions:
+            raise ValueError(
+                "`output_attentions` must be false, got True: attention weights are never formed"
+            )
+        check_known(kwargs)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if use_cache and past_key_values is None:
@@ -140,6 +152,16 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
         if past_key_values is not None and not isinstance(past_key_values, DDLCache):
             got = type(past_key_values).__name__
             raise ValueError(f"`past_key_values` must be a ddl.hf.DDLCache, got {got}")
+        attention_mask = mask_of_numbers(attention_mask)
+        document_starts = starts_of(
+            given,
+            attention_mask,
+            past_key_values is not None and past_key_values.get_seq_length() > 0,
+            document_starts=document_starts,
+            position_ids=position_ids,
+            seq_idx=seq_idx,
+            **kwargs,
+        )
         x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
         with self._recorded(output_hidden_states) as seen:
             h = contexts(
@@ -155,7 +177,7 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             if document_starts is not None:
-                labels = _unscored(labels, document_starts, kwargs)
+                labels = unscored(labels, document_starts, kwargs)
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
@@ -265,6 +287,9 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
             model_kwargs["past_key_values"] = DDLCache(self._gpt_config)
         return True
 
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
+        """Make none: the model knows positions from mask and cache."""
+
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,
         input_ids: Tensor,
@@ -281,6 +306,10 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
         kwargs |= {"next_sequence_length": next_sequence_length, "inputs_embeds": inputs_embeds}
         base: Any = super()  # its annotations require a LongTensor and its own output class
         inputs: dict[str, Any] = base.prepare_inputs_for_generation(input_ids, **kwargs)
+        goes_on = not kwargs.get("is_first_iteration") and inputs.get("past_key_values") is not None
+        if kwargs.get("position_ids") is None or goes_on:
+            inputs.pop("position_ids", None)
+        inputs.pop("cache_position", None)  # made by releases of transformers before 5.23
         starts = inputs.get("document_starts")
         if starts is not None:  # those of the tokens that are given now; new ones start none
             embeds = inputs.get("inputs_embeds")
@@ -315,26 +344,6 @@ def _check_labels(labels: Tensor | None, given: Tensor, logits_to_keep: int | Te
         )
     if not isinstance(logits_to_keep, int) or logits_to_keep != 0:
         raise ValueError(f"`logits_to_keep` must be 0 with `labels`, got {logits_to_keep}")
-
-
-def _unscored(labels: Tensor, document_starts: Tensor, kwargs: dict[str, Any]) -> Tensor:
-    """Return the labels without each document's first token, and change `shift_labels` likewise."""
-    ignored = kwargs.get("ignore_index", -100)
-    if kwargs.get("shift_labels") is not None:
-        shifted = F.pad(document_starts[:, 1:], (0, 1))
-        kwargs["shift_labels"] = kwargs["shift_labels"].masked_fill(shifted, ignored)
-    return labels.masked_fill(document_starts, ignored)
-
-
-def _check_unset(output_attentions: bool | None, position_ids: Any = None, **_: Any) -> None:
-    if output_attentions:
-        raise ValueError(
-            "`output_attentions` must be false, got True: attention weights are never formed"
-        )
-    if position_ids is not None:
-        raise ValueError(
-            "`position_ids` must be left out, got some: `attention_mask` says where tokens are"
-        )
 
 
 def from_gpt(model: GPT) -> DDLForCausalLM:

@@ -1,0 +1,163 @@
+"""Packing: what transformers and its collators say of several documents in one sequence.
+
+All of it becomes the `document_starts` of `ddl.models`; an argument that nothing here knows is
+refused, since a batch whose documents see one another has a plausible loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ddl.models.tokens import on_host
+from ddl.ops.checks import check_is_tensor, check_mask, check_shape
+
+__all__ = ["check_known", "mask_of_numbers", "starts_of", "unscored"]
+
+LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
+# For the loss function; and the longest document, which some attention kernels have to know.
+KNOWN = ("num_items_in_batch", "shift_labels", "ignore_index", "max_length_q", "max_length_k")
+
+
+def check_known(kwargs: dict[str, Any]) -> None:
+    """Raise TypeError for an argument that would have no effect."""
+    for name, value in kwargs.items():
+        if value is not None and name not in (*KNOWN, *LENGTHS):
+            raise TypeError(
+                f"`{name}` must be left out, got one of type {type(value).__name__}: the model has "
+                "no such argument"
+            )
+
+
+def mask_of_numbers(mask: Any) -> Any:
+    """Convert a float mask of zeros and ones, as PEFT's prompts bring, to bool; leave others.
+
+    The host reads it, also on a GPU: an additive mask of 0 and −∞ must not pass.
+    """
+    floating = isinstance(mask, Tensor) and mask.is_floating_point()
+    return mask.bool() if floating and ((mask == 0) | (mask == 1)).all() else mask
+
+
+def starts_of(
+    given: Tensor,
+    attention_mask: Tensor | None,
+    continues: bool,
+    *,
+    document_starts: Tensor | None,
+    position_ids: Tensor | None,
+    seq_idx: Tensor | None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    **_: Any,
+) -> Tensor | None:
+    """Return which tokens start a document, (B, T) bool; None if none does.
+
+    given: the tokens (B, T) or embeddings (B, T, d). attention_mask: (B, T); other shapes are
+        refused later. continues: True if a cache holds tokens before these.
+    The rest: as in `DDLForCausalLM.forward`. A token starts a document if one of them says so.
+    Raises ValueError or TypeError for one that does not fit.
+    """
+    packed: dict[str, Any] = {
+        "position_ids": position_ids,
+        "seq_idx": seq_idx,
+        "cu_seq_lens_q": cu_seq_lens_q,
+        "cu_seq_lens_k": cu_seq_lens_k,
+    }
+    packed = {name: numbers for name, numbers in packed.items() if numbers is not None}
+    if not packed:
+        return document_starts
+    if continues:
+        raise ValueError(
+            f"`{next(iter(packed))}` must be left out if `past_key_values` holds tokens, got some: "
+            "positions go on from these, and `document_starts` begins a document"
+        )
+    mask = attention_mask
+    if not isinstance(mask, Tensor) or mask.shape != given.shape[:2]:
+        mask = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+    mask = mask.bool()
+    before, starts = _token_before(mask), torch.zeros_like(mask)
+    for name, numbers in packed.items():
+        _check_integers(name, numbers, given)
+        if name == "position_ids":
+            starts = starts | _restarts(_of_rows(name, numbers, given), before, mask)
+            continue
+        index = (
+            _of_rows(name, numbers, given) if name == "seq_idx" else _index(name, numbers, given)
+        )
+        starts = starts | (index != index.gather(1, before.clamp(min=0)))
+    starts = starts & mask & (before >= 0)
+    if document_starts is not None:
+        check_mask("document_starts", document_starts, given.shape[:2], given)
+        return starts | document_starts
+    return None if on_host(starts) and not starts.any() else starts
+
+
+def _check_integers(name: str, numbers: Any, given: Tensor) -> None:
+    check_is_tensor(name, numbers)
+    if numbers.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"`{name}` must have dtype int64 or int32, got {numbers.dtype}")
+    if numbers.device != given.device:
+        raise ValueError(f"`{name}` must be on {given.device}, got a tensor on {numbers.device}")
+
+
+def _of_rows(name: str, numbers: Tensor, given: Tensor) -> Tensor:
+    """Return numbers (B, T), or (1, T) for all sequences, as (B, T)."""
+    batch, time = given.shape[:2]
+    if tuple(numbers.shape) != (1, time):
+        check_shape(name, numbers, (batch, time))
+    return numbers.expand(batch, time)
+
+
+def _token_before(mask: Tensor) -> Tensor:
+    """Return the number of the last token before each one, padding left out; −1 for none."""
+    rows = torch.arange(mask.shape[1], device=mask.device)
+    latest = torch.where(mask, rows, -1).cummax(-1).values
+    return F.pad(latest[:, :-1], (1, 0), value=-1)
+
+
+def _restarts(positions: Tensor, before: Tensor, mask: Tensor) -> Tensor:
+    """Return the tokens at position 0.
+
+    Raises ValueError for positions that neither are 0 nor follow that of the token before: a part
+    of a sequence that several processes share has them, and its attention would miss the others.
+    Except under compile they are read, also on a GPU.
+    """
+    earlier = positions.gather(1, before.clamp(min=0)).where(before >= 0, -1)
+    strange = mask & (positions != 0) & (positions != earlier + 1)
+    readable = type(strange) is Tensor and not strange.is_meta
+    if readable and not torch.compiler.is_compiling() and strange.any():
+        row, token = (int(number) for number in strange.nonzero()[0])
+        there, last = int(positions[row, token]), int(earlier[row, token])
+        where = "at the start" if before[row, token] < 0 else f"after {last}"
+        raise ValueError(
+            f"`position_ids` must start at 0 in each document and go up by one, got {there} {where}"
+        )
+    return positions == 0
+
+
+def _index(name: str, ends: Tensor, given: Tensor) -> Tensor:
+    """Return the number of each token's document (1, T), from cumulated lengths 0, …, T."""
+    batch, time = given.shape[:2]
+    if batch != 1:
+        raise ValueError(f"`{name}` must come with a batch of one sequence, got {batch}")
+    expected = f"cumulated lengths from 0 to {time}"
+    if ends.ndim != 1:
+        raise ValueError(f"`{name}` must be a vector of {expected}, got {tuple(ends.shape)}")
+    if on_host(ends):
+        listed = [int(number) for number in ends]
+        if listed[:1] != [0] or listed[-1] != time or sorted(listed) != listed:
+            raise ValueError(f"`{name}` must hold {expected}, got {listed}")
+    marked = torch.zeros(time + 1, dtype=torch.int64, device=ends.device)
+    return marked.index_fill(0, ends.long(), 1)[:time].cumsum(0).unsqueeze(0)
+
+
+def unscored(labels: Tensor, document_starts: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    """Return the labels without each document's first token, and change `shift_labels` likewise."""
+    ignored = kwargs.get("ignore_index", -100)
+    if kwargs.get("shift_labels") is not None:
+        shifted = F.pad(document_starts[:, 1:], (0, 1))
+        kwargs["shift_labels"] = kwargs["shift_labels"].masked_fill(shifted, ignored)
+    return labels.masked_fill(document_starts, ignored)

@@ -196,7 +196,8 @@ def test_hidden_states(residual: str) -> None:
         ),
         (
             {"input_ids": IDX, "past_key_values": DynamicCache()},
-            "`past_key_values` must be a ddl.hf.DDLCache, got DynamicCache",
+            "`past_key_values` must be a ddl.hf.DDLCache, got DynamicCache: keys and values alone, "
+            "as of prefix tuning, lack what the stream keeps of past tokens",
         ),
     ],
 )

@@ -22,6 +22,7 @@ from ddl.models.gpt import EMBEDDING_STD
 from ddl.models.sublayers import Attention, Rotary, SwiGLU
 from ddl.models.tokens import check_vocabulary
 from ddl.models.trunk import contexts, read_out
+from ddl.nn.adapters import check_shared
 from ddl.ops.checks import check_mask
 
 from .cache import DDLCache
@@ -150,8 +151,12 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
         if use_cache and past_key_values is None:
             past_key_values = DDLCache(self._gpt_config)
         if past_key_values is not None and not isinstance(past_key_values, DDLCache):
-            got = type(past_key_values).__name__
-            raise ValueError(f"`past_key_values` must be a ddl.hf.DDLCache, got {got}")
+            raise ValueError(
+                f"`past_key_values` must be a ddl.hf.DDLCache, got {type(past_key_values).__name__}"
+                ": keys and values alone, as of prefix tuning, lack what the stream keeps of past "
+                "tokens"
+            )
+        check_shared(self.wte, self.lm_head)
         attention_mask = mask_of_numbers(attention_mask)
         document_starts = starts_of(
             given,
@@ -207,7 +212,7 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
             expected = f"shape (batch, 1 to max_position_embeddings = {most}{axes})"
             raise ValueError(f"`{name}` must have {expected}, got {tuple(given.shape)}")
         if input_ids is not None:
-            check_vocabulary("input_ids", input_ids, self.wte.num_embeddings)
+            check_vocabulary("input_ids", input_ids, self.config.vocab_size)
         return given
 
     @contextmanager

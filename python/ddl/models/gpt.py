@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl.config import GPTConfig
+from ddl.nn.checks import require_own_forward
 from ddl.ops.checks import check_is_tensor
 from ddl.options import check_count, is_whole
 
@@ -210,7 +211,11 @@ class GPT(nn.Module):
 
     def _logits(self, h: Tensor) -> Tensor:
         # The tied head uses the embedding's parameter, so loading never has to tie them again.
-        return F.linear(h, self.wte.weight)
+        return F.linear(h, self._head())
+
+    def _head(self) -> Tensor:
+        """The embedding's weight; TypeError if it is not what the embedding computes with."""
+        return require_own_forward("wte", self.wte, nn.Embedding).weight
 
     def _check_tokens(self, idx: Any, *, longest: int | None) -> None:
         check_is_tensor("idx", idx)
@@ -232,7 +237,7 @@ class GPT(nn.Module):
 
     def _check_numbers(self, name: str, tokens: Tensor, besides: int | None = None) -> None:
         """Raise ValueError unless tokens are on the model's device and in its vocabulary."""
-        device = self.wte.weight.device
+        device = self._head().device
         if tokens.device != device:
             raise ValueError(f"`{name}` must be on {device}, got a tensor on {tokens.device}")
         check_vocabulary(name, tokens, self.config.vocab_size, besides)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl.config import STREAMS, GPTConfig
+from ddl.nn.adapters import active
 from ddl.nn.history import History
 from ddl.nn.hyper import HyperStream
 from ddl.nn.stream import DeltaStream
@@ -81,6 +82,7 @@ def read_out(trunk: Trunk, state: Tensor) -> Tensor:
 
     For one value channel, the stream x is (B, T, d, 1); hyper-connections have n streams last.
     """
+    trunk = active(trunk)
     if isinstance(trunk, HyperStream):
         state = state.sum(-1, keepdim=True)
     h: Tensor = trunk.readout(state.squeeze(-1) if state.shape[-1] == 1 else state)

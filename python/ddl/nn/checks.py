@@ -10,6 +10,8 @@ from ddl.ops import checks
 from ddl.ops.checks import check_dtype, check_is_plain, check_shape, check_stored
 from ddl.ops.private import gathered_in
 
+from .adapters import active, forward_of, is_offloaded
+
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -52,18 +54,41 @@ def check_returned(name: str, returned: Any, context: Tensor) -> None:
 
 
 def require_exact_type(name: str, module: Any, kind: type[Module]) -> Module:
-    """Return `module`; raise TypeError unless calling it would run `kind.forward`.
+    """Do as `require_own_forward`; raise TypeError, too, if FSDP2 would not gather the module."""
+    module = require_own_forward(name, module, kind)
+    if distributed.is_available() and distributed.is_initialized():
+        _check_gathered(name, module)
+    return module
+
+
+def require_own_forward(name: str, module: Any, kind: type[Module]) -> Module:
+    """Return the module; raise TypeError unless calling it would run `kind.forward`.
 
     The operators read the module's parameters directly. They would silently ignore a wrapper, a
-    subclass with another forward, or a forward set on the instance.
+    subclass with another forward, or a forward set on the instance. Of PEFT's wrappers the one of
+    `modules_to_save` has a whole module inside, which is returned.
     """
+    plain = isinstance(module, kind) and type(module).forward is kind.forward
+    if plain and "forward" not in module.__dict__:
+        return module
+    return _below_others(name, active(module), kind)
+
+
+def _below_others(name: str, module: Any, kind: type[Module]) -> Module:
+    """Return the module if only a hook of accelerate that moves no parameters is on it."""
     if not isinstance(module, kind):
         got = type(module).__name__
-    elif type(module).forward is not kind.forward or "forward" in module.__dict__:
+        got = f"{type(module).__module__}.{got}" if got == kind.__name__ else got
+    elif is_offloaded(module):
+        raise TypeError(
+            f"`{name}` must keep its parameters on the device, because they are used without "
+            f"calling it, got a {kind.__name__} that accelerate offloads: name the class around "
+            "it, DeltaStream, DeltaBlock or GPT, in `preload_module_classes` of "
+            "`dispatch_model`, `cpu_offload` or `disk_offload`"
+        )
+    elif forward_of(module) is not kind.forward:
         got = f"{type(module).__name__} with another forward"
     else:
-        if distributed.is_available() and distributed.is_initialized():
-            _check_gathered(name, module)
         return module
     raise TypeError(
         f"`{name}` must be a {kind.__name__} with its own forward, because its parameters are used "

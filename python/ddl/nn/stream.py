@@ -204,17 +204,16 @@ class DeltaStream(nn.Module):
         x = as_stream(x, self.stream_dtype)
         if history is not None:
             return self._continue(x, history, keep, document_starts, args, kwargs)
-        first, *boundaries = self._read_options(document_starts)
+        (first, *boundaries), residuals = self._read_options(document_starts)
         state = self._open(x, document_starts)
         context, value, gate = functional.read(state, **first)
         stores_less = self.anchor_every > 1 and torch.is_grad_enabled()
         chain = Chain(self.anchor_every) if stores_less else None
         for index, (sublayer, residual, boundary) in enumerate(
-            zip(self.sublayers, self.residuals, boundaries, strict=True)
+            zip(self.sublayers, residuals, boundaries, strict=True)
         ):
             written = sublayer(context, *args, **kwargs)
             check_returned(f"sublayers[{index}]", written, context)
-            assert isinstance(residual, DeltaResidual)
             value, gate = residual.fill_value_and_gate(
                 state, context, value, gate, document_starts=document_starts
             )
@@ -255,21 +254,21 @@ class DeltaStream(nn.Module):
     def _resolve(self, x: Tensor) -> CachedStep:
         expand = require_exact_type("expand", self.expand, Expand)
         form_pruned(expand)
-        return resolve(expand, self._read_options(), self.sublayers, self._residuals(), x)
+        options, residuals = self._read_options()
+        return resolve(expand, options, self.sublayers, residuals, x)
 
     def _open(self, x: Tensor, document_starts: Tensor | None) -> Tensor:
         """Expand x (B, T, d) to the first state, (B, T, d, m)."""
         state = self.expand(x, document_starts=document_starts)
         return state.unsqueeze(-1) if self.value_channels == 1 else state
 
-    def _residuals(self) -> list[DeltaResidual]:
-        return [
-            require_exact_type(f"residuals[{i}]", residual, DeltaResidual)
-            for i, residual in enumerate(self.residuals)
-        ]
+    def _read_options(
+        self, document_starts: Tensor | None = None
+    ) -> tuple[list[dict[str, Any]], list[DeltaResidual]]:
+        """Options of the first read and of every boundary, and the residuals.
 
-    def _read_options(self, document_starts: Tensor | None = None) -> list[dict[str, Any]]:
-        """Options of the first read, and of every boundary; a shared weight is computed once."""
+        A weight that reads share is computed once.
+        """
         reads = [require_exact_type(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
         reads.append(require_exact_type("readout", self.readout, Read))
         weights: dict[int, Tensor | None] = {}
@@ -293,10 +292,13 @@ class DeltaStream(nn.Module):
             )
             if document_starts is not None and read.compress == "token":
                 options[-1]["document_starts"] = document_starts
-        for index, residual in enumerate(self._residuals()):
+        residuals = []
+        for index, part in enumerate(self.residuals):
+            residual = require_exact_type(f"residuals[{index}]", part, DeltaResidual)
             options[index].update(residual.read_arguments())
             options[index + 1]["eps_k"] = residual.eps_k
-        return options
+            residuals.append(residual)
+        return options, residuals
 
 
 def spread_anchors(sublayers: int, value_channels: int) -> int:

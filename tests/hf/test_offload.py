@@ -1,0 +1,99 @@
+"""Models that accelerate keeps partly off the device: right numbers, or a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import cpu_offload, disk_offload, dispatch_model
+
+from ddl.hf import DDLForCausalLM, from_gpt
+from ddl.nn.checks import require_own_forward
+from ddl.nn.read import Read
+from tests.support.hf_cases import model, tokens
+from tests.support.nanogpt_cases import make_delta
+from tests.support.nanogpt_cases import tokens as tokens_of_nanogpt
+
+IDX = tokens(2, 12)
+PARTLY = {"wte": "cpu", "lm_head": "cpu", "trunk": "disk"}
+HEAD_AWAY = {"wte": "disk", "lm_head": "disk", "trunk": "cpu"}
+WAYS: dict[str, Callable[..., Any]] = {
+    "cpu": lambda hf, out, **more: cpu_offload(hf, execution_device="cpu", **more),
+    "disk": lambda hf, out, **more: disk_offload(hf, out, execution_device="cpu", **more),
+    "device map": lambda hf, out, **more: dispatch_model(
+        hf, PARTLY, main_device="cpu", offload_dir=out, force_hooks=True, **more
+    ),
+}
+
+
+def sentence(name: str, kind: str) -> str:
+    return (
+        f"`{name}` must keep its parameters on the device, because they are used without calling "
+        f"it, got a {kind} that accelerate offloads: name the class around it, DeltaStream, "
+        "DeltaBlock or GPT, in `preload_module_classes` of `dispatch_model`, `cpu_offload` or "
+        "`disk_offload`"
+    )
+
+
+def same(hf: DDLForCausalLM, residual: str) -> None:
+    whole = from_gpt(model(residual=residual))
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(hf(IDX).logits, whole(IDX).logits)
+    assert torch.equal(hf.generate(IDX, **options), whole.generate(IDX, **options))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("residual", ["ddl-tc", "additive", "hc"])
+@torch.no_grad()
+def test_offloaded(way: str, residual: str, tmp_path: Path) -> None:
+    hf, classes = from_gpt(model(residual=residual)), DDLForCausalLM._no_split_modules
+    same(WAYS[way](hf, tmp_path / "preloaded", preload_module_classes=classes), residual)
+    hf = WAYS[way](from_gpt(model(residual=residual)), tmp_path / "called")
+    if residual != "ddl-tc":  # nothing is read without a call
+        same(hf, residual)
+        return
+    with pytest.raises(TypeError, match=f"^{re.escape(sentence('reads[0]', 'Read'))}$"):
+        hf(IDX)
+
+
+@torch.no_grad()
+def test_a_trunk_that_stays_needs_nothing(tmp_path: Path) -> None:
+    """accelerate's hooks are on its modules, but move nothing."""
+    hf = from_gpt(model(residual="ddl-tc"))
+    options = {"main_device": "cpu", "offload_dir": tmp_path, "force_hooks": True}
+    hf = dispatch_model(hf, HEAD_AWAY, **options)
+    assert "forward" in hf.trunk.reads[0].__dict__
+    same(hf, "ddl-tc")
+    hf.trunk.reads[0]._old_forward = lambda state: state
+    with pytest.raises(TypeError, match="got Read with another forward"):
+        require_own_forward("read", hf.trunk.reads[0], Read)
+
+
+@torch.no_grad()
+def test_from_pretrained_with_a_device_map(tmp_path: Path) -> None:
+    from_gpt(model(residual="ddl-tc")).save_pretrained(tmp_path / "model")
+    more = {"device_map": PARTLY, "offload_folder": tmp_path / "away"}
+    hf = DDLForCausalLM.from_pretrained(tmp_path / "model", **more)
+    with pytest.raises(TypeError, match=f"^{re.escape(sentence('reads[0]', 'Read'))}$"):
+        hf(IDX)
+
+
+@torch.no_grad()
+def test_models_of_other_interfaces() -> None:
+    idx, _ = tokens_of_nanogpt()
+    gpt = partial(model, residual="additive")
+    blocks = partial(make_delta, {"value_channels": 4}, torch.float32)
+    for make, given, name, kind, owner in (
+        (gpt, IDX, "wte", "Embedding", "GPT"),
+        (blocks, idx, "read_attn", "Read", "DeltaBlock"),
+    ):
+        expected = make()(given)[0]
+        offloaded = cpu_offload(make(), execution_device="cpu", preload_module_classes=[owner])
+        assert torch.equal(offloaded(given)[0], expected)
+        with pytest.raises(TypeError, match=f"^{re.escape(sentence(name, kind))}$"):
+            cpu_offload(make(), execution_device="cpu")(given)

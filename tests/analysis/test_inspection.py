@@ -164,5 +164,5 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_what_cannot_be_inspected() -> None:
     with pytest.raises(ValueError, match=r"^`windows` must have at least one window, got none$"):
         inspect(make({}), [])
-    with pytest.raises(ValueError, match=r"^`model` must have a DeltaResidual, got a Linear with"):
+    with pytest.raises(ValueError, match=r"^`model` must have a DeltaResidual or a stream"):
         inspect(torch.nn.Linear(2, 2), [torch.zeros(2)])

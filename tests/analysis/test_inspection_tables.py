@@ -6,6 +6,8 @@ import pytest
 
 from ddl.analysis.inspection_tables import sentences, three_digits
 
+REWRITES = [{"regimes": {}}]
+
 
 @pytest.mark.parametrize(
     ("value", "written"),
@@ -20,10 +22,11 @@ def test_three_digits(value: float, written: str) -> None:
     [(-0.021, "it is −2% of"), (-0.004, "it is 0% of"), (0.5, "is 50% of"), (None, "is nan% of")],
 )
 def test_shares(share: float | None, written: str) -> None:
-    assert written in sentences({"survival": [[1.0, 0.9]], "shares": [share, 0.5]})
+    summary = {"sublayers": REWRITES, "survival": [[1.0, 0.9]], "shares": [share, 0.5]}
+    assert written in sentences(summary)
 
 
 def test_the_text_is_named() -> None:
-    summary = {"survival": [[1.0]], "shares": [1.0]}
+    summary = {"sublayers": REWRITES, "survival": [[1.0]], "shares": [1.0]}
     assert sentences({**summary, "text": "a.txt"}).endswith("\nMeasured on a.txt.")
     assert "Measured" not in sentences(summary)

@@ -117,6 +117,18 @@ def test_a_model_without_rewrites(tmp_path: Path, capfd: pytest.CaptureFixture[s
     options = ["--model.residual", "additive", "--out", str(path), "--device", "cpu"]
     assert main(["train", "tiny", *SIZES, *options]) == 0
     capfd.readouterr()
-    assert main(["inspect", str(path)]) == 1
-    sentence = f"`run` must be a model with rewrites, got {path} with residual additive"
-    assert sentence in " ".join(capfd.readouterr().err.split())
+    assert main(["inspect", str(path), "--tokens", "100", "--prompt", "The statement "]) == 0
+    out = capfd.readouterr().out
+    assert re.search(r"^ sublayer +write +\|X\| +cosine +share *$", out, re.MULTILINE)
+    assert re.search(r"^The embedding is \d+% of the last state\.$", out, re.MULTILINE)
+    assert re.search(r"^ 1 mlp +'.*' \d+%", out, re.MULTILINE)  # the lens
+    assert "β" not in out
+    assert "channel" not in out
+    assert {file.name for file in (path / "inspect").iterdir()} == {
+        *("depth.png", "training.png", "inspection.json")
+    }
+    written = json.loads((path / "inspect" / "inspection.json").read_text())
+    assert {"effective_rank", "singular_values", "survival"}.isdisjoint(written)
+    assert sum(written["shares"]) == pytest.approx(1)
+    last = json.loads((path / "recordings.jsonl").read_text().splitlines()[-1])
+    assert last["sublayers"][0].keys() == written["sublayers"][0].keys()

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ddl.analysis.inspection import inspect
 from ddl.explore.pages import PAGES
 from ddl.explore.screen import HELP, Explorer
 from tests.analysis.cases import make_run
 from tests.explore.conftest import append, copied
 from tests.explore.driver import Driver, explore
+from tests.support import hf_cases
 
 TABS = ("Runs", *(page.title for page in PAGES))
 
@@ -131,13 +133,23 @@ def test_a_comparison_of_the_marked_runs(run: Path) -> None:
     explore([run.parent], script, size=(100, 30))
 
 
-def test_an_additive_run_has_no_inside(tmp_path: Path) -> None:
+def test_the_inside_of_an_additive_run(tmp_path: Path) -> None:
     path = additive(tmp_path / "add")
+    found = inspect(hf_cases.model(residual="additive"), [hf_cases.tokens(1, 8)])
+    (path / "inspect").mkdir()
+    (path / "inspect" / "inspection.json").write_text(json.dumps(found.summary()))
+    append(path, {"step": 6, **found.recording.summary()}, name="recordings.jsonl")
 
     async def script(screen: Driver) -> None:
         await screen.sees("finished")
-        assert "The residual has no rewrites" in await screen.press("3")
-        assert "The residual has no rewrites" in await screen.press("v")
+        text = await screen.press("3")
+        assert re.search(r"sublayer +write +\|X\| +cosine +share", text)
+        assert "There is no β to show: this residual adds" in await screen.press("v")
+        assert "There is no error to show" in await screen.press("v")
+        assert "Norm of the write over training" in await screen.press("v")
+        assert "There is no spectrum to show" in await screen.press("v")
+        assert "All writes survive whole" in await screen.press("v")
+        assert "between what two sublayers add" in await screen.press("v")
         assert "No samples: `ddl train --sample-every N` writes them." in await screen.press("6")
         assert "Without: add" in await screen.press("2", "v", "v", "v")  # no mean β
 

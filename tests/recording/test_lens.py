@@ -40,7 +40,7 @@ def check(model: Any, idx: torch.Tensor, logits: torch.Tensor) -> None:
             torch.testing.assert_close(got.to(wanted), wanted)
 
 
-@pytest.mark.parametrize("residual", ["ddl", "ddl-cc", "ddl-tc"])
+@pytest.mark.parametrize("residual", ["ddl", "ddl-cc", "ddl-tc", "additive", "hc"])
 def test_our_models(residual: str) -> None:
     model: GPT = hf_cases.model(residual=residual).eval()
     idx = hf_cases.tokens(2, 5)
@@ -48,10 +48,11 @@ def test_our_models(residual: str) -> None:
         check(model, idx, model(idx).logits)
 
 
-def test_hugging_face() -> None:
+@pytest.mark.parametrize("residual", ["ddl-cc", "additive"])
+def test_hugging_face(residual: str) -> None:
     from ddl.hf.modeling import from_gpt
 
-    model, idx = from_gpt(hf_cases.model(residual="ddl-cc")).eval(), hf_cases.tokens(2, 5)
+    model, idx = from_gpt(hf_cases.model(residual=residual)).eval(), hf_cases.tokens(2, 5)
     with torch.no_grad():
         check(model, idx, model(idx).logits)
 
@@ -77,8 +78,10 @@ def test_a_model_in_training_stays_in_training() -> None:
 
 def test_refused() -> None:
     idx = hf_cases.tokens(1, 4)
-    with pytest.raises(ValueError, match="`model` must have a DeltaResidual"):
-        lens(hf_cases.model(residual="additive"), idx)
+    plain = torch.nn.Linear(2, 2)
+    plain.logits_of_state = lambda state: state  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="`model` must have a DeltaResidual or a stream of ddl's"):
+        lens(plain, idx)
     with pytest.raises(
         TypeError, match=r"must have a method logits_of_state\(state\), got a Delta"
     ):

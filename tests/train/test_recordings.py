@@ -86,10 +86,18 @@ def test_an_evaluation_and_a_recording_measure_once(
     assert evaluated[6] == pytest.approx(sum(means) / len(means))
 
 
-def test_a_model_without_rewrites_has_no_recordings(tmp_path: Path) -> None:
-    config = short(tmp_path, "additive", record_every=2)
+def test_a_model_without_rewrites_records_what_its_sublayers_add(tmp_path: Path) -> None:
+    config = short(tmp_path, "additive", record_every=2, eval_every=3)
     train(config, quiet())
-    assert not (config.directory / "recordings.jsonl").exists()
+    found = recordings(config)
+    assert [recording["step"] for recording in found] == [2, 4, 6]
+    assert [sublayer["name"] for sublayer in found[0]["sublayers"]] == [
+        f"trunk.sublayers.{i}" for i in range(2 * config.model.num_layers)
+    ]
+    assert all(sublayer["write_norm"]["mean"] > 0 for sublayer in found[0]["sublayers"])
+    assert "beta" not in found[0]["sublayers"][0]
+    records = RunDirectory(config.directory).metrics.read()
+    assert not any("mean_beta" in record for record in records)
 
 
 def test_a_run_that_replaces_another_drops_its_recordings(tmp_path: Path) -> None:

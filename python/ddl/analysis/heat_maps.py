@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +12,58 @@ from ddl.files import atomic_file
 from ddl.recording.quantities import BOUNDS
 from ddl.train.json_lines import number
 
-from .inspection import Array, Inspection
+from .arrays import Array
+from .inspection import Inspection
 from .labels import labels
 
 __all__ = ["draw_depth", "draw_training"]
 
+PALE, DARK = "#c9c9d8", "#3b528b"  # bars
 COLOURS = "viridis"  # its lightness rises evenly, so that it can be read in grey, too
 MOST_LABELS = 24  # along an axis; of more sublayers only some get a label
 
 
 def draw_depth(inspection: Inspection, path: Path) -> None:
-    """Draw eigenvalues, write survival, coherence and channel norms over depth as a PNG."""
+    """Draw heat maps over depth as a PNG: eigenvalues, write survival, coherence, channel norms.
+
+    A model without rewrites has no eigenvalues; of a single stream the norms and the shares are
+    drawn as bars, and no survival.
+    """
     names = labels(inspection.recording.sublayers)
-    maps = (_eigenvalues, _survival, _coherence, _channels)
+    maps: tuple[Callable[[Any, Inspection, Sequence[str]], None], ...]
+    if inspection.singular_values is not None:
+        maps, grid = (_eigenvalues, _survival, _coherence, _channels), (2, 2)
+    elif inspection.survival is not None:
+        maps, grid = (_writes, _survival, _coherence, _channels), (2, 2)
+    else:
+        maps, grid = (_writes, _coherence), (1, 2)
 
     def fill(axes: Any) -> None:
         for place, draw in zip(axes.flat, maps, strict=True):
             draw(place, inspection, names)
 
     tall = 3.0 + 0.16 * min(len(names) + 1, MOST_LABELS)
-    _figure(path, (11, 2 * tall), (2, 2), fill)
+    _figure(path, (11, grid[0] * tall), grid, fill)
+
+
+def _writes(axes: Any, inspection: Inspection, names: Sequence[str]) -> None:
+    """Norms of the stream and of what each sublayer adds to it, as bars from the top down."""
+    recording, rows = inspection.recording, np.arange(len(names) + 1)
+    before = recording.statistics("state_norm").mean.numpy()[:1]
+    states = np.concatenate([before, recording.statistics("state_norm_after").mean.numpy()])
+    writes = recording.statistics("write_norm").mean.numpy()
+    axes.barh(rows, states, height=0.8, color=PALE)
+    axes.barh(rows[1:], writes, height=0.4, color=DARK)
+    for row in rows[:: _every(len(rows))]:
+        axes.annotate(
+            f"{inspection.shares[row]:.0%}".replace("-0%", "0%").replace("-", "−"),
+            (states[row], row), (3, 0), textcoords="offset points", va="center", fontsize=7,
+        )  # fmt: skip
+    axes.set_xlim(0, 1.15 * np.nanmax(states))  # room for the shares beside the longest bar
+    axes.set_ylim(len(names) + 0.6, -0.6)
+    _ticks(axes.set_yticks, ["embedding", *names])
+    axes.set(title="Norm of the write (dark) and of the stream after it", ylabel="sublayer")
+    axes.set_xlabel("mean norm; beside it the share of the last state")
 
 
 def _eigenvalues(axes: Any, inspection: Inspection, names: Sequence[str]) -> None:
@@ -46,17 +78,21 @@ def _eigenvalues(axes: Any, inspection: Inspection, names: Sequence[str]) -> Non
 
 
 def _survival(axes: Any, inspection: Inspection, names: Sequence[str]) -> None:
+    assert inspection.survival is not None
     least = np.floor(10 * _least(inspection.survival)) / 10
     rows, columns = ["embedding", *names], ["start", *names]
     label = "share that is left"
-    _heat(axes, inspection.survival, rows=rows, columns=columns, label=label, limits=(least, 1))
+    most = max(1.0, float(np.nanmax(inspection.survival, initial=1.0)))  # streams may amplify
+    limits = (least, most)
+    _heat(axes, inspection.survival, rows=rows, columns=columns, label=label, limits=limits)
     axes.set(title="Write survival", xlabel="after sublayer", ylabel="written by")
 
 
 def _coherence(axes: Any, inspection: Inspection, names: Sequence[str]) -> None:
     values = inspection.coherence
     _heat(axes, values, rows=names, columns=names, label="mean |cos|", limits=(0, 1))
-    axes.set(title="Coherence of directions", xlabel="sublayer", ylabel="sublayer")
+    of = "directions" if inspection.singular_values is not None else "what sublayers add"
+    axes.set(title=f"Coherence of {of}", xlabel="sublayer", ylabel="sublayer")
 
 
 def _channels(axes: Any, inspection: Inspection, names: Sequence[str]) -> None:
@@ -65,11 +101,24 @@ def _channels(axes: Any, inspection: Inspection, names: Sequence[str]) -> None:
     norms = np.concatenate([before, last])
     columns = [str(j) for j in range(norms.shape[1])]
     _heat(axes, norms, rows=[*names, "end"], columns=columns, label="mean norm")
-    axes.set(title="Norm of the value channels", xlabel="value channel", ylabel="before")
+    channel = "value channel" if inspection.singular_values is not None else "stream"
+    axes.set(title=f"Norm of the {channel}s", xlabel=channel, ylabel="before")
+
+
+TRAINING = {
+    "beta": "Gate β",
+    "error": "Error |v − p|",
+    "write_norm": "Norm of the write",
+}
+OF_ADDITIONS = {
+    "write_norm": "Norm of the write",
+    "state_norm_after": "Norm of the stream after it",
+}
 
 
 def draw_training(records: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw mean β, |v − p| and the norm of the writes over depth and training as a PNG.
+    """Draw mean β, |v − p| and the norm of the writes over depth and training as a PNG; of a model
+    without rewrites the norms of the writes and of the stream.
 
     records: what `ddl train --record-every` has left, one for each recorded step. Raises ValueError
     if one has no sublayers, or others than the first.
@@ -79,11 +128,7 @@ def draw_training(records: Sequence[dict[str, Any]], path: Path) -> None:
         raise ValueError("steps with different sublayers")
     names = labels(sublayers[0])
     steps = [str(record["step"]) for record in records]
-    titles = {
-        "beta": "Gate β",
-        "error": "Error |v − p|",
-        "write_norm": "Norm of the write",
-    }
+    titles = TRAINING if "beta" in records[0]["sublayers"][0] else OF_ADDITIONS
 
     def fill(axes: Any) -> None:
         for (quantity, title), place in zip(titles.items(), axes.flat, strict=True):
@@ -98,7 +143,8 @@ def draw_training(records: Sequence[dict[str, Any]], path: Path) -> None:
             )
             place.set(title=title, xlabel="step", ylabel="sublayer")
 
-    _figure(path, (13, 3.0 + 0.16 * min(len(names), MOST_LABELS)), (1, 3), fill)
+    size = (13 * len(titles) / len(TRAINING), 3.0 + 0.16 * min(len(names), MOST_LABELS))
+    _figure(path, size, (1, len(titles)), fill)
 
 
 def _least(values: Array) -> float:
@@ -159,5 +205,10 @@ def _heat(
 
 
 def _ticks(place: Any, names: Sequence[str], **options: Any) -> None:
-    every = -(-len(names) // MOST_LABELS)
+    every = _every(len(names))
     place(range(0, len(names), every), names[::every], fontsize=8, **options)
+
+
+def _every(count: int) -> int:
+    """So many rows or columns have one label."""
+    return -(-count // MOST_LABELS)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ddl import data
-from ddl.config import BASELINES, InspectConfig
+from ddl.config import InspectConfig
 from ddl.data.tokenizer import Tokenizer, encode_prompt
 from ddl.errors import InputError, first_line
 from ddl.files import PathKind, make_directory, path_kind, write_text
@@ -43,12 +43,9 @@ class Inspected(NamedTuple):
 def inspect_path(config: InspectConfig, console: Console) -> Inspected:
     """Load the model, measure it and write pictures and JSON.
 
-    Raises InputError if the model has no rewrites, or path, text or prompt cannot be used.
+    Raises InputError if path, text or prompt cannot be used.
     """
     model, tokenizer = load(config.run, config.device, checkpoint=config.checkpoint, argument="run")
-    if model.config.residual in BASELINES:
-        got = f"{config.run} with residual {model.config.residual}"
-        raise InputError(f"`run` must be a model with rewrites, got {got}")
     prompt = None if config.prompt is None else _encoded(config.prompt, tokenizer, model)
     tokens, source = _text(config, tokenizer, model)
     windows = _windows(tokens, config.tokens, model)

@@ -16,44 +16,101 @@ from ddl.recording import Lens
 
 from .labels import labels
 
-__all__ = ["depth_table", "lens_table", "sentences", "three_digits"]
+__all__ = ["depth_table", "has_rewrites", "lens_table", "sentences", "three_digits"]
 
 
 Summary = Mapping[str, Any]  # of `Inspection.summary`, also as inspection.json has it
 
 
+def has_rewrites(summary: Summary) -> bool:
+    """Whether it is of a model with rewrites; else its sublayers add to the stream."""
+    return "regimes" in summary["sublayers"][0]
+
+
 def depth_table(summary: Summary) -> Table:
     """One row per sublayer; fits 80 characters."""
-    sublayers = summary["sublayers"]
-    table = _table(f"Rewrites over depth, means over {summary['tokens']:,} tokens")
+    rewrites, tokens = has_rewrites(summary), f"means over {summary['tokens']:,} tokens"
+    table = _table(f"{'Rewrites' if rewrites else 'What sublayers add,'} over depth, {tokens}")
     table.add_column("sublayer", no_wrap=True)
-    measured = {"error": "error", "write": "write_norm", "|X|": "state_norm_after"}
-    for name in ("β", *measured, "rank", "left", "share"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("mostly", no_wrap=True)
-    for i, label in enumerate(labels([sublayer["name"] for sublayer in sublayers])):
-        of, regimes = sublayers[i], sublayers[i]["regimes"]
-        table.add_row(
-            Text(label),
-            f"{_known(of['beta']['mean']):.2f} ±{_known(of['beta']['std']):.2f}",
-            *(three_digits(_known(of[quantity]["mean"])) for quantity in measured.values()),
-            f"{_known(summary['effective_rank'][i + 1]):.2f}",
-            _percent(summary["survival"][i + 1][-1]),
-            _percent(summary["shares"][i + 1]),
-            Text(max(regimes, key=lambda regime: _known(regimes[regime]))),
-        )
+    columns = _columns(summary) if rewrites else _columns_of_additions(summary)
+    for name in columns:
+        words = name == "mostly"
+        table.add_column(name, justify="left" if words else "right", no_wrap=True)
+    names = labels([sublayer["name"] for sublayer in summary["sublayers"]])
+    for label, *cells in zip(names, *columns.values(), strict=True):
+        table.add_row(Text(label), *map(Text, cells))
     return table
+
+
+def _columns(summary: Summary) -> dict[str, list[str]]:
+    """The cells under each heading, for a model with rewrites."""
+    sublayers = summary["sublayers"]
+    return {
+        "β": [
+            f"{_known(of['beta']['mean']):.2f} ±{_known(of['beta']['std']):.2f}" for of in sublayers
+        ],
+        "error": _means(summary, "error"),
+        "write": _means(summary, "write_norm"),
+        "|X|": _means(summary, "state_norm_after"),
+        "rank": [f"{_known(rank):.2f}" for rank in summary["effective_rank"][1:]],
+        "left": [_percent(row[-1]) for row in summary["survival"][1:]],
+        "share": [_percent(share) for share in summary["shares"][1:]],
+        "mostly": [
+            max(of["regimes"], key=lambda regime: _known(of["regimes"][regime])) for of in sublayers
+        ],
+    }
+
+
+def _columns_of_additions(summary: Summary) -> dict[str, list[str]]:
+    """The cells under each heading, for a model without rewrites."""
+    columns = {
+        "write": _means(summary, "write_norm"),
+        "|X|": _means(summary, "state_norm_after"),
+        "cosine": [_signed(_known(of["coherence"]["mean"])) for of in summary["sublayers"]],
+    }
+    if "effective_rank" in summary:
+        columns["rank"] = [f"{_known(rank):.2f}" for rank in summary["effective_rank"][1:]]
+    if "survival" in summary:
+        columns["left"] = [_percent(row[-1]) for row in summary["survival"][1:]]
+    return columns | {"share": [_percent(share) for share in summary["shares"][1:]]}
+
+
+def _means(summary: Summary, quantity: str) -> list[str]:
+    return [three_digits(_known(of[quantity]["mean"])) for of in summary["sublayers"]]
+
+
+def _signed(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.2f}".replace("-", "−")
 
 
 def sentences(summary: Summary) -> str:
     """The part left of the embedding, which has no row in the table; the columns; the text."""
     measured = f"\nMeasured on {summary['text']}." if summary.get("text") else ""
+    share = _percent(summary["shares"][0])
+    if "survival" in summary:
+        embedding = (
+            f"Of the embedding {_percent(summary['survival'][0][-1])} is left after the last"
+            f" sublayer; it is {share} of the last state."
+        )
+    else:
+        embedding = f"The embedding is {share} of the last state."
+    return f"{embedding}\n{REWRITES if has_rewrites(summary) else _additions(summary)}{measured}"
+
+
+REWRITES = (
+    "β: gate and its spread. error: |v − p|. write: its norm. |X|, rank: norm and effective"
+    " rank of the state after it. left: of the write, by norm, at the end. share: of the last"
+    " state. mostly: the commonest regime."
+)
+
+
+def _additions(summary: Summary) -> str:
+    several = "effective_rank" in summary
+    rank = "|X|, rank: norm and effective rank" if several else "|X|: norm"
+    left = " left: of the write, by norm, at the end." if several else ""
     return (
-        f"Of the embedding {_percent(summary['survival'][0][-1])} is left after the last"
-        f" sublayer; it is {_percent(summary['shares'][0])} of the last state.\n"
-        "β: gate and its spread. error: |v − p|. write: its norm. |X|, rank: norm and effective"
-        " rank of the state after it. left: of the write, by norm, at the end. share: of the last"
-        f" state. mostly: the commonest regime.{measured}"
+        f"write: norm of what the sublayer adds. {rank} of the stream after it. cosine: of the"
+        f" write with that of the sublayer before.{left} share: of the last state."
     )
 
 
@@ -78,17 +135,18 @@ def _table(title: str) -> Table:
 
 def lens_table(read: Lens, tokenizer: Tokenizer) -> Table:
     """The likeliest next tokens after the prompt, one row per sublayer."""
-    table = _table("Stream lens: the next token if the stream ended there; 0: channel 0 alone")
+    channels = read.channel_tokens.shape[1]
+    alone = "; 0: channel 0 alone" if channels > 1 else ""
+    table = _table(f"Stream lens: the next token if the stream ended there{alone}")
     table.add_column("after")
     table.add_column("all")
-    channels = read.channel_tokens.shape[1]
     for channel in range(channels if channels > 1 else 0):
         table.add_column(f"{channel}")
     for row, name in enumerate(["embedding", *labels(read.sublayers[1:])]):
         found = [_words(read.tokens[row, 0, -1], read.probabilities[row, 0, -1], tokenizer)]
         for channel in range(channels if channels > 1 else 0):
-            alone = read.channel_tokens[row, channel, 0, -1, :1]
-            found.append(_words(alone, read.channel_probabilities[row, channel, 0, -1], tokenizer))
+            token = read.channel_tokens[row, channel, 0, -1, :1]
+            found.append(_words(token, read.channel_probabilities[row, channel, 0, -1], tokenizer))
         table.add_row(Text(name), *map(Text, found))
     return table
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 __all__ = ["labels", "spread"]
 
-IN_TRUNK = re.compile(r"(?:.*\.)?trunk\.residuals\.(\d+)(?:\.(\d+))?")
+IN_TRUNK = re.compile(r"(?:.*\.)?trunk\.(?:residuals|sublayers)\.(\d+)(?:\.(\d+))?")
 
 
 def labels(sublayers: Sequence[str]) -> list[str]:

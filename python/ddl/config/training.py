@@ -88,7 +88,7 @@ class TrainConfig:
     record_every: int | None = None
     """Steps between recordings of what the rewrites do (β, |k|, errors, writes and norms, on the
     first evaluation windows) in recordings.jsonl, which `ddl inspect` draws over training. The
-    additive residual has no rewrites, and records nothing."""
+    residuals additive and hc have no rewrites: what their sublayers add is recorded."""
     track: tuple[Tracker, ...] = ()
     """Where else the records go: tensorboard (event files in the run directory), wandb (Weights &
     Biases), trackio. Each is an extra, as in pip install 'ddl-rs[wandb]'."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rich.text import Text
 
 from ddl.analysis.inspection import read_summary
-from ddl.analysis.inspection_tables import depth_table, sentences, three_digits
+from ddl.analysis.inspection_tables import depth_table, has_rewrites, sentences, three_digits
 from ddl.analysis.labels import labels, spread
 from ddl.errors import InputError, first_line
 from ddl.recording import REGIMES
@@ -26,7 +26,10 @@ LEAST_WIDTH = 78  # of the table over depth, which scrolls sideways in a narrowe
 
 
 class Recorded(NamedTuple):
-    """Means over tokens of one recorded step, for each sublayer; NaN where nothing is known."""
+    """Means over tokens of one recorded step, for each sublayer; NaN where nothing is known.
+
+    A run without rewrites has means of some quantities only.
+    """
 
     step: int
     names: tuple[str, ...]
@@ -51,6 +54,7 @@ def recorded(record: Record) -> Recorded:
     means = {
         quantity: tuple(_mean(sublayer.get(quantity)) for sublayer in sublayers)
         for quantity in OVER_TRAINING
+        if any(quantity in sublayer for sublayer in sublayers)
     }
     names = tuple(safe_line(sublayer["name"]) for sublayer in sublayers)
     return Recorded(record["step"], names, means)
@@ -80,8 +84,6 @@ def content(
     width: int,
     inspection: Summary | None,
     recordings: Sequence[Recorded],
-    *,
-    plain: bool = False,
 ) -> Text:
     """One of VIEWS of a run; a sentence if the run has no such file."""
     name = VIEWS[which]
@@ -89,15 +91,20 @@ def content(
     if quantity is None and inspection is not None:
         return OF_INSPECTION[name](inspection, width)
     if quantity is not None and recordings:
+        if quantity not in recordings[-1].means:
+            return _without(name, width)
         return _over_training(recordings, quantity, width)
-    if plain:
-        return Text(wrap("The residual has no rewrites to look at.", width))
     how = (
         "No inspection: `ddl inspect RUN` makes one, which appears here."
         if quantity is None
         else "No recordings: `ddl train --record-every N` writes them."
     )
     return Text(wrap(how, width))
+
+
+def _without(what: str, width: int) -> Text:
+    sentence = f"There is no {what} to show: this residual adds, and rewrites nothing."
+    return Text(wrap(sentence, width))
 
 
 def _over_training(recordings: Sequence[Recorded], quantity: str, width: int) -> Text:
@@ -123,6 +130,8 @@ def _depth(summary: Summary, width: int) -> Text:
 
 
 def _spectra(summary: Summary, width: int) -> Text:
+    if not has_rewrites(summary):
+        return _without("spectrum", width)
     names = _names(summary)
     shares = [[number(s["regimes"], regime) for regime in REGIMES] for s in summary["sublayers"]]
     bounds = [f"{low:g} to {high:g}".replace("-", "−") for low, high in REGIMES.values()]
@@ -142,7 +151,8 @@ def _coherence(summary: Summary, width: int) -> Text:
     names = _names(summary)
     values = _table(summary, "coherence", (len(names), len(names)))
     map_ = heat(values, names, names, lambda value: f"{value:.2f}", limits=(0.0, 1.0))
-    title = heading("Coherence: mean |cos| between the directions of two sublayers")
+    of = "the directions of two sublayers" if has_rewrites(summary) else "what two sublayers add"
+    title = heading(f"Coherence: mean |cos| between {of}")
     return Text("\n").join([title, map_])
 
 
@@ -163,6 +173,10 @@ def _table(summary: Summary, name: str, shape: tuple[int, int | None]) -> Array:
 
 
 def _survival(summary: Summary, width: int) -> Text:
+    if "survival" not in summary and not has_rewrites(summary):
+        return Text(
+            wrap("All writes survive whole: this residual adds, and erases nothing.", width)
+        )
     names = _names(summary)
     values = _table(summary, "survival", (len(names) + 1, len(names) + 1))
     map_ = heat(
@@ -170,7 +184,7 @@ def _survival(summary: Summary, width: int) -> Text:
         ["embedding", *names],
         ["start", *names],
         _percent,
-        limits=(0.0, 1.0),
+        limits=(0.0, max(1.0, float(np.nanmax(values, initial=1.0)))),
     )
     about = "Row: the source that wrote. Column: the sublayer after which this share is left."
     title = heading("Write survival: what is left of each write, by norm")

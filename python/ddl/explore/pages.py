@@ -12,7 +12,7 @@ from ddl.analysis import tables
 from ddl.analysis.compare import Comparison, notes_on
 from ddl.analysis.options import options_of
 from ddl.analysis.paired import pair
-from ddl.config import BASELINES, TrainConfig
+from ddl.config import TrainConfig
 from ddl.config.stored import options_by_name
 from ddl.errors import InputError
 
@@ -47,9 +47,7 @@ def _inside(choice: Choice, width: int, height: int) -> Text:
     run = choice.current
     content = Text()
     if run is not None:
-        plain = run.config is not None and run.config.model.residual in BASELINES
-        seen = (run.inspection, run.recordings)
-        content = inside.content(choice.view, width, *seen, plain=plain)
+        content = inside.content(choice.view, width, run.inspection, run.recordings)
     return of_run(choice, inside.VIEWS, width, content)
 
 

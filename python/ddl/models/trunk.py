@@ -13,13 +13,14 @@ from ddl.nn.adapters import active
 from ddl.nn.history import History
 from ddl.nn.hyper import HyperStream
 from ddl.nn.stream import DeltaStream
+from ddl.nn.taps import AddingStream, Addition
 
 from .cache import Cache
 from .sublayers import NORM_EPS
 from .tokens import place
 
 
-class AdditiveStream(nn.Module):
+class AdditiveStream(AddingStream):
     """The plain residual stream, x = x + F(norm(x)), with a final norm: the baseline trunk."""
 
     def __init__(self, hidden_size: int, sublayers: Iterable[nn.Module]) -> None:
@@ -43,11 +44,16 @@ class AdditiveStream(nn.Module):
         """Map embeddings x (B, T, d) to the readout (B, T, d); `args` go to every sublayer.
 
         `history`, `keep` and `document_starts` are arguments of DeltaStream; here nothing is
-        convolved over time, and they are ignored.
+        convolved over time, and only taps look at `keep`.
         """
-        for norm, sublayer in zip(self.norms, self.sublayers, strict=True):
-            x = x + sublayer(norm(x), *args)
+        for i, (norm, sublayer) in enumerate(zip(self.norms, self.sublayers, strict=True)):
+            x = self._add(i, x, sublayer(norm(x), *args), keep)
         return self.readout(x)
+
+    def _add(self, sublayer: int, x: Tensor, written: Tensor, keep: Tensor | None) -> Tensor:
+        if self.taps:
+            self.show(Addition(sublayer, x.unsqueeze(-1), written, None, None, keep))
+        return x + written
 
 
 Trunk = AdditiveStream | HyperStream | DeltaStream

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .history import History
+from .taps import AddingStream, Addition
 
 __all__ = ["HyperConnection", "HyperStream"]
 
@@ -58,14 +59,19 @@ class HyperConnection(nn.Module):
 
     def forward(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Map H (B, T, n, d) to the input h (B, T, d), the mixed H' (B, T, n, d), b (B, T, n)."""
-        normed = self.norm(state)
-        mix = self.mix + self.mix_scale * torch.tanh(self.mix_map(normed))  # (B, T, n, n + 1)
-        join = self.join + self.join_scale * torch.tanh(self.join_map(normed)).squeeze(-1)
+        mix, join = self.weights(state)
         mixed = mix.transpose(-1, -2).to(state.dtype) @ state
         return mixed[..., 0, :], mixed[..., 1:, :], join
 
+    def weights(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """A (B, T, n, n + 1) and b (B, T, n) of H (B, T, n, d)."""
+        normed = self.norm(state)
+        mix = self.mix + self.mix_scale * torch.tanh(self.mix_map(normed))
+        join = self.join + self.join_scale * torch.tanh(self.join_map(normed)).squeeze(-1)
+        return mix, join
 
-class HyperStream(nn.Module):
+
+class HyperStream(AddingStream):
     """n streams joined by hyper-connections, with a final norm of their sum."""
 
     def __init__(
@@ -95,8 +101,12 @@ class HyperStream(nn.Module):
         """Map embeddings x (B, T, d) to the readout (B, T, d); arguments as in DeltaStream."""
         state = x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1])
         parts = zip(self.norms, self.sublayers, self.connections, strict=True)
-        for norm, sublayer, connection in parts:
+        for i, (norm, sublayer, connection) in enumerate(parts):
+            before = state if self.taps else None
             h, state, join = connection(state)
             written = sublayer(norm(h), *args)
+            if before is not None:
+                mix = connection.weights(before)[0][..., 1:]  # type: ignore[operator]
+                self.show(Addition(i, before.transpose(-1, -2), written, mix, join, keep))
             state = state + join.unsqueeze(-1).to(state.dtype) * written.unsqueeze(-2)
         return self.readout(state.sum(-2))

@@ -2,7 +2,7 @@
 
 `ddl.record` and `ddl.edit` install them. Every trunk passes its rewrites through
 `DeltaResidual.tapped`, since it runs the rewrite fused with the next read, where no forward hook
-fires.
+fires. A stream without rewrites shows its taps what each sublayer adds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddl import functional
 
-__all__ = ["Rewrite", "Tap", "generation", "installed"]
+__all__ = ["AddingStream", "Addition", "Rewrite", "Tap", "generation", "installed"]
 
 
 class Rewrite(NamedTuple):
@@ -64,13 +64,57 @@ class Rewrite(NamedTuple):
         return found
 
 
+class Addition(NamedTuple):
+    """What a sublayer of a stream without rewrites adds: X' = X M + F bᵀ.
+
+    sublayer: its number. state: X (…, d, n), n streams. written: F (…, d). mix: M (…, n, n) and
+    join: b (…, n); None for the identity and 1, as in an additive stream. keep: as in Rewrite.
+    """
+
+    sublayer: int
+    state: Tensor
+    written: Tensor
+    mix: Tensor | None
+    join: Tensor | None
+    keep: Tensor | None
+
+    def weights(self) -> Tensor:
+        """b (…, n), in the dtype of F."""
+        if self.join is None:
+            return torch.ones_like(self.written[..., :1])
+        return self.join.to(self.written.dtype)
+
+    def after(self) -> Tensor:
+        """X' (…, d, n), in the state's dtype."""
+        mixed = self.state if self.mix is None else self.state @ self.mix.to(self.state.dtype)
+        added = self.written.unsqueeze(-1) * self.weights().unsqueeze(-2)
+        return mixed + added.to(mixed.dtype)
+
+
 Tap = Callable[[Rewrite], Rewrite]
 
 
 class Tapped(Protocol):
-    """A DeltaResidual. Each of `taps` gets what the one before it returned."""
+    """A DeltaResidual, or an AddingStream. Each of `taps` gets what the one before it returned."""
 
-    taps: tuple[Tap, ...]
+    taps: tuple[Callable[[Any], Any], ...]
+
+
+class AddingStream(nn.Module):
+    """A stream without rewrites, whose taps see every Addition; what they return has no effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taps: tuple[Callable[[Any], Any], ...] = ()
+
+    def show(self, addition: Addition) -> None:
+        """Show the taps an addition before it is done."""
+        for tap in self.taps:
+            tap(addition)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The module without its taps, as a DeltaResidual's."""
+        return {**self.__dict__, "taps": ()}
 
 
 _changes = 0
@@ -85,8 +129,8 @@ def generation() -> int:
 
 
 @contextmanager
-def installed(taps: Iterable[tuple[Tapped, Tap]]) -> Iterator[None]:
-    """Install each tap in its residual, after those it has; remove it at the end.
+def installed(taps: Iterable[tuple[Tapped, Callable[[Any], Any]]]) -> Iterator[None]:
+    """Install each tap in its residual or stream, after those it has; remove it at the end.
 
     Meanwhile compiled models run uncompiled, because their compiled code calls no taps. Contexts
     may end in any order, as in threads.

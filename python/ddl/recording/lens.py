@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddl.nn.taps import Rewrite, Tap, installed
+from ddl.nn.taps import Addition, Rewrite, installed
 from ddl.options import is_whole
 
-from .sublayers import evaluating, find_residuals, unwrapped
+from .sublayers import evaluating, taps_of, unwrapped
 
 __all__ = ["Lens", "lens"]
 
@@ -18,10 +18,10 @@ __all__ = ["Lens", "lens"]
 class Lens(NamedTuple):
     """The likeliest next tokens after every sublayer.
 
-    sublayers: L + 1 names; the first is "embedding", the state before the first rewrite.
+    sublayers: L + 1 names; the first is "embedding", the state before the first sublayer.
     tokens: (L + 1, B, T, top) int64, the likeliest first. probabilities: the same shape, float32.
-    channel_tokens, channel_probabilities: (L + 1, m, B, T, top), from each value channel alone;
-        for m = 1 they equal `tokens` and `probabilities`.
+    channel_tokens, channel_probabilities: (L + 1, m, B, T, top), from each value channel, or each
+        stream of hyper-connections, alone; for m = 1 they equal `tokens` and `probabilities`.
     """
 
     sublayers: list[str]
@@ -47,12 +47,11 @@ def lens(model: nn.Module, idx: Tensor, *, top: int = 5) -> Lens:
         top: number of likeliest tokens, at most V of which are returned.
 
     Raises:
-        TypeError: `model` has no such method. ValueError: it has no DeltaResidual.
+        TypeError: `model` has no such method. ValueError: as `ddl.record`.
     """
     if not is_whole(top) or top < 1:
         raise ValueError(f"`top` must be an integer of at least 1, got {top!r}")
     inner: Any = unwrapped(model)
-    residuals = find_residuals(inner)
     if not callable(getattr(inner, "logits_of_state", None)):
         got = f"a {type(inner).__name__}"
         raise TypeError(f"`model` must have a method logits_of_state(state), got {got}")
@@ -67,16 +66,12 @@ def lens(model: nn.Module, idx: Tensor, *, top: int = 5) -> Lens:
         each = [_likeliest(inner.logits_of_state(one), top) for one in alone]
         channels.append(tuple(torch.stack(part) for part in zip(*each, strict=True)))  # type: ignore[arg-type]
 
-    def tap(name: str) -> Tap:
-        def see(rewrite: Rewrite) -> Rewrite:
-            if not names:
-                read("embedding", rewrite.state)
-            read(name, rewrite.after())
-            return rewrite
+    def see(name: str, seen: Rewrite | Addition) -> None:
+        if not names:
+            read("embedding", seen.state)
+        read(name, seen.after())
 
-        return see
-
-    taps = ((residual, tap(name)) for name, residual in residuals.items())
+    taps = taps_of(inner, see)
     with evaluating(inner), installed(taps):
         inner(idx)
     tokens, probabilities = (torch.stack(part) for part in zip(*rows, strict=True))

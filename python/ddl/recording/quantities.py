@@ -1,4 +1,7 @@
-"""The quantities that `ddl.record` computes from a rewrite X' = X + β k̂ (vᵀ − k̂ᵀX)."""
+"""The quantities that `ddl.record` computes from a rewrite X' = X + β k̂ (vᵀ − k̂ᵀX).
+
+A sublayer of a stream without rewrites adds F bᵀ to n streams, X' = X M + F bᵀ, or F to one.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,20 @@ import torch
 from torch import Tensor
 
 from ddl import _native
-from ddl.nn.taps import Rewrite
+from ddl.nn.taps import Addition, Rewrite
 
-__all__ = ["BINS", "BOUNDS", "KEPT", "PER_CHANNEL", "QUANTITIES", "REGIMES", "bins", "measure"]
+__all__ = [
+    "ADDED",
+    "BINS",
+    "BOUNDS",
+    "KEPT",
+    "PER_CHANNEL",
+    "QUANTITIES",
+    "REGIMES",
+    "bins",
+    "measure",
+    "measure_addition",
+]
 
 # One number per token, except those of PER_CHANNEL, which have one per value channel.
 QUANTITIES = {
@@ -27,10 +41,21 @@ QUANTITIES = {
 }
 PER_CHANNEL = ("readout", "value", "channel_norm", "channel_norm_after")
 
+# Those of a stream without rewrites. Its channels are its streams: one, or those of
+# hyper-connections.
+ADDED = {
+    "write_norm": "|F bᵀ|, the norm of what the sublayer adds",
+    "state_norm": "|X|, Frobenius, before the sublayer",
+    "state_norm_after": "|X'|, Frobenius, after the sublayer",
+    "channel_norm": "norm of each stream before the sublayer",
+    "channel_norm_after": "norm of each stream after the sublayer",
+    "coherence": "cosine of F with that of the sublayer before",
+}
+
 # Vectors and states, which can be kept for every token but have no statistics.
 KEPT = {
-    "direction": "k̂ (d,)",
-    "state": "X (d, m), before the rewrite",
+    "direction": "k̂ (d,); F/|F| in a stream without rewrites",
+    "state": "X (d, m), before the rewrite or the addition",
     "state_after": "X' (d, m), after it",
 }
 
@@ -40,6 +65,7 @@ REGIMES: dict[str, tuple[float, float]] = {
     name: (max(lower, -1.0), min(upper, 1.0)) for name, lower, upper in _native.regimes()
 }
 BOUNDS = tuple(sorted({upper for _, upper in REGIMES.values()} - {1.0}))  # between two regimes
+TINY = 1e-30  # below every norm of a sublayer that writes
 BINS = 40  # of the histogram of eigenvalues over [−1, 1]; every bound above is an edge of one
 
 
@@ -79,6 +105,27 @@ def measure(rewrite: Rewrite, before: Tensor | None) -> dict[str, Tensor]:
     }
     if before is not None:
         measured["coherence"] = torch.cosine_similarity(direction, before.to(dtype), dim=-1)
+    return measured
+
+
+def measure_addition(addition: Addition, before: Tensor | None) -> dict[str, Tensor]:
+    """Compute the quantities of ADDED, and what KEPT names, per token; as `measure`."""
+    dtype = torch.float64 if addition.state.dtype == torch.float64 else torch.float32
+    x, written, after = (t.to(dtype) for t in (addition.state, addition.written, addition.after()))
+    norm = torch.linalg.vector_norm(written, dim=-1)
+    channel_norm, channel_norm_after = (torch.linalg.vector_norm(s, dim=-2) for s in (x, after))
+    measured = {
+        "write_norm": norm * torch.linalg.vector_norm(addition.weights().to(dtype), dim=-1),
+        "state_norm": torch.linalg.vector_norm(channel_norm, dim=-1),
+        "state_norm_after": torch.linalg.vector_norm(channel_norm_after, dim=-1),
+        "channel_norm": channel_norm,
+        "channel_norm_after": channel_norm_after,
+        "direction": torch.nn.functional.normalize(written, dim=-1, eps=TINY),
+        "state": x,
+        "state_after": after,
+    }
+    if before is not None:
+        measured["coherence"] = torch.cosine_similarity(written, before.to(dtype), dim=-1)
     return measured
 
 

@@ -1,4 +1,4 @@
-"""`ddl.record`: statistics of every rewrite that a model does."""
+"""`ddl.record`: statistics of every rewrite that a model does, or of every addition."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddl.nn.taps import Rewrite, Tap, installed
+from ddl.nn.taps import Addition, Rewrite, installed
 
 from .moments import Moments
-from .quantities import BINS, KEPT, PER_CHANNEL, QUANTITIES, REGIMES, bins, measure
-from .sublayers import find_residuals
+from .quantities import (
+    ADDED,
+    BINS,
+    KEPT,
+    PER_CHANNEL,
+    QUANTITIES,
+    REGIMES,
+    bins,
+    measure,
+    measure_addition,
+)
+from .sublayers import has_rewrites, taps_of
 
 __all__ = ["Recording", "Statistics", "record"]
 
@@ -39,10 +49,14 @@ class Recording:
     statistics have no rows. One with n > 1 rewrites stands there n times, with the numbers
     0 … n − 1 of its rewrites behind its name: whatever has a row for each sublayer has one for each
     rewrite. Statistics leave out padding.
+    quantities: those that the model has: QUANTITIES of one with rewrites, ADDED of another.
     """
 
-    def __init__(self, tokens: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokens: Sequence[str] = (), quantities: Sequence[str] = tuple(QUANTITIES)
+    ) -> None:
         self.sublayers: list[str] = []
+        self.quantities = tuple(quantities)
         self._wanted = tuple(dict.fromkeys(tokens))
         self._moments: dict[tuple[str, str], Moments] = {}
         self._counts: dict[str, Tensor] = {}  # histogram of the eigenvalues of each sublayer
@@ -59,12 +73,12 @@ class Recording:
         )
 
     def statistics(self, quantity: str) -> Statistics:
-        """Statistics of one of `ddl.recording.QUANTITIES`.
+        """Statistics of one of `quantities`.
 
         Raises ValueError for another name.
         """
-        if quantity not in QUANTITIES:
-            expected = f"one of {', '.join(QUANTITIES)}"
+        if quantity not in self.quantities:
+            expected = f"one of {', '.join(self.quantities)}"
             raise ValueError(f"`quantity` must be {expected}, got {quantity!r}")
         of = [self._moments.get((name, quantity)) for name in self.sublayers]
         width = max((len(moments.mean) for moments in of if moments), default=1)
@@ -80,8 +94,13 @@ class Recording:
     def eigenvalue_counts(self) -> Tensor:
         """Histogram of λ = 1 − β|k̂|² in 40 equal bins over [−1, 1] → (L, 40) int64.
 
-        Eigenvalues that are NaN, as of a model whose training has diverged, are in none.
+        Eigenvalues that are NaN, as of a model whose training has diverged, are in none. Raises
+        ValueError for a model without rewrites, as `regimes` does.
         """
+        if "eigenvalue" not in self.quantities:
+            raise ValueError(
+                "the model must have rewrites, which have eigenvalues, got one without"
+            )
         counts = [self._counts[name].cpu() for name in self.sublayers]
         return torch.stack(counts) if counts else torch.zeros(0, BINS, dtype=torch.int64)
 
@@ -131,50 +150,54 @@ class Recording:
         return torch.stack(rows) if rows else torch.empty(0)
 
     def summary(self) -> dict[str, Any]:
-        """All statistics as JSON's values: for each sublayer its name, quantities and regimes."""
-        regimes, counts = self.regimes(), self.eigenvalue_counts()
-        statistics = {name: self.statistics(name) for name in QUANTITIES}
-        return {
-            "tokens": len(self),
-            "sublayers": [
-                {
-                    "name": sublayer,
-                    **{
-                        quantity: {
-                            field: null_if_unknown(all_of[i].tolist())
-                            for field, all_of in s._asdict().items()
-                        }
-                        for quantity, s in statistics.items()
-                    },
-                    "regimes": {name: float(shares[i]) for name, shares in regimes.items()},
-                    "eigenvalue_counts": counts[i].tolist(),
-                }
-                for i, sublayer in enumerate(self.sublayers)
-            ],
-        }
+        """All statistics as JSON's values: for each sublayer its name and quantities, and the
+        regimes of rewrites."""
+        statistics = {name: self.statistics(name) for name in self.quantities}
+        found: list[dict[str, Any]] = [
+            {
+                "name": sublayer,
+                **{
+                    quantity: {
+                        field: null_if_unknown(all_of[i].tolist())
+                        for field, all_of in s._asdict().items()
+                    }
+                    for quantity, s in statistics.items()
+                },
+            }
+            for i, sublayer in enumerate(self.sublayers)
+        ]
+        if "eigenvalue" in self.quantities:
+            regimes, counts = self.regimes(), self.eigenvalue_counts()
+            for i, made in enumerate(found):
+                made["regimes"] = {name: float(shares[i]) for name, shares in regimes.items()}
+                made["eigenvalue_counts"] = counts[i].tolist()
+        return {"tokens": len(self), "sublayers": found}
 
-    def _add(self, sublayer: str, rewrite: Rewrite) -> None:
+    def _add(self, sublayer: str, seen: Rewrite | Addition) -> None:
         if sublayer not in self.sublayers:
             self.sublayers.append(sublayer)
-        before = self._before(sublayer, rewrite)
-        measured = measure(rewrite, before)
+        if isinstance(seen, Rewrite):
+            measured = measure(seen, self._before(sublayer, seen.direction))
+        else:
+            measured = measure_addition(seen, self._before(sublayer, seen.written))
         self._last = measured["direction"]
-        counted = slice(None) if rewrite.keep is None else rewrite.keep.bool()
-        for quantity in QUANTITIES:
+        counted = slice(None) if seen.keep is None else seen.keep.bool()
+        for quantity in self.quantities:
             if quantity in measured:
                 self._count(sublayer, quantity, measured[quantity], counted)
-        found = bins(measured["eigenvalue"][counted])
-        self._counts[sublayer] = self._counts.get(sublayer, 0) + found
+        if "eigenvalue" in measured:
+            found = bins(measured["eigenvalue"][counted])
+            self._counts[sublayer] = self._counts.get(sublayer, 0) + found
         for quantity in self._wanted:
             if quantity in measured:
                 kept = measured[quantity].detach().cpu()
                 self._kept.setdefault((sublayer, quantity), []).append(kept)
 
-    def _before(self, sublayer: str, rewrite: Rewrite) -> Tensor | None:
-        """k̂ of the sublayer before in the same pass; None for the first."""
+    def _before(self, sublayer: str, direction: Tensor) -> Tensor | None:
+        """The direction of the sublayer before in the same pass; None for the first."""
         if self._last is None or sublayer == self.sublayers[0]:
             return None
-        return self._last if self._last.shape == rewrite.direction.shape else None
+        return self._last if self._last.shape == direction.shape else None
 
     def _count(self, sublayer: str, quantity: str, values: Tensor, counted: Any) -> None:
         chosen = values[counted]
@@ -186,7 +209,7 @@ class Recording:
 
     def _count_of(self, sublayer: str) -> int:
         """Number of tokens that a sublayer has seen."""
-        found = self._moments.get((sublayer, "beta"))
+        found = self._moments.get((sublayer, "write_norm"))
         return 0 if found is None else found.count
 
     def _parts(self, sublayer: str, quantity: str) -> list[Tensor]:
@@ -212,7 +235,9 @@ def record(model: nn.Module, *, tokens: Sequence[str] = ()) -> Iterator[Recordin
         recording.statistics("beta").mean  # (L,), one per sublayer
 
     Works on every model with DeltaResiduals: DeltaStream, DeltaResidual by hand, a nanoGPT from
-    `ddl.nanogpt.convert`, ddl's GPT and Hugging Face's classes. Statistics are accumulated as the
+    `ddl.nanogpt.convert`, ddl's GPT and Hugging Face's classes. Of the last two with the residual
+    additive or hc it records what each sublayer adds: the quantities of `ddl.recording.ADDED`.
+    Statistics are accumulated as the
     tokens pass, on their device, and nothing else is kept. Gradients, random numbers and results
     stay as they are. Outside the context the model runs as if this did not exist; inside,
     compiled models run uncompiled, and each rewrite is done once more. With activation
@@ -220,31 +245,30 @@ def record(model: nn.Module, *, tokens: Sequence[str] = ()) -> Iterator[Recordin
 
     Args:
         model: the model, also if torch.compile or DistributedDataParallel wraps it.
-        tokens: quantities to keep for every token besides: names of `ddl.recording.QUANTITIES` or
-            `ddl.recording.KEPT` ("direction", "state", "state_after"). `recording.tokens(name)`
-            returns them; a state takes 4·d·m bytes per token and sublayer.
+        tokens: quantities to keep for every token besides: names of `ddl.recording.QUANTITIES` (or
+            ADDED) or `ddl.recording.KEPT` ("direction", "state", "state_after").
+            `recording.tokens(name)` returns them; a state takes 4·d·m bytes per token and sublayer.
 
     Raises:
-        TypeError, ValueError: `model` has no DeltaResidual; a name in `tokens` is unknown.
+        TypeError, ValueError: `model` has neither a DeltaResidual nor a stream of ddl's GPT; a name
+            in `tokens` is unknown.
     """
-    residuals = find_residuals(model)
-    known = [*QUANTITIES, *KEPT]
+    quantities = QUANTITIES if has_rewrites(model) else ADDED
+    known = [*quantities, *KEPT]
     if isinstance(tokens, str):
         tokens = (tokens,)
     for name in tokens:
         if name not in known:
             raise ValueError(f"`tokens` must be among {', '.join(known)}, got {name!r}")
-    recording = Recording(tokens)
-    taps = {residual: _tap(recording, name) for name, residual in residuals.items()}
-    with installed(taps.items()):
-        yield recording
+    recording = Recording(tokens, tuple(quantities))
 
-
-def _tap(recording: Recording, name: str) -> Tap:
     @torch.no_grad()
-    def tap(rewrite: Rewrite) -> Rewrite:
-        for number, single in enumerate(rewrite.singles()):
-            recording._add(name if rewrite.is_single else f"{name}.{number}", single)
-        return rewrite
+    def see(name: str, seen: Rewrite | Addition) -> None:
+        if isinstance(seen, Addition) or seen.is_single:
+            recording._add(name, seen)
+        else:
+            for number, single in enumerate(seen.singles()):
+                recording._add(f"{name}.{number}", single)
 
-    return tap
+    with installed(taps_of(model, see)):
+        yield recording

@@ -1,16 +1,19 @@
-"""The sublayers of a model whose residual is a rewrite, by name."""
+"""The sublayers of a model by name, and functions that see what each does to the stream."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from ddl.nn.residual import DeltaResidual
+from ddl.nn.taps import AddingStream, Addition, Rewrite
 
-__all__ = ["evaluating", "find_residuals", "unwrapped"]
+__all__ = ["evaluating", "find_residuals", "has_rewrites", "taps_of", "unwrapped"]
+
+See = Callable[[str, Rewrite | Addition], object]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -22,7 +25,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def find_residuals(model: Any) -> dict[str, DeltaResidual]:
+def find_residuals(model: Any, *, expected: str = "a DeltaResidual") -> dict[str, DeltaResidual]:
     """Every DeltaResidual of a model by its name, in the model's order.
 
     Raises:
@@ -34,8 +37,40 @@ def find_residuals(model: Any) -> dict[str, DeltaResidual]:
     found = {name: module for name, module in modules if isinstance(module, DeltaResidual)}
     if not found:
         got = f"a {type(unwrapped(model)).__name__} without"
-        raise ValueError(f"`model` must have a DeltaResidual, got {got}")
+        raise ValueError(f"`model` must have {expected}, got {got}")
     return found
+
+
+def has_rewrites(model: Any) -> bool:
+    """Whether the model has a DeltaResidual; else it has a stream to which its sublayers add.
+
+    Raises:
+        TypeError: `model` is no module. ValueError: it has neither.
+    """
+    if isinstance(model, nn.Module) and _streams(model):
+        return False
+    return bool(find_residuals(model, expected="a DeltaResidual or a stream of ddl's GPT"))
+
+
+def taps_of(model: nn.Module, see: See) -> list[tuple[Any, Callable[[Any], Any]]]:
+    """Pairs for `ddl.nn.taps.installed`: `see` is called with a sublayer's name and its rewrite or
+    addition. Raises as `has_rewrites` does."""
+
+    def tap(name: str) -> Callable[[Any], Any]:
+        def pass_on(seen: Any) -> Any:
+            see(f"{name}.{seen.sublayer}" if isinstance(seen, Addition) else name, seen)
+            return seen
+
+        return pass_on
+
+    if has_rewrites(model):
+        return [(residual, tap(name)) for name, residual in find_residuals(model).items()]
+    return [(stream, tap(f"{name}.sublayers".lstrip("."))) for name, stream in _streams(model)]
+
+
+def _streams(model: nn.Module) -> list[tuple[str, AddingStream]]:
+    modules = unwrapped(model).named_modules()
+    return [(name, module) for name, module in modules if isinstance(module, AddingStream)]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.progress import Progress
 from rich.text import Text
 
+from ddl.config import BASELINES
 from ddl.data.tokenizer import printable
 from ddl.errors import DivergedError, InputError
 from ddl.recording import Recording
@@ -47,7 +48,7 @@ class Session:
         self.processes = trainer.processes
         past = self.processes.from_first(lambda: _past(run, trainer.config.record_every))
         self.records, self._sampled, self._recorded = past
-        self._recording: tuple[int, Recording | None] | None = None  # with its step
+        self._recording: tuple[int, Recording] | None = None  # with its step
         self.watch, self.saver = Watch(trainer), Saver(run, trainer)
         self.metrics = Metrics(trainer)
         tracked = trainer.config.track if self.processes.first else ()
@@ -147,9 +148,9 @@ class Session:
             self._check(lambda: check_validation(self.evaluated, done))
             figures = self.metrics.of_loss(self.evaluated)
             validation = {f"validation_{name}": value for name, value in figures.items()}
-            recording = self._record()
-            if recording is not None:
-                validation["mean_beta"] = float(recording.statistics("beta").mean.mean())
+            if config.model.residual not in BASELINES:
+                beta = self._record().statistics("beta")
+                validation["mean_beta"] = float(beta.mean.mean())
             self._log({"step": done, "validation_loss": self.evaluated} | validation)
             self._tell(self.bar.console.print, f"step {done}: validation loss {self.evaluated:.4f}")
         self._started += time.perf_counter() - started
@@ -172,21 +173,21 @@ class Session:
         self._tell(self.bar.console.print, panel)
 
     def _record_if_due(self) -> None:
-        """Append what the rewrites do at this step to recordings.jsonl."""
+        """Append what the sublayers do to the stream at this step to recordings.jsonl."""
         config, done = self.trainer.config, self.trainer.steps_done
         every, last = config.record_every, done == config.steps
         if every is None or (done % every and not last) or self._recorded == done:
             return
         started = time.perf_counter()
         recording = self._record()
-        if recording is not None and self.processes.first:
+        if self.processes.first:
             line = {"step": done, **recording.summary()}
             self._by_itself(lambda: self.run.recordings.append(line))
         self._recorded = done
         self._started += time.perf_counter() - started
 
-    def _record(self) -> Recording | None:
-        """Statistics of the rewrites at this step, measured once; None without rewrites."""
+    def _record(self) -> Recording:
+        """Statistics of the sublayers at this step, measured once."""
         done = self.trainer.steps_done
         if self._recording is None or self._recording[0] != done:
             self._recording = (done, self.trainer.record())

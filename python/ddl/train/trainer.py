@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ddl import data
-from ddl.config import BASELINES, TrainConfig
+from ddl.config import TrainConfig
 from ddl.errors import InputError
 from ddl.models import GPT
 from ddl.optim import learning_rate, make_optimizer
@@ -209,11 +209,9 @@ class Trainer:
         return float(mean[0]) / float(mean[1])
 
     @torch.no_grad()
-    def record(self) -> Recording | None:
-        """Statistics of the rewrites on the first evaluation windows; None without rewrites."""
+    def record(self) -> Recording:
+        """Statistics of the rewrites, or of what sublayers add, on the first evaluation windows."""
         config = self.config
-        if config.model.residual in BASELINES:
-            return None
         (windows,) = data.evaluation_batches(
             self.corpus.validation,
             config.batch_size,

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ddl.recording.quantities import BINS, BOUNDS
+from ddl.recording.quantities import ADDED, BINS, BOUNDS
 from ddl.train.plots import COLOURS, TOP, curve, smooth
 
 from ..labels import labels, spread
@@ -151,21 +151,29 @@ def rounded(values: Sequence[float | None], digits: int = 4) -> Row:
 
 
 def depth_charts(depth: Depth, prefix: str) -> list[Chart]:
-    """Eigenvalues, write survival, coherence and channel norms over depth, as heat maps."""
+    """Eigenvalues, write survival, coherence and channel norms over depth, as heat maps; those that
+    the model has."""
     names = labels(depth.sublayers)
+    rewrites = depth.eigenvalues is not None
+    of, channels = (
+        ("the directions", "value channels") if rewrites else ("what they add", "streams")
+    )
     titled = {
         "Eigenvalues of the rewrites: share of the tokens": _eigenvalues(depth, names),
         "Write survival: share that is left": _survival(depth, names),
-        "Coherence of the directions: mean |cos|": _coherence(depth, names),
-        "Norms of the value channels": _channels(depth, names),
+        f"Coherence of {of}: mean |cos|": _coherence(depth, names),
+        f"Norms of the {channels}": _channels(depth, names),
     }
     return [
         Chart(f"{prefix}-{number}", title, figure, figure["layout"]["height"])
         for number, (title, figure) in enumerate(titled.items())
+        if figure is not None
     ]
 
 
-def _eigenvalues(depth: Depth, names: Sequence[str]) -> Figure:
+def _eigenvalues(depth: Depth, names: Sequence[str]) -> Figure | None:
+    if depth.eigenvalues is None:
+        return None
     figure = _heat_map(
         depth.eigenvalues,
         ([-1 + (i + 0.5) * 2 / BINS for i in range(BINS)], "λ: −1 reflects, 0 replaces, 1 keeps"),
@@ -178,13 +186,15 @@ def _eigenvalues(depth: Depth, names: Sequence[str]) -> Figure:
     return figure
 
 
-def _survival(depth: Depth, names: Sequence[str]) -> Figure:
+def _survival(depth: Depth, names: Sequence[str]) -> Figure | None:
+    if depth.survival is None:
+        return None
     return _heat_map(
         depth.survival,
         (chart_labels(["start", *names]), "after sublayer"),
         (chart_labels(["embedding", *names]), "written by"),
         "written by %{y}, after %{x}<br>%{z:.3f} is left",
-        limits=(0, 1),
+        limits=(0, max(1.0, *(v for row in depth.survival for v in row if v is not None))),
     )
 
 
@@ -201,7 +211,7 @@ def _coherence(depth: Depth, names: Sequence[str]) -> Figure:
 def _channels(depth: Depth, names: Sequence[str]) -> Figure:
     return _heat_map(
         depth.channels,
-        ([str(j) for j in range(len(depth.channels[0]))], "value channel"),
+        ([str(j) for j in range(len(depth.channels[0]))], "channel"),
         (chart_labels([*names, "end"]), "before sublayer"),
         "channel %{x} before %{y}<br>mean norm %{z:.4g}",
     )
@@ -221,7 +231,8 @@ def training_chart(training: Training, id: str) -> Chart | None:
         "sublayer %{y}, step %{x}<br>mean %{z:.4g}",
     )
     figure["choices"] = maps
-    choices = tuple(SCALARS[q] for q in order)
+    sentences = SCALARS if "beta" in order else SCALARS | ADDED
+    choices = tuple(sentences[q] for q in order)
     return Chart(
         id, "Over training: means over tokens", figure, figure["layout"]["height"], choices
     )

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from ddl.config import BASELINES, ReportConfig
+from ddl.config import ReportConfig
 from ddl.errors import InputError
 from ddl.files import PathKind, atomic_file, path_kind
 
@@ -33,7 +33,7 @@ OPENING = b'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
 )  # of every report, by which one is recognised
 MOST_NAMED = 3  # runs that the title names
 MOST_SAMPLES = 30  # steps whose samples are shown
-NOT_INSPECTED = Markup("It was not inspected: <code>ddl inspect</code> measures rewrites.")
+NOT_INSPECTED = Markup("It was not inspected: <code>ddl inspect</code> measures its sublayers.")
 NOT_RECORDED = Markup("It recorded nothing over training: <code>--record-every</code> does.")
 
 
@@ -139,12 +139,9 @@ def _inside(number: int, run: Run) -> Inside:
     charts = depth_charts(depth, f"depth-{number}") if depth else []
     over_training = training_chart(training, f"training-{number}") if training else None
     charts += [over_training] if over_training else []
-    if run.config is not None and run.config.model.residual in BASELINES:
-        missing = [Markup("It has no rewrites.")]
-    else:
-        missing = [] if depth else [NOT_INSPECTED]
-        if run.config is not None and over_training is None:
-            missing.append(NOT_RECORDED)
+    missing = [] if depth else [NOT_INSPECTED]
+    if run.config is not None and over_training is None:
+        missing.append(NOT_RECORDED)
     return Inside(number, run, depth, charts, missing)
 
 

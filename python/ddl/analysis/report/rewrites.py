@@ -22,15 +22,16 @@ SCALARS = {name: what for name, what in QUANTITIES.items() if name not in PER_CH
 class Depth(NamedTuple):
     """inspection.json of L sublayers and m value channels; `Inspection` explains the quantities.
 
-    text: what was measured on. eigenvalues: (L, BINS), shares of the tokens. survival: (L + 1,
-    L + 1). coherence: (L, L). channels: (L + 1, m), mean norms before each sublayer and at the end.
+    text: what was measured on. eigenvalues: (L, BINS), shares of the tokens; None without rewrites.
+    survival: (L + 1, L + 1); None of an additive stream, which erases nothing. coherence: (L, L).
+    channels: (L + 1, m), mean norms before each sublayer and at the end.
     """
 
     text: str
     tokens: int
     sublayers: list[str]
-    eigenvalues: list[Row]
-    survival: list[Row]
+    eigenvalues: list[Row] | None
+    survival: list[Row] | None
     coherence: list[Row]
     channels: list[Row]
 
@@ -81,7 +82,9 @@ def read_training(path: Path) -> Training | None:
 def _depth(found: dict[str, Any]) -> Depth:
     names, sublayers = _sublayers(found), found["sublayers"]
     size = len(names)
-    counts = _matrix([s.get("eigenvalue_counts") for s in sublayers], size, BINS)
+    rewrites = "write_norm" not in sublayers[0] or "beta" in sublayers[0]
+    counts = [s.get("eigenvalue_counts") for s in sublayers]
+    eigenvalues = [_shares(row) for row in _matrix(counts, size, BINS)] if rewrites else None
     before = [_of(s, "channel_norm", "mean") for s in sublayers]
     norms = [*before, _of(sublayers[-1], "channel_norm_after", "mean")]
     channels = max(1, len(norms[0])) if isinstance(norms[0], list) else 1
@@ -89,8 +92,10 @@ def _depth(found: dict[str, Any]) -> Depth:
         str(found.get("text")),
         int(number(found, "tokens") or 0),
         names,
-        [_shares(row) for row in counts],
-        _matrix(found.get("survival"), size + 1, size + 1, "survival"),
+        eigenvalues,
+        _matrix(found.get("survival"), size + 1, size + 1, "survival")
+        if rewrites or "survival" in found
+        else None,
         _matrix(found.get("coherence"), size, size, "coherence"),
         _matrix(norms, size + 1, channels, "channel_norm"),
     )

@@ -15,6 +15,7 @@ import pytest
 
 from ddl.analysis import tables
 from ddl.analysis.compare import Comparison, compare, plot, unique_names
+from ddl.analysis.document import document
 from ddl.analysis.runs import Run, read_run
 from ddl.config import OptimConfig
 from ddl.data.tokenizer import CharTokenizer, describe
@@ -172,7 +173,7 @@ def test_a_score_that_is_none_is_left_out(tmp_path: Path, score: str) -> None:
     (path / "eval-1.json").write_text(f'{{"runs": [{{"num_fewshot": 0, "results": {results}}}]}}')
     compared = compare([path])
     assert compared.runs[0].evaluations[0].scores == {"piqa": 50.0}
-    json.dumps(tables.document(compared), allow_nan=False)
+    json.dumps(document(compared), allow_nan=False)
     tables.show(compared, quiet())
 
 

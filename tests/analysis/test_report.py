@@ -39,7 +39,7 @@ def test_seed_by_seed_and_accuracies(tmp_path: Path, write: Write) -> None:
     ]
     write_evaluation(runs[0], {0: {"piqa": 60.0}})
     page = write(*runs, paired=True, baseline="ddl")
-    assert page.texts("caption")[0] == "Accuracy in percent, 0-shot"
+    assert page.texts("caption")[0] == "Newest evaluation, accuracy in percent, 0-shot"
     assert page.texts("caption")[1].startswith("Final validation loss, and its difference from")
     assert page.rows(2)[2] == ["additive", "2", "2.0000", "+0.5000", "+0.5000 to +0.5000"]
     assert [key.text for key in page.all("button")] == ["●\ufe0eadditive", "■\ufe0eddl"]

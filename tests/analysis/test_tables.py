@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ddl.analysis import tables
 from ddl.analysis.compare import compare
+from ddl.analysis.document import document
 from ddl.analysis.paired import pair
 from tests.analysis.cases import make_run, write_evaluation
 from tests.analysis.papers import ONE_SHOT, ZERO_SHOT
@@ -96,7 +97,7 @@ def test_odd_names(tmp_path: Path, name: str) -> None:
         assert path.name in text
     rows = tables.markdown(compare([path])).splitlines()[:3]
     assert [row.replace("\\|", "").count("|") for row in rows] == [12, 12, 12]
-    json.dumps(tables.document(compare([path])), allow_nan=False)
+    json.dumps(document(compare([path])), allow_nan=False)
 
 
 def test_half_a_digit_is_rounded_up(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_the_paired_table(tmp_path: Path) -> None:
     assert "difference from that of additive, seed by seed" in text
     row = next(line for line in text.splitlines() if line.startswith("ddl-cc "))
     assert row.split() == ["ddl-cc", "2", "1.9000", "−0.2500", "−0.2500", "to", "−0.2500"]
-    made = tables.document(compared := compare(runs), pair(compared.runs))
+    made = document(compared := compare(runs), pair(compared.runs))
     assert made["paired"]["baseline"] == "additive"
     assert made["paired"]["variants"][1]["difference"] == pytest.approx(-0.25)
     assert made["paired"]["variants"][0]["low"] is None
@@ -130,7 +131,7 @@ def test_the_paired_table(tmp_path: Path) -> None:
 
 def test_json_has_no_nan(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", losses=[2.0, math.nan])
-    (described,) = json.loads(json.dumps(tables.document(compare([run])), allow_nan=False))["runs"]
+    (described,) = json.loads(json.dumps(document(compare([run])), allow_nan=False))["runs"]
     assert described["validation_loss"] is described["perplexity"] is None
     assert described["best_validation_loss"] == 2.0
     assert described["finished"] is False
@@ -141,4 +142,4 @@ def test_markdown(papers: list[Path]) -> None:
     first, *_ = text.split("\n\n")
     assert first.splitlines()[1] == "|---|" + "---:|" * 10
     assert "| small-additive | 6 | 2.8543 | 2.8543 | 17.3616 |" in first
-    assert "Accuracy in percent, 1-shot\n\n| run | ARC-C |" in text
+    assert "Newest evaluation, accuracy in percent, 1-shot\n\n| run | ARC-C |" in text

@@ -75,6 +75,12 @@ def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("", "`runs` must be at least one run directory, got None"),
         ("RUN --baseline x", "`--baseline` must be left out without `--paired`, got 'x'"),
         ("RUN --json --markdown", "`--markdown` must be left out with `--json`, got True"),
+        ("RUN --data /nowhere", "`--data` must be a UTF-8 text, got /nowhere: No such file"),
+        (
+            f"RUN --data {__file__}",
+            "`--data` must be a text that one of the runs can be measured on, got"
+            f" {__file__}: Not measured: run, because ",
+        ),
         ("RUN --paired --baseline x", "`--baseline` must be one of run, got 'x'"),
         ("RUN --plot /proc/x.png", "`--plot` must be writable, got /proc/x.png: "),
         (

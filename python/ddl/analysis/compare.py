@@ -9,11 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.console import Console
+
 from ddl.data.tokenizer import printable
 from ddl.files import PathKind, path_kind
 from ddl.train.plots import plot_losses
 from ddl.train.sweep import LISTING
 
+from .measured import Measured, measure
 from .paired import variants_of
 from .runs import KINDS, Run, read_run
 
@@ -23,10 +26,14 @@ MOST_NAMED = 4  # runs that a sentence names
 
 
 class Comparison(NamedTuple):
-    """Runs, of which the first is the one to compare with. notes: sentences on what is unfair."""
+    """Runs, of which the first is the one to compare with. notes: sentences on what is unfair.
+
+    measured: their models on a text; None if none was given.
+    """
 
     runs: list[Run]
     notes: list[str]
+    measured: Measured | None = None
 
 
 def compare(paths: Sequence[Path]) -> Comparison:
@@ -40,6 +47,15 @@ def compare(paths: Sequence[Path]) -> Comparison:
     runs = [read_run(path, name) for path, name in zip(found, names, strict=True)]
     notes = [f"{_listed([name_of(path) for path in twice])} named twice, shown once."]
     return Comparison(runs, (notes if twice else []) + notes_on(runs))
+
+
+def with_data(comparison: Comparison, text: Path, console: Console) -> Comparison:
+    """Also measure the runs' models on the text of a file; console: for the progress.
+
+    Raises InputError if the file cannot be read, or no run can be measured on it.
+    """
+    measured = measure(comparison.runs, text, console)
+    return Comparison(comparison.runs, comparison.notes + measured.notes, measured)
 
 
 def notes_on(runs: Sequence[Run]) -> list[str]:

@@ -1,11 +1,11 @@
-"""A comparison as tables for a terminal, as Markdown and as JSON's values."""
+"""A comparison as tables for a terminal and as Markdown."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich import box
 from rich.cells import cell_len
@@ -15,8 +15,9 @@ from rich.text import Text
 
 from ddl.config.paper_tasks import METRICS, PAPER
 
-from .compare import Comparison
-from .paired import Difference, Paired, as_mapping
+from .compare import Comparison, name_of
+from .measured import Measured, Ratio
+from .paired import Difference, Paired
 from .runs import Evaluation, Point, Run
 
 GAP = 2  # characters between columns
@@ -65,6 +66,7 @@ def sections(comparison: Comparison, paired: Paired | None = None) -> list[Secti
         _column("memory ratio", ratios(peaks), "{:.3f}".format),
     ]
     made = [Section("", names, loss), Section("", names, cost)]
+    made += [] if comparison.measured is None else _measured(runs, names, comparison.measured)
     made += [_scores(runs, names, shots) for shots in _shots(runs)]
     made += [] if paired is None else [_paired(paired)]
     told = [s._replace(columns=[c for c in s.columns if set(c.cells) != {NONE}]) for s in made]
@@ -130,7 +132,45 @@ def _scores(runs: Sequence[Run], names: Column, shots: int | None) -> Section:
     averages = [e.average if e is not None else None for e in of_run]
     columns.append(_column("mean", averages, _percent))
     title = "with as many examples as each task asks for" if shots is None else f"{shots}-shot"
-    return Section(f"Accuracy in percent, {title}", names, columns)
+    return Section(f"Newest evaluation, accuracy in percent, {title}", names, columns)
+
+
+def _measured(runs: Sequence[Run], names: Column, measured: Measured) -> list[Section]:
+    """Tables of the losses on a text, and of the speeds of generation."""
+    scores = [measured.scores.get(run.name) for run in runs]
+    speeds = [measured.speeds.get(run.name) for run in runs]
+    bits = [s and s.bits_per_byte for s in scores]
+    losses = [
+        _column("checkpoint", [s and s.step for s in scores], "{:,.0f}".format),
+        _column("loss", [s and s.loss for s in scores], _four),
+        _column("bits/byte", bits, _four),
+        _column("difference", _differences(bits), _signed),
+        _column("predicted", [s and s.bytes / measured.bytes for s in scores], "{:.1%}".format),
+    ]
+    speed = [
+        _column("prompt tok/s", [s and s.prefill for s in speeds], "{:,.0f}".format),
+        Column("ratio", [_ratio(s and s.prefill_ratio) for s in speeds]),
+        _column("new tok/s", [s and s.generated for s in speeds], "{:,.0f}".format),
+        Column("ratio", [_ratio(s and s.generated_ratio) for s in speeds]),
+    ]
+    how = (
+        f"a prompt of {measured.prompt} tokens, then {measured.tokens} new ones, medians of"
+        f" {measured.rounds} rounds in turn"
+    )
+    return [
+        Section(f"Loss of the last checkpoints on {name_of(measured.text)}", names, losses),
+        Section(f"Generation on this machine: {how}", names, speed),
+    ]
+
+
+def _differences(numbers: Sequence[float | None]) -> list[float | None]:
+    """Each number less the first one that is known."""
+    first = next((n for n in numbers if n is not None), None)
+    return [None if n is None or first is None else n - first for n in numbers]
+
+
+def _ratio(found: Ratio | None) -> str:
+    return NONE if found is None else f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
 def _paired(paired: Paired) -> Section:
@@ -249,45 +289,6 @@ def markdown(comparison: Comparison, paired: Paired | None = None) -> str:
 
 def _escaped(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\|*_`[]<$" else c for c in text)
-
-
-def document(comparison: Comparison, paired: Paired | None = None) -> dict[str, Any]:
-    """The comparison as JSON's values; null for what is not known or no finite number."""
-    runs = comparison.runs
-    speed = ratios([run.tokens_per_second for run in runs])
-    memory = ratios([run.peak_memory for run in runs])
-    described = [
-        _described(run) | {"speed_ratio": speed[i], "memory_ratio": memory[i]}
-        for i, run in enumerate(runs)
-    ]
-    made: dict[str, Any] = {"runs": described, "notes": _notes(comparison, paired)}
-    if paired is not None:
-        variants = [dict(as_mapping(difference)) for difference in paired.variants]
-        made["paired"] = {"baseline": paired.baseline, "variants": variants}
-    return made
-
-
-def _described(run: Run) -> dict[str, Any]:
-    config, final, best = run.config, run.final, run.best
-    diverged = final is None or math.isnan(final.loss)
-    return {
-        "name": run.name,
-        "path": str(run.path),
-        "residual": None if config is None else config.model.residual,
-        "seed": None if config is None else config.seed,
-        "step": run.step,
-        "steps": None if config is None else config.steps,
-        "finished": run.finished,
-        "validation_loss": None if final is None or diverged else final.loss,
-        "perplexity": None if final is None or diverged else final.perplexity,
-        "best_validation_loss": None if best is None else best.loss,
-        "best_step": None if best is None else best.step,
-        "bits_per_byte": run.bits_per_byte,
-        "parameters": run.parameters,
-        "tokens_per_second": run.tokens_per_second,
-        "peak_memory": run.peak_memory,
-        "evaluations": [e._asdict() | {"average": e.average} for e in run.evaluations],
-    }
 
 
 def _notes(comparison: Comparison, paired: Paired | None) -> list[str]:

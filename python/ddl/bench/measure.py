@@ -1,19 +1,30 @@
-"""Interleaved timing, ratios and their uncertainty, the correctness gate, reference copies."""
+"""Interleaved timing, the correctness gate, reference copies."""
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from ddl import timing
+from ddl.timing import Timed, ratio, ratio_interval
+
 from .tables import progress
 
-Timed = Callable[[], tuple[float, ...]]  # runs something once and returns the seconds it took
-RESAMPLES = 1000
+__all__ = [
+    "RedGateError",
+    "Timed",
+    "copies",
+    "gate",
+    "gb_per_second",
+    "interleave",
+    "quartiles",
+    "ratio",
+    "ratio_interval",
+]
 
 
 class RedGateError(AssertionError):
@@ -53,48 +64,12 @@ def _rms(tensor: Tensor) -> float:
 def interleave(
     steps: Mapping[str, Timed], rounds: int, *, warmup: int = 2, what: str = ""
 ) -> dict[str, list[tuple[float, ...]]]:
-    """Seconds of every step, `rounds` tuples per name. All steps run once in every round.
+    """`ddl.timing.interleave`, which says in the terminal how far it is; what: is measured."""
 
-    If something slows the machine for a while, it slows all steps alike. Each round starts with
-    another step, and every second round runs in reverse order, so that no step always follows the
-    same neighbour.
-    """
-    names = list(steps)
-    for _ in range(warmup):
-        for name in names:
-            progress(f"{what}: warming up {name}")
-            steps[name]()
-    seconds: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
-    collecting = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        for index in range(rounds):
-            progress(f"{what}: round {index + 1} of {rounds}")
-            first = index % len(names)
-            order = names[first:] + names[:first]
-            for name in order if index % 2 == 0 else order[::-1]:
-                seconds[name].append(steps[name]())
-    finally:
-        if collecting:
-            gc.enable()
-        progress("")
-    return seconds
+    def say(text: str) -> None:
+        progress(f"{what}: {text}" if text else "")
 
-
-def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
-    """Ratio of medians."""
-    return statistics.median(numerator) / statistics.median(denominator)
-
-
-def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, float]:
-    """The central 95 % of `ratio` over resampled rounds (bootstrap; a round keeps its pair)."""
-    pairs = torch.tensor([list(numerator), list(denominator)], dtype=torch.float64)  # (2, rounds)
-    rounds = pairs.shape[1]
-    drawn = torch.randint(rounds, (RESAMPLES, rounds), generator=torch.Generator().manual_seed(0))
-    medians = pairs[:, drawn].quantile(0.5, dim=-1)  # (2, RESAMPLES)
-    low, high = (medians[0] / medians[1]).quantile(torch.tensor([0.025, 0.975]).double()).tolist()
-    return low, high
+    return timing.interleave(steps, rounds, warmup=warmup, progress=say)
 
 
 def quartiles(seconds: list[float]) -> tuple[float, float]:

@@ -9,11 +9,13 @@ from ddl.config import CompareConfig
 from .command import Command, parse
 from .terminal import make_console
 
-HELP = """Compare runs: losses, parameters, speed, memory and what `ddl eval` left.
+HELP = """Compare runs: losses, parameters, speed, memory and the newest evaluation of `ddl eval`.
 
 ddl compare runs/additive runs/ddl-cc --plot losses.png
 
 ddl compare runs/sweep --paired
+
+ddl compare runs/sweep --data other.txt
 
 Runs that still train can be compared, and so can runs that differ in data, vocabulary, batch size
 or number of steps; a note below the tables names such differences. --json and --markdown print the
@@ -22,15 +24,17 @@ same in these formats."""
 
 def run(args: list[str]) -> None:
     config = parse(CompareConfig, args, prog="ddl compare", description=HELP, positional=True)
-    from ddl.analysis import compare, tables
+    from ddl.analysis import compare, document, tables
     from ddl.analysis.paired import pair
 
     compared = compare.compare(config.runs)
+    if config.data is not None:
+        compared = compare.with_data(compared, config.data, make_console(stderr=True))
     paired = pair(compared.runs, config.baseline) if config.paired else None
     if config.plot is not None:
         compare.plot(compared, config.plot)
     if config.json:
-        print(json.dumps(tables.document(compared, paired), indent=2, allow_nan=False))
+        print(json.dumps(document.document(compared, paired), indent=2, allow_nan=False))
     elif config.markdown:
         print(tables.markdown(compared, paired))
     else:

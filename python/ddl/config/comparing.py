@@ -16,6 +16,10 @@ class CompareConfig:
     """Run directories, also of runs that still train; directories that `ddl export` wrote, for the
     scores that `ddl eval` left in them; or directories with runs in them, as `ddl sweep` writes.
     The others are compared with the first run."""
+    data: Path | None = None
+    """UTF-8 text on which the last checkpoint of each run is measured: its loss, with the run's own
+    tokenizer, and how fast the model generates on this machine. This loads the models and takes
+    time. None shows what the runs have recorded."""
     paired: bool = False
     """Also group the runs into variants, which have the same options except the seed, and print how
     far each variant's validation loss lies from the baseline's: the mean over the seeds that both

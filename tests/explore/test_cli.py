@@ -16,6 +16,10 @@ from ddl import cli
 from tests.support import ROOT
 
 FOLDERS = "`runs` must be run directories or folders with runs"
+NO_RUNS = (
+    f"{FOLDERS}, got none: `ddl train tiny --out runs/tiny` makes one in about a minute, and `ddl"
+    " explore runs` shows it"
+)
 FILES = "`--bench` must be files of `ddl bench --out`"
 
 
@@ -37,7 +41,8 @@ def test_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ("", "`runs` must be at least one run directory, got None"),
+        ("", NO_RUNS),
+        ("--bench .", NO_RUNS),
         ("nowhere", f"{FOLDERS}, got nowhere, nothing there"),
         (__file__, f"{FOLDERS}, got {__file__}, a file"),
         (". --bench nowhere", f"{FILES}, got nowhere, nothing there"),

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from ddl.analysis.inspection import inspect
 from ddl.explore.pages import PAGES
 from ddl.explore.screen import HELP, Explorer
+from ddl.explore.watching import Watch
 from tests.analysis.cases import make_run
 from tests.explore.conftest import append, copied
 from tests.explore.driver import Driver, explore
@@ -205,13 +207,37 @@ def test_runs_appear_and_vanish(run: Path) -> None:
         shutil.rmtree(run)
         await screen.sees("later, 1 of 1")
         shutil.rmtree(run.parent / "later")
-        await screen.sees("There is no run yet.")
+        how = "`ddl train tiny --out runs/tiny` makes one in about a minute."
+        await screen.sees(f"There is no run yet; {how}")
         for tab in "1234567":
             await screen.press(tab)
         await screen.press("n", "p", "space", "a", "1")
         assert f"No run in {run.parent} yet." in screen.text.replace("\n", "")
 
     explore([run.parent], script, size=(120, 24))
+
+
+def test_nothing_is_said_of_runs_before_they_are_read(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of many runs, or a slow disk, takes a while."""
+    go, poll = threading.Event(), Watch.poll
+    monkeypatch.setattr(Watch, "poll", lambda self: go.wait(60) and poll(self))
+
+    async def script(screen: Driver) -> None:
+        try:
+            for tab in "1234567":
+                text = await screen.press(tab)
+                assert "The runs are being read." in text
+                assert "no run" not in text.lower()
+                assert "no second one" not in text
+        finally:
+            go.set()
+        await screen.press("1")
+        await screen.sees("cc", "finished")
+        assert "being read" not in screen.text
+
+    explore([run.parent], script)
 
 
 def test_the_cursor_stays_with_its_run(run: Path) -> None:

@@ -101,7 +101,7 @@ def test_folders_and_runs_in_a_sweeps_order(run: Path) -> None:
 
 
 def test_a_folder_without_runs(tmp_path: Path) -> None:
-    assert Watch([tmp_path]).poll() == Snapshot(notes=(f"No run in {tmp_path} yet.",))
+    assert Watch([tmp_path]).poll() == Snapshot(notes=(f"No run in {tmp_path} yet.",), read=True)
 
 
 def test_evaluations_are_read_when_they_appear(run: Path) -> None:

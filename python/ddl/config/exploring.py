@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddl.errors import InputError
 from ddl.options import check_positive
 
-from .fields import require
+A_RUN = "`ddl train tiny --out runs/tiny` makes one in about a minute"
 
 
 @dataclass(frozen=True)
@@ -24,5 +25,9 @@ class ExploreConfig:
     """Seconds between two readings of the files."""
 
     def __post_init__(self) -> None:
-        require(len(self.runs) > 0, "runs", "at least one run directory", None)
+        if not self.runs:
+            raise InputError(
+                "`runs` must be run directories or folders with runs, got none:"
+                f" {A_RUN}, and `ddl explore runs` shows it"
+            )
         check_positive("interval", self.interval)

@@ -8,10 +8,13 @@ from typing import NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
+from ddl.config.exploring import A_RUN
+
 from .watching import Snapshot, View
 from .words import shorten, wrap
 
-NOTHING = "There is no run yet."
+NOTHING = f"There is no run yet; {A_RUN}."
+READING = "The runs are being read."
 
 
 class Choice(NamedTuple):
@@ -46,7 +49,7 @@ def run_line(choice: Choice, width: int) -> Text:
     """Which run is shown."""
     view = choice.current
     if view is None:
-        return Text(NOTHING)
+        return Text(wrap(NOTHING, width))
     views = choice.snapshot.views
     place = f", {views.index(view) + 1} of {len(views)}, {view.state}"
     return Text(shorten(view.name, max(8, width - len(place))) + place, style="bold")

@@ -13,7 +13,7 @@ from ddl.train.plots import COLOURS, TOP
 from .chart import Line, draw
 from .choice import NOTHING, Choice, joined, view_line
 from .watching import View
-from .words import NONE, compact, shorten
+from .words import NONE, compact, shorten, wrap
 
 LETTERS = "abcdefg"
 # A terminal may be dark or light, so the first curve has its own colour for text and not black.
@@ -53,7 +53,7 @@ def page(choice: Choice, width: int, height: int) -> Text:
     shown = choice.marked[:MOST]
     parts = [view_line(views(choice), choice.view, width)]
     if not shown:
-        return joined(*parts, NOTHING)
+        return joined(*parts, wrap(NOTHING, width))
     without = [view.name for view in shown if not _has(view, quantity)]
     shown_with = [view for view in shown if _has(view, quantity)]
     parts.append(_legend(shown_with, quantity, width))

@@ -135,7 +135,7 @@ def _config(choice: Choice, width: int, height: int) -> Text:
 def _option_differences(choice: Choice, width: int) -> str:
     configured = [view for view in choice.marked if view.config is not None]
     if not configured:
-        return NOTHING
+        return wrap(NOTHING, width)
     different = options_of([view.run for view in configured]).different
     if not different:
         return wrap("The marked runs have the same options.", width)

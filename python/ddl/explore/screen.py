@@ -16,7 +16,7 @@ from textual.containers import ScrollableContainer, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
 
-from .choice import NOTHING, Choice, joined
+from .choice import NOTHING, READING, Choice, joined
 from .pages import PAGES, Page
 from .watching import Snapshot, View, Watch
 from .words import NONE, figure, safe_line, shorten, wrap
@@ -68,7 +68,9 @@ class Pane(ScrollableContainer, can_focus=True):
         width, height = self.scrollable_content_region.size
         if not width:
             return
-        content = self.page.content(choice, max(width, NARROWEST), height)
+        content = Text(READING)
+        if choice.snapshot.read:
+            content = self.page.content(choice, max(width, NARROWEST), height)
         if content != self.shown:
             self.shown = content
             self.query_one(Static).update(content)
@@ -219,7 +221,9 @@ class Explorer(App[int]):
         width = max(20, self.size.width - 1)
         current, notes = self.current, self.snapshot.notes
         lines = [] if current is None else [safe_line(current.path), *current.problems]
-        lines += notes if notes or current is not None else [NOTHING]
+        lines += notes
+        if current is None:
+            lines.append(NOTHING if self.snapshot.read else READING)
         self.query_one("#about", Static).update(joined(*(wrap(line, width) for line in lines)))
 
     def _row(self, view: View) -> list[Text]:

@@ -54,11 +54,15 @@ class View:
 
 
 class Snapshot(NamedTuple):
-    """All watched runs, in order; benchmarks that belong to no run; sentences for the reader."""
+    """All watched runs, in order; benchmarks that belong to no run; sentences for the reader.
+
+    read: whether the files have been looked at.
+    """
 
     views: tuple[View, ...] = ()
     benchmarks: tuple[Benchmarks, ...] = ()
     notes: tuple[str, ...] = ()
+    read: bool = False
 
 
 class Watch:
@@ -87,7 +91,7 @@ class Watch:
         )
         beside = [files for files in self._beside if os.path.realpath(files.path) not in found]
         benchmarks = [made for files in (*self._benchmarks, *beside) for made in files.poll()]
-        return Snapshot(views, tuple(benchmarks), tuple(notes))
+        return Snapshot(views, tuple(benchmarks), tuple(notes), read=True)
 
 
 def _may_be_run(path: Path) -> bool:

@@ -8,7 +8,8 @@ from .command import Command, parse
 from .terminal import make_console
 
 HELP = """Show what the rewrites of a trained model do over depth: gates, errors, writes, which
-writes survive to the end, and with --prompt what each sublayer would say.
+writes survive to the end, and with --prompt what each sublayer would say. Of a model without
+rewrites, such as an additive one, it shows what the sublayers add.
 
 ddl inspect runs/tiny --prompt "The statement" """
 
@@ -33,4 +34,4 @@ def run(args: list[str]) -> None:
         console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
 
 
-COMMAND = Command("what the rewrites of a model do: ddl inspect RUN", InspectConfig, run)
+COMMAND = Command("what the sublayers of a model do: ddl inspect RUN", InspectConfig, run)

@@ -11,7 +11,7 @@ from .fields import check_counts, check_literals
 
 @dataclass(frozen=True)
 class InspectConfig:
-    """Show what the rewrites of a model do over depth."""
+    """Show what the sublayers of a model do over depth."""
 
     run: Path
     """Run directory, a directory that `ddl export` wrote, or a checkpoint of the paper's code."""

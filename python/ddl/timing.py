@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-__all__ = ["Timed", "interleave", "ratio", "ratio_interval"]
-
 Timed = Callable[[], tuple[float, ...]]  # runs something once and returns the seconds it took
 RESAMPLES = 1000
 

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from ddl import cli
+from ddl.analysis import measured
+from ddl.analysis.compare import compare
+from ddl.analysis.document import document
 from ddl.analysis.student import quantile
 from ddl.config.sweeps import KEYS
+from tests.analysis.cases import make_run
 from tests.support import ROOT
 
 TEXT = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
@@ -28,6 +32,8 @@ def test_its_commands_and_python(
     monkeypatch.setenv("COLUMNS", "80")
     sweep = blocks("toml")[0].replace("steps = 60", "steps = 2").replace("= 20", "= 2")
     Path("sweep.toml").write_text(sweep + "eval_batches = 1\n", encoding="utf-8")
+    Path("other.txt").write_text("Another text than that of the runs. " * 5, encoding="utf-8")
+    monkeypatch.setattr(measured, "SECONDS", 0.0)
     printed = ""
     for text in blocks("bash"):
         if "# a scheduler" in text:
@@ -51,8 +57,24 @@ def test_its_commands_and_python(
 
 
 def test_the_keys_of_a_sweep() -> None:
-    rows = set(re.findall(r"^\| `\[?(\w+)", TEXT, flags=re.MULTILINE))
+    rows = set(re.findall(r"^\| `\[?(\w+)", TEXT.split("\n## ")[1], flags=re.MULTILINE))
     assert rows == set(KEYS)
+
+
+def test_the_keys_of_the_document(tmp_path: Path) -> None:
+    found = document(compare([make_run(tmp_path / "a")]))
+    section = TEXT.split("\n### JSON")[1].split("\n### ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == {
+        *found,
+        "data",
+        "inference",
+        "paired",
+        "curve",
+    }
+    (point, *_) = found["runs"][0]["curve"]
+    names = {*point, *found["ranking"][0], "data", "inference", "curve", "evaluations"}
+    assert names <= set(re.findall(r"`(\w+)`", section))
 
 
 def test_the_quantiles_that_it_names() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddl.errors import InputError
+from ddl.files import at_home
 
 # Variables of ours with an effect outside the tests; docs/environment.md says which.
 OURS = (
@@ -113,10 +114,11 @@ def unknown() -> list[str]:
 def cache_directory() -> Path | None:
     """The directory of compiled kernels, as src/environment.rs chooses it; None if there is none.
 
-    DDL_CACHE_DIR, else `ddl` in the user's cache directory.
+    DDL_CACHE_DIR, else `ddl` in the user's cache directory. Raises InputError if the ~ in the
+    former cannot be expanded.
     """
     if os.environ.get("DDL_CACHE_DIR"):
-        return Path(os.environ["DDL_CACHE_DIR"])
+        return at_home(os.environ["DDL_CACHE_DIR"], argument="DDL_CACHE_DIR")
     caches = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(caches):
         return Path(caches) / "ddl"

@@ -25,6 +25,20 @@ PAPER_MODEL_TYPES = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 
 
+def at_home(path: str | Path, *, argument: str) -> Path:
+    """The path, with `~` or `~user` at its beginning replaced by that home directory.
+
+    Raises InputError, which names the argument, if there is no such home directory.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(
+            f"`{argument}` must begin with the ~ of a user whose home directory is known, got"
+            f" {path}: write the whole path"
+        ) from error
+
+
 # --- kinds of paths -------------------------------------------------------------------------------
 
 

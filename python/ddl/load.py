@@ -17,7 +17,7 @@ import torch
 
 from ddl.data.tokenizer import Tokenizer, encode_prompt
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, path_kind, require_kind
+from ddl.files import PathKind, at_home, path_kind, require_kind
 from ddl.models import GPT
 from ddl.train import pick_device
 from ddl.train.runs import LAST, load_run
@@ -52,7 +52,7 @@ def load(
     Raises InputError if `path` is none of these, or a file in it is missing, damaged, or does not
     fit the others.
     """
-    path = Path(path)
+    path = at_home(path, argument=argument)
     kind = require_kind(path, *OURS, argument=argument)
     _check_checkpoint(checkpoint, kind)
     pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU
@@ -96,7 +96,7 @@ def load_for_transformers(
     A run becomes a `DDLForCausalLM` in memory, with the tokenizer that `ddl export` would write. A
     Hugging Face model keeps its saved dtype. Raises InputError, as `load` does.
     """
-    path = Path(path)
+    path = at_home(path, argument=argument)
     kind = require_kind(path, *FOR_TRANSFORMERS, argument=argument)
     _check_checkpoint(checkpoint, kind)
     pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU

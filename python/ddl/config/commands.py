@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from ddl.options import Residual, check_count, check_least, check_share
 
-from .fields import check_counts, check_literals, require
+from .fields import NAMED_BY_TEXT, check_counts, check_literals, expand_paths, require
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class PrepareConfig:
     other a text."""
     out: Path | None = None
     """Directory to write: new, empty, or one that the same command began."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, NAMED_BY_TEXT] = None
     """bytes, gpt2 (needs tiktoken), or a tokenizer.json of Hugging Face."""
     text_field: str = "text"
     """Field of a JSON line, or column of a parquet file, with the text of a document."""
@@ -39,6 +39,7 @@ class PrepareConfig:
     """Processes that encode; None takes one for each core. The files do not depend on it."""
 
     def __post_init__(self) -> None:
+        expand_paths(self)
         require(len(self.inputs) > 0, "inputs", "at least one file", None)
         require(self.out is not None, "out", "the directory to write", None)
         named = self.tokenizer is not None
@@ -73,6 +74,7 @@ class SampleConfig:
     """auto takes a GPU if there is one."""
 
     def __post_init__(self) -> None:
+        expand_paths(self)
         check_literals(self)
         check_counts(self, "tokens seed", least=0)
         check_least("temperature", self.temperature)
@@ -96,6 +98,7 @@ class DemoConfig:
     """auto takes a GPU if there is one."""
 
     def __post_init__(self) -> None:
+        expand_paths(self)
         check_literals(self)
         check_counts(self, "seed", least=0)
         check_counts(self, "steps")
@@ -110,7 +113,7 @@ class EvalConfig:
     """Run directory, or directory of a Hugging Face model."""
     checkpoint: str = "last"
     """Checkpoint of a run: last, best (by validation loss) or a step that was saved."""
-    tasks: tuple[str, ...] = ("paper",)
+    tasks: Annotated[tuple[str, ...], NAMED_BY_TEXT] = ("paper",)
     """Tasks, groups or tags of lm-eval, or patterns like arc_*. paper: the papers' eight tasks."""
     num_fewshot: int | None = None
     """Worked examples before each question. None: the task's default; for paper, both 0 and 1."""
@@ -126,6 +129,7 @@ class EvalConfig:
     """New JSON file for the results; by default eval-DATE-TIME.json in the model's directory."""
 
     def __post_init__(self) -> None:
+        expand_paths(self)
         check_literals(self)
         named = any(entry.strip(",") for entry in self.tasks)
         require(named, "tasks", "at least one name", " ".join(self.tasks))
@@ -150,6 +154,7 @@ class ExportConfig:
     GPT-2's tokens if tiktoken is missing or cannot fetch its data."""
 
     def __post_init__(self) -> None:
+        expand_paths(self)
         require(self.hf is not None, "hf", "the directory to write", None)
 
 
@@ -172,6 +177,7 @@ class ImportConfig:
     """As in `ddl export`."""
 
     def __post_init__(self) -> None:
+        expand_paths(self)
         check_literals(self)
         unused = self.reverse or self.layout == "c_proj"
         require(unused, "layout", "left at c_proj without `reverse`", self.layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .fields import check_counts, require
+from .fields import check_counts, expand_paths, require
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class CompareConfig:
     """Print tables in Markdown."""
 
     def __post_init__(self) -> None:
+        expand_paths(self)
         require(len(self.runs) > 0, "runs", "at least one run directory", None)
         unused = self.paired or self.baseline is None
         require(unused, "baseline", "left out without `paired`", self.baseline)
@@ -55,6 +56,7 @@ class SweepConfig:
     """Print each run's number, name and state, and train nothing."""
 
     def __post_init__(self) -> None:
+        expand_paths(self)
         check_counts(self, "index", least=0)
         require(not (self.count and self.list), "list", "left out with `count`", True)
         alone = self.index is None or not (self.count or self.list)

@@ -8,6 +8,8 @@ from pathlib import Path
 from ddl.errors import InputError
 from ddl.options import check_positive
 
+from .fields import expand_paths
+
 A_RUN = "`ddl train tiny --out runs/tiny` makes one in about a minute"
 
 
@@ -25,6 +27,7 @@ class ExploreConfig:
     """Seconds between two readings of the files."""
 
     def __post_init__(self) -> None:
+        expand_paths(self)
         if not self.runs:
             raise InputError(
                 "`runs` must be run directories or folders with runs, got none:"

@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing
+from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ddl.files import at_home
 from ddl.options import LARGEST_COUNT, check_choice, check_count, is_number, refuse
+
+NAMED_BY_TEXT = "a path, or a name that is none"
+"""Marks a field of text, as in Annotated[str, NAMED_BY_TEXT], that may be a path."""
+
+
+def path_fields(kind: Any) -> list[str]:
+    """The fields of a configuration class that may hold paths."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return [field.name for field in dataclasses.fields(kind) if _is_path(hints[field.name])]
+
+
+def _is_path(hint: Any) -> bool:
+    return hint in (Path, NAMED_BY_TEXT) or any(map(_is_path, get_args(hint)))
+
+
+def expand_paths(config: Any) -> None:
+    """Replace `~` and `~user` at the beginning of the paths in the fields; raise InputError if
+    there is no such home directory."""
+
+    def expanded(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(expanded, value))
+        if not isinstance(value, str | Path) or not str(value).startswith("~"):
+            return value
+        return type(value)(at_home(value, argument=name))
+
+    for name in path_fields(type(config)):
+        object.__setattr__(config, name, expanded(getattr(config, name)))
 
 
 def require(condition: bool, name: str, expected: str, got: object) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .fields import check_counts, check_literals
+from .fields import check_counts, check_literals, expand_paths
 
 
 @dataclass(frozen=True)
@@ -38,5 +38,6 @@ class InspectConfig:
     """auto takes a GPU if there is one."""
 
     def __post_init__(self) -> None:
+        expand_paths(self)
         check_literals(self)
         check_counts(self, "tokens")

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from ddl.options import Residual, check_choice, check_least
 
-from .fields import check_counts, check_literals, require
+from .fields import check_counts, check_literals, expand_paths, require
 from .model import STREAMS
 
 Part = Literal["ops", "blocks", "models", "norm"]
@@ -75,6 +75,7 @@ class BenchConfig:
     """Print one JSON document instead of a table."""
 
     def __post_init__(self) -> None:
+        expand_paths(self)
         check_literals(self)
         for part in self.parts:
             check_choice("parts", part, PARTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .fields import require
+from .fields import expand_paths, require
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class ReportConfig:
     """The variant that `--paired` compares with; None for that of the first run."""
 
     def __post_init__(self) -> None:
+        expand_paths(self)
         require(len(self.runs) > 0, "runs", "at least one run directory", None)
         unused = self.paired or self.baseline is None
         require(unused, "baseline", "left out without `paired`", self.baseline)

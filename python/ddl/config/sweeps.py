@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ddl.errors import InputError, first_line
+from ddl.files import at_home
 from ddl.options import check_count
 
 from .presets import PRESETS
@@ -137,7 +138,7 @@ def _base(values: Mapping[str, Any]) -> TrainConfig:
 def _out(value: Any) -> Path:
     if not isinstance(value, str) or not value:
         raise InputError(f"`out` must be a directory, got {value!r}")
-    return Path(value)
+    return at_home(value, argument="out")
 
 
 def _seeds(value: Any) -> list[int]:

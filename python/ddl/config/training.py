@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from ddl.options import check_finite, check_flag, check_least, check_positive
 
-from .fields import check_counts, check_literals, plain_numbers, require
+from .fields import (
+    NAMED_BY_TEXT,
+    check_counts,
+    check_literals,
+    expand_paths,
+    plain_numbers,
+    require,
+)
 from .model import GPTConfig
 
 __all__ = ["Decay", "OptimConfig", "Tracker", "TrainConfig"]
@@ -64,7 +71,7 @@ class TrainConfig:
 
     model: GPTConfig = field(default_factory=GPTConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-    data: str | None = "topics"
+    data: Annotated[str | None, NAMED_BY_TEXT] = "topics"
     """Training text: a directory of `ddl prepare`, a UTF-8 text file (read as bytes), a directory
     with nanoGPT's train.bin and val.bin, or `topics`, the documentation inside every Python. The
     presets small and medium set none."""
@@ -116,7 +123,7 @@ class TrainConfig:
     """Run directory, new or empty; by default runs/RESIDUAL-dHIDDEN-LLAYERS-sSEED."""
     overwrite: bool = False
     """Replace the run in an existing run directory; other files in it stay."""
-    resume: str | None = None
+    resume: Annotated[str | None, NAMED_BY_TEXT] = None
     """Go on from the last checkpoint of this run directory, with its options. auto: go on with the
     run in --out if there is one, otherwise start it, so that a scheduler can repeat the command."""
     save_every: int | None = None
@@ -128,6 +135,7 @@ class TrainConfig:
     """Checkpoints of multiples of this many steps are kept, besides the last and the best one."""
 
     def __post_init__(self) -> None:
+        expand_paths(self)
         plain_numbers(self)
         check_literals(self)
         for name in (

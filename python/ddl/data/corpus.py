@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.errors import InputError
+from ddl.files import at_home
 
 from .shards import Shards, is_prepared, open_shards
 from .tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer, describe, read_meta
@@ -96,7 +97,7 @@ def load(source: str | Path | None) -> Corpus:
         )
     if str(source) == EMBEDDED:
         return _split("Python's documentation", np.frombuffer(embedded_text(), dtype=np.uint8))
-    path = Path(source)
+    path = at_home(source, argument="data")
     if is_prepared(path):
         return _load_shards(path)
     if path.is_dir():

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from ddl import environment
+from ddl.errors import InputError
 
 from .report import Facts, Report, tilde
 
@@ -26,7 +27,11 @@ ELSEWHERE = "name another directory in DDL_CACHE_DIR"
 
 def cache(report: Report, *, whole: bool = False) -> Facts:
     """Where compiled kernels are kept, and whether they can be. whole: check every entry."""
-    directory = environment.cache_directory()
+    try:
+        directory = environment.cache_directory()
+    except InputError as error:
+        report.warning(str(error), ELSEWHERE)
+        return {"directory": None}
     if directory is None:
         report.warning("there is no home directory for compiled kernels", ELSEWHERE)
         return {"directory": None}

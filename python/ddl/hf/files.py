@@ -14,7 +14,14 @@ from transformers.utils import logging
 from ddl.config import GPTConfig
 from ddl.data.tokenizer import FileTokenizer, GPT2Tokenizer, Tokenizer
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, atomic_directory, require_kind, require_new_directory, written
+from ddl.files import (
+    PathKind,
+    at_home,
+    atomic_directory,
+    require_kind,
+    require_new_directory,
+    written,
+)
 from ddl.hf import remote
 from ddl.models import GPT
 
@@ -35,7 +42,7 @@ def save(
     cannot be written; then nothing was written.
     """
     fast = None if tokenizer is None else to_fast(tokenizer, model.config)
-    _write(model, tokenizer, fast, Path(out), remote_code)
+    _write(model, tokenizer, fast, at_home(out, argument="out"), remote_code)
 
 
 def _write(
@@ -69,7 +76,7 @@ def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
     path: a directory that `save` or a DDLForCausalLM's `save_pretrained` wrote.
     Raises InputError if a file is missing, damaged, or does not fit the others.
     """
-    path = Path(path)
+    path = at_home(path, argument="path")
     require_kind(path, PathKind.DDL, argument="path")
     try:
         with _quiet():

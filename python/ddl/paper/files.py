@@ -17,6 +17,7 @@ from ddl.files import (
     CONFIG,
     WEIGHT_SUFFIXES,
     PathKind,
+    at_home,
     atomic_directory,
     path_kind,
     require_kind,
@@ -68,11 +69,12 @@ def import_checkpoint(
     Returns lines for the user: the model, the assumptions, the written files. Raises InputError if
     `src` or `out` cannot be used; then nothing was written.
     """
-    src, out = Path(src), Path(out)
+    src, out = at_home(src, argument="src"), at_home(out, argument="out")
     require_new_directory(out)
     if reverse:
         return _export(src, out, layout)
-    return _import(src, out, variant, None if tokenizer is None else Path(tokenizer))
+    files = None if tokenizer is None else at_home(tokenizer, argument="tokenizer")
+    return _import(src, out, variant, files)
 
 
 def load(source: str | Path) -> Checkpoint:
@@ -82,7 +84,7 @@ def load(source: str | Path) -> Checkpoint:
     are loaded with weights_only=True, so no code in them runs. Raises InputError if the source
     cannot be read or is no such checkpoint.
     """
-    source = Path(source)
+    source = at_home(source, argument="src")
     _refuse_ours(source if source.is_dir() else source.parent)
     path = _weights(source) if source.is_dir() else source
     contents: dict[str, Any] = {}

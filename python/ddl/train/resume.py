@@ -12,7 +12,7 @@ from ddl.config.stored import from_json, plain
 from ddl.data import Corpus
 from ddl.data.tokenizer import describe
 from ddl.errors import InputError
-from ddl.files import PathKind, path_kind
+from ddl.files import PathKind, at_home, path_kind
 
 from . import checkpoint
 from .checkpoint import Manifest
@@ -93,9 +93,9 @@ def check_corpus(start: Start, corpus: Corpus) -> None:
 
 def options_of(run: str) -> TrainConfig:
     """The configuration that a run was started with, to go on in its directory."""
-    return replace(
-        load_config(Path(run), argument="resume"), out=Path(run), overwrite=False, resume=run
-    )
+    path = at_home(run, argument="resume")
+    stored = load_config(path, argument="resume")
+    return replace(stored, out=path, overwrite=False, resume=str(path))
 
 
 def _check_equal(stored: dict[str, Any], given: dict[str, Any], directory: Path) -> None:

@@ -38,9 +38,10 @@ const MAGIC: &[u8] = b"ddl kernel 1\n";
 const CHECKSUM: usize = size_of::<u128>();
 
 impl Cache {
-    /// Opens the user's cache directory; None if it cannot be created or written. Fails if others can write to it.
+    /// Opens the user's cache directory; None if it cannot be created or written. Fails if others can write to it,
+    /// or if its `~` cannot be expanded.
     pub fn open() -> Result<Option<Cache>> {
-        let Some(directory) = environment::cache_directory() else { return Ok(None) };
+        let Some(directory) = environment::cache_directory().map_err(refuse_home)? else { return Ok(None) };
         match prepare(&directory) {
             Ok(found) => refuse_open_directory(&directory, &found).map(|()| Some(Cache { directory })),
             Err(error) => {
@@ -96,6 +97,13 @@ fn prepare(directory: &Path) -> io::Result<Metadata> {
         0 => fs::metadata(directory),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+fn refuse_home(given: PathBuf) -> Error {
+    Error::Cuda(format!(
+        "DDL_CACHE_DIR must begin with the ~ of a user whose home directory is known, got {}: write the whole path",
+        given.display()
+    ))
 }
 
 fn refuse_open_directory(directory: &Path, found: &Metadata) -> Result<()> {

@@ -75,7 +75,10 @@ def check_goes_on(run: TrainConfig, whole: TrainConfig, folder: Path) -> None:
 
 
 @pytest.mark.table(1)
-@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [(0, signal.SIGTERM), (1, signal.SIGINT), (0, signal.SIGHUP), (1, signal.SIGUSR1)],
+)
 def test_a_signal_to_one_process_stops_all(
     whole: TrainConfig, tmp_path: Path, rank: int, number: int
 ) -> None:

@@ -82,7 +82,14 @@ def test_what_is_finished_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)]
+    "number",
+    [
+        signal.SIGUSR1,
+        *(
+            pytest.param(number, marks=pytest.mark.exhaustive)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        ),
+    ],
 )
 def test_a_signal_stops_it_and_the_next_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

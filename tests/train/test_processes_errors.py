@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import resource
 import signal
 import string
@@ -89,6 +90,41 @@ def test_a_process_that_hangs_while_others_wait_for_its_word(
     finally:
         forked.kill()
     assert "has not answered for 0.05 minutes" in forked.said(0)
+
+
+@pytest.mark.table(1)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "torch.distributed.init_process_group",
+        "torch.distributed.new_group",
+        "torch.nn.parallel.DistributedDataParallel",
+        "torch.distributed.fsdp.fully_shard",
+        "ddl.train.processes.Processes.gather",
+    ],
+)
+def test_a_process_that_is_lost_before_training(tmp_path: Path, place: str, rank: int) -> None:
+    """While the groups are made, the model is spread, or at the first message."""
+    how = "fsdp2" if "fsdp" in place else "ddp"
+    run = config(tmp_path, how, process_timeout=0.1)
+    owner, name = pkgutil.resolve_name(place.rpartition(".")[0]), place.rpartition(".")[2]
+
+    def killed(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def act(own: int) -> int:
+        if own == rank:
+            setattr(owner, name, killed)
+        return command_status(lambda: training(run)(own))
+
+    forked = Forked(2, tmp_path / "out", act)
+    forked.wait()
+    assert forked.statuses[1 - rank] == 1, forked.said()
+    said = forked.said(1 - rank)
+    assert f"process {1 - rank} of 2 ends, because another one has ended" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_processes_on_different_devices(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ LOST = re.compile(
     r"|socket|tcpstore|remote process",
     re.IGNORECASE,
 )
+# How gloo says that this process has no address, as for a wrong GLOO_SOCKET_IFNAME.
+NO_ADDRESS = re.compile(r"unable to (find|resolve)|resolve hostname", re.IGNORECASE)
 
 
 class Processes:
@@ -160,25 +162,22 @@ def joined(minutes: float) -> Iterator[Processes]:
     if launched is None or launched.processes == 1:
         yield ALONE
         return
-    timeout = timedelta(minutes=minutes)
-    _join(timeout, launched)
-    _kept.append(torch.distributed.group.WORLD)
-    processes = Processes(
-        launched.rank, launched.processes, local_rank=launched.local_rank, timeout=timeout
-    )
+    rank, timeout = launched.rank, timedelta(minutes=minutes)
     try:
-        yield processes
+        _join(_meet(timeout, launched), timeout, launched)
+        _kept.append(torch.distributed.group.WORLD)
+        yield Processes(rank, launched.processes, local_rank=launched.local_rank, timeout=timeout)
     except EXPECTED as error:
-        if processes.first:
+        if rank == 0:
             raise
         if isinstance(error, DivergedError):  # all have seen the same numbers
             raise OtherProcessError(0) from error
-        raise ProcessError(f"process {processes.rank}: {error}") from error
+        raise ProcessError(f"process {rank}: {error}") from error
     except RuntimeError as error:  # torch's DistError is one
-        if not LOST.search(str(error)):
+        if not (isinstance(error, torch.distributed.DistError) or LOST.search(str(error))):
             raise
         raise ProcessError(
-            f"process {processes.rank} of {processes.count} ends, because another one has ended or"
+            f"process {rank} of {launched.processes} ends, because another one has ended or"
             f" has not answered for {minutes:g} minutes ({first_line(error)}); --resume goes on"
             " from the last checkpoint"
         ) from error
@@ -186,26 +185,40 @@ def joined(minutes: float) -> Iterator[Processes]:
     torch.distributed.destroy_process_group()
 
 
-def _join(timeout: timedelta, launched: environment.Launched) -> None:
+def _meet(timeout: timedelta, launched: environment.Launched) -> Any:
+    """The store at MASTER_ADDR and MASTER_PORT, by which the processes exchange their addresses."""
     if not torch.distributed.is_available():
         raise InputError("`parallel` needs a torch with torch.distributed, got one without")
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=timeout))
+    except (RuntimeError, ValueError) as error:
+        raise _not_found(launched, error) from error
+    # torchrun keeps its store over a restart (torch 2.11), with the addresses of processes that
+    # are gone: without a prefix, a new process may read one of them.
+    return PrefixStore(f"restart {environment.restarts()}", store)
+
+
+def _join(store: Any, timeout: timedelta, launched: environment.Launched) -> None:
     gpus = torch.cuda.is_available() and torch.distributed.is_nccl_available()
     try:
-        # torchrun keeps its store over a restart (torch 2.11), with the addresses of processes that
-        # are gone: without a prefix, a new process may read one of them.
-        store, _, _ = next(rendezvous("env://", timeout=timeout))
         torch.distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if gpus else "gloo",
-            store=PrefixStore(f"restart {environment.restarts()}", store),
+            store=store,
             rank=launched.rank,
             world_size=launched.processes,
             timeout=timeout,
         )
-    except (RuntimeError, ValueError) as error:
-        raise InputError(
-            "the processes of torchrun must find each other at MASTER_ADDR and MASTER_PORT, got"
-            f" in process {launched.rank}: {first_line(error)}"
-        ) from error
+    except RuntimeError as error:
+        if NO_ADDRESS.search(str(error)):
+            raise _not_found(launched, error) from error
+        raise
+
+
+def _not_found(launched: environment.Launched, error: Exception) -> InputError:
+    return InputError(
+        "the processes of torchrun must find each other at MASTER_ADDR and MASTER_PORT, got in"
+        f" process {launched.rank}: {first_line(error)}"
+    )

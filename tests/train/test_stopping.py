@@ -19,6 +19,7 @@ from ddl.train.stopping import SIGNALS
 from tests.support.train_cases import quiet, short, stop_at
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+HANDLED = ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
 LONG = ["tiny", "--steps", "1000000", "--eval-every", "10", "--eval-batches", "1", "--device=cpu"]
 
 
@@ -61,13 +62,12 @@ def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
 def test_torchrun_sends_it_on(tmp_path: Path, number: signal.Signals) -> None:
     """SIGUSR1 only if it is requested, as docs/training.md does; torchrun's own status is 1."""
     given = {
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(Path(ddl.__file__).parents[1]),
     }
     run = RunDirectory(tmp_path / "run")
     with subprocess.Popen(
-        [*TORCHRUN, "-m", "ddl", "train", *LONG, "--out", str(run.path)],
+        [*TORCHRUN, *HANDLED, "-m", "ddl", "train", *LONG, "--out", str(run.path)],
         env=os.environ | given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         end = time.monotonic() + 120

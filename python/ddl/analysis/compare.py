@@ -164,9 +164,10 @@ def _other_data(first: Run, run: Run) -> str | None:
     if first.data is not None and run.data is not None:
         same = first.data == run.data
         return None if same or _other_vocabulary(first, run) else "with other data"
-    if first.options.data == run.options.data:
-        return None
-    return f"with the data {run.options.data}, not {first.options.data}"
+    if first.options.data != run.options.data:
+        return f"with the data {run.options.data}, not {first.options.data}"
+    ours, theirs = (o.validation or "a held-out share" for o in (run.options, first.options))
+    return None if ours == theirs else f"validated on {ours}, not {theirs}"
 
 
 def _other_vocabulary(first: Run, run: Run) -> str | None:

@@ -85,14 +85,18 @@ def _text(config: InspectConfig, tokenizer: Tokenizer | None, model: GPT) -> tup
     if config.data is not None and not config.data.is_dir():
         return _encoded_file(config.data, tokenizer, model), str(config.data)
     source: Any = config.data
-    if source is None:
-        source = load_config(config.run).data if _is_run(config.run) else data.EMBEDDED
+    validation = None
+    if source is None and _is_run(config.run):
+        trained = load_config(config.run)
+        source, validation = trained.data, trained.validation
+    elif source is None:
+        source = data.EMBEDDED
     if str(source) == data.EMBEDDED and not isinstance(tokenizer, data.ByteTokenizer):
         text = data.embedded_text().decode()
         return np.array(_tokens(text, tokenizer)), "Python's documentation"
-    corpus = data.load(source)
+    corpus = data.load_with(source, validation)
     corpus.check(model.config.block_size, model.config.vocab_size)
-    return corpus.validation, f"the held-out part of {corpus.name}"
+    return corpus.validation, corpus.validated_on or f"the held-out part of {corpus.name}"
 
 
 def _is_run(path: Path) -> bool:

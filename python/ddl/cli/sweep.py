@@ -10,6 +10,7 @@ from ddl.config.sweeps import Sweep, read_sweep
 from ddl.errors import InputError
 
 from .command import Command, parse
+from .initial import load_initial, model_at
 from .terminal import make_console
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ Then
 ddl sweep sweep.toml
 
 The same command goes on after a stop: it skips the runs that are finished and resumes the others.
-Ctrl-C or SIGTERM ends it after the step and a checkpoint, with exit status 130 or 143. If a run
-diverges, the others go on, and the exit status is 1 in the end. As tasks of a scheduler:
+Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 ends it after the step and a checkpoint, with 128 and the
+signal's number as exit status, such as 130 and 143. If a run diverges, the others go on, and the
+exit status is 1 in the end. As tasks of a scheduler:
 
 ddl sweep sweep.toml --index $SLURM_ARRAY_TASK_ID
 
@@ -45,7 +47,7 @@ with tasks from 0 to one less than what --count prints. docs/comparing.md has mo
 
 def run(args: list[str]) -> int:
     config = parse(SweepConfig, args, prog="ddl sweep", description=HELP, positional=True)
-    sweep = read_sweep(config.file)
+    sweep = read_sweep(config.file, model_at)
     if config.count:
         print(len(sweep.runs))
         return 0
@@ -55,7 +57,7 @@ def run(args: list[str]) -> int:
     from ddl.train.sweep import train_sweep
 
     console = make_console()
-    swept = train_sweep(sweep, console, index=config.index)
+    swept = train_sweep(sweep, console, index=config.index, load=load_initial)
     if swept.status <= 1 and config.index is None:
         show(sweep, console)
     for name, sentence in swept.failed.items():

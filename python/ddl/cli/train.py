@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ddl.config import PRESETS, TrainConfig
 from ddl.errors import InputError
 
 from .command import Command, parse
+from .initial import load_initial, take_initial
 from .recipe import take_recipe
 from .terminal import make_console
 
@@ -23,7 +25,12 @@ ddl train demo --model.residual additive --data shakespeare.txt
 
 ddl train --resume runs/ddl-cc-d256-L4-s1337
 
-Ctrl-C or SIGTERM ends it after the step and a checkpoint; the exit status is then 130 or 143."""
+With --init-from, a new run starts from the weights of another one, whose model it has:
+
+ddl train demo --init-from runs/ddl-cc-d256-L4-s1337 --data other.txt --steps 100 --out runs/other
+
+Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 ends it after the step and a checkpoint; the exit status is then
+128 and the signal's number, such as 130 and 143."""
 
 
 def run(args: list[str]) -> int:
@@ -35,7 +42,11 @@ def run(args: list[str]) -> int:
         "prog": f"ddl train {name if named else '[PRESET]'}",
         "description": HELP,
     }
-    start = _resumed(options, named) or PRESETS[name]
+    resumed = _resumed(options, named)
+    start = resumed or PRESETS[name]
+    initial = take_initial(options, **tyro) if resumed is None else None
+    if initial is not None:
+        start = replace(start, model=initial[1])
     tyro["default"], options = take_recipe(start, options, **tyro)
     if any(option in PRESETS for option in options):  # unless as the value of another
         _, unknown = parse(TrainConfig, options, return_unknown_args=True, **tyro)
@@ -44,8 +55,11 @@ def run(args: list[str]) -> int:
             raise InputError(f"`preset` must come first, as in `ddl train {late}`, got it later")
     config = parse(TrainConfig, options, **tyro)
     from ddl.train import train
+    from ddl.train.initial import require_model
 
-    return train(config, make_console()).status
+    if initial is not None:
+        require_model(config.model, initial[1], initial[0])
+    return train(config, make_console(), load=load_initial).status
 
 
 def _resumed(options: list[str], preset: list[str]) -> TrainConfig | None:

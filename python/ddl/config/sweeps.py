@@ -17,7 +17,7 @@ import difflib
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -26,6 +26,7 @@ from ddl.errors import InputError, first_line
 from ddl.files import at_home
 from ddl.options import check_count
 
+from .model import GPTConfig
 from .presets import PRESETS
 from .recipes import RECIPES
 from .training import TrainConfig
@@ -36,6 +37,10 @@ KEYS = ("preset", "recipe", "out", "seeds", "variants", "options")
 # Options that the sweep sets for each run, and what sets them.
 TAKEN = {"seed": "`seeds`", "out": "`out`", "resume": "the sweep", "overwrite": "the sweep"}
 NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_+.-]*")
+
+
+# The options of the model at a path, for a run in a directory that may have begun from there.
+ModelAt = Callable[[str, Path], GPTConfig]
 
 
 class SweepRun(NamedTuple):
@@ -64,8 +69,11 @@ class Sweep:
         return sorted(self.runs, key=lambda run: order.index(run.variant))
 
 
-def read_sweep(file: Path) -> Sweep:
-    """Read a sweep's TOML file; raise InputError, which names the key in it, if it is not right."""
+def read_sweep(file: Path, model_at: ModelAt | None = None) -> Sweep:
+    """Read a sweep's TOML file; raise InputError, which names the key in it, if it is not right.
+
+    model_at: as in `parse_sweep`.
+    """
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -77,13 +85,16 @@ def read_sweep(file: Path) -> Sweep:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"`file` must be TOML, got {file}: {first_line(error)}") from error
     try:
-        return parse_sweep({"out": f"runs/{file.stem}"} | values)
+        return parse_sweep({"out": f"runs/{file.stem}"} | values, model_at)
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
 
 
-def parse_sweep(values: Mapping[str, Any]) -> Sweep:
+def parse_sweep(values: Mapping[str, Any], model_at: ModelAt | None = None) -> Sweep:
     """Make the runs of a sweep from the values of its file; `out` is needed.
+
+    model_at: the options of the model at a path that `init_from` names, for a run in a directory;
+    None leaves the preset's.
 
     Raises InputError if a key is unknown, a value is refused by `TrainConfig`, or two runs would
     have the same name; the message names the key.
@@ -109,8 +120,11 @@ def parse_sweep(values: Mapping[str, Any]) -> Sweep:
     for seed in seeds:
         for (name, own), chosen in itertools.product(variants.items(), combinations):
             variant = "-".join([name, *(_part(path, chosen[path].value) for path in chosen)])
-            config = _config(base, values.get("recipe"), fixed | own | chosen)
-            run = f"{variant}-s{seed}"
+            run, given = f"{variant}-s{seed}", fixed | own | chosen
+            begun = _with_model(base, given, model_at, out / run)
+            config = _config(begun, values.get("recipe"), given)
+            if begun is not base:
+                _require_same_model(config, begun, given)
             config = replace(config, seed=seed, out=out / run, resume="auto")
             runs.append(SweepRun(run, variant, config))
     _check_different(runs)
@@ -250,6 +264,34 @@ def _check_different(runs: Sequence[SweepRun]) -> None:
                 f"`variants` and `options` must give every run its own name, got {run.name} twice"
             )
         seen.add(run.name)
+
+
+def _with_model(
+    base: TrainConfig, given: Mapping[str, _Given], model_at: ModelAt | None, run: Path
+) -> TrainConfig:
+    """The base with the model from which the run starts, if it starts from one."""
+    begun = given.get("init_from")
+    if model_at is None or begun is None or begun.value == "None":
+        return base
+    try:
+        start = replace(base, init_from=begun.value)  # which checks it
+        assert start.init_from is not None
+        return replace(start, model=model_at(start.init_from, run))
+    except InputError as error:
+        raise InputError(str(error).replace("`init_from`", f"`{begun.key}`")) from error
+
+
+def _require_same_model(
+    config: TrainConfig, begun: TrainConfig, given: Mapping[str, _Given]
+) -> None:
+    for field in fields(GPTConfig):
+        was, now = getattr(begun.model, field.name), getattr(config.model, field.name)
+        if was != now:
+            key = given.get(f"model.{field.name}", _Given("recipe", None)).key
+            raise InputError(
+                f"`{key}` must leave {field.name} at {was!r}, as in {config.init_from}, whose"
+                f" weights the run starts from, got {now!r}"
+            )
 
 
 def _config(base: TrainConfig, recipe: str | None, given: Mapping[str, _Given]) -> TrainConfig:

@@ -75,6 +75,13 @@ class TrainConfig:
     """Training text: a directory of `ddl prepare`, a UTF-8 text file (read as bytes), a directory
     with nanoGPT's train.bin and val.bin, or `topics`, the documentation inside every Python. The
     presets small and medium set none."""
+    validation: Annotated[str | None, NAMED_BY_TEXT] = None
+    """What to validate on in place of the share held out of `data`, all of which is trained on if
+    it is a text: a UTF-8 text file, or tokens as for `data`, whose validation part is taken. None
+    for that share."""
+    init_from: Annotated[str | None, NAMED_BY_TEXT] = None
+    """Start from the weights of this run directory, directory of `ddl export` or checkpoint of the
+    papers' code, with its model's options and a fresh optimizer. None for random weights."""
     separate_documents: bool = False
     """Keep the documents of a prepared directory apart: attention, token reads and convolutions see
     one document, and no document is predicted from the one before."""
@@ -143,7 +150,7 @@ class TrainConfig:
             "overwrite",
         ):
             check_flag(name, getattr(self, name))
-        for name in ("data", "resume"):
+        for name in ("data", "validation", "init_from", "resume"):
             value = getattr(self, name)
             require(isinstance(value, str | None), name, "a path as text", value)
         require(isinstance(self.out, Path | None), "out", "a path", self.out)

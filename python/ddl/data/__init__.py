@@ -3,6 +3,7 @@
 from .corpus import EMBEDDED, Corpus, Windows, batch, embedded_text, evaluation_batches, load
 from .shards import Shards
 from .tokenizer import ByteTokenizer, CharTokenizer, FileTokenizer, GPT2Tokenizer, Tokenizer
+from .validation import load_with
 
 __all__ = [
     "EMBEDDED",
@@ -18,4 +19,5 @@ __all__ = [
     "embedded_text",
     "evaluation_batches",
     "load",
+    "load_with",
 ]

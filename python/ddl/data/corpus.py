@@ -40,7 +40,8 @@ SAMPLES, SAMPLE = 1024, 64 * 2**10  # number and bytes of the blocks that are ha
 class Corpus:
     """Training and validation tokens, and the tokenizer that decodes them.
 
-    largest_token: the largest number in both parts.
+    largest_token: the largest number in both parts. validated_on: the name of the validation part,
+    if it was not held out of the corpus.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Corpus:
     validation: Tokens
     tokenizer: Tokenizer
     largest_token: int
+    validated_on: str | None = None
 
     def check(self, block_size: int, vocab_size: int) -> None:
         """Raise InputError unless a model of these sizes can train on this corpus."""
@@ -61,10 +63,14 @@ class Corpus:
                 f"{self.name} must hold tokens below `vocab_size` = {vocab_size}, got"
                 f" {self.largest_token}"
             )
-        for part, tokens in (("training", self.train), ("validation", self.validation)):
+        own = self.validated_on or self.name
+        for part, name, tokens in (
+            ("training", self.name, self.train),
+            ("validation", own, self.validation),
+        ):
             if len(tokens) < block_size:
                 raise InputError(
-                    f"the {part} part of {self.name} must have at least one block of {block_size}"
+                    f"the {part} part of {name} must have at least one block of {block_size}"
                     f" tokens, got {len(tokens)}"
                 )
 
@@ -73,22 +79,29 @@ class Corpus:
 
         It covers the tokenizer and both parts: their lengths, dtype and tokens. Of shards it takes
         the checksums in their index, of any part of more than 64 MiB 1024 evenly spaced blocks.
+        With a validation part of its own, it has a checksum of each part, with a + between.
         """
+        if self.validated_on is None:
+            return self._checksum(self.train, self.validation)
+        return "+".join(map(self._checksum, (self.train, self.validation)))
+
+    def _checksum(self, *parts: Tokens) -> str:
         digest = hashlib.sha256(json.dumps(describe(self.tokenizer)).encode())
-        for part in (self.train, self.validation):
+        for part in parts:
             digest.update(f"{len(part)} {part.dtype}\n".encode())
             for block in [part.checksum.encode()] if isinstance(part, Shards) else _samples(part):
                 digest.update(block)
         return digest.hexdigest()
 
 
-def load(source: str | Path | None) -> Corpus:
+def load(source: str | Path | None, *, held_out: bool = True) -> Corpus:
     """Open a corpus.
 
     source: "topics" (Python's documentation), a text file, a directory of `ddl prepare`, or one
     with train.bin and val.bin. A text is read as bytes (vocabulary 256); its last tenth is the
     validation part. The two files have uint16 tokens of GPT-2, or of the table in meta.pkl beside
-    them. Raises InputError if the source is missing, incomplete, unreadable, empty or not UTF-8.
+    them. held_out: False for all of a text as the training part, and no need of val.bin. Raises
+    InputError if the source is missing, incomplete, unreadable, empty or not UTF-8.
     """
     if source is None:
         raise InputError(
@@ -96,15 +109,16 @@ def load(source: str | Path | None) -> Corpus:
             " train.bin and val.bin, got nothing"
         )
     if str(source) == EMBEDDED:
-        return _split("Python's documentation", np.frombuffer(embedded_text(), dtype=np.uint8))
+        text = np.frombuffer(embedded_text(), dtype=np.uint8)
+        return _split("Python's documentation", text, held_out)
     path = at_home(source, argument="data")
     if is_prepared(path):
         return _load_shards(path)
     if path.is_dir():
-        return _load_directory(path)
+        return _load_directory(path, held_out)
     tokens = _map(path, "`data`", "a text file or a directory", np.uint8)
     _check_utf8(path, tokens)
-    return _split(f"`{path}`", tokens)
+    return _split(f"`{path}`", tokens, held_out)
 
 
 def embedded_text() -> bytes:
@@ -210,8 +224,8 @@ def _windows(tokens: Tokens, starts: list[int], block_size: int, documents: bool
     return Windows(cut, torch.from_numpy(begun))
 
 
-def _split(name: str, tokens: Array) -> Corpus:
-    cut = len(tokens) - len(tokens) // VALIDATION_SHARE
+def _split(name: str, tokens: Array, held_out: bool) -> Corpus:
+    cut = len(tokens) - len(tokens) // VALIDATION_SHARE * held_out
     tokenizer = ByteTokenizer()
     return Corpus(name, tokens[:cut], tokens[cut:], tokenizer, tokenizer.vocab_size - 1)
 
@@ -226,10 +240,12 @@ def _load_shards(path: Path) -> Corpus:
     return Corpus(f"`{path}`", train, validation, tokenizer, index.largest_token)
 
 
-def _load_directory(path: Path) -> Corpus:
+def _load_directory(path: Path, held_out: bool) -> Corpus:
     expected = "a directory with train.bin and val.bin"
     train = _map(path / "train.bin", f"`data` = {path}", expected, np.uint16)
-    validation = _map(path / "val.bin", f"`data` = {path}", expected, np.uint16)
+    validation = train[:0]
+    if held_out:
+        validation = _map(path / "val.bin", f"`data` = {path}", expected, np.uint16)
     meta = path / "meta.pkl"
     tokenizer: Tokenizer = read_meta(meta) if meta.exists() else GPT2Tokenizer()
     largest = max(_largest(train), _largest(validation))
@@ -239,7 +255,7 @@ def _load_directory(path: Path) -> Corpus:
 def _largest(tokens: Array) -> int:
     """The largest token, read in chunks: the file may be larger than memory."""
     chunks = (tokens[first : first + CHUNK] for first in range(0, len(tokens), CHUNK))
-    return max(int(chunk.max()) for chunk in chunks)
+    return max((int(chunk.max()) for chunk in chunks), default=-1)
 
 
 def _samples(tokens: Array) -> Iterator[bytes]:

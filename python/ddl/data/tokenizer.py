@@ -146,7 +146,10 @@ class FileTokenizer:
     def dropped(self, text: str) -> str:
         """The characters of a text, but for white space, of which no token is left."""
         kept = {i for a, b in self.backend.encode(text).offsets for i in range(a, b)}
-        return "".join(c for i, c in enumerate(text) if i not in kept and not c.isspace())
+        lost = "".join(c for i, c in enumerate(text) if i not in kept and not c.isspace())
+        # Behind a character without a token, offsets may be those of other characters.
+        named = [c for c in dict.fromkeys(text if lost else "") if not c.isspace()]
+        return "".join(c for c in named if not self.encode(c)) or lost
 
 
 def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:

@@ -15,6 +15,7 @@ from ddl.config import TrainConfig
 from ddl.errors import InputError, first_line
 
 from .device import device_of, pick_device
+from .initial import Load, read_initial
 from .processes import Processes, joined
 from .progress import progress_bar
 from .resume import check_corpus, find_start
@@ -35,8 +36,10 @@ class Trained(NamedTuple):
     status: int
 
 
-def train(config: TrainConfig, console: Console) -> Trained:
+def train(config: TrainConfig, console: Console, *, load: Load | None = None) -> Trained:
     """Train until the last step or a signal, and write everything into the run directory.
+
+    load: reads the model and tokenizer that `config.init_from` names, as `ddl.load.load` does.
 
     Raises InputError if data, options, the run directory or a checkpoint cannot be used,
     DivergedError if loss, gradient or weights are not finite. If it fails before the first step is
@@ -45,14 +48,16 @@ def train(config: TrainConfig, console: Console) -> Trained:
     with joined(config.process_timeout) as processes:
         if not processes.first:
             console = Console(quiet=True)
-        return _train(config, console, processes)
+        return _train(config, console, processes, load)
 
 
-def _train(config: TrainConfig, console: Console, processes: Processes) -> Trained:
+def _train(
+    config: TrainConfig, console: Console, processes: Processes, load: Load | None
+) -> Trained:
     with processes.together():
         check_trackers(config.track)
         device = pick_device(config.device, config.model.residual)
-        corpus = data.load(config.data)
+        corpus = data.load_with(config.data, config.validation, documents=config.separate_documents)
         if config.sample_every is not None:
             corpus.tokenizer.decode([0])  # raises here rather than at the first sample
     device = device_of(processes, device)
@@ -62,14 +67,16 @@ def _train(config: TrainConfig, console: Console, processes: Processes) -> Train
             refuse_existing(config)  # before building the model, which may take a while
         else:
             check_corpus(start, corpus)
-        trainer = Trainer(config, corpus, device, processes)
+        fresh = start is None or start.path is None
+        initial = read_initial(config, corpus, load) if fresh else None
+        trainer = Trainer(config, corpus, device, processes, initial)
     with enough_memory():
         _say(
             console,
             f"{config.model.residual}: {trainer.model.num_parameters():,} parameters on {device},"
             f" {len(corpus.train):,} training tokens from {corpus.name}"
-            + f", {processes.count} processes ({config.parallel})"
-            * (not processes.alone),
+            + (f", validated on {corpus.validated_on}" if corpus.validated_on else "")
+            + f", {processes.count} processes ({config.parallel})" * (not processes.alone),
         )
         with stop_on_signal(processes) as stop, progress_bar(console) as bar:
             session = begin(trainer, bar, start)

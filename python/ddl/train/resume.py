@@ -21,7 +21,7 @@ from .runs import CHECKPOINTS, LAST, WEIGHTS, RunDirectory, load_config, load_to
 AUTO = "auto"
 # Options that do not change what a run records; the path of the same data may change, too.
 FREE = (
-    *("out", "overwrite", "resume", "data", "device"),
+    *("out", "overwrite", "resume", "data", "validation", "device"),
     *("save_every", "save_minutes", "keep_every", "track"),
     *("parallel", "process_timeout", "recompute"),
 )
@@ -87,8 +87,20 @@ def check_corpus(start: Start, corpus: Corpus) -> None:
     )
     if describe(load_tokenizer(start.run.path)) != describe(corpus.tokenizer):
         raise InputError(f"{expected} vocabulary")
-    if start.manifest.data != corpus.checksum():
+    trained, now = start.manifest.data.split("+"), corpus.checksum().split("+")
+    if len(trained) != len(now):
+        held = "as it was" if len(trained) > 1 else "left out"
+        raise InputError(
+            f"`validation` must be {held} when {start.run.path} began, got"
+            f" {corpus.validated_on or 'the share held out of the data'}"
+        )
+    if trained[0] != now[0]:
         raise InputError(f"{expected} content")
+    if trained != now:
+        raise InputError(
+            f"`validation` must be what {start.run.path} was validated on, got"
+            f" {corpus.validated_on} with another content"
+        )
 
 
 def options_of(run: str) -> TrainConfig:

@@ -146,14 +146,17 @@ class Session:
         self._stopping |= self.evaluated is None
         if self.evaluated is not None:
             self._check(lambda: check_validation(self.evaluated, done))
-            figures = self.metrics.of_loss(self.evaluated)
-            validation = {f"validation_{name}": value for name, value in figures.items()}
+            more = {}
             if config.model.residual not in BASELINES:
-                beta = self._record().statistics("beta")
-                validation["mean_beta"] = float(beta.mean.mean())
-            self._log({"step": done, "validation_loss": self.evaluated} | validation)
-            self._tell(self.bar.console.print, f"step {done}: validation loss {self.evaluated:.4f}")
+                more["mean_beta"] = float(self._record().statistics("beta").mean.mean())
+            self.log_validation(done, self.evaluated, more)
         self._started += time.perf_counter() - started
+
+    def log_validation(self, step: int, loss: float, more: Record | None = None) -> None:
+        """Log and print a validation loss, in nats per token, with further values."""
+        validation = {f"validation_{n}": value for n, value in self.metrics.of_loss(loss).items()}
+        self._log({"step": step, "validation_loss": loss} | validation | (more or {}))
+        self._tell(self.bar.console.print, f"step {step}: validation loss {loss:.4f}")
 
     def _sample_if_due(self) -> None:
         every, done = self.trainer.config.sample_every, self.trainer.steps_done
@@ -264,9 +267,10 @@ def begin(trainer: Trainer, bar: Progress, start: Start | None) -> Session:
     """
     if start is not None and start.path is not None and start.manifest is not None:
         return _restored(trainer, bar, start.run, start.path, start.manifest)
+    config = trainer.config
+    evaluated = trainer.evaluate() if config.init_from is not None else None
     first = trainer.step()
     Watch(trainer).add(first)
-    config = trainer.config
     if start is not None:  # a run that was stopped before its first checkpoint begins again
         config = replace(config, out=start.run.path, overwrite=True)
     run = RunDirectory(config.directory)
@@ -275,6 +279,8 @@ def begin(trainer: Trainer, bar: Progress, start: Start | None) -> Session:
             run = RunDirectory.create(config, trainer.corpus.tokenizer, lock=True)
     with run.unlocked_by_errors():
         session = Session(trainer, run, bar)
+        if evaluated is not None:  # of the weights that the run starts from
+            session.log_validation(0, evaluated)
         session.take(first)
     return session
 

@@ -18,6 +18,7 @@ from ddl.config.sweeps import Sweep, SweepRun
 from ddl.errors import DivergedError, InputError
 from ddl.files import make_directory, write_text
 
+from .initial import Load
 from .loop import train
 from .resume import find_start
 from .runs import RunDirectory
@@ -54,12 +55,15 @@ def state_of(run: SweepRun) -> State:
     return State(manifest.step, done)
 
 
-def train_sweep(sweep: Sweep, console: Console, *, index: int | None = None) -> Swept:
+def train_sweep(
+    sweep: Sweep, console: Console, *, index: int | None = None, load: Load | None = None
+) -> Swept:
     """Train the runs of a sweep that are not finished, or only the one with this index.
 
     A run that was stopped is resumed. A signal ends the current run after its step and a
     checkpoint, and then the sweep. If a run diverges or cannot be trained, because its options do
-    not fit the data or another process trains it, that is reported and the next run begins.
+    not fit the data or another process trains it, that is reported and the next run begins. load:
+    as in `train`.
     """
     runs = sweep.runs if index is None else (_chosen(sweep, index),)
     write_listing(sweep)
@@ -79,7 +83,7 @@ def train_sweep(sweep: Sweep, console: Console, *, index: int | None = None) -> 
         _announce(console, run, number + 1 + len(runs) - len(left), len(runs), step, rest)
         started = time.monotonic()
         try:
-            status = _train_one(run, console)
+            status = _train_one(run, console, load)
         except (InputError, DivergedError) as error:
             failed[run.name] = str(error)
             _say(console, f"{run.name} failed: {error}")
@@ -111,14 +115,14 @@ def _chosen(sweep: Sweep, index: int) -> SweepRun:
     return sweep.runs[index]
 
 
-def _train_one(run: SweepRun, console: Console) -> int:
+def _train_one(run: SweepRun, console: Console, load: Load | None) -> int:
     """Train or resume a run; return its exit status."""
     if run.config.directory.exists():  # say that another process has it before building the model
         directory = RunDirectory(run.config.directory)
         directory.lock()
         directory.unlock()
     reset_peak_memory()
-    return train(run.config, console).status
+    return train(run.config, console, load=load).status
 
 
 def reset_peak_memory() -> None:

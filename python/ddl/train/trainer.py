@@ -17,6 +17,7 @@ from ddl.optim import learning_rate, make_optimizer
 from ddl.recording import Recording, record
 
 from .device import make_repeatable
+from .initial import Initial
 from .parallel import accumulating, is_sharded, spread, whole
 from .processes import ALONE, Processes
 
@@ -53,7 +54,8 @@ class Trainer:
     `config.deterministic`.
 
     processes: those that share every batch; each has its part of it, and they all call the same
-    methods. flags: asked in every step for what this one tells the others.
+    methods. initial: the weights to start from; None for random ones. flags: asked in every step
+    for what this one tells the others.
 
     steps_done: optimizer steps so far. loss_sum, summed: the losses of the steps since `mean_loss`
     was last called, and their number.
@@ -65,6 +67,7 @@ class Trainer:
         corpus: data.Corpus,
         device: torch.device,
         processes: Processes = ALONE,
+        initial: Initial | None = None,
     ) -> None:
         corpus.check(config.model.block_size, config.model.vocab_size)
         _check_share(config, processes)
@@ -75,6 +78,8 @@ class Trainer:
             make_repeatable(device)
         torch.manual_seed(config.seed)
         self.model = GPT(config.model)
+        if initial is not None:
+            self.model.load_state_dict(initial.weights)
         self.forward = spread(self.model, config, device, processes)
         self.sharded = is_sharded(config, processes)
         self.optimizer = make_optimizer(self.model, config.optim)

@@ -1,0 +1,77 @@
+"""The option `init_from` of `ddl train` and `ddl sweep`: the model's options come from there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ddl.config import GPTConfig
+from ddl.config.fields import NAMED_BY_TEXT, expand_paths
+from ddl.files import PathKind, path_kind
+
+from .command import parse
+from .recipe import HELP
+
+if TYPE_CHECKING:
+    from ddl.load import Loaded
+
+NAMES = ("--init-from", "--init_from")
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options on which it depends where the model's come from."""
+
+    init_from: Annotated[str | None, NAMED_BY_TEXT] = None
+    resume: str | None = None
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        expand_paths(self)
+
+
+def take_initial(options: list[str], **tyro: Any) -> tuple[str, GPTConfig] | None:
+    """Return the path that `--init-from` among the options names, and the options of its model.
+
+    tyro: further arguments of `parse`. None without the option. Raises InputError if the path
+    names no model.
+    """
+    if not any(option.split("=")[0] in NAMES for option in options):
+        return None
+    read = [option for option in options if option not in HELP]
+    chosen, _ = parse(_Options, read, return_unknown_args=True, **tyro)
+    if chosen.init_from is None:
+        return None
+    begun = chosen.out if chosen.resume == "auto" else None
+    return chosen.init_from, model_at(chosen.init_from, begun)
+
+
+def model_at(source: str, run: Path | None) -> GPTConfig:
+    """The options of the model at `source`.
+
+    run: a directory with a run that may have begun from there; then it goes on without the source.
+    """
+    if run is not None and path_kind(run) is PathKind.RUN:
+        from ddl.train.runs import load_config
+
+        stored = load_config(run)
+        if stored.init_from == source:
+            return stored.model
+    return _load(source).model.config
+
+
+def load_initial(source: str) -> Loaded:
+    """Load the model at `source`, on the CPU, once more if it was handed out before."""
+    try:
+        return _load(source)
+    finally:
+        _load.cache_clear()  # the caller alone holds the weights
+
+
+@lru_cache(maxsize=1)
+def _load(source: str) -> Loaded:
+    from ddl.load import load
+
+    return load(source, "cpu", argument="init_from")

@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 
@@ -159,6 +159,20 @@ def make_directory(path: Path, *, argument: str = "out") -> None:
     """Make a directory and those above it; raise InputError if that fails."""
     with writing(path, argument=argument):
         path.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def new_directories(path: Path) -> Iterator[None]:
+    """If the block raises, remove the directory that it made at `path`, and those above it, unless
+    there is something in them."""
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    try:
+        yield
+    except BaseException:
+        for directory in missing:
+            with suppress(OSError):
+                directory.rmdir()
+        raise
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -258,34 +259,58 @@ def test_a_directory_that_another_process_trains_into_is_refused(stopped: TrainC
     train(stopped, quiet())
 
 
-@pytest.mark.parametrize("checkpoints", [False, True])
-def test_another_process_that_ended_meanwhile(
-    stopped: TrainConfig, monkeypatch: pytest.MonkeyPatch, checkpoints: bool
-) -> None:
-    """It trained while this one was starting: its checkpoints are not removed or trained again."""
-    out, end = stopped.directory, RunDirectory(stopped.directory).checkpoint_path(6)
-    if not checkpoints:
-        shutil.rmtree(out / "checkpoints")
+def while_it_starts(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Do something while the next trainer is made, as another process may."""
     original = Trainer.__init__
 
     def make(*args: Any) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Trainer, "__init__", original)
-            train(stopped, quiet())
-        trained.update(files(out))
+        monkeypatch.setattr(Trainer, "__init__", original)
+        act()
         original(*args)
 
-    trained: dict[str, bytes] = {}
     monkeypatch.setattr(Trainer, "__init__", make)
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_of_several_that_go_on_one_gets_the_lock(
+    stopped: TrainConfig, monkeypatch: pytest.MonkeyPatch, checkpoints: bool
+) -> None:
+    """It has it before it reads anything, so that the others are refused from the beginning."""
+    if not checkpoints:
+        shutil.rmtree(stopped.directory / "checkpoints")
+    out = stopped.directory
+    sentence = f"`out` must be a directory of this process alone, got {out}, into which another one"
+    while_it_starts(monkeypatch, lambda: refused(stopped, sentence))
+    train(stopped, quiet())
+    assert RunDirectory(out).steps()[-1] == 6
+    train(stopped, quiet())  # it is not locked
+
+
+@pytest.mark.parametrize("when", ["it starts", "it makes the directory"])
+def test_of_several_that_start_one_begins_the_run(
+    stopped: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, when: str
+) -> None:
+    """Another one began it and ended, after this one saw none."""
+    new = replace(stopped, out=tmp_path / "new")
+    if when == "it starts":
+        while_it_starts(monkeypatch, lambda: train(new, quiet()) and None)
+    else:
+        lock = RunDirectory.lock
+
+        def late(self: RunDirectory) -> None:
+            monkeypatch.setattr(RunDirectory, "lock", lock)
+            train(new, quiet())
+            lock(self)
+
+        monkeypatch.setattr(RunDirectory, "lock", late)
     sentence = (
-        f"`resume` must be a run that no other process goes on with, got {out}, whose last"
-        f" checkpoint has become {end}: repeat the command"
+        f"`resume` must be a run that no other process goes on with, got {new.directory}, in which"
+        " another one has begun a run meanwhile: repeat the command, which goes on with it"
     )
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
-        train(stopped, quiet())
-    assert files(out) == trained
-    monkeypatch.undo()
-    train(stopped, quiet())  # it is not locked
+        train(new, quiet())
+    assert RunDirectory(new.directory).steps() == [6]
+    train(new, quiet())  # it is not locked
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])

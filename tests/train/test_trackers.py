@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -116,6 +119,131 @@ def test_a_tracker_that_fails(
     train(whole, quiet())
     assert curve(config) == curve(whole)
     assert_same(tensors(config), tensors(whole))
+
+
+def log_in(*_: object, **__: object) -> None:
+    getpass.fallback_getpass("Key: ")  # as without a terminal
+
+
+def fail(*_: object, **__: object) -> None:
+    raise ConnectionError("no network\nand a traceback")
+
+
+def leave(*_: object, **__: object) -> None:
+    raise SystemExit("no key")
+
+
+FAILURES: list[tuple[Callable[..., None], str]] = [
+    (fail, "no network"),
+    (leave, "no key"),
+    (lambda *_, **__: input("Key: "), "a prompt for input: log in before"),
+    (log_in, "a prompt for input: log in before"),
+    (lambda *_, **__: sys.stdin.isatty() or fail(), "no network"),
+]
+
+
+def found(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def opening(tracker: str, act: Callable[..., None], patch: pytest.MonkeyPatch) -> None:
+    """Let a tracker leave a file in its folder, and then do something, when it is opened."""
+
+    def opened(*places: str, **options: Any) -> None:
+        folder = Path(options.get("dir", "."), "wandb") if tracker == "wandb" else Path(*places)
+        if tracker != "trackio":
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "half").write_text("")
+        act()
+
+    module = {"tensorboard": "torch.utils.tensorboard"}.get(tracker, tracker)
+    name = "SummaryWriter" if tracker == "tensorboard" else "init"
+    patch.setattr(sys.modules[module], name, opened)
+
+
+@pytest.mark.table(1)
+@pytest.mark.parametrize("tracker", ["wandb", "trackio", "tensorboard"])
+@pytest.mark.parametrize(("act", "got"), FAILURES)
+def test_a_tracker_that_cannot_be_opened_leaves_nothing_behind(
+    tracker: Literal["wandb", "trackio", "tensorboard"],
+    act: Callable[..., None],
+    got: str,
+    calls: Calls,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither of a new run, nor of one that would be replaced, nor of one that would go on."""
+    reading, _ = os.pipe()  # nobody ever writes into it
+    monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
+    config = short(tmp_path / "runs", "additive", steps=2, eval_every=2)
+    failing = replace(config, track=("trackio" if tracker == "wandb" else "wandb", tracker))
+    sentence = f"^`track` must be trackers that can be opened, got {tracker} with: {got}$"
+    with monkeypatch.context() as patch:
+        opening(tracker, act, patch)
+        with pytest.raises(InputError, match=sentence):
+            train(failing, quiet())
+    assert not list(tmp_path.iterdir())
+    assert calls[-1][0].endswith("finish")  # the other one is closed
+    train(replace(config, track=(tracker,)), quiet())
+    (config.directory / "wandb").mkdir(exist_ok=True)
+    (config.directory / "wandb" / "earlier").write_text("")
+    before = found(config.directory)
+    opening(tracker, act, monkeypatch)
+    for changes in ({"overwrite": True}, {"resume": "auto"}):
+        with pytest.raises(InputError, match=sentence):
+            train(replace(failing, **changes), quiet())
+        assert found(config.directory) == before
+
+
+def test_a_run_that_replaces_another_has_its_own_files(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = short(tmp_path, "additive", steps=2, eval_every=2, track=("wandb",))
+    folder = config.directory / "wandb"
+    folder.mkdir(parents=True)
+    (folder / "earlier").write_text("")
+    init = sys.modules["wandb"].init
+    opening("wandb", lambda: None, monkeypatch)
+    opened = sys.modules["wandb"].init
+    both = lambda **options: (opened(**options), init(**options))[1]  # noqa: E731
+    monkeypatch.setattr(sys.modules["wandb"], "init", both)
+    train(replace(config, overwrite=True), quiet())
+    assert [file.name for file in folder.iterdir()] == ["half"]
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "trackio", "tensorboard"])
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        (None, "", "`ddl train` needs the `train,{}` extra: pip install 'ddl-rs[train,{}]'"),
+        ("__init__.py", "", "`--track` must be trackers that can be opened, got {} with: "),
+        ("__init__.py", "1 / 0", "`--track` must be trackers that can be opened, got {} with: Z"),
+        ("__init__.py", "import nowhere", "`--track` must be trackers that can be opened, got {}"),
+    ],
+)
+def test_another_package_of_the_name(
+    tracker: str,
+    file: str | None,
+    text: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As a folder `wandb` in the working directory is one, if the real one is missing."""
+    folder = tmp_path / tracker
+    folder.mkdir()
+    if file is not None:
+        (folder / file).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in (tracker, "torch.utils.tensorboard"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    options = f"--steps 2 --device cpu --track {tracker} --out {tmp_path / 'run'}"
+    assert cli.main(["train", "tiny", *options.split()]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("ddl train: " + sentence.format(tracker, tracker))
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "trackio", "tensorboard"])

@@ -94,11 +94,10 @@ def test_the_tokenizer_of_the_data_encodes_it(tmp_path: Path, text: Path, other:
         f" {other} with ':;W'",
         lacking, other,
     )  # fmt: skip
-    refused(
-        f"`validation` must have the tokenizer of `{lacking}`, characters of {len(set(TEXT))} tokens, got"
-        f" {shards(tmp_path / 'bytes', text)} with another, bytes of 256",
-        lacking, tmp_path / "bytes",
-    )  # fmt: skip
+    theirs = shards(tmp_path / "bytes", text)
+    expected = f"`validation` must have the tokenizer of `{lacking}`, characters of"
+    got = f"got {theirs} with another, bytes of 256"
+    refused(f"{expected} {len(set(TEXT))} tokens, {got}", lacking, theirs)
 
 
 def test_a_tokenizer_json_that_lacks_a_character(tmp_path: Path, other: Path) -> None:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from rich.console import Console
 
 from ddl import data
 from ddl.config import TrainConfig
 from ddl.errors import InputError, first_line
 
+from .beginning import begin
 from .device import device_of, pick_device
 from .initial import Load, read_initial
 from .processes import Processes, joined
 from .progress import progress_bar
-from .resume import check_corpus, find_start
+from .resume import Start, check_corpus, find_start
 from .runs import RunDirectory, refuse_existing
-from .session import begin
 from .stopping import stop_on_signal
 from .trackers import check_trackers
 from .trainer import Trainer
@@ -61,7 +62,20 @@ def _train(
         if config.sample_every is not None:
             corpus.tokenizer.decode([0])  # raises here rather than at the first sample
     device = device_of(processes, device)
-    start = processes.from_first(lambda: find_start(config))
+    start = processes.from_first(lambda: find_start(config, lock=True))
+    with start.run.unlocked_by_errors() if start is not None else nullcontext():
+        return _go(config, console, processes, load, device, corpus, start)
+
+
+def _go(
+    config: TrainConfig,
+    console: Console,
+    processes: Processes,
+    load: Load | None,
+    device: torch.device,
+    corpus: data.Corpus,
+    start: Start | None,
+) -> Trained:
     with processes.together(), enough_memory():
         if start is None:
             refuse_existing(config)  # before building the model, which may take a while

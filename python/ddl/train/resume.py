@@ -35,11 +35,12 @@ class Start(NamedTuple):
     manifest: Manifest | None
 
 
-def find_start(config: TrainConfig) -> Start | None:
+def find_start(config: TrainConfig, *, lock: bool = False) -> Start | None:
     """Return the run to go on with; None if a new one starts.
 
-    Raises InputError if `config.resume` names no run, its options are others, or its last
-    checkpoint is damaged.
+    lock: keep other processes from going on with it, before anything in it is read, which they
+    might replace. Raises InputError if another one does, `config.resume` names no run, its options
+    are others, or its last checkpoint is damaged.
     """
     if config.resume is None:
         return None
@@ -53,9 +54,17 @@ def find_start(config: TrainConfig) -> Start | None:
     known = path_kind(directory) is PathKind.RUN or (directory / CHECKPOINTS).exists()
     if config.resume == AUTO and not known:  # of a run with checkpoints, config.json is damaged
         return None
+    run = RunDirectory(directory)
+    with run.unlocked_by_errors():
+        if lock and directory.is_dir():
+            run.lock()
+        return _start(run, config)
+
+
+def _start(run: RunDirectory, config: TrainConfig) -> Start:
+    directory = run.path
     stored = load_config(directory)
     _check_equal(plain(stored), plain(config), directory)
-    run = RunDirectory(directory)
     path = run.find_checkpoint(LAST)
     if path is None and (directory / WEIGHTS).exists():  # of an earlier version, or of ddl demo
         raise InputError(

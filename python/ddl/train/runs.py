@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -32,12 +32,13 @@ from ddl.files import (
     alone_in,
     atomic_file,
     make_directory,
+    new_directories,
+    path_kind,
     remove,
     remove_at_once,
     require_kind,
     unfinished,
     write_text,
-    writing,
 )
 from ddl.models import GPT
 
@@ -64,46 +65,69 @@ class RunDirectory:
         self.path = path
         self.metrics = JsonLines(path / METRICS)
         self.recordings = JsonLines(path / RECORDINGS)
-        self._alone = ExitStack()
+        self._alone, self._locked = ExitStack(), False
 
     def lock(self) -> None:
         """Keep other processes from training into this directory until `unlock` or the exit.
 
-        Raises InputError if another one does.
+        A second call has no effect. Raises InputError if another process trains into it.
         """
-        self._alone.enter_context(alone_in(self.path))
+        if not self._locked:
+            self._alone.enter_context(alone_in(self.path))
+            self._locked = True
 
     def unlock(self) -> None:
         """Let other processes train into this directory again."""
         self._alone.close()
+        self._locked = False
+
+    def __reduce__(self) -> tuple[type[RunDirectory], tuple[Path]]:
+        """In another process it is the same directory without the lock."""
+        return RunDirectory, (self.path,)
 
     @classmethod
     def create(
-        cls, config: TrainConfig, tokenizer: Tokenizer, *, lock: bool = False
+        cls,
+        config: TrainConfig,
+        tokenizer: Tokenizer,
+        *,
+        lock: bool = False,
+        begun: RunDirectory | None = None,
+        opening: Callable[[TrainConfig, int], object] | None = None,
     ) -> RunDirectory:
         """Make the directory, lock it if asked to, and write config.json and tokenizer.json.
 
+        begun: the directory, locked, of a run that begins again. opening: called before an earlier
+        run is removed, with the configuration that is stored, and the time in nanoseconds that
+        config.json will have. If it raises, the directory is as it was.
+
         Raises InputError if the directory is not empty, unless `config.overwrite` is set: then the
-        files of an earlier run are removed, and nothing else. A run that `config.resume` begins
-        again may have no checkpoint.
+        files of an earlier run are removed, and nothing else.
         """
-        refuse_existing(config)
         path = config.directory
-        run = cls(path)
-        if lock:
-            run.lock()
-        with run.unlocked_by_errors():
-            if config.resume is not None:
-                run.check_last(None)
+        run = cls(path) if begun is None else begun
+        with new_directories(path), run.unlocked_by_errors():
+            if lock:
+                run.lock()
+            refuse_existing(config)
             make_directory(path)
-            with writing(path):
-                for name in FILES:
-                    remove(path / name)
-                run.drop_unfinished()
-            write_text(path / TOKENIZER, json.dumps(describe(tokenizer)))
+            run.drop_unfinished()
+            earlier = run._files()
             asked = dataclasses.replace(config, resume=None, overwrite=False)
-            write_text(path / CONFIG, to_json(asked))  # last: without it the directory is no run
+            with atomic_file(path / CONFIG) as temporary:  # without it the directory is no run
+                temporary.write_text(to_json(asked), encoding="utf-8")
+                if opening is not None:
+                    opening(asked, temporary.stat().st_mtime_ns)
+                for file in earlier:
+                    remove(file)
+                write_text(path / TOKENIZER, json.dumps(describe(tokenizer)))
         return run
+
+    def _files(self) -> list[Path]:
+        """The files of a run, of which the trackers have those in their folders."""
+        files = [self.path / name for name in FILES]
+        parts = ([*f.iterdir()] if f.name in TRACKED and _is_folder(f) else [f] for f in files)
+        return [file for part in parts for file in part]
 
     @contextmanager
     def unlocked_by_errors(self) -> Iterator[None]:
@@ -174,18 +198,6 @@ class RunDirectory:
             raise InputError(f"`checkpoint` must be {expected}, got {which!r}")
         return self.checkpoint_path(int(which))
 
-    def check_last(self, expected: Path | None) -> None:
-        """Raise InputError unless `expected` is still the last checkpoint; None for a run without.
-
-        Call it under the lock: a process that has trained here meanwhile may have ended.
-        """
-        last = self.find_checkpoint(LAST)
-        if last != expected:
-            raise InputError(
-                f"`resume` must be a run that no other process goes on with, got {self.path}, whose"
-                f" last checkpoint has become {last}: repeat the command"
-            )
-
     def drop_checkpoint(self, step: int) -> None:
         """Remove a checkpoint; it vanishes in one step."""
         remove_at_once(self.checkpoint_path(step))
@@ -196,6 +208,11 @@ class RunDirectory:
             for name in os.listdir(folder) if folder.exists() else ():
                 if _is_unfinished(name):
                     remove(folder / name)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether a path is a directory, and no link to one, which may lie elsewhere."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def _precedes_config(name: str) -> bool:
@@ -222,6 +239,11 @@ def refuse_existing(config: TrainConfig) -> None:
         return
     if config.resume is not None and CONFIG not in names and all(map(_precedes_config, names)):
         return  # a run was killed before it had anything to lose
+    if config.resume is not None and path_kind(path) is PathKind.RUN:
+        raise InputError(
+            f"`resume` must be a run that no other process goes on with, got {path}, in which"
+            " another one has begun a run meanwhile: repeat the command, which goes on with it"
+        )
     if any(name in FILES for name in names):
         expected, got, hint = "a directory without a run", "one", ""
     else:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.panel import Panel
@@ -18,13 +16,11 @@ from ddl.data.tokenizer import printable
 from ddl.errors import DivergedError, InputError
 from ddl.recording import Recording
 
-from .checkpoint import Manifest
 from .json_lines import Record
 from .metrics import Metrics
-from .resume import Start
 from .runs import DIVERGED, LAST, RunDirectory
-from .saver import Saver, restore
-from .trackers import open_trackers
+from .saver import Saver
+from .trackers import Tracker
 from .trainer import Flags, Step, Trainer
 from .watch import Watch, check_validation, sampling
 
@@ -41,7 +37,13 @@ class Session:
     """
 
     def __init__(
-        self, trainer: Trainer, run: RunDirectory, bar: Progress, *, evaluated: float | None = None
+        self,
+        trainer: Trainer,
+        run: RunDirectory,
+        bar: Progress,
+        trackers: Sequence[Tracker],
+        *,
+        evaluated: float | None = None,
     ) -> None:
         self.trainer, self.run, self.bar = trainer, run, bar
         self.evaluated = evaluated  # the validation loss of this step; None if it is not known
@@ -51,9 +53,7 @@ class Session:
         self._recording: tuple[int, Recording] | None = None  # with its step
         self.watch, self.saver = Watch(trainer), Saver(run, trainer)
         self.metrics = Metrics(trainer)
-        tracked = trainer.config.track if self.processes.first else ()
-        with self.processes.together():
-            self.trackers = open_trackers(tracked, run, trainer.steps_done if self.records else 0)
+        self.trackers = trackers
         self._failed: Exception | None = None  # the first error of a tracker or of the output
         self._broken: Exception | None = None  # the first other error of this process alone
         self._stopping = False  # in several processes: whether they have agreed to stop
@@ -258,52 +258,3 @@ def _past(run: RunDirectory, record_every: int | None) -> tuple[int, int, int]:
     recordings = run.recordings.read() if record_every else []
     sampled = max((r["step"] for r in metrics if "sample" in r), default=0)
     return len(metrics), sampled, max((r["step"] for r in recordings), default=0)
-
-
-def begin(trainer: Trainer, bar: Progress, start: Start | None) -> Session:
-    """Start a run, with its first step, or restore the run that `start` names.
-
-    The run directory is made after the first step, so that a failure before leaves nothing behind.
-    """
-    if start is not None and start.path is not None and start.manifest is not None:
-        return _restored(trainer, bar, start.run, start.path, start.manifest)
-    config = trainer.config
-    evaluated = trainer.evaluate() if config.init_from is not None else None
-    first = trainer.step()
-    Watch(trainer).add(first)
-    if start is not None:  # a run that was stopped before its first checkpoint begins again
-        config = replace(config, out=start.run.path, overwrite=True)
-    run = RunDirectory(config.directory)
-    with trainer.processes.together():
-        if trainer.processes.first:
-            run = RunDirectory.create(config, trainer.corpus.tokenizer, lock=True)
-    with run.unlocked_by_errors():
-        session = Session(trainer, run, bar)
-        if evaluated is not None:  # of the weights that the run starts from
-            session.log_validation(0, evaluated)
-        session.take(first)
-    return session
-
-
-def _restored(
-    trainer: Trainer, bar: Progress, run: RunDirectory, path: Path, manifest: Manifest
-) -> Session:
-    """Restore the trainer from the checkpoint at `path`, and cut the run's files back to it."""
-    processes = trainer.processes
-    with run.unlocked_by_errors():
-        with processes.together():
-            if processes.first:
-                run.lock()
-                run.check_last(path)
-            restore(trainer, path, manifest)
-        with processes.together():
-            if processes.first:
-                run.drop_unfinished()
-                run.metrics.cut(manifest.records)
-                run.recordings.cut_after(manifest.step)
-        session = Session(trainer, run, bar, evaluated=manifest.validation_loss)
-        session.saver.saved = (manifest.step, manifest.validation_loss)
-        with processes.together():
-            if processes.first:
-                session.saver.drop_others()
-    return session

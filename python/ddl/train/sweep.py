@@ -21,7 +21,6 @@ from ddl.files import make_directory, write_text
 from .initial import Load
 from .loop import train
 from .resume import find_start
-from .runs import RunDirectory
 
 LISTING = "sweep.json"  # in the sweep's directory: its runs, in the order of the variants
 
@@ -117,10 +116,6 @@ def _chosen(sweep: Sweep, index: int) -> SweepRun:
 
 def _train_one(run: SweepRun, console: Console, load: Load | None) -> int:
     """Train or resume a run; return its exit status."""
-    if run.config.directory.exists():  # say that another process has it before building the model
-        directory = RunDirectory(run.config.directory)
-        directory.lock()
-        directory.unlock()
     reset_peak_memory()
     return train(run.config, console, load=load).status
 

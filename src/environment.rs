@@ -33,8 +33,9 @@ fn home_of(user: &[u8]) -> Option<PathBuf> {
     let (mut entry, mut found) = (std::mem::MaybeUninit::<libc::passwd>::uninit(), std::ptr::null_mut());
     let mut text = [0; 1 << 14]; // the entry's strings
     // SAFETY: `name` is a terminated string, and `text` has the size that is given.
-    let status =
-        unsafe { libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), text.as_mut_ptr(), text.len(), &mut found) };
+    let status = unsafe {
+        libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), text.as_mut_ptr(), text.len(), &mut found)
+    };
     if status != 0 || found.is_null() {
         return None;
     }

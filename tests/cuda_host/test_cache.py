@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -155,6 +156,29 @@ def test_the_directory_by_default(tmp_path, variable):
     compile_kernels(Path(), 64, DDL_CACHE_DIR="", **{"HOME": "/nowhere", variable: str(tmp_path)})
     within = {"XDG_CACHE_HOME": "ddl", "HOME": ".cache/ddl"}[variable]
     assert len(entries(tmp_path / within)) == 1
+
+
+def test_the_home_directory(tmp_path):
+    compile_kernels(Path(), 64, DDL_CACHE_DIR="~/kernels", HOME=str(tmp_path))
+    assert len(entries(tmp_path / "kernels")) == 1
+
+
+def test_the_home_directory_of_a_user(tmp_path):
+    """It is not the variable HOME's."""
+    me = pwd.getpwuid(os.getuid())
+    given = f"~{me.pw_name}/{os.path.relpath(tmp_path, me.pw_dir)}/kernels"
+    compile_kernels(Path(), 64, DDL_CACHE_DIR=given, HOME="/nowhere")
+    assert len(entries(tmp_path / "kernels")) == 1
+
+
+def test_a_home_directory_that_is_not_known(tmp_path):
+    env = environment(Path(), DDL_CACHE_DIR="~no-such-user/x")
+    result = subprocess.run([*COMMAND, "sm_90", "64"], env=env, capture_output=True, text=True)
+    assert result.returncode != 0
+    assert (
+        "DDL_CACHE_DIR must begin with the ~ of a user whose home directory is known, got"
+        " ~no-such-user/x: write the whole path"
+    ) in result.stderr
 
 
 def test_the_log_says_what_is_compiled_for_what(cache):

@@ -19,7 +19,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
     """The configurations with which `ddl train` would have trained."""
     seen: list[TrainConfig] = []
 
-    def train(config: TrainConfig, console: object) -> Trained:
+    def train(config: TrainConfig, console: object, **_: object) -> Trained:
         seen.append(config)
         return Trained(RunDirectory(config.directory), 0)
 

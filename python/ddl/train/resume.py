@@ -51,10 +51,13 @@ def find_start(config: TrainConfig, *, lock: bool = False) -> Start | None:
         raise InputError(
             f"`out` must be left out with `resume`, got {config.out} beside {directory}"
         )
+    run = RunDirectory(directory)
     known = path_kind(directory) is PathKind.RUN or (directory / CHECKPOINTS).exists()
     if config.resume == AUTO and not known:  # of a run with checkpoints, config.json is damaged
+        if lock and directory.is_dir():  # refused now and not after the first step
+            run.lock()
+            run.unlock()
         return None
-    run = RunDirectory(directory)
     with run.unlocked_by_errors():
         if lock and directory.is_dir():
             run.lock()

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from ddl.hf import DDLCache, DDLForCausalLM, from_gpt
-from tests.support.hf_cases import VARIANTS, model, padded, tokens
+from tests.support.hf_cases import DEPTH, VARIANTS, model, padded, tokens
+from tests.support.tolerances import assert_close
+
+F32 = torch.float32
 
 every_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 PROMPT = tokens(3, 7)
@@ -135,8 +138,8 @@ def test_records_of_a_generation() -> None:
     assert [len(states) for states in out.hidden_states] == [3, 3, 3]
     for number, states in enumerate(out.hidden_states):
         for state, reference in zip(states, whole.hidden_states, strict=True):
-            torch.testing.assert_close(state[:, -1], reference[:, 6 + number])
-        torch.testing.assert_close(out.logits[number], whole.logits[:, 6 + number])
+            assert_close("state", state[:, -1], reference[:, 6 + number], F32, depth=DEPTH)
+        assert_close("logits", out.logits[number], whole.logits[:, 6 + number], F32, depth=DEPTH)
 
 
 def test_up_to_block_size() -> None:

@@ -16,7 +16,7 @@ from ddl.hf import DDLConfig, DDLForCausalLM, from_gpt
 from ddl.hf.modeling import to_gpt
 from ddl.models import GPT
 from ddl.nn.stream import DeltaStream
-from tests.support.hf_cases import VARIANTS, model, padded, small, tokens
+from tests.support.hf_cases import DEPTH, VARIANTS, model, padded, small, tokens
 from tests.support.tolerances import assert_close
 
 every_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
@@ -99,7 +99,7 @@ def test_padding_changes_nothing(options: dict[str, Any], side: str) -> None:
     logits = hf(ids, attention_mask=mask).logits
     for row, length in enumerate(lengths):
         alone = hf(IDX[row : row + 1, :length]).logits[0]
-        assert_close(f"row {row}", logits[row][mask[row].bool()], alone, torch.float32, depth=4)
+        assert_close(f"row {row}", logits[row][mask[row].bool()], alone, torch.float32, depth=DEPTH)
 
 
 def test_which_logits_are_kept() -> None:
@@ -149,7 +149,7 @@ def test_hidden_states(residual: str) -> None:
     expected.append(trunk.readout(x))
     assert len(out.hidden_states) == 3
     for number, (state, reference) in enumerate(zip(out.hidden_states, expected, strict=True)):
-        assert_close(f"state {number}", state, reference, torch.float32, depth=4)
+        assert_close(f"state {number}", state, reference, torch.float32, depth=DEPTH)
     assert torch.equal(hf.lm_head(out.hidden_states[-1]), out.logits)
     assert hf(IDX).hidden_states is None
     assert len(hf.trunk.sublayers[0]._forward_pre_hooks) == 0

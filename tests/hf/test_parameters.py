@@ -16,6 +16,7 @@ from ddl.hf.modeling import to_gpt
 from ddl.models import GPT
 from tests.support.hf_cases import (
     CHECKPOINTING,
+    DEPTH,
     HAS_NEW_NAME,
     VARIANTS,
     VOCABULARY,
@@ -65,8 +66,7 @@ def test_gates_and_values_stay_float32(
         assert torch.equal(parameter, exact if name in expected else exact.to(dtype)), name
     made = AutoModelForCausalLM.from_config(DDLConfig.from_gpt(gpt.config), dtype=dtype)
     assert gates(made) == expected
-    # four sublayers with their rewrites, whose further directions are products, too; and the head
-    depth = 1 + 4 * gpt.config.rewrites
+    depth = DEPTH + 4 * (gpt.config.rewrites - 1)  # each further direction is a product, too
     assert_close("logits", loaded(IDX).logits, gpt(IDX).logits, dtype, depth=depth)
     loaded(IDX, labels=IDX).loss.backward()
     for name, parameter in loaded.named_parameters():

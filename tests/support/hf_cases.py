@@ -45,6 +45,10 @@ def small(**options: Any) -> GPTConfig:
     return GPTConfig(**{**sizes, "num_heads": 2, "hidden_size": 32, **options})
 
 
+# Operators in sequence, for tests.support.tolerances: four sublayers, their rewrites, the head.
+DEPTH = 4 + 4 + 1
+
+
 def model(noise: float = 0.3, **options: Any) -> GPT:
     """A model whose trunk is not at its initialisation, so its output depends on all tokens."""
     torch.manual_seed(0)

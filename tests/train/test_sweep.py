@@ -22,7 +22,6 @@ from ddl.config.sweeps import Sweep, parse_sweep
 from ddl.errors import InputError
 from ddl.files import alone_in
 from ddl.train import Step, Trainer
-from ddl.train import sweep as module
 from ddl.train.metrics import peak_memory
 from ddl.train.runs import RunDirectory
 from ddl.train.sweep import Pace, duration, reset_peak_memory, state_of, train_sweep

@@ -18,7 +18,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src kernels 
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo results test test-all test-rust test-tch check-tch soak crashtest wheels check-wheel check format bench bench-gpu sanitize audit docs lock clean
+.PHONY: help setup demo results test test-all test-simd test-rust test-tch check-tch soak crashtest wheels check-wheel check format bench bench-gpu sanitize audit docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,16 @@ test: $(EXT) ## the Python tests, large tables sampled (ARGS="-k rewrite" to cho
 
 test-all: $(EXT) ## the Python tests, every case of every table
 	$(TEST_ENV) $(PY) -m pytest --all -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+
+# Instructions of another width add sums in another order, in our kernels and in torch's.
+AVX2 := DDL_SIMD=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+PORTABLE := DDL_SIMD=portable
+SIMD_SAMPLE := tests/ops/test_ops.py tests/nn/test_stream.py tests/models/test_cache.py tests/evaluation/test_eval.py \
+    tests/data/test_shards.py tests/train/test_train.py
+
+test-simd: $(EXT) ## a sample of the tests with AVX2 alone, then without SIMD code of ours (ARGS=tests for all)
+	$(AVX2) $(MAKE) --no-print-directory test ARGS="$(or $(ARGS),$(SIMD_SAMPLE))"
+	$(PORTABLE) $(MAKE) --no-print-directory test ARGS="$(or $(ARGS),$(SIMD_SAMPLE))"
 
 # The test binary embeds Python instead of being loaded by it, so it needs libpython.
 # Without optimisation it builds in a quarter of the time, and integers that overflow panic.

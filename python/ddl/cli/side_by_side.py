@@ -146,10 +146,14 @@ def interleave(pair: list[Candidate], steps: int, console: Console) -> None:
 
 
 def verdict(pair: list[Candidate]) -> str:
-    """A sentence that says which model is better, and by how much."""
+    """Which model is better, by how much, and how far one short run goes."""
     best, other = sorted(pair, key=lambda c: c.validation_loss)
     gap = other.validation_loss - best.validation_loss
-    return f"{best.name} is better: its validation loss is {gap:.4f} nats per byte lower."
+    return (
+        f"{best.name} is better after {best.trainer.steps_done} steps: its validation loss is"
+        f" {gap:.4f} nats per byte lower. That is one seed early in training; docs/results.md has"
+        " longer runs with five seeds."
+    )
 
 
 def _sample(candidate: Candidate, seed: int, tokens: int) -> str:

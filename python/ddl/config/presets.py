@@ -29,10 +29,10 @@ PRESETS: dict[str, TrainConfig] = {
     "demo": TrainConfig(
         model=DEMO,
         optim=OptimConfig(lr=2e-3, warmup_steps=40),
-        steps=360,
+        steps=120,
         batch_size=8,
         accumulation=1,
-        eval_every=72,
+        eval_every=40,
         eval_batches=0,
         precision="float32",
     ),

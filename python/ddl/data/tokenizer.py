@@ -82,6 +82,11 @@ class GPT2Tokenizer:
         pieces = [piece(t) if 0 <= t < self.vocab_size else b"\xff" for t in tokens]
         return b"".join(pieces).decode("utf-8", errors="replace")
 
+    def byte_lengths(self) -> list[int]:
+        """The bytes of each token; 0 for the last one, which marks the end of a text."""
+        piece = _gpt2().decode_single_token_bytes
+        return [*(len(piece(token)) for token in range(self.vocab_size - 1)), 0]
+
 
 def _gpt2() -> Any:
     try:
@@ -150,6 +155,16 @@ class FileTokenizer:
         # Behind a character without a token, offsets may be those of other characters.
         named = [c for c in dict.fromkeys(text if lost else "") if not c.isspace()]
         return "".join(c for c in named if not self.encode(c)) or lost
+
+
+def byte_alphabet() -> list[str]:
+    """The character for each byte in a byte-level tokenizer.json.
+
+    Printable Latin-1 bytes stand for themselves; the others are numbered from U+0100.
+    """
+    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printed]
+    return [chr(byte if byte in printed else 256 + others.index(byte)) for byte in range(256)]
 
 
 def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:

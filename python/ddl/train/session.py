@@ -120,7 +120,7 @@ class Session:
         done = self.trainer.steps_done
         if done % config.log_every and done != config.steps:
             return
-        loss = self.trainer.mean_loss()  # waits for the device
+        steps, loss = self.trainer.summed, self.trainer.mean_loss()  # waits for the device
         self._check(self.watch.finish)
         seconds = time.perf_counter() - self._started
         record = {
@@ -129,7 +129,7 @@ class Session:
             "grad_norm": float(step.grad_norm),
             "lr": self.trainer.optimizer.param_groups[0]["lr"],
         }
-        record |= self.metrics.of_loss(loss)
+        record |= self.metrics.of_training(loss, steps)
         record |= self.metrics.of_speed(self._timed * self.trainer.tokens_per_step / seconds)
         self._log(record)
         speed = f"{record['tokens_per_second']:,.0f} tok/s"
@@ -154,7 +154,8 @@ class Session:
 
     def log_validation(self, step: int, loss: float, more: Record | None = None) -> None:
         """Log and print a validation loss, in nats per token, with further values."""
-        validation = {f"validation_{n}": value for n, value in self.metrics.of_loss(loss).items()}
+        figures = self.metrics.of_validation(loss)
+        validation = {f"validation_{name}": value for name, value in figures.items()}
         self._log({"step": step, "validation_loss": loss} | validation | (more or {}))
         self._tell(self.bar.console.print, f"step {step}: validation loss {loss:.4f}")
 

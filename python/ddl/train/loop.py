@@ -19,7 +19,7 @@ from .beginning import begin
 from .device import device_of, pick_device
 from .initial import Load, read_initial
 from .processes import Processes, joined
-from .progress import progress_bar
+from .progress import progress_bar, verify_corpus
 from .resume import Start, check_corpus, find_start
 from .runs import RunDirectory, refuse_existing
 from .stopping import stop_on_signal
@@ -42,9 +42,9 @@ def train(config: TrainConfig, console: Console, *, load: Load | None = None) ->
 
     load: reads the model and tokenizer that `config.init_from` names, as `ddl.load.load` does.
 
-    Raises InputError if data, options, the run directory or a checkpoint cannot be used,
-    DivergedError if loss, gradient or weights are not finite. If it fails before the first step is
-    done, it leaves nothing behind.
+    Shards are verified before the first step, also of a run that goes on. Raises InputError if
+    data, options, the run directory or a checkpoint cannot be used, DivergedError if loss, gradient
+    or weights are not finite. If it fails before the first step is done, it leaves nothing behind.
     """
     with joined(config.process_timeout) as processes:
         if not processes.first:
@@ -84,6 +84,7 @@ def _go(
         fresh = start is None or start.path is None
         initial = read_initial(config, corpus, load) if fresh else None
         trainer = Trainer(config, corpus, device, processes, initial)
+    verify_corpus(corpus, console, processes)
     with enough_memory():
         _say(
             console,

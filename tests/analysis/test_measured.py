@@ -18,16 +18,15 @@ from ddl.analysis.compare import compare, with_data
 from ddl.analysis.document import document
 from ddl.analysis.measured import measure
 from ddl.analysis.runs import Run
-from ddl.analysis.scoring import Score, bytes_of, encode, places, score_run
+from ddl.analysis.scoring import Score, encode, places, score_run
 from ddl.analysis.tables import markdown
 from ddl.cli import main
-from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer, describe
+from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, describe
 from ddl.errors import InputError
 from ddl.load import load
 from ddl.train import metrics, train
 from tests.analysis.cases import make_run, write_evaluation
 from tests.analysis.test_document import refuse
-from tests.support.prepare_cases import write_tokenizer
 from tests.support.train_cases import quiet, short
 
 TEXT = "The delta rule erases what it overwrites, é and ü too. " * 40
@@ -92,23 +91,6 @@ def test_all_of_the_text_is_scored_whatever_the_batches(
     assert seen[0] == (1, len(windows))
     assert seen.count((len(windows), len(windows))) == 3
     assert places(20, model.config) == [slice(0, 20)]  # a text shorter than a window
-
-
-@pytest.mark.parametrize("kind", ["bytes", "characters", "file"])
-def test_bytes_are_those_of_the_predicted_text(kind: str, tmp_path: Path) -> None:
-    tokenizer: Tokenizer = ByteTokenizer()
-    if kind == "characters":
-        tokenizer = CharTokenizer(sorted(set(TEXT)))
-    elif kind == "file":
-        tokenizer = FileTokenizer(
-            write_tokenizer(tmp_path / "tokenizer.json").read_text(encoding="utf-8")
-        )
-    text = "one é two ü three"
-    tokens = encode(text, tokenizer) if kind != "characters" else encode(TEXT[:57], tokenizer)
-    text = TEXT[:57] if kind == "characters" else text
-    assert bytes_of(tokenizer, tokens, [slice(0, len(tokens))]) == len(text.encode()) - len(
-        tokenizer.decode(tokens[:1].tolist()).encode()
-    )
 
 
 def test_an_unfit_run_does_not_lose_the_others(folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ddl.config import GPTConfig
+from ddl.data.spelling import spelling
 from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer
 from ddl.errors import InputError
 from ddl.files import PathKind, path_kind
@@ -36,7 +37,7 @@ class Score(NamedTuple):
     """The loss of a run's last checkpoint on a text.
 
     step: of the checkpoint; None for an exported model. loss: nats per predicted token. tokens:
-    those that are predicted. bytes: of UTF-8 that these tokens spell.
+    those that are predicted. bytes: of UTF-8 that these tokens spell, 0 if that cannot be known.
     """
 
     step: int | None
@@ -82,8 +83,9 @@ def score_run(run: Run, text: str, advance: Advance) -> tuple[Score, GPT]:
     with precision(model, mixed=mixed):
         loss = mean_loss(model, tokens, windows, advance)
     predicted = sum(place.stop - place.start - 1 for place in windows)
-    spelled = bytes_of(tokenizer, tokens, windows)
-    return Score(step, loss, predicted, spelled), model
+    known = spelling(tokenizer)
+    per_token = 0.0 if known is None else known.bytes_per_token(tokens, windows, apart=False)
+    return Score(step, loss, predicted, round(per_token * predicted)), model
 
 
 def encode(text: str, tokenizer: Tokenizer) -> Tokens:
@@ -146,21 +148,6 @@ def precision(model: GPT, *, mixed: bool) -> Iterator[None]:
     device = model.wte.weight.device.type
     with torch.autocast(device, dtype=torch.bfloat16, enabled=mixed):
         yield
-
-
-def bytes_of(tokenizer: Tokenizer, tokens: Tokens, windows: Iterable[slice]) -> int:
-    """Bytes of UTF-8 that the predicted tokens of windows spell: all but the first of each."""
-    if isinstance(tokenizer, ByteTokenizer):
-        return sum(place.stop - place.start - 1 for place in windows)
-    spelled = 0
-    for place in windows:
-        cut = tokens[place].tolist()
-        spelled += _size(tokenizer, cut) - _size(tokenizer, cut[:1])
-    return spelled
-
-
-def _size(tokenizer: Tokenizer, tokens: Sequence[int]) -> int:
-    return len(tokenizer.decode(tokens).encode("utf-8", "replace"))
 
 
 def _step(path: Path) -> int | None:

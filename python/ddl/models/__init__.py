@@ -4,6 +4,7 @@ from ddl.config import GPTConfig
 
 from .cache import Cache
 from .gpt import GPT, GPTOutput
+from .nanogpt import NanoGPT, NanoGPTConfig
 from .trunk import AdditiveStream
 
-__all__ = ["GPT", "AdditiveStream", "Cache", "GPTConfig", "GPTOutput"]
+__all__ = ["GPT", "AdditiveStream", "Cache", "GPTConfig", "GPTOutput", "NanoGPT", "NanoGPTConfig"]

@@ -1,6 +1,7 @@
 """nanoGPT's GPT on a delta stream: every residual addition becomes a rewrite.
 
     model = ddl.nanogpt.convert(model, value_channels=4)
+    GPT = ddl.nanogpt.converted(GPT, value_channels=4)  # the class, at the end of model.py
 
 Only the blocks change. Embeddings, attention, MLP, LayerNorms and head stay the same modules under
 the same names, and the model's `forward` stays: it passes each block's output to the next block.
@@ -12,6 +13,16 @@ from __future__ import annotations
 
 from .annealing import anneal
 from .block import DeltaBlock, Pending
+from .made import converted
+from .mixin import logits_of_state, options_in
 from .model import convert
 
-__all__ = ["DeltaBlock", "Pending", "anneal", "convert"]
+__all__ = [
+    "DeltaBlock",
+    "Pending",
+    "anneal",
+    "convert",
+    "converted",
+    "logits_of_state",
+    "options_in",
+]

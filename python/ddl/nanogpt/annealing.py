@@ -38,6 +38,11 @@ class Annealing(nn.Module):
                 self.step = self.step.clone()
         return self
 
+    def reset_parameters(self) -> None:
+        """Reset the count to 0."""
+        self.step.zero_()
+        self.done = False
+
     def share(self, dtype: torch.dtype) -> Tensor:
         """Return a as a tensor ()."""
         return (self.step.to(dtype) / self.steps).clamp(max=1)

@@ -6,16 +6,24 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ddl.nn.stream import DeltaStream
-from ddl.optim import NEVER_DECAYED
-from ddl.options import Compress, ExpandKind, check_choice, check_count, refuse
+from ddl.options import (
+    RESIDUAL_OPTIONS,
+    STREAM_OPTIONS,
+    Compress,
+    ExpandKind,
+    check_choice,
+    check_count,
+    refuse,
+)
 
-from .annealing import Annealing, anneal
+from .annealing import Annealing
 from .block import BLOCK, DeltaBlock
+from .mixin import Converted
 
-__all__ = ["convert"]
+__all__ = ["convert", "rewrite_blocks"]
 
 GPT = TypeVar("GPT", bound=nn.Module)
 
@@ -75,6 +83,24 @@ def convert(
         ValueError: `model` is already converted; DeltaStream refuses an option; `start` or
             `anneal_steps` is unknown, missing or out of range.
     """
+    options |= {"value_channels": value_channels, "compress": compress, "expand": expand}
+    if rewrite_blocks(model, start=start, anneal_steps=anneal_steps, disable=disable, **options):
+        model.__class__ = _converted(type(model))
+    return model
+
+
+def rewrite_blocks(
+    model: Any,
+    *,
+    start: Literal["additive"] | None = None,
+    anneal_steps: int | None = None,
+    disable: bool = False,
+    **options: Any,
+) -> bool:
+    """Replace the blocks of `model`, as `convert` does, and leave its class as it is.
+
+    Returns whether they were replaced: not if `disable`.
+    """
     _check_model(model)
     _check_start(start, anneal_steps)
     for name in ("norm_eps", "device", "dtype"):
@@ -86,22 +112,23 @@ def convert(
         stream = DeltaStream(
             weight.shape[1],
             [sublayer for block in blocks for sublayer in (block.attn, block.mlp)],
-            value_channels=value_channels,
-            compress=compress,
-            expand=expand,
             norm_eps=None,
             device="cpu",
             dtype=weight.dtype,
             **options,
         )
     if disable:
-        return model
+        return False
     stream.to(weight.device)
     annealing = None if anneal_steps is None else Annealing(anneal_steps, device=weight.device)
     _replace(blocks, stream, annealing)
-    kind: Any = type(model)
-    model.__class__ = _converted(kind)
-    return model
+    known = {name: o.default for name, o in (STREAM_OPTIONS | RESIDUAL_OPTIONS).items()}
+    del known["norm_eps"]
+    known |= {**options, "start": start, "anneal_steps": anneal_steps}
+    known |= {"compress": stream.reads[0].compress, "eps_k": stream.residuals[0].eps_k}
+    # NumPy's numbers become Python's: torch.load(weights_only=True) refuses others in a checkpoint.
+    model.delta_args = {n: v.item() if hasattr(v, "item") else v for n, v in known.items()}
+    return True
 
 
 def _replace(blocks: Any, stream: DeltaStream, annealing: Annealing | None) -> None:
@@ -119,61 +146,16 @@ def _replace(blocks: Any, stream: DeltaStream, annealing: Annealing | None) -> N
         )
 
 
-class _Converted(nn.Module):
-    """Mixin that `convert` puts before the class of a model."""
-
-    def configure_optimizers(self, *args: Any, **kwargs: Any) -> Any:
-        """Run nanoGPT's method on nanoGPT's parameters, then add the new ones without decay.
-
-        If the model starts with additions, the optimizer's steps are those that `convert` counts.
-        """
-        modules = [module for module in self.modules() if isinstance(module, NEVER_DECAYED)]
-        new = {p: None for module in modules for p in module.parameters() if p.requires_grad}
-        for parameter in new:
-            parameter.requires_grad_(False)  # nanoGPT's method skips parameters without gradient
-        try:
-            optimizer = super().configure_optimizers(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            for parameter in new:
-                parameter.requires_grad_(True)
-        for group in optimizer.param_groups:  # a method of one's own may not skip them
-            group["params"] = [p for p in group["params"] if p not in new]
-        optimizer.add_param_group({"params": list(new), "weight_decay": 0.0})
-        if any(isinstance(module, Annealing) for module in self.modules()):
-            anneal(self, optimizer)
-        return optimizer
-
-    def logits_of_state(self, state: Tensor) -> Tensor:
-        """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last block.
-
-        For one value channel the state is (B, T, d, 1).
-        """
-        transformer: Any = self.transformer
-        read: Any = transformer.h[-1].readout
-        x = transformer.ln_f(read(state.squeeze(-1) if state.shape[-1] == 1 else state))
-        return self.lm_head(x)  # type: ignore[operator]
-
-    def __reduce__(self) -> Any:
-        """Let pickle rebuild the class: it cannot import one that was made at run time."""
-        return _blank, (type(self).__bases__[1],), self.__dict__
-
-
 @cache
 def _converted(kind: Any) -> Any:
-    return type(f"Delta{kind.__name__}", (_Converted, kind), {"__doc__": kind.__doc__})
-
-
-def _blank(kind: Any) -> Any:
-    converted = _converted(kind)
-    return converted.__new__(converted)
+    contents = {"__doc__": kind.__doc__, "made_of": (_converted, kind)}
+    return type(f"Delta{kind.__name__}", (Converted, kind), contents)
 
 
 def _check_model(model: Any) -> None:
     """Raise unless `model` has the modules of nanoGPT's GPT and is not converted yet."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be nanoGPT's GPT, got {type(model).__name__}")
-    if isinstance(model, _Converted):
-        raise ValueError("`model` must be nanoGPT's GPT as it was made, got one already converted")
     _check_has("model", model, ("transformer",))
     transformer: Any = model.transformer
     _check_has("model.transformer", transformer, ("wte", "h", "ln_f"))
@@ -181,6 +163,8 @@ def _check_model(model: Any) -> None:
     if not listed or len(transformer.h) == 0:
         got = "an empty one" if listed else type(transformer.h).__name__
         raise TypeError(f"`model.transformer.h` must be a ModuleList of blocks, got {got}")
+    if isinstance(transformer.h[0], DeltaBlock):
+        raise ValueError("`model` must be nanoGPT's GPT as it was made, got one already converted")
     for i, block in enumerate(transformer.h):
         name = f"model.transformer.h[{i}]"
         _check_has(name, block, BLOCK)

@@ -1,0 +1,128 @@
+"""What a converted model's class has besides nanoGPT's methods."""
+
+from __future__ import annotations
+
+import copyreg
+import sys
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor, nn
+
+from ddl.optim import NEVER_DECAYED
+
+from .annealing import Annealing, anneal
+
+__all__ = ["DELTA_ARGS", "Converted", "logits_of_state", "options_in"]
+
+DELTA_ARGS = "delta_args"  # the options' name in the model and in its state dict's metadata
+COMPILED = "_orig_mod"  # the model's own name in the state dict of a compiled one
+# Options with which the same parameters compute the same function.
+NO_MATTER = ("anchor_every", "beta_init", "read_init", "start", "stream_dtype", "value_init")
+
+
+class Converted(nn.Module):
+    """Mixin that `convert` and `converted` put before the class of a model.
+
+    delta_args: the options of the conversion, those left at their defaults included.
+    """
+
+    delta_args: dict[str, Any]
+
+    def configure_optimizers(self, *args: Any, **kwargs: Any) -> Any:
+        """Run nanoGPT's method on nanoGPT's parameters, then add the new ones without decay.
+
+        If the model starts with additions, the optimizer's steps are those that `convert` counts.
+        """
+        modules = [module for module in self.modules() if isinstance(module, NEVER_DECAYED)]
+        new = {p: None for module in modules for p in module.parameters() if p.requires_grad}
+        for parameter in new:
+            parameter.requires_grad_(False)  # nanoGPT's method skips parameters without gradient
+        try:
+            optimizer = super().configure_optimizers(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            for parameter in new:
+                parameter.requires_grad_(True)
+        for group in optimizer.param_groups:  # a method of one's own may not skip them
+            group["params"] = [p for p in group["params"] if p not in new]
+        optimizer.add_param_group({"params": list(new), "weight_decay": 0.0})
+        if any(isinstance(module, Annealing) for module in self.modules()):
+            anneal(self, optimizer)
+        return optimizer
+
+    def logits_of_state(self, state: Tensor) -> Tensor:
+        """Map a state X (B, T, d, m) of the stream to logits (B, T, V), as after the last block.
+
+        For one value channel the state is (B, T, d, 1).
+        """
+        return logits_of_state(self, state)
+
+    def reset_parameters(self) -> None:
+        """Initialise what the conversion added, for a model that was made on meta.
+
+        Call it after `to_empty`. The modules of nanoGPT are left as they are.
+        """
+        for module in self.modules():
+            if isinstance(module, (*NEVER_DECAYED, Annealing)):
+                module.reset_parameters()  # type: ignore[operator]
+
+    # --- the options in the state dict's metadata, which torch saves and loads with it -------------
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None:
+            metadata[DELTA_ARGS] = dict(self.delta_args)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any
+    ) -> None:
+        """Do as nn.Module, and report an error if the state dict is of other options."""
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        metadata = getattr(state_dict, "_metadata", None)
+        theirs = local_metadata.get(DELTA_ARGS) or options_in(metadata) or {}
+        for name, ours in self.delta_args.items():
+            saved = theirs.get(name)  # None: not saved, or the names and shapes show it
+            if name not in NO_MATTER and None not in (saved, ours) and saved != ours:
+                sentence = f"`{name}` must be {saved!r}, as when this state dict was saved"
+                args[-1].append(f"{sentence}, got {ours!r}")
+
+    def __reduce__(self) -> Any:
+        """Let pickle rebuild the class, which it can import only under the name of `converted`."""
+        kind = type(self)
+        if _importable(kind):
+            return copyreg.__newobj__, (kind,), self.__dict__  # type: ignore[attr-defined]
+        return _blank, kind.made_of, self.__dict__  # type: ignore[attr-defined]
+
+
+def options_in(metadata: Any) -> dict[str, Any] | None:
+    """The options of the conversion in a state dict's `_metadata`, also of a compiled model."""
+    for name in ("", COMPILED):
+        found = metadata.get(name) if isinstance(metadata, Mapping) else None
+        options = found.get(DELTA_ARGS) if isinstance(found, Mapping) else None
+        if isinstance(options, dict):
+            return options
+    return None
+
+
+def logits_of_state(model: Any, state: Tensor) -> Tensor:
+    """Do as `Converted.logits_of_state`, for any model with `transformer` and `lm_head`."""
+    transformer = model.transformer
+    read = transformer.h[-1].readout
+    x = transformer.ln_f(read(state.squeeze(-1) if state.shape[-1] == 1 else state))
+    logits: Tensor = model.lm_head(x)
+    return logits
+
+
+def _importable(kind: type) -> bool:
+    try:
+        return bool(attrgetter(kind.__qualname__)(sys.modules[kind.__module__]) is kind)
+    except (AttributeError, KeyError):
+        return False
+
+
+def _blank(make: Any, *args: Any) -> Any:
+    """An empty instance of the class that `make(*args)` returns."""
+    kind = make(*args)
+    return kind.__new__(kind)

@@ -19,7 +19,8 @@ from ddl.errors import InputError, first_line
 
 CONFIG = "config.json"
 RUN_METRICS = "metrics.jsonl"  # every run of `ddl train` has one
-MODEL_TYPE = "ddl"  # `model_type` in ddl.hf's config.json; a run's config.json has none
+# `model_type` in ddl.hf's config.json; a run's config.json has none.
+MODEL_TYPE, NANOGPT_MODEL_TYPE = "ddl", "ddl-nanogpt"
 # `model_type` in the papers' code, by the layout of its parameters.
 PAPER_MODEL_TYPES = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
@@ -48,7 +49,7 @@ class PathKind(Enum):
     RUN = "a run directory of `ddl train`"
     DDL = "a Hugging Face directory with a model of ddl"
     HUGGING_FACE = "a Hugging Face directory with another model"
-    PAPER = "a checkpoint of the paper's code"
+    CHECKPOINT = "a checkpoint of nanoGPT or of the paper's code"
 
 
 def path_kind(path: Path) -> PathKind | None:
@@ -65,7 +66,7 @@ def require_kind(path: Path, *expected: PathKind, argument: str) -> PathKind:
     *others, last = [kind.value for kind in expected]
     must = f"{', '.join(others)} or {last}" if others else last
     got = f", {found.value}" if isinstance(found, PathKind) else f": {found}"
-    hint = ", for `ddl import`" if found is PathKind.PAPER else ""
+    hint = ", for `ddl import`" if found is PathKind.CHECKPOINT else ""
     raise InputError(f"`{argument}` must be {must}, got {path}{got}{hint}")
 
 
@@ -75,7 +76,7 @@ def _recognise(path: Path) -> PathKind | str:
         if path.is_file():
             around = _recognise(path.parent)
             ours = around in (PathKind.RUN, PathKind.DDL)
-            return f"a file in {PathKind(around).value}" if ours else PathKind.PAPER
+            return f"a file in {PathKind(around).value}" if ours else PathKind.CHECKPOINT
         names = os.listdir(path)
         text = (path / CONFIG).read_text(encoding="utf-8") if CONFIG in names else "{}"
         config = json.loads(text)
@@ -85,7 +86,7 @@ def _recognise(path: Path) -> PathKind | str:
         return f"its {CONFIG} cannot be read: {first_line(error)}"
     fields = config if isinstance(config, dict) else {}
     model, model_type = fields.get("model"), fields.get("model_type")
-    if model_type == MODEL_TYPE:
+    if model_type in (MODEL_TYPE, NANOGPT_MODEL_TYPE):
         return PathKind.DDL
     if model_type is not None and model_type not in PAPER_MODEL_TYPES.values():
         return PathKind.HUGGING_FACE
@@ -94,7 +95,7 @@ def _recognise(path: Path) -> PathKind | str:
     if CONFIG not in names and RUN_METRICS in names:
         return f"a run that has lost its {CONFIG}"
     if any(name.lower().endswith((*WEIGHT_SUFFIXES, ".index.json")) for name in names):
-        return PathKind.PAPER
+        return PathKind.CHECKPOINT
     run = next((name for name in sorted(names) if (path / name / RUN_METRICS).is_file()), None)
     if run is not None:
         return f"a directory with runs in it: name one of them, such as {path / run}"

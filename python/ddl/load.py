@@ -2,7 +2,7 @@
 
     model, tokenizer = ddl.load.load("runs/tiny")
 
-A path is a run directory, a Hugging Face directory or a checkpoint of the papers' code;
+A path is a run directory, a Hugging Face directory or a checkpoint of nanoGPT or the papers' code;
 `ddl.files.path_kind` tells them apart. Hugging Face's libraries are imported only if needed.
 """
 
@@ -18,13 +18,13 @@ import torch
 from ddl.data.tokenizer import Tokenizer, encode_prompt
 from ddl.errors import InputError, first_line
 from ddl.files import PathKind, at_home, path_kind, require_kind
-from ddl.models import GPT
+from ddl.models import GPT, NanoGPT
 from ddl.train import pick_device
 from ddl.train.runs import LAST, load_run
 
 __all__ = ["Loaded", "PathKind", "complete", "load", "load_for_transformers", "path_kind"]
 
-OURS = (PathKind.RUN, PathKind.DDL, PathKind.PAPER)
+OURS = (PathKind.RUN, PathKind.DDL, PathKind.CHECKPOINT)
 FOR_TRANSFORMERS = (PathKind.RUN, PathKind.DDL, PathKind.HUGGING_FACE)
 # Fetch nothing, and neither run nor offer to run code in the directory: the code is ddl.hf.
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -33,7 +33,7 @@ LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 class Loaded(NamedTuple):
     """A model in evaluation mode and float32, and its tokenizer; None if there is none."""
 
-    model: GPT
+    model: GPT | NanoGPT
     tokenizer: Tokenizer | None
 
 
@@ -44,7 +44,7 @@ def load(
 
     Args:
         path: a run directory of `ddl train`, a directory that `ddl export` wrote, or a checkpoint
-            of the papers' code.
+            of nanoGPT or the papers' code.
         device: "auto", "cpu" or "cuda"; "auto" takes a GPU if there is one.
         checkpoint: of a run directory: "last", "best" (by validation loss) or a step.
         argument: the name of the path in error messages.
@@ -73,7 +73,7 @@ def _check_checkpoint(checkpoint: str, kind: PathKind) -> None:
         )
 
 
-def _read(path: Path, kind: PathKind, checkpoint: str) -> tuple[GPT, Tokenizer | None]:
+def _read(path: Path, kind: PathKind, checkpoint: str) -> tuple[GPT | NanoGPT, Tokenizer | None]:
     if kind is PathKind.RUN:
         return load_run(path, torch.device("cpu"), checkpoint)
     if kind is PathKind.DDL:
@@ -103,18 +103,19 @@ def load_for_transformers(
     if kind is PathKind.RUN:
         from ddl.hf import from_gpt, to_fast
 
-        loaded = load(path, device, checkpoint=checkpoint, argument=argument)
-        assert loaded.tokenizer is not None  # every run has one
-        return from_gpt(loaded.model), to_fast(loaded.tokenizer, loaded.model.config)
-    model, tokenizer = _from_pretrained(path, argument)
-    place = pick_device(device, getattr(model.config, "residual", "additive"))
-    return model.to(place).eval(), tokenizer
+        model, ours = load(path, device, checkpoint=checkpoint, argument=argument)
+        assert isinstance(model, GPT)  # as in every run,
+        assert ours is not None  # which has a tokenizer
+        return from_gpt(model), to_fast(ours, model.config)
+    theirs, tokenizer = _from_pretrained(path, argument)
+    place = pick_device(device, getattr(theirs.config, "residual", "additive"))
+    return theirs.to(place).eval(), tokenizer
 
 
 def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    import ddl.hf  # registers DDLForCausalLM
+    from ddl.hf import OurModel  # which registers our models
 
     auto: Any = AutoModelForCausalLM  # its annotations lack output_loading_info
     try:
@@ -130,7 +131,7 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
     if found["missing_keys"]:  # transformers would initialise them at random
         missing = f"no {min(found['missing_keys'])}"
         raise InputError(f"`{argument}` must have all its weights, got {path} with {missing}")
-    if isinstance(model, ddl.hf.DDLForCausalLM) and found["unexpected_keys"]:
+    if isinstance(model, OurModel) and found["unexpected_keys"]:
         more = f"{min(found['unexpected_keys'])}, which it lacks"
         raise InputError(
             f"`{argument}` must have the weights of its config, got {path} with {more}"
@@ -139,7 +140,7 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
 
 
 def complete(
-    model: GPT,
+    model: GPT | NanoGPT,
     tokenizer: Tokenizer,
     prompt: str,
     *,

@@ -19,7 +19,7 @@ from ddl.data.tokenizer import Tokenizer, encode_prompt
 from ddl.errors import InputError, first_line
 from ddl.files import PathKind, make_directory, path_kind, write_text
 from ddl.load import load
-from ddl.models import GPT
+from ddl.models import GPT, NanoGPT
 from ddl.recording import Lens, lens
 from ddl.train.progress import verify_corpus
 from ddl.train.runs import INSPECTED, RunDirectory, load_config
@@ -82,7 +82,7 @@ def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any
 
 
 def _text(
-    config: InspectConfig, tokenizer: Tokenizer | None, model: GPT, console: Console
+    config: InspectConfig, tokenizer: Tokenizer | None, model: GPT | NanoGPT, console: Console
 ) -> tuple[Any, str]:
     """Tokens to measure on, and their name."""
     if config.data is not None and not config.data.is_dir():
@@ -107,7 +107,7 @@ def _is_run(path: Path) -> bool:
     return path_kind(path) is PathKind.RUN
 
 
-def _encoded_file(path: Path, tokenizer: Tokenizer | None, model: GPT) -> Any:
+def _encoded_file(path: Path, tokenizer: Tokenizer | None, model: GPT | NanoGPT) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -131,12 +131,12 @@ def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
     return tokenizer
 
 
-def _encoded(prompt: str, tokenizer: Tokenizer | None, model: GPT) -> torch.Tensor:
+def _encoded(prompt: str, tokenizer: Tokenizer | None, model: GPT | NanoGPT) -> torch.Tensor:
     tokens = encode_prompt(prompt, _needed(tokenizer))
     return torch.tensor([tokens[-model.config.block_size :]], device=model.wte.weight.device)
 
 
-def _windows(tokens: Any, wanted: int, model: GPT) -> list[torch.Tensor]:
+def _windows(tokens: Any, wanted: int, model: GPT | NanoGPT) -> list[torch.Tensor]:
     """Windows (1, T), spread evenly over the text: at least one, and `wanted` tokens or fewer."""
     block = min(model.config.block_size, wanted, len(tokens))
     count = max(1, wanted // block)

@@ -3,20 +3,35 @@
     import ddl.hf
     model = AutoModelForCausalLM.from_pretrained(directory)
 
-The import registers `DDLConfig` and `DDLForCausalLM` with AutoConfig and AutoModelForCausalLM.
+The import registers `DDLForCausalLM` and, for nanoGPT's models, `DDLNanoGPTForCausalLM` with the
+Auto classes, and their configurations.
 `save` writes a model of `ddl.models` and its tokenizer to such a directory, `load` reads them back.
 It needs the extra `hf`: pip install 'ddl-rs[hf]'.
 """
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from .base import OurModel
 from .cache import DDLCache
-from .configuration import DDLConfig
+from .configuration import DDLConfig, DDLNanoGPTConfig
 from .files import load, save
 from .modeling import DDLForCausalLM, from_gpt
+from .nanogpt import DDLNanoGPTForCausalLM
 from .tokenization import to_fast
 
-__all__ = ["DDLCache", "DDLConfig", "DDLForCausalLM", "from_gpt", "load", "save", "to_fast"]
+__all__ = [
+    "DDLCache",
+    "DDLConfig",
+    "DDLForCausalLM",
+    "DDLNanoGPTConfig",
+    "DDLNanoGPTForCausalLM",
+    "OurModel",
+    "from_gpt",
+    "load",
+    "save",
+    "to_fast",
+]
 
-AutoConfig.register(DDLConfig.model_type, DDLConfig, exist_ok=True)
-AutoModelForCausalLM.register(DDLConfig, DDLForCausalLM, exist_ok=True)
+for _model in (DDLForCausalLM, DDLNanoGPTForCausalLM):
+    AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
+    AutoModelForCausalLM.register(_model.config_class, _model, exist_ok=True)

@@ -1,4 +1,4 @@
-"""DDLConfig: a `GPTConfig` as a transformers configuration."""
+"""Configurations of our models, `GPTConfig` and `NanoGPTConfig`, for transformers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from ddl.config import GPTConfig
 from ddl.errors import NEWER, InputError
-from ddl.files import MODEL_TYPE
+from ddl.files import MODEL_TYPE, NANOGPT_MODEL_TYPE
+from ddl.models import NanoGPTConfig
 
-__all__ = ["DDLConfig"]
-
-FIELDS = tuple(field.name for field in fields(GPTConfig))
+__all__ = ["DDLConfig", "DDLNanoGPTConfig"]
 
 # Fields that some version of transformers or its quantizers accepts or stores, although
 # PreTrainedConfig has no attribute for them.
@@ -55,11 +54,14 @@ class DDLConfig(PreTrainedConfig):
         "max_position_embeddings": "block_size",
     }
 
+    made_of: ClassVar[type] = GPTConfig  # whose fields it has
+
     def __init__(self, **options: Any) -> None:
         self._check_known(options)
         own = {self.attribute_map.get(name, name): value for name, value in options.items()}
-        model = GPTConfig(**{name: own.pop(name) for name in FIELDS if name in own})
-        for name in FIELDS:
+        names = self._names()
+        model = self.made_of(**{name: own.pop(name) for name in names if name in own})
+        for name in names:
             setattr(self, name, getattr(model, name))
         self.tie_word_embeddings = own.pop("tie_word_embeddings", True)
         if not self.tie_word_embeddings:
@@ -71,9 +73,13 @@ class DDLConfig(PreTrainedConfig):
         super().__init__(**own)
 
     @classmethod
+    def _names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls.made_of))
+
+    @classmethod
     def _check_known(cls, names: Iterable[str]) -> None:
         """Raise InputError for a name that is a field neither here nor in transformers."""
-        ours = (*FIELDS, *cls.attribute_map)
+        ours = (*cls._names(), *cls.attribute_map)
         for name in names:
             if name in ours or name in FOREIGN or name.startswith("_") or _is_field(cls, name):
                 continue
@@ -96,19 +102,47 @@ class DDLConfig(PreTrainedConfig):
         """Do nothing: checkpoints refer to the installed module instead of containing a copy."""
 
     @classmethod
-    def from_gpt(cls, config: GPTConfig) -> DDLConfig:
-        """Make a DDLConfig from a GPTConfig."""
-        return cls(**{name: getattr(config, name) for name in FIELDS})
+    def from_gpt(cls, config: Any) -> Any:
+        """Make this configuration from a model's, a GPTConfig."""
+        return cls(**{name: getattr(config, name) for name in cls._names()})
 
     @property
-    def gpt(self) -> GPTConfig:
+    def gpt(self) -> Any:
         """The same options as a GPTConfig, checked again because fields here can be assigned."""
-        return GPTConfig(**{name: getattr(self, name) for name in FIELDS})
+        return self.made_of(**{name: getattr(self, name) for name in self._names()})
 
     @property
     def head_dim(self) -> int:
         """Width of an attention head."""
-        return self.gpt.head_dim
+        return int(self.gpt.head_dim)
+
+
+class DDLNanoGPTConfig(DDLConfig):
+    """Configuration of a nanoGPT: every field of `ddl.models.NanoGPTConfig` under its own name.
+
+    Otherwise as DDLConfig, transformers' names included.
+    """
+
+    model_type = NANOGPT_MODEL_TYPE
+    attribute_map: ClassVar[dict[str, str]] = {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "block_size",
+    }
+    made_of = NanoGPTConfig
+
+    def __init__(self, **options: Any) -> None:  # or transformers would generate one
+        super().__init__(**options)
+
+    @property
+    def residual(self) -> str:
+        """The papers' name of the stream."""
+        return str(self.gpt.residual)
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.n_embd // self.n_head)
 
 
 def _is_field(cls: type, name: str) -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from ddl.config import GPTConfig
 from ddl.data.tokenizer import FileTokenizer, GPT2Tokenizer, Tokenizer
 from ddl.errors import InputError, first_line
 from ddl.files import (
@@ -23,16 +22,22 @@ from ddl.files import (
     written,
 )
 from ddl.hf import remote
-from ddl.models import GPT
+from ddl.models import GPT, NanoGPT
 
-from .modeling import DDLForCausalLM, from_gpt, to_gpt
+from .base import OurModel
+from .modeling import from_gpt, to_gpt
+from .nanogpt import DDLNanoGPTForCausalLM, from_nanogpt, to_nanogpt
 from .tokenization import FastTokenizer, from_files, load_tokenizer, to_fast
 
 __all__ = ["choose_tokenizer", "export_run", "load", "save", "save_with_tokenizer"]
 
 
 def save(
-    model: GPT, tokenizer: Tokenizer | None, out: str | Path, *, remote_code: bool = True
+    model: GPT | NanoGPT,
+    tokenizer: Tokenizer | None,
+    out: str | Path,
+    *,
+    remote_code: bool = True,
 ) -> None:
     """Write a directory that the Auto classes load: config, weights (safetensors), tokenizer.
 
@@ -46,7 +51,7 @@ def save(
 
 
 def _write(
-    model: GPT,
+    model: GPT | NanoGPT,
     tokenizer: Tokenizer | None,
     fast: PreTrainedTokenizerFast | None,
     out: Path,
@@ -54,9 +59,9 @@ def _write(
     *,
     argument: str = "out",
 ) -> None:
-    wrapped = from_gpt(model)
+    wrapped: OurModel = from_nanogpt(model) if isinstance(model, NanoGPT) else from_gpt(model)
     if remote_code:
-        wrapped.config.auto_map = dict(remote.AUTO_MAP)
+        wrapped.config.auto_map = remote.auto_map(wrapped)
     knows_end = isinstance(tokenizer, GPT2Tokenizer | FastTokenizer) or (
         isinstance(tokenizer, FileTokenizer) and tokenizer.document_token is not None
     )
@@ -70,19 +75,24 @@ def _write(
             fast.save_pretrained(folder)
 
 
-def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
-    """Load a model, in float32 on the CPU, and its tokenizer; None if there is no tokenizer.
+def load(
+    path: str | Path, dtype: torch.dtype | Literal["auto"] = torch.float32
+) -> tuple[GPT | NanoGPT, Tokenizer | None]:
+    """Load a model, on the CPU, and its tokenizer; None if there is no tokenizer.
 
-    path: a directory that `save` or a DDLForCausalLM's `save_pretrained` wrote.
+    path: a directory that `save` or a DDLForCausalLM's `save_pretrained` wrote. dtype: "auto" for
+    the one in which it was saved.
     Raises InputError if a file is missing, damaged, or does not fit the others.
     """
     path = at_home(path, argument="path")
     require_kind(path, PathKind.DDL, argument="path")
     try:
         with _quiet():
-            loaded: Any = DDLForCausalLM.from_pretrained(
+            auto: Any = AutoModelForCausalLM
+            loaded: Any = auto.from_pretrained(
                 path,
-                dtype=torch.float32,
+                dtype=dtype,
+                trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # report them below instead of raising
@@ -103,29 +113,38 @@ def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
         raise InputError(
             f"`{path}` must hold the parameters of its config, got {' and '.join(wrong)}"
         )
+    if isinstance(model, DDLNanoGPTForCausalLM):
+        return to_nanogpt(model), tokenizer
     return to_gpt(model), tokenizer
 
 
 def export_run(
     run: Path, hf: Path, tokenizer: Path | None = None, checkpoint: str = "last"
 ) -> list[str]:
-    """Write a run directory's model and tokenizer for Hugging Face: `ddl export`.
+    """Write the model and tokenizer of a run, or of such a directory, for Hugging Face.
 
-    tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them. checkpoint: "last",
-    "best" or a step. Returns lines for the user. Raises InputError if `run` or `hf` cannot be
-    used; then nothing was written.
+    This is `ddl export`. tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them.
+    checkpoint: of a run: "last", "best" or a step. Returns lines for the user. Raises InputError if
+    `run` or `hf` cannot be used; then nothing was written.
     """
-    from ddl.train.runs import load_run
+    from ddl.train.runs import LAST, load_run  # needs the `train` extra
 
     require_new_directory(hf, argument="hf")
-    model, ours = load_run(run, torch.device("cpu"), checkpoint)
+    model: GPT | NanoGPT
+    if require_kind(run, PathKind.RUN, PathKind.DDL, argument="run") is PathKind.DDL:
+        if checkpoint != LAST:
+            expected = f"left at {LAST} unless `run` is {PathKind.RUN.value}"
+            raise InputError(f"`checkpoint` must be {expected}, got {checkpoint!r}")
+        model, ours = load(run, "auto")
+    else:
+        model, ours = load_run(run, torch.device("cpu"), checkpoint)
     return save_with_tokenizer(
         model, choose_tokenizer(ours, tokenizer, model.config), hf, argument="hf"
     )
 
 
 def choose_tokenizer(
-    tokenizer: Tokenizer | None, files: Path | None, config: GPTConfig
+    tokenizer: Tokenizer | None, files: Path | None, config: Any
 ) -> Tokenizer | None:
     """Return the model's tokenizer or, if `files` is given, GPT-2's from that directory."""
     if files is None:
@@ -140,7 +159,7 @@ def choose_tokenizer(
 
 
 def save_with_tokenizer(
-    model: GPT, tokenizer: Tokenizer | None, out: Path, *, argument: str = "out"
+    model: GPT | NanoGPT, tokenizer: Tokenizer | None, out: Path, *, argument: str = "out"
 ) -> list[str]:
     """Save for a command and return lines for the user.
 

@@ -5,28 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from ddl.hf import remote
 from ddl.models import GPT
-from ddl.models.gpt import EMBEDDING_STD
 from ddl.models.sublayers import Attention, Rotary, SwiGLU
 from ddl.models.tokens import check_vocabulary
 from ddl.models.trunk import contexts, read_out
 from ddl.nn.adapters import check_shared
 from ddl.ops.checks import check_mask
 
+from .base import OurModel, check_labels, check_unset
 from .cache import DDLCache
-from .causal import CausalName
 from .configuration import DDLConfig
 from .packing import check_known, mask_of_numbers, starts_of, unscored
 
@@ -48,7 +45,7 @@ class RecomputedSwiGLU(GradientCheckpointingLayer, SwiGLU):
 RECOMPUTED = {Attention: RecomputedAttention, SwiGLU: RecomputedSwiGLU}
 
 
-class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
+class DDLForCausalLM(OurModel):
     """A language model with any residual of ddl-rs: embedding, trunk, tied head.
 
     Embedding and trunk are those of `ddl.models.GPT` under the same names. So the state dicts
@@ -62,6 +59,7 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
     """
 
     config_class = DDLConfig
+    made_of = GPT
     config: DDLConfig
     supports_gradient_checkpointing = True
     _supports_sdpa = True
@@ -140,11 +138,8 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
         Raises ValueError if an argument does not fit, TypeError for an unknown one.
         """
         given = self._check_given(input_ids, inputs_embeds)
-        _check_labels(labels, given, logits_to_keep)
-        if output_attentions or self.config.output_attentions:
-            raise ValueError(
-                "`output_attentions` must be false, got True: attention weights are never formed"
-            )
+        check_labels(labels, given, logits_to_keep)
+        check_unset(output_attentions or self.config.output_attentions)
         check_known(kwargs)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -238,12 +233,6 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.wte = cast(nn.Embedding, value)
 
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.lm_head = cast(nn.Linear, new_embeddings)
-
     # --- initialisation ---------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -252,20 +241,7 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
         for module in self.modules():
             if isinstance(module, Rotary):
                 module.reset_parameters()
-        missing = {
-            name: parameter
-            for name, parameter in self.named_parameters()
-            if not getattr(parameter, "_is_hf_initialized", False) and not parameter.is_meta
-        }
-        if missing:
-            drawn = GPT(self.config.gpt).state_dict()
-            for name, parameter in missing.items():
-                parameter.copy_(drawn[name])
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a module that transformers adds: resized embeddings."""
-        if isinstance(module, nn.Embedding | nn.Linear):
-            nn.init.normal_(module.weight, std=EMBEDDING_STD)
+        super().initialize_weights()
 
     # --- generation -------------------------------------------------------------------------------
 
@@ -326,29 +302,6 @@ class DDLForCausalLM(CausalName, PreTrainedModel, GenerationMixin):
             more = max(0, seen + new - starts.shape[1])
             inputs["document_starts"] = F.pad(starts, (0, more))[:, seen : seen + new]
         return inputs
-
-    # --- files ------------------------------------------------------------------------------------
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Do nothing: checkpoints refer to the installed module instead of containing a copy."""
-
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as the base class does, and the modelling file if the config's auto_map names it."""
-        super().save_pretrained(save_directory, *args, **kwargs)
-        if getattr(self.config, "auto_map", None) == remote.AUTO_MAP:
-            remote.write(Path(save_directory))
-
-
-def _check_labels(labels: Tensor | None, given: Tensor, logits_to_keep: int | Tensor) -> None:
-    if labels is None:
-        return
-    if labels.shape != given.shape[:2]:
-        raise ValueError(
-            f"`labels` must have shape {tuple(given.shape[:2])}, got {tuple(labels.shape)}"
-        )
-    if not isinstance(logits_to_keep, int) or logits_to_keep != 0:
-        raise ValueError(f"`logits_to_keep` must be 0 with `labels`, got {logits_to_keep}")
 
 
 def from_gpt(model: GPT) -> DDLForCausalLM:

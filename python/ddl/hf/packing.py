@@ -22,10 +22,14 @@ LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
 KNOWN = ("num_items_in_batch", "shift_labels", "ignore_index", "max_length_q", "max_length_k")
 
 
-def check_known(kwargs: dict[str, Any]) -> None:
-    """Raise TypeError for an argument that would have no effect."""
+def check_known(kwargs: dict[str, Any], *, packed: bool = True) -> None:
+    """Raise TypeError for an argument that would have no effect.
+
+    packed: whether the model keeps the documents of packed sequences apart.
+    """
+    known = (*KNOWN, *LENGTHS) if packed else KNOWN
     for name, value in kwargs.items():
-        if value is not None and name not in (*KNOWN, *LENGTHS):
+        if value is not None and name not in known:
             raise TypeError(
                 f"`{name}` must be left out, got one of type {type(value).__name__}: the model has "
                 "no such argument"

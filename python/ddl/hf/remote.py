@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ddl.files import write_text
 
 MODULE = "modeling_ddl"
-AUTO_MAP = {
-    "AutoConfig": f"{MODULE}.DDLConfig",
-    "AutoModelForCausalLM": f"{MODULE}.DDLForCausalLM",
-}
 # The import is inside `try`, because transformers would otherwise require a package called ddl.
 TEXT = '''\
 """Deep Delta Learning, for AutoModelForCausalLM.from_pretrained(…, trust_remote_code=True).
@@ -19,16 +16,22 @@ The model itself is in the package ddl-rs; `import ddl.hf` does the same as this
 """
 
 try:
-    from ddl.hf import DDLConfig, DDLForCausalLM
+    from ddl.hf import DDLConfig, DDLForCausalLM, DDLNanoGPTConfig, DDLNanoGPTForCausalLM
 except ModuleNotFoundError as error:
     raise ImportError(
         f"this model needs the package ddl-rs, pip install 'ddl-rs[hf]': {error}"
     ) from error
 
-__all__ = ["DDLConfig", "DDLForCausalLM"]
+__all__ = ["DDLConfig", "DDLForCausalLM", "DDLNanoGPTConfig", "DDLNanoGPTForCausalLM"]
 '''
 
 
+def auto_map(model: Any) -> dict[str, str]:
+    """Return the `auto_map` of the config of a transformers model of ours."""
+    config, kind = type(model.config).__name__, type(model).__name__
+    return {"AutoConfig": f"{MODULE}.{config}", "AutoModelForCausalLM": f"{MODULE}.{kind}"}
+
+
 def write(directory: Path) -> None:
-    """Write the modelling file that AUTO_MAP refers to into a directory."""
+    """Write the modelling file that `auto_map` refers to into a directory."""
     write_text(directory / f"{MODULE}.py", TEXT)

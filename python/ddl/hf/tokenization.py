@@ -42,6 +42,7 @@ from ddl.data.tokenizer import (
     restore,
 )
 from ddl.errors import InputError, first_line
+from ddl.models import NanoGPTConfig
 
 __all__ = ["FastTokenizer", "from_files", "load_tokenizer", "to_fast"]
 
@@ -67,7 +68,9 @@ class FastTokenizer:
         return str(self.fast.decode(list(tokens)))
 
 
-def to_fast(tokenizer: Tokenizer, config: GPTConfig | None = None) -> PreTrainedTokenizerFast:
+def to_fast(
+    tokenizer: Tokenizer, config: GPTConfig | NanoGPTConfig | None = None
+) -> PreTrainedTokenizerFast:
     """Convert to the Hugging Face tokenizer that `ddl.hf.save` writes.
 
     config: the model's, for its block_size and its size of vocabulary. Raises InputError if GPT-2's
@@ -87,7 +90,7 @@ def to_fast(tokenizer: Tokenizer, config: GPTConfig | None = None) -> PreTrained
     return _fast(backend, end, config, describe(tokenizer))
 
 
-def from_files(directory: Path, config: GPTConfig) -> FastTokenizer:
+def from_files(directory: Path, config: GPTConfig | NanoGPTConfig) -> FastTokenizer:
     """Load GPT-2's tokenizer from its files: tokenizer.json, or vocab.json with merges.txt.
 
     Raises InputError if they are missing, unreadable or do not fit the model.
@@ -130,7 +133,10 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
 
 
 def _fast(
-    backend: tokenizers.Tokenizer, end: str, config: GPTConfig | None, description: Any
+    backend: tokenizers.Tokenizer,
+    end: str,
+    config: GPTConfig | NanoGPTConfig | None,
+    description: Any,
 ) -> PreTrainedTokenizerFast:
     options: dict[str, Any] = {} if config is None else {"model_max_length": config.block_size}
     spelled = all(backend.token_to_id(character) is not None for character in end)

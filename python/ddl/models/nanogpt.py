@@ -60,7 +60,9 @@ class NanoGPTConfig:
         if self.delta is None:
             return "additive"
         compress = self.delta.get("compress")
-        if compress == "identity" or (compress is None and self.delta.get("value_channels", 1) == 1):
+        if compress == "identity" or (
+            compress is None and self.delta.get("value_channels", 1) == 1
+        ):
             return "ddl"
         conv = self.delta.get("expand") == "conv"
         if compress == "token":
@@ -152,7 +154,7 @@ class NanoGPT(nn.Module):
             }
         )
         self.lm_head = nn.Linear(d, config.vocab_size, bias=False)
-        self.transformer.wte.weight = self.lm_head.weight
+        self.wte.weight = self.lm_head.weight
         self._initialise()
         if config.delta is not None:
             convert(self, **config.delta)
@@ -170,8 +172,8 @@ class NanoGPT(nn.Module):
     @property
     def wte(self) -> nn.Embedding:
         """The embedding, as in `ddl.models.GPT`."""
-        wte: Any = self.transformer.wte
-        return wte  # type: ignore[no-any-return]
+        wte: nn.Embedding = self.transformer.wte  # type: ignore[assignment]
+        return wte
 
     def forward(self, idx: Tensor, last: int | None = None) -> Tensor:
         """Logits (B, T, vocab_size) of the next token.
@@ -200,7 +202,7 @@ class NanoGPT(nn.Module):
         generator: torch.Generator | None = None,
         progress: Callable[[], object] | None = None,
     ) -> Tensor:
-        """Continue idx (B, T) by `max_new_tokens` tokens; the arguments are those of `GPT.generate`.
+        """Continue idx (B, T) by `max_new_tokens` tokens, with the arguments of `GPT.generate`.
 
         The model sees the last block_size tokens, all of them again for each new one.
         """

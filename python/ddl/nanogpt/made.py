@@ -38,7 +38,10 @@ def converted(kind: Class, *, disable: bool = False, **options: Any) -> Class:
         raise TypeError(f"`kind` must be nanoGPT's class GPT, got {type(kind).__name__}")
     if issubclass(kind, Converted):
         raise ValueError("`kind` must be nanoGPT's class GPT, got one already converted")
-    return kind if disable else _made(kind, tuple(sorted(options.items())))
+    if disable:
+        return kind
+    made: Any = _made
+    return made(kind, tuple(sorted(options.items())))
 
 
 class _ConvertedWhenMade(Converted):

@@ -65,9 +65,9 @@ class Converted(nn.Module):
         """
         for module in self.modules():
             if isinstance(module, (*NEVER_DECAYED, Annealing)):
-                module.reset_parameters()  # type: ignore[operator]
+                module.reset_parameters()
 
-    # --- the options in the state dict's metadata, which torch saves and loads with it -------------
+    # --- the options in the state dict's metadata, which torch saves and loads with it ------------
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -85,7 +85,8 @@ def convert(
     """
     options |= {"value_channels": value_channels, "compress": compress, "expand": expand}
     if rewrite_blocks(model, start=start, anneal_steps=anneal_steps, disable=disable, **options):
-        model.__class__ = _converted(type(model))
+        kind: Any = type(model)
+        model.__class__ = _converted(kind)
     return model
 
 

@@ -205,6 +205,20 @@ class DeltaResidual(nn.Module):
         x = functional.rewrite(state, direction, value, gate, eps_k=self.eps_k)
         return x.squeeze(-1) if self.value_channels == 1 else x
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Save the options that no parameter shows, in the metadata that torch keeps beside."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None:
+            metadata["options"] = {
+                "eps_k": float(self.eps_k),
+                "gate_from": self.gate_from,
+                "value": self.value_kind,
+                "value_scale": float(self.value_scale),
+                "value_constant": float(self.value_constant),
+                "value_from": self.value_from,
+            }
+
     def __getstate__(self) -> dict[str, Any]:
         """The module without its taps: a copy or a saved module outlives `ddl.edit`."""
         return {**self.__dict__, "taps": ()}

@@ -1,4 +1,4 @@
-"""Read and write checkpoint files of the paper's code, for `ddl import`."""
+"""Read checkpoints, and write those of the paper's code, for `ddl import`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ddl.config import GPTConfig
-from ddl.data.tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer
+from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
 from ddl.errors import InputError, first_line
 from ddl.files import (
     CONFIG,
+    NANOGPT_MODEL_TYPE,
     WEIGHT_SUFFIXES,
     PathKind,
     at_home,
@@ -24,7 +25,8 @@ from ddl.files import (
     require_new_directory,
     written,
 )
-from ddl.models import GPT
+from ddl.models import GPT, NanoGPT
+from ddl.paper import nanogpt
 
 from .exporting import revert
 from .importing import Translation, Variant, translate
@@ -52,10 +54,13 @@ def import_checkpoint(
     layout: Layout = "c_proj",
     tokenizer: str | Path | None = None,
 ) -> list[str]:
-    """Convert the paper's checkpoint `src` to a directory `out` for the Auto classes, or back.
+    """Convert a checkpoint `src` to a directory `out` for the Auto classes, or back.
 
-    The tokenizer is GPT-2's for a vocabulary of 50257 to 50304, and bytes for any other of at least
-    256. A smaller vocabulary means characters, whose table is unknown: no tokenizer is written.
+    src is a checkpoint of the paper's code or of nanoGPT; the names of the parameters say which.
+    The tokenizer is GPT-2's for a vocabulary of 50257 to 50304. For nanoGPT's characters it is in
+    the meta.pkl that `ddl.paper.nanogpt` finds. For the paper's code any other vocabulary of at
+    least 256 is taken for bytes; a smaller one means characters, whose table is unknown. Without a
+    tokenizer none is written.
 
     Args:
         src: a .pt, .bin or .safetensors file, or a directory with one.
@@ -64,7 +69,8 @@ def import_checkpoint(
         reverse: convert back: `src` is a run directory or one for the Auto classes, and `out` gets
             the paper's config.json and pytorch_model.bin.
         layout: parameter names for `reverse`, "c_proj" or "o_proj", as in `revert`.
-        tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them.
+        tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them, or with nanoGPT's
+            meta.pkl.
 
     Returns lines for the user: the model, the assumptions, the written files. Raises InputError if
     `src` or `out` cannot be used; then nothing was written.
@@ -84,12 +90,21 @@ def load(source: str | Path) -> Checkpoint:
     are loaded with weights_only=True, so no code in them runs. Raises InputError if the source
     cannot be read or is no such checkpoint.
     """
-    source = at_home(source, argument="src")
+    return unpack(*read_contents(at_home(source, argument="src")))
+
+
+def read_contents(source: Path) -> tuple[Path, dict[str, Any]]:
+    """Read a checkpoint of anybody's code; return its file, or its index, and what is in it."""
     _refuse_ours(source if source.is_dir() else source.parent)
     path = _weights(source) if source.is_dir() else source
     contents: dict[str, Any] = {}
     for file in _shards(path) if path.name.endswith(".index.json") else [path]:
         contents |= _read(file)
+    return path, contents
+
+
+def unpack(path: Path, contents: dict[str, Any]) -> Checkpoint:
+    """Find the state dict in the contents of a file, and the config in or beside it."""
     beside = path.parent / CONFIG
     config = _json(beside) if beside.exists() else None
     for _ in range(len(INSIDE)):
@@ -111,29 +126,34 @@ def load(source: str | Path) -> Checkpoint:
 
 
 def read_model(
-    source: str | Path, variant: Variant = "auto"
-) -> tuple[GPT, Tokenizer | None, Translation]:
-    """Read the model of a checkpoint, in its own dtypes, its probable tokenizer and the report.
+    source: str | Path, variant: Variant = "auto", tokenizer: Path | None = None
+) -> tuple[GPT | NanoGPT, Tokenizer | None, list[str]]:
+    """Read the model of a checkpoint, in its own dtypes, its tokenizer, and a report in lines.
 
-    Raises InputError, as `load` and `translate` do.
+    tokenizer: a directory with meta.pkl, if the model is nanoGPT's. Raises InputError, as `load`
+    and `translate` do.
     """
-    translation = translate(*load(source), variant=variant)
+    path, contents = read_contents(Path(source))
+    if nanogpt.is_nanogpt(contents):
+        return nanogpt.read_model(path, contents, variant, tokenizer)
+    translation = translate(*unpack(path, contents), variant=variant)
     with torch.device("meta"):
         model = GPT(translation.config)
     model.to_empty(device="cpu")
     # Clone: tensors from one file may share memory, which safetensors refuses.
     state = {name: tensor.clone() for name, tensor in translation.state.items()}
     model.load_state_dict(state, assign=True)
-    return model, _tokenizer(translation.config), translation
+    probable = _tokenizer(translation.config)
+    return model, probable, _report(translation, probable)
 
 
 def _import(src: Path, out: Path, variant: Variant, files: Path | None) -> list[str]:
     from ddl.hf.files import choose_tokenizer, save_with_tokenizer  # needs the `hf` extra
 
-    model, tokenizer, translation = read_model(src, variant)
-    report = _report(translation, tokenizer)
-    chosen = choose_tokenizer(tokenizer, files, model.config)
-    return report + save_with_tokenizer(model, chosen, out)
+    model, tokenizer, report = read_model(src, variant, files)
+    if not isinstance(tokenizer, CharTokenizer):  # its table is in `files`, if there are any
+        tokenizer = choose_tokenizer(tokenizer, files, model.config)
+    return report + save_with_tokenizer(model, tokenizer, out)
 
 
 def _export(src: Path, out: Path, layout: Layout) -> list[str]:
@@ -152,6 +172,9 @@ def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
 
         model, _ = load_run(src, torch.device("cpu"))
         return model.config, model.state_dict()
+    if _json(src / CONFIG).get("model_type") == NANOGPT_MODEL_TYPE:
+        expected = "a model with the papers' blocks for `reverse`"
+        raise InputError(f"`src` must be {expected}, got {src} with nanoGPT's")
     config, folder = _hf_config(src / CONFIG), src
     state: dict[str, Tensor] = {}
     path = _weights(folder)
@@ -231,8 +254,8 @@ def _refuse_ours(directory: Path) -> None:
     kind = path_kind(directory)
     if kind in (PathKind.RUN, PathKind.DDL):
         raise InputError(
-            f"`src` must be {PathKind.PAPER.value}, got {directory}, {kind.value}: the other way"
-            " round is --reverse"
+            f"`src` must be {PathKind.CHECKPOINT.value}, got {directory}, {kind.value}: the other"
+            " way round is --reverse"
         )
 
 

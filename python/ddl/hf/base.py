@@ -1,0 +1,80 @@
+"""OurModel: what our models for transformers have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+
+from ddl.hf import remote
+from ddl.models.gpt import EMBEDDING_STD
+
+from .causal import CausalName
+
+__all__ = ["OurModel", "check_labels", "check_unset"]
+
+
+class OurModel(CausalName, PreTrainedModel, GenerationMixin):
+    """A transformers model around the modules of one of `ddl.models`, with a tied `lm_head`.
+
+    made_of: the class in ddl.models, which is made from `config.gpt`.
+    """
+
+    made_of: ClassVar[type[nn.Module]]
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head = cast(nn.Linear, new_embeddings)
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        """Draw the parameters that the checkpoint lacks."""
+        missing = {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if not getattr(parameter, "_is_hf_initialized", False) and not parameter.is_meta
+        }
+        if missing:
+            drawn = self.made_of(self.config.gpt).state_dict()
+            for name, parameter in missing.items():
+                parameter.copy_(drawn[name])
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise a module that transformers adds: resized embeddings."""
+        if isinstance(module, nn.Embedding | nn.Linear):
+            nn.init.normal_(module.weight, std=EMBEDDING_STD)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Do nothing: checkpoints refer to the installed module instead of containing a copy."""
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as the base class does, and the modelling file if the config's auto_map names it."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if getattr(self.config, "auto_map", None) == remote.auto_map(self):
+            remote.write(Path(save_directory))
+
+
+def check_labels(labels: Tensor | None, given: Tensor, logits_to_keep: int | Tensor) -> None:
+    """Raise ValueError unless `labels` fit the tokens or embeddings and all logits are wanted."""
+    if labels is None:
+        return
+    if labels.shape != given.shape[:2]:
+        raise ValueError(
+            f"`labels` must have shape {tuple(given.shape[:2])}, got {tuple(labels.shape)}"
+        )
+    if not isinstance(logits_to_keep, int) or logits_to_keep != 0:
+        raise ValueError(f"`logits_to_keep` must be 0 with `labels`, got {logits_to_keep}")
+
+
+def check_unset(output_attentions: bool | None) -> None:
+    """Raise ValueError if attention weights are wanted."""
+    if output_attentions:
+        raise ValueError(
+            "`output_attentions` must be false, got True: attention weights are never formed"
+        )

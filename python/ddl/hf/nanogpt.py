@@ -1,0 +1,190 @@
+"""DDLNanoGPTForCausalLM: nanoGPT's model, additive or converted, with Hugging Face's interface."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.utils.generic import can_return_tuple
+
+from ddl.models import NanoGPT
+from ddl.models.nanogpt import hidden_states
+from ddl.models.tokens import check_vocabulary
+from ddl.nanogpt import logits_of_state
+
+from .base import OurModel, check_labels, check_unset
+from .configuration import DDLNanoGPTConfig
+from .packing import check_known
+
+__all__ = ["DDLNanoGPTForCausalLM", "from_nanogpt", "to_nanogpt"]
+
+
+class DDLNanoGPTForCausalLM(OurModel):
+    """A nanoGPT, as `ddl import` writes it: `transformer` and a tied `lm_head`.
+
+    The modules are those of `ddl.models.NanoGPT` under the same names.
+
+    Generation has no cache: every new token costs a whole sequence, of the last block_size tokens.
+    Padding is on the left or on the right. `device_map` keeps the whole model on one device.
+    """
+
+    config_class = DDLNanoGPTConfig
+    made_of = NanoGPT
+    config: DDLNanoGPTConfig
+    _supports_sdpa = True
+    _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}  # noqa: RUF012
+    _no_split_modules = ["ModuleDict"]  # noqa: RUF012
+    _is_stateful = True  # makes transformers refuse assisted decoding, which needs a cache
+
+    def __init__(self, config: DDLNanoGPTConfig, model: NanoGPT | None = None) -> None:
+        """Build a new model, or share the modules of `model`, parameters included."""
+        super().__init__(config)
+        self.loss_type = "ForCausalLM"
+        model = NanoGPT(config.gpt) if model is None else model
+        self.transformer, self.lm_head = model.transformer, model.lm_head
+        for parameter in self.parameters():
+            parameter._is_hf_initialized = not parameter.is_meta  # type: ignore[attr-defined]
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutput:
+        """Logits of the next token, and the loss if `labels` are given.
+
+        Args:
+            input_ids: (B, T) int64 tokens, T ≤ block_size.
+            attention_mask: (B, T), 0 for padding, which is all on the left or all on the right.
+            inputs_embeds: (B, T, d), instead of `input_ids`.
+            labels: (B, T) int64, usually `input_ids`. They are shifted here; −100 is ignored.
+            use_cache: has no effect: there is no cache.
+            output_attentions, output_hidden_states: must not be set.
+            logits_to_keep: return logits of only this many tokens at the end, 0 for all; or of the
+                tokens at these positions (n,). Only without `labels`.
+            kwargs: for the loss: `num_items_in_batch`, `shift_labels`, `ignore_index`.
+
+        Returns logits (B, T, vocab_size) and, with `labels`, the scalar loss in nats.
+        Raises ValueError if an argument does not fit, TypeError for an unknown one.
+        """
+        x = self._embeddings(input_ids, inputs_embeds)
+        check_labels(labels, x, logits_to_keep)
+        check_unset(output_attentions or self.config.output_attentions)
+        if output_hidden_states or kwargs.get("past_key_values") is not None:
+            name = "output_hidden_states" if output_hidden_states else "past_key_values"
+            raise ValueError(f"`{name}` must be left out for a nanoGPT, got one")
+        check_known(kwargs, packed=False)
+        padding = _padding_on_the_left(attention_mask, x)
+        h = hidden_states(self.transformer, _rolled(x, padding))
+        h = _rolled(h, None if padding is None else -padding)
+        single = isinstance(logits_to_keep, int)
+        logits = self.lm_head(h[:, slice(-logits_to_keep, None) if single else logits_to_keep])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutput(loss=loss, logits=logits)
+
+    def logits_of_state(self, state: Tensor) -> Tensor:
+        """Map a state X (B, T, d, m) of a converted model's stream to logits (B, T, V)."""
+        return logits_of_state(self, state)
+
+    def _embeddings(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """Return embeddings (B, T, d); raise ValueError unless one argument is given and fits."""
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        if given is None or (input_ids is not None and inputs_embeds is not None):
+            got = "neither" if given is None else "both"
+            raise ValueError(f"`input_ids` or `inputs_embeds` must be given, got {got}")
+        ndim, most = 2 if inputs_embeds is None else 3, self.config.block_size
+        if given.ndim != ndim or not 1 <= given.shape[1] <= most:
+            name = "input_ids" if inputs_embeds is None else "inputs_embeds"
+            expected = f"1 to block_size = {most} tokens in each sequence"
+            raise ValueError(f"`{name}` must have {expected}, got shape {tuple(given.shape)}")
+        if inputs_embeds is not None:
+            return inputs_embeds
+        check_vocabulary("input_ids", given, self.config.vocab_size)
+        embeddings: Tensor = self.get_input_embeddings()(given)
+        return embeddings
+
+    def get_input_embeddings(self) -> nn.Module:
+        return cast(nn.Module, self.transformer.wte)
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.transformer.wte = cast(nn.Embedding, value)
+
+    # --- generation -------------------------------------------------------------------------------
+
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, *args: Any, **kwargs: Any
+    ) -> bool:
+        """Let `generate` compute whole sequences."""
+        generation_config.use_cache = False
+        return False
+
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Keep the last block_size tokens, as nanoGPT's own `generate` does."""
+        last = -self.config.block_size
+        mask = None if attention_mask is None else attention_mask[:, last:]
+        base: Any = super()  # its annotations require a LongTensor
+        inputs: dict[str, Any] = base.prepare_inputs_for_generation(
+            input_ids[:, last:], attention_mask=mask, **kwargs
+        )
+        return inputs
+
+
+def from_nanogpt(model: NanoGPT) -> DDLNanoGPTForCausalLM:
+    """Convert a NanoGPT for Hugging Face's classes; the modules and parameters are shared."""
+    config = DDLNanoGPTConfig.from_gpt(model.config)
+    return DDLNanoGPTForCausalLM(config, model).train(model.training)
+
+
+def to_nanogpt(model: DDLNanoGPTForCausalLM) -> NanoGPT:
+    """Convert back to a NanoGPT, the inverse of `from_nanogpt`."""
+    with torch.device("meta"):
+        gpt = NanoGPT(model.config.gpt)
+    gpt.transformer, gpt.lm_head = model.transformer, model.lm_head
+    return gpt.train(model.training)
+
+
+def _padding_on_the_left(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """The tokens of padding (B,) before each sequence; None if there is none.
+
+    Raises ValueError if the mask is of another shape, has zeros between ones, or only zeros.
+    """
+    if attention_mask is None:
+        return None
+    if attention_mask.shape != x.shape[:2]:
+        expected, got = tuple(x.shape[:2]), tuple(attention_mask.shape)
+        raise ValueError(f"`attention_mask` must have shape {expected}, got {got}")
+    mask = attention_mask.bool()
+    runs = mask[:, :1].long().sum(1) + (mask[:, 1:] & ~mask[:, :-1]).sum(1)
+    if (runs != 1).any():
+        must = "`attention_mask` must have ones side by side in every row"
+        raise ValueError(f"{must}, got a row with none or with gaps")
+    padding = mask.long().argmax(1)
+    return padding if padding.any() else None
+
+
+def _rolled(x: Tensor, by: Tensor | None) -> Tensor:
+    """Move each sequence of x (B, T, d) to the left by so many tokens (B,), around the end.
+
+    With the padding at the end, positions start at 0 and no causal part of the model sees it:
+    neither attention nor a convolution over time.
+    """
+    if by is None:
+        return x
+    T = x.shape[1]
+    index = (torch.arange(T, device=x.device) + by[:, None].to(x.device)) % T
+    return x.gather(1, index[..., None].expand_as(x))

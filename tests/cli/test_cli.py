@@ -85,7 +85,8 @@ def test_sampling_among_the_likeliest(tmp_path: Path, capsys: pytest.CaptureFixt
         (
             "sample /nowhere",
             "`run` must be a run directory of `ddl train`, a Hugging Face directory with a model of"
-            " ddl or a checkpoint of the paper's code, got /nowhere: No such file or directory",
+            " ddl or a checkpoint of nanoGPT or of the paper's code, got /nowhere: No such file or"
+            " directory",
         ),
         ("sample /nowhere --top-p 0", "`--top-p` must be above 0 and at most 1, got 0.0"),
         ("prepare --tokenizer bytes", "`inputs` must be at least one file, got None"),

@@ -116,7 +116,8 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     used = f"`out` must be a new or empty directory, got {got}"
     refused(capsys, used.replace("`out`", "`--hf`"), "export", run, "--hf", run)
     refused(capsys, used, "import", run, run)
-    sentence = f"`run` must be a run directory of `ddl train`, got {new}: No such file or directory"
+    kinds = "a run directory of `ddl train` or a Hugging Face directory with a model of ddl"
+    sentence = f"`run` must be {kinds}, got {new}: No such file or directory"
     refused(capsys, sentence, "export", new, "--hf", new)
     sentence = f"`src` must be a file with weights, got {new}: No such file or directory"
     refused(capsys, sentence, "import", new, new)
@@ -125,8 +126,8 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sentence = "`--variant` must be left at auto with `--reverse`, got 'ddl'"
     refused(capsys, sentence, "import", run, new, "--reverse", "--variant", "ddl")
     sentence = (
-        f"`src` must be a checkpoint of the paper's code, got {run}, a run directory of"
-        " `ddl train`: the other way round is --reverse"
+        f"`src` must be a checkpoint of nanoGPT or of the paper's code, got {run}, a run directory"
+        " of `ddl train`: the other way round is --reverse"
     )
     refused(capsys, sentence, "import", run, new)
     assert not Path(new).exists()

@@ -46,7 +46,7 @@ def test_a_checkpoint_of_the_papers_code(bare: bool, tmp_path: Path) -> None:
     torch.save({"model": theirs.bfloat16().state_dict()}, tmp_path / "x.pt")
     (tmp_path / "config.json").write_text(json.dumps(theirs.config))
     path = tmp_path / "x.pt" if bare else tmp_path
-    assert path_kind(path) is PathKind.PAPER
+    assert path_kind(path) is PathKind.CHECKPOINT
     loaded = load(path, "cpu")
     assert loaded.model.wte.weight.dtype == torch.float32
     torch.testing.assert_close(loaded.model(IDX).logits, theirs.float()(IDX), rtol=1e-5, atol=1e-5)
@@ -72,9 +72,9 @@ def write(directory: Path, **files: str) -> Path:
         ({"config__json": '{"model_type": "ddl"}'}, PathKind.DDL),
         ({"config__json": '{"model_type": "llama"}'}, PathKind.HUGGING_FACE),
         ({"config__json": '{"model_type": 3}', "x__bin": ""}, PathKind.HUGGING_FACE),
-        ({"config__json": '{"model_type": "nanogptpro"}', "x__bin": ""}, PathKind.PAPER),
-        ({"config__json": '{"n_layer": 2}', "model__safetensors": ""}, PathKind.PAPER),
-        ({"model__safetensors__index__json": "{}"}, PathKind.PAPER),
+        ({"config__json": '{"model_type": "nanogptpro"}', "x__bin": ""}, PathKind.CHECKPOINT),
+        ({"config__json": '{"n_layer": 2}', "model__safetensors": ""}, PathKind.CHECKPOINT),
+        ({"model__safetensors__index__json": "{}"}, PathKind.CHECKPOINT),
         ({"notes__txt": "mine"}, None),
         ({"metrics__jsonl": "", "model__safetensors": ""}, None),
     ],

@@ -368,14 +368,14 @@ def test_a_link_to_an_empty_directory(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_wrong_way_round(tmp_path: Path) -> None:
     src, ours, out = write(tmp_path / "theirs", ".pt"), tmp_path / "ours", tmp_path / "out"
     import_checkpoint(src, ours)
-    theirs = "^`src` must be a checkpoint of the paper's code, got "
+    theirs = "^`src` must be a checkpoint of nanoGPT or of the paper's code, got "
     refused(ours, out, f"{theirs}.*, a Hugging Face directory with a model of ddl: the other way")
     refused(ours / "model.safetensors", out, f"{theirs}.* of ddl: the other way round is --reverse")
     expected = "a run directory of `ddl train` or a Hugging Face directory with a model of ddl"
     pattern = f"^`src` must be {expected}, got {re.escape(str(src.parent))}"
     for text in ('{"n_layer": 2}', '{"architectures": []}', '{"model_type": "nanogpt-pro"}'):
         (src.parent / "config.json").write_text(text)
-        said = f"{pattern}, a checkpoint of the paper's code, for `ddl import`$"
+        said = f"{pattern}, a checkpoint of nanoGPT or of the paper's code, for `ddl import`$"
         refused(src.parent, out, said, reverse=True)
     (src.parent / "config.json").write_text("[" * 100_000)
     refused(src.parent, out, f"{pattern}: its config.json cannot be read: ", reverse=True)
@@ -403,7 +403,9 @@ def test_a_run_that_the_paper_does_not_have(tmp_path: Path) -> None:
     assert load_config(tmp_path / "run").model == config
     pattern = "^`value_from` must be compressed in the paper's code, got context$"
     refused(tmp_path / "run", tmp_path / "out", pattern, reverse=True)
-    with pytest.raises(InputError, match=r"^`src` must be a checkpoint of the paper's code, got"):
+    with pytest.raises(
+        InputError, match=r"^`src` must be a checkpoint of nanoGPT or of the paper's code, got"
+    ):
         import_checkpoint(tmp_path / "run", tmp_path / "out")
 
 

@@ -3,7 +3,7 @@
 It copies everything that `ddl.nanogpt.convert` and a training script rely on: the modules and their
 names, the tied head, the fused c_attn, LayerNorm with or without bias, dropout in four places,
 initialisation by module type through `apply`, logits of the last position only at inference, and
-weight decay by the number of dimensions. Pretrained weights are left out.
+weight decay by the number of dimensions. `from_pretrained` takes a directory for GPT-2's name.
 """
 
 from __future__ import annotations
@@ -150,6 +150,22 @@ class GPT(nn.Module):
         for block in self.transformer.h:
             if hasattr(block.attn, "bias"):
                 block.attn.bias = block.attn.bias[:, :, :block_size, :block_size]
+
+    @classmethod
+    def from_pretrained(cls, model_type: str, override_args: dict[str, Any] | None = None) -> Any:
+        from transformers import GPT2LMHeadModel
+
+        theirs = GPT2LMHeadModel.from_pretrained(model_type)
+        c = theirs.config
+        sizes = (c.n_positions, c.vocab_size, c.n_layer, c.n_head, c.n_embd)
+        model = GPT(GPTConfig(*sizes, bias=True, **(override_args or {})))
+        ours, state = model.state_dict(), theirs.state_dict()
+        assert len(ours) == len(state), f"mismatched keys: {len(state)} != {len(ours)}"
+        for name, tensor in state.items():
+            transposed = name.split(".")[-2].startswith("c_") and tensor.ndim == 2
+            with torch.no_grad():
+                ours[name].copy_(tensor.t() if transposed else tensor)
+        return model
 
     def configure_optimizers(
         self, weight_decay: float, learning_rate: float, betas: Any, device_type: str

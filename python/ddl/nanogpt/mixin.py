@@ -6,6 +6,7 @@ import copyreg
 import sys
 from collections.abc import Mapping
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ class Converted(nn.Module):
     delta_args: the options of the conversion, those left at their defaults included.
     """
 
-    delta_args: dict[str, Any]
+    delta_args: Mapping[str, Any] = MappingProxyType({})  # empty before the conversion
 
     def configure_optimizers(self, *args: Any, **kwargs: Any) -> Any:
         """Run nanoGPT's method on nanoGPT's parameters, then add the new ones without decay.
@@ -72,7 +73,7 @@ class Converted(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
-        if metadata is not None:
+        if metadata is not None and self.delta_args:
             metadata[DELTA_ARGS] = dict(self.delta_args)
 
     def _load_from_state_dict(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -277,12 +278,13 @@ def _read(path: Path) -> dict[str, Any]:
 
             return safetensors.torch.load_file(path)
         contents = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        reason = error.strerror or first_line(error)
-        raise InputError(f"`src` must be a file with weights, got {path}: {reason}") from error
     except ModuleNotFoundError:
         raise
     except Exception as error:  # a damaged file can raise nearly anything
+        # EINVAL: torch seeks to before the start of a file whose end was cut off.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            reason = error.strerror or first_line(error)
+            raise InputError(f"`src` must be a file with weights, got {path}: {reason}") from error
         refused = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"it refers to {refused[1]}" if refused else first_line(error)
         raise InputError(

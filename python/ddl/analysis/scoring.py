@@ -75,6 +75,8 @@ def score_run(run: Run, text: str, advance: Advance) -> tuple[Score, GPT]:
     step = _step(run.path)
     checkpoint = LAST if step is None else str(step)
     model, tokenizer = load(run.path, checkpoint=checkpoint, argument="runs")
+    if not isinstance(model, GPT):
+        raise InputError("it has nanoGPT's modules, which only `ddl eval` scores")
     if tokenizer is None:
         raise InputError("it has no tokenizer")
     tokens = encode(text, tokenizer)

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ddl.config import GPTConfig
 from ddl.config.fields import NAMED_BY_TEXT, expand_paths
+from ddl.errors import InputError
 from ddl.files import PathKind, path_kind
 
 from .command import parse
 from .recipe import HELP
 
 if TYPE_CHECKING:
-    from ddl.load import Loaded
+    from ddl.data.tokenizer import Tokenizer
+    from ddl.models import GPT
 
 NAMES = ("--init-from", "--init_from")
 
@@ -59,10 +61,10 @@ def model_at(source: str, run: Path | None) -> GPTConfig:
         stored = load_config(run)
         if stored.init_from == source:
             return stored.model
-    return _load(source).model.config
+    return _load(source)[0].config
 
 
-def load_initial(source: str) -> Loaded:
+def load_initial(source: str) -> tuple[GPT, Tokenizer | None]:
     """Load the model at `source`, on the CPU, once more if it was handed out before."""
     try:
         return _load(source)
@@ -71,7 +73,14 @@ def load_initial(source: str) -> Loaded:
 
 
 @lru_cache(maxsize=1)
-def _load(source: str) -> Loaded:
+def _load(source: str) -> tuple[GPT, Tokenizer | None]:
     from ddl.load import load
+    from ddl.models import GPT
 
-    return load(source, "cpu", argument="init_from")
+    model, tokenizer = load(source, "cpu", argument="init_from")
+    if not isinstance(model, GPT):
+        raise InputError(
+            f"`init_from` must be a model that `ddl train` can train, got {source} with nanoGPT's"
+            " modules: go on in nanoGPT's own train.py"
+        )
+    return model, tokenizer

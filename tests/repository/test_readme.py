@@ -76,7 +76,7 @@ def namespace(folder: Path) -> dict:
         "CausalSelfAttention": CausalSelfAttention,
         "MLP": MLP,
         "config": SimpleNamespace(n_layer=2, n_head=4, n_embd=64, bias=False),
-        "model": GPT(GPTConfig(block_size=16, vocab_size=50, n_layer=2, n_head=2, n_embd=16)),
+        "GPT": GPT,
     }
     assert PYTHON, "the README has Python blocks"
     for number, text in enumerate(PYTHON, start=1):
@@ -85,8 +85,10 @@ def namespace(folder: Path) -> dict:
 
 
 def test_python_blocks_run(namespace):
-    assert {"rewrite", "Block", "optimizer", "model", "stream"} <= namespace.keys()
-    assert any(isinstance(module, DeltaResidual) for module in namespace["model"].modules())
+    assert {"rewrite", "Block", "optimizer", "GPT", "stream"} <= namespace.keys()
+    sizes = GPTConfig(block_size=16, vocab_size=50, n_layer=2, n_head=2, n_embd=16)
+    model = namespace["GPT"](sizes)
+    assert any(isinstance(module, DeltaResidual) for module in model.modules())
 
 
 def test_nanogpt_block_trains(namespace):

@@ -144,3 +144,11 @@ def test_labels() -> None:
     assert labels([f"transformer.{name}" for name in blocks]) == [n[2:] for n in blocks]
     assert labels(["residual"]) == ["residual"]
     assert labels([]) == []
+
+
+@pytest.mark.parametrize("names", [["a.b", "a.b"], ["a", "a.b"], ["x"], []])
+def test_labels_of_equal_or_nested_names(names: list[str]) -> None:
+    """Names come from files; nothing of them may be lost entirely."""
+    found = labels(names)
+    assert len(found) == len(names)
+    assert all(found)

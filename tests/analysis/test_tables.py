@@ -143,3 +143,10 @@ def test_markdown(papers: list[Path]) -> None:
     assert first.splitlines()[1] == "|---|" + "---:|" * 10
     assert "| small-additive | 6 | 2.8543 | 2.8543 | 17.3616 |" in first
     assert "Newest evaluation, accuracy in percent, 1-shot\n\n| run | ARC-C |" in text
+
+
+@pytest.mark.parametrize("task", ["[/b]closed", "[red]wine", "[link=x]"])
+def test_brackets_in_a_task_are_text(task: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", "ddl", [3.0, 2.9])
+    write_evaluation(run, {0: {task: 60.0}})
+    assert task in shown([run], 240)

@@ -3,6 +3,7 @@ show."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -24,10 +25,9 @@ def labels(sublayers: Sequence[str]) -> list[str]:
             for number, rewrite in in_trunk
         ]
     parts = [name.split(".") for name in sublayers]
-    same = 0
-    while len(parts) > 1 and all(part[: same + 1] == parts[0][: same + 1] for part in parts):
-        same += 1
-    return [".".join(part[same:]) for part in parts]
+    alike = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
+    same = sum(1 for _ in alike) if len(parts) > 1 else 0
+    return [".".join(part[same:] or part[-1:]) for part in parts]  # names may be equal
 
 
 def spread(count: int, most: int) -> list[int]:

@@ -266,9 +266,9 @@ def _rich(section: Section) -> Table:
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    table.add_column(section.names.heading, overflow="fold")
+    table.add_column(Text(section.names.heading), overflow="fold")
     for column in section.columns:
-        table.add_column(column.heading, justify="right", no_wrap=True)
+        table.add_column(Text(column.heading), justify="right", no_wrap=True)  # no markup in names
     for row, name in enumerate(section.names.cells):
         table.add_row(Text(name), *(column.cells[row] for column in section.columns))
     return table

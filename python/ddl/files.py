@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def _recognise(path: Path) -> PathKind | str:
         return PathKind.RUN
     if CONFIG not in names and RUN_METRICS in names:
         return f"a run that has lost its {CONFIG}"
-    if any(name.endswith((*WEIGHT_SUFFIXES, ".index.json")) for name in names):
+    if any(name.lower().endswith((*WEIGHT_SUFFIXES, ".index.json")) for name in names):
         return PathKind.PAPER
     run = next((name for name in sorted(names) if (path / name / RUN_METRICS).is_file()), None)
     if run is not None:
@@ -203,6 +203,19 @@ def alone_in(directory: Path, *, argument: str = "out") -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def made_directories(directory: Path) -> Iterator[None]:
+    """Remove the directories down to this one that the block has made and, failing, left empty."""
+    new = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for path in new:
+            with suppress(OSError):  # it has files, or was not made
+                path.rmdir()
+        raise
 
 
 def is_locked(directory: Path) -> bool | None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddl.config import PrepareConfig
 from ddl.data import sources
+from ddl.data.directory import begin
 from ddl.data.prepare import prepare
 from ddl.errors import InputError
 from tests.support.prepare_cases import (
+    FORMATS,
     as_gzip,
     as_lines,
     as_parquet,
@@ -39,7 +44,7 @@ BAD = {
     b'{"text": "\xff"}': NO_JSON,
     b"[1]": "line 2 has no text in `text_field` = 'text'",
     b'{"txt": "a"}': "line 2 has no text in `text_field` = 'text'",
-    b'{"text": null}': "line 2 has no text in `text_field` = 'text'",
+    b'{"text": 3}': "line 2 has no text in `text_field` = 'text'",
     b'{"text": "\\ud83d"}': "line 2 has half of a surrogate pair",
 }
 
@@ -129,8 +134,9 @@ def test_damaged_parquet_and_columns_without_text_are_refused(tmp_path: Path) ->
     for field, sentence in fields.items():
         refused(sentence, configuration(file, out, text_field=field))
     prefix = f"`inputs` must be parquet with a text in each row, got {file}, whose row"
-    parquet.write_table(pyarrow.table({"text": ["a", "b", None, "c"]}), file)
-    refused(f"{prefix} 3 is null", configuration(file, out))
+    parquet.write_table(pyarrow.table({"text": [["a"], ["b"]]}), file)
+    got = f"got 'text' of {file} with list<element: string>"
+    refused(f"`text_field` must be a column of strings, {got}", configuration(file, out))
     wrong = pyarrow.StringArray.from_buffers(
         2, pyarrow.array([0, 1, 2], pyarrow.int32()).buffers()[1], pyarrow.py_buffer(b"a\xff")
     )
@@ -139,7 +145,7 @@ def test_damaged_parquet_and_columns_without_text_are_refused(tmp_path: Path) ->
 
 
 def test_nothing_to_train_or_to_validate_on_is_refused(tmp_path: Path) -> None:
-    """Then nothing is left behind, so that the next try is not refused for it."""
+    """Then nothing is left behind."""
     file, out = tmp_path / "a.jsonl", tmp_path / "out"
     cases: list[tuple[list[str], float, str]] = [
         ([], 0.5, "`inputs` must have at least one document that is not empty, got none"),
@@ -158,7 +164,7 @@ def test_nothing_to_train_or_to_validate_on_is_refused(tmp_path: Path) -> None:
     for texts, share, sentence in cases:
         as_lines(file, texts)
         refused(sentence, configuration(file, out, validation=share))
-        assert contents(out) == {}
+        assert not out.exists()
     (tmp_path / "a.txt").write_text("one document")
     sentence = (
         "`validation` must hold out a document, got 0.001, which holds out none of 1; without"
@@ -167,12 +173,89 @@ def test_nothing_to_train_or_to_validate_on_is_refused(tmp_path: Path) -> None:
     refused(sentence, configuration(tmp_path / "a.txt", out, validation=0.001, separator=None))
 
 
-def test_an_input_that_changes_meanwhile_is_refused(lines: Path, tmp_path: Path) -> None:
-    sentence = f"`inputs` must stay as they are, got {lines}, which changed while it was read"
-    refused(
-        sentence, configuration(lines, tmp_path / "out"), lambda progress: os.utime(lines, (1, 1))
-    )
-    assert contents(tmp_path / "out") == {}
+def vanishes(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def is_cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def grows(path: Path) -> None:
+    path.open("ab").write(b"more")
+
+
+def is_joined(path: Path) -> None:
+    path.with_name(path.name.replace("b", "z", 1)).write_bytes(path.read_bytes())
+
+
+HAPPENS = (vanishes, is_cut, grows, is_joined)
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("happens", HAPPENS)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz", "a.txt", "a.parquet"])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("early", [False, True], ids=["while it is read", "before"])
+def test_an_input_that_changes_meanwhile_is_refused(
+    happens: Callable[[Path], None],
+    name: str,
+    workers: int,
+    early: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever happens to the last file of a directory: a sentence, and nothing is left."""
+    monkeypatch.setattr(sources, "UNIT", 4096)
+    folder, out = tmp_path / "in", tmp_path / "there" / "out"
+    folder.mkdir()
+    for first in ("a", "b"):
+        FORMATS[name](folder / name.replace("a", first, 1), TEXTS)
+    victim = folder / name.replace("a", "b", 1)
+
+    def act(*_: object) -> None:
+        if not (folder / "done").exists():
+            (folder / "done").touch()
+            happens(victim)
+
+    if early:
+        monkeypatch.setattr("ddl.data.prepare.begin", lambda *given: [begin(*given), act()][0])
+    config = configuration(folder, out, workers=workers, shard_tokens=3000)
+    gone = f"`inputs` must be readable files, got {victim}: No such file or directory"
+    with pytest.raises(InputError) as caught:
+        prepare(config, *([] if early else [act]))
+    changed = f"`inputs` must stay as they are, got {victim}, which changed while it was read"
+    other = victim.with_name(victim.name.replace("b", "z", 1))
+    expected = {
+        vanishes: gone,
+        is_joined: f"`inputs` must stay as they are, got {other}, which appeared while they were"
+        " read",
+    }
+    assert str(caught.value) == expected.get(happens, changed)
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_disk_that_fails_loses_nothing(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards that are complete stay if the machine has failed: the same call goes on."""
+    monkeypatch.setattr(sources, "UNIT", 4096)
+    config = configuration(lines, tmp_path / "out", shard_tokens=3000)
+    opened = Path.open
+
+    def fails(path: Path, *given: Any, **options: Any) -> Any:
+        if path.name.startswith(".train-00002"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, *given, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fails)
+        with pytest.raises(InputError, match=r"^`out` must be writable, .* No space left"):
+            prepare(config)
+    assert (tmp_path / "out" / "train-00001.bin").exists()
+    prepare(config)
+    prepare(configuration(lines, tmp_path / "again", shard_tokens=3000))
+    assert contents(tmp_path / "out") == contents(tmp_path / "again")
 
 
 # --- options --------------------------------------------------------------------------------------

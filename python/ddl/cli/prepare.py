@@ -44,6 +44,8 @@ def summary(config: PrepareConfig, done: Prepared) -> str:
         f"{done.index.tokens(part):,} tokens of {done.index.documents(part):,} documents for {part}"
         for part in done.index.shards
     ]
+    if done.index.without_text:
+        parts.append(f"and left out {done.index.without_text:,} rows without text")
     verb = "was complete already:" if done.was_complete else "has"
     return f"{config.out} {verb} {', '.join(parts)}"
 

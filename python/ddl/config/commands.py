@@ -17,8 +17,8 @@ class PrepareConfig:
 
     inputs: tuple[Path, ...]
     """Files, or directories with them: text (.txt), JSON lines (.jsonl, .ndjson), each also as .gz,
-    and .parquet. A file that is named itself may have another suffix: .json is JSON lines, any
-    other a text."""
+    and .parquet, in any case. A file that is named itself may have another suffix: .json is JSON
+    lines, any other a text."""
     out: Path | None = None
     """Directory to write: new, empty, or one that the same command began."""
     tokenizer: str | None = None

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ddl.errors import InputError
 
+from .content import HEAD, foreign
 from .shards import Shards, is_prepared, open_shards
 from .tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer, describe, read_meta
 
@@ -102,6 +103,12 @@ def load(source: str | Path | None) -> Corpus:
     if path.is_dir():
         return _load_directory(path)
     tokens = _map(path, "`data`", "a text file or a directory", np.uint8)
+    other = foreign(path, tokens[:HEAD].tobytes())
+    if other is not None:
+        raise InputError(
+            f"`data` must be UTF-8 text, got {path}, which is {other.what}; `ddl prepare` reads"
+            " JSON lines, gzip and parquet"
+        )
     _check_utf8(path, tokens)
     return _split(f"`{path}`", tokens)
 

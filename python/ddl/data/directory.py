@@ -73,15 +73,16 @@ def made_of(
             "shard_tokens": config.shard_tokens,
         },
         "sources": [
-            {"name": source.path.name, "bytes": source.path.stat().st_size, "sha256": digest}
-            for source, digest in zip(found, sums, strict=True)
+            {"name": source.path.name, "bytes": size, "sha256": digest}
+            for source, (size, digest) in zip(found, sums, strict=True)
         ],
     }
 
 
-def _checksum(source: Source) -> str:
+def _checksum(source: Source) -> tuple[int, str]:
+    """Bytes and SHA-256 of a file."""
     with reading(source.path):
-        return checksum(source.path)
+        return source.path.stat().st_size, checksum(source.path)
 
 
 def _is_temporary(name: str) -> bool:
@@ -138,7 +139,7 @@ def _refuse_other_origin(out: Path, begun: dict[str, Any], now: dict[str, Any]) 
 
 def clear(out: Path) -> None:
     """Remove all files of a preparation, the index last."""
-    for name in os.listdir(out):
+    for name in os.listdir(out) if out.exists() else ():
         if SHARD.fullmatch(name) or _is_temporary(name) or name == TOKENIZER:
             (out / name).unlink()
     (out / INDEX).unlink(missing_ok=True)

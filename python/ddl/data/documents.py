@@ -23,11 +23,15 @@ class Piece(NamedTuple):
 
 
 def pieces(unit: Unit, how: Reading) -> Iterator[Piece]:
-    """The documents of a unit, long ones in several pieces; empty ones are left out.
+    """The documents of a unit, long ones in several pieces.
 
-    Raises InputError for text that is not UTF-8, and for a line that is no JSON object with a text.
+    Of a row without text comes an empty piece, to be counted; empty texts of a text file are left
+    out. Raises InputError for text that is not UTF-8, and for a line that is no JSON object with a
+    text or null.
     """
     for text in _texts(unit, how):
+        if not text and unit.source.format != "text":
+            yield Piece(b"", True, False)
         start, begins, held_out = 0, not unit.continues, unit.held_out
         while start < len(text):
             piece = first_piece(text[start : start + how.unit + 1], how.unit)
@@ -49,14 +53,16 @@ def is_held_out(text: bytes, share: float) -> bool:
 def _texts(unit: Unit, how: Reading) -> Iterator[bytes]:
     place = unit.first
     for item in unit.items:
-        if unit.source.format == "lines":
+        if item is None:
+            yield b""
+        elif unit.source.format == "lines":
             if item.strip():
                 yield _text_of_line(unit.source, place, item, how.field)
         else:
             _check_utf8(unit.source, place, item)
             yield item
         is_text = unit.source.format == "text"
-        place += len(item) + len(how.separator or b"") if is_text else 1
+        place += len(item or b"") + len(how.separator or b"") if is_text else 1
 
 
 def _check_utf8(source: Source, place: int, text: bytes) -> None:
@@ -76,7 +82,9 @@ def _text_of_line(source: Source, number: int, line: bytes, field: str) -> bytes
     except (ValueError, RecursionError) as error:
         reason = getattr(error, "msg", None) or first_line(error)
         raise damaged(source, f"line {number} is no JSON: {reason}") from error
-    text = value.get(field) if isinstance(value, dict) else None
+    text = value.get(field, 0) if isinstance(value, dict) else 0
+    if text is None:
+        return b""
     if not isinstance(text, str):
         raise damaged(source, f"line {number} has no text in `text_field` = {field!r}")
     try:

@@ -35,10 +35,19 @@ class Tokens(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The tokens of a unit: of the training part and of the part that is held out."""
+    """The tokens of a unit: of the training part and of the part that is held out.
+
+    without_text: rows that are null or empty.
+    """
 
     train: Tokens
     validation: Tokens
+    without_text: int = 0
+
+    @property
+    def parts(self) -> tuple[Tokens, Tokens]:
+        """The tokens, in the order of PARTS."""
+        return self.train, self.validation
 
 
 @dataclass
@@ -56,13 +65,22 @@ class Encoder:
     _tokenizer: Tokenizer | None = None
 
     def __call__(self, unit: Unit) -> Encoded:
-        train, validation = _Part(), _Part()
-        for group in _groups(pieces(unit, self.how)):
+        train, validation, without_text = _Part(), _Part(), 0
+
+        def full() -> Iterator[Piece]:
+            nonlocal without_text
+            for piece in pieces(unit, self.how):
+                without_text += not piece.text
+                if piece.text:
+                    yield piece
+
+        for group in _groups(full()):
             tokens = self._encode([piece.text for piece in group])
             for piece, encoded in zip(group, tokens, strict=True):
                 part = validation if piece.held_out else train
                 part.add(encoded, piece.begins, self._prefix)
-        return Encoded(train.joined(self.dtype), validation.joined(self.dtype))
+        parts = train.joined(self.dtype), validation.joined(self.dtype)
+        return Encoded(*parts, without_text=without_text)
 
     @property
     def _prefix(self) -> npt.NDArray[Any]:

@@ -7,22 +7,24 @@ number of processes; so neither do the files.
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from ddl.config import PrepareConfig
 from ddl.errors import InputError
-from ddl.files import alone_in
+from ddl.files import alone_in, made_directories
 
 from . import sources
 from .directory import begin, clear, made_of, refuse_foreign_files
 from .encoding import Encoded, Encoder, encode
 from .shards import DTYPES, PARTS, TOKENIZER, TRAIN, VALIDATION, Index, ShardWriter
-from .sources import Reading, Source, Unit, find
+from .sources import Reading, Source, Unit, find, reading
 from .tokenizer import (
     END_OF_TEXT,
     ByteTokenizer,
@@ -58,9 +60,9 @@ def prepare(
     With several workers, a script calls it under `if __name__ == "__main__"`, because each worker
     imports the script.
 
-    Raises InputError if an input, an option or the directory cannot be used. Shards that are
-    complete stay, unless a part has no documents or an input has changed meanwhile: then all that
-    was written is removed.
+    Raises InputError if an input, an option or the directory cannot be used; then all that was
+    written is removed. Shards that are complete stay only if the same call may succeed later: if
+    the disk is full, a worker process was ended, or a file cannot be read although it is there.
     """
     assert config.out is not None
     assert config.tokenizer is not None
@@ -70,24 +72,23 @@ def prepare(
     found = find(config.inputs)
     refuse_foreign_files(config.out)
     workers = config.workers or _cores()
-    stats = [source.path.stat() for source in found]
+    before = _Before(config.inputs, found)
     fresh = Index(
         dtype=_dtype(tokenizer.vocab_size),
         vocab_size=tokenizer.vocab_size,
         made_of=made_of(config, tokenizer, token, found, workers),
     )
-    with alone_in(config.out):
+    with made_directories(config.out), alone_in(config.out):
         index = begin(config.out, fresh, tokenizer)
         was_complete = index.next is None
         if index.next is not None:
-            encoder = Encoder(describe(tokenizer), token, index.dtype, how)
-            units = all_units(found, how, index.next)
-            sizes = [stat.st_size for stat in stats]
-            with closing(encode(units, encoder, workers)) as encoded:
-                _write_steps(config, index, _reported(encoded, sizes, report))
-            for source, before in zip(found, stats, strict=True):
-                _refuse_changed(config.out, source, before)
-            _refuse_empty(config, found, index)
+            with _cleared_by_refusal(config.out, before):
+                encoder = Encoder(describe(tokenizer), token, index.dtype, how)
+                units = all_units(found, how, index.next)
+                with closing(encode(units, encoder, workers)) as encoded:
+                    _write_steps(config, index, _reported(encoded, before.sizes, report))
+                before.refuse_changed()
+                _refuse_empty(config, found, index)
             index.next = None
             index.write(config.out)
     return Prepared(index, was_complete)
@@ -174,8 +175,9 @@ def _write_steps(
             }
             ended = True
             for unit, parts in encoded:
-                for part, tokens in zip(PARTS, parts, strict=True):
+                for part, tokens in zip(PARTS, parts.parts, strict=True):
                     writers[part].append(*tokens)
+                index.without_text += parts.without_text
                 index.next = unit.place
                 if writers[TRAIN].tokens >= config.shard_tokens:
                     ended = False
@@ -189,34 +191,78 @@ def _write_steps(
 
 def _reported(
     encoded: Iterator[tuple[Unit, Encoded]],
-    sizes: list[int],
+    sizes: Sequence[int],
     report: Callable[[Progress], object],
 ) -> Iterator[tuple[Unit, Encoded]]:
     """Pass on the encoded units, and report the progress after each."""
     tokens = 0
     for unit, parts in encoded:
         yield unit, parts
-        tokens += sum(len(part.tokens) for part in parts)
+        tokens += sum(len(part.tokens) for part in parts.parts)
         done = sum(sizes[: unit.place[0]]) + unit.read
         report(Progress(done, sum(sizes), tokens))
 
 
-def _refuse_changed(out: Path, source: Source, before: os.stat_result) -> None:
-    now = source.path.stat()
-    if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-        clear(out)
-        raise InputError(
-            f"`inputs` must stay as they are, got {source.path}, which changed while it was read"
-        )
+# --- refusals -------------------------------------------------------------------------------------
+
+
+class _Before:
+    """The sources as they were before they were read."""
+
+    def __init__(self, inputs: Sequence[Path], found: Sequence[Source]) -> None:
+        self._inputs, self._found = inputs, found
+        self._stats = [_stat(source) for source in found]
+        self.sizes = [size for size, _ in self._stats]
+
+    def refuse_changed(self) -> None:
+        """Raise InputError if a source has changed or vanished, or another one has appeared."""
+        for source, before in zip(self._found, self._stats, strict=True):
+            if _stat(source) != before:
+                raise _changed(f"{source.path}, which changed while it was read")
+        others = [source.path for source in find(self._inputs) if source not in self._found]
+        if others:
+            raise _changed(f"{others[0]}, which appeared while they were read")
+
+
+def _stat(source: Source) -> tuple[int, int]:
+    """Size in bytes and time of the last change."""
+    with reading(source.path):
+        found = source.path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _changed(got: str) -> InputError:
+    return InputError(f"`inputs` must stay as they are, got {got}")
+
+
+@contextmanager
+def _cleared_by_refusal(out: Path, before: _Before) -> Iterator[None]:
+    """Remove what was written if the block refuses the inputs; an interruption leaves it."""
+    try:
+        yield
+    except InputError as refused:
+        error = refused
+        try:
+            before.refuse_changed()
+        except InputError as changed:  # the better sentence for what a change has damaged
+            error = changed
+        if not _may_pass(error):
+            clear(out)
+        raise error from error.__cause__
+
+
+def _may_pass(error: InputError) -> bool:
+    """Whether the same call may succeed later, because the machine has failed and not the input."""
+    cause = error.__cause__
+    number = cause.errno if isinstance(cause, OSError) else None
+    return isinstance(cause, BrokenProcessPool) or number not in (None, errno.ENOENT)
 
 
 def _refuse_empty(config: PrepareConfig, found: list[Source], index: Index) -> None:
-    """Raise InputError, and remove everything, if a part has no documents."""
-    assert config.out is not None
+    """Raise InputError if a part has no documents."""
     train, held_out = index.documents(TRAIN), index.documents(VALIDATION)
     if train and held_out:
         return
-    clear(config.out)
     if not train and not held_out:
         raise InputError("`inputs` must have at least one document that is not empty, got none")
     must, what = ("hold out a document", "none") if train else ("leave a document", "all")

@@ -59,13 +59,15 @@ class Index:
 
     made_of: versions, options and sources, as JSON values. next: (number of the source, units of it
     that are done), from which an unfinished preparation goes on; None once it is complete.
-    largest_token: −1 if there is none yet.
+    largest_token: −1 if there is none yet. without_text: rows of the sources that are null or
+    empty.
     """
 
     dtype: str
     vocab_size: int
     made_of: dict[str, Any]
     largest_token: int = -1
+    without_text: int = 0
     next: tuple[int, int] | None = (0, 0)
     shards: dict[str, list[Shard]] = field(default_factory=lambda: {part: [] for part in PARTS})
 
@@ -118,6 +120,8 @@ def read_index(folder: Path, *, argument: str = "data") -> Index:
 def _check(index: Index) -> None:
     if index.dtype not in DTYPES:
         raise ValueError(f"dtype {index.dtype!r}")
+    if type(index.without_text) is not int:
+        raise TypeError(f"without_text {index.without_text!r}")
     place = index.next
     if place is not None and not (
         len(place) == 2 and all(type(n) is int and n >= 0 for n in place)

@@ -7,6 +7,7 @@ alone, so the documents and their pieces are the same whatever the number of pro
 
 from __future__ import annotations
 
+import gzip
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ddl.errors import InputError, first_line
+
+from .content import HEAD, Foreign, foreign, inner
 
 UNIT = 2**20
 
@@ -55,16 +58,16 @@ class Source(NamedTuple):
 class Unit(NamedTuple):
     """Some documents of a source, or one piece of a long text.
 
-    items: lines, texts or one piece, as bytes. first: the number of the first item: a line or a
-    row, from 1, or a byte of a text file, from 0. read: bytes of the file read so far. continues:
-    the piece goes on with the document of the unit before. held_out: whether that document is;
-    None if each document decides for itself. place: (number of the source, number of the unit in
-    it, from 1).
+    items: lines, texts or one piece, as bytes; None for a null row. first: the number of the first
+    item: a line or a row, from 1, or a byte of a text file, from 0. read: bytes of the file read so
+    far. continues: the piece goes on with the document of the unit before. held_out: whether that
+    document is; None if each document decides for itself. place: (number of the source, number of
+    the unit in it, from 1).
     """
 
     source: Source
     first: int
-    items: list[bytes]
+    items: Sequence[bytes | None]
     read: int
     continues: bool = False
     held_out: bool | None = None
@@ -76,30 +79,51 @@ def find(inputs: Sequence[Path]) -> list[Source]:
 
     In a directory, files of unknown suffix are left out, and .json, which seldom has a document in
     each line. A file that is itself in `inputs` is read as text if its suffix is unknown, and as
-    JSON lines if it is .json. Raises InputError if there is no file, or one cannot be read.
+    JSON lines if it is .json. Suffixes are compared without case. Raises InputError if there is no
+    file, one cannot be read, or its first bytes are those of something else.
     """
     found: list[Path] = []
     for path in inputs:
         if not path.is_dir():
             found.append(path)
             continue
-        named = (p for p in path.rglob("*") if _format(p) and p.suffix != ".json")
-        inside = sorted(p for p in named if not p.is_dir())  # Spark names directories .parquet
+        with reading(path):
+            named = (p for p in path.rglob("*") if _format(p) and p.suffix.lower() != ".json")
+            inside = sorted(p for p in named if not p.is_dir())  # Spark names directories .parquet
         if not inside:
             raise InputError(
                 "`inputs` must be files of text, JSON lines or parquet, or directories with .txt,"
                 f" .jsonl, .ndjson or .parquet, got {path} without any"
             )
         found += inside
-    for path in found:
-        with reading(path):
-            path.open("rb").close()
-    return [Source(path, _format(path) or "text", path.suffix == ".gz") for path in found]
+    sources = [
+        Source(path, _format(path) or "text", path.suffix.lower() == ".gz") for path in found
+    ]
+    for source in sources:
+        with reading(source.path):
+            other = _foreign(source)
+        if other is not None:
+            raise InputError(
+                f"`inputs` must be {_expected(source)}, got {source.path}, which is {other}"
+            )
+    return sources
 
 
 def _format(path: Path) -> Format | None:
-    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    return FORMATS.get(suffix)
+    return FORMATS.get(inner(path).suffix.lower())
+
+
+def _foreign(source: Source) -> Foreign | None:
+    """What a file is instead of what its suffix says; None if it may be that."""
+    with source.path.open("rb") as file:
+        head = file.read(HEAD)
+        if source.format == "parquet":
+            return foreign(source.path, head, "parquet")
+        if not source.compressed:
+            return foreign(source.path, head)
+        other = foreign(source.path, head, "gzip")
+        file.seek(0)
+        return other or foreign(inner(source.path), gzip.GzipFile(fileobj=file).read(HEAD))
 
 
 @contextmanager
@@ -114,9 +138,12 @@ def reading(path: Path) -> Iterator[None]:
 
 def damaged(source: Source, problem: str) -> InputError:
     """The error for a source whose content cannot be used."""
-    expected = {
+    return InputError(f"`inputs` must be {_expected(source)}, got {source.path}, whose {problem}")
+
+
+def _expected(source: Source) -> str:
+    return {
         "text": "UTF-8 text",
         "lines": "JSON lines with a text each",
         "parquet": "parquet with a text in each row",
     }[source.format]
-    return InputError(f"`inputs` must be {expected}, got {source.path}, whose {problem}")

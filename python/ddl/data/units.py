@@ -10,8 +10,9 @@ from typing import IO, Any
 
 from ddl.errors import InputError, first_line
 
+from .content import BOM
 from .documents import first_piece, is_held_out
-from .sources import UNIT, Reading, Source, Unit, damaged, reading
+from .sources import UNIT, Reading, Source, Unit, reading
 
 BATCH = 64  # rows of a parquet file that are in memory at once
 
@@ -36,6 +37,8 @@ def _units(source: Source, how: Reading) -> Iterator[Unit]:
         file: IO[bytes] = raw
         if source.compressed:
             file = io.BufferedReader(gzip.GzipFile(fileobj=raw), UNIT)
+        if file.read(len(BOM)) != BOM:
+            file.seek(0)
         if source.format == "lines":
             found = _lines(source, file, how)
         elif how.separator is None:
@@ -55,18 +58,19 @@ def _lines(source: Source, file: IO[bytes], how: Reading) -> Iterator[Unit]:
 
 def _one_text(source: Source, file: IO[bytes], how: Reading) -> Iterator[Unit]:
     """The pieces of a file that is one document, so that it need not fit in memory."""
-    first, rest, held_out = 0, b"", False
+    first, rest, held_out = file.tell(), b"", False
+    begun = first
     while text := rest + file.read(how.unit + 1 - len(rest)):
         piece = first_piece(text, how.unit)
-        if first == 0:
+        if first == begun:
             held_out = is_held_out(piece, how.share)
-        yield Unit(source, first, [piece], 0, first > 0, held_out)
+        yield Unit(source, first, [piece], 0, first > begun, held_out)
         first, rest = first + len(piece), text[len(piece) :]
 
 
 def _separated(source: Source, file: IO[bytes], how: Reading, separator: bytes) -> Iterator[Unit]:
     """The texts between separators; one may go on beyond a block."""
-    first, rest = 0, b""
+    first, rest = file.tell(), b""
     # A text longer than a block is searched again from its start, so the blocks double.
     while block := file.read(max(how.unit, len(rest))):
         *texts, rest = (rest + block).split(separator)
@@ -79,19 +83,20 @@ def _separated(source: Source, file: IO[bytes], how: Reading, separator: bytes) 
 
 def _rows(source: Source, how: Reading) -> Iterator[Unit]:
     """The texts of a parquet file, a few rows at a time."""
-    from pyarrow import ArrowException, large_binary
+    from pyarrow import ArrowException, large_binary, types
 
-    number, texts, length = 1, list[bytes](), 0
-    size = source.path.stat().st_size
+    number, texts, length = 1, list[bytes | None](), 0
     try:
+        size = source.path.stat().st_size
         file = _open_parquet(source.path, how.field)
         total = max(1, file.metadata.num_rows)
         for batch in file.iter_batches(BATCH, columns=[how.field], use_threads=False):
-            for text in batch.column(0).cast(large_binary()).to_pylist():
-                if text is None:
-                    raise damaged(source, f"row {number + len(texts)} is null")
+            column = batch.column(0)
+            if types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            for text in column.cast(large_binary()).to_pylist():
                 texts.append(text)
-                length += len(text)
+                length += len(text or b"")
                 if length >= how.unit:
                     yield Unit(source, number, texts, size * (number + len(texts) - 1) // total)
                     number, texts, length = number + len(texts), [], 0
@@ -112,7 +117,10 @@ def _open_parquet(path: Path, field: str) -> Any:
         raise InputError(
             f"`text_field` must be a column of {path}, one of {', '.join(columns)}, got {field!r}"
         )
-    if not (types.is_string(columns[field]) or types.is_large_string(columns[field])):
+    kind = columns[field]
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    known = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    if not any(is_one(kind) for is_one in known):
         raise InputError(
             f"`text_field` must be a column of strings, got {field!r} of {path} with"
             f" {columns[field]}"

@@ -206,7 +206,7 @@ def _weights(directory: Path) -> Path:
     for name in KNOWN:
         if (directory / name).is_file():
             return directory / name
-    files = sorted(path for path in directory.iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    files = sorted(path for path in directory.iterdir() if path.suffix.lower() in WEIGHT_SUFFIXES)
     if len(files) != 1:
         got = f"these: {listed([file.name for file in files])}" if files else "none"
         raise InputError(
@@ -247,7 +247,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """Read a weight file; code in a pickle never runs."""
     try:
-        if path.suffix == ".safetensors":
+        if path.suffix.lower() == ".safetensors":
             import safetensors.torch
 
             return safetensors.torch.load_file(path)

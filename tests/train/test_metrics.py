@@ -7,17 +7,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddl import data
-from ddl.data import CharTokenizer, Corpus, GPT2Tokenizer
+from ddl.data import GPT2Tokenizer
 from ddl.models import GPT
 from ddl.train import Trainer, metrics, train
-from ddl.train.metrics import Metrics, bytes_per_token, operations_per_token, peak_operations
+from ddl.train.metrics import Metrics, operations_per_token, peak_operations
 from tests.support.train_cases import quiet, recorder, short
 from tests.train.crash import curve
 
@@ -38,15 +37,9 @@ def test_records_have_perplexity_bits_utilisation_and_memory(tmp_path: Path) -> 
 
 def test_perplexity_is_that_of_the_papers_tables(tmp_path: Path) -> None:
     trainer = Trainer(short(tmp_path, "additive"), data.load("topics"), CPU)
-    figures = Metrics(trainer).of_loss(2.85426)
+    figures = Metrics(trainer).of_validation(2.85426)
     assert figures["perplexity"] == pytest.approx(17.3616, abs=1e-4)
-    assert Metrics(trainer).of_loss(1e9)["perplexity"] < math.inf
-
-
-def test_bytes_per_token_of_characters() -> None:
-    tokens = np.array([0, 1, 2, 2], dtype=np.uint16)  # 1, 2, 3 and 3 bytes
-    corpus = Corpus("x", tokens, tokens, CharTokenizer("aß犰"), 2)
-    assert bytes_per_token(corpus) == 9 / 4
+    assert Metrics(trainer).of_validation(1e9)["perplexity"] < math.inf
 
 
 def test_bits_per_byte_is_left_out_without_a_tokenizer(
@@ -56,7 +49,7 @@ def test_bits_per_byte_is_left_out_without_a_tokenizer(
     config = short(tmp_path, "additive")
     corpus = replace(data.load("topics"), tokenizer=GPT2Tokenizer())
     config = replace(config, model=replace(config.model, vocab_size=50304))
-    figures = Metrics(Trainer(config, corpus, CPU)).of_loss(1.0)
+    figures = Metrics(Trainer(config, corpus, CPU)).of_validation(1.0)
     assert figures == {"perplexity": math.e}
 
 

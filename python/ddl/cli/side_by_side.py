@@ -59,7 +59,8 @@ class Candidate:
         self.losses.append(loss)
         self.watch.add(step)
         speed = self.trainer.tokens_per_step / self.seconds[-1]
-        figures = {"loss": loss, **self.metrics.of_loss(loss), "tokens_per_second": speed}
+        figures = self.metrics.of_training(loss, steps=1)
+        figures = {"loss": loss, **figures, "tokens_per_second": speed}
         self.run.metrics.append({"step": self.trainer.steps_done, **figures})
 
     def evaluate(self) -> None:
@@ -67,7 +68,7 @@ class Candidate:
         loss = self.trainer.evaluate()
         assert loss is not None  # it is None only if `evaluate` is stopped
         self.validation_loss = loss
-        figures = {"loss": loss, **self.metrics.of_loss(loss)}
+        figures = {"loss": loss, **self.metrics.of_validation(loss)}
         validation = {f"validation_{name}": figure for name, figure in figures.items()}
         self.run.metrics.append({"step": self.trainer.steps_done, **validation})
 

@@ -163,12 +163,20 @@ def batch(
     the global batch see the same ones. documents: also return where documents start. Raises
     InputError if that is asked of tokens that do not know it.
     """
+    places = batch_places(tokens, first + batch_size, block_size, seed=seed, step=step)[first:]
+    return _windows(tokens, places, documents)
+
+
+def batch_places(
+    tokens: Tokens, batch_size: int, block_size: int, *, seed: int, step: int
+) -> list[slice]:
+    """Where the windows of a step's global batch lie in `tokens`, from the first one on."""
     # A bit generator's stream is the same in every version of NumPy; a distribution's may change.
     key = np.array([seed, step], dtype=np.uint64)
-    numbers = np.random.Philox(key=key).random_raw(first + batch_size)[first:]
+    numbers = np.random.Philox(key=key).random_raw(batch_size)
     uniform = (numbers >> np.uint64(11)) * 2.0**-53  # in [0, 1)
     starts = (uniform * (len(tokens) - block_size + 1)).astype(np.int64)
-    return _windows(tokens, starts.tolist(), block_size, documents)
+    return [slice(start, start + block_size) for start in starts.tolist()]
 
 
 def evaluation_batches(
@@ -186,24 +194,29 @@ def evaluation_batches(
     as in `batch`. share: (r, n) yields the batches r, r + n, …, equally many for each r: where
     batch r is missing, one comes without tokens to predict.
     """
-    windows = len(tokens) // block_size
-    wanted = min(windows, count * batch_size) if count else windows
-    starts = [(i * windows // wanted) * block_size for i in range(wanted)]
+    places = evaluation_places(tokens, batch_size, block_size, count)
     rank, ranks = share
-    for first in range(0, wanted, batch_size * ranks):
-        own = starts[first + rank * batch_size :][:batch_size]
+    for first in range(0, len(places), batch_size * ranks):
+        own = places[first + rank * batch_size :][:batch_size]
         if own:
-            yield _windows(tokens, own, block_size, documents)
+            yield _windows(tokens, own, documents)
         else:
-            spare, _ = _windows(tokens, starts[:1], block_size, documents=False)
+            spare, _ = _windows(tokens, places[:1], documents=False)
             yield Windows(spare, spare >= 0)
 
 
-def _windows(tokens: Tokens, starts: list[int], block_size: int, documents: bool) -> Windows:
-    """The windows of `tokens` that begin at `starts`."""
+def evaluation_places(tokens: Tokens, batch_size: int, block_size: int, count: int) -> list[slice]:
+    """Where the windows of `evaluation_batches` lie in `tokens`, all shares together."""
+    windows = len(tokens) // block_size
+    wanted = min(windows, count * batch_size) if count else windows
+    starts = ((i * windows // wanted) * block_size for i in range(wanted))
+    return [slice(start, start + block_size) for start in starts]
+
+
+def _windows(tokens: Tokens, places: list[slice], documents: bool) -> Windows:
+    """The windows of `tokens` at these places."""
     import torch
 
-    places = [slice(start, start + block_size) for start in starts]
     cut = torch.from_numpy(np.stack([tokens[place] for place in places]).astype(np.int64))
     if not documents:
         return Windows(cut, None)

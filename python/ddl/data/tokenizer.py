@@ -82,6 +82,11 @@ class GPT2Tokenizer:
         pieces = [piece(t) if 0 <= t < self.vocab_size else b"\xff" for t in tokens]
         return b"".join(pieces).decode("utf-8", errors="replace")
 
+    def byte_lengths(self) -> list[int]:
+        """The bytes of each token; 0 for the last one, which marks the end of a text."""
+        piece = _gpt2().decode_single_token_bytes
+        return [*(len(piece(token)) for token in range(self.vocab_size - 1)), 0]
+
 
 def _gpt2() -> Any:
     try:
@@ -147,6 +152,16 @@ class FileTokenizer:
         """The characters of a text, but for white space, of which no token is left."""
         kept = {i for a, b in self.backend.encode(text).offsets for i in range(a, b)}
         return "".join(c for i, c in enumerate(text) if i not in kept and not c.isspace())
+
+
+def byte_alphabet() -> list[str]:
+    """The character for each byte in a byte-level tokenizer.json.
+
+    Printable Latin-1 bytes stand for themselves; the others are numbered from U+0100.
+    """
+    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printed]
+    return [chr(byte if byte in printed else 256 + others.index(byte)) for byte in range(256)]
 
 
 def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:

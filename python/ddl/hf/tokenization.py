@@ -37,6 +37,7 @@ from ddl.data.tokenizer import (
     GPT2Tokenizer,
     Tokenizer,
     _gpt2,
+    byte_alphabet,
     describe,
     restore,
 )
@@ -166,7 +167,7 @@ def _of_file(tokenizer: FileTokenizer, size: int) -> tuple[tokenizers.Tokenizer,
 
 def _bytes(size: int) -> tuple[tokenizers.Tokenizer, str]:
     """Make a tokenizer in which byte b is token b; return it and the end of text."""
-    alphabet = _alphabet()
+    alphabet = byte_alphabet()
     vocabulary = {letter: byte for byte, letter in enumerate(alphabet)}
     end = alphabet[0]
     if size > len(alphabet):
@@ -204,7 +205,7 @@ def _gpt2_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Reconstruct GPT-2's vocabulary and merges from tiktoken's ranks of byte strings."""
     encoding = _gpt2()
     ranks = {piece: encoding.encode_single_token(piece) for piece in encoding.token_byte_values()}
-    alphabet = _alphabet()
+    alphabet = byte_alphabet()
     spelled = {piece: "".join(alphabet[byte] for byte in piece) for piece in ranks}
     merges = []
     for piece in sorted(ranks, key=ranks.__getitem__):
@@ -223,13 +224,3 @@ def _halves(piece: bytes, ranks: dict[bytes, int]) -> list[bytes]:
         at = pairs.index(min(pairs))
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts
-
-
-def _alphabet() -> list[str]:
-    """The character for each byte in a byte-level tokenizer.json.
-
-    Printable Latin-1 bytes stand for themselves; the others are numbered from U+0100.
-    """
-    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printed]
-    return [chr(byte if byte in printed else 256 + others.index(byte)) for byte in range(256)]

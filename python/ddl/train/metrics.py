@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
 from ddl.config import GPTConfig
-from ddl.data import ByteTokenizer, Corpus
-from ddl.errors import InputError
+from ddl.data.corpus import Tokens, batch_places, evaluation_places
+from ddl.data.spelling import spelling
 from ddl.machine import peak_bytes
 
 from .trainer import Trainer
@@ -20,7 +21,6 @@ from .trainer import Trainer
 # Names of the figures that are measured: they differ between a run and its repetition.
 MEASURED = ("tokens_per_second", "mfu", "peak_memory")
 
-DECODED = 2**16  # validation tokens whose bytes are counted
 LARGEST_EXPONENT = 700.0  # exp overflows a float64 above 709
 SIDE, TRIES = 1024, 5  # the peak of a CPU is the best of 5 products of 1024 × 1024 matrices
 
@@ -60,20 +60,55 @@ def perplexity(loss: float) -> float:
 
 
 class Metrics:
-    """The quantities of a run's records beside the loss."""
+    """The quantities of a run's records beside the loss.
+
+    Of several processes, the first one, which writes them, has those in bits per byte.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._bytes_per_token = bytes_per_token(trainer.corpus)
+        first = trainer.processes.first
+        self._spelling = spelling(trainer.corpus.tokenizer) if first else None
+        self._of_validation: float | None = None  # bytes per predicted token, once it is counted
         self._operations = operations_per_token(
             trainer.config.model, trainer.model.num_parameters()
         )
 
-    def of_loss(self, loss: float) -> dict[str, float]:
-        """Perplexity, and bits per byte of text if the tokens are known as text."""
+    def of_training(self, loss: float, steps: int) -> dict[str, float]:
+        """Perplexity, and bits per byte of text if the tokens are known as text.
+
+        loss: mean over the last steps, of this number. The bytes are those that were predicted in
+        them: they are counted again from the step numbers, so that a resumed run has the same.
+        """
+        trainer, config = self._trainer, self._trainer.config
+        size, block = config.batch_size * config.accumulation, config.model.block_size
+        train, done = trainer.corpus.train, trainer.steps_done
+        places = (
+            place
+            for step in range(done - steps, done)
+            for place in batch_places(train, size, block, seed=config.seed, step=step)
+        )
+        return self._of_loss(loss, self._bytes_per_token(train, places))
+
+    def of_validation(self, loss: float) -> dict[str, float]:
+        """The same of a validation loss, in whose windows the bytes are counted once."""
+        if self._of_validation is None:
+            config, validation = self._trainer.config, self._trainer.corpus.validation
+            size, block = config.batch_size, config.model.block_size
+            places = evaluation_places(validation, size, block, config.eval_batches)
+            self._of_validation = self._bytes_per_token(validation, places)
+        return self._of_loss(loss, self._of_validation)
+
+    def _bytes_per_token(self, tokens: Tokens, places: Iterable[slice]) -> float | None:
+        if self._spelling is None:
+            return None
+        apart = self._trainer.config.separate_documents
+        return self._spelling.bytes_per_token(tokens, places, apart=apart)
+
+    def _of_loss(self, loss: float, per_token: float | None) -> dict[str, float]:
         figures = {"perplexity": perplexity(loss)}
-        if self._bytes_per_token is not None:
-            figures["bits_per_byte"] = loss / math.log(2) / self._bytes_per_token
+        if per_token:  # windows may have nothing but markers
+            figures["bits_per_byte"] = loss / math.log(2) / per_token
         return figures
 
     def of_speed(self, tokens_per_second: float) -> dict[str, float]:
@@ -96,17 +131,6 @@ def operations_per_token(config: GPTConfig, parameters: int) -> float:
     """
     attention = config.num_layers * config.num_heads * config.head_dim * config.block_size
     return 6.0 * parameters + 12.0 * attention
-
-
-def bytes_per_token(corpus: Corpus) -> float | None:
-    """Bytes of UTF-8 per validation token; None if the tokenizer cannot be had."""
-    if isinstance(corpus.tokenizer, ByteTokenizer):
-        return 1.0
-    tokens = corpus.validation[:DECODED].tolist()
-    try:
-        return len(corpus.tokenizer.decode(tokens).encode("utf-8")) / len(tokens)
-    except InputError:  # GPT-2's byte pairs are not there
-        return None
 
 
 def peak_operations(device: torch.device, precision: str) -> float | None:

@@ -119,7 +119,7 @@ class Session:
         done = self.trainer.steps_done
         if done % config.log_every and done != config.steps:
             return
-        loss = self.trainer.mean_loss()  # waits for the device
+        steps, loss = self.trainer.summed, self.trainer.mean_loss()  # waits for the device
         self._check(self.watch.finish)
         seconds = time.perf_counter() - self._started
         record = {
@@ -128,7 +128,7 @@ class Session:
             "grad_norm": float(step.grad_norm),
             "lr": self.trainer.optimizer.param_groups[0]["lr"],
         }
-        record |= self.metrics.of_loss(loss)
+        record |= self.metrics.of_training(loss, steps)
         record |= self.metrics.of_speed(self._timed * self.trainer.tokens_per_step / seconds)
         self._log(record)
         speed = f"{record['tokens_per_second']:,.0f} tok/s"
@@ -145,7 +145,7 @@ class Session:
         self._stopping |= self.evaluated is None
         if self.evaluated is not None:
             self._check(lambda: check_validation(self.evaluated, done))
-            figures = self.metrics.of_loss(self.evaluated)
+            figures = self.metrics.of_validation(self.evaluated)
             validation = {f"validation_{name}": value for name, value in figures.items()}
             recording = self._record()
             if recording is not None:

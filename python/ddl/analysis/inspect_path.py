@@ -21,6 +21,7 @@ from ddl.files import PathKind, make_directory, path_kind, write_text
 from ddl.load import load
 from ddl.models import GPT
 from ddl.recording import Lens, lens
+from ddl.train.progress import verify_corpus
 from ddl.train.runs import INSPECTED, RunDirectory, load_config
 
 from .heat_maps import draw_depth, draw_training
@@ -50,7 +51,7 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
         got = f"{config.run} with residual {model.config.residual}"
         raise InputError(f"`run` must be a model with rewrites, got {got}")
     prompt = None if config.prompt is None else _encoded(config.prompt, tokenizer, model)
-    tokens, source = _text(config, tokenizer, model)
+    tokens, source = _text(config, tokenizer, model, console)
     windows = _windows(tokens, config.tokens, model)
     with _progress(console, len(windows)) as advance:
         inspection = inspect(model, windows, progress=advance)
@@ -83,7 +84,9 @@ def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any
 # --- the text -------------------------------------------------------------------------------------
 
 
-def _text(config: InspectConfig, tokenizer: Tokenizer | None, model: GPT) -> tuple[Any, str]:
+def _text(
+    config: InspectConfig, tokenizer: Tokenizer | None, model: GPT, console: Console
+) -> tuple[Any, str]:
     """Tokens to measure on, and their name."""
     if config.data is not None and not config.data.is_dir():
         return _encoded_file(config.data, tokenizer, model), str(config.data)
@@ -95,6 +98,7 @@ def _text(config: InspectConfig, tokenizer: Tokenizer | None, model: GPT) -> tup
         return np.array(_tokens(text, tokenizer)), "Python's documentation"
     corpus = data.load(source)
     corpus.check(model.config.block_size, model.config.vocab_size)
+    verify_corpus(corpus, console)
     return corpus.validation, f"the held-out part of {corpus.name}"
 
 

@@ -68,6 +68,11 @@ class Corpus:
                     f" tokens, got {len(tokens)}"
                 )
 
+    @property
+    def shards(self) -> list[Shards]:
+        """The parts that are shards, whose content can be verified; none of other corpora."""
+        return [part for part in (self.train, self.validation) if isinstance(part, Shards)]
+
     def checksum(self) -> str:
         """SHA-256, in hexadecimal digits, by which a resumed run recognises its corpus.
 

@@ -8,7 +8,6 @@ number of processes; so neither do the files.
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager
@@ -19,6 +18,7 @@ from typing import NamedTuple
 from ddl.config import PrepareConfig
 from ddl.errors import InputError
 from ddl.files import alone_in, made_directories
+from ddl.machine import usable_cores
 
 from . import sources
 from .directory import begin, clear, made_of, refuse_foreign_files
@@ -71,7 +71,7 @@ def prepare(
     how = Reading(config.text_field, separator, config.validation, sources.UNIT)
     found = find(config.inputs)
     refuse_foreign_files(config.out)
-    workers = config.workers or _cores()
+    workers = config.workers or usable_cores()
     before = _Before(config.inputs, found)
     fresh = Index(
         dtype=_dtype(tokenizer.vocab_size),
@@ -92,12 +92,6 @@ def prepare(
             index.next = None
             index.write(config.out)
     return Prepared(index, was_complete)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # a container may have fewer than the machine
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def choose_tokenizer(name: str, document_token: str) -> tuple[Tokenizer, int | None]:

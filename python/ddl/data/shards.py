@@ -184,6 +184,7 @@ class Shards:
 
     def __init__(self, folder: Path, index: Index, part: str) -> None:
         listed = index.shards[part]
+        self.folder, self.listed = folder, listed
         dtype = _little_endian(index.dtype)
         self._tokens = [_map(folder / f"{s.name}.bin", dtype, s.tokens) for s in listed]
         self._starts = [_map(folder / f"{s.name}.starts", STARTS, s.documents) for s in listed]

@@ -16,7 +16,7 @@ from ddl.errors import InputError, first_line
 
 from .device import device_of, pick_device
 from .processes import Processes, joined
-from .progress import progress_bar
+from .progress import progress_bar, verify_corpus
 from .resume import check_corpus, find_start
 from .runs import RunDirectory, refuse_existing
 from .session import begin
@@ -38,9 +38,9 @@ class Trained(NamedTuple):
 def train(config: TrainConfig, console: Console) -> Trained:
     """Train until the last step or a signal, and write everything into the run directory.
 
-    Raises InputError if data, options, the run directory or a checkpoint cannot be used,
-    DivergedError if loss, gradient or weights are not finite. If it fails before the first step is
-    done, it leaves nothing behind.
+    Shards are verified before the first step, also of a run that goes on. Raises InputError if
+    data, options, the run directory or a checkpoint cannot be used, DivergedError if loss, gradient
+    or weights are not finite. If it fails before the first step is done, it leaves nothing behind.
     """
     with joined(config.process_timeout) as processes:
         if not processes.first:
@@ -63,6 +63,7 @@ def _train(config: TrainConfig, console: Console, processes: Processes) -> Train
         else:
             check_corpus(start, corpus)
         trainer = Trainer(config, corpus, device, processes)
+    verify_corpus(corpus, console, processes)
     with enough_memory():
         _say(
             console,

@@ -115,6 +115,7 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     import ddl.hf  # registers DDLForCausalLM
+    from ddl.hf.tokenization import load_tokenizer, to_fast
 
     auto: Any = AutoModelForCausalLM  # its annotations lack output_loading_info
     try:
@@ -135,6 +136,9 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
         raise InputError(
             f"`{argument}` must have the weights of its config, got {path} with {more}"
         )
+    if isinstance(model, ddl.hf.DDLForCausalLM):  # an earlier version may have chosen another end
+        ours = load_tokenizer(path)
+        tokenizer = tokenizer if ours is None else to_fast(ours, model.config.gpt)
     return model, tokenizer
 
 

@@ -129,12 +129,12 @@ def _size(text: str) -> int:
 
 
 def _of_file(tokenizer: FileTokenizer) -> Spelling | None:
-    content, backend = json.loads(tokenizer.text), tokenizer.backend
+    backend = tokenizer.backend
     names = {token: name for name, token in backend.get_vocab().items()}
-    special = {t for t, added in backend.get_added_tokens_decoder().items() if added.special}
-    markers = special | {_unknown(content["model"], backend)}
+    special = (t for t, added in backend.get_added_tokens_decoder().items() if added.special)
+    markers = {tokenizer.unknown, *(token for token in special if not tokenizer.is_text(token))}
     ordinary = {token: name for token, name in sorted(names.items()) if token not in markers}
-    decoders = _kinds(content.get("decoder"))
+    decoders = _kinds(json.loads(tokenizer.text).get("decoder"))
     if not decoders and _joins_within_words(tokenizer, ordinary):
         return None
     if "ByteLevel" in decoders:
@@ -147,15 +147,6 @@ def _of_file(tokenizer: FileTokenizer) -> Spelling | None:
     lengths = [found.get(token, 0) for token in range(tokenizer.vocab_size)]
     added = _before_a_text(tokenizer, ordinary, lengths)
     return _spelling(lengths, tokenizer.document_token, added)
-
-
-def _unknown(model: dict[str, Any], backend: Any) -> int | None:
-    """The token of what the vocabulary cannot spell; None if there is none."""
-    if model.get("unk_id") is not None:
-        return int(model["unk_id"])
-    name = model.get("unk_token")
-    token: int | None = None if name is None else backend.token_to_id(name)
-    return token
 
 
 def _kinds(decoder: dict[str, Any] | None) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from unicodedata import category
 from ddl.errors import InputError, first_line
 
 END_OF_TEXT = "<|endoftext|>"
+MARK = re.compile(r"<.+>|\[.+\]", re.DOTALL)  # how special tokens are named: <|endoftext|>, [CLS]
 LARGEST_META = 16 * 2**20  # bytes; a character table is a few kilobytes
 
 
@@ -147,6 +149,35 @@ class FileTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens; unknown ones are dropped."""
         return str(self.backend.decode(list(tokens), skip_special_tokens=False))
+
+    @property
+    def unknown(self) -> int | None:
+        """The token of what the vocabulary cannot spell; None if there is none."""
+        model = json.loads(self.text)["model"]
+        if model.get("unk_id") is not None:
+            return int(model["unk_id"])
+        token: int | None = self.backend.token_to_id(model.get("unk_token") or "")
+        return token
+
+    def is_text(self, token: int) -> bool:
+        """Whether texts may have this token; those that only mark something have it in none.
+
+        A special token with a name like <s> is a mark, even if a text could spell it.
+        """
+        name, text = str(self.backend.id_to_token(token)), self.decode([token])
+        added = self.backend.get_added_tokens_decoder().get(token)
+        if added is not None and added.special and MARK.fullmatch(name):
+            return False
+        if "\ufffd" in text:  # a part of a character
+            return True
+        return any(token in self._ids(case) for case in (name, text, f"a{text}", f" {text}"))
+
+    def _ids(self, text: str) -> list[int]:
+        """The tokens of a text; none if the vocabulary cannot spell it."""
+        try:
+            return self.encode(text)
+        except InputError:
+            return []
 
     def dropped(self, text: str) -> str:
         """The characters of a text, but for white space, of which no token is left."""

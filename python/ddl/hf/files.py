@@ -50,12 +50,13 @@ def _write(
     wrapped = from_gpt(model)
     if remote_code:
         wrapped.config.auto_map = dict(remote.AUTO_MAP)
+    end = None if fast is None else fast.eos_token_id
     knows_end = isinstance(tokenizer, GPT2Tokenizer | FastTokenizer) or (
-        isinstance(tokenizer, FileTokenizer) and tokenizer.document_token is not None
+        isinstance(tokenizer, FileTokenizer) and tokenizer.document_token == end
     )
-    if fast is not None and knows_end:
+    if end is not None and knows_end:
         # These models were trained on documents with this token between them.
-        ends = {f"{name}_token_id": fast.eos_token_id for name in ("bos", "eos", "pad")}
+        ends = {f"{name}_token_id": end for name in ("bos", "eos", "pad")}
         wrapped.generation_config.update(**ends)
     with atomic_directory(out, argument=argument) as folder:
         wrapped.save_pretrained(folder)

@@ -1,4 +1,5 @@
-"""Files and directories: recognise the kind of model at a path, and write results atomically."""
+"""Files and directories: recognise the kind of model at a path, read regular files alone, and write
+results atomically and through no link."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
+from typing import BinaryIO
 
 from ddl.errors import InputError, first_line
 
@@ -23,6 +26,7 @@ MODEL_TYPE = "ddl"  # `model_type` in ddl.hf's config.json; a run's config.json 
 # `model_type` in the papers' code, by the layout of its parameters.
 PAPER_MODEL_TYPES = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+LARGEST_JSON = 2**28  # bytes of a file that is read as one document; the largest are tokenizers
 
 
 # --- kinds of paths -------------------------------------------------------------------------------
@@ -63,7 +67,7 @@ def _recognise(path: Path) -> PathKind | str:
             ours = around in (PathKind.RUN, PathKind.DDL)
             return f"a file in {PathKind(around).value}" if ours else PathKind.PAPER
         names = os.listdir(path)
-        text = (path / CONFIG).read_text(encoding="utf-8") if CONFIG in names else "{}"
+        text = read_text(path / CONFIG) if CONFIG in names else "{}"
         config = json.loads(text)
     except OSError as error:
         return error.strerror or str(error)
@@ -87,6 +91,101 @@ def _recognise(path: Path) -> PathKind | str:
     return f"neither weights nor the {CONFIG} of a model in it"
 
 
+# --- reading --------------------------------------------------------------------------------------
+
+
+def require_file(path: Path) -> None:
+    """Raise OSError unless `path` is a regular file or a link to one.
+
+    A device may be endless, and a pipe without a writer is waited for: neither may be opened.
+    """
+    _require_regular(path.stat().st_mode, path)
+
+
+def require_files(directory: Path) -> None:
+    """Raise OSError if a name in a directory is neither a regular file nor a directory.
+
+    For libraries that open what they find there. Links are followed; one that leads nowhere passes.
+    """
+    for name in sorted(os.listdir(directory)):
+        path = directory / name
+        if path.exists() and not path.is_dir():
+            require_file(path)
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading; raise OSError for anything else, as `require_file`."""
+    require_file(path)  # before it is opened, which some devices act upon
+    file = open(path, "rb", opener=_at_once)  # noqa: SIM115
+    try:
+        _require_regular(os.fstat(file.fileno()).st_mode, path)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def read_bytes(path: Path, *, most: int | None = LARGEST_JSON) -> bytes:
+    """The content of a regular file of at most `most` bytes, None for any number.
+
+    Raises OSError for a larger file, as `require_file`, or if it cannot be read.
+    """
+    with open_file(path) as file:
+        if most is not None and os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
+        return file.read()
+
+
+def read_text(path: Path, *, errors: str = "strict", most: int | None = LARGEST_JSON) -> str:
+    """The UTF-8 text of a regular file, its line ends as \\n; `most` and errors as `read_bytes`.
+
+    errors: as of `bytes.decode`. Raises UnicodeDecodeError, too.
+    """
+    text = read_bytes(path, most=most).decode("utf-8", errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting for a writer, if a pipe has just taken the file's place."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _require_regular(mode: int, path: Path) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+def target(path: Path) -> Path:
+    """The file or directory to write if a user has named `path`, which may be a link to it.
+
+    The functions that write take a link for what it is: in a run directory nobody has named it.
+    """
+    return path.resolve()
+
+
+def refuse_links(directory: Path, names: Iterable[str], *, argument: str) -> None:
+    """Raise InputError if one of these names in a directory is a link; it is named in the error."""
+    for name in names:
+        link = directory / name
+        if link.is_symlink():
+            raise InputError(
+                f"`{argument}` must be a directory without links in it, got {link}, a link to"
+                f" {os.readlink(link)}, through which nothing is written or removed: move that"
+                " here, or let the directory itself be the link"
+            )
+
+
+def _refuse_link(path: Path) -> None:
+    """Raise OSError if a path is a link: what it leads to would be written."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "A link, through which nothing is written", str(path))
+
+
 # --- writing --------------------------------------------------------------------------------------
 
 
@@ -107,19 +206,23 @@ def writing(path: Path, *, argument: str = "out") -> Iterator[None]:
 def atomic_file(path: Path, *, argument: str = "out") -> Iterator[Path]:
     """Yield a temporary file beside `path` that replaces `path` atomically at the end.
 
-    A reader sees the old file or the new one. If writing fails, the old one stays. Permissions are
-    as after open(path, "w"). Raises InputError if the file cannot be written.
+    A reader sees the old file or the new one. If writing fails, the old one stays. A link is
+    replaced, and what it leads to stays: see `target`. Permissions are as after open(path, "w").
+    Raises InputError if the file cannot be written, or if there is a device or a pipe.
     """
-    final = path.resolve()  # a symbolic link's target
-    temporary = _beside(final)
+    temporary = _beside(path)
     with writing(path, argument=argument):
         try:
+            old = path.lstat().st_mode if os.path.lexists(path) else None
+            old = None if old is None or stat.S_ISLNK(old) else old
+            if old is not None:
+                _require_regular(old, path)
             temporary.touch()
-            mode = (final if final.exists() else temporary).stat().st_mode
+            mode = temporary.stat().st_mode if old is None else old
             yield temporary
             _finish(temporary, mode)
-            temporary.replace(final)
-            sync(final.parent)
+            temporary.replace(path)
+            sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -133,12 +236,24 @@ def write_text(path: Path, text: str, *, argument: str = "out") -> None:
 def append_line(path: Path, line: str, *, argument: str = "out") -> None:
     """Add a line to a file. If a killed process has left half a line, a line of its own follows it.
 
-    Raises InputError if the file cannot be written.
+    Raises InputError if the file cannot be written, or is a link, a device or a pipe.
     """
-    with writing(path, argument=argument), path.open("ab+") as file:
+    with writing(path, argument=argument):
+        _refuse_link(path)
+        if path.exists():
+            require_file(path)
+        _append(path, line)
+
+
+def _append(path: Path, line: str) -> None:
+    with open(path, "ab+", opener=_not_through_links) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
         cut = file.read() not in (b"", b"\n")
         file.write(("\n" if cut else "").encode() + line.encode() + b"\n")
+
+
+def _not_through_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def make_directory(path: Path, *, argument: str = "out") -> None:
@@ -154,11 +269,11 @@ def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
     If `path` already has files, or no directory can be made or renamed beside it, the temporary
     one lies inside, and each new file replaces its namesake atomically while the others stay. If
     writing fails in the block, nothing changes. Permissions are as after mkdir and open. Raises
-    InputError if the directory cannot be written.
+    InputError if the directory cannot be written, or is a link: see `target`.
     """
-    final = path.resolve()  # a symbolic link's target
     with writing(path, argument=argument):
-        temporary = final / _beside(final).name if _is_filled_in_place(final) else _beside(final)
+        _refuse_link(path)
+        temporary = path / _beside(path).name if _is_filled_in_place(path) else _beside(path)
         try:
             temporary.mkdir(parents=True)
             mode = _mode_of_new_files(temporary)
@@ -169,13 +284,13 @@ def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
                 else:
                     sync(entry)
             sync(temporary)
-            if temporary.parent == final:
+            if temporary.parent == path:
                 for entry in sorted(temporary.iterdir()):
-                    entry.replace(final / entry.name)
-                sync(final)
+                    entry.replace(path / entry.name)
+                sync(path)
             else:
-                temporary.replace(final)
-                sync(final.parent)
+                temporary.replace(path)
+                sync(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -238,8 +353,8 @@ def _is_filled_in_place(directory: Path) -> bool:
 def checksum(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal digits. Raises OSError if it cannot be read."""
     digest, block = hashlib.sha256(), memoryview(bytearray(2**20))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
+    with open_file(path) as file:
+        while count := file.readinto(block):  # type: ignore[attr-defined]
             digest.update(block[:count])
     return digest.hexdigest()
 
@@ -268,7 +383,7 @@ def unfinished(name: str) -> str | None:
 
 def require_new_file(out: Path) -> None:
     """Raise InputError unless `out` is a new file in a writable directory."""
-    if out.exists():
+    if os.path.lexists(out):  # also a link that leads nowhere
         raise InputError(f"`out` must be a new file, got {out}, which exists")
     if not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
         raise InputError(f"`out` must be in a directory that can be written to, got {out}")
@@ -314,7 +429,7 @@ def _finish(file: Path, mode: int) -> None:
 def sync(path: Path) -> None:
     """Flush a file, or the names in a directory, to the disk: else a power cut can lose them."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except PermissionError:  # a directory may be one that can be written to and not read
         return
     try:

@@ -17,7 +17,7 @@ import torch
 
 from ddl.data.tokenizer import Tokenizer, encode_prompt
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, path_kind, require_kind
+from ddl.files import PathKind, path_kind, require_files, require_kind
 from ddl.models import GPT
 from ddl.train import pick_device
 from ddl.train.runs import LAST, load_run
@@ -118,6 +118,7 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
 
     auto: Any = AutoModelForCausalLM  # its annotations lack output_loading_info
     try:
+        require_files(path)
         tokenizer = AutoTokenizer.from_pretrained(path, **LOCAL)
         model, found = auto.from_pretrained(path, dtype="auto", output_loading_info=True, **LOCAL)
     except ModuleNotFoundError:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ddl.data.tokenizer import printable
-from ddl.files import PathKind, path_kind
+from ddl.files import PathKind, path_kind, read_text
+from ddl.text import one_line
 from ddl.train.plots import plot_losses
 from ddl.train.sweep import LISTING
 
+from .labels import distinct
 from .paired import variants_of
 from .runs import KINDS, Run, read_run
 
@@ -82,7 +83,7 @@ def name_of(path: Path, parts: int = 1) -> str:
     """The last parts of a path as text that a terminal can show."""
     last = Path(os.path.abspath(path)).parts[-parts:]
     text = os.fsencode(os.path.join(*last)).decode("utf-8", "replace")
-    return printable(text).replace("\n", "\ufffd").replace("\t", "\ufffd")
+    return one_line(text)
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
@@ -97,7 +98,7 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
             name_of(path, parts) if name in clashing else name
             for path, name in zip(paths, names, strict=True)
         ]
-    return names
+    return distinct(names)  # different paths may look alike without their control characters
 
 
 def _distinct(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -120,7 +121,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 def _listing(file: Path) -> list[str]:
     try:
-        names = json.loads(file.read_text(encoding="utf-8"))["runs"]
+        names = json.loads(read_text(file))["runs"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
@@ -150,7 +151,7 @@ def _other_data(first: Run, run: Run) -> str | None:
         return None if same or _other_vocabulary(first, run) else "with other data"
     if first.options.data == run.options.data:
         return None
-    return f"with the data {run.options.data}, not {first.options.data}"
+    return f"with the data {one_line(run.options.data)}, not {one_line(first.options.data)}"
 
 
 def _other_vocabulary(first: Run, run: Run) -> str | None:

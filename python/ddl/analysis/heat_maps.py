@@ -10,7 +10,9 @@ import numpy as np
 
 from ddl.files import atomic_file
 from ddl.recording.quantities import BOUNDS
+from ddl.text import one_line
 from ddl.train.json_lines import number
+from ddl.train.plots import shorten
 
 from .inspection import Array, Inspection
 from .labels import labels
@@ -19,6 +21,7 @@ __all__ = ["draw_depth", "draw_training"]
 
 COLOURS = "viridis"  # its lightness rises evenly, so that it can be read in grey, too
 MOST_LABELS = 24  # along an axis; of more sublayers only some get a label
+LONGEST_LABEL = 40  # characters
 
 
 def draw_depth(inspection: Inspection, path: Path) -> None:
@@ -160,4 +163,6 @@ def _heat(
 
 def _ticks(place: Any, names: Sequence[str], **options: Any) -> None:
     every = -(-len(names) // MOST_LABELS)
-    place(range(0, len(names), every), names[::every], fontsize=8, **options)
+    shown = [shorten(one_line(name), LONGEST_LABEL) for name in names[::every]]
+    # A dollar in a name begins no formula.
+    place(range(0, len(names), every), shown, fontsize=8, parse_math=False, **options)

@@ -17,7 +17,14 @@ from ddl import data
 from ddl.config import BASELINES, InspectConfig
 from ddl.data.tokenizer import Tokenizer, encode_prompt
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, make_directory, path_kind, write_text
+from ddl.files import (
+    PathKind,
+    make_directory,
+    path_kind,
+    read_text,
+    refuse_links,
+    write_text,
+)
 from ddl.load import load
 from ddl.models import GPT
 from ddl.recording import Lens, lens
@@ -63,8 +70,10 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
 
 def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any]) -> list[Path]:
     run = config.run
-    beside = run / INSPECTED if run.is_dir() else run.with_name(f"{run.stem}-{INSPECTED}")
-    out = config.out or beside
+    out = config.out
+    if out is None:
+        out = run / INSPECTED if run.is_dir() else run.with_name(f"{run.stem}-{INSPECTED}")
+        refuse_links(out.parent, [out.name], argument="run")
     make_directory(out)
     draw_depth(inspection, out / DEPTH)
     write_text(out / FILE, json.dumps(summary, indent=1))
@@ -104,7 +113,7 @@ def _is_run(path: Path) -> bool:
 
 def _encoded_file(path: Path, tokenizer: Tokenizer | None, model: GPT) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, most=None)
     except (OSError, UnicodeDecodeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise InputError(

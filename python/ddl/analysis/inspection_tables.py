@@ -11,8 +11,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ddl.data.tokenizer import Tokenizer, printable
+from ddl.data.tokenizer import Tokenizer
 from ddl.recording import Lens
+from ddl.text import visible
 
 from .labels import labels
 
@@ -100,4 +101,4 @@ def _words(tokens: torch.Tensor, probabilities: torch.Tensor, tokenizer: Tokeniz
 
 
 def _named(tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    return [repr(printable(tokenizer.decode([token]))) for token in tokens]
+    return [repr(visible(tokenizer.decode([token]))) for token in tokens]

@@ -1,12 +1,13 @@
-"""The labels along the axes of tables and pictures: short names of sublayers, and which of many to
-show."""
+"""The labels along the axes of tables and pictures: short names of sublayers, names that must be
+different, and which of many to show."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
-__all__ = ["labels", "spread"]
+__all__ = ["distinct", "labels", "spread"]
 
 IN_TRUNK = re.compile(r"(?:.*\.)?trunk\.residuals\.(\d+)(?:\.(\d+))?")
 
@@ -24,10 +25,23 @@ def labels(sublayers: Sequence[str]) -> list[str]:
             for number, rewrite in in_trunk
         ]
     parts = [name.split(".") for name in sublayers]
-    same = 0
-    while len(parts) > 1 and all(part[: same + 1] == parts[0][: same + 1] for part in parts):
-        same += 1
-    return [".".join(part[same:]) for part in parts]
+    alike = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
+    same = sum(1 for _ in alike) if len(parts) > 1 else 0
+    return [".".join(part[same:] or part[-1:]) for part in parts]
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, with " (2)" and so on behind those that were there before: one may not stand for
+    another where names tell runs or rows apart."""
+    taken, found = set(names), dict[str, None]()
+    last = dict.fromkeys(names, 1)
+    for name in names:
+        made = name
+        while made in found or (made != name and made in taken):
+            last[name] += 1
+            made = f"{name} ({last[name]})"
+        found[made] = None
+    return list(found)
 
 
 def spread(count: int, most: int) -> list[int]:

@@ -11,6 +11,7 @@ from ddl.config import TrainConfig
 from ddl.errors import InputError
 from ddl.train.resume import FREE
 
+from .labels import distinct
 from .runs import Run
 from .student import Interval, interval
 
@@ -79,10 +80,11 @@ def variants_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
         if run.config is not None:
             groups.setdefault(replace(run.config, seed=0, **IGNORED), []).append(run)
     names = [_name(group) for group in groups.values()]
-    return {
-        name if names.count(name) == 1 else group[0].name: group
+    names = [
+        name if names.count(name) == 1 else group[0].name
         for name, group in zip(names, groups.values(), strict=True)
-    }
+    ]
+    return dict(zip(distinct(names), groups.values(), strict=True))
 
 
 def _name(group: Sequence[Run]) -> str:

@@ -17,7 +17,7 @@ import torch
 from ddl.config import GPTConfig, TrainConfig
 from ddl.config.paper_tasks import metric_of, paper_average
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, require_kind
+from ddl.files import PathKind, read_text, require_kind
 from ddl.models import GPT
 from ddl.options import is_whole
 from ddl.train import checkpoint
@@ -178,7 +178,7 @@ def _data(path: Path) -> str | None:
 def _text(file: Path) -> str | None:
     """The text of a file; None if it does not exist."""
     try:
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddl.config.paper_tasks import METRICS, PAPER
+from ddl.text import one_line
 
 from .compare import Comparison
 from .paired import Difference, Paired, as_mapping
@@ -126,7 +127,7 @@ def _scores(runs: Sequence[Run], names: Column, shots: int | None) -> Section:
         plain = metrics[task] in METRICS
         heading = SHORT.get(task, task) if plain else f"{task} ({metrics[task]})"
         scores = [e.scores.get(task) if e is not None else None for e in of_run]
-        columns.append(_column(heading, scores, _percent if plain else _four))
+        columns.append(_column(one_line(heading), scores, _percent if plain else _four))
     averages = [e.average if e is not None else None for e in of_run]
     columns.append(_column("mean", averages, _percent))
     title = "with as many examples as each task asks for" if shots is None else f"{shots}-shot"
@@ -243,7 +244,9 @@ def markdown(comparison: Comparison, paired: Paired | None = None) -> str:
         rows += [[column.cells[i] for column in columns] for i in range(len(section.names.cells))]
         lines = ["| " + " | ".join(map(_escaped, row)) + " |" for row in rows]
         lines.insert(1, "|" + "---|" + "---:|" * len(section.columns))
-        blocks.append("\n".join([*([f"{section.title}\n"] if section.title else []), *lines]))
+        blocks.append(
+            "\n".join([*([f"{_escaped(section.title)}\n"] if section.title else []), *lines])
+        )
     return "\n\n".join(blocks + list(map(_escaped, _notes(comparison, paired))))
 
 

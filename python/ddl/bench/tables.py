@@ -6,6 +6,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ddl.text import make_console
+
+LINE = 79  # characters of a line that is written over
+
 
 @dataclass
 class Table:
@@ -48,7 +52,7 @@ class Table:
 
     def _show_rich(self) -> bool:
         try:
-            from rich import box, console, table
+            from rich import box, table
         except ModuleNotFoundError:
             return False
         rich = table.Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD)
@@ -56,14 +60,14 @@ class Table:
             rich.add_column(column, justify="left" if i < self.labels else "right", no_wrap=True)
         for row in self.rows:
             rich.add_row(*row)
-        out = console.Console(highlight=False)
-        if console.Console(width=1000).measure(rich).maximum > out.width:
+        out = make_console(highlight=False)
+        if make_console(width=1000).measure(rich).maximum > out.width:
             return False  # rich would truncate numbers
-        out.print(rich, *self.notes, sep="\n", markup=False)
+        out.print(rich, *self.notes, sep="\n")
         return True
 
 
 def progress(text: str) -> None:
     """One line on standard error that the next one overwrites; nothing if it is no terminal."""
     if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        print(f"\r{text:{LINE}}\r", end="", file=sys.stderr, flush=True)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddl import environment
 from ddl.errors import InputError
+from ddl.text import visible
+
+from .terminal import unguarded
+
+HELP = frozenset(("-h", "--help"))
 
 
 class Command(NamedTuple):
@@ -35,7 +42,11 @@ def parse(kind: Any, args: list[str], *, positional: bool = False, **options: An
     config = (tyro.conf.PositionalRequiredArgs,) if positional else ()
     said = io.StringIO()
     try:
-        with redirect_stderr(said):
+        if not HELP.isdisjoint(args):
+            given = {"default": _visible(options["default"])} if "default" in options else {}
+            with redirect_stdout(unguarded(sys.stdout)), redirect_stderr(said):
+                tyro.cli(kind, args=args, config=config, **options | given)  # coloured, and exits
+        with redirect_stdout(_Colourless(sys.stdout.encoding)), redirect_stderr(said):
             return tyro.cli(kind, args=args, config=config, **options)
     except SystemExit as stop:
         cause = stop.__context__
@@ -46,3 +57,26 @@ def parse(kind: Any, args: list[str], *, positional: bool = False, **options: An
         if environment.is_first():
             print(said.getvalue(), end="", file=sys.stderr)
         raise
+
+
+class _Colourless(io.StringIO):
+    """Standard output as tyro looks at it to write an error: what it quotes is shown with escapes,
+    and so would be the codes of its colours."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+
+def _visible(config: Any) -> Any:
+    """A configuration, of a file perhaps, as the help may show it."""
+    shown = {
+        field.name: type(value)(visible(str(value)))
+        for field in dataclasses.fields(config)
+        if isinstance(value := getattr(config, field.name), str | Path)
+    }
+    return dataclasses.replace(config, **shown)

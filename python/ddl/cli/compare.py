@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from ddl.config import CompareConfig
+from ddl.files import target
 
 from .command import Command, parse
 from .terminal import make_console
@@ -28,7 +29,7 @@ def run(args: list[str]) -> None:
     compared = compare.compare(config.runs)
     paired = pair(compared.runs, config.baseline) if config.paired else None
     if config.plot is not None:
-        compare.plot(compared, config.plot)
+        compare.plot(compared, target(config.plot))
     if config.json:
         print(json.dumps(tables.document(compared, paired), indent=2, allow_nan=False))
     elif config.markdown:

@@ -9,9 +9,7 @@ from ddl.config import RECIPES, TrainConfig
 from ddl.errors import InputError
 from ddl.options import Mapping, Parameterization, Residual, Value
 
-from .command import parse
-
-HELP = ("-h", "--help")
+from .command import HELP, parse
 
 
 @dataclass(frozen=True)

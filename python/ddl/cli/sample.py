@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from ddl.config import SampleConfig
 from ddl.errors import InputError
 
 from .command import Command, parse
-from .terminal import make_console
+from .terminal import make_console, unguarded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,9 +23,9 @@ ddl sample runs/ddl-cc-d256-L4-s1337 --prompt "The statement" --tokens 200"""
 
 def run(args: list[str]) -> None:
     config = parse(SampleConfig, args, prog="ddl sample", description=HELP, positional=True)
-    from ddl.data.tokenizer import printable
-
-    print(printable(sample(config, make_console(stderr=True))))
+    text = sample(config, make_console(stderr=True))
+    # A terminal would obey control characters among the tokens; a file or a pipe gets the text.
+    print(text, file=sys.stdout if sys.stdout.isatty() else unguarded(sys.stdout))
 
 
 COMMAND = Command("continue a prompt: ddl sample RUN --prompt TEXT", SampleConfig, run)

@@ -18,8 +18,9 @@ from ddl import data
 from ddl.analysis import compare, tables
 from ddl.config import DemoConfig
 from ddl.config.sweeps import Sweep, SweepRun, parse_sweep
-from ddl.data.tokenizer import printable
+from ddl.files import refuse_links
 from ddl.load import complete
+from ddl.text import visible
 from ddl.train import Trainer, Watch, pick_device, progress_bar, stop_on_signal
 from ddl.train.metrics import Metrics
 from ddl.train.runs import PLOT, RunDirectory
@@ -118,6 +119,7 @@ def demo_sweep(config: DemoConfig) -> Sweep:
 
 
 def _build(run: SweepRun, corpus: data.Corpus, device: torch.device) -> Candidate:
+    refuse_links(run.config.directory.parent, [run.name], argument="out")  # it is overwritten
     config = replace(run.config, resume=None, overwrite=True)
     trainer = Trainer(config, corpus, device)
     return Candidate(run.variant, trainer, RunDirectory.create(config, corpus.tokenizer))
@@ -163,4 +165,4 @@ def _sample(candidate: Candidate, seed: int, tokens: int) -> str:
         top_k=40,
         seed=seed,
     )
-    return printable(text)
+    return visible(text)

@@ -6,23 +6,68 @@ import io
 import os
 import select
 import sys
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from ddl import text
+from ddl.text import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
+class _Guarded:
+    """A stream that writes what a terminal would obey as escapes: messages quote files and names.
+
+    rich writes past it, because `ddl.text.make_console` is as careful itself.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unguarded = stream
+
+    def write(self, text: str) -> int:
+        # A progress bar of tqdm or ours goes back to the beginning of its line.
+        back, end = text[:1] == "\r", text[:1] == "\r" and text[1:].endswith("\r")
+        inner = text[1 if back else 0 : len(text) - end]
+        self.unguarded.write("\r" * back + escaped(inner) + "\r" * end)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unguarded, name)
+
+
+@contextmanager
+def guarded_output() -> Iterator[None]:
+    """In the block, let nothing but text reach standard output and error, whoever writes it.
+
+    They stay guarded if the block raises an error: Python prints it when it ends.
+    """
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, _Guarded(unguarded(stream))) for stream in before)
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException:
+        sys.stdout, sys.stderr = before
+        raise
+    else:
+        sys.stdout, sys.stderr = before
+
+
+def unguarded(stream: TextIO) -> TextIO:
+    """The stream itself, for what may write anything, as a model's text into a file."""
+    return stream.unguarded if isinstance(stream, _Guarded) else stream
+
+
 def make_console(*, stderr: bool = False) -> Console:
-    """Make a console that raises BrokenPipeError; rich's own would exit with another status."""
-    from rich.console import Console
-
-    class Raising(Console):
-        def on_broken_pipe(self) -> None:
-            self.quiet = True  # progress bars print once more on exit
-            raise
-
-    return Raising(stderr=stderr)
+    """Make a console of `ddl.text` for standard output or error."""
+    return text.make_console(file=unguarded(sys.stderr if stderr else sys.stdout))
 
 
 def replace_closed_output() -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.errors import InputError
+from ddl.files import require_file
 
 from .shards import Shards, is_prepared, open_shards
 from .tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer, describe, read_meta
@@ -256,6 +257,7 @@ def _map(path: Path, argument: str, expected: str, dtype: type[np.generic]) -> A
     """Memory-map a file of `dtype`; raise InputError if that is impossible."""
     item = np.dtype(dtype).itemsize
     try:
+        require_file(path)
         size = path.stat().st_size
         if size == 0:
             problem = "which is empty"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ddl.config import PrepareConfig
 from ddl.errors import InputError
-from ddl.files import alone_in
+from ddl.files import alone_in, read_text
 
 from . import sources
 from .directory import begin, clear, made_of, refuse_foreign_files
@@ -136,7 +136,7 @@ def choose_tokenizer(name: str, document_token: str) -> tuple[Tokenizer, int | N
 
 def _read_tokenizer(path: Path) -> str:
     try:
-        return (path / TOKENIZER if path.is_dir() else path).read_text(encoding="utf-8")
+        return read_text(path / TOKENIZER if path.is_dir() else path)
     except (OSError, UnicodeDecodeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise InputError(

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.errors import NEWER, InputError, first_line
-from ddl.files import atomic_file, write_text
+from ddl.files import atomic_file, read_text, require_file, write_text
 
 from .tokenizer import Tokenizer, restore_json
 
@@ -95,7 +95,7 @@ def read_index(folder: Path, *, argument: str = "data") -> Index:
     """Read index.json; raise InputError if it is missing, damaged or of another format."""
     path = folder / INDEX
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_text(path))
         known = values.pop("format"), values.pop("version")
         if known != (FORMAT, VERSION):
             raise ValueError(f"format {known[0]!r}, version {known[1]!r}; {NEWER}")
@@ -239,6 +239,7 @@ def _map(path: Path, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
     """Memory-map a file of a shard; raise InputError unless it has its length."""
     expected = length * np.dtype(dtype).itemsize
     try:
+        require_file(path)
         size = path.stat().st_size
         if size == expected:
             return np.memmap(path, dtype, "r") if size else np.empty(0, dtype)
@@ -255,7 +256,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """Read tokenizer.json of a prepared directory; raise InputError if it is damaged."""
     path = folder / TOKENIZER
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"`{path}` must be JSON, got: {first_line(error)}") from error
     return restore_json(text, path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ddl.errors import InputError, first_line
+from ddl.files import open_file
 
 UNIT = 2**20
 
@@ -93,7 +94,7 @@ def find(inputs: Sequence[Path]) -> list[Source]:
         found += inside
     for path in found:
         with reading(path):
-            path.open("rb").close()
+            open_file(path).close()
     return [Source(path, _format(path) or "text", path.suffix == ".gz") for path in found]
 
 

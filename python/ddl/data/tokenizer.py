@@ -8,9 +8,10 @@ import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
-from unicodedata import category
 
 from ddl.errors import InputError, first_line
+from ddl.files import read_bytes
+from ddl.text import one_line
 
 END_OF_TEXT = "<|endoftext|>"
 LARGEST_META = 16 * 2**20  # bytes; a character table is a few kilobytes
@@ -165,11 +166,6 @@ def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
     return tokens
 
 
-def printable(text: str) -> str:
-    """Replace control characters except newline and tab: a byte model may emit escape sequences."""
-    return "".join("\ufffd" if category(c) == "Cc" and c not in "\n\t" else c for c in text)
-
-
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the JSON values from which `restore` makes the tokenizer again."""
     if isinstance(tokenizer, FileTokenizer):
@@ -225,16 +221,13 @@ def read_meta(path: Path) -> CharTokenizer:
     Raises InputError unless the file holds a dict with `itos`, a complete table token → string.
     """
     try:
-        if path.stat().st_size > LARGEST_META:
-            raise pickle.UnpicklingError(f"it has {path.stat().st_size} bytes")
-        meta = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+        meta = _PlainUnpickler(io.BytesIO(read_bytes(path, most=LARGEST_META))).load()
         itos = meta["itos"]
         table = [itos[token] for token in range(len(itos))]
         if not table or not all(isinstance(entry, str) for entry in table):
             raise pickle.UnpicklingError("`itos` maps to something else than strings")
     except Exception as error:  # a damaged pickle can raise nearly anything
-        text = f"{type(error).__name__}: {error}"  # may quote the file's control characters
-        detail = "".join(c if c.isprintable() else "\ufffd" for c in text)
+        detail = one_line(f"{type(error).__name__}: {error}")  # may quote the file
         raise InputError(
             f"`{path}` must be nanoGPT's meta.pkl, plain dicts of strings and numbers, got {detail}"
         ) from error

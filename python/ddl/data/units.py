@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ddl.errors import InputError, first_line
+from ddl.files import open_file
 
 from .documents import first_piece, is_held_out
 from .sources import UNIT, Reading, Source, Unit, damaged, reading
@@ -32,7 +33,7 @@ def _units(source: Source, how: Reading) -> Iterator[Unit]:
     if source.format == "parquet":
         yield from _rows(source, how)
         return
-    with reading(source.path), source.path.open("rb") as raw:
+    with reading(source.path), open_file(source.path) as raw:
         file: IO[bytes] = raw
         if source.compressed:
             file = io.BufferedReader(gzip.GzipFile(fileobj=raw), UNIT)

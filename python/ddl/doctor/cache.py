@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from ddl import environment
+from ddl.files import read_bytes
 
 from .report import Facts, Report, tilde
 
@@ -124,7 +125,7 @@ def contents(report: Report, directory: Path, found: list[Path], *, whole: bool)
 def is_damaged(path: Path) -> bool:
     """Whether an entry is cut, changed, unreadable, or under another entry's name."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError:
         return True
     start = len(MAGIC) + CHECKSUM

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import io
 import math
-from unicodedata import category
 
 from rich.cells import cell_len, chop_cells, set_cell_size
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
+from ddl.text import make_console, one_line, visible
+
 NONE = "–"
-UNKNOWN = "\ufffd"
-# Control, format (among them those that turn the direction of writing) and surrogate characters,
-# line and paragraph separators.
-HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def safe(text: object) -> str:
     """The text without what a terminal would obey; newlines stay, tabs become spaces."""
-    shown = "".join(UNKNOWN if category(c) in HIDDEN and c not in "\n\t" else c for c in str(text))
-    return shown.expandtabs(4)
+    return visible(str(text)).expandtabs(4)
 
 
 def safe_line(text: object) -> str:
     """The text on one line."""
-    return safe(text).replace("\n", UNKNOWN)
+    return one_line(text)
 
 
 def shorten(text: str, width: int) -> str:
@@ -54,7 +50,7 @@ def wrap(text: str, width: int) -> str:
 
 def rendered(content: RenderableType, width: int) -> str:
     """A table as rich prints it, without colours, as wide as it has to be."""
-    console = Console(width=width, file=io.StringIO(), color_system=None, legacy_windows=False)
+    console = make_console(width=width, file=io.StringIO(), color_system=None, legacy_windows=False)
     needed = console.measure(content, options=console.options.update(width=10**4)).maximum
     console.width = max(width, needed)
     with console.capture() as captured:

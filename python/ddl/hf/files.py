@@ -14,7 +14,15 @@ from transformers.utils import logging
 from ddl.config import GPTConfig
 from ddl.data.tokenizer import FileTokenizer, GPT2Tokenizer, Tokenizer
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, atomic_directory, require_kind, require_new_directory, written
+from ddl.files import (
+    PathKind,
+    atomic_directory,
+    require_files,
+    require_kind,
+    require_new_directory,
+    target,
+    written,
+)
 from ddl.hf import remote
 from ddl.models import GPT
 
@@ -57,7 +65,7 @@ def _write(
         # These models were trained on documents with this token between them.
         ends = {f"{name}_token_id": fast.eos_token_id for name in ("bos", "eos", "pad")}
         wrapped.generation_config.update(**ends)
-    with atomic_directory(out, argument=argument) as folder:
+    with atomic_directory(target(out), argument=argument) as folder:
         wrapped.save_pretrained(folder)
         if fast is not None:
             fast.save_pretrained(folder)
@@ -72,6 +80,7 @@ def load(path: str | Path) -> tuple[GPT, Tokenizer | None]:
     path = Path(path)
     require_kind(path, PathKind.DDL, argument="path")
     try:
+        require_files(path)
         with _quiet():
             loaded: Any = DDLForCausalLM.from_pretrained(
                 path,

@@ -41,6 +41,7 @@ from ddl.data.tokenizer import (
     restore,
 )
 from ddl.errors import InputError, first_line
+from ddl.files import require_file
 
 __all__ = ["FastTokenizer", "from_files", "load_tokenizer", "to_fast"]
 
@@ -93,6 +94,8 @@ def from_files(directory: Path, config: GPTConfig) -> FastTokenizer:
     """
     whole, vocab, merges = (directory / name for name in FILES)
     try:
+        for file in (whole,) if whole.exists() else (vocab, merges):
+            require_file(file)
         if whole.exists():
             backend = tokenizers.Tokenizer.from_file(str(whole))
         else:

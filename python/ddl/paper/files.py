@@ -19,8 +19,11 @@ from ddl.files import (
     PathKind,
     atomic_directory,
     path_kind,
+    read_text,
+    require_file,
     require_kind,
     require_new_directory,
+    target,
     written,
 )
 from ddl.models import GPT
@@ -137,7 +140,7 @@ def _import(src: Path, out: Path, variant: Variant, files: Path | None) -> list[
 def _export(src: Path, out: Path, layout: Layout) -> list[str]:
     config, state = _ours(src)
     theirs, state = revert(config, state, layout=layout)
-    with atomic_directory(out) as folder:
+    with atomic_directory(target(out)) as folder:
         torch.save(state, folder / WEIGHTS)
         (folder / CONFIG).write_text(json.dumps(theirs, indent=2), encoding="utf-8")
     return [_summary(config), written(out)]
@@ -236,7 +239,7 @@ def _refuse_ours(directory: Path) -> None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
+        contents = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"`{path}` must be JSON, got: {first_line(error)}") from error
     if not isinstance(contents, dict):
@@ -247,6 +250,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """Read a weight file; code in a pickle never runs."""
     try:
+        require_file(path)
         if path.suffix == ".safetensors":
             import safetensors.torch
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from ddl import data
 from ddl.config import TrainConfig
 from ddl.errors import InputError, first_line
+from ddl.text import make_console
 
 from .device import device_of, pick_device
 from .processes import Processes, joined
@@ -44,7 +45,7 @@ def train(config: TrainConfig, console: Console) -> Trained:
     """
     with joined(config.process_timeout) as processes:
         if not processes.first:
-            console = Console(quiet=True)
+            console = make_console(quiet=True)
         return _train(config, console, processes)
 
 

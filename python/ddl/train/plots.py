@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.files import atomic_file
+from ddl.text import one_line
 
 from .json_lines import Record, number
 
@@ -109,11 +110,11 @@ def _add_legend(figure: Figure, columns: int, rows: int) -> None:
 
 
 def _label(name: str) -> str:
-    """The name, as far as it is UTF-8, without its middle if it is too long for the figure.
+    """The name on one line, without its middle if it is too long for the figure.
 
     matplotlib hides labels that start with an underscore.
     """
-    shown = shorten(name, LONGEST).encode("utf-8", "replace").decode()
+    shown = shorten(one_line(name), LONGEST)
     return shown.replace("_", "\u2009_", name.startswith("_"))
 
 

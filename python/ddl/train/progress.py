@@ -15,11 +15,11 @@ from rich.progress import (
 def progress_bar(console: Console) -> Progress:
     """A progress bar with steps, recent mean loss, tokens per second and remaining time."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TextColumn("{task.fields[speed]}"),
+        TextColumn("{task.fields[loss]}", markup=False),
+        TextColumn("{task.fields[speed]}", markup=False),
         TimeRemainingColumn(),
         console=console,
     )

@@ -56,6 +56,7 @@ def find_start(config: TrainConfig) -> Start | None:
     stored = load_config(directory)
     _check_equal(plain(stored), plain(config), directory)
     run = RunDirectory(directory)
+    run.refuse_links()
     path = run.find_checkpoint(LAST)
     if path is None and (directory / WEIGHTS).exists():  # of an earlier version, or of ddl demo
         raise InputError(

@@ -32,8 +32,11 @@ from ddl.files import (
     alone_in,
     atomic_file,
     make_directory,
+    read_text,
+    refuse_links,
     remove,
     remove_at_once,
+    require_file,
     require_kind,
     unfinished,
     write_text,
@@ -186,6 +189,14 @@ class RunDirectory:
                 f" last checkpoint has become {last}: repeat the command"
             )
 
+    def refuse_links(self) -> None:
+        """Raise InputError if a file or folder that training writes or removes is a link.
+
+        The directory itself may be one, and so may a single checkpoint, which is read; of one that
+        is not kept, the link is removed.
+        """
+        refuse_links(self.path, FILES, argument="run")
+
     def drop_checkpoint(self, step: int) -> None:
         """Remove a checkpoint; it vanishes in one step."""
         remove_at_once(self.checkpoint_path(step))
@@ -276,6 +287,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def _load_weights(file: Path, model: GPT, device: torch.device) -> None:
     try:
+        require_file(file)
         safetensors.torch.load_model(model, file, device=str(device))
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         got = first_line(error)
@@ -286,7 +298,7 @@ def _load_weights(file: Path, model: GPT, device: torch.device) -> None:
 
 def _read(path: Path, name: str) -> str:
     try:
-        return (path / name).read_text(encoding="utf-8")
+        return read_text(path / name)
     except (OSError, UnicodeDecodeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise InputError(

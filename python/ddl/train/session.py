@@ -13,9 +13,9 @@ from rich.panel import Panel
 from rich.progress import Progress
 from rich.text import Text
 
-from ddl.data.tokenizer import printable
 from ddl.errors import DivergedError, InputError
 from ddl.recording import Recording
+from ddl.text import visible
 
 from .checkpoint import Manifest
 from .json_lines import Record
@@ -168,7 +168,7 @@ class Session:
             text = self.trainer.sample()
         self._sampled = done
         self._log({"step": done, "sample": text})
-        panel = Panel(Text(printable(text)), title=f"step {done}")
+        panel = Panel(Text(visible(text)), title=f"step {done}")
         self._tell(self.bar.console.print, panel)
 
     def _record_if_due(self) -> None:

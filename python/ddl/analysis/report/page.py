@@ -15,7 +15,8 @@ from plotly.offline import get_plotlyjs
 
 from ddl.config import BASELINES, ReportConfig
 from ddl.errors import InputError
-from ddl.files import PathKind, atomic_file, path_kind
+from ddl.files import PathKind, atomic_file, open_file, path_kind, target
+from ddl.text import visible
 
 from ..compare import Comparison, compare
 from ..options import options_of
@@ -24,7 +25,6 @@ from ..runs import Run
 from ..tables import merge, sections
 from .charts import SYMBOLS, Chart, depth_charts, legend, losses, thinned, training_chart
 from .rewrites import Depth, read_depth, read_training
-from .text import visible
 
 __all__ = ["write_report"]
 
@@ -64,7 +64,7 @@ def write_report(config: ReportConfig) -> list[str]:
     compared = compare(config.runs)
     paired = pair(compared.runs, config.baseline) if config.paired else None
     page = render(compared, paired)
-    with atomic_file(config.out) as temporary:
+    with atomic_file(target(config.out)) as temporary:
         temporary.write_bytes(page)
     return compared.notes + ([] if paired is None else paired.notes)
 
@@ -111,9 +111,9 @@ def _refuse_other_file(config: ReportConfig) -> None:
     try:
         if not out.exists():
             return
-        if not out.is_file():  # reading from a device or a pipe could wait for ever
+        if not out.is_file():
             raise InputError(f"`out` must be a file, got {out}, which is none")
-        with out.open("rb") as file:
+        with open_file(out) as file:
             known = file.read(len(OPENING)) == OPENING
     except OSError as error:
         raise InputError(f"`out` must be a file, got {out}: {error.strerror}") from error

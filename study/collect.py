@@ -15,6 +15,7 @@ from typing import Any
 
 from ddl.analysis.inspection import inspect
 from ddl.analysis.runs import read_run
+from ddl.config import BASELINES
 from ddl.config.stored import plain
 from ddl.data import evaluation_batches
 from ddl.data import load as load_data
@@ -50,7 +51,7 @@ def collect(path: Path) -> dict[str, Any] | None:
         ],
     }
     recordings = directory.recordings.read()
-    if recordings:
+    if recordings and run.options.model.residual not in BASELINES:  # which have no rewrites
         record |= {"training": [_short(each) for each in recordings], "depth": _depth(path, run)}
     return record
 

@@ -6,6 +6,7 @@ names a folder of finished wheels for tests/release.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,10 @@ pytest_plugins = ["pytester"]
 settings.register_profile("ddl", derandomize=True, database=None, deadline=None, max_examples=60)
 settings.load_profile("ddl")
 keep_backwards_forkable()
+
+# Under nohup it is ignored, which processes inherit, and training then goes on as it should.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -38,7 +38,7 @@ test-all: $(EXT) ## the Python tests, every case of every table
 AVX2 := DDL_SIMD=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 PORTABLE := DDL_SIMD=portable
 SIMD_SAMPLE := tests/nn/test_stream.py tests/hf/test_model.py tests/paper/test_paper.py \
-    tests/evaluation/test_eval.py::test_the_likeliest_ending_is_greedy
+    tests/lab/evaluation/test_eval.py::test_the_likeliest_ending_is_greedy
 
 test-simd: $(EXT) ## a sample of the tests with AVX2 alone, then without SIMD code of ours (ARGS=tests for all)
 	$(AVX2) $(MAKE) --no-print-directory test ARGS="$(or $(ARGS),$(SIMD_SAMPLE))"
@@ -109,7 +109,7 @@ check: $(DEPS) ## formatting, lints and types, changing nothing
 
 crashtest: $(EXT) ## kill training 200 times and resume it (ARGS="--kills 1000 --seed 3")
 	@for run in "" "--kills 40 --processes 2" "--kills 40 --processes 2 --parallel fsdp2"; do \
-	    folder=$$(mktemp -d) && { OMP_NUM_THREADS=1 $(PY) -m tests.train.crash --folder $$folder $$run $(ARGS); \
+	    folder=$$(mktemp -d) && { OMP_NUM_THREADS=1 $(PY) -m tests.lab.train.crash --folder $$folder $$run $(ARGS); \
 	    status=$$?; rm -rf $$folder; [ $$status = 0 ] || exit $$status; }; done
 
 wheels: $(DEPS) ## wheels for Linux (x86-64, aarch64) and sdist, into dist/ (TARGETS=x86_64 for one)

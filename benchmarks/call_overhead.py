@@ -22,8 +22,8 @@ import torch.nn.functional as F
 
 from common import record
 from ddl import functional, reference
-from ddl.bench.measure import Timed, gate, interleave, ratio, ratio_interval
-from ddl.bench.tables import Table
+from ddl.lab.bench.measure import Timed, gate, interleave, ratio, ratio_interval
+from ddl.lab.bench.tables import Table
 
 SHAPE = {"tokens": 2, "d": 8, "m": 4}
 CALLS = 200  # in a row

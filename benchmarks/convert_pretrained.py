@@ -25,9 +25,9 @@ import torch
 from torch import nn
 
 from common import record
-from ddl import data
-from ddl.bench.tables import Table, progress
-from ddl.config import OptimConfig
+from ddl.lab import data
+from ddl.lab.bench.tables import Table, progress
+from ddl.lab.config import OptimConfig
 from ddl.nanogpt import convert
 from ddl.optim import learning_rate
 

@@ -24,11 +24,11 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from common import record
-from ddl.bench.agreement import check_cache
-from ddl.bench.measure import RedGateError, Timed, interleave, ratio, ratio_interval
-from ddl.bench.tables import Table
-from ddl.config import PUBLISHED
 from ddl.hf import from_gpt
+from ddl.lab.bench.agreement import check_cache
+from ddl.lab.bench.measure import RedGateError, Timed, interleave, ratio, ratio_interval
+from ddl.lab.bench.tables import Table
+from ddl.lab.config import PUBLISHED
 from ddl.models import GPT, GPTConfig
 
 # The least tokens/s over the additive model's, by batch: m = 1, channel read, token read.

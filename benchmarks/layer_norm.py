@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from common import record
-from ddl.bench import boundaries
-from ddl.bench.measure import Timed, interleave, ratio, ratio_interval
-from ddl.bench.tables import Table
+from ddl.lab.bench import boundaries
+from ddl.lab.bench.measure import Timed, interleave, ratio, ratio_interval
+from ddl.lab.bench.tables import Table
 
 LAYERS = 12  # boundaries of the reference model
 M = 4

@@ -25,9 +25,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from common import record
 from common.candidates import compiled
-from ddl.bench.agreement import make
-from ddl.bench.tables import Table, progress
-from ddl.config import PUBLISHED, STREAMS, GPTConfig
+from ddl.lab.bench.agreement import make
+from ddl.lab.bench.tables import Table, progress
+from ddl.lab.config import PUBLISHED, STREAMS, GPTConfig
 
 
 class Kept(NamedTuple):

@@ -25,9 +25,19 @@ import torch
 
 from common import record
 from ddl import functional
-from ddl.bench.measure import RedGateError, Timed, copies, gb_per_second, interleave
-from ddl.bench.problems import LONGEST, OPS, TAPS, Case, Problem, build, check, cotangents, forms_of
-from ddl.bench.tables import Table
+from ddl.lab.bench.measure import RedGateError, Timed, copies, gb_per_second, interleave
+from ddl.lab.bench.problems import (
+    LONGEST,
+    OPS,
+    TAPS,
+    Case,
+    Problem,
+    build,
+    check,
+    cotangents,
+    forms_of,
+)
+from ddl.lab.bench.tables import Table
 
 GOAL = 0.85  # of the copy's rate
 

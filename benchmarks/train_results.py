@@ -6,11 +6,11 @@ import argparse
 from typing import Any
 
 from common.candidates import Candidate
-from ddl import machine
-from ddl.bench.agreement import TOLERANCE
-from ddl.bench.measure import quartiles, ratio, ratio_interval
-from ddl.bench.tables import Table
-from ddl.bench.traffic import boundary_features, floor
+from ddl.lab import machine
+from ddl.lab.bench.agreement import TOLERANCE
+from ddl.lab.bench.measure import quartiles, ratio, ratio_interval
+from ddl.lab.bench.tables import Table
+from ddl.lab.bench.traffic import boundary_features, floor
 
 # Least ratio to additive of m = 1, CC and TC; -noec does less work, so the same goal holds. By
 # precision, mode, whether every state is stored, and whether the states are in bfloat16.

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ddl.config.sweeps import SweepRun, read_sweep
 from ddl.files import write_text
-from ddl.machine import cpu_model
-from ddl.train import train
+from ddl.lab.config.sweeps import SweepRun, read_sweep
+from ddl.lab.machine import cpu_model
+from ddl.lab.train import train
 
 from . import records
 from .collect import collect

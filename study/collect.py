@@ -13,16 +13,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ddl.analysis.inspection import inspect
-from ddl.analysis.runs import read_run
-from ddl.config import BASELINES
-from ddl.config.stored import plain
-from ddl.data import evaluation_batches
-from ddl.data import load as load_data
 from ddl.files import write_text
-from ddl.load import load
-from ddl.train import checkpoint
-from ddl.train.runs import LAST, RunDirectory
+from ddl.lab.analysis.inspection import inspect
+from ddl.lab.analysis.runs import read_run
+from ddl.lab.config import BASELINES
+from ddl.lab.config.stored import plain
+from ddl.lab.data import evaluation_batches
+from ddl.lab.data import load as load_data
+from ddl.lab.load import load
+from ddl.lab.train import checkpoint
+from ddl.lab.train.runs import LAST, RunDirectory
 
 TOKENS = 16_384  # that the rewrites of a finished model are measured on
 OVER_TRAINING = ("beta", "error", "write_norm", "coherence")  # of recordings.jsonl

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from ddl import data
-from ddl.config.sweeps import read_sweep
 from ddl.files import write_text
-from ddl.machine import cpu_model
-from ddl.train import Trainer
-from ddl.train.saver import versions
+from ddl.lab import data
+from ddl.lab.config.sweeps import read_sweep
+from ddl.lab.machine import cpu_model
+from ddl.lab.train import Trainer
+from ddl.lab.train.saver import versions
 
 MAIN = Path(__file__).with_name("main.toml")
 OUT = Path(__file__).parent / "records" / "cost.json"

@@ -26,7 +26,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from ddl.config.sweeps import parse_sweep
+from ddl.lab.config.sweeps import parse_sweep
 from ddl.nn.residual import DeltaResidual
 
 FILE = Path(__file__).with_name("normalisation.toml")
@@ -75,7 +75,7 @@ def install(kind: str) -> None:
 def main(arguments: list[str] | None = None) -> int:
     from rich.console import Console
 
-    from ddl.train.sweep import train_sweep
+    from ddl.lab.train.sweep import train_sweep
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("kind", choices=KINDS)

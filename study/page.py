@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddl.analysis.student import interval
 from ddl.files import write_text
+from ddl.lab.analysis.student import interval
 from docs.scripts.marked import fill
 
 from . import again, corpus, cost, pictures, records

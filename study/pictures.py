@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ddl.analysis.student import interval
 from ddl.files import atomic_file
-from ddl.train.plots import COLOURS, DASHES, MARKERS
+from ddl.lab.analysis.student import interval
+from ddl.lab.train.plots import COLOURS, DASHES, MARKERS
 
 from .records import Trained
 

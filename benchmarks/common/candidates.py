@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from ddl.bench import plain
-from ddl.bench.agreement import check, check_drift, drift, make, results
-from ddl.bench.measure import RedGateError
-from ddl.bench.tables import progress
-from ddl.config import GPTConfig
+from ddl.lab.bench import plain
+from ddl.lab.bench.agreement import check, check_drift, drift, make, results
+from ddl.lab.bench.measure import RedGateError
+from ddl.lab.bench.tables import progress
+from ddl.lab.config import GPTConfig
 
 
 @dataclass

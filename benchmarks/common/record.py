@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ddl.bench import jsonl, record
-from ddl.bench.record import describe
+from ddl.lab.bench import jsonl, record
+from ddl.lab.bench.record import describe
 
 __all__ = ["RESULTS", "describe", "environment", "write"]
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import ddl.cuda
 from ddl import functional
-from ddl.bench.agreement import make
-from ddl.bench.problems import Case, build
+from ddl.lab.bench.agreement import make
+from ddl.lab.bench.problems import Case, build
 from gpu.log import Line
 from gpu.models import Setting
 

@@ -1,7 +1,7 @@
 """The jobs of a worker, by name. Every job returns or yields records.
 
-Arguments are JSON: a case of an operator is a dict with the fields of `ddl.bench.problems.Case`,
-the models of a training step a dict for `setting_of`.
+Arguments are JSON: a case of an operator is a dict with the fields of
+`ddl.lab.bench.problems.Case`, the models of a training step a dict for `setting_of`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 import ddl.cuda
 from common import record
 from ddl import functional
-from ddl.bench.clock import Clock, clocks, describe
-from ddl.bench.measure import RedGateError, gb_per_second, interleave
-from ddl.bench.problems import Case, build, check
-from ddl.config import PRESETS, RESIDUALS
+from ddl.lab.bench.clock import Clock, clocks, describe
+from ddl.lab.bench.measure import RedGateError, gb_per_second, interleave
+from ddl.lab.bench.problems import Case, build, check
+from ddl.lab.config import PRESETS, RESIDUALS
 from gpu.compile import compile_models, compile_ops, kernels_of
 from gpu.launch import launches
 from gpu.log import Line

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from ddl import functional
-from ddl.bench.clock import Clock
-from ddl.bench.measure import Timed, interleave
-from ddl.bench.problems import Case, build, cotangents
+from ddl.lab.bench.clock import Clock
+from ddl.lab.bench.measure import Timed, interleave
+from ddl.lab.bench.problems import Case, build, cotangents
 from gpu.log import Line
 
 FORMS = {"rewrite_read": "channel", "rewrite": "", "read": "channel", "expand": "conv"}

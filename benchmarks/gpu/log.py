@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddl.bench import jsonl
-from ddl.bench.tables import progress
+from ddl.lab.bench import jsonl
+from ddl.lab.bench.tables import progress
 
 Line = dict[str, Any]
 # Fields of the machine that every record repeats, so that it can be quoted alone.

@@ -22,8 +22,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from ddl.bench import jsonl
-from ddl.bench.tables import progress
+from ddl.lab.bench import jsonl
+from ddl.lab.bench.tables import progress
 from gpu import report
 from gpu.calls import parts
 from gpu.log import Budget, Log, Part, faults

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from common.candidates import Candidate, check_all, compiled
-from ddl.bench import agreement, plain
-from ddl.bench.agreement import TOLERANCE, make, results
-from ddl.bench.measure import RedGateError
-from ddl.config import GPTConfig, OptimConfig
+from ddl.lab.bench import agreement, plain
+from ddl.lab.bench.agreement import TOLERANCE, make, results
+from ddl.lab.bench.measure import RedGateError
+from ddl.lab.config import GPTConfig, OptimConfig
 from ddl.optim import make_optimizer
 
 BF16 = torch.bfloat16

@@ -10,11 +10,11 @@ from functools import partial
 import torch
 
 from ddl import functional
-from ddl.bench import plain_ops
-from ddl.bench.clock import Clock
-from ddl.bench.measure import RedGateError, gb_per_second, interleave
-from ddl.bench.ops import PLAIN_TOLERANCES, argument_sets, plain_styles, stages
-from ddl.bench.problems import TOLERANCES, Case, Operator, Problem, build, check
+from ddl.lab.bench import plain_ops
+from ddl.lab.bench.clock import Clock
+from ddl.lab.bench.measure import RedGateError, gb_per_second, interleave
+from ddl.lab.bench.ops import PLAIN_TOLERANCES, argument_sets, plain_styles, stages
+from ddl.lab.bench.problems import TOLERANCES, Case, Operator, Problem, build, check
 from gpu.log import Line
 
 # By the name of the state's dtype: the dtypes of the state (and parameters) and of k and h. A

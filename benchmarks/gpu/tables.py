@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from ddl.bench.tables import Table
+from ddl.lab.bench.tables import Table
 from gpu.log import Line, measured
 
 OF_COPY = 0.85

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddl.bench.tables import Table
+from ddl.lab.bench.tables import Table
 from gpu.log import Line, measured
 from gpu.tables import against
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from ddl import functional
-from ddl.bench.clock import Clock
-from ddl.bench.problems import Case, build
+from ddl.lab.bench.clock import Clock
+from ddl.lab.bench.problems import Case, build
 from gpu.log import Line
 from gpu.ops import full_name, stages
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from common.candidates import Candidate
-from ddl.bench.clock import Clock
-from ddl.bench.measure import Timed, gb_per_second, interleave, quartiles, ratio, ratio_interval
-from ddl.bench.traffic import boundary_features, floor
+from ddl.lab.bench.clock import Clock
+from ddl.lab.bench.measure import Timed, gb_per_second, interleave, quartiles, ratio, ratio_interval
+from ddl.lab.bench.traffic import boundary_features, floor
 from gpu.log import Line
 from gpu.models import Setting, check_compiled, checked_candidates
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ddl.config import STREAMS, TrainConfig
+from ddl.lab.config import STREAMS, TrainConfig
 from ddl.nn.stream import spread_anchors
 
 from .parameters import channels, groups

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ddl.config import GPTConfig, TrainConfig
+from ddl.lab.config import GPTConfig, TrainConfig
 
 from .activations import kept
 from .memory import gathered, host_bytes, is_sharded, peak, state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ddl.config import TrainConfig
+from ddl.lab.config import TrainConfig
 
 from .activations import FLOAT, attention, kept, mlp, product_bytes
 from .activations import state_bytes as bytes_of_states

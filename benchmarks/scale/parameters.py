@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import NamedTuple
 
-from ddl.config import STREAMS, GPTConfig
 from ddl.errors import InputError
+from ddl.lab.config import STREAMS, GPTConfig
 
 Shape = tuple[int, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddl.config import TrainConfig
+from ddl.lab.config import TrainConfig
 
 from .activations import FLOAT, product_bytes
 from .parameters import Group, count, groups, tensors

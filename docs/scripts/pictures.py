@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from ddl import reference
 from ddl.files import write_text
-from ddl.train.plots import COLOURS
+from ddl.lab.train.plots import COLOURS
 
 from .performance import STREAMS, newest
 

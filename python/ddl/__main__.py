@@ -2,7 +2,7 @@
 
 import sys
 
-from ddl.cli import main
+from ddl.lab.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,23 +1,67 @@
-"""AdamW's parameter groups and the learning-rate schedule."""
+"""AdamW's options, parameter groups and learning-rate schedule. The options need no torch."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
-from torch import nn
+from ddl.fields import check_counts, check_literals, plain_numbers, require
+from ddl.options import check_choice, check_finite, check_least, check_positive
 
-from ddl.config import Decay, OptimConfig
-from ddl.nn.expand import Expand
-from ddl.nn.hyper import HyperConnection
-from ddl.nn.read import Read
-from ddl.nn.residual import DeltaResidual
-from ddl.options import check_choice
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
-__all__ = ["learning_rate", "make_optimizer", "parameter_groups"]
+__all__ = [
+    "Decay",
+    "OptimConfig",
+    "learning_rate",
+    "make_optimizer",
+    "never_decayed",
+    "parameter_groups",
+]
 
-NEVER_DECAYED = (DeltaResidual, Read, Expand)
+Decay = Literal["sublayers", "matrices"]
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with warm-up, cosine decay and gradient clipping, as in arXiv 2601.00417."""
+
+    lr: float = 1e-3
+    """Peak learning rate."""
+    min_lr_ratio: float = 0.1
+    """Final learning rate as a fraction of the peak."""
+    warmup_steps: int = 2000
+    """Steps of linear warm-up."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's decay rates of the first and second moment."""
+    eps: float = 1e-8
+    """Adam's ε, added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Weight decay of the parameters that `decay` names."""
+    decay: Decay = "sublayers"
+    """Parameters with weight decay. sublayers: the sublayers' matrices and the embedding. matrices:
+    whatever has two or more dimensions, as in nanoGPT, so gates, values, compressors and the
+    embedding convolution as well."""
+    clip: float = 1.0
+    """Gradient norm above which gradients are clipped; 0 switches clipping off."""
+
+    def __post_init__(self) -> None:
+        plain_numbers(self)
+        check_literals(self)
+        check_positive("lr", self.lr)
+        check_counts(self, "warmup_steps", least=0)
+        require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "between 0 and 1", self.min_lr_ratio)
+        two = isinstance(self.betas, tuple | list) and len(self.betas) == 2
+        numbers = two and all(isinstance(b, int | float) and 0 <= b < 1 for b in self.betas)
+        require(numbers, "betas", "two numbers in [0, 1)", self.betas)
+        check_positive("eps", self.eps)
+        for name in ("weight_decay", "clip"):
+            check_finite(name, getattr(self, name))
+            check_least(name, getattr(self, name))
 
 
 def parameter_groups(
@@ -35,12 +79,8 @@ def parameter_groups(
     another `decay`.
     """
     check_choice("decay", decay, get_args(Decay))
-    kept: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        if decay == "sublayers" and isinstance(module, NEVER_DECAYED):
-            kept |= {id(p): p for p in module.parameters()}
-        if decay == "sublayers" and isinstance(module, HyperConnection):  # its own, not its maps'
-            kept |= {id(p): p for p in module.parameters(recurse=False)}
+    marked = never_decayed(model) if decay == "sublayers" else []
+    kept = {id(parameter): parameter for parameter in marked}
     decayed: dict[int, nn.Parameter] = {}
     for parameter in model.parameters():
         group = decayed if parameter.ndim >= 2 and id(parameter) not in kept else kept
@@ -51,8 +91,19 @@ def parameter_groups(
     ]
 
 
+def never_decayed(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that their modules mark, each by a method `never_decayed`."""
+    found: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        mark: Callable[[], Iterable[nn.Parameter]] | None = getattr(module, "never_decayed", None)
+        found |= {} if mark is None else {id(parameter): parameter for parameter in mark()}
+    return list(found.values())
+
+
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """Return AdamW over `parameter_groups`, torch's fused version (one pass over memory)."""
+    import torch
+
     groups = parameter_groups(model, config.weight_decay, config.decay)
     options: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
     return torch.optim.AdamW(groups, **options, fused=True)

@@ -1,7 +1,7 @@
 """The single table of options, and checks of numbers, choices and options. It imports no torch.
 
 The table has an option's default, its allowed values and when it has an effect. The argument or
-field documents the option and repeats its default; tests/config/test_options.py compares them.
+field documents the option and repeats its default; tests/lab/config/test_options.py compares them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 //! The diagnostics of [`crate::spectra`] over numpy arrays, without copies and without Python's lock.
 //!
-//! `ddl.analysis.spectra` has checked the arguments and allocated the outputs. numpy has to be imported by then.
+//! `ddl.lab.analysis.spectra` has checked the arguments and allocated the outputs. numpy has to be imported by then.
 
 use numpy::{PyReadonlyArray3, PyReadwriteArrayDyn};
 use pyo3::prelude::*;

@@ -5,7 +5,7 @@
 //! are k̂ = k/√(|k|² + ε_k²), so that |k̂| ≤ 1.
 //!
 //! `rows` has the arithmetic on rows, [`small`] the decompositions of one token's matrices, and `tokens` divides the
-//! tokens among threads: results do not depend on how many. The others are the diagnostics; `ddl.analysis.spectra` is
+//! tokens among threads: results do not depend on how many. The others are the diagnostics; `ddl.lab.analysis.spectra` is
 //! their interface in Python.
 
 pub mod coherence;

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ddl import functional, reference
-from ddl.config import PUBLISHED
+from ddl.lab.config import PUBLISHED
 from ddl.models import GPT, GPTConfig
 from tests.support import ROOT
 
@@ -150,7 +150,7 @@ def test_train_step_under_autocast(
 def test_train_step_is_red_if_bfloat16_is_far_off(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load("ddl.bench.agreement"), "LARGEST_DRIFT", 1e-6)
+    monkeypatch.setattr(load("ddl.lab.bench.agreement"), "LARGEST_DRIFT", 1e-6)
     options = ["--quick", "--threads", "1", "--rounds", "1", "--out", str(tmp_path)]
     options += ["--no-compile", "--no-peer", "--variants", "ddl", "--precision", "autocast"]
     assert load("train_step").main(options) == 1
@@ -167,7 +167,7 @@ def test_a_goal_is_reached_by_the_upper_end_of_the_interval(load: Any) -> None:
 
 
 def test_a_longer_chain_has_a_lower_floor(load: Any) -> None:
-    traffic = load("ddl.bench.traffic")
+    traffic = load("ddl.lab.bench.traffic")
     features = traffic.boundary_features(6, 2048, 384)
     floors = [
         traffic.floor("ddl-cc", features, 0.7, 20, state=4, features=4, links=links)
@@ -207,7 +207,7 @@ def test_ops(tmp_path: Path) -> None:
     ],
 )
 def test_bytes_that_must_move(load: Any, case: Any, forward: int, backward: int) -> None:
-    problems = load("ddl.bench.problems")
+    problems = load("ddl.lab.bench.problems")
     problem = problems.build(problems.Case(*case, d=63, m=4, batch=2, time=5))
     row = 2 * 5 * 63 * 4
     assert (problem.forward_bytes, problem.backward_bytes) == (forward * row, backward * row)
@@ -215,7 +215,7 @@ def test_bytes_that_must_move(load: Any, case: Any, forward: int, backward: int)
 
 @pytest.mark.parametrize("rewrites", [2, 4])
 def test_further_rewrites_move_their_directions_alone(load: Any, rewrites: int) -> None:
-    problems = load("ddl.bench.problems")
+    problems = load("ddl.lab.bench.problems")
     sizes = {"d": 63, "m": 4, "batch": 2, "time": 5, "rewrites": rewrites}
     problem = problems.build(problems.Case("rewrite_read", "channel", **sizes))
     row = 2 * 5 * 63 * 4
@@ -231,7 +231,7 @@ def test_further_rewrites_move_their_directions_alone(load: Any, rewrites: int) 
 
 
 def test_bytes_follow_the_storage_types(load: Any) -> None:
-    problems = load("ddl.bench.problems")
+    problems = load("ddl.lab.bench.problems")
     wide = problems.Case("rewrite_read", "token", 8, 4, 2, 5, torch.float32, torch.bfloat16)
     problem, row = problems.build(wide), 2 * 5 * 8
     # X X' and x in float32, k and h in bfloat16; G X dX and x, k dh dk
@@ -242,7 +242,7 @@ def test_bytes_follow_the_storage_types(load: Any) -> None:
 
 
 def test_floor_counts_what_the_operator_benchmark_counts(load: Any) -> None:
-    traffic = load("ddl.bench.traffic")
+    traffic = load("ddl.lab.bench.traffic")
     assert traffic.boundary("additive") == 4 + 4
     assert traffic.boundary("ddl") == 4 + 6
     assert traffic.boundary("ddl-cc") == 10 + 15
@@ -265,7 +265,7 @@ def test_the_check_of_an_operator_names_what_is_wrong(
     load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of sequences that the reference computes at a time does not matter."""
-    problems, measure = load("ddl.bench.problems"), load("ddl.bench.measure")
+    problems, measure = load("ddl.lab.bench.problems"), load("ddl.lab.bench.measure")
     case = problems.Case("rewrite_read", "token", 7, 4, 3, 6)
     problem = problems.build(case)
 
@@ -286,7 +286,7 @@ def test_the_check_of_an_operator_names_what_is_wrong(
 def test_a_wrong_model_is_not_timed(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_step, plain = load("train_step"), load("ddl.bench.plain")
+    train_step, plain = load("train_step"), load("ddl.lab.bench.plain")
     right = plain.rewrite
 
     def wrong(state: Any, direction: Any, value: Any, gate: Any, eps_k: float) -> Any:
@@ -317,7 +317,7 @@ def test_a_wrong_operator_is_not_timed(
 
 
 def test_gate(load: Any) -> None:
-    measure = load("ddl.bench.measure")
+    measure = load("ddl.lab.bench.measure")
     one, two = torch.ones(4), torch.full((4,), 2.0)
     assert measure.gate({"a": (one, one)}, 1e-6) == 0
     assert measure.gate({"a": (one * (1 + 1e-4), one)}, 1e-3) == pytest.approx(1e-4, rel=1e-2)
@@ -329,7 +329,7 @@ def test_gate(load: Any) -> None:
 
 
 def test_steps_are_interleaved(load: Any) -> None:
-    measure = load("ddl.bench.measure")
+    measure = load("ddl.lab.bench.measure")
     order: list[str] = []
 
     def step(name: str) -> Any:
@@ -351,7 +351,7 @@ def test_steps_are_interleaved(load: Any) -> None:
 
 
 def test_ratio_and_its_interval(load: Any) -> None:
-    measure = load("ddl.bench.measure")
+    measure = load("ddl.lab.bench.measure")
     torch.manual_seed(1)
     slow = (2 + 0.1 * torch.randn(40, dtype=torch.float64)).tolist()
     fast = (1 + 0.1 * torch.randn(40, dtype=torch.float64)).tolist()
@@ -362,7 +362,7 @@ def test_ratio_and_its_interval(load: Any) -> None:
 
 
 def test_plain_stream_has_the_state_dict_of_the_fused_one(load: Any) -> None:
-    plain = load("ddl.bench.plain")
+    plain = load("ddl.lab.bench.plain")
     sizes = {"vocab_size": 16, "num_layers": 1, "num_heads": 2, "hidden_size": 16}
     model = GPT(GPTConfig(residual="ddl-tc", **sizes))
     state, peer = model.state_dict(), plain.peer(model).state_dict()
@@ -374,7 +374,7 @@ def test_plain_stream_has_the_state_dict_of_the_fused_one(load: Any) -> None:
 
 
 def test_tables_read_well_without_rich(load: Any) -> None:
-    table = load("ddl.bench.tables").Table("Title", ("name", "ms"), notes=["A note."])
+    table = load("ddl.lab.bench.tables").Table("Title", ("name", "ms"), notes=["A note."])
     table.add("additive", "1.5")
     assert table.markdown() == (
         "### Title\n\n| name     |  ms |\n|----------|----:|\n| additive | 1.5 |\n\nA note.\n"

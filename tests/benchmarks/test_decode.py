@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl.config import PUBLISHED
+from ddl.lab.config import PUBLISHED
 from ddl.models import Cache
 from tests.benchmarks.test_benchmarks import ROUNDS, assert_describes_the_run, load, run
 

@@ -14,7 +14,7 @@ import torch
 
 import ddl.cuda
 from ddl import functional
-from ddl.config import GPTConfig
+from ddl.lab.config import GPTConfig
 from tests.benchmarks.test_benchmarks import load
 
 __all__ = ["load"]  # a fixture
@@ -25,7 +25,7 @@ BF16, F32 = torch.bfloat16, torch.float32
 
 @pytest.fixture
 def clock(load: Any) -> Any:
-    return load("ddl.bench.clock").Clock(CPU, 2**16)
+    return load("ddl.lab.bench.clock").Clock(CPU, 2**16)
 
 
 def setting(load: Any, **changes: Any) -> Any:
@@ -37,7 +37,7 @@ def setting(load: Any, **changes: Any) -> Any:
 
 
 def case(load: Any, op: str = "rewrite_read", form: str = "token", m: int = 4) -> Any:
-    return load("ddl.bench.problems").Case(op, form, 16, m, 2, 12, BF16, BF16)
+    return load("ddl.lab.bench.problems").Case(op, form, 16, m, 2, 12, BF16, BF16)
 
 
 @pytest.mark.parametrize(
@@ -127,13 +127,13 @@ def test_memory_is_of_one_model_alone(
 
 
 def test_a_gpu_is_described(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = load("ddl.bench.clock")
+    module = load("ddl.lab.bench.clock")
     properties = SimpleNamespace(
         name="NVIDIA H100", major=9, minor=0, multi_processor_count=132,
         total_memory=80 * 2**30, L2_cache_size=50 * 2**20,
     )  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(load("ddl.machine"), "output", lambda *command: "580.1")
+    monkeypatch.setattr(load("ddl.lab.machine"), "output", lambda *command: "580.1")
     described = module.describe(torch.device("cuda", 0))
     assert (described["device"], described["driver"]) == ("NVIDIA H100", "580.1")
     assert (described["capability"], described["memory_gib"], described["l2_mib"]) == (
@@ -162,7 +162,7 @@ def test_the_batch_is_halved_until_it_fits(
 def test_a_model_that_leads_elsewhere_is_not_timed(
     load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load("ddl.bench.agreement"), "LARGEST_DRIFT", 1e-6)
+    monkeypatch.setattr(load("ddl.lab.bench.agreement"), "LARGEST_DRIFT", 1e-6)
     lines = load("gpu.train").train(setting(load), clock, rounds=2)
     assert all("in bfloat16 its gradients are" in line["gate"]["red"] for line in lines)
     assert not any("median" in line for line in lines)
@@ -192,7 +192,7 @@ def test_decoding(load: Any, clock: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_plain_operators_agree_with_the_reference(
     load: Any, op: str, m: int, features: torch.dtype, state: torch.dtype
 ) -> None:
-    problems, ops = load("ddl.bench.problems"), load("gpu.ops")
+    problems, ops = load("ddl.lab.bench.problems"), load("gpu.ops")
     for form in problems.forms_of(op, m):
         one = problems.Case(op, form, 15, m, 2, 9, state, features)
         for candidate in ("fused", *ops.plain_forms(one)):

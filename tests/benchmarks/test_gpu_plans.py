@@ -22,7 +22,7 @@ def plan_of(load: Any, choice: Any, plan: str) -> str:
     """The macros of a choice's half under a plan, on an H200's limits."""
     fields = load("gpu.calls").case(*choice[:4], {"batch": 1, "time": 8}, "bfloat16")
     case = load("gpu.jobs").case_of(fields)
-    problem = load("ddl.bench.problems").build(case)
+    problem = load("ddl.lab.bench.problems").build(case)
     op = getattr(functional, case.op)
     outputs = problem.outputs(op)
     asked: list[str] = []

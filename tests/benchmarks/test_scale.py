@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from ddl.config import PUBLISHED, GPTConfig, TrainConfig
 from ddl.errors import InputError
+from ddl.lab.config import PUBLISHED, GPTConfig, TrainConfig
 from ddl.models import GPT
 from tests.benchmarks.test_benchmarks import load
 from tests.support.kept import kept_bytes

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from ddl import data
-from ddl.config import GPTConfig, TrainConfig
+from ddl.lab import data
+from ddl.lab.config import GPTConfig, TrainConfig
+from ddl.lab.train import Trainer
+from ddl.lab.train.parallel import accumulating, spread, whole
+from ddl.lab.train.processes import ALONE, Processes, joined
 from ddl.models import GPT
 from ddl.optim import make_optimizer
-from ddl.train import Trainer
-from ddl.train.parallel import accumulating, spread, whole
-from ddl.train.processes import ALONE, Processes, joined
 from tests.benchmarks.test_benchmarks import load
 from tests.benchmarks.test_scale import config
 from tests.support.collectives import Collectives, lonely

@@ -8,8 +8,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from ddl.cli import COMMANDS
-from ddl.config import PRESETS
+from ddl.lab.cli import COMMANDS
+from ddl.lab.config import PRESETS
 
 PATH = "path"
 # Some are refused at their defaults, one would break the line.

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from ddl.cli import COMMANDS
-from ddl.cli.command import parse
+from ddl.lab.cli import COMMANDS
+from ddl.lab.cli.command import parse
 from tests.compatibility.cases import FORMATS
 from tests.compatibility.options import choices
 

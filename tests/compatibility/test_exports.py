@@ -20,10 +20,10 @@ pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ddl.hf
-from ddl import cli
-from ddl.config import GPTConfig
 from ddl.errors import InputError
-from ddl.load import load, load_for_transformers
+from ddl.lab import cli
+from ddl.lab.config import GPTConfig
+from ddl.lab.load import load, load_for_transformers
 from tests.compatibility.cases import EXPORTED, FORMATS, LAST, PROMPT
 from tests.support.tolerances import assert_close
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl import data
+from ddl.lab import data
 from tests.compatibility.cases import FORMATS, PREPARED
 from tests.compatibility.write import write_prepared
 from tests.support import ROOT

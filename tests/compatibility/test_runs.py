@@ -13,14 +13,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from ddl import cli
-from ddl.config import TrainConfig
-from ddl.config.stored import from_json, to_json
 from ddl.errors import InputError
-from ddl.load import load
+from ddl.lab import cli
+from ddl.lab.config import TrainConfig
+from ddl.lab.config.stored import from_json, to_json
+from ddl.lab.load import load
+from ddl.lab.train import train
+from ddl.lab.train.runs import RunDirectory, load_config, load_run
 from ddl.models import GPT
-from ddl.train import train
-from ddl.train.runs import RunDirectory, load_config, load_run
 from tests.compatibility.cases import FORMATS, LAST, PROMPT, RUNS
 from tests.support.tolerances import assert_close
 from tests.support.train_cases import quiet, short

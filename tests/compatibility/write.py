@@ -17,9 +17,9 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from ddl import cli
+from ddl.lab import cli
+from ddl.lab.train.runs import PLOT, load_run
 from ddl.ops.declarations import BACKWARDS
-from ddl.train.runs import PLOT, load_run
 from tests.compatibility import cases
 from tests.compatibility.options import choices, command_lines
 from tests.support import ROOT

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ddl.config import PUBLISHED
+from ddl.lab.config import PUBLISHED
 from ddl.models import GPT, Cache, GPTConfig
 from tests.support import ROOT
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddl.config import PUBLISHED
+from ddl.lab.config import PUBLISHED
 from tests.costs import calls, tracer
 from tests.costs.__main__ import recorded, release
 from tests.costs.instructions import CASES, per_token

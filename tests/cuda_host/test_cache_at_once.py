@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ddl.doctor import cache as doctor
-from ddl.doctor.report import Report
+from ddl.lab.doctor import cache as doctor
+from ddl.lab.doctor.report import Report
 from tests.cuda_host.test_cache import (
     COMMAND,
     SCRIPT,

@@ -20,9 +20,10 @@ from tests.support import ROOT
 REPOSITORY = "https://example.org/somebody/ddl-rs"
 PACKAGE = ROOT / "python" / "ddl"
 # Nobody's interface, as docs/compatibility.md says, and the command line.
-PRIVATE = {"ops", "cli"}
+PRIVATE = {"ops", "lab.cli"}
+LAB = PACKAGE / "lab"
 ANALYSIS = [
-    PACKAGE / "analysis" / f"{name}.py" for name in ("compare", "inspection", "paired", "spectra")
+    LAB / "analysis" / f"{name}.py" for name in ("compare", "inspection", "paired", "spectra")
 ]
 
 
@@ -45,7 +46,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def public_names() -> set[str]:
     """The names of `__all__` in the modules that users import."""
     found = set()
-    for path in (*PACKAGE.glob("*.py"), *PACKAGE.glob("*/__init__.py"), *ANALYSIS):
+    rooms = [
+        path
+        for wing in (PACKAGE, LAB)
+        for path in (*wing.glob("*.py"), *wing.glob("*/__init__.py"))
+    ]
+    for path in (*rooms, *ANALYSIS):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         module = ".".join(part for part in ("ddl", *parts) if part != "__init__")
         if module.removeprefix("ddl.") in PRIVATE:

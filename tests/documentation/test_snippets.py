@@ -17,21 +17,21 @@ PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 # Pages whose snippets need more than an empty folder, and the tests that run them.
 ELSEWHERE = {
-    "bench.md": "tests/bench/test_docs.py",
-    "comparing.md": "tests/analysis/test_docs.py",
-    "data.md": "tests/data/test_docs.py",
-    "evaluation.md": "tests/evaluation/test_docs.py",
-    "exploring.md": "tests/explore/test_docs.py",
+    "bench.md": "tests/lab/bench/test_docs.py",
+    "comparing.md": "tests/lab/analysis/test_docs.py",
+    "data.md": "tests/lab/data/test_docs.py",
+    "evaluation.md": "tests/lab/evaluation/test_docs.py",
+    "exploring.md": "tests/lab/explore/test_docs.py",
     "huggingface.md": "tests/hf/test_docs.py",
-    "inside.md": "tests/analysis/test_inside_docs.py",
+    "inside.md": "tests/lab/analysis/test_inside_docs.py",
     "nanogpt.md": "tests/nanogpt/test_docs.py",
     "papers.md": "tests/paper/test_docs.py",
     "parallel.md": "tests/nn/test_parallel_docs.py",
     "releasing.md": "tests/repository/test_workflows.py",
-    "reports.md": "tests/analysis/test_report_docs.py",
+    "reports.md": "tests/lab/analysis/test_report_docs.py",
     "rewrites.md": "tests/nn/test_rewrites.py",
     "rust.md": "src/lib.rs",
-    "training.md": "tests/train/test_docs.py",
+    "training.md": "tests/lab/train/test_docs.py",
 }
 
 
@@ -95,8 +95,8 @@ def commands(text: str, folder: Path) -> list[list[str]]:
 def test_the_first_page_leads_from_nothing_to_an_evaluated_model(tmp_path, monkeypatch, capsys):
     """With three steps of training instead of a minute's."""
     pytest.importorskip("lm_eval")
-    from ddl.cli import main
-    from ddl.evaluation.tasks import index, load
+    from ddl.lab.cli import main
+    from ddl.lab.evaluation.tasks import index, load
     from tests.support.eval_cases import datasets_in
 
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl import DeltaResidual, DeltaStream
-from ddl.config import RESIDUALS, GPTConfig, OptimConfig
+from ddl.lab.config import RESIDUALS, GPTConfig, OptimConfig
 from ddl.models import GPT, Cache
 from ddl.models.sublayers import Rotary
 from ddl.optim import make_optimizer

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddl.train.runs import RunDirectory
+from ddl.lab.train.runs import RunDirectory
 
 COUNT = 2
 SHORT = (

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from ddl.errors import DivergedError
-from ddl.train import Trainer, train
-from ddl.train.runs import RunDirectory
-from ddl.train.trainer import Step
+from ddl.lab.train import Trainer, train
+from ddl.lab.train.runs import RunDirectory
+from ddl.lab.train.trainer import Step
+from tests.lab.train.crash import assert_same, curve, tensors
 from tests.support.train_cases import quiet, short, stop_at
-from tests.train.crash import assert_same, curve, tensors
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ import sys
 import torch
 from transformers import Trainer, TrainingArguments
 
-from ddl.config import GPTConfig
+from ddl.lab.config import GPTConfig
 from ddl.hf import from_gpt
 from ddl.models import GPT
 

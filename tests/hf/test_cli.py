@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ddl.config import RESIDUALS
-from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, FileTokenizer, GPT2Tokenizer
+from ddl.lab.config import RESIDUALS
+from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, GPT2Tokenizer
 from tests.support.hf_cases import a_run, byte_pair_files, names, refused, said
 from tests.support.paper_standin import published
 from tests.support.prepare_cases import write_tokenizer
@@ -39,7 +39,7 @@ def test_export_and_sample(
 
 
 def cli_text(text: str) -> str:
-    from ddl.data.tokenizer import printable
+    from ddl.models.tokenizers import printable
 
     return f"{printable(text)}\n"
 

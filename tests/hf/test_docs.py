@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import ddl.hf
-from ddl import cli
+from ddl.lab import cli
 from tests.support import ROOT
 from tests.support.hf_cases import names
 from tests.support.paper_standin import published

@@ -20,11 +20,11 @@ from accelerate import (
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import ddl.hf
-from ddl.data.tokenizer import ByteTokenizer
 from ddl.hf import DDLConfig, DDLForCausalLM, from_gpt, load, save
 from ddl.hf.remote import TEXT
 from ddl.hf.tokenization import FastTokenizer
 from ddl.models.sublayers import Rotary
+from ddl.models.tokenizers import ByteTokenizer
 from tests.support.hf_cases import VARIANTS, model, names, small, tokens
 
 every_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)

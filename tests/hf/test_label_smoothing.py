@@ -85,8 +85,8 @@ def test_the_trainer_counts_and_averages(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_knows_the_model(caplog: pytest.LogCaptureFixture) -> None:
-    from ddl.data.tokenizer import ByteTokenizer
     from ddl.hf import to_fast
+    from ddl.models.tokenizers import ByteTokenizer
 
     hf = from_gpt(model(vocab_size=256))
     pipeline("text-generation", model=hf, tokenizer=to_fast(ByteTokenizer(), hf.config.gpt))

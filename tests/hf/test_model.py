@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from ddl.config import RESIDUALS
 from ddl.hf import DDLConfig, DDLForCausalLM, from_gpt
 from ddl.hf.modeling import to_gpt
+from ddl.lab.config import RESIDUALS
 from ddl.models import GPT
 from ddl.nn.stream import DeltaStream
 from tests.support.hf_cases import DEPTH, VARIANTS, model, padded, small, tokens

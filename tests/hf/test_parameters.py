@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ddl.config import RESIDUALS, STREAMS
 from ddl.hf import DDLConfig, DDLForCausalLM, from_gpt
 from ddl.hf.modeling import to_gpt
+from ddl.lab.config import RESIDUALS, STREAMS
 from ddl.models import GPT
 from tests.support.hf_cases import (
     CHECKPOINTING,

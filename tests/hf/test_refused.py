@@ -11,9 +11,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from ddl.data.tokenizer import ByteTokenizer
 from ddl.errors import InputError
 from ddl.hf import load, save
+from ddl.models.tokenizers import ByteTokenizer
 from tests.support.hf_cases import a_run, model, refused, said
 from tests.support.paper_standin import published
 

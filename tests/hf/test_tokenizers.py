@@ -13,8 +13,11 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
-import ddl.data.tokenizer
-from ddl.data.tokenizer import (
+import ddl.models.tokenizers
+from ddl.errors import InputError
+from ddl.hf import to_fast
+from ddl.hf.tokenization import FastTokenizer, from_files, load_tokenizer
+from ddl.models.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
     FileTokenizer,
@@ -23,9 +26,6 @@ from ddl.data.tokenizer import (
     describe,
     restore,
 )
-from ddl.errors import InputError
-from ddl.hf import to_fast
-from ddl.hf.tokenization import FastTokenizer, from_files, load_tokenizer
 from tests.support.hf_cases import byte_pair_files, small
 from tests.support.prepare_cases import write_tokenizer
 
@@ -263,7 +263,7 @@ TEXT = Path(__file__).read_text(encoding="utf-8")
 def encoding(monkeypatch: pytest.MonkeyPatch) -> Encoding:
     """Replace tiktoken's encoding by the stand-in."""
     made = Encoding(TEXT, 150)
-    for module in ("ddl.data.tokenizer", "ddl.hf.tokenization"):
+    for module in ("ddl.models.tokenizers", "ddl.hf.tokenization"):
         monkeypatch.setattr(f"{module}._gpt2", lambda: made)
     return made
 
@@ -325,7 +325,7 @@ def test_byte_pairs_from_files(tmp_path: Path) -> None:
 def test_what_a_tokenizer_directory_says_of_itself(tmp_path: Path) -> None:
     to_fast(CharTokenizer("ab\nc")).save_pretrained(tmp_path)
     entry = json.loads((tmp_path / "tokenizer_config.json").read_text())["ddl_tokenizer"]
-    assert entry == ddl.data.tokenizer.describe(CharTokenizer("ab\nc"))
+    assert entry == ddl.models.tokenizers.describe(CharTokenizer("ab\nc"))
 
 
 @pytest.mark.parametrize("table", ["ab\n", "ab\n<|endoftx>"], ids=["cannot", "can"])

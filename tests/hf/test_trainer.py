@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from ddl.config import RESIDUALS, OptimConfig
 from ddl.hf import DDLForCausalLM, from_gpt
+from ddl.lab.config import RESIDUALS, OptimConfig
 from ddl.models import GPT
 from ddl.optim import make_optimizer
 from tests.support.hf_cases import CHECKPOINTING, VOCABULARY, names, small

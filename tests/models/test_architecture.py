@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ddl import DeltaResidual, DeltaStream
-from ddl.config import GPTConfig, OptimConfig
 from ddl.errors import InputError
+from ddl.lab.config import GPTConfig, OptimConfig
 from ddl.models import GPT, Cache
 from ddl.optim import make_optimizer, parameter_groups
 from ddl.paper import revert

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddl.config import RESIDUALS, GPTConfig
+from ddl.lab.config import RESIDUALS, GPTConfig
 from ddl.models import GPT, Cache
 from ddl.models.cache import LEAST_GROWTH
 from ddl.models.tokens import place

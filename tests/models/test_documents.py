@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddl.config import RESIDUALS
 from ddl.hf import DDLCache, from_gpt
+from ddl.lab.config import RESIDUALS
 from ddl.models import GPT, Cache
 from tests.models.test_cache import model_of, tokens
 from tests.support.helpers import documents

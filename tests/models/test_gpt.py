@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddl.config import RESIDUALS, GPTConfig
-from ddl.config.presets import MEDIUM, SMALL, TINY
+from ddl.lab.config import RESIDUALS, GPTConfig
+from ddl.lab.config.presets import MEDIUM, SMALL, TINY
 from ddl.models import GPT, Cache
 from ddl.models.sublayers import Rotary
 from tests.support.tolerances import assert_close

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddl import DeltaResidual, cli
+from ddl import DeltaResidual
+from ddl.lab import cli
 from ddl.nanogpt import convert, converted
 from tests.support import ROOT, nanogpt_standin
 from tests.support.nanogpt_cases import make, same, tokens
@@ -79,7 +80,7 @@ def test_from_training_to_a_score(
     assert cli.main(["import", str(folder / "out"), str(ours)]) == 0
     config = json.loads((ours / "config.json").read_text())
     assert config["delta"]["value_channels"] == 4
-    from ddl.load import load
+    from ddl.lab.load import load
 
     idx, targets = tokens()
     expected = names["model"].eval()(idx[:, :9], targets[:, :9])[0]

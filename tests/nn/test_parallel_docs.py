@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddl import cli
+from ddl.lab import cli
 from tests.nn.test_parallel_refused import PART, POLICY, SHARD
 from tests.support import ROOT
 from tests.support.processes import command, together

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ddl import DeltaStream, nanogpt
-from ddl.config import GPTConfig
 from ddl.errors import InputError
+from ddl.lab.config import GPTConfig
 from ddl.models import GPT, Cache
 from ddl.nn.history import History
 from ddl.nn.stream import as_stream

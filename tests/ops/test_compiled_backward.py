@@ -12,7 +12,7 @@ import torch
 from torch._inductor.utils import run_and_get_code
 
 from ddl import functional
-from ddl.config import PRESETS
+from ddl.lab.config import PRESETS
 from ddl.models import GPT
 from ddl.ops import declarations
 from tests.ops.test_ops_torch import CASES, F64, backward_arguments, operator_arguments

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ddl.config import PUBLISHED, GPTConfig, paper_code
-from ddl.config.presets import PRESETS
+from ddl.lab.config import PUBLISHED, GPTConfig, paper_code
+from ddl.lab.config.presets import PRESETS
 from ddl.models import GPT
 from ddl.paper import revert
 from ddl.paper.options import SCALAR

@@ -12,10 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ddl.hf
-from ddl.config import TrainConfig
-from ddl.data.tokenizer import ByteTokenizer
+from ddl.lab import exchange
+from ddl.lab.config import TrainConfig
+from ddl.lab.train.runs import RunDirectory
+from ddl.models.tokenizers import ByteTokenizer
 from ddl.paper import convert, import_checkpoint, load
-from ddl.train.runs import RunDirectory
 from tests.support.hf_cases import byte_pair_files
 from tests.support.paper_files import model, write
 from tests.support.paper_standin import published
@@ -103,7 +104,7 @@ def test_back_from_a_run_and_from_shards(tmp_path: Path) -> None:
     ddl.hf.from_gpt(gpt).save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert (tmp_path / "shards" / "model.safetensors.index.json").exists()
     for kind in ("run", "shards"):
-        import_checkpoint(tmp_path / kind, tmp_path / f"{kind}-back", reverse=True)
+        exchange.import_checkpoint(tmp_path / kind, tmp_path / f"{kind}-back", reverse=True)
         assert same(tmp_path / f"{kind}-back", tmp_path / "expected"), kind
 
 

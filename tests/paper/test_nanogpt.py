@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ddl import DeltaResidual
-from ddl.data.tokenizer import CharTokenizer
 from ddl.hf import DDLNanoGPTForCausalLM
-from ddl.load import load, load_for_transformers
+from ddl.lab.load import load, load_for_transformers
+from ddl.models.tokenizers import CharTokenizer
 from ddl.nanogpt import converted
 from ddl.paper import import_checkpoint
 from tests.support.helpers import randomise_

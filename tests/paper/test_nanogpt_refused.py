@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddl import cli
 from ddl.errors import InputError
+from ddl.lab import cli
 from ddl.paper import import_checkpoint
 from tests.paper.test_nanogpt import TABLE, HandBlock, additive, by_hand, prefixed, write
 from tests.support.nanogpt_cases import VARIANTS, annealed, make_delta

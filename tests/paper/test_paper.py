@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddl.config import GPTConfig
+from ddl.lab.config import GPTConfig
 from ddl.models import GPT
 from ddl.paper import convert, revert, translate
 from tests.support.helpers import randomise_

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ddl.config import PRESETS, GPTConfig, paper_code
-from ddl.config.recipes import PAPER_CODE
 from ddl.errors import InputError
+from ddl.lab.config import PRESETS, GPTConfig, paper_code
+from ddl.lab.config.recipes import PAPER_CODE
 from ddl.models import GPT
 from ddl.paper import convert, revert
 from tests.paper.test_paper import VARIANTS

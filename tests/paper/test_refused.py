@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 import ddl.hf
-from ddl.config import GPTConfig, TrainConfig
-from ddl.data.tokenizer import ByteTokenizer
 from ddl.errors import InputError
+from ddl.lab import exchange
+from ddl.lab.config import GPTConfig, TrainConfig
+from ddl.lab.train.runs import RunDirectory, load_config
 from ddl.models import GPT
+from ddl.models.tokenizers import ByteTokenizer
 from ddl.paper import convert, import_checkpoint, revert
-from ddl.train.runs import RunDirectory, load_config
 from tests.support.hf_cases import byte_pair_files
 from tests.support.paper_files import model, write
 from tests.support.paper_standin import SIZES, published
@@ -244,7 +245,7 @@ class Unwanted:
 
 def refused(src: Path, out: Path, pattern: str, **options: Any) -> None:
     with pytest.raises(InputError, match=pattern) as caught:
-        import_checkpoint(src, out, **options)
+        exchange.import_checkpoint(src, out, **options)
     assert "\n" not in str(caught.value)
     assert not out.exists()
 

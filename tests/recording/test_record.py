@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import ddl
 from ddl import DeltaResidual, reference
-from ddl.analysis.spectra import regime_shares
+from ddl.lab.analysis.spectra import regime_shares
 from ddl.models import GPT
 from ddl.nn import History
 from ddl.recording import KEPT, PER_CHANNEL, QUANTITIES, REGIMES
@@ -113,7 +113,7 @@ def test_regimes_cover_the_interval_without_gaps() -> None:
 
 
 def test_a_bound_belongs_to_the_bin_nearer_to_zero() -> None:
-    """So recordings and ddl.analysis.spectra count every eigenvalue in the same regime."""
+    """So recordings and ddl.lab.analysis.spectra count every eigenvalue in the same regime."""
     edges = torch.arange(-BINS // 2, BINS // 2 + 1).double() / (BINS // 2)  # −1 to 1
     counts = bins(edges)
     inner = BINS // 2  # the bins from 0 to the first edge hold both of their ends, 0 once

@@ -127,7 +127,7 @@ def test_extras_exist(path):
 
 
 def test_ddl_subcommands_exist(capsys):
-    from ddl.cli import main
+    from ddl.lab.cli import main
 
     named = set(re.findall(r"^ddl ([a-z]+)", SHELL, flags=re.MULTILINE))
     assert {"train", "sample", "export", "eval", "import"} <= named
@@ -139,7 +139,7 @@ def test_ddl_subcommands_exist(capsys):
 
 def test_the_way_from_text_to_scores(folder, capsys):
     """The lines that need neither a network nor a checkpoint run as they are."""
-    from ddl.cli import main
+    from ddl.lab.cli import main
 
     block = next(text for language, text in BLOCKS if language == "bash" and "ddl train" in text)
     commands = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
@@ -166,7 +166,8 @@ def test_the_list_of_rooms_is_whole():
     assert [path for path in listed if not (ROOT / path).exists()] == []
     apart = {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
     python = {p for p in (ROOT / "python" / "ddl").iterdir() if not p.name.startswith("_native")}
-    rooms = {p for p in python if p.name not in apart} | {
+    python |= set((ROOT / "python" / "ddl" / "lab").iterdir())
+    rooms = {p for p in python if p.name not in apart | {"lab"}} | {
         p for p in (ROOT / "src").iterdir() if p.is_dir()
     }
     assert {str(room.relative_to(ROOT)) for room in rooms} <= listed

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddl.config.sweeps import SweepRun
-from ddl.train import train
+from ddl.lab.config.sweeps import SweepRun
+from ddl.lab.train import train
 from study import again, records
 from study.collect import collect
 from tests.support.train_cases import quiet, short

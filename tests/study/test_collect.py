@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddl.train import train
-from ddl.train.runs import RunDirectory
+from ddl.lab.train import train
+from ddl.lab.train.runs import RunDirectory
 from study import collect
 from tests.support.train_cases import quiet, short, stop_at
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddl.train.processes import Processes
+from ddl.lab.train.processes import Processes
 
 KINDS = {"allgather": "gather", "reduce_scatter": "scatter", "allreduce": "reduce"}
 

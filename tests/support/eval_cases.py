@@ -15,13 +15,13 @@ import lm_eval.tasks
 import torch
 from lm_eval.tasks import TaskManager
 
-from ddl.config import GPTConfig, TrainConfig
-from ddl.data.tokenizer import ByteTokenizer, Tokenizer
-from ddl.evaluation import score, tasks
-from ddl.evaluation.harness import Harness
 from ddl.hf import from_gpt, to_fast
+from ddl.lab.config import GPTConfig, TrainConfig
+from ddl.lab.evaluation import score, tasks
+from ddl.lab.evaluation.harness import Harness
+from ddl.lab.train.runs import RunDirectory
 from ddl.models import GPT
-from ddl.train.runs import RunDirectory
+from ddl.models.tokenizers import ByteTokenizer, Tokenizer
 from tests.support.eval_reference import TASKS
 
 VARIANTS = ("additive", "ddl", "ddl-cc", "ddl-tc")

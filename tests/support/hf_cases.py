@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ddl import cli
-from ddl.config import RESIDUALS, GPTConfig, TrainConfig
-from ddl.data.tokenizer import Tokenizer as OurTokenizer
+from ddl.lab import cli
+from ddl.lab.config import RESIDUALS, GPTConfig, TrainConfig
+from ddl.lab.train.runs import RunDirectory
 from ddl.models import GPT
-from ddl.train.runs import RunDirectory
+from ddl.models.tokenizers import Tokenizer as OurTokenizer
 from tests.support.prepare_cases import write_tokenizer
 
 # No test may use the network.

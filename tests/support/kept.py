@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from ddl.config import TrainConfig
+from ddl.lab.config import TrainConfig
 from ddl.models import GPT
 from tests.support.forks import forked, pretend_gpu
 

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ddl import data
-from ddl.config import PrepareConfig
-from ddl.data.prepare import Progress, prepare
-from ddl.data.shards import PARTS, Index, Shards, read_index
-from ddl.data.tokenizer import END_OF_TEXT
 from ddl.errors import InputError
+from ddl.lab import data
+from ddl.lab.config import PrepareConfig
+from ddl.lab.data.prepare import Progress, prepare
+from ddl.lab.data.shards import PARTS, Index, Shards, read_index
+from ddl.models.tokenizers import END_OF_TEXT
 
 WORDS = [*data.embedded_text().decode("utf-8")[:40_000].split(), "läuft", "犰狳", "🙂", "e\u0301"]
 SEPARATOR = "\n\x1e\n"

@@ -17,11 +17,11 @@ import torch
 import torch._dynamo  # torch.distributed wants it, and each process would import it
 from rich.console import Console
 
-from ddl.cli.main import main
-from ddl.config import TrainConfig
-from ddl.train import train
-from ddl.train.metrics import measured_peak
-from ddl.train.saver import versions
+from ddl.lab.cli.main import main
+from ddl.lab.config import TrainConfig
+from ddl.lab.train import train
+from ddl.lab.train.metrics import measured_peak
+from ddl.lab.train.saver import versions
 
 SECONDS = 120
 LATE = (  # what training imports late

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ddl.config import PRESETS, TrainConfig
-from ddl.train import Trainer
+from ddl.lab.config import PRESETS, TrainConfig
+from ddl.lab.train import Trainer
 
 
 def short(tmp_path: Path, residual: str = "ddl-cc", **changes: object) -> TrainConfig:

@@ -8,8 +8,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from ddl.config import GPTConfig
 from ddl.models.cache import Cache
+from ddl.models.config import GPTConfig
 
 __all__ = ["DDLCache"]
 

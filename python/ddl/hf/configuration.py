@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from ddl.config import GPTConfig
 from ddl.errors import NEWER, InputError
 from ddl.files import MODEL_TYPE, NANOGPT_MODEL_TYPE
 from ddl.models import NanoGPTConfig
+from ddl.models.config import GPTConfig
 
 __all__ = ["DDLConfig", "DDLNanoGPTConfig"]
 
@@ -37,7 +37,7 @@ class _UnknownFieldError(InputError):
 
 
 class DDLConfig(PreTrainedConfig):
-    """Configuration of a model: every field of `ddl.config.GPTConfig` under its own name.
+    """Configuration of a model: every field of `ddl.lab.config.GPTConfig` under its own name.
 
     transformers' names num_hidden_layers, num_attention_heads and max_position_embeddings work,
     too, for num_layers, num_heads and block_size. All other arguments of a PreTrainedConfig (dtype,

@@ -1,4 +1,4 @@
-"""Write our models as Hugging Face directories, read them back, and `ddl export`."""
+"""Write our models as Hugging Face directories, and read them back."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from ddl.data.tokenizer import FileTokenizer, GPT2Tokenizer, Tokenizer
 from ddl.errors import InputError, first_line
 from ddl.files import (
     PathKind,
     at_home,
     atomic_directory,
     require_kind,
-    require_new_directory,
     written,
 )
 from ddl.hf import remote
 from ddl.models import GPT, NanoGPT
+from ddl.models.tokenizers import FileTokenizer, GPT2Tokenizer, Tokenizer
 
 from .base import OurModel
 from .modeling import from_gpt, to_gpt
 from .nanogpt import DDLNanoGPTForCausalLM, from_nanogpt, to_nanogpt
 from .tokenization import FastTokenizer, from_files, load_tokenizer, to_fast
 
-__all__ = ["choose_tokenizer", "export_run", "load", "save", "save_with_tokenizer"]
+__all__ = ["choose_tokenizer", "load", "save", "save_with_tokenizer"]
 
 
 def save(
@@ -116,31 +115,6 @@ def load(
     if isinstance(model, DDLNanoGPTForCausalLM):
         return to_nanogpt(model), tokenizer
     return to_gpt(model), tokenizer
-
-
-def export_run(
-    run: Path, hf: Path, tokenizer: Path | None = None, checkpoint: str = "last"
-) -> list[str]:
-    """Write the model and tokenizer of a run, or of such a directory, for Hugging Face.
-
-    This is `ddl export`. tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them.
-    checkpoint: of a run: "last", "best" or a step. Returns lines for the user. Raises InputError if
-    `run` or `hf` cannot be used; then nothing was written.
-    """
-    from ddl.train.runs import LAST, load_run  # needs the `train` extra
-
-    require_new_directory(hf, argument="hf")
-    model: GPT | NanoGPT
-    if require_kind(run, PathKind.RUN, PathKind.DDL, argument="run") is PathKind.DDL:
-        if checkpoint != LAST:
-            expected = f"left at {LAST} unless `run` is {PathKind.RUN.value}"
-            raise InputError(f"`checkpoint` must be {expected}, got {checkpoint!r}")
-        model, ours = load(run, "auto")
-    else:
-        model, ours = load_run(run, torch.device("cpu"), checkpoint)
-    return save_with_tokenizer(
-        model, choose_tokenizer(ours, tokenizer, model.config), hf, argument="hf"
-    )
 
 
 def choose_tokenizer(

@@ -29,8 +29,10 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ddl.config import GPTConfig
-from ddl.data.tokenizer import (
+from ddl.errors import InputError, first_line
+from ddl.models import NanoGPTConfig
+from ddl.models.config import GPTConfig
+from ddl.models.tokenizers import (
     END_OF_TEXT,
     CharTokenizer,
     FileTokenizer,
@@ -41,8 +43,6 @@ from ddl.data.tokenizer import (
     describe,
     restore,
 )
-from ddl.errors import InputError, first_line
-from ddl.models import NanoGPTConfig
 
 __all__ = ["FastTokenizer", "from_files", "load_tokenizer", "to_fast"]
 

@@ -1,1 +1,1 @@
-"""Everything that the command `ddl` does: data, training, evaluation, analysis, and their commands."""
+"""What the command `ddl` does: data, training, evaluation, analysis, and the commands."""

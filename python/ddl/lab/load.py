@@ -1,6 +1,6 @@
 """Load a model and its tokenizer from any supported path, and continue a prompt with them.
 
-    model, tokenizer = ddl.load.load("runs/tiny")
+    model, tokenizer = ddl.lab.load.load("runs/tiny")
 
 A path is a run directory, a Hugging Face directory or a checkpoint of nanoGPT or the papers' code;
 `ddl.files.path_kind` tells them apart. Hugging Face's libraries are imported only if needed.
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddl.data.tokenizer import Tokenizer, encode_prompt
 from ddl.errors import InputError, first_line
 from ddl.files import PathKind, at_home, path_kind, require_kind
+from ddl.lab.train import pick_device
+from ddl.lab.train.runs import LAST, load_run
 from ddl.models import GPT, NanoGPT
-from ddl.train import pick_device
-from ddl.train.runs import LAST, load_run
+from ddl.models.tokenizers import Tokenizer, encode_prompt
 
 __all__ = ["Loaded", "PathKind", "complete", "load", "load_for_transformers", "path_kind"]
 

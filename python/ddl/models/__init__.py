@@ -1,10 +1,33 @@
-"""Language models built from the package's modules."""
+"""Language models built from the package's modules.
 
-from ddl.config import GPTConfig
+Names are imported on first use: `ddl.models.config`, which commands' options need, loads no torch.
+"""
 
-from .cache import Cache
-from .gpt import GPT, GPTOutput
-from .nanogpt import NanoGPT, NanoGPTConfig
-from .trunk import AdditiveStream
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .config import GPTConfig
+    from .gpt import GPT, GPTOutput
+    from .nanogpt import NanoGPT, NanoGPTConfig
+    from .trunk import AdditiveStream
 
 __all__ = ["GPT", "AdditiveStream", "Cache", "GPTConfig", "GPTOutput", "NanoGPT", "NanoGPTConfig"]
+
+_HOMES = {
+    "GPT": ".gpt",
+    "AdditiveStream": ".trunk",
+    "Cache": ".cache",
+    "GPTConfig": ".config",
+    "GPTOutput": ".gpt",
+    "NanoGPT": ".nanogpt",
+    "NanoGPTConfig": ".nanogpt",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
+    return value

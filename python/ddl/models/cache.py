@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ddl.config import GPTConfig
 from ddl.nn.history import History
 from ddl.ops.checks import check_is_tensor
+
+from .config import GPTConfig
 
 LEAST_GROWTH = 64  # tokens
 

@@ -9,6 +9,7 @@ from collections import abc
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from ddl.fields import plain_numbers, require
 from ddl.options import (
     MODEL_OPTIONS,
     RESIDUAL_OPTIONS,
@@ -31,8 +32,6 @@ from ddl.options import (
     has_effect,
     quoted,
 )
-
-from .fields import plain_numbers, require
 
 __all__ = ["BASELINES", "PUBLISHED", "RESIDUALS", "STREAMS", "GPTConfig"]
 

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddl.config import GPTConfig
 from ddl.nn.checks import require_own_forward
 from ddl.ops.checks import check_is_tensor
 from ddl.options import check_count, is_whole
 
 from .cache import Cache
+from .config import GPTConfig
 from .sampling import Sampling
 from .sublayers import Attention, Rotary, SwiGLU, wide
 from .tokens import check_vocabulary

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddl.config import GPTConfig
-
+from .config import GPTConfig
 from .tokens import ALONE, Tokens
 
 NORM_EPS = 1e-5

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddl.config import STREAMS, GPTConfig
 from ddl.nn.adapters import active
 from ddl.nn.history import History
 from ddl.nn.hyper import HyperStream
@@ -16,6 +15,7 @@ from ddl.nn.stream import DeltaStream
 from ddl.nn.taps import AddingStream, Addition
 
 from .cache import Cache
+from .config import STREAMS, GPTConfig
 from .sublayers import NORM_EPS
 from .tokens import place
 

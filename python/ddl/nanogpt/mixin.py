@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ddl.optim import NEVER_DECAYED
+from ddl.nn import DeltaResidual, Expand, Read
+from ddl.optim import never_decayed
 
 from .annealing import Annealing, anneal
 
@@ -36,8 +37,7 @@ class Converted(nn.Module):
 
         If the model starts with additions, the optimizer's steps are those that `convert` counts.
         """
-        modules = [module for module in self.modules() if isinstance(module, NEVER_DECAYED)]
-        new = {p: None for module in modules for p in module.parameters() if p.requires_grad}
+        new = {p: None for p in never_decayed(self) if p.requires_grad}
         for parameter in new:
             parameter.requires_grad_(False)  # nanoGPT's method skips parameters without gradient
         try:
@@ -65,7 +65,7 @@ class Converted(nn.Module):
         Call it after `to_empty`. The modules of nanoGPT are left as they are.
         """
         for module in self.modules():
-            if isinstance(module, (*NEVER_DECAYED, Annealing)):
+            if isinstance(module, DeltaResidual | Read | Expand | Annealing):
                 module.reset_parameters()
 
     # --- the options in the state dict's metadata, which torch saves and loads with it ------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,10 @@ class Expand(nn.Module):
             size = (hidden_size, value_channels, kernel_size)
             self.weight = empty_parameter(*size, device=device, dtype=dtype)
         self.reset_parameters()
+
+    def never_decayed(self) -> Iterator[nn.Parameter]:
+        """The parameters that an optimizer should not decay: zero is no neutral value for them."""
+        return self.parameters()
 
     def reset_parameters(self) -> None:
         """Reset the convolution to repetition: every value channel is x."""

@@ -11,7 +11,7 @@ hyper-connections). Plain PyTorch: a comparison, not something that this package
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -43,6 +43,10 @@ class HyperConnection(nn.Module):
         self.mix_scale = nn.Parameter(torch.empty(1))
         self.join_scale = nn.Parameter(torch.empty(1))
         self.reset_parameters()
+
+    def never_decayed(self) -> Iterator[nn.Parameter]:
+        """The static mixing, which an optimizer should not decay (arXiv 2409.19606)."""
+        return self.parameters(recurse=False)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -125,6 +126,10 @@ class Read(nn.Module):
         else:
             self.compress_kernel = empty_parameter(d, *[m] * token, self.kernel_size, **factory)
             self.compress_read = empty_parameter(m, **factory)
+
+    def never_decayed(self) -> Iterator[nn.Parameter]:
+        """The parameters that an optimizer should not decay: zero is no neutral value for them."""
+        return self.parameters()
 
     def reset_parameters(self) -> None:
         """Reset γ to 1 and the compression to read_init for the current token's value channels."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -151,6 +152,10 @@ class DeltaResidual(nn.Module):
         if mapping == "v":
             self.direction = make_direction(direction, *size, direction_hidden, **factory)
         self.reset_parameters()
+
+    def never_decayed(self) -> Iterator[nn.Parameter]:
+        """The parameters that an optimizer should not decay: zero is no neutral value for them."""
+        return self.parameters()
 
     def reset_parameters(self) -> None:
         """Reset β to beta_init, a linear value's bias to value_init, a convolution to the identity.

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ddl.config import GPTConfig
 from ddl.errors import InputError
 from ddl.files import PAPER_MODEL_TYPES
+from ddl.models.config import GPTConfig
 from ddl.paper import names, options
 
 from .importing import State, check_shapes, shapes_of

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ddl.config import GPTConfig
-from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
 from ddl.errors import InputError, first_line
 from ddl.files import (
     CONFIG,
@@ -27,6 +25,8 @@ from ddl.files import (
     written,
 )
 from ddl.models import GPT, NanoGPT
+from ddl.models.config import GPTConfig
+from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
 from ddl.paper import nanogpt
 
 from .exporting import revert
@@ -67,8 +67,8 @@ def import_checkpoint(
         src: a .pt, .bin or .safetensors file, or a directory with one.
         out: directory to write, new or empty.
         variant: residual that the checkpoint must have; "auto" recognises it by parameter names.
-        reverse: convert back: `src` is a run directory or one for the Auto classes, and `out` gets
-            the paper's config.json and pytorch_model.bin.
+        reverse: convert back: `src` is a directory for the Auto classes, and `out` gets the paper's
+            config.json and pytorch_model.bin. For a run there is `ddl.lab.exchange`.
         layout: parameter names for `reverse`, "c_proj" or "o_proj", as in `revert`.
         tokenizer: a directory with GPT-2's files, if tiktoken cannot fetch them, or with nanoGPT's
             meta.pkl.
@@ -79,7 +79,7 @@ def import_checkpoint(
     src, out = at_home(src, argument="src"), at_home(out, argument="out")
     require_new_directory(out)
     if reverse:
-        return _export(src, out, layout)
+        return export_checkpoint(*_ours(src), out, layout)
     files = None if tokenizer is None else at_home(tokenizer, argument="tokenizer")
     return _import(src, out, variant, files)
 
@@ -157,8 +157,10 @@ def _import(src: Path, out: Path, variant: Variant, files: Path | None) -> list[
     return report + save_with_tokenizer(model, tokenizer, out)
 
 
-def _export(src: Path, out: Path, layout: Layout) -> list[str]:
-    config, state = _ours(src)
+def export_checkpoint(
+    config: GPTConfig, state: dict[str, Tensor], out: Path, layout: Layout
+) -> list[str]:
+    """Write a model's parameters as the paper's code has them; return lines for the user."""
     theirs, state = revert(config, state, layout=layout)
     with atomic_directory(out) as folder:
         torch.save(state, folder / WEIGHTS)
@@ -167,12 +169,8 @@ def _export(src: Path, out: Path, layout: Layout) -> list[str]:
 
 
 def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
-    """Read config and parameters, in their own dtypes, of a run or Hugging Face directory."""
-    if require_kind(src, PathKind.RUN, PathKind.DDL, argument="src") is PathKind.RUN:
-        from ddl.train.runs import load_run  # needs the `train` extra
-
-        model, _ = load_run(src, torch.device("cpu"))
-        return model.config, model.state_dict()
+    """Read config and parameters, in their own dtypes, of a directory for the Auto classes."""
+    require_kind(src, PathKind.DDL, argument="src")
     if _json(src / CONFIG).get("model_type") == NANOGPT_MODEL_TYPE:
         expected = "a model with the papers' blocks for `reverse`"
         raise InputError(f"`src` must be {expected}, got {src} with nanoGPT's")

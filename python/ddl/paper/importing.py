@@ -9,9 +9,10 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ddl.config import PUBLISHED, STREAMS, GPTConfig, Residual
 from ddl.errors import InputError
 from ddl.models import GPT
+from ddl.models.config import PUBLISHED, STREAMS, GPTConfig
+from ddl.options import Residual
 from ddl.paper import names, options
 
 from .names import EMBEDDING, EXPANSION, HEAD, listed

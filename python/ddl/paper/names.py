@@ -17,8 +17,9 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from ddl.config import STREAMS, GPTConfig, Residual
 from ddl.errors import InputError
+from ddl.models.config import STREAMS, GPTConfig
+from ddl.options import Residual
 
 Layout = Literal["c_proj", "o_proj"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)

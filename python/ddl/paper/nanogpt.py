@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ddl.data.tokenizer import GPT2Tokenizer, Tokenizer, read_meta
 from ddl.errors import InputError
 from ddl.models import NanoGPT, NanoGPTConfig
+from ddl.models.tokenizers import GPT2Tokenizer, Tokenizer, read_meta
 from ddl.nanogpt import options_in
 
 from .names import WRAPPERS, listed

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ddl.config import STREAMS, GPTConfig, Residual
 from ddl.errors import InputError
-from ddl.options import check_finite
+from ddl.models.config import STREAMS, GPTConfig
+from ddl.options import Residual, check_finite
 
 from .names import listed
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddl.data.tokenizer import ByteTokenizer
-from ddl.train.runs import RunDirectory
+from ddl.lab.train.runs import RunDirectory
+from ddl.models.tokenizers import ByteTokenizer
 from tests.support.train_cases import short
 
 METRICS = {"social_iqa": ("acc",), "winogrande": ("acc",)}  # others have acc_norm, too

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddl.config import ReportConfig
-from tests.analysis.report_cases import Page
+from ddl.lab.config import ReportConfig
+from tests.lab.analysis.report_cases import Page
 
 Write = Callable[..., Page]
 
@@ -16,7 +16,7 @@ Write = Callable[..., Page]
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Write a report without plotly.js, and return its page."""
-    from ddl.analysis.report import page
+    from ddl.lab.analysis.report import page
 
     monkeypatch.setattr(page, "get_plotlyjs", lambda: "/* plotly.js */")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ddl.config.paper_tasks import PAPER
+from ddl.lab.config.paper_tasks import PAPER
 
 
 class Row(NamedTuple):

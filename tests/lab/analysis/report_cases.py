@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ddl.recording import PER_CHANNEL, QUANTITIES
 from ddl.recording.quantities import BINS
-from tests.analysis.cases import make_run
+from tests.lab.analysis.cases import make_run
 
 NASTY = '</script><img src=x onerror=alert(1)><b>&amp;%{x}"\u202e\x1b[31m\ud800 $\\alpha$ \u05d0'
 SHOWN = '</script><img src=x onerror=alert(1)><b>&amp;%{x}"\ufffd\ufffd[31m? $\\alpha$ \u05d0'

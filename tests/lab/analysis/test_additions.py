@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ddl.analysis.heat_maps import draw_depth, draw_training
-from ddl.analysis.inspection import inspect
-from ddl.analysis.inspection_tables import depth_table, sentences
+from ddl.lab.analysis.heat_maps import draw_depth, draw_training
+from ddl.lab.analysis.inspection import inspect
+from ddl.lab.analysis.inspection_tables import depth_table, sentences
 from tests.recording.test_additions import by_hand, make, plain
 from tests.support import hf_cases
 from tests.support.figures import saved_figure

@@ -1,4 +1,4 @@
-"""`ddl.analysis.compare`: what is read from runs, and what makes a comparison unfair."""
+"""`ddl.lab.analysis.compare`: what is read from runs, and what makes a comparison unfair."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from ddl.analysis import tables
-from ddl.analysis.compare import Comparison, compare, plot, unique_names
-from ddl.analysis.document import document
-from ddl.analysis.runs import Run, read_run
-from ddl.config import OptimConfig
-from ddl.data.tokenizer import CharTokenizer, describe
 from ddl.errors import InputError
+from ddl.lab.analysis import tables
+from ddl.lab.analysis.compare import Comparison, compare, plot, unique_names
+from ddl.lab.analysis.document import document
+from ddl.lab.analysis.runs import Run, read_run
+from ddl.lab.config import OptimConfig
+from ddl.lab.train import train
+from ddl.lab.train.runs import load_config
 from ddl.models import GPT
-from ddl.train import train
-from ddl.train.runs import load_config
-from tests.analysis.cases import make_run, write_evaluation
-from tests.analysis.papers import ONE_SHOT, PERPLEXITIES, ZERO_SHOT
+from ddl.models.tokenizers import CharTokenizer, describe
 from tests.compatibility.cases import FORMATS
+from tests.lab.analysis.cases import make_run, write_evaluation
+from tests.lab.analysis.papers import ONE_SHOT, PERPLEXITIES, ZERO_SHOT
 from tests.support.train_cases import quiet, short
 
 
@@ -306,7 +306,7 @@ def test_runs_that_go_on(tmp_path: Path) -> None:
 def test_a_run_that_is_training_is_read_without_its_lock(tmp_path: Path) -> None:
     config = short(tmp_path, "additive", steps=4, eval_every=2)
     seen: list[Run] = []
-    from ddl.train import Trainer
+    from ddl.lab.train import Trainer
 
     original = Trainer.step
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ddl import cli
-from ddl.analysis import measured
-from ddl.analysis.compare import compare
-from ddl.analysis.document import document
-from ddl.analysis.student import quantile
-from ddl.config.sweeps import KEYS
-from tests.analysis.cases import make_run
+from ddl.lab import cli
+from ddl.lab.analysis import measured
+from ddl.lab.analysis.compare import compare
+from ddl.lab.analysis.document import document
+from ddl.lab.analysis.student import quantile
+from ddl.lab.config.sweeps import KEYS
+from tests.lab.analysis.cases import make_run
 from tests.support import ROOT
 
 TEXT = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")

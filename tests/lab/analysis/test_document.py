@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ddl.analysis.compare import compare
-from ddl.analysis.document import curve, document, ranking
-from ddl.analysis.runs import Run
-from tests.analysis.cases import make_run
+from ddl.lab.analysis.compare import compare
+from ddl.lab.analysis.document import curve, document, ranking
+from ddl.lab.analysis.runs import Run
+from tests.lab.analysis.cases import make_run
 
 
 def refuse(name: str) -> None:

@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from ddl import DeltaStream
-from ddl.analysis.heat_maps import draw_depth, draw_training
-from ddl.analysis.inspection import Inspection, inspect
-from ddl.analysis.labels import labels
 from ddl.errors import InputError
+from ddl.lab.analysis.heat_maps import draw_depth, draw_training
+from ddl.lab.analysis.inspection import Inspection, inspect
+from ddl.lab.analysis.labels import labels
 from tests.support.figures import saved_figure
 
 

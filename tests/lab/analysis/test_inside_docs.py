@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddl import cli
+from ddl.lab import cli
 from ddl.recording import QUANTITIES
 from tests.support import ROOT
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ddl
-from ddl.analysis.inspection import Inspection, inspect
+from ddl.lab.analysis.inspection import Inspection, inspect
 from tests.support.recording_cases import B, D, L, Rewrite, T, by_hand, embeddings, make, variants
 
 WINDOWS = (0, 1, 2)  # seeds

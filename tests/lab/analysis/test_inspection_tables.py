@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddl.analysis.inspection_tables import sentences, three_digits
+from ddl.lab.analysis.inspection_tables import sentences, three_digits
 
 REWRITES = [{"regimes": {}}]
 

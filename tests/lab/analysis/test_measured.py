@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from ddl import data
-from ddl.analysis import measured, scoring
-from ddl.analysis.compare import compare, with_data
-from ddl.analysis.document import document
-from ddl.analysis.measured import measure
-from ddl.analysis.runs import Run
-from ddl.analysis.scoring import Score, encode, places, score_run
-from ddl.analysis.tables import markdown
-from ddl.cli import main
-from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, describe
 from ddl.errors import InputError
-from ddl.load import load
-from ddl.train import metrics, train
-from tests.analysis.cases import make_run, write_evaluation
-from tests.analysis.test_document import refuse
+from ddl.lab import data
+from ddl.lab.analysis import measured, scoring
+from ddl.lab.analysis.compare import compare, with_data
+from ddl.lab.analysis.document import document
+from ddl.lab.analysis.measured import measure
+from ddl.lab.analysis.runs import Run
+from ddl.lab.analysis.scoring import Score, encode, places, score_run
+from ddl.lab.analysis.tables import markdown
+from ddl.lab.cli import main
+from ddl.lab.load import load
+from ddl.lab.train import metrics, train
+from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, describe
+from tests.lab.analysis.cases import make_run, write_evaluation
+from tests.lab.analysis.test_document import refuse
 from tests.support.train_cases import quiet, short
 
 TEXT = "The delta rule erases what it overwrites, é and ü too. " * 40

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ddl.analysis.options import options_of
-from ddl.analysis.runs import Run
-from ddl.config import OptimConfig, TrainConfig
-from ddl.config.stored import options_by_name
+from ddl.lab.analysis.options import options_of
+from ddl.lab.analysis.runs import Run
+from ddl.lab.config import OptimConfig, TrainConfig
+from ddl.lab.config.stored import options_by_name
 
 
 def test_names_and_values_are_those_of_the_command_line() -> None:

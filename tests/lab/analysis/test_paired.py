@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ddl.analysis.compare import compare
-from ddl.analysis.paired import Paired, pair, variants_of
 from ddl.errors import InputError
-from tests.analysis.cases import make_run
+from ddl.lab.analysis.compare import compare
+from ddl.lab.analysis.paired import Paired, pair, variants_of
+from tests.lab.analysis.cases import make_run
 
 ADDITIVE = {1: 3.0, 2: 3.4, 3: 2.6}
 

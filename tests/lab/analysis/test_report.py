@@ -10,13 +10,13 @@ import torch
 
 pytest.importorskip("plotly", reason="needs the extra `report`")
 
-from ddl.analysis.inspection import inspect
-from ddl.analysis.report.rewrites import SCALARS, read_depth
+from ddl.lab.analysis.inspection import inspect
+from ddl.lab.analysis.report.rewrites import SCALARS, read_depth
+from ddl.lab.train.plots import COLOURS
 from ddl.models import GPT
-from ddl.train.plots import COLOURS
-from tests.analysis.cases import make_run, write_evaluation
-from tests.analysis.conftest import Write
-from tests.analysis.report_cases import add_records, three_runs
+from tests.lab.analysis.cases import make_run, write_evaluation
+from tests.lab.analysis.conftest import Write
+from tests.lab.analysis.report_cases import add_records, three_runs
 from tests.support.train_cases import short
 
 

@@ -24,11 +24,11 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
-from ddl.analysis.report.page import write_report
-from ddl.config import ReportConfig
-from tests.analysis.cases import make_run
-from tests.analysis.report_cases import three_runs
-from tests.analysis.test_report_escaping import NAME, nasty_run
+from ddl.lab.analysis.report.page import write_report
+from ddl.lab.config import ReportConfig
+from tests.lab.analysis.cases import make_run
+from tests.lab.analysis.report_cases import three_runs
+from tests.lab.analysis.test_report_escaping import NAME, nasty_run
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 SIZES = {"desktop": (1280, 900, False), "phone": (390, 844, True)}

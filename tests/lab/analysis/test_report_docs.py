@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("plotly", reason="needs the extra `report`")
 
-from ddl import cli
-from ddl.analysis.report import charts, page
-from tests.analysis.report_cases import Page
+from ddl.lab import cli
+from ddl.lab.analysis.report import charts, page
+from tests.lab.analysis.report_cases import Page
 from tests.support import ROOT
 
 TEXT = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")

@@ -13,13 +13,13 @@ import pytest
 
 pytest.importorskip("plotly", reason="needs the extra `report`")
 
-from ddl.analysis.report import page as page_module
-from ddl.analysis.report.page import write_report
-from ddl.analysis.report.text import BIDI_MARKS, chart_labels, chart_text, visible
-from ddl.config import ReportConfig
-from tests.analysis.cases import make_run
-from tests.analysis.conftest import Write
-from tests.analysis.report_cases import (
+from ddl.lab.analysis.report import page as page_module
+from ddl.lab.analysis.report.page import write_report
+from ddl.lab.analysis.report.text import BIDI_MARKS, chart_labels, chart_text, visible
+from ddl.lab.config import ReportConfig
+from tests.lab.analysis.cases import make_run
+from tests.lab.analysis.conftest import Write
+from tests.lab.analysis.report_cases import (
     NASTY,
     SHOWN,
     Page,

@@ -11,14 +11,14 @@ import pytest
 
 pytest.importorskip("plotly", reason="needs the extra `report`")
 
-from ddl import cli
-from ddl.analysis.report.charts import thinned
-from ddl.analysis.report.page import write_report
-from ddl.config import ReportConfig
 from ddl.errors import InputError
-from tests.analysis.cases import make_run, write_evaluation
-from tests.analysis.conftest import Write
-from tests.analysis.report_cases import three_runs, write_inspection, write_recordings
+from ddl.lab import cli
+from ddl.lab.analysis.report.charts import thinned
+from ddl.lab.analysis.report.page import write_report
+from ddl.lab.config import ReportConfig
+from tests.lab.analysis.cases import make_run, write_evaluation
+from tests.lab.analysis.conftest import Write
+from tests.lab.analysis.report_cases import three_runs, write_inspection, write_recordings
 
 
 def test_the_missing_parts_are_named(tmp_path: Path, write: Write) -> None:
@@ -207,7 +207,7 @@ def test_a_sentence(
 def test_without_plotly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "ddl.analysis.report.page", raising=False)
+    monkeypatch.delitem(sys.modules, "ddl.lab.analysis.report.page", raising=False)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     assert cli.main(["report", str(make_run(tmp_path / "a"))]) == 1
     sentence = "ddl report: `ddl report` needs the `report` extra: pip install 'ddl-rs[report]'\n"

@@ -1,4 +1,4 @@
-"""ddl.analysis.spectra against numpy's dense linear algebra and ddl.reference, in float64."""
+"""ddl.lab.analysis.spectra against numpy's dense linear algebra and ddl.reference, in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddl import reference
-from ddl.analysis import spectra
+from ddl.lab.analysis import spectra
 
 CLOSE = 1e-12  # all arithmetic is in float64; the figures are at most some tens
 

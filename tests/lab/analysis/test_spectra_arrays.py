@@ -1,4 +1,4 @@
-"""The arrays of ddl.analysis.spectra: read in place; threads, and numpy itself."""
+"""The arrays of ddl.lab.analysis.spectra: read in place; threads, and numpy itself."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ddl.analysis import spectra
-from tests.analysis.test_spectra import Rewrites, rewrites
+from ddl.lab.analysis import spectra
+from tests.lab.analysis.test_spectra import Rewrites, rewrites
 from tests.ops.test_ops_threads import runs_beside
 
 
@@ -132,7 +132,7 @@ def test_pythons_lock_is_released(call: Callable):
 LIMITED = """
 import resource, sys
 import numpy as np
-from ddl.analysis import spectra
+from ddl.lab.analysis import spectra
 
 N, L, d, m = {sizes}
 with open(sys.argv[1], "wb") as file:
@@ -171,8 +171,8 @@ def test_the_extension_alone_imports_no_numpy():
 
 
 def test_without_numpy_it_says_so():
-    code = "import sys; sys.modules['numpy'] = None; import ddl.analysis.spectra"
+    code = "import sys; sys.modules['numpy'] = None; import ddl.lab.analysis.spectra"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
-        "ModuleNotFoundError: `ddl.analysis.spectra` needs numpy: pip install 'ddl-rs[train]'"
+        "ModuleNotFoundError: `ddl.lab.analysis.spectra` needs numpy: pip install 'ddl-rs[train]'"
     )

@@ -1,4 +1,4 @@
-"""ddl.analysis.spectra of what ddl.record has kept of a model."""
+"""ddl.lab.analysis.spectra of what ddl.record has kept of a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 import ddl
 from ddl import recording
-from ddl.analysis import spectra
+from ddl.lab.analysis import spectra
 from tests.support.recording_cases import F64, B, L, T, embeddings, make, variants
 
 KEPT = ("direction", "beta", "k_norm", "value", "eigenvalue", "coherence", "state", "state_after")

@@ -1,13 +1,13 @@
-"""The sentences of ddl.analysis.spectra."""
+"""The sentences of ddl.lab.analysis.spectra."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from ddl.analysis import spectra
 from ddl.errors import InputError
-from tests.analysis.test_spectra import rewrites
+from ddl.lab.analysis import spectra
+from tests.lab.analysis.test_spectra import rewrites
 
 GOOD = rewrites(2, 3, 4, 2)
 

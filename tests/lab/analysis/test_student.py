@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ddl.analysis.student import interval, quantile
+from ddl.lab.analysis.student import interval, quantile
 
 # Two-sided 95 % and 99 %, as every textbook prints them.
 TABLE = {

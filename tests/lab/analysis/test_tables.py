@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ddl.analysis import tables
-from ddl.analysis.compare import compare
-from ddl.analysis.document import document
-from ddl.analysis.paired import pair
-from tests.analysis.cases import make_run, write_evaluation
-from tests.analysis.papers import ONE_SHOT, ZERO_SHOT
+from ddl.lab.analysis import tables
+from ddl.lab.analysis.compare import compare
+from ddl.lab.analysis.document import document
+from ddl.lab.analysis.paired import pair
+from tests.lab.analysis.cases import make_run, write_evaluation
+from tests.lab.analysis.papers import ONE_SHOT, ZERO_SHOT
 
 
 @pytest.fixture(scope="module")

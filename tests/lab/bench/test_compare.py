@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ddl.bench.compare import compare, read_baseline, require_sizes
-from ddl.bench.row import Row, percentile_95
-from ddl.config import BenchConfig
 from ddl.errors import InputError
+from ddl.lab.bench.compare import compare, read_baseline, require_sizes
+from ddl.lab.bench.row import Row, percentile_95
+from ddl.lab.config import BenchConfig
 
 SIZES = {"hidden_size": 64, "dtype": "float32"}
 

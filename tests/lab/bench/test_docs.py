@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from ddl import cli
-from ddl.cli.command import parse
-from ddl.config import PARTS
-from ddl.doctor.examine import sections
+from ddl.lab import cli
+from ddl.lab.cli.command import parse
+from ddl.lab.config import PARTS
+from ddl.lab.doctor.examine import sections
 from tests.support import ROOT
 
 TEXT = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from ddl import cli, functional, reference
-from ddl.bench import agreement, boundaries, norm
-from ddl.bench.agreement import make
-from ddl.bench.clock import Clock
-from ddl.bench.oracle import exact
-from ddl.bench.run import MEASURES, Run, bench
-from ddl.bench.setting import Setting, setting_of
-from ddl.config import BenchConfig
+from ddl import functional, reference
+from ddl.lab import cli
+from ddl.lab.bench import agreement, boundaries, norm
+from ddl.lab.bench.agreement import make
+from ddl.lab.bench.clock import Clock
+from ddl.lab.bench.oracle import exact
+from ddl.lab.bench.run import MEASURES, Run, bench
+from ddl.lab.bench.setting import Setting, setting_of
+from ddl.lab.config import BenchConfig
 from ddl.nn import DeltaStream
 
 CPU = torch.device("cpu")
@@ -42,7 +43,7 @@ EVERY_ROW = {
 
 @pytest.fixture(autouse=True)
 def small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddl.bench.run.COPIED", {"cpu": 2**16})
+    monkeypatch.setattr("ddl.lab.bench.run.COPIED", {"cpu": 2**16})
 
 
 def setting(**fields: Any) -> Setting:
@@ -166,7 +167,7 @@ def test_a_wrong_operator_is_not_timed(
 
 
 def test_a_wrong_baseline_is_not_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ddl.bench import plain
+    from ddl.lab.bench import plain
 
     right = plain.rewrite
     monkeypatch.setattr(
@@ -272,7 +273,7 @@ def test_a_boundary_is_checked_by_all_its_gradients(monkeypatch: pytest.MonkeyPa
 def test_one_sentence(
     options: str, sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddl.bench.run.measure", lambda *_: pytest.fail("it measured"))
+    monkeypatch.setattr("ddl.lab.bench.run.measure", lambda *_: pytest.fail("it measured"))
     assert cli.main(["bench", *options.split()]) == 1
     said = capsys.readouterr()
     assert said.err == f"ddl bench: {sentence}\n"

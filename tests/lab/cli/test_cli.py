@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import ddl
-from ddl import cli
-from ddl.cli.main import _flags
-from ddl.config import SampleConfig, TrainConfig
-from ddl.train import train
+from ddl.lab import cli
+from ddl.lab.cli.main import _flags
+from ddl.lab.config import SampleConfig, TrainConfig
+from ddl.lab.train import train
 from tests.support.train_cases import quiet, short
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
@@ -173,7 +173,7 @@ def test_examples_in_help_can_be_copied(
 ) -> None:
     """tyro joins lines that follow each other; an example has to stay on a line of its own."""
     monkeypatch.setenv("COLUMNS", "200")
-    module = import_module(f"ddl.cli.{command.replace('import', 'import_')}")
+    module = import_module(f"ddl.lab.cli.{command.replace('import', 'import_')}")
     examples = [line for line in module.HELP.splitlines() if line.startswith("ddl ")]
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
@@ -221,7 +221,7 @@ def test_every_field_has_its_flag() -> None:
 def test_help_and_mistakes_load_no_torch(args: list[str]) -> None:
     code = (
         "import json, sys\n"
-        "from ddl.cli import main\n"
+        "from ddl.lab.cli import main\n"
         "try:\n"
         f"    main({args!r})\n"
         "except SystemExit:\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddl.cli import main
-from tests.analysis.cases import make_run, write_evaluation
+from ddl.lab.cli import main
+from tests.lab.analysis.cases import make_run, write_evaluation
 
 NOT_UTF8 = os.fsdecode(b"\xff run")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddl.analysis.compare import runs_at
-from ddl.cli.side_by_side import demo
-from ddl.config import PRESETS, DemoConfig
-from ddl.train.runs import load_run
+from ddl.lab.analysis.compare import runs_at
+from ddl.lab.cli.side_by_side import demo
+from ddl.lab.config import PRESETS, DemoConfig
+from ddl.lab.train.runs import load_run
 from tests.support.train_cases import recorder, short
 
 CPU = torch.device("cpu")

@@ -17,10 +17,10 @@ pytest.importorskip("lm_eval")
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ddl.hf  # noqa: F401 (registers with the Auto classes)
-from ddl.cli import main
-from ddl.config import PUBLISHED
-from ddl.load import complete
-from ddl.train.runs import load_run
+from ddl.lab.cli import main
+from ddl.lab.config import PUBLISHED
+from ddl.lab.load import complete
+from ddl.lab.train.runs import load_run
 from tests.support.eval_cases import datasets_in
 from tests.support.eval_reference import TASKS
 

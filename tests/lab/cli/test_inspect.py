@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from ddl.cli import main
-from ddl.train.runs import RunDirectory
+from ddl.lab.cli import main
+from ddl.lab.train.runs import RunDirectory
 
 SIZES = ["--steps", "4", "--eval-every", "4", "--record-every", "2", "--model.block-size", "32"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from ddl.cli import main
-from ddl.config import TrainConfig
-from ddl.config.stored import from_json, to_json
 from ddl.errors import InputError
+from ddl.lab.cli import main
+from ddl.lab.config import TrainConfig
+from ddl.lab.config.stored import from_json, to_json
 from tests.support.train_cases import short
 
 SIZES = "--model.hidden-size 32 --model.block-size 32 --steps 2 --eval-batches 1 --device cpu"
@@ -24,7 +24,7 @@ TEXT = "The delta rule erases what it overwrites. " * 100
 # Runs each argument as a command line of `ddl` and prints its exit status.
 COMMANDS = """
 import shlex, sys
-from ddl.cli import main
+from ddl.lab.cli import main
 for line in sys.argv[1:]:
     try:
         status = main(shlex.split(line))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl import cli
+from ddl.lab import cli
 from tests.support.prepare_cases import as_lines, as_parquet, documents
 
 TEXTS = documents(100)
@@ -53,7 +53,7 @@ def test_without_pyarrow(
 def test_no_process_loads_torch(tmp_path: Path) -> None:
     as_lines(tmp_path / "a.jsonl", TEXTS)
     (tmp_path / "torch.py").write_text("raise SystemExit('torch is loaded')")
-    code = "import sys; from ddl.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from ddl.lab.cli import main; sys.exit(main(sys.argv[1:]))"
     command = arguments(tmp_path / "a.jsonl", out=tmp_path / "out")
     done = subprocess.run(
         [sys.executable, "-c", code, *command], capture_output=True, text=True, cwd=tmp_path
@@ -70,7 +70,7 @@ def test_control_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ddl.data.prepare._refuse_empty", interrupt)
+        patch.setattr("ddl.lab.data.prepare._refuse_empty", interrupt)
         assert cli.main(arguments(tmp_path / "a.jsonl", out=out)) == 130
     assert (out / "train-00000.bin").exists()
     assert cli.main(arguments(tmp_path / "a.jsonl", out=out)) == 0

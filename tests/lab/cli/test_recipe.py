@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-import ddl.train
-from ddl import cli
-from ddl.config import PRESETS, TrainConfig, paper_code
-from ddl.train import Trained
-from ddl.train.runs import RunDirectory
+import ddl.lab.train
+from ddl.lab import cli
+from ddl.lab.config import PRESETS, TrainConfig, paper_code
+from ddl.lab.train import Trained
+from ddl.lab.train.runs import RunDirectory
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
         seen.append(config)
         return Trained(RunDirectory(config.directory), 0)
 
-    monkeypatch.setattr(ddl.train, "train", train)
+    monkeypatch.setattr(ddl.lab.train, "train", train)
     return seen
 
 

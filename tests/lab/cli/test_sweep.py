@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ddl.cli import main
-from ddl.train import Step, Trainer
+from ddl.lab.cli import main
+from ddl.lab.train import Step, Trainer
 
 TEXT = """
 preset = "tiny"

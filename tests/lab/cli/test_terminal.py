@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl.cli.terminal import nobody_reads
+from ddl.lab.cli.terminal import nobody_reads
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 ENVIRONMENT = BUFFERED | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}  # buffered: flushed at exit
@@ -96,7 +96,7 @@ def test_a_training_that_nobody_reads(tmp_path: Path) -> None:
 def test_a_pipe_of_something_else_is_a_defect(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from ddl import cli
+    from ddl.lab import cli
 
     def fail(args: list[str]) -> None:
         raise BrokenPipeError

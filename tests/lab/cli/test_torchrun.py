@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ddl
-from ddl.train.runs import RunDirectory
+from ddl.lab.train.runs import RunDirectory
 from tests.support.processes import Forked, command
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]

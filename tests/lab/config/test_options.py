@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from ddl import DeltaResidual, DeltaStream, Expand, Read
-from ddl.config import PRESETS, STREAMS, GPTConfig
-from ddl.config.model import SPELLED
 from ddl.errors import InputError
+from ddl.lab.config import PRESETS, STREAMS, GPTConfig
 from ddl.models import GPT
+from ddl.models.config import SPELLED
 from ddl.options import MODEL_OPTIONS, RESIDUAL_OPTIONS, STREAM_OPTIONS
 
 TABLE = RESIDUAL_OPTIONS | STREAM_OPTIONS

@@ -13,15 +13,16 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from ddl import config, data, environment, hf, load, paper
-from ddl.cli import COMMANDS, main
-from ddl.config import BenchConfig, PrepareConfig, TrainConfig
-from ddl.config.fields import path_fields
-from ddl.config.stored import from_json
-from ddl.config.sweeps import parse_sweep
-from ddl.doctor.cache import cache
-from ddl.doctor.report import Report
+from ddl import environment, hf, paper
 from ddl.errors import InputError
+from ddl.fields import path_fields
+from ddl.lab import config, data, load
+from ddl.lab.cli import COMMANDS, main
+from ddl.lab.config import BenchConfig, PrepareConfig, TrainConfig
+from ddl.lab.config.stored import from_json
+from ddl.lab.config.sweeps import parse_sweep
+from ddl.lab.doctor.cache import cache
+from ddl.lab.doctor.report import Report
 
 # Fields of text that are no paths; every other one has to be marked as one that may be.
 NO_PATHS = {"baseline", "checkpoint", "document_token", "prompt", "separator", "text_field"}

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddl.config import PRESETS, GPTConfig, OptimConfig, TrainConfig
 from ddl.errors import InputError
+from ddl.lab.config import PRESETS, GPTConfig, OptimConfig, TrainConfig
 
 TINY = PRESETS["tiny"].model
 COMPRESSED = 'residual="ddl-cc" or "ddl-cc-noec" or "ddl-tc" or "ddl-tc-noec"'

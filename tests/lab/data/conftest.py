@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl.data import sources
+from ddl.lab.data import sources
 from tests.support.prepare_cases import as_lines, documents, write_tokenizer
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from ddl import data
-from ddl.cli.prepare import summary
-from ddl.data.content import HEAD, foreign, wide_encoding
-from ddl.data.prepare import prepare
-from ddl.data.shards import read_index
 from ddl.errors import InputError
+from ddl.lab import data
+from ddl.lab.cli.prepare import summary
+from ddl.lab.data.content import HEAD, foreign, wide_encoding
+from ddl.lab.data.prepare import prepare
+from ddl.lab.data.shards import read_index
 from tests.support.prepare_cases import (
     FORMATS,
     as_lines,

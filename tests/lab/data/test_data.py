@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from ddl import data
-from ddl.data import corpus
-from ddl.data.tokenizer import (
+from ddl.errors import InputError
+from ddl.lab import data
+from ddl.lab.data import corpus
+from ddl.models.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
     GPT2Tokenizer,
@@ -24,7 +25,6 @@ from ddl.data.tokenizer import (
     read_meta,
     restore,
 )
-from ddl.errors import InputError
 
 TEXT = "Ein Gürteltier – 犰狳 – läuft. " * 40
 
@@ -217,7 +217,7 @@ def test_gpt2_decodes_its_own_tokens_only(monkeypatch: pytest.MonkeyPatch) -> No
         def decode_single_token_bytes(self, token: int) -> bytes:
             return {5: b"caf", 6: b"\xc3", 7: b"\xa9"}[token]
 
-    monkeypatch.setattr("ddl.data.tokenizer._gpt2", Encoding)
+    monkeypatch.setattr("ddl.models.tokenizers._gpt2", Encoding)
     assert GPT2Tokenizer().decode([5, 6, 7, 50300]) == "café\ufffd"
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddl.data.prepare import prepare
 from ddl.errors import InputError
+from ddl.lab.data.prepare import prepare
 from tests.support.prepare_cases import (
     as_lines,
     configuration,
@@ -72,7 +72,7 @@ def test_going_on_with_other_options_is_refused(
         sentence = f"{same} options, got {out}, begun with {name} = {old!r} instead of {new!r}"
         refused(sentence, configuration(lines, out, **{name: new}))
     with monkeypatch.context() as patch:
-        patch.setattr("ddl.data.directory.__version__", "9.9")
+        patch.setattr("ddl.lab.data.directory.__version__", "9.9")
         sentence = f"{same} versions, got {out}, begun with ddl = '0.1.0' instead of '9.9'"
         refused(sentence, configuration(lines, out))
     file = write_tokenizer(tmp_path / "tokenizer.json")

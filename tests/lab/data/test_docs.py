@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddl import cli
-from ddl.cli.command import parse
-from ddl.config import PRESETS
-from ddl.data.shards import read_index
+from ddl.lab import cli
+from ddl.lab.cli.command import parse
+from ddl.lab.config import PRESETS
+from ddl.lab.data.shards import read_index
 from tests.support import ROOT
 from tests.support.prepare_cases import WORDS
 

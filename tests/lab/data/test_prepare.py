@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from ddl import data
-from ddl.data import GPT2Tokenizer, sources
-from ddl.data.documents import is_held_out, pieces
-from ddl.data.prepare import prepare
-from ddl.data.shards import read_index
-from ddl.data.tokenizer import END_OF_TEXT
-from ddl.data.units import all_units
+from ddl.lab import data
+from ddl.lab.data import GPT2Tokenizer, sources
+from ddl.lab.data.documents import is_held_out, pieces
+from ddl.lab.data.prepare import prepare
+from ddl.lab.data.shards import read_index
+from ddl.lab.data.units import all_units
+from ddl.models.tokenizers import END_OF_TEXT
 from tests.support.prepare_cases import (
     FORMATS,
     as_lines,
@@ -193,8 +193,8 @@ def test_gpt2_puts_its_end_of_text_before_each_document(
         def encode_ordinary(self, text: str) -> list[int]:
             return list(text.encode())
 
-    monkeypatch.setattr("ddl.data.tokenizer._gpt2", Encoding)
-    monkeypatch.setattr("ddl.data.directory.version", lambda name: f"{name} 1")
+    monkeypatch.setattr("ddl.models.tokenizers._gpt2", Encoding)
+    monkeypatch.setattr("ddl.lab.data.directory.version", lambda name: f"{name} 1")
     as_lines(tmp_path / "a.jsonl", TEXTS[:50])
     prepare(configuration(tmp_path / "a.jsonl", tmp_path / "out", tokenizer="gpt2"))
     index, corpus = read_index(tmp_path / "out"), data.load(tmp_path / "out")

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from ddl.data.prepare import Progress, prepare
-from ddl.data.shards import read_index
 from ddl.errors import InputError
+from ddl.lab.data.prepare import Progress, prepare
+from ddl.lab.data.shards import read_index
 from tests.support.prepare_cases import FORMATS, SEPARATOR, configuration, contents, documents
 
 KILLED = """
 import sys
 from pathlib import Path
-from ddl.data import sources
-from ddl.cli import main
+from ddl.lab.data import sources
+from ddl.lab.cli import main
 if __name__ == "__main__":  # the workers import this file
     sources.UNIT = 4096
     sys.exit(main(sys.argv[1:]))
@@ -174,7 +174,7 @@ def test_progress_reaches_the_end(inputs: Path, tmp_path: Path, small_units: Non
 PEAK = """
 import re, sys
 from pathlib import Path
-from ddl.cli import main
+from ddl.lab.cli import main
 status = main(sys.argv[1:])
 print(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
 sys.exit(status)

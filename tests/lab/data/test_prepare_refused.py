@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from ddl.config import PrepareConfig
-from ddl.data import sources
-from ddl.data.directory import begin
-from ddl.data.prepare import prepare
 from ddl.errors import InputError
+from ddl.lab.config import PrepareConfig
+from ddl.lab.data import sources
+from ddl.lab.data.directory import begin
+from ddl.lab.data.prepare import prepare
 from tests.support.prepare_cases import (
     FORMATS,
     as_gzip,
@@ -219,7 +219,7 @@ def test_an_input_that_changes_meanwhile_is_refused(
             happens(victim)
 
     if early:
-        monkeypatch.setattr("ddl.data.prepare.begin", lambda *given: [begin(*given), act()][0])
+        monkeypatch.setattr("ddl.lab.data.prepare.begin", lambda *given: [begin(*given), act()][0])
     config = configuration(folder, out, workers=workers, shard_tokens=3000)
     gone = f"`inputs` must be readable files, got {victim}: No such file or directory"
     with pytest.raises(InputError) as caught:

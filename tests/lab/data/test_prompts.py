@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from ddl.data.tokenizer import ByteTokenizer, FileTokenizer, encode_prompt
 from ddl.errors import InputError
+from ddl.models.tokenizers import ByteTokenizer, FileTokenizer, encode_prompt
 
 
 def words(unknown: str | None) -> FileTokenizer:

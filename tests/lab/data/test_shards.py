@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from ddl import data
-from ddl.data import ByteTokenizer, Corpus, Shards, corpus, sources
-from ddl.data.prepare import prepare
-from ddl.data.shards import PARTS, open_shards, read_index
 from ddl.errors import InputError
-from ddl.load import load
-from ddl.train import Trainer, train
+from ddl.lab import data
+from ddl.lab.data import ByteTokenizer, Corpus, Shards, corpus, sources
+from ddl.lab.data.prepare import prepare
+from ddl.lab.data.shards import PARTS, open_shards, read_index
+from ddl.lab.load import load
+from ddl.lab.train import Trainer, train
 from tests.support.prepare_cases import (
     as_lines,
     configuration,

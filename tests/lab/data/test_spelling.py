@@ -15,13 +15,13 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, normalizers
 
-from ddl import data
-from ddl.data import CharTokenizer, Corpus, FileTokenizer, GPT2Tokenizer
-from ddl.data.prepare import prepare
-from ddl.data.shards import PARTS, TRAIN, Shards, read_index
-from ddl.data.spelling import spelling
-from ddl.train import Trainer
-from ddl.train.metrics import Metrics
+from ddl.lab import data
+from ddl.lab.data import CharTokenizer, Corpus, FileTokenizer, GPT2Tokenizer
+from ddl.lab.data.prepare import prepare
+from ddl.lab.data.shards import PARTS, TRAIN, Shards, read_index
+from ddl.lab.data.spelling import spelling
+from ddl.lab.train import Trainer
+from ddl.lab.train.metrics import Metrics
 from tests.support import tokenizer_files as files
 from tests.support.prepare_cases import as_lines, configuration, read_documents
 from tests.support.train_cases import short
@@ -138,7 +138,7 @@ def test_gpt2s_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         def decode_single_token_bytes(self, token: int) -> bytes:
             return b"x" * (token % 7)
 
-    monkeypatch.setattr("ddl.data.tokenizer._gpt2", Encoding)
+    monkeypatch.setattr("ddl.models.tokenizers._gpt2", Encoding)
     found = spelling(GPT2Tokenizer())
     assert found is not None
     tokens = np.array([1, 2, 50256, 6, 50300], np.uint16)  # a marker, and one that pads the model

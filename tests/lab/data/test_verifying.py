@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddl import data
-from ddl.analysis.inspect_path import inspect_path
-from ddl.config import InspectConfig
-from ddl.data import sources, verifying
-from ddl.data.prepare import prepare
-from ddl.data.verifying import size_of, verify
 from ddl.errors import InputError
 from ddl.files import checksum
-from ddl.train import train
+from ddl.lab import data
+from ddl.lab.analysis.inspect_path import inspect_path
+from ddl.lab.config import InspectConfig
+from ddl.lab.data import sources, verifying
+from ddl.lab.data.prepare import prepare
+from ddl.lab.data.verifying import size_of, verify
+from ddl.lab.train import train
 from tests.compatibility.cases import FORMATS, PREPARED
 from tests.support.prepare_cases import (
     as_lines,

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from ddl import cli
-from ddl.doctor import selftest
-from ddl.doctor.examine import SHORT, examine, sections, text
-from ddl.doctor.report import Report
+from ddl.lab import cli
+from ddl.lab.doctor import selftest
+from ddl.lab.doctor.examine import SHORT, examine, sections, text
+from ddl.lab.doctor.report import Report
 
 SECTIONS = [
     "versions", "processor", "gpus", "kernel_cache", "environment", "operators", "extras",
@@ -53,7 +53,9 @@ def sentences(document: dict[str, Any], level: str = "error") -> list[str]:
 
 def in_process(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `ddl doctor --json` after `code` in a new process."""
-    script = f"import sys\n{code}\nfrom ddl.cli import main\nsys.exit(main(['doctor', '--json']))"
+    script = (
+        f"import sys\n{code}\nfrom ddl.lab.cli import main\nsys.exit(main(['doctor', '--json']))"
+    )
     return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ | variables
     )
@@ -140,7 +142,9 @@ def test_a_probe_that_fails_costs_its_section_alone(
     def broken(*_: Any, **__: Any) -> Any:
         raise KeyError("flux")
 
-    monkeypatch.setattr("ddl.doctor.examine.sections", lambda **_: dict.fromkeys(SECTIONS, broken))
+    monkeypatch.setattr(
+        "ddl.lab.doctor.examine.sections", lambda **_: dict.fromkeys(SECTIONS, broken)
+    )
     document = doctor(capsys, status=1)
     assert sentences(document)[0] == (
         "`versions` could not be examined (KeyError: 'flux'): mend what it names, or open an issue"
@@ -294,7 +298,7 @@ def test_kernels_that_do_not_compile(
 def test_a_driver_that_torch_cannot_use(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddl.doctor.gpus.driver", lambda: "580.1")
+    monkeypatch.setattr("ddl.lab.doctor.gpus.driver", lambda: "580.1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for version, said in (("13.0", "torch cannot use a GPU"), (None, "built for the CPU alone")):
         monkeypatch.setattr(torch.version, "cuda", version)

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from ddl.doctor import cache as cache_module
-from ddl.doctor import processor, versions
-from ddl.doctor.cache import cache, fnv_1a, is_damaged
-from ddl.doctor.processor import AVX2, AVX512, simd_level
-from ddl.doctor.report import Report
-from ddl.doctor.variables import variables
-from ddl.doctor.versions import Requirement, fits, packages, parse, requirements_of
+from ddl.lab.doctor import cache as cache_module
+from ddl.lab.doctor import processor, versions
+from ddl.lab.doctor.cache import cache, fnv_1a, is_damaged
+from ddl.lab.doctor.processor import AVX2, AVX512, simd_level
+from ddl.lab.doctor.report import Report
+from ddl.lab.doctor.variables import variables
+from ddl.lab.doctor.versions import Requirement, fits, packages, parse, requirements_of
 
 
 @pytest.fixture(autouse=True)

@@ -19,11 +19,11 @@ pytest.importorskip("lm_eval")
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ddl.hf
-from ddl import cli
-from ddl.config import EvalConfig
-from ddl.config.paper_tasks import PAPER
-from ddl.data.tokenizer import ByteTokenizer
-from ddl.evaluation import evaluate, tasks
+from ddl.lab import cli
+from ddl.lab.config import EvalConfig
+from ddl.lab.config.paper_tasks import PAPER
+from ddl.lab.evaluation import evaluate, tasks
+from ddl.models.tokenizers import ByteTokenizer
 from tests.support.eval_cases import (
     datasets_in,
     fill,
@@ -133,7 +133,7 @@ def test_the_papers_tables_from_cached_data(
 
 @pytest.mark.parametrize("shots", [None, 0])
 def test_shots_of_a_preset_and_of_a_task(shots: int | None) -> None:
-    from ddl.evaluation import _requested
+    from ddl.lab.evaluation import _requested
 
     names, numbers = _requested(
         EvalConfig(Path(), tasks=("paper,mine", "other"), num_fewshot=shots)

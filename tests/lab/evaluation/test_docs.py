@@ -16,9 +16,9 @@ pytest.importorskip("lm_eval")
 
 from lm_eval._cli.harness import HarnessCLI
 
-from ddl import cli
-from ddl.cli.command import parse
-from ddl.config import EvalConfig
+from ddl.lab import cli
+from ddl.lab.cli.command import parse
+from ddl.lab.config import EvalConfig
 from tests.support import ROOT
 from tests.support.eval_cases import datasets_in
 
@@ -82,7 +82,7 @@ def shell(block: str) -> None:
 
 
 def test_fetching_is_what_the_refusal_says() -> None:
-    from ddl.evaluation import tasks
+    from ddl.lab.evaluation import tasks
 
     class Manager:
         include_path = None
@@ -94,7 +94,7 @@ def test_fetching_is_what_the_refusal_says() -> None:
 
 
 def test_the_papers_eight_are_named() -> None:
-    from ddl.evaluation import PAPER
+    from ddl.lab.evaluation import PAPER
 
     words = re.sub(r"[^a-z]", "", TEXT.lower())
     for name in PAPER:

@@ -17,12 +17,12 @@ pytest.importorskip("lm_eval")
 
 from lm_eval.api.instance import Instance
 
-from ddl.data.tokenizer import CharTokenizer
 from ddl.errors import InputError
-from ddl.evaluation import tables
-from ddl.evaluation.harness import Harness
 from ddl.hf import from_gpt, to_fast
+from ddl.lab.evaluation import tables
+from ddl.lab.evaluation.harness import Harness
 from ddl.models import GPT
+from ddl.models.tokenizers import CharTokenizer
 from tests.support.eval_cases import datasets_in, harness, make, results
 from tests.support.eval_reference import (
     FORMATS,
@@ -205,7 +205,7 @@ def test_batch_size_changes_nothing(
 
     On a CPU, where no error reports that memory runs out, the size of the logits bounds `auto`.
     """
-    monkeypatch.setattr("ddl.evaluation.harness.LOGITS_ON_CPU", 6 * 96 * 256 + 1)
+    monkeypatch.setattr("ddl.lab.evaluation.harness.LOGITS_ON_CPU", 6 * 96 * 256 + 1)
     subject = harness(make("ddl-tc"), batch_size)
     assert subject.max_batch_size == 6
     run = results(subject, ALL)

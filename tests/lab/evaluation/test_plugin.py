@@ -16,9 +16,9 @@ import lm_eval
 from lm_eval.api.registry import get_model
 
 import ddl.hf
-from ddl.data.tokenizer import ByteTokenizer
 from ddl.errors import InputError
-from ddl.evaluation.plugin import DDL
+from ddl.lab.evaluation.plugin import DDL
+from ddl.models.tokenizers import ByteTokenizer
 from tests.support.eval_cases import datasets_in, harness, make, results, write_run
 from tests.support.eval_reference import TASKS
 
@@ -63,5 +63,5 @@ def test_a_path_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_without_an_import_lm_eval_does_not_load_it() -> None:
     """An entry point is read when it is asked for; `import ddl` must not pull lm-eval in."""
-    code = "import sys, ddl, ddl.load; sys.exit('lm_eval' in sys.modules)"
+    code = "import sys, ddl, ddl.lab.load; sys.exit('lm_eval' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

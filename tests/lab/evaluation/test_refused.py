@@ -24,11 +24,11 @@ import safetensors.torch
 from lm_eval.tasks import TaskManager
 
 import ddl.hf
-from ddl import cli
-from ddl.data.tokenizer import ByteTokenizer
 from ddl.errors import InputError
-from ddl.evaluation import subject, tasks
-from ddl.load import load_for_transformers
+from ddl.lab import cli
+from ddl.lab.evaluation import subject, tasks
+from ddl.lab.load import load_for_transformers
+from ddl.models.tokenizers import ByteTokenizer
 from tests.support.eval_cases import datasets_in, fill, make, paper_index, write_run
 from tests.support.eval_reference import TASKS
 
@@ -316,7 +316,7 @@ def test_without_lm_eval(run: Path) -> None:
     code = (
         "import sys\n"
         "sys.modules['lm_eval'] = None\n"
-        "from ddl.cli import main\n"
+        "from ddl.lab.cli import main\n"
         f"sys.exit(main(['eval', {str(run)!r}]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ddl.analysis.inspect_path import inspect_path
-from ddl.config import InspectConfig
-from ddl.train import train
+from ddl.lab.analysis.inspect_path import inspect_path
+from ddl.lab.config import InspectConfig
+from ddl.lab.train import train
 from tests.support.train_cases import quiet, short
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from ddl.explore.screen import Explorer
-from ddl.explore.watching import Watch
+from ddl.lab.explore.screen import Explorer
+from ddl.lab.explore.watching import Watch
 
 PATIENCE = 20  # looks at the files until something has to be on the screen
 NEVER = 1e6  # seconds: the tests say when to look

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddl.analysis.labels import spread
-from ddl.explore.chart import Line, Range, draw, ticks
-from ddl.explore.heat import heat, shade
-from ddl.explore.series import Curve
-from ddl.explore.words import compact, rows, safe, safe_line, shorten, wrap
+from ddl.lab.analysis.labels import spread
+from ddl.lab.explore.chart import Line, Range, draw, ticks
+from ddl.lab.explore.heat import heat, shade
+from ddl.lab.explore.series import Curve
+from ddl.lab.explore.words import compact, rows, safe, safe_line, shorten, wrap
 
 
 def curve(*values: float, first: float = 0.0) -> Curve:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl import cli
+from ddl.lab import cli
 from tests.support import ROOT
 
 FOLDERS = "`runs` must be run directories or folders with runs"
@@ -25,7 +25,7 @@ FILES = "`--bench` must be files of `ddl bench --out`"
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddl.cli.explore.require_terminal", lambda: None)
+    monkeypatch.setattr("ddl.lab.cli.explore.require_terminal", lambda: None)
 
 
 def test_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +58,7 @@ def test_a_sentence(args: str, sentence: str, capsys: pytest.CaptureFixture[str]
 def test_without_textual(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("ddl.explore.screen")]:
+    for name in [name for name in sys.modules if name.startswith("ddl.lab.explore.screen")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "textual", None)
     monkeypatch.setitem(sys.modules, "textual.app", None)

@@ -8,11 +8,11 @@ from typing import get_args
 
 import tyro
 
-from ddl.config import ExploreConfig
-from ddl.explore.curves import QUANTITIES
-from ddl.explore.pages import PAGES
-from ddl.explore.screen import Explorer
-from ddl.explore.watching import State
+from ddl.lab.config import ExploreConfig
+from ddl.lab.explore.curves import QUANTITIES
+from ddl.lab.explore.pages import PAGES
+from ddl.lab.explore.screen import Explorer
+from ddl.lab.explore.watching import State
 from tests.support import ROOT
 
 PAGE = (ROOT / "docs" / "exploring.md").read_text(encoding="utf-8")

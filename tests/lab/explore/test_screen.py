@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ddl.analysis.inspection import inspect
-from ddl.explore.pages import PAGES
-from ddl.explore.screen import HELP, Explorer
-from ddl.explore.watching import Watch
-from tests.analysis.cases import make_run
-from tests.explore.conftest import append, copied
-from tests.explore.driver import Driver, explore
+from ddl.lab.analysis.inspection import inspect
+from ddl.lab.explore.pages import PAGES
+from ddl.lab.explore.screen import HELP, Explorer
+from ddl.lab.explore.watching import Watch
+from tests.lab.analysis.cases import make_run
+from tests.lab.explore.conftest import append, copied
+from tests.lab.explore.driver import Driver, explore
 from tests.support import hf_cases
 
 TABS = ("Runs", *(page.title for page in PAGES))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddl.errors import InputError
-from ddl.explore.tail import Cached, Tail
+from ddl.lab.explore.tail import Cached, Tail
 
 
 def line(step: int, **fields: Any) -> str:

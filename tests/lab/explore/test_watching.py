@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddl.explore.watching import SILENT, Snapshot, View, Watch
 from ddl.files import alone_in
-from ddl.train.json_lines import JsonLines
-from tests.analysis.cases import make_run, write_evaluation
-from tests.explore.conftest import append, copied
+from ddl.lab.explore.watching import SILENT, Snapshot, View, Watch
+from ddl.lab.train.json_lines import JsonLines
+from tests.lab.analysis.cases import make_run, write_evaluation
+from tests.lab.explore.conftest import append, copied
 
 
 def only(snapshot: Snapshot) -> View:

@@ -12,12 +12,12 @@ import torch
 pytest.importorskip("transformers")
 
 import ddl.hf
-from ddl.cli.sample import sample
-from ddl.config import SampleConfig
-from ddl.data.tokenizer import ByteTokenizer
 from ddl.errors import InputError
 from ddl.files import PathKind, path_kind
-from ddl.load import load, load_for_transformers
+from ddl.lab.cli.sample import sample
+from ddl.lab.config import SampleConfig
+from ddl.lab.load import load, load_for_transformers
+from ddl.models.tokenizers import ByteTokenizer
 from tests.support.hf_cases import a_run, model, tokens
 from tests.support.paper_standin import published
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddl.config import TrainConfig
-from ddl.train import train
+from ddl.lab.config import TrainConfig
+from ddl.lab.train import train
 from tests.support.train_cases import quiet, short, stop_at
 
 

@@ -1,7 +1,7 @@
 """Kill training with SIGKILL, resume it, and compare with the run that was not killed.
 
-    python -m tests.train.crash --kills 200    # make crashtest
-    python -m tests.train.crash --kills 50 --processes 2 --parallel fsdp2
+    python -m tests.lab.train.crash --kills 200    # make crashtest
+    python -m tests.lab.train.crash --kills 50 --processes 2 --parallel fsdp2
 
 A process that has trained once forks every training process, so that a kill costs no import. Half
 of them are killed at a random moment, the others at a random change of the disk: before a file is
@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from ddl.config import TrainConfig
 from ddl.errors import OtherProcessError, ProcessError
-from ddl.train import train
-from ddl.train.metrics import MEASURED
-from ddl.train.runs import RunDirectory
+from ddl.lab.config import TrainConfig
+from ddl.lab.train import train
+from ddl.lab.train.metrics import MEASURED
+from ddl.lab.train.runs import RunDirectory
 from tests.support.processes import Forked
 from tests.support.train_cases import quiet, short
 

@@ -26,7 +26,7 @@ from tests.support import ROOT
 def test_killed_runs_resume_to_the_same_end(
     tmp_path: Path, kills: int, processes: int, parallel: str
 ) -> None:
-    command = [sys.executable, "-m", "tests.train.crash", "--kills", str(kills)]
+    command = [sys.executable, "-m", "tests.lab.train.crash", "--kills", str(kills)]
     command += ["--processes", str(processes), "--parallel", parallel]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddl import cli
-from ddl.train.resume import FREE
-from ddl.train.runs import FILES, RunDirectory
+from ddl.lab import cli
+from ddl.lab.train.resume import FREE
+from ddl.lab.train.runs import FILES, RunDirectory
 from tests.support import ROOT
 
 TEXT = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")

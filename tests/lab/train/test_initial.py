@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from ddl import hf, load, paper
-from ddl.cli import main
-from ddl.cli.initial import load_initial
-from ddl.config import TrainConfig, paper_code
+from ddl import hf, paper
 from ddl.errors import InputError
+from ddl.lab import load
+from ddl.lab.cli import main
+from ddl.lab.cli.initial import load_initial
+from ddl.lab.config import TrainConfig, paper_code
+from ddl.lab.train import train
+from ddl.lab.train.checkpoint import read_manifest
+from ddl.lab.train.runs import RunDirectory
 from ddl.optim import learning_rate
-from ddl.train import train
-from ddl.train.checkpoint import read_manifest
-from ddl.train.runs import RunDirectory
 from tests.support.processes import together
 from tests.support.train_cases import quiet, short, stop_at
 

@@ -12,13 +12,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ddl import data
-from ddl.data import GPT2Tokenizer
+from ddl.lab import data
+from ddl.lab.data import GPT2Tokenizer
+from ddl.lab.train import Trainer, metrics, train
+from ddl.lab.train.metrics import Metrics, operations_per_token, peak_operations
 from ddl.models import GPT
-from ddl.train import Trainer, metrics, train
-from ddl.train.metrics import Metrics, operations_per_token, peak_operations
+from tests.lab.train.crash import curve
 from tests.support.train_cases import quiet, recorder, short
-from tests.train.crash import curve
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ddl import DeltaResidual, Expand, Read
-from ddl.config import OptimConfig
 from ddl.errors import InputError
+from ddl.lab.config import OptimConfig
 from ddl.models import GPT
 from ddl.optim import learning_rate, make_optimizer, parameter_groups
 from tests.support.hf_cases import small

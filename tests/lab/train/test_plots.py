@@ -12,8 +12,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ddl.train.json_lines import number
-from ddl.train.plots import COLOURS, plot_losses, smooth
+from ddl.lab.train.json_lines import number
+from ddl.lab.train.plots import COLOURS, plot_losses, smooth
 from tests.support.figures import saved_figure
 
 RECORDS = [{"step": s, "loss": 4 - s / 9, "validation_loss": 4.1 - s / 9} for s in range(1, 9)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ddl.train.processes import joined
+from ddl.lab.train.processes import joined
 from tests.support.processes import together
 
 

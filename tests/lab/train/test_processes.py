@@ -13,13 +13,13 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.tensor import DTensor
 
-from ddl import data
-from ddl.config import PrepareConfig, TrainConfig
-from ddl.data.prepare import prepare
-from ddl.load import load
-from ddl.train import Trainer, train
-from ddl.train.processes import Processes, joined
-from ddl.train.runs import RunDirectory
+from ddl.lab import data
+from ddl.lab.config import PrepareConfig, TrainConfig
+from ddl.lab.data.prepare import prepare
+from ddl.lab.load import load
+from ddl.lab.train import Trainer, train
+from ddl.lab.train.processes import Processes, joined
+from ddl.lab.train.runs import RunDirectory
 from tests.support.processes import together, training
 from tests.support.train_cases import quiet, short
 

@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from ddl.config import PrepareConfig, TrainConfig
-from ddl.data import ByteTokenizer
-from ddl.data.prepare import prepare
 from ddl.errors import InputError
-from ddl.train.processes import Processes
-from ddl.train.runs import RunDirectory
-from ddl.train.saver import Saver
+from ddl.lab.config import PrepareConfig, TrainConfig
+from ddl.lab.data import ByteTokenizer
+from ddl.lab.data.prepare import prepare
+from ddl.lab.train.processes import Processes
+from ddl.lab.train.runs import RunDirectory
+from ddl.lab.train.saver import Saver
 from tests.support.processes import Forked, together, training
 
 from .test_processes_stop import at_step, command_status, config
@@ -101,7 +101,7 @@ def test_a_process_that_hangs_while_others_wait_for_its_word(
         "torch.distributed.new_group",
         "torch.nn.parallel.DistributedDataParallel",
         "torch.distributed.fsdp.fully_shard",
-        "ddl.train.processes.Processes.gather",
+        "ddl.lab.train.processes.Processes.gather",
     ],
 )
 def test_a_process_that_is_lost_before_training(tmp_path: Path, place: str, rank: int) -> None:
@@ -133,7 +133,7 @@ def test_processes_on_different_devices(tmp_path: Path) -> None:
 
     def prepared(rank: int) -> None:
         place = torch.device("cuda" if rank else "cpu")
-        sys.modules["ddl.train.loop"].pick_device = lambda *_: place  # type: ignore[attr-defined]
+        sys.modules["ddl.lab.train.loop"].pick_device = lambda *_: place  # type: ignore[attr-defined]
 
     said = "`--device` must be the same in all processes, got cpu in process 0, cuda in process 1"
     check_one_sentence(ended(run, tmp_path, prepared), said)

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from ddl.config import OptimConfig, TrainConfig
 from ddl.errors import InputError
-from ddl.train import Trainer
-from ddl.train.json_lines import JsonLines
-from ddl.train.runs import RunDirectory
-from ddl.train.saver import Saver
+from ddl.lab.config import OptimConfig, TrainConfig
+from ddl.lab.train import Trainer
+from ddl.lab.train.json_lines import JsonLines
+from ddl.lab.train.runs import RunDirectory
+from ddl.lab.train.saver import Saver
 from tests.support.processes import Forked, command, together, training
 from tests.support.train_cases import short
 
@@ -130,7 +130,7 @@ def test_a_killed_process_ends_the_others(
 
 def command_status(act: Callable[[], int]) -> int:
     """The exit status of `ddl train` if it calls `act` in place of training."""
-    commands = sys.modules["ddl.cli.main"].COMMANDS
+    commands = sys.modules["ddl.lab.cli.main"].COMMANDS
     commands["train"] = commands["train"]._replace(run=lambda _: act())
     return command("train")(0)
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import ddl
-from ddl import data
-from ddl.config import TrainConfig
 from ddl.errors import InputError
-from ddl.train import Trainer, train
-from ddl.train.runs import RunDirectory, load_run
+from ddl.lab import data
+from ddl.lab.config import TrainConfig
+from ddl.lab.train import Trainer, train
+from ddl.lab.train.runs import RunDirectory, load_run
+from tests.lab.train.crash import curve
 from tests.support.train_cases import quiet, short, stop_at
-from tests.train.crash import curve
 
 
 def recordings(config: TrainConfig) -> list[dict[str, Any]]:

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from ddl import data
-from ddl.config import PRESETS, OptimConfig, TrainConfig
-from ddl.config.stored import from_json, to_json
 from ddl.errors import DivergedError, InputError
-from ddl.train import Trainer, train
-from ddl.train.runs import RunDirectory, load_run
+from ddl.lab import data
+from ddl.lab.config import PRESETS, OptimConfig, TrainConfig
+from ddl.lab.config.stored import from_json, to_json
+from ddl.lab.train import Trainer, train
+from ddl.lab.train.runs import RunDirectory, load_run
 from tests.support.train_cases import quiet, short
 
 CPU = torch.device("cpu")

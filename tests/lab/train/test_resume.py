@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from ddl.config import TrainConfig
 from ddl.errors import InputError
-from ddl.train import Step, Trainer, checkpoint, train
-from ddl.train.runs import RunDirectory, load_run
-from ddl.train.saver import Saver
+from ddl.lab.config import TrainConfig
+from ddl.lab.train import Step, Trainer, checkpoint, train
+from ddl.lab.train.runs import RunDirectory, load_run
+from ddl.lab.train.saver import Saver
+from tests.lab.train.crash import assert_same, curve, tensors
 from tests.support.train_cases import quiet, recorder, short, stop_at
-from tests.train.crash import assert_same, curve, tensors
 
 CPU = torch.device("cpu")
 

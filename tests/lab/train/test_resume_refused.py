@@ -19,15 +19,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from ddl.cli import main
-from ddl.config import OptimConfig, TrainConfig
 from ddl.errors import InputError
 from ddl.files import checksum
+from ddl.lab.cli import main
+from ddl.lab.config import OptimConfig, TrainConfig
+from ddl.lab.train import Trainer, checkpoint, train
+from ddl.lab.train.runs import RunDirectory
 from ddl.models import GPT
-from ddl.train import Trainer, checkpoint, train
-from ddl.train.runs import RunDirectory
+from tests.lab.train.crash import assert_same, curve, tensors
 from tests.support.train_cases import quiet
-from tests.train.crash import assert_same, curve, tensors
 
 
 def files(run: Path) -> dict[str, bytes]:

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from ddl.config import TrainConfig
 from ddl.errors import InputError
-from ddl.load import load
-from ddl.train import Trainer, train
-from ddl.train.resume import find_start
-from ddl.train.runs import RunDirectory
+from ddl.lab.config import TrainConfig
+from ddl.lab.load import load
+from ddl.lab.train import Trainer, train
+from ddl.lab.train.resume import find_start
+from ddl.lab.train.runs import RunDirectory
 from tests.support.processes import command, together, training
 from tests.support.train_cases import quiet, short
 

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from ddl import data
-from ddl.config import OptimConfig
 from ddl.errors import DivergedError
+from ddl.lab import data
+from ddl.lab.config import OptimConfig
+from ddl.lab.train import Trainer, checkpoint, train
+from ddl.lab.train.runs import RunDirectory
+from ddl.lab.train.saver import Saver
+from ddl.lab.train.trainer import Step
 from ddl.optim import learning_rate
-from ddl.train import Trainer, checkpoint, train
-from ddl.train.runs import RunDirectory
-from ddl.train.saver import Saver
-from ddl.train.trainer import Step
+from tests.lab.train.crash import assert_same, curve, tensors
 from tests.support.train_cases import quiet, short
-from tests.train.crash import assert_same, curve, tensors
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import ddl
-from ddl.train import train
-from ddl.train.runs import RunDirectory
-from ddl.train.stopping import SIGNALS
+from ddl.lab.train import train
+from ddl.lab.train.runs import RunDirectory
+from ddl.lab.train.stopping import SIGNALS
 from tests.support.train_cases import quiet, short, stop_at
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]

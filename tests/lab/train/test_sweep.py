@@ -1,4 +1,4 @@
-"""`ddl.train.sweep`: what is skipped, resumed and reported, and what runs of a seed share."""
+"""`ddl.lab.train.sweep`: what is skipped, resumed and reported, and what runs of a seed share."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddl import data
-from ddl.config.sweeps import Sweep, parse_sweep
 from ddl.errors import InputError
 from ddl.files import alone_in
-from ddl.train import Step, Trainer
-from ddl.train.metrics import peak_memory
-from ddl.train.runs import RunDirectory
-from ddl.train.sweep import Pace, duration, reset_peak_memory, state_of, train_sweep
+from ddl.lab import data
+from ddl.lab.config.sweeps import Sweep, parse_sweep
+from ddl.lab.train import Step, Trainer
+from ddl.lab.train.metrics import peak_memory
+from ddl.lab.train.runs import RunDirectory
+from ddl.lab.train.sweep import Pace, duration, reset_peak_memory, state_of, train_sweep
+from tests.lab.train.crash import assert_same, curve, tensors
 from tests.support.processes import Forked, command
 from tests.support.train_cases import quiet, recorder
-from tests.train.crash import assert_same, curve, tensors
 
 CPU = torch.device("cpu")
 OPTIONS = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddl.config import PRESETS, RECIPES, TrainConfig
-from ddl.config.sweeps import HINTS, Sweep, parse_sweep, read_sweep
 from ddl.errors import InputError
+from ddl.lab.config import PRESETS, RECIPES, TrainConfig
+from ddl.lab.config.sweeps import HINTS, Sweep, parse_sweep, read_sweep
 
 EXAMPLE = """
 preset = "tiny"

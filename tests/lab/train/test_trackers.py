@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import pytest
 
-from ddl import cli
-from ddl.config import TrainConfig
 from ddl.errors import InputError
-from ddl.train import train
-from ddl.train.runs import RunDirectory
+from ddl.lab import cli
+from ddl.lab.config import TrainConfig
+from ddl.lab.train import train
+from ddl.lab.train.runs import RunDirectory
+from tests.lab.train.crash import assert_same, curve, tensors
 from tests.support.train_cases import quiet, short, stop_at
-from tests.train.crash import assert_same, curve, tensors
 
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddl import data
-from ddl.cli.sample import sample
-from ddl.config import OptimConfig, SampleConfig, TrainConfig
-from ddl.config.stored import from_json, to_json
 from ddl.errors import InputError
+from ddl.lab import data
+from ddl.lab.cli.sample import sample
+from ddl.lab.config import OptimConfig, SampleConfig, TrainConfig
+from ddl.lab.config.stored import from_json, to_json
+from ddl.lab.train import Trainer, pick_device, stop_on_signal, train
+from ddl.lab.train.json_lines import JsonLines
+from ddl.lab.train.runs import load_config, load_run
+from ddl.lab.train.trainer import make_repeatable
 from ddl.models import GPT
-from ddl.train import Trainer, pick_device, stop_on_signal, train
-from ddl.train.json_lines import JsonLines
-from ddl.train.runs import load_config, load_run
-from ddl.train.trainer import make_repeatable
 from tests.support.train_cases import quiet, recorder, short
 
 CPU = torch.device("cpu")
@@ -170,7 +170,7 @@ def test_deterministic_algorithms_only_if_asked_for(
 ) -> None:
     """Deterministic algorithms slow a GPU down, so they are optional; on a CPU nothing is set."""
     asked: list[torch.device] = []
-    monkeypatch.setattr("ddl.train.trainer.make_repeatable", asked.append)
+    monkeypatch.setattr("ddl.lab.train.trainer.make_repeatable", asked.append)
     Trainer(short(tmp_path, "additive", deterministic=deterministic), data.load("topics"), CPU)
     assert asked == ([CPU] if deterministic else [])
     monkeypatch.undo()

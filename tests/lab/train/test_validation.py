@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from ddl import data
-from ddl.cli import main
-from ddl.config import PrepareConfig, TrainConfig
-from ddl.data.prepare import prepare
 from ddl.errors import InputError
-from ddl.load import load
-from ddl.train import train
-from ddl.train.runs import RunDirectory
+from ddl.lab import data
+from ddl.lab.cli import main
+from ddl.lab.config import PrepareConfig, TrainConfig
+from ddl.lab.data.prepare import prepare
+from ddl.lab.load import load
+from ddl.lab.train import train
+from ddl.lab.train.runs import RunDirectory
 from tests.support.train_cases import quiet, short, stop_at
 
 TEXT = "".join(f"The delta rule erases what it overwrites, {i}. " for i in range(40))

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from ddl.data.tokenizer import printable
 from ddl.files import PathKind, path_kind
-from ddl.train.plots import plot_losses
-from ddl.train.sweep import LISTING
+from ddl.lab.train.plots import plot_losses
+from ddl.lab.train.sweep import LISTING
+from ddl.models.tokenizers import printable
 
 from .measured import Measured, measure
 from .paired import variants_of

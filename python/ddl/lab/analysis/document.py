@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ddl.train.json_lines import number
+from ddl.lab.train.json_lines import number
 
 from .compare import Comparison
 from .measured import Measured

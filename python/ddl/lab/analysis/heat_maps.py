@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ddl.files import atomic_file
+from ddl.lab.train.json_lines import number
 from ddl.recording.quantities import BOUNDS
-from ddl.train.json_lines import number
 
 from .arrays import Array
 from .inspection import Inspection

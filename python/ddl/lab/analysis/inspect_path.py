@@ -13,16 +13,16 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ddl import data
-from ddl.config import InspectConfig
-from ddl.data.tokenizer import Tokenizer, encode_prompt
 from ddl.errors import InputError, first_line
 from ddl.files import PathKind, make_directory, path_kind, write_text
-from ddl.load import load
+from ddl.lab import data
+from ddl.lab.config import InspectConfig
+from ddl.lab.load import load
+from ddl.lab.train.progress import verify_corpus
+from ddl.lab.train.runs import INSPECTED, RunDirectory, load_config
 from ddl.models import GPT, NanoGPT
+from ddl.models.tokenizers import Tokenizer, encode_prompt
 from ddl.recording import Lens, lens
-from ddl.train.progress import verify_corpus
-from ddl.train.runs import INSPECTED, RunDirectory, load_config
 
 from .heat_maps import draw_depth, draw_training
 from .inspection import FILE, Inspection, inspect

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ddl.data.tokenizer import Tokenizer, printable
+from ddl.models.tokenizers import Tokenizer, printable
 from ddl.recording import Lens
 
 from .labels import labels

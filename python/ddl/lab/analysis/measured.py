@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ddl import machine
-from ddl.config import GPTConfig
 from ddl.errors import InputError, first_line
+from ddl.lab import machine
+from ddl.lab.config import GPTConfig
+from ddl.lab.timing import Timed, interleave, ratio, ratio_interval
 from ddl.models import GPT
-from ddl.timing import Timed, interleave, ratio, ratio_interval
 
 from .runs import Run
 from .scoring import Advance, Score, read_text, score_run

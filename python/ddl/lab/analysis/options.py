@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddl.config.stored import options_by_name
+from ddl.lab.config.stored import options_by_name
 
 from .runs import Run
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
-from ddl.config import TrainConfig
 from ddl.errors import InputError
-from ddl.train.resume import FREE
+from ddl.lab.config import TrainConfig
+from ddl.lab.train.resume import FREE
 
 from .runs import Run
 from .student import Interval, interval

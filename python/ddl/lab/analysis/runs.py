@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddl.config import GPTConfig, TrainConfig
-from ddl.config.paper_tasks import metric_of, paper_average
 from ddl.errors import InputError, first_line
 from ddl.files import PathKind, require_kind
+from ddl.lab.config import GPTConfig, TrainConfig
+from ddl.lab.config.paper_tasks import metric_of, paper_average
+from ddl.lab.train import checkpoint
+from ddl.lab.train.json_lines import Record, number
+from ddl.lab.train.metrics import perplexity
+from ddl.lab.train.runs import DIVERGED, LAST, TOKENIZER, RunDirectory, load_config
 from ddl.models import GPT
 from ddl.options import is_whole
-from ddl.train import checkpoint
-from ddl.train.json_lines import Record, number
-from ddl.train.metrics import perplexity
-from ddl.train.runs import DIVERGED, LAST, TOKENIZER, RunDirectory, load_config
 
 KINDS = (PathKind.RUN, PathKind.DDL, PathKind.HUGGING_FACE)
 EVALUATIONS = "eval-*.json"  # as `ddl eval` names them: by date and time

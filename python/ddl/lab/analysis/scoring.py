@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ddl.config import GPTConfig
-from ddl.data.spelling import spelling
-from ddl.data.tokenizer import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer
 from ddl.errors import InputError
 from ddl.files import PathKind, path_kind
-from ddl.load import OURS, load
+from ddl.lab.config import GPTConfig
+from ddl.lab.data.spelling import spelling
+from ddl.lab.load import OURS, load
+from ddl.lab.train.runs import LAST, RunDirectory
 from ddl.models import GPT
-from ddl.train.runs import LAST, RunDirectory
+from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer
 
 from .runs import Run
 

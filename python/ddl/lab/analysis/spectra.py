@@ -44,7 +44,7 @@ try:
     import numpy.typing as npt
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "`ddl.analysis.spectra` needs numpy: pip install 'ddl-rs[train]'", name="numpy"
+        "`ddl.lab.analysis.spectra` needs numpy: pip install 'ddl-rs[train]'", name="numpy"
     ) from error
 
 __all__ = [

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ddl.config.paper_tasks import METRICS, PAPER
+from ddl.lab.config.paper_tasks import METRICS, PAPER
 
 from .compare import Comparison, name_of
 from .measured import Measured, Ratio

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ddl.config import GPTConfig
+from ddl.lab.config import GPTConfig
 from ddl.models import GPT, Cache
 
 from .measure import RedGateError, gate

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddl import machine
+from ddl.lab import machine
 
 from .measure import Timed
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddl.config import BenchConfig
 from ddl.errors import InputError, first_line
+from ddl.lab.config import BenchConfig
 from ddl.options import is_number
 
 from . import jsonl

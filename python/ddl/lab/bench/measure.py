@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ddl import timing
-from ddl.timing import Timed, ratio, ratio_interval
+from ddl.lab import timing
+from ddl.lab.timing import Timed, ratio, ratio_interval
 
 from .tables import progress
 
@@ -64,7 +64,7 @@ def _rms(tensor: Tensor) -> float:
 def interleave(
     steps: Mapping[str, Timed], rounds: int, *, warmup: int = 2, what: str = ""
 ) -> dict[str, list[tuple[float, ...]]]:
-    """`ddl.timing.interleave`, which says in the terminal how far it is; what: is measured."""
+    """`ddl.lab.timing.interleave`, which says in the terminal how far it is; what: is measured."""
 
     def say(text: str) -> None:
         progress(f"{what}: {text}" if text else "")

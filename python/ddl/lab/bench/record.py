@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ddl import _native
-from ddl.machine import cpu_model, digest, memory_gib, output
+from ddl.lab.machine import cpu_model, digest, memory_gib, output
 
 
 def environment(repository: Path | None = None) -> dict[str, Any]:

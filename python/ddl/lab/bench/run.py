@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddl.config import PARTS, BenchConfig
 from ddl.errors import InputError, first_line
 from ddl.files import writing
-from ddl.train.device import pick_device
+from ddl.lab.config import PARTS, BenchConfig
+from ddl.lab.train.device import pick_device
 
 from . import blocks, jsonl, models, norm, ops, record
 from .clock import Clock, describe

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ddl.config import BenchConfig, GPTConfig
+from ddl.lab.config import BenchConfig, GPTConfig
 
 # Sizes that the user may leave open. A GPU needs more work than a CPU before its speed shows.
 CPU = {"hidden_size": 384, "time": 256, "batch": 4}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from ddl.config import BenchConfig
+from ddl.lab.config import BenchConfig
 
 from .command import Command, parse
 
@@ -29,8 +29,8 @@ All of it takes about a minute on two cores."""
 
 def run(args: list[str]) -> int:
     config = parse(BenchConfig, args, prog="ddl bench", description=HELP, positional=True)
-    from ddl.bench.record import describe
-    from ddl.bench.run import bench, tabulate
+    from ddl.lab.bench.record import describe
+    from ddl.lab.bench.run import bench, tabulate
 
     done = bench(config)
     if config.json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ddl.config import CompareConfig
+from ddl.lab.config import CompareConfig
 
 from .command import Command, parse
 from .terminal import make_console
@@ -24,8 +24,8 @@ same in these formats."""
 
 def run(args: list[str]) -> None:
     config = parse(CompareConfig, args, prog="ddl compare", description=HELP, positional=True)
-    from ddl.analysis import compare, document, tables
-    from ddl.analysis.paired import pair
+    from ddl.lab.analysis import compare, document, tables
+    from ddl.lab.analysis.paired import pair
 
     compared = compare.compare(config.runs)
     if config.data is not None:

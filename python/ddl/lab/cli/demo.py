@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddl.config import DemoConfig
+from ddl.lab.config import DemoConfig
 
 from .command import Command, parse
 from .terminal import make_console

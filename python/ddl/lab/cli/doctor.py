@@ -6,7 +6,7 @@ import json
 import sys
 from importlib.util import find_spec
 
-from ddl.config import DoctorConfig
+from ddl.lab.config import DoctorConfig
 
 from .command import Command, parse
 
@@ -25,7 +25,7 @@ environment only the variables of ddl-rs and those of threads. It works without 
 
 def run(args: list[str]) -> int:
     config = options(args)
-    from ddl.doctor.examine import examine, text
+    from ddl.lab.doctor.examine import examine, text
 
     report = examine(whole_cache=config.whole_cache)
     if config.json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddl.config import EvalConfig
+from ddl.lab.config import EvalConfig
 
 from .command import Command, parse
 
@@ -15,7 +15,7 @@ Without --tasks: the papers' eight benchmarks, 0-shot and 1-shot."""
 
 def run(args: list[str]) -> None:
     config = parse(EvalConfig, args, prog="ddl eval", description=HELP, positional=True)
-    from ddl.evaluation import evaluate, tables
+    from ddl.lab.evaluation import evaluate, tables
 
     record = evaluate(config)
     print(tables(record))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ddl.config import ExploreConfig
 from ddl.errors import InputError
+from ddl.lab.config import ExploreConfig
 
 from .command import Command, parse
 
@@ -25,8 +25,8 @@ def run(args: list[str]) -> int:
     require_terminal()
     for path in (*config.runs, *config.bench):
         require_there(path, "runs" if path in config.runs else "bench")
-    from ddl.explore.screen import Explorer
-    from ddl.explore.watching import Watch
+    from ddl.lab.explore.screen import Explorer
+    from ddl.lab.explore.watching import Watch
 
     explorer = Explorer(Watch(config.runs, config.bench), interval=config.interval)
     return explorer.run() or explorer.return_code or 0

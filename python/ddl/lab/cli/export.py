@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddl.config import ExportConfig
+from ddl.lab.config import ExportConfig
 
 from .command import Command, parse
 
@@ -13,7 +13,7 @@ ddl export runs/ddl-cc-d256-L4-s1337 --hf exported"""
 
 def run(args: list[str]) -> None:
     config = parse(ExportConfig, args, prog="ddl export", description=HELP, positional=True)
-    from ddl.hf.files import export_run
+    from ddl.lab.exchange import export_run
 
     print(*export_run(config.run, config.hf, config.tokenizer, config.checkpoint), sep="\n")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddl.config import ImportConfig
+from ddl.lab.config import ImportConfig
 
 from .command import Command, parse
 
@@ -15,7 +15,7 @@ ddl import imported theirs --reverse"""
 
 def run(args: list[str]) -> None:
     config = parse(ImportConfig, args, prog="ddl import", description=HELP, positional=True)
-    from ddl.paper import import_checkpoint
+    from ddl.lab.exchange import import_checkpoint
 
     print(*import_checkpoint(**vars(config)), sep="\n")
 

@@ -7,17 +7,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ddl.config import GPTConfig
-from ddl.config.fields import NAMED_BY_TEXT, expand_paths
 from ddl.errors import InputError
+from ddl.fields import NAMED_BY_TEXT, expand_paths
 from ddl.files import PathKind, path_kind
+from ddl.lab.config import GPTConfig
 
 from .command import parse
 from .recipe import HELP
 
 if TYPE_CHECKING:
-    from ddl.data.tokenizer import Tokenizer
     from ddl.models import GPT
+    from ddl.models.tokenizers import Tokenizer
 
 NAMES = ("--init-from", "--init_from")
 
@@ -56,7 +56,7 @@ def model_at(source: str, run: Path | None) -> GPTConfig:
     run: a directory with a run that may have begun from there; then it goes on without the source.
     """
     if run is not None and path_kind(run) is PathKind.RUN:
-        from ddl.train.runs import load_config
+        from ddl.lab.train.runs import load_config
 
         stored = load_config(run)
         if stored.init_from == source:
@@ -74,7 +74,7 @@ def load_initial(source: str) -> tuple[GPT, Tokenizer | None]:
 
 @lru_cache(maxsize=1)
 def _load(source: str) -> tuple[GPT, Tokenizer | None]:
-    from ddl.load import load
+    from ddl.lab.load import load
     from ddl.models import GPT
 
     model, tokenizer = load(source, "cpu", argument="init_from")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddl.config import InspectConfig
+from ddl.lab.config import InspectConfig
 
 from .command import Command, parse
 from .terminal import make_console
@@ -16,8 +16,8 @@ ddl inspect runs/tiny --prompt "The statement" """
 
 def run(args: list[str]) -> None:
     config = parse(InspectConfig, args, prog="ddl inspect", description=HELP, positional=True)
-    from ddl.analysis.inspect_path import inspect_path
-    from ddl.analysis.inspection_tables import depth_table, lens_table, sentences
+    from ddl.lab.analysis.inspect_path import inspect_path
+    from ddl.lab.analysis.inspection_tables import depth_table, lens_table, sentences
 
     found = inspect_path(config, make_console(stderr=True))
     if config.json:

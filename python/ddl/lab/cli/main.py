@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddl import environment
-from ddl.config import Tracker
 from ddl.errors import DivergedError, InputError, OtherProcessError, ProcessError
+from ddl.lab.config import Tracker
 
 from . import (
     bench,

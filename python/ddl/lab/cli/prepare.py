@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ddl.config import PrepareConfig
+from ddl.lab.config import PrepareConfig
 
 from .command import Command, parse
 from .terminal import make_console
@@ -15,7 +15,7 @@ from .terminal import make_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ddl.data.prepare import Prepared, Progress
+    from ddl.lab.data.prepare import Prepared, Progress
 
 HELP = """Turn text, JSON lines or parquet into shards of tokens for `ddl train --data`.
 
@@ -26,7 +26,7 @@ ddl prepare fineweb-edu/ --out data/fineweb-edu --tokenizer gpt2"""
 
 def run(args: list[str]) -> None:
     config = parse(PrepareConfig, args, prog="ddl prepare", description=HELP, positional=True)
-    from ddl.data.prepare import prepare
+    from ddl.lab.data.prepare import prepare
 
     with _bar(make_console(stderr=True)) as report:
         done = prepare(config, report)

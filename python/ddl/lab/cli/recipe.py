@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddl.config import RECIPES, TrainConfig
 from ddl.errors import InputError
+from ddl.lab.config import RECIPES, TrainConfig
 from ddl.options import Mapping, Parameterization, Residual, Value
 
 from .command import parse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddl.config import ReportConfig
+from ddl.lab.config import ReportConfig
 
 from .command import Command, parse
 from .terminal import make_console
@@ -18,7 +18,7 @@ plotly.js is in it."""
 
 def run(args: list[str]) -> None:
     config = parse(ReportConfig, args, prog="ddl report", description=HELP, positional=True)
-    from ddl.analysis.report.page import write_report
+    from ddl.lab.analysis.report.page import write_report
 
     notes = write_report(config)
     console = make_console()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ddl.config import SampleConfig
 from ddl.errors import InputError
+from ddl.lab.config import SampleConfig
 
 from .command import Command, parse
 from .terminal import make_console
@@ -22,7 +22,7 @@ ddl sample runs/ddl-cc-d256-L4-s1337 --prompt "The statement" --tokens 200"""
 
 def run(args: list[str]) -> None:
     config = parse(SampleConfig, args, prog="ddl sample", description=HELP, positional=True)
-    from ddl.data.tokenizer import printable
+    from ddl.models.tokenizers import printable
 
     print(printable(sample(config, make_console(stderr=True))))
 
@@ -35,7 +35,7 @@ def sample(config: SampleConfig, console: Console | None = None) -> str:
 
     Raises InputError if the model cannot be loaded or the prompt cannot be continued.
     """
-    from ddl.load import complete, load
+    from ddl.lab.load import complete, load
 
     model, tokenizer = load(config.run, config.device, checkpoint=config.checkpoint, argument="run")
     if tokenizer is None:

@@ -14,16 +14,16 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from ddl import data
-from ddl.analysis import compare, tables
-from ddl.config import DemoConfig
-from ddl.config.sweeps import Sweep, SweepRun, parse_sweep
-from ddl.data.tokenizer import printable
-from ddl.load import complete
-from ddl.train import Trainer, Watch, pick_device, progress_bar, stop_on_signal
-from ddl.train.metrics import Metrics
-from ddl.train.runs import PLOT, RunDirectory
-from ddl.train.sweep import write_listing
+from ddl.lab import data
+from ddl.lab.analysis import compare, tables
+from ddl.lab.config import DemoConfig
+from ddl.lab.config.sweeps import Sweep, SweepRun, parse_sweep
+from ddl.lab.load import complete
+from ddl.lab.train import Trainer, Watch, pick_device, progress_bar, stop_on_signal
+from ddl.lab.train.metrics import Metrics
+from ddl.lab.train.runs import PLOT, RunDirectory
+from ddl.lab.train.sweep import write_listing
+from ddl.models.tokenizers import printable
 
 PROMPT = "The statement "
 SAMPLE_TOKENS = 300

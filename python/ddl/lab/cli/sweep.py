@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ddl.config import SweepConfig
-from ddl.config.sweeps import Sweep, read_sweep
 from ddl.errors import InputError
+from ddl.lab.config import SweepConfig
+from ddl.lab.config.sweeps import Sweep, read_sweep
 
 from .command import Command, parse
 from .initial import load_initial, model_at
@@ -54,7 +54,7 @@ def run(args: list[str]) -> int:
     if config.list:
         print(*listing(sweep), sep="\n")
         return 0
-    from ddl.train.sweep import train_sweep
+    from ddl.lab.train.sweep import train_sweep
 
     console = make_console()
     swept = train_sweep(sweep, console, index=config.index, load=load_initial)
@@ -67,7 +67,7 @@ def run(args: list[str]) -> int:
 
 def listing(sweep: Sweep) -> list[str]:
     """A line for each run: its number for --index, its name and its state."""
-    from ddl.train.sweep import state_of
+    from ddl.lab.train.sweep import state_of
 
     lines, width = [], max(len(run.name) for run in sweep.runs)
     for number, run in enumerate(sweep.runs):
@@ -82,9 +82,9 @@ def listing(sweep: Sweep) -> list[str]:
 
 def show(sweep: Sweep, console: Console) -> None:
     """Print the comparison of a sweep's runs, paired if it has several seeds, and plot them."""
-    from ddl.analysis import compare, tables
-    from ddl.analysis.paired import pair
-    from ddl.train.runs import PLOT
+    from ddl.lab.analysis import compare, tables
+    from ddl.lab.analysis.paired import pair
+    from ddl.lab.train.runs import PLOT
 
     runs = [run for run in sweep.by_variant() if compare.is_run(run.config.directory)]
     if not runs:

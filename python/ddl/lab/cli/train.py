@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ddl.config import PRESETS, TrainConfig
 from ddl.errors import InputError
+from ddl.lab.config import PRESETS, TrainConfig
 
 from .command import Command, parse
 from .initial import load_initial, take_initial
@@ -54,8 +54,8 @@ def run(args: list[str]) -> int:
         if late is not None:
             raise InputError(f"`preset` must come first, as in `ddl train {late}`, got it later")
     config = parse(TrainConfig, options, **tyro)
-    from ddl.train import train
-    from ddl.train.initial import require_model
+    from ddl.lab.train import train
+    from ddl.lab.train.initial import require_model
 
     if initial is not None:
         require_model(config.model, initial[1], initial[0])
@@ -75,7 +75,7 @@ def _resumed(options: list[str], preset: list[str]) -> TrainConfig | None:
         raise InputError(
             f"`preset` must be left out with --resume, which has the run's options, got {preset[0]}"
         )
-    from ddl.train.resume import options_of
+    from ddl.lab.train.resume import options_of
 
     return options_of(run)
 

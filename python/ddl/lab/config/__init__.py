@@ -4,6 +4,8 @@ Plain dataclasses without torch, so that `ddl COMMAND --help` answers at once.
 """
 
 from ddl.errors import DivergedError, InputError
+from ddl.models.config import BASELINES, PUBLISHED, RESIDUALS, STREAMS, GPTConfig
+from ddl.optim import Decay, OptimConfig
 from ddl.options import Compress, Residual
 from ddl.options import ExpandKind as Expand
 
@@ -19,11 +21,10 @@ from .comparing import CompareConfig, SweepConfig
 from .exploring import ExploreConfig
 from .inspecting import InspectConfig
 from .installation import PARTS, BenchConfig, DoctorConfig
-from .model import BASELINES, PUBLISHED, RESIDUALS, STREAMS, GPTConfig
 from .presets import PRESETS
 from .recipes import RECIPES, paper_code
 from .reporting import ReportConfig
-from .training import Decay, OptimConfig, Tracker, TrainConfig
+from .training import Tracker, TrainConfig
 
 __all__ = [
     "BASELINES",

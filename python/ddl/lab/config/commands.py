@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from ddl.fields import NAMED_BY_TEXT, check_counts, check_literals, expand_paths, require
 from ddl.options import Residual, check_count, check_least, check_share
-
-from .fields import NAMED_BY_TEXT, check_counts, check_literals, expand_paths, require
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .fields import check_counts, expand_paths, require
+from ddl.fields import check_counts, expand_paths, require
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddl.errors import InputError
+from ddl.fields import expand_paths
 from ddl.options import check_positive
-
-from .fields import expand_paths
 
 A_RUN = "`ddl train tiny --out runs/tiny` makes one in about a minute"
 

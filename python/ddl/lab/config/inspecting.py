@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .fields import check_counts, check_literals, expand_paths
+from ddl.fields import check_counts, check_literals, expand_paths
 
 
 @dataclass(frozen=True)

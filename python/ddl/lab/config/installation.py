@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ddl.fields import check_counts, check_literals, expand_paths, require
+from ddl.models.config import STREAMS
 from ddl.options import Residual, check_choice, check_least
-
-from .fields import check_counts, check_literals, expand_paths, require
-from .model import STREAMS
 
 Part = Literal["ops", "blocks", "models", "norm"]
 PARTS: tuple[Part, ...] = get_args(Part)

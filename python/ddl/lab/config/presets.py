@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .model import GPTConfig
-from .training import OptimConfig, TrainConfig
+from ddl.models.config import GPTConfig
+from ddl.optim import OptimConfig
+
+from .training import TrainConfig
 
 SMALL = GPTConfig()
 MEDIUM = GPTConfig(num_layers=24, num_heads=8, hidden_size=1024)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from .model import STREAMS, GPTConfig, idle_options
+from ddl.models.config import STREAMS, GPTConfig, idle_options
+
 from .training import TrainConfig
 
 __all__ = ["RECIPES", "paper_code"]

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ddl.errors import InputError, first_line
 from ddl.files import at_home
+from ddl.models.config import GPTConfig
 from ddl.options import check_count
 
-from .model import GPTConfig
 from .presets import PRESETS
 from .recipes import RECIPES
 from .training import TrainConfig

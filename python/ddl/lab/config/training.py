@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from ddl.options import check_finite, check_flag, check_least, check_positive
-
-from .fields import (
+from ddl.fields import (
     NAMED_BY_TEXT,
     check_counts,
     check_literals,
@@ -17,52 +15,15 @@ from .fields import (
     plain_numbers,
     require,
 )
-from .model import GPTConfig
+from ddl.models.config import GPTConfig
+from ddl.optim import OptimConfig
+from ddl.options import check_flag, check_positive
 
-__all__ = ["Decay", "OptimConfig", "Tracker", "TrainConfig"]
+__all__ = ["Tracker", "TrainConfig"]
 
-Decay = Literal["sublayers", "matrices"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 MOST = 2**31  # steps and batches; their products fit 64 bits
-
-
-@dataclass(frozen=True)
-class OptimConfig:
-    """AdamW with warm-up, cosine decay and gradient clipping, as in arXiv 2601.00417."""
-
-    lr: float = 1e-3
-    """Peak learning rate."""
-    min_lr_ratio: float = 0.1
-    """Final learning rate as a fraction of the peak."""
-    warmup_steps: int = 2000
-    """Steps of linear warm-up."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Adam's decay rates of the first and second moment."""
-    eps: float = 1e-8
-    """Adam's ε, added to the root of the second moment."""
-    weight_decay: float = 0.1
-    """Weight decay of the parameters that `decay` names."""
-    decay: Decay = "sublayers"
-    """Parameters with weight decay. sublayers: the sublayers' matrices and the embedding. matrices:
-    whatever has two or more dimensions, as in nanoGPT, so gates, values, compressors and the
-    embedding convolution as well."""
-    clip: float = 1.0
-    """Gradient norm above which gradients are clipped; 0 switches clipping off."""
-
-    def __post_init__(self) -> None:
-        plain_numbers(self)
-        check_literals(self)
-        check_positive("lr", self.lr)
-        check_counts(self, "warmup_steps", least=0)
-        require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "between 0 and 1", self.min_lr_ratio)
-        two = isinstance(self.betas, tuple | list) and len(self.betas) == 2
-        numbers = two and all(isinstance(b, int | float) and 0 <= b < 1 for b in self.betas)
-        require(numbers, "betas", "two numbers in [0, 1)", self.betas)
-        check_positive("eps", self.eps)
-        for name in ("weight_decay", "clip"):
-            check_finite(name, getattr(self, name))
-            check_least(name, getattr(self, name))
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from ddl.errors import InputError
 from ddl.files import at_home
+from ddl.models.tokenizers import ByteTokenizer, GPT2Tokenizer, Tokenizer, describe, read_meta
 
 from .content import HEAD, foreign
 from .shards import Shards, is_prepared, open_shards
-from .tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer, describe, read_meta
 
 if TYPE_CHECKING:  # the worker processes of `ddl prepare` do not wait for torch
     from torch import Tensor

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ddl._native import __version__
-from ddl.config import PrepareConfig
 from ddl.errors import InputError
 from ddl.files import checksum, unfinished, write_text
+from ddl.lab.config import PrepareConfig
+from ddl.models.tokenizers import Tokenizer, describe
 
 from .shards import INDEX, PARTS, TOKENIZER, Index, read_index
 from .sources import Source, reading
-from .tokenizer import Tokenizer, describe
 
 SHARD = re.compile(rf"({'|'.join(PARTS)})-\d{{5,}}\.(bin|starts)")
 

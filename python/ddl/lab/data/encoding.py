@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from ddl import environment
 from ddl.errors import InputError
+from ddl.models.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, restore
 
 from .documents import Piece, pieces
 from .sources import Reading, Unit
-from .tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, restore
 
 GROUP = 2**18  # bytes of text that are encoded at once; tokenizers keeps over 100 for each token
 AHEAD = 3  # units in flight for each worker: waiting, being encoded, or done before their turn

@@ -15,17 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ddl.config import PrepareConfig
 from ddl.errors import InputError
 from ddl.files import alone_in, made_directories
-from ddl.machine import usable_cores
-
-from . import sources
-from .directory import begin, clear, made_of, refuse_foreign_files
-from .encoding import Encoded, Encoder, encode
-from .shards import DTYPES, PARTS, TOKENIZER, TRAIN, VALIDATION, Index, ShardWriter
-from .sources import Reading, Source, Unit, find, reading
-from .tokenizer import (
+from ddl.lab.config import PrepareConfig
+from ddl.lab.machine import usable_cores
+from ddl.models.tokenizers import (
     END_OF_TEXT,
     ByteTokenizer,
     FileTokenizer,
@@ -33,6 +27,12 @@ from .tokenizer import (
     Tokenizer,
     describe,
 )
+
+from . import sources
+from .directory import begin, clear, made_of, refuse_foreign_files
+from .encoding import Encoded, Encoder, encode
+from .shards import DTYPES, PARTS, TOKENIZER, TRAIN, VALIDATION, Index, ShardWriter
+from .sources import Reading, Source, Unit, find, reading
 from .units import all_units
 
 

@@ -25,8 +25,7 @@ import numpy.typing as npt
 
 from ddl.errors import NEWER, InputError, first_line
 from ddl.files import atomic_file, write_text
-
-from .tokenizer import Tokenizer, restore_json
+from ddl.models.tokenizers import Tokenizer, restore_json
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
 FORMAT, VERSION = "ddl-shards", 1

@@ -18,10 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.errors import InputError
-
-from .corpus import Tokens
-from .shards import Shards
-from .tokenizer import (
+from ddl.models.tokenizers import (
     END_OF_TEXT,
     ByteTokenizer,
     CharTokenizer,
@@ -30,6 +27,9 @@ from .tokenizer import (
     Tokenizer,
     byte_alphabet,
 )
+
+from .corpus import Tokens
+from .shards import Shards
 
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token of SentencePiece's byte fallback
 

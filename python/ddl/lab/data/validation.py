@@ -10,10 +10,10 @@ import numpy as np
 
 from ddl.errors import InputError
 from ddl.files import at_home
+from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer, describe
 
 from .corpus import EMBEDDED, Corpus, Tokens, load
 from .shards import Shards
-from .tokenizer import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer, describe
 
 PIECE = 2**16  # characters in which a text is searched for those that would be lost
 

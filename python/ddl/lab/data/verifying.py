@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.errors import InputError
-from ddl.machine import usable_cores
+from ddl.lab.machine import usable_cores
 
 from .shards import INDEX, STARTS, Shard, Shards
 

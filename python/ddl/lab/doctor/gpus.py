@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ddl.machine import nvidia_smi
+from ddl.lab.machine import nvidia_smi
 
 from .report import Facts, Report, is_linux, said, tilde
 

@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 
 from ddl import environment
-from ddl.machine import cpu_model, memory_gib, output, usable_cores
+from ddl.lab.machine import cpu_model, memory_gib, output, usable_cores
 
 from .report import Facts, Report, is_linux
 

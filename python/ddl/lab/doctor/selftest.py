@@ -3,7 +3,7 @@
 It runs in a process of its own: a processor or a driver that does not fit the native code ends the
 process, which the report then says.
 
-    python -m ddl.doctor.selftest cpu
+    python -m ddl.lab.doctor.selftest cpu
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def selftest(report: Report) -> Facts:
 
 def failure(device: str) -> str | None:
     """Why the test fails on a device; None if it passes."""
-    command = [sys.executable, "-m", "ddl.doctor.selftest", device]
+    command = [sys.executable, "-m", "ddl.lab.doctor.selftest", device]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=SECONDS

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddl.machine import digest
+from ddl.lab.machine import digest
 
 from .report import Facts, Report, is_linux, said
 

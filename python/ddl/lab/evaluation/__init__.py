@@ -14,12 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddl.config import EvalConfig
-from ddl.config.paper_tasks import PAPER, PAPER_SHOTS
 from ddl.errors import InputError
-from ddl.evaluation import subject
 from ddl.files import require_new_file, write_text
-from ddl.load import load_for_transformers
+from ddl.lab.config import EvalConfig
+from ddl.lab.config.paper_tasks import PAPER, PAPER_SHOTS
+from ddl.lab.evaluation import subject
+from ddl.lab.load import load_for_transformers
 
 if TYPE_CHECKING:
     from .harness import Harness
@@ -47,7 +47,7 @@ def evaluate(config: EvalConfig) -> Record:
     started = datetime.now(timezone.utc)
     out = config.out or config.model / f"eval-{started:%Y%m%d-%H%M%S}.json"
     require_new_file(out)
-    from ddl.evaluation import tasks
+    from ddl.lab.evaluation import tasks
 
     with _quiet():
         names, shots = _requested(config)

@@ -1,7 +1,7 @@
 """The model `ddl` of lm-evaluation-harness's own command.
 
 Releases of lm-eval that read entry points find it by its name: `lm_eval --model ddl --model_args
-pretrained=runs/tiny`. Before them, `import ddl.evaluation.plugin` registers it.
+pretrained=runs/tiny`. Before them, `import ddl.lab.evaluation.plugin` registers it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lm_eval.api.registry import register_model  # type: ignore[import-untyped]
 
-from ddl.load import load_for_transformers
+from ddl.lab.load import load_for_transformers
 
 from .harness import Harness
 

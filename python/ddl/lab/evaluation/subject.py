@@ -9,7 +9,7 @@ from typing import Any
 
 from ddl.errors import InputError
 from ddl.files import PathKind, path_kind, require_kind
-from ddl.load import FOR_TRANSFORMERS
+from ddl.lab.load import FOR_TRANSFORMERS
 
 SUFFIXES = (".safetensors", ".bin")  # of weight files, in order of preference
 
@@ -34,7 +34,7 @@ def identity(path: Path, checkpoint: str, model: Any) -> dict[str, Any]:
 
 def _weights(path: Path, checkpoint: str) -> list[Path]:
     if path_kind(path) is PathKind.RUN:
-        from ddl.train.runs import weights_folder  # needs the `train` extra
+        from ddl.lab.train.runs import weights_folder  # needs the `train` extra
 
         path = weights_folder(path, checkpoint)
     files: Iterator[list[Path]] = (sorted(path.glob(f"*{suffix}")) for suffix in SUFFIXES)

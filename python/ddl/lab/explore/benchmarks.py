@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddl.bench import jsonl
-from ddl.bench.compare import BENCHMARK
-from ddl.bench.record import describe
-from ddl.bench.run import tabulate
 from ddl.errors import InputError
-from ddl.train.runs import METRICS, RECORDINGS
+from ddl.lab.bench import jsonl
+from ddl.lab.bench.compare import BENCHMARK
+from ddl.lab.bench.record import describe
+from ddl.lab.bench.run import tabulate
+from ddl.lab.train.runs import METRICS, RECORDINGS
 
 from .tail import Cached
 from .words import figure, rows, safe_line, wrap

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
-from ddl.config.exploring import A_RUN
+from ddl.lab.config.exploring import A_RUN
 
 from .watching import Snapshot, View
 from .words import shorten, wrap

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
-from ddl.train.plots import COLOURS, TOP
+from ddl.lab.train.plots import COLOURS, TOP
 
 from .chart import Line, draw
 from .choice import NOTHING, Choice, joined, view_line

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from ddl.analysis.heat_maps import COLOURS
+from ddl.lab.analysis.heat_maps import COLOURS
 
 from .words import shorten
 

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from rich.text import Text
 
-from ddl.analysis.inspection import read_summary
-from ddl.analysis.inspection_tables import depth_table, has_rewrites, sentences, three_digits
-from ddl.analysis.labels import labels, spread
 from ddl.errors import InputError, first_line
+from ddl.lab.analysis.inspection import read_summary
+from ddl.lab.analysis.inspection_tables import depth_table, has_rewrites, sentences, three_digits
+from ddl.lab.analysis.labels import labels, spread
+from ddl.lab.train.json_lines import Record, number
 from ddl.recording import REGIMES
-from ddl.train.json_lines import Record, number
 
 from .heat import LABEL, cell_width, heat
 from .words import compact, heading, rendered, rows, safe, safe_line, wrap

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from ddl.analysis import tables
-from ddl.analysis.compare import Comparison, notes_on
-from ddl.analysis.options import options_of
-from ddl.analysis.paired import pair
-from ddl.config import TrainConfig
-from ddl.config.stored import options_by_name
 from ddl.errors import InputError
+from ddl.lab.analysis import tables
+from ddl.lab.analysis.compare import Comparison, notes_on
+from ddl.lab.analysis.options import options_of
+from ddl.lab.analysis.paired import pair
+from ddl.lab.config import TrainConfig
+from ddl.lab.config.stored import options_by_name
 
 from . import curves, inside
 from .benchmarks import Benchmarks

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddl.train.json_lines import Record, number
-from ddl.train.plots import smooth
+from ddl.lab.train.json_lines import Record, number
+from ddl.lab.train.plots import smooth
 
 Array = npt.NDArray[np.float64]
 

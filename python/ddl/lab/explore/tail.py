@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from ddl.errors import InputError, first_line
-from ddl.train.json_lines import Record, parse
+from ddl.lab.train.json_lines import Record, parse
 
 T = TypeVar("T")
 REMEMBERED = 64  # bytes before the end that must still be there, else the file is another one

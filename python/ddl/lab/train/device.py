@@ -7,8 +7,8 @@ import warnings
 import torch
 
 from ddl import cuda, environment
-from ddl.config import BASELINES
 from ddl.errors import InputError
+from ddl.lab.config import BASELINES
 
 from .processes import Processes
 

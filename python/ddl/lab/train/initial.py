@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from ddl.config import GPTConfig, TrainConfig
-from ddl.data import Corpus, GPT2Tokenizer, Tokenizer
-from ddl.data.tokenizer import describe
 from ddl.errors import InputError
+from ddl.lab.config import GPTConfig, TrainConfig
+from ddl.lab.data import Corpus, GPT2Tokenizer, Tokenizer
 from ddl.models import GPT
+from ddl.models.tokenizers import describe
 
-# What `ddl.load.load` returns for a path; this room cannot import it.
+# What `ddl.lab.load.load` returns for a path; this room cannot import it.
 Load = Callable[[str], tuple[GPT, Tokenizer | None]]
 PROBE = 4096  # validation tokens whose text two tokenizers have to encode alike
 PADDED_GPT2 = 50304

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 
-from ddl import data
-from ddl.config import TrainConfig
 from ddl.errors import InputError, first_line
+from ddl.lab import data
+from ddl.lab.config import TrainConfig
 
 from .beginning import begin
 from .device import device_of, pick_device
@@ -40,7 +40,7 @@ class Trained(NamedTuple):
 def train(config: TrainConfig, console: Console, *, load: Load | None = None) -> Trained:
     """Train until the last step or a signal, and write everything into the run directory.
 
-    load: reads the model and tokenizer that `config.init_from` names, as `ddl.load.load` does.
+    load: reads the model and tokenizer that `config.init_from` names, as `ddl.lab.load.load` does.
 
     Shards are verified before the first step, also of a run that goes on. Raises InputError if
     data, options, the run directory or a checkpoint cannot be used, DivergedError if loss, gradient

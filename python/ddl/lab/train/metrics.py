@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddl.config import GPTConfig
-from ddl.data.corpus import Tokens, batch_places, evaluation_places
-from ddl.data.spelling import spelling
-from ddl.machine import peak_bytes
+from ddl.lab.config import GPTConfig
+from ddl.lab.data.corpus import Tokens, batch_places, evaluation_places
+from ddl.lab.data.spelling import spelling
+from ddl.lab.machine import peak_bytes
 
 from .trainer import Trainer
 

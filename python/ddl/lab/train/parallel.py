@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ddl.config import TrainConfig
+from ddl.lab.config import TrainConfig
 from ddl.models import GPT
 from ddl.ops.private import uncompiled
 

@@ -12,8 +12,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ddl.data import Corpus
-from ddl.data.verifying import size_of, verify
+from ddl.lab.data import Corpus
+from ddl.lab.data.verifying import size_of, verify
 
 from .processes import ALONE, Processes
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddl.config import TrainConfig
-from ddl.config.stored import from_json, plain
-from ddl.data import Corpus
-from ddl.data.tokenizer import describe
 from ddl.errors import InputError
 from ddl.files import PathKind, at_home, path_kind
+from ddl.lab.config import TrainConfig
+from ddl.lab.config.stored import from_json, plain
+from ddl.lab.data import Corpus
+from ddl.models.tokenizers import describe
 
 from . import checkpoint
 from .checkpoint import Manifest

@@ -21,9 +21,6 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from ddl.config import TrainConfig
-from ddl.config.stored import from_json, to_json
-from ddl.data.tokenizer import Tokenizer, describe, restore_json
 from ddl.errors import InputError, first_line
 from ddl.files import (
     CONFIG,
@@ -40,7 +37,10 @@ from ddl.files import (
     unfinished,
     write_text,
 )
+from ddl.lab.config import TrainConfig
+from ddl.lab.config.stored import from_json, to_json
 from ddl.models import GPT
+from ddl.models.tokenizers import Tokenizer, describe, restore_json
 
 from . import checkpoint
 from .json_lines import JsonLines

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 import ddl
-from ddl.config.stored import plain
 from ddl.errors import DivergedError
+from ddl.lab.config.stored import plain
 
 from . import checkpoint
 from .checkpoint import Manifest, Tensors, staged

@@ -11,9 +11,9 @@ from rich.panel import Panel
 from rich.progress import Progress
 from rich.text import Text
 
-from ddl.config import BASELINES
-from ddl.data.tokenizer import printable
 from ddl.errors import DivergedError, InputError
+from ddl.lab.config import BASELINES
+from ddl.models.tokenizers import printable
 from ddl.recording import Recording
 
 from .json_lines import Record

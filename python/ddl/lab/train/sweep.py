@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 
-from ddl.config.sweeps import Sweep, SweepRun
 from ddl.errors import DivergedError, InputError
 from ddl.files import make_directory, write_text
+from ddl.lab.config.sweeps import Sweep, SweepRun
 
 from .initial import Load
 from .loop import train

@@ -11,10 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ddl.config import TrainConfig
-from ddl.config.stored import plain
 from ddl.errors import InputError, first_line
 from ddl.files import remove
+from ddl.lab.config import TrainConfig
+from ddl.lab.config.stored import plain
 
 from .json_lines import Record
 from .runs import TRACKED

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ddl import data
-from ddl.config import TrainConfig
 from ddl.errors import InputError
+from ddl.lab import data
+from ddl.lab.config import TrainConfig
 from ddl.models import GPT
 from ddl.optim import learning_rate, make_optimizer
 from ddl.recording import Recording, record

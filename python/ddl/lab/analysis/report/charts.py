@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ddl.lab.train.plots import COLOURS, TOP, curve, smooth
 from ddl.recording.quantities import ADDED, BINS, BOUNDS
-from ddl.train.plots import COLOURS, TOP, curve, smooth
 
 from ..labels import labels, spread
 from ..paired import variants_of

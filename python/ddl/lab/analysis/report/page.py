@@ -13,9 +13,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from ddl.config import ReportConfig
 from ddl.errors import InputError
 from ddl.files import PathKind, atomic_file, path_kind
+from ddl.lab.config import ReportConfig
 
 from ..compare import Comparison, compare
 from ..options import options_of

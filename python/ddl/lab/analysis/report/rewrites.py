@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddl.errors import InputError, first_line
+from ddl.lab.train.json_lines import Record, finite, number
+from ddl.lab.train.runs import INSPECTED, RunDirectory
 from ddl.recording import PER_CHANNEL, QUANTITIES
 from ddl.recording.quantities import BINS
-from ddl.train.json_lines import Record, finite, number
-from ddl.train.runs import INSPECTED, RunDirectory
 
 from ..inspection import FILE, read_summary
 

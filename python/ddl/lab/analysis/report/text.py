@@ -6,8 +6,8 @@ import html
 import itertools
 from collections.abc import Sequence
 
-from ddl.data.tokenizer import printable
-from ddl.train.plots import shorten
+from ddl.lab.train.plots import shorten
+from ddl.models.tokenizers import printable
 
 # Marks that turn the direction of what follows: with them a text can look like another one. Text in
 # Arabic or Hebrew needs none; its letters have a direction.

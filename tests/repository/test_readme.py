@@ -171,3 +171,19 @@ def test_the_list_of_rooms_is_whole():
         p for p in (ROOT / "src").iterdir() if p.is_dir()
     }
     assert {str(room.relative_to(ROOT)) for room in rooms} <= listed
+
+
+def test_files_that_are_not_edited_by_hand_are_listed():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("## Files that are not edited by hand")[2].partition("\n## ")[0]
+    cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| ")][1:]
+    words = re.findall(r"[^\s,]+", " ".join(cells).replace("\\", ""))
+    globs = [word for word in words if "." in word or "*" in word]
+    assert [glob for glob in globs if not list(ROOT.glob(glob))] == []
+    listed = {path for glob in globs for path in ROOT.glob(glob)}
+    made = [ROOT / "tests/costs/recorded.json", ROOT / "Cargo.lock"]
+    for folder in ("benchmarks/results", "study/records", "tests/compatibility/0.1"):
+        made += (ROOT / folder).iterdir()
+    made += [path for path in (ROOT / "docs").iterdir() if path.suffix in (".png", ".svg")]
+    made += [p for p in (ROOT / "docs").glob("*.md") if ": begin" in p.read_text(encoding="utf-8")]
+    assert set(made) - listed == {ROOT / "docs" / "ddl.svg"}  # drawn by hand

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from ddl import hf, paper
+from ddl import hf
 from ddl.errors import InputError
-from ddl.lab import load
+from ddl.lab import exchange, load
 from ddl.lab.cli import main
 from ddl.lab.cli.initial import load_initial
 from ddl.lab.config import TrainConfig, paper_code
@@ -57,7 +57,7 @@ def exported(source: TrainConfig, kind: str, folder: Path) -> Path:
     if kind == "hugging face":
         hf.save(model, tokenizer, folder / "hf")
         return folder / "hf"
-    paper.import_checkpoint(source.directory, folder / "paper", reverse=True)
+    exchange.import_checkpoint(source.directory, folder / "paper", reverse=True)
     return folder / "paper"
 
 

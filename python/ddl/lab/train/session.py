@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 from rich.panel import Panel
 from rich.progress import Progress
@@ -16,6 +15,7 @@ from ddl.lab.config import BASELINES
 from ddl.models.tokenizers import printable
 from ddl.recording import Recording
 
+from .failures import Failures
 from .json_lines import Record
 from .metrics import Metrics
 from .runs import DIVERGED, LAST, RunDirectory
@@ -54,56 +54,61 @@ class Session:
         self.watch, self.saver = Watch(trainer), Saver(run, trainer)
         self.metrics = Metrics(trainer)
         self.trackers = trackers
-        self._failed: Exception | None = None  # the first error of a tracker or of the output
-        self._broken: Exception | None = None  # the first other error of this process alone
+        self.failures = Failures(alone=self.processes.alone)
+        self._signalled: Callable[[], bool] = lambda: False
         self._stopping = False  # in several processes: whether they have agreed to stop
         self._started, self._timed = time.perf_counter(), 0
         name = trainer.config.model.residual
         total, done = trainer.config.steps, trainer.steps_done
         self._task = bar.add_task(name, total=total, completed=done, loss="", speed="")
 
-    def run_until(self, stopped: Callable[[], bool]) -> None:
-        """Train to the last step; end earlier, after a step and its checkpoint, if `stopped()`."""
+    def run_until(self, signalled: Callable[[], bool]) -> None:
+        """Train to the last step; if `signalled()`, end after a step and its checkpoint."""
+        self._signalled = signalled
         with ExitStack() as ending:  # each of these is done, even if one raises
             ending.callback(self.run.unlock)
             for tracker in self.trackers:
                 ending.callback(tracker.close)
             ending.callback(self.saver.close)
-            asked = lambda: stopped() or self._failed is not None  # noqa: E731
-            self.trainer.flags = lambda: Flags(
-                stop=asked(),
-                broken=self._broken is not None,
-                late=self.processes.first and self.saver.is_late(),
-            )
-            self._steps(asked)
+            self._train()
             with self.processes.together():
-                self._check(self.saver.wait)
-                for error in (self._broken, self._failed):
-                    if error is not None:
-                        raise error
+                with self._noting_divergence():
+                    self.saver.wait()
+                self.failures.raise_any()
 
-    def _steps(self, asked: Callable[[], bool]) -> None:
-        """asked: whether this process has been asked to stop."""
+    def _train(self) -> None:
         trainer = self.trainer
         while True:
-            stopped = asked if self.processes.alone else self._agreed
-            if not stopped():
-                self._evaluate_if_due(asked)
-            if not stopped():
+            if not self._stops():
+                self._evaluate_if_due()
+            if not self._stops():
                 self._sample_if_due()
                 self._record_if_due()
-            done = stopped() or trainer.steps_done == trainer.config.steps
-            self._save_if_due(done)
-            if done:
-                break
-            self.take(trainer.step())
+            ending = self._stops() or trainer.steps_done == trainer.config.steps
+            self._save_if_due(ending)
+            if ending:
+                return
+            self.take(trainer.step(self._flags()))
 
-    def _agreed(self) -> bool:
-        """Whether several processes stop, as all of them know; raise if one has an error."""
+    def _flags(self) -> Flags:
+        """What this process tells the others with its next step."""
+        return Flags(
+            stop=self._must_stop(),
+            broken=self.failures.own is not None,
+            late=self.processes.first and self.saver.is_late(),
+        )
+
+    def _must_stop(self) -> bool:
+        """Whether this process has to stop, for a signal or an error of the output."""
+        return self._signalled() or self.failures.output is not None
+
+    def _stops(self) -> bool:
+        """Whether training stops. Several processes know it of each other from the last step."""
+        if self.processes.alone:
+            return self._must_stop()
         if self.watch.flags.broken:
             with self.processes.together():
-                if self._broken is not None:
-                    raise self._broken
+                self.failures.raise_own()
         self._stopping |= self.watch.flags.stop
         return self._stopping
 
@@ -115,13 +120,16 @@ class Session:
         config = self.trainer.config
         self.evaluated = None
         self._timed += 1
-        self._check(lambda: self.watch.add(step))
-        self._by_itself(lambda: self._check(self.saver.check))
+        with self._noting_divergence():
+            self.watch.add(step)
+        with self.failures.of_this_process(), self._noting_divergence():
+            self.saver.check()
         done = self.trainer.steps_done
         if done % config.log_every and done != config.steps:
             return
         steps, loss = self.trainer.summed, self.trainer.mean_loss()  # waits for the device
-        self._check(self.watch.finish)
+        with self._noting_divergence():
+            self.watch.finish()
         seconds = time.perf_counter() - self._started
         record = {
             "step": done,
@@ -136,16 +144,17 @@ class Session:
         self.bar.update(self._task, completed=done, loss=f"mean loss {loss:.3f}", speed=speed)
         self._started, self._timed = time.perf_counter(), 0
 
-    def _evaluate_if_due(self, stopped: Callable[[], bool]) -> None:
+    def _evaluate_if_due(self) -> None:
         config, done = self.trainer.config, self.trainer.steps_done
         last = done == config.steps
         if self.evaluated is not None or (done % config.eval_every and not last):
             return
         started = time.perf_counter()
-        self.evaluated = self.trainer.evaluate(stopped)
+        self.evaluated = self.trainer.evaluate(self._must_stop)
         self._stopping |= self.evaluated is None
         if self.evaluated is not None:
-            self._check(lambda: check_validation(self.evaluated, done))
+            with self._noting_divergence():
+                check_validation(self.evaluated, done)
             more = {}
             if config.model.residual not in BASELINES:
                 more["mean_beta"] = float(self._record().statistics("beta").mean.mean())
@@ -157,24 +166,21 @@ class Session:
         figures = self.metrics.of_validation(loss)
         validation = {f"validation_{name}": value for name, value in figures.items()}
         self._log({"step": step, "validation_loss": loss} | validation | (more or {}))
-        self._tell(self.bar.console.print, f"step {step}: validation loss {loss:.4f}")
+        with self.failures.of_output():
+            self.bar.console.print(f"step {step}: validation loss {loss:.4f}")
 
     def _sample_if_due(self) -> None:
         every, done = self.trainer.config.sample_every, self.trainer.steps_done
         if every is None or done % every or self._sampled == done:
             return
         started = time.perf_counter()
-        self._check(self._sample)
-        self._started += time.perf_counter() - started
-
-    def _sample(self) -> None:
-        done = self.trainer.steps_done
-        with sampling(done):
+        with self._noting_divergence(), sampling(done):
             text = self.trainer.sample()
         self._sampled = done
         self._log({"step": done, "sample": text})
-        panel = Panel(Text(printable(text)), title=f"step {done}")
-        self._tell(self.bar.console.print, panel)
+        with self.failures.of_output():
+            self.bar.console.print(Panel(Text(printable(text)), title=f"step {done}"))
+        self._started += time.perf_counter() - started
 
     def _record_if_due(self) -> None:
         """Append what the sublayers do to the stream at this step to recordings.jsonl."""
@@ -185,8 +191,8 @@ class Session:
         started = time.perf_counter()
         recording = self._record()
         if self.processes.first:
-            line = {"step": done, **recording.summary()}
-            self._by_itself(lambda: self.run.recordings.append(line))
+            with self.failures.of_this_process():
+                self.run.recordings.append({"step": done, **recording.summary()})
         self._recorded = done
         self._started += time.perf_counter() - started
 
@@ -205,43 +211,32 @@ class Session:
             late = self.watch.flags.late and step > at + 1
         saved = (step, self.evaluated) == self.saver.saved
         if not saved and (ending or self.saver.is_due(self.evaluated, late)):
-            self._check(self.watch.finish)
+            with self._noting_divergence():
+                self.watch.finish()
             started = time.perf_counter()
             with self.processes.together():
-                if self._broken is not None:
-                    raise self._broken
-                self._check(self.saver.wait)
-            self._check(lambda: self.saver.save(self.evaluated, self.records))
+                self.failures.raise_own()
+                with self._noting_divergence():
+                    self.saver.wait()
+            with self._noting_divergence():
+                self.saver.save(self.evaluated, self.records)
             self._started += time.perf_counter() - started
 
     def _log(self, record: Record) -> None:
         if not self.processes.first:
             return
-        self._by_itself(lambda: self.run.metrics.append(record))
+        with self.failures.of_this_process():
+            self.run.metrics.append(record)
         self.records += 1
         for tracker in self.trackers:
-            self._tell(tracker.log, record)
+            with self.failures.of_output():
+                tracker.log(record)
 
-    def _by_itself(self, act: Callable[[], None]) -> None:
-        """Do what this process does alone; if it is one of several, its error ends all of them."""
+    @contextmanager
+    def _noting_divergence(self) -> Iterator[None]:
+        """If the block raises DivergedError, record it and name the last good checkpoint."""
         try:
-            act()
-        except Exception as error:
-            if self.processes.alone:
-                raise
-            self._broken = self._broken or error
-
-    def _tell(self, receive: Callable[[Any], object], message: Any) -> None:
-        """Give a message to a tracker or the output. An error stops training after this step."""
-        try:
-            receive(message)
-        except Exception as error:
-            self._failed = self._failed or error
-
-    def _check(self, check: Callable[[], None]) -> None:
-        """Run a check; if it raises DivergedError, record it and name the last good checkpoint."""
-        try:
-            check()
+            yield
         except DivergedError as error:
             if not self.processes.first:
                 raise

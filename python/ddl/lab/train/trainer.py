@@ -54,8 +54,7 @@ class Trainer:
     `config.deterministic`.
 
     processes: those that share every batch; each has its part of it, and they all call the same
-    methods. initial: the weights to start from; None for random ones. flags: asked in every step
-    for what this one tells the others.
+    methods. initial: the weights to start from; None for random ones.
 
     steps_done: optimizer steps so far. loss_sum, summed: the losses of the steps since `mean_loss`
     was last called, and their number.
@@ -73,7 +72,6 @@ class Trainer:
         _check_share(config, processes)
         self.config, self.corpus, self.device = config, corpus, device
         self.processes = processes
-        self.flags: Callable[[], Flags] = Flags
         if config.deterministic:
             make_repeatable(device)
         torch.manual_seed(config.seed)
@@ -103,8 +101,11 @@ class Trainer:
         """Training tokens of one optimizer step, over all accumulated batches."""
         return self.config.batch_size * self.config.accumulation * self.config.model.block_size
 
-    def step(self) -> Step:
-        """Accumulate the gradients of `accumulation` batches and update the weights once."""
+    def step(self, flags: Flags | None = None) -> Step:
+        """Accumulate the gradients of `accumulation` batches and update the weights once.
+
+        flags: what this process tells the others; None for nothing.
+        """
         config = self.config
         lr = learning_rate(config.optim, self.steps_done, config.steps)
         for group in self.optimizer.param_groups:
@@ -115,15 +116,15 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.steps_done += 1
-        flags = None
+        set_by = None
         if not self.processes.alone:
-            told = torch.tensor(self.flags(), dtype=torch.float32, device=self.device)
+            message = torch.tensor(flags or Flags(), dtype=torch.float32, device=self.device)
             mean = (total / self.processes.count).unsqueeze(0)
-            sums = self.processes.sum(torch.cat((mean, told)))
-            total, flags = sums[0], sums[1:]
+            sums = self.processes.sum(torch.cat((mean, message)))
+            total, set_by = sums[0], sums[1:]
         self.loss_sum += total
         self.summed += 1
-        return Step(total, norm, flags)
+        return Step(total, norm, set_by)
 
     def _accumulate(self) -> Tensor:
         """Accumulate the gradients of a step; return this process's part of the loss, times n.

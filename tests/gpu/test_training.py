@@ -50,8 +50,8 @@ def test_what_is_not_finite_is_noticed_one_step_later(
 ) -> None:
     original = Trainer.step
 
-    def step(self: Trainer) -> Step:
-        done = original(self)
+    def step(self: Trainer, *flags: object) -> Step:
+        done = original(self, *flags)
         wrong = {quantity: torch.full((), math.nan, device=self.device)}
         return done._replace(**wrong) if self.steps_done == 4 else done
 

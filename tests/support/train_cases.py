@@ -36,9 +36,9 @@ def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIG
     """Send this process a signal while the trainer does a step."""
     original = Trainer.step
 
-    def patched(self: Trainer) -> Any:
+    def patched(self: Trainer, *flags: Any) -> Any:
         if self.steps_done + 1 == step:
             os.kill(os.getpid(), number)
-        return original(self)
+        return original(self, *flags)
 
     monkeypatch.setattr(Trainer, "step", patched)

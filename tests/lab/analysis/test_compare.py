@@ -310,10 +310,10 @@ def test_a_run_that_is_training_is_read_without_its_lock(tmp_path: Path) -> None
 
     original = Trainer.step
 
-    def step(self: Trainer) -> Any:
+    def step(self: Trainer, *flags: Any) -> Any:
         if self.steps_done:
             seen.append(read_run(config.directory, "x"))
-        return original(self)
+        return original(self, *flags)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "step", step)

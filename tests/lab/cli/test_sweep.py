@@ -76,10 +76,10 @@ def test_a_failure_is_said_at_the_end_and_is_the_status(
 ) -> None:
     original = Trainer.step
 
-    def step(self: Trainer) -> Any:
+    def step(self: Trainer, *flags: Any) -> Any:
         if self.config.seed == 2 and self.config.model.residual == "ddl":
             return Step(torch.tensor(float("nan")), torch.tensor(1.0))
-        return original(self)
+        return original(self, *flags)
 
     monkeypatch.setattr(Trainer, "step", step)
     assert sweep() == 1

@@ -40,10 +40,10 @@ def at_step(step: int, rank: int, act: Callable[[], None]) -> None:
     """Let a process do something before a step."""
     original = Trainer.step
 
-    def patched(self: Trainer) -> Any:
+    def patched(self: Trainer, *flags: Any) -> Any:
         if (self.steps_done + 1, self.processes.rank) == (step, rank):
             act()
-        return original(self)
+        return original(self, *flags)
 
     Trainer.step = patched  # type: ignore[method-assign]
 

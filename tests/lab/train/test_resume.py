@@ -167,9 +167,9 @@ def test_a_failed_save_ends_the_run_after_the_next_step(
         save(self, evaluated, records)
         self.settle()
 
-    def counted(self: Trainer) -> Step:
+    def counted(self: Trainer, *flags: Any) -> Step:
         steps[0] += 1
-        return step(self)
+        return step(self, *flags)
 
     monkeypatch.setattr(checkpoint, "write", fail)
     monkeypatch.setattr(Saver, "save", save_and_settle)

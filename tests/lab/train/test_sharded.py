@@ -48,10 +48,10 @@ def part(whole: TrainConfig) -> TrainConfig:
     ran = replace(whole, out=folder / "part", resume="auto")
     step = Trainer.step
 
-    def stop(self: Trainer) -> Any:
+    def stop(self: Trainer, *flags: Any) -> Any:
         if self.steps_done + 1 == STOPPED and self.processes.rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(self)
+        return step(self, *flags)
 
     def act(rank: int) -> int:
         Trainer.step = stop  # type: ignore[method-assign]

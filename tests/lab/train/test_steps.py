@@ -61,8 +61,8 @@ def spoil(monkeypatch: pytest.MonkeyPatch, at: int, **spoiled: float) -> None:
     """Make a step report another loss or gradient norm."""
     original = Trainer.step
 
-    def step(self: Trainer) -> Step:
-        done = original(self)
+    def step(self: Trainer, *flags: Any) -> Step:
+        done = original(self, *flags)
         changed = {name: torch.tensor(value) for name, value in spoiled.items()}
         return done._replace(**changed) if self.steps_done == at else done
 
@@ -73,8 +73,8 @@ def spoil_weights(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Make a weight infinite in a step whose loss is still finite."""
     original = Trainer.step
 
-    def step(self: Trainer) -> Step:
-        done = original(self)
+    def step(self: Trainer, *flags: Any) -> Step:
+        done = original(self, *flags)
         if self.steps_done == at:
             with torch.no_grad():
                 self.model.wte.weight[3, 3] = math.inf

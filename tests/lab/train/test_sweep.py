@@ -49,10 +49,10 @@ def trained(
     steps: list[str] = []
     original = Trainer.step
 
-    def step(self: Trainer) -> Any:
+    def step(self: Trainer, *flags: Any) -> Any:
         steps.append(self.config.directory.name)
         made = act(self) if act is not None else None
-        return original(self) if made is None else made
+        return original(self, *flags) if made is None else made
 
     monkeypatch.setattr(Trainer, "step", step)
     return steps
@@ -96,7 +96,7 @@ def test_a_signal_stops_it_and_the_next_call_goes_on(
     sweep, whole = (make(tmp_path / name, [1], "additive", "ddl", "ddl-cc") for name in "ab")
     stopping = [True]
 
-    def stop(trainer: Trainer) -> None:
+    def stop(trainer: Trainer, *flags: Any) -> None:
         if stopping[0] and trainer.config.model.residual == "ddl" and trainer.steps_done == 1:
             os.kill(os.getpid(), number)
 
@@ -124,7 +124,7 @@ def test_a_stop_in_the_last_step_leaves_its_evaluation(
 ) -> None:
     sweep = make(tmp_path, [1], "additive")
 
-    def stop(trainer: Trainer) -> None:
+    def stop(trainer: Trainer, *flags: Any) -> None:
         if trainer.steps_done == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -88,7 +88,7 @@ class Session:
             self._save_if_due(ending)
             if ending:
                 return
-            self.take(trainer.step(self._flags()))
+            self.take(trainer.step(self._flags))
 
     def _flags(self) -> Flags:
         """What this process tells the others with its next step."""

@@ -101,10 +101,10 @@ class Trainer:
         """Training tokens of one optimizer step, over all accumulated batches."""
         return self.config.batch_size * self.config.accumulation * self.config.model.block_size
 
-    def step(self, flags: Flags | None = None) -> Step:
+    def step(self, flags: Callable[[], Flags] = Flags) -> Step:
         """Accumulate the gradients of `accumulation` batches and update the weights once.
 
-        flags: what this process tells the others; None for nothing.
+        flags: what this process tells the others, called when the step is done.
         """
         config = self.config
         lr = learning_rate(config.optim, self.steps_done, config.steps)
@@ -118,7 +118,7 @@ class Trainer:
         self.steps_done += 1
         set_by = None
         if not self.processes.alone:
-            message = torch.tensor(flags or Flags(), dtype=torch.float32, device=self.device)
+            message = torch.tensor(flags(), dtype=torch.float32, device=self.device)
             mean = (total / self.processes.count).unsqueeze(0)
             sums = self.processes.sum(torch.cat((mean, message)))
             total, set_by = sums[0], sums[1:]

@@ -171,7 +171,7 @@ def test_what_cannot_be_run_is_refused(load: Any, capsys: pytest.CaptureFixture[
 
 
 def test_a_line_that_was_cut_off_costs_no_other(load: Any, tmp_path: Path) -> None:
-    jsonl, path = load("ddl.bench.jsonl"), tmp_path / "a.jsonl"
+    jsonl, path = load("ddl.lab.bench.jsonl"), tmp_path / "a.jsonl"
     jsonl.append(path, {"a": 1})
     with path.open("a") as file:
         file.write('{"b": ')

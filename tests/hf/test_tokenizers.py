@@ -66,7 +66,7 @@ def test_every_byte_is_its_own_token() -> None:
     fast, ours, choose = to_fast(ByteTokenizer()), ByteTokenizer(), random.Random(0)
     assert len(fast) == 256
     for _ in range(500):  # mostly invalid UTF-8
-        tokens = choose.choices(range(256), k=9)
+        tokens = choose.choices(range(255), k=9)  # 255, which UTF-8 lacks, is the end of text
         assert fast.decode(tokens) == ours.decode(tokens)
     assert [fast.decode([byte]) for byte in range(128)] == [chr(byte) for byte in range(128)]
 
@@ -103,10 +103,8 @@ def test_an_entry_that_is_none_of_ours(entry: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tokenizer", "vocab_size", "end", "token"),
     [
-        (ByteTokenizer(), 256, "\0", 0),
+        (ByteTokenizer(), 256, "<|endoftext|>", 255),
         (ByteTokenizer(), 257, "<|endoftext|>", 256),
-        (CharTokenizer("ab\nc"), 4, "\n", 2),
-        (CharTokenizer("abc"), 3, "a", 0),
         (CharTokenizer("ab\nc"), 256, "<|endoftext|>", 4),
     ],
 )
@@ -124,6 +122,17 @@ def test_end_of_text(
         assert batch["input_ids"] == [[*tokenizer.encode("ab")], [token, *tokenizer.encode("b")]]
         assert batch["attention_mask"] == [[1, 1], [0, 1]]
         assert set(batch) == {"input_ids", "attention_mask"}
+
+
+@pytest.mark.parametrize(("table", "before"), [("ab\nc", 2), ("abc", 0)])
+def test_a_full_table_has_no_end_of_text(table: str, before: int, tmp_path: Path) -> None:
+    """Each of its characters is text: none may end a generation or be dropped as a marker."""
+    made = to_fast(CharTokenizer(table), small(vocab_size=len(table)))
+    for fast in (made, reloaded(made, tmp_path)):
+        assert (fast.bos_token, fast.eos_token, fast.pad_token) == (None, None, None)
+        assert len(fast) == len(table)
+        assert fast.init_kwargs["ddl_before_text"] == before
+        assert fast.decode(fast(table).input_ids, skip_special_tokens=True) == table
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer(TABLE)])
@@ -190,16 +199,17 @@ def test_settings_of_a_file_that_lose_or_draw_tokens(tmp_path: Path) -> None:
         ("<|endoftext|>", None, 400, "<|endoftext|>"),
         ("<s>", 0, 512, "<s>"),
         (None, None, 401, "<|endoftext|>"),
-        (None, None, 400, "!"),
+        (None, None, 400, None),
     ],
 )
 def test_end_of_text_of_a_file(
-    known: str | None, document_token: int | None, vocab_size: int, end: str, tmp_path: Path
+    known: str | None, document_token: int | None, vocab_size: int, end: str | None, tmp_path: Path
 ) -> None:
     ours = from_file(tmp_path, document_token, end=known)
     fast = to_fast(ours, small(vocab_size=vocab_size))
     assert (fast.bos_token, fast.eos_token, fast.pad_token) == (end, end, end)
-    assert fast.eos_token_id == (400 if vocab_size == 401 else 0)
+    assert fast.eos_token_id == (None if end is None else 400 if vocab_size == 401 else 0)
+    assert fast.init_kwargs.get("ddl_before_text") == (0 if end is None else None)
     assert len(fast) <= vocab_size
 
 

@@ -274,3 +274,5 @@ def test_there_is_no_way_back_to_the_papers_code(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"^{re.escape(sentence)} with nanoGPT's$"):
         import_checkpoint(tmp_path / "ours", tmp_path / "back", reverse=True)
     assert not (tmp_path / "back").exists()
+    with pytest.raises(InputError, match="of ddl: `ddl sample`, `ddl eval` and `ddl export` take"):
+        import_checkpoint(tmp_path / "ours", tmp_path / "again")

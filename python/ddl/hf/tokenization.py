@@ -4,15 +4,18 @@ Both give equal tokens. No special token is added to a text or recognised in it,
 "<|endoftext|>" in a text are just words. Both raise for a character that a character model does not
 know ("Missing [UNK] token"): nothing is dropped silently.
 
-One token serves as end of text, beginning of text and padding, which lm-eval and batches need:
+One token that no text has serves as end of text, beginning of text and padding, which lm-eval and
+batches need:
 
     GPT-2             <|endoftext|>, 50256
-    tokenizer.json    the token that `ddl prepare` put before each document. If it put none: as for
-                      bytes, with token 0 in place of byte 0
-    bytes, characters <|endoftext|>, the first token that no text needs, if the model has one: its
-                      vocabulary is larger than 256 bytes or len(table) characters. Else
-                      byte 0, which texts do not contain, or the newline (the first character of a
-                      table without one), which `decode(…, skip_special_tokens=True)` then drops.
+    tokenizer.json    the token that `ddl prepare` put before each document; else a special token
+                      <|endoftext|>, which is added if the model's vocabulary is larger
+    bytes             <|endoftext|>: token 256 if the model has one, else 255, which UTF-8 lacks
+    characters        <|endoftext|>, if the model's vocabulary is larger than the table
+
+Otherwise there is no end of text: a character of the text would end a generation too early, and
+`decode(…, skip_special_tokens=True)` would drop it. tokenizer_config.json then names the token that
+lm-eval may put before a text (BEFORE): the newline, or token 0.
 
 Byte and character models, and those of a tokenizer.json without such a token, never saw it between
 texts in training, so `generate` does not stop at it unless told to.
@@ -23,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
@@ -48,6 +51,7 @@ __all__ = ["FastTokenizer", "from_files", "load_tokenizer", "to_fast"]
 
 END = END_OF_TEXT
 OURS = "ddl_tokenizer"  # the entry of tokenizer_config.json with our tokenizer's description
+BEFORE = "ddl_before_text"  # the entry with the token before a text, if it is not the end of text
 FILES = ("tokenizer.json", "vocab.json", "merges.txt")
 
 
@@ -80,7 +84,7 @@ def to_fast(
         return tokenizer.fast
     size = tokenizer.vocab_size if config is None else config.vocab_size
     if isinstance(tokenizer, GPT2Tokenizer):
-        backend, end = _byte_pairs(*_gpt2_pairs()), END
+        backend, end = _byte_pairs(*_gpt2_pairs()), _End(END)
     elif isinstance(tokenizer, FileTokenizer):
         return _fast(*_of_file(tokenizer, size), config, None)  # tokenizer.json says everything
     elif isinstance(tokenizer, CharTokenizer):
@@ -114,7 +118,7 @@ def from_files(directory: Path, config: GPTConfig | NanoGPTConfig) -> FastTokeni
         raise InputError(
             f"`tokenizer` must have {expected}, got {backend.get_vocab_size()} from {directory}"
         )
-    return FastTokenizer(_fast(backend, END, config, None))
+    return FastTokenizer(_fast(backend, _End(END), config, None))
 
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:
@@ -132,21 +136,29 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
     return FastTokenizer(fast) if isinstance(tokenizer, GPT2Tokenizer) else tokenizer
 
 
+class _End(NamedTuple):
+    """The name of the end of text; None if there is none. Then `before` may precede a text."""
+
+    name: str | None
+    before: int | None = None
+
+
 def _fast(
     backend: tokenizers.Tokenizer,
-    end: str,
+    end: _End,
     config: GPTConfig | NanoGPTConfig | None,
     description: Any,
 ) -> PreTrainedTokenizerFast:
     options: dict[str, Any] = {} if config is None else {"model_max_length": config.block_size}
-    spelled = all(backend.token_to_id(character) is not None for character in end)
+    spelled = all(backend.token_to_id(character) is not None for character in end.name or "")
     if description is not None:
         options[OURS] = description
+    if end.before is not None:
+        options[BEFORE] = end.before
+    if end.name is not None:
+        options |= {f"{kind}_token": end.name for kind in ("bos", "eos", "pad")}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        bos_token=end,
-        eos_token=end,
-        pad_token=end,
         padding_side="left",  # so that generation continues at the texts' ends
         # Encode special tokens in a text as plain text, unless a character table cannot spell them:
         # lm-eval encodes the end of text as a stop string.
@@ -157,42 +169,42 @@ def _fast(
     )
 
 
-def _of_file(tokenizer: FileTokenizer, size: int) -> tuple[tokenizers.Tokenizer, str]:
+def _of_file(tokenizer: FileTokenizer, size: int) -> tuple[tokenizers.Tokenizer, _End]:
     """Copy a file's tokenizer; return it and the end of text."""
     backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
-    token = tokenizer.document_token
-    if token is not None:
-        return backend, str(backend.id_to_token(token))
-    if backend.token_to_id(END) is None:
-        numbers = backend.get_vocab().values()
-        if not size > tokenizer.vocab_size == len(numbers):
-            return backend, str(backend.id_to_token(min(numbers)))
+    if tokenizer.document_token is not None:
+        return backend, _End(str(backend.id_to_token(tokenizer.document_token)))
+    known, numbers = backend.token_to_id(END), backend.get_vocab().values()
+    added = backend.get_added_tokens_decoder()
+    if known in added and added[known].special:
+        return backend, _End(END)
+    if known is None and size > tokenizer.vocab_size == len(numbers):
         backend.add_special_tokens([END])
-    return backend, END
+        return backend, _End(END)
+    return backend, _End(None, before=min(numbers))
 
 
-def _bytes(size: int) -> tuple[tokenizers.Tokenizer, str]:
+def _bytes(size: int) -> tuple[tokenizers.Tokenizer, _End]:
     """Make a tokenizer in which byte b is token b; return it and the end of text."""
     alphabet = byte_alphabet()
-    vocabulary = {letter: byte for byte, letter in enumerate(alphabet)}
-    end = alphabet[0]
-    if size > len(alphabet):
-        end, vocabulary[END] = END, len(alphabet)
+    # No UTF-8 has the last byte, so its token has another name if the model has no further one.
+    letters = alphabet if size > len(alphabet) else alphabet[:-1]
+    vocabulary = {letter: byte for byte, letter in enumerate([*letters, END])}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return backend, end
+    return backend, _End(END)
 
 
-def _characters(table: Sequence[str], size: int) -> tuple[tokenizers.Tokenizer, str]:
+def _characters(table: Sequence[str], size: int) -> tuple[tokenizers.Tokenizer, _End]:
     """Make a tokenizer from a character table; return it and the end of text."""
     lone = next((c for c in table if c != c.encode("utf-8", "replace").decode("utf-8")), None)
     if lone is not None:  # a lone surrogate
         raise InputError(f"`tokenizer` must have characters that UTF-8 spells, got {lone!r}")
     vocabulary = {character: token for token, character in enumerate(table)}
-    end = "\n" if "\n" in vocabulary else table[0]
-    if size > len(table):
-        end, vocabulary[END] = END, len(table)
+    if END not in vocabulary and size > len(table):
+        vocabulary[END] = len(table)
+    end = _End(END) if END in vocabulary else _End(None, before=vocabulary.get("\n", 0))
     backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocabulary))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()

@@ -171,7 +171,7 @@ def export_checkpoint(
 def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     """Read config and parameters, in their own dtypes, of a directory for the Auto classes."""
     require_kind(src, PathKind.DDL, argument="src")
-    if _json(src / CONFIG).get("model_type") == NANOGPT_MODEL_TYPE:
+    if _is_nanogpt(src):
         expected = "a model with the papers' blocks for `reverse`"
         raise InputError(f"`src` must be {expected}, got {src} with nanoGPT's")
     config, folder = _hf_config(src / CONFIG), src
@@ -249,13 +249,18 @@ def _shards(index: Path) -> list[Path]:
     return [index.parent / name for name in sorted(set(found))]
 
 
+def _is_nanogpt(directory: Path) -> bool:
+    """Whether a directory for the Auto classes holds nanoGPT's modules."""
+    return bool(_json(directory / CONFIG).get("model_type") == NANOGPT_MODEL_TYPE)
+
+
 def _refuse_ours(directory: Path) -> None:
     kind = path_kind(directory)
     if kind in (PathKind.RUN, PathKind.DDL):
-        raise InputError(
-            f"`src` must be {PathKind.CHECKPOINT.value}, got {directory}, {kind.value}: the other"
-            " way round is --reverse"
-        )
+        ours = f"`src` must be {PathKind.CHECKPOINT.value}, got {directory}, {kind.value}"
+        if kind is PathKind.DDL and _is_nanogpt(directory):
+            raise InputError(f"{ours}: `ddl sample`, `ddl eval` and `ddl export` take it as it is")
+        raise InputError(f"{ours}: the other way round is --reverse")
 
 
 def _json(path: Path) -> dict[str, Any]:

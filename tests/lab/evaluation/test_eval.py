@@ -317,3 +317,49 @@ def test_characters_that_the_model_does_not_know() -> None:
 
 def all_text(doc: Doc) -> list[str]:
     return FORMATS["piqa"].contexts(doc) + FORMATS["piqa"].endings(doc)
+
+
+# --- a model without an end of text ---------------------------------------------------------------
+
+TABLE = "abc \n"
+
+
+def characters() -> tuple[GPT, Harness]:
+    model = make("ddl-cc", vocab_size=len(TABLE), block_size=48)
+    return model, Harness(from_gpt(model), to_fast(CharTokenizer(TABLE), model.config), 2)
+
+
+def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
+    return [Instance(kind, {}, pair, i) for i, pair in enumerate(arguments)]
+
+
+def test_no_character_of_a_full_table_ends_a_generation() -> None:
+    model, adapter = characters()
+    options = {"until": [], "max_gen_toks": 30, "do_sample": False}
+    prompts = ("a b\nc", "cab")  # of two lengths, so that one is padded
+    found = adapter.generate_until(requests("generate_until", *((p, options) for p in prompts)))
+    tokenizer = CharTokenizer(TABLE)
+    for prompt, text in zip(prompts, found, strict=True):
+        ids = torch.tensor([tokenizer.encode(prompt)])
+        expected = tokenizer.decode(model.generate(ids, 30, temperature=0)[0].tolist())
+        assert prompt + text == expected
+    assert "\n" in "".join(found)
+
+
+@pytest.mark.parametrize("context", ["", "ab"])
+def test_every_character_of_a_full_table_is_scored(context: str) -> None:
+    """Without context, the newline comes before the text; a newline of the text counts as well."""
+    model, adapter = characters()
+    ((got, _),) = adapter.loglikelihood(requests("loglikelihood", (context, "\nc")))
+    ids = CharTokenizer(TABLE).encode((context or "\n") + "\nc")
+    logits = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    expected = sum(float(logits[at - 1, ids[at]]) for at in range(len(ids) - 2, len(ids)))
+    assert math.isclose(got, expected, abs_tol=1e-5)
+
+
+def test_a_tokenizer_stays_as_its_owner_left_it() -> None:
+    model, _ = characters()
+    fast = to_fast(CharTokenizer(TABLE), model.config)
+    Harness(from_gpt(model), fast, 2)
+    assert fast.pad_token_id is None
+    assert len(fast) == len(TABLE)

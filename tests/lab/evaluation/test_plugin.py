@@ -13,11 +13,15 @@ import pytest
 pytest.importorskip("lm_eval")
 
 import lm_eval
+import torch
 from lm_eval.api.registry import get_model
 
 import ddl.hf
 from ddl.errors import InputError
+from ddl.hf.nanogpt import from_nanogpt
+from ddl.lab.evaluation.harness import Harness
 from ddl.lab.evaluation.plugin import DDL
+from ddl.models import NanoGPT, NanoGPTConfig
 from ddl.models.tokenizers import ByteTokenizer
 from tests.support.eval_cases import datasets_in, harness, make, results, write_run
 from tests.support.eval_reference import TASKS
@@ -54,6 +58,27 @@ def test_scores_are_those_of_ddl_eval(kind: str, tmp_path: Path) -> None:
     expected = results(harness(make("ddl-cc")), ["local_arc"])["results"]["local_arc"]
     for name in ("acc,none", "acc_norm,none"):
         assert found["results"]["local_arc"][name] == expected[name]
+
+
+@pytest.mark.parametrize("name", ["ddl", "hf"])
+def test_an_imported_model_of_nanogpt(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = NanoGPT(NanoGPTConfig(vocab_size=256, block_size=96, n_layer=1, n_head=2, n_embd=32))
+    ddl.hf.save(model, ByteTokenizer(), tmp_path / "model")
+    index = lm_eval.tasks.TaskManager(include_path=str(TASKS), include_defaults=False)
+    found = lm_eval.simple_evaluate(
+        model=name,
+        model_args={"pretrained": str(tmp_path / "model")}
+        | ({"trust_remote_code": True} if name == "hf" else {}),
+        tasks=["local_arc"],
+        task_manager=index,
+        batch_size=2,
+        device="cpu",
+    )
+    adapter = Harness(from_nanogpt(model), ddl.hf.to_fast(ByteTokenizer(), model.config), 2)
+    expected = results(adapter, ["local_arc"])["results"]["local_arc"]
+    for score in ("acc,none", "acc_norm,none"):
+        assert found["results"]["local_arc"][score] == expected[score]
 
 
 def test_a_path_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from lm_eval.models.huggingface import HFLM  # type: ignore[import-untyped]
 from lm_eval.models.utils import normalize_gen_kwargs  # type: ignore[import-untyped]
 
 from ddl.errors import InputError
+from ddl.hf.tokenization import BEFORE
 
 # Most logits per batch for `auto` on a CPU, where no error reports that memory runs out. 2²⁸
 # numbers are 1 GiB in float32, and lm-eval also holds their log-softmax.
@@ -24,8 +26,17 @@ class Harness(HFLM):
     """
 
     def __init__(self, model: Any, tokenizer: Any, batch_size: int | str) -> None:
+        self._before: int | None = tokenizer.init_kwargs.get(BEFORE)
+        if self._before is not None:
+            # Without padding, lm-eval would add a token that the model lacks. Masks hide this one.
+            tokenizer = copy.deepcopy(tokenizer)
+            tokenizer.pad_token_id = self._before
         super().__init__(
-            pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size
+            pretrained=model,
+            tokenizer=tokenizer,
+            backend="causal",
+            batch_size=batch_size,
+            prefix_token_id=self._before,
         )
         self.max_batch_size = MOST_SEQUENCES
         if model.device.type == "cpu":
@@ -33,6 +44,26 @@ class Harness(HFLM):
             self.max_batch_size = max(1, min(MOST_SEQUENCES, LOGITS_ON_CPU // one))
         self.requests = 0
         self.truncated = 0
+
+    def tok_decode(self, tokens: Any, **options: Any) -> Any:
+        """Decode; None, the end of text of a tokenizer without one, is no stop string."""
+        return None if tokens is None else super().tok_decode(tokens, **options)
+
+    def loglikelihood(self, requests: Any, **options: Any) -> list[tuple[float, bool]]:
+        """Score texts; one without context comes after the prefix token, and is scored whole.
+
+        lm-eval leaves its first token out if that is the prefix token, which may be text here.
+        """
+        if self._before is None:
+            return list(super().loglikelihood(requests, **options))
+        pairs = []
+        for context, text in (request.args for request in requests):
+            if context == "":
+                tokens = [self.prefix_token_id], self.tok_encode(text, add_special_tokens=False)
+            else:
+                tokens = self._encode_pair(context, text)
+            pairs.append(((context, text), *tokens))
+        return self._loglikelihood_tokens(pairs, **options)
 
     def tok_encode(self, string: str, *args: Any, **options: Any) -> list[int]:
         try:

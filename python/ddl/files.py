@@ -1,19 +1,23 @@
-"""Files and directories: recognise the kind of model at a path, and write results atomically."""
+"""Files and directories: recognise the kind of model at a path, read regular files alone, and write
+results atomically and through no link."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
+from typing import BinaryIO
 
 from ddl.errors import InputError, first_line
 
@@ -78,7 +82,7 @@ def _recognise(path: Path) -> PathKind | str:
             ours = around in (PathKind.RUN, PathKind.DDL)
             return f"a file in {PathKind(around).value}" if ours else PathKind.CHECKPOINT
         names = os.listdir(path)
-        text = (path / CONFIG).read_text(encoding="utf-8") if CONFIG in names else "{}"
+        text = read_text(path / CONFIG) if CONFIG in names else "{}"
         config = json.loads(text)
     except OSError as error:
         return error.strerror or str(error)
@@ -102,6 +106,81 @@ def _recognise(path: Path) -> PathKind | str:
     return f"neither weights nor the {CONFIG} of a model in it"
 
 
+# --- reading --------------------------------------------------------------------------------------
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading.
+
+    Raises OSError for anything else: a device may have no end, and a pipe may never have a writer.
+    """
+    require_file(path)  # before it is opened, which some devices act upon
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe may have taken its place
+    try:
+        _require_regular(os.fstat(descriptor), path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return open(descriptor, "rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; raises OSError, as `open_file` does."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def read_text(path: Path, *, errors: str = "strict") -> str:
+    """The UTF-8 text of a file, as `Path.read_text`; raises OSError, as `open_file` does."""
+    with io.TextIOWrapper(open_file(path), encoding="utf-8", errors=errors) as file:
+        return file.read()
+
+
+def require_file(path: Path) -> None:
+    """Raise OSError unless `path` is a regular file or a link to one, before a library opens it."""
+    _require_regular(path.stat(), path)
+
+
+def require_files(directory: Path) -> None:
+    """Raise OSError for a pipe, a socket or a device in a directory or below it, before a library
+    opens what it finds there."""
+    for folder, _, names in os.walk(directory):
+        for path in sorted(Path(folder, name) for name in names):
+            if path.exists():  # a link may lead nowhere
+                require_file(path)
+
+
+def _require_regular(found: os.stat_result, path: Path) -> None:
+    mode = found.st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+        raise OSError(errno.ENOTSUP, f"it is a {kind}, not a regular file", str(path))
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+def target(path: Path) -> Path:
+    """The path to write if a user has named `path`, which may be a link.
+
+    The functions below write through no link: a link in a run directory may lead anywhere, and
+    nobody has named it.
+    """
+    return path.resolve()
+
+
+def refuse_link(path: Path, *, argument: str) -> None:
+    """Raise InputError, which names the argument, if a path is a link."""
+    if path.is_symlink():
+        raise InputError(
+            f"`{argument}` must have no link where it is written, got {path}, a link to"
+            f" {os.readlink(path)}: put what it leads to in its place, or let the whole directory"
+            " be a link"
+        )
+
+
 # --- writing --------------------------------------------------------------------------------------
 
 
@@ -122,19 +201,22 @@ def writing(path: Path, *, argument: str = "out") -> Iterator[None]:
 def atomic_file(path: Path, *, argument: str = "out") -> Iterator[Path]:
     """Yield a temporary file beside `path` that replaces `path` atomically at the end.
 
-    A reader sees the old file or the new one. If writing fails, the old one stays. Permissions are
-    as after open(path, "w"). Raises InputError if the file cannot be written.
+    A reader sees the old file or the new one. If writing fails, the old one stays. A link is
+    replaced, and the file that it leads to stays: see `target`. Permissions are as after
+    open(path, "w"). Raises InputError if the file cannot be written, or is a device or a pipe.
     """
-    final = path.resolve()  # a symbolic link's target
-    temporary = _beside(final)
+    temporary = _beside(path)
     with writing(path, argument=argument):
         try:
+            replaced = path.stat() if path.exists() and not path.is_symlink() else None
+            if replaced is not None:
+                _require_regular(replaced, path)
             temporary.touch()
-            mode = (final if final.exists() else temporary).stat().st_mode
+            mode = (replaced or temporary.stat()).st_mode
             yield temporary
             _finish(temporary, mode)
-            temporary.replace(final)
-            sync(final.parent)
+            temporary.replace(path)
+            sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -148,12 +230,17 @@ def write_text(path: Path, text: str, *, argument: str = "out") -> None:
 def append_line(path: Path, line: str, *, argument: str = "out") -> None:
     """Add a line to a file. If a killed process has left half a line, a line of its own follows it.
 
-    Raises InputError if the file cannot be written.
+    Raises InputError if the file cannot be written, or is a link: see `target`.
     """
-    with writing(path, argument=argument), path.open("ab+") as file:
+    refuse_link(path, argument=argument)
+    with writing(path, argument=argument), open(path, "ab+", opener=_not_through_links) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
         cut = file.read() not in (b"", b"\n")
         file.write(("\n" if cut else "").encode() + line.encode() + b"\n")
+
+
+def _not_through_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def make_directory(path: Path, *, argument: str = "out") -> None:
@@ -183,11 +270,11 @@ def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
     If `path` already has files, or no directory can be made or renamed beside it, the temporary
     one lies inside, and each new file replaces its namesake atomically while the others stay. If
     writing fails in the block, nothing changes. Permissions are as after mkdir and open. Raises
-    InputError if the directory cannot be written.
+    InputError if the directory cannot be written, or is a link: see `target`.
     """
-    final = path.resolve()  # a symbolic link's target
+    refuse_link(path, argument=argument)
     with writing(path, argument=argument):
-        temporary = final / _beside(final).name if _is_filled_in_place(final) else _beside(final)
+        temporary = path / _beside(path).name if _is_filled_in_place(path) else _beside(path)
         try:
             temporary.mkdir(parents=True)
             mode = _mode_of_new_files(temporary)
@@ -198,13 +285,13 @@ def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
                 else:
                     sync(entry)
             sync(temporary)
-            if temporary.parent == final:
+            if temporary.parent == path:
                 for entry in sorted(temporary.iterdir()):
-                    entry.replace(final / entry.name)
-                sync(final)
+                    entry.replace(path / entry.name)
+                sync(path)
             else:
-                temporary.replace(final)
-                sync(final.parent)
+                temporary.replace(path)
+                sync(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -254,7 +341,7 @@ def is_locked(directory: Path) -> bool | None:
     begins in this instant is refused. So do not ask again before something has changed.
     """
     try:
-        descriptor = os.open(directory, os.O_RDONLY)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         return None
     try:
@@ -280,8 +367,8 @@ def _is_filled_in_place(directory: Path) -> bool:
 def checksum(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal digits. Raises OSError if it cannot be read."""
     digest, block = hashlib.sha256(), memoryview(bytearray(2**20))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
+    with open_file(path) as file:
+        while count := file.readinto(block):  # type: ignore[attr-defined]
             digest.update(block[:count])
     return digest.hexdigest()
 
@@ -310,7 +397,7 @@ def unfinished(name: str) -> str | None:
 
 def require_new_file(out: Path) -> None:
     """Raise InputError unless `out` is a new file in a writable directory."""
-    if out.exists():
+    if os.path.lexists(out):  # a link that leads nowhere, too
         raise InputError(f"`out` must be a new file, got {out}, which exists")
     if not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
         raise InputError(f"`out` must be in a directory that can be written to, got {out}")
@@ -356,7 +443,7 @@ def _finish(file: Path, mode: int) -> None:
 def sync(path: Path) -> None:
     """Flush a file, or the names in a directory, to the disk: else a power cut can lose them."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except PermissionError:  # a directory may be one that can be written to and not read
         return
     try:

@@ -22,6 +22,7 @@ from ddl.files import (
     atomic_file,
     is_locked,
     make_directory,
+    target,
     write_text,
 )
 
@@ -82,12 +83,40 @@ def test_permissions_as_after_open(tmp_path: Path) -> None:
     assert mode(tmp_path / "folder") == 0o750
 
 
-def test_a_link_keeps_leading_to_its_file(tmp_path: Path) -> None:
-    (tmp_path / "real").write_text("old")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    write_text(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real").read_text() == "new"
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    for led in (real, tmp_path / "nowhere"):
+        real.write_text("old")
+        link.symlink_to(led)
+        sentence = f"^`out` must have no link where it is written, got {link}, a link to {led}: put"
+        with pytest.raises(InputError, match=sentence):
+            append_line(link, "{}")
+        assert link.is_symlink()
+        write_text(link, "new")
+        assert not link.is_symlink()
+        link.unlink()
+        assert real.read_text() == "old"
+        assert names(tmp_path) == ["real"]
+    link.symlink_to(tmp_path / "folder")
+    with (
+        pytest.raises(InputError, match=r"^`hf` must have no link"),
+        atomic_directory(link, argument="hf"),
+    ):
+        pass
+    write_text(target(link), "a file that a user has named")
+    assert names(tmp_path) == ["folder", "link", "real"]
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_only_a_regular_file_is_replaced(kind: str, tmp_path: Path) -> None:
+    path = Path("/dev/zero")
+    if kind == "a pipe":
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+    sentence = f"^`out` must be writable, got {path}: it is {kind}, not a regular file$"
+    with pytest.raises(InputError, match=sentence):
+        write_text(path, "")
+    assert not path.is_file()
 
 
 def test_a_sentence_that_names_the_argument(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from ddl.files import (
     PathKind,
     at_home,
     atomic_directory,
+    require_files,
     require_kind,
+    target,
     written,
 )
 from ddl.hf import remote
@@ -68,7 +70,7 @@ def _write(
         # These models were trained on documents with this token between them.
         ends = {f"{name}_token_id": fast.eos_token_id for name in ("bos", "eos", "pad")}
         wrapped.generation_config.update(**ends)
-    with atomic_directory(out, argument=argument) as folder:
+    with atomic_directory(target(out), argument=argument) as folder:
         wrapped.save_pretrained(folder)
         if fast is not None:
             fast.save_pretrained(folder)
@@ -86,6 +88,7 @@ def load(
     path = at_home(path, argument="path")
     require_kind(path, PathKind.DDL, argument="path")
     try:
+        require_files(path)
         with _quiet():
             auto: Any = AutoModelForCausalLM
             loaded: Any = auto.from_pretrained(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, at_home, path_kind, require_kind
+from ddl.files import PathKind, at_home, path_kind, require_files, require_kind
 from ddl.lab.train import pick_device
 from ddl.lab.train.runs import LAST, load_run
 from ddl.models import GPT, NanoGPT
@@ -119,6 +119,7 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
 
     auto: Any = AutoModelForCausalLM  # its annotations lack output_loading_info
     try:
+        require_files(path)
         tokenizer = AutoTokenizer.from_pretrained(path, **LOCAL)
         model, found = auto.from_pretrained(path, dtype="auto", output_loading_info=True, **LOCAL)
     except ModuleNotFoundError:

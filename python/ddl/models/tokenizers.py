@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from unicodedata import category
 
 from ddl.errors import InputError, first_line
+from ddl.files import read_bytes
 
 END_OF_TEXT = "<|endoftext|>"
 LARGEST_META = 16 * 2**20  # bytes; a character table is a few kilobytes
@@ -245,7 +246,7 @@ def read_meta(path: Path) -> CharTokenizer:
     try:
         if path.stat().st_size > LARGEST_META:
             raise pickle.UnpicklingError(f"it has {path.stat().st_size} bytes")
-        meta = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+        meta = _PlainUnpickler(io.BytesIO(read_bytes(path))).load()
         itos = meta["itos"]
         table = [itos[token] for token in range(len(itos))]
         if not table or not all(isinstance(entry, str) for entry in table):

@@ -20,8 +20,11 @@ from ddl.files import (
     at_home,
     atomic_directory,
     path_kind,
+    read_text,
+    require_file,
     require_kind,
     require_new_directory,
+    target,
     written,
 )
 from ddl.models import GPT, NanoGPT
@@ -162,7 +165,7 @@ def export_checkpoint(
 ) -> list[str]:
     """Write a model's parameters as the paper's code has them; return lines for the user."""
     theirs, state = revert(config, state, layout=layout)
-    with atomic_directory(out) as folder:
+    with atomic_directory(target(out)) as folder:
         torch.save(state, folder / WEIGHTS)
         (folder / CONFIG).write_text(json.dumps(theirs, indent=2), encoding="utf-8")
     return [_summary(config), written(out)]
@@ -265,7 +268,7 @@ def _refuse_ours(directory: Path) -> None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
+        contents = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"`{path}` must be JSON, got: {first_line(error)}") from error
     if not isinstance(contents, dict):
@@ -276,6 +279,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """Read a weight file; code in a pickle never runs."""
     try:
+        require_file(path)
         if path.suffix.lower() == ".safetensors":
             import safetensors.torch
 

@@ -163,7 +163,7 @@ def test_a_text_that_cannot_be_used(
         text.write_bytes(content)
     with pytest.raises(InputError, match=f"^{sentence}"):
         with_data(compare([folder / "add"]), text, quiet())
-    with pytest.raises(InputError, match=r"^`data` must be a file with a UTF-8 text, got "):
+    with pytest.raises(InputError, match=r"^`data` must be a UTF-8 text, got "):
         with_data(compare([folder / "add"]), tmp_path, quiet())
 
 

@@ -187,8 +187,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("", "`runs` must be at least one run directory, got None"),
         ("RUN --baseline x", "`--baseline` must be left out without `--paired`, got 'x'"),
         ("RUN --out /proc/x.html", "`--out` must be writable, got /proc/x.html: "),
-        ("RUN --out /proc", "`--out` must be a file, got /proc, which is none"),
-        ("RUN --out /dev/stdin", "`--out` must be a file, got /dev/stdin, which is none"),
+        ("RUN --out /proc", "`--out` must be a file, got /proc: Is a directory"),
+        ("RUN --out /dev/stdin", "`--out` must be a file, got /dev/stdin: it is a "),
         ("/nowhere", "`runs` must be a run directory of `ddl train`, a Hugging Face directory"),
     ],
 )

@@ -27,6 +27,7 @@ from ddl.lab.train import Trainer, checkpoint, train
 from ddl.lab.train.runs import RunDirectory
 from ddl.models import GPT
 from tests.lab.train.crash import assert_same, curve, tensors
+from tests.support.in_time import in_time
 from tests.support.train_cases import quiet
 
 
@@ -206,15 +207,13 @@ def test_checkpoints_that_are_no_directory(stopped: TrainConfig) -> None:
     refused(stopped, sentence)
 
 
-@pytest.mark.parametrize("name", ["", "step-00000003"])
-def test_checkpoints_that_lie_elsewhere(stopped: TrainConfig, tmp_path: Path, name: str) -> None:
-    """Behind links: of a checkpoint that is not kept, the link is removed."""
-    inside, elsewhere = stopped.directory / "checkpoints" / name, tmp_path / "elsewhere"
-    inside.rename(elsewhere)
-    inside.symlink_to(elsewhere)
-    train(stopped, quiet())
-    assert RunDirectory(stopped.directory).steps() == [6]
-    assert elsewhere.is_dir()
+def test_metrics_that_are_a_pipe(stopped: TrainConfig) -> None:
+    """It has no writer, so that opening it would wait for ever."""
+    file = stopped.directory / "metrics.jsonl"
+    file.unlink()
+    os.mkfifo(file)
+    with in_time():
+        refused(stopped, f"`{file}` must be lines of JSON with a step each, got [Errno 95] it is a")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from ddl.files import PathKind, path_kind
+from ddl.files import PathKind, path_kind, read_text
 from ddl.lab.train.plots import plot_losses
 from ddl.lab.train.sweep import LISTING
 from ddl.models.tokenizers import printable
@@ -136,7 +136,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 def _listing(file: Path) -> list[str]:
     try:
-        names = json.loads(file.read_text(encoding="utf-8"))["runs"]
+        names = json.loads(read_text(file))["runs"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

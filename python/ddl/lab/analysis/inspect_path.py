@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, make_directory, path_kind, write_text
+from ddl.files import PathKind, make_directory, path_kind, read_text, refuse_link, write_text
 from ddl.lab import data
 from ddl.lab.config import InspectConfig
 from ddl.lab.load import load
@@ -61,8 +61,10 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
 
 def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any]) -> list[Path]:
     run = config.run
-    beside = run / INSPECTED if run.is_dir() else run.with_name(f"{run.stem}-{INSPECTED}")
-    out = config.out or beside
+    out = config.out
+    if out is None:
+        out = run / INSPECTED if run.is_dir() else run.with_name(f"{run.stem}-{INSPECTED}")
+        refuse_link(out, argument="run")
     make_directory(out)
     draw_depth(inspection, out / DEPTH)
     write_text(out / FILE, json.dumps(summary, indent=1))
@@ -109,7 +111,7 @@ def _is_run(path: Path) -> bool:
 
 def _encoded_file(path: Path, tokenizer: Tokenizer | None, model: GPT | NanoGPT) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise InputError(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl.errors import NEWER
+from ddl.files import read_text
 from ddl.nn.taps import Addition, Rewrite, installed
 from ddl.recording import Recording, record
 from ddl.recording.recorder import null_if_unknown
@@ -82,7 +83,7 @@ def read_summary(file: Path) -> dict[str, Any]:
     Raises OSError if the file cannot be read, ValueError if it is not JSON or of another format.
     """
     try:
-        summary = json.loads(file.read_text(encoding="utf-8"))
+        summary = json.loads(read_text(file))
     except RecursionError as error:
         raise ValueError("JSON that is nested too deeply") from error
     if not isinstance(summary, dict):

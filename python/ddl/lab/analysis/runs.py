@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, require_kind
+from ddl.files import PathKind, read_text, require_kind
 from ddl.lab.config import GPTConfig, TrainConfig
 from ddl.lab.config.paper_tasks import metric_of, paper_average
 from ddl.lab.train import checkpoint
@@ -178,7 +178,7 @@ def _data(path: Path) -> str | None:
 def _text(file: Path) -> str | None:
     """The text of a file; None if it does not exist."""
     try:
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -193,8 +193,9 @@ def newest_evaluation(path: Path) -> Record:
     files = sorted(path.glob(EVALUATIONS))
     if not files:
         return {}
+    text = _text(files[-1]) or ""
     try:
-        record = json.loads(_text(files[-1]) or "")
+        record = json.loads(text)
         shaped = _is_evaluation(record)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         shaped = False

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ddl.errors import InputError
-from ddl.files import PathKind, path_kind
+from ddl.files import PathKind, path_kind, read_bytes
 from ddl.lab.config import GPTConfig
 from ddl.lab.data.spelling import spelling
 from ddl.lab.load import OURS, load
@@ -53,9 +53,7 @@ class Score(NamedTuple):
 def read_text(path: Path) -> str:
     """The text of a file; InputError if it is no regular file, not UTF-8 or empty."""
     try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"`data` must be a file with a UTF-8 text, got {path}, which is none")
-        text = path.read_bytes().decode("utf-8")
+        text = read_bytes(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise InputError(f"`data` must be a UTF-8 text, got {path}: {reason}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from ddl.files import target
 from ddl.lab.config import CompareConfig
 
 from .command import Command, parse
@@ -32,7 +33,7 @@ def run(args: list[str]) -> None:
         compared = compare.with_data(compared, config.data, make_console(stderr=True))
     paired = pair(compared.runs, config.baseline) if config.paired else None
     if config.plot is not None:
-        compare.plot(compared, config.plot)
+        compare.plot(compared, target(config.plot))
     if config.json:
         print(json.dumps(document.document(compared, paired), indent=2, allow_nan=False))
     elif config.markdown:

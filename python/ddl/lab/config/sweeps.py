@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ddl.errors import InputError, first_line
-from ddl.files import at_home
+from ddl.files import at_home, read_text
 from ddl.models.config import GPTConfig
 from ddl.options import check_count
 
@@ -79,7 +79,7 @@ def read_sweep(file: Path, model_at: ModelAt | None = None) -> Sweep:
     else:
         import tomli as tomllib  # in the extra `train`
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_text(file))
     except OSError as error:
         raise InputError(f"`file` must be readable, got {file}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

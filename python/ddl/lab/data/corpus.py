@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.errors import InputError
-from ddl.files import at_home
+from ddl.files import at_home, open_file
 from ddl.models.tokenizers import ByteTokenizer, GPT2Tokenizer, Tokenizer, describe, read_meta
 
 from .content import HEAD, foreign
@@ -298,13 +299,13 @@ def _map(path: Path, argument: str, expected: str, dtype: type[np.generic]) -> A
     """Memory-map a file of `dtype`; raise InputError if that is impossible."""
     item = np.dtype(dtype).itemsize
     try:
-        size = path.stat().st_size
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size and size % item == 0:
+                return np.memmap(file, dtype=dtype, mode="r")
+        problem = f"whose {size} bytes are no whole number of {item}-byte tokens"
         if size == 0:
             problem = "which is empty"
-        elif size % item:
-            problem = f"whose {size} bytes are no whole number of {item}-byte tokens"
-        else:
-            return np.memmap(path, dtype=dtype, mode="r")
     except OSError as error:
         problem = f"which cannot be read: {error.strerror or error}"
     raise InputError(f"{argument} must be {expected}, got {path}, {problem}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddl.errors import InputError
-from ddl.files import alone_in, made_directories
+from ddl.files import alone_in, made_directories, read_text
 from ddl.lab.config import PrepareConfig
 from ddl.lab.machine import usable_cores
 from ddl.models.tokenizers import (
@@ -131,7 +131,7 @@ def choose_tokenizer(name: str, document_token: str) -> tuple[Tokenizer, int | N
 
 def _read_tokenizer(path: Path) -> str:
     try:
-        return (path / TOKENIZER if path.is_dir() else path).read_text(encoding="utf-8")
+        return read_text(path / TOKENIZER if path.is_dir() else path)
     except (OSError, UnicodeDecodeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise InputError(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.errors import NEWER, InputError, first_line
-from ddl.files import atomic_file, write_text
+from ddl.files import atomic_file, open_file, read_text, write_text
 from ddl.models.tokenizers import Tokenizer, restore_json
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
@@ -96,7 +97,7 @@ def read_index(folder: Path, *, argument: str = "data") -> Index:
     """Read index.json; raise InputError if it is missing, damaged or of another format."""
     path = folder / INDEX
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_text(path))
         known = values.pop("format"), values.pop("version")
         if known != (FORMAT, VERSION):
             raise ValueError(f"format {known[0]!r}, version {known[1]!r}; {NEWER}")
@@ -243,9 +244,10 @@ def _map(path: Path, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
     """Memory-map a file of a shard; raise InputError unless it has its length."""
     expected = length * np.dtype(dtype).itemsize
     try:
-        size = path.stat().st_size
-        if size == expected:
-            return np.memmap(path, dtype, "r") if size else np.empty(0, dtype)
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == expected:
+                return np.memmap(file, dtype, "r") if size else np.empty(0, dtype)
         problem = f"which has {size} bytes"
     except OSError as error:
         problem = f"which cannot be read: {error.strerror or error}"
@@ -259,7 +261,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """Read tokenizer.json of a prepared directory; raise InputError if it is damaged."""
     path = folder / TOKENIZER
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"`{path}` must be JSON, got: {first_line(error)}") from error
     return restore_json(text, path)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ddl.errors import InputError, first_line
+from ddl.files import open_file
 
 from .content import HEAD, Foreign, foreign, inner
 
@@ -115,7 +116,7 @@ def _format(path: Path) -> Format | None:
 
 def _foreign(source: Source) -> Foreign | None:
     """What a file is instead of what its suffix says; None if it may be that."""
-    with source.path.open("rb") as file:
+    with open_file(source.path) as file:
         head = file.read(HEAD)
         if source.format == "parquet":
             return foreign(source.path, head, "parquet")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.errors import InputError
+from ddl.files import open_file
 from ddl.lab.machine import usable_cores
 
 from .shards import INDEX, STARTS, Shard, Shards
@@ -72,7 +73,7 @@ def _read(
     """Read a file once; raise InputError if its checksum is another, or for what `look` returns."""
     digest, problem = hashlib.sha256(), None
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             while block := file.read(BLOCK):
                 digest.update(block)
                 numbers = np.frombuffer(block, dtype, count=len(block) // dtype.itemsize)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ddl import environment
 from ddl.errors import InputError
+from ddl.files import read_bytes
 
 from .report import Facts, Report, tilde
 
@@ -129,7 +130,7 @@ def contents(report: Report, directory: Path, found: list[Path], *, whole: bool)
 def is_damaged(path: Path) -> bool:
     """Whether an entry is cut, changed, unreadable, or under another entry's name."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError:
         return True
     start = len(MAGIC) + CHECKSUM

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddl.errors import InputError
-from ddl.files import PathKind, path_kind, require_kind
+from ddl.files import PathKind, open_file, path_kind, require_kind
 from ddl.lab.load import FOR_TRANSFORMERS
 
 SUFFIXES = (".safetensors", ".bin")  # of weight files, in order of preference
@@ -48,7 +48,7 @@ def _hash(files: list[Path]) -> str:
     """SHA-256 over the concatenated weight files."""
     digest = hashlib.sha256()
     for name in files:
-        with name.open("rb") as file:
+        with open_file(name) as file:
             while block := file.read(2**20):
                 digest.update(block)
     return digest.hexdigest()

@@ -13,6 +13,7 @@ import huggingface_hub
 from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
 
 from ddl.errors import InputError, first_line
+from ddl.files import require_files
 
 PATIENCE = 5.0  # seconds to wait for the Hugging Face Hub to answer
 
@@ -27,6 +28,11 @@ def index(names: Sequence[str], include_path: Path | None) -> TaskManager:
         return TaskManager()
     if not include_path.is_dir():
         raise InputError(f"`include_path` must be a directory with YAML files, got {include_path}")
+    try:
+        require_files(include_path)  # TaskManager opens every *.yaml
+    except OSError as error:
+        got = f"{error.filename}: {error.strerror}"
+        raise InputError(f"`include_path` must have readable files, got {got}") from error
     own = TaskManager(include_path=str(include_path), include_defaults=False)
     matches = [own.match_tasks([name]) for name in names]
     if all(found and set(found) <= set(own.all_subtasks) for found in matches):

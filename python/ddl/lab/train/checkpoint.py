@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ddl.errors import NEWER, InputError, first_line
-from ddl.files import atomic_directory, atomic_file, checksum, writing
+from ddl.files import atomic_directory, atomic_file, checksum, read_text, writing
 
 from .processes import ALONE, Processes
 
@@ -123,7 +123,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read what a checkpoint says about itself; raise InputError if that is damaged or unknown."""
     file = path / MANIFEST
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(read_text(file))
         if values["format"] != FORMAT:
             got = f"format {values['format']!r}, which this version does not know; {NEWER}"
             raise InputError(f"`{file}` must have format {FORMAT}, got {got}")

@@ -68,6 +68,7 @@ def _start(run: RunDirectory, config: TrainConfig) -> Start:
     directory = run.path
     stored = load_config(directory)
     _check_equal(plain(stored), plain(config), directory)
+    run.refuse_links("resume")
     path = run.find_checkpoint(LAST)
     if path is None and (directory / WEIGHTS).exists():  # of an earlier version, or of ddl demo
         raise InputError(

@@ -31,8 +31,11 @@ from ddl.files import (
     make_directory,
     new_directories,
     path_kind,
+    read_text,
+    refuse_link,
     remove,
     remove_at_once,
+    require_file,
     require_kind,
     unfinished,
     write_text,
@@ -198,13 +201,22 @@ class RunDirectory:
             raise InputError(f"`checkpoint` must be {expected}, got {which!r}")
         return self.checkpoint_path(int(which))
 
+    def refuse_links(self, argument: str = "out") -> None:
+        """Raise InputError if the checkpoints lie behind a link, where they would be written.
+
+        The run directory may be a link, and so may a checkpoint, which is then only read; of one
+        that is not kept, the link is removed.
+        """
+        refuse_link(self.path / CHECKPOINTS, argument=argument)
+
     def drop_checkpoint(self, step: int) -> None:
         """Remove a checkpoint; it vanishes in one step."""
         remove_at_once(self.checkpoint_path(step))
 
     def drop_unfinished(self) -> None:
         """Remove what a killed process has left of files that it was writing or removing."""
-        for folder in (self.path, self.path / CHECKPOINTS):
+        checkpoints = self.path / CHECKPOINTS
+        for folder in (self.path, *([checkpoints] if _is_folder(checkpoints) else [])):
             for name in os.listdir(folder) if folder.exists() else ():
                 if _is_unfinished(name):
                     remove(folder / name)
@@ -298,6 +310,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def _load_weights(file: Path, model: GPT, device: torch.device) -> None:
     try:
+        require_file(file)
         safetensors.torch.load_model(model, file, device=str(device))
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         got = first_line(error)
@@ -308,7 +321,7 @@ def _load_weights(file: Path, model: GPT, device: torch.device) -> None:
 
 def _read(path: Path, name: str) -> str:
     try:
-        return (path / name).read_text(encoding="utf-8")
+        return read_text(path / name)
     except (OSError, UnicodeDecodeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise InputError(

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from ddl.errors import InputError
-from ddl.files import PathKind, atomic_file, path_kind
+from ddl.files import PathKind, atomic_file, open_file, path_kind, target
 from ddl.lab.config import ReportConfig
 
 from ..compare import Comparison, compare
@@ -64,7 +64,7 @@ def write_report(config: ReportConfig) -> list[str]:
     compared = compare(config.runs)
     paired = pair(compared.runs, config.baseline) if config.paired else None
     page = render(compared, paired)
-    with atomic_file(config.out) as temporary:
+    with atomic_file(target(config.out)) as temporary:
         temporary.write_bytes(page)
     return compared.notes + ([] if paired is None else paired.notes)
 
@@ -111,9 +111,7 @@ def _refuse_other_file(config: ReportConfig) -> None:
     try:
         if not out.exists():
             return
-        if not out.is_file():  # reading from a device or a pipe could wait for ever
-            raise InputError(f"`out` must be a file, got {out}, which is none")
-        with out.open("rb") as file:
+        with open_file(out) as file:
             known = file.read(len(OPENING)) == OPENING
     except OSError as error:
         raise InputError(f"`out` must be a file, got {out}: {error.strerror}") from error

@@ -21,13 +21,13 @@ LIBRARIES = {
 CHECKS = {"open_file", "require_file", "require_files"}
 # What reads past the checks, and why it may.
 ALLOWED = {
-    ("analysis/report/page.py", "read_text"): "a resource of this package",
-    ("doctor/gpus.py", "read_text"): "files of /proc",
-    ("doctor/processor.py", "read_text"): "files of /proc",
-    ("machine.py", "read_text"): "a file of /proc",
-    ("machine.py", "read_bytes"): "this package's own extension",
-    ("train/trackers.py", "open"): "os.devnull",
-    ("train/checkpoint.py", "HuggingFaceStorageReader"): "after the files' checksums",
+    ("lab/analysis/report/page.py", "read_text"): "a resource of this package",
+    ("lab/doctor/gpus.py", "read_text"): "files of /proc",
+    ("lab/doctor/processor.py", "read_text"): "files of /proc",
+    ("lab/machine.py", "read_text"): "a file of /proc",
+    ("lab/machine.py", "read_bytes"): "this package's own extension",
+    ("lab/train/trackers.py", "open"): "os.devnull",
+    ("lab/train/checkpoint.py", "HuggingFaceStorageReader"): "after the files' checksums",
     (
         "hf/tokenization.py",
         "from_pretrained",

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddl.hf.files import export_run
+from ddl.lab.exchange import export_run
 from ddl.lab.analysis.runs import EVALUATIONS
 from ddl.lab.cli import main
 from ddl.lab.data.prepare import prepare

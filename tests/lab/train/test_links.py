@@ -75,10 +75,10 @@ def test_a_folder_that_is_moved_while_training(
 ) -> None:
     original = Trainer.step
 
-    def moving(self: Trainer) -> object:
+    def moving(self: Trainer, *flags: object) -> object:
         if not before:
             move(stopped.directory / "checkpoints", elsewhere)
-        return original(self)
+        return original(self, *flags)
 
     monkeypatch.setattr(Trainer, "step", moving)
     with pytest.raises(InputError, match=f"^`out` {refused(stopped.directory / 'checkpoints')}"):
@@ -100,8 +100,8 @@ def test_a_checkpoint_that_is_saved_again(
     run = RunDirectory(stopped.directory)
     original = Trainer.step
 
-    def moving(self: Trainer) -> object:
-        found = original(self)
+    def moving(self: Trainer, *flags: object) -> object:
+        found = original(self, *flags)
         if self.steps_done == 6:
             move(run.checkpoint_path(6), elsewhere)
         return found

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddl.lab.exchange import export_run
 from ddl.lab.analysis.runs import EVALUATIONS
 from ddl.lab.cli import main
 from ddl.lab.data.prepare import prepare
+from ddl.lab.exchange import export_run
 from ddl.lab.explore.watching import Watch
 from ddl.lab.train import train
 from tests.support.forks import forked

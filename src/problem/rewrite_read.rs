@@ -203,7 +203,6 @@ impl RewriteRead {
         self.check(&write.direction, &self.batch_and(&self.rewrites.and(&[d])), self.stored_dtypes())?;
         self.check_small(&write.value, &self.rewrites.and(&[m]))?;
         self.check_small(&write.gate, &self.rewrites.and(&[]))?;
-        positive("eps_k", write.eps_k)?;
         at_least("eps_k", write.eps_k, LEAST_EPS_K)
     }
 
@@ -245,7 +244,6 @@ impl RewriteRead {
             }
         }
         if let Some(eps) = read.norm_eps {
-            positive("norm_eps", eps)?;
             at_least("norm_eps", eps, LEAST_NORM_EPS)?;
         }
         if let Some(scale) = read.value_scale {

@@ -79,17 +79,14 @@ impl<'a, T: Number> RewriteRead<'a, T> {
         let mut memory = Memory::default();
         let all = problem::Gradients::ALL;
         let mut gradients = problem::Gradients::new(&problem, all, None, &mut memory)?;
-        let threads = self.threads;
-        cpu::rewrite_read::backward::<T::Accum>(&problem, &saved, &incoming, &mut gradients, threads)
-            .map_err(|short| short.in_operator(problem.operator()))?;
+        cpu::rewrite_read::backward::<T::Accum>(&problem, &saved, &incoming, &mut gradients, self.threads)?;
         gradients.try_map(&mut memory)
     }
 
     fn run(&self, problem: &problem::RewriteRead) -> Result<Forward<T>> {
         let mut memory = Memory::default();
         let mut outputs = problem::Outputs::new(problem, None, &mut memory)?;
-        cpu::rewrite_read::forward::<T::Accum>(problem, &mut outputs, self.threads)
-            .map_err(|short| short.in_operator(problem.operator()))?;
+        cpu::rewrite_read::forward::<T::Accum>(problem, &mut outputs, self.threads)?;
         outputs.try_map(&mut memory)
     }
 

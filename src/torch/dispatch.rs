@@ -17,100 +17,62 @@ type Operator = fn(&mut dyn Source, &mut Run) -> Result<()>;
 /// An operator as torch and Python see it.
 pub struct Entry {
     pub name: &'static CStr,
-    pub outputs: &'static [&'static str],
+    /// names, apart by spaces
+    pub outputs: &'static str,
     pub run: Operator,
     /// the dispatch keys of its kernel
     keys: &'static [&'static CStr],
 }
 
 pub static OPERATORS: [Entry; 12] = [
-    entry(c"rewrite", operators::rewrite, &["new_state", "stats"]),
-    entry(c"read", operators::read, &["context", "new_value", "new_gate", "compressed", "rstd"]),
+    entry(c"rewrite", operators::rewrite, "new_state stats"),
+    entry(c"read", operators::read, "context new_value new_gate compressed rstd"),
     entry(
         c"rewrite_read",
         operators::rewrite_read,
-        &["new_state", "stats", "context", "new_value", "new_gate", "compressed", "rstd"],
+        "new_state stats context new_value new_gate compressed rstd",
     ),
-    entry(c"expand", operators::expand, &["state"]),
-    entry(c"cached_read", operators::cached_read, &["context", "new_value", "new_gate", "new_pending"]),
+    entry(c"expand", operators::expand, "state"),
+    entry(c"cached_read", operators::cached_read, "context new_value new_gate new_pending"),
     entry(
         c"cached_rewrite_read",
         operators::cached_rewrite_read,
-        &["new_state", "context", "new_value", "new_gate", "new_pending"],
+        "new_state context new_value new_gate new_pending",
     ),
-    entry(c"cached_expand", operators::cached_expand, &["state", "new_before"]),
-    entry(
-        c"rewrite_backward",
-        operators::rewrite_backward,
-        &["grad_state", "grad_direction", "grad_value", "grad_gate"],
-    ),
+    entry(c"cached_expand", operators::cached_expand, "state new_before"),
+    entry(c"rewrite_backward", operators::rewrite_backward, "grad_state grad_direction grad_value grad_gate"),
     entry(
         c"read_backward",
         operators::read_backward,
-        &[
-            "grad_state",
-            "grad_compress",
-            "grad_norm_weight",
-            "grad_gate_weight",
-            "grad_gate_bias",
-            "grad_value_weight",
-            "grad_value_bias",
-        ],
+        "grad_state grad_compress grad_norm_weight grad_gate_weight grad_gate_bias grad_value_weight \
+         grad_value_bias",
     ),
     entry(
         c"rewrite_read_backward",
         operators::rewrite_read_backward,
-        &[
-            "grad_state",
-            "grad_direction",
-            "grad_value",
-            "grad_gate",
-            "grad_compress",
-            "grad_norm_weight",
-            "grad_gate_weight",
-            "grad_gate_bias",
-            "grad_value_weight",
-            "grad_value_bias",
-        ],
+        "grad_state grad_direction grad_value grad_gate grad_compress grad_norm_weight grad_gate_weight \
+         grad_gate_bias grad_value_weight grad_value_bias",
     ),
     Entry {
         keys: &[c"CPU"],
         ..entry(
             c"rewrite_read_backward_",
             operators::overwriting_backward,
-            &[
-                "grad_direction",
-                "grad_value",
-                "grad_gate",
-                "grad_compress",
-                "grad_norm_weight",
-                "grad_gate_weight",
-                "grad_gate_bias",
-                "grad_value_weight",
-                "grad_value_bias",
-            ],
+            "grad_direction grad_value grad_gate grad_compress grad_norm_weight grad_gate_weight \
+             grad_gate_bias grad_value_weight grad_value_bias",
         )
     },
-    entry(c"expand_backward", operators::expand_backward, &["grad_x", "grad_weight"]),
+    entry(c"expand_backward", operators::expand_backward, "grad_x grad_weight"),
 ];
 
 /// The kernel of each operator, in the same order: a function that torch calls knows its operator by its type alone.
+#[rustfmt::skip]
 const KERNELS: [Kernel; OPERATORS.len()] = [
-    kernel::<0>,
-    kernel::<1>,
-    kernel::<2>,
-    kernel::<3>,
-    kernel::<4>,
-    kernel::<5>,
-    kernel::<6>,
-    kernel::<7>,
-    kernel::<8>,
-    kernel::<9>,
-    kernel::<10>,
-    kernel::<11>,
+    kernel::<0>, kernel::<1>, kernel::<2>, kernel::<3>, kernel::<4>, kernel::<5>,
+    kernel::<6>, kernel::<7>, kernel::<8>, kernel::<9>, kernel::<10>, kernel::<11>,
 ];
 
-const fn entry(name: &'static CStr, run: Operator, outputs: &'static [&'static str]) -> Entry {
+const fn entry(name: &'static CStr, run: Operator, outputs: &'static str) -> Entry {
     Entry { name, outputs, run, keys: &[c"CPU", c"CUDA"] }
 }
 

@@ -14,11 +14,10 @@ pub fn forward(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &mut Ru
     let mut outputs = Outputs::new(problem, context_dtype, run)?;
     let launch = |call: &Call<'_>| cuda::rewrite_read::forward(problem, &outputs, call);
     if let Some(threads) = run.on_device(&problem.state, launch)? {
-        let done = match problem.double() {
-            true => cpu::rewrite_read::forward::<f64>(problem, &mut outputs, threads),
-            false => cpu::rewrite_read::forward::<f32>(problem, &mut outputs, threads),
-        };
-        done.map_err(|short| short.in_operator(problem.operator()))?;
+        match problem.double() {
+            true => cpu::rewrite_read::forward::<f64>(problem, &mut outputs, threads)?,
+            false => cpu::rewrite_read::forward::<f32>(problem, &mut outputs, threads)?,
+        }
     }
     Ok(outputs)
 }
@@ -41,11 +40,10 @@ pub fn backward(
     }
     let launch = |call: &Call<'_>| cuda::rewrite_read::backward(problem, saved, incoming, &gradients, call);
     if let Some(threads) = run.on_device(&problem.state, launch)? {
-        let done = match problem.double() {
-            true => cpu::rewrite_read::backward::<f64>(problem, saved, incoming, &mut gradients, threads),
-            false => cpu::rewrite_read::backward::<f32>(problem, saved, incoming, &mut gradients, threads),
-        };
-        done.map_err(|short| short.in_operator(problem.operator()))?;
+        match problem.double() {
+            true => cpu::rewrite_read::backward::<f64>(problem, saved, incoming, &mut gradients, threads)?,
+            false => cpu::rewrite_read::backward::<f32>(problem, saved, incoming, &mut gradients, threads)?,
+        }
     }
     Ok(gradients)
 }

@@ -27,6 +27,7 @@ use crate::cpu::simd::channels::{Target, load, round_to, store, view};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
 use crate::cpu::simd::row::dots;
+use crate::error;
 use crate::problem::{Gradients, Incoming, Link, Outputs, RewriteRead, Sizes};
 use crate::tensor::{Ahead, RowsMut};
 
@@ -37,14 +38,13 @@ pub fn backward<A: Accum>(
     incoming: &Incoming,
     gradients: &mut Gradients,
     threads: usize,
-) -> Result<()> {
-    if problem.sizes.tokens() == 0 {
-        return zero_parameters::<A>(gradients); // before any row is sliced: empty tensors have no memory
-    }
-    match problem.rewrites.count() {
+) -> error::Result<()> {
+    let done = match problem.rewrites.count() {
+        _ if problem.sizes.tokens() == 0 => zero_parameters::<A>(gradients), // empty tensors have no rows
         1 => backward_of::<A, 1>(problem, saved, incoming, gradients, threads),
         _ => backward_of::<A, ANY>(problem, saved, incoming, gradients, threads),
-    }
+    };
+    done.map_err(|short| short.in_operator(problem.operator()))
 }
 
 /// For N rewrites, as forward.

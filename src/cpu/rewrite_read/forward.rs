@@ -18,15 +18,17 @@ use crate::cpu::simd::channels::{Target, channels, load, round_to, store, view};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
 use crate::cpu::simd::row::{add_scaled, dots, mix, set_scaled_product, set_scaled_sum};
+use crate::error;
 use crate::problem::{Outputs, Read, RewriteRead, Sizes, Write, stats_before};
 use crate::tensor::{Ahead, RowsMut};
 
 /// Runs the operator forward on `threads` threads.
-pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: usize) -> Result<()> {
-    match problem.rewrites.count() {
+pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: usize) -> error::Result<()> {
+    let done = match problem.rewrites.count() {
         1 => forward_of::<A, 1>(problem, outputs, threads),
         _ => forward_of::<A, ANY>(problem, outputs, threads),
-    }
+    };
+    done.map_err(|short| short.in_operator(problem.operator()))
 }
 
 /// For N rewrites: a loop over one costs a tenth of the instructions of a narrow state.

@@ -241,6 +241,10 @@ fn a_chain_from_an_anchor_stands_for_the_state() {
     assert_close("state", &got.state, &expected.state, 1e-12);
     assert_close("direction", &got.direction, &expected.direction, 1e-12);
 
+    let short = [Link { stats: Array::new(&first.stats[..9], &[1, 1, 9]), ..chain[0] }];
+    let refused = anchor.vjp_from_anchor(&short, &forward, &incoming).unwrap_err().to_string();
+    assert_eq!(refused, "`chain` must have shape (2, 4, 9), got (1, 1, 9)");
+
     let reading = RewriteRead { rewrite: None, ..anchor };
     let refused = reading.vjp_from_anchor(&chain, &reading.forward().unwrap(), &incoming).unwrap_err();
     assert_eq!(refused.to_string(), "`chain` must come with a rewrite, got none");

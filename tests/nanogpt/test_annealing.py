@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ddl import functional, reference
-from ddl.nanogpt import Pending, convert
+from ddl.nanogpt import DeferredRewrite, convert
 from ddl.nanogpt.annealing import Annealing, blend
 from tests.support.helpers import assert_same_gradients, gradients, normal, randomise_
 from tests.support.nanogpt_cases import (
@@ -167,7 +167,9 @@ def test_states_in_bfloat16() -> None:
         block.register_forward_hook(lambda _, __, pending: seen.append(pending))
     with torch.autocast("cpu", torch.bfloat16):
         model(*tokens())
-    assert [(type(p), p.state.dtype, p.chain) for p in seen] == [(Pending, torch.bfloat16, None)]
+    assert [(type(p), p.state.dtype, p.chain) for p in seen] == [
+        (DeferredRewrite, torch.bfloat16, None)
+    ]
 
 
 # --- at the end ----------------------------------------------------------------------------------

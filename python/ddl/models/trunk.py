@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ddl.nn.adapters import active
 from ddl.nn.history import History
+from ddl.nn.hooks import AddingStream, Addition
 from ddl.nn.hyper import HyperStream
 from ddl.nn.stream import DeltaStream
-from ddl.nn.taps import AddingStream, Addition
 
 from .cache import Cache
 from .config import STREAMS, GPTConfig
@@ -44,14 +44,14 @@ class AdditiveStream(AddingStream):
         """Map embeddings x (B, T, d) to the readout (B, T, d); `args` go to every sublayer.
 
         `history`, `keep` and `document_starts` are arguments of DeltaStream; here nothing is
-        convolved over time, and only taps look at `keep`.
+        convolved over time, and only hooks look at `keep`.
         """
         for i, (norm, sublayer) in enumerate(zip(self.norms, self.sublayers, strict=True)):
             x = self._add(i, x, sublayer(norm(x), *args), keep)
         return self.readout(x)
 
     def _add(self, sublayer: int, x: Tensor, written: Tensor, keep: Tensor | None) -> Tensor:
-        if self.taps:
+        if self.hooks:
             self.show(Addition(sublayer, x.unsqueeze(-1), written, None, None, keep))
         return x + written
 

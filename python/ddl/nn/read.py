@@ -18,6 +18,7 @@ from ddl.options import (
     check_left,
     check_options,
 )
+from ddl.results import ReadParameters
 
 from .checks import check_mask, check_stream
 from .linear import empty_parameter, form_pruned
@@ -166,13 +167,9 @@ class Read(nn.Module):
         shifted = torch.stack([padded[taps + centre - s :][:m] for s in range(taps)])
         return self.compress_kernel @ shifted
 
-    def arguments(self) -> dict[str, Any]:
-        """Return compression and norm as arguments of `ddl.functional.read`."""
-        return {
-            "compress": self.effective_weight(),
-            "norm_weight": self.norm_weight,
-            "norm_eps": self.norm_eps,
-        }
+    def parameters_of(self, weight: Tensor | None) -> ReadParameters:
+        """Compression by `weight`, which `effective_weight` returns, and norm."""
+        return ReadParameters(weight, self.norm_weight, self.norm_eps)
 
     def forward(
         self,
@@ -195,19 +192,15 @@ class Read(nn.Module):
         starts = document_starts if self.compress == "token" else None
         state = state.unsqueeze(-1) if self.value_channels == 1 else state
         if not return_compressed:
-            return functional.read(state, **self.arguments(), document_starts=starts).context
-        weight = self.effective_weight()
-        x = functional.read(
-            state,
-            compress=weight,
-            norm_eps=None,
-            context_dtype=state.dtype,
-            document_starts=starts,
-        ).context
-        h = functional.read(
-            x.unsqueeze(-1), norm_weight=self.norm_weight, norm_eps=self.norm_eps
-        ).context
+            parameters = self.parameters_of(self.effective_weight())
+            return functional.read_with(state, parameters, starts).context
+        x = functional.read_with(state, self.raw(state), starts).context
+        h = functional.read_with(x.unsqueeze(-1), self.parameters_of(None)).context
         return h, x
+
+    def raw(self, state: Tensor) -> ReadParameters:
+        """The compression alone, for the raw read x in the state's dtype."""
+        return ReadParameters(self.effective_weight(), norm_eps=None, context_dtype=state.dtype)
 
     def extra_repr(self) -> str:
         factored = self.compress == "channel" and self.parameterization == "factored"

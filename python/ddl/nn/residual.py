@@ -20,13 +20,14 @@ from ddl.options import (
     check_count,
     check_residual,
 )
+from ddl.results import ReadParameters, Write
 
 from .checks import check_features, check_mask, check_stream
 from .direction import FurtherDirections, make_direction
-from .gate import apply_gate, make_gate, make_gate_pool, reset_gate, squash
+from .gate import apply_gate, make_gate, make_gate_pool, reset_gate, shut, squash
+from .hooks import Hook, Rewrite
 from .linear import Projection, project, projection_of, reset_
 from .pool import Slot
-from .taps import Rewrite, Tap
 
 __all__ = ["DeltaResidual"]
 
@@ -134,7 +135,7 @@ class DeltaResidual(nn.Module):
         self.value_scale, self.value_constant = value_scale, value_constant
         self.rewrites = rewrites
         self.beta_init = beta_init
-        self.taps: tuple[Tap, ...] = ()
+        self.hooks: tuple[Hook, ...] = ()
         self.eps_k = 0.02 * math.sqrt(hidden_size) if eps_k is None else eps_k
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -204,10 +205,11 @@ class DeltaResidual(nn.Module):
         state = x.unsqueeze(-1) if self.value_channels == 1 else x
         if document_starts is not None:
             check_mask("document_starts", document_starts, context)
-        value, gate = self.value_and_gate(state, context, compressed, document_starts)
-        direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
-        direction, value, gate = self.tapped(state, direction, value, gate)
-        x = functional.rewrite(state, direction, value, gate, eps_k=self.eps_k)
+        value, gate = self.value_and_gate(context, compressed)
+        write = self.write(
+            state, sublayer_out, context, value, gate, document_starts=document_starts
+        )
+        x = functional.write_to(state, self.hooked(state, write))
         return x.squeeze(-1) if self.value_channels == 1 else x
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -225,41 +227,67 @@ class DeltaResidual(nn.Module):
             }
 
     def __getstate__(self) -> dict[str, Any]:
-        """The module without its taps: a copy or a saved module outlives `ddl.edit`."""
-        return {**self.__dict__, "taps": ()}
+        """The module without its hooks: a copy or a saved module outlives `ddl.edit`."""
+        return {**self.__dict__, "hooks": ()}
 
-    # --- parts of `forward` for DeltaStream, whose fused read computes linear values and gates ----
+    # --- parts of `forward` for trunks, whose fused read computes linear values and gates ---------
 
-    def read_arguments(self) -> dict[str, Any]:
-        """Return the parameters with which `ddl.functional.read` computes value and gate itself."""
-        arguments: dict[str, Any] = {}
+    def added_to(self, read: ReadParameters) -> ReadParameters:
+        """The parameters of the read before this residual, which computes value and gate, too."""
         if self.reads_gate:
             gate = projection_of("gate", self.gate)
             one = self.rewrites == 1
-            arguments["gate_weight"] = gate.weight.squeeze(0) if one else gate.weight
-            arguments["gate_bias"] = gate.bias.squeeze(0) if one else gate.bias
+            read = read._replace(
+                gate_weight=gate.weight.squeeze(0) if one else gate.weight,
+                gate_bias=gate.bias.squeeze(0) if one else gate.bias,
+            )
         if self.reads_value:
             value = projection_of("value", self.value)
-            arguments["value_weight"] = self._per_rewrite(value.weight, 0)
-            arguments["value_bias"] = self._per_rewrite(value.bias, 0)
-            arguments["value_from"] = self.value_from
-            if self.value_kind == "sigmoid":
-                arguments["value_scale"] = self.value_scale
-        return arguments
+            read = read._replace(
+                value_weight=self._per_rewrite(value.weight, 0),
+                value_bias=self._per_rewrite(value.bias, 0),
+                value_scale=self.value_scale if self.value_kind == "sigmoid" else None,
+                value_from_compressed=self.value_from == "compressed",
+            )
+        return read
 
-    def value_and_gate(
+    def write(
         self,
         state: Tensor,
+        sublayer_out: Tensor,
         context: Tensor,
-        raw: Tensor | None,
+        value: Tensor | None,
+        gate: Tensor | None,
+        *,
+        keep: Tensor | None = None,
         document_starts: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor]:
-        """Compute value (…, m) and gate (…,) without a fused read; no value for mapping="v".
+        slot: Slot | None = None,
+    ) -> Write:
+        """Return what a sublayer's output writes to the state X (…, d, m).
 
-        For n > 1 rewrites, these are (…, n, m) and (…, n), here and below.
+        value, gate: from the read; None for what it does not compute. keep: (…,) bool, False for
+        padding. document_starts, slot: as in `Pool`.
         """
-        linear = self._linear(context, raw)
-        return self.fill_value_and_gate(state, context, *linear, document_starts=document_starts)
+        value, gate = self.fill_value_and_gate(state, context, value, gate, slot, document_starts)
+        gate = gate if keep is None else shut(gate, keep)
+        direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
+        return Write(direction, value, gate, self.eps_k)
+
+    def hooked(
+        self,
+        state: Tensor,
+        write: Write,
+        *,
+        keep: Tensor | None = None,
+        continues: bool = False,
+    ) -> Write:
+        """Show a write to the hooks before it is done; return it as they leave it."""
+        if not self.hooks:
+            return write
+        rewrite = Rewrite(state, write, keep, continues)
+        for hook in self.hooks:
+            rewrite = hook(rewrite)
+        return rewrite.write
 
     def fill_value_and_gate(
         self,
@@ -298,24 +326,6 @@ class DeltaResidual(nn.Module):
         value = self._phi(project(sublayer_out, branch.weight, branch.bias))
         return self.direction(state, context), value
 
-    def tapped(
-        self,
-        state: Tensor,
-        direction: Tensor,
-        value: Tensor,
-        gate: Tensor,
-        *,
-        keep: Tensor | None = None,
-        continues: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Show the rewrite to the taps; return its direction, value and gate as they leave them."""
-        if self.taps:
-            rewrite = Rewrite(state, direction, value, gate, self.eps_k, keep, continues)
-            for tap in self.taps:
-                rewrite = tap(rewrite)
-            return rewrite.direction, rewrite.value, rewrite.gate
-        return direction, value, gate
-
     def _check(
         self, x: Tensor, sublayer_out: Tensor, context: Tensor, compressed: Tensor | None
     ) -> None:
@@ -345,8 +355,13 @@ class DeltaResidual(nn.Module):
         """True if the gate is linear in the read."""
         return self.gate_kind == "linear" and self.gate_pool is None
 
-    def _linear(self, context: Tensor, raw: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Compute value and gate as the fused read would; None for each that it cannot compute."""
+    def value_and_gate(
+        self, context: Tensor, raw: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Compute value (…, m) and gate (…,) as the fused read would; None for what it cannot.
+
+        For n > 1 rewrites, these are (…, n, m) and (…, n), here and below.
+        """
         gate = projection_of("gate", self.gate) if self.reads_gate else None
         value = projection_of("value", self.value) if self.reads_value else None
         if value is None or gate is None or self.value_from == "compressed":

@@ -21,17 +21,16 @@ from ddl.options import (
     check_count,
     check_options,
 )
-from ddl.results import Chain
+from ddl.results import Chain, ReadParameters
 
 from .cached import CachedStep, resolve
 from .checks import check_mask, check_returned, check_stream, require_exact_type
 from .expand import Expand
-from .gate import shut
 from .history import History
+from .hooks import generation
 from .linear import form_pruned
 from .read import Read
 from .residual import DeltaResidual
-from .taps import generation
 
 __all__ = ["DeltaStream", "Expand", "Read"]
 
@@ -204,27 +203,23 @@ class DeltaStream(nn.Module):
         x = as_stream(x, self.stream_dtype)
         if history is not None:
             return self._continue(x, history, keep, document_starts, args, kwargs)
-        (first, *boundaries), residuals = self._read_options(document_starts)
+        reads, residuals = self._read_parameters()
         state = self._open(x, document_starts)
-        context, value, gate = functional.read(state, **first)
+        starts = document_starts if reads[0].over_time else None  # all reads compress alike
+        context, value, gate = functional.read_with(state, reads[0], starts)
         stores_less = self.anchor_every > 1 and torch.is_grad_enabled()
         chain = Chain(self.anchor_every) if stores_less else None
-        for index, (sublayer, residual, boundary) in enumerate(
-            zip(self.sublayers, residuals, boundaries, strict=True)
-        ):
+        parts = zip(self.sublayers, residuals, reads[1:], strict=True)
+        for index, (sublayer, residual, read) in enumerate(parts):
             written = sublayer(context, *args, **kwargs)
             check_returned(f"sublayers[{index}]", written, context)
-            value, gate = residual.fill_value_and_gate(
-                state, context, value, gate, document_starts=document_starts
+            write = residual.write(
+                *(state, written, context, value, gate), keep=keep, document_starts=document_starts
             )
-            gate = gate if keep is None else shut(gate, keep)
-            direction, value = residual.rewrite_inputs(state, written, context, value)
-            rewrite = (state, *residual.tapped(state, direction, value, gate, keep=keep))
-            if chain is None:
-                result = functional.rewrite_read(*rewrite, **boundary)
-            else:
-                result, chain = functional.rewrite_read_chained(*rewrite, chain=chain, **boundary)
-            state, context, value, gate = result
+            write = residual.hooked(state, write, keep=keep)
+            (state, context, value, gate), chain = functional.step(
+                state, write, read, chain=chain, document_starts=starts
+            )
         return context
 
     def _continue(
@@ -254,25 +249,22 @@ class DeltaStream(nn.Module):
     def _resolve(self, x: Tensor) -> CachedStep:
         expand = require_exact_type("expand", self.expand, Expand)
         form_pruned(expand)
-        options, residuals = self._read_options()
-        return resolve(expand, options, self.sublayers, residuals, x)
+        return resolve(expand, *self._read_parameters(), self.sublayers, x)
 
     def _open(self, x: Tensor, document_starts: Tensor | None) -> Tensor:
         """Expand x (B, T, d) to the first state, (B, T, d, m)."""
         state = self.expand(x, document_starts=document_starts)
         return state.unsqueeze(-1) if self.value_channels == 1 else state
 
-    def _read_options(
-        self, document_starts: Tensor | None = None
-    ) -> tuple[list[dict[str, Any]], list[DeltaResidual]]:
-        """Options of the first read and of every boundary, and the residuals.
+    def _read_parameters(self) -> tuple[list[ReadParameters], list[DeltaResidual]]:
+        """The parameters of every read, the readout's last, and the residuals.
 
         A weight that reads share is computed once.
         """
         reads = [require_exact_type(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
         reads.append(require_exact_type("readout", self.readout, Read))
         weights: dict[int, Tensor | None] = {}
-        options: list[dict[str, Any]] = []
+        found: list[ReadParameters] = []
         for index, read in enumerate(reads):
             form_pruned(read)
             if not read._shared:
@@ -283,22 +275,14 @@ class DeltaStream(nn.Module):
                     f"`reads[{index}]` must share the compression of a read before it, got that of "
                     "one that was replaced: replace it, too, by Read(…, shared=stream.reads[…])"
                 )
-            options.append(
-                {
-                    "compress": weights[id(owner)],
-                    "norm_weight": read.norm_weight,
-                    "norm_eps": read.norm_eps,
-                }
-            )
-            if document_starts is not None and read.compress == "token":
-                options[-1]["document_starts"] = document_starts
-        residuals = []
-        for index, part in enumerate(self.residuals):
-            residual = require_exact_type(f"residuals[{index}]", part, DeltaResidual)
-            options[index].update(residual.read_arguments())
-            options[index + 1]["eps_k"] = residual.eps_k
-            residuals.append(residual)
-        return options, residuals
+            found.append(read.parameters_of(weights[id(owner)]))
+        residuals = [
+            require_exact_type(f"residuals[{index}]", part, DeltaResidual)
+            for index, part in enumerate(self.residuals)
+        ]
+        for index, residual in enumerate(residuals):
+            found[index] = residual.added_to(found[index])
+        return found, residuals
 
 
 def spread_anchors(sublayers: int, value_channels: int) -> int:

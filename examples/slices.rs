@@ -7,20 +7,20 @@
 //! A state X of d features and m value channels is an associative memory: a rewrite with β = 1 stores a value under a
 //! direction, and replaces what was stored there. Writes along orthogonal directions do not affect each other.
 
-use ddl::slices::{Array, Rewrite, RewriteRead};
+use ddl::slices::{Array, RewriteRead, Write};
 
 const D: usize = 4;
 const M: usize = 2;
 
 /// Rewrites the state of one token.
 fn rewrite(state: &[f64], direction: [f64; D], value: [f64; M], gate: f64) -> ddl::error::Result<Vec<f64>> {
-    let inputs = Rewrite {
+    let write = Write {
         direction: Array::new(&direction, &[1, D]),
         value: Array::new(&value, &[1, M]),
         gate: Array::new(std::slice::from_ref(&gate), &[1]),
         eps_k: 1e-9,
     };
-    let call = RewriteRead { rewrite: Some(inputs), ..RewriteRead::new(Array::new(state, &[1, D, M])) };
+    let call = RewriteRead { rewrite: Some(write), ..RewriteRead::new(Array::new(state, &[1, D, M])) };
     Ok(call.forward()?.new_state)
 }
 

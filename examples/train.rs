@@ -12,7 +12,7 @@
 
 use std::error::Error;
 
-use ddl::tch::{Expand, Forward, Incoming, Read, Rewrite, RewriteRead};
+use ddl::tch::{Expand, Forward, Incoming, Read, RewriteRead, Write};
 use tch::nn::{self, Module, OptimizerConfig};
 use tch::{Device, Kind, Tensor};
 
@@ -192,7 +192,7 @@ impl Model {
         direction: Option<&'a Tensor>,
         before: Option<&'a Boundary>,
     ) -> RewriteRead<'a> {
-        let rewrite = direction.zip(before).map(|(direction, before)| Rewrite {
+        let rewrite = direction.zip(before).map(|(direction, before)| Write {
             direction,
             value: before.results.new_value.as_ref().expect("the read before computed a value"),
             gate: before.results.new_gate.as_ref().expect("the read before computed a gate"),
@@ -231,7 +231,11 @@ impl Model {
             // The first call does not rewrite, so the gradient of its state is the sum of what comes from the next call and
             // from its own read.
             let passed_on = grad_new_state.filter(|_| call.rewrite.is_none());
-            grad_new_state = Some(passed_on.map_or(grads.state.shallow_clone(), |grad| grad + &grads.state));
+            let grad_state = grads.state.expect("a state always has a gradient");
+            grad_new_state = Some(match passed_on {
+                Some(grad) => grad + grad_state,
+                None => grad_state,
+            });
             (grad_new_value, grad_new_gate) = (grads.value, grads.gate);
         }
         Ok(grad_new_state.expect("there is a boundary"))

@@ -2,9 +2,10 @@
 //!
 //! There are three interfaces. [`slices`] has the operators on plain slices and needs no feature. With the feature
 //! `tch`, the module `tch` has them on the tensors of the crate tch, on CPUs and GPUs. The default feature, `python`,
-//! builds the extension module of the Python package. [`spectra`] has the diagnostics.
+//! builds the extension module of the Python package. [`records`] has what an operator takes and returns, for all three.
+//! [`spectra`] has the diagnostics.
 //!
-//! Each module may use those before it: [`error`], `environment`, `library`, `tensor` (a view of somebody's memory and
+//! Each module may use those before it: [`error`], `environment`, `library`, [`records`], `tensor` (a view of somebody's memory and
 //! the one SAFETY contract), `problem` (each operator's inputs and outputs, checked once), `cpu` and `cuda` (which
 //! never import each other), [`spectra`] (diagnostics of arrays, without torch), [`slices`], `torch` (the operators as
 //! its dispatcher calls them), and `python` and `tch`.
@@ -22,6 +23,7 @@ mod library;
 mod problem;
 #[cfg(feature = "python")]
 mod python;
+pub mod records;
 pub mod slices;
 pub mod spectra;
 #[cfg(feature = "tch")]

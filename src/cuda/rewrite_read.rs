@@ -157,11 +157,9 @@ fn compress_address(problem: &RewriteRead, call: &Call<'_>) -> Result<Address> {
 
 fn inputs(problem: &RewriteRead) -> arguments::RewriteRead {
     let mut argument = arguments::RewriteRead { state: problem.state.address(), ..Default::default() };
-    if let Some(rewrite) = &problem.rewrite {
-        argument.direction = rewrite.direction.address();
-        argument.value = rewrite.value.address();
-        argument.gate = rewrite.gate.address();
-        argument.eps_k = rewrite.eps_k;
+    if let Some(write) = &problem.rewrite {
+        [argument.direction, argument.value, argument.gate] = write.tensors().map(Tensor::address);
+        argument.eps_k = write.eps_k;
     }
     argument.pending = address(&problem.pending);
     argument.document_starts = address(&problem.document_starts);
@@ -187,9 +185,9 @@ fn chain(problem: &RewriteRead) -> Result<arguments::Chain> {
         )));
     }
     chain.length = problem.chain.len() as i64;
-    for (to, Link { direction, value, gate, stats }) in chain.links.iter_mut().zip(&problem.chain) {
-        let [direction, value, gate, stats] = [direction, value, gate, stats].map(Tensor::address);
-        *to = arguments::Link { direction, value, gate, stats };
+    for (to, Link { write, stats }) in chain.links.iter_mut().zip(&problem.chain) {
+        let [direction, value, gate] = write.tensors().map(Tensor::address);
+        *to = arguments::Link { direction, value, gate, stats: stats.address() };
     }
     Ok(chain)
 }

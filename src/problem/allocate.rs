@@ -1,7 +1,7 @@
-//! The outputs of each call: names, shapes and dtypes, in the order of the operators' schemas. An [`Allocate`] makes
-//! them: `torch::run` as torch's tensors, `slices::memory` as Rust's vectors.
+//! The outputs of each call, allocated in the order of the operators' schemas. An [`Allocate`] makes them: `torch::run` as
+//! torch's tensors, `slices::memory` as Rust's vectors.
 
-use super::outputs::{Gradients, Outputs};
+use super::records::{Gradients, Outputs};
 use super::rewrite_read::RewriteRead;
 use crate::error::Result;
 use crate::tensor::{Dtype, Tensor};
@@ -20,19 +20,18 @@ pub trait Allocate {
     /// Leaves the next output out.
     fn absent_output(&mut self, beside: &Tensor) -> Result<Option<Tensor>>;
 
-    /// Allocates the next output if it is wanted.
+    /// Allocates the next output, or leaves it out if there is no shape.
     fn optional_output(
         &mut self,
-        wanted: bool,
         name: &'static str,
-        shape: &[usize],
+        shape: Option<&[usize]>,
         dtype: Dtype,
         beside: &Tensor,
     ) -> Result<Option<Tensor>> {
-        if wanted {
-            return self.output(name, shape, dtype, beside).map(Some);
+        match shape {
+            Some(shape) => self.output(name, shape, dtype, beside).map(Some),
+            None => self.absent_output(beside),
         }
-        self.absent_output(beside)
     }
 
     /// Allocates the next output like `tensor`.
@@ -42,64 +41,37 @@ pub trait Allocate {
 }
 
 impl Outputs {
-    /// Allocates the outputs of a forward, and what it saves for its backward.
+    /// Allocates the outputs of a forward, and what it saves for its backward; a cached step leaves something to the next
+    /// instead.
     pub fn new(
         problem: &RewriteRead,
         context_dtype: Option<Dtype>,
         allocate: &mut dyn Allocate,
     ) -> Result<Outputs> {
-        let (d, m, state, small) = (problem.sizes.d, problem.sizes.m, &problem.state, problem.gate_dtype());
-        let shape = |last: &[usize]| problem.batch_and(last);
+        let (shapes, state, small) = (problem.output_shapes(), &problem.state, problem.gate_dtype());
+        let mut next = |name, shape: Option<Vec<usize>>, dtype| {
+            allocate.optional_output(name, shape.as_deref(), dtype, state)
+        };
         let mut outputs = Outputs::default();
         if problem.rewrite.is_some() {
-            outputs.new_state = Some(allocate.output_like("new_state", state)?);
-            outputs.stats =
-                Some(allocate.output("stats", &shape(&[problem.rewrites.stats(m)]), small, state)?);
+            outputs.new_state = next("new_state", shapes.new_state, state.dtype)?;
+            if !problem.cached {
+                outputs.stats = next("stats", shapes.stats, small)?;
+            }
         }
-        let Some(read) = &problem.read else { return Ok(outputs) };
-        let (over_time, normed) = (read.over_time(), read.norm_eps.is_some());
-        outputs.add_read(problem, context_dtype, allocate)?;
-        // x keeps the state's dtype: a narrower context would round or overflow it before the norm.
-        outputs.compressed =
-            allocate.optional_output(over_time, "compressed", &shape(&[d]), state.dtype, state)?;
-        outputs.rstd = allocate.optional_output(normed, "rstd", &shape(&[]), small, state)?;
-        Ok(outputs)
-    }
-
-    /// Allocates the outputs of a step of a sequence in pieces.
-    pub fn for_cached_step(
-        problem: &RewriteRead,
-        context_dtype: Option<Dtype>,
-        allocate: &mut dyn Allocate,
-    ) -> Result<Outputs> {
-        let mut outputs = Outputs::default();
-        if problem.rewrite.is_some() {
-            outputs.new_state = Some(allocate.output_like("new_state", &problem.state)?);
+        if problem.read.is_some() {
+            outputs.context = next("context", shapes.context, problem.context_dtype(context_dtype)?)?;
+            outputs.new_value = next("new_value", shapes.new_value, small)?;
+            outputs.new_gate = next("new_gate", shapes.new_gate, small)?;
+            if problem.cached {
+                outputs.new_pending = next("new_pending", shapes.new_pending, small)?;
+            } else {
+                // x keeps the state's dtype: a narrower context would round or overflow it before the norm.
+                outputs.compressed = next("compressed", shapes.compressed, state.dtype)?;
+                outputs.rstd = next("rstd", shapes.rstd, small)?;
+            }
         }
-        outputs.add_read(problem, context_dtype, allocate)?;
-        let shape = problem.pending_shape();
-        let (wanted, small, state) = (shape.is_some(), problem.gate_dtype(), &problem.state);
-        outputs.new_pending =
-            allocate.optional_output(wanted, "new_pending", &shape.unwrap_or_default(), small, state)?;
         Ok(outputs)
-    }
-
-    /// Allocates h, v and β.
-    fn add_read(
-        &mut self,
-        problem: &RewriteRead,
-        context_dtype: Option<Dtype>,
-        allocate: &mut dyn Allocate,
-    ) -> Result<()> {
-        let (d, m, state, small) = (problem.sizes.d, problem.sizes.m, &problem.state, problem.gate_dtype());
-        let Some(read) = &problem.read else { return Ok(()) };
-        let shape = |last: &[usize]| problem.batch_and(&problem.next.and(last));
-        let dtype = problem.context_dtype(context_dtype)?;
-        let (value, gate) = (read.value_weight.is_some(), read.gate_weight.is_some());
-        self.context = Some(allocate.output("context", &problem.batch_and(&[d]), dtype, state)?);
-        self.new_value = allocate.optional_output(value, "new_value", &shape(&[m]), small, state)?;
-        self.new_gate = allocate.optional_output(gate, "new_gate", &shape(&[]), small, state)?;
-        Ok(())
     }
 }
 
@@ -119,10 +91,10 @@ impl Gradients {
         let state = overwritten.map_or_else(|| allocate.output_like("grad_state", &problem.state), Ok)?;
         let mut gradients = Gradients { state: Some(state), in_place, ..Gradients::default() };
         let mut bit = 0;
-        if let Some(rewrite) = &problem.rewrite {
-            gradients.direction = Some(allocate.output_like("grad_direction", &rewrite.direction)?);
-            gradients.value = Some(allocate.output_like("grad_value", &rewrite.value)?);
-            gradients.gate = Some(allocate.output_like("grad_gate", &rewrite.gate)?);
+        if let Some(write) = &problem.rewrite {
+            gradients.direction = Some(allocate.output_like("grad_direction", &write.direction)?);
+            gradients.value = Some(allocate.output_like("grad_value", &write.value)?);
+            gradients.gate = Some(allocate.output_like("grad_gate", &write.gate)?);
             bit = 3; // bits 1 to 3 are theirs
         }
         let Some(read) = &problem.read else { return Ok(gradients) };

@@ -1,16 +1,17 @@
 //! Each operator's problem: its inputs, outputs, sizes and flags, checked once and used by every backend.
 
 mod allocate;
-mod chain;
 mod expand;
 mod outputs;
+mod records;
 mod rewrite_read;
 mod rewrites;
 mod sizes;
 
 pub use allocate::Allocate;
 pub use expand::Expand;
-pub use outputs::{Gradients, Incoming, Outputs};
-pub use rewrite_read::{Link, Read, Rewrite, RewriteRead};
+pub use outputs::without_output;
+pub use records::{Gradients, Incoming, Link, Outputs, Read, Write};
+pub use rewrite_read::RewriteRead;
 pub use rewrites::stats_before;
 pub use sizes::Sizes;

@@ -1,118 +1,78 @@
-//! Outputs of `rewrite`, `read` and `rewrite_read`, and the gradients of both sides.
+//! The shapes of a call's outputs, and the checks of what is given back to it: saved outputs and gradients of outputs.
 
-use super::rewrite_read::{Read, RewriteRead};
+use super::records::{Gradients, Incoming, Outputs, Read};
+use super::rewrite_read::RewriteRead;
 use crate::error::{Error, Result};
+use crate::records;
 use crate::tensor::Tensor;
 
-/// Outputs that the forward fills; `None` if their half is absent or they are not requested.
-#[derive(Debug, Default)]
-pub struct Outputs {
-    /// X' (…, d, m)
-    pub new_state: Option<Tensor>,
-    /// r, p (…, 1 + m); see [`super::stats_before`] for several rewrites
-    pub stats: Option<Tensor>,
-    /// h (…, d)
-    pub context: Option<Tensor>,
-    /// v (…, m), or (…, n, m)
-    pub new_value: Option<Tensor>,
-    /// β (…), or (…, n)
-    pub new_gate: Option<Tensor>,
-    /// x (…, d)
-    pub compressed: Option<Tensor>,
-    /// 1/√(mean x² + ε) (…)
-    pub rstd: Option<Tensor>,
-    /// what these tokens add to x of the K − 1 after them (…, K − 1, d)
-    pub new_pending: Option<Tensor>,
+impl RewriteRead {
+    /// Returns the shape of each output; None for one that this call does not have.
+    pub fn output_shapes(&self) -> records::Outputs<Option<Vec<usize>>> {
+        let (d, m, read, saves) = (self.sizes.d, self.sizes.m, self.read.as_ref(), !self.cached);
+        let has = |part: fn(&Read) -> bool| read.is_some_and(part);
+        let shape = |present: bool, last: &[usize]| present.then(|| self.batch_and(last));
+        let rewrites = self.rewrite.is_some();
+        records::Outputs {
+            new_state: shape(rewrites, &[d, m]),
+            stats: shape(rewrites && saves, &[self.rewrites.stats(m)]),
+            context: shape(read.is_some(), &[d]),
+            new_value: shape(has(|read| read.value_weight.is_some()), &self.next.and(&[m])),
+            new_gate: shape(has(|read| read.gate_weight.is_some()), &self.next.and(&[])),
+            compressed: shape(has(Read::over_time) && saves, &[d]),
+            rstd: shape(has(|read| read.norm_eps.is_some()) && saves, &[]),
+            new_pending: self.pending_shape().filter(|_| self.cached),
+        }
+    }
 }
 
 impl Outputs {
     /// Fails unless these are what the problem's forward saves for its backward.
     pub fn check_saved(&self, problem: &RewriteRead) -> Result<()> {
-        let (d, m, read) = (problem.sizes.d, problem.sizes.m, problem.read.as_ref());
-        expect_present("stats", &self.stats, problem.rewrite.is_some())?;
-        expect_present("new_value", &self.new_value, read.is_some_and(|read| read.value_weight.is_some()))?;
-        expect_present("new_gate", &self.new_gate, read.is_some_and(|read| read.gate_weight.is_some()))?;
-        expect_present("rstd", &self.rstd, read.is_some_and(|read| read.norm_eps.is_some()))?;
-        expect_present("compressed", &self.compressed, read.is_some_and(Read::over_time))?;
-        check(&self.stats, &|stats| problem.check_gate(stats, &[problem.rewrites.stats(m)]))?;
-        check(&self.new_value, &|value| problem.check_gate(value, &problem.next.and(&[m])))?;
-        check(&self.new_gate, &|gate| problem.check_gate(gate, &problem.next.and(&[])))?;
-        check(&self.rstd, &|rstd| problem.check_gate(rstd, &[]))?;
-        check(&self.compressed, &|x| {
-            problem.check_stored(x, &[d])?;
-            x.expect_dtype(&[problem.state.dtype])
-        })
+        let (shapes, small) = (problem.output_shapes(), problem.gate_dtype());
+        for (name, tensor, shape, dtype) in [
+            ("stats", &self.stats, shapes.stats, small),
+            ("new_value", &self.new_value, shapes.new_value, small),
+            ("new_gate", &self.new_gate, shapes.new_gate, small),
+            ("rstd", &self.rstd, shapes.rstd, small),
+            ("compressed", &self.compressed, shapes.compressed, problem.state.dtype),
+        ] {
+            match (tensor, shape) {
+                (Some(tensor), Some(shape)) => problem.check(tensor, &shape, &[dtype])?,
+                (None, None) => {}
+                (tensor, shape) => {
+                    let text = |present| if present { "a tensor" } else { "an empty tensor of bytes" };
+                    return Err(Error::Argument(format!(
+                        "`{name}` must be what the forward saved, {}, got {}",
+                        text(shape.is_some()),
+                        text(tensor.is_some())
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
-}
-
-fn check(tensor: &Option<Tensor>, check: &dyn Fn(&Tensor) -> Result<()>) -> Result<()> {
-    tensor.as_ref().map_or(Ok(()), check)
-}
-
-/// Fails unless the forward of this rewrite and read saves the tensor, or saves none.
-fn expect_present(name: &str, tensor: &Option<Tensor>, expected: bool) -> Result<()> {
-    let text = |present| if present { "a tensor" } else { "an empty tensor of bytes" };
-    match tensor.is_some() {
-        got if got == expected => Ok(()),
-        got => Err(Error::Argument(format!(
-            "`{name}` must be what the forward saved, {}, got {}",
-            text(expected),
-            text(got)
-        ))),
-    }
-}
-
-/// Incoming gradients of X', h, v and β; `None` is zero.
-#[derive(Debug, Default)]
-pub struct Incoming {
-    pub grad_new_state: Option<Tensor>,
-    pub grad_context: Option<Tensor>,
-    pub grad_new_value: Option<Tensor>,
-    pub grad_new_gate: Option<Tensor>,
 }
 
 impl Incoming {
     /// Fails unless the gradients have the shapes and dtypes of the problem's outputs.
     pub fn check(&self, problem: &RewriteRead) -> Result<()> {
-        let (d, m, read) = (problem.sizes.d, problem.sizes.m, problem.read.as_ref());
-        let (value, gate) =
-            (read.and_then(|r| r.value_weight.as_ref()), read.and_then(|r| r.gate_weight.as_ref()));
-        let unasked = [
-            ("grad_new_state", self.grad_new_state.is_some() && problem.rewrite.is_none()),
-            ("grad_context", self.grad_context.is_some() && read.is_none()),
-            ("grad_new_value", self.grad_new_value.is_some() && value.is_none()),
-            ("grad_new_gate", self.grad_new_gate.is_some() && gate.is_none()),
-        ];
-        if let Some((name, _)) = unasked.iter().find(|(_, unasked)| *unasked) {
-            let output = name.trim_start_matches("grad_");
-            let text = format!("`{name}` must be left out of a call without `{output}`, got a tensor");
-            return Err(Error::Argument(text));
-        }
-        if let Some(grad) = &self.grad_new_state {
-            problem.check_stored(grad, &[d, m])?;
-            grad.expect_dtype(&[problem.state.dtype])?;
-        }
-        check(&self.grad_context, &|grad| problem.check_stored(grad, &[d]))?;
-        check(&self.grad_new_value, &|grad| problem.check_gate(grad, &problem.next.and(&[m])))?;
-        check(&self.grad_new_gate, &|grad| problem.check_gate(grad, &problem.next.and(&[])))
+        let (shapes, small) = (problem.output_shapes(), [problem.gate_dtype()]);
+        let check = |name, tensor: &Option<Tensor>, shape: Option<Vec<usize>>, dtypes: &[_]| match tensor {
+            None => Ok(()),
+            Some(tensor) => problem.check(tensor, &shape.ok_or_else(|| without_output(name))?, dtypes),
+        };
+        check("grad_new_state", &self.grad_new_state, shapes.new_state, &[problem.state.dtype])?;
+        check("grad_context", &self.grad_context, shapes.context, problem.stored_dtypes())?;
+        check("grad_new_value", &self.grad_new_value, shapes.new_value, &small)?;
+        check("grad_new_gate", &self.grad_new_gate, shapes.new_gate, &small)
     }
 }
 
-/// Gradients to fill: of the state, of the rewrite's inputs, of the read's parameters; `None` is not computed.
-#[derive(Debug, Default)]
-pub struct Gradients {
-    pub state: Option<Tensor>,
-    /// `state` holds the incoming ∂L/∂X', each row is overwritten after its use, and `grad_new_state` is `None`.
-    pub in_place: bool,
-    pub direction: Option<Tensor>,
-    pub value: Option<Tensor>,
-    pub gate: Option<Tensor>,
-    pub compress: Option<Tensor>,
-    pub norm_weight: Option<Tensor>,
-    pub gate_weight: Option<Tensor>,
-    pub gate_bias: Option<Tensor>,
-    pub value_weight: Option<Tensor>,
-    pub value_bias: Option<Tensor>,
+/// The refusal of a gradient whose output the call does not have.
+pub fn without_output(name: &str) -> Error {
+    let output = name.trim_start_matches("grad_");
+    Error::Argument(format!("`{name}` must be left out of a call without `{output}`, got a tensor"))
 }
 
 impl Gradients {

@@ -1,45 +1,10 @@
 //! `rewrite`, `read` and `rewrite_read`: their inputs, checked.
 
+use super::records::{Link, Read, Write};
 use super::rewrites::Rewrites;
 use super::sizes::{Sizes, at_least, check_documents, positive, state_sizes, stored_beside};
 use crate::error::{Error, Result, shape_text};
 use crate::tensor::{Dtype, Tensor};
-
-/// The rewriting half: X' = X + β k̂ (vᵀ − k̂ᵀX), or n of these one after the other.
-#[derive(Debug)]
-pub struct Rewrite {
-    /// k (…, d), or (…, n, d)
-    pub direction: Tensor,
-    /// v (…, m), or (…, n, m)
-    pub value: Tensor,
-    /// β (…), or (…, n)
-    pub gate: Tensor,
-    /// ε_k in k̂ = k/√(|k|² + ε_k²)
-    pub eps_k: f64,
-}
-
-/// The reading half: x = compress(X'), h = norm(x), v = φ(W z + b), β = 2σ(w·h + b).
-#[derive(Debug)]
-pub struct Read {
-    /// (d, m) over channels, (d, m, K) over channels and time; None for m = 1 without mixing
-    pub compress: Option<Tensor>,
-    /// γ (d,)
-    pub norm_weight: Option<Tensor>,
-    /// None: no normalisation
-    pub norm_eps: Option<f64>,
-    /// (d,), or (n, d) for n rewrites to come
-    pub gate_weight: Option<Tensor>,
-    /// (), or (n,)
-    pub gate_bias: Option<Tensor>,
-    /// (m, d), or (n, m, d)
-    pub value_weight: Option<Tensor>,
-    /// (m,), or (n, m)
-    pub value_bias: Option<Tensor>,
-    /// φ = scale·sigmoid; None: φ = identity
-    pub value_scale: Option<f64>,
-    /// z = x instead of h
-    pub value_from_compressed: bool,
-}
 
 impl Read {
     /// K: 1 if the read stays within its token.
@@ -54,19 +19,6 @@ impl Read {
     pub fn over_time(&self) -> bool {
         self.compress.as_ref().is_some_and(|weight| weight.shape.len() == 3)
     }
-}
-
-/// The rewrites of an earlier call and the statistics that its forward saved, from which they can be applied again.
-#[derive(Debug)]
-pub struct Link {
-    /// k (…, d), or (…, n, d)
-    pub direction: Tensor,
-    /// v (…, m), or (…, n, m)
-    pub value: Tensor,
-    /// β (…), or (…, n)
-    pub gate: Tensor,
-    /// r, p (…, 1 + m); see [`super::stats_before`] for n of them
-    pub stats: Tensor,
 }
 
 /// The operator between two sublayers: either half or both.
@@ -84,7 +36,7 @@ pub struct RewriteRead {
     pub cached: bool,
     /// which tokens start a document (…), so that no read looks back beyond it; None for a document per sequence
     pub document_starts: Option<Tensor>,
-    pub rewrite: Option<Rewrite>,
+    pub rewrite: Option<Write>,
     pub read: Option<Read>,
     /// n of the rewrite
     pub rewrites: Rewrites,
@@ -107,14 +59,14 @@ fn next_rewrites(read: &Read, Sizes { d, m, .. }: Sizes) -> Result<Rewrites> {
 }
 
 impl RewriteRead {
-    pub fn new(state: Tensor, rewrite: Option<Rewrite>, read: Option<Read>) -> Result<RewriteRead> {
+    pub fn new(state: Tensor, rewrite: Option<Write>, read: Option<Read>) -> Result<RewriteRead> {
         if rewrite.is_none() && read.is_none() {
             return Err(Error::Argument("`rewrite` or `read` must be given, got neither".into()));
         }
         let over_time = read.as_ref().is_some_and(Read::over_time);
         let (sizes, batch) = state_sizes(&state, over_time)?;
         state.expect_reachable()?;
-        let axis = |rewrite: &Rewrite| Rewrites::of(&rewrite.direction, &batch, &[sizes.d]);
+        let axis = |write: &Write| Rewrites::of(&write.direction, &batch, &[sizes.d]);
         let rewrites = rewrite.as_ref().map(axis).transpose()?.unwrap_or_default();
         let next = read.as_ref().map(|read| next_rewrites(read, sizes)).transpose()?.unwrap_or_default();
         let problem = RewriteRead {
@@ -130,13 +82,27 @@ impl RewriteRead {
             rewrite,
             read,
         };
-        if let Some(rewrite) = &problem.rewrite {
-            problem.check_rewrite(rewrite)?;
+        if let Some(write) = &problem.rewrite {
+            problem.check_write(write)?;
         }
         if let Some(read) = &problem.read {
             problem.check_read(read)?;
         }
         Ok(problem)
+    }
+
+    /// Takes the rewrites that lead from the state, an anchor, to the one that is meant.
+    pub fn with_chain(mut self, chain: Vec<Link>) -> Result<RewriteRead> {
+        for Link { write, stats } in &chain {
+            let Some(rewrite) = &self.rewrite else {
+                return Err(Error::Argument("`chain` must come with a rewrite, got none".into()));
+            };
+            self.check_write(write)?;
+            write.direction.expect_dtype(&[rewrite.direction.dtype])?;
+            self.check_small(stats, &[self.rewrites.stats(self.sizes.m)])?;
+        }
+        self.chain = chain;
+        Ok(self)
     }
 
     /// Makes it a cached step, with what earlier tokens left for the read of these.
@@ -171,9 +137,14 @@ impl RewriteRead {
 
     /// Returns the shape of what these tokens leave for the next; None if the read stays within its token.
     pub fn pending_shape(&self) -> Option<Vec<usize>> {
-        let taps = self.read.as_ref().map_or(1, Read::taps);
+        let taps = self.taps();
         let sequences = self.batch.split_last()?.1;
         (taps > 1).then(|| [sequences, &[taps - 1, self.sizes.d]].concat())
+    }
+
+    /// K: 1 if no read looks back in time.
+    pub fn taps(&self) -> usize {
+        self.read.as_ref().map_or(1, Read::taps)
     }
 
     /// The operator's name in Python.
@@ -197,7 +168,7 @@ impl RewriteRead {
     /// Returns the dtype of the context: the one that is asked for, or else the state's.
     pub fn context_dtype(&self, asked: Option<Dtype>) -> Result<Dtype> {
         let dtype = asked.unwrap_or(self.state.dtype);
-        let allowed = stored_beside(self.state.dtype);
+        let allowed = self.stored_dtypes();
         if allowed.contains(&dtype) {
             return Ok(dtype);
         }
@@ -210,38 +181,33 @@ impl RewriteRead {
         [&self.batch, last].concat()
     }
 
-    /// Fails unless `tensor` has the leading shape followed by `last`, the state's device and a dtype that goes
-    /// with the state's.
-    pub fn check_stored(&self, tensor: &Tensor, last: &[usize]) -> Result<()> {
-        tensor.expect_shape(&self.batch_and(last))?;
-        self.check_dtype(tensor)
+    /// Returns the storage dtypes that go with the state's.
+    pub fn stored_dtypes(&self) -> &'static [Dtype] {
+        stored_beside(self.state.dtype)
     }
 
-    /// Checks the same for the small float32 (float64) tensors: v, β, statistics.
-    pub fn check_gate(&self, tensor: &Tensor, last: &[usize]) -> Result<()> {
-        tensor.expect_shape(&self.batch_and(last))?;
+    /// Fails unless `tensor` has this shape, the state's device and one of these dtypes.
+    pub fn check(&self, tensor: &Tensor, shape: &[usize], dtypes: &[Dtype]) -> Result<()> {
+        tensor.expect_shape(shape)?;
         tensor.expect_beside(&self.state)?;
-        tensor.expect_dtype(&[self.gate_dtype()])
+        tensor.expect_dtype(dtypes)
     }
 
-    fn check_dtype(&self, tensor: &Tensor) -> Result<()> {
-        tensor.expect_beside(&self.state)?;
-        tensor.expect_dtype(stored_beside(self.state.dtype))
+    /// Checks a small float32 (float64) tensor, whose shape is the leading one followed by `last`.
+    fn check_small(&self, tensor: &Tensor, last: &[usize]) -> Result<()> {
+        self.check(tensor, &self.batch_and(last), &[self.gate_dtype()])
+    }
+
+    fn check_write(&self, write: &Write) -> Result<()> {
+        let Sizes { d, m, .. } = self.sizes;
+        self.check(&write.direction, &self.batch_and(&self.rewrites.and(&[d])), self.stored_dtypes())?;
+        self.check_small(&write.value, &self.rewrites.and(&[m]))?;
+        self.check_small(&write.gate, &self.rewrites.and(&[]))?;
+        at_least("eps_k", write.eps_k, LEAST_EPS_K)
     }
 
     fn check_parameter(&self, tensor: &Option<Tensor>, shape: &[usize]) -> Result<()> {
-        let Some(tensor) = tensor else { return Ok(()) };
-        tensor.expect_shape(shape)?;
-        self.check_dtype(tensor)
-    }
-
-    fn check_rewrite(&self, rewrite: &Rewrite) -> Result<()> {
-        let Sizes { d, m, .. } = self.sizes;
-        self.check_stored(&rewrite.direction, &self.rewrites.and(&[d]))?;
-        self.check_gate(&rewrite.value, &self.rewrites.and(&[m]))?;
-        self.check_gate(&rewrite.gate, &self.rewrites.and(&[]))?;
-        positive("eps_k", rewrite.eps_k)?;
-        at_least("eps_k", rewrite.eps_k, LEAST_EPS_K)
+        tensor.as_ref().map_or(Ok(()), |tensor| self.check(tensor, shape, self.stored_dtypes()))
     }
 
     fn check_read(&self, read: &Read) -> Result<()> {
@@ -278,7 +244,6 @@ impl RewriteRead {
             }
         }
         if let Some(eps) = read.norm_eps {
-            positive("norm_eps", eps)?;
             at_least("norm_eps", eps, LEAST_NORM_EPS)?;
         }
         if let Some(scale) = read.value_scale {

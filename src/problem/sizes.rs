@@ -88,8 +88,9 @@ pub(super) fn positive(name: &str, number: f64) -> Result<()> {
     Err(Error::Argument(format!("`{name}` must be a positive finite number, got {}", number_text(number))))
 }
 
-/// Fails if `number` is smaller than `least`.
+/// Fails unless `number` is positive, finite and at least `least`.
 pub(super) fn at_least(name: &str, number: f64, least: f64) -> Result<()> {
+    positive(name, number)?;
     if number >= least {
         return Ok(());
     }

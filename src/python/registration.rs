@@ -18,7 +18,8 @@ pub fn register(libtorch_cpu: &str) -> PyResult<()> {
 #[pyfunction]
 pub fn operators() -> Vec<(String, Vec<String>, Vec<&'static str>)> {
     let row = |operator: &dispatch::Entry| {
-        (operator.name.to_string_lossy().into_owned(), (operator.arguments)(), operator.outputs.to_vec())
+        let outputs = operator.outputs.split(' ').collect();
+        (operator.name.to_string_lossy().into_owned(), operator.arguments(), outputs)
     };
     OPERATORS.iter().map(row).collect()
 }

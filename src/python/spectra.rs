@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::spectra;
 use crate::spectra::eigenvalues::REGIMES;
 use crate::spectra::survival::{Rewrites, mean_write_survival};
-use crate::spectra::view::View;
+use crate::spectra::view::{Elements, View};
 
 /// An input: (N, rows, columns), with any strides.
 #[derive(FromPyObject)]
@@ -21,8 +21,8 @@ pub enum Input<'py> {
 impl Input<'_> {
     fn view(&self, name: &'static str) -> View<'_> {
         match self {
-            Input::F32(array) => View::new(name, array.as_array()),
-            Input::F64(array) => View::new(name, array.as_array()),
+            Input::F32(array) => View::new(name, Elements::F32(array.as_array())),
+            Input::F64(array) => View::new(name, Elements::F64(array.as_array())),
         }
     }
 }

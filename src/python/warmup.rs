@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::tensor::{Dtype, Tensor};
 use crate::torch::dispatch::OPERATORS;
 use crate::torch::run::Run;
-use crate::torch::stack::{Overwritten, Source};
+use crate::torch::source::{Overwritten, Source, nothing};
 
 /// Sets the directories that hold torch and the libraries installed beside it: a site-packages, a prefix.
 #[pyfunction]
@@ -121,7 +121,7 @@ impl Source for Described<'_> {
         self.saved_tensor(name).unwrap_or_else(|| {
             self.failed
                 .get_or_insert_with(|| PyValueError::new_err(format!("`{name}` must be a tensor, got None")));
-            Tensor::fake(name, vec![0], Dtype::F32, 0)
+            nothing(name)
         })
     }
 
@@ -153,23 +153,23 @@ impl Source for Described<'_> {
         Some(descriptions.into_iter().filter_map(tensor).collect())
     }
 
-    fn float(&mut self) -> f64 {
-        self.optional_float().unwrap_or_default()
+    fn float(&mut self, name: &'static str) -> f64 {
+        self.optional_float(name).unwrap_or_default()
     }
 
-    fn optional_float(&mut self) -> Option<f64> {
+    fn optional_float(&mut self, _: &'static str) -> Option<f64> {
         self.extracted(|number| number.extract())
     }
 
-    fn integer(&mut self) -> i64 {
+    fn integer(&mut self, _: &'static str) -> i64 {
         self.extracted(|number| number.extract()).unwrap_or_default()
     }
 
-    fn boolean(&mut self) -> bool {
+    fn boolean(&mut self, _: &'static str) -> bool {
         self.extracted(|flag| flag.extract()).unwrap_or_default()
     }
 
-    fn optional_dtype(&mut self) -> Option<Dtype> {
+    fn optional_dtype(&mut self, _: &'static str) -> Option<Dtype> {
         self.extracted(|dtype| dtype_named(&dtype.extract::<String>()?).map(Some)).flatten()
     }
 

@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use crate::cpu::simd::convert;
 use crate::error::{Error, Result, shape_text};
+use crate::records::Map;
 use crate::tensor::{Device, Element, Tensor};
 
 /// The type of a state's elements: f32, f64, bf16 or f16.
@@ -60,4 +61,19 @@ pub(super) fn view_optional<T: Element>(
     array: Option<Array<'_, T>>,
 ) -> Result<Option<Tensor>> {
     array.map(|array| array.view(name)).transpose()
+}
+
+/// Views the arrays of a record.
+pub(super) struct Views;
+
+impl<T: Element> Map<Array<'_, T>, Tensor> for Views {
+    fn map(&mut self, name: &'static str, array: &Array<'_, T>) -> Result<Tensor> {
+        array.view(name)
+    }
+}
+
+impl<T: Element> Map<Option<Array<'_, T>>, Option<Tensor>> for Views {
+    fn map(&mut self, name: &'static str, array: &Option<Array<'_, T>>) -> Result<Option<Tensor>> {
+        view_optional(name, *array)
+    }
 }

@@ -5,6 +5,7 @@ use super::memory::Memory;
 use crate::cpu;
 use crate::error::Result;
 use crate::problem::{self, Allocate};
+use crate::records::Map;
 
 /// The inputs of an expansion: x becomes a state of m value channels, by repetition or by a causal convolution.
 #[derive(Clone, Copy, Debug)]
@@ -44,12 +45,11 @@ impl<'a, T: Number> Expand<'a, T> {
     pub fn cached_step(&self, before: Option<Array<'_, T>>) -> Result<Expanded<T>> {
         let problem = self.problem()?.with_before(view_optional("before", before)?)?;
         let (state, mut memory) = (self.state(&problem)?, Memory::default());
-        let shape = problem.before_shape().unwrap_or_default();
-        let wanted = !shape.is_empty();
-        let mut new_before = memory.optional_output(wanted, "new_before", &shape, T::DTYPE, &problem.x)?;
+        let shape = problem.before_shape();
+        let mut new_before = memory.optional_output("new_before", shape.as_deref(), T::DTYPE, &problem.x)?;
         cpu::expand::leave::<T::Accum>(&problem, &mut new_before)
             .map_err(|short| short.in_operator("expand"))?;
-        Ok(Expanded { state, new_before: memory.take(new_before) })
+        Ok(Expanded { state, new_before: memory.map("new_before", &new_before)? })
     }
 
     /// Computes the gradients of x and of the weight from that of the state.
@@ -64,7 +64,7 @@ impl<'a, T: Number> Expand<'a, T> {
         let mut weight = problem.weight.as_ref().map(like).transpose()?;
         cpu::expand::backward::<T::Accum>(&problem, &grad_state, &mut x, &mut weight, self.threads)
             .map_err(|short| short.in_operator("expand"))?;
-        Ok(ExpandGradients { x: memory.take(Some(x)), weight: memory.take(weight) })
+        Ok(ExpandGradients { x: memory.take(), weight: memory.map("grad_weight", &weight)? })
     }
 
     fn state(&self, problem: &problem::Expand) -> Result<Vec<T>> {
@@ -72,7 +72,7 @@ impl<'a, T: Number> Expand<'a, T> {
         let mut state = memory.output("state", &problem.state_shape(), T::DTYPE, &problem.x)?;
         cpu::expand::forward::<T::Accum>(problem, &mut state, self.threads)
             .map_err(|short| short.in_operator("expand"))?;
-        Ok(memory.take(Some(state)))
+        Ok(memory.take())
     }
 
     fn problem(&self) -> Result<problem::Expand> {

@@ -1,24 +1,24 @@
 //! Memory for a call's outputs: vectors that the caller gets.
 
 use std::any::Any;
+use std::collections::VecDeque;
 
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};
 use crate::problem::Allocate;
+use crate::records::Map;
 use crate::tensor::{Device, Dtype, Element, Tensor};
 
-/// The vectors of a call's outputs, each with the address of its elements.
+/// The vectors of a call's outputs, in the order in which they were allocated.
 #[derive(Default)]
-pub(super) struct Memory(Vec<(u64, Box<dyn Any>)>);
+pub(super) struct Memory(VecDeque<Box<dyn Any>>);
 
 impl Memory {
-    /// Takes the elements of an output; none if it is absent.
-    pub fn take<T: Element>(&mut self, output: Option<Tensor>) -> Vec<T> {
-        let Some(output) = output.filter(|output| !output.is_empty()) else { return Vec::new() };
-        let found = self.0.iter().position(|(address, _)| *address == output.address());
-        let (_, vector) = self.0.swap_remove(found.expect("an output is taken once"));
-        *vector.downcast().expect("an output has the type of its dtype")
+    /// Takes the next output.
+    pub fn take<T: Element>(&mut self) -> Vec<T> {
+        let vector = self.0.pop_front().expect("outputs are taken once");
+        *vector.downcast().expect("outputs are taken in the order in which they were allocated")
     }
 
     fn add<T: Element>(&mut self, name: &'static str, shape: &[usize]) -> Result<Tensor> {
@@ -32,7 +32,7 @@ impl Memory {
         // the call.
         let tensor =
             unsafe { Tensor::new(name, shape.to_vec(), T::DTYPE, Device::Cpu, elements.as_mut_ptr().cast()) };
-        self.0.push((tensor.address(), Box::new(elements)));
+        self.0.push_back(Box::new(elements));
         Ok(tensor)
     }
 }
@@ -50,5 +50,12 @@ impl Allocate for Memory {
 
     fn absent_output(&mut self, _: &Tensor) -> Result<Option<Tensor>> {
         Ok(None)
+    }
+}
+
+/// Takes the outputs that are there; the others are empty.
+impl<T: Element> Map<Option<Tensor>, Vec<T>> for Memory {
+    fn map(&mut self, _: &'static str, output: &Option<Tensor>) -> Result<Vec<T>> {
+        Ok(if output.is_some() { self.take() } else { Vec::new() })
     }
 }

@@ -3,17 +3,17 @@
 //! An operator is a struct whose fields are its inputs. [`forward`](RewriteRead::forward) computes the outputs,
 //! [`vjp`](RewriteRead::vjp) the gradients of the inputs from those of the outputs (the vector–Jacobian product), and
 //! [`cached_step`](RewriteRead::cached_step) the outputs for the next tokens of a sequence. Arrays are contiguous, the last axis innermost; a
-//! shape is the one that the operator has in Python (`ddl.functional`).
+//! shape is the one that the operator has in Python (`ddl.functional`). [`records`](crate::records) describes the fields.
 //!
 //! A state X of two features and three value channels, into which β = 1 writes the value (1, 2, 3) along the first
 //! feature:
 //!
 //! ```
-//! use ddl::slices::{Array, Incoming, Rewrite, RewriteRead};
+//! use ddl::slices::{Array, Incoming, RewriteRead, Write};
 //!
 //! let state = [0.5, 0.5, 0.5, 4.0, 5.0, 6.0];
 //! let inputs = RewriteRead {
-//!     rewrite: Some(Rewrite {
+//!     rewrite: Some(Write {
 //!         direction: Array::new(&[2.0, 0.0], &[1, 2]),
 //!         value: Array::new(&[1.0, 2.0, 3.0], &[1, 3]),
 //!         gate: Array::new(&[1.0], &[1]),
@@ -38,4 +38,4 @@ mod rewrite_read;
 
 pub use array::{Array, Number};
 pub use expand::{Expand, ExpandGradients, Expanded};
-pub use rewrite_read::{Forward, Gradients, Incoming, Link, Read, Rewrite, RewriteRead};
+pub use rewrite_read::{Forward, Gradients, Incoming, Link, Read, RewriteRead, Write};

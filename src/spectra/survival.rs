@@ -48,25 +48,15 @@ struct Sizes {
 /// ⟨what survives of it, X_L⟩/|X_L|² (0 if X_L is zero).
 pub fn write_survival(rewrites: &Rewrites, threads: usize, output: &mut [f64]) -> Result<()> {
     let sizes = rewrites.sizes()?;
-    for_each_token(
-        sizes.tokens,
-        threads,
-        output,
-        || Token::new(sizes),
-        |token, at, rows| token.measure(rewrites, at, rows),
-    )
+    let work = |token: &mut Token, at: usize, rows: &mut [f64]| token.measure(rewrites, at, rows);
+    for_each_token(sizes.tokens, threads, output, || Token::new(sizes), work)
 }
 
 /// Writes the means of these rows over all tokens, of which there has to be one.
 pub fn mean_write_survival(rewrites: &Rewrites, threads: usize, output: &mut [f64]) -> Result<()> {
     let sizes = rewrites.sizes()?;
-    sum_of_tokens(
-        sizes.tokens,
-        threads,
-        output,
-        || Token::new(sizes),
-        |token, at, rows| token.measure(rewrites, at, rows),
-    )?;
+    let work = |token: &mut Token, at: usize, rows: &mut [f64]| token.measure(rewrites, at, rows);
+    sum_of_tokens(sizes.tokens, threads, output, || Token::new(sizes), work)?;
     output.iter_mut().for_each(|sum| *sum /= sizes.tokens as f64);
     Ok(())
 }
@@ -100,25 +90,17 @@ impl Token {
     }
 
     /// Writes the rows of one token.
-    fn measure(&mut self, rewrites: &Rewrites, token: usize, rows: &mut [f64]) -> Result<()> {
-        self.load(rewrites, token)?;
-        self.survive(rows);
-        Ok(())
-    }
-
-    fn load(&mut self, from: &Rewrites, token: usize) -> Result<()> {
+    fn measure(&mut self, from: &Rewrites, token: usize, rows: &mut [f64]) -> Result<()> {
         load_rewrites(&from.directions, &from.gates, token, &mut self.directions, &mut self.gates)?;
         from.values.load_rows(token, &mut self.values)?;
-        from.embedding.load_columns(token, &mut self.embedding)
-    }
-
-    fn survive(&mut self, rows: &mut [f64]) {
+        from.embedding.load_columns(token, &mut self.embedding)?;
         let (norms, shares) = rows.split_at_mut((self.sizes.rewrites + 1) * (self.sizes.rewrites + 1));
         norms.fill(0.0);
         self.survive_embedding(norms);
         self.survive_writes(norms);
         self.add_up();
         self.divide(shares);
+        Ok(())
     }
 
     /// Column 0 of the norms.

@@ -1,6 +1,6 @@
 //! An array that is read in place: float32 or float64, any strides.
 
-use ndarray::{ArrayView1, ArrayView3, ShapeBuilder};
+use ndarray::{ArrayView1, ArrayView3, Axis, ShapeBuilder};
 
 use crate::error::{Error, Result, shape_text};
 
@@ -16,28 +16,16 @@ pub enum Elements<'a> {
     F64(ArrayView3<'a, f64>),
 }
 
-impl<'a> From<ArrayView3<'a, f32>> for Elements<'a> {
-    fn from(array: ArrayView3<'a, f32>) -> Self {
-        Elements::F32(array)
-    }
-}
-
-impl<'a> From<ArrayView3<'a, f64>> for Elements<'a> {
-    fn from(array: ArrayView3<'a, f64>) -> Self {
-        Elements::F64(array)
-    }
-}
-
 impl<'a> View<'a> {
     /// `name` is the argument's name in sentences about it.
-    pub fn new(name: &'static str, elements: impl Into<Elements<'a>>) -> View<'a> {
-        View { name, elements: elements.into() }
+    pub fn new(name: &'static str, elements: Elements<'a>) -> View<'a> {
+        View { name, elements }
     }
 
     /// Views a slice of float64 in C order.
     pub fn of_slice(name: &'static str, shape: [usize; 3], slice: &'a [f64]) -> Result<View<'a>> {
         match ArrayView3::from_shape(shape.into_shape_with_order(), slice) {
-            Ok(array) => Ok(View::new(name, array)),
+            Ok(array) => Ok(View::new(name, Elements::F64(array))),
             Err(_) => Err(Error::Argument(format!(
                 "`{name}` must have the elements of shape {}, got {}",
                 shape_text(&shape),
@@ -64,20 +52,23 @@ impl<'a> View<'a> {
 
     /// Loads the numbers `[token, row, ..]` and refuses NaN and infinity.
     pub fn load_row(&self, token: usize, row: usize, to: &mut [f64]) -> Result<()> {
-        match &self.elements {
-            Elements::F32(array) => widen(array.slice(ndarray::s![token, row, ..]), to),
-            Elements::F64(array) => widen(array.slice(ndarray::s![token, row, ..]), to),
-        }
-        self.require_finite(token, to)
+        self.load(token, Axis(0), row, to)
     }
 
     /// Loads the numbers `[token, .., column]` and refuses NaN and infinity.
     pub fn load_column(&self, token: usize, column: usize, to: &mut [f64]) -> Result<()> {
+        self.load(token, Axis(1), column, to)
+    }
+
+    fn load(&self, token: usize, axis: Axis, at: usize, to: &mut [f64]) -> Result<()> {
         match &self.elements {
-            Elements::F32(array) => widen(array.slice(ndarray::s![token, .., column]), to),
-            Elements::F64(array) => widen(array.slice(ndarray::s![token, .., column]), to),
+            Elements::F32(array) => widen(array.index_axis(Axis(0), token).index_axis(axis, at), to),
+            Elements::F64(array) => widen(array.index_axis(Axis(0), token).index_axis(axis, at), to),
         }
-        self.require_finite(token, to)
+        match to.iter().find(|number| !number.is_finite()) {
+            Some(number) => Err(self.refuse(token, "be finite", number)),
+            None => Ok(()),
+        }
     }
 
     /// Loads all rows of a token, one after another.
@@ -96,13 +87,6 @@ impl<'a> View<'a> {
     /// An error about a number of `token`.
     pub fn refuse(&self, token: usize, expected: &str, got: impl std::fmt::Display) -> Error {
         Error::Argument(format!("`{}` must {expected}, got {got} for token {token}", self.name))
-    }
-
-    fn require_finite(&self, token: usize, numbers: &[f64]) -> Result<()> {
-        match numbers.iter().find(|number| !number.is_finite()) {
-            Some(number) => Err(self.refuse(token, "be finite", number)),
-            None => Ok(()),
-        }
     }
 }
 
@@ -125,8 +109,8 @@ mod tests {
     fn any_strides_are_read_in_place() {
         let array = Array3::from_shape_fn((2, 3, 4), |(n, l, i)| (100 * n + 10 * l + i) as f32);
         let mut permuted = array.view().permuted_axes([2, 0, 1]); // [column, token, row]
-        permuted.invert_axis(ndarray::Axis(0));
-        let view = View::new("array", permuted);
+        permuted.invert_axis(Axis(0));
+        let view = View::new("array", Elements::F32(permuted));
         assert_eq!(view.shape(), [4, 2, 3]);
         let (mut row, mut column) = ([0.0; 3], [0.0; 2]);
         view.load_row(1, 1, &mut row).unwrap();

@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
+use crate::records::Map;
 use crate::tensor;
 use crate::torch::memory::Owned;
 use crate::torch::run::Run;
@@ -45,29 +46,42 @@ impl Views {
     }
 }
 
-/// Makes a call outside autograd, and returns its outputs in the order of the operator's schema.
-pub(super) fn call(work: impl FnOnce(&mut Views, &mut Run) -> Result<()>) -> Result<Results> {
+impl Map<&Tensor, tensor::Tensor> for Views {
+    fn map(&mut self, name: &'static str, tensor: &&Tensor) -> Result<tensor::Tensor> {
+        self.view(name, tensor)
+    }
+}
+
+impl Map<Option<&Tensor>, Option<tensor::Tensor>> for Views {
+    fn map(&mut self, name: &'static str, tensor: &Option<&Tensor>) -> Result<Option<tensor::Tensor>> {
+        self.view_optional(name, *tensor)
+    }
+}
+
+/// Makes a call outside autograd. Returns what `work` does, and the call's outputs.
+pub(super) fn call<R>(work: impl FnOnce(&mut Views, &mut Run) -> Result<R>) -> Result<(R, Results)> {
     shims::find_linked()?;
     let (mut views, mut run) = (Views::default(), Run::default());
     let _no_grad = tch::no_grad_guard();
-    work(&mut views, &mut run)?;
-    Ok(Results(run.into_outputs().into_iter()))
+    let done = work(&mut views, &mut run)?;
+    Ok((done, Results(run.into_outputs().into_iter())))
 }
 
-/// The outputs of a call.
+/// The outputs of a call, in the order of the operator's schema.
 pub(super) struct Results(std::vec::IntoIter<Owned>);
 
 impl Results {
-    /// Takes the next output; None for a stand-in.
+    /// Takes the next output that is there.
     pub fn next(&mut self) -> Option<Tensor> {
-        let owned = self.0.next().expect("an operator has as many outputs as its schema");
+        let owned = self.0.find(|owned| !owned.is_absent())?;
         // SAFETY: the handle is owned, and is tch's from here on.
-        (!owned.is_absent()).then(|| unsafe { Tensor::from_ptr(owned.into_handle().cast()) })
+        Some(unsafe { Tensor::from_ptr(owned.into_handle().cast()) })
     }
+}
 
-    /// Takes the next outputs, if the operator has them.
-    pub fn next_if<const N: usize>(&mut self, present: bool) -> [Option<Tensor>; N] {
-        std::array::from_fn(|_| if present { self.next() } else { None })
+impl Map<Option<tensor::Tensor>, Option<Tensor>> for Results {
+    fn map(&mut self, _: &'static str, output: &Option<tensor::Tensor>) -> Result<Option<Tensor>> {
+        Ok(output.as_ref().map(|_| self.next().expect("every output was allocated")))
     }
 }
 

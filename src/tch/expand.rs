@@ -5,7 +5,7 @@ use tch::Tensor;
 use super::call::{Views, call};
 use crate::error::Result;
 use crate::problem;
-use crate::torch::operators::{cached_expand, expand, expand_backward};
+use crate::torch::execute::{expand, expand_backward};
 
 /// The inputs of an expansion: x becomes a state of m value channels, by repetition or by a causal convolution.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ impl<'a> Expand<'a> {
     /// # Errors
     /// An argument has the wrong shape, kind or device, or memory is short.
     pub fn forward(&self) -> Result<Tensor> {
-        let mut results = call(|views, run| expand(&self.problem(views)?, run))?;
+        let ((), mut results) = call(|views, run| expand(&self.problem(views)?, false, run))?;
         Ok(results.next().expect("an expansion has a state"))
     }
 
@@ -42,9 +42,9 @@ impl<'a> Expand<'a> {
     /// # Errors
     /// As [`forward`](Expand::forward).
     pub fn cached_step(&self, before: Option<&Tensor>) -> Result<Expanded> {
-        let mut results = call(|views, run| {
+        let ((), mut results) = call(|views, run| {
             let problem = self.problem(views)?.with_before(views.view_optional("before", before)?)?;
-            cached_expand(&problem, run)
+            expand(&problem, true, run)
         })?;
         let state = results.next().expect("an expansion has a state");
         Ok(Expanded { state, new_before: results.next() })
@@ -55,7 +55,7 @@ impl<'a> Expand<'a> {
     /// # Errors
     /// As [`forward`](Expand::forward).
     pub fn vjp(&self, grad_state: &Tensor) -> Result<ExpandGradients> {
-        let mut results = call(|views, run| {
+        let ((), mut results) = call(|views, run| {
             let (problem, grad_state) = (self.problem(views)?, views.view("grad_state", grad_state)?);
             expand_backward(&problem, &grad_state, problem::Gradients::ALL, run)
         })?;

@@ -4,19 +4,19 @@
 //! [`vjp`](RewriteRead::vjp) the gradients of the inputs from those of the outputs (the vector–Jacobian product), and
 //! [`cached_step`](RewriteRead::cached_step) the outputs for the next tokens of a sequence. Tch's own memory is used; only a tensor
 //! whose elements are not contiguous is copied first. Shapes and dtypes are those of `ddl.functional` in Python: v, β and
-//! what is saved are float32, or float64 for a float64 state.
+//! what is saved are float32, or float64 for a float64 state. [`records`](crate::records) describes the fields.
 //!
 //! libtorch's autograd does not see these calls: their outputs are leaves. A training step runs the sublayers' own autograd
 //! and these products in turn; `examples/train.rs` shows how.
 //!
 //! ```no_run
-//! use ddl::tch::{Incoming, Rewrite, RewriteRead};
+//! use ddl::tch::{Incoming, RewriteRead, Write};
 //! use tch::{Device, Kind, Tensor};
 //!
 //! let options = (Kind::Float, Device::Cpu);
 //! let (state, direction) = (Tensor::randn([2, 8, 4], options), Tensor::randn([2, 8], options));
 //! let (value, gate) = (Tensor::randn([2, 4], options), Tensor::rand([2], options) * 2.0);
-//! let rewrite = Rewrite { direction: &direction, value: &value, gate: &gate, eps_k: 1e-6 };
+//! let rewrite = Write { direction: &direction, value: &value, gate: &gate, eps_k: 1e-6 };
 //! let inputs = RewriteRead { rewrite: Some(rewrite), ..RewriteRead::new(&state) };
 //! let forward = inputs.forward()?;
 //!
@@ -31,4 +31,4 @@ mod expand;
 mod rewrite_read;
 
 pub use expand::{Expand, ExpandGradients, Expanded};
-pub use rewrite_read::{Forward, Gradients, Incoming, Link, Read, Rewrite, RewriteRead};
+pub use rewrite_read::{Forward, Gradients, Incoming, Link, Read, RewriteRead, Write};

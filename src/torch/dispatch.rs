@@ -4,67 +4,101 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::operators::{
-    CachedExpand, CachedRead, CachedRewriteRead, ExpandBackward, ExpandOperator, Operator,
-    OverwritingBackward, ReadBackward, ReadOperator, RewriteBackward, RewriteOperator, RewriteReadBackward,
-    RewriteReadOperator, run,
-};
+use super::operators;
 use super::run::Run;
 use super::shims::{Kernel, Word, find, shims};
-use super::stack::{Argument, Source, Stack};
+use super::source::{Listing, Source};
+use super::stack::Stack;
 use crate::error::{Error, Result};
+
+/// Takes an operator's arguments and runs it.
+type Operator = fn(&mut dyn Source, &mut Run) -> Result<()>;
 
 /// An operator as torch and Python see it.
 pub struct Entry {
     pub name: &'static CStr,
-    pub outputs: &'static [&'static str],
-    /// its arguments' schemas, in order
-    pub arguments: fn() -> Vec<String>,
-    /// runs it on arguments from any source
-    pub run: fn(&mut dyn Source, &mut Run) -> Result<()>,
-    kernel: Kernel,
+    /// names, apart by spaces
+    pub outputs: &'static str,
+    pub run: Operator,
+    /// the dispatch keys of its kernel
     keys: &'static [&'static CStr],
 }
 
-const EVERYWHERE: &[&CStr] = &[c"CPU", c"CUDA"];
-
 pub static OPERATORS: [Entry; 12] = [
-    entry::<RewriteOperator>(EVERYWHERE),
-    entry::<ReadOperator>(EVERYWHERE),
-    entry::<RewriteReadOperator>(EVERYWHERE),
-    entry::<ExpandOperator>(EVERYWHERE),
-    entry::<CachedRead>(EVERYWHERE),
-    entry::<CachedRewriteRead>(EVERYWHERE),
-    entry::<CachedExpand>(EVERYWHERE),
-    entry::<RewriteBackward>(EVERYWHERE),
-    entry::<ReadBackward>(EVERYWHERE),
-    entry::<RewriteReadBackward>(EVERYWHERE),
-    entry::<OverwritingBackward>(&[c"CPU"]),
-    entry::<ExpandBackward>(EVERYWHERE),
+    entry(c"rewrite", operators::rewrite, "new_state stats"),
+    entry(c"read", operators::read, "context new_value new_gate compressed rstd"),
+    entry(
+        c"rewrite_read",
+        operators::rewrite_read,
+        "new_state stats context new_value new_gate compressed rstd",
+    ),
+    entry(c"expand", operators::expand, "state"),
+    entry(c"cached_read", operators::cached_read, "context new_value new_gate new_pending"),
+    entry(
+        c"cached_rewrite_read",
+        operators::cached_rewrite_read,
+        "new_state context new_value new_gate new_pending",
+    ),
+    entry(c"cached_expand", operators::cached_expand, "state new_before"),
+    entry(c"rewrite_backward", operators::rewrite_backward, "grad_state grad_direction grad_value grad_gate"),
+    entry(
+        c"read_backward",
+        operators::read_backward,
+        "grad_state grad_compress grad_norm_weight grad_gate_weight grad_gate_bias grad_value_weight \
+         grad_value_bias",
+    ),
+    entry(
+        c"rewrite_read_backward",
+        operators::rewrite_read_backward,
+        "grad_state grad_direction grad_value grad_gate grad_compress grad_norm_weight grad_gate_weight \
+         grad_gate_bias grad_value_weight grad_value_bias",
+    ),
+    Entry {
+        keys: &[c"CPU"],
+        ..entry(
+            c"rewrite_read_backward_",
+            operators::overwriting_backward,
+            "grad_direction grad_value grad_gate grad_compress grad_norm_weight grad_gate_weight \
+             grad_gate_bias grad_value_weight grad_value_bias",
+        )
+    },
+    entry(c"expand_backward", operators::expand_backward, "grad_x grad_weight"),
 ];
 
-const fn entry<O: Operator>(keys: &'static [&'static CStr]) -> Entry {
-    let arguments = || {
-        let mut list = Vec::new();
-        O::Arguments::declare("", &mut list);
-        list
-    };
-    Entry { name: O::NAME, outputs: O::OUTPUTS, arguments, run: run::<O>, kernel: kernel::<O>, keys }
+/// The kernel of each operator, in the same order: a function that torch calls knows its operator by its type alone.
+#[rustfmt::skip]
+const KERNELS: [Kernel; OPERATORS.len()] = [
+    kernel::<0>, kernel::<1>, kernel::<2>, kernel::<3>, kernel::<4>, kernel::<5>,
+    kernel::<6>, kernel::<7>, kernel::<8>, kernel::<9>, kernel::<10>, kernel::<11>,
+];
+
+const fn entry(name: &'static CStr, run: Operator, outputs: &'static str) -> Entry {
+    Entry { name, outputs, run, keys: &[c"CPU", c"CUDA"] }
+}
+
+impl Entry {
+    /// Returns its arguments' schemas, in order.
+    pub fn arguments(&self) -> Vec<String> {
+        let mut listing = Listing::default();
+        let stopped = (self.run)(&mut listing, &mut Run::default());
+        assert!(stopped.is_err(), "an operator takes all its arguments first");
+        listing.0
+    }
 }
 
 /// Registers the kernels of all operators; their schemas are declared already.
 pub fn register(libtorch_cpu: &str) -> std::result::Result<(), String> {
     let shims = find(libtorch_cpu)?;
-    OPERATORS.iter().try_for_each(|operator| {
-        operator.keys.iter().try_for_each(|key| shims.register(key, operator.name, operator.kernel))
+    OPERATORS.iter().zip(KERNELS).try_for_each(|(operator, kernel)| {
+        operator.keys.iter().try_for_each(|key| shims.register(key, operator.name, kernel))
     })
 }
 
-/// The kernel of an operator. torch throws through this frame, so nothing in it has a destructor.
-unsafe extern "C-unwind" fn kernel<O: Operator>(stack: *mut Word, arguments: u64, outputs: u64) {
+/// The kernel of operator `AT`. torch throws through this frame, so nothing in it has a destructor.
+unsafe extern "C-unwind" fn kernel<const AT: usize>(stack: *mut Word, arguments: u64, outputs: u64) {
     let length = arguments.max(outputs) as usize;
     // SAFETY: the dispatcher's stack has room for all arguments and outputs, which this call owns.
-    let refusal = unsafe { call::<O>(stack, arguments as usize, length) };
+    let refusal = unsafe { call(OPERATORS[AT].run, stack, arguments as usize, length) };
     if !refusal.is_null() {
         // SAFETY: C++ called this frame, the outermost one.
         unsafe { shims().throw(refusal) };
@@ -75,14 +109,14 @@ unsafe extern "C-unwind" fn kernel<O: Operator>(stack: *mut Word, arguments: u64
 ///
 /// # Safety
 /// The stack is the dispatcher's, for this operator, and holds `length` words.
-unsafe fn call<O: Operator>(stack: *mut Word, arguments: usize, length: usize) -> *const c_char {
+unsafe fn call(operator: Operator, stack: *mut Word, arguments: usize, length: usize) -> *const c_char {
     let done = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the contract above.
         let words = unsafe { std::slice::from_raw_parts_mut(stack, length) };
         let mut this = Run::default();
         // SAFETY: the contract above.
         let mut source = unsafe { Stack::new(&words[..arguments]) };
-        run::<O>(&mut source, &mut this)?;
+        operator(&mut source, &mut this)?;
         drop(source);
         words
             .iter_mut()

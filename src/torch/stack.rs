@@ -1,125 +1,10 @@
-//! The arguments of a call, in the order of the operator's schema, each decoded once.
-//!
-//! `arguments!` lists a structure's fields in that order. From the list follow what is decoded and what Python
-//! compares its own declaration with ([`Argument::declare`]).
+//! The dispatcher's stack, from which a call's arguments are taken in the order of the operator's schema.
 
 use super::memory::{Owned, dtype_of};
 use super::shims::{Handle, Word, shims};
+use super::source::{Overwritten, Source, nothing};
 use crate::error::{Error, Result};
-use crate::problem::{Incoming, Read, Rewrite};
 use crate::tensor::{Dtype, Tensor};
-
-/// Arguments in the order of the schema: on the dispatcher's stack, or described by Python.
-///
-/// A tensor that is refused is replaced by an empty one, and the reason kept for [`Source::finish`]: everything on
-/// the stack is owned, so all of it has to be taken.
-pub trait Source {
-    fn tensor(&mut self, name: &'static str) -> Tensor;
-    fn optional_tensor(&mut self, name: &'static str) -> Option<Tensor>;
-    /// Takes a tensor that may stand in for an absent one.
-    fn saved_tensor(&mut self, name: &'static str) -> Option<Tensor>;
-    fn overwritten_tensor(&mut self, name: &'static str) -> Overwritten;
-    fn tensors(&mut self, name: &'static str) -> Vec<Tensor>;
-    fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>>;
-    fn float(&mut self) -> f64;
-    fn optional_float(&mut self) -> Option<f64>;
-    fn integer(&mut self) -> i64;
-    fn boolean(&mut self) -> bool;
-    fn optional_dtype(&mut self) -> Option<Dtype>;
-    /// Fails with the first reason to refuse an argument.
-    fn finish(&mut self) -> Result<()>;
-}
-
-/// An argument, or a structure of several.
-pub trait Argument: Sized {
-    /// Adds its schema to `list`, as in `Tensor? compress`.
-    fn declare(name: &str, list: &mut Vec<String>);
-    fn take(name: &'static str, source: &mut dyn Source) -> Self;
-}
-
-/// A tensor that the operator overwrites.
-pub struct Overwritten {
-    pub tensor: Tensor,
-    /// (contiguous copy, original), if the original is not contiguous
-    pub copy: Option<(Owned, Owned)>,
-}
-
-impl Overwritten {
-    /// Copies the result back if a copy was overwritten.
-    pub fn copy_back(copy: Option<(Owned, Owned)>) -> Result<()> {
-        copy.map_or(Ok(()), |(copy, original)| original.copy_from(&copy))
-    }
-}
-
-/// A tensor that the forward saved; None if it was absent.
-pub struct Saved(pub Option<Tensor>);
-
-macro_rules! single {
-    ($($kind:ty, $schema:literal, |$source:ident, $name:ident| $take:expr;)*) => { $(
-        impl Argument for $kind {
-            fn declare(name: &str, list: &mut Vec<String>) {
-                list.push(format!(concat!($schema, " {}"), name));
-            }
-            fn take($name: &'static str, $source: &mut dyn Source) -> $kind {
-                $take
-            }
-        }
-    )* };
-}
-
-single! {
-    Tensor, "Tensor", |source, name| source.tensor(name);
-    Option<Tensor>, "Tensor?", |source, name| source.optional_tensor(name);
-    Saved, "Tensor", |source, name| Saved(source.saved_tensor(name));
-    Overwritten, "Tensor(a!)", |source, name| source.overwritten_tensor(name);
-    Vec<Tensor>, "Tensor[]", |source, name| source.tensors(name);
-    Option<Vec<Tensor>>, "Tensor[]?", |source, name| source.optional_tensors(name);
-    f64, "float", |source, _name| source.float();
-    Option<f64>, "float?", |source, _name| source.optional_float();
-    i64, "int", |source, _name| source.integer();
-    bool, "bool", |source, _name| source.boolean();
-    Option<Dtype>, "ScalarType?", |source, _name| source.optional_dtype();
-}
-
-/// Implements [`Argument`] for a structure, or defines the structure as well.
-macro_rules! arguments {
-    ($group:ident { $($field:ident: $kind:ty),* $(,)? }) => {
-        impl $crate::torch::stack::Argument for $group {
-            fn declare(_: &str, list: &mut Vec<String>) {
-                $(<$kind as $crate::torch::stack::Argument>::declare(stringify!($field), list);)*
-            }
-            fn take(_: &'static str, source: &mut dyn $crate::torch::stack::Source) -> $group {
-                $group { $($field: <$kind as $crate::torch::stack::Argument>::take(stringify!($field), source)),* }
-            }
-        }
-    };
-    (struct $group:ident { $($field:ident: $kind:ty),* $(,)? }) => {
-        pub struct $group { $($field: $kind),* }
-        $crate::torch::stack::arguments! { $group { $($field: $kind),* } }
-    };
-}
-pub(super) use arguments;
-
-arguments! { Rewrite { direction: Tensor, value: Tensor, gate: Tensor, eps_k: f64 } }
-
-arguments! { Read {
-    compress: Option<Tensor>,
-    norm_weight: Option<Tensor>,
-    norm_eps: Option<f64>,
-    gate_weight: Option<Tensor>,
-    gate_bias: Option<Tensor>,
-    value_weight: Option<Tensor>,
-    value_bias: Option<Tensor>,
-    value_scale: Option<f64>,
-    value_from_compressed: bool,
-} }
-
-arguments! { Incoming {
-    grad_new_state: Option<Tensor>,
-    grad_context: Option<Tensor>,
-    grad_new_value: Option<Tensor>,
-    grad_new_gate: Option<Tensor>,
-} }
 
 /// The dispatcher's stack.
 pub struct Stack<'a> {
@@ -187,11 +72,6 @@ impl<'a> Stack<'a> {
     }
 }
 
-/// An empty tensor in place of one that is refused.
-fn nothing(name: &'static str) -> Tensor {
-    Tensor::fake(name, vec![0], Dtype::F32, 0)
-}
-
 impl Source for Stack<'_> {
     fn tensor(&mut self, name: &'static str) -> Tensor {
         let owned = self.owned();
@@ -236,29 +116,29 @@ impl Source for Stack<'_> {
         Some(unsafe { self.list(name, list) })
     }
 
-    fn float(&mut self) -> f64 {
+    fn float(&mut self, _: &'static str) -> f64 {
         f64::from_bits(self.word())
     }
 
-    fn optional_float(&mut self) -> Option<f64> {
+    fn optional_float(&mut self, _: &'static str) -> Option<f64> {
         self.optional().map(f64::from_bits)
     }
 
-    fn integer(&mut self) -> i64 {
+    fn integer(&mut self, _: &'static str) -> i64 {
         self.word() as i64
     }
 
-    fn boolean(&mut self) -> bool {
+    fn boolean(&mut self, _: &'static str) -> bool {
         self.word() as u8 != 0
     }
 
-    fn optional_dtype(&mut self) -> Option<Dtype> {
+    fn optional_dtype(&mut self, name: &'static str) -> Option<Dtype> {
         let number = self.optional()? as i32;
         let dtype = dtype_of(number);
         if dtype.is_none() {
             let got = format!("torch's dtype number {number}");
             let expected = "float32, float64, bfloat16 or float16".into();
-            self.refused.get_or_insert(Error::Dtype { name: "context_dtype", expected, got });
+            self.refused.get_or_insert(Error::Dtype { name, expected, got });
         }
         dtype
     }

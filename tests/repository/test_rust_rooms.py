@@ -16,7 +16,7 @@ SRC = Path(__file__).parents[2] / "src"
 ORDER = {
     "": [
         "environment error library",
-        "tensor",
+        "records tensor",
         "problem",
         "cpu cuda",
         "slices spectra torch",
@@ -32,7 +32,7 @@ ORDER = {
     ],
     "slices": ["array memory", "expand rewrite_read"],
     "tch": ["call", "expand rewrite_read"],
-    "torch": ["shims", "memory", "stack run", "operators", "dispatch"],
+    "torch": ["shims", "memory", "run source", "execute stack", "operators", "dispatch"],
     "cuda": ["kernel", "plan", "compile", "device", "auxiliary", "expand rewrite_read"],
 }
 PYTHON = {"error.rs", "python"}  # the only modules that may use PyO3

@@ -1,6 +1,6 @@
 //! The equations in libtorch's operations, and the inputs of a call.
 
-use ddl::tch::{Read, Rewrite, RewriteRead};
+use ddl::tch::{Read, RewriteRead, Write};
 use tch::{Device, Kind, Tensor};
 
 pub const D: i64 = 12;
@@ -133,8 +133,8 @@ impl Inputs {
         ]
     }
 
-    pub fn rewrite(&self) -> Rewrite<'_> {
-        Rewrite { direction: &self.direction, value: &self.value, gate: &self.gate, eps_k: EPS_K }
+    pub fn rewrite(&self) -> Write<'_> {
+        Write { direction: &self.direction, value: &self.value, gate: &self.gate, eps_k: EPS_K }
     }
 
     pub fn read(&self) -> Read<'_> {

@@ -1,6 +1,6 @@
 //! The operators on plain slices: forward against the equations, gradients against differences of the forward.
 
-use ddl::slices::{Array, Expand, Incoming, Link, Read, Rewrite, RewriteRead};
+use ddl::slices::{Array, Expand, Incoming, Link, Read, RewriteRead, Write};
 use half::bf16;
 
 const D: usize = 5;
@@ -57,7 +57,7 @@ impl Tensors {
     }
 
     fn both(&self) -> RewriteRead<'_, f64> {
-        let rewrite = Rewrite {
+        let write = Write {
             direction: self.array("direction"),
             value: self.array("value"),
             gate: self.array("gate"),
@@ -74,7 +74,7 @@ impl Tensors {
             value_scale: Some(3.0),
             value_from_compressed: false,
         };
-        RewriteRead { rewrite: Some(rewrite), read: Some(read), ..RewriteRead::new(self.array("state")) }
+        RewriteRead { rewrite: Some(write), read: Some(read), ..RewriteRead::new(self.array("state")) }
     }
 }
 
@@ -211,13 +211,13 @@ fn a_bfloat16_state_follows_the_equations() {
     let (state, direction, value, gate) =
         (narrow("state"), narrow("direction"), small("value"), small("gate"));
     let shape = |name: &str| wide.array(name).shape;
-    let rewrite = Rewrite {
+    let write = Write {
         direction: Array::new(&direction, shape("direction")),
         value: Array::new(&value, shape("value")),
         gate: Array::new(&gate, shape("gate")),
         eps_k: EPS_K,
     };
-    let call = RewriteRead { rewrite: Some(rewrite), ..RewriteRead::new(Array::new(&state, shape("state"))) };
+    let call = RewriteRead { rewrite: Some(write), ..RewriteRead::new(Array::new(&state, shape("state"))) };
     let got: Vec<f64> = call.forward().unwrap().new_state.iter().map(|x| x.to_f64()).collect();
     assert_close("new_state", &got, &reference(&wide)[0], 0.03);
 }
@@ -234,13 +234,16 @@ fn a_chain_from_an_anchor_stands_for_the_state() {
     let grad = numbers(9, forward.context.len());
     let incoming = Incoming { grad_context: Some(&grad), ..Incoming::default() };
 
-    let Rewrite { direction, value, gate, .. } = anchor.rewrite.unwrap();
     let shape = [2, TIME, first.stats.len() / (2 * TIME)];
-    let chain = [Link { direction, value, gate, stats: Array::new(&first.stats, &shape) }];
+    let chain = [Link { write: anchor.rewrite.unwrap(), stats: Array::new(&first.stats, &shape) }];
     let got = anchor.vjp_from_anchor(&chain, &forward, &incoming).unwrap();
     let expected = call.vjp(&forward, &incoming).unwrap();
     assert_close("state", &got.state, &expected.state, 1e-12);
     assert_close("direction", &got.direction, &expected.direction, 1e-12);
+
+    let short = [Link { stats: Array::new(&first.stats[..9], &[1, 1, 9]), ..chain[0] }];
+    let refused = anchor.vjp_from_anchor(&short, &forward, &incoming).unwrap_err().to_string();
+    assert_eq!(refused, "`chain` must have shape (2, 4, 9), got (1, 1, 9)");
 
     let reading = RewriteRead { rewrite: None, ..anchor };
     let refused = reading.vjp_from_anchor(&chain, &reading.forward().unwrap(), &incoming).unwrap_err();
@@ -317,10 +320,10 @@ fn bad_input_gets_a_sentence() {
     let huge = Array::new(&[], &[usize::MAX, 2, D, M]);
     assert!(sentence(RewriteRead { state: huge, ..tensors.both() }).starts_with("`state` must have as many"));
 
-    let mut rewrite = tensors.both().rewrite.unwrap();
-    rewrite.gate = Array::new(&rewrite.gate.elements[..1], &[1]);
+    let mut write = tensors.both().rewrite.unwrap();
+    write.gate = Array::new(&write.gate.elements[..1], &[1]);
     let expected = "`gate` must have shape (2, 4, 2), got (1,)";
-    assert_eq!(sentence(RewriteRead { rewrite: Some(rewrite), ..tensors.both() }), expected);
+    assert_eq!(sentence(RewriteRead { rewrite: Some(write), ..tensors.both() }), expected);
 
     let step = tensors.both().cached_step(None).unwrap();
     let refused = tensors.both().vjp(&step, &Incoming::default()).unwrap_err().to_string();

@@ -2,7 +2,7 @@
 
 mod equations;
 
-use ddl::tch::{Expand, Forward, Gradients, Incoming, Link, Rewrite, RewriteRead};
+use ddl::tch::{Expand, Forward, Gradients, Incoming, Link, RewriteRead, Write};
 use equations::{
     D, EPS_K, Expected, Inputs, M, TIME, delayed, random, read_reference, rewrite_reference, wide,
 };
@@ -10,7 +10,7 @@ use tch::{Device, Kind, Tensor};
 
 fn gradients_by_name(gradients: Gradients) -> Vec<(&'static str, Option<Tensor>)> {
     vec![
-        ("state", Some(gradients.state)),
+        ("state", gradients.state),
         ("direction", gradients.direction),
         ("value", gradients.value),
         ("gate", gradients.gate),
@@ -132,8 +132,8 @@ fn tensors_that_are_not_contiguous_give_the_same() {
     let turned = |tensor: &Tensor| tensor.transpose(0, 1).contiguous().transpose(0, 1);
     let (state, direction) = (turned(&inputs.state), turned(&inputs.direction));
     assert!(!state.is_contiguous() && !direction.is_contiguous());
-    let rewrite = Rewrite { direction: &direction, ..inputs.rewrite() };
-    let call = RewriteRead { rewrite: Some(rewrite), state: &state, ..inputs.both() };
+    let write = Write { direction: &direction, ..inputs.rewrite() };
+    let call = RewriteRead { rewrite: Some(write), state: &state, ..inputs.both() };
     let (got, expected) = (call.forward().unwrap(), inputs.both().forward().unwrap());
     assert!(got.new_state.unwrap() == expected.new_state.unwrap());
     assert!(got.context.unwrap() == expected.context.unwrap());
@@ -177,8 +177,8 @@ fn a_chain_from_an_anchor_stands_for_the_state() {
         let states = chained(&inputs);
         let stats: Vec<&Tensor> =
             states[..2].iter().map(|(_, saved)| saved.stats.as_ref().unwrap()).collect();
-        let Rewrite { direction, value, gate, .. } = inputs.rewrite();
-        let chain: Vec<Link<'_>> = stats.iter().map(|stats| Link { direction, value, gate, stats }).collect();
+        let write = inputs.rewrite();
+        let chain: Vec<Link<'_>> = stats.iter().map(|stats| Link { write, stats }).collect();
         let call = RewriteRead { state: &states[2].0, ..inputs.both() };
         let forward = call.forward().unwrap();
         let weights = |output: &Option<Tensor>| weights_of(output.as_ref().unwrap());
@@ -206,8 +206,8 @@ fn steps_with_a_cache_give_the_whole_sequence() {
         let part = |tensor: &Tensor| tensor.narrow(1, start, length);
         let (state, direction) = (part(&inputs.state), part(&inputs.direction));
         let (value, gate) = (part(&inputs.value), part(&inputs.gate));
-        let rewrite = Rewrite { direction: &direction, value: &value, gate: &gate, eps_k: EPS_K };
-        let call = RewriteRead { rewrite: Some(rewrite), state: &state, ..inputs.both() };
+        let write = Write { direction: &direction, value: &value, gate: &gate, eps_k: EPS_K };
+        let call = RewriteRead { rewrite: Some(write), state: &state, ..inputs.both() };
         let step = call.cached_step(pending.as_ref()).unwrap();
         contexts.push(step.context.unwrap());
         states.push(step.new_state.unwrap());
@@ -265,7 +265,7 @@ fn bad_input_gets_a_sentence() {
     assert_eq!(sentence(&RewriteRead::new(&inputs.state)), "`rewrite` or `read` must be given, got neither");
 
     let gate = inputs.gate.narrow(1, 0, 3);
-    let short = Rewrite { gate: &gate, ..inputs.rewrite() };
+    let short = Write { gate: &gate, ..inputs.rewrite() };
     let call = RewriteRead { rewrite: Some(short), ..inputs.both() };
     assert_eq!(sentence(&call), "`gate` must have shape (2, 7, 1), got (2, 3, 1)");
 

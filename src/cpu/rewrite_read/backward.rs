@@ -17,7 +17,7 @@ use std::ops::Range;
 use fearless_simd::Simd;
 
 use super::backward_read::{ReadBackward, ReadScratch};
-use super::backward_rewrite::{Factors, One};
+use super::backward_rewrite::{OneRewrite, RewriteFactors};
 use super::forward::ANY;
 use super::weights::{Sums, Wanted, Weights, zero_parameters};
 use crate::cpu::buffer::{Buffer, Result};
@@ -27,7 +27,8 @@ use crate::cpu::simd::channels::{Target, load, round_to, store, view};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
 use crate::cpu::simd::row::dots;
-use crate::problem::{Gradients, Incoming, Link, Outputs, Read, Rewrite, RewriteRead, Sizes};
+use crate::error;
+use crate::problem::{Gradients, Incoming, Link, Outputs, RewriteRead, Sizes};
 use crate::tensor::{Ahead, RowsMut};
 
 /// Runs the operator backward on `threads` threads; the forward filled `saved`.
@@ -37,14 +38,13 @@ pub fn backward<A: Accum>(
     incoming: &Incoming,
     gradients: &mut Gradients,
     threads: usize,
-) -> Result<()> {
-    if problem.sizes.tokens() == 0 {
-        return zero_parameters::<A>(gradients); // before any row is sliced: empty tensors have no memory
-    }
-    match problem.rewrites.count() {
+) -> error::Result<()> {
+    let done = match problem.rewrites.count() {
+        _ if problem.sizes.tokens() == 0 => zero_parameters::<A>(gradients), // empty tensors have no rows
         1 => backward_of::<A, 1>(problem, saved, incoming, gradients, threads),
         _ => backward_of::<A, ANY>(problem, saved, incoming, gradients, threads),
-    }
+    };
+    done.map_err(|short| short.in_operator(problem.operator()))
 }
 
 /// For N rewrites, as forward.
@@ -56,7 +56,7 @@ fn backward_of<A: Accum, const N: usize>(
     threads: usize,
 ) -> Result<()> {
     let Sizes { d, m, .. } = problem.sizes;
-    let taps = problem.read.as_ref().map_or(1, Read::taps);
+    let taps = problem.taps();
     let bounds = partition(problem.sizes.tokens(), taps);
     let (rewrites, next) = (problem.rewrites.count(), problem.next.count());
     let weights =
@@ -117,7 +117,7 @@ struct Part<'a, A, const N: usize> {
 struct Scratch<A> {
     /// X [m][d]
     state: Buffer<A>,
-    /// X', and later dX [m][d]
+    /// X', whose memory is later dX's, because it is in cache [m][d]
     rewritten: Buffer<A>,
     /// G [m][d]
     grad: Buffer<A>,
@@ -125,7 +125,9 @@ struct Scratch<A> {
     direction: Buffer<A>,
     /// dk [n][d]
     grad_direction: Buffer<A>,
-    /// the scales of k in X', then kᵀG, and later g [n][m]
+    /// β r e [n][m], which times k is added to X
+    factors: Buffer<A>,
+    /// kᵀG of each k, from which g is computed in place [n][m]
     along: Buffer<A>,
     read: ReadScratch<A>,
 }
@@ -140,8 +142,9 @@ impl<A: Accum> Scratch<A> {
             grad: Buffer::zeros(m * d)?,
             direction: Buffer::zeros(rewrites * d)?,
             grad_direction: Buffer::zeros(rewrites * d)?,
+            factors: Buffer::zeros(rewrites * m)?,
             along: Buffer::zeros(rewrites * m)?,
-            read: ReadScratch::new(d, logits, problem.read.as_ref().map_or(1, Read::taps))?,
+            read: ReadScratch::new(d, logits, problem.taps())?,
         })
     }
 }
@@ -150,7 +153,7 @@ impl<A: Accum, const N: usize> WithSimd for Part<'_, A, N> {
     type Output = Result<()>;
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) -> Result<()> {
-        let taps = self.problem.read.as_ref().map_or(1, Read::taps);
+        let taps = self.problem.taps();
         // Allocated before the sums, which outlive it, so that the next part's scratch reuses its cached memory.
         let mut scratch = Scratch::new(self.problem)?;
         let mut sums =
@@ -188,9 +191,9 @@ impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
     ) {
         let Sizes { d, m, .. } = self.problem.sizes;
         let mut ahead = self.rows_ahead(token + 1);
-        let Scratch { state, rewritten, grad, direction, grad_direction, along, read: read_scratch } =
+        let Scratch { state, rewritten, grad, direction, grad_direction, factors, along, read: read_scratch } =
             scratch;
-        let states = self.state(token, state, direction, along, &mut ahead);
+        let states = self.state(token, state, direction, factors, &mut ahead);
         ahead.step();
         match (&self.incoming.grad_new_state, &self.state) {
             (Some(incoming), _) => load(incoming.rows(d * m), token, m, grad),
@@ -200,13 +203,12 @@ impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
         ahead.step();
         let rewrite = self.problem.rewrite.as_ref().zip(self.saved.stats.as_ref());
         let sizes = [self.rewrites(), d, m];
-        let factors = rewrite.map(|(Rewrite { direction: k, value, gate, .. }, stats)| {
-            Factors::<A, N>::new([k, value, gate, stats], token, sizes, direction)
-        });
+        let rewrite =
+            rewrite.map(|(write, stats)| RewriteFactors::<A, N>::new(write, stats, token, sizes, direction));
         if let (Some(read), Some(sums)) = (&self.read, sums) {
             let mut after = states;
-            if let Some(factors) = &factors {
-                factors.rewrite(rewritten, Some(states), along, &mut ahead);
+            if let Some(rewrite) = &rewrite {
+                rewrite.apply(rewritten, Some(states), factors, &mut ahead);
                 round_to(self.problem.state.dtype, rewritten); // as the forward stored it
                 after = rewritten;
             }
@@ -218,29 +220,29 @@ impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
             read.compress_row(token..reads.end, after, sums, &read_scratch.dx, grad, &mut ahead);
         }
         ahead.step();
-        let Some(factors) = factors else {
+        let Some(rewrite) = rewrite else {
             if let Some(stored) = &mut self.state {
                 store(stored, token, m, grad);
             }
             return;
         };
-        for index in 0..factors.count() {
+        for index in 0..rewrite.count() {
             let along = &mut along[index * m..][..m];
-            dots(simd, factors.one(index).k, |j| &grad[j * d..(j + 1) * d], along, &mut ahead);
+            dots(simd, rewrite.one(index).k, |j| &grad[j * d..(j + 1) * d], along, &mut ahead);
         }
-        for index in (0..factors.count()).rev() {
-            factors.take_shares(index, along);
+        for index in (0..rewrite.count()).rev() {
+            rewrite.take_shares(index, along);
         }
-        let mut grad_state = Target::new(self.state.as_mut(), token, m, rewritten);
-        factors.grad_state(grad_state.channels(), grad, along, &mut ahead);
+        let mut grad_state = Target::new(self.state.as_mut(), token, m, rewritten); // X' is not needed again
+        rewrite.grad_state(grad_state.channels(), grad, along, &mut ahead);
         grad_state.store();
         let mut grad_direction = Target::new(self.direction.as_mut(), token, 1, grad_direction);
-        for index in 0..factors.count() {
-            let (one, g) = (factors.one(index), &along[index * m..][..m]);
+        for index in 0..rewrite.count() {
+            let (one, g) = (rewrite.one(index), &along[index * m..][..m]);
             let g_e = store_scalars([&mut self.value, &mut self.gate], token, index, &one, g);
             let dk = &mut grad_direction.channels()[index * d..][..d];
             one.grad_direction(dk, one.on_k(g, g_e), states, grad, g);
-            factors.add_others(index, dk, along);
+            rewrite.add_others(index, dk, along);
         }
         grad_direction.store();
     }
@@ -253,7 +255,7 @@ impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
             Some(self.problem.state.rows(d * m).span(token)),
             self.incoming.grad_new_state.as_ref().map(|grad| grad.rows(d * m).span(token)),
             self.incoming.grad_context.as_ref().map(|grad| grad.rows(d).span(token)),
-            self.problem.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(rewrites * d).span(token)),
+            self.problem.rewrite.as_ref().map(|write| write.direction.rows(rewrites * d).span(token)),
             self.state.as_ref().map(|rows| rows.span(token)),
             self.direction.as_ref().map(|rows| rows.span(token)),
         ];
@@ -267,7 +269,7 @@ impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
         token: usize,
         state: &'t mut [A],
         direction: &mut [A],
-        scales: &mut [A],
+        factors: &mut [A],
         ahead: &mut Ahead,
     ) -> &'t [A]
     where
@@ -279,10 +281,10 @@ impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
             return view(stored.rows(d * m), token, m, state);
         }
         load(stored.rows(d * m), token, m, state);
-        for Link { direction: k, value, gate, stats } in chain {
+        for Link { write, stats } in chain {
             let sizes = [self.rewrites(), d, m];
-            Factors::<A, N>::new([k, value, gate, stats], token, sizes, direction)
-                .rewrite(state, None, scales, ahead);
+            RewriteFactors::<A, N>::new(write, stats, token, sizes, direction)
+                .apply(state, None, factors, ahead);
             round_to(stored.dtype, state);
         }
         state
@@ -295,7 +297,7 @@ fn store_scalars<A: Accum>(
     [dvalue, dgate]: [&mut Option<RowsMut<'_>>; 2],
     token: usize,
     index: usize,
-    one: &One<'_, A>,
+    one: &OneRewrite<'_, A>,
     g: &[A],
 ) -> A {
     if let Some(dvalue) = dvalue {

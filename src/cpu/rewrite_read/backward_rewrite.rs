@@ -7,11 +7,11 @@ use super::forward::{ANY, rewrite_rows};
 use crate::cpu::simd::channels::view;
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::row::{add_scaled, add_two_scaled, set_scaled_sum, set_three_scaled};
-use crate::problem::stats_before;
+use crate::problem::{Write, stats_before};
 use crate::tensor::{Ahead, Tensor};
 
 /// A token's rewrites: k, v and β of each, and what the forward saved.
-pub(super) struct Factors<'t, A, const N: usize> {
+pub(super) struct RewriteFactors<'t, A, const N: usize> {
     d: usize,
     m: usize,
     /// [n][d]
@@ -25,7 +25,7 @@ pub(super) struct Factors<'t, A, const N: usize> {
 }
 
 /// One of a token's rewrites.
-pub(super) struct One<'t, A> {
+pub(super) struct OneRewrite<'t, A> {
     pub(super) k: &'t [A],
     value: &'t [A],
     pub(super) gate: A,
@@ -36,22 +36,22 @@ pub(super) struct One<'t, A> {
     along_earlier: &'t [A],
 }
 
-impl<'t, A: Accum, const N: usize> Factors<'t, A, N> {
-    /// The factors of one token, from the rewrite's k, v and β and what its forward saved; `directions` [n][d] is
-    /// scratch.
+impl<'t, A: Accum, const N: usize> RewriteFactors<'t, A, N> {
+    /// The factors of one token, from the rewrite and what its forward saved; `directions` [n][d] is scratch.
     #[inline(always)]
     pub(super) fn new(
-        [k, v, gate, stats]: [&'t Tensor; 4],
+        write: &'t Write,
+        stats: &'t Tensor,
         token: usize,
         [rewrites, d, m]: [usize; 3],
         directions: &'t mut [A],
     ) -> Self {
-        Factors {
+        RewriteFactors {
             d,
             m,
-            k: view(k.rows(rewrites * d), token, 1, directions),
-            values: v.rows(rewrites * m).row(token),
-            gates: gate.rows(rewrites).row(token),
+            k: view(write.direction.rows(rewrites * d), token, 1, directions),
+            values: write.value.rows(rewrites * m).row(token),
+            gates: write.gate.rows(rewrites).row(token),
             stats: stats.rows(stats_before(rewrites, m)).row(token),
         }
     }
@@ -62,10 +62,10 @@ impl<'t, A: Accum, const N: usize> Factors<'t, A, N> {
     }
 
     #[inline(always)]
-    pub(super) fn one(&self, index: usize) -> One<'t, A> {
+    pub(super) fn one(&self, index: usize) -> OneRewrite<'t, A> {
         let (d, m) = (self.d, self.m);
         let stats = &self.stats[stats_before(index, m)..];
-        One {
+        OneRewrite {
             k: &self.k[index * d..][..d],
             value: &self.values[index * m..][..m],
             gate: self.gates[index],
@@ -75,14 +75,14 @@ impl<'t, A: Accum, const N: usize> Factors<'t, A, N> {
         }
     }
 
-    /// X' = X + Σ k ⊗ scales, as the forward computed it; X is what `to` holds if there are no `states`. `scales` [n][m]
+    /// X' = X + Σ k ⊗ factors, as the forward computed it; X is what `to` holds if there are no `states`. `factors` [n][m]
     /// is scratch.
     #[inline(always)]
-    pub(super) fn rewrite(&self, to: &mut [A], states: Option<&[A]>, scales: &mut [A], ahead: &mut Ahead) {
+    pub(super) fn apply(&self, to: &mut [A], states: Option<&[A]>, factors: &mut [A], ahead: &mut Ahead) {
         for index in 0..self.count() {
-            self.one(index).fill_scales(&mut scales[index * self.m..][..self.m]);
+            self.one(index).fill_factors(&mut factors[index * self.m..][..self.m]);
         }
-        rewrite_rows(to, states, scales, self.k, [self.count(), self.d, self.m], ahead);
+        rewrite_rows(to, states, factors, self.k, [self.count(), self.d, self.m], ahead);
     }
 
     /// kᵀG of rewrite `index` → its g, in place; the later rewrites, whose g are there [n][m], take their shares of G
@@ -135,7 +135,7 @@ impl<'t, A: Accum, const N: usize> Factors<'t, A, N> {
     }
 }
 
-impl<A: Accum> One<'_, A> {
+impl<A: Accum> OneRewrite<'_, A> {
     /// β r
     #[inline(always)]
     fn scale(&self) -> A {
@@ -143,9 +143,9 @@ impl<A: Accum> One<'_, A> {
     }
 
     #[inline(always)]
-    fn fill_scales(&self, scales: &mut [A]) {
-        for ((scale, value), readout) in scales.iter_mut().zip(self.value).zip(self.readout) {
-            *scale = self.scale() * (*value - *readout);
+    fn fill_factors(&self, factors: &mut [A]) {
+        for ((factor, value), readout) in factors.iter_mut().zip(self.value).zip(self.readout) {
+            *factor = self.scale() * (*value - *readout);
         }
     }
 

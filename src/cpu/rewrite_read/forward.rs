@@ -1,10 +1,10 @@
 //! `rewrite`, `read` and `rewrite_read`, forward, one token row at a time.
 //!
-//! Moved per token: X in, k in, X' out, h out, (2m + 2)·d elements. The row is widened into a scratch of m
-//! contiguous channels that stays in L1/L2; n rewrites one after the other move n − 1 directions more, and the row but
-//! once. Saved for the backward: r and p (m + 1 numbers) of the rewrite, rstd
-//! of the read, and x (d) if the read runs over time. A cached step saves nothing; if its read runs over time, it
-//! reads and writes (K − 1)·d numbers per sequence, the sums of x that its tokens leave for the next.
+//! Moved per token: X in, k in, X' out, h out, (2m + 2)·d elements. The row is widened into a scratch of m contiguous
+//! channels that stays in L1/L2; n rewrites one after the other move n − 1 directions more, and the row but once. Saved for
+//! the backward: r and p (m + 1 numbers) of the rewrite, rstd of the read, and x (d) if the read runs over time. A cached
+//! step saves nothing; if its read runs over time, it reads and writes (K − 1)·d numbers per sequence, the sums of x that
+//! its tokens leave for the next.
 
 use std::ops::Range;
 
@@ -18,15 +18,17 @@ use crate::cpu::simd::channels::{Target, channels, load, round_to, store, view};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
 use crate::cpu::simd::row::{add_scaled, dots, mix, set_scaled_product, set_scaled_sum};
-use crate::problem::{Outputs, Read, Rewrite, RewriteRead, Sizes, stats_before};
+use crate::error;
+use crate::problem::{Outputs, Read, RewriteRead, Sizes, Write, stats_before};
 use crate::tensor::{Ahead, RowsMut};
 
 /// Runs the operator forward on `threads` threads.
-pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: usize) -> Result<()> {
-    match problem.rewrites.count() {
+pub fn forward<A: Accum>(problem: &RewriteRead, outputs: &mut Outputs, threads: usize) -> error::Result<()> {
+    let done = match problem.rewrites.count() {
         1 => forward_of::<A, 1>(problem, outputs, threads),
         _ => forward_of::<A, ANY>(problem, outputs, threads),
-    }
+    };
+    done.map_err(|short| short.in_operator(problem.operator()))
 }
 
 /// For N rewrites: a loop over one costs a tenth of the instructions of a narrow state.
@@ -39,7 +41,7 @@ fn forward_of<A: Accum, const N: usize>(
     if problem.sizes.tokens() == 0 {
         return Ok(()); // before scratch is allocated: without tokens d·m may exceed all memory
     }
-    let taps = problem.read.as_ref().map_or(1, Read::taps);
+    let taps = problem.taps();
     let bounds = forward_partition(problem.sizes, taps);
     let ends: Vec<usize> = bounds.iter().map(|bound| bound / problem.sizes.time.max(1)).collect();
     let next = problem.next.count();
@@ -100,39 +102,59 @@ struct ReadRows<'a, A> {
     pending: Option<RowsMut<'a>>,
 }
 
-/// One token's rows, used if they cannot be worked on in place.
+/// One token's rows, used if they cannot be worked on in place, and its small numbers.
 struct Scratch<A> {
     /// X, and then X' [m][d]
     state: Buffer<A>,
-    /// k, and later h [n][d]
-    row: Buffer<A>,
-    /// Partial sums of x for this token and the K−1 after it [K][d]; x_t is in slot t mod K
-    sums: Buffer<A>,
-    /// |k|², k·X and k·kᵢ of each k, from which r and p are computed in place; then β r e [n][m], which times k is added
-    /// to X; later |x|², w_β·x, W_v·x
+    /// k [n][d]
+    direction: Buffer<A>,
+    /// |k|², k·X and k·kᵢ of each k, from which r and p are computed in place; see [`stats_before`]
+    stats: Buffer<A>,
+    /// β r e [n][m], which times k is added to X
+    factors: Buffer<A>,
+    /// partial sums of x for this token and the K−1 after it [K][d]; x_t is in slot t mod K
+    window: Buffer<A>,
+    read: ReadScratch<A>,
+}
+
+/// The scratch of a read.
+struct ReadScratch<A> {
+    /// h [d]
+    context: Buffer<A>,
+    /// |x|², w_β·x, W_v·x [1 + n·(1 + m)]
     products: Buffer<A>,
+}
+
+impl<A: Accum> Scratch<A> {
+    fn new(problem: &RewriteRead) -> Result<Scratch<A>> {
+        let (Sizes { d, m, .. }, rewrites) = (problem.sizes, problem.rewrites.count());
+        Ok(Scratch {
+            state: Buffer::zeros(m * d)?,
+            direction: Buffer::zeros(rewrites * d)?,
+            stats: Buffer::zeros(problem.rewrites.stats(m))?,
+            factors: Buffer::zeros(rewrites * m)?,
+            window: Buffer::zeros(problem.taps() * d)?,
+            read: ReadScratch {
+                context: Buffer::zeros(d)?,
+                products: Buffer::zeros(1 + problem.next.count() * (1 + m))?,
+            },
+        })
+    }
 }
 
 impl<A: Accum, const N: usize> WithSimd for Part<'_, A, N> {
     type Output = Result<()>;
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) -> Result<()> {
-        let Sizes { d, m, .. } = self.problem.sizes;
-        let taps = self.problem.read.as_ref().map_or(1, Read::taps);
-        let (rewrites, next) = (self.rewrites(), self.problem.next.count());
+        let taps = self.problem.taps();
         let documents = Documents::new(self.problem.sizes, &self.problem.document_starts);
-        let mut scratch = Scratch {
-            state: Buffer::zeros(m * d)?,
-            row: Buffer::zeros(rewrites * d)?,
-            sums: Buffer::zeros(taps * d)?,
-            products: Buffer::zeros((self.problem.rewrites.stats(m) + rewrites * m).max(1 + next * (1 + m)))?,
-        };
+        let mut scratch = Scratch::new(self.problem)?;
         for (tokens, document) in documents.within(self.tokens.clone()) {
             // The halo's X' is recomputed for the first reads of this part, and not stored.
             let halo = (taps - 1).min(tokens.start - document.start);
-            scratch.sums.fill(A::default());
+            scratch.window.fill(A::default());
             if tokens.start - halo == document.start && documents.may_continue(document.start) {
-                self.take_pending(document.start, &mut scratch.sums);
+                self.take_pending(document.start, &mut scratch.window);
             }
             // The sums of tokens after the last are needed only if they are left for the next call.
             let leaves = documents.is_sequence_end(tokens.end) && self.leaves_pending();
@@ -141,7 +163,7 @@ impl<A: Accum, const N: usize> WithSimd for Part<'_, A, N> {
                 self.run_token(simd, token..until, token >= tokens.start, &mut scratch);
             }
             if leaves {
-                self.leave_pending(tokens.end, &scratch.sums);
+                self.leave_pending(tokens.end, &scratch.window);
             }
         }
         Ok(())
@@ -161,20 +183,19 @@ impl<A: Accum, const N: usize> Part<'_, A, N> {
         let token = tokens.start;
         let Sizes { d, m, .. } = self.problem.sizes;
         let mut ahead = self.rows_ahead(token + 1);
-        let Scratch { state, row, sums, products } = scratch;
+        let Scratch { state, direction, stats, factors, window, read: read_scratch } = scratch;
         let stored = channels(self.problem.state.rows(m * d), token, m);
         if stored.is_none() {
             load(self.problem.state.rows(m * d), token, m, state);
         }
         let mut states: &[A] = stored.unwrap_or(state);
         ahead.step();
-        if let Some(rewrite) = &self.problem.rewrite {
+        if let Some(write) = &self.problem.rewrite {
             let rewrites = self.rewrites();
-            let k = view(rewrite.direction.rows(rewrites * d), token, 1, row);
-            let (products, scales) = products.split_at_mut(stats_before(rewrites, m));
+            let k = view(write.direction.rows(rewrites * d), token, 1, direction);
             for index in 0..rewrites {
                 let row = &k[index * d..][..d];
-                let products = &mut products[stats_before(index, m)..stats_before(index + 1, m)];
+                let products = &mut stats[stats_before(index, m)..stats_before(index + 1, m)];
                 let other = |i: usize| match i {
                     0 => row,
                     _ if i <= m => &states[(i - 1) * d..i * d],
@@ -182,10 +203,9 @@ impl<A: Accum, const N: usize> Part<'_, A, N> {
                 };
                 dots(simd, row, other, products, &mut ahead);
             }
-            let scales = &mut scales[..rewrites * m];
-            self.measure(rewrite, token, own, products, scales);
+            self.measure(write, token, own, stats, factors);
             let mut to = Target::new(self.state.as_mut().filter(|_| own), token, m, state);
-            rewrite_rows(to.channels(), stored, scales, k, [rewrites, d, m], &mut ahead);
+            rewrite_rows(to.channels(), stored, factors, k, [rewrites, d, m], &mut ahead);
             let rewritten = to.store();
             ahead.step();
             round_to(self.problem.state.dtype, rewritten);
@@ -195,7 +215,7 @@ impl<A: Accum, const N: usize> Part<'_, A, N> {
         let x = match &read.weights.compress {
             None => states,
             Some(weight) => {
-                let x = compress_row(weight, token, tokens.len(), states, sums);
+                let x = compress_row(weight, token, tokens.len(), states, window);
                 ahead.step();
                 if let Some(saved) = read.compressed.as_mut().filter(|_| own) {
                     store(saved, token, 1, x);
@@ -208,19 +228,19 @@ impl<A: Accum, const N: usize> Part<'_, A, N> {
             }
         };
         if own {
-            read.row(simd, token, x, &mut row[..d], products, &mut ahead);
+            read.row(simd, token, x, read_scratch, &mut ahead);
         }
     }
 
     /// Starts the sums of a sequence's first x with what earlier calls left.
     #[inline(always)]
-    fn take_pending(&self, first: usize, sums: &mut [A]) {
+    fn take_pending(&self, first: usize, window: &mut [A]) {
         let Some(pending) = &self.problem.pending else { return };
         let Sizes { time, d, .. } = self.problem.sizes;
-        let (taps, width) = (sums.len() / d, sums.len() - d);
+        let (taps, width) = (window.len() / d, window.len() - d);
         let rows = pending.rows(width).row::<A>(first / time);
         for (back, row) in rows.chunks_exact(d).enumerate() {
-            sums[(first + back) % taps * d..][..d].copy_from_slice(row);
+            window[(first + back) % taps * d..][..d].copy_from_slice(row);
         }
     }
 
@@ -231,40 +251,40 @@ impl<A: Accum, const N: usize> Part<'_, A, N> {
 
     /// Stores the sums of the tokens after a sequence, which ends at `end`.
     #[inline(always)]
-    fn leave_pending(&mut self, end: usize, sums: &[A]) {
+    fn leave_pending(&mut self, end: usize, window: &[A]) {
         let Some(pending) = self.read.as_mut().and_then(|read| read.pending.as_mut()) else { return };
         let Sizes { time, d, .. } = self.problem.sizes;
-        let taps = sums.len() / d;
+        let taps = window.len() / d;
         for (later, row) in pending.row::<A>(end / time - 1).chunks_exact_mut(d).enumerate() {
-            row.copy_from_slice(&sums[(end + later) % taps * d..][..d]);
+            row.copy_from_slice(&window[(end + later) % taps * d..][..d]);
         }
     }
 
-    /// Computes r and p of each rewrite in place, from the products of its k, and saves all; fills the scales of k to
-    /// add to the channels. No rewrite waits for the state that the one before it leaves: with f the scales,
+    /// Computes r and p of each rewrite in place, from the products of its k, and saves all; fills the factors of k to
+    /// add to the channels. No rewrite waits for the state that the one before it leaves: with f the factors,
     /// kᵀ(X + Σᵢ kᵢ fᵢᵀ) = kᵀX + Σᵢ (k·kᵢ) fᵢᵀ.
     #[inline(always)]
-    fn measure(&mut self, rewrite: &Rewrite, token: usize, own: bool, products: &mut [A], scales: &mut [A]) {
+    fn measure(&mut self, write: &Write, token: usize, own: bool, stats: &mut [A], factors: &mut [A]) {
         let (m, rewrites) = (self.problem.sizes.m, self.rewrites());
-        let values = rewrite.value.rows(rewrites * m).row::<A>(token);
-        let gates = rewrite.gate.rows(rewrites).row::<A>(token);
+        let values = write.value.rows(rewrites * m).row::<A>(token);
+        let gates = write.gate.rows(rewrites).row::<A>(token);
         for index in 0..rewrites {
-            let products = &mut products[stats_before(index, m)..stats_before(index + 1, m)];
-            let (square, rest) = products.split_at_mut(1);
+            let stats = &mut stats[stats_before(index, m)..stats_before(index + 1, m)];
+            let (square, rest) = stats.split_at_mut(1);
             let (readouts, along_earlier) = rest.split_at_mut(m);
-            let (earlier, scales) = scales.split_at_mut(index * m);
+            let (earlier, factors) = factors.split_at_mut(index * m);
             for (at, along) in along_earlier.iter().enumerate() {
                 add_scaled(readouts, *along, &earlier[at * m..][..m]);
             }
-            let (r, gate) = (inverse_norm(square[0], rewrite.eps_k), gates[index]);
+            let (r, gate) = (inverse_norm(square[0], write.eps_k), gates[index]);
             square[0] = r;
-            for ((p, v), scale) in readouts.iter_mut().zip(&values[index * m..]).zip(scales) {
+            for ((p, v), factor) in readouts.iter_mut().zip(&values[index * m..]).zip(factors) {
                 *p = r * *p;
-                *scale = gate * r * (*v - *p);
+                *factor = gate * r * (*v - *p);
             }
         }
-        if let Some(stats) = self.stats.as_mut().filter(|_| own) {
-            stats.row::<A>(token).copy_from_slice(products);
+        if let Some(stored) = self.stats.as_mut().filter(|_| own) {
+            stored.row::<A>(token).copy_from_slice(stats);
         }
     }
 
@@ -274,7 +294,7 @@ impl<A: Accum, const N: usize> Part<'_, A, N> {
         let Sizes { d, m, .. } = self.problem.sizes;
         let rewrites = self.rewrites();
         let direction =
-            self.problem.rewrite.as_ref().map(|rewrite| rewrite.direction.rows(rewrites * d).span(token));
+            self.problem.rewrite.as_ref().map(|write| write.direction.rows(rewrites * d).span(token));
         let read = self.read.as_ref();
         let stored = [Some(&self.state), read.map(|read| &read.context), read.map(|read| &read.compressed)];
         let [state, context, compressed] = stored.map(|rows| rows?.as_ref().map(|rows| rows.span(token)));
@@ -284,45 +304,45 @@ impl<A: Accum, const N: usize> Part<'_, A, N> {
     }
 }
 
-/// to = X + Σ k ⊗ scales, of k [n][d] and scales [n][m]; X is what `to` holds if there are no `states`.
+/// to = X + Σ k ⊗ factors, of k [n][d] and factors [n][m]; X is what `to` holds if there are no `states`.
 #[inline(always)]
 pub(super) fn rewrite_rows<A: Accum>(
     to: &mut [A],
     states: Option<&[A]>,
-    scales: &[A],
+    factors: &[A],
     k: &[A],
     [rewrites, d, m]: [usize; 3],
     ahead: &mut Ahead,
 ) {
     for at in 0..rewrites {
-        let (scales, k) = (&scales[at * m..][..m], &k[at * d..][..d]);
+        let (factors, k) = (&factors[at * m..][..m], &k[at * d..][..d]);
         match states {
-            Some(states) if at == 0 => rewrite_row(to, states, scales, k, ahead),
-            _ => rewrite_in_place(to, scales, k, ahead),
+            Some(states) if at == 0 => rewrite_row(to, states, factors, k, ahead),
+            _ => rewrite_in_place(to, factors, k, ahead),
         }
     }
 }
 
-/// to = X + k ⊗ scales
+/// to = X + k ⊗ factors
 #[inline(always)]
-fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], scales: &[A], k: &[A], ahead: &mut Ahead) {
+fn rewrite_row<A: Accum>(to: &mut [A], states: &[A], factors: &[A], k: &[A], ahead: &mut Ahead) {
     let d = k.len();
-    for ((to, state), scale) in to.chunks_exact_mut(d).zip(states.chunks_exact(d)).zip(scales) {
-        if *scale == A::default() {
+    for ((to, state), factor) in to.chunks_exact_mut(d).zip(states.chunks_exact(d)).zip(factors) {
+        if *factor == A::default() {
             to.copy_from_slice(state); // β = 0 keeps X bit for bit, −0 included
         } else {
-            set_scaled_sum(to, state, *scale, k);
+            set_scaled_sum(to, state, *factor, k);
         }
         ahead.step();
     }
 }
 
-/// X += k ⊗ scales
+/// X += k ⊗ factors
 #[inline(always)]
-fn rewrite_in_place<A: Accum>(states: &mut [A], scales: &[A], k: &[A], ahead: &mut Ahead) {
-    for (state, scale) in states.chunks_exact_mut(k.len()).zip(scales) {
-        if *scale != A::default() {
-            add_scaled(state, *scale, k);
+fn rewrite_in_place<A: Accum>(states: &mut [A], factors: &[A], k: &[A], ahead: &mut Ahead) {
+    for (state, factor) in states.chunks_exact_mut(k.len()).zip(factors) {
+        if *factor != A::default() {
+            add_scaled(state, *factor, k);
         }
         ahead.step();
     }
@@ -336,32 +356,31 @@ fn compress_row<'s, A: Accum>(
     token: usize,
     tokens: usize,
     state: &[A],
-    sums: &'s mut [A],
+    window: &'s mut [A],
 ) -> &'s mut [A] {
     let taps = weight.len() / state.len();
-    let d = sums.len() / taps;
+    let d = window.len() / taps;
     for (tap, weight) in weight.chunks_exact(state.len()).enumerate().take(tokens) {
         let slot = (token + tap) % taps;
-        mix(&mut sums[slot * d..][..d], tap + 1 < taps, weight, state);
+        mix(&mut window[slot * d..][..d], tap + 1 < taps, weight, state);
     }
-    &mut sums[token % taps * d..][..d]
+    &mut window[token % taps * d..][..d]
 }
 
 impl<A: Accum> ReadRows<'_, A> {
-    /// Computes h, v and β of this token from x; `row` and `products` are scratch.
+    /// Computes h, v and β of this token from x.
     #[inline(always)]
     fn row<S: Simd>(
         &mut self,
         simd: S,
         token: usize,
         x: &[A],
-        row: &mut [A],
-        products: &mut [A],
+        scratch: &mut ReadScratch<A>,
         ahead: &mut Ahead,
     ) {
         let (read, weights, d) = (self.read, self.weights, x.len());
         let logits = &weights.logits;
-        let products = &mut products[..1 + logits.len() / d];
+        let products = &mut scratch.products[..1 + logits.len() / d];
         dots(simd, x, |i| if i == 0 { x } else { &logits[(i - 1) * d..i * d] }, products, ahead);
         let (square, products) = products.split_at(1);
         let (gates, values) = products.split_at(weights.gates);
@@ -385,7 +404,7 @@ impl<A: Accum> ReadRows<'_, A> {
             }
         }
         if let Some(stored) = &mut self.context {
-            let mut h = Target::new(Some(stored), token, 1, row);
+            let mut h = Target::new(Some(stored), token, 1, &mut scratch.context);
             set_scaled_product(h.channels(), rstd, x, &weights.norm);
             h.store();
         }

@@ -1,0 +1,105 @@
+//! Checked problems: allocates their outputs, and computes them on the device of their tensors.
+//!
+//! The operators on a state share one forward and one backward, in which either half may be absent.
+
+use super::run::Run;
+use crate::cuda::device::Call;
+use crate::error::Result;
+use crate::problem::{Allocate, Expand, Gradients, Incoming, Outputs, RewriteRead};
+use crate::tensor::{Dtype, Tensor};
+use crate::{cpu, cuda};
+
+/// Computes the outputs and what the backward needs, or a step of a sequence in pieces.
+pub fn forward(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<Outputs> {
+    let mut outputs = Outputs::new(problem, context_dtype, run)?;
+    let launch = |call: &Call<'_>| cuda::rewrite_read::forward(problem, &outputs, call);
+    if let Some(threads) = run.on_device(&problem.state, launch)? {
+        match problem.double() {
+            true => cpu::rewrite_read::forward::<f64>(problem, &mut outputs, threads)?,
+            false => cpu::rewrite_read::forward::<f32>(problem, &mut outputs, threads)?,
+        }
+    }
+    Ok(outputs)
+}
+
+/// Computes the gradients. `wanted` has a bit for each, the state's first; only parameters heed it.
+/// `overwritten` is a gradient of X' that becomes the state's.
+pub fn backward(
+    problem: &RewriteRead,
+    incoming: &Incoming,
+    saved: &Outputs,
+    wanted: i64,
+    overwritten: Option<Tensor>,
+    run: &mut Run,
+) -> Result<Gradients> {
+    saved.check_saved(problem)?;
+    incoming.check(problem)?;
+    let mut gradients = Gradients::new(problem, wanted, overwritten, run)?;
+    if gradients.in_place {
+        check_overwritten(problem, saved, incoming, &gradients)?;
+    }
+    let launch = |call: &Call<'_>| cuda::rewrite_read::backward(problem, saved, incoming, &gradients, call);
+    if let Some(threads) = run.on_device(&problem.state, launch)? {
+        match problem.double() {
+            true => cpu::rewrite_read::backward::<f64>(problem, saved, incoming, &mut gradients, threads)?,
+            false => cpu::rewrite_read::backward::<f32>(problem, saved, incoming, &mut gradients, threads)?,
+        }
+    }
+    Ok(gradients)
+}
+
+/// Fails if the gradient that is overwritten does not fit, or overlaps a tensor whose rows are read. Parameters need no
+/// check: they are copied before the first row is overwritten.
+fn check_overwritten(
+    problem: &RewriteRead,
+    saved: &Outputs,
+    incoming: &Incoming,
+    gradients: &Gradients,
+) -> Result<()> {
+    let Some(to) = gradients.state.as_ref() else { return Ok(()) };
+    problem.check(to, &problem.state.shape, &[problem.state.dtype])?;
+    let saved = [&saved.stats, &saved.new_value, &saved.new_gate, &saved.compressed, &saved.rstd];
+    let grads = [&incoming.grad_context, &incoming.grad_new_value, &incoming.grad_new_gate];
+    let rewrites = problem.rewrite.iter().chain(problem.chain.iter().map(|link| &link.write));
+    let rows = saved.into_iter().chain(grads).flatten().chain(problem.chain.iter().map(|link| &link.stats));
+    let rows = rows.chain(rewrites.flat_map(|write| write.tensors())).chain([&problem.state]);
+    rows.chain(&problem.document_starts).try_for_each(|row| to.expect_apart(row))
+}
+
+/// Computes the state and, if `in_pieces`, what its tokens leave for the next.
+pub fn expand(problem: &Expand, in_pieces: bool, run: &mut Run) -> Result<()> {
+    let x = &problem.x;
+    let mut state = run.output("state", &problem.state_shape(), x.dtype, x)?;
+    let mut new_before = None;
+    if in_pieces {
+        new_before = run.optional_output("new_before", problem.before_shape().as_deref(), x.dtype, x)?;
+    }
+    let launch = |call: &Call<'_>| cuda::expand::forward(problem, &state, &new_before, call);
+    let Some(threads) = run.on_device(x, launch)? else { return Ok(()) };
+    let done = match x.dtype {
+        Dtype::F64 => cpu::expand::forward::<f64>(problem, &mut state, threads)
+            .and_then(|()| cpu::expand::leave::<f64>(problem, &mut new_before)),
+        _ => cpu::expand::forward::<f32>(problem, &mut state, threads)
+            .and_then(|()| cpu::expand::leave::<f32>(problem, &mut new_before)),
+    };
+    done.map_err(|short| short.in_operator("expand"))
+}
+
+/// Computes the gradients of x and, if bit 1 of `wanted` is set, of the weight.
+pub fn expand_backward(problem: &Expand, grad_state: &Tensor, wanted: i64, run: &mut Run) -> Result<()> {
+    problem.check_gradient(grad_state)?;
+    let mut grad_x = run.output_like("grad_x", &problem.x)?;
+    let mut grad_weight = match &problem.weight {
+        Some(weight) if wanted >> 1 & 1 == 1 => Some(run.output_like("grad_weight", weight)?),
+        _ => run.absent_output(&problem.x)?,
+    };
+    let launch = |call: &Call<'_>| cuda::expand::backward(problem, grad_state, &grad_x, &grad_weight, call);
+    let Some(threads) = run.on_device(&problem.x, launch)? else { return Ok(()) };
+    let done = match problem.x.dtype {
+        Dtype::F64 => {
+            cpu::expand::backward::<f64>(problem, grad_state, &mut grad_x, &mut grad_weight, threads)
+        }
+        _ => cpu::expand::backward::<f32>(problem, grad_state, &mut grad_x, &mut grad_weight, threads),
+    };
+    done.map_err(|short| short.in_operator("expand"))
+}

@@ -1,0 +1,150 @@
+//! Where a call's arguments come from, and how they make up the records.
+
+use super::memory::Owned;
+use crate::error::{Error, Result};
+use crate::problem::{Incoming, Outputs, Read, Write};
+use crate::tensor::{Dtype, Tensor};
+
+/// Arguments in the order of the schema: on the dispatcher's stack, described by Python, or only listed.
+///
+/// A tensor that is refused is replaced by an empty one, and the reason kept for [`Source::finish`]: everything on
+/// the stack is owned, so all of it has to be taken.
+pub trait Source {
+    fn tensor(&mut self, name: &'static str) -> Tensor;
+    fn optional_tensor(&mut self, name: &'static str) -> Option<Tensor>;
+    /// Takes a tensor that the forward saved, or its stand-in.
+    fn saved_tensor(&mut self, name: &'static str) -> Option<Tensor>;
+    fn overwritten_tensor(&mut self, name: &'static str) -> Overwritten;
+    fn tensors(&mut self, name: &'static str) -> Vec<Tensor>;
+    fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>>;
+    fn float(&mut self, name: &'static str) -> f64;
+    fn optional_float(&mut self, name: &'static str) -> Option<f64>;
+    fn integer(&mut self, name: &'static str) -> i64;
+    fn boolean(&mut self, name: &'static str) -> bool;
+    fn optional_dtype(&mut self, name: &'static str) -> Option<Dtype>;
+    /// Fails with the first reason to refuse an argument.
+    fn finish(&mut self) -> Result<()>;
+
+    fn write(&mut self) -> Write {
+        Write {
+            direction: self.tensor("direction"),
+            value: self.tensor("value"),
+            gate: self.tensor("gate"),
+            eps_k: self.float("eps_k"),
+        }
+    }
+
+    fn read(&mut self) -> Read {
+        Read {
+            compress: self.optional_tensor("compress"),
+            norm_weight: self.optional_tensor("norm_weight"),
+            norm_eps: self.optional_float("norm_eps"),
+            gate_weight: self.optional_tensor("gate_weight"),
+            gate_bias: self.optional_tensor("gate_bias"),
+            value_weight: self.optional_tensor("value_weight"),
+            value_bias: self.optional_tensor("value_bias"),
+            value_scale: self.optional_float("value_scale"),
+            value_from_compressed: self.boolean("value_from_compressed"),
+        }
+    }
+
+    fn gradients_of_read(&mut self) -> Incoming {
+        Incoming {
+            grad_new_state: None,
+            grad_context: self.optional_tensor("grad_context"),
+            grad_new_value: self.optional_tensor("grad_new_value"),
+            grad_new_gate: self.optional_tensor("grad_new_gate"),
+        }
+    }
+
+    /// Takes what the forward of a read saved.
+    fn saved_by_read(&mut self) -> Outputs {
+        Outputs {
+            new_value: self.saved_tensor("new_value"),
+            new_gate: self.saved_tensor("new_gate"),
+            compressed: self.saved_tensor("compressed"),
+            rstd: self.saved_tensor("rstd"),
+            ..Outputs::default()
+        }
+    }
+}
+
+/// A tensor that the operator overwrites.
+pub struct Overwritten {
+    pub tensor: Tensor,
+    /// (contiguous copy, original), if the original is not contiguous
+    pub copy: Option<(Owned, Owned)>,
+}
+
+impl Overwritten {
+    /// Copies the result back if a copy was overwritten.
+    pub fn copy_back(copy: Option<(Owned, Owned)>) -> Result<()> {
+        copy.map_or(Ok(()), |(copy, original)| original.copy_from(&copy))
+    }
+}
+
+/// An empty tensor in place of one that is refused.
+pub fn nothing(name: &'static str) -> Tensor {
+    Tensor::fake(name, vec![0], Dtype::F32, 0)
+}
+
+/// Lists the schemas of the arguments that an operator takes, as in `Tensor? compress`, and then stops it.
+#[derive(Default)]
+pub struct Listing(pub Vec<String>);
+
+impl Listing {
+    fn add<T>(&mut self, kind: &str, name: &str, empty: T) -> T {
+        self.0.push(format!("{kind} {name}"));
+        empty
+    }
+}
+
+impl Source for Listing {
+    fn tensor(&mut self, name: &'static str) -> Tensor {
+        self.add("Tensor", name, nothing(name))
+    }
+
+    fn optional_tensor(&mut self, name: &'static str) -> Option<Tensor> {
+        self.add("Tensor?", name, None)
+    }
+
+    fn saved_tensor(&mut self, name: &'static str) -> Option<Tensor> {
+        self.add("Tensor", name, None)
+    }
+
+    fn overwritten_tensor(&mut self, name: &'static str) -> Overwritten {
+        self.add("Tensor(a!)", name, Overwritten { tensor: nothing(name), copy: None })
+    }
+
+    fn tensors(&mut self, name: &'static str) -> Vec<Tensor> {
+        self.add("Tensor[]", name, Vec::new())
+    }
+
+    fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>> {
+        self.add("Tensor[]?", name, None)
+    }
+
+    fn float(&mut self, name: &'static str) -> f64 {
+        self.add("float", name, 0.0)
+    }
+
+    fn optional_float(&mut self, name: &'static str) -> Option<f64> {
+        self.add("float?", name, None)
+    }
+
+    fn integer(&mut self, name: &'static str) -> i64 {
+        self.add("int", name, 0)
+    }
+
+    fn boolean(&mut self, name: &'static str) -> bool {
+        self.add("bool", name, false)
+    }
+
+    fn optional_dtype(&mut self, name: &'static str) -> Option<Dtype> {
+        self.add("ScalarType?", name, None)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        Err(Error::Internal("the arguments are listed, not used".into()))
+    }
+}

@@ -28,6 +28,7 @@ else:
 
 from ddl.lab.config.sweeps import parse_sweep
 from ddl.nn.residual import DeltaResidual
+from ddl.results import Write
 
 FILE = Path(__file__).with_name("normalisation.toml")
 

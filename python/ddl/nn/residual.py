@@ -234,22 +234,34 @@ class DeltaResidual(nn.Module):
 
     def added_to(self, read: ReadParameters) -> ReadParameters:
         """The parameters of the read before this residual, which computes value and gate, too."""
+        gate_weight: Tensor | None = None
+        gate_bias: Tensor | None = None
+        value_weight: Tensor | None = None
+        value_bias: Tensor | None = None
+        value_scale: float | None = None
         if self.reads_gate:
             gate = projection_of("gate", self.gate)
             one = self.rewrites == 1
-            read = read._replace(
-                gate_weight=gate.weight.squeeze(0) if one else gate.weight,
-                gate_bias=gate.bias.squeeze(0) if one else gate.bias,
-            )
+            gate_weight = gate.weight.squeeze(0) if one else gate.weight
+            gate_bias = gate.bias.squeeze(0) if one else gate.bias
         if self.reads_value:
             value = projection_of("value", self.value)
-            read = read._replace(
-                value_weight=self._per_rewrite(value.weight, 0),
-                value_bias=self._per_rewrite(value.bias, 0),
-                value_scale=self.value_scale if self.value_kind == "sigmoid" else None,
-                value_from_compressed=self.value_from == "compressed",
-            )
-        return read
+            value_weight = self._per_rewrite(value.weight, 0)
+            value_bias = self._per_rewrite(value.bias, 0)
+            value_scale = self.value_scale if self.value_kind == "sigmoid" else None
+        # Not by `_replace`, which torch.compile cannot return from a part of a graph.
+        return ReadParameters(
+            read.compress,
+            read.norm_weight,
+            read.norm_eps,
+            gate_weight,
+            gate_bias,
+            value_weight,
+            value_bias,
+            value_scale,
+            value_from_compressed=self.reads_value and self.value_from == "compressed",
+            context_dtype=read.context_dtype,
+        )
 
     def write(
         self,

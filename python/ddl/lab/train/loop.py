@@ -134,5 +134,5 @@ def enough_memory() -> Iterator[None]:
         if isinstance(error, RuntimeError) and not re.search(NO_MEMORY, text):
             raise
         raise InputError(
-            f"`batch_size` and the sizes of the model must be smaller for this memory, got: {text}"
+            "batch_size", "fit into this memory with the sizes of the model", text
         ) from error

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ddl import DeltaResidual, reference
 from ddl.nn import residual
+from ddl.results import Write
 from tests.support.helpers import assert_same_gradients, gradients, normal, randomise_
 from tests.support.tolerances import assert_close
 
@@ -156,11 +157,11 @@ def test_values_and_gates_are_computed_in_float32(
 ) -> None:
     seen: list[Tensor] = []
 
-    def spy(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, **rest: Any) -> Tensor:
-        seen.extend((value, gate))
-        return reference.rewrite(state, direction, value, gate, **rest)
+    def spy(state: Tensor, write: Write) -> Tensor:
+        seen.extend((write.value, write.gate))
+        return reference.rewrite(state, *write[:3], eps_k=write.eps_k)
 
-    monkeypatch.setattr(residual.functional, "rewrite", spy)
+    monkeypatch.setattr(residual.functional, "write_to", spy)
     module, inputs = make(3, dtype, mapping=mapping), make_inputs(3, dtype)
     with torch.autocast("cpu", dtype, enabled=autocast):
         result = module(**inputs)

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddl import ops
+from ddl.ops import operators
 from ddl.ops.checks import (
+    autocast_dtype,
     check_context_dtype,
     check_count,
     check_is_tensor,
@@ -27,7 +28,6 @@ from ddl.ops.checks import (
     gate_dtype,
 )
 from ddl.ops.declarations import cached_expand, cached_read, cached_rewrite_read
-from ddl.ops.devices import autocast_dtype
 from ddl.options import check_choice
 from ddl.results import Chain, Link, ReadParameters, ReadResult, RewriteReadResult, Write
 
@@ -193,7 +193,7 @@ def rewrite_read_chained(
 
 def write_to(state: Tensor, write: Write) -> Tensor:
     """Return `rewrite` of the state."""
-    new_state, _ = ops.rewrite(state, _checked_write(state, write))
+    new_state, _ = operators.rewrite(state, _checked_write(state, write))
     return new_state
 
 
@@ -202,7 +202,7 @@ def read_with(
 ) -> ReadResult:
     """Return `read` of the state with these parameters."""
     parameters = _checked_read(state, parameters)
-    context, value, gate, _, _ = ops.read(state, parameters, document_starts)
+    context, value, gate, _, _ = operators.read(state, parameters, document_starts)
     return ReadResult(
         context,
         None if parameters.value_weight is None else value,
@@ -226,7 +226,7 @@ def step(
     write, parameters = _checked_write(state, write), _checked_read(state, parameters)
     chain = None if chain is None else chain.before(write)
     anchor, links = (None, None) if chain is None else (chain.anchor, chain.tensors())
-    new_state, stats, context, value, gate, _, _ = ops.rewrite_read(
+    new_state, stats, context, value, gate, _, _ = operators.rewrite_read(
         state, write, parameters, anchor, links, document_starts
     )
     result = RewriteReadResult(
@@ -256,7 +256,7 @@ def bind_cached_read(like: Tensor, parameters: ReadParameters) -> Callable[..., 
     and returns context, value, gate and the pending of the next call; an absent one is empty, or
     None without kernels.
     """
-    return ops.bind(cached_read, like.device, _checked_read(like, parameters))
+    return operators.bind(cached_read, like.device, _checked_read(like, parameters))
 
 
 def bind_cached_step(
@@ -269,7 +269,7 @@ def bind_cached_step(
     pending.
     """
     fixed = (_number("eps_k", eps_k), *_checked_read(like, parameters))
-    return ops.bind(cached_rewrite_read, like.device, fixed)
+    return operators.bind(cached_rewrite_read, like.device, fixed)
 
 
 def expand(
@@ -295,7 +295,7 @@ def expand(
         ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
     """
     check_count("value_channels", value_channels)
-    return ops.expand(x, weight, value_channels, document_starts)
+    return operators.expand(x, weight, value_channels, document_starts)
 
 
 def bind_cached_expand(
@@ -314,7 +314,7 @@ def bind_cached_expand(
     if nothing is looked back at.
     """
     check_count("value_channels", value_channels)
-    return ops.bind(cached_expand, like.device, (weight, value_channels))
+    return operators.bind(cached_expand, like.device, (weight, value_channels))
 
 
 # --- checks before the call: torch would convert these, or refuse them without a sentence ---------

@@ -102,7 +102,7 @@ def check_flag(name: str, flag: Any) -> None:
 def check_choice(name: str, choice: Any, choices: Sequence[str], *, optional: bool = False) -> None:
     """Raise unless `choice` is one of `choices` or optional None."""
     if choice not in choices and not (choice is None and optional):
-        refuse(name, quoted(choices) + " or None" * optional, choice)
+        refuse(name, quoted(choices) + (" or None" if optional else ""), choice)
 
 
 def is_whole(number: Any, kinds: tuple[type, ...] = (Integral,)) -> bool:

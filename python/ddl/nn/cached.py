@@ -7,22 +7,61 @@ from token to token is put into one tuple per sublayer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from ddl import functional
+from ddl.ops.checks import autocast_dtype
 from ddl.results import ReadParameters
 
-from .checks import check_returned
+from .checks import check_returned, require_exact_type
 from .expand import Expand
 from .gate import shut
 from .history import History
+from .hooks import generation
+from .linear import form_pruned
 from .pool import Slot
 from .residual import DeltaResidual
 
-__all__ = ["CachedStep", "resolve"]
+__all__ = ["continued"]
+
+
+class Stream(Protocol):
+    """What is needed of a DeltaStream, whose room is above this one."""
+
+    expand: Expand
+    sublayers: nn.ModuleList
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def parameters_of_calls(self) -> tuple[list[ReadParameters], list[DeltaResidual]]: ...
+
+
+def continued(
+    stream: Stream,
+    x: Tensor,
+    history: History,
+    keep: Tensor | None,
+    document_starts: Tensor | None,
+    args: Any,
+    kwargs: Any,
+) -> Tensor:
+    """Run a stream on tokens x (B, T, d) that follow those in `history`."""
+    if torch.is_grad_enabled() and any(p.requires_grad for p in stream.parameters()):
+        raise ValueError(
+            "`history` must be used under torch.no_grad() or torch.inference_mode(), got a "
+            "forward pass with gradients"
+        )
+    history.begin(x.dtype)
+    step = history.resolved(
+        (id(stream), torch.compiler.is_compiling(), generation(), x.dtype, autocast_dtype(x)),
+        lambda: _resolve(stream, x),
+    )
+    context: Tensor = step.run(x, history, keep, document_starts, args, kwargs)
+    history.commit()
+    return context
 
 
 class Boundary(NamedTuple):
@@ -106,17 +145,14 @@ class CachedStep(NamedTuple):
         return context
 
 
-def resolve(
-    expand: Expand,
-    reads: Sequence[ReadParameters],
-    residuals: Sequence[DeltaResidual],
-    sublayers: Iterable[nn.Module],
-    like: Tensor,
-) -> CachedStep:
-    """Resolve the calls for tensors like `like`. reads: in order, the readout's last."""
+def _resolve(stream: Stream, like: Tensor) -> CachedStep:
+    """Resolve the calls for tensors like `like`."""
+    expand = require_exact_type("expand", stream.expand, Expand)
+    form_pruned(expand)
+    reads, residuals = stream.parameters_of_calls()
     names = [f"reads.{i}" if _looks_back(read) else None for i, read in enumerate(reads)]
     boundaries = []
-    for index, (sublayer, residual) in enumerate(zip(sublayers, residuals, strict=True)):
+    for index, (sublayer, residual) in enumerate(zip(stream.sublayers, residuals, strict=True)):
         step = functional.bind_cached_step(like, residual.eps_k, reads[index + 1])
         by_read = residual.reads_value and residual.reads_gate and residual.further is None
         branch = None if by_read and not residual.hooks else residual

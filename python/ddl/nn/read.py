@@ -20,7 +20,7 @@ from ddl.options import (
 )
 from ddl.results import ReadParameters
 
-from .checks import check_mask, check_stream
+from .checks import check_stream
 from .linear import empty_parameter, form_pruned
 
 __all__ = ["Read"]
@@ -186,10 +186,9 @@ class Read(nn.Module):
         Raises ValueError for another shape, TypeError for an unsupported dtype.
         """
         d, m = self.hidden_size, self.value_channels
-        check_stream("state", state, (d,) if m == 1 else (d, m), over_time=self.compress == "token")
-        if document_starts is not None:
-            check_mask("document_starts", document_starts, state if m == 1 else state[..., 0])
-        starts = document_starts if self.compress == "token" else None
+        size, over_time = (d,) if m == 1 else (d, m), self.compress == "token"
+        check_stream("state", state, size, over_time=over_time, document_starts=document_starts)
+        starts = document_starts if over_time else None
         state = state.unsqueeze(-1) if self.value_channels == 1 else state
         if not return_compressed:
             parameters = self.parameters_of(self.effective_weight())
@@ -204,14 +203,17 @@ class Read(nn.Module):
 
     def extra_repr(self) -> str:
         factored = self.compress == "channel" and self.parameterization == "factored"
-        taps = self.compress == "token" or factored
-        return (
-            f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
-            f"compress={self.compress!r}"
-            + f", kernel_size={self.kernel_size}" * taps
-            + f", parameterization={self.parameterization!r}"
-            + f", causal={self.causal}" * factored
-            + f", read_init={self.read_init}" * (self.read_init is not None)
-            + ", norm_eps=None" * (self.norm_eps is None)
-            + ", shared" * bool(self._shared)
-        )
+        parts = [f"hidden_size={self.hidden_size}", f"value_channels={self.value_channels}"]
+        parts.append(f"compress={self.compress!r}")
+        if self.compress == "token" or factored:
+            parts.append(f"kernel_size={self.kernel_size}")
+        parts.append(f"parameterization={self.parameterization!r}")
+        if factored:
+            parts.append(f"causal={self.causal}")
+        if self.read_init is not None:
+            parts.append(f"read_init={self.read_init}")
+        if self.norm_eps is None:
+            parts.append("norm_eps=None")
+        if self._shared:
+            parts.append("shared")
+        return ", ".join(parts)

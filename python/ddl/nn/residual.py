@@ -22,7 +22,7 @@ from ddl.options import (
 )
 from ddl.results import ReadParameters, Write
 
-from .checks import check_features, check_mask, check_stream
+from .checks import check_features, check_stream
 from .direction import FurtherDirections, make_direction
 from .gate import apply_gate, make_gate, make_gate_pool, reset_gate, shut, squash
 from .hooks import Hook, Rewrite
@@ -201,10 +201,8 @@ class DeltaResidual(nn.Module):
             ValueError: a shape or device does not fit, or `compressed` is needed and missing.
             TypeError: a dtype does not fit, an argument is no tensor, `gate` or `value` is wrapped.
         """
-        self._check(x, sublayer_out, context, compressed)
+        self._check(x, sublayer_out, context, compressed, document_starts)
         state = x.unsqueeze(-1) if self.value_channels == 1 else x
-        if document_starts is not None:
-            check_mask("document_starts", document_starts, context)
         value, gate = self.value_and_gate(context, compressed)
         write = self.write(
             state, sublayer_out, context, value, gate, document_starts=document_starts
@@ -339,12 +337,18 @@ class DeltaResidual(nn.Module):
         return self.direction(state, context), value
 
     def _check(
-        self, x: Tensor, sublayer_out: Tensor, context: Tensor, compressed: Tensor | None
+        self,
+        x: Tensor,
+        sublayer_out: Tensor,
+        context: Tensor,
+        compressed: Tensor | None,
+        document_starts: Tensor | None,
     ) -> None:
         """Check here, because the operator's errors would name `state` and `direction` instead."""
         d, m = self.hidden_size, self.value_channels
         size = (d,) if m == 1 else (d, m)
-        check_stream("x", x, size, over_time=self.gate_from == "convolved")
+        over_time, starts = self.gate_from == "convolved", document_starts
+        check_stream("x", x, size, over_time=over_time, document_starts=starts)
         shape = (*x.shape[: -1 if m == 1 else -2], d)
         check_features("sublayer_out", sublayer_out, shape, x)
         check_features("context", context, shape, x)
@@ -400,12 +404,14 @@ class DeltaResidual(nn.Module):
         return self.value_scale * torch.sigmoid(linear) if self.value_kind == "sigmoid" else linear
 
     def extra_repr(self) -> str:
-        return (
-            f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
-            f"mapping={self.mapping!r}, "
-            + f"direction={self.direction_kind!r}, " * (self.mapping == "v")
-            + f"gate_from={self.gate_from!r}, " * (self.gate_pool is not None)
-            + f"rewrites={self.rewrites}, " * (self.rewrites > 1)
-            + f"value={self.value_kind!r}, value_from={self.value_from!r}, "
-            f"beta_init={self.beta_init:g}, eps_k={self.eps_k:.3g}"
-        )
+        parts = [f"hidden_size={self.hidden_size}", f"value_channels={self.value_channels}"]
+        parts.append(f"mapping={self.mapping!r}")
+        if self.mapping == "v":
+            parts.append(f"direction={self.direction_kind!r}")
+        if self.gate_pool is not None:
+            parts.append(f"gate_from={self.gate_from!r}")
+        if self.rewrites > 1:
+            parts.append(f"rewrites={self.rewrites}")
+        parts += [f"value={self.value_kind!r}", f"value_from={self.value_from!r}"]
+        parts += [f"beta_init={self.beta_init:g}", f"eps_k={self.eps_k:.3g}"]
+        return ", ".join(parts)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl import functional
-from ddl.ops.devices import autocast_dtype
+from ddl.ops.checks import autocast_dtype
 from ddl.options import (
     RESIDUAL_OPTIONS,
     STREAM_OPTIONS,
@@ -23,11 +23,10 @@ from ddl.options import (
 )
 from ddl.results import Chain, ReadParameters
 
-from .cached import CachedStep, resolve
-from .checks import check_mask, check_returned, check_stream, require_exact_type
+from .cached import continued
+from .checks import check_returned, check_stream, require_exact_type
 from .expand import Expand
 from .history import History
-from .hooks import generation
 from .linear import form_pruned
 from .read import Read
 from .residual import DeltaResidual
@@ -191,19 +190,23 @@ class DeltaStream(nn.Module):
             TypeError: x or a sublayer's output is no tensor or has an unsupported dtype; a read or
                 residual is wrapped.
         """
-        check_stream("x", x, (self.hidden_size,), over_time=True)
+        masks = {"keep": keep, "document_starts": document_starts}
+        check_stream("x", x, (self.hidden_size,), over_time=True, **masks)
         if history is not None and x.ndim != 3:
             expected = f"shape (batch, time, {self.hidden_size}) with a history"
             raise ValueError(f"`x` must have {expected}, got {tuple(x.shape)}")
         if keep is not None:
-            check_mask("keep", keep, x)
             x = x * keep.unsqueeze(-1)
-        if document_starts is not None:
-            check_mask("document_starts", document_starts, x)
         x = as_stream(x, self.stream_dtype)
-        if history is not None:
-            return self._continue(x, history, keep, document_starts, args, kwargs)
-        reads, residuals = self._read_parameters()
+        if history is None:
+            return self._run(x, keep, document_starts, args, kwargs)
+        return continued(self, x, history, keep, document_starts, args, kwargs)
+
+    def _run(
+        self, x: Tensor, keep: Tensor | None, document_starts: Tensor | None, args: Any, kwargs: Any
+    ) -> Tensor:
+        """Run whole sequences x (B, T, d)."""
+        reads, residuals = self.parameters_of_calls()
         state = self._open(x, document_starts)
         starts = document_starts if reads[0].over_time else None  # all reads compress alike
         context, value, gate = functional.read_with(state, reads[0], starts)
@@ -222,41 +225,12 @@ class DeltaStream(nn.Module):
             )
         return context
 
-    def _continue(
-        self,
-        x: Tensor,
-        history: History,
-        keep: Tensor | None,
-        document_starts: Tensor | None,
-        args: Any,
-        kwargs: Any,
-    ) -> Tensor:
-        """Run tokens x (B, T, d) that follow those in `history`."""
-        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
-            raise ValueError(
-                "`history` must be used under torch.no_grad() or torch.inference_mode(), got a "
-                "forward pass with gradients"
-            )
-        history.begin(x.dtype)
-        step = history.resolved(
-            (id(self), torch.compiler.is_compiling(), generation(), x.dtype, autocast_dtype(x)),
-            lambda: self._resolve(x),
-        )
-        context: Tensor = step.run(x, history, keep, document_starts, args, kwargs)
-        history.commit()
-        return context
-
-    def _resolve(self, x: Tensor) -> CachedStep:
-        expand = require_exact_type("expand", self.expand, Expand)
-        form_pruned(expand)
-        return resolve(expand, *self._read_parameters(), self.sublayers, x)
-
     def _open(self, x: Tensor, document_starts: Tensor | None) -> Tensor:
         """Expand x (B, T, d) to the first state, (B, T, d, m)."""
         state = self.expand(x, document_starts=document_starts)
         return state.unsqueeze(-1) if self.value_channels == 1 else state
 
-    def _read_parameters(self) -> tuple[list[ReadParameters], list[DeltaResidual]]:
+    def parameters_of_calls(self) -> tuple[list[ReadParameters], list[DeltaResidual]]:
         """The parameters of every read, the readout's last, and the residuals.
 
         A weight that reads share is computed once.

@@ -18,10 +18,9 @@ See = Callable[[str, Rewrite | Addition], object]
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model that torch.compile or DistributedDataParallel wraps, else `model` itself."""
-    for name in ("_orig_mod", "module"):
-        inner = model._modules.get(name)
-        if inner is not None and len(model._modules) == 1:
-            return unwrapped(inner)
+    children = dict(model.named_children())
+    if len(children) == 1 and {"_orig_mod", "module"} & children.keys():
+        return unwrapped(*children.values())
     return model
 
 

@@ -28,6 +28,7 @@ else:
 
 from ddl.lab.config.sweeps import parse_sweep
 from ddl.nn.residual import DeltaResidual
+from ddl.results import Write
 
 FILE = Path(__file__).with_name("normalisation.toml")
 
@@ -61,15 +62,13 @@ def install(kind: str) -> None:
     normalise = KINDS[kind]
     if normalise is None:
         return
-    original = DeltaResidual.tapped
+    original = DeltaResidual.write
 
-    def tapped(
-        self: DeltaResidual, state: Tensor, k: Tensor, value: Tensor, gate: Tensor, **options: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        changed = rounded(normalise, k, value, gate, self.eps_k)
-        return original(self, state, *changed, **options)
+    def write(self: DeltaResidual, *args: Any, **options: Any) -> Write:
+        k, value, gate, eps = original(self, *args, **options)
+        return Write(*rounded(normalise, k, value, gate, eps), eps)
 
-    DeltaResidual.tapped = tapped  # type: ignore[method-assign]
+    DeltaResidual.write = write  # type: ignore[method-assign]
 
 
 def main(arguments: list[str] | None = None) -> int:

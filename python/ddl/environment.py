@@ -53,7 +53,7 @@ def launched() -> Launched | None:
         return None
     if not all(str(value).isdecimal() for value in found):
         got = ", ".join(f"{name}={value}" for name, value in zip(OF_TORCHRUN, found, strict=True))
-        raise InputError(f"torchrun's variables must be whole numbers, got {got}")
+        raise InputError.sentence(f"torchrun's variables must be whole numbers, got {got}")
     return Launched(*(int(str(value)) for value in found))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 __all__ = [
     "IMPORTED_ONCE",
     "NEWER",
@@ -22,7 +25,38 @@ IMPORTED_ONCE = (
 
 
 class InputError(ValueError):
-    """An argument, option or file cannot be used; the message is one sentence."""
+    """An argument, option or file cannot be used; the message is one sentence.
+
+    "`argument` must expected, got got": argument is its name, or the path of a file. expected is
+    such as "be positive" or "have shape (8, 16)". got is what came, and what to do next if that is
+    not plain. others: further arguments that the sentence names, as `gate` or gate="mlp".
+    """
+
+    def __init__(
+        self, argument: str | Path, expected: str, got: object, others: tuple[str, ...] = ()
+    ):
+        super().__init__(argument, expected, got, others)
+        self.argument, self.expected, self.got, self.others = str(argument), expected, got, others
+
+    @classmethod
+    def sentence(cls, text: str, others: tuple[str, ...] = ()) -> InputError:
+        """An error of no single argument, with this message."""
+        return cls("", text, "", others)
+
+    def __str__(self) -> str:
+        if not self.argument:
+            return self.expected
+        return f"`{self.argument}` must {self.expected}, got {self.got}"
+
+    def renamed(self, names: Mapping[str, str]) -> InputError:
+        """The same error with other names for arguments: those of a file, or a command's flags."""
+        expected, got = self.expected, str(self.got)
+        for name in dict.fromkeys(self.others):
+            new = names.get(name, name)
+            expected = expected.replace(f"`{name}`", f"`{new}`").replace(f'{name}="', f'{new}="')
+            got = got.replace(f"`{name}`", f"`{new}`")
+        others = tuple(names.get(name, name) for name in self.others)
+        return InputError(names.get(self.argument, self.argument), expected, got, others)
 
 
 class DivergedError(RuntimeError):
@@ -31,6 +65,13 @@ class DivergedError(RuntimeError):
 
 class ProcessError(RuntimeError):
     """One of several processes ends alone, or is left alone; the message says which, and why."""
+
+    def renamed(self, names: Mapping[str, str]) -> ProcessError:
+        """The same error with other names for the arguments of the error that caused it."""
+        cause = self.__cause__
+        if not isinstance(cause, InputError):
+            return self
+        return ProcessError(str(self).replace(str(cause), str(cause.renamed(names))))
 
 
 class OtherProcessError(RuntimeError):

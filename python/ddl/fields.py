@@ -39,9 +39,11 @@ def expand_paths(config: Any) -> None:
         object.__setattr__(config, name, expanded(getattr(config, name)))
 
 
-def require(condition: bool, name: str, expected: str, got: object) -> None:
+def require(
+    condition: bool, name: str, expected: str, got: object, others: tuple[str, ...] = ()
+) -> None:
     if not condition:
-        refuse(name, expected, got)
+        refuse(name, expected, got, others)
 
 
 def plain_numbers(config: Any) -> None:

@@ -39,8 +39,9 @@ def at_home(path: str | Path, *, argument: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise InputError(
-            f"`{argument}` must begin with the ~ of a user whose home directory is known, got"
-            f" {path}: write the whole path"
+            argument,
+            "begin with the ~ of a user whose home directory is known",
+            f"{path}: write the whole path",
         ) from error
 
 
@@ -71,7 +72,7 @@ def require_kind(path: Path, *expected: PathKind, argument: str) -> PathKind:
     must = f"{', '.join(others)} or {last}" if others else last
     got = f", {found.value}" if isinstance(found, PathKind) else f": {found}"
     hint = ", for `ddl import`" if found is PathKind.CHECKPOINT else ""
-    raise InputError(f"`{argument}` must be {must}, got {path}{got}{hint}")
+    raise InputError(argument, f"be {must}", f"{path}{got}{hint}")
 
 
 def _recognise(path: Path) -> PathKind | str:
@@ -175,9 +176,12 @@ def refuse_link(path: Path, *, argument: str) -> None:
     """Raise InputError, which names the argument, if a path is a link."""
     if path.is_symlink():
         raise InputError(
-            f"`{argument}` must have no link where it is written, got {path}, a link to"
-            f" {os.readlink(path)}: put what it leads to in its place, or let the whole directory"
-            " be a link"
+            argument,
+            "have no link where it is written",
+            (
+                f"{path}, a link to {os.readlink(path)}: put what it leads to in its place, or"
+                " let the whole directory be a link"
+            ),
         )
 
 
@@ -194,7 +198,7 @@ def writing(path: Path, *, argument: str = "out") -> Iterator[None]:
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise InputError(f"`{argument}` must be writable, got {path}: {reason}") from error
+        raise InputError(argument, "be writable", f"{path}: {reason}") from error
 
 
 @contextmanager
@@ -311,8 +315,9 @@ def alone_in(directory: Path, *, argument: str = "out") -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
-                f"`{argument}` must be a directory of this process alone, got {directory}, into"
-                " which another one is writing"
+                argument,
+                "be a directory of this process alone",
+                f"{directory}, into which another one is writing",
             ) from error
         except OSError:  # some network file systems have no locks
             pass
@@ -398,18 +403,16 @@ def unfinished(name: str) -> str | None:
 def require_new_file(out: Path) -> None:
     """Raise InputError unless `out` is a new file in a writable directory."""
     if os.path.lexists(out):  # a link that leads nowhere, too
-        raise InputError(f"`out` must be a new file, got {out}, which exists")
+        raise InputError("out", "be a new file", f"{out}, which exists")
     if not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
-        raise InputError(f"`out` must be in a directory that can be written to, got {out}")
+        raise InputError("out", "be in a directory that can be written to", out)
 
 
 def require_new_directory(out: Path, *, argument: str = "out") -> None:
     """Raise InputError, which names the argument, unless `out` is new or an empty directory."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         got = "a directory with files" if out.is_dir() else "a file"
-        raise InputError(
-            f"`{argument}` must be a new or empty directory, got {out}, {got}: choose another"
-        )
+        raise InputError(argument, "be a new or empty directory", f"{out}, {got}: choose another")
 
 
 def written(out: Path) -> str:

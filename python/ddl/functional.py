@@ -18,17 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddl import ops
+from ddl.ops import operators
 from ddl.ops.checks import (
+    autocast_dtype,
     check_context_dtype,
     check_count,
     check_is_tensor,
     check_positive,
     gate_dtype,
 )
-from ddl.ops.devices import autocast_dtype
+from ddl.ops.declarations import cached_expand, cached_read, cached_rewrite_read
 from ddl.options import check_choice
-from ddl.results import Chain, Link, ReadResult, RewriteReadResult
+from ddl.results import Chain, Link, ReadParameters, ReadResult, RewriteReadResult, Write
 
 __all__ = ["expand", "read", "rewrite", "rewrite_read", "rewrite_read_chained"]
 
@@ -58,14 +59,7 @@ def rewrite(
 
     Source: DDL (arXiv 2601.00417), eq. 2.5.
     """
-    new_state, _ = ops.rewrite(
-        state=state,
-        direction=direction,
-        value=_as_gate("value", value, state),
-        gate=_as_gate("gate", gate, state),
-        eps_k=_number("eps_k", eps_k),
-    )
-    return new_state
+    return write_to(state, Write(direction, value, gate, eps_k))
 
 
 def read(
@@ -112,28 +106,19 @@ def read(
 
     Source: DDL (arXiv 2601.00417); the gate is eq. 2.6.
     """
-    context, new_value, new_gate, _, _ = ops.read(
-        state=state,
-        **_read_options(
-            state,
-            compress=compress,
-            norm_weight=norm_weight,
-            norm_eps=norm_eps,
-            gate_weight=gate_weight,
-            gate_bias=gate_bias,
-            value_weight=value_weight,
-            value_bias=value_bias,
-            value_scale=value_scale,
-            value_from=value_from,
-            context_dtype=context_dtype,
-        ),
-        document_starts=document_starts,
+    parameters = ReadParameters(
+        compress,
+        norm_weight,
+        norm_eps,
+        gate_weight,
+        gate_bias,
+        value_weight,
+        value_bias,
+        value_scale,
+        _from_compressed(value_from),
+        context_dtype,
     )
-    return ReadResult(
-        context,
-        None if value_weight is None else new_value,
-        None if gate_weight is None else new_gate,
-    )
+    return read_with(state, parameters, document_starts)
 
 
 def rewrite_read(
@@ -164,25 +149,20 @@ def rewrite_read(
         RewriteReadResult(state X' (…, d, m), context (…, d), value (…, m) or None, gate (…,) or
         None).
     """
-    return _rewrite_read(
-        state,
-        direction,
-        value,
-        gate,
-        None,
-        eps_k=eps_k,
-        compress=compress,
-        norm_weight=norm_weight,
-        norm_eps=norm_eps,
-        gate_weight=gate_weight,
-        gate_bias=gate_bias,
-        value_weight=value_weight,
-        value_bias=value_bias,
-        value_scale=value_scale,
-        value_from=value_from,
-        context_dtype=context_dtype,
-        document_starts=document_starts,
-    )[0]
+    parameters = ReadParameters(
+        compress,
+        norm_weight,
+        norm_eps,
+        gate_weight,
+        gate_bias,
+        value_weight,
+        value_bias,
+        value_scale,
+        _from_compressed(value_from),
+        context_dtype,
+    )
+    write = Write(direction, value, gate, eps_k)
+    return step(state, write, parameters, document_starts=document_starts)[0]
 
 
 def rewrite_read_chained(
@@ -191,56 +171,81 @@ def rewrite_read_chained(
     value: Tensor,
     gate: Tensor,
     *,
+    eps_k: float,
     chain: Chain,
+    document_starts: Tensor | None = None,
+    value_from: str = "context",
     **options: Any,
 ) -> tuple[RewriteReadResult, Chain]:
     """Apply `rewrite_read`, with its options, so that not every state is stored for the backward.
 
     Returns its result, and the chain for the next call, which gets the new state.
     """
-    chain = chain.before(direction)
-    result, link = _rewrite_read(state, direction, value, gate, chain, **options)
-    # Without kernels there are no statistics, and autograd stores what it likes.
-    return result, chain if link[-1] is None else chain.after(state, link)
+    parameters = ReadParameters(**options, value_from_compressed=_from_compressed(value_from))
+    write = Write(direction, value, gate, eps_k)
+    result, after = step(state, write, parameters, chain=chain, document_starts=document_starts)
+    assert after is not None
+    return result, after
 
 
-def _rewrite_read(
+# --- the same with records, for modules -----------------------------------------------------------
+
+
+def write_to(state: Tensor, write: Write) -> Tensor:
+    """Return `rewrite` of the state."""
+    new_state, _ = operators.rewrite(state, _checked_write(state, write))
+    return new_state
+
+
+def read_with(
+    state: Tensor, parameters: ReadParameters, document_starts: Tensor | None = None
+) -> ReadResult:
+    """Return `read` of the state with these parameters."""
+    parameters = _checked_read(state, parameters)
+    context, value, gate, _, _ = operators.read(state, parameters, document_starts)
+    return ReadResult(
+        context,
+        None if parameters.value_weight is None else value,
+        None if parameters.gate_weight is None else gate,
+    )
+
+
+def step(
     state: Tensor,
-    direction: Tensor,
-    value: Tensor,
-    gate: Tensor,
-    chain: Chain | None,
+    write: Write,
+    parameters: ReadParameters,
     *,
-    eps_k: float,
+    chain: Chain | None = None,
     document_starts: Tensor | None = None,
-    **options: Any,
-) -> tuple[RewriteReadResult, Link]:
-    value, gate = _as_gate("value", value, state), _as_gate("gate", gate, state)
-    new_state, stats, context, new_value, new_gate, _, _ = ops.rewrite_read(
-        state=state,
-        direction=direction,
-        value=value,
-        gate=gate,
-        eps_k=_number("eps_k", eps_k),
-        **_read_options(state, **options),
-        anchor=None if chain is None else chain.anchor,
-        chain=None if chain is None else list(chain.links),
-        document_starts=document_starts,
+) -> tuple[RewriteReadResult, Chain | None]:
+    """Return `rewrite_read` of the state: the step between two sublayers.
+
+    chain: the rewrites that led to the state, so that not every one is stored for the backward.
+    Returned with it is the chain for the next step, which gets the new state.
+    """
+    write, parameters = _checked_write(state, write), _checked_read(state, parameters)
+    chain = None if chain is None else chain.before(write)
+    anchor, links = (None, None) if chain is None else (chain.anchor, chain.tensors())
+    new_state, stats, context, value, gate, _, _ = operators.rewrite_read(
+        state, write, parameters, anchor, links, document_starts
     )
     result = RewriteReadResult(
         new_state,
         context,
-        None if options.get("value_weight") is None else new_value,
-        None if options.get("gate_weight") is None else new_gate,
+        None if parameters.value_weight is None else value,
+        None if parameters.gate_weight is None else gate,
     )
-    return result, (direction, value, gate, stats)
+    # Without kernels there are no statistics, and autograd stores what it likes.
+    if chain is not None and stats is not None:
+        chain = chain.after(state, Link(write, stats))
+    return result, chain
 
 
-def bind_cached_read(like: Tensor, **options: Any) -> Callable[..., tuple[Tensor, ...]]:
-    """Return `read` with these options, for a sequence that comes in pieces, in inference.
+def bind_cached_read(like: Tensor, parameters: ReadParameters) -> Callable[..., tuple[Tensor, ...]]:
+    """Return `read_with` these parameters, for a sequence that comes in pieces, in inference.
 
-    The options are checked and converted here, once, and autocast is that of this call. The result
-    takes by position, for states on the device and in the dtype of `like`:
+    The parameters are checked and converted here, once, and autocast is that of this call. The
+    result takes by position, for states on the device and in the dtype of `like`:
 
         state: X (…, d, m), or (…, T, d, m) for a compression over time.
         pending: what the tokens before add to the compressed x of the first K − 1 of these,
@@ -251,21 +256,20 @@ def bind_cached_read(like: Tensor, **options: Any) -> Callable[..., tuple[Tensor
     and returns context, value, gate and the pending of the next call; an absent one is empty, or
     None without kernels.
     """
-    return ops.bind_cached_read(like.device, **_read_options(like, **options))
+    return operators.bind(cached_read, like.device, _checked_read(like, parameters))
 
 
-def bind_cached_rewrite_read(
-    like: Tensor, *, eps_k: float, **options: Any
+def bind_cached_step(
+    like: Tensor, eps_k: float, parameters: ReadParameters
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """Return `rewrite_read` with these options, as `bind_cached_read` does `read`.
+    """Return `step` with these parameters, as `bind_cached_read` does `read_with`.
 
     The result takes state, direction, value, gate, pending and document_starts by position, value
     and gate in float32 (float64 for a float64 state), and returns state, context, value, gate and
     pending.
     """
-    return ops.bind_cached_rewrite_read(
-        like.device, eps_k=_number("eps_k", eps_k), **_read_options(like, **options)
-    )
+    fixed = (_number("eps_k", eps_k), *_checked_read(like, parameters))
+    return operators.bind(cached_rewrite_read, like.device, fixed)
 
 
 def expand(
@@ -291,9 +295,7 @@ def expand(
         ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
     """
     check_count("value_channels", value_channels)
-    return ops.expand(
-        x=x, weight=weight, value_channels=value_channels, document_starts=document_starts
-    )
+    return operators.expand(x, weight, value_channels, document_starts)
 
 
 def bind_cached_expand(
@@ -312,45 +314,34 @@ def bind_cached_expand(
     if nothing is looked back at.
     """
     check_count("value_channels", value_channels)
-    return ops.bind_cached_expand(like.device, weight=weight, value_channels=value_channels)
-
-
-# --- options as the operators take them -----------------------------------------------------------
-
-
-def _read_options(
-    state: Tensor,
-    *,
-    compress: Tensor | None = None,
-    norm_weight: Tensor | None = None,
-    norm_eps: float | None = 1e-5,
-    gate_weight: Tensor | None = None,
-    gate_bias: Tensor | None = None,
-    value_weight: Tensor | None = None,
-    value_bias: Tensor | None = None,
-    value_scale: float | None = None,
-    value_from: str = "context",
-    context_dtype: torch.dtype | None = None,
-) -> dict[str, Any]:
-    return {
-        "compress": compress,
-        "norm_weight": norm_weight,
-        "norm_eps": _optional_number("norm_eps", norm_eps),
-        "gate_weight": gate_weight,
-        "gate_bias": gate_bias,
-        "value_weight": value_weight,
-        "value_bias": value_bias,
-        "value_scale": _optional_number("value_scale", value_scale),
-        "value_from_compressed": _from_compressed(value_from),
-        "context_dtype": _context_dtype(state, context_dtype),
-    }
+    return operators.bind(cached_expand, like.device, (weight, value_channels))
 
 
 # --- checks before the call: torch would convert these, or refuse them without a sentence ---------
 
 
-def _as_gate(name: str, gate: Tensor, state: Tensor) -> Tensor:
+def _checked_write(state: Tensor, write: Write) -> Write:
     """Convert a half-precision value or gate to float32 (float64 for a float64 state)."""
+    direction, value, gate, eps_k = write
+    value, gate = _as_gate("value", value, state), _as_gate("gate", gate, state)
+    return Write(direction, value, gate, _number("eps_k", eps_k))
+
+
+def _checked_read(state: Tensor, parameters: ReadParameters) -> ReadParameters:
+    """Check the numbers, and choose autocast's dtype for the context if none is requested."""
+    check_is_tensor("state", state)
+    for name in ("norm_eps", "value_scale"):
+        number = getattr(parameters, name)
+        if number is not None:
+            _number(name, number)
+    if parameters.context_dtype is not None:
+        check_context_dtype(state, parameters.context_dtype)
+        return parameters
+    dtype = autocast_dtype(state)  # the next sublayer's products run in it
+    return parameters if dtype is None else parameters._replace(context_dtype=dtype)
+
+
+def _as_gate(name: str, gate: Tensor, state: Tensor) -> Tensor:
     if getattr(gate, "dtype", None) not in HALF:
         return gate  # the operator refuses what does not fit
     check_is_tensor("state", state)
@@ -364,20 +355,7 @@ def _number(name: str, number: float) -> float:
     return number
 
 
-def _optional_number(name: str, number: float | None) -> float | None:
-    return None if number is None else _number(name, number)
-
-
 def _from_compressed(value_from: str) -> bool:
     if value_from != "context":
         check_choice("value_from", value_from, ("context", "compressed"))
     return value_from == "compressed"
-
-
-def _context_dtype(state: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
-    """Choose autocast's dtype if none is asked for: the next sublayer's products run in it."""
-    check_is_tensor("state", state)
-    if dtype is not None:
-        check_context_dtype(state, dtype)
-        return dtype
-    return autocast_dtype(state)

@@ -26,8 +26,8 @@ MOST_LAYERS = 2**14  # a mistyped number would build modules for hours
 # --- checks: each raises InputError, a ValueError -------------------------------------------------
 
 
-def refuse(name: str, expected: str, got: object) -> NoReturn:
-    raise InputError(f"`{name}` must be {expected}, got {got!r}")
+def refuse(name: str, expected: str, got: object, others: tuple[str, ...] = ()) -> NoReturn:
+    raise InputError(name, f"be {expected}", repr(got), others)
 
 
 def check_count(
@@ -102,7 +102,7 @@ def check_flag(name: str, flag: Any) -> None:
 def check_choice(name: str, choice: Any, choices: Sequence[str], *, optional: bool = False) -> None:
     """Raise unless `choice` is one of `choices` or optional None."""
     if choice not in choices and not (choice is None and optional):
-        refuse(name, quoted(choices) + " or None" * optional, choice)
+        refuse(name, quoted(choices) + (" or None" if optional else ""), choice)
 
 
 def is_whole(number: Any, kinds: tuple[type, ...] = (Integral,)) -> bool:
@@ -259,20 +259,22 @@ def check_left(
     """Raise if an option is not at its default, because it has an effect only `when`."""
     for name, option in options.items():
         if given[name] != option.default:
+            others = tuple(spelling(other, ())[0] for case in option.used for other in case)
             expected = f"left at {option.default!r} unless {when}"
-            refuse(spelling(name, ())[0], expected, given[name])
+            refuse(spelling(name, ())[0], expected, given[name], others)
 
 
 def check_residual(given: dict[str, Any], value_channels: int) -> None:
     """Check DeltaResidual's options, each by itself and in combination."""
     check_options(given, RESIDUAL_OPTIONS)
     if given["mapping"] == "v" and given["value"] == "constant":
-        raise InputError('`value` must be "linear" or "sigmoid" with mapping="v", got "constant"')
+        raise InputError(
+            "value", 'be "linear" or "sigmoid" with mapping="v"', '"constant"', ("mapping",)
+        )
     if given["direction_rank"] is not None and given["rewrites"] == 1:
         got = given["direction_rank"]
-        raise InputError(f"`direction_rank` must be left at None with 1 rewrite, got {got}")
+        raise InputError("direction_rank", "be left at None with 1 rewrite", got)
     if given["direction"] == "attention" and value_channels == 1:
         raise InputError(
-            '`direction` must be "linear", "mean" or "flatten" with 1 value channel, '
-            'got "attention"'
+            "direction", 'be "linear", "mean" or "flatten" with 1 value channel', '"attention"'
         )

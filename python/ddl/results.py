@@ -1,14 +1,59 @@
-"""Results of the read operators, shared by `ddl.reference`, `ddl.functional` and the modules."""
+"""The records of a rewrite and of a read, and what the operators return.
+
+Both travel whole from the modules to the dispatcher, where `ddl.ops` flattens them into the
+arguments of a schema.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-__all__ = ["Chain", "Link", "ReadResult", "RewriteReadResult"]
+__all__ = ["Chain", "Link", "ReadParameters", "ReadResult", "RewriteReadResult", "Write"]
 
-Link = tuple[Tensor, Tensor, Tensor, Tensor]  # direction, value, gate and statistics of a rewrite
+
+class Write(NamedTuple):
+    """One token's rewrite, X' = X + β k̂ (vᵀ − k̂ᵀX) with k̂ = k/√(|k|² + ε_k²); or n, in order.
+
+    direction: k (…, d), of any norm. value: v (…, m). gate: β (…,), value and gate in float32
+    (float64 for a float64 state). n rewrites have (…, n, d), (…, n, m) and (…, n). eps_k: ε_k.
+    """
+
+    direction: Tensor
+    value: Tensor
+    gate: Tensor
+    eps_k: float
+
+
+class ReadParameters(NamedTuple):
+    """The parameters of a read, in the order of the schemas; see `ddl.functional.read`.
+
+    value_from_compressed: whether the value is computed from the raw read x, not the context h.
+    """
+
+    compress: Tensor | None = None
+    norm_weight: Tensor | None = None
+    norm_eps: float | None = 1e-5
+    gate_weight: Tensor | None = None
+    gate_bias: Tensor | None = None
+    value_weight: Tensor | None = None
+    value_bias: Tensor | None = None
+    value_scale: float | None = None
+    value_from_compressed: bool = False
+    context_dtype: torch.dtype | None = None
+
+    @property
+    def over_time(self) -> bool:
+        """Whether the compression has an axis over time."""
+        return self.compress is not None and self.compress.ndim == 3
+
+    def keywords(self) -> dict[str, Any]:
+        """The same as arguments of `ddl.functional.read` and `ddl.reference.read`."""
+        fields = self._asdict()
+        compressed = fields.pop("value_from_compressed")
+        return fields | {"value_from": "compressed" if compressed else "context"}
 
 
 class ReadResult(NamedTuple):
@@ -37,6 +82,18 @@ class RewriteReadResult(NamedTuple):
     gate: Tensor | None
 
 
+class Link(NamedTuple):
+    """A rewrite of a chain: what it writes, and the statistics that its operator saved."""
+
+    write: Write
+    stats: Tensor
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Direction, value, gate and statistics, as the operator takes them."""
+        direction, value, gate, _ = self.write
+        return direction, value, gate, self.stats
+
+
 class Chain(NamedTuple):
     """The rewrites since the last state that is stored, from which a backward computes the others.
 
@@ -44,25 +101,29 @@ class Chain(NamedTuple):
     with the bits of the forward, so gradients are the same to the bit. Start with
     `Chain(anchor_every=N)`; each call of `functional.rewrite_read_chained` returns the next one.
 
-    anchor_every: N. anchor: X (…, d, m); None if the next state is stored. links: direction, value,
-    gate and saved statistics of each rewrite since.
+    anchor_every: N. anchor: X (…, d, m); None if the next state is stored. links: each rewrite
+    since.
     """
 
     anchor_every: int
     anchor: Tensor | None = None
-    links: tuple[Tensor, ...] = ()
+    links: tuple[Link, ...] = ()
 
-    def before(self, direction: Tensor) -> Chain:
-        """The chain for rewrites along `direction`: empty if their dtypes or numbers differ."""
+    def before(self, write: Write) -> Chain:
+        """The chain for this rewrite: empty if directions change their dtype or number."""
         if self.links:
-            first = self.links[0]
-            if first.dtype != direction.dtype or first.shape != direction.shape:
+            first = self.links[0].write.direction
+            if first.dtype != write.direction.dtype or first.shape != write.direction.shape:
                 return Chain(self.anchor_every)
         return self
 
     def after(self, state: Tensor, link: Link) -> Chain:
         """The chain after a rewrite of `state`."""
-        links = (*self.links, *link)
-        if len(links) == len(link) * self.anchor_every:
+        links = (*self.links, link)
+        if len(links) == self.anchor_every:
             return Chain(self.anchor_every)
         return Chain(self.anchor_every, state if self.anchor is None else self.anchor, links)
+
+    def tensors(self) -> list[Tensor]:
+        """Those of all links, in order."""
+        return [tensor for link in self.links for tensor in link.tensors()]

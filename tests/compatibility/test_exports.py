@@ -94,7 +94,7 @@ def test_a_field_of_a_newer_version_is_refused(export: Path, tmp_path: Path) -> 
     values = json.loads((path / "config.json").read_text(encoding="utf-8"))
     (path / "config.json").write_text(json.dumps(values | {"gate_hiden": 3}), encoding="utf-8")
     sentence = (
-        "`config.json` must hold a DDLConfig, got: the unknown field 'gate_hiden'; "
+        "`config.json` must hold a DDLConfig, got the unknown field 'gate_hiden'; "
         "if a newer ddl-rs wrote it, install that version"
     )
     for read in (AutoModelForCausalLM.from_pretrained, ddl.hf.load, load):

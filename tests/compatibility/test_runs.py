@@ -132,7 +132,7 @@ def test_a_field_of_a_newer_version_is_refused(
     sections(values)[inside][0]["tokens"] = 3  # also the name of an option of `ddl sample`
     file.write_text(json.dumps(values), encoding="utf-8")
     sentence = (
-        f"`config.json` must hold a TrainConfig, got: the unknown field '{inside}tokens'; "
+        f"`config.json` must hold a TrainConfig, got the unknown field '{inside}tokens'; "
         "if a newer ddl-rs wrote it, install that version"
     )
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):

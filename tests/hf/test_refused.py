@@ -53,7 +53,7 @@ def test_damaged_directories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     not_loaded(tmp_path, f"^{where} must hold the parameters of its config, got {lacking} missing$")
     config.write_text(json.dumps(fields | {"gate_hiden": 3}))
     newer = "the unknown field 'gate_hiden'; if a newer ddl-rs wrote it, install that version"
-    not_loaded(tmp_path, f"^`config.json` must hold a DDLConfig, got: {newer}$")
+    not_loaded(tmp_path, f"^`config.json` must hold a DDLConfig, got {newer}$")
     config.write_text(text)
 
     safetensors.torch.save_file(state | {"trunk.extra": torch.zeros(1)}, weights)
@@ -61,13 +61,13 @@ def test_damaged_directories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     safetensors.torch.save_file(state | {"wte.weight": torch.zeros(2, 2)}, weights)
     not_loaded(tmp_path, f"^{where} must hold the parameters of its config, got 1 mismatched$")
     weights.write_bytes(b"\0" * 30)
-    not_loaded(tmp_path, f"^{where} must hold a model of type ddl, got: ")
+    not_loaded(tmp_path, f"^{where} must hold a model of type ddl, got ")
     weights.unlink()
-    not_loaded(tmp_path, f"^{where} must hold a model of type ddl, got: ")
+    not_loaded(tmp_path, f"^{where} must hold a model of type ddl, got ")
     assert not caplog.records  # nothing is printed beside the error message
     safetensors.torch.save_file(state, weights)
     (tmp_path / "tokenizer.json").write_text("{")
-    not_loaded(tmp_path, f"^{where} must hold a model of type ddl, got: ")
+    not_loaded(tmp_path, f"^{where} must hold a model of type ddl, got ")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_damage_that_transformers_stumbles_over(name: str, text: str, tmp_path: 
     if name.startswith(("model", "pytorch")):
         (tmp_path / "model.safetensors").unlink()
     (tmp_path / name).write_text(text)
-    not_loaded(tmp_path, f"^{re.escape(f'`{tmp_path}`')} must hold a model of type ddl, got: ")
+    not_loaded(tmp_path, f"^{re.escape(f'`{tmp_path}`')} must hold a model of type ddl, got ")
 
 
 def test_code_in_a_directory_is_not_asked_about(
@@ -101,7 +101,7 @@ def test_code_in_a_directory_is_not_asked_about(
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     asked: list[str] = []
     monkeypatch.setattr("builtins.input", lambda *question: asked.append(*question) or "y")
-    not_loaded(tmp_path, f"^{re.escape(f'`{tmp_path}`')} must hold a model of type ddl, got: ")
+    not_loaded(tmp_path, f"^{re.escape(f'`{tmp_path}`')} must hold a model of type ddl, got ")
     assert not asked
     assert not (tmp_path / "ran").exists()
 

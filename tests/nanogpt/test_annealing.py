@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ddl import functional, reference
-from ddl.nanogpt import Pending, convert
+from ddl.nanogpt import DeferredRewrite, convert
 from ddl.nanogpt.annealing import Annealing, blend
+from ddl.results import Write
 from tests.support.helpers import assert_same_gradients, gradients, normal, randomise_
 from tests.support.nanogpt_cases import (
     F64,
@@ -136,9 +137,9 @@ def test_rounding(dtype: torch.dtype, share: float, eps_k: float) -> None:
     state, k = state.to(dtype), k.to(dtype)
     stored = F64 if dtype == F64 else torch.float32
     a = torch.tensor(share, dtype=stored)
-    Y, w, gate = blend(a, state, k, k, v.to(stored), beta.to(stored), eps_k)
-    assert (Y.dtype, w.dtype, gate.dtype) == (dtype, stored, stored)
-    found = functional.rewrite(Y, k, w, gate, eps_k=eps_k)
+    Y, write = blend(a, state, k, Write(k, v.to(stored), beta.to(stored), eps_k))
+    assert (Y.dtype, write.value.dtype, write.gate.dtype) == (dtype, stored, stored)
+    found = functional.write_to(Y, write)
     X, K = state.double(), k.double()
     rewritten = reference.rewrite(X, K, v.double(), beta.double(), eps_k=eps_k) - X
     expected = X + share * rewritten + (1 - share) * K[..., None]
@@ -167,7 +168,9 @@ def test_states_in_bfloat16() -> None:
         block.register_forward_hook(lambda _, __, pending: seen.append(pending))
     with torch.autocast("cpu", torch.bfloat16):
         model(*tokens())
-    assert [(type(p), p.state.dtype, p.chain) for p in seen] == [(Pending, torch.bfloat16, None)]
+    assert [(type(p), p.state.dtype, p.chain) for p in seen] == [
+        (DeferredRewrite, torch.bfloat16, None)
+    ]
 
 
 # --- at the end ----------------------------------------------------------------------------------

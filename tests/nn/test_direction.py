@@ -102,7 +102,9 @@ def test_the_size_of_the_state_does_not_matter(options: dict[str, Any]) -> None:
 def test_every_gate_starts_at_beta_init(options: dict[str, Any], beta_init: float) -> None:
     module = DeltaResidual(D, 3, beta_init=beta_init, **options)
     inputs = make_inputs(3, F32)
-    _, gate = module.value_and_gate(inputs["x"], inputs["context"], None)
+    _, gate = module.fill_value_and_gate(
+        inputs["x"], inputs["context"], *module.value_and_gate(inputs["context"], None)
+    )
     assert_close("beta", gate, torch.full((B, T), beta_init), F32)
 
 
@@ -112,7 +114,10 @@ def test_a_convolution_starts_as_the_mean_of_the_token_itself() -> None:
         for gate in (pooled.gate, convolved.gate):
             gate.weight.copy_(normal(1, D))
     X, h = normal(B, T, D, 3, dtype=F32), normal(B, T, D, dtype=F32)
-    a, b = (module.value_and_gate(X, h, None)[1] for module in (pooled, convolved))
+    a, b = (
+        module.fill_value_and_gate(X, h, *module.value_and_gate(h, None))[1]
+        for module in (pooled, convolved)
+    )
     assert_close("beta", b, a, F32)
     assert a.std() > 0.1
 
@@ -120,11 +125,13 @@ def test_a_convolution_starts_as_the_mean_of_the_token_itself() -> None:
 def test_a_convolved_gate_is_causal_and_looks_back_its_taps() -> None:
     module = make(3, **GATES[1])
     X, h = normal(1, T, D, 3), normal(1, T, D)
-    before = module.value_and_gate(X, h, None)[1]
+    before = module.fill_value_and_gate(X, h, *module.value_and_gate(h, None))[1]
     for t in range(T):
         changed = X.clone()
         changed[:, t] += 1
-        touched = (module.value_and_gate(changed, h, None)[1] != before)[0].tolist()
+        touched = (
+            module.fill_value_and_gate(changed, h, *module.value_and_gate(h, None))[1] != before
+        )[0].tolist()
         assert touched == [t <= u < t + 3 for u in range(T)]
 
 

@@ -46,7 +46,9 @@ def test_half_precision(options: dict[str, Any], dtype: torch.dtype, autocast: b
     X, h, F_h = (inputs[name].double() for name in ("x", "context", "sublayer_out"))
     with torch.autocast("cpu", dtype, enabled=autocast):
         result = module(**inputs)
-        _, gate = module.value_and_gate(inputs["x"], inputs["context"], None)
+        _, gate = module.fill_value_and_gate(
+            inputs["x"], inputs["context"], *module.value_and_gate(inputs["context"], None)
+        )
     assert result.dtype == stored
     assert gate.dtype == F32
     kinds = {name: options[name] for name in ("gate", "gate_from") if name in options}

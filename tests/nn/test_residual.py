@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ddl import DeltaResidual, reference
 from ddl.nn import residual
+from ddl.results import Write
 from tests.support.helpers import assert_same_gradients, gradients, normal, randomise_
 from tests.support.tolerances import assert_close
 
@@ -132,7 +133,7 @@ def test_a_gate_that_starts_shut_or_open_can_move(
     """β/2 is clamped to [1e-6, 1 − 1e-6], as in the published code: its logit has a gradient."""
     module = DeltaResidual(D, 3, gate=gate, beta_init=beta_init, dtype=F64)
     X, h = normal(4, D, 3), normal(4, D, seed=1)
-    _, beta = module.value_and_gate(X, h, None)
+    _, beta = module.fill_value_and_gate(X, h, *module.value_and_gate(h, None))
     assert (beta - start).abs().max() < 1e-15
     beta.sum().backward()
     *_, bias = module.gate.parameters()
@@ -156,11 +157,11 @@ def test_values_and_gates_are_computed_in_float32(
 ) -> None:
     seen: list[Tensor] = []
 
-    def spy(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, **rest: Any) -> Tensor:
-        seen.extend((value, gate))
-        return reference.rewrite(state, direction, value, gate, **rest)
+    def spy(state: Tensor, write: Write) -> Tensor:
+        seen.extend((write.value, write.gate))
+        return reference.rewrite(state, *write[:3], eps_k=write.eps_k)
 
-    monkeypatch.setattr(residual.functional, "rewrite", spy)
+    monkeypatch.setattr(residual.functional, "write_to", spy)
     module, inputs = make(3, dtype, mapping=mapping), make_inputs(3, dtype)
     with torch.autocast("cpu", dtype, enabled=autocast):
         result = module(**inputs)

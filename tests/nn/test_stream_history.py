@@ -110,8 +110,10 @@ def test_what_does_not_fit_is_refused():
 def test_a_history_resolves_the_parameters_once(monkeypatch):
     stream = make_stream({"value_channels": 2, "compress": "token"})
     calls = []
-    options = stream._read_options
-    monkeypatch.setattr(stream, "_read_options", lambda *given: calls.append(1) or options(*given))
+    options = stream.parameters_of_calls
+    monkeypatch.setattr(
+        stream, "parameters_of_calls", lambda *given: calls.append(1) or options(*given)
+    )
     history, x = History(), normal(2, 6, D)
     pieces = [stream(piece, history=history) for piece in x.split(1, dim=1)]
     assert len(calls) == 1

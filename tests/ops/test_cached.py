@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ddl import functional
 from ddl.ops import declarations, plain
+from ddl.results import ReadParameters
 from tests.support.emulated_device import emulated, needs_emulator
 from tests.support.op_cases import BF16, F16, F32, F64, inputs, parameters
 from tests.support.tolerances import compute_dtype
@@ -49,8 +50,8 @@ def whole(given: dict[str, Any], name: str) -> tuple[Tensor, ...]:
 def bound(given: dict[str, Any], name: str) -> Any:
     options = {n: x for n, x in given.items() if n not in (*REWRITE, "state")}
     if name == "cached_read":
-        return functional.bind_cached_read(given["state"], **options)
-    return functional.bind_cached_rewrite_read(given["state"], eps_k=0.1, **options)
+        return functional.bind_cached_read(given["state"], ReadParameters(**options))
+    return functional.bind_cached_step(given["state"], 0.1, ReadParameters(**options))
 
 
 def in_pieces(

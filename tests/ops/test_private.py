@@ -66,7 +66,7 @@ def gradients(function):
     loss = sum((output.sin() * output).sum() for output in outputs)
     return torch.autograd.grad(loss, list(leaves.values()))
 functions = {{functional.rewrite_read: reference.rewrite_read, chained: plain}}
-if {name!r} in ("_AutoDispatchBelowAutograd", "FunctionalTensor", "FALLBACK_ALLOW_LIST"):
+if {name!r} in ("FunctionalTensor", "FALLBACK_ALLOW_LIST"):
     functions |= {{
         torch.compile(function, fullgraph=True, backend="aot_eager"): expected
         for function, expected in functions.items()
@@ -87,7 +87,6 @@ with torch.autograd.forward_ad.dual_level():
 NAMES = [
     "apply",
     "_op",
-    "_AutoDispatchBelowAutograd",
     "_any_requires_grad",
     "_are_functorch_transforms_active",
     "_current_level",

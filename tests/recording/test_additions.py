@@ -109,7 +109,7 @@ def test_it_changes_nothing_and_leaves_padding_out(residual: str) -> None:
         saved = copy.deepcopy(model)
     assert torch.equal(inside, before)
     assert len(recording) == 10  # of 12 tokens
-    assert saved.trunk.taps == model.trunk.taps == ()
+    assert saved.trunk.hooks == model.trunk.hooks == ()
 
 
 def test_what_an_additive_model_lacks_is_refused() -> None:

@@ -211,7 +211,7 @@ def test_refused(options: dict[str, Any], sentence: str) -> None:
     stream = make({"value_channels": 3})
     with pytest.raises(ValueError, match=sentence), ddl.edit(stream, **options):
         stream(embeddings())
-    assert all(residual.taps == () for residual in stream.residuals)
+    assert all(residual.hooks == () for residual in stream.residuals)
 
 
 def test_the_model_is_as_before_afterwards() -> None:
@@ -274,5 +274,5 @@ def test_a_copy_made_inside_is_not_edited() -> None:
     before = stream(x)
     with ddl.edit(stream, beta=0.0):
         copied = copy.deepcopy(stream)
-        pickle.dumps(stream.residuals[0])  # a tap cannot be pickled
+        pickle.dumps(stream.residuals[0])  # a hook cannot be pickled
     assert torch.equal(copied(x), before)

@@ -146,7 +146,7 @@ def test_an_error_inside_leaves_no_tap() -> None:
         raise RuntimeError("mine")
     stream(embeddings())
     assert len(recording) == 0
-    assert all(residual.taps == () for residual in stream.residuals)
+    assert all(residual.hooks == () for residual in stream.residuals)
 
 
 def counted(stream: nn.Module) -> tuple[Any, list[torch.fx.GraphModule]]:
@@ -203,7 +203,7 @@ def test_threads_record_at_once() -> None:
     for thread in threads:
         thread.join()
     assert seen == [B * T] * 80
-    assert all(residual.taps == () for stream in streams for residual in stream.residuals)
+    assert all(residual.hooks == () for stream in streams for residual in stream.residuals)
     assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
@@ -254,7 +254,7 @@ def test_tokens_that_continue_a_sequence_are_recorded(value_channels: int) -> No
     wanted = expected(stream, x)["beta"]
     history = History()
     with torch.no_grad():
-        stream(x[:, :2], history=history)  # without taps first, so that they are noticed later
+        stream(x[:, :2], history=history)  # without hooks first, so that they are noticed later
         with ddl.record(stream, tokens=("beta",)) as recording:
             for t in range(2, T):
                 stream(x[:, t : t + 1], history=history)

@@ -28,7 +28,7 @@ def singles(stream: ddl.DeltaStream, x: Tensor) -> Iterator[tuple[Rewrite, float
         stream.reads, stream.sublayers, stream.residuals, strict=True
     ):
         h = read(X)
-        values, gates = residual.value_and_gate(X, h, None)
+        values, gates = residual.fill_value_and_gate(X, h, *residual.value_and_gate(h, None))
         directions, _ = residual.rewrite_inputs(X, sublayer(h), h, values)
         for j in range(N):
             k, v, beta = directions[..., j, :], values[..., j, :], gates[..., j]

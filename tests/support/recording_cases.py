@@ -58,7 +58,7 @@ def by_hand(stream: DeltaStream, x: Tensor) -> Iterator[Rewrite]:
         stream.reads, stream.sublayers, stream.residuals, strict=True
     ):
         h, raw = read(X[..., 0] if flat else X, return_compressed=True)
-        value, gate = residual.value_and_gate(X, h, raw)
+        value, gate = residual.fill_value_and_gate(X, h, *residual.value_and_gate(h, raw))
         k, v = residual.rewrite_inputs(X, sublayer(h), h, value)
         after = reference.rewrite(X, k, v, gate, eps_k=residual.eps_k)
         yield Rewrite(X, k, v, gate, after)

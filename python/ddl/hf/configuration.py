@@ -29,11 +29,7 @@ FOREIGN = frozenset(vars(GenerationConfig())) | {
 
 
 class _UnknownFieldError(InputError):
-    """A name that is a field neither of DDLConfig nor of transformers."""
-
-    def __init__(self, name: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.name = name
+    """The argument is a field neither of DDLConfig nor of transformers."""
 
 
 class DDLConfig(PreTrainedConfig):
@@ -66,7 +62,7 @@ class DDLConfig(PreTrainedConfig):
         self.tie_word_embeddings = own.pop("tie_word_embeddings", True)
         if not self.tie_word_embeddings:
             raise InputError(
-                "`tie_word_embeddings` must be true, got false: the head is the embedding itself"
+                "tie_word_embeddings", "be true", "false: the head is the embedding itself"
             )
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(self, name, own.pop(name, None))
@@ -85,8 +81,7 @@ class DDLConfig(PreTrainedConfig):
                 continue
             near = get_close_matches(name, ours, n=1)
             hint = f": did you mean `{near[0]}`?" if near else ""
-            sentence = f"`{name}` must be a field of {cls.__name__}, got an unknown one{hint}"
-            raise _UnknownFieldError(name, sentence)
+            raise _UnknownFieldError(name, f"be a field of {cls.__name__}", f"an unknown one{hint}")
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -94,8 +89,8 @@ class DDLConfig(PreTrainedConfig):
         try:
             return super().from_dict(config_dict, **kwargs)
         except _UnknownFieldError as error:
-            got = f"the unknown field {error.name!r}; {NEWER}"
-            raise InputError(f"`config.json` must hold a {cls.__name__}, got: {got}") from error
+            got = f"the unknown field {error.argument!r}; {NEWER}"
+            raise InputError("config.json", f"hold a {cls.__name__}", got) from error
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:

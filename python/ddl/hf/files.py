@@ -104,7 +104,7 @@ def load(
         raise
     except Exception as error:  # a damaged file can raise nearly anything
         got = first_line(error)
-        raise InputError(f"`{path}` must hold a model of type ddl, got: {got}") from error
+        raise InputError(path, "hold a model of type ddl", got) from error
     model, found = loaded
     wrong = [
         f"{len(found[kind])} {kind.removesuffix('_keys')}"
@@ -112,9 +112,7 @@ def load(
         if found[kind]
     ]
     if wrong:
-        raise InputError(
-            f"`{path}` must hold the parameters of its config, got {' and '.join(wrong)}"
-        )
+        raise InputError(path, "hold the parameters of its config", " and ".join(wrong))
     if isinstance(model, DDLNanoGPTForCausalLM):
         return to_nanogpt(model), tokenizer
     return to_gpt(model), tokenizer
@@ -129,8 +127,7 @@ def choose_tokenizer(
     if not isinstance(tokenizer, GPT2Tokenizer):
         kind = "characters" if tokenizer is None else tokenizer.kind
         raise InputError(
-            f"`tokenizer` must be left out unless the model's tokens are GPT-2's, got {files} for "
-            f"{kind}"
+            "tokenizer", "be left out unless the model's tokens are GPT-2's", f"{files} for {kind}"
         )
     return from_files(files, config)
 

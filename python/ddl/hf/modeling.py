@@ -18,7 +18,7 @@ from transformers.utils.generic import can_return_tuple
 from ddl.models import GPT
 from ddl.models.sublayers import Attention, Rotary, SwiGLU
 from ddl.models.tokens import check_vocabulary
-from ddl.models.trunk import contexts, read_out
+from ddl.models.trunk import hidden_states, read_out
 from ddl.nn.adapters import check_shared
 from ddl.ops.checks import check_mask
 
@@ -164,7 +164,7 @@ class DDLForCausalLM(OurModel):
         )
         x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
         with self._recorded(output_hidden_states) as seen:
-            h = contexts(
+            h = hidden_states(
                 self.trunk,
                 self._gpt_config,
                 x,
@@ -201,7 +201,7 @@ class DDLForCausalLM(OurModel):
             got = "neither" if given is None else "both"
             raise ValueError(f"`input_ids` or `inputs_embeds` must be given, got {got}")
         ndim = 2 if inputs_embeds is None else 3
-        most, axes = self.config.block_size, ", hidden_size" * (ndim - 2)
+        most, axes = self.config.block_size, ", hidden_size" if ndim == 3 else ""
         if given.ndim != ndim or not 1 <= given.shape[1] <= most:
             name = "input_ids" if inputs_embeds is None else "inputs_embeds"
             expected = f"shape (batch, 1 to max_position_embeddings = {most}{axes})"

@@ -110,16 +110,17 @@ def from_files(directory: Path, config: GPTConfig | NanoGPTConfig) -> FastTokeni
             backend = _byte_pairs(*models.BPE.read_file(str(vocab), str(merges)))
     except Exception as error:  # tokenizers raises plain Exceptions
         raise InputError(
-            f"`tokenizer` must be a directory with {FILES[0]}, or {FILES[1]} and {FILES[2]}, got "
-            f"{directory}: {first_line(error)}"
+            "tokenizer",
+            f"be a directory with {FILES[0]}, or {FILES[1]} and {FILES[2]}",
+            f"{directory}: {first_line(error)}",
         ) from error
     if not isinstance(backend.model, models.BPE):
         kind = type(backend.model).__name__
-        raise InputError(f"`tokenizer` must have byte pairs, got a {kind} from {directory}")
+        raise InputError("tokenizer", "have byte pairs", f"a {kind} from {directory}")
     if backend.get_vocab_size() > config.vocab_size or backend.token_to_id(END) is None:
         expected = f"at most {config.vocab_size} tokens and {END} among them"
         raise InputError(
-            f"`tokenizer` must have {expected}, got {backend.get_vocab_size()} from {directory}"
+            "tokenizer", f"have {expected}", f"{backend.get_vocab_size()} from {directory}"
         )
     return FastTokenizer(_fast(backend, _End(END), config, None))
 
@@ -203,7 +204,7 @@ def _characters(table: Sequence[str], size: int) -> tuple[tokenizers.Tokenizer, 
     """Make a tokenizer from a character table; return it and the end of text."""
     lone = next((c for c in table if c != c.encode("utf-8", "replace").decode("utf-8")), None)
     if lone is not None:  # a lone surrogate
-        raise InputError(f"`tokenizer` must have characters that UTF-8 spells, got {lone!r}")
+        raise InputError("tokenizer", "have characters that UTF-8 spells", repr(lone))
     vocabulary = {character: token for token, character in enumerate(table)}
     if END not in vocabulary and size > len(table):
         vocabulary[END] = len(table)

@@ -31,7 +31,7 @@ def export_run(
     if require_kind(run, PathKind.RUN, PathKind.DDL, argument="run") is PathKind.DDL:
         if checkpoint != LAST:
             expected = f"left at {LAST} unless `run` is {PathKind.RUN.value}"
-            raise InputError(f"`checkpoint` must be {expected}, got {checkpoint!r}")
+            raise InputError("checkpoint", f"be {expected}", repr(checkpoint))
         model, ours = load(run, "auto")
     else:
         model, ours = load_run(run, torch.device("cpu"), checkpoint)

@@ -8,7 +8,6 @@ A path is a run directory, a Hugging Face directory or a checkpoint of nanoGPT o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,8 +58,7 @@ def load(
     try:
         model, tokenizer = _read(path, kind, checkpoint)
     except InputError as error:  # each subpackage names the path as its own command does
-        sentence = re.sub(r"^`(run|path|src)`", f"`{argument}`", str(error))
-        raise InputError(sentence) from error
+        raise error.renamed(dict.fromkeys(("run", "path", "src"), argument)) from error
     place = pick_device(device, model.config.residual)
     return Loaded(model.float().to(place).eval(), tokenizer)
 
@@ -68,8 +66,9 @@ def load(
 def _check_checkpoint(checkpoint: str, kind: PathKind) -> None:
     if checkpoint != LAST and kind is not PathKind.RUN:
         raise InputError(
-            f"`checkpoint` must be left at {LAST} unless the model is {PathKind.RUN.value}, got"
-            f" {checkpoint!r}"
+            "checkpoint",
+            f"be left at {LAST} unless the model is {PathKind.RUN.value}",
+            repr(checkpoint),
         )
 
 
@@ -126,17 +125,16 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
         raise
     except Exception as error:  # a damaged file can raise nearly anything
         raise InputError(
-            f"`{argument}` must be a model and a tokenizer that transformers loads, got {path}: "
-            + first_line(error)
+            argument,
+            "be a model and a tokenizer that transformers loads",
+            f"{path}: {first_line(error)}",
         ) from error
     if found["missing_keys"]:  # transformers would initialise them at random
         missing = f"no {min(found['missing_keys'])}"
-        raise InputError(f"`{argument}` must have all its weights, got {path} with {missing}")
+        raise InputError(argument, "have all its weights", f"{path} with {missing}")
     if isinstance(model, OurModel) and found["unexpected_keys"]:
         more = f"{min(found['unexpected_keys'])}, which it lacks"
-        raise InputError(
-            f"`{argument}` must have the weights of its config, got {path} with {more}"
-        )
+        raise InputError(argument, "have the weights of its config", f"{path} with {more}")
     return model, tokenizer
 
 
@@ -172,5 +170,5 @@ def complete(
             progress=progress,
         )
     except ValueError as error:  # its message names the same arguments
-        raise InputError(str(error)) from error
+        raise InputError.sentence(str(error)) from error
     return tokenizer.decode(out[0].tolist())

@@ -26,7 +26,7 @@ from .config import GPTConfig
 from .sampling import Sampling
 from .sublayers import Attention, Rotary, SwiGLU, wide
 from .tokens import check_vocabulary
-from .trunk import Trunk, contexts, make_trunk, read_out
+from .trunk import Trunk, hidden_states, make_trunk, read_out
 
 EMBEDDING_STD = 0.02
 HIDDEN_STD_FACTOR = 0.5  # hidden matrices start with std 0.5/√d
@@ -118,7 +118,7 @@ class GPT(nn.Module):
         if not fits:
             expected = f"from 1 to {idx.shape[1]}, the tokens of `idx`, and without `labels`"
             raise ValueError(f"`last` must be {expected}, got {last!r}")
-        h = self.contexts(
+        h = self.hidden_states(
             self.wte(idx),
             attention_mask=attention_mask,
             cache=cache,
@@ -134,7 +134,7 @@ class GPT(nn.Module):
         loss = F.cross_entropy(wide(logits.flatten(0, 1)), targets.flatten(), ignore_index=IGNORE)
         return GPTOutput(logits, loss)
 
-    def contexts(
+    def hidden_states(
         self,
         x: Tensor,
         *,
@@ -146,7 +146,7 @@ class GPT(nn.Module):
 
         This is `forward` without embedding and head; the arguments are those of `forward`.
         """
-        return contexts(
+        return hidden_states(
             self.trunk,
             self.config,
             x,

@@ -58,8 +58,9 @@ class CharTokenizer:
         unknown = next((c for c in text if c not in self._token), None)
         if unknown is not None:
             raise InputError(
-                f"`prompt` must consist of the {self.vocab_size} characters that the model was"
-                f" trained on, got {unknown!r}"
+                "prompt",
+                f"consist of the {self.vocab_size} characters that the model was trained on",
+                repr(unknown),
             )
         return [self._token[c] for c in text]
 
@@ -93,13 +94,13 @@ def _gpt2() -> Any:
     try:
         import tiktoken
     except ModuleNotFoundError as error:
-        raise InputError(
+        raise InputError.sentence(
             "GPT-2 tokens need the package tiktoken to be read as text: pip install tiktoken"
         ) from error
     try:
         return tiktoken.get_encoding("gpt2")
     except Exception as error:  # requests' exceptions; requests is not a dependency here
-        raise InputError(f"tiktoken could not load GPT-2's byte pairs: {error}") from error
+        raise InputError.sentence(f"tiktoken could not load GPT-2's byte pairs: {error}") from error
 
 
 class FileTokenizer:
@@ -125,7 +126,7 @@ class FileTokenizer:
         except Exception as error:  # tokenizers raises plain Exceptions
             got = f"{type(error).__name__}: {first_line(error)}"
             raise InputError(
-                f"`tokenizer` must be a tokenizer.json that the package tokenizers reads, got {got}"
+                "tokenizer", "be a tokenizer.json that the package tokenizers reads", got
             ) from error
         backend.encode_special_tokens = True  # encode special tokens in a text as plain text
         self.text, self.document_token, self.backend = text, document_token, backend
@@ -140,9 +141,7 @@ class FileTokenizer:
         try:
             found = self.backend.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # tokenizers raises plain Exceptions
-            raise InputError(
-                f"`tokenizer` must encode every text, got {first_line(error)}"
-            ) from error
+            raise InputError("tokenizer", "encode every text", first_line(error)) from error
         return [encoding.ids for encoding in found]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -173,14 +172,14 @@ def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:  # a command's arguments may be any bytes
-        raise InputError(f"`prompt` must be UTF-8 text, got {prompt!r}") from error
+        raise InputError("prompt", "be UTF-8 text", repr(prompt)) from error
     if dropped := tokenizer.dropped(prompt) if isinstance(tokenizer, FileTokenizer) else "":
         raise InputError(
-            f"`prompt` must have characters that the tokenizer has tokens for, got {dropped!r}"
+            "prompt", "have characters that the tokenizer has tokens for", repr(dropped)
         )
     tokens = tokenizer.encode(prompt)
     if not tokens:
-        raise InputError(f"`prompt` must have at least one token, got {prompt!r}")
+        raise InputError("prompt", "have at least one token", repr(prompt))
     return tokens
 
 
@@ -211,8 +210,7 @@ def restore(description: Any) -> Tokenizer:
     if isinstance(table, list) and table and all(isinstance(c, str) for c in table):
         return CharTokenizer(table)
     raise InputError(
-        "`tokenizer` must be bytes, gpt2 or characters with a table, or file with its text,"
-        f" got {kind!r}"
+        "tokenizer", "be bytes, gpt2 or characters with a table, or file with its text", repr(kind)
     )
 
 
@@ -224,7 +222,7 @@ def restore_json(text: str, path: Path) -> Tokenizer:
     try:
         description = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"`{path}` must be JSON, got: {first_line(error)}") from error
+        raise InputError(path, "be JSON", first_line(error)) from error
     return restore(description)
 
 
@@ -255,6 +253,6 @@ def read_meta(path: Path) -> CharTokenizer:
         text = f"{type(error).__name__}: {error}"  # may quote the file's control characters
         detail = "".join(c if c.isprintable() else "\ufffd" for c in text)
         raise InputError(
-            f"`{path}` must be nanoGPT's meta.pkl, plain dicts of strings and numbers, got {detail}"
+            path, "be nanoGPT's meta.pkl, plain dicts of strings and numbers", detail
         ) from error
     return CharTokenizer(table)

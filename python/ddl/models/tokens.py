@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ddl.nn.checks import check_mask
-from ddl.ops.checks import check_is_tensor, check_shape
+from ddl.ops.checks import check_is_tensor, check_mask, check_shape
 
 from .cache import Cache, StaticPlace, begins_of
 
@@ -54,7 +53,7 @@ def place(
     """
     batch, new = x.shape[:2]
     if document_starts is not None:
-        check_mask("document_starts", document_starts, x)
+        check_mask("document_starts", document_starts, (batch, new), x)
     if cache is not None and cache.static is not None:
         return _place_static(x, attention_mask, cache, cache.static, document_starts)
     start = 0 if cache is None else cache.length

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from ddl.nn.adapters import active
 from ddl.nn.history import History
+from ddl.nn.hooks import AddingStream, Addition
 from ddl.nn.hyper import HyperStream
 from ddl.nn.stream import DeltaStream
-from ddl.nn.taps import AddingStream, Addition
+from ddl.options import RESIDUAL_OPTIONS
 
 from .cache import Cache
 from .config import STREAMS, GPTConfig
@@ -44,14 +45,14 @@ class AdditiveStream(AddingStream):
         """Map embeddings x (B, T, d) to the readout (B, T, d); `args` go to every sublayer.
 
         `history`, `keep` and `document_starts` are arguments of DeltaStream; here nothing is
-        convolved over time, and only taps look at `keep`.
+        convolved over time, and only hooks look at `keep`.
         """
         for i, (norm, sublayer) in enumerate(zip(self.norms, self.sublayers, strict=True)):
             x = self._add(i, x, sublayer(norm(x), *args), keep)
         return self.readout(x)
 
     def _add(self, sublayer: int, x: Tensor, written: Tensor, keep: Tensor | None) -> Tensor:
-        if self.taps:
+        if self.hooks:
             self.show(Addition(sublayer, x.unsqueeze(-1), written, None, None, keep))
         return x + written
 
@@ -59,7 +60,7 @@ class AdditiveStream(AddingStream):
 Trunk = AdditiveStream | HyperStream | DeltaStream
 
 
-def contexts(
+def hidden_states(
     trunk: Trunk,
     config: GPTConfig,
     x: Tensor,
@@ -119,20 +120,5 @@ def make_trunk(config: GPTConfig, sublayers: nn.ModuleList) -> Trunk:
         anchor_every=config.anchor_every,
         stream_dtype=config.stream_dtype,
         norm_eps=NORM_EPS,
-        mapping=config.mapping,
-        gate=config.gate,
-        gate_hidden=config.gate_hidden,
-        gate_from=config.gate_from,
-        gate_kernel_size=config.gate_kernel_size,
-        direction=config.direction,
-        direction_hidden=config.direction_hidden,
-        value=config.value,
-        value_init=config.value_init,
-        value_scale=config.value_scale,
-        value_constant=config.value_constant,
-        value_from=config.value_from,
-        rewrites=config.rewrites,
-        direction_rank=config.direction_rank,
-        beta_init=config.beta_init,
-        eps_k=config.eps_k,
+        **{name: getattr(config, name) for name in RESIDUAL_OPTIONS},
     )

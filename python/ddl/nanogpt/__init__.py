@@ -5,21 +5,21 @@
 
 Only the blocks change. Embeddings, attention, MLP, LayerNorms and head stay the same modules under
 the same names, and the model's `forward` stays: it passes each block's output to the next block.
-Between two blocks that output is a `Pending` write instead of a tensor, so that the next block's
+Between two blocks that output is a `DeferredRewrite` instead of a tensor, so that the next block's
 read is fused with it.
 """
 
 from __future__ import annotations
 
 from .annealing import anneal
-from .block import DeltaBlock, Pending
+from .block import DeferredRewrite, DeltaBlock
 from .made import converted
 from .mixin import logits_of_state, options_in
 from .model import convert
 
 __all__ = [
+    "DeferredRewrite",
     "DeltaBlock",
-    "Pending",
     "anneal",
     "convert",
     "converted",

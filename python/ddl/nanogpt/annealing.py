@@ -8,6 +8,8 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
+from ddl.results import Write
+
 __all__ = ["Annealing", "anneal", "blend"]
 
 
@@ -66,34 +68,28 @@ class Annealing(nn.Module):
         return f"steps={self.steps}"
 
 
-def blend(
-    share: Tensor,
-    state: Tensor,
-    written: Tensor,
-    direction: Tensor,
-    value: Tensor,
-    gate: Tensor,
-    eps_k: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the state, value and gate whose rewrite is a blend of an addition and a rewrite.
+def blend(share: Tensor, state: Tensor, written: Tensor, write: Write) -> tuple[Tensor, Write]:
+    """Return the state and the write that together are a blend of an addition and a rewrite.
 
         X' = X + (1 − a) F 1ᵀ + aβ k̂ (vᵀ − k̂ᵀX)          F is added to every value channel
            = Y + aβ k̂ (wᵀ − k̂ᵀY),  Y = X + (1 − a) F 1ᵀ,  w = v + (1 − a) k̂ᵀF
 
-    Y, w and aβ are returned. So the operators and their fusion with the read stay as they are, and
-    with a = 0 they keep Y bit for bit: X' is what an addition gives. Nothing is divided by β or by
-    |k|, which may be 0. It holds for each of several rewrites, because what is added stays what it
-    is: Y_j = X_j + (1 − a) F 1ᵀ after every one of them.
+    Y, and the write of w with aβ, are returned. So the operators and their fusion with the read
+    stay as they are, and with a = 0 they keep Y bit for bit: X' is what an addition gives. Nothing
+    is divided by β or by |k|, which may be 0. It holds for each of several rewrites, because what
+    is added stays what it is: Y_j = X_j + (1 − a) F 1ᵀ after every one of them.
 
     share: a (). state: X (…, d, m). written: F (…, d), the sublayer's output; it is the direction k
-    itself, unless mapping="v". direction, value, gate, eps_k: as in `ddl.functional.rewrite`.
+    itself, unless mapping="v".
     """
+    direction, value, gate, eps_k = write
     added = (1 - share) * written.to(gate.dtype)
     k = direction.to(gate.dtype)
     norm = (k.square().sum(-1, keepdim=True) + eps_k**2).sqrt()
     each = added if k.ndim == added.ndim else added.unsqueeze(-2)
     value = value + (k * each).sum(-1, keepdim=True) / norm
-    return state + added.unsqueeze(-1).to(state.dtype), value, share * gate
+    blended = Write(direction, value, share * gate, eps_k)
+    return state + added.unsqueeze(-1).to(state.dtype), blended
 
 
 _COUNTED: WeakKeyDictionary[torch.optim.Optimizer, WeakSet[Annealing]] = WeakKeyDictionary()

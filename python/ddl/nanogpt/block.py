@@ -16,30 +16,26 @@ from ddl.nn.residual import DeltaResidual
 from ddl.nn.stream import as_stream
 from ddl.ops.checks import gate_dtype
 from ddl.options import StreamDtype
-from ddl.results import Chain
+from ddl.results import Chain, Write
 
 from .annealing import Annealing, blend
 
-__all__ = ["BLOCK", "DeltaBlock", "Pending"]
+__all__ = ["BLOCK", "DeferredRewrite", "DeltaBlock"]
 
 BLOCK = ("ln_1", "attn", "ln_2", "mlp")  # every module in nanoGPT's Block
 
 
-class Pending(NamedTuple):
+class DeferredRewrite(NamedTuple):
     """A state and a rewrite of it that has not been applied yet: it is fused with the next read.
 
-    state: X (B, T, d, m). direction: k (B, T, d). value: v (B, T, m). gate: β (B, T). n rewrites:
-    (B, T, n, d), (B, T, n, m), (B, T, n). eps_k: ε_k, in units of |k|. chain: the rewrites since
-    the last state that is stored; None in inference and while the model is annealed. share: the
-    rewrites' share a, a tensor (), while the model is annealed, else None. It is already in this
-    write: the next block needs it for its own.
+    state: X (B, T, d, m). write: its direction k (B, T, d), value v (B, T, m) and gate β (B, T).
+    chain: the rewrites since the last state that is stored; None in inference and while the model
+    is annealed. share: the rewrites' share a, a tensor (), while the model is annealed, else None.
+    It is already in this write: the next block needs it for its own.
     """
 
     state: Tensor
-    direction: Tensor
-    value: Tensor
-    gate: Tensor
-    eps_k: float
+    write: Write
     chain: Chain | None
     share: Tensor | None
 
@@ -79,11 +75,11 @@ class DeltaBlock(nn.Module):
         self.anchor_every, self.stream_dtype = anchor_every, stream_dtype
         self.train(block.training)
 
-    def forward(self, x: Tensor | Pending) -> Tensor | Pending:
-        """Run one block: embeddings or a `Pending` write in, a `Pending` write or the readout out.
+    def forward(self, x: Tensor | DeferredRewrite) -> Tensor | DeferredRewrite:
+        """Run one block: embeddings or a deferred rewrite in, another or the readout out.
 
-        x: (B, T, d) for the first block, the previous block's `Pending` for the others.
-        Returns the readout (B, T, d) from the last block, a `Pending` from the others.
+        x: (B, T, d) for the first block, the previous block's `DeferredRewrite` for the others.
+        Returns the readout (B, T, d) from the last block, a `DeferredRewrite` from the others.
         Raises TypeError if a block other than the first gets a tensor, or a read or residual is
         wrapped.
         """
@@ -93,10 +89,10 @@ class DeltaBlock(nn.Module):
         res_mlp = require_exact_type("res_mlp", self.res_mlp, DeltaResidual)
         reading = self._open(x, read_attn) if isinstance(x, Tensor) else _advance(x, read_attn)
         reading = _advance(_sublayer(reading, self.ln_1, self.attn, res_attn), read_mlp)
-        pending = _sublayer(reading, self.ln_2, self.mlp, res_mlp)
+        deferred = _sublayer(reading, self.ln_2, self.mlp, res_mlp)
         if self.readout is None:
-            return pending
-        return _advance(pending, require_exact_type("readout", self.readout, Read)).x
+            return deferred
+        return _advance(deferred, require_exact_type("readout", self.readout, Read)).x
 
     def _open(self, x: Tensor, read: Read) -> _Reading:
         """Expand embeddings (B, T, d) to the first state and read it."""
@@ -109,8 +105,7 @@ class DeltaBlock(nn.Module):
             share = self.anneal.share(gate_dtype(state))
         if read.compress == "identity":
             return _Reading(state, state.squeeze(-1), None, share)
-        weight, dtype = read.effective_weight(), state.dtype
-        x = functional.read(state, compress=weight, norm_eps=None, context_dtype=dtype).context
+        x = functional.read_with(state, read.raw(state)).context
         # A chain cannot compute a state again that an addition changed.
         stores_less = self.anchor_every > 1 and torch.is_grad_enabled() and share is None
         return _Reading(state, x, Chain(self.anchor_every) if stores_less else None, share)
@@ -127,33 +122,23 @@ class _Reading(NamedTuple):
 
 def _sublayer(
     reading: _Reading, norm: nn.Module, sublayer: nn.Module, residual: DeltaResidual
-) -> Pending:
-    """Run the sublayer on norm(x); return its pending rewrite of X."""
+) -> DeferredRewrite:
+    """Run the sublayer on norm(x); return its rewrite of X, deferred."""
     state, x, chain, share = reading
     h = norm(x)
-    value, gate = residual.value_and_gate(state, h, x)
+    value, gate = residual.value_and_gate(h, x)
     written = sublayer(h)
-    direction, value = residual.rewrite_inputs(state, written, h, value)
+    write = residual.write(state, written, h, value, gate)
     if share is not None:
-        state, value, gate = blend(share, state, written, direction, value, gate, residual.eps_k)
-    direction, value, gate = residual.tapped(state, direction, value, gate)
-    return Pending(state, direction, value, gate, residual.eps_k, chain, share)
+        state, write = blend(share, state, written, write)
+    return DeferredRewrite(state, residual.hooked(state, write), chain, share)
 
 
-def _advance(pending: Pending, read: Read) -> _Reading:
-    """Apply the pending write and read the new state, in its dtype."""
-    *write, eps_k, chain, share = pending
+def _advance(deferred: DeferredRewrite, read: Read) -> _Reading:
+    """Apply the deferred rewrite and read the new state, in its dtype."""
+    state, write, chain, share = deferred
     if read.compress == "identity":  # X' is its own read: the fused operator would store it twice
-        state = functional.rewrite(*write, eps_k=eps_k)
+        state = functional.write_to(state, write)
         return _Reading(state, state.squeeze(-1), None, share)
-    options: dict[str, Any] = {
-        "eps_k": eps_k,
-        "compress": read.effective_weight(),
-        "norm_eps": None,
-        "context_dtype": pending.state.dtype,
-    }
-    if chain is None:
-        result = functional.rewrite_read(*write, **options)
-    else:
-        result, chain = functional.rewrite_read_chained(*write, chain=chain, **options)
+    result, chain = functional.step(state, write, read.raw(state), chain=chain)
     return _Reading(result.state, result.context, chain, share)

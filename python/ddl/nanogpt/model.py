@@ -181,7 +181,7 @@ def _check_start(start: Any, anneal_steps: Any) -> None:
     if start is not None:
         check_count("anneal_steps", anneal_steps)
     elif anneal_steps is not None:
-        refuse("anneal_steps", 'left at None unless start="additive"', anneal_steps)
+        refuse("anneal_steps", 'left at None unless start="additive"', anneal_steps, ("start",))
 
 
 def _check_has(name: str, module: nn.Module, children: tuple[str, ...]) -> None:

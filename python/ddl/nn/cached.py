@@ -7,35 +7,76 @@ from token to token is put into one tuple per sublayer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from ddl import functional
+from ddl.ops.checks import autocast_dtype
+from ddl.results import ReadParameters
 
-from .checks import check_returned
+from .checks import check_returned, require_exact_type
 from .expand import Expand
 from .gate import shut
 from .history import History
+from .hooks import generation
+from .linear import form_pruned
 from .pool import Slot
 from .residual import DeltaResidual
 
-__all__ = ["CachedStep", "resolve"]
+__all__ = ["continued"]
+
+
+class Stream(Protocol):
+    """What is needed of a DeltaStream, whose room is above this one."""
+
+    expand: Expand
+    sublayers: nn.ModuleList
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def parameters_of_calls(self) -> tuple[list[ReadParameters], list[DeltaResidual]]: ...
+
+
+def continued(
+    stream: Stream,
+    x: Tensor,
+    history: History,
+    keep: Tensor | None,
+    document_starts: Tensor | None,
+    args: Any,
+    kwargs: Any,
+) -> Tensor:
+    """Run a stream on tokens x (B, T, d) that follow those in `history`."""
+    if torch.is_grad_enabled() and any(p.requires_grad for p in stream.parameters()):
+        raise ValueError(
+            "`history` must be used under torch.no_grad() or torch.inference_mode(), got a "
+            "forward pass with gradients"
+        )
+    history.begin(x.dtype)
+    step = history.resolved(
+        (id(stream), torch.compiler.is_compiling(), generation(), x.dtype, autocast_dtype(x)),
+        lambda: _resolve(stream, x),
+    )
+    context: Tensor = step.run(x, history, keep, document_starts, args, kwargs)
+    history.commit()
+    return context
 
 
 class Boundary(NamedTuple):
     """A sublayer, and what follows it: the rewrite with its output and the next read.
 
     residual: None if the read before computed value and gate, the direction is the output, and no
-        tap is installed.
-    rewrite_read: bound to all options. name: of what the next read keeps; None for nothing.
+        hook is installed.
+    step: the rewrite and the next read, bound to all their parameters. name: of what the next read
+        keeps; None for nothing.
     """
 
     number: int
     sublayer: nn.Module
     residual: DeltaResidual | None
-    rewrite_read: Callable[..., tuple[Tensor, ...]]
+    step: Callable[..., tuple[Tensor, ...]]
     name: str | None
 
 
@@ -76,28 +117,25 @@ class CachedStep(NamedTuple):
             pending = history.get(self.name)
             context, value, gate, pending = self.read(state, pending, document_starts)
             history.set(self.name, pending)
-        for number, sublayer, residual, rewrite_read, name in self.boundaries:
+        for number, sublayer, residual, step, name in self.boundaries:
             written = direction = sublayer(context, *args, **kwargs)
             if residual is not None:
                 check_returned(f"sublayers[{number}]", written, context)
-                filled, gate = residual.fill_value_and_gate(
-                    state,
-                    context,
+                write = residual.write(
+                    *(state, written, context),
                     value if residual.reads_value else None,
                     gate if residual.reads_gate else None,
-                    Slot(history, f"residuals.{number}"),
-                    document_starts,
+                    keep=keep,
+                    document_starts=document_starts,
+                    slot=Slot(history, f"residuals.{number}"),
                 )
-                direction, value = residual.rewrite_inputs(state, written, context, filled)
-            if keep is not None:
+                write = residual.hooked(state, write, keep=keep, continues=True)
+                direction, value, gate, _ = write
+            elif keep is not None:
                 gate = shut(gate, keep)
-            if residual is not None:
-                direction, value, gate = residual.tapped(
-                    state, direction, value, gate, keep=keep, continues=True
-                )
             pending, starts = (None, None) if name is None else (history.get(name), document_starts)
             try:
-                result = rewrite_read(state, direction, value, gate, pending, starts)
+                result = step(state, direction, value, gate, pending, starts)
             except (TypeError, ValueError):
                 check_returned(f"sublayers[{number}]", written, context)
                 raise
@@ -107,32 +145,28 @@ class CachedStep(NamedTuple):
         return context
 
 
-def resolve(
-    expand: Expand,
-    reads: Sequence[dict[str, Any]],
-    sublayers: Iterable[nn.Module],
-    residuals: Sequence[DeltaResidual],
-    like: Tensor,
-) -> CachedStep:
-    """Resolve the calls for tensors like `like`. reads: the operator's options, in order."""
-    names = [f"reads.{i}" if _over_time(options) else None for i, options in enumerate(reads)]
+def _resolve(stream: Stream, like: Tensor) -> CachedStep:
+    """Resolve the calls for tensors like `like`."""
+    expand = require_exact_type("expand", stream.expand, Expand)
+    form_pruned(expand)
+    reads, residuals = stream.parameters_of_calls()
+    names = [f"reads.{i}" if _looks_back(read) else None for i, read in enumerate(reads)]
     boundaries = []
-    for index, (sublayer, residual) in enumerate(zip(sublayers, residuals, strict=True)):
-        rewrite_read = functional.bind_cached_rewrite_read(like, **reads[index + 1])
+    for index, (sublayer, residual) in enumerate(zip(stream.sublayers, residuals, strict=True)):
+        step = functional.bind_cached_step(like, residual.eps_k, reads[index + 1])
         by_read = residual.reads_value and residual.reads_gate and residual.further is None
-        branch = None if by_read and not residual.taps else residual
-        boundaries.append(Boundary(index, sublayer, branch, rewrite_read, names[index + 1]))
+        branch = None if by_read and not residual.hooks else residual
+        boundaries.append(Boundary(index, sublayer, branch, step, names[index + 1]))
     m, weight = expand.value_channels, expand.weight
     opens = functional.bind_cached_expand(like, weight, value_channels=m)
     return CachedStep(
         None if m == 1 and weight is None else opens,
         None if weight is None or weight.shape[-1] == 1 else "expand",
-        functional.bind_cached_read(like, **reads[0]),
+        functional.bind_cached_read(like, reads[0]),
         names[0],
         tuple(boundaries),
     )
 
 
-def _over_time(options: dict[str, Any]) -> bool:
-    weight = options["compress"]
-    return weight is not None and weight.ndim == 3 and weight.shape[2] > 1
+def _looks_back(read: ReadParameters) -> bool:
+    return read.compress is not None and read.over_time and read.compress.shape[2] > 1

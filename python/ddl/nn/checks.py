@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from torch import Tensor, distributed, nn
 
 from ddl.ops import checks
-from ddl.ops.checks import check_dtype, check_is_plain, check_shape, check_stored
+from ddl.ops.checks import check_dtype, check_is_plain, check_mask, check_shape, check_stored
 from ddl.ops.private import gathered_in
 
 from .adapters import active, forward_of, is_offloaded
@@ -15,15 +15,13 @@ from .adapters import active, forward_of, is_offloaded
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def check_mask(name: str, mask: Any, x: Tensor) -> None:
-    """Raise unless `mask` is a bool tensor (…,) with an entry for each token of x (…, d)."""
-    checks.check_mask(name, mask, x.shape[:-1], x)
-
-
-def check_stream(name: str, stream: Any, size: tuple[int, ...], *, over_time: bool = False) -> None:
+def check_stream(
+    name: str, stream: Any, size: tuple[int, ...], *, over_time: bool = False, **masks: Any
+) -> None:
     """Raise unless `stream` is a tensor of shape (…, *size).
 
     size: (hidden_size,) or (hidden_size, value_channels). over_time: also require a time axis.
+    masks: by name, each a bool tensor (…,) with an entry for every token, or None.
     """
     check_is_plain(name, stream)
     if tuple(stream.shape[-len(size) :]) != size:
@@ -33,6 +31,9 @@ def check_stream(name: str, stream: Any, size: tuple[int, ...], *, over_time: bo
         axes = ", ".join(("hidden_size", "value_channels")[: len(size)])
         raise ValueError(f"`{name}` must have shape (…, time, {axes}), got {tuple(stream.shape)}")
     check_dtype(name, stream)
+    for mask_name, mask in masks.items():
+        if mask is not None:
+            check_mask(mask_name, mask, stream.shape[: -len(size)], stream)
 
 
 def check_features(name: str, features: Any, shape: tuple[Any, ...], state: Tensor) -> None:
@@ -100,8 +101,8 @@ def _below_others(name: str, module: Any, kind: type[Module]) -> Module:
 def _check_gathered(name: str, module: nn.Module) -> None:
     """Raise TypeError if FSDP2 shards a module by itself, or gathers it in another dtype."""
     for path, part in module.named_modules(prefix=name):
-        for parameter in part._parameters.values():
-            if parameter is not None and checks.is_distributed(parameter):
+        for parameter in part.parameters(recurse=False):
+            if checks.is_distributed(parameter):
                 raise TypeError(
                     f"`{path}` must be gathered when the operators read it, got a DTensor: give"
                     " the stream as a whole to fully_shard, and its sublayers if you like, but no"

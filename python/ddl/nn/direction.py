@@ -65,7 +65,7 @@ class FurtherDirections(nn.Module):
         return torch.cat((direction.unsqueeze(-2), further), dim=-2)
 
     def extra_repr(self) -> str:
-        return f"rewrites={self.rewrites}" + f", rank={self.rank}" * (self.rank is not None)
+        return f"rewrites={self.rewrites}" + ("" if self.rank is None else f", rank={self.rank}")
 
 
 class PooledDirection(nn.Module):

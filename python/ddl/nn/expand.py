@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ddl import functional
 from ddl.options import STREAM_OPTIONS, ExpandKind, check_count, check_options
 
-from .checks import check_mask, check_stream
+from .checks import check_stream
 from .linear import empty_parameter
 
 __all__ = ["Expand"]
@@ -76,9 +76,8 @@ class Expand(nn.Module):
 
         Raises ValueError for another shape, TypeError for an unsupported dtype.
         """
-        check_stream("x", x, (self.hidden_size,), over_time=self.weight is not None)
-        if document_starts is not None:
-            check_mask("document_starts", document_starts, x)
+        over_time, starts = self.weight is not None, document_starts
+        check_stream("x", x, (self.hidden_size,), over_time=over_time, document_starts=starts)
         if self.weight is None and self.value_channels == 1:
             return x
         state = functional.expand(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .history import History
-from .taps import AddingStream, Addition
+from .hooks import AddingStream, Addition
 
 __all__ = ["HyperConnection", "HyperStream"]
 
@@ -106,7 +106,7 @@ class HyperStream(AddingStream):
         state = x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1])
         parts = zip(self.norms, self.sublayers, self.connections, strict=True)
         for i, (norm, sublayer, connection) in enumerate(parts):
-            before = state if self.taps else None
+            before = state if self.hooks else None
             h, state, join = connection(state)
             written = sublayer(norm(h), *args)
             if before is not None:

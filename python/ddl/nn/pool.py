@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ddl import functional
 from ddl.ops.checks import gate_dtype
+from ddl.results import ReadParameters
 
 from .history import History
 
@@ -89,15 +90,11 @@ class Pool(nn.Module):
         if self.weight is None:
             return self._mean(state, norm_eps=NORM_EPS)
         mean = self._mean(state, norm_eps=None).unsqueeze(-1)  # one value channel
-        options: dict[str, Any] = {
-            "compress": self.weight.unsqueeze(1),
-            "norm_eps": NORM_EPS,
-            "context_dtype": mean.dtype,
-        }
+        read = ReadParameters(self.weight.unsqueeze(1), norm_eps=NORM_EPS, context_dtype=mean.dtype)
         if slot is None or self.kernel_size == 1:  # nothing goes on from a token to the next
-            return functional.read(mean, document_starts=document_starts, **options).context
-        read = functional.bind_cached_read(mean, **options)
-        z, _, _, pending = read(mean, slot.history.get(slot.name), document_starts)
+            return functional.read_with(mean, read, document_starts).context
+        continued = functional.bind_cached_read(mean, read)
+        z, _, _, pending = continued(mean, slot.history.get(slot.name), document_starts)
         slot.history.set(slot.name, pending)
         return z
 

@@ -18,8 +18,9 @@ from ddl.options import (
     check_left,
     check_options,
 )
+from ddl.results import ReadParameters
 
-from .checks import check_mask, check_stream
+from .checks import check_stream
 from .linear import empty_parameter, form_pruned
 
 __all__ = ["Read"]
@@ -166,13 +167,9 @@ class Read(nn.Module):
         shifted = torch.stack([padded[taps + centre - s :][:m] for s in range(taps)])
         return self.compress_kernel @ shifted
 
-    def arguments(self) -> dict[str, Any]:
-        """Return compression and norm as arguments of `ddl.functional.read`."""
-        return {
-            "compress": self.effective_weight(),
-            "norm_weight": self.norm_weight,
-            "norm_eps": self.norm_eps,
-        }
+    def parameters_of(self, weight: Tensor | None) -> ReadParameters:
+        """Compression by `weight`, which `effective_weight` returns, and norm."""
+        return ReadParameters(weight, self.norm_weight, self.norm_eps)
 
     def forward(
         self,
@@ -189,36 +186,34 @@ class Read(nn.Module):
         Raises ValueError for another shape, TypeError for an unsupported dtype.
         """
         d, m = self.hidden_size, self.value_channels
-        check_stream("state", state, (d,) if m == 1 else (d, m), over_time=self.compress == "token")
-        if document_starts is not None:
-            check_mask("document_starts", document_starts, state if m == 1 else state[..., 0])
-        starts = document_starts if self.compress == "token" else None
+        size, over_time = (d,) if m == 1 else (d, m), self.compress == "token"
+        check_stream("state", state, size, over_time=over_time, document_starts=document_starts)
+        starts = document_starts if over_time else None
         state = state.unsqueeze(-1) if self.value_channels == 1 else state
         if not return_compressed:
-            return functional.read(state, **self.arguments(), document_starts=starts).context
-        weight = self.effective_weight()
-        x = functional.read(
-            state,
-            compress=weight,
-            norm_eps=None,
-            context_dtype=state.dtype,
-            document_starts=starts,
-        ).context
-        h = functional.read(
-            x.unsqueeze(-1), norm_weight=self.norm_weight, norm_eps=self.norm_eps
-        ).context
+            parameters = self.parameters_of(self.effective_weight())
+            return functional.read_with(state, parameters, starts).context
+        x = functional.read_with(state, self.raw(state), starts).context
+        h = functional.read_with(x.unsqueeze(-1), self.parameters_of(None)).context
         return h, x
+
+    def raw(self, state: Tensor) -> ReadParameters:
+        """The compression alone, for the raw read x in the state's dtype."""
+        return ReadParameters(self.effective_weight(), norm_eps=None, context_dtype=state.dtype)
 
     def extra_repr(self) -> str:
         factored = self.compress == "channel" and self.parameterization == "factored"
-        taps = self.compress == "token" or factored
-        return (
-            f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
-            f"compress={self.compress!r}"
-            + f", kernel_size={self.kernel_size}" * taps
-            + f", parameterization={self.parameterization!r}"
-            + f", causal={self.causal}" * factored
-            + f", read_init={self.read_init}" * (self.read_init is not None)
-            + ", norm_eps=None" * (self.norm_eps is None)
-            + ", shared" * bool(self._shared)
-        )
+        parts = [f"hidden_size={self.hidden_size}", f"value_channels={self.value_channels}"]
+        parts.append(f"compress={self.compress!r}")
+        if self.compress == "token" or factored:
+            parts.append(f"kernel_size={self.kernel_size}")
+        parts.append(f"parameterization={self.parameterization!r}")
+        if factored:
+            parts.append(f"causal={self.causal}")
+        if self.read_init is not None:
+            parts.append(f"read_init={self.read_init}")
+        if self.norm_eps is None:
+            parts.append("norm_eps=None")
+        if self._shared:
+            parts.append("shared")
+        return ", ".join(parts)

@@ -20,13 +20,14 @@ from ddl.options import (
     check_count,
     check_residual,
 )
+from ddl.results import ReadParameters, Write
 
-from .checks import check_features, check_mask, check_stream
+from .checks import check_features, check_stream
 from .direction import FurtherDirections, make_direction
-from .gate import apply_gate, make_gate, make_gate_pool, reset_gate, squash
+from .gate import apply_gate, make_gate, make_gate_pool, reset_gate, shut, squash
+from .hooks import Hook, Rewrite
 from .linear import Projection, project, projection_of, reset_
 from .pool import Slot
-from .taps import Rewrite, Tap
 
 __all__ = ["DeltaResidual"]
 
@@ -134,7 +135,7 @@ class DeltaResidual(nn.Module):
         self.value_scale, self.value_constant = value_scale, value_constant
         self.rewrites = rewrites
         self.beta_init = beta_init
-        self.taps: tuple[Tap, ...] = ()
+        self.hooks: tuple[Hook, ...] = ()
         self.eps_k = 0.02 * math.sqrt(hidden_size) if eps_k is None else eps_k
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -200,14 +201,13 @@ class DeltaResidual(nn.Module):
             ValueError: a shape or device does not fit, or `compressed` is needed and missing.
             TypeError: a dtype does not fit, an argument is no tensor, `gate` or `value` is wrapped.
         """
-        self._check(x, sublayer_out, context, compressed)
+        self._check(x, sublayer_out, context, compressed, document_starts)
         state = x.unsqueeze(-1) if self.value_channels == 1 else x
-        if document_starts is not None:
-            check_mask("document_starts", document_starts, context)
-        value, gate = self.value_and_gate(state, context, compressed, document_starts)
-        direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
-        direction, value, gate = self.tapped(state, direction, value, gate)
-        x = functional.rewrite(state, direction, value, gate, eps_k=self.eps_k)
+        value, gate = self.value_and_gate(context, compressed)
+        write = self.write(
+            state, sublayer_out, context, value, gate, document_starts=document_starts
+        )
+        x = functional.write_to(state, self.hooked(state, write))
         return x.squeeze(-1) if self.value_channels == 1 else x
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -225,41 +225,79 @@ class DeltaResidual(nn.Module):
             }
 
     def __getstate__(self) -> dict[str, Any]:
-        """The module without its taps: a copy or a saved module outlives `ddl.edit`."""
-        return {**self.__dict__, "taps": ()}
+        """The module without its hooks: a copy or a saved module outlives `ddl.edit`."""
+        return {**self.__dict__, "hooks": ()}
 
-    # --- parts of `forward` for DeltaStream, whose fused read computes linear values and gates ----
+    # --- parts of `forward` for trunks, whose fused read computes linear values and gates ---------
 
-    def read_arguments(self) -> dict[str, Any]:
-        """Return the parameters with which `ddl.functional.read` computes value and gate itself."""
-        arguments: dict[str, Any] = {}
+    def added_to(self, read: ReadParameters) -> ReadParameters:
+        """The parameters of the read before this residual, which computes value and gate, too."""
+        gate_weight: Tensor | None = None
+        gate_bias: Tensor | None = None
+        value_weight: Tensor | None = None
+        value_bias: Tensor | None = None
+        value_scale: float | None = None
         if self.reads_gate:
             gate = projection_of("gate", self.gate)
             one = self.rewrites == 1
-            arguments["gate_weight"] = gate.weight.squeeze(0) if one else gate.weight
-            arguments["gate_bias"] = gate.bias.squeeze(0) if one else gate.bias
+            gate_weight = gate.weight.squeeze(0) if one else gate.weight
+            gate_bias = gate.bias.squeeze(0) if one else gate.bias
         if self.reads_value:
             value = projection_of("value", self.value)
-            arguments["value_weight"] = self._per_rewrite(value.weight, 0)
-            arguments["value_bias"] = self._per_rewrite(value.bias, 0)
-            arguments["value_from"] = self.value_from
-            if self.value_kind == "sigmoid":
-                arguments["value_scale"] = self.value_scale
-        return arguments
+            value_weight = self._per_rewrite(value.weight, 0)
+            value_bias = self._per_rewrite(value.bias, 0)
+            value_scale = self.value_scale if self.value_kind == "sigmoid" else None
+        # Not by `_replace`, which torch.compile cannot return from a part of a graph.
+        return ReadParameters(
+            read.compress,
+            read.norm_weight,
+            read.norm_eps,
+            gate_weight,
+            gate_bias,
+            value_weight,
+            value_bias,
+            value_scale,
+            value_from_compressed=self.reads_value and self.value_from == "compressed",
+            context_dtype=read.context_dtype,
+        )
 
-    def value_and_gate(
+    def write(
         self,
         state: Tensor,
+        sublayer_out: Tensor,
         context: Tensor,
-        raw: Tensor | None,
+        value: Tensor | None,
+        gate: Tensor | None,
+        *,
+        keep: Tensor | None = None,
         document_starts: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor]:
-        """Compute value (…, m) and gate (…,) without a fused read; no value for mapping="v".
+        slot: Slot | None = None,
+    ) -> Write:
+        """Return what a sublayer's output writes to the state X (…, d, m).
 
-        For n > 1 rewrites, these are (…, n, m) and (…, n), here and below.
+        value, gate: from the read; None for what it does not compute. keep: (…,) bool, False for
+        padding. document_starts, slot: as in `Pool`.
         """
-        linear = self._linear(context, raw)
-        return self.fill_value_and_gate(state, context, *linear, document_starts=document_starts)
+        value, gate = self.fill_value_and_gate(state, context, value, gate, slot, document_starts)
+        gate = gate if keep is None else shut(gate, keep)
+        direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
+        return Write(direction, value, gate, self.eps_k)
+
+    def hooked(
+        self,
+        state: Tensor,
+        write: Write,
+        *,
+        keep: Tensor | None = None,
+        continues: bool = False,
+    ) -> Write:
+        """Show a write to the hooks before it is done; return it as they leave it."""
+        if not self.hooks:
+            return write
+        rewrite = Rewrite(state, write, keep, continues)
+        for hook in self.hooks:
+            rewrite = hook(rewrite)
+        return rewrite.write
 
     def fill_value_and_gate(
         self,
@@ -298,31 +336,19 @@ class DeltaResidual(nn.Module):
         value = self._phi(project(sublayer_out, branch.weight, branch.bias))
         return self.direction(state, context), value
 
-    def tapped(
-        self,
-        state: Tensor,
-        direction: Tensor,
-        value: Tensor,
-        gate: Tensor,
-        *,
-        keep: Tensor | None = None,
-        continues: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Show the rewrite to the taps; return its direction, value and gate as they leave them."""
-        if self.taps:
-            rewrite = Rewrite(state, direction, value, gate, self.eps_k, keep, continues)
-            for tap in self.taps:
-                rewrite = tap(rewrite)
-            return rewrite.direction, rewrite.value, rewrite.gate
-        return direction, value, gate
-
     def _check(
-        self, x: Tensor, sublayer_out: Tensor, context: Tensor, compressed: Tensor | None
+        self,
+        x: Tensor,
+        sublayer_out: Tensor,
+        context: Tensor,
+        compressed: Tensor | None,
+        document_starts: Tensor | None,
     ) -> None:
         """Check here, because the operator's errors would name `state` and `direction` instead."""
         d, m = self.hidden_size, self.value_channels
         size = (d,) if m == 1 else (d, m)
-        check_stream("x", x, size, over_time=self.gate_from == "convolved")
+        over_time, starts = self.gate_from == "convolved", document_starts
+        check_stream("x", x, size, over_time=over_time, document_starts=starts)
         shape = (*x.shape[: -1 if m == 1 else -2], d)
         check_features("sublayer_out", sublayer_out, shape, x)
         check_features("context", context, shape, x)
@@ -345,8 +371,13 @@ class DeltaResidual(nn.Module):
         """True if the gate is linear in the read."""
         return self.gate_kind == "linear" and self.gate_pool is None
 
-    def _linear(self, context: Tensor, raw: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Compute value and gate as the fused read would; None for each that it cannot compute."""
+    def value_and_gate(
+        self, context: Tensor, raw: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Compute value (…, m) and gate (…,) as the fused read would; None for what it cannot.
+
+        For n > 1 rewrites, these are (…, n, m) and (…, n), here and below.
+        """
         gate = projection_of("gate", self.gate) if self.reads_gate else None
         value = projection_of("value", self.value) if self.reads_value else None
         if value is None or gate is None or self.value_from == "compressed":
@@ -373,12 +404,14 @@ class DeltaResidual(nn.Module):
         return self.value_scale * torch.sigmoid(linear) if self.value_kind == "sigmoid" else linear
 
     def extra_repr(self) -> str:
-        return (
-            f"hidden_size={self.hidden_size}, value_channels={self.value_channels}, "
-            f"mapping={self.mapping!r}, "
-            + f"direction={self.direction_kind!r}, " * (self.mapping == "v")
-            + f"gate_from={self.gate_from!r}, " * (self.gate_pool is not None)
-            + f"rewrites={self.rewrites}, " * (self.rewrites > 1)
-            + f"value={self.value_kind!r}, value_from={self.value_from!r}, "
-            f"beta_init={self.beta_init:g}, eps_k={self.eps_k:.3g}"
-        )
+        parts = [f"hidden_size={self.hidden_size}", f"value_channels={self.value_channels}"]
+        parts.append(f"mapping={self.mapping!r}")
+        if self.mapping == "v":
+            parts.append(f"direction={self.direction_kind!r}")
+        if self.gate_pool is not None:
+            parts.append(f"gate_from={self.gate_from!r}")
+        if self.rewrites > 1:
+            parts.append(f"rewrites={self.rewrites}")
+        parts += [f"value={self.value_kind!r}", f"value_from={self.value_from!r}"]
+        parts += [f"beta_init={self.beta_init:g}", f"eps_k={self.eps_k:.3g}"]
+        return ", ".join(parts)

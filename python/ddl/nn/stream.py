@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddl import functional
-from ddl.ops.devices import autocast_dtype
+from ddl.ops.checks import autocast_dtype
 from ddl.options import (
     RESIDUAL_OPTIONS,
     STREAM_OPTIONS,
@@ -21,17 +21,15 @@ from ddl.options import (
     check_count,
     check_options,
 )
-from ddl.results import Chain
+from ddl.results import Chain, ReadParameters
 
-from .cached import CachedStep, resolve
-from .checks import check_mask, check_returned, check_stream, require_exact_type
+from .cached import continued
+from .checks import check_returned, check_stream, require_exact_type
 from .expand import Expand
-from .gate import shut
 from .history import History
 from .linear import form_pruned
 from .read import Read
 from .residual import DeltaResidual
-from .taps import generation
 
 __all__ = ["DeltaStream", "Expand", "Read"]
 
@@ -192,87 +190,55 @@ class DeltaStream(nn.Module):
             TypeError: x or a sublayer's output is no tensor or has an unsupported dtype; a read or
                 residual is wrapped.
         """
-        check_stream("x", x, (self.hidden_size,), over_time=True)
+        masks = {"keep": keep, "document_starts": document_starts}
+        check_stream("x", x, (self.hidden_size,), over_time=True, **masks)
         if history is not None and x.ndim != 3:
             expected = f"shape (batch, time, {self.hidden_size}) with a history"
             raise ValueError(f"`x` must have {expected}, got {tuple(x.shape)}")
         if keep is not None:
-            check_mask("keep", keep, x)
             x = x * keep.unsqueeze(-1)
-        if document_starts is not None:
-            check_mask("document_starts", document_starts, x)
         x = as_stream(x, self.stream_dtype)
-        if history is not None:
-            return self._continue(x, history, keep, document_starts, args, kwargs)
-        (first, *boundaries), residuals = self._read_options(document_starts)
+        if history is None:
+            return self._run(x, keep, document_starts, args, kwargs)
+        return continued(self, x, history, keep, document_starts, args, kwargs)
+
+    def _run(
+        self, x: Tensor, keep: Tensor | None, document_starts: Tensor | None, args: Any, kwargs: Any
+    ) -> Tensor:
+        """Run whole sequences x (B, T, d)."""
+        reads, residuals = self.parameters_of_calls()
         state = self._open(x, document_starts)
-        context, value, gate = functional.read(state, **first)
+        starts = document_starts if reads[0].over_time else None  # all reads compress alike
+        context, value, gate = functional.read_with(state, reads[0], starts)
         stores_less = self.anchor_every > 1 and torch.is_grad_enabled()
         chain = Chain(self.anchor_every) if stores_less else None
-        for index, (sublayer, residual, boundary) in enumerate(
-            zip(self.sublayers, residuals, boundaries, strict=True)
-        ):
+        parts = zip(self.sublayers, residuals, reads[1:], strict=True)
+        for index, (sublayer, residual, read) in enumerate(parts):
             written = sublayer(context, *args, **kwargs)
             check_returned(f"sublayers[{index}]", written, context)
-            value, gate = residual.fill_value_and_gate(
-                state, context, value, gate, document_starts=document_starts
+            write = residual.write(
+                *(state, written, context, value, gate), keep=keep, document_starts=document_starts
             )
-            gate = gate if keep is None else shut(gate, keep)
-            direction, value = residual.rewrite_inputs(state, written, context, value)
-            rewrite = (state, *residual.tapped(state, direction, value, gate, keep=keep))
-            if chain is None:
-                result = functional.rewrite_read(*rewrite, **boundary)
-            else:
-                result, chain = functional.rewrite_read_chained(*rewrite, chain=chain, **boundary)
-            state, context, value, gate = result
-        return context
-
-    def _continue(
-        self,
-        x: Tensor,
-        history: History,
-        keep: Tensor | None,
-        document_starts: Tensor | None,
-        args: Any,
-        kwargs: Any,
-    ) -> Tensor:
-        """Run tokens x (B, T, d) that follow those in `history`."""
-        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
-            raise ValueError(
-                "`history` must be used under torch.no_grad() or torch.inference_mode(), got a "
-                "forward pass with gradients"
+            write = residual.hooked(state, write, keep=keep)
+            (state, context, value, gate), chain = functional.step(
+                state, write, read, chain=chain, document_starts=starts
             )
-        history.begin(x.dtype)
-        step = history.resolved(
-            (id(self), torch.compiler.is_compiling(), generation(), x.dtype, autocast_dtype(x)),
-            lambda: self._resolve(x),
-        )
-        context: Tensor = step.run(x, history, keep, document_starts, args, kwargs)
-        history.commit()
         return context
-
-    def _resolve(self, x: Tensor) -> CachedStep:
-        expand = require_exact_type("expand", self.expand, Expand)
-        form_pruned(expand)
-        options, residuals = self._read_options()
-        return resolve(expand, options, self.sublayers, residuals, x)
 
     def _open(self, x: Tensor, document_starts: Tensor | None) -> Tensor:
         """Expand x (B, T, d) to the first state, (B, T, d, m)."""
         state = self.expand(x, document_starts=document_starts)
         return state.unsqueeze(-1) if self.value_channels == 1 else state
 
-    def _read_options(
-        self, document_starts: Tensor | None = None
-    ) -> tuple[list[dict[str, Any]], list[DeltaResidual]]:
-        """Options of the first read and of every boundary, and the residuals.
+    def parameters_of_calls(self) -> tuple[list[ReadParameters], list[DeltaResidual]]:
+        """The parameters of every read, the readout's last, and the residuals.
 
         A weight that reads share is computed once.
         """
         reads = [require_exact_type(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
         reads.append(require_exact_type("readout", self.readout, Read))
         weights: dict[int, Tensor | None] = {}
-        options: list[dict[str, Any]] = []
+        found: list[ReadParameters] = []
         for index, read in enumerate(reads):
             form_pruned(read)
             if not read._shared:
@@ -283,22 +249,14 @@ class DeltaStream(nn.Module):
                     f"`reads[{index}]` must share the compression of a read before it, got that of "
                     "one that was replaced: replace it, too, by Read(…, shared=stream.reads[…])"
                 )
-            options.append(
-                {
-                    "compress": weights[id(owner)],
-                    "norm_weight": read.norm_weight,
-                    "norm_eps": read.norm_eps,
-                }
-            )
-            if document_starts is not None and read.compress == "token":
-                options[-1]["document_starts"] = document_starts
-        residuals = []
-        for index, part in enumerate(self.residuals):
-            residual = require_exact_type(f"residuals[{index}]", part, DeltaResidual)
-            options[index].update(residual.read_arguments())
-            options[index + 1]["eps_k"] = residual.eps_k
-            residuals.append(residual)
-        return options, residuals
+            found.append(read.parameters_of(weights[id(owner)]))
+        residuals = [
+            require_exact_type(f"residuals[{index}]", part, DeltaResidual)
+            for index, part in enumerate(self.residuals)
+        ]
+        for index, residual in enumerate(residuals):
+            found[index] = residual.added_to(found[index])
+        return found, residuals
 
 
 def spread_anchors(sublayers: int, value_channels: int) -> int:

@@ -1,263 +1,207 @@
-"""Autograd of the operators, and the call of one.
+"""Derivatives of the operators: for each a function that saves and one that computes gradients.
 
-Backwards are operators too, so that compile, checkpointing and export see one node each. Which
-tensors a forward saves and which gradients its backward gets follows from the two declarations: an
-argument `grad_x` of the backward is the gradient of the output x, an output `grad_x` that of the
-argument x, and any other argument has the name of an argument or output of the forward.
+Backwards are operators too, so that compile, checkpointing and export see one node each. How a call
+reaches them is in calls.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from . import private
+from ddl.results import ReadParameters
+
+from . import declarations, private
+from .calls import call
 from .declarations import Operator
-from .refusals import raise_refusal
 
-Values = tuple[Any, ...]
-# Output → gradients that depend on it alone. If it has no gradient, they are None instead of zero,
-# so that no optimizer decays those parameters.
-SERVES_ONLY = {
-    "new_value": ("grad_value_weight", "grad_value_bias"),
-    "new_gate": ("grad_gate_weight", "grad_gate_bias"),
-}
+Gradients = tuple[Tensor | None, ...]
+Grad = Tensor | None
 
 
-def _picker(positions: Sequence[int]) -> Callable[[Values], Values]:
-    """Return a function that picks the values at these positions."""
-    if len(positions) > 1:
-        return itemgetter(*positions)
-    return lambda values: tuple([values[position] for position in positions])
+def save_rewrite(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    state, direction, value, gate, ctx.eps_k = inputs
+    _, stats = output
+    ctx.save_for_backward(state, direction, value, gate, stats)
+    ctx.mark_non_differentiable(stats)
+    ctx.set_materialize_grads(False)
 
 
-class Wiring:
-    """Where the arguments and the results of a backward come from and go to, found by name once."""
+def rewrite_gradients(ctx: Any, grad_new_state: Grad, _: None) -> Gradients:
+    if grad_new_state is None:
+        return (None,) * 5
+    state, direction, value, gate, stats = ctx.saved_tensors
+    found = call(
+        declarations.rewrite_backward,
+        *(grad_new_state, state, direction, value, gate, ctx.eps_k, stats),
+    )
+    wanted = _bits(ctx.needs_input_grad[:4])
+    return (*_those(wanted, found), None)
 
-    def __init__(self, forward: Operator, backward: Operator) -> None:
-        arguments = forward.names
-        reads = set(backward.names)
-        tensors = [name for name in forward.tensors if name in reads]
-        outputs = [name for name in forward.outputs if name in reads]
-        lists = [name for name in forward.lists if name in reads]
-        others = {*forward.tensors, *lists}
-        numbers = [name for name in arguments if name in reads and name not in others]
-        self._inputs_to_save = _picker([arguments.index(name) for name in tensors])
-        self.outputs_to_save = _picker([forward.outputs.index(name) for name in outputs])
-        self.numbers_to_save = _picker([arguments.index(name) for name in numbers])
-        self._anchor = arguments.index("anchor") if lists else None
-        self._chain = arguments.index("chain") if lists else None
-        self._before_chain = len(tensors) + len(outputs)
-        self.without_gradient = _picker([
-            at for at, name in enumerate(forward.outputs) if f"grad_{name}" not in reads
-        ])  # fmt: skip
-        given = [f"grad_{name}" for name in forward.outputs]
-        given += [*tensors, *outputs, *numbers, *lists, "wanted"]
-        self._arguments = [given.index(name) for name in backward.names]
-        self._pick_arguments = _picker(self._arguments)
-        results = backward.outputs
-        self.sources = [arguments.index(name.removeprefix("grad_")) for name in results]
-        self.gradient_of: list[int | None] = [
-            results.index(f"grad_{name}") if f"grad_{name}" in results else None
-            for name in arguments
-        ]
-        self.unreached = [
-            (forward.outputs.index(output), sum(1 << results.index(name) for name in served))
-            for output, served in SERVES_ONLY.items()
-            if output in forward.outputs
-        ]
 
-        self._known: dict[Values, tuple[int, list[int | None]]] = {}
+def save_read(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    state, *fields, document_starts = inputs
+    tensors, ctx.numbers = _split(fields)
+    _, value, gate, compressed, rstd = output
+    ctx.save_for_backward(state, document_starts, value, gate, compressed, rstd, *tensors)
+    ctx.mark_non_differentiable(compressed, rstd)
+    ctx.set_materialize_grads(False)
 
-    def wanted(self, needs: Sequence[bool], grads: Values) -> tuple[int, list[int | None]]:
-        """Return a bit for every gradient that is needed and that any incoming one reaches.
 
-        And for every argument of the forward the position of its gradient among the results.
-        """
-        key = (*needs, *(grads[output] is None for output, _ in self.unreached))
-        known = self._known.get(key) if not torch.compiler.is_compiling() else None
-        if known is not None:
-            return known
-        wanted = sum(1 << bit for bit, source in enumerate(self.sources) if needs[source])
-        for output, served in self.unreached:
-            if grads[output] is None:
-                wanted &= ~served
-        positions = [at if at is not None and wanted >> at & 1 else None for at in self.gradient_of]
+def read_gradients(
+    ctx: Any, grad_context: Grad, grad_value: Grad, grad_gate: Grad, *_: None
+) -> Gradients:
+    if grad_context is None and grad_value is None and grad_gate is None:
+        return (None,) * 12
+    state, document_starts, value, gate, compressed, rstd, *tensors = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    wanted = _wanted((needs[0], *_tensors_of(needs[1:11])), grad_value, grad_gate)
+    found = call(
+        declarations.read_backward,
+        *(grad_context, grad_value, grad_gate, state, *_joined(tensors, ctx.numbers)),
+        *(value, gate, compressed, rstd, document_starts, wanted),
+    )
+    grad_state, *parameters = _those(wanted, found)
+    return (grad_state, *_spread(parameters), None)
+
+
+def save_rewrite_read(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    state, direction, value, gate, ctx.eps_k, *fields, anchor, chain, document_starts = inputs
+    tensors, ctx.numbers = _split(fields)
+    _, stats, _, new_value, new_gate, compressed, rstd = output
+    ctx.save_for_backward(
+        # From the anchor the backward computes the state again, by the rewrites of the chain.
+        *(state if anchor is None else anchor, direction, value, gate, document_starts),
+        *(stats, new_value, new_gate, compressed, rstd, *tensors),
+        *(() if anchor is None or chain is None else chain),
+    )
+    ctx.mark_non_differentiable(stats, compressed, rstd)
+    ctx.set_materialize_grads(False)
+
+
+def rewrite_read_gradients(
+    ctx: Any,
+    grad_new_state: Grad,
+    _: None,
+    grad_context: Grad,
+    grad_value: Grad,
+    grad_gate: Grad,
+    *__: None,
+) -> Gradients:
+    incoming = (grad_new_state, grad_context, grad_value, grad_gate)
+    if all(grad is None for grad in incoming):
+        return (None,) * 18
+    state, direction, value, gate, document_starts, *rest = ctx.saved_tensors
+    (stats, new_value, new_gate, compressed, rstd), tensors, chain = rest[:5], rest[5:11], rest[11:]
+    needs = ctx.needs_input_grad
+    wanted = _wanted((*needs[:4], *_tensors_of(needs[5:15])), grad_value, grad_gate)
+    others = (
+        *(grad_context, grad_value, grad_gate, state, direction, value, gate, ctx.eps_k),
+        *_joined(tensors, ctx.numbers),
+        *(stats, new_value, new_gate, compressed, rstd, chain, document_starts, wanted),
+    )
+    if grad_new_state is not None and _may_overwrite(grad_new_state):
+        # torch.compile traces this, and drops the copy if nothing else needs the gradient.
+        grad_state = grad_new_state.clone(memory_format=torch.contiguous_format)
+        found = (grad_state, *call(declarations.overwriting_backward, grad_state, *others))
+    else:
+        found = call(declarations.rewrite_read_backward, grad_new_state, *others)
+    gradients = _those(wanted, found)
+    return (*gradients[:4], None, *_spread(gradients[4:]), None, None, None)
+
+
+def save_expand(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, _, document_starts = inputs
+    ctx.save_for_backward(x, weight, document_starts)
+    ctx.set_materialize_grads(False)
+
+
+def expand_gradients(ctx: Any, grad_state: Grad) -> Gradients:
+    if grad_state is None:
+        return (None,) * 4
+    x, weight, document_starts = ctx.saved_tensors
+    wanted = _bits(ctx.needs_input_grad[:2])
+    arguments = (grad_state, x, weight, document_starts, wanted)
+    return (*_those(wanted, call(declarations.expand_backward, *arguments)), None, None)
+
+
+# --- a read's parameters: six tensors, and four values that are none ------------------------------
+
+
+def _tensors_of(fields: Sequence[Any]) -> tuple[Any, ...]:
+    """The tensors among a read's parameters, in the order of their gradients."""
+    compress, norm_weight, _, gate_weight, gate_bias, value_weight, value_bias, *_ = fields
+    return compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias
+
+
+def _split(fields: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """A read's tensors, and what the backward needs besides."""
+    read = ReadParameters(*fields)
+    return _tensors_of(fields), (read.norm_eps, read.value_scale, read.value_from_compressed)
+
+
+def _joined(tensors: Sequence[Any], numbers: Sequence[Any]) -> tuple[Any, ...]:
+    """A backward's arguments from both."""
+    compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias = tensors
+    norm_eps, value_scale, from_compressed = numbers
+    weights = (gate_weight, gate_bias, value_weight, value_bias)
+    return (compress, norm_weight, norm_eps, *weights, value_scale, from_compressed)
+
+
+def _spread(gradients: Sequence[Grad]) -> Gradients:
+    """Gradients of a read's tensors, at the places of its ten parameters."""
+    compress, norm_weight, *others = gradients
+    return (compress, norm_weight, None, *others, None, None, None)
+
+
+# --- which gradients are wanted -------------------------------------------------------------------
+
+
+def _bits(needs: Sequence[bool]) -> int:
+    return sum(1 << bit for bit, need in enumerate(needs) if need)
+
+
+def _wanted(needs: tuple[bool, ...], grad_value: Grad, grad_gate: Grad) -> int:
+    """A bit for every gradient that is needed and that an incoming one reaches.
+
+    needs: those of the read's six tensors come last. Without a gradient of the value its weight and
+    bias get None instead of zero, so that no optimizer decays them; likewise those of the gate.
+    """
+    key = (needs, grad_value is None, grad_gate is None)
+    wanted = None if torch.compiler.is_compiling() else _KNOWN.get(key)
+    if wanted is None:
+        gate, value = 0b11 << len(needs) - 4, 0b11 << len(needs) - 2
+        wanted = _bits(needs)
+        wanted &= ~((value if grad_value is None else 0) | (gate if grad_gate is None else 0))
         if not torch.compiler.is_compiling():
-            self._known[key] = wanted, positions
-        return wanted, positions
-
-    def tensors_to_save(self, inputs: Values, outputs: Values) -> Values:
-        """Return the tensors that the backward uses: the anchor for the state, the chain last."""
-        tensors = self._inputs_to_save(inputs)
-        if self._anchor is None or self._chain is None or inputs[self._anchor] is None:
-            return (*tensors, *self.outputs_to_save(outputs))
-        state_and_others = (inputs[self._anchor], *tensors[1:])
-        return (*state_and_others, *self.outputs_to_save(outputs), *(inputs[self._chain] or ()))
-
-    def backward_arguments(
-        self, grads: Values, saved: Values, numbers: Values, wanted: int
-    ) -> Values:
-        """Pick the backward's arguments from incoming gradients and what was saved."""
-        if self._chain is None:
-            given = (*grads, *saved, *numbers, wanted)
-        else:
-            before = self._before_chain
-            given = (*grads, *saved[:before], *numbers, list(saved[before:]), wanted)
-        if torch.compiler.is_compiling():  # compiled autograd does not know itemgetter
-            return tuple([given[position] for position in self._arguments])
-        return self._pick_arguments(given)
+            _KNOWN[key] = wanted
+    return wanted
 
 
-def derivative(
-    forward: Operator, backward: Operator, overwriting: Operator | None = None
-) -> tuple[Callable[..., None], Callable[..., Values]]:
-    """Return (setup, grad) as torch.library.register_autograd takes them.
-
-    overwriting: a backward without its first result, which overwrites its first argument.
-    """
-    wiring = Wiring(forward, backward)
-    single = len(forward.outputs) == 1
-
-    def setup(ctx: Any, inputs: Values, output: Any) -> None:
-        outputs = (output,) if single else output
-        ctx.save_for_backward(*wiring.tensors_to_save(inputs, outputs))
-        ctx.numbers = wiring.numbers_to_save(inputs)
-        ctx.mark_non_differentiable(*wiring.without_gradient(outputs))
-        ctx.set_materialize_grads(False)
-
-    def grad(ctx: Any, *grads: Tensor | None) -> Values:
-        if all(grad is None for grad in grads):
-            return (None,) * len(forward.names)
-        wanted, positions = wiring.wanted(ctx.needs_input_grad, grads)
-        given = wiring.backward_arguments(grads, ctx.saved_tensors, ctx.numbers, wanted)
-        if overwriting and _may_overwrite(given[0]):
-            # torch.compile traces this, and drops the copy if nothing else needs the gradient.
-            grad_new_state, *others = given
-            grad_state = grad_new_state.clone(memory_format=torch.contiguous_format)
-            results = (grad_state, *call(overwriting, grad_state, *others))
-        else:
-            results = call(backward, *given)
-        return tuple([None if at is None else results[at] for at in positions])
-
-    return setup, grad
+_KNOWN: dict[tuple[tuple[bool, ...], bool, bool], int] = {}
 
 
-def for_torch_library(grad: Callable[..., Values]) -> Callable[..., Values]:
-    """Return `grad` as torch.library wants it: gradients as arguments came to it.
-
-    They come without those that equal their defaults, and for a list of tensors it wants a list.
-    """
-
-    def gradients(ctx: Any, *grads: Tensor | None) -> Values:
-        needs = ctx.needs_input_grad
-        ctx.needs_input_grad = tuple([need is True for need in needs])
-        found = grad(ctx, *grads)
-        return tuple([
-            [None] * len(need) if isinstance(need, list) else gradient
-            for need, gradient in zip(needs, found, strict=False)
-        ])  # fmt: skip
-
-    return gradients
+def _those(wanted: int, gradients: Sequence[Tensor]) -> Gradients:
+    """The gradients with their bit set; None for the others."""
+    return tuple([grad if wanted >> bit & 1 else None for bit, grad in enumerate(gradients)])
 
 
-def _may_overwrite(grad: Tensor | None) -> bool:
-    return grad is not None and private.is_traced_for_compile(grad) and grad.device.type == "cpu"
+def _may_overwrite(grad: Tensor) -> bool:
+    return private.is_traced_for_compile(grad) and grad.device.type == "cpu"
 
 
-# --- calls ----------------------------------------------------------------------------------------
-
-# Operator name → its overload, torch.ops.ddl.<name>.default.
-OVERLOADS: dict[str, Any] = {}
-# Operator name → its call in eager code, with positional arguments. It is what the overload would
-# do, without a round trip through the dispatcher where nothing but autograd listens.
-DIRECT: dict[str, Callable[..., Any]] = {}
+# --- what has no derivative -----------------------------------------------------------------------
 
 
-def call(operator: Operator, *values: Any) -> Any:
-    """Call an operator with positional arguments."""
-    calls = OVERLOADS if torch.compiler.is_compiling() else DIRECT
-    return calls[operator.name](*values)
+def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """The save of a backward, whose own derivative is refused."""
 
 
-def differentiable(
-    operator: Operator, setup: Callable[..., None], grad: Callable[..., Values]
-) -> Callable[..., Any]:
-    """Return the operator's implementation for the Autograd key, which is its direct call, too.
-
-    It replaces torch.library's for speed: that one fills in default arguments, at 75 µs a call for
-    the arguments of `rewrite_read`.
-    """
-    entry, below_autograd = private.entry_of(OVERLOADS[operator.name]), private.below_autograd
-    in_transform, any_requires_grad = private.in_transform, private.any_requires_grad
-    is_grad_enabled, level = torch.is_grad_enabled, private.forward_mode_level
-
-    class Derivative(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            with below_autograd():
-                output = entry(*inputs)
-            setup(ctx, inputs, output)
-            return output
-
-        backward = staticmethod(grad)
-
-    apply = private.apply_of(Derivative)
-
-    count, defaults = len(operator.names), operator.defaults
-
-    def direct(*inputs: Any) -> Any:
-        if len(inputs) < count:  # torch drops arguments that equal their defaults
-            inputs = (*inputs, *defaults[len(inputs) - count :])
-        if level() >= 0 or in_transform():
-            refuse_transforms(operator, inputs)
-        try:
-            if is_grad_enabled() and any_requires_grad(*inputs):
-                return apply(*inputs)
-            with below_autograd():
-                return entry(*inputs)
-        except (RuntimeError, TypeError) as error:
-            raise_refusal(operator, inputs, error)
-
-    return direct
-
-
-def guarded(operator: Operator) -> Callable[..., Any]:
-    """Return the operator's direct call where torch.library differentiates it."""
-    overload = OVERLOADS[operator.name]
-
-    def direct(*inputs: Any) -> Any:
-        refuse_transforms(operator, inputs)
-        try:
-            return overload(*inputs)
-        except (RuntimeError, TypeError) as error:
-            raise_refusal(operator, inputs, error)
-
-    return direct
-
-
-def refuse_transforms(operator: Operator, inputs: Values) -> None:
-    """Raise NotImplementedError under forward-mode differentiation and torch.func transforms."""
-    for name, value in zip(operator.names, inputs, strict=True):
-        if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
-            raise NotImplementedError(
-                f"`{name}` must come without a forward-mode tangent, got a dual tensor: the fused "
-                "operators have reverse-mode derivatives only, use `ddl.reference`"
-            )
-    if private.in_transform() and not torch.compiler.is_compiling():
-        raise NotImplementedError(
-            "the fused operators must be called outside of torch.func transforms "
-            "(vmap, grad, vjp, jvp, …), got a call inside one: use `ddl.reference` there"
-        )
-
-
-def refuse_recording(ctx: Any, inputs: Values, output: Any) -> NoReturn:
-    """Raise ValueError in place of a setup."""
+def refuse_recording(ctx: Any, inputs: tuple[Any, ...], output: Any) -> NoReturn:
+    """Raise ValueError in place of a save."""
     raise ValueError(
         "a cached read must be called under torch.no_grad() or torch.inference_mode(), got a call "
         "that records gradients"

@@ -28,6 +28,14 @@ def gate_dtype(state: Tensor) -> torch.dtype:
     return torch.float64 if state.dtype == torch.float64 else torch.float32
 
 
+def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
+    """Return autocast's dtype for a tensor; None if autocast is off there, or leaves it alone."""
+    device = tensor.device.type
+    if tensor.dtype == torch.float64 or device == "meta":  # meta tensors have no autocast
+        return None
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
 # --- one tensor -----------------------------------------------------------------------------------
 
 

@@ -24,14 +24,6 @@ def has_kernels(device: torch.device) -> bool:
     return _has_kernels(device)
 
 
-def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
-    """Return autocast's dtype for a tensor; None if autocast is off there, or leaves it alone."""
-    device = tensor.device.type
-    if tensor.dtype == torch.float64 or device == "meta":  # meta tensors have no autocast
-        return None
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-
 @assume_constant_result
 def _has_kernels(device: torch.device) -> bool:
     if device in _KNOWN:

@@ -1,15 +1,14 @@
-"""Registration of the operators `torch.ops.ddl.…` with torch's dispatcher.
+"""Registration of the operators `torch.ops.ddl.…` with torch's dispatcher, and their calls.
 
 Schemas come from declarations.py, fake implementations from outputs.py and derivatives from
 autograd.py. CPU and CUDA kernels are registered by native code (src/torch/dispatch.rs), which torch
-calls without Python. Users call `ddl.functional`, which calls the functions here.
+calls without Python. `ddl.functional` calls the functions here, which flatten its records.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from operator import itemgetter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,10 @@ from torch import Tensor
 
 from ddl import _native
 from ddl.errors import IMPORTED_ONCE
+from ddl.results import ReadParameters, Write
 
-from . import declarations, private
-from .autograd import (
-    DIRECT,
-    OVERLOADS,
-    derivative,
-    differentiable,
-    for_torch_library,
-    guarded,
-    refuse_derivative,
-    refuse_recording,
-)
+from . import autograd, declarations, private
+from .calls import DIRECT, OVERLOADS, call, differentiable
 from .declarations import BACKWARDS, CACHED, OPERATORS, Operator
 from .devices import has_kernels
 from .outputs import fake
@@ -42,81 +33,62 @@ except RuntimeError as error:
     raise ImportError(IMPORTED_ONCE) from error
 
 
-def _register_kernels() -> None:
-    torch_folder = Path(torch.__file__).parent
-    suffix = "dylib" if sys.platform == "darwin" else "so"
-    _native.search_nvrtc_in([str(torch_folder.parent), sys.prefix])
-    _native.register(str(torch_folder / "lib" / f"libtorch_cpu.{suffix}"))
+def rewrite(state: Tensor, write: Write) -> tuple[Tensor, Tensor | None]:
+    """Return X' and what a backward needs; None for that without kernels, here and below."""
+    result: tuple[Tensor, Tensor | None] = _run(declarations.rewrite, state, *write)
+    return result
 
 
-def _differentiate(operator: Operator, setup: Any, grad: Any) -> None:
-    """Register an operator's derivative, and its direct call."""
-    if private.below_autograd is None:
-        name = f"ddl::{operator.name}"
-        torch.library.register_autograd(
-            name, for_torch_library(grad), setup_context=setup, lib=_library
-        )
-        DIRECT[operator.name] = guarded(operator)
-        return
-    DIRECT[operator.name] = differentiable(operator, setup, grad)
-    _library.impl(operator.name, DIRECT[operator.name], "Autograd")
+def read(
+    state: Tensor, parameters: ReadParameters, document_starts: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return context, value, gate, and the raw read and 1/rms, which a backward needs."""
+    result: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+    result = _run(declarations.read, state, *parameters, document_starts)
+    return result
 
 
-def _refuse(kind: str, operator: Operator) -> Callable[..., Any]:
-    return lambda *_, **__: refuse_derivative(kind, operator)
+def rewrite_read(
+    state: Tensor,
+    write: Write,
+    parameters: ReadParameters,
+    anchor: Tensor | None,
+    chain: list[Tensor] | None,
+    document_starts: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return what `rewrite` returns, then what `read` does.
+
+    anchor, chain: the last stored state and the tensors of `ddl.results.Chain`, or None.
+    """
+    result: tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+    rest = (anchor, chain, document_starts)
+    result = _run(declarations.rewrite_read, state, *write, *parameters, *rest)
+    return result
 
 
-for _operator in OPERATORS:
-    _library.define(_operator.schema, tags=torch.Tag.pt2_compliant_tag)
-    _name = f"ddl::{_operator.name}"
-    torch.library.register_fake(_name, fake(_operator), lib=_library)
-    if _operator is not declarations.overwriting_backward:
-        torch.library.register_vmap(_name, _refuse("vmap", _operator), lib=_library)
-    OVERLOADS[_operator.name] = getattr(torch.ops.ddl, _operator.name).default
-_register_kernels()
-
-_overwriting = declarations.overwriting_backward
-for _forward, _backward in BACKWARDS:
-    _overwrites = _overwriting if _forward is declarations.rewrite_read else None
-    _differentiate(_forward, *derivative(_forward, _backward, _overwrites))
-    _differentiate(_backward, lambda *_: None, _refuse("double backward", _forward))
-for _cached in CACHED:
-    _differentiate(_cached, refuse_recording, _refuse("a derivative", _cached))
-# For compiled graphs, which know when a gradient is not needed again (autograd.py).
-DIRECT[_overwriting.name] = OVERLOADS[_overwriting.name]
+def expand(
+    x: Tensor, weight: Tensor | None, value_channels: int, document_starts: Tensor | None
+) -> Tensor:
+    """Return the state."""
+    state: Tensor = _run(declarations.expand, x, weight, value_channels, document_starts)
+    return state
 
 
-def _by_name(operator: Operator) -> Callable[..., Any]:
-    """The function for `ddl.functional`: with arguments by name, on every device."""
-    overload, direct = OVERLOADS[operator.name], DIRECT[operator.name]
-    names, is_compiling = operator.names, torch.compiler.is_compiling
-    in_order = itemgetter(*names)
-
-    def named(**given: Any) -> Any:
-        first = given[names[0]]
-        if isinstance(first, Tensor) and not has_kernels(first.device):
-            return run_plain(operator, operator.Arguments(**given))
-        if is_compiling():  # torch.compile does not know itemgetter
-            return overload(*[given[name] for name in names])
-        return direct(*in_order(given))
-
-    named.__name__ = operator.name
-    return named
+def _run(operator: Operator, first: Tensor, *others: Any) -> Any:
+    """Call an operator on the device of its first tensor."""
+    if isinstance(first, Tensor) and not has_kernels(first.device):
+        return run_plain(operator, operator.Arguments(first, *others))
+    return call(operator, first, *others)
 
 
-rewrite, read, rewrite_read, expand = (_by_name(forward) for forward, _ in BACKWARDS)
-
-
-def bind(operator: Operator, device: torch.device, **options: Any) -> Callable[..., Any]:
+def bind(operator: Operator, device: torch.device, fixed: Sequence[Any]) -> Callable[..., Any]:
     """Return a cached operator with everything fixed but its first and its last two tensors.
 
     These are its arguments, by position; the last two are what past tokens left, and which tokens
     start a document. It is one function, because its callers come to it with cold caches
-    (ddl/nn/cached.py). device: of the tensors that it will be called with.
+    (ddl/nn/cached.py). device: of the tensors that it will be called with. fixed: the arguments
+    between, in order.
     """
-    names = operator.names
-    given = len(names) - len(options) - 2
-    fixed = tuple([options[name] for name in names[given:-2]])
     overload, direct = OVERLOADS[operator.name], DIRECT[operator.name]
     entry, is_inference_mode_enabled = private.entry_of(overload), torch.is_inference_mode_enabled
 
@@ -140,19 +112,46 @@ def bind(operator: Operator, device: torch.device, **options: Any) -> Callable[.
     return compiled if torch.compiler.is_compiling() else bound
 
 
-def bind_cached_read(device: torch.device, **options: Any) -> Callable[..., Any]:
-    """Return `cached_read` with these options; it takes state, pending, document_starts."""
-    return bind(declarations.cached_read, device, **options)
+# --- registration ---------------------------------------------------------------------------------
 
 
-def bind_cached_rewrite_read(device: torch.device, **options: Any) -> Callable[..., Any]:
-    """Return `cached_rewrite_read` with these options.
+def _register_kernels() -> None:
+    torch_folder = Path(torch.__file__).parent
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    _native.search_nvrtc_in([str(torch_folder.parent), sys.prefix])
+    _native.register(str(torch_folder / "lib" / f"libtorch_cpu.{suffix}"))
 
-    It takes state, direction, value, gate, pending and document_starts.
-    """
-    return bind(declarations.cached_rewrite_read, device, **options)
+
+def _differentiate(
+    operator: Operator, save: Callable[..., None], gradients: Callable[..., Any]
+) -> None:
+    """Register an operator's derivative, and its direct call."""
+    DIRECT[operator.name] = differentiable(operator, save, gradients)
+    _library.impl(operator.name, DIRECT[operator.name], "Autograd")
 
 
-def bind_cached_expand(device: torch.device, **options: Any) -> Callable[..., Any]:
-    """Return `cached_expand` with these options; it takes x, before, document_starts."""
-    return bind(declarations.cached_expand, device, **options)
+def _refuse(kind: str, operator: Operator) -> Callable[..., Any]:
+    return lambda *_, **__: autograd.refuse_derivative(kind, operator)
+
+
+for _operator in OPERATORS:
+    _library.define(_operator.schema, tags=torch.Tag.pt2_compliant_tag)
+    _name = f"ddl::{_operator.name}"
+    torch.library.register_fake(_name, fake(_operator), lib=_library)
+    if _operator is not declarations.overwriting_backward:
+        torch.library.register_vmap(_name, _refuse("vmap", _operator), lib=_library)
+    OVERLOADS[_operator.name] = getattr(torch.ops.ddl, _operator.name).default
+_register_kernels()
+
+_differentiate(declarations.rewrite, autograd.save_rewrite, autograd.rewrite_gradients)
+_differentiate(declarations.read, autograd.save_read, autograd.read_gradients)
+_differentiate(
+    declarations.rewrite_read, autograd.save_rewrite_read, autograd.rewrite_read_gradients
+)
+_differentiate(declarations.expand, autograd.save_expand, autograd.expand_gradients)
+for _forward, _backward in BACKWARDS:
+    _differentiate(_backward, autograd.save_nothing, _refuse("double backward", _forward))
+for _cached in CACHED:
+    _differentiate(_cached, autograd.refuse_recording, _refuse("a derivative", _cached))
+# For compiled graphs, which know when a gradient is not needed again (autograd.py).
+DIRECT[declarations.overwriting_backward.name] = OVERLOADS[declarations.overwriting_backward.name]

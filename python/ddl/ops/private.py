@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# Skips autograd in calls that record nothing, and in calls from an autograd.Function: a call costs
-# half. Without it the operators get torch.library.register_autograd (autograd.py).
-below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
+# Skips autograd in calls that record nothing, and in calls from an autograd.Function. Every torch
+# that is supported has it.
+below_autograd: Any = torch._C._AutoDispatchBelowAutograd
 
 
 def _requires_grad(*values: Any) -> bool:

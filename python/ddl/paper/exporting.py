@@ -31,7 +31,7 @@ def revert(
     config.
     """
     if layout not in LAYOUTS:
-        raise InputError(f"`layout` must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+        raise InputError("layout", f"be one of {', '.join(LAYOUTS)}", repr(layout))
     _check_published(config)
     shapes = shapes_of(config)
     names.check_keys(
@@ -62,7 +62,7 @@ def revert(
 def _check_published(config: GPTConfig) -> None:
     """Raise InputError for options that the published code does not have."""
     if config.residual == "hc":
-        raise InputError("`residual` must be one of the paper's code, got 'hc'")
+        raise InputError("residual", "be one of the paper's code", "'hc'")
     _require(config, "mapping", "k")
     _require(config, "gate_from", "context")
     _require(config, "rewrites", 1)
@@ -71,8 +71,7 @@ def _check_published(config: GPTConfig) -> None:
     usual = 8 * config.hidden_size // 3
     if config.residual != "additive" and config.mlp_hidden != usual:
         raise InputError(
-            f"`mlp_size` must be ⌊8·hidden_size/3⌋ = {usual} in the paper's code, got "
-            f"{config.mlp_hidden}"
+            "mlp_size", f"be ⌊8·hidden_size/3⌋ = {usual} in the paper's code", config.mlp_hidden
         )
     if config.residual != "additive" and config.value != "constant":
         _require(config, "value_from", "compressed")
@@ -81,15 +80,16 @@ def _check_published(config: GPTConfig) -> None:
     factored = config.compress_parameterization == "factored"
     if compress == "channel" and factored and taps > channels:
         raise InputError(
-            f"`compress_kernel_size` must be at most value_channels = {channels} in the paper's "
-            f"code, got {taps}"
+            "compress_kernel_size",
+            f"be at most value_channels = {channels} in the paper's code",
+            taps,
         )
 
 
 def _require(config: GPTConfig, name: str, expected: Any) -> None:
     got = getattr(config, name)
     if got != expected:
-        raise InputError(f"`{name}` must be {expected} in the paper's code, got {got}")
+        raise InputError(name, f"be {expected} in the paper's code", got)
 
 
 def _factored(config: GPTConfig, state: State) -> tuple[GPTConfig, State]:

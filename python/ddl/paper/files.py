@@ -122,7 +122,7 @@ def unpack(path: Path, contents: dict[str, Any]) -> Checkpoint:
         contents = inside
     if not any(isinstance(value, Tensor) for value in contents.values()):
         keys = listed([str(key) for key in contents]) or "nothing"
-        raise InputError(f"`src` must hold a state dict, got {path} with {keys}")
+        raise InputError("src", "hold a state dict", f"{path} with {keys}")
     return Checkpoint(contents, config)
 
 
@@ -176,7 +176,7 @@ def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     require_kind(src, PathKind.DDL, argument="src")
     if _is_nanogpt(src):
         expected = "a model with the papers' blocks for `reverse`"
-        raise InputError(f"`src` must be {expected}, got {src} with nanoGPT's")
+        raise InputError("src", f"be {expected}", f"{src} with nanoGPT's")
     config, folder = _hf_config(src / CONFIG), src
     state: dict[str, Tensor] = {}
     path = _weights(folder)
@@ -193,9 +193,7 @@ def _hf_config(path: Path) -> GPTConfig:
     except InputError:
         raise
     except Exception as error:  # transformers checks its own fields, with exceptions of any type
-        raise InputError(
-            f"`{path}` must be a config of a model of ddl, got: {first_line(error)}"
-        ) from error
+        raise InputError(path, "be a config of a model of ddl", first_line(error)) from error
 
 
 def _tokenizer(config: GPTConfig) -> Tokenizer | None:
@@ -237,8 +235,7 @@ def _weights(directory: Path) -> Path:
     if len(files) != 1:
         got = f"these: {listed([file.name for file in files])}" if files else "none"
         raise InputError(
-            f"`src` must name a file with weights, or a directory with one, got {directory} with "
-            f"{got}"
+            "src", "name a file with weights, or a directory with one", f"{directory} with {got}"
         )
     return files[0]
 
@@ -248,7 +245,7 @@ def _shards(index: Path) -> list[Path]:
     listing = _json(index).get("weight_map")
     found = list(listing.values()) if isinstance(listing, dict) else []
     if not found or not all(isinstance(name, str) and Path(name).name == name for name in found):
-        raise InputError(f"`{index}` must map parameters to files beside it, got another content")
+        raise InputError(index, "map parameters to files beside it", "another content")
     return [index.parent / name for name in sorted(set(found))]
 
 
@@ -262,17 +259,19 @@ def _refuse_ours(directory: Path) -> None:
     if kind in (PathKind.RUN, PathKind.DDL):
         ours = f"`src` must be {PathKind.CHECKPOINT.value}, got {directory}, {kind.value}"
         if kind is PathKind.DDL and _is_nanogpt(directory):
-            raise InputError(f"{ours}: `ddl sample`, `ddl eval` and `ddl export` take it as it is")
-        raise InputError(f"{ours}: the other way round is --reverse")
+            raise InputError.sentence(
+                f"{ours}: `ddl sample`, `ddl eval` and `ddl export` take it as it is"
+            )
+        raise InputError.sentence(f"{ours}: the other way round is --reverse")
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
         contents = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"`{path}` must be JSON, got: {first_line(error)}") from error
+        raise InputError(path, "be JSON", first_line(error)) from error
     if not isinstance(contents, dict):
-        raise InputError(f"`{path}` must be a JSON object, got {type(contents).__name__}")
+        raise InputError(path, "be a JSON object", type(contents).__name__)
     return contents
 
 
@@ -291,12 +290,12 @@ def _read(path: Path) -> dict[str, Any]:
         # EINVAL: torch seeks to before the start of a file whose end was cut off.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             reason = error.strerror or first_line(error)
-            raise InputError(f"`src` must be a file with weights, got {path}: {reason}") from error
+            raise InputError("src", "be a file with weights", f"{path}: {reason}") from error
         refused = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"it refers to {refused[1]}" if refused else first_line(error)
         raise InputError(
-            f"`{path}` must hold tensors in plain dicts, got something else: {reason}"
+            path, "hold tensors in plain dicts", f"something else: {reason}"
         ) from error
     if not isinstance(contents, dict):
-        raise InputError(f"`{path}` must hold a state dict, got {type(contents).__name__}")
+        raise InputError(path, "hold a state dict", type(contents).__name__)
     return contents

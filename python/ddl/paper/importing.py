@@ -65,7 +65,7 @@ def translate(
     """Do as `convert`, and also return the assumed options and the unused parameters."""
     if variant != "auto" and variant not in PUBLISHED:
         known = ", ".join(("auto", *PUBLISHED))
-        raise InputError(f"`variant` must be one of {known}, got {variant!r}")
+        raise InputError("variant", f"be one of {known}", repr(variant))
     options.check_fixed(config or {})
     state, called = _read(state_dict)
     residual = _recognise(state) if variant == "auto" else variant
@@ -98,13 +98,11 @@ def _read(state_dict: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
     for original, tensor in state_dict.items():
         wrong = _no_floats(tensor)
         if wrong is not None:
-            raise InputError(
-                f"`state_dict` must hold floating-point tensors, got {wrong} for {original}"
-            )
+            raise InputError("state_dict", "hold floating-point tensors", f"{wrong} for {original}")
         name = names.clean(str(original))
         if name in cleaned:
             raise InputError(
-                f"`state_dict` must hold {name} once, got {cleaned[name][0]} and {original}"
+                "state_dict", f"hold {name} once", f"{cleaned[name][0]} and {original}"
             )
         cleaned[name] = original, tensor
     _untie(cleaned)
@@ -115,9 +113,7 @@ def _read(state_dict: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
     for name, (original, tensor) in cleaned.items():
         name, tensor = names.from_layout(name, tensor, width)
         if name in state:
-            raise InputError(
-                f"`state_dict` must be of one layout, got {called[name]} and {original}"
-            )
+            raise InputError("state_dict", "be of one layout", f"{called[name]} and {original}")
         state[name], called[name] = tensor, original
     return state, called
 
@@ -138,7 +134,7 @@ def _untie(cleaned: dict[str, tuple[str, Tensor]]) -> None:
     original, head = cleaned.pop(HEAD)
     kept = cleaned.setdefault(EMBEDDING, (original, head))[1]
     if kept.data_ptr() != head.data_ptr() and not torch.equal(kept, head):
-        raise InputError(f"`{HEAD}` must be equal to `{EMBEDDING}`, got another tensor")
+        raise InputError(HEAD, f"be equal to `{EMBEDDING}`", "another tensor")
 
 
 def _recognise(state: State) -> Residual:
@@ -161,8 +157,9 @@ def _blocks(state: State) -> int:
     if not numbers or numbers != set(range(len(numbers))):
         got = f"blocks {listed([str(number) for number in sorted(numbers)])}"
         raise InputError(
-            "`state_dict` must hold the blocks transformer.h.0, .1, … of the paper's code, got "
-            f"{got if numbers else f'the keys {listed(list(state))}' if state else 'nothing'}"
+            "state_dict",
+            "hold the blocks transformer.h.0, .1, … of the paper's code",
+            got if numbers else f"the keys {listed(list(state))}" if state else "nothing",
         )
     return len(numbers)
 
@@ -174,7 +171,7 @@ def _sizes(state: State, residual: Residual, gate: str) -> dict[str, Any]:
         """Return a tensor's shape; raise InputError unless it has the named dimensions."""
         got = tuple(state[name].shape)
         if len(got) != len(shape):
-            raise InputError(f"`{name}` must have shape ({', '.join(shape)}), got {got}")
+            raise InputError(name, f"have shape ({', '.join(shape)})", got)
         return got
 
     vocab_size, width = size(EMBEDDING, "vocab_size", "hidden_size")
@@ -240,4 +237,6 @@ def check_shapes(tensors: Mapping[str, tuple[Tensor, tuple[int, ...]]]) -> None:
         if tuple(tensor.shape) != shape
     ]
     if wrong:
-        raise InputError(f"the parameters must have the config's shapes, got {listed(wrong)}")
+        raise InputError.sentence(
+            f"the parameters must have the config's shapes, got {listed(wrong)}"
+        )

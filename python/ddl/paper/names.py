@@ -157,9 +157,7 @@ def check_keys(argument: str, what: str, *, missing: list[str], unknown: list[st
         if names
     ]
     if found:
-        raise InputError(
-            f"`{argument}` must hold the parameters of {what}, got {' and '.join(found)}"
-        )
+        raise InputError(argument, f"hold the parameters of {what}", " and ".join(found))
 
 
 def listed(names: list[str], most: int = 12) -> str:

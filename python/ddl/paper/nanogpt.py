@@ -63,7 +63,7 @@ def read_model(
     read = _read(path, contents)
     residual = read.config.residual
     if variant not in ("auto", residual):
-        raise InputError(f"`variant` must be auto or {residual}, which {path} has, got {variant!r}")
+        raise InputError("variant", f"be auto or {residual}, which {path} has", repr(variant))
     with torch.device("meta"):
         model = _make(path, read.config)
     _check_names(path, read.state, model)
@@ -82,7 +82,7 @@ def _read(path: Path, contents: Mapping[str, Any]) -> Read:
     args = contents.get("model_args")
     if not isinstance(args, Mapping):
         got = f"{path} without: its number of heads is nowhere else"
-        raise InputError(f"`src` must have nanoGPT's model_args, got {got}")
+        raise InputError("src", "have nanoGPT's model_args", got)
     theirs = contents["model"]
     state = _state(path, theirs)
     sizes = _sizes(path, args, state)
@@ -98,22 +98,22 @@ def _state(path: Path, theirs: Mapping[Any, Any]) -> dict[str, Tensor]:
     for original, tensor in theirs.items():
         name = _clean(str(original))
         if name in state:
-            raise InputError(f"`src` must have each parameter once, got {path} with {name} twice")
+            raise InputError("src", "have each parameter once", f"{path} with {name} twice")
         fits = isinstance(tensor, Tensor) and tensor.layout == torch.strided
         if not fits or not (tensor.is_floating_point() or name == COUNT):
             got = f"{path} with another for {name}"
-            raise InputError(f"`src` must hold floating-point tensors, got {got}")
+            raise InputError("src", "hold floating-point tensors", got)
         if not re.search(
             r"\.attn\.bias$", name
         ):  # a causal mask, of a torch without flash attention
             state[name] = tensor.clone()  # tensors of one file may share memory
     if EMBEDDING not in state:
         raise InputError(
-            f"`src` must have the parameters of nanoGPT's GPT, got {path} with no {EMBEDDING}"
+            "src", "have the parameters of nanoGPT's GPT", f"{path} with no {EMBEDDING}"
         )
     if not _equal(state[EMBEDDING], state.get(HEAD)):
         expected = f"{HEAD} equal to {EMBEDDING}, to which nanoGPT ties it"
-        raise InputError(f"`src` must have {expected}, got {path} with another")
+        raise InputError("src", f"have {expected}", f"{path} with another")
     return state
 
 
@@ -123,11 +123,11 @@ def _sizes(path: Path, args: Mapping[Any, Any], state: Mapping[str, Tensor]) -> 
     unknown = [str(name) for name in args if name not in ARGS]
     if missing or unknown:
         got = f"{path} without {listed(missing)}" if missing else f"{path} with {listed(unknown)}"
-        raise InputError(f"`src` must have nanoGPT's model_args, {', '.join(ARGS)}, got {got}")
+        raise InputError("src", f"have nanoGPT's model_args, {', '.join(ARGS)}", got)
     blocks = {name.split(".")[2] for name in state if name.startswith(BLOCKS)}
     tokens, positions = state[EMBEDDING], state[MARK[0]]
     if tokens.ndim != 2 or positions.ndim != 2:
-        raise InputError(f"`src` must have embeddings of two dimensions, got {path} with others")
+        raise InputError("src", "have embeddings of two dimensions", f"{path} with others")
     found: dict[str, Any] = {
         "n_layer": len(blocks),
         "n_embd": tokens.shape[1],
@@ -138,11 +138,11 @@ def _sizes(path: Path, args: Mapping[Any, Any], state: Mapping[str, Tensor]) -> 
     for name, value in found.items():
         if args.get(name, value) != value:
             expected = f"model_args with {name} = {value!r}, as its parameters"
-            raise InputError(f"`src` must have {expected}, got {path} with {args[name]!r}")
+            raise InputError("src", f"have {expected}", f"{path} with {args[name]!r}")
     try:
         return NanoGPTConfig(n_head=args["n_head"], dropout=args.get("dropout", 0.0), **found)
     except (ValueError, TypeError) as error:
-        raise InputError(f"`src` must have nanoGPT's model_args, got {path}: {error}") from error
+        raise InputError("src", "have nanoGPT's model_args", f"{path}: {error}") from error
 
 
 def _options(
@@ -162,7 +162,7 @@ def _options(
         given = options.get(name)
         if name != "sublayers_per_compressor" and given is not None and given != value:
             expected = f"{name} = {value!r} in its delta_args, as its parameters"
-            raise InputError(f"`src` must have {expected}, got {path} with {given!r}")
+            raise InputError("src", f"have {expected}", f"{path} with {given!r}")
     return _annealed(path, {**options, **assumed}, state), assumed
 
 
@@ -173,12 +173,10 @@ def _annealed(path: Path, options: dict[str, Any], state: dict[str, Tensor]) -> 
     if count is None:
         return options
     if count.numel() != 1 or count.is_floating_point():
-        raise InputError(f"`src` must have one integer as {COUNT}, got {path} with others")
+        raise InputError("src", f"have one integer as {COUNT}", f"{path} with others")
     if not isinstance(steps, int):
         got = f"{path} with {int(count)} steps of an unknown number"
-        raise InputError(
-            f"`src` must have delta_args with anneal_steps beside model_args, got {got}"
-        )
+        raise InputError("src", "have delta_args with anneal_steps beside model_args", got)
     if int(count) >= steps:
         del state[COUNT]
         return options
@@ -194,7 +192,7 @@ def _by_hand(path: Path, metadata: Any) -> dict[str, Any]:
             noted.append(options)
     if any(options != noted[0] for options in noted):
         got = f"{path} with several"
-        raise InputError(f"`src` must have the same options for all its rewrites, got {got}")
+        raise InputError("src", "have the same options for all its rewrites", got)
     return dict(noted[0]) if noted else {}
 
 
@@ -207,7 +205,7 @@ def _make(path: Path, config: NanoGPTConfig) -> NanoGPT:
         return NanoGPT(config)
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"`src` must have options that ddl.nanogpt.convert takes, got {path}: {error}"
+            "src", "have options that ddl.nanogpt.convert takes", f"{path}: {error}"
         ) from error
 
 
@@ -225,7 +223,7 @@ def _check_names(path: Path, state: Mapping[str, Tensor], model: NanoGPT) -> Non
     if wrong:
         hint = "" if model.config.delta is None else "; put delta_args beside model_args"
         raise InputError(
-            f"`src` must have the parameters of nanoGPT's GPT, got {path} with {wrong[0]}{hint}"
+            "src", "have the parameters of nanoGPT's GPT", f"{path} with {wrong[0]}{hint}"
         )
 
 
@@ -253,12 +251,12 @@ def _tokenizer(
         if characters.vocab_size != vocabulary:
             expected = f"{vocabulary} characters, the model's vocabulary"
             got = f"{characters.vocab_size}: `--tokenizer` names the directory of another"
-            raise InputError(f"`{table}` must have {expected}, got {got}")
+            raise InputError(table, f"have {expected}", got)
         return characters, f"characters of {table}"
     if GPT2Tokenizer.vocab_size <= vocabulary <= LARGEST_GPT2:
         return GPT2Tokenizer(), "GPT-2's, by the size of the vocabulary"
     if given is not None:
-        raise InputError(f"`tokenizer` must be a directory with {META}, got {given} without")
+        raise InputError("tokenizer", f"be a directory with {META}", f"{given} without")
     return None, f"unknown, because no {META} was found: `--tokenizer` names its directory"
 
 

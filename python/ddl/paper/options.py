@@ -57,14 +57,15 @@ def check_fixed(config: Mapping[str, Any]) -> None:
     for name, allowed in FIXED.items():
         if name in config and config[name] not in allowed:
             expected = " or ".join(_json(value) for value in allowed)
-            raise InputError(
+            raise InputError.sentence(
                 f"`{name}` in config.json must be {expected}, got {_json(config[name])}: "
                 "the models here have no such option"
             )
-    scaled = config.get("parameterization")
+    name = "parameterization"
+    scaled = config.get(name)
     if str(scaled).lower() in SCALED:
-        raise InputError(
-            f"`parameterization` in config.json must not scale logits or residual, got {scaled}: "
+        raise InputError.sentence(
+            f"`{name}` in config.json must not scale logits or residual, got {scaled}: "
             "the models here have no such option"
         )
 
@@ -92,7 +93,9 @@ class Options:
         kinds = {bool: ("true or false", bool), int: ("a whole number", int)}
         expected, kind = kinds.get(type(default), ("a number", (int, float)))
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise InputError(f"`{name}` in config.json must be {expected}, got {_json(value)}")
+            raise InputError.sentence(
+                f"`{name}` in config.json must be {expected}, got {_json(value)}"
+            )
         if kind is not bool:
             check_finite(name, value)
         return value
@@ -190,7 +193,7 @@ def check_sizes(config: Mapping[str, Any], ours: GPTConfig) -> None:
         if (value := config.get(name, size)) != size
     ]
     if wrong:
-        raise InputError(f"`config.json` must agree with the weights, got {listed(wrong)}")
+        raise InputError("config.json", "agree with the weights", listed(wrong))
 
 
 def _json(value: Any) -> str:

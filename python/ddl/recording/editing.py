@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddl.nn.hooks import Hook, Rewrite, installed
 from ddl.nn.residual import DeltaResidual
-from ddl.nn.taps import Rewrite, Tap, installed
 from ddl.options import is_whole
 
 from .sublayers import find_residuals
@@ -68,10 +68,10 @@ def edit(
         value = _numbers("value", value)
     at = _positions(tokens)
 
-    def tap(rewrites: set[int]) -> Tap:
+    def hook(rewrites: set[int]) -> Hook:
         return lambda rewrite: _edited(rewrite, rewrites, at, beta, value)
 
-    with installed((residual, tap(rewrites)) for residual, rewrites in chosen.items()):
+    with installed((residual, hook(rewrites)) for residual, rewrites in chosen.items()):
         yield
 
 
@@ -154,10 +154,10 @@ def _edited(
         return _edited_single(rewrite, at, beta, value)
     values, gates = list(rewrite.value.unbind(-2)), list(rewrite.gate.unbind(-1))
     for j in which:
-        single = rewrite._replace(value=values[j], gate=gates[j])
+        single = rewrite.changed(value=values[j], gate=gates[j])
         edited = _edited_single(single, at, beta, value)
         values[j], gates[j] = edited.value, edited.gate
-    return rewrite._replace(value=torch.stack(values, -2), gate=torch.stack(gates, -1))
+    return rewrite.changed(value=torch.stack(values, -2), gate=torch.stack(gates, -1))
 
 
 def _edited_single(
@@ -168,13 +168,13 @@ def _edited_single(
     mask = None if at is None else _mask(at, rewrite.gate)
     if beta is not None:
         gate = beta.to(rewrite.gate)
-        rewrite = rewrite._replace(gate=_replaced("beta", rewrite.gate, gate, mask))
+        rewrite = rewrite.changed(gate=_replaced("beta", rewrite.gate, gate, mask))
     if value is not None:
         given = value.to(rewrite.value)
         inside = None if mask is None else mask.unsqueeze(-1)
-        rewrite = rewrite._replace(value=_replaced("value", rewrite.value, given, inside))
+        rewrite = rewrite.changed(value=_replaced("value", rewrite.value, given, inside))
     if rewrite.keep is not None:  # padding stays unwritten
-        rewrite = rewrite._replace(gate=rewrite.gate * rewrite.keep)
+        rewrite = rewrite.changed(gate=rewrite.gate * rewrite.keep)
     return rewrite
 
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddl.nn.taps import Addition, Rewrite, installed
+from ddl.nn.hooks import Addition, Rewrite, installed
 from ddl.options import is_whole
 
-from .sublayers import evaluating, taps_of, unwrapped
+from .sublayers import evaluating, hooks_of, unwrapped
 
 __all__ = ["Lens", "lens"]
 
@@ -71,8 +71,8 @@ def lens(model: nn.Module, idx: Tensor, *, top: int = 5) -> Lens:
             read("embedding", seen.state)
         read(name, seen.after())
 
-    taps = taps_of(inner, see)
-    with evaluating(inner), installed(taps):
+    hooks = hooks_of(inner, see)
+    with evaluating(inner), installed(hooks):
         inner(idx)
     tokens, probabilities = (torch.stack(part) for part in zip(*rows, strict=True))
     of_channel, their = (torch.stack(part) for part in zip(*channels, strict=True))

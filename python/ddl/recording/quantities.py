@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ddl import _native
-from ddl.nn.taps import Addition, Rewrite
+from ddl.nn.hooks import Addition, Rewrite
 
 __all__ = [
     "ADDED",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddl.nn.taps import Addition, Rewrite, installed
+from ddl.nn.hooks import Addition, Rewrite, installed
 
 from .moments import Moments
 from .quantities import (
@@ -24,7 +24,7 @@ from .quantities import (
     measure,
     measure_addition,
 )
-from .sublayers import has_rewrites, taps_of
+from .sublayers import has_rewrites, hooks_of
 
 __all__ = ["Recording", "Statistics", "record"]
 
@@ -270,5 +270,5 @@ def record(model: nn.Module, *, tokens: Sequence[str] = ()) -> Iterator[Recordin
             for number, single in enumerate(seen.singles()):
                 recording._add(f"{name}.{number}", single)
 
-    with installed(taps_of(model, see)):
+    with installed(hooks_of(model, see)):
         yield recording

@@ -8,20 +8,19 @@ from typing import Any
 
 from torch import nn
 
+from ddl.nn.hooks import AddingStream, Addition, Rewrite
 from ddl.nn.residual import DeltaResidual
-from ddl.nn.taps import AddingStream, Addition, Rewrite
 
-__all__ = ["evaluating", "find_residuals", "has_rewrites", "taps_of", "unwrapped"]
+__all__ = ["evaluating", "find_residuals", "has_rewrites", "hooks_of", "unwrapped"]
 
 See = Callable[[str, Rewrite | Addition], object]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model that torch.compile or DistributedDataParallel wraps, else `model` itself."""
-    for name in ("_orig_mod", "module"):
-        inner = model._modules.get(name)
-        if inner is not None and len(model._modules) == 1:
-            return unwrapped(inner)
+    children = dict(model.named_children())
+    if len(children) == 1 and {"_orig_mod", "module"} & children.keys():
+        return unwrapped(*children.values())
     return model
 
 
@@ -52,11 +51,11 @@ def has_rewrites(model: Any) -> bool:
     return bool(find_residuals(model, expected="a DeltaResidual or a stream of ddl's GPT"))
 
 
-def taps_of(model: nn.Module, see: See) -> list[tuple[Any, Callable[[Any], Any]]]:
-    """Pairs for `ddl.nn.taps.installed`: `see` is called with a sublayer's name and its rewrite or
+def hooks_of(model: nn.Module, see: See) -> list[tuple[Any, Callable[[Any], Any]]]:
+    """Pairs for `ddl.nn.hooks.installed`: `see` is called with a sublayer's name and its rewrite or
     addition. Raises as `has_rewrites` does."""
 
-    def tap(name: str) -> Callable[[Any], Any]:
+    def hook(name: str) -> Callable[[Any], Any]:
         def pass_on(seen: Any) -> Any:
             see(f"{name}.{seen.sublayer}" if isinstance(seen, Addition) else name, seen)
             return seen
@@ -64,8 +63,8 @@ def taps_of(model: nn.Module, see: See) -> list[tuple[Any, Callable[[Any], Any]]
         return pass_on
 
     if has_rewrites(model):
-        return [(residual, tap(name)) for name, residual in find_residuals(model).items()]
-    return [(stream, tap(f"{name}.sublayers".lstrip("."))) for name, stream in _streams(model)]
+        return [(residual, hook(name)) for name, residual in find_residuals(model).items()]
+    return [(stream, hook(f"{name}.sublayers".lstrip("."))) for name, stream in _streams(model)]
 
 
 def _streams(model: nn.Module) -> list[tuple[str, AddingStream]]:

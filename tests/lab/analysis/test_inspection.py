@@ -158,7 +158,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert modes == [False]  # dropout is off
     assert stream.training
     assert torch.equal(stream(x), before)
-    assert not any(residual.taps for residual in stream.residuals)
+    assert not any(residual.hooks for residual in stream.residuals)
 
 
 def test_what_cannot_be_inspected() -> None:

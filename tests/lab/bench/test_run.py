@@ -180,13 +180,13 @@ def test_a_wrong_baseline_is_not_compared_with(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("part", ["blocks", "models"])
 def test_wrong_residuals_are_not_timed(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = functional.rewrite_read_chained
+    right = functional.step
 
     def changed(*args: Any, **kwargs: Any) -> Any:
         result, chain = right(*args, **kwargs)
         return result._replace(context=1.01 * result.context), chain
 
-    monkeypatch.setattr(functional, "rewrite_read_chained", changed)  # streams with m > 1
+    monkeypatch.setattr(functional, "step", changed)
     found = reds(part)
     assert {what for what, red in found.items() if red is None} == {
         what for what in found if what.startswith("ddl ")

@@ -185,9 +185,9 @@ def test_examples_in_help_can_be_copied(
 
 def test_every_field_has_its_flag() -> None:
     flags = _flags(TrainConfig)
-    assert flags["num_layers"] == "`--model.num-layers`"
-    assert flags["lr"] == "`--optim.lr`"
-    assert flags["data"] == "`--data`"
+    assert flags["num_layers"] == "--model.num-layers"
+    assert flags["lr"] == "--optim.lr"
+    assert flags["data"] == "--data"
     assert "run" not in _flags(SampleConfig)  # positional
 
 

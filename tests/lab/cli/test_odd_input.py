@@ -85,7 +85,7 @@ def test_bytes_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[s
             "the training part of Python's documentation must have at least one block of 900000000",
         ),
         *(
-            (option, "`--batch-size` and the sizes of the model must be smaller for this memory")
+            (option, "`--batch-size` must fit into this memory with the sizes of the model")
             for option in (
                 "--model.hidden-size 1000000000000",
                 "--model.vocab-size 100000000000000000",
@@ -125,7 +125,7 @@ def test_numbers_that_cannot_be(
             "`hidden_size` must be an integer of at least 1, got '8'",
         ),
         ({"model": {"eps_k": []}}, "`eps_k` must be a positive finite number, got ()"),
-        ({"model": []}, "`config.json` must hold a TrainConfig, got: list instead of an object"),
+        ({"model": []}, "`config.json` must hold a TrainConfig, got list instead of an object"),
     ],
 )
 def test_a_config_with_wrong_types(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:

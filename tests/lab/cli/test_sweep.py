@@ -97,7 +97,7 @@ def test_a_directory_that_cannot_be_listed_is_a_state(
     (folder / "runs/delta-s1/config.json").write_text('{"model": {"residual": "ddl", "x": 1}}')
     assert sweep("--list") == 0
     line = capsys.readouterr().out.splitlines()[1]
-    assert line.startswith("   1  delta-s1     `config.json` must hold a TrainConfig, got: the unk")
+    assert line.startswith("   1  delta-s1     `config.json` must hold a TrainConfig, got the unk")
 
 
 @pytest.mark.parametrize(

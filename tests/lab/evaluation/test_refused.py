@@ -257,7 +257,9 @@ def test_a_hub_that_fails_after_all(index: TaskManager, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     monkeypatch.setattr(tasks, "_hub_answers", lambda: True)
-    with pytest.raises(InputError, match=r"^`tasks` sciq: the Hub gave no data: no such thing$"):
+    with pytest.raises(
+        InputError, match=r"^`tasks` must be in the cache or on the Hub, got sciq: no such thing$"
+    ):
         tasks.load(["sciq"], index)
 
 

@@ -189,7 +189,7 @@ def test_other_tokens_are_refused(source: TrainConfig, tmp_path: Path) -> None:
     larger = type(model)(nothing.model)
     with pytest.raises(InputError, match=r"got nothing with 300 and without a tokenizer$"):
         train(nothing, quiet(), load=lambda _: (larger, None))
-    with pytest.raises(InputError, match=r"^`init_from` must be left out where `train` has no"):
+    with pytest.raises(InputError, match=r"^`init_from` must be left out in a call without"):
         train(config, quiet())
     with pytest.raises(InputError, match=r"^`num_layers` must be 2, as in .*, got 3$"):
         start(going_on(source, tmp_path, model=replace(source.model, num_layers=3)))

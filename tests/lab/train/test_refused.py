@@ -85,13 +85,11 @@ def test_config_json_round_trip_and_damage(tmp_path: Path) -> None:
     wrong |= {f"{part}.x": values | {part: values[part] | {"x": 1}} for part in ("model", "optim")}
     for field, read in wrong.items():
         hint = "if a newer ddl-rs wrote it, install that version"
-        sentence = (
-            f"`config.json` must hold a TrainConfig, got: the unknown field '{field}'; {hint}"
-        )
+        sentence = f"`config.json` must hold a TrainConfig, got the unknown field '{field}'; {hint}"
         with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
             from_json(TrainConfig, json.dumps(read))
     for text in ("{", "[]"):
-        with pytest.raises(InputError, match=r"^`config.json` must hold a TrainConfig, got: "):
+        with pytest.raises(InputError, match=r"^`config.json` must hold a TrainConfig, got "):
             from_json(TrainConfig, text)
     with pytest.raises(InputError, match=r"^`steps` must be an integer of at least 1, got -5$"):
         from_json(TrainConfig, json.dumps(values | {"steps": -5}))

@@ -122,19 +122,19 @@ def test_a_damaged_checkpoint_is_refused(stopped: TrainConfig, kind: str, part: 
 def test_a_damaged_manifest_is_refused(stopped: TrainConfig, kind: str) -> None:
     file = RunDirectory(stopped.directory).checkpoint_path(3) / "manifest.json"
     damage(kind, file)
-    refused(stopped, f"`{file}` must be the manifest of a checkpoint, got: ")
+    refused(stopped, f"`{file}` must be the manifest of a checkpoint, got ")
 
 
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
         ("format", 2, "must have format 1, got format 2, which this version does not know; if a"),
-        ("step", -1, "must be the manifest of a checkpoint, got: `step` is -1"),
-        ("records", True, "must be the manifest of a checkpoint, got: `records` is True"),
-        ("files", [], "must be the manifest of a checkpoint, got: `files` is []"),
-        ("validation_loss", "low", "must be the manifest of a checkpoint, got: `validation_loss`"),
-        ("validation_loss", float("nan"), "must be the manifest of a checkpoint, got: `validation"),
-        ("more", 1, "must be the manifest of a checkpoint, got: "),
+        ("step", -1, "must be the manifest of a checkpoint, got `step` is -1"),
+        ("records", True, "must be the manifest of a checkpoint, got `records` is True"),
+        ("files", [], "must be the manifest of a checkpoint, got `files` is []"),
+        ("validation_loss", "low", "must be the manifest of a checkpoint, got `validation_loss`"),
+        ("validation_loss", float("nan"), "must be the manifest of a checkpoint, got `validation"),
+        ("more", 1, "must be the manifest of a checkpoint, got "),
     ],
 )
 def test_a_manifest_with_other_fields_is_refused(
@@ -196,7 +196,7 @@ def test_tensors_that_the_writer_does_not_describe(stopped: TrainConfig) -> None
     manifest = checkpoint.read_manifest(path)
     manifest.files[f"training/{file.name}"] = [file.stat().st_size, checksum(file)]
     (path / "manifest.json").write_text(json.dumps(asdict(manifest)))
-    refused(stopped, f"`{path / 'training'}` must hold the tensors of this run, got: 'more'")
+    refused(stopped, f"`{path / 'training'}` must hold the tensors of this run, got 'more'")
 
 
 def test_checkpoints_that_are_no_directory(stopped: TrainConfig) -> None:

@@ -95,7 +95,7 @@ def test_a_step_that_is_not_finite_ends_the_run(
     named = "loss" if quantity == "loss" else "gradient"
     sentence = (
         rf"the {named} is not finite at step 5 \(loss \S+, gradient norm \S+, learning rate \S+\):"
-        r" try a lower `optim\.lr` or a longer warm-up; the last good checkpoint is "
+        r" try a lower learning rate or a longer warm-up; the last good checkpoint is "
     )
     with pytest.raises(DivergedError, match=f"^{sentence}{re.escape(str(kept))}$"):
         train(config, quiet())
@@ -153,7 +153,7 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run(
     last = RunDirectory(config.directory).metrics.read()[-1]
     assert last == {
         "step": 3,
-        "diverged": "the validation loss is nan at step 3: try a lower `optim.lr`",
+        "diverged": "the validation loss is nan at step 3: try a lower learning rate",
     }
 
 
@@ -162,7 +162,9 @@ def test_a_sample_of_weights_that_are_not_finite(
 ) -> None:
     config = short(tmp_path, "additive", sample_every=4, save_every=3, eval_every=100)
     spoil_weights(monkeypatch, 4)
-    sentence = "the probabilities of a sample are not finite at step 4: try a lower `optim.lr`; the"
+    sentence = (
+        "the probabilities of a sample are not finite at step 4: try a lower learning rate; the"
+    )
     with pytest.raises(DivergedError, match=f"^{sentence} last good checkpoint is .*0003$"):
         train(config, quiet())
 

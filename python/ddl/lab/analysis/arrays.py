@@ -18,7 +18,7 @@ def finite(state: Array, sublayers: int) -> Array:
     """The states after so many sublayers; InputError if one is not finite."""
     if not np.isfinite(state).all():
         got = f"NaN or infinity after {sublayers} sublayers, as of training that has diverged"
-        raise InputError(f"`model` must have finite states, got {got}")
+        raise InputError("model", "have finite states", got)
     return state
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from ddl.files import PathKind, path_kind, read_text
+from ddl.lab.output import one_line
 from ddl.lab.train.plots import plot_losses
 from ddl.lab.train.sweep import LISTING
 

@@ -75,7 +75,7 @@ def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any
             draw_training(recordings, out / TRAINING)
         except ValueError as error:
             got = f"{RunDirectory(config.run).recordings.path}: {first_line(error)}"
-            raise InputError(f"`run` must have recordings of `ddl train`, got {got}") from error
+            raise InputError("run", "have recordings of `ddl train`", got) from error
         written.append(out / TRAINING)
     return written
 
@@ -114,12 +114,10 @@ def _encoded_file(path: Path, tokenizer: Tokenizer | None, model: GPT | NanoGPT)
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
-        raise InputError(
-            f"`data` must be a UTF-8 text or a directory, got {path}: {reason}"
-        ) from error
+        raise InputError("data", "be a UTF-8 text or a directory", f"{path}: {reason}") from error
     tokens = np.array(_tokens(text, tokenizer), dtype=np.int64)
     if len(tokens) == 0:
-        raise InputError(f"`data` must have at least one token, got {path} without")
+        raise InputError("data", "have at least one token", f"{path} without")
     return tokens
 
 
@@ -129,7 +127,7 @@ def _tokens(text: str, tokenizer: Tokenizer | None) -> list[int]:
 
 def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
     if tokenizer is None:
-        raise InputError("`run` must have a tokenizer to encode a text, got one without")
+        raise InputError("run", "have a tokenizer to encode a text", "one without")
     return tokenizer
 
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from ddl.errors import NEWER
 from ddl.files import read_text
-from ddl.nn.taps import Addition, Rewrite, installed
+from ddl.nn.hooks import Addition, Rewrite, installed
 from ddl.recording import Recording, record
 from ddl.recording.recorder import null_if_unknown
-from ddl.recording.sublayers import evaluating, has_rewrites, taps_of
+from ddl.recording.sublayers import evaluating, has_rewrites, hooks_of
 
 from . import spectra
 from .additions import AddedPass, AddedSums, survival
@@ -112,7 +112,7 @@ def inspect(
     with evaluating(model), record(model) as recording:
         for idx in windows:
             captured: Any = _Pass() if rewrites else AddedPass()
-            with installed(taps_of(model, captured.see)):
+            with installed(hooks_of(model, captured.see)):
                 model(idx)
             sums.add(captured)
             if progress is not None:

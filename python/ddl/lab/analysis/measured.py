@@ -91,8 +91,9 @@ def measure(runs: Sequence[Run], text: Path, console: Console) -> Measured:
             bar.remove_task(task)
         if not scores:
             raise InputError(
-                f"`data` must be a text that one of the runs can be measured on, got {text}: "
-                + notes[0].removesuffix(".")
+                "data",
+                "be a text that one of the runs can be measured on",
+                f"{text}: {notes[0].removesuffix('.')}",
             )
         if len({model.wte.weight.device for model in models.values()}) > 1:
             notes.append("The models are on different devices, so their speeds do not compare.")

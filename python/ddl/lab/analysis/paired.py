@@ -52,11 +52,11 @@ def pair(runs: Sequence[Run], baseline: str | None = None) -> Paired:
     """
     groups = variants_of([run for run in runs if run.finished])
     if not groups:
-        raise InputError("`paired` must have runs of `ddl train` that are finished, got none")
+        raise InputError("paired", "have runs of `ddl train` that are finished", "none")
     losses = {name: _by_seed(name, group) for name, group in groups.items()}
     first = next(iter(losses)) if baseline is None else baseline
     if first not in losses:
-        raise InputError(f"`baseline` must be one of {', '.join(losses)}, got {first!r}")
+        raise InputError("baseline", f"be one of {', '.join(losses)}", repr(first))
     found = []
     for name in sorted(losses, key=lambda name: name != first):
         ours, theirs = losses[name], losses[first]
@@ -98,8 +98,9 @@ def _by_seed(variant: str, group: Sequence[Run]) -> dict[int, float]:
         seed = run.options.seed
         if seed in losses:
             raise InputError(
-                f"`runs` must have each seed of a variant once, got seed {seed} of {variant} in"
-                f" {names[seed]} and {run.name}"
+                "runs",
+                "have each seed of a variant once",
+                f"seed {seed} of {variant} in {names[seed]} and {run.name}",
             )
         losses[seed], names[seed] = run.final.loss, run.name
     return losses

@@ -161,7 +161,7 @@ def parameters_of(config: GPTConfig) -> int:
             return GPT(config).num_parameters()
     except RuntimeError as error:
         raise InputError(
-            f"`runs` must have models that a machine can hold, got: {first_line(error)}"
+            "runs", "have models that a machine can hold", first_line(error)
         ) from error
 
 
@@ -182,7 +182,7 @@ def _text(file: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"`runs` must be readable, got {file}: {first_line(error)}") from error
+        raise InputError("runs", "be readable", f"{file}: {first_line(error)}") from error
 
 
 def newest_evaluation(path: Path) -> Record:
@@ -200,7 +200,7 @@ def newest_evaluation(path: Path) -> Record:
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         shaped = False
     if not shaped:
-        raise InputError(f"`runs` must have evaluations of `ddl eval`, got {files[-1]}")
+        raise InputError("runs", "have evaluations of `ddl eval`", files[-1])
     return record
 
 

@@ -56,9 +56,9 @@ def read_text(path: Path) -> str:
         text = read_bytes(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
-        raise InputError(f"`data` must be a UTF-8 text, got {path}: {reason}") from error
+        raise InputError("data", "be a UTF-8 text", f"{path}: {reason}") from error
     if not text:
-        raise InputError(f"`data` must have at least two tokens, got {path}, which is empty")
+        raise InputError("data", "have at least two tokens", f"{path}, which is empty")
     return text
 
 
@@ -69,14 +69,14 @@ def score_run(run: Run, text: str, advance: Advance) -> tuple[Score, GPT]:
     tokens for the text.
     """
     if path_kind(run.path) not in OURS:
-        raise InputError("it is no model of ddl")
+        raise InputError.sentence("it is no model of ddl")
     step = _step(run.path)
     checkpoint = LAST if step is None else str(step)
     model, tokenizer = load(run.path, checkpoint=checkpoint, argument="runs")
     if not isinstance(model, GPT):
-        raise InputError("it has nanoGPT's modules, which only `ddl eval` scores")
+        raise InputError.sentence("it has nanoGPT's modules, which only `ddl eval` scores")
     if tokenizer is None:
-        raise InputError("it has no tokenizer")
+        raise InputError.sentence("it has no tokenizer")
     tokens = encode(text, tokenizer)
     windows = places(len(tokens), model.config)
     mixed = run.config is not None and run.config.precision == "bfloat16"
@@ -97,10 +97,12 @@ def encode(text: str, tokenizer: Tokenizer) -> Tokens:
         if lacking := _without_token(text, tokenizer):
             named = ", ".join(map(repr, lacking[:NAMED]))
             rest = f" and {len(lacking) - NAMED} others" if len(lacking) > NAMED else ""
-            raise InputError(f"its tokenizer has no tokens for {named}{rest}")
+            raise InputError.sentence(f"its tokenizer has no tokens for {named}{rest}")
         tokens = np.array(tokenizer.encode(text), dtype=np.int64)
     if len(tokens) < 2:
-        raise InputError(f"the text has {len(tokens)} of its tokens, of which none is predicted")
+        raise InputError.sentence(
+            f"the text has {len(tokens)} of its tokens, of which none is predicted"
+        )
     return tokens
 
 

@@ -238,15 +238,15 @@ class _Sizes(dict[str, int]):
         if len(names) != array.ndim or empty or not fits:
             wanted = ", ".join(str(self.get(axis, axis)) for axis in names)
             least = " with at least one element per token" if empty else ""
-            raise InputError(f"`{name}` must have shape ({wanted}){least}, got {array.shape}")
+            raise InputError(name, f"have shape ({wanted}){least}", array.shape)
         if not array.flags.aligned:
-            raise InputError(f"`{name}` must be aligned in memory, got an unaligned view")
+            raise InputError(name, "be aligned in memory", "an unaligned view")
         self.update(sizes)
         return array if array.ndim == 3 else array[..., None]
 
     def require_tokens(self, name: str) -> None:
         if self["N"] == 0:
-            raise InputError(f"`{name}` must have at least one token to average over, got none")
+            raise InputError(name, "have at least one token to average over", "none")
 
 
 def _run(function: Any, *arguments: Any, threads: int | None) -> Any:
@@ -254,8 +254,8 @@ def _run(function: Any, *arguments: Any, threads: int | None) -> Any:
     if threads is None:
         threads = torch.get_num_threads()
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-        raise InputError(f"`threads` must be an integer of at least 1, got {threads!r}")
+        raise InputError("threads", "be an integer of at least 1", repr(threads))
     try:
         return function(*arguments, threads)
     except ValueError as error:
-        raise InputError(str(error)) from None
+        raise InputError.sentence(str(error)) from None

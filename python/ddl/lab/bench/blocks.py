@@ -43,7 +43,7 @@ def rows(setting: Setting, clock: Clock) -> Iterator[Row]:
 
 def block(model: GPT, x: Tensor) -> Tensor:
     """Contexts (B, T, d) of embeddings x (B, T, d): the model without embedding and head."""
-    return model.contexts(x)
+    return model.hidden_states(x)
 
 
 def computed(model: GPT, x: Tensor) -> dict[str, Tensor]:

@@ -32,7 +32,8 @@ class FusedRead(nn.Module):
         self, state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, ops: Any = functional
     ) -> Sequence[Tensor]:
         """X (B, T, d, m), k (B, T, d), v (B, T, m), β (B, T) → X', h, v, β of the next sublayer."""
-        arguments = self.read.arguments() | self.residual.read_arguments()
+        parameters = self.read.parameters_of(self.read.effective_weight())
+        arguments = self.residual.added_to(parameters).keywords()
         return ops.rewrite_read(
             state, direction, value, gate, eps_k=self.residual.eps_k, **arguments
         )
@@ -53,8 +54,9 @@ class LayerNormOutside(FusedRead):
             state, direction, value, gate, eps_k=residual.eps_k, compress=weight, norm_eps=None
         )
         h = F.layer_norm(x, x.shape[-1:], self.read.norm_weight, eps=EPS)
-        next_value, next_gate = residual.value_and_gate(state, h, x)
-        assert next_value is not None  # a value of the default kind
+        next_value, next_gate = residual.value_and_gate(h, x)
+        assert next_value is not None  # value and gate are of the default kinds
+        assert next_gate is not None
         return state, h, next_value, next_gate
 
 

@@ -33,11 +33,11 @@ def read_baseline(path: Path) -> Record:
         records = jsonl.read(path)
     except OSError as error:
         got = f"{path}: {error.strerror or first_line(error)}"
-        raise InputError(f"`baseline` must be a file that `--out` wrote, got {got}") from error
+        raise InputError("baseline", "be a file that `--out` wrote", got) from error
     ours = [r for r in records if isinstance(r, dict) and r.get("benchmark") == BENCHMARK]
     if not ours or not _is_whole(ours[-1]):
         got = f"{path} without a whole record of `ddl bench`"
-        raise InputError(f"`baseline` must be a file that `--out` wrote, got {got}")
+        raise InputError("baseline", "be a file that `--out` wrote", got)
     return ours[-1]
 
 
@@ -67,7 +67,7 @@ def require_sizes(before: Record, sizes: dict[str, Any]) -> None:
     for name, size in sizes.items():
         if before["config"].get(name) != size:
             was = json.dumps(before["config"].get(name))
-            raise InputError(f"`{name}` must be {was} as in the baseline, got {json.dumps(size)}")
+            raise InputError(name, f"be {was} as in the baseline", json.dumps(size))
 
 
 def compare(run: Record, before: Record, config: BenchConfig) -> Comparison:

@@ -34,12 +34,14 @@ class ReferenceStream(nn.Module):
         ):
             assert isinstance(read, Read)
             assert isinstance(residual, DeltaResidual)
-            h, value, gate = reference.read(X, **read.arguments(), **residual.read_arguments())
+            own = read.parameters_of(read.effective_weight())
+            h, value, gate = reference.read(X, **residual.added_to(own).keywords())
             assert value is not None
             assert gate is not None
             k, value = residual.rewrite_inputs(X, sublayer(h, *args), h, value)
             X = reference.rewrite(X, k, value, gate, eps_k=residual.eps_k)
-        return reference.read(X, **self.readout.arguments()).context
+        readout = self.readout.parameters_of(self.readout.effective_weight())
+        return reference.read(X, **readout.keywords()).context
 
 
 def exact(model: GPT) -> GPT:

@@ -47,7 +47,7 @@ class Case:
     @property
     def name(self) -> str:
         name = f"{self.op} {self.form} d={self.d} m={self.m}".replace("  ", " ")
-        return name + f" n={self.rewrites}" * (self.rewrites > 1)
+        return f"{name} n={self.rewrites}" if self.rewrites > 1 else name
 
     @property
     def axis(self) -> tuple[int, ...]:

@@ -105,8 +105,9 @@ def measure(config: BenchConfig, setting: Setting, clock: Clock) -> dict[str, An
         found = [row for part in parts for row in MEASURES[part](setting, clock)]
     except torch.OutOfMemoryError as error:
         raise InputError(
-            "`batch` must be small enough for the check in float64 on this device, got"
-            f" {setting.batch}: {first_line(error)}"
+            "batch",
+            "be small enough for the check in float64 on this device",
+            f"{setting.batch}: {first_line(error)}",
         ) from error
     return {
         **where,
@@ -121,7 +122,7 @@ def require_appendable(path: Path) -> None:
     """Raise InputError unless a line can be appended to `path`, or it can be made."""
     place = path if path.exists() else path.parent
     if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
-        raise InputError(f"`out` must be a file that can be written to, got {path}")
+        raise InputError("out", "be a file that can be written to", path)
 
 
 def tabulate(made: dict[str, Any]) -> Table:

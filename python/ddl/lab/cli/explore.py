@@ -42,7 +42,7 @@ def require_terminal() -> None:
     streams = {"input": sys.stdin, "output": sys.stdout, "error": sys.stderr}
     for name, stream in streams.items():
         if stream is None or not unguarded(stream).isatty():
-            raise InputError(
+            raise InputError.sentence(
                 f"standard {name} must be a terminal, got a file or a pipe: `ddl compare` prints"
                 " tables"
             )
@@ -52,9 +52,9 @@ def require_there(path: Path, argument: str) -> None:
     """Raise InputError unless the path exists, and is a directory if it is to hold runs."""
     if argument == "runs" and not path.is_dir():
         got = "a file" if path.exists() else "nothing there"
-        raise InputError(f"`runs` must be run directories or folders with runs, got {path}, {got}")
+        raise InputError("runs", "be run directories or folders with runs", f"{path}, {got}")
     if not path.exists():
-        raise InputError(f"`bench` must be files of `ddl bench --out`, got {path}, nothing there")
+        raise InputError("bench", "be files of `ddl bench --out`", f"{path}, nothing there")
 
 
 COMMAND = Command("look at runs while they train: ddl explore RUN…", ExploreConfig, run, "explore")

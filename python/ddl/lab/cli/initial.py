@@ -80,7 +80,8 @@ def _load(source: str) -> tuple[GPT, Tokenizer | None]:
     model, tokenizer = load(source, "cpu", argument="init_from")
     if not isinstance(model, GPT):
         raise InputError(
-            f"`init_from` must be a model that `ddl train` can train, got {source} with nanoGPT's"
-            " modules: go on in nanoGPT's own train.py"
+            "init_from",
+            "be a model that `ddl train` can train",
+            f"{source} with nanoGPT's modules: go on in nanoGPT's own train.py",
         )
     return model, tokenizer

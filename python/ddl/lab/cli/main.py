@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import re
 import sys
 import typing
 from collections.abc import Sequence
@@ -123,7 +122,7 @@ def _main(args: list[str]) -> int:
 def _require_one_process() -> None:
     launched = environment.launched()
     if launched is not None and launched.processes > 1:
-        raise InputError(
+        raise InputError.sentence(
             f"only `ddl train` runs in several processes, got {launched.processes} of torchrun:"
             " start the command without it"
         )
@@ -141,12 +140,10 @@ def usage() -> str:
 
 def explain(command: str, error: Exception) -> str | None:
     """The message for an error that the user can fix; None for any other error."""
-    if isinstance(error, InputError | DivergedError | ProcessError):
-        flags = _flags(COMMANDS[command].options)
-        # Replace fields by flags: `num_layers` by --model.num-layers, `optim.lr` by --optim.lr,
-        named = re.sub(r"`(?:\w+\.)?(\w+)`", lambda m: flags.get(m[1], m[0]), str(error))
-        # and `unless gate="mlp"` by `unless --model.gate="mlp"`.
-        return re.sub(r'\b(\w+)(?==")', lambda m: flags.get(m[1], m[0]).strip("`"), named)
+    if isinstance(error, InputError | ProcessError):
+        return str(error.renamed(_flags(COMMANDS[command].options)))
+    if isinstance(error, DivergedError):
+        return str(error)
     module = str(error.name).split(".")[0] if isinstance(error, ModuleNotFoundError) else None
     if module in EXTRA:
         extra = COMMANDS[command].extra
@@ -166,5 +163,5 @@ def _flags(kind: Any, prefix: str = "--") -> dict[str, str]:
         if dataclasses.is_dataclass(hints[field.name]):
             flags |= _flags(hints[field.name], f"{prefix}{field.name}.")
         elif field.default is not dataclasses.MISSING:  # without a default it is positional
-            flags[field.name] = f"`{prefix}{field.name.replace('_', '-')}`"
+            flags[field.name] = f"{prefix}{field.name.replace('_', '-')}"
     return flags

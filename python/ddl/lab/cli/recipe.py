@@ -46,6 +46,6 @@ def take_recipe(
     read = [option for option in options if option not in HELP]
     chosen, rest = parse(_Options, read, return_unknown_args=True, **tyro)
     if chosen.recipe not in RECIPES:
-        raise InputError(f"`--recipe` must be {' or '.join(RECIPES)}, got {chosen.recipe!r}")
+        raise InputError("--recipe", f"be {' or '.join(RECIPES)}", repr(chosen.recipe))
     given = {name: value for name, value in vars(chosen.model).items() if value is not None}
     return RECIPES[chosen.recipe](default, given), rest + asked

@@ -39,7 +39,7 @@ def sample(config: SampleConfig, console: Console | None = None) -> str:
 
     model, tokenizer = load(config.run, config.device, checkpoint=config.checkpoint, argument="run")
     if tokenizer is None:
-        raise InputError(f"`run` must have a tokenizer, got {config.run} without tokenizer.json")
+        raise InputError("run", "have a tokenizer", f"{config.run} without tokenizer.json")
     with _bar(console, config.tokens) as progress:
         return complete(
             model,

@@ -37,7 +37,7 @@ def run(args: list[str]) -> int:
     named = args[:1] if args and not args[0].startswith("-") else []
     name, options = named[0] if named else "demo", args[len(named) :]
     if name not in PRESETS:
-        raise InputError(f"`preset` must be one of {', '.join(PRESETS)}, got {name!r}")
+        raise InputError("preset", f"be one of {', '.join(PRESETS)}", repr(name))
     tyro: dict[str, Any] = {
         "prog": f"ddl train {name if named else '[PRESET]'}",
         "description": HELP,
@@ -52,7 +52,7 @@ def run(args: list[str]) -> int:
         _, unknown = parse(TrainConfig, options, return_unknown_args=True, **tyro)
         late = next((option for option in unknown if option in PRESETS), None)
         if late is not None:
-            raise InputError(f"`preset` must come first, as in `ddl train {late}`, got it later")
+            raise InputError("preset", f"come first, as in `ddl train {late}`", "it later")
     config = parse(TrainConfig, options, **tyro)
     from ddl.lab.train import train
     from ddl.lab.train.initial import require_model
@@ -73,7 +73,7 @@ def _resumed(options: list[str], preset: list[str]) -> TrainConfig | None:
         return None
     if preset:
         raise InputError(
-            f"`preset` must be left out with --resume, which has the run's options, got {preset[0]}"
+            "preset", "be left out with --resume, which has the run's options", preset[0]
         )
     from ddl.lab.train.resume import options_of
 

@@ -179,10 +179,11 @@ class ImportConfig:
         expand_paths(self)
         check_literals(self)
         unused = self.reverse or self.layout == "c_proj"
-        require(unused, "layout", "left at c_proj without `reverse`", self.layout)
+        require(unused, "layout", "left at c_proj without `reverse`", self.layout, ("reverse",))
         require(
             self.variant == "auto" or not self.reverse,
             "variant",
             "left at auto with `reverse`",
             self.variant,
+            ("reverse",),
         )

@@ -37,8 +37,10 @@ class CompareConfig:
         expand_paths(self)
         require(len(self.runs) > 0, "runs", "at least one run directory", None)
         unused = self.paired or self.baseline is None
-        require(unused, "baseline", "left out without `paired`", self.baseline)
-        require(not (self.json and self.markdown), "markdown", "left out with `json`", True)
+        require(unused, "baseline", "left out without `paired`", self.baseline, ("paired",))
+        require(
+            not (self.json and self.markdown), "markdown", "left out with `json`", True, ("json",)
+        )
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,6 @@ class SweepConfig:
     def __post_init__(self) -> None:
         expand_paths(self)
         check_counts(self, "index", least=0)
-        require(not (self.count and self.list), "list", "left out with `count`", True)
+        require(not (self.count and self.list), "list", "left out with `count`", True, ("count",))
         alone = self.index is None or not (self.count or self.list)
-        require(alone, "index", "left out with `count` and `list`", self.index)
+        require(alone, "index", "left out with `count` and `list`", self.index, ("count", "list"))

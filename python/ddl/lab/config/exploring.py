@@ -29,7 +29,8 @@ class ExploreConfig:
         expand_paths(self)
         if not self.runs:
             raise InputError(
-                "`runs` must be run directories or folders with runs, got none:"
-                f" {A_RUN}, and `ddl explore runs` shows it"
+                "runs",
+                "be run directories or folders with runs",
+                f"none: {A_RUN}, and `ddl explore runs` shows it",
             )
         check_positive("interval", self.interval)

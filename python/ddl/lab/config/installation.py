@@ -89,4 +89,4 @@ class BenchConfig:
             given: Any = getattr(self, name)
             check_least(name, given)
             unused = self.baseline is not None or given == default
-            require(unused, name, f"left at {default} without `baseline`", given)
+            require(unused, name, f"left at {default} without `baseline`", given, ("baseline",))

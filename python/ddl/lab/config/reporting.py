@@ -30,4 +30,4 @@ class ReportConfig:
         expand_paths(self)
         require(len(self.runs) > 0, "runs", "at least one run directory", None)
         unused = self.paired or self.baseline is None
-        require(unused, "baseline", "left out without `paired`", self.baseline)
+        require(unused, "baseline", "left out without `paired`", self.baseline, ("paired",))

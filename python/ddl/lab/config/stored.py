@@ -53,7 +53,7 @@ def from_json(kind: type[Config], text: str) -> Config:
     try:
         return _build(kind, json.loads(text))
     except (json.JSONDecodeError, TypeError, RecursionError) as error:
-        raise InputError(f"`config.json` must hold a {kind.__name__}, got: {error}") from error
+        raise InputError("config.json", f"hold a {kind.__name__}", error) from error
 
 
 def _build(kind: type[Config], values: dict[str, Any], inside: str = "") -> Config:

@@ -81,13 +81,13 @@ def read_sweep(file: Path, model_at: ModelAt | None = None) -> Sweep:
     try:
         values = tomllib.loads(read_text(file))
     except OSError as error:
-        raise InputError(f"`file` must be readable, got {file}: {error.strerror}") from error
+        raise InputError("file", "be readable", f"{file}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"`file` must be TOML, got {file}: {first_line(error)}") from error
+        raise InputError("file", "be TOML", f"{file}: {first_line(error)}") from error
     try:
         return parse_sweep({"out": f"runs/{file.stem}"} | values, model_at)
     except InputError as error:
-        raise InputError(f"{file}: {error}") from error
+        raise InputError.sentence(f"{file}: {error}", (error.argument, *error.others)) from error
 
 
 def parse_sweep(values: Mapping[str, Any], model_at: ModelAt | None = None) -> Sweep:
@@ -101,7 +101,7 @@ def parse_sweep(values: Mapping[str, Any], model_at: ModelAt | None = None) -> S
     """
     for key in values:
         if key not in KEYS:
-            raise InputError(f"`{key}` must be one of {', '.join(KEYS)}, got an unknown key")
+            raise InputError(key, f"be one of {', '.join(KEYS)}", "an unknown key")
     base = _base(values)
     out, seeds = _out(values["out"]), _seeds(values.get("seeds", [base.seed]))
     options = _flat(_table(values, "options"), "options.")
@@ -114,7 +114,7 @@ def parse_sweep(values: Mapping[str, Any], model_at: ModelAt | None = None) -> S
         both = next((path for path in variants[name] if path in grid), None)
         if both is not None:
             key, other = grid[both].key, variants[name][both].key
-            raise InputError(f"`{key}` must be one value where `{other}` replaces it, got a list")
+            raise InputError(key, f"be one value where `{other}` replaces it", "a list")
     combinations = [dict(given) for given in _combinations(grid)]
     runs = []
     for seed in seeds:
@@ -145,30 +145,30 @@ def _base(values: Mapping[str, Any]) -> TrainConfig:
     preset, recipe = values.get("preset", "demo"), values.get("recipe")
     for key, name, known in (("preset", preset, PRESETS), ("recipe", recipe, RECIPES)):
         if not (isinstance(name, str) and name in known) and not (key == "recipe" and name is None):
-            raise InputError(f"`{key}` must be one of {', '.join(known)}, got {name!r}")
+            raise InputError(key, f"be one of {', '.join(known)}", repr(name))
     return PRESETS[preset]
 
 
 def _out(value: Any) -> Path:
     if not isinstance(value, str) or not value:
-        raise InputError(f"`out` must be a directory, got {value!r}")
+        raise InputError("out", "be a directory", repr(value))
     return at_home(value, argument="out")
 
 
 def _seeds(value: Any) -> list[int]:
     if not isinstance(value, list) or not value:
-        raise InputError(f"`seeds` must be a list of integers, got {value!r}")
+        raise InputError("seeds", "be a list of integers", repr(value))
     for seed in value:
         check_count("seeds", seed, least=0)
     if len(set(value)) < len(value):
-        raise InputError(f"`seeds` must be different, got {value}")
+        raise InputError("seeds", "be different", value)
     return value
 
 
 def _table(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     table = values.get(key, {})
     if not isinstance(table, dict):
-        raise InputError(f"`{key}` must be a table, as [{key}], got {table!r}")
+        raise InputError(key, f"be a table, as [{key}]", repr(table))
     return table
 
 
@@ -176,7 +176,7 @@ def _variants(values: Mapping[str, Any], base: TrainConfig) -> dict[str, dict[st
     variants = _table(values, "variants") or {base.model.residual: {}}
     for name, table in variants.items():
         if not isinstance(table, dict):
-            raise InputError(f"`variants.{name}` must be a table of options, got {table!r}")
+            raise InputError(f"variants.{name}", "be a table of options", repr(table))
     return variants
 
 
@@ -185,13 +185,11 @@ def _flat(table: Mapping[str, Any], key: str) -> dict[str, _Given]:
     found = {path: _Given(key + path, value) for path, value in _leaves(table)}
     for path, (written, _) in found.items():
         if path in TAKEN:
-            raise InputError(f"`{written}` must be left out, because {TAKEN[path]} sets it, got it")
+            raise InputError(written, f"be left out, because {TAKEN[path]} sets it", "it")
         if path not in HINTS:
             near = difflib.get_close_matches(path, HINTS, n=1)
             hint = f", which is near {near[0]}" if near else ""
-            raise InputError(
-                f"`{written}` must be an option of `ddl train`, got an unknown one{hint}"
-            )
+            raise InputError(written, "be an option of `ddl train`", f"an unknown one{hint}")
     return found
 
 
@@ -237,7 +235,7 @@ def _combinations(grid: Mapping[str, _Given]) -> Iterator[dict[str, _Given]]:
     paths = sorted(grid)
     for path in paths:
         if not grid[path].value:
-            raise InputError(f"`{grid[path].key}` must be at least one value, got []")
+            raise InputError(grid[path].key, "be at least one value", "[]")
     for values in itertools.product(*(grid[path].value for path in paths)):
         yield {p: _Given(grid[p].key, value) for p, value in zip(paths, values, strict=True)}
 
@@ -251,8 +249,9 @@ def _part(path: str, value: Any) -> str:
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise InputError(
-            f"`variants.{name}` must have a name of letters, digits and _+.- that can begin a"
-            f" directory's, got {name!r}"
+            f"variants.{name}",
+            "have a name of letters, digits and _+.- that can begin a directory's",
+            repr(name),
         )
 
 
@@ -260,8 +259,9 @@ def _check_different(runs: Sequence[SweepRun]) -> None:
     seen: set[str] = set()
     for run in runs:
         if run.name in seen:
-            raise InputError(
-                f"`variants` and `options` must give every run its own name, got {run.name} twice"
+            raise InputError.sentence(
+                f"`variants` and `options` must give every run its own name, got {run.name} twice",
+                ("variants", "options"),
             )
         seen.add(run.name)
 
@@ -278,7 +278,7 @@ def _with_model(
         assert start.init_from is not None
         return replace(start, model=model_at(start.init_from, run))
     except InputError as error:
-        raise InputError(str(error).replace("`init_from`", f"`{begun.key}`")) from error
+        raise error.renamed({"init_from": begun.key}) from error
 
 
 def _require_same_model(
@@ -289,8 +289,12 @@ def _require_same_model(
         if was != now:
             key = given.get(f"model.{field.name}", _Given("recipe", None)).key
             raise InputError(
-                f"`{key}` must leave {field.name} at {was!r}, as in {config.init_from}, whose"
-                f" weights the run starts from, got {now!r}"
+                key,
+                (
+                    f"leave {field.name} at {was!r}, as in {config.init_from}, whose weights the"
+                    " run starts from"
+                ),
+                repr(now),
             )
 
 
@@ -308,8 +312,7 @@ def _config(base: TrainConfig, recipe: str | None, given: Mapping[str, _Given]) 
         return replace(base, model=model, optim=optim, **changes[""])
     except InputError as error:
         named = {path.rpartition(".")[2]: key for path, (key, _) in given.items()}
-        sentence = re.sub(r"`(\w+)`", lambda m: f"`{named.get(m[1], m[1])}`", str(error))
-        raise InputError(sentence) from error
+        raise error.renamed(named) from error
 
 
 def _typed(path: str, value: Any) -> Any:

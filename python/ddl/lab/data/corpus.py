@@ -57,13 +57,13 @@ class Corpus:
         """Raise InputError unless a model of these sizes can train on this corpus."""
         if self.tokenizer.vocab_size > vocab_size:
             raise InputError(
-                f"`vocab_size` must be at least {self.tokenizer.vocab_size} for {self.name},"
-                f" got {vocab_size}"
+                "vocab_size", f"be at least {self.tokenizer.vocab_size} for {self.name}", vocab_size
             )
         if self.largest_token >= vocab_size:
-            raise InputError(
+            raise InputError.sentence(
                 f"{self.name} must hold tokens below `vocab_size` = {vocab_size}, got"
-                f" {self.largest_token}"
+                f" {self.largest_token}",
+                ("vocab_size",),
             )
         own = self.validated_on or self.name
         for part, name, tokens in (
@@ -71,7 +71,7 @@ class Corpus:
             ("validation", own, self.validation),
         ):
             if len(tokens) < block_size:
-                raise InputError(
+                raise InputError.sentence(
                     f"the {part} part of {name} must have at least one block of {block_size}"
                     f" tokens, got {len(tokens)}"
                 )
@@ -112,8 +112,12 @@ def load(source: str | Path | None, *, held_out: bool = True) -> Corpus:
     """
     if source is None:
         raise InputError(
-            "`data` must name a UTF-8 text file, a directory of `ddl prepare`, or one with"
-            " train.bin and val.bin, got nothing"
+            "data",
+            (
+                "name a UTF-8 text file, a directory of `ddl prepare`, or one with train.bin"
+                " and val.bin"
+            ),
+            "nothing",
         )
     if str(source) == EMBEDDED:
         text = np.frombuffer(embedded_text(), dtype=np.uint8)
@@ -127,8 +131,9 @@ def load(source: str | Path | None, *, held_out: bool = True) -> Corpus:
     other = foreign(path, tokens[:HEAD].tobytes())
     if other is not None:
         raise InputError(
-            f"`data` must be UTF-8 text, got {path}, which is {other.what}; `ddl prepare` reads"
-            " JSON lines, gzip and parquet"
+            "data",
+            "be UTF-8 text",
+            (f"{path}, which is {other.what}; `ddl prepare` reads JSON lines, gzip and parquet"),
         )
     _check_utf8(path, tokens)
     return _split(f"`{path}`", tokens, held_out)
@@ -144,7 +149,7 @@ def embedded_text() -> bytes:
         from pydoc_data import topics
     except ImportError as error:
         raise InputError(
-            "`data` must name a text file here, because this Python lacks pydoc_data.topics"
+            "data", "name a text file here", "a Python without pydoc_data.topics"
         ) from error
     paragraphs = "\n\n".join(topics.topics.values()).split("\n\n")
     return "\n\n".join(dict.fromkeys(paragraphs)).encode("utf-8")
@@ -243,8 +248,12 @@ def _windows(tokens: Tokens, places: list[slice], documents: bool) -> Windows:
         return Windows(cut, None)
     if not isinstance(tokens, Shards):
         raise InputError(
-            "`data` must be a directory of `ddl prepare`, which knows where documents start, to"
-            " keep them apart, got another corpus"
+            "data",
+            (
+                "be a directory of `ddl prepare`, which knows where documents start, to keep"
+                " them apart"
+            ),
+            "another corpus",
         )
     begun = np.stack([tokens.document_starts(place) for place in places])
     return Windows(cut, torch.from_numpy(begun))
@@ -260,8 +269,9 @@ def _load_shards(path: Path) -> Corpus:
     index, train, validation, tokenizer = open_shards(path)
     if index.largest_token >= tokenizer.vocab_size:
         raise InputError(
-            f"`data` must hold tokens of its tokenizer, below {tokenizer.vocab_size}, got {path}"
-            f" with {index.largest_token}"
+            "data",
+            f"hold tokens of its tokenizer, below {tokenizer.vocab_size}",
+            f"{path} with {index.largest_token}",
         )
     return Corpus(f"`{path}`", train, validation, tokenizer, index.largest_token)
 
@@ -308,7 +318,7 @@ def _map(path: Path, argument: str, expected: str, dtype: type[np.generic]) -> A
             problem = "which is empty"
     except OSError as error:
         problem = f"which cannot be read: {error.strerror or error}"
-    raise InputError(f"{argument} must be {expected}, got {path}, {problem}")
+    raise InputError.sentence(f"{argument} must be {expected}, got {path}, {problem}")
 
 
 def _check_utf8(path: Path, tokens: Array) -> None:
@@ -321,6 +331,7 @@ def _check_utf8(path: Path, tokens: Array) -> None:
         except UnicodeDecodeError as error:
             at = start - carried + error.start
             raise InputError(
-                f"`data` must be UTF-8 text, got {path}, whose byte {at} is"
-                f" {error.object[error.start]:#04x} ({error.reason})"
+                "data",
+                "be UTF-8 text",
+                f"{path}, whose byte {at} is {error.object[error.start]:#04x} ({error.reason})",
             ) from error

@@ -30,7 +30,7 @@ def refuse_foreign_files(out: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise InputError(f"`out` must be a directory, got {out}: {error.strerror}") from error
+        raise InputError("out", "be a directory", f"{out}: {error.strerror}") from error
     begun = INDEX in names
     ours = (INDEX, TOKENIZER) if begun else ()
     others = [
@@ -40,8 +40,9 @@ def refuse_foreign_files(out: Path) -> None:
     ]
     if others:
         raise InputError(
-            f"`out` must be new, empty or a directory that `ddl prepare` began, got {out}, which"
-            f" has {others[0]}"
+            "out",
+            "be new, empty or a directory that `ddl prepare` began",
+            f"{out}, which has {others[0]}",
         )
 
 
@@ -107,8 +108,9 @@ def begin(out: Path, fresh: Index, tokenizer: Tokenizer) -> Index:
     for name, expected in files.items():
         if not (out / name).is_file() or checksum(out / name) != expected:
             raise InputError(
-                f"`out` must have the shards of its {INDEX}, got {out}, whose {name} is missing or"
-                " was changed: remove the directory"
+                "out",
+                f"have the shards of its {INDEX}",
+                f"{out}, whose {name} is missing or was changed: remove the directory",
             )
     for name in os.listdir(out):
         if _is_temporary(name) or (SHARD.fullmatch(name) and name not in files):
@@ -126,15 +128,14 @@ def _refuse_other_origin(out: Path, begun: dict[str, Any], now: dict[str, Any]) 
             before = begun[section].get(name)
             if before != value:
                 raise InputError(
-                    f"`out` must be new or a directory that was begun with the same {section}, got"
-                    f" {out}, begun with {name} = {before!r} instead of {value!r}"
+                    "out",
+                    f"be new or a directory that was begun with the same {section}",
+                    f"{out}, begun with {name} = {before!r} instead of {value!r}",
                 )
     if begun["sources"] != now["sources"]:
         others = [source["name"] for source in now["sources"] if source not in begun["sources"]]
         got = f"{others[0]}, which is another one or has changed" if others else "others"
-        raise InputError(
-            f"`inputs` must be the files with which {out} was begun, in their order, got {got}"
-        )
+        raise InputError("inputs", f"be the files with which {out} was begun, in their order", got)
 
 
 def clear(out: Path) -> None:

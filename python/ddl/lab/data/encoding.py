@@ -167,8 +167,9 @@ def encode(
             yield done, future.result()
     except BrokenProcessPool as error:
         raise InputError(
-            f"`workers` must fit on this machine, got {workers}, one of which was ended from"
-            " outside, perhaps for lack of memory"
+            "workers",
+            "fit on this machine",
+            f"{workers}, one of which was ended from outside, perhaps for lack of memory",
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

@@ -108,8 +108,10 @@ def choose_tokenizer(name: str, document_token: str) -> tuple[Tokenizer, int | N
         try:
             tokenizer.encode("")
         except InputError as error:
-            raise InputError(
-                f"{error}; GPT-2's tokenizer.json as `tokenizer` needs neither tiktoken nor network"
+            raise InputError.sentence(
+                f"{error}; GPT-2's tokenizer.json as `tokenizer` needs neither tiktoken nor"
+                " network",
+                ("tokenizer",),
             ) from error
     else:
         tokenizer = FileTokenizer(_read_tokenizer(Path(name)))
@@ -122,7 +124,7 @@ def choose_tokenizer(name: str, document_token: str) -> tuple[Tokenizer, int | N
         token = known[document_token]
     else:
         raise InputError(
-            f"`document_token` must be auto, none or a token of {name}, got {document_token!r}"
+            "document_token", f"be auto, none or a token of {name}", repr(document_token)
         )
     if isinstance(tokenizer, FileTokenizer):
         tokenizer.document_token = token
@@ -135,7 +137,7 @@ def _read_tokenizer(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise InputError(
-            f"`tokenizer` must be bytes, gpt2 or a tokenizer.json, got {path}: {reason}"
+            "tokenizer", "be bytes, gpt2 or a tokenizer.json", f"{path}: {reason}"
         ) from error
 
 
@@ -226,7 +228,7 @@ def _stat(source: Source) -> tuple[int, int]:
 
 
 def _changed(got: str) -> InputError:
-    return InputError(f"`inputs` must stay as they are, got {got}")
+    return InputError("inputs", "stay as they are", got)
 
 
 @contextmanager
@@ -258,12 +260,13 @@ def _refuse_empty(config: PrepareConfig, found: list[Source], index: Index) -> N
     if train and held_out:
         return
     if not train and not held_out:
-        raise InputError("`inputs` must have at least one document that is not empty, got none")
+        raise InputError("inputs", "have at least one document that is not empty", "none")
     must, what = ("hold out a document", "none") if train else ("leave a document", "all")
     hint = ""
     if config.separator is None and any(s.format == "text" for s in found):
         hint = "; without `separator` a text file is one document"
     raise InputError(
-        f"`validation` must {must}, got {config.validation}, which holds out {what} of"
-        f" {train + held_out}{hint}"
+        "validation",
+        must,
+        f"{config.validation}, which holds out {what} of {train + held_out}{hint}",
     )

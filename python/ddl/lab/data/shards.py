@@ -111,8 +111,7 @@ def read_index(folder: Path, *, argument: str = "data") -> Index:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         got = first_line(error)
         raise InputError(
-            f"`{argument}` must be a directory of `ddl prepare`, got {path}, which is no such"
-            f" index: {got}"
+            argument, "be a directory of `ddl prepare`", f"{path}, which is no such index: {got}"
         ) from error
     return index
 
@@ -252,8 +251,9 @@ def _map(path: Path, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
     except OSError as error:
         problem = f"which cannot be read: {error.strerror or error}"
     raise InputError(
-        f"`data` must have the shards of its {INDEX}, {path.name} with {expected} bytes, got"
-        f" {path}, {problem}"
+        "data",
+        f"have the shards of its {INDEX}, {path.name} with {expected} bytes",
+        f"{path}, {problem}",
     )
 
 
@@ -263,7 +263,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"`{path}` must be JSON, got: {first_line(error)}") from error
+        raise InputError(path, "be JSON", first_line(error)) from error
     return restore_json(text, path)
 
 
@@ -275,8 +275,9 @@ def open_shards(folder: Path) -> tuple[Index, Shards, Shards, Tokenizer]:
     index = read_index(folder)
     if index.next is not None:
         raise InputError(
-            f"`data` must be a complete directory of `ddl prepare`, got {folder}, which was"
-            " interrupted: run the same command again, and it goes on"
+            "data",
+            "be a complete directory of `ddl prepare`",
+            f"{folder}, which was interrupted: run the same command again, and it goes on",
         )
     train, validation = (Shards(folder, index, part) for part in PARTS)
     return index, train, validation, read_tokenizer(folder)

@@ -93,8 +93,12 @@ def find(inputs: Sequence[Path]) -> list[Source]:
             inside = sorted(p for p in named if not p.is_dir())  # Spark names directories .parquet
         if not inside:
             raise InputError(
-                "`inputs` must be files of text, JSON lines or parquet, or directories with .txt,"
-                f" .jsonl, .ndjson or .parquet, got {path} without any"
+                "inputs",
+                (
+                    "be files of text, JSON lines or parquet, or directories with .txt, .jsonl,"
+                    " .ndjson or .parquet"
+                ),
+                f"{path} without any",
             )
         found += inside
     sources = [
@@ -105,7 +109,7 @@ def find(inputs: Sequence[Path]) -> list[Source]:
             other = _foreign(source)
         if other is not None:
             raise InputError(
-                f"`inputs` must be {_expected(source)}, got {source.path}, which is {other}"
+                "inputs", f"be {_expected(source)}", f"{source.path}, which is {other}"
             )
     return sources
 
@@ -134,12 +138,12 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, EOFError, zlib.error) as error:  # gzip raises all of them
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise InputError(f"`inputs` must be readable files, got {path}: {reason}") from error
+        raise InputError("inputs", "be readable files", f"{path}: {reason}") from error
 
 
 def damaged(source: Source, problem: str) -> InputError:
     """The error for a source whose content cannot be used."""
-    return InputError(f"`inputs` must be {_expected(source)}, got {source.path}, whose {problem}")
+    return InputError("inputs", f"be {_expected(source)}", f"{source.path}, whose {problem}")
 
 
 def _expected(source: Source) -> str:

@@ -103,7 +103,7 @@ def _rows(source: Source, how: Reading) -> Iterator[Unit]:
                     number, texts, length = number + len(texts), [], 0
     except (ArrowException, OSError) as error:
         got = first_line(error)
-        raise InputError(f"`inputs` must be readable parquet, got {source.path}: {got}") from error
+        raise InputError("inputs", "be readable parquet", f"{source.path}: {got}") from error
     if texts:
         yield Unit(source, number, texts, size)
 
@@ -117,14 +117,13 @@ def _open_parquet(path: Path, field: str) -> Any:
     columns = {column.name: column.type for column in file.schema_arrow}
     if field not in columns:
         raise InputError(
-            f"`text_field` must be a column of {path}, one of {', '.join(columns)}, got {field!r}"
+            "text_field", f"be a column of {path}, one of {', '.join(columns)}", repr(field)
         )
     kind = columns[field]
     kind = kind.value_type if types.is_dictionary(kind) else kind
     known = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
     if not any(is_one(kind) for is_one in known):
         raise InputError(
-            f"`text_field` must be a column of strings, got {field!r} of {path} with"
-            f" {columns[field]}"
+            "text_field", "be a column of strings", f"{field!r} of {path} with {columns[field]}"
         )
     return file

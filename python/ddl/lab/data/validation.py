@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,17 +38,22 @@ def load_with(source: str | Path | None, validation: str | Path | None, **option
             tokens = _encoded(path, whole.train, corpus.tokenizer)
             other = replace(whole, validation=tokens, tokenizer=corpus.tokenizer)
     except InputError as error:
-        raise InputError(re.sub("^`data`", "`validation`", str(error))) from error
+        raise error.renamed({"data": "validation"}) from error
     if describe(other.tokenizer) != describe(corpus.tokenizer):
         raise InputError(
-            f"`validation` must have the tokenizer of {corpus.name}, {corpus.tokenizer.kind} of"
-            f" {corpus.tokenizer.vocab_size} tokens, got {validation} with another,"
-            f" {other.tokenizer.kind} of {other.tokenizer.vocab_size}"
+            "validation",
+            f"have the tokenizer of {corpus.name}, {corpus.tokenizer.kind} of"
+            f" {corpus.tokenizer.vocab_size} tokens",
+            f"{validation} with another, {other.tokenizer.kind} of {other.tokenizer.vocab_size}",
         )
     if options.get("documents") and not isinstance(other.validation, Shards):
         raise InputError(
-            "`validation` must be a directory of `ddl prepare`, which knows where documents start,"
-            f" to keep them apart, got {validation}"
+            "validation",
+            (
+                "be a directory of `ddl prepare`, which knows where documents start, to keep"
+                " them apart"
+            ),
+            validation,
         )
     largest = max(corpus.largest_token, _largest(other))
     own = other.name
@@ -71,8 +75,10 @@ def _encoded(path: Path, text: Tokens, tokenizer: Tokenizer) -> Tokens:
     lost = _lost(characters, tokenizer)
     if lost:
         raise InputError(
-            f"`validation` must have characters that the tokenizer of `data` has, got {path} with"
-            f" {lost!r}"
+            "validation",
+            "have characters that the tokenizer of `data` has",
+            f"{path} with {lost!r}",
+            ("data",),
         )
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
     return np.array(tokenizer.encode(characters), dtype)

@@ -86,8 +86,12 @@ def _read(
             problem = "whose checksum is another: it was damaged or changed"
     if problem is not None:
         raise InputError(
-            f"`data` must have the shards of its {INDEX}, got {path}, {problem}; copy the file"
-            " again, or remove the directory and prepare it again"
+            "data",
+            f"have the shards of its {INDEX}",
+            (
+                f"{path}, {problem}; copy the file again, or remove the directory and prepare"
+                " it again"
+            ),
         )
 
 

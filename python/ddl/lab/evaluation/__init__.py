@@ -105,11 +105,12 @@ def score(
         )
     except (ValueError, AssertionError) as error:  # these two mistakes are known only by their text
         if str(error).startswith("Duplicate task"):
-            raise InputError(f"`tasks` must have each task once, got {error}") from error
+            raise InputError("tasks", "have each task once", error) from error
         if num_fewshot and "sample" in str(error).lower():
             raise InputError(
-                "`num_fewshot` must be at most as many as the tasks have worked examples, got"
-                f" {num_fewshot}: {error}"
+                "num_fewshot",
+                "be at most as many as the tasks have worked examples",
+                f"{num_fewshot}: {error}",
             ) from error
         raise
     kept = {key: results[key] for key in KEPT if key in results}

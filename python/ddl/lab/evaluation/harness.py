@@ -74,8 +74,9 @@ class Harness(HFLM):
             known = self.tokenizer.get_vocab()
             unknown = next((character for character in string if character not in known), string)
             raise InputError(
-                f"`tasks` must be in the {len(known)} characters that the model was trained on,"
-                f" got {unknown!r}"
+                "tasks",
+                f"be in the {len(known)} characters that the model was trained on",
+                repr(unknown),
             ) from error
 
     def _loglikelihood_tokens(
@@ -83,11 +84,12 @@ class Harness(HFLM):
     ) -> list[tuple[float, bool]]:
         for texts, context, continuation in requests:
             if not context or not continuation:
-                raise InputError(f"`tasks` must have texts with tokens in them, got {texts}")
+                raise InputError("tasks", "have texts with tokens in them", texts)
             if len(continuation) > self.max_length:
                 raise InputError(
-                    "`tasks` must have answers that fit the model's context of"
-                    f" {self.max_length} tokens, got one of {len(continuation)}"
+                    "tasks",
+                    f"have answers that fit the model's context of {self.max_length} tokens",
+                    f"one of {len(continuation)}",
                 )
             self.requests += 1
             self.truncated += len(context) + len(continuation) > self.max_length + 1
@@ -99,8 +101,9 @@ class Harness(HFLM):
             new = normalize_gen_kwargs(arguments, self.max_gen_toks)["max_gen_toks"]
             if new >= self.max_length:
                 raise InputError(
-                    "`tasks` must ask for fewer new tokens than the model's context of"
-                    f" {self.max_length}, got {new} from {request.task_name}"
+                    "tasks",
+                    f"ask for fewer new tokens than the model's context of {self.max_length}",
+                    f"{new} from {request.task_name}",
                 )
             self.requests += 1
             self.truncated += len(self.tok_encode(context)) > self.max_length - new

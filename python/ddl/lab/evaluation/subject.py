@@ -40,7 +40,7 @@ def _weights(path: Path, checkpoint: str) -> list[Path]:
     files: Iterator[list[Path]] = (sorted(path.glob(f"*{suffix}")) for suffix in SUFFIXES)
     found = next((names for names in files if names), None)
     if found is None:
-        raise InputError(f"`model` must be a directory with *.safetensors or *.bin, got {path}")
+        raise InputError("model", "be a directory with *.safetensors or *.bin", path)
     return found
 
 

@@ -27,12 +27,12 @@ def index(names: Sequence[str], include_path: Path | None) -> TaskManager:
     if include_path is None:
         return TaskManager()
     if not include_path.is_dir():
-        raise InputError(f"`include_path` must be a directory with YAML files, got {include_path}")
+        raise InputError("include_path", "be a directory with YAML files", include_path)
     try:
         require_files(include_path)  # TaskManager opens every *.yaml
     except OSError as error:
         got = f"{error.filename}: {error.strerror}"
-        raise InputError(f"`include_path` must have readable files, got {got}") from error
+        raise InputError("include_path", "have readable files", got) from error
     own = TaskManager(include_path=str(include_path), include_defaults=False)
     matches = [own.match_tasks([name]) for name in names]
     if all(found and set(found) <= set(own.all_subtasks) for found in matches):
@@ -52,7 +52,7 @@ def resolve(names: Sequence[str], manager: TaskManager) -> list[str]:
             near = difflib.get_close_matches(name, manager.all_tasks, n=3)
             own = "; --include-path DIR finds tasks of your own"
             hint = f", which is near {', '.join(near)}" if near else own
-            raise InputError(f"`tasks` must name tasks that lm-eval finds, got {name!r}{hint}")
+            raise InputError("tasks", "name tasks that lm-eval finds", f"{name!r}{hint}")
         found |= dict.fromkeys(matches)
     return list(found)
 
@@ -75,12 +75,14 @@ def load(names: Sequence[str], manager: TaskManager) -> list[Any]:
                 missing.append(name)
     if missing and (forbidden or not _hub_answers()):
         why = "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set" if forbidden else "it does not answer"
-        raise InputError(_what_to_fetch(missing, manager, why))
+        raise InputError.sentence(_what_to_fetch(missing, manager, why), ("tasks",))
     for name in missing:
         try:
             loaded[name] = _load(name, manager)
         except _NotCachedError as error:
-            raise InputError(f"`tasks` {name}: the Hub gave no data: {error}") from error
+            raise InputError(
+                "tasks", "be in the cache or on the Hub", f"{name}: {error}"
+            ) from error
     return [task for name in names for task in loaded[name]]
 
 
@@ -97,8 +99,8 @@ def _load(name: str, manager: TaskManager) -> list[Any]:
         if missing:
             raise _NotCachedError(first_line(error)) from error
         kind = type(error).__name__
-        raise InputError(
-            f"`tasks` {name} could not be loaded: {kind}: {first_line(error)}"
+        raise InputError.sentence(
+            f"`tasks` {name} could not be loaded: {kind}: {first_line(error)}", ("tasks",)
         ) from error
     if name in built["groups"]:
         return [built["groups"][name]]

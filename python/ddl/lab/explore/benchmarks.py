@@ -90,7 +90,7 @@ def record_files_in(folder: Path) -> RecordFiles:
 def read(path: Path) -> tuple[tuple[str, str, str], ...]:
     """The records of a file, as text, the newest first; raises InputError if it is too large."""
     if path.stat().st_size > LARGEST:
-        raise InputError(f"{path.name} must have at most {LARGEST:,} bytes, got more")
+        raise InputError.sentence(f"{path.name} must have at most {LARGEST:,} bytes, got more")
     records = [r for r in jsonl.read(path) if isinstance(r, dict) and "benchmark" in r]
     return tuple(tabulated(record) for record in reversed(records[-MOST:]))
 

@@ -73,7 +73,7 @@ def read_inspection(file: Path) -> Summary:
             view(summary, LEAST_WIDTH)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         lacks = f"none with {error}" if isinstance(error, KeyError) else first_line(error)
-        raise InputError(
+        raise InputError.sentence(
             f"{file.name} must be an inspection of `ddl inspect`, got {lacks}"
         ) from error
     return summary

@@ -78,7 +78,9 @@ class Tail(Generic[T]):
             except (InputError, ValueError, KeyError, TypeError, AttributeError):
                 self._wrong.append(self._lines)
         if self._wrong:
-            shown = ", ".join(map(str, self._wrong[:3])) + ", …" * (len(self._wrong) > 3)
+            shown = ", ".join(
+                [*map(str, self._wrong[:3]), *(["…"] if len(self._wrong) > 3 else [])]
+            )
             lines_of = "line" if len(self._wrong) == 1 else "lines"
             self.problem = (
                 f"{self.path.name} must be lines of JSON with a step each, got others:"

@@ -126,14 +126,14 @@ def read_manifest(path: Path) -> Manifest:
         values = json.loads(read_text(file))
         if values["format"] != FORMAT:
             got = f"format {values['format']!r}, which this version does not know; {NEWER}"
-            raise InputError(f"`{file}` must have format {FORMAT}, got {got}")
+            raise InputError(file, f"have format {FORMAT}", got)
         manifest = Manifest(**values)
         _check_types(manifest)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
         got = (isinstance(error, OSError) and error.strerror) or first_line(error)
-        raise InputError(f"`{file}` must be the manifest of a checkpoint, got: {got}") from error
+        raise InputError(file, "be the manifest of a checkpoint", got) from error
     return manifest
 
 
@@ -160,9 +160,7 @@ def read(path: Path, manifest: Manifest, part: str, into: Mapping[str, Tensor]) 
     ) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(
-            f"`{path / part}` must hold the tensors of this run, got: {first_line(error)}"
-        ) from error
+        raise InputError(path / part, "hold the tensors of this run", first_line(error)) from error
 
 
 def _check_files(path: Path, manifest: Manifest, part: str) -> None:
@@ -174,20 +172,21 @@ def _check_files(path: Path, manifest: Manifest, part: str) -> None:
                 "a missing" if name not in found else "a damaged" if name in saved else "a foreign"
             )
             raise InputError(
-                f"`{path}` must be as it was saved, got {got} {name}: delete this checkpoint to go"
-                " on from the one before it"
+                path,
+                "be as it was saved",
+                f"{got} {name}: delete this checkpoint to go on from the one before it",
             )
 
 
 def _check_names(path: Path, found: Mapping[str, Any], into: Mapping[str, Tensor]) -> None:
     for name in sorted(found.keys() ^ into.keys()):
         got = "without it" if name in into else "with it"
-        raise InputError(f"`{path}` must hold the tensors of this run, got one {got}: {name}")
+        raise InputError(path, "hold the tensors of this run", f"one {got}: {name}")
     for name, tensor in into.items():
         saved = (tuple(found[name].size), found[name].properties.dtype)
         if saved != (tuple(tensor.shape), tensor.dtype):
             expected = f"{tuple(tensor.shape)}, {tensor.dtype}"
-            raise InputError(f"`{path}` must hold {name} as {expected}, got {saved[0]}, {saved[1]}")
+            raise InputError(path, f"hold {name} as {expected}", f"{saved[0]}, {saved[1]}")
 
 
 def _check_types(manifest: Manifest) -> None:

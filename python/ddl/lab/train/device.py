@@ -23,7 +23,7 @@ def pick_device(name: str, residual: str) -> torch.device:
     if name != "cpu":  # for "cpu", do not even look for the driver
         reason = _why_no_gpu(residual)
     if name == "cuda" and reason:
-        raise InputError(f"`device` must be cpu, because {reason}, got 'cuda'")
+        raise InputError("device", f"be cpu, because {reason}", "'cuda'")
     if reason and torch.cuda.is_available():
         warnings.warn(f"`device` auto takes the CPU, because {reason}", stacklevel=2)
     return torch.device("cpu" if name == "cpu" or reason else "cuda")
@@ -38,14 +38,18 @@ def device_of(processes: Processes, device: torch.device) -> torch.device:
     with processes.together():
         if len(set(kinds)) > 1:
             got = ", ".join(f"{kind} in process {rank}" for rank, kind in enumerate(kinds))
-            raise InputError(f"`device` must be the same in all processes, got {got}")
+            raise InputError("device", "be the same in all processes", got)
         if processes.alone or device.type != "cuda":
             return device
         found = torch.cuda.device_count()
         if processes.local_rank >= found:
             raise InputError(
-                f"`device` must be a GPU for each process, got {found} for process"
-                f" {processes.local_rank} of this machine: start fewer with --nproc-per-node"
+                "device",
+                "be a GPU for each process",
+                (
+                    f"{found} for process {processes.local_rank} of this machine: start fewer with"
+                    " --nproc-per-node"
+                ),
             )
         torch.cuda.set_device(processes.local_rank)
     return torch.device("cuda", processes.local_rank)

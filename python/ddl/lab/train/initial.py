@@ -34,7 +34,10 @@ def read_initial(config: TrainConfig, corpus: Corpus, load: Load | None) -> Init
         return None
     if load is None:
         raise InputError(
-            f"`init_from` must be left out where `train` has no `load`, got {config.init_from}"
+            "init_from",
+            "be left out in a call without `load`",
+            config.init_from,
+            ("load",),
         )
     model, tokenizer = load(config.init_from)
     require_model(config.model, model.config, config.init_from)
@@ -48,8 +51,9 @@ def require_model(given: GPTConfig, found: GPTConfig, source: str) -> None:
         was, now = getattr(found, field.name), getattr(given, field.name)
         if was != now:
             raise InputError(
-                f"`{field.name}` must be {was!r}, as in {source}, whose weights the run starts"
-                f" from, got {now!r}"
+                field.name,
+                f"be {was!r}, as in {source}, whose weights the run starts from",
+                repr(now),
             )
 
 
@@ -59,14 +63,18 @@ def _require_tokens(source: str, model: GPT, theirs: Tokenizer | None, corpus: C
         padded = PADDED_GPT2 if isinstance(ours, GPT2Tokenizer) else ours.vocab_size
         if not ours.vocab_size <= model.config.vocab_size <= padded:
             raise InputError(
-                f"`init_from` must be a model with the {ours.vocab_size} tokens of {corpus.name},"
-                f" got {source} with {model.config.vocab_size} and without a tokenizer"
+                "init_from",
+                f"be a model with the {ours.vocab_size} tokens of {corpus.name}",
+                f"{source} with {model.config.vocab_size} and without a tokenizer",
             )
     elif not _alike(theirs, ours, corpus):
         raise InputError(
-            f"`init_from` must be a model with the tokenizer of {corpus.name}, {ours.kind} of"
-            f" {ours.vocab_size} tokens, got {source} with another, {theirs.kind} of"
-            f" {theirs.vocab_size}"
+            "init_from",
+            (
+                f"be a model with the tokenizer of {corpus.name}, {ours.kind} of {ours.vocab_size}"
+                " tokens"
+            ),
+            f"{source} with another, {theirs.kind} of {theirs.vocab_size}",
         )
 
 

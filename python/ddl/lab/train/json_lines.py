@@ -86,6 +86,7 @@ def finite(value: Any) -> float | None:
 
 def _bad(path: Path, got: str) -> InputError:
     return InputError(
-        f"`{path}` must be lines of JSON with a step each, got {got}; the run can do without the"
-        " file, and then has no records from before"
+        path,
+        "be lines of JSON with a step each",
+        f"{got}; the run can do without the file, and then has no records from before",
     )

@@ -91,7 +91,7 @@ def _go(
             f"{config.model.residual}: {trainer.model.num_parameters():,} parameters on {device},"
             f" {len(corpus.train):,} training tokens from {corpus.name}"
             + (f", validated on {corpus.validated_on}" if corpus.validated_on else "")
-            + f", {processes.count} processes ({config.parallel})" * (not processes.alone),
+            + ("" if processes.alone else f", {processes.count} processes ({config.parallel})"),
         )
         with stop_on_signal(processes) as stop, progress_bar(console) as bar:
             session = begin(trainer, bar, start)
@@ -134,5 +134,5 @@ def enough_memory() -> Iterator[None]:
         if isinstance(error, RuntimeError) and not re.search(NO_MEMORY, text):
             raise
         raise InputError(
-            f"`batch_size` and the sizes of the model must be smaller for this memory, got: {text}"
+            "batch_size", "fit into this memory with the sizes of the model", text
         ) from error

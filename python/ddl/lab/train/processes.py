@@ -188,7 +188,7 @@ def joined(minutes: float) -> Iterator[Processes]:
 def _meet(timeout: timedelta, launched: environment.Launched) -> Any:
     """The store at MASTER_ADDR and MASTER_PORT, by which the processes exchange their addresses."""
     if not torch.distributed.is_available():
-        raise InputError("`parallel` needs a torch with torch.distributed, got one without")
+        raise InputError("parallel", "come with a torch that has torch.distributed", "one without")
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
@@ -218,7 +218,7 @@ def _join(store: Any, timeout: timedelta, launched: environment.Launched) -> Non
 
 
 def _not_found(launched: environment.Launched, error: Exception) -> InputError:
-    return InputError(
+    return InputError.sentence(
         "the processes of torchrun must find each other at MASTER_ADDR and MASTER_PORT, got in"
         f" process {launched.rank}: {first_line(error)}"
     )

@@ -45,11 +45,11 @@ def find_start(config: TrainConfig, *, lock: bool = False) -> Start | None:
     if config.resume is None:
         return None
     if config.overwrite:
-        raise InputError("`overwrite` must be left out with `resume`, got both")
+        raise InputError("overwrite", "be left out with `resume`", "both", ("resume",))
     directory = config.directory if config.resume == AUTO else Path(config.resume)
     if config.out not in (None, directory):
         raise InputError(
-            f"`out` must be left out with `resume`, got {config.out} beside {directory}"
+            "out", "be left out with `resume`", f"{config.out} beside {directory}", ("resume",)
         )
     run = RunDirectory(directory)
     known = path_kind(directory) is PathKind.RUN or (directory / CHECKPOINTS).exists()
@@ -71,22 +71,22 @@ def _start(run: RunDirectory, config: TrainConfig) -> Start:
     run.refuse_links("resume")
     path = run.find_checkpoint(LAST)
     if path is None and (directory / WEIGHTS).exists():  # of an earlier version, or of ddl demo
-        raise InputError(
-            f"`resume` must be a run with checkpoints, got {directory}, with weights only"
-        )
+        raise InputError("resume", "be a run with checkpoints", f"{directory}, with weights only")
     if path is None:
         return Start(run, None, None)
     manifest = checkpoint.read_manifest(path)
     saved = from_json(TrainConfig, json.dumps(manifest.config))  # adds fields that it lacks
     if _fixed(plain(saved)) != _fixed(plain(stored)):
         raise InputError(
-            f"`resume` must be a run whose checkpoints have its config.json, got {path}, which has"
-            " another"
+            "resume",
+            "be a run whose checkpoints have its config.json",
+            f"{path}, which has another",
         )
     if path != run.checkpoint_path(manifest.step) or manifest.step > stored.steps:
         raise InputError(
-            f"`resume` must be a run whose checkpoints are named by their steps, up to"
-            f" {stored.steps}, got {path} of step {manifest.step}"
+            "resume",
+            f"be a run whose checkpoints are named by their steps, up to {stored.steps}",
+            f"{path} of step {manifest.step}",
         )
     return Start(run, path, manifest)
 
@@ -95,24 +95,24 @@ def check_corpus(start: Start, corpus: Corpus) -> None:
     """Raise InputError if the checkpoint was trained on other data."""
     if start.manifest is None:
         return
-    expected = (
-        f"`data` must be what {start.run.path} was trained on, got {corpus.name} with another"
-    )
+    expected = f"be what {start.run.path} was trained on"
     if describe(load_tokenizer(start.run.path)) != describe(corpus.tokenizer):
-        raise InputError(f"{expected} vocabulary")
+        raise InputError("data", expected, f"{corpus.name} with another vocabulary")
     trained, now = start.manifest.data.split("+"), corpus.checksum().split("+")
     if len(trained) != len(now):
         held = "as it was" if len(trained) > 1 else "left out"
         raise InputError(
-            f"`validation` must be {held} when {start.run.path} began, got"
-            f" {corpus.validated_on or 'the share held out of the data'}"
+            "validation",
+            f"be {held} when {start.run.path} began",
+            corpus.validated_on or "the share held out of the data",
         )
     if trained[0] != now[0]:
-        raise InputError(f"{expected} content")
+        raise InputError("data", expected, f"{corpus.name} with another content")
     if trained != now:
         raise InputError(
-            f"`validation` must be what {start.run.path} was validated on, got"
-            f" {corpus.validated_on} with another content"
+            "validation",
+            f"be what {start.run.path} was validated on",
+            f"{corpus.validated_on} with another content",
         )
 
 
@@ -126,8 +126,9 @@ def options_of(run: str) -> TrainConfig:
 def _check_equal(stored: dict[str, Any], given: dict[str, Any], directory: Path) -> None:
     for name, (was, now) in _differences(_fixed(stored), _fixed(given)).items():
         raise InputError(
-            f"`{name}` must be {was!r}, as in {directory}, to go on with it, got {now!r};"
-            " for another value start a new run"
+            name,
+            f"be {was!r}, as in {directory}, to go on with it",
+            f"{now!r}; for another value start a new run",
         )
 
 

@@ -165,8 +165,7 @@ class RunDirectory:
             return []
         except OSError as error:
             raise InputError(
-                f"`run` must have a readable directory {CHECKPOINTS}, got {folder}:"
-                f" {error.strerror}"
+                "run", f"have a readable directory {CHECKPOINTS}", f"{folder}: {error.strerror}"
             ) from error
         found = map(STEP.fullmatch, names)
         return sorted(int(match[1]) for match in found if match)
@@ -198,7 +197,7 @@ class RunDirectory:
         if not which.isdecimal() or int(which) not in steps:
             saved = ", ".join(map(str, steps)) or "no step"
             expected = f"{LAST}, {BEST} or a step that was saved, one of {saved}"
-            raise InputError(f"`checkpoint` must be {expected}, got {which!r}")
+            raise InputError("checkpoint", f"be {expected}", repr(which))
         return self.checkpoint_path(int(which))
 
     def refuse_links(self, argument: str = "out") -> None:
@@ -246,23 +245,26 @@ def refuse_existing(config: TrainConfig) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise InputError(f"`out` must be a directory, got {path}: {error.strerror}") from error
+        raise InputError("out", "be a directory", f"{path}: {error.strerror}") from error
     if not names or config.overwrite:
         return
     if config.resume is not None and CONFIG not in names and all(map(_precedes_config, names)):
         return  # a run was killed before it had anything to lose
     if config.resume is not None and path_kind(path) is PathKind.RUN:
         raise InputError(
-            f"`resume` must be a run that no other process goes on with, got {path}, in which"
-            " another one has begun a run meanwhile: repeat the command, which goes on with it"
+            "resume",
+            "be a run that no other process goes on with",
+            (
+                f"{path}, in which another one has begun a run meanwhile: repeat the command,"
+                " which goes on with it"
+            ),
         )
     if any(name in FILES for name in names):
         expected, got, hint = "a directory without a run", "one", ""
     else:
         expected, got, hint = "a new or empty directory", "other files", ", which leaves them alone"
     raise InputError(
-        f"`out` must be {expected}, got {path}, which has {got}:"
-        f" choose another or add --overwrite{hint}"
+        "out", f"be {expected}", f"{path}, which has {got}: choose another or add --overwrite{hint}"
     )
 
 
@@ -314,9 +316,7 @@ def _load_weights(file: Path, model: GPT, device: torch.device) -> None:
         safetensors.torch.load_model(model, file, device=str(device))
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         got = first_line(error)
-        raise InputError(
-            f"`{file}` must hold the weights of this run's model, got: {got}"
-        ) from error
+        raise InputError(file, "hold the weights of this run's model", got) from error
 
 
 def _read(path: Path, name: str) -> str:
@@ -324,6 +324,4 @@ def _read(path: Path, name: str) -> str:
         return read_text(path / name)
     except (OSError, UnicodeDecodeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
-        raise InputError(
-            f"`run` must be a run directory with {name}, got {path}: {reason}"
-        ) from error
+        raise InputError("run", f"be a run directory with {name}", f"{path}: {reason}") from error

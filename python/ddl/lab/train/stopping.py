@@ -47,7 +47,7 @@ def stop_on_signal(processes: Processes = ALONE) -> Iterator[StopRequest]:
         if number == signal.SIGHUP:
             _leave_closed_terminal()
         if not request() and processes.first:
-            _say("\nStopping after this step" + "; Ctrl-C aborts" * processes.alone + ".\n")
+            _say(f"\nStopping after this step{'; Ctrl-C aborts' if processes.alone else ''}.\n")
         request.signal = request.signal or signal.Signals(number)
 
     if threading.current_thread() is not threading.main_thread():

@@ -110,7 +110,7 @@ def write_listing(sweep: Sweep) -> None:
 def _chosen(sweep: Sweep, index: int) -> SweepRun:
     last = len(sweep.runs) - 1
     if index > last:
-        raise InputError(f"`index` must be from 0 to {last}, the runs of the sweep, got {index}")
+        raise InputError("index", f"be from 0 to {last}, the runs of the sweep", index)
     return sweep.runs[index]
 
 

@@ -107,7 +107,7 @@ def _without_input() -> Iterator[None]:
 
 
 def _refused(name: str, got: str) -> InputError:
-    return InputError(f"`track` must be trackers that can be opened, got {name} with: {got}")
+    return InputError("track", "be trackers that can be opened", f"{name} with: {got}")
 
 
 def _entries(path: Path) -> set[Path]:

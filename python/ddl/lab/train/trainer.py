@@ -268,8 +268,9 @@ class Trainer:
             return
         with self.processes.together():
             raise InputError(
-                f"`separate_documents` must leave tokens to predict, got {where} in which every"
-                " document is one token"
+                "separate_documents",
+                "leave tokens to predict",
+                f"{where} in which every document is one token",
             )
 
     def _to_device(self, tensor: Tensor | None) -> Tensor | None:
@@ -282,7 +283,10 @@ def _check_share(config: TrainConfig, processes: Processes) -> None:
     windows = config.batch_size * config.accumulation
     if windows % processes.count:
         raise InputError(
-            f"`accumulation` must be such that {processes.count} processes have equal parts of a"
-            f" step's batch_size × accumulation sequences, got {config.batch_size} ×"
-            f" {config.accumulation}"
+            "accumulation",
+            (
+                f"be such that {processes.count} processes have equal parts of a step's"
+                " batch_size × accumulation sequences"
+            ),
+            f"{config.batch_size} × {config.accumulation}",
         )

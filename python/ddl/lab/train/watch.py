@@ -76,14 +76,16 @@ def check_finite(loss: float, norm: float, lr: float, step: int) -> None:
     wrong = "gradient" if math.isfinite(loss) else "loss"
     raise DivergedError(
         f"the {wrong} is not finite at step {step} (loss {loss:.6g}, gradient norm {norm:.6g},"
-        f" learning rate {lr:.3g}): try a lower `optim.lr` or a longer warm-up"
+        f" learning rate {lr:.3g}): try a lower learning rate or a longer warm-up"
     )
 
 
 def check_validation(loss: float | None, step: int) -> None:
     """Raise DivergedError if a validation loss is known and not finite."""
     if loss is not None and not math.isfinite(loss):
-        raise DivergedError(f"the validation loss is {loss} at step {step}: try a lower `optim.lr`")
+        raise DivergedError(
+            f"the validation loss is {loss} at step {step}: try a lower learning rate"
+        )
 
 
 @contextmanager
@@ -98,5 +100,6 @@ def sampling(step: int) -> Iterator[None]:
         if "probability tensor" not in str(error):
             raise
         raise DivergedError(
-            f"the probabilities of a sample are not finite at step {step}: try a lower `optim.lr`"
+            f"the probabilities of a sample are not finite at step {step}: try a lower learning"
+            " rate"
         ) from error

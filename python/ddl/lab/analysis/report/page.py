@@ -114,11 +114,12 @@ def _refuse_other_file(config: ReportConfig) -> None:
         with open_file(out) as file:
             known = file.read(len(OPENING)) == OPENING
     except OSError as error:
-        raise InputError(f"`out` must be a file, got {out}: {error.strerror}") from error
+        raise InputError("out", "be a file", f"{out}: {error.strerror}") from error
     if not (known or config.overwrite):
         raise InputError(
-            f"`out` must be a new file or an earlier report, got {out}, another file: choose"
-            " another or add --overwrite"
+            "out",
+            "be a new file or an earlier report",
+            f"{out}, another file: choose another or add --overwrite",
         )
 
 

@@ -59,7 +59,7 @@ def read_depth(path: Path) -> Depth | None:
         return None
     except (OSError, ValueError) as error:
         raise InputError(
-            f"`runs` must have inspections of `ddl inspect`, got {file}: {first_line(error)}"
+            "runs", "have inspections of `ddl inspect`", f"{file}: {first_line(error)}"
         ) from error
 
 
@@ -75,7 +75,7 @@ def read_training(path: Path) -> Training | None:
         return _training(records) if records else None
     except ValueError as error:
         raise InputError(
-            f"`runs` must have recordings of `ddl train`, got {recordings.path}: {error}"
+            "runs", "have recordings of `ddl train`", f"{recordings.path}: {error}"
         ) from error
 
 

@@ -1,8 +1,8 @@
-"""Taps: functions that see a rewrite before it is done, and may change it.
+"""Hooks: functions that see a rewrite before it is done, and may change it.
 
 `ddl.record` and `ddl.edit` install them. Every trunk passes its rewrites through
-`DeltaResidual.tapped`, since it runs the rewrite fused with the next read, where no forward hook
-fires. A stream without rewrites shows its taps what each sublayer adds.
+`DeltaResidual.hooked`, since it runs the rewrite fused with the next read, where no forward hook
+fires. A stream without rewrites shows its hooks what each sublayer adds.
 """
 
 from __future__ import annotations
@@ -16,36 +16,48 @@ import torch
 from torch import Tensor, nn
 
 from ddl import functional
+from ddl.results import Write
 
-__all__ = ["AddingStream", "Addition", "Rewrite", "Tap", "generation", "installed"]
+__all__ = ["AddingStream", "Addition", "Hook", "Rewrite", "generation", "installed"]
 
 
 class Rewrite(NamedTuple):
     """A rewrite that is about to be done: X' = X + β k̂ (vᵀ − k̂ᵀX); or n, one after the other.
 
-    state: X (…, d, m). direction: k (…, d), of any norm. value: v (…, m). gate: β (…,), float32 or
-    float64. n rewrites have (…, n, d), (…, n, m) and (…, n). eps_k: ε_k.
-    keep: (…,) bool, False for padding; None without padding.
+    state: X (…, d, m). write: direction, value, gate and ε_k, of which a hook may change the value
+    and the gate (`changed`). keep: (…,) bool, False for padding; None without padding.
     continues: True if the tokens continue those of a history or cache.
     """
 
     state: Tensor
-    direction: Tensor
-    value: Tensor
-    gate: Tensor
-    eps_k: float
+    write: Write
     keep: Tensor | None
     continues: bool
+
+    @property
+    def direction(self) -> Tensor:
+        return self.write.direction
+
+    @property
+    def value(self) -> Tensor:
+        return self.write.value
+
+    @property
+    def gate(self) -> Tensor:
+        return self.write.gate
+
+    def changed(self, **fields: Any) -> Rewrite:
+        """The same rewrite with other fields of its write."""
+        return self._replace(write=self.write._replace(**fields))
 
     def unit_direction(self) -> Tensor:
         """k̂ = k/√(|k|² + ε_k²) (…, d), in the gate's dtype."""
         k = self.direction.to(self.gate.dtype)
-        return k / (k.square().sum(-1, keepdim=True) + self.eps_k**2).sqrt()
+        return k / (k.square().sum(-1, keepdim=True) + self.write.eps_k**2).sqrt()
 
     def after(self) -> Tensor:
         """X' (…, d, m), in the state's dtype."""
-        arguments = (self.state, self.direction, self.value, self.gate)
-        return functional.rewrite(*arguments, eps_k=self.eps_k)
+        return functional.write_to(self.state, self.write)
 
     @property
     def is_single(self) -> bool:
@@ -59,7 +71,8 @@ class Rewrite(NamedTuple):
         state, found = self.state.to(self.gate.dtype), []
         parts = (self.direction.unbind(-2), self.value.unbind(-2), self.gate.unbind(-1))
         for direction, value, gate in zip(*parts, strict=True):
-            found.append(self._replace(state=state, direction=direction, value=value, gate=gate))
+            write = Write(direction, value, gate, self.write.eps_k)
+            found.append(self._replace(state=state, write=write))
             state = found[-1].after()
         return found
 
@@ -91,30 +104,30 @@ class Addition(NamedTuple):
         return mixed + added.to(mixed.dtype)
 
 
-Tap = Callable[[Rewrite], Rewrite]
+Hook = Callable[[Rewrite], Rewrite]
 
 
-class Tapped(Protocol):
-    """A DeltaResidual, or an AddingStream. Each of `taps` gets what the one before it returned."""
+class Hooked(Protocol):
+    """A DeltaResidual, or an AddingStream. Each of `hooks` gets what the one before it returned."""
 
-    taps: tuple[Callable[[Any], Any], ...]
+    hooks: tuple[Callable[[Any], Any], ...]
 
 
 class AddingStream(nn.Module):
-    """A stream without rewrites, whose taps see every Addition; what they return has no effect."""
+    """A stream without rewrites, whose hooks see every Addition; what they return has no effect."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.taps: tuple[Callable[[Any], Any], ...] = ()
+        self.hooks: tuple[Callable[[Any], Any], ...] = ()
 
     def show(self, addition: Addition) -> None:
-        """Show the taps an addition before it is done."""
-        for tap in self.taps:
-            tap(addition)
+        """Show the hooks an addition before it is done."""
+        for hook in self.hooks:
+            hook(addition)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The module without its taps, as a DeltaResidual's."""
-        return {**self.__dict__, "taps": ()}
+        """The module without its hooks, as a DeltaResidual's."""
+        return {**self.__dict__, "hooks": ()}
 
 
 _changes = 0
@@ -124,30 +137,30 @@ _lock = threading.RLock()
 
 
 def generation() -> int:
-    """A number that changes whenever a tap is installed or removed."""
+    """A number that changes whenever a hook is installed or removed."""
     return _changes
 
 
 @contextmanager
-def installed(taps: Iterable[tuple[Tapped, Callable[[Any], Any]]]) -> Iterator[None]:
-    """Install each tap in its residual or stream, after those it has; remove it at the end.
+def installed(hooks: Iterable[tuple[Hooked, Callable[[Any], Any]]]) -> Iterator[None]:
+    """Install each hook in its residual or stream, after those it has; remove it at the end.
 
-    Meanwhile compiled models run uncompiled, because their compiled code calls no taps. Contexts
+    Meanwhile compiled models run uncompiled, because their compiled code calls no hooks. Contexts
     may end in any order, as in threads.
     """
-    pairs = list(taps)
+    pairs = list(hooks)
     with _eager():
         with _lock:
             _note_a_change()
-            for residual, tap in pairs:
-                residual.taps = (*residual.taps, tap)
+            for residual, hook in pairs:
+                residual.hooks = (*residual.hooks, hook)
         try:
             yield
         finally:
             with _lock:
                 _note_a_change()
-                for residual, tap in pairs:
-                    residual.taps = tuple(other for other in residual.taps if other is not tap)
+                for residual, hook in pairs:
+                    residual.hooks = tuple(other for other in residual.hooks if other is not hook)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import io
 import json
 import shutil
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +33,7 @@ RAW = ("\x1b]", "\x07", "\x9b", "\x85", "\x7f", "\u202e", "\u2066")
 NAME = "a\x1b]0;t\x07\x9b6n\x85\x7f\u202e\u2066[bold]z"
 STEP = "run/checkpoints/step-00000002"
 TEXT = "".join(f"Rewrite {i} erases what it overwrites.\n" for i in range(200))
-TRAIN = "train tiny --device cpu --out out".split()
+TRAIN = ["train", "tiny", "--device", "cpu", "--out", "out"]
 
 
 class Terminal(io.StringIO):
@@ -111,7 +110,7 @@ def wrong_value() -> None:
 
 
 def hf_value() -> None:
-    edit("hf/config.json", lambda config: config.update(residual=NAME, model_type=NAME))
+    edit("hf/config.json", lambda config: config.update(residual=NAME))
 
 
 def metrics_key() -> None:
@@ -164,32 +163,94 @@ def lines() -> None:
 def sweep(text: str) -> Callable[[], None]:
     def write() -> None:
         quoted = json.dumps(NAME, ensure_ascii=True).replace("\x7f", "\\u007f")  # as TOML has it
-        head = '' if "preset" in text else 'preset = "tiny"\n'
+        head = "" if "preset" in text else 'preset = "tiny"\n'
         Path("sweep.toml").write_text(head + text.replace("NAME", quoted) + "\n")
 
     return write
 
 
-def nothing() -> None:
-    pass
-
-
-RUN = [["compare", "run"], ["report", "run", "--out", "out.html"], ["inspect", "run"]]
-RUN += [["sample", "run", "--tokens", "3"], ["export", "run", "--hf", "out"], ["eval", "run"]]
-RUN += [["train", "--resume", "run"], ["train", "--resume", "run", "--help"]]
-# What is planted, the commands that read it, and which of them show it.
+RESUME = ["train", "--resume", "run"]
+# What is planted, a command that reads it, and whether its output has it.
 CASES: list[tuple[Callable[[], None], list[str], bool]] = [
     (task, ["compare", "run"], True),
     (task, ["compare", "run", "--markdown"], True),
-    (task, ["compare", "run", "--json"], True),
     (task, ["report", "run", "--out", "out.html"], False),
-    *((run_name, [NAME if word == "run" else word for word in words], True) for words in RUN),
-    *((config_key, words, words != ["inspect", "run"]) for words in RUN if words[0] != "eval"),
+    (run_name, ["compare", NAME], True),
+    (run_name, ["inspect", NAME], True),
+    (run_name, ["report", NAME, "--out", NAME + ".html"], True),
+    (run_name, ["export", NAME, "--hf", NAME + ".hf"], True),
+    (run_name, ["train", "--resume", NAME, "--help"], True),
+    (config_key, ["sample", "run"], True),
+    (config_value, RESUME, True),
+    (wrong_value, ["compare", "run"], True),
+    (hf_value, ["sample", "hf"], True),
+    (metrics_key, ["compare", "run"], False),
+    (metrics_key, RESUME, False),
+    (manifest_key, RESUME, True),
+    (manifest_file, RESUME, False),
+    (sublayer, ["report", "run", "--out", "out.html"], False),
+    (index_key, [*TRAIN, "--data", "prepared"], True),
+    (characters, ["sample", "run", "--tokens", "30", "--prompt", "a"], False),
+    (meta, [*TRAIN, "--steps", "1", "--data", "theirs"], False),
+    (no_meta, [*TRAIN, "--data", "theirs"], False),
+    (checkpoint_key, ["import", "theirs/ckpt.pt", "out"], True),
+    (tokenizer, ["prepare", "text.txt", "--out", "out", "--tokenizer", "tokenizer.json"], False),
+    (lines, ["prepare", f"{NAME}.jsonl", "--out", "out", "--tokenizer", "bytes"], True),
+    (sweep("NAME = 1"), ["sweep", "sweep.toml"], True),
+    (sweep("seeds = NAME"), ["sweep", "sweep.toml"], True),
+    (sweep("preset = NAME"), ["sweep", "sweep.toml", "--list"], True),
 ]
 
 
 @pytest.mark.parametrize(("plant", "arguments", "shown"), CASES)
-def test_debug(plant: Callable[[], None], arguments: list[str], shown: bool) -> None:
+def test_a_terminal_gets_no_control_character_of_a_file(
+    plant: Callable[[], None], arguments: list[str], shown: bool
+) -> None:
     plant()
     status, text = ddl(*arguments)
-    sys.__stdout__.write(f"{plant.__name__} {arguments} {status}\n{ascii(text)[:1500]}\n\n")
+    assert status in (0, 1, 2)
+    assert not [raw for raw in RAW if raw in text]
+    assert ("\\x1b" in text) == shown
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_argument_is_shown_with_escapes(command: str) -> None:
+    for words in ([NAME], ["--" + NAME], ["--help", NAME]):
+        status, text = ddl(command, *words)
+        assert status != 0 or "--help" in words or command == "doctor"
+        assert not [raw for raw in RAW if raw in text]
+
+
+def test_a_name_of_no_command() -> None:
+    status, text = ddl(NAME)
+    assert status == 2
+    assert "\\x1b" in text
+    assert not [raw for raw in RAW if raw in text]
+
+
+def test_an_error_that_nobody_expects_and_a_warning(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    error = RuntimeError(NAME)
+    with contextlib.suppress(RuntimeError), guarded_output():
+        sys.stderr.write(warnings.formatwarning(NAME, UserWarning, NAME, 1))
+        raise error
+    sys.excepthook(RuntimeError, error, error.__traceback__)
+    text = capfd.readouterr().err
+    assert text.count("\\x1b") == 3  # text and file of the warning, then the error
+    assert not [raw for raw in RAW if raw in text]
+
+
+def test_what_is_no_terminal_gets_its_text(tmp_path: Path) -> None:
+    """A pipe gets escapes, too; only colours depend on the terminal."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), guarded_output():
+        assert not sys.stdout.isatty()
+        print("plain ä [bold]\ttab", NAME)
+        make_console().print("[bold]", NAME)
+        unguarded(sys.stdout).write("\x1b[1m")
+    text = out.getvalue()
+    assert text.startswith("plain ä [bold]\ttab a\\x1b]0;t")
+    assert text.endswith("\x1b[1m")
+    assert text.count("\x1b") == 1

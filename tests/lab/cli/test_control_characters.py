@@ -175,7 +175,7 @@ CASES: list[tuple[Callable[[], None], list[str], bool]] = [
     (task, ["compare", "run"], True),
     (task, ["compare", "run", "--markdown"], True),
     (task, ["report", "run", "--out", "out.html"], False),
-    (run_name, ["compare", NAME], True),
+    (run_name, ["compare", NAME], False),
     (run_name, ["inspect", NAME], True),
     (run_name, ["report", NAME, "--out", NAME + ".html"], True),
     (run_name, ["export", NAME, "--hf", NAME + ".hf"], True),

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from rich.console import Console
 
 from ddl.files import PathKind, path_kind, read_text
-from ddl.lab.output import one_line
 from ddl.lab.train.plots import plot_losses
 from ddl.lab.train.sweep import LISTING
+from ddl.models.tokenizers import printable
 
 from .measured import Measured, measure
 from .paired import variants_of
@@ -98,7 +98,7 @@ def name_of(path: Path, parts: int = 1) -> str:
     """The last parts of a path as text that a terminal can show."""
     last = Path(os.path.abspath(path)).parts[-parts:]
     text = os.fsencode(os.path.join(*last)).decode("utf-8", "replace")
-    return one_line(text)
+    return printable(text).replace("\n", "\ufffd").replace("\t", "\ufffd")
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:

@@ -36,7 +36,7 @@ in_transform: Callable[[], bool] = getattr(
 def forward_mode_level() -> int:
     """The level of forward-mode differentiation, −1 outside: no tensor has a tangent there.
 
-    Without the name: 0, and each tensor is asked.
+    Without the name: 0, and each tensor is looked at.
     """
     return getattr(forward_ad, "_current_level", 0)
 
@@ -59,8 +59,8 @@ def has_kernel(name: str, key: str) -> bool:
 
     Without the name: True, and a call would say it.
     """
-    asked = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
-    return bool(asked(f"ddl::{name}", key))
+    has = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
+    return bool(has(f"ddl::{name}", key))
 
 
 def is_traced_for_compile(tensor: Tensor) -> bool:

@@ -213,10 +213,10 @@ def _summary(config: GPTConfig) -> str:
 def _report(translation: Translation, tokenizer: Tokenizer | None) -> list[str]:
     kind = "characters of a table that is not known" if tokenizer is None else tokenizer.kind
     assumed = {**translation.assumed, "tokens": kind}
-    told = ", ".join(f"{name} = {value}" for name, value in assumed.items())
+    values = ", ".join(f"{name} = {value}" for name, value in assumed.items())
     report = [
         _summary(translation.config),
-        f"assumed, because neither the weights nor config.json say: {told}",
+        f"assumed, because neither the weights nor config.json say: {values}",
     ]
     if translation.unused:
         report.append(f"left out, because the model never uses them: {listed(translation.unused)}")

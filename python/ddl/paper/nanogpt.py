@@ -285,6 +285,6 @@ def _report(read: Read, tokens: str) -> list[str]:
         share = f"{int(read.state[COUNT])} of {delta['anneal_steps']}"
         report.append(f"on its way from additions to rewrites, after {share} steps")
     if read.assumed:
-        told = ", ".join(f"{name} = {value}" for name, value in read.assumed.items())
-        report.append(f"assumed, because the checkpoint does not say: {told}")
+        values = ", ".join(f"{name} = {value}" for name, value in read.assumed.items())
+        report.append(f"assumed, because the checkpoint does not say: {values}")
     return [*report, f"tokens: {tokens}"]

@@ -48,7 +48,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -
 
 
 def sentences(document: dict[str, Any], level: str = "error") -> list[str]:
-    return [f"{p['what']}: {p['mend']}" for p in document["problems"] if p["level"] == level]
+    return [f"{p['what']}: {p['fix']}" for p in document["problems"] if p["level"] == level]
 
 
 def in_process(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -147,7 +147,7 @@ def test_a_probe_that_fails_costs_its_section_alone(
     )
     document = doctor(capsys, status=1)
     assert sentences(document)[0] == (
-        "`versions` could not be examined (KeyError: 'flux'): mend what it names, or open an issue"
+        "`versions` could not be examined (KeyError: 'flux'): fix what it names, or open an issue"
         " with this report"
     )
     assert len(sentences(document)) == len(SECTIONS)

@@ -73,7 +73,7 @@ def warnings(report: Report) -> list[str]:
         (
             "DDL_" + "SMID",
             "avx2",
-            "`DDL_" + "SMID` is no variable of this version: mend its name, or unset it",
+            "`DDL_" + "SMID` is no variable of this version: correct its name, or unset it",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from .command import Command, parse
 
 HELP = """Examine this installation: versions, processor, GPUs, the cache of compiled kernels, which
 kernels run where, and a test of the operators against ddl.reference. For everything that is wrong
-it says how to mend it. The exit status is 1 if something that is needed does not work; a machine
+it says how to fix it. The exit status is 1 if something that is needed does not work; a machine
 without a GPU lacks nothing.
 
 ddl doctor

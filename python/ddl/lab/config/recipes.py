@@ -38,7 +38,7 @@ def paper_code(config: TrainConfig, given: Mapping[str, Any] | None = None) -> T
     }
     model |= PAPER_CODE | given
     if model["residual"] in STREAMS and STREAMS[model["residual"]][0] == "channel":
-        # There, too, ddl-cc's convolution spans all value channels unless told otherwise.
+        # There, too, ddl-cc's convolution spans all value channels by default.
         model |= {"compress_kernel_size": model["value_channels"]} | given
     chosen = {*PAPER_CODE, "compress_kernel_size"} - given.keys()
     model |= {name: getattr(GPTConfig, name) for name in chosen & idle_options(model)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddl.lab.machine import nvidia_smi
 
-from .report import Facts, Report, is_linux, said, tilde
+from .report import Facts, Report, is_linux, text_of, tilde
 
 OLDEST = (8, 0)  # compute capability
 
@@ -53,9 +53,9 @@ def built_for(torch: Any) -> str:
 
 def driver() -> str | None:
     """The version of NVIDIA's driver; None without one."""
-    told = Path("/proc/driver/nvidia/version")
-    if told.exists():
-        found = re.search(r"Kernel Module\D*?([\d.]{5,})", told.read_text(errors="replace"))
+    driver = Path("/proc/driver/nvidia/version")
+    if driver.exists():
+        found = re.search(r"Kernel Module\D*?([\d.]{5,})", driver.read_text(errors="replace"))
         if found:
             return found[1]
     return nvidia_smi("driver_version") or None
@@ -81,8 +81,8 @@ def gpu(report: Report, torch: Any, index: int) -> Facts:
     if reason is not None:
         old = capability < OLDEST
         add = report.warning if old else report.error
-        mend = "use a newer GPU for them" if old else "mend what it names"
-        add(f"cuda:{index} runs as plain PyTorch ({reason})", mend)
+        fix = "use a newer GPU for them" if old else "fix what it names"
+        add(f"cuda:{index} runs as plain PyTorch ({reason})", fix)
     return {
         "device": f"cuda:{index}",
         "name": properties.name,
@@ -107,9 +107,9 @@ def nvrtc() -> Facts:
 
         _native.Warmup(f"sm_{OLDEST[0]}{OLDEST[1]}", 0)
     except ValueError as error:  # it is found, and no longer compiles for this architecture
-        return {"found": True, "file": loaded(), "why": said(error)}
+        return {"found": True, "file": loaded(), "why": text_of(error)}
     except Exception as error:
-        return {"found": False, "file": None, "why": said(error)}
+        return {"found": False, "file": None, "why": text_of(error)}
     return {"found": True, "file": loaded(), "why": None}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .processor import cpu_flags, simd_level
-from .report import Facts, Report, said
+from .report import Facts, Report, text_of
 
 FORWARD = ("rewrite", "read", "rewrite_read", "expand")
 SIZES = {"batch": 1, "time": 64, "d": 768, "m": 4}  # of the calls whose CUDA kernels are listed
@@ -79,7 +79,7 @@ def compiled(report: Report, torch: Any) -> list[Facts]:
         return [kernel._asdict() for kernel in cuda.warmup(stream, x)]
     except Exception as error:
         report.error(
-            f"the CUDA kernels of this GPU cannot be compiled ({said(error)})",
+            f"the CUDA kernels of this GPU cannot be compiled ({text_of(error)})",
             "run with DDL_LOG=debug and open an issue with what it says",
         )
         return []

@@ -46,8 +46,8 @@ def cpu_flags() -> frozenset[str] | None:
         return frozenset(["asimd"])  # every ARM Mac has it
     info = Path("/proc/cpuinfo")
     if not info.exists():
-        told = output("sysctl", "-n", "machdep.cpu.features", "machdep.cpu.leaf7_features")
-        return None if told is None else frozenset(told.lower().split())
+        listed = output("sysctl", "-n", "machdep.cpu.features", "machdep.cpu.leaf7_features")
+        return None if listed is None else frozenset(listed.lower().split())
     for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):

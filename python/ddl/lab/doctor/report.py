@@ -1,4 +1,4 @@
-"""The report: facts by section, and problems, each with a way to mend it."""
+"""The report: facts by section, and problems, each with a way to fix it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Problem:
 
     level: Literal["error", "warning"]
     what: str
-    mend: str
+    fix: str
 
     @property
     def sentence(self) -> str:
-        return f"{self.what}: {self.mend}"
+        return f"{self.what}: {self.fix}"
 
 
 @dataclass
@@ -40,22 +40,22 @@ class Report:
         """Whether everything that is needed works."""
         return not any(problem.level == "error" for problem in self.problems)
 
-    def error(self, what: str, mend: str) -> None:
-        self.problems.append(Problem("error", what, mend))
+    def error(self, what: str, fix: str) -> None:
+        self.problems.append(Problem("error", what, fix))
 
-    def warning(self, what: str, mend: str) -> None:
-        self.problems.append(Problem("warning", what, mend))
+    def warning(self, what: str, fix: str) -> None:
+        self.problems.append(Problem("warning", what, fix))
 
     def examine(self, section: str, probe: Callable[[Report], Facts]) -> None:
         """Add a section. A probe that raises costs its section alone, and is a problem itself."""
         try:
             self.sections[section] = probe(self)
         except Exception as error:  # whatever is broken
-            reason = said(error)
+            reason = text_of(error)
             self.sections[section] = {"failed": reason}
             self.error(
                 f"`{section}` could not be examined ({type(error).__name__}: {reason})",
-                "mend what it names, or open an issue with this report",
+                "fix what it names, or open an issue with this report",
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Report:
         }
 
 
-def said(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """The first line of an error, shortened, and without the user's name in a path."""
     return tilde(first_line(error))[:LONGEST]
 

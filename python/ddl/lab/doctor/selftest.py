@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import Any
 
-from .report import Facts, Report, said
+from .report import Facts, Report, text_of
 
 SHAPE = (2, 7, 12, 4)  # B, T, d, m
 TAPS = 3
@@ -21,7 +21,7 @@ TAPS = 3
 # place, because what is wrong is wrong by much more.
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4}
 SECONDS = 120
-MEND = "reinstall ddl-rs and torch; if that does not help, open an issue with this report"
+FIX = "reinstall ddl-rs and torch; if that does not help, open an issue with this report"
 
 
 def selftest(report: Report) -> Facts:
@@ -40,7 +40,7 @@ def selftest(report: Report) -> Facts:
     for device in devices:
         facts[device] = reason = failure(device)
         if reason is not None:
-            report.error(f"the operators fail on {device} ({reason})", MEND)
+            report.error(f"the operators fail on {device} ({reason})", FIX)
     return {device: "passed" if reason is None else reason for device, reason in facts.items()}
 
 
@@ -61,7 +61,7 @@ def failure(device: str) -> str | None:
         return answer["failed"]
     except (IndexError, ValueError, KeyError, TypeError):
         words = done.stderr.strip().splitlines() or ["it says nothing"]
-        return said(RuntimeError(words[-1]))
+        return text_of(RuntimeError(words[-1]))
 
 
 def arguments(dtype: Any, device: str) -> dict[str, Any]:
@@ -113,5 +113,5 @@ if __name__ == "__main__":
     try:
         answer = check(sys.argv[1])
     except Exception as error:
-        answer = f"{type(error).__name__}: {said(error)}"
+        answer = f"{type(error).__name__}: {text_of(error)}"
     print(json.dumps({"failed": answer}))

@@ -8,7 +8,7 @@ from .report import Facts, Report, tilde
 
 CHOICES = {"DDL_LOG": ("debug",), "DDL_SIMD": ("portable", "avx2"), "DDL_THREADS": ("rayon",)}
 LONGEST = 100  # characters of a value that are shown
-MEND = "unset it, or see docs/environment.md"
+FIX = "unset it, or see docs/environment.md"
 
 
 def variables(report: Report) -> Facts:
@@ -20,7 +20,7 @@ def variables(report: Report) -> Facts:
             continue
         if value not in choices:
             expected = " or ".join(choices)
-            report.warning(f"`{name}` must be {expected}, got {shown(value)}: it is ignored", MEND)
+            report.warning(f"`{name}` must be {expected}, got {shown(value)}: it is ignored", FIX)
         elif name == "DDL_SIMD":
             report.warning(f"`{name}` lowers the instructions of the CPU kernels", "unset it")
     if given.get("DDL_PLAN"):
@@ -30,9 +30,9 @@ def variables(report: Report) -> Facts:
     threads = given.get("OMP_NUM_THREADS", "1")
     if not all(part.strip().isdigit() and int(part) > 0 for part in threads.split(",")):
         expected = "must be a number of threads"
-        report.warning(f"`OMP_NUM_THREADS` {expected}, got {shown(threads)}: it is ignored", MEND)
+        report.warning(f"`OMP_NUM_THREADS` {expected}, got {shown(threads)}: it is ignored", FIX)
     for name in environment.unknown():
-        report.warning(f"`{name}` is no variable of this version", "mend its name, or unset it")
+        report.warning(f"`{name}` is no variable of this version", "correct its name, or unset it")
     return {name: shown(value) for name, value in given.items()}
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ddl.lab.machine import digest
 
-from .report import Facts, Report, is_linux, said
+from .report import Facts, Report, is_linux, text_of
 
 DISTRIBUTION = "ddl-rs"
 OLDEST_TORCH = ">=2.10"  # if the package's metadata are missing
@@ -112,7 +112,7 @@ def native(report: Report) -> tuple[str | None, str | None]:
         from ddl import _native
     except Exception as error:
         report.error(
-            f"the native extension of ddl-rs cannot be loaded ({said(error)})",
+            f"the native extension of ddl-rs cannot be loaded ({text_of(error)})",
             "reinstall it by `pip install --force-reinstall --no-deps ddl-rs`, for this Python",
         )
         return installed(DISTRIBUTION), None
@@ -126,7 +126,7 @@ def torch_version(report: Report) -> str | None:
         import torch
     except Exception as error:
         report.error(
-            f"torch cannot be imported ({said(error)})",
+            f"torch cannot be imported ({text_of(error)})",
             "install it as https://pytorch.org says, in the environment of ddl-rs",
         )
         return None

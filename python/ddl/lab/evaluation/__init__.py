@@ -132,9 +132,9 @@ def tables(record: Record) -> str:
     parts = []
     for run in record["runs"]:
         shots = run["num_fewshot"]
-        told = "as many examples as each task asks for" if shots is None else f"{shots}-shot"
+        examples = "as many examples as each task asks for" if shots is None else f"{shots}-shot"
         limit = "" if record["limit"] is None else f", the first {record['limit']} examples of each"
-        parts.append(f"{model['path']}, {model['parameters']:,} parameters: {told}{limit}")
+        parts.append(f"{model['path']}, {model['parameters']:,} parameters: {examples}{limit}")
         parts.append(make_table(run))
         if run.get("groups"):
             parts.append(make_table(run, "groups"))

@@ -139,8 +139,8 @@ class Processes:
         if error is not None and (self.first or sentence is None):
             raise error
         if failed is not None:
-            said = found[failed][1] if self.first else None
-            raise said or OtherProcessError(failed)
+            reason = found[failed][1] if self.first else None
+            raise reason or OtherProcessError(failed)
 
 
 ALONE = Processes()

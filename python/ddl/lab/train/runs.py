@@ -98,7 +98,7 @@ class RunDirectory:
         begun: RunDirectory | None = None,
         opening: Callable[[TrainConfig, int], object] | None = None,
     ) -> RunDirectory:
-        """Make the directory, lock it if asked to, and write config.json and tokenizer.json.
+        """Make the directory, lock it if requested, and write config.json and tokenizer.json.
 
         begun: the directory, locked, of a run that begins again. opening: called before an earlier
         run is removed, with the configuration that is stored, and the time in nanoseconds that
@@ -116,11 +116,11 @@ class RunDirectory:
             make_directory(path)
             run.drop_unfinished()
             earlier = run._files()
-            asked = dataclasses.replace(config, resume=None, overwrite=False)
+            requested = dataclasses.replace(config, resume=None, overwrite=False)
             with atomic_file(path / CONFIG) as temporary:  # without it the directory is no run
-                temporary.write_text(to_json(asked), encoding="utf-8")
+                temporary.write_text(to_json(requested), encoding="utf-8")
                 if opening is not None:
-                    opening(asked, temporary.stat().st_mtime_ns)
+                    opening(requested, temporary.stat().st_mtime_ns)
                 for file in earlier:
                     remove(file)
                 write_text(path / TOKENIZER, json.dumps(describe(tokenizer)))

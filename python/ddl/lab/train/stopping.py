@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class StopRequest:
-    """Whether a signal has asked to stop, and which; call it to ask."""
+    """Whether a signal requests a stop, and which; calling it requests one."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -27,7 +27,7 @@ class StopRequest:
     @property
     def status(self) -> int:
         """The exit status of a stopped command, as shells report it: 128 + the signal's number, as
-        130 for SIGINT; 0 if nothing asked to stop."""
+        130 for SIGINT; 0 without a request."""
         return 0 if self.signal is None else 128 + self.signal
 
 

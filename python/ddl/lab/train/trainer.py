@@ -27,7 +27,7 @@ PROMPT, SAMPLE = 16, 200  # tokens of a sample of text
 class Flags(NamedTuple):
     """A process tells the others these with its next step.
 
-    stop: it has been asked to stop. broken: it has an error. late: it is time for a checkpoint.
+    stop: a stop is requested. broken: it has an error. late: it is time for a checkpoint.
     """
 
     stop: bool = False

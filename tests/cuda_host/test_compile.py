@@ -82,6 +82,13 @@ def names(kernels: list[Kernel]) -> set[str]:
 
 
 FORWARD_AND_BACKWARD = {"rewrite_read_fwd", "rewrite_read_bwd"}
+PARTS = {
+    "norm_weight": "NORM_WEIGHT",
+    "gate_weight": "GATE",
+    "gate_bias": "GATE_BIAS",
+    "value_weight": "VALUE",
+    "value_bias": "VALUE_BIAS",
+}
 
 
 def test_frozen_parameters_are_not_summed():
@@ -156,8 +163,13 @@ def test_expansions(architecture, taps):
 def test_parameters_may_be_absent(absent, norm_eps, compress):
     given = tensors(64, 4, compress, BF16, F32) | dict.fromkeys(absent)
     read = {n: given[n] for n in ("state", *PARAMETERS)}
-    compiled("sm_90", "read", **read, norm_eps=norm_eps)
-    compiled("sm_90", "rewrite_read", **given, norm_eps=norm_eps, eps_k=0.1)
+    kernels = compiled("sm_90", "read", **read, norm_eps=norm_eps)
+    more = compiled("sm_90", "rewrite_read", **given, norm_eps=norm_eps, eps_k=0.1)
+    for kernel in (*kernels, *more):
+        if kernel.name in FORWARD_AND_BACKWARD:
+            macros = dict(word.split("=") for word in kernel.macros.split())
+            there = {name: macros[macro] == "1" for name, macro in PARTS.items()}
+            assert there == {name: name not in absent for name in PARTS}
 
 
 @pytest.mark.parametrize(("stored", "parameter"), [

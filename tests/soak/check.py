@@ -13,6 +13,7 @@ from ddl import functional, reference
 from tests.soak.problem import Problem
 from tests.support.layouts import laid_out
 from tests.support.op_cases import F64
+from tests.support.poison import poisoned
 from tests.support.tolerances import TOLERANCES, assert_close, errors
 
 Named = dict[str, Tensor]
@@ -124,13 +125,3 @@ def threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(kept)
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """Fill what `torch.empty` allocates with NaN, so that a number that nobody writes is seen."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)

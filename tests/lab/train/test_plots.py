@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -96,6 +97,10 @@ def test_smoothing_a_long_run_takes_time_in_proportion() -> None:
 
 @pytest.mark.parametrize("loss", [1e308, -1e308, 1e300, -1e300])
 def test_huge_losses_can_be_drawn(tmp_path: Path, loss: float) -> None:
-    plot_losses(
-        {"a": [*RECORDS, {"step": 9, "validation_loss": loss, "loss": -loss}]}, tmp_path / "a"
-    )
+    last = {"step": 9, "validation_loss": loss, "loss": -loss}
+    plot_losses({"a": [*RECORDS, last]}, tmp_path / "huge.png")
+    plot_losses({"a": RECORDS}, tmp_path / "usual.png")
+    huge, usual = (plt.imread(tmp_path / name) for name in ("huge.png", "usual.png"))
+    assert huge.shape == usual.shape
+    drawn = abs(loss) < 1e308  # the axis would end beyond the largest float
+    assert (huge != usual).any() == drawn

@@ -1,7 +1,7 @@
 //! How many tokens a block walks: a chunk, for the blocks that run at once.
 
+use super::Plan;
 use super::limits::Limits;
-use super::macros::Plan;
 use super::overrides::Overrides;
 use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 

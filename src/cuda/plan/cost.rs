@@ -2,9 +2,9 @@
 
 use std::cmp::Reverse;
 
+use super::Plan;
 use super::footprint::Footprint;
 use super::limits::Limits;
-use super::macros::Plan;
 use crate::cuda::kernel::{Kernel, Specialisation};
 
 /// Clocks that a warp takes for each token whatever it has of it: sums over the block, scalars, addresses.

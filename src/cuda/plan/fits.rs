@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use super::Plan;
 use super::footprint::Footprint;
 use super::limits::Limits;
-use super::macros::Plan;
 
 /// Bytes of static shared memory that the compiler accepts.
 pub(super) const MOST_STATIC: usize = 48 << 10;

@@ -1,8 +1,8 @@
 //! The footprint of a plan: registers, shared memory, first-level cache, and the bytes that move for every token.
 
+use super::Plan;
 use super::limits::RESERVED;
-use super::macros::Plan;
-use super::overrides::Residency;
+use super::residency::Residency;
 use crate::cuda::kernel::{Compress, Kernel, Parts, Specialisation};
 use crate::problem::stats_before;
 use crate::tensor::Dtype;

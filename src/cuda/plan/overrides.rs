@@ -1,14 +1,6 @@
 //! Choices made by hand: tests reach every plan with them, tuning compares them.
 
-/// Where the numbers live that a thread keeps; numbered as WINDOW and SUMS in common.cuh.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Residency {
-    Registers = 0,
-    Shared = 1,
-    Global = 2,
-    /// in a kernel of their own
-    SeparateKernel = 3,
-}
+use super::residency::{RESIDENCIES, Residency};
 
 /// The choices that are not left to the planner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,10 +86,6 @@ impl Overrides {
         values.into_iter().filter_map(alone).collect()
     }
 }
-
-/// In the order of their numbers.
-const RESIDENCIES: [Residency; 4] =
-    [Residency::Registers, Residency::Shared, Residency::Global, Residency::SeparateKernel];
 
 #[cfg(test)]
 mod tests {

@@ -2,12 +2,12 @@
 
 use std::cmp::Reverse;
 
+use super::Plan;
 use super::candidates::candidates;
 use super::cost::Cost;
 use super::fits::{Reason, fits};
 use super::footprint::Footprint;
 use super::limits::Limits;
-use super::macros::Plan;
 use super::overrides::Overrides;
 use crate::cuda::kernel::Specialisation;
 use crate::error::{Error, Result};

@@ -1,8 +1,8 @@
 //! Lines for a log: the candidates that a plan was chosen from, and why the others were not.
 
+use super::Plan;
 use super::cost::Cost;
 use super::limits::Limits;
-use super::macros::Plan;
 use super::overrides::Overrides;
 use super::planner::{Candidate, judged};
 use crate::cuda::kernel::Specialisation;

@@ -1,6 +1,6 @@
 //! The values of a choice, for the candidates of every kernel.
 
-use super::super::macros::Plan;
+use super::super::Plan;
 use super::super::overrides::Overrides;
 use crate::cuda::kernel::Specialisation;
 

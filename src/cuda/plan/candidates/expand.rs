@@ -1,7 +1,7 @@
 //! The candidates of an expansion's kernels. Features do not meet, so a thread has a packet of them and walks tokens.
 
+use super::super::Plan;
 use super::super::footprint::weight_registers;
-use super::super::macros::Plan;
 use super::super::overrides::Overrides;
 use super::choices::{packet, packets_up_to, values, worth};
 use crate::cuda::kernel::{Compress, Specialisation};

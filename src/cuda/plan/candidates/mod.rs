@@ -9,9 +9,9 @@ mod expand;
 mod parameters;
 mod rewrite_read;
 
+use super::Plan;
 use super::footprint::dynamic_shared;
 use super::limits::Limits;
-use super::macros::Plan;
 use super::overrides::Overrides;
 use crate::cuda::kernel::{Kernel, Specialisation};
 

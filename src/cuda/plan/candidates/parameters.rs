@@ -1,8 +1,9 @@
 //! The candidates of `parameters_bwd`, which does nothing but sum the parameters' gradients. No sum runs over the
 //! features, so every thread has one packet.
 
-use super::super::macros::Plan;
-use super::super::overrides::{Overrides, Residency};
+use super::super::Plan;
+use super::super::overrides::Overrides;
+use super::super::residency::Residency;
 use super::choices::{blocks, packet, packets_up_to, values, worth};
 use super::rewrite_read::FEW;
 use crate::cuda::kernel::{Compress, Specialisation};

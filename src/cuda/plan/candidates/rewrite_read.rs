@@ -1,11 +1,12 @@
 //! The candidates of `rewrite_read_fwd` and `rewrite_read_bwd`. Sums run over a token's features, so a block has all of
 //! them, or the blocks of a cluster have a slice each.
 
+use super::super::Plan;
 use super::super::fits::{MOST_STATIC, most_threads_of_a_sum};
 use super::super::footprint::{static_shared, token_inputs};
 use super::super::limits::{Limits, RESERVED};
-use super::super::macros::Plan;
-use super::super::overrides::{Overrides, Residency};
+use super::super::overrides::Overrides;
+use super::super::residency::Residency;
 use super::choices::{blocks, packet, values, worth};
 use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 

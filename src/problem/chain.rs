@@ -3,26 +3,6 @@
 use super::rewrite_read::{Link, RewriteRead};
 use super::sizes::Sizes;
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
-
-impl Link {
-    /// Groups a list of tensors, four of each rewrite.
-    pub fn from_tensors(tensors: Vec<Tensor>) -> Result<Vec<Link>> {
-        if !tensors.len().is_multiple_of(4) {
-            return Err(Error::Argument(format!(
-                "`chain` must hold direction, value, gate and stats of each rewrite, got {} tensors",
-                tensors.len()
-            )));
-        }
-        let (mut links, mut tensors) = (Vec::with_capacity(tensors.len() / 4), tensors.into_iter());
-        while let (Some(direction), Some(value), Some(gate), Some(stats)) =
-            (tensors.next(), tensors.next(), tensors.next(), tensors.next())
-        {
-            links.push(Link { direction, value, gate, stats });
-        }
-        Ok(links)
-    }
-}
 
 impl RewriteRead {
     /// Takes the rewrites that lead from the state, an anchor, to the one that is meant.

@@ -3,6 +3,7 @@
 mod allocate;
 mod chain;
 mod expand;
+pub mod limits;
 mod outputs;
 mod rewrite_read;
 mod rewrites;

@@ -115,6 +115,7 @@ pub struct Gradients {
     pub value_bias: Option<Tensor>,
 }
 
+#[cfg(feature = "torch")]
 impl Gradients {
     /// Returns true if any parameter's gradient is wanted.
     pub fn of_parameters(&self) -> bool {

@@ -5,7 +5,7 @@ use tch::Tensor;
 use super::call::{Views, call};
 use crate::error::Result;
 use crate::problem;
-use crate::torch::operators::{cached_expand, expand, expand_backward};
+use crate::torch::calls::{cached_expand, expand, expand_backward};
 
 /// The inputs of an expansion: x becomes a state of m value channels, by repetition or by a causal convolution.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use super::call::{Views, call};
 use crate::error::{Error, Result};
 use crate::problem;
 use crate::tensor::Dtype;
-use crate::torch::operators::{backward, cached, forward};
+use crate::torch::calls::{backward, cached, forward};
 
 /// Rewrites a state, X' = X + β k̂ (vᵀ − k̂ᵀX): once, or n times in order if its tensors have an axis n after the batch.
 /// Source: DDL (arXiv 2601.00417), eq. 2.5.

@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::dispatcher::{Kernel, Word, dispatcher, find};
 use super::operators::{
     CachedExpand, CachedRead, CachedRewriteRead, ExpandBackward, ExpandOperator, Operator,
     OverwritingBackward, ReadBackward, ReadOperator, RewriteBackward, RewriteOperator, RewriteReadBackward,
     RewriteReadOperator, run,
 };
 use super::run::Run;
-use super::shims::{Kernel, Word, find, shims};
 use super::stack::{Argument, Source, Stack};
 use crate::error::{Error, Result};
 
@@ -54,9 +54,9 @@ const fn entry<O: Operator>(keys: &'static [&'static CStr]) -> Entry {
 
 /// Registers the kernels of all operators; their schemas are declared already.
 pub fn register(libtorch_cpu: &str) -> std::result::Result<(), String> {
-    let shims = find(libtorch_cpu)?;
+    let dispatcher = find(libtorch_cpu)?;
     OPERATORS.iter().try_for_each(|operator| {
-        operator.keys.iter().try_for_each(|key| shims.register(key, operator.name, operator.kernel))
+        operator.keys.iter().try_for_each(|key| dispatcher.register(key, operator.name, operator.kernel))
     })
 }
 
@@ -67,7 +67,7 @@ unsafe extern "C-unwind" fn kernel<O: Operator>(stack: *mut Word, arguments: u64
     let refusal = unsafe { call::<O>(stack, arguments as usize, length) };
     if !refusal.is_null() {
         // SAFETY: C++ called this frame, the outermost one.
-        unsafe { shims().throw(refusal) };
+        unsafe { dispatcher().throw(refusal) };
     }
 }
 

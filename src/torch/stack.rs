@@ -3,8 +3,9 @@
 //! `arguments!` lists a structure's fields in that order. From the list follow what is decoded and what Python
 //! compares its own declaration with ([`Argument::declare`]).
 
+use super::dispatcher::{Word, dispatcher};
 use super::memory::{Owned, dtype_of};
-use super::shims::{Handle, Word, shims};
+use super::shims::Handle;
 use crate::error::{Error, Result};
 use crate::problem::{Incoming, Read, Rewrite};
 use crate::tensor::{Dtype, Tensor};
@@ -143,7 +144,7 @@ impl<'a> Stack<'a> {
     fn optional(&mut self) -> Option<Word> {
         let word = self.word();
         // SAFETY: the schema has an optional here (`Stack::new`).
-        unsafe { shims().optional(word) }
+        unsafe { dispatcher().optional(word) }
     }
 
     fn owned(&mut self) -> Owned {
@@ -166,7 +167,7 @@ impl<'a> Stack<'a> {
     /// `list` is one that this call owns, and that is not used again.
     unsafe fn list(&mut self, name: &'static str, list: Word) -> Vec<Tensor> {
         // SAFETY: the contract above.
-        let words = unsafe { shims().list(list) };
+        let words = unsafe { dispatcher().list(list) };
         // All are owned before the first is looked at.
         // SAFETY: the elements are tensors, which are owned one by one.
         let owned: Vec<Owned> = words.into_iter().map(|word| unsafe { Owned::new(word as Handle) }).collect();

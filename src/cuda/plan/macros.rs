@@ -1,6 +1,6 @@
 //! A plan as macros.
 
-use super::Plan;
+use super::plan::Plan;
 
 impl Plan {
     /// The macros that the plan decides.

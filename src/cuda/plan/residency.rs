@@ -10,6 +10,8 @@ pub enum Residency {
     SeparateKernel = 3,
 }
 
-/// In the order of their numbers.
-pub(super) const RESIDENCIES: [Residency; 4] =
-    [Residency::Registers, Residency::Shared, Residency::Global, Residency::SeparateKernel];
+impl Residency {
+    /// In the order of their numbers.
+    pub const ALL: [Residency; 4] =
+        [Residency::Registers, Residency::Shared, Residency::Global, Residency::SeparateKernel];
+}

@@ -88,7 +88,7 @@ def test_a_cached_file(tmp_path: Path) -> None:
         loaded.append(path)
         text = path.read_text()
         if text == "bad":
-            raise InputError("`x` must be good, got bad")
+            raise InputError("x", "be good", "bad")
         return text
 
     file = Cached(tmp_path / "x", load)

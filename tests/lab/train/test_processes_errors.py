@@ -154,7 +154,7 @@ def test_a_sample_that_cannot_be_decoded(tmp_path: Path) -> None:
 
     def failing(self: ByteTokenizer, tokens: Any) -> str:
         if len(tokens) > 1:
-            raise InputError("the tokenizer fails")
+            raise InputError.sentence("the tokenizer fails")
         return decode(self, tokens)
 
     def prepared(rank: int) -> None:
@@ -167,7 +167,7 @@ def test_a_plot_that_cannot_be_written(tmp_path: Path) -> None:
     """The first process alone writes it, when the others have nothing left to do."""
 
     def fail(self: RunDirectory) -> Path:
-        raise InputError("`out` must be writable, got loss.png: No space left on device")
+        raise InputError("out", "be writable", "loss.png: No space left on device")
 
     def prepared(rank: int) -> None:
         RunDirectory.plot = fail  # type: ignore[method-assign]
@@ -181,7 +181,7 @@ def test_a_checkpoint_that_cannot_be_removed_when_a_run_goes_on(tmp_path: Path) 
     together(2, tmp_path / "first", training(run))
 
     def fail(self: Saver) -> None:
-        raise InputError("`out` must be writable, got step-00000001: Read-only file system")
+        raise InputError("out", "be writable", "step-00000001: Read-only file system")
 
     def prepared(rank: int) -> None:
         Saver.drop_others = fail  # type: ignore[method-assign]

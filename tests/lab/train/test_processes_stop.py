@@ -224,7 +224,7 @@ def test_a_full_disk(tmp_path: Path, how: str) -> None:
 
     def full(self: JsonLines, record: dict[str, Any]) -> None:
         if record["step"] == 6:
-            raise InputError("`out` must be writable, got metrics.jsonl: No space left on device")
+            raise InputError("out", "be writable", "metrics.jsonl: No space left on device")
         append(self, record)
 
     def act(rank: int) -> int:

@@ -161,7 +161,7 @@ def test_a_failed_save_ends_the_run_after_the_next_step(
     steps, save, step = [0], Saver.save, Trainer.step
 
     def fail(*_: object, **__: object) -> None:
-        raise InputError("the disk is full")
+        raise InputError.sentence("the disk is full")
 
     def save_and_settle(self: Saver, evaluated: float | None, records: int) -> None:
         save(self, evaluated, records)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddl.lab.config.paper_tasks import METRICS, PAPER
+from ddl.lab.output import one_line
 
 from .compare import Comparison, name_of
 from .measured import Measured, Ratio
@@ -128,7 +129,7 @@ def _scores(runs: Sequence[Run], names: Column, shots: int | None) -> Section:
         plain = metrics[task] in METRICS
         heading = SHORT.get(task, task) if plain else f"{task} ({metrics[task]})"
         scores = [e.scores.get(task) if e is not None else None for e in of_run]
-        columns.append(_column(heading, scores, _percent if plain else _four))
+        columns.append(_column(one_line(heading), scores, _percent if plain else _four))
     averages = [e.average if e is not None else None for e in of_run]
     columns.append(_column("mean", averages, _percent))
     title = "with as many examples as each task asks for" if shots is None else f"{shots}-shot"

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ddl.lab.output import escaped, make_console, unguarded
+
 
 @dataclass
 class Table:
@@ -43,12 +45,12 @@ class Table:
 
     def show(self) -> None:
         """Print to standard output: with rich in a terminal wide enough for it, else Markdown."""
-        if not (sys.stdout.isatty() and self._show_rich()):
+        if not (unguarded(sys.stdout).isatty() and self._show_rich()):
             print(self.markdown(), flush=True)
 
     def _show_rich(self) -> bool:
         try:
-            from rich import box, console, table
+            from rich import box, table
         except ModuleNotFoundError:
             return False
         rich = table.Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD)
@@ -56,14 +58,15 @@ class Table:
             rich.add_column(column, justify="left" if i < self.labels else "right", no_wrap=True)
         for row in self.rows:
             rich.add_row(*row)
-        out = console.Console(highlight=False)
-        if console.Console(width=1000).measure(rich).maximum > out.width:
+        out = make_console()
+        if out.measure(rich, options=out.options.update(width=1000)).maximum > out.width:
             return False  # rich would truncate numbers
-        out.print(rich, *self.notes, sep="\n", markup=False)
+        out.print(rich, *self.notes, sep="\n", highlight=False)
         return True
 
 
 def progress(text: str) -> None:
     """One line on standard error that the next one overwrites; nothing if it is no terminal."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    terminal = unguarded(sys.stderr)
+    if terminal.isatty():
+        print(f"\r\x1b[K{escaped(text)}", end="", file=terminal, flush=True)

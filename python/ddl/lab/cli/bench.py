@@ -34,7 +34,7 @@ def run(args: list[str]) -> int:
 
     done = bench(config)
     if config.json:
-        print(json.dumps(done.to_json(), ensure_ascii=False))
+        print(json.dumps(done.to_json()))
         return 1 if done.failed else 0
     tabulate(done.record).show()
     print(describe(done.record))

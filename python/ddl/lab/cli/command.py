@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddl import environment
 from ddl.errors import InputError
+from ddl.lab.output import escaped, unguarded
 
 
 class Command(NamedTuple):
@@ -32,10 +35,12 @@ def parse(kind: Any, args: list[str], *, positional: bool = False, **options: An
     """
     import tyro
 
+    shown = [escaped(arg) for arg in args], _shown(options)
+    clean, said = shown == (args, options), io.StringIO()
+    out = unguarded(sys.stdout) if clean else io.StringIO()  # tyro colours what it prints
     config = (tyro.conf.PositionalRequiredArgs,) if positional else ()
-    said = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stdout(out), redirect_stderr(said):
             return tyro.cli(kind, args=args, config=config, **options)
     except SystemExit as stop:
         cause = stop.__context__
@@ -43,6 +48,21 @@ def parse(kind: Any, args: list[str], *, positional: bool = False, **options: An
             cause = cause.__context__
         if cause is not None:
             raise cause from None
-        if environment.is_first():
-            print(said.getvalue(), end="", file=sys.stderr)
+        if not clean:  # print the same, with escapes
+            parse(kind, shown[0], positional=positional, **shown[1])
+        elif environment.is_first():
+            print(said.getvalue(), end="", file=unguarded(sys.stderr))
         raise
+
+
+def _shown(options: dict[str, Any]) -> dict[str, Any]:
+    """tyro's options with a default, of a run's file perhaps, that may be printed."""
+    default = options.get("default")
+    if default is None:
+        return options
+    values = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
+    texts = {name: value for name, value in values.items() if isinstance(value, str | Path)}
+    changes = {name: type(value)(escaped(str(value))) for name, value in texts.items()}
+    if changes == texts:
+        return options
+    return options | {"default": dataclasses.replace(default, **changes)}

@@ -6,9 +6,9 @@ import json
 
 from ddl.files import target
 from ddl.lab.config import CompareConfig
+from ddl.lab.output import make_console
 
 from .command import Command, parse
-from .terminal import make_console
 
 HELP = """Compare runs: losses, parameters, speed, memory and the newest evaluation of `ddl eval`.
 

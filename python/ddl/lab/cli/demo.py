@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ddl.lab.config import DemoConfig
+from ddl.lab.output import make_console
 
 from .command import Command, parse
-from .terminal import make_console
 
 HELP = """Train the additive baseline and a DDL model side by side on text that every Python
 carries: same seed, same batches, same backbone. Prints which is better and how fast each is.

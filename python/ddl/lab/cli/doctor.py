@@ -7,6 +7,7 @@ import sys
 from importlib.util import find_spec
 
 from ddl.lab.config import DoctorConfig
+from ddl.lab.output import make_console, unguarded
 
 from .command import Command, parse
 
@@ -29,7 +30,7 @@ def run(args: list[str]) -> int:
 
     report = examine(whole_cache=config.whole_cache)
     if config.json:
-        print(json.dumps(report.to_json(), ensure_ascii=False))
+        print(json.dumps(report.to_json()))
     else:
         show(text(report))
     return 0 if report.ok else 1
@@ -45,12 +46,10 @@ def options(args: list[str]) -> DoctorConfig:
 
 def show(report: str) -> None:
     """Print the report, in a terminal with its headings and problems in colour."""
-    if not sys.stdout.isatty() or find_spec("rich") is None:
+    if not unguarded(sys.stdout).isatty() or find_spec("rich") is None:
         print(report)
         return
     from rich.text import Text
-
-    from .terminal import make_console
 
     console = make_console()
     colours = {"error:": "bold red", "warning:": "yellow", "Everything": "green"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ddl.errors import InputError
 from ddl.lab.config import ExploreConfig
+from ddl.lab.output import make_console, unguarded
 
 from .command import Command, parse
 
@@ -29,6 +30,7 @@ def run(args: list[str]) -> int:
     from ddl.lab.explore.watching import Watch
 
     explorer = Explorer(Watch(config.runs, config.bench), interval=config.interval)
+    explorer.error_console = make_console(stderr=True)
     return explorer.run() or explorer.return_code or 0
 
 
@@ -39,7 +41,7 @@ def require_terminal() -> None:
     """
     streams = {"input": sys.stdin, "output": sys.stdout, "error": sys.stderr}
     for name, stream in streams.items():
-        if stream is None or not stream.isatty():
+        if stream is None or not unguarded(stream).isatty():
             raise InputError.sentence(
                 f"standard {name} must be a terminal, got a file or a pipe: `ddl compare` prints"
                 " tables"

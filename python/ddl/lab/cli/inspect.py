@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ddl.lab.config import InspectConfig
+from ddl.lab.output import make_console
 
 from .command import Command, parse
-from .terminal import make_console
 
 HELP = """Show what the rewrites of a trained model do over depth: gates, errors, writes, which
 writes survive to the end, and with --prompt what each sublayer would say. Of a model without

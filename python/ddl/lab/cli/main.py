@@ -12,6 +12,7 @@ from typing import Any
 from ddl import environment
 from ddl.errors import DivergedError, InputError, OtherProcessError, ProcessError
 from ddl.lab.config import Tracker
+from ddl.lab.output import guarded_output, one_line
 
 from . import (
     bench,
@@ -66,11 +67,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; return 0 on success, 1 after an error message, 2 for wrong usage."""
     replace_closed_output()
     escape_what_cannot_be_written()
+    with guarded_output():
+        return _guarded(list(sys.argv[1:] if argv is None else argv))
+
+
+def _guarded(args: list[str]) -> int:
     if not environment.is_first():  # the first process speaks for all
         discard_output()
     try:
         try:
-            return _main(list(sys.argv[1:] if argv is None else argv))
+            return _main(args)
         finally:
             sys.stdout.flush()  # so that a closed pipe raises here and not at exit
     except BrokenPipeError:
@@ -104,7 +110,7 @@ def _main(args: list[str]) -> int:
         if sentence is None or environment.wants_traceback():
             raise
         if environment.is_first() or isinstance(error, ProcessError):
-            print(f"ddl {name}: {sentence}", file=sys.stderr)
+            print(f"ddl {name}: {one_line(sentence)}", file=sys.stderr)
         return 1
     except OtherProcessError:  # which has said why
         return 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ddl.lab.config import ReportConfig
+from ddl.lab.output import make_console
 
 from .command import Command, parse
-from .terminal import make_console
 
 HELP = """Write one HTML page about runs: the tables of `ddl compare`, loss curves, heat maps of
 what `ddl inspect` and --record-every have measured, samples and configurations.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from ddl.errors import InputError
 from ddl.lab.config import SampleConfig
+from ddl.lab.output import make_console
 
 from .command import Command, parse
-from .terminal import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console

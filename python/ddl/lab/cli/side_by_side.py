@@ -97,7 +97,10 @@ def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) 
     for candidate in pair:
         candidate.run.save(candidate.trainer.model)
         console.print(
-            Panel(Text(_sample(candidate, config.seed, samples)), title=f"{candidate.name} writes")
+            Panel(
+                Text(_sample(candidate, config.seed, samples)),
+                title=Text(f"{candidate.name} writes"),
+            )
         )
     console.print(f"Loss plot: {plot}", markup=False, highlight=False, soft_wrap=True)
     return pair

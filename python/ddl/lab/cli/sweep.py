@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from ddl.errors import InputError
 from ddl.lab.config import SweepConfig
 from ddl.lab.config.sweeps import Sweep, read_sweep
+from ddl.lab.output import make_console, one_line
 
 from .command import Command, parse
 from .initial import load_initial, model_at
-from .terminal import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +61,7 @@ def run(args: list[str]) -> int:
     if swept.status <= 1 and config.index is None:
         show(sweep, console)
     for name, sentence in swept.failed.items():
-        print(f"ddl sweep: {name}: {sentence}", file=sys.stderr)
+        print(f"ddl sweep: {name}: {one_line(sentence)}", file=sys.stderr)
     return swept.status
 
 
@@ -76,7 +76,7 @@ def listing(sweep: Sweep) -> list[str]:
             state = "finished" if finished else f"step {step} of {run.config.steps}"
         except InputError as error:
             state = str(error)
-        lines.append(f"{number:4}  {run.name:{width}}  {state}")
+        lines.append(f"{number:4}  {run.name:{width}}  {one_line(state)}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Output of the commands: to a console, an ASCII terminal, a full disk or a closed pipe."""
+"""Output of the commands: to an ASCII terminal, a full disk or a closed pipe."""
 
 from __future__ import annotations
 
@@ -7,22 +7,6 @@ import os
 import select
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    """Make a console that raises BrokenPipeError; rich's own would exit with another status."""
-    from rich.console import Console
-
-    class Raising(Console):
-        def on_broken_pipe(self) -> None:
-            self.quiet = True  # progress bars print once more on exit
-            raise
-
-    return Raising(stderr=stderr)
 
 
 def replace_closed_output() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from ddl.errors import InputError
 from ddl.lab.config import PRESETS, TrainConfig
+from ddl.lab.output import make_console
 
 from .command import Command, parse
 from .initial import load_initial, take_initial
 from .recipe import take_recipe
-from .terminal import make_console
 
 HELP = """Train a language model. A preset, named first, sets the defaults of the options.
 

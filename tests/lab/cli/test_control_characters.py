@@ -1,0 +1,256 @@
+"""No text of a file makes a terminal do something: each command shows control characters of names,
+keys and values as escapes, and brackets are no markup."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddl.lab.cli import COMMANDS, main
+from ddl.lab.data.prepare import prepare
+from ddl.lab.exchange import export_run
+from ddl.lab.output import guarded_output, make_console, unguarded
+from ddl.lab.train import train
+from ddl.models.tokenizers import CharTokenizer, describe
+from tests.lab.analysis.cases import write_evaluation
+from tests.lab.analysis.report_cases import add_records, write_inspection
+from tests.support.nanogpt_folder import write_meta
+from tests.support.prepare_cases import configuration
+from tests.support.train_cases import quiet, short
+
+# The first sets a window's title, which rich never does; C1 has the same sequences in one character
+# each; the last turns the direction of writing.
+RAW = ("\x1b]", "\x07", "\x9b", "\x85", "\x7f", "\u202e", "\u2066")
+NAME = "a\x1b]0;t\x07\x9b6n\x85\x7f\u202e\u2066[bold]z"
+STEP = "run/checkpoints/step-00000002"
+TEXT = "".join(f"Rewrite {i} erases what it overwrites.\n" for i in range(200))
+TRAIN = ["train", "tiny", "--device", "cpu", "--out", "out"]
+
+
+class Terminal(io.StringIO):
+    """What a terminal would get."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def ddl(*arguments: str) -> tuple[int | str | None, str]:
+    """The exit status of `ddl …`, and what a terminal gets of it."""
+    terminal = Terminal()
+    with contextlib.redirect_stdout(terminal), contextlib.redirect_stderr(terminal):
+        try:
+            status: int | str | None = main(arguments)
+        except SystemExit as stop:
+            status = stop.code
+    return status, terminal.getvalue()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, an exported model, prepared tokens, a folder of nanoGPT's; no test may change it."""
+    root = tmp_path_factory.mktemp("files")
+    (root / "text.txt").write_text(TEXT)
+    prepare(configuration(root / "text.txt", root / "prepared", separator="\n", validation=0.5))
+    train(short(root, "ddl-cc", steps=2, eval_every=2, data=str(root / "text.txt")), quiet())
+    export_run(root / "run", root / "hf")
+    (root / "theirs").mkdir()
+    for name in ("train.bin", "val.bin"):
+        (root / "theirs" / name).write_bytes(bytes(2000))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def folder(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+# --- what is planted ------------------------------------------------------------------------------
+
+
+def task() -> None:
+    write_evaluation(Path("run"), {0: {NAME: 60.0}})
+
+
+def run_name() -> None:
+    Path("run").rename(NAME)
+
+
+def edit(path: str, change: Callable[[dict], object]) -> None:  # type: ignore[type-arg]
+    values = json.loads(Path(path).read_text())
+    change(values)
+    Path(path).write_text(json.dumps(values))
+
+
+def config_key() -> None:
+    edit("run/config.json", lambda config: config.update({NAME: 1}))
+
+
+def config_value() -> None:
+    edit("run/config.json", lambda config: config.update(data=NAME))
+
+
+def wrong_value() -> None:
+    edit("run/config.json", lambda config: config["model"].update(residual=NAME))
+
+
+def hf_value() -> None:
+    edit("hf/config.json", lambda config: config.update(residual=NAME))
+
+
+def metrics_key() -> None:
+    add_records(Path("run"), {"step": 2, NAME: 1.0, "sample": NAME})
+
+
+def manifest_key() -> None:
+    edit(f"{STEP}/manifest.json", lambda manifest: manifest.update({NAME: 1}))
+
+
+def manifest_file() -> None:
+    edit(f"{STEP}/manifest.json", lambda manifest: manifest["files"].update({NAME: NAME}))
+
+
+def sublayer() -> None:
+    write_inspection(Path("run"), prefix=NAME, text=NAME)
+
+
+def index_key() -> None:
+    edit("prepared/index.json", lambda index: index.update({NAME: 1}))
+
+
+def characters() -> None:
+    """A model's characters, which it writes."""
+    table = [NAME[i % len(NAME)] for i in range(256)]
+    Path("run/tokenizer.json").write_text(json.dumps(describe(CharTokenizer(table))))
+
+
+def meta() -> None:
+    write_meta(Path("theirs"), [NAME])
+
+
+def no_meta() -> None:
+    Path("theirs/meta.pkl").write_bytes(b"c" + NAME.encode() + b"\nx\n.")
+
+
+def checkpoint_key() -> None:
+    torch.save({NAME: torch.zeros(2)}, "theirs/ckpt.pt")
+    Path("theirs/config.json").write_text(json.dumps({NAME: 1, "model_type": NAME}))
+
+
+def tokenizer() -> None:
+    Path("tokenizer.json").write_text(json.dumps({"model": {"type": NAME}, NAME: 1}))
+
+
+def lines() -> None:
+    Path(f"{NAME}.jsonl").write_text(json.dumps({"text": 1, NAME: NAME}))
+
+
+def sweep(text: str) -> Callable[[], None]:
+    def write() -> None:
+        quoted = json.dumps(NAME, ensure_ascii=True).replace("\x7f", "\\u007f")  # as TOML has it
+        head = "" if "preset" in text else 'preset = "tiny"\n'
+        Path("sweep.toml").write_text(head + text.replace("NAME", quoted) + "\n")
+
+    return write
+
+
+RESUME = ["train", "--resume", "run"]
+# What is planted, a command that reads it, and whether its output has it.
+CASES: list[tuple[Callable[[], None], list[str], bool]] = [
+    (task, ["compare", "run"], True),
+    (task, ["compare", "run", "--markdown"], True),
+    (task, ["report", "run", "--out", "out.html"], False),
+    (run_name, ["compare", NAME], False),
+    (run_name, ["inspect", NAME], True),
+    (run_name, ["report", NAME, "--out", NAME + ".html"], True),
+    (run_name, ["export", NAME, "--hf", NAME + ".hf"], True),
+    (run_name, ["train", "--resume", NAME, "--help"], True),
+    (config_key, ["sample", "run"], True),
+    (config_value, RESUME, True),
+    (wrong_value, ["compare", "run"], True),
+    (hf_value, ["sample", "hf"], True),
+    (metrics_key, ["compare", "run"], False),
+    (metrics_key, RESUME, False),
+    (manifest_key, RESUME, True),
+    (manifest_file, RESUME, False),
+    (sublayer, ["report", "run", "--out", "out.html"], False),
+    (index_key, [*TRAIN, "--data", "prepared"], True),
+    (characters, ["sample", "run", "--tokens", "30", "--prompt", "a"], False),
+    (meta, [*TRAIN, "--steps", "1", "--data", "theirs"], False),
+    (no_meta, [*TRAIN, "--data", "theirs"], False),
+    (checkpoint_key, ["import", "theirs/ckpt.pt", "out"], True),
+    (tokenizer, ["prepare", "text.txt", "--out", "out", "--tokenizer", "tokenizer.json"], False),
+    (lines, ["prepare", f"{NAME}.jsonl", "--out", "out", "--tokenizer", "bytes"], True),
+    (sweep("NAME = 1"), ["sweep", "sweep.toml"], True),
+    (sweep("seeds = NAME"), ["sweep", "sweep.toml"], True),
+    (sweep("preset = NAME"), ["sweep", "sweep.toml", "--list"], True),
+]
+
+
+@pytest.mark.parametrize(("plant", "arguments", "shown"), CASES)
+def test_a_terminal_gets_no_control_character_of_a_file(
+    plant: Callable[[], None], arguments: list[str], shown: bool
+) -> None:
+    plant()
+    status, text = ddl(*arguments)
+    assert status in (0, 1, 2)
+    assert not [raw for raw in RAW if raw in text]
+    assert ("\\x1b" in text) == shown
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_argument_is_shown_with_escapes(command: str) -> None:
+    for words in ([NAME], ["--" + NAME], ["--help", NAME]):
+        status, text = ddl(command, *words)
+        assert status != 0 or "--help" in words or command == "doctor"
+        assert not [raw for raw in RAW if raw in text]
+
+
+def test_a_name_of_no_command() -> None:
+    status, text = ddl(NAME)
+    assert status == 2
+    assert "\\x1b" in text
+    assert not [raw for raw in RAW if raw in text]
+
+
+def test_an_error_that_nobody_expects_and_a_warning(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    error = RuntimeError(NAME)
+    with contextlib.suppress(RuntimeError), guarded_output():
+        sys.stderr.write(warnings.formatwarning(NAME, UserWarning, NAME, 1))
+        raise error
+    sys.excepthook(RuntimeError, error, error.__traceback__)
+    text = capfd.readouterr().err
+    assert text.count("\\x1b") == 3  # text and file of the warning, then the error
+    assert not [raw for raw in RAW if raw in text]
+
+
+def test_what_is_no_terminal_gets_its_text(tmp_path: Path) -> None:
+    """A pipe gets escapes, too; only colours depend on the terminal."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), guarded_output():
+        assert not sys.stdout.isatty()
+        print("plain ä [bold]\ttab", NAME)
+        make_console().print("[bold]", NAME)
+        unguarded(sys.stdout).write("\x1b[1m")
+    text = out.getvalue()
+    assert text.startswith("plain ä [bold]\ttab a\\x1b]0;t")
+    assert text.endswith("\x1b[1m")
+    assert text.count("\x1b") == 1

@@ -13,11 +13,9 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
+from ddl._native import LEAST_EPS_K, LEAST_NORM_EPS, MOST_LINKS, MOST_REWRITES
 from ddl.errors import InputError
 
-LEAST_EPS_K = 1e-18  # its square is representable in float32 (src/problem)
-LEAST_NORM_EPS = 1e-36  # representable in float32, under a square root
-MOST_REWRITES = 8  # a GPU keeps the sums of all of them in registers (src/problem)
 LEAST_BETA = 2e-6  # initial gates are clamped to [LEAST_BETA, 2 − LEAST_BETA]
 LARGEST = sys.float_info.max
 LARGEST_COUNT = 2**63 - 1
@@ -196,7 +194,7 @@ STREAM_OPTIONS: Options = {
     "expand": Option("repeat", get_args(ExpandKind)),
     "expand_kernel_size": Option(4, check_count, [{"expand": "conv"}]),
     "sublayers_per_compressor": Option(2, check_count, [{"compress": "channel token"}]),
-    "anchor_every": Option(None, partial(check_count, optional=True, most=32)),
+    "anchor_every": Option(None, partial(check_count, optional=True, most=MOST_LINKS + 1)),
     "stream_dtype": Option(
         None, partial(check_choice, choices=get_args(StreamDtype), optional=True)
     ),

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from common import record
 from ddl import functional, reference
-from ddl.lab.bench.measure import Timed, gate, interleave, ratio, ratio_interval
+from ddl.lab.bench.measure import Timed, compare, interleave, ratio, ratio_interval
 from ddl.lab.bench.tables import Table
 
 SHAPE = {"tokens": 2, "d": 8, "m": 4}
@@ -89,7 +89,7 @@ def outputs_and_gradients(module: Any, given: dict[str, torch.Tensor]) -> dict[s
 def check(given: dict[str, torch.Tensor]) -> None:
     """Compare outputs and gradients with the reference before anything is timed."""
     actual, expected = (outputs_and_gradients(module, given) for module in (functional, reference))
-    gate({name: (actual[name], expected[name]) for name in expected}, 1e-5)
+    compare({name: (actual[name], expected[name]) for name in expected}, 1e-5)
 
 
 def calls(given: dict[str, torch.Tensor]) -> dict[str, Timed]:

@@ -26,7 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 from common import record
 from ddl.hf import from_gpt
 from ddl.lab.bench.agreement import check_cache
-from ddl.lab.bench.measure import RedGateError, Timed, interleave, ratio, ratio_interval
+from ddl.lab.bench.measure import MismatchError, Timed, interleave, ratio, ratio_interval
 from ddl.lab.bench.tables import Table
 from ddl.lab.config import PUBLISHED
 from ddl.models import GPT, GPTConfig
@@ -139,7 +139,7 @@ def measure(models: dict[str, GPT], batch: int, args: argparse.Namespace) -> lis
     for name, model in models.items():
         try:
             check_cache(model, idx)
-        except RedGateError as difference:
+        except MismatchError as difference:
             red[name] = str(difference)
             continue
         for interface in INTERFACES:

@@ -3,9 +3,9 @@
     python benchmarks/ops.py            # all sizes: minutes
     python benchmarks/ops.py --quick    # the same path in small: seconds, recorded nowhere
 
-common/traffic.py says which bytes are counted. Every call allocates its outputs, as in training.
-First the outputs and gradients of each case must agree with `ddl.reference`. A case that fails is
-reported red, without times, and the exit status is 1.
+ddl/lab/bench/traffic.py says which bytes are counted. Every call allocates its outputs, as in
+training. First the outputs and gradients of each case must agree with `ddl.reference`. A case that
+fails is reported red, without times, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 
 from common import record
 from ddl import functional
-from ddl.lab.bench.measure import RedGateError, Timed, copies, gb_per_second, interleave
+from ddl.lab.bench.measure import MismatchError, Timed, copies, gb_per_second, interleave
 from ddl.lab.bench.problems import (
     LONGEST,
     OPS,
@@ -126,7 +126,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     }
     try:
         result["gate"]["worst"] = check(case, problem, getattr(functional, case.op))
-    except RedGateError as difference:
+    except MismatchError as difference:
         result["gate"]["red"] = str(difference)
         return result
     steps = {"op": stopwatch(case, problem)} | copies(problem.state)

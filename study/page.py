@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import struct
 import sys
@@ -33,7 +34,6 @@ SMALLER = (
     "default", "value-starts-at-0", "eps-of-the-papers", "eps-tenfold", "every-state-stored",
     "default-bf16", "stream-bf16",
 )  # fmt: skip
-LOGARITHM_OF_2 = 0.6931471805599453
 
 Variants = Mapping[str, Mapping[int, Trained]]
 PICTURES: dict[str, Callable[[Variants, Path, str], None]] = {
@@ -62,7 +62,7 @@ def comparison(variants: Variants, times: Mapping[str, float]) -> str:
         mean = statistics.mean(run.loss for run in runs.values())
         rows.append(
             f"| {name} | {first['parameters']:,} | {first['config']['optim']['lr']:g} "
-            f"| {_mean(runs)} | {mean / LOGARITHM_OF_2:.4f} "
+            f"| {_mean(runs)} | {mean / math.log(2):.4f} "
             f"| {_difference(variants[BASELINE], runs, comparisons)} | {times[name]:.2f} |"
         )
     return "\n".join(rows)

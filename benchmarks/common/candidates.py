@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ddl.lab.bench import plain
 from ddl.lab.bench.agreement import check, check_drift, drift, make, results
-from ddl.lab.bench.measure import RedGateError
+from ddl.lab.bench.measure import MismatchError
 from ddl.lab.bench.tables import progress
 from ddl.lab.config import GPTConfig
 
@@ -129,7 +129,7 @@ def check_all(candidates: list[Candidate], batch: Tensor) -> None:
                 check_drift(candidate.drift)
                 actual = results(getattr(candidate.model, "_orig_mod", candidate.model), batch)
             candidate.error = check(actual, expected[1])
-        except RedGateError as difference:
+        except MismatchError as difference:
             reasons[candidate.residual] = f"{candidate.name}: {difference}"
     for candidate in candidates:  # it is unknown which form is wrong, so none is timed
         candidate.red = reasons.get(candidate.residual)

@@ -16,7 +16,7 @@ import ddl.cuda
 from common import record
 from ddl import functional
 from ddl.lab.bench.clock import Clock, clocks, describe
-from ddl.lab.bench.measure import RedGateError, gb_per_second, interleave
+from ddl.lab.bench.measure import MismatchError, gb_per_second, interleave
 from ddl.lab.bench.problems import Case, build, check
 from ddl.lab.config import PRESETS, RESIDUALS
 from gpu.compile import compile_models, compile_ops, kernels_of
@@ -75,7 +75,7 @@ def smoke(clock: Clock, case: Fields) -> list[Line]:
     try:
         op = getattr(functional, chosen.op)
         line["gate"]["worst"] = check(chosen, build(chosen, clock.device), op)
-    except RedGateError as difference:
+    except MismatchError as difference:
         line["gate"]["red"] = str(difference)
     return [line]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from common.candidates import Candidate, check_all, compiled
 from ddl.lab.bench import agreement, plain
 from ddl.lab.bench.agreement import TOLERANCE, make, results
-from ddl.lab.bench.measure import RedGateError
+from ddl.lab.bench.measure import MismatchError
 from ddl.lab.config import GPTConfig, OptimConfig
 from ddl.optim import make_optimizer
 
@@ -112,7 +112,7 @@ def check_cache(candidate: Candidate, batch: Tensor) -> None:
     """Mark a candidate red if the logits of a cached step are not those of the whole sequence."""
     try:
         agreement.check_cache(candidate.model, batch, TOLERANCE)
-    except RedGateError as difference:
+    except MismatchError as difference:
         candidate.red = candidate.red or f"{candidate.name}: {difference}"
 
 
@@ -129,7 +129,7 @@ def check_drift(
     candidate.drift = agreement.drift(actual, expected)
     try:
         agreement.check_drift(candidate.drift)
-    except RedGateError as difference:
+    except MismatchError as difference:
         candidate.red = f"{candidate.name}: {difference}"
 
 

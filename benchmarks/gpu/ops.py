@@ -12,7 +12,7 @@ import torch
 from ddl import functional
 from ddl.lab.bench import plain_ops
 from ddl.lab.bench.clock import Clock
-from ddl.lab.bench.measure import RedGateError, gb_per_second, interleave
+from ddl.lab.bench.measure import MismatchError, gb_per_second, interleave
 from ddl.lab.bench.ops import PLAIN_TOLERANCES, argument_sets, plain_styles, stages
 from ddl.lab.bench.problems import TOLERANCES, Case, Operator, Problem, build, check
 from gpu.log import Line
@@ -65,7 +65,7 @@ def interleave_forms(
         started = time.perf_counter()
         try:
             line["gate"]["worst"] = check(case, problems[0], op, tolerances)
-        except RedGateError as difference:
+        except MismatchError as difference:
             line["gate"]["red"] = str(difference)
         else:
             steps[form] = clock.timed(*stages(problems, op))

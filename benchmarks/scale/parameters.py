@@ -102,9 +102,9 @@ def _stream(config: GPTConfig) -> Iterator[Shape]:
 
 def _check(config: GPTConfig) -> None:
     if config.residual == "hc":
-        raise InputError("`residual` must be additive or one of the delta streams, got 'hc'")
+        raise InputError("residual", "be additive or one of the delta streams", "'hc'")
     for field in fields(config):
         value = getattr(config, field.name)
         if field.name not in KNOWN and value != field.default:
             expected = f"{field.default!r}, the only one that the formulas know"
-            raise InputError(f"`{field.name}` must be {expected}, got {value!r}")
+            raise InputError(field.name, f"be {expected}", repr(value))

@@ -13,6 +13,7 @@ __all__ = [
     "OtherProcessError",
     "ProcessError",
     "first_line",
+    "reason_of",
 ]
 
 # Ends the message about a field that a file has and this version does not know.
@@ -79,6 +80,11 @@ class OtherProcessError(RuntimeError):
 
     def __init__(self, rank: int) -> None:
         super().__init__(f"process {rank} has failed")
+
+
+def reason_of(error: OSError) -> str:
+    """Why the operating system refused, to quote in one of our messages."""
+    return error.strerror or first_line(error)
 
 
 def first_line(error: BaseException) -> str:

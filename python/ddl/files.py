@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import BinaryIO
 
-from ddl.errors import InputError, first_line
+from ddl.errors import InputError, first_line, reason_of
 
 CONFIG = "config.json"
 RUN_METRICS = "metrics.jsonl"  # every run of `ddl train` has one
@@ -86,7 +86,7 @@ def _recognise(path: Path) -> PathKind | str:
         text = read_text(path / CONFIG) if CONFIG in names else "{}"
         config = json.loads(text)
     except OSError as error:
-        return error.strerror or str(error)
+        return reason_of(error)
     except (ValueError, RecursionError) as error:
         return f"its {CONFIG} cannot be read: {first_line(error)}"
     fields = config if isinstance(config, dict) else {}

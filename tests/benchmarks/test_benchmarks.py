@@ -276,10 +276,10 @@ def test_the_check_of_an_operator_names_what_is_wrong(
     for at_once in (1, 2 * case.time * case.d * case.m, problems.AT_ONCE):
         monkeypatch.setattr(problems, "AT_ONCE", at_once)
         assert 0 < problems.check(case, problem, functional.rewrite_read) < 1
-        with pytest.raises(measure.RedGateError, match=r"^output 3: rms error"):
+        with pytest.raises(measure.MismatchError, match=r"^output 3: rms error"):
             problems.check(case, problem, wrong)
         for name in ("direction", "norm_weight"):  # per token, and summed over tokens
-            with pytest.raises(measure.RedGateError, match=rf"^{name}: rms error"):
+            with pytest.raises(measure.MismatchError, match=rf"^{name}: rms error"):
                 problems.check(case, problem, with_wrong_gradient(name))
 
 
@@ -322,7 +322,7 @@ def test_gate(load: Any) -> None:
     assert measure.gate({"a": (one, one)}, 1e-6) == 0
     assert measure.gate({"a": (one * (1 + 1e-4), one)}, 1e-3) == pytest.approx(1e-4, rel=1e-2)
     for actual in (one * 1.01, one * math.nan, torch.ones(5)):
-        with pytest.raises(measure.RedGateError, match=r"^a: "):
+        with pytest.raises(measure.MismatchError, match=r"^a: "):
             measure.gate({"a": (actual, one)}, 1e-3)
     nearly = one + 1.5e-3  # too far from one, but not relative to `b`
     assert measure.gate({"a": (nearly, one), "b": (two, two)}, 1e-3, {"a": "b"}) < 1e-3

@@ -42,9 +42,9 @@ from ddl.models.tokenizers import (
     FileTokenizer,
     GPT2Tokenizer,
     Tokenizer,
-    _gpt2,
     byte_alphabet,
     describe,
+    gpt2_encoding,
     restore,
 )
 
@@ -225,7 +225,7 @@ def _byte_pairs(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> to
 
 def _gpt2_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Reconstruct GPT-2's vocabulary and merges from tiktoken's ranks of byte strings."""
-    encoding = _gpt2()
+    encoding = gpt2_encoding()
     ranks = {piece: encoding.encode_single_token(piece) for piece in encoding.token_byte_values()}
     alphabet = byte_alphabet()
     spelled = {piece: "".join(alphabet[byte] for byte in piece) for piece in ranks}

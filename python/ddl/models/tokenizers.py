@@ -76,21 +76,21 @@ class GPT2Tokenizer:
     vocab_size = 50257
 
     def encode(self, text: str) -> list[int]:
-        return list(_gpt2().encode_ordinary(text))
+        return list(gpt2_encoding().encode_ordinary(text))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode byte pairs; padding tokens from 50257 on become the replacement character."""
-        piece = _gpt2().decode_single_token_bytes
+        piece = gpt2_encoding().decode_single_token_bytes
         pieces = [piece(t) if 0 <= t < self.vocab_size else b"\xff" for t in tokens]
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def byte_lengths(self) -> list[int]:
         """The bytes of each token; 0 for the last one, which marks the end of a text."""
-        piece = _gpt2().decode_single_token_bytes
+        piece = gpt2_encoding().decode_single_token_bytes
         return [*(len(piece(token)) for token in range(self.vocab_size - 1)), 0]
 
 
-def _gpt2() -> Any:
+def gpt2_encoding() -> Any:
     try:
         import tiktoken
     except ModuleNotFoundError as error:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ddl.errors import InputError, first_line
+from ddl.errors import InputError, first_line, reason_of
 from ddl.files import (
     CONFIG,
     NANOGPT_MODEL_TYPE,
@@ -289,7 +289,7 @@ def _read(path: Path) -> dict[str, Any]:
     except Exception as error:  # a damaged file can raise nearly anything
         # EINVAL: torch seeks to before the start of a file whose end was cut off.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
-            reason = error.strerror or first_line(error)
+            reason = reason_of(error)
             raise InputError("src", "be a file with weights", f"{path}: {reason}") from error
         refused = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"it refers to {refused[1]}" if refused else first_line(error)

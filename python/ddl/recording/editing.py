@@ -18,7 +18,7 @@ from .sublayers import find_residuals
 __all__ = ["edit"]
 
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-Tokens = slice | Sequence[int] | Tensor | int | None
+Places = slice | Sequence[int] | Tensor | int | None
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def edit(
     model: nn.Module,
     *,
     sublayers: str | int | Sequence[str | int] | None = None,
-    tokens: Tokens = None,
+    tokens: Places = None,
     beta: float | Tensor | None = None,
     value: float | Sequence[float] | Tensor | None = None,
 ) -> Iterator[None]:

@@ -217,7 +217,7 @@ def test_gpt2_decodes_its_own_tokens_only(monkeypatch: pytest.MonkeyPatch) -> No
         def decode_single_token_bytes(self, token: int) -> bytes:
             return {5: b"caf", 6: b"\xc3", 7: b"\xa9"}[token]
 
-    monkeypatch.setattr("ddl.models.tokenizers._gpt2", Encoding)
+    monkeypatch.setattr("ddl.models.tokenizers.gpt2_encoding", Encoding)
     assert GPT2Tokenizer().decode([5, 6, 7, 50300]) == "café\ufffd"
 
 
@@ -264,9 +264,9 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         missing: f"`data` must be a text file or a directory, got {missing}, which cannot be"
         " read: No such file or directory",
         empty: f"`data` must be a text file or a directory, got {empty}, which is empty",
-        tmp_path: f"`data` = {tmp_path} must be {bins}, got {tmp_path / 'train.bin'}, which"
+        tmp_path: f"`data` must be {bins}, got {tmp_path / 'train.bin'}, which"
         " cannot be read: No such file or directory",
-        odd: f"`data` = {odd} must be {bins}, got {odd / 'train.bin'}, whose 3 bytes are no"
+        odd: f"`data` must be {bins}, got {odd / 'train.bin'}, whose 3 bytes are no"
         " whole number of 2-byte tokens",
         None: "`data` must name a UTF-8 text file, a directory of `ddl prepare`, or one with"
         " train.bin and val.bin, got nothing",

@@ -193,7 +193,7 @@ def test_gpt2_puts_its_end_of_text_before_each_document(
         def encode_ordinary(self, text: str) -> list[int]:
             return list(text.encode())
 
-    monkeypatch.setattr("ddl.models.tokenizers._gpt2", Encoding)
+    monkeypatch.setattr("ddl.models.tokenizers.gpt2_encoding", Encoding)
     monkeypatch.setattr("ddl.lab.data.directory.version", lambda name: f"{name} 1")
     as_lines(tmp_path / "a.jsonl", TEXTS[:50])
     prepare(configuration(tmp_path / "a.jsonl", tmp_path / "out", tokenizer="gpt2"))

@@ -138,7 +138,7 @@ def test_gpt2s_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         def decode_single_token_bytes(self, token: int) -> bytes:
             return b"x" * (token % 7)
 
-    monkeypatch.setattr("ddl.models.tokenizers._gpt2", Encoding)
+    monkeypatch.setattr("ddl.models.tokenizers.gpt2_encoding", Encoding)
     found = spelling(GPT2Tokenizer())
     assert found is not None
     tokens = np.array([1, 2, 50256, 6, 50300], np.uint16)  # a marker, and one that pads the model

@@ -29,7 +29,7 @@ MOST_WINDOWS = 64  # of one forward pass
 MOST_LOGITS = 2**25  # numbers of one forward pass, 128 MiB
 NAMED = 3  # characters that a sentence names
 
-Tokens = npt.NDArray[Any]  # (N,) integers
+TokenArray = npt.NDArray[Any]  # (N,) integers
 Advance = Callable[[int, int], object]  # called with windows done, and how many there are
 
 
@@ -88,9 +88,9 @@ def score_run(run: Run, text: str, advance: Advance) -> tuple[Score, GPT]:
     return Score(step, loss, predicted, round(per_token * predicted)), model
 
 
-def encode(text: str, tokenizer: Tokenizer) -> Tokens:
+def encode(text: str, tokenizer: Tokenizer) -> TokenArray:
     """The tokens of a text; InputError for characters without a token, or for a single token."""
-    tokens: Tokens
+    tokens: TokenArray
     if isinstance(tokenizer, ByteTokenizer):
         tokens = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
     else:
@@ -125,7 +125,7 @@ def places(count: int, config: GPTConfig) -> list[slice]:
 
 
 @torch.no_grad()
-def mean_loss(model: GPT, tokens: Tokens, windows: Sequence[slice], advance: Advance) -> float:
+def mean_loss(model: GPT, tokens: TokenArray, windows: Sequence[slice], advance: Advance) -> float:
     """The mean loss in nats over all predicted tokens: those of each window but its first."""
     device, total, done = model.wte.weight.device, 0.0, 0
     for group in _groups(windows, model.config):

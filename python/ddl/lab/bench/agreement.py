@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ddl.lab.config import GPTConfig
 from ddl.models import GPT, Cache
 
-from .measure import RedGateError, gate
+from .measure import MismatchError, compare
 
 # Allowed rms error of a tensor, relative to its scale. One operator is accurate to 5e-6 (80 units
 # in the last place of float32, tests/support/tolerances.py); a trunk applies 13 in sequence, with
@@ -57,12 +57,12 @@ def results(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
 
 
 def check(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The largest error of `gate`. A bias is also compared to the scale of its layer's weight."""
+    """The largest error of `compare`. A bias also has the scale of its layer's weight."""
     if actual.keys() != expected.keys():
         alone = ", ".join(sorted(actual.keys() ^ expected.keys()))
-        raise RedGateError(f"{alone}: a gradient on one side only")
+        raise MismatchError(f"{alone}: a gradient on one side only")
     scales = {n: n.removesuffix("bias") + "weight" for n in expected if n.endswith(".bias")}
-    return gate({n: (actual[n], expected[n]) for n in expected}, TOLERANCE, scales)
+    return compare({n: (actual[n], expected[n]) for n in expected}, TOLERANCE, scales)
 
 
 def drift(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
@@ -76,9 +76,9 @@ def drift(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 
 
 def check_drift(drift: float) -> None:
-    """Raise RedGateError if gradients in bfloat16 are too far from those expected."""
+    """Raise MismatchError if gradients in bfloat16 are too far from those expected."""
     if not drift <= LARGEST_DRIFT:
-        raise RedGateError(
+        raise MismatchError(
             f"in bfloat16 its gradients are {drift:.2f} of their length away from those expected, "
             f"allowed {LARGEST_DRIFT}"
         )
@@ -86,8 +86,8 @@ def check_drift(drift: float) -> None:
 
 @torch.no_grad()
 def check_cache(model: GPT, idx: Tensor, tolerance: float = CACHE_TOLERANCE) -> None:
-    """Raise RedGateError unless a cached step gives the logits of the whole sequence idx (B, T)."""
+    """Raise MismatchError unless a cached step gives the logits of all of idx (B, T)."""
     cache = Cache(model.config)
     model(idx[:, :-1], cache=cache)
     step, whole = model(idx[:, -1:], cache=cache).logits, model(idx, last=1).logits
-    gate({"logits of a cached step": (step, whole)}, tolerance)
+    compare({"logits of a cached step": (step, whole)}, tolerance)

@@ -12,7 +12,7 @@ from ddl.models import GPT
 
 from .agreement import TOLERANCE, check, check_drift, drift, make
 from .clock import Clock
-from .measure import RedGateError
+from .measure import MismatchError
 from .oracle import exact
 from .row import Row, Stages, time_stages
 from .setting import Setting
@@ -31,7 +31,7 @@ def rows(setting: Setting, clock: Clock) -> Iterator[Row]:
         ]
         try:
             worst = check_block(model, x, setting)
-        except RedGateError as difference:
+        except MismatchError as difference:
             mark(found[residual], f"{residual}: {difference}")
             continue
         for row in found[residual]:
@@ -59,7 +59,7 @@ def computed(model: GPT, x: Tensor) -> dict[str, Tensor]:
 def check_block(model: GPT, x: Tensor, setting: Setting) -> float:
     """Compare with the reference in float64; return the largest error, 1 being what is allowed.
 
-    Under autocast the gradients must also stay near the reference's. Raises RedGateError.
+    Under autocast the gradients must also stay near the reference's. Raises MismatchError.
     """
     expected = computed(exact(model), x.double())
     worst = check(computed(model, x), expected) / TOLERANCE

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddl.errors import InputError, first_line
+from ddl.errors import InputError, reason_of
 from ddl.lab.config import BenchConfig
 from ddl.options import is_number
 
@@ -32,7 +32,7 @@ def read_baseline(path: Path) -> Record:
     try:
         records = jsonl.read(path)
     except OSError as error:
-        got = f"{path}: {error.strerror or first_line(error)}"
+        got = f"{path}: {reason_of(error)}"
         raise InputError("baseline", "be a file that `--out` wrote", got) from error
     ours = [r for r in records if isinstance(r, dict) and r.get("benchmark") == BENCHMARK]
     if not ours or not _is_whole(ours[-1]):

@@ -1,4 +1,4 @@
-"""Interleaved timing, the correctness gate, reference copies."""
+"""Interleaved timing, the comparison that allows it, reference copies."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ddl.lab.timing import Timed, ratio, ratio_interval
 from .tables import progress
 
 __all__ = [
-    "RedGateError",
+    "MismatchError",
     "Timed",
+    "compare",
     "copies",
-    "gate",
     "gb_per_second",
     "interleave",
     "quartiles",
@@ -27,30 +27,30 @@ __all__ = [
 ]
 
 
-class RedGateError(AssertionError):
+class MismatchError(AssertionError):
     """Two computations that must agree do not, so no time of either may be reported."""
 
 
-def gate(
+def compare(
     pairs: Mapping[str, tuple[Tensor, Tensor]], tolerance: float, scales: Mapping[str, str] = {}
 ) -> float:
     """The largest rms error among pairs (actual, expected), relative to the rms of the expected.
 
     scales: name of a tensor → name of another one. The larger rms of the two is then its scale,
-    because a sum over tokens may cancel. Raises RedGateError, naming the tensor, for an error above
-    `tolerance`, a difference of shapes, or a number that is not finite.
+    because a sum over tokens may cancel. Raises MismatchError, naming the tensor, for an error
+    above `tolerance`, a difference of shapes, or a number that is not finite.
     """
     worst = 0.0
     for name, (actual, expected) in pairs.items():
         if actual.shape != expected.shape:
-            raise RedGateError(
+            raise MismatchError(
                 f"{name}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
             )
         scale = max(_rms(expected), _rms(pairs[scales.get(name, name)][1]))
         difference = _rms(actual.double() - expected.double())
         error = difference / scale if scale > 0 else difference
-        if not error <= tolerance:  # NaN is red as well
-            raise RedGateError(
+        if not error <= tolerance:  # also if it is NaN
+            raise MismatchError(
                 f"{name}: rms error {error:.1e} of its scale, allowed {tolerance:.1e}"
             )
         worst = max(worst, error)

@@ -12,7 +12,7 @@ from ddl.models import GPT
 from .agreement import TOLERANCE, check, check_cache, check_drift, drift, make, results
 from .blocks import against_additive, mark
 from .clock import Clock
-from .measure import RedGateError
+from .measure import MismatchError
 from .oracle import exact
 from .row import Row, Stages, time_stages
 from .setting import VOCABULARY, Setting
@@ -35,7 +35,7 @@ def rows(setting: Setting, clock: Clock) -> Iterator[Row]:
         both = steps[residual] + generations[residual]
         try:
             worst = check_model(model, idx, setting)
-        except RedGateError as difference:
+        except MismatchError as difference:
             mark(both, f"{residual}: {difference}")
             continue
         for row in both:
@@ -52,7 +52,7 @@ def check_model(model: GPT, idx: Tensor, setting: Setting) -> float:
     """Compare logits, loss and gradients with the reference in float64, and a cached step.
 
     Returns the largest error, 1 being what is allowed. Under autocast the gradients must also stay
-    near the reference's. Raises RedGateError.
+    near the reference's. Raises MismatchError.
     """
     expected = results(exact(model), idx)
     worst = check(results(model, idx), expected) / TOLERANCE

@@ -14,7 +14,7 @@ from ddl import functional, reference
 
 from . import boundaries
 from .clock import Clock
-from .measure import RedGateError, gate
+from .measure import MismatchError, compare
 from .problems import TOLERANCES
 from .row import Row, Stages, copy_rate, time_stages
 from .setting import Setting
@@ -41,7 +41,7 @@ def rows(setting: Setting, clock: Clock) -> Iterator[Row]:
                 worst = check(*made) / ALLOWED[setting.torch_dtype]
                 row.worst = worst if name == "ours" else row.worst
                 timed[name] = [stage(*made)]
-        except RedGateError as difference:
+        except MismatchError as difference:
             row.red = str(difference)
             yield row
             continue
@@ -96,7 +96,7 @@ def rounded(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tens
 def check(module: nn.Module, inputs: dict[str, Tensor]) -> float:
     """Compare outputs and gradients with the same module on `ddl.reference` in float64.
 
-    Returns the largest error relative to a tensor's scale; raises RedGateError above the tolerance.
+    Returns the largest error relative to a tensor's scale; raises MismatchError for a larger one.
     """
     wide = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
     found = computed(module, inputs, functional)
@@ -105,7 +105,7 @@ def check(module: nn.Module, inputs: dict[str, Tensor]) -> float:
     biases = [name for name in pairs if name.endswith("bias")]  # sums over tokens that may cancel
     scales = {name: name.removesuffix("bias") + "weight" for name in biases}
     dtype = inputs["direction"].dtype
-    return gate(pairs, ALLOWED[dtype], {n: s for n, s in scales.items() if s in pairs})
+    return compare(pairs, ALLOWED[dtype], {n: s for n, s in scales.items() if s in pairs})
 
 
 def computed(module: nn.Module, inputs: dict[str, Tensor], ops: Any) -> dict[str, Tensor]:

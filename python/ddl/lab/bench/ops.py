@@ -15,7 +15,7 @@ from ddl import functional
 
 from . import plain_ops
 from .clock import Clock
-from .measure import RedGateError
+from .measure import MismatchError
 from .problems import OPS, TOLERANCES, Case, Operator, Problem, build, check, cotangents, forms_of
 from .row import Row, Stages, copy_rate, time_stages
 from .setting import Setting
@@ -88,7 +88,7 @@ def measure(case: Case, rounds: int, clock: Clock) -> list[Row]:
         fused = name == "fused"
         try:
             worst = check(case, problems[0], op, TOLERANCES if fused else PLAIN_TOLERANCES)
-        except RedGateError as difference:
+        except MismatchError as difference:
             red = str(difference) if fused else f"plain PyTorch ({name}): {difference}"
             for row in halves:
                 row.red = red

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddl import reference
 
-from .measure import gate
+from .measure import compare
 from .traffic import moved
 
 OPS = ("rewrite", "read", "rewrite_read", "expand")
@@ -161,7 +161,7 @@ def check(
 ) -> float:
     """Compare outputs and all gradients with the reference in float64.
 
-    Returns the largest error divided by its tolerance, or raises RedGateError. The reference takes
+    Returns the largest error divided by its tolerance, or raises MismatchError. The reference takes
     a few sequences at a time, so that it has memory for the sizes that are timed.
     """
     outputs = problem.outputs(op)
@@ -218,4 +218,4 @@ def _share(
         coarsest = max(pair[0].dtype, case.state, key=lambda dtype: torch.finfo(dtype).eps)
         alike.setdefault(tolerances[coarsest], {})[name] = pair
     scales = {bias: weight for bias, weight in SCALES.items() if weight in pairs}
-    return max(gate(group, allowed, scales) / allowed for allowed, group in alike.items())
+    return max(compare(group, allowed, scales) / allowed for allowed, group in alike.items())

@@ -1,4 +1,4 @@
-"""Options of all commands except `ddl train`. Imports no torch, so `--help` answers at once."""
+"""Options of commands without a file here. Imports no torch, so `--help` answers at once."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ PAPER_SHOTS = (0, 1)
 # The papers do not say which metric they show. Their 0-shot scores on SciQ and ARC-Easy are those
 # of acc_norm, so it is taken where a task has it; Social IQA and WinoGrande have acc alone.
 METRICS = ("acc_norm", "acc")
-LARGEST = 1e12  # of a score: perplexities are below
+LARGEST_SCORE = 1e12  # of a score: perplexities are below
 
 
 def metric_of(results: Mapping[str, Any]) -> tuple[str, float] | None:
@@ -31,7 +31,7 @@ def metric_of(results: Mapping[str, Any]) -> tuple[str, float] | None:
         and "_stderr," not in key
         and isinstance(value, int | float)
         and not isinstance(value, bool)
-        and abs(value) < LARGEST  # NaN is not, nor what no task's score is
+        and abs(value) < LARGEST_SCORE  # NaN is not, nor what no task's score is
     }
     for name in METRICS:
         if name in values:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddl.errors import InputError
+from ddl.errors import InputError, reason_of
 from ddl.files import at_home, open_file
 from ddl.models.tokenizers import ByteTokenizer, GPT2Tokenizer, Tokenizer, describe, read_meta
 
@@ -127,7 +127,7 @@ def load(source: str | Path | None, *, held_out: bool = True) -> Corpus:
         return _load_shards(path)
     if path.is_dir():
         return _load_directory(path, held_out)
-    tokens = _map(path, "`data`", "a text file or a directory", np.uint8)
+    tokens = _map(path, "a text file or a directory", np.uint8)
     other = foreign(path, tokens[:HEAD].tobytes())
     if other is not None:
         raise InputError(
@@ -278,10 +278,10 @@ def _load_shards(path: Path) -> Corpus:
 
 def _load_directory(path: Path, held_out: bool) -> Corpus:
     expected = "a directory with train.bin and val.bin"
-    train = _map(path / "train.bin", f"`data` = {path}", expected, np.uint16)
+    train = _map(path / "train.bin", expected, np.uint16)
     validation = train[:0]
     if held_out:
-        validation = _map(path / "val.bin", f"`data` = {path}", expected, np.uint16)
+        validation = _map(path / "val.bin", expected, np.uint16)
     meta = path / "meta.pkl"
     tokenizer: Tokenizer = read_meta(meta) if meta.exists() else GPT2Tokenizer()
     largest = max(_largest(train), _largest(validation))
@@ -305,7 +305,7 @@ def _samples(tokens: Array) -> Iterator[bytes]:
         yield data[start : start + SAMPLE].tobytes()
 
 
-def _map(path: Path, argument: str, expected: str, dtype: type[np.generic]) -> Array:
+def _map(path: Path, expected: str, dtype: type[np.generic]) -> Array:
     """Memory-map a file of `dtype`; raise InputError if that is impossible."""
     item = np.dtype(dtype).itemsize
     try:
@@ -317,8 +317,8 @@ def _map(path: Path, argument: str, expected: str, dtype: type[np.generic]) -> A
         if size == 0:
             problem = "which is empty"
     except OSError as error:
-        problem = f"which cannot be read: {error.strerror or error}"
-    raise InputError.sentence(f"{argument} must be {expected}, got {path}, {problem}")
+        problem = f"which cannot be read: {reason_of(error)}"
+    raise InputError("data", f"be {expected}", f"{path}, {problem}")
 
 
 def _check_utf8(path: Path, tokens: Array) -> None:

@@ -27,8 +27,8 @@ GROUP = 2**18  # bytes of text that are encoded at once; tokenizers keeps over 1
 AHEAD = 3  # units in flight for each worker: waiting, being encoded, or done before their turn
 
 
-class Tokens(NamedTuple):
-    """Tokens of some documents, and where documents start among them, int64."""
+class EncodedPart(NamedTuple):
+    """EncodedPart of some documents, and where documents start among them, int64."""
 
     tokens: npt.NDArray[Any]
     starts: npt.NDArray[np.int64]
@@ -40,12 +40,12 @@ class Encoded(NamedTuple):
     without_text: rows that are null or empty.
     """
 
-    train: Tokens
-    validation: Tokens
+    train: EncodedPart
+    validation: EncodedPart
     without_text: int = 0
 
     @property
-    def parts(self) -> tuple[Tokens, Tokens]:
+    def parts(self) -> tuple[EncodedPart, EncodedPart]:
         """The tokens, in the order of PARTS."""
         return self.train, self.validation
 
@@ -119,9 +119,9 @@ class _Part:
         self.found.append(tokens)
         self.length += len(tokens)
 
-    def joined(self, dtype: str) -> Tokens:
+    def joined(self, dtype: str) -> EncodedPart:
         tokens = np.concatenate(self.found) if self.found else np.empty(0, dtype)
-        return Tokens(tokens.astype(dtype, copy=False), np.array(self.starts, np.int64))
+        return EncodedPart(tokens.astype(dtype, copy=False), np.array(self.starts, np.int64))
 
 
 def _groups(found: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddl.errors import NEWER, InputError, first_line
+from ddl.errors import NEWER, InputError, first_line, reason_of
 from ddl.files import atomic_file, open_file, read_text, write_text
 from ddl.models.tokenizers import Tokenizer, restore_json
 
@@ -249,7 +249,7 @@ def _map(path: Path, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
                 return np.memmap(file, dtype, "r") if size else np.empty(0, dtype)
         problem = f"which has {size} bytes"
     except OSError as error:
-        problem = f"which cannot be read: {error.strerror or error}"
+        problem = f"which cannot be read: {reason_of(error)}"
     raise InputError(
         "data",
         f"have the shards of its {INDEX}, {path.name} with {expected} bytes",

@@ -30,15 +30,14 @@ def load_with(source: str | Path | None, validation: str | Path | None, **option
         return load(source)
     corpus = load(source, held_out=False)
     path = at_home(validation, argument="validation")
-    try:
-        if path.is_dir() or str(validation) == EMBEDDED:
-            other = load(validation)
-        else:  # refused if it is missing, empty or no UTF-8
-            whole = load(path, held_out=False)
-            tokens = _encoded(path, whole.train, corpus.tokenizer)
-            other = replace(whole, validation=tokens, tokenizer=corpus.tokenizer)
+    prepared = path.is_dir() or str(validation) == EMBEDDED
+    try:  # refused if it is missing, empty or no UTF-8
+        other = load(validation) if prepared else load(path, held_out=False)
     except InputError as error:
         raise error.renamed({"data": "validation"}) from error
+    if not prepared:
+        tokens = _encoded(path, other.train, corpus.tokenizer)
+        other = replace(other, validation=tokens, tokenizer=corpus.tokenizer)
     if describe(other.tokenizer) != describe(corpus.tokenizer):
         raise InputError(
             "validation",

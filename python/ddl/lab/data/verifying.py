@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddl.errors import InputError
+from ddl.errors import InputError, reason_of
 from ddl.files import open_file
 from ddl.lab.machine import usable_cores
 
@@ -80,7 +80,7 @@ def _read(
                 problem = problem or look(numbers)
                 advance(len(block))
     except OSError as error:
-        problem = f"which cannot be read: {error.strerror or error}"
+        problem = f"which cannot be read: {reason_of(error)}"
     else:
         if digest.hexdigest() != expected:
             problem = "whose checksum is another: it was damaged or changed"

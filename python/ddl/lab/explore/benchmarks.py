@@ -19,7 +19,7 @@ from .words import figure, rows, safe_line, wrap
 
 SUFFIX = ".jsonl"
 MOST = 8  # records of a file that are shown, the newest
-LARGEST = 2**26  # bytes of a file that is read
+MOST_BYTES = 2**26  # bytes of a file that is read
 WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
@@ -89,8 +89,8 @@ def record_files_in(folder: Path) -> RecordFiles:
 
 def read(path: Path) -> tuple[tuple[str, str, str], ...]:
     """The records of a file, as text, the newest first; raises InputError if it is too large."""
-    if path.stat().st_size > LARGEST:
-        raise InputError.sentence(f"{path.name} must have at most {LARGEST:,} bytes, got more")
+    if path.stat().st_size > MOST_BYTES:
+        raise InputError.sentence(f"{path.name} must have at most {MOST_BYTES:,} bytes, got more")
     records = [r for r in jsonl.read(path) if isinstance(r, dict) and "benchmark" in r]
     return tuple(tabulated(record) for record in reversed(records[-MOST:]))
 

@@ -46,7 +46,7 @@ SAMPLE = [
     "expansions_on_a_gpu and some and torch.float32",
     "test_rewrites and test_rewrite_read and 3-4-token-torch.float32",
 ]
-FEW = 5
+FEW = 3
 
 # All clauses are collected in one process: importing torch takes longer than collecting.
 COLLECT = """

@@ -152,14 +152,16 @@ def wrong_by_a_little(function: Any) -> Any:
 
 
 def test_a_wrong_operator_is_not_timed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(functional, "rewrite_read", wrong_by_a_little(functional.rewrite_read))
-    found = reds("ops")
+    assert cli.main(["bench", "ops", *WORDS, "--out", str(tmp_path / "out.jsonl")]) == 1
+    results = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["results"]
+    assert all(("median" in row) == (row["gate"]["red"] is None) for row in results)
+    found = {row["what"]: row["gate"]["red"] for row in results}
     wrong = {what for what, red in found.items() if red is not None}
     assert wrong == {what for what in found if what.startswith("rewrite_read")}
     assert all("output 1: rms error" in str(found[what]) for what in wrong)
-    assert cli.main(["bench", "ops", *WORDS]) == 1
     said = capsys.readouterr()
     assert "RED" in said.out
     sentence = "ddl bench: ops rewrite_read token forward: not timed, because the check failed:"

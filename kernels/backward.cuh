@@ -79,40 +79,55 @@ struct RewriteGrad {
   Real on[REWRITES][REWRITES] = {};
 };
 
-// Numbers that each token's scalars are made of (LaneScalars).
-constexpr int GATE_SCALAR = 0, STATS_SCALAR = REWRITE * REWRITES, VALUE_SCALAR = STATS_SCALAR + REWRITE * STATS;
-constexpr int RSTD_SCALAR = VALUE_SCALAR + REWRITE * REWRITES * M, SHIFT_SCALAR = RSTD_SCALAR + NORM;
-constexpr int NEW_GATE_SCALAR = SHIFT_SCALAR + FEATURE_SLICED * NORM, GRAD_GATE_SCALAR = NEW_GATE_SCALAR + GATES;
-constexpr int GRAD_VALUE_SCALAR = GRAD_GATE_SCALAR + GATES, NEW_VALUE_SCALAR = GRAD_VALUE_SCALAR + VALUES;
-constexpr int SCALARS = NEW_VALUE_SCALAR + VALUE_SIGMOID * VALUES;
+// Where each of a token's scalars begins among the numbers that LaneScalars loads.
+struct ScalarLayout {
+  int count = 0;
+  const int gate = place(REWRITE * REWRITES);
+  const int stats = place(REWRITE * STATS);
+  const int value = place(REWRITE * REWRITES * M);
+  const int rstd = place(NORM);
+  const int shift = place(NORM * FEATURE_SLICED);
+  const int new_gate = place(GATES);
+  const int grad_gate = place(GATES);
+  const int grad_value = place(VALUES);
+  const int new_value = place(VALUE_SIGMOID * VALUES);
 
-struct TokenScalars : LaneScalars<SCALARS> {
+ private:
+  __device__ constexpr int place(int numbers) {
+    const int at = count;
+    count += numbers;
+    return at;
+  }
+};
+constexpr ScalarLayout AT;
+
+struct TokenScalars : LaneScalars<AT.count> {
   __device__ TokenScalars(const RewriteRead& args, const Gradients& g) {
     if constexpr (REWRITE) {
-      assign(GATE_SCALAR, REWRITES, args.gate);
-      assign(STATS_SCALAR, STATS, args.stats);
-      assign(VALUE_SCALAR, REWRITES * M, args.value);
+      assign(AT.gate, REWRITES, args.gate);
+      assign(AT.stats, STATS, args.stats);
+      assign(AT.value, REWRITES * M, args.value);
     }
-    if constexpr (NORM) assign(RSTD_SCALAR, 1, args.rstd);
-    if constexpr (NORM && FEATURE_SLICED) assign(SHIFT_SCALAR, 1, g.shift);
+    if constexpr (NORM) assign(AT.rstd, 1, args.rstd);
+    if constexpr (NORM && FEATURE_SLICED) assign(AT.shift, 1, g.shift);
     if constexpr (GATE) {
-      assign(NEW_GATE_SCALAR, GATES, args.new_gate);
-      assign(GRAD_GATE_SCALAR, GATES, g.grad_new_gate);
+      assign(AT.new_gate, GATES, args.new_gate);
+      assign(AT.grad_gate, GATES, g.grad_new_gate);
     }
-    if constexpr (VALUE) assign(GRAD_VALUE_SCALAR, VALUES, g.grad_new_value);
-    if constexpr (VALUE_SIGMOID) assign(NEW_VALUE_SCALAR, VALUES, args.new_value);
+    if constexpr (VALUE) assign(AT.grad_value, VALUES, g.grad_new_value);
+    if constexpr (VALUE_SIGMOID) assign(AT.new_value, VALUES, args.new_value);
   }
 };
 
 // Computes the scalars of one rewrite.
 __device__ __forceinline__ void derive_rewrite(const TokenScalars& loaded, int n, DerivedScalars& s) {
-  const int at = STATS_SCALAR + stats_before(n);
+  const int at = AT.stats + stats_before(n);
   Real value[M];
-  s.gate[n] = loaded.broadcast(GATE_SCALAR + n);
+  s.gate[n] = loaded.broadcast(AT.gate + n);
   s.factors.r[n] = loaded.broadcast(at);
 #pragma unroll
   for (int j = 0; j < M; ++j) {
-    value[j] = loaded.broadcast(VALUE_SCALAR + n * M + j);
+    value[j] = loaded.broadcast(AT.value + n * M + j);
     s.factors.readout[n][j] = loaded.broadcast(at + 1 + j);
   }
 #pragma unroll
@@ -128,18 +143,18 @@ derive(const RewriteRead& args, const Gradients& g, const TokenScalars& loaded) 
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n) derive_rewrite(loaded, n, s);
   }
-  s.rstd = NORM ? loaded.broadcast(RSTD_SCALAR) : Real(1);
-  s.shift = NORM && FEATURE_SLICED ? loaded.broadcast(SHIFT_SCALAR) : Real(0);
+  s.rstd = NORM ? loaded.broadcast(AT.rstd) : Real(1);
+  s.shift = NORM && FEATURE_SLICED ? loaded.broadcast(AT.shift) : Real(0);
 #pragma unroll
   for (int n = 0; n < GATES; ++n) {
-    const Real gate = loaded.broadcast(NEW_GATE_SCALAR + n), grad = loaded.broadcast(GRAD_GATE_SCALAR + n);
+    const Real gate = loaded.broadcast(AT.new_gate + n), grad = loaded.broadcast(AT.grad_gate + n);
     if (g.grad_new_gate) s.grad_logit[n] = grad * gate * (Real(1) - gate / Real(2));
   }
 #pragma unroll
   for (int j = 0; j < VALUES; ++j) {
-    s.grad_linear[j] = loaded.broadcast(GRAD_VALUE_SCALAR + j);
+    s.grad_linear[j] = loaded.broadcast(AT.grad_value + j);
     if constexpr (VALUE_SIGMOID) {
-      const Real value = loaded.broadcast(NEW_VALUE_SCALAR + j);
+      const Real value = loaded.broadcast(AT.new_value + j);
       if (g.grad_new_value) s.grad_linear[j] *= value * (Real(1) - value / Real(args.value_scale));
     }
   }

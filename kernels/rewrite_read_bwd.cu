@@ -3,8 +3,8 @@
 // Read per token:    G = ∂L/∂X' and X (M·D elements each), k and dh (D each), x (D) if the read is a token read, and the
 //                    saved r, p, rstd with v, β, v', β' and the gradients of v' and β'. Parameters stay in L1 and L2.
 // Written per token: dX (M·D), dk (D), dv (M), dβ.
-// Reduced over the features: c, k̂ᵀ(G + w a) and k̂ᵀ(w x̂), 1 + 2M numbers, once; of n rewrites 1 + 2nM. Parameter gradients are reduced over
-//                    the block's tokens (sums.cuh) and over the blocks by reduce.cu.
+// Reduced over the features: c, k̂ᵀ(G + w a) and k̂ᵀ(w x̂), 1 + 2M numbers, once; of n rewrites 1 + 2nM.
+// Reduced over the block's tokens (sums.cuh), and over the blocks by reduce.cu: the parameters' gradients.
 // Moved per token: (3M + 3)·D elements, 15·D for M = 4; a token read (3M + 4)·D.
 //
 // X need not have been stored (CHAIN). An anchor is read in its place, and of each rewrite since then k (D) and 2 + 2M

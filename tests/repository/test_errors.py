@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import ddl
-from ddl.errors import InputError
+from ddl.errors import InputError, first_line
 
 PACKAGE = Path(ddl.__file__).parent
 CALLS = {"InputError", "sentence", "refuse", "require"}
@@ -49,3 +49,9 @@ def test_an_error_can_be_pickled() -> None:
     for error in (InputError("x", "be 1", 2, ("y",)), InputError.sentence("No.", ("y",))):
         again = pickle.loads(pickle.dumps(error))
         assert (str(again), again.others) == (str(error), ("y",))
+
+
+def test_an_error_is_quoted_by_its_first_line() -> None:
+    assert first_line(ValueError("a\nb")) == "a"
+    assert first_line(KeyError(101)) == "KeyError(101)"
+    assert first_line(EOFError()) == "EOFError()"

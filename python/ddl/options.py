@@ -13,9 +13,13 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
-from ddl._native import LEAST_EPS_K, LEAST_NORM_EPS, MOST_LINKS, MOST_REWRITES
 from ddl.errors import InputError
 
+# As in native code, without which `ddl doctor` has to run: tests compare them.
+LEAST_EPS_K = 1e-18
+LEAST_NORM_EPS = 1e-36
+MOST_REWRITES = 8
+MOST_LINKS = 31
 LEAST_BETA = 2e-6  # initial gates are clamped to [LEAST_BETA, 2 − LEAST_BETA]
 LARGEST = sys.float_info.max
 LARGEST_COUNT = 2**63 - 1

@@ -319,13 +319,13 @@ def test_a_wrong_operator_is_not_timed(
 def test_gate(load: Any) -> None:
     measure = load("ddl.lab.bench.measure")
     one, two = torch.ones(4), torch.full((4,), 2.0)
-    assert measure.gate({"a": (one, one)}, 1e-6) == 0
-    assert measure.gate({"a": (one * (1 + 1e-4), one)}, 1e-3) == pytest.approx(1e-4, rel=1e-2)
+    assert measure.compare({"a": (one, one)}, 1e-6) == 0
+    assert measure.compare({"a": (one * (1 + 1e-4), one)}, 1e-3) == pytest.approx(1e-4, rel=1e-2)
     for actual in (one * 1.01, one * math.nan, torch.ones(5)):
         with pytest.raises(measure.MismatchError, match=r"^a: "):
-            measure.gate({"a": (actual, one)}, 1e-3)
+            measure.compare({"a": (actual, one)}, 1e-3)
     nearly = one + 1.5e-3  # too far from one, but not relative to `b`
-    assert measure.gate({"a": (nearly, one), "b": (two, two)}, 1e-3, {"a": "b"}) < 1e-3
+    assert measure.compare({"a": (nearly, one), "b": (two, two)}, 1e-3, {"a": "b"}) < 1e-3
 
 
 def test_steps_are_interleaved(load: Any) -> None:

@@ -274,7 +274,7 @@ def encoding(monkeypatch: pytest.MonkeyPatch) -> Encoding:
     """Replace tiktoken's encoding by the stand-in."""
     made = Encoding(TEXT, 150)
     for module in ("ddl.models.tokenizers", "ddl.hf.tokenization"):
-        monkeypatch.setattr(f"{module}._gpt2", lambda: made)
+        monkeypatch.setattr(f"{module}.gpt2_encoding", lambda: made)
     return made
 
 

@@ -24,6 +24,8 @@ pub(super) const MOST_THREADS: [usize; 3] = [256, 512, 1024];
 const THREADS_APART: usize = 128;
 /// Threads of a multiprocessor that are planned for: beyond that registers are worth more.
 const PLANNED_THREADS: usize = 1024;
+/// Registers of a thread for an expansion's weight and its sums.
+const MOST_OF_A_WEIGHT: usize = 168;
 /// Blocks that a multiprocessor of any GPU can have.
 const MOST_RESIDENT_BLOCKS: usize = 32;
 
@@ -52,7 +54,7 @@ pub fn candidates(s: &Specialisation, limits: &Limits, overrides: &Overrides) ->
         // Features do not meet, so a thread has a packet of them and walks tokens.
         Kernel::ExpandForward | Kernel::ExpandBackward => space
             .vary(true, Choice::Features, |_| packets_up_to(s))
-            .vary(token, Choice::KeepInRegisters, |_| vec![1, 0])
+            .vary(token, Choice::KeepInRegisters, |plan| weights_kept(s, plan))
             .vary(true, Choice::Threads, |plan| {
                 vec![(s.d / plan.features).next_multiple_of(32).min(THREADS_APART)]
             }),
@@ -116,6 +118,16 @@ fn packet_of(s: &Specialisation, plan: &Plan) -> usize {
 
 fn packets_up_to(s: &Specialisation) -> Vec<usize> {
     [8, 4, 2, 1].into_iter().filter(|&features| features <= packet(s, s.d)).collect()
+}
+
+/// A weight of an expansion that fits is kept, with its sums; if it fits into short packets alone, then in these.
+fn weights_kept(s: &Specialisation, plan: &Plan) -> Vec<usize> {
+    let fits = |features: usize| 2 * s.taps * features * (s.m + 1) * s.real().size() / 4 <= MOST_OF_A_WEIGHT;
+    match (fits(plan.features), fits(1)) {
+        (true, _) => vec![1],
+        (false, true) => Vec::new(),
+        (false, false) => vec![0],
+    }
 }
 
 fn clusters(s: &Specialisation, limits: &Limits) -> Vec<usize> {

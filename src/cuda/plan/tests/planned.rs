@@ -17,7 +17,7 @@ fn an_expansion_keeps_a_weight_that_fits_in_registers() {
     assert_eq!(plan(16, 4, Dtype::Bf16), (1, true), "half as long, to be kept");
     assert_eq!(plan(4, 8, Dtype::F32), (1, true));
     assert_eq!(plan(4, 8, Dtype::F64), (1, true));
-    assert_eq!(plan(4, 12, Dtype::F64), (1, false), "numbers of twice the size");
+    assert_eq!(plan(4, 9, Dtype::F64), (1, false), "numbers of twice the size");
     assert_eq!(plan(4, 64, Dtype::Bf16), (2, false));
     assert_eq!(plan(4, 1, Dtype::Bf16), (2, true));
 }

@@ -89,5 +89,4 @@ def reason_of(error: OSError) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of another library's error, to quote in one of our messages."""
-    text = "" if isinstance(error, KeyError) else str(error).strip()  # the key alone says nothing
-    return (text or repr(error)).splitlines()[0]
+    return (str(error).strip() or repr(error)).splitlines()[0]

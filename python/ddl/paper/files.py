@@ -293,6 +293,8 @@ def _read(path: Path) -> dict[str, Any]:
             raise InputError("src", "be a file with weights", f"{path}: {reason}") from error
         refused = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"it refers to {refused[1]}" if refused else first_line(error)
+        if isinstance(error, KeyError):  # an opcode that the unpickler does not know
+            reason = "no pickle"
         raise InputError(
             path, "hold tensors in plain dicts", f"something else: {reason}"
         ) from error

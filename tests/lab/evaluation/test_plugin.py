@@ -90,3 +90,10 @@ def test_without_an_import_lm_eval_does_not_load_it() -> None:
     """An entry point is read when it is asked for; `import ddl` must not pull lm-eval in."""
     code = "import sys, ddl, ddl.lab.load; sys.exit('lm_eval' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_refused_path_is_shown_with_escapes() -> None:
+    with pytest.raises(InputError) as refused:
+        DDL("a\x1b]0;t\x07")
+    assert "got a\\x1b]0;t\\x07: " in str(refused.value)
+    assert refused.value.__suppress_context__

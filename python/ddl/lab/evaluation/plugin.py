@@ -10,7 +10,9 @@ from pathlib import Path
 
 from lm_eval.api.registry import register_model  # type: ignore[import-untyped]
 
+from ddl.errors import InputError
 from ddl.lab.load import load_for_transformers
+from ddl.lab.output import one_line
 
 from .harness import Harness
 
@@ -41,9 +43,14 @@ class DDL(Harness):
         max_batch_size: int | None = None,
         device: str | None = None,
     ) -> None:
-        model, tokenizer = load_for_transformers(
-            pretrained, device or "auto", checkpoint=str(checkpoint), argument="pretrained"
-        )
+        try:
+            model, tokenizer = load_for_transformers(
+                pretrained, device or "auto", checkpoint=str(checkpoint), argument="pretrained"
+            )
+        except (
+            InputError
+        ) as error:  # lm-eval prints it, where `ddl` does not escape what is printed
+            raise InputError.sentence(one_line(str(error))) from None
         super().__init__(model, tokenizer, batch_size)
         if max_batch_size is not None:
             self.max_batch_size = max_batch_size

@@ -185,7 +185,6 @@ MUTANTS = {
         SUM,
         """    parity ^= stage;
 #else
-    write_partials<N, 0>(x);
     __syncthreads();
 #endif
     sum_partials(x);
@@ -193,7 +192,6 @@ MUTANTS = {
 """,
         """    parity ^= 1;
 #else
-    write_partials<N, 0>(x);
     __syncthreads();
 #endif
     sum_partials(x);
@@ -222,7 +220,7 @@ MUTANTS = {
         "(gate || !VALUE_FROM_COMPRESSED)",
         "!gate && !VALUE_FROM_COMPRESSED",
     ),
-    "dk keeps its part along k": (BACKWARD, " - rewrite_grad.along * k", ""),
+    "dk keeps its part along k": (BACKWARD, "rewrite_grad.on[n][i] * k[i]", "Real(0)"),
     "c is left out of dx in parameters_bwd": (SEPARATE, "dx[f] -= s.shift * normed[f]", ""),
     "tokens behind the chunk are summed, too": (
         SEPARATE,

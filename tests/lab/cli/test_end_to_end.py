@@ -89,6 +89,7 @@ def test_generation_with_a_cache_is_the_same_everywhere(run: Path, exported: Pat
     assert cached[:same].tolist() == written[:same]
 
 
+@pytest.mark.table(0)
 def test_a_run_and_its_export_get_the_same_scores(run: Path, exported: Path) -> None:
     records = []
     for model in (run, exported):

@@ -40,6 +40,7 @@ def sweep(*arguments: str) -> int:
     return main(["sweep", "sweep.toml", *arguments])
 
 
+@pytest.mark.exhaustive
 def test_from_the_file_to_the_comparison(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep("--count") == 0
     assert capsys.readouterr().out == "4\n"

@@ -85,6 +85,7 @@ def test_help_that_nobody_reads(command: str) -> None:
     assert_quiet(unread(*command.split(), "--help"))
 
 
+@pytest.mark.exhaustive
 def test_a_training_that_nobody_reads(tmp_path: Path) -> None:
     """Training ends at the next printed line, and its files are complete."""
     options = ("--steps", "100000", "--eval-every", "20", "--out", str(tmp_path / "run"))

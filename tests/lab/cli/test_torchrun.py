@@ -17,6 +17,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 SHORT = ["tiny", "--steps", "4", "--eval-every", "2", "--log-every", "1", "--eval-batches", "1"]
 
 
+@pytest.mark.exhaustive
 def test_torchrun(tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = ["-m", "ddl", "train", *SHORT, "--out", str(run), "--device", "cpu"]

@@ -326,19 +326,6 @@ def alone_in(directory: Path, *, argument: str = "out") -> Iterator[None]:
         os.close(descriptor)
 
 
-@contextmanager
-def made_directories(directory: Path) -> Iterator[None]:
-    """Remove the directories down to this one that the block has made and, failing, left empty."""
-    new = [path for path in (directory, *directory.parents) if not path.exists()]
-    try:
-        yield
-    except BaseException:
-        for path in new:
-            with suppress(OSError):  # it has files, or was not made
-                path.rmdir()
-        raise
-
-
 def is_locked(directory: Path) -> bool | None:
     """Whether a process is in `alone_in` for this directory; None if that cannot be known.
 

@@ -95,6 +95,7 @@ def test_train_step_eager_with_peers(tmp_path: Path) -> None:
         assert 0 < fused["floor"] < 1
 
 
+@pytest.mark.exhaustive
 def test_train_step_compiled_with_adamw(
     load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

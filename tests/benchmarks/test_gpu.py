@@ -40,6 +40,7 @@ def case(load: Any, op: str = "rewrite_read", form: str = "token", m: int = 4) -
     return load("ddl.lab.bench.problems").Case(op, form, 16, m, 2, 12, BF16, BF16)
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize(
     "changes",
     [{}, {"precision": "bfloat16"}, {"mode": "compiled", "residuals": ("additive", "ddl")}],

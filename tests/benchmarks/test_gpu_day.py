@@ -83,6 +83,7 @@ def test_the_operators(tmp_path: Path) -> None:
     assert said.splitlines()[-1].endswith("; nothing failed; nothing left out")
 
 
+@pytest.mark.exhaustive
 def test_the_models_and_plans(tmp_path: Path) -> None:
     options = ["--only", "train,prefill,decode,plans", "--pieces", "2"]
     lines, said = run(3, tmp_path, *options)

@@ -93,6 +93,7 @@ def test_a_forward_keeps_what_the_formula_says(
     assert kept(options, **where).all == kept_bytes(options, **where)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("every", ["additive", 1, None, 32])
 @pytest.mark.parametrize("name", ["124M", *(pytest.param(n, marks=MORE) for n in ("1B", "7B"))])

@@ -206,6 +206,7 @@ MORE: list[Any] = [
 ]
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize(
     ("count", "sizes", "residual", "options"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)],

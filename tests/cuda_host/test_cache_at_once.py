@@ -121,6 +121,7 @@ def test_many_processes_at_once(cache, whole):
     assert were_cached(compile_kernels(cache, *SIZES)[0]) == [True] * 3
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("killed", [2, 4])
 def test_processes_killed_while_they_write(cache, whole, tmp_path, killed, seed):

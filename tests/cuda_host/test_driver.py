@@ -127,6 +127,7 @@ def test_what_was_warmed_up_is_loaded_already(driver, tmp_path, variables):
     check_loaded(driver, tmp_path / "log", code, "_native.pretend_gpu(1)\nstep()\n", **variables)
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("residual", ["ddl", "ddl-cc"])
 def test_a_training_step_loads_nothing_after_its_warmup(driver, tmp_path, residual):
     code = f"""
@@ -299,6 +300,7 @@ def test_a_gpu_without_room_for_a_cluster_does_without(driver, tmp_path):
     assert "parameters_bwd" in {line[1] for line in lines if line[0] == "cuLaunchKernel"}
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize(
     ("flags", "variables"),
     [

@@ -51,7 +51,7 @@ def narrow_neighbours(code: list[Instruction]) -> list[str]:
     return found
 
 
-@pytest.mark.table(1)
+@pytest.mark.table(0)
 @pytest.mark.parametrize("stored", [BF16, F32], ids=str)
 @pytest.mark.parametrize("d", [64, 384, 768, 2048, 4096])
 def test_a_backward_stores_packets_whole(d, stored):

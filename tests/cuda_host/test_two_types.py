@@ -100,6 +100,7 @@ def kernels(machine: Machine) -> int:
     return len(list((machine.folder / "kernels").iterdir()))
 
 
+@pytest.mark.exhaustive
 def test_one_process_uses_both_in_turn_before_two_share_its_cache(driver, tmp_path):
     """The plans are alike, so that the kernels' keys differ by the architecture alone."""
     machine = Machine(driver, tmp_path, "80 90", 64)

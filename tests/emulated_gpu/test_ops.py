@@ -285,7 +285,7 @@ def test_wide_states(d, m, compress):
         test_ops.test_wide_states(d, m, compress)
 
 
-@pytest.mark.table(1)
+@pytest.mark.table(0)
 @pytest.mark.parametrize("dtype", [F64, F32, BF16, F16], ids=str)
 @pytest.mark.parametrize(
     ("absent", "norm_eps"), [((), 1e-5), (("norm_weight", "gate_bias"), 1e-5), ((), None)]

@@ -67,6 +67,7 @@ def test_there_and_back(options: dict[str, Any], tmp_path: Path) -> None:
     assert isinstance(tokenizer, ByteTokenizer)
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_ways_of_loading(dtype: torch.dtype, tmp_path: Path) -> None:
     from_gpt(model(residual="ddl-tc")).save_pretrained(tmp_path, max_shard_size="30KB")

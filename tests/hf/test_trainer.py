@@ -87,6 +87,7 @@ def test_the_same_in_pieces(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("residual", ["ddl-cc", "ddl-tc"])
 @pytest.mark.parametrize("recomputed", [False, True], ids=["stored", "recomputed"])
 def test_states_that_are_not_stored_change_no_bit(

@@ -156,6 +156,7 @@ def test_whole_model_in_half_precision(options: dict[str, Any], dtype: torch.dty
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", ARCHITECTURES[-2:], ids=name_of)
 def test_compiles_without_graph_breaks(options: dict[str, Any]) -> None:
     torch._dynamo.reset()

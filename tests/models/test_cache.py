@@ -49,6 +49,7 @@ def test_pieces_give_what_the_whole_gives(residual, pieces):
     )
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("residual", RESIDUALS)
 @pytest.mark.parametrize("prompt", range(1, 9))
 def test_prompts_of_any_length_and_two_hundred_tokens(residual, prompt):

@@ -163,6 +163,7 @@ def test_exported_for_any_length(residual):
         close(actual, alone(model, idx[:, :short], starts))
 
 
+@pytest.mark.exhaustive
 def test_compiled():
     torch._dynamo.reset()
     model, idx = model_of("ddl-tc"), tokens(3, TIME)

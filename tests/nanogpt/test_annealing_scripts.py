@@ -240,6 +240,7 @@ def test_activation_checkpointing(name: str) -> None:
     assert_same_gradients(gradients(model(*tokens())[0], {}, model), expected, F64)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", [pytest.param("m1", marks=pytest.mark.exhaustive), "tc"])
 def test_a_changing_a_compiles_once_and_its_end_once_more(name: str) -> None:

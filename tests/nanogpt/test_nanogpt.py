@@ -166,6 +166,7 @@ def train(model: GPT, steps: int = 150) -> float:
 SMALL = {"vocab_size": 8, "n_embd": 32, "n_head": 4}
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("name", ["m1", "cc", "tc"])
 def test_training_learns_what_needs_the_blocks(name: str) -> None:
     assert train(convert(make(**SMALL, dropout=0.0), **VARIANTS[name])) < 0.1

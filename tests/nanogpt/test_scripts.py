@@ -193,8 +193,9 @@ def test_copies(options: dict[str, Any]) -> None:
         assert model.transformer.h[0].res_attn.value.bias.any()
 
 
+@pytest.mark.table(0)
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("name", ["m1", "cc-noec", "tc", "wide"])
+@pytest.mark.parametrize("name", ["tc", "m1", "cc-noec", "wide"])
 def test_compiled_is_eager(name: str) -> None:
     """Full graphs give the same logits and gradients."""
     model = make_delta((VARIANTS | OTHERS)[name])
@@ -205,6 +206,7 @@ def test_compiled_is_eager(name: str) -> None:
     assert_same_gradients(named, expected, F64, depth=8)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_inference_of_any_length() -> None:
     model = make_delta(VARIANTS["tc"]).eval()

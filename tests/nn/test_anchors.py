@@ -87,7 +87,7 @@ def test_gradients_have_the_same_bits(options, anchor_every, dtype):
     assert_same_bits(gradients(gpt(anchor_every, dtype, **options)), expected)
 
 
-@pytest.mark.table(1)
+@pytest.mark.table(0)
 @pytest.mark.parametrize(
     "variant",
     ["cc", "tc", *(pytest.param(name, marks=EXHAUSTIVE) for name in ("pooled", "ddl", "v-map"))],
@@ -137,7 +137,7 @@ def nanogpt_loss(model: nn.Module) -> Tensor:
     return model(IDX, IDX)[1]
 
 
-@pytest.mark.table(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "options",
     [

@@ -97,6 +97,7 @@ def test_mixed_dtypes(options: dict[str, Any]) -> None:
         assert_close("x'", result, by_hand(twin.double(), **exact, **options), torch.bfloat16)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("options", [*DIRECTIONS[1:], *GATES], ids=name_of)
 def test_compiles_without_graph_breaks(options: dict[str, Any], autocast: bool) -> None:

@@ -66,7 +66,7 @@ def fsdp2(model: Model) -> nn.Module:
     return fully_shard(model)
 
 
-WRAPPERS = pytest.mark.parametrize("wrap", [ddp, fsdp2], ids=lambda wrap: wrap.__name__)
+WRAPPERS = pytest.mark.parametrize("wrap", [fsdp2, ddp], ids=lambda wrap: wrap.__name__)
 Change = Callable[[Model], None]
 
 
@@ -138,6 +138,7 @@ def check(found: list[dict[str, Tensor]], expected: dict[str, Tensor]) -> None:
         assert_same_gradients(gradients, expected, F64, depth=4)
 
 
+@pytest.mark.table(1)
 @WRAPPERS
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_gradients(options: dict[str, Any], wrap: Any, tmp_path: Path) -> None:
@@ -151,6 +152,7 @@ def test_a_process_with_other_data_is_noticed(wrap: Any, tmp_path: Path) -> None
         check(found, of_one_process(value_channels=3))
 
 
+@pytest.mark.table(0)
 @WRAPPERS
 @pytest.mark.parametrize("every", [1, 4])
 def test_recomputed_sublayers(every: int, wrap: Any, tmp_path: Path) -> None:
@@ -174,6 +176,7 @@ def test_sublayers_that_are_tensor_parallel_inside(tmp_path: Path) -> None:
     check(saved_by(tmp_path, act), of_one_process(value_channels=3))
 
 
+@pytest.mark.table(0)
 @WRAPPERS
 def test_compiled(wrap: Any, tmp_path: Path) -> None:
     """FSDP2 compiles what is between the sublayers and each of these: more graphs than one."""

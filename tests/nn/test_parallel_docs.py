@@ -69,6 +69,7 @@ def losses(said: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", said)]
 
 
+@pytest.mark.exhaustive
 def test_the_script(folder: Path) -> None:
     """It learns, and what FSDP2 saves is what DDP saves but for the rounding to bfloat16."""
     found = {}

@@ -189,6 +189,7 @@ def test_autocast_takes_mixed_dtypes() -> None:
     assert_close("x'", result, exact, torch.bfloat16)
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize(
     "options",
     [{}, {"gate": "mlp"}, {"value_from": "compressed"}, {"value": "constant"}, {"mapping": "v"}],

@@ -176,6 +176,7 @@ def test_sharing_what_is_shared_is_sharing_with_its_owner() -> None:
 # --- computed parameters -------------------------------------------------------------------------
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("options", [{}, {"gate": "mlp"}, {"mapping": "v"}], ids=str)
 def test_parametrized_weights(options: dict[str, Any], compile: bool) -> None:
@@ -213,6 +214,7 @@ def pruned(stream: DeltaStream) -> list[nn.Module]:
     return [*projections, stream.reads[1], stream.reads[2]]
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("gate", ["linear", "mlp"])
 def test_pruned_weights_follow_their_originals(gate: str, compile: bool) -> None:

@@ -248,6 +248,7 @@ def positional(name: str, given: dict[str, Any], pending: Tensor | None) -> list
     return [pending if n == "pending" else known.get(n) for n in names]
 
 
+@pytest.mark.table(1)
 @READS
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name, m, taps):

@@ -100,7 +100,7 @@ def mixed() -> Iterator[None]:
         yield
 
 
-@pytest.mark.table(1)
+@pytest.mark.table(0)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("around", [nullcontext, mixed], ids=["plain", "autocast"])
 @pytest.mark.parametrize(("m", "compress"), [(4, "channel"), (4, "token")])
@@ -144,6 +144,7 @@ def test_several_rewrites_have_the_same_bits_on_a_gpu(dtype, plan):
         assert_same_bits(gradients(calls, run(calls, 4)), expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("compile_it", [False, True], ids=["eager", "compiled"])
 def test_only_anchors_are_stored(compile_it):
     """Of seven states the backward keeps X0, X3 and X6 for N = 3, besides the incoming state."""

@@ -106,6 +106,7 @@ def test_every_rewrite_read_of_a_trunk_overwrites():
     assert len(operands) == 3
 
 
+@pytest.mark.exhaustive
 def test_a_gradient_that_others_need_is_copied_first():
     def branches(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         # Both terms of a sum get the same gradient tensor, and here a third use needs it as well.

@@ -85,6 +85,7 @@ def refusal(operator: str, asked: str) -> str:
 
 
 # Each call has room for the outputs and gradients that torch allocates, but not for its scratch.
+@pytest.mark.table(0)
 @pytest.mark.parametrize(
     ("call", "room", "operator", "asked"),
     [
@@ -100,6 +101,7 @@ def test_too_little_memory_is_an_error(call, room, operator, asked):
     assert run(script) == [refusal(operator, asked), "done"]
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("threads", ["openmp", "rayon"])
 def test_too_little_memory_within_a_thread_is_an_error(threads):
     """Two parts of 64 tokens with a row of scratch each; nothing ever touches the 512 MiB."""

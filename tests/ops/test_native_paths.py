@@ -16,6 +16,7 @@ TESTS = Path(__file__).parent
 SUBSET = "(test_rewrite_read and 63) or test_expand or test_any_mix or threads or bit_for_bit"
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("path", ["DDL_SIMD=portable", "DDL_SIMD=avx2", "DDL_THREADS=rayon"])
 def test_operators_on(path):
     name, _, choice = path.partition("=")

@@ -73,6 +73,7 @@ COMPRESS = [
 ]
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("dtype", [F64, F32, BF16, F16], ids=str)
 @pytest.mark.parametrize("d", [1, 63, 100, 384])
 @pytest.mark.parametrize(("m", "compress"), COMPRESS)

@@ -67,6 +67,7 @@ def backward_arguments(name: str, arguments: Sequence[Any], wanted: int = ALL) -
     return [known.get(argument) for argument in backward.names]
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("name", ["rewrite", "read", "rewrite_read", "expand"])
 @pytest.mark.parametrize(("m", "compress"), CASES)
 def test_opcheck(name, m, compress):
@@ -75,6 +76,7 @@ def test_opcheck(name, m, compress):
         torch.library.opcheck(op, operator_arguments(name, m, compress, dtype))
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize(("m", "compress"), CASES)
 def test_opcheck_with_a_chain(m, compress):
     given = operator_arguments("rewrite_read", m, compress, F64, chained=True)
@@ -85,6 +87,7 @@ def test_opcheck_with_a_chain(m, compress):
     torch.library.opcheck(torch.ops.ddl.rewrite_read_backward_.default, arguments)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("name", ["rewrite", "read", "rewrite_read", "expand"])
 @pytest.mark.parametrize(("m", "compress"), CASES)
 def test_opcheck_of_the_backwards(name, m, compress):
@@ -97,6 +100,7 @@ def test_opcheck_of_the_backwards(name, m, compress):
         torch.library.opcheck(backward, backward_arguments(name, arguments, wanted))
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("name", ["rewrite", "read", "rewrite_read", "expand"])
 @pytest.mark.parametrize(("m", "compress"), CASES)
 @pytest.mark.parametrize("options", [
@@ -136,6 +140,7 @@ def gradients(model: torch.nn.Module, output: torch.Tensor) -> dict[str, torch.T
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize(("m", "compress"), CASES)
 def test_compiled_equals_eager(m, compress):
     model = Trunk(m, compress)
@@ -153,6 +158,7 @@ def test_compiled_equals_eager(m, compress):
     torch._dynamo.reset()
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize(("m", "compress"), CASES)
 def test_inductor_writes_no_operands(m, compress, monkeypatch):
     """If Inductor formats a message with the operands, they grow tenfold per layer."""

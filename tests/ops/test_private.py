@@ -95,6 +95,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("name", NAMES)
 def test_without(name: str):
     private = PACKAGE / "ops" / "private.py"

@@ -255,6 +255,7 @@ def test_gradcheck_rewrite() -> None:
         assert gradcheck(lambda *a, eps_k=eps_k: reference.rewrite(*a, eps_k=eps_k), inputs)
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("K", [None, 0, 3], ids=["channel", "identity", "token"])
 @pytest.mark.parametrize("norm_eps", [None, 1e-5])
 @pytest.mark.parametrize("value_scale", [None, 4.0])

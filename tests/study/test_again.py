@@ -33,6 +33,7 @@ def test_the_records_decide_the_draw(tmp_path: Path) -> None:
     assert drawn >= set(names)
 
 
+@pytest.mark.exhaustive
 def test_another_run_of_the_same_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(again, "FOLDER", tmp_path / "again")
     config = short(tmp_path, "ddl-cc", out=tmp_path / "cc-s1", record_every=3)

@@ -14,6 +14,7 @@ from study import collect
 from tests.support.train_cases import quiet, short, stop_at
 
 
+@pytest.mark.exhaustive
 def test_finished_runs_are_collected_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, out = tmp_path / "runs", tmp_path / "records" / "main.jsonl"
     cc = short(tmp_path, "ddl-cc", out=runs / "cc-s1", record_every=3, eval_batches=8)

@@ -1,8 +1,8 @@
 """Samples of large parameter tables: `make test` runs a sample, `make test-all` every case.
 
 `@pytest.mark.table` on a parametrized test runs a sample in which every pair of parameter values
-still occurs; `@pytest.mark.table(1)` one in which every value does. `@pytest.mark.exhaustive`
-leaves a test, or one case, to `make test-all`.
+still occurs; `@pytest.mark.table(1)` one in which every value does, and `@pytest.mark.table(0)` the
+first case alone. `@pytest.mark.exhaustive` leaves a test, or one case, to `make test-all`.
 """
 
 from __future__ import annotations

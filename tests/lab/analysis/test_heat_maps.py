@@ -106,6 +106,7 @@ def test_training_leaves_out_what_is_no_number(tmp_path: Path, mean: Any) -> Non
     assert np.isnan(np.ma.filled(shown["Gate β"], np.nan)).all()
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("depth", [1, 12, 96])
 @pytest.mark.parametrize("training", [False, True])
 def test_no_labels_overlap(depth: int, training: bool, tmp_path: Path) -> None:

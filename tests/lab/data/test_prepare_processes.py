@@ -66,7 +66,8 @@ def start(script: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.table(0)
+@pytest.mark.parametrize("workers", [2, 1])
 def test_a_killed_preparation_goes_on(
     workers: int, inputs: Path, tmp_path: Path, tokenizer: Path, small_units: None
 ) -> None:

@@ -143,6 +143,7 @@ def test_shots_of_a_preset_and_of_a_task(shots: int | None) -> None:
     assert _requested(EvalConfig(Path(), tasks=("mine",)))[1] == (None,)
 
 
+@pytest.mark.exhaustive
 def test_a_hugging_face_directory_scores_the_same(run: Path, hf_directory: Path) -> None:
     options: dict[str, Any] = {
         "tasks": ("local_piqa", "local_rolling", "local_generate"),

@@ -197,7 +197,8 @@ def one_by_one() -> dict[str, Any]:
     return results(harness(make("ddl-tc"), 1), ALL)
 
 
-@pytest.mark.parametrize("batch_size", [4, "auto"])
+@pytest.mark.table(0)
+@pytest.mark.parametrize("batch_size", ["auto", 4])
 def test_batch_size_changes_nothing(
     one_by_one: dict[str, Any], batch_size: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

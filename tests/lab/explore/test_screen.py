@@ -278,6 +278,7 @@ def test_damaged_files_are_named_and_the_rest_is_shown(run: Path) -> None:
     explore([run], script, size=(160, 40))
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
@@ -347,6 +348,7 @@ def test_keys_and_their_help(run: Path) -> None:
         assert re.search(rf"^{re.escape(shown)}|^\w  {shown} ", HELP, flags=re.MULTILINE), key
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("size", [(80, 24), (30, 6), (4, 2)])
 def test_every_tab_in_every_size(run: Path, size: tuple[int, int]) -> None:
     additive(run.parent / f"a-rather-long-name-{'of-a-run-' * 6}")
@@ -375,6 +377,7 @@ def test_eighty_columns_show_every_number_of_the_table_over_depth(run: Path) -> 
     explore([run], script)
 
 
+@pytest.mark.exhaustive
 def test_without_colour_the_text_is_the_same(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: dict[bool, list[str]] = {}
 

@@ -17,8 +17,9 @@ from tests.support import ROOT
 @pytest.mark.parametrize(
     ("kills", "processes", "parallel"),
     [
-        (12, 1, "ddp"),
-        (2, 2, "fsdp2"),
+        (4, 1, "ddp"),
+        pytest.param(12, 1, "ddp", marks=pytest.mark.exhaustive),
+        pytest.param(2, 2, "fsdp2", marks=pytest.mark.exhaustive),
         pytest.param(5, 2, "ddp", marks=pytest.mark.exhaustive),
         pytest.param(10, 2, "fsdp2", marks=pytest.mark.exhaustive),
     ],

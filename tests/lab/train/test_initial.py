@@ -108,6 +108,7 @@ def test_it_goes_on_without_the_source(
             torch.testing.assert_close(tensor, theirs.state_dict()[name], rtol=0, atol=0)
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("how", ["ddp", "fsdp2"])
 def test_several_processes_start_from_it(source: TrainConfig, tmp_path: Path, how: str) -> None:
     config = going_on(source, tmp_path, batch_size=4, accumulation=2, parallel=how)

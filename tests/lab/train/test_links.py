@@ -130,6 +130,7 @@ def test_the_folder_of_a_tracker(stopped: TrainConfig, elsewhere: Path, name: st
         open_trackers([name], Tracked(stopped.directory, stopped, 0, 0))
 
 
+@pytest.mark.exhaustive
 def test_an_inspection(stopped: TrainConfig, elsewhere: Path) -> None:
     """A folder that the user names may be a link; a picture in it is replaced."""
     folder, run = stopped.directory / "inspect", stopped.directory

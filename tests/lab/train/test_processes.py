@@ -85,7 +85,7 @@ def check_gradients(config: TrainConfig, count: int, folder: Path) -> None:
             assert error <= 1e-9 * torch.linalg.vector_norm(gradient), (rank, name)
 
 
-@pytest.mark.table
+@pytest.mark.table(1)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("residual", ["additive", "hc", "ddl", "ddl-cc", "ddl-tc"])
@@ -121,7 +121,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     return ran
 
 
-@pytest.mark.table(1)
+@pytest.mark.table(0)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("count", [2, 4])
 def test_losses_of_20_steps(alone: TrainConfig, tmp_path: Path, how: str, count: int) -> None:
@@ -151,6 +151,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "shards"
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("how", HOW)
 def test_documents_apart(documents: Path, tmp_path: Path, how: str) -> None:
     """Every predicted token counts the same, in whichever process it is."""
@@ -236,6 +237,7 @@ def test_fsdp2_shards_at_rest(tmp_path: Path) -> None:
     together(4, tmp_path / "out", act)
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("how", HOW)
 def test_recomputed_sublayers(alone: TrainConfig, tmp_path: Path, how: str) -> None:
     shared = replace(alone, out=tmp_path / "run", parallel=how, recompute=True)
@@ -251,6 +253,7 @@ def test_compiled(alone: TrainConfig, tmp_path: Path, how: str) -> None:
     check_losses(shared, alone)
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("how", HOW)
 def test_bfloat16(tmp_path: Path, how: str) -> None:
     """The sublayers are gathered in bfloat16; gates, reads and the embedding stay in float32."""

@@ -49,6 +49,7 @@ def check_one_sentence(forked: Forked, sentence: str) -> None:
     assert forked.said(1) == ""
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize(("how", "rank"), [("ddp", 0), ("fsdp2", 0), ("fsdp2", 1)])
 def test_a_process_that_cannot_write_its_tensors(tmp_path: Path, how: str, rank: int) -> None:
     """A limit of the file size stops the write in the middle, as a full disk does."""
@@ -70,6 +71,7 @@ def test_a_process_that_cannot_write_its_tensors(tmp_path: Path, how: str, rank:
     assert not list(run.directory.rglob(".*"))
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize(("how", "message"), [("ddp", "gather"), ("fsdp2", "from_first")])
 def test_a_process_that_hangs_while_others_wait_for_its_word(
     tmp_path: Path, how: str, message: str
@@ -92,7 +94,7 @@ def test_a_process_that_hangs_while_others_wait_for_its_word(
     assert "has not answered for 0.05 minutes" in forked.said(0)
 
 
-@pytest.mark.table(1)
+@pytest.mark.table(0)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     "place",

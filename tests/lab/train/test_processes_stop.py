@@ -74,7 +74,7 @@ def check_goes_on(run: TrainConfig, whole: TrainConfig, folder: Path) -> None:
     assert not list(run.directory.rglob(".*"))
 
 
-@pytest.mark.table(1)
+@pytest.mark.table(0)
 @pytest.mark.parametrize(
     ("rank", "number"),
     [(0, signal.SIGTERM), (1, signal.SIGINT), (0, signal.SIGHUP), (1, signal.SIGUSR1)],
@@ -92,6 +92,7 @@ def test_a_signal_to_one_process_stops_all(
     check_goes_on(run, whole, tmp_path)
 
 
+@pytest.mark.table(0)
 def test_a_signal_stops_an_evaluation(whole: TrainConfig, tmp_path: Path) -> None:
     run = replace(whole, out=tmp_path / "run")
     evaluate = Trainer.evaluate
@@ -135,6 +136,7 @@ def command_status(act: Callable[[], int]) -> int:
     return command("train")(0)
 
 
+@pytest.mark.table(0)
 def test_a_process_that_hangs_ends_the_others(whole: TrainConfig, tmp_path: Path) -> None:
     run = replace(whole, out=tmp_path / "run", process_timeout=0.05)
     hang = doing(run, 3, 1, lambda: os.kill(os.getpid(), signal.SIGSTOP))
@@ -216,6 +218,7 @@ def test_weights_that_are_not_finite_in_one_process(tmp_path: Path, how: str) ->
     assert RunDirectory(run.directory).steps() == []
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("how", HOW)
 def test_a_full_disk(tmp_path: Path, how: str) -> None:
     """The first process cannot write a record; both end, and the checkpoint before it stays."""

@@ -203,6 +203,7 @@ def test_a_signal_ends_the_command_with_its_status(tmp_path: Path) -> None:
     assert RunDirectory(out).steps()
 
 
+@pytest.mark.exhaustive
 def test_a_signal_that_nobody_reads_of(tmp_path: Path) -> None:
     """Ctrl-C also ends the `tee` of `2>&1 | tee`; the run still saves its checkpoint."""
     process = start(tmp_path / "run")

@@ -102,6 +102,7 @@ def damage(kind: str, file: Path) -> None:
         file.write_bytes(b"garbage")
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("kind", ["missing", "truncated", "flipped", "garbage"])
 @pytest.mark.parametrize("part", ["model", "training"])
 def test_a_damaged_checkpoint_is_refused(stopped: TrainConfig, kind: str, part: str) -> None:

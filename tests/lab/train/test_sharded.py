@@ -75,6 +75,7 @@ def tensors(run: TrainConfig) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters())
 
 
+@pytest.mark.table(0)
 def test_the_same_number_of_processes_goes_on_bit_for_bit(
     stopped: TrainConfig, whole: TrainConfig, tmp_path: Path
 ) -> None:
@@ -85,7 +86,7 @@ def test_the_same_number_of_processes_goes_on_bit_for_bit(
         assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.table(1)
+@pytest.mark.table(0)
 @pytest.mark.parametrize(("count", "how"), [(1, "ddp"), (2, "fsdp2"), (4, "fsdp2"), (2, "ddp")])
 def test_another_number_of_processes_goes_on(
     stopped: TrainConfig, whole: TrainConfig, tmp_path: Path, count: int, how: str

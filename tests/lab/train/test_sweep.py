@@ -210,6 +210,7 @@ def test_a_run_that_another_process_has_is_left_to_it(
     assert train_sweep(sweep, quiet()) == (0, {})
 
 
+@pytest.mark.exhaustive
 def test_two_indices_at_once_and_the_same_twice(tmp_path: Path) -> None:
     file = tmp_path / "sweep.toml"
     file.write_text(

@@ -33,6 +33,7 @@ def losses(config: TrainConfig) -> list[float]:
     return [value for r in records for key, value in r.items() if key.endswith("loss")]
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("residual", ["additive", "ddl-cc", "ddl-tc"])
 def test_same_seed_same_losses(tmp_path: Path, residual: str) -> None:
     config = short(tmp_path, residual)

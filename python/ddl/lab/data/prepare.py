@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddl.errors import InputError
-from ddl.files import alone_in, made_directories, read_text
+from ddl.files import alone_in, new_directories, read_text
 from ddl.lab.config import PrepareConfig
 from ddl.lab.machine import usable_cores
 from ddl.models.tokenizers import (
@@ -78,7 +78,7 @@ def prepare(
         vocab_size=tokenizer.vocab_size,
         made_of=made_of(config, tokenizer, token, found, workers),
     )
-    with made_directories(config.out), alone_in(config.out):
+    with new_directories(config.out), alone_in(config.out):
         index = begin(config.out, fresh, tokenizer)
         was_complete = index.next is None
         if index.next is not None:

@@ -15,6 +15,7 @@ from ddl.lab.config import RESIDUALS, OptimConfig
 from ddl.models import GPT
 from ddl.optim import make_optimizer
 from tests.support.hf_cases import CHECKPOINTING, VOCABULARY, names, small
+from tests.support.sampling import few
 
 STEPS = 8
 
@@ -52,7 +53,7 @@ def losses(done: Trainer) -> list[float]:
     return [record["loss"] for record in done.state.log_history if "loss" in record]
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", few(RESIDUALS, "hc", "ddl-cc"))
 def test_it_learns_and_goes_on(residual: str, tmp_path: Path) -> None:
     hf = fresh(residual)
     run = trainer(tmp_path / "run", hf)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,14 @@ MARKERS = (
 )
 Case = Mapping[str, object]  # names of parameters → values
 Combination = tuple[tuple[str, str], ...]
+
+
+def few(values: Sequence[str], *usual: str) -> list[Any]:
+    """The values of a parameter, of which a run without --all has the usual ones."""
+    return [
+        pytest.param(value, marks=() if value in usual else pytest.mark.exhaustive)
+        for value in values
+    ]
 
 
 def covering_sample(cases: Sequence[Case], strength: int) -> set[int]:

@@ -23,6 +23,7 @@ from ddl.lab.load import complete
 from ddl.lab.train.runs import load_run
 from tests.support.eval_cases import datasets_in
 from tests.support.eval_reference import TASKS
+from tests.support.sampling import few
 
 CPU, PROMPT, NEW = torch.device("cpu"), "The statement", 40
 SIZES = ("--steps", 60, "--eval-every", 30, "--eval-batches", 4, "--optim.warmup-steps", 5)
@@ -32,7 +33,7 @@ def ddl_command(*arguments: Any) -> None:
     assert main([str(argument) for argument in arguments]) == 0
 
 
-@pytest.fixture(scope="module", params=PUBLISHED)
+@pytest.fixture(scope="module", params=few(PUBLISHED, "additive", "ddl-tc"))
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run trained on Python's documentation."""
     path = tmp_path_factory.mktemp("runs") / request.param
@@ -89,7 +90,6 @@ def test_generation_with_a_cache_is_the_same_everywhere(run: Path, exported: Pat
     assert cached[:same].tolist() == written[:same]
 
 
-@pytest.mark.table(0)
 def test_a_run_and_its_export_get_the_same_scores(run: Path, exported: Path) -> None:
     records = []
     for model in (run, exported):

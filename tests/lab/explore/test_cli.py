@@ -67,7 +67,6 @@ def test_without_textual(
     assert capsys.readouterr().err == f"ddl explore: {sentence}\n"
 
 
-@pytest.mark.table(0)
 def test_in_a_terminal_a_signal_ends_it_and_leaves_the_terminal_usable(run: Path) -> None:
     ours, theirs = pty.openpty()
     environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "TERM": "xterm-256color"}

@@ -10,9 +10,6 @@
 //! never import each other), [`spectra`] (diagnostics of arrays, without torch), [`slices`], `torch` (the operators as
 //! its dispatcher calls them), and `python` and `tch`.
 
-// The other interfaces use less than Python's.
-#![cfg_attr(not(feature = "python"), allow(dead_code))]
-
 mod cpu;
 #[cfg(feature = "torch")]
 mod cuda;

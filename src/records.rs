@@ -26,6 +26,7 @@ pub struct Write<T, S = T> {
     pub eps_k: f64,
 }
 
+#[cfg(feature = "torch")]
 impl<T> Write<T> {
     pub(crate) fn tensors(&self) -> [&T; 3] {
         [&self.direction, &self.value, &self.gate]

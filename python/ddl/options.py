@@ -15,9 +15,11 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 from ddl.errors import InputError
 
-LEAST_EPS_K = 1e-18  # its square is representable in float32 (src/problem)
-LEAST_NORM_EPS = 1e-36  # representable in float32, under a square root
-MOST_REWRITES = 8  # a GPU keeps the sums of all of them in registers (src/problem)
+# As in native code, without which `ddl doctor` has to run: tests compare them.
+LEAST_EPS_K = 1e-18
+LEAST_NORM_EPS = 1e-36
+MOST_REWRITES = 8
+MOST_LINKS = 31
 LEAST_BETA = 2e-6  # initial gates are clamped to [LEAST_BETA, 2 − LEAST_BETA]
 LARGEST = sys.float_info.max
 LARGEST_COUNT = 2**63 - 1
@@ -196,7 +198,7 @@ STREAM_OPTIONS: Options = {
     "expand": Option("repeat", get_args(ExpandKind)),
     "expand_kernel_size": Option(4, check_count, [{"expand": "conv"}]),
     "sublayers_per_compressor": Option(2, check_count, [{"compress": "channel token"}]),
-    "anchor_every": Option(None, partial(check_count, optional=True, most=32)),
+    "anchor_every": Option(None, partial(check_count, optional=True, most=MOST_LINKS + 1)),
     "stream_dtype": Option(
         None, partial(check_choice, choices=get_args(StreamDtype), optional=True)
     ),

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::problem::{Gradients, Incoming, Link, Outputs, Read, RewriteRead};
 use crate::tensor::Tensor;
 
-/// Runs the operator forward into `outputs`, which `torch::operators` has allocated: kernels do not check pointers.
+/// Runs the operator forward into `outputs`, which `torch::calls` has allocated: kernels do not check pointers.
 pub fn forward(problem: &RewriteRead, outputs: &Outputs, call: &Call<'_>) -> Result<()> {
     let mut argument = inputs(problem);
     argument.new_state = address(&outputs.new_state);
@@ -29,7 +29,7 @@ pub fn forward(problem: &RewriteRead, outputs: &Outputs, call: &Call<'_>) -> Res
     call.launch(&loaded, [blocks, loaded.plan.slices(&specialisation)], argument)
 }
 
-/// Runs the operator backward; its forward filled `saved_outputs`. All of both was checked in `torch::operators`.
+/// Runs the operator backward; its forward filled `saved_outputs`. All of both was checked in `torch::calls`.
 pub fn backward(
     problem: &RewriteRead,
     saved_outputs: &Outputs,
@@ -203,4 +203,13 @@ fn saved(argument: &mut arguments::RewriteRead, outputs: &Outputs) {
 
 fn address(tensor: &Option<Tensor>) -> Address {
     tensor.as_ref().map_or(0, Tensor::address)
+}
+
+impl Gradients {
+    /// Returns true if any parameter's gradient is wanted.
+    fn of_parameters(&self) -> bool {
+        let Gradients { compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias, .. } = self;
+        let wanted = [compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias];
+        wanted.iter().any(|gradient| gradient.is_some())
+    }
 }

@@ -2,6 +2,7 @@
 
 mod allocate;
 mod expand;
+pub mod limits;
 mod outputs;
 mod records;
 mod rewrite_read;

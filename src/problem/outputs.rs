@@ -1,6 +1,6 @@
 //! The shapes of a call's outputs, and the checks of what is given back to it: saved outputs and gradients of outputs.
 
-use super::records::{Gradients, Incoming, Outputs, Read};
+use super::records::{Incoming, Outputs, Read};
 use super::rewrite_read::RewriteRead;
 use crate::error::{Error, Result};
 use crate::records;
@@ -73,13 +73,4 @@ impl Incoming {
 pub fn without_output(name: &str) -> Error {
     let output = name.trim_start_matches("grad_");
     Error::Argument(format!("`{name}` must be left out of a call without `{output}`, got a tensor"))
-}
-
-impl Gradients {
-    /// Returns true if any parameter's gradient is wanted.
-    pub fn of_parameters(&self) -> bool {
-        let Gradients { compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias, .. } = self;
-        let wanted = [compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias];
-        wanted.iter().any(|gradient| gradient.is_some())
-    }
 }

@@ -1,5 +1,6 @@
 //! `rewrite`, `read` and `rewrite_read`: their inputs, checked.
 
+use super::limits::{LEAST_EPS_K, LEAST_NORM_EPS};
 use super::records::{Link, Read, Write};
 use super::rewrites::Rewrites;
 use super::sizes::{Sizes, at_least, check_documents, positive, state_sizes, stored_beside};
@@ -43,11 +44,6 @@ pub struct RewriteRead {
     /// n of the rewrite to come, for which the read computes v and β
     pub next: Rewrites,
 }
-
-/// Smallest ε_k and norm ε. If k or x is 0, only ε_k² or ε is under the root, so float32 must represent both with a
-/// margin on every backend, even if subnormal numbers are flushed to zero.
-const LEAST_EPS_K: f64 = 1e-18;
-const LEAST_NORM_EPS: f64 = 1e-36;
 
 /// The rewrites to come: the axis that the weight of the gate has, or else that of the value.
 fn next_rewrites(read: &Read, Sizes { d, m, .. }: Sizes) -> Result<Rewrites> {

@@ -1,10 +1,8 @@
 //! How many rewrites follow each other between two reads, and where their numbers lie.
 
+use super::limits::MOST_REWRITES;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
-
-/// Most rewrites between two reads: each has m + 1 sums over the features, which a GPU keeps in registers.
-const MOST: usize = 8;
 
 /// The axis of n rewrites in the tensors that have a part for each: before their last axes, and absent for a single
 /// rewrite.
@@ -17,9 +15,10 @@ impl Rewrites {
         let (shape, at) = (&tensor.shape, batch.len());
         let fits = shape.len() == at + 1 + last.len() && shape.starts_with(batch) && shape.ends_with(last);
         match fits.then(|| shape[at]) {
-            Some(count) if !(1..=MOST).contains(&count) => {
-                Err(Error::Argument(format!("`{}` must have 1 to {MOST} rewrites, got {count}", tensor.name)))
-            }
+            Some(count) if !(1..=MOST_REWRITES).contains(&count) => Err(Error::Argument(format!(
+                "`{}` must have 1 to {MOST_REWRITES} rewrites, got {count}",
+                tensor.name
+            ))),
             count => Ok(Rewrites(count)),
         }
     }
@@ -45,7 +44,7 @@ pub fn stats_before(index: usize, m: usize) -> usize {
     index * (1 + m) + index * index.saturating_sub(1) / 2
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "torch"))]
 mod tests {
     use super::*;
     use crate::tensor::Dtype;

@@ -10,7 +10,8 @@ use pyo3::types::PyDict;
 use crate::cuda::device::emulated::Emulated;
 use crate::cuda::device::gpu::gpu;
 use crate::cuda::device::{Backend, stand_in};
-use crate::cuda::plan::{Limits, Overrides, RESERVED};
+use crate::cuda::kernel::arguments::{LAYOUTS, Layout};
+use crate::cuda::plan::{Choice, Limits, Overrides, RESERVED};
 use crate::error::Error;
 
 /// Runs the CUDA kernels for CPU tensors; `build=None` ends that. `build(source, defines)` compiles a kernel and
@@ -33,7 +34,7 @@ pub fn emulate(
         registers_per_multiprocessor: 65_536,
         threads_per_multiprocessor: 2048,
         blocks_per_multiprocessor: 32,
-        cluster: cluster.max(overrides.cluster.unwrap_or(1)),
+        cluster: cluster.max(overrides.get(Choice::Cluster).unwrap_or(1)),
     };
     stand_in::replace(build.map(|build| -> (Arc<dyn Backend>, u64) {
         let build = move |source: &str, defines: &[String]| {
@@ -55,6 +56,12 @@ pub fn pretend_gpu(py: Python<'_>, index: Option<usize>, stream: u64) -> PyResul
     let device = py.detach(|| index.map(gpu).transpose())?;
     stand_in::replace(device.map(|device| -> (Arc<dyn Backend>, u64) { (device, stream) }));
     Ok(())
+}
+
+/// Returns the kernels' argument structures as the host lays them out: name, size, and (name, offset, size) of each field.
+#[pyfunction]
+pub fn argument_layouts() -> [Layout; LAYOUTS.len()] {
+    LAYOUTS
 }
 
 fn parse(plan: &Bound<'_, PyDict>) -> PyResult<Overrides> {

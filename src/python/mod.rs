@@ -9,11 +9,18 @@ mod warmup;
 
 use pyo3::prelude::*;
 
+use crate::cuda::kernel::arguments::MOST_LINKS;
+use crate::problem::limits::{LEAST_EPS_K, LEAST_NORM_EPS, MOST_REWRITES};
+
 /// Native part of ddl-rs; use `ddl.functional`.
 // Not yet tested without Python's lock.
 #[pymodule(gil_used = true)]
 pub fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("LEAST_EPS_K", LEAST_EPS_K)?;
+    module.add("LEAST_NORM_EPS", LEAST_NORM_EPS)?;
+    module.add("MOST_REWRITES", MOST_REWRITES)?;
+    module.add("MOST_LINKS", MOST_LINKS)?;
     module.add_function(wrap_pyfunction!(registration::register, module)?)?;
     module.add_function(wrap_pyfunction!(registration::operators, module)?)?;
     module.add_function(wrap_pyfunction!(registration::take_refusal, module)?)?;
@@ -33,6 +40,7 @@ pub fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     {
         module.add_function(wrap_pyfunction!(emulator::emulate, module)?)?;
         module.add_function(wrap_pyfunction!(emulator::pretend_gpu, module)?)?;
+        module.add_function(wrap_pyfunction!(emulator::argument_layouts, module)?)?;
     }
     Ok(())
 }

@@ -91,8 +91,10 @@ unsafe impl Element for u8 {
 pub enum Device {
     Cpu,
     /// torch's `cuda:index`
+    #[cfg(feature = "torch")]
     Cuda(usize),
     /// a device without operators, by torch's name
+    #[cfg(feature = "torch")]
     Elsewhere(String),
 }
 
@@ -100,7 +102,9 @@ impl std::fmt::Display for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Device::Cpu => f.write_str("cpu"),
+            #[cfg(feature = "torch")]
             Device::Cuda(index) => write!(f, "cuda:{index}"),
+            #[cfg(feature = "torch")]
             Device::Elsewhere(name) => f.write_str(name),
         }
     }
@@ -135,6 +139,7 @@ impl Tensor {
     }
 
     /// Returns a tensor without memory, "on a GPU", so that nothing here reads it. Its address tells its alignment.
+    #[cfg(feature = "torch")]
     pub fn fake(name: &'static str, shape: Vec<usize>, dtype: Dtype, address: usize) -> Tensor {
         Tensor { name, shape, dtype, device: Device::Cuda(0), ptr: address as *mut u8 }
     }
@@ -164,10 +169,6 @@ impl Tensor {
         self.ptr as u64
     }
 
-    fn address_of(&self, element: usize) -> u64 {
-        self.address() + (element * self.dtype.size()) as u64
-    }
-
     pub(super) fn is_readable(&self) -> bool {
         matches!(self.device, Device::Cpu) && !self.ptr.is_null()
     }
@@ -191,8 +192,9 @@ impl Tensor {
     }
 
     /// Fails if the tensor shares memory with `other`.
+    #[cfg(feature = "torch")]
     pub fn expect_apart(&self, other: &Tensor) -> Result<()> {
-        let end = |tensor: &Tensor| tensor.address_of(tensor.len());
+        let end = |tensor: &Tensor| tensor.address() + (tensor.len() * tensor.dtype.size()) as u64;
         if self.address() >= end(other) || other.address() >= end(self) {
             return Ok(());
         }
@@ -201,12 +203,11 @@ impl Tensor {
 
     /// Fails unless the tensor is on a device that has operators.
     pub fn expect_reachable(&self) -> Result<()> {
-        match &self.device {
-            Device::Elsewhere(got) => {
-                Err(Error::Device { name: self.name, expected: "cpu or cuda".into(), got: got.clone() })
-            }
-            Device::Cpu | Device::Cuda(_) => Ok(()),
+        #[cfg(feature = "torch")]
+        if let Device::Elsewhere(got) = &self.device {
+            return Err(Error::Device { name: self.name, expected: "cpu or cuda".into(), got: got.clone() });
         }
+        Ok(())
     }
 
     /// Fails unless the dtype is one of `expected`.

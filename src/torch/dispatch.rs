@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::dispatcher::{Kernel, Word, dispatcher, find};
 use super::operators;
 use super::run::Run;
-use super::shims::{Kernel, Word, find, shims};
 use super::source::{Listing, Source};
 use super::stack::Stack;
 use crate::error::{Error, Result};
@@ -88,9 +88,9 @@ impl Entry {
 
 /// Registers the kernels of all operators; their schemas are declared already.
 pub fn register(libtorch_cpu: &str) -> std::result::Result<(), String> {
-    let shims = find(libtorch_cpu)?;
+    let dispatcher = find(libtorch_cpu)?;
     OPERATORS.iter().zip(KERNELS).try_for_each(|(operator, kernel)| {
-        operator.keys.iter().try_for_each(|key| shims.register(key, operator.name, kernel))
+        operator.keys.iter().try_for_each(|key| dispatcher.register(key, operator.name, kernel))
     })
 }
 
@@ -101,7 +101,7 @@ unsafe extern "C-unwind" fn kernel<const AT: usize>(stack: *mut Word, arguments:
     let refusal = unsafe { call(OPERATORS[AT].run, stack, arguments as usize, length) };
     if !refusal.is_null() {
         // SAFETY: C++ called this frame, the outermost one.
-        unsafe { shims().throw(refusal) };
+        unsafe { dispatcher().throw(refusal) };
     }
 }
 

@@ -1,12 +1,18 @@
-//! The interface to torch: its C `shims`, the tensors that a call owns (`memory`), the [`source`] of arguments and the
-//! [`stack`] that is one, a call's device ([`run`]), checked problems and where they [`execute`], the [`operators`], and how
-//! they are registered and refuse ([`dispatch`]).
+//! The interface to torch: its C `shims`, the tensors that a call owns (`memory`), a call's device ([`run`]), checked
+//! problems and where they [`execute`]. For Python there are also the `dispatcher`, the [`source`] of arguments and the
+//! [`stack`] that is one, the [`operators`], and how they are registered and refuse ([`dispatch`]).
 
+#[cfg(feature = "python")]
 pub mod dispatch;
+#[cfg(feature = "python")]
+mod dispatcher;
 pub mod execute;
 pub(crate) mod memory;
+#[cfg(feature = "python")]
 pub mod operators;
 pub mod run;
 pub(crate) mod shims;
+#[cfg(feature = "python")]
 pub mod source;
+#[cfg(feature = "python")]
 pub mod stack;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::memory::{BYTE, Owned, last_axis_first, number_of};
 use super::shims::shims;
-use crate::cuda::device::ahead_of_time::AheadOfTime;
 use crate::cuda::device::gpu::gpu;
 use crate::cuda::device::{Backend, Call, Memory};
 use crate::error::Result;
@@ -16,15 +15,16 @@ use crate::tensor::{Device, Dtype, Tensor};
 #[derive(Default)]
 pub struct Run {
     /// lists the kernels of the call instead of running them; no tensor has memory
-    ahead_of_time: Option<Arc<AheadOfTime>>,
+    listing: Option<Arc<dyn Backend>>,
     /// outputs in the order of the schema
     outputs: Vec<Owned>,
 }
 
 impl Run {
     /// A call that only lists its kernels.
-    pub fn listing(device: Arc<AheadOfTime>) -> Run {
-        Run { ahead_of_time: Some(device), ..Run::default() }
+    #[cfg(feature = "python")]
+    pub fn listing(device: Arc<dyn Backend>) -> Run {
+        Run { listing: Some(device), ..Run::default() }
     }
 
     pub fn into_outputs(self) -> Vec<Owned> {
@@ -37,7 +37,7 @@ impl Run {
         tensor: &Tensor,
         launch: impl FnOnce(&Call<'_>) -> Result<()>,
     ) -> Result<Option<usize>> {
-        if let Some(device) = &self.ahead_of_time {
+        if let Some(device) = &self.listing {
             launch(&Call { device: &**device, stream: 0, memory: &Nothing })?;
             return Ok(None);
         }
@@ -56,7 +56,7 @@ impl Allocate for Run {
         dtype: Dtype,
         beside: &Tensor,
     ) -> Result<Tensor> {
-        if self.ahead_of_time.is_some() {
+        if self.listing.is_some() {
             return Ok(Tensor::fake(name, shape.to_vec(), dtype, 0));
         }
         let owned = Owned::empty(shape, number_of(dtype), &beside.device)?;
@@ -67,7 +67,7 @@ impl Allocate for Run {
 
     /// A stand-in takes the place of the next output.
     fn absent_output(&mut self, beside: &Tensor) -> Result<Option<Tensor>> {
-        if self.ahead_of_time.is_none() {
+        if self.listing.is_none() {
             self.outputs.push(Owned::empty(&[0], BYTE, &beside.device)?);
         }
         Ok(None)

@@ -1,7 +1,8 @@
 //! The dispatcher's stack, from which a call's arguments are taken in the order of the operator's schema.
 
+use super::dispatcher::{Word, dispatcher};
 use super::memory::{Owned, dtype_of};
-use super::shims::{Handle, Word, shims};
+use super::shims::Handle;
 use super::source::{Overwritten, Source, nothing};
 use crate::error::{Error, Result};
 use crate::tensor::{Dtype, Tensor};
@@ -28,7 +29,7 @@ impl<'a> Stack<'a> {
     fn optional(&mut self) -> Option<Word> {
         let word = self.word();
         // SAFETY: the schema has an optional here (`Stack::new`).
-        unsafe { shims().optional(word) }
+        unsafe { dispatcher().optional(word) }
     }
 
     fn owned(&mut self) -> Owned {
@@ -51,7 +52,7 @@ impl<'a> Stack<'a> {
     /// `list` is one that this call owns, and that is not used again.
     unsafe fn list(&mut self, name: &'static str, list: Word) -> Vec<Tensor> {
         // SAFETY: the contract above.
-        let words = unsafe { shims().list(list) };
+        let words = unsafe { dispatcher().list(list) };
         // All are owned before the first is looked at.
         // SAFETY: the elements are tensors, which are owned one by one.
         let owned: Vec<Owned> = words.into_iter().map(|word| unsafe { Owned::new(word as Handle) }).collect();

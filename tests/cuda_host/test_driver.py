@@ -274,7 +274,7 @@ def test_there_are_as_many_clusters_as_find_room(driver, tmp_path, room):
     (launch,) = backward(lines, "cuLaunchKernel")
     assert question[2:4] == launch[2:4] == ["on", "1"]
     chunks, cluster, _ = words(launch, "grid", 3)
-    assert (chunks, cluster) == (room, 4), "100 tokens in chunks of 20 or 12"
+    assert (chunks, cluster) == (room, 8), "100 tokens in chunks of 20 or 12"
     assert words(question, "grid", 3)[1] == cluster
     for name, count in (("block", 3), ("shared", 1)):
         assert words(question, name, count) == words(launch, name, count)

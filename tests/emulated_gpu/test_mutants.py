@@ -399,7 +399,9 @@ def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
             with emulated(kernels=kernels, plan=plan):
                 tensors = inputs((2, 11), 200, 4) | parameters(200, 4, "token", 3)
                 compare("rewrite_read", tensors, F32, eps_k=0.1)
-        with emulated(kernels=kernels, plan={"CHUNK": 7, "THREADS": 384}):
+        with emulated(
+            kernels=kernels, plan={"CHUNK": 7, "CLUSTER": 1, "FEATURES": 1, "THREADS": 384}
+        ):
             tensors = inputs((2, 5), 400, 4) | parameters(400, 4, "channel")
             compare("rewrite_read", tensors, F32, eps_k=0.1)
         for stages in (1, 2):

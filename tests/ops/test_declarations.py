@@ -7,7 +7,7 @@ import inspect
 import pytest
 import torch
 
-from ddl import _native, functional, reference
+from ddl import _native, functional, options, reference
 from ddl.ops.declarations import BACKWARDS, OPERATORS, Operator
 
 NATIVE = {name: (arguments, outputs) for name, arguments, outputs in _native.operators()}
@@ -41,3 +41,8 @@ def test_no_gradient_goes_both_ways(forward: Operator, backward: Operator):
 def test_the_functional_form_has_the_signature_of_the_reference(name: str):
     fused, plain = (inspect.signature(getattr(module, name)) for module in (functional, reference))
     assert list(fused.parameters) == list(plain.parameters)
+
+
+@pytest.mark.parametrize("name", ["LEAST_EPS_K", "LEAST_NORM_EPS", "MOST_LINKS", "MOST_REWRITES"])
+def test_limits_are_those_of_native_code(name: str):
+    assert getattr(options, name) == getattr(_native, name)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ddl import options
-from ddl.options import LEAST_EPS_K, LEAST_NORM_EPS, MOST_REWRITES
+from ddl._native import LEAST_EPS_K, LEAST_NORM_EPS, MOST_REWRITES
 
 from . import declarations
 from .declarations import Operator

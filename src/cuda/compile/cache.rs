@@ -41,7 +41,9 @@ impl Cache {
     /// Opens the user's cache directory; None if it cannot be created or written. Fails if others can write to it,
     /// or if its `~` cannot be expanded.
     pub fn open() -> Result<Option<Cache>> {
-        let Some(directory) = environment::cache_directory().map_err(refuse_home)? else { return Ok(None) };
+        let Some(directory) = environment::kernels::cache_directory().map_err(refuse_home)? else {
+            return Ok(None);
+        };
         match prepare(&directory) {
             Ok(found) => refuse_open_directory(&directory, &found).map(|()| Some(Cache { directory })),
             Err(error) => {

@@ -7,5 +7,6 @@ mod log;
 pub mod nvrtc;
 mod retry;
 
+#[cfg(feature = "python")]
 pub use compiler::Built;
 pub use retry::build;

@@ -33,7 +33,7 @@ pub fn build(
         }
     }
     let built = Built { seconds: start.elapsed().as_secs_f64(), cached, ..best };
-    if environment::logs_kernels() {
+    if environment::kernels::logs_kernels() {
         built.log();
         report(specialisation, limits, overrides).iter().for_each(|line| say(line));
     }

@@ -7,7 +7,7 @@ use super::table::{Loaded, Table};
 use crate::cuda::kernel::Specialisation;
 use crate::cuda::plan::{Limits, Overrides, Plan};
 use crate::error::{Error, Result};
-use crate::library::{Library, Symbol};
+use crate::library::Library;
 
 /// Compiles a file of kernels/ with macros like `D=768`; returns the path of a shared object.
 pub type Build = dyn Fn(&str, &[String]) -> Result<String> + Send + Sync;
@@ -21,7 +21,6 @@ pub struct Emulated {
 
 type Launch =
     unsafe extern "C" fn(*const c_uint, *const c_uint, usize, *mut *mut c_void, *mut c_char, usize) -> c_int;
-type ArgumentBytes = unsafe extern "C" fn() -> usize;
 
 impl Backend for Emulated {
     fn limits(&self) -> &Limits {
@@ -47,20 +46,9 @@ impl Backend for Emulated {
         let source = kernel.file().trim_end_matches(".cu");
         let path = (self.build)(source, &defines)?;
         let library = Library::open(&path).map_err(Error::Cuda)?;
-        let symbol = |suffix: &str| {
-            library.symbol(&format!("ddl_emulated_{}{suffix}", kernel.name())).map_err(Error::Cuda)
-        };
-        // SAFETY: the emulator's own declaration of this symbol.
-        let bytes = unsafe { std::mem::transmute::<Symbol, ArgumentBytes>(symbol("_argument_bytes")?)() };
-        let expected = kernel.argument_bytes();
-        if bytes != expected {
-            let name = kernel.name();
-            return Err(Error::Cuda(format!(
-                "`{name}` must take a structure of {expected} bytes, got {bytes}"
-            )));
-        }
+        let symbol = library.symbol(&format!("ddl_emulated_{}", kernel.name())).map_err(Error::Cuda)?;
         let wave = plan.wave(&self.limits);
-        Ok(Loaded { kernel, plan, wave, function: symbol("")? as usize })
+        Ok(Loaded { kernel, plan, wave, function: symbol as usize })
     }
 
     unsafe fn launch(&self, loaded: &Loaded, grid: [u32; 2], _: u64, argument: *mut c_void) -> Result<()> {

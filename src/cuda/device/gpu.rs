@@ -12,7 +12,7 @@ use super::table::{Loaded, Table};
 use crate::cuda::compile::build;
 use crate::cuda::compile::nvrtc::{Target, nvrtc, target};
 use crate::cuda::kernel::Specialisation;
-use crate::cuda::plan::{Limits, Overrides, Plan, most_of_a_cluster};
+use crate::cuda::plan::{Choice, Limits, Overrides, Plan, most_of_a_cluster};
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::library::Library;
@@ -97,10 +97,10 @@ fn find() -> std::result::Result<Gpus, String> {
 
 /// Reads the overrides of the planner's choices from `DDL_PLAN`; they are for timing.
 fn overrides(limits: &Limits) -> std::result::Result<Overrides, String> {
-    let words = environment::plan();
+    let words = environment::kernels::plan();
     let overrides = Overrides::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
     let most = limits.cluster;
-    match overrides.cluster {
+    match overrides.get(Choice::Cluster) {
         Some(cluster) if cluster > most => {
             Err(format!("`DDL_PLAN` must have CLUSTER up to {most} on this GPU, got {cluster}"))
         }
@@ -314,7 +314,7 @@ impl Backend for Gpu {
         }
         // A partition of a GPU may have no room for clusters.
         let limits = Limits { cluster: 1, ..self.limits };
-        let plan = Plan::new(specialisation, &limits, &Overrides { cluster: None, ..self.overrides })?;
+        let plan = Plan::new(specialisation, &limits, &self.overrides.without(Choice::Cluster))?;
         self.load_planned(specialisation, plan, &limits)
     }
 

@@ -3,6 +3,7 @@
 //! [`Backend`] is the interface to one. There are three: [`gpu`] (through its `driver`), the tests' `emulated` one,
 //! and [`ahead_of_time`], which only compiles. [`Call`] launches kernels on any of them.
 
+#[cfg(feature = "python")]
 pub mod ahead_of_time;
 mod backend;
 mod driver;

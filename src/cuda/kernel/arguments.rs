@@ -1,148 +1,113 @@
-//! The kernels' argument structures, field by field as in kernels/*.cu and *.cuh.
-
-#[cfg(feature = "emulator")]
-use super::specialisation::Kernel;
+//! The kernels' argument structures, field by field as in kernels/*.cu and *.cuh (tests/emulated_gpu/test_arguments.py).
 
 /// An address on the device; 0 is null, for an absent tensor.
 pub type Address = u64;
 
-/// Inputs of `rewrite_read`, and the tensors that its forward saves.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RewriteRead {
-    pub state: Address,
-    pub direction: Address,
-    pub value: Address,
-    pub gate: Address,
-    pub compress: Address,
-    pub norm_weight: Address,
-    pub gate_weight: Address,
-    pub gate_bias: Address,
-    pub value_weight: Address,
-    pub value_bias: Address,
-    pub new_state: Address,
-    pub stats: Address,
-    pub context: Address,
-    pub new_value: Address,
-    pub new_gate: Address,
-    pub compressed: Address,
-    pub rstd: Address,
-    pub pending: Address,
-    pub new_pending: Address,
-    pub document_starts: Address,
-    pub scratch: Address,
-    pub eps_k: f64,
-    pub norm_eps: f64,
-    pub value_scale: f64,
-    pub tokens: i64,
-    pub time: i64,
-    pub chunk: i64,
+/// A structure as C lays it out: its fields in order, by their types.
+macro_rules! structure {
+    ($(#[$about:meta])* $name:ident { $($type:ty: $($field:ident),+;)+ }) => {
+        $(#[$about])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct $name { $($(pub $field: $type,)+)+ }
+
+        #[cfg(feature = "emulator")]
+        impl $name {
+            /// Name, size and fields: (name, offset, size) each.
+            pub const LAYOUT: Layout = (
+                stringify!($name),
+                size_of::<$name>(),
+                &[$($((stringify!($field), std::mem::offset_of!($name, $field), size_of::<$type>()),)+)+],
+            );
+        }
+    };
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Gradients {
-    pub grad_new_state: Address,
-    pub grad_context: Address,
-    pub grad_new_value: Address,
-    pub grad_new_gate: Address,
-    pub grad_state: Address,
-    pub grad_direction: Address,
-    pub grad_value: Address,
-    pub grad_gate: Address,
-    pub partial: Address,
-    pub shift: Address,
+structure! {
+    /// Inputs of `rewrite_read`, and the tensors that its forward saves.
+    RewriteRead {
+        Address: state, direction, value, gate, compress, norm_weight, gate_weight, gate_bias, value_weight, value_bias,
+            new_state, stats, context, new_value, new_gate, compressed, rstd, pending, new_pending, document_starts,
+            scratch;
+        f64: eps_k, norm_eps, value_scale;
+        i64: tokens, time, chunk;
+    }
 }
 
-/// An earlier rewrite.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Link {
-    pub direction: Address,
-    pub value: Address,
-    pub gate: Address,
-    pub stats: Address,
+structure! {
+    Gradients {
+        Address: grad_new_state, grad_context, grad_new_value, grad_new_gate, grad_state, grad_direction, grad_value,
+            grad_gate, partial, shift;
+    }
+}
+
+structure! {
+    /// An earlier rewrite.
+    Link { Address: direction, value, gate, stats; }
 }
 
 /// Most rewrites that a backward applies to an anchor.
 pub const MOST_LINKS: usize = 31;
 
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Chain {
-    pub links: [Link; MOST_LINKS],
-    pub length: i64,
+structure! {
+    Chain {
+        [Link; MOST_LINKS]: links;
+        i64: length;
+    }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Backward {
-    pub forward: RewriteRead,
-    pub gradients: Gradients,
-    pub chain: Chain,
+structure! {
+    Backward {
+        RewriteRead: forward;
+        Gradients: gradients;
+        Chain: chain;
+    }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Reduce {
-    pub partial: Address,
-    pub blocks: i64,
-    pub norm_weight: Address,
-    pub compress: Address,
-    pub norm: Address,
-    pub gate: Address,
-    pub gate_bias: Address,
-    pub value: Address,
-    pub value_bias: Address,
+structure! {
+    Reduce {
+        Address: partial;
+        i64: blocks;
+        Address: norm_weight, compress, norm, gate, gate_bias, value, value_bias;
+    }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Expand {
-    pub x: Address,
-    pub weight: Address,
-    pub state: Address,
-    pub before: Address,
-    pub new_before: Address,
-    pub document_starts: Address,
-    pub chunks: i64,
-    pub time: i64,
-    pub chunk: i64,
+structure! {
+    Expand {
+        Address: x, weight, state, before, new_before, document_starts;
+        i64: chunks, time, chunk;
+    }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ExpandBackward {
-    pub x: Address,
-    pub weight: Address,
-    pub grad_state: Address,
-    pub grad_x: Address,
-    pub partial: Address,
-    pub document_starts: Address,
-    pub chunks: i64,
-    pub time: i64,
-    pub chunk: i64,
+structure! {
+    ExpandBackward {
+        Address: x, weight, grad_state, grad_x, partial, document_starts;
+        i64: chunks, time, chunk;
+    }
 }
+
+#[cfg(feature = "emulator")]
+pub type Layout = (&'static str, usize, &'static [(&'static str, usize, usize)]);
+
+#[cfg(feature = "emulator")]
+pub const LAYOUTS: [Layout; 8] = [
+    RewriteRead::LAYOUT,
+    Gradients::LAYOUT,
+    Link::LAYOUT,
+    Chain::LAYOUT,
+    Backward::LAYOUT,
+    Reduce::LAYOUT,
+    Expand::LAYOUT,
+    ExpandBackward::LAYOUT,
+];
 
 impl RewriteRead {
     /// Returns the tensors that are loaded and stored in packets; all others are accessed a number at a time.
     pub fn packets(&self) -> [Address; 11] {
         let RewriteRead { state, direction, new_state, context, compressed, pending, new_pending, .. } =
             *self;
-        let RewriteRead { compress, norm_weight, gate_weight, value_weight, .. } = *self;
-        [
-            state,
-            direction,
-            new_state,
-            context,
-            compressed,
-            pending,
-            new_pending,
-            compress,
-            norm_weight,
-            gate_weight,
-            value_weight,
-        ]
+        let RewriteRead { compress, norm_weight: norm, gate_weight: gate, value_weight: value, .. } = *self;
+        [state, direction, new_state, context, compressed, pending, new_pending, compress, norm, gate, value]
     }
 }
 
@@ -162,18 +127,4 @@ impl Chain {
 /// Returns true if packets may be loaded and stored 16 bytes at a time.
 pub fn are_aligned(packets: &[Address]) -> bool {
     packets.iter().all(|address| address % 16 == 0)
-}
-
-#[cfg(feature = "emulator")]
-impl Kernel {
-    /// Returns the size of the kernel's argument structure.
-    pub fn argument_bytes(self) -> usize {
-        match self {
-            Kernel::Forward => size_of::<RewriteRead>(),
-            Kernel::Backward | Kernel::Parameters => size_of::<Backward>(),
-            Kernel::Reduce => size_of::<Reduce>(),
-            Kernel::ExpandForward => size_of::<Expand>(),
-            Kernel::ExpandBackward => size_of::<ExpandBackward>(),
-        }
-    }
 }

@@ -1,14 +1,14 @@
 //! How many tokens a block walks: a chunk, for the blocks that run at once.
 
 use super::limits::Limits;
-use super::macros::Plan;
-use super::overrides::Overrides;
+use super::overrides::{Choice, Overrides};
+use super::plan::Plan;
 use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 
 /// Tokens of a chunk of an expansion's backward: keeps its row of sums small beside its tokens.
 const EXPAND_CHUNK: usize = 64;
 /// Blocks that a grid may have along its second axis.
-const MOST_BLOCKS: usize = 65_535;
+const MOST_GRID_BLOCKS: usize = 65_535;
 
 /// Tokens of a chunk, so that each of the `wave` blocks that run at once has one chunk.
 pub fn chunk(
@@ -23,7 +23,7 @@ pub fn chunk(
     let chunks = |blocks: usize| tokens.div_ceil((blocks / slices).max(1));
     // A chunk repeats the K − 1 tokens before it: keep that to a tenth while every multiprocessor has work.
     let long = (10 * (s.taps - 1)).min(chunks(limits.multiprocessors));
-    overrides.chunk.unwrap_or(chunks(wave).max(long)).max(1)
+    overrides.get(Choice::Chunk).unwrap_or(chunks(wave).max(long)).max(1)
 }
 
 /// Tokens per chunk of an expansion of sequences of `time` tokens: a few waves of blocks.
@@ -41,14 +41,14 @@ pub fn expand_chunk(
         (Kernel::ExpandBackward, Compress::Token) => EXPAND_CHUNK.max(2 * s.taps),
         _ => 2 * s.taps, // as many tokens are read twice as there are taps
     };
-    overrides.chunk.unwrap_or(even.max(least)).clamp(1, time)
+    overrides.get(Choice::Chunk).unwrap_or(even.max(least)).clamp(1, time)
 }
 
 /// Blocks of an expansion's grid: across the features, and at most a few waves of them down the chunks, so
 /// that rows of sums stay few however many sequences there are.
 pub fn expand_blocks(s: &Specialisation, plan: &Plan, limits: &Limits, chunks: usize) -> [usize; 2] {
     let [across, wanted] = expand_wave(s, plan, limits);
-    [across, chunks.min(wanted.div_ceil(across)).min(MOST_BLOCKS)]
+    [across, chunks.min(wanted.div_ceil(across)).min(MOST_GRID_BLOCKS)]
 }
 
 /// Blocks across the features, and blocks in all that fill the device.

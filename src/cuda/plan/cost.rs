@@ -1,127 +1,105 @@
-//! The cost of a plan: terms in the order of their weight, compared one after the other.
+//! The cost of a plan: clocks of a multiprocessor for each token, estimated. No GPU has timed it yet.
+//!
+//! The model is a closed queue. Each token in flight waits (for memory, for sums), and between its waits the
+//! multiprocessor works on it, one token at a time; what moves and what is computed add up. With many tokens in flight
+//! the waits are hidden and the work is left. The constants are those of an H100 (132 multiprocessors, 1.755 GHz, 3.35
+//! TB/s) from entries of benchmarks/LOG.md, named by their titles; what is only assumed is marked so.
 
-use std::cmp::Reverse;
-
+use super::candidates::MOST_THREADS;
 use super::footprint::Footprint;
 use super::limits::Limits;
-use super::macros::Plan;
-use crate::cuda::kernel::{Kernel, Specialisation};
+use super::plan::Plan;
+use super::residency::Residency;
+use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 
-/// Clocks that a warp takes for each token whatever it has of it: sums over the block, scalars, addresses.
-const CLOCKS_OF_A_WARP: usize = 250;
-/// Bytes that a multiprocessor's shared memory moves per clock.
-const SHARED_PER_CLOCK: usize = 128;
-/// Threads that keep memory busy if packets are re-read.
-const ENOUGH_THREADS: usize = 512;
-/// Threads of a block of `parameters_bwd`.
-const THREADS_OF_PARAMETERS: usize = 128;
+/// Bytes per clock from device memory: 25 a nanosecond ("a token ahead on the GPU").
+const DEVICE: f64 = 14.3;
+/// From L2: 42 a nanosecond (the same entry).
+const L2: f64 = 24.0;
+/// From shared memory and the first-level cache: 32 banks of four (CUDA C++ Programming Guide).
+const SHARED: f64 = 128.0;
+/// Clocks of a warp for each token, whatever it has of it: 250 instructions ("counted before they are timed"), two of
+/// four possible a clock (assumed: the forwards issue in 40 % of their slots, "a token ahead on the GPU").
+const WARP: f64 = 125.0;
+/// The same in an expansion, which has neither sums nor scalars (assumed).
+const WARP_OF_AN_EXPANSION: f64 = 25.0;
+/// Clocks until device memory answers under load: 0.7 µs ("a token ahead on the GPU").
+const DEVICE_WAIT: f64 = 1230.0;
+/// Until L2 answers under load (assumed: half of that).
+const L2_WAIT: f64 = 600.0;
+/// Until a thread has a packet that it loads again, and its parameters (assumed: L2 without load).
+const ROW_WAIT: f64 = 300.0;
+/// Until a block has a sum, and what each doubling of a cluster adds: 350, and 600 for two ("clusters of blocks").
+const SUM_WAIT: [f64; 2] = [350.0, 250.0];
+/// Share of the time that each doubling of a cluster loses (assumed): multiprocessors in groups of 16 and 18 have no
+/// room for whole clusters, and blocks wait for the slowest of their cluster.
+const CLUSTER_LOSS: f64 = 0.08;
+/// A kernel that spills is compiled again by another plan (compile/retry.rs), so every plan without a spill is cheaper.
+const SPILLED_REGISTER: f64 = 1e7;
 
-/// The lower, the better: the first term that differs decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Cost {
-    /// Registers that a thread needs but cannot have: the compiler moves them to memory.
-    pub spilled: usize,
-    /// Bytes of a token that come from device memory a second time. Kernels wait for device memory above all.
-    pub memory: usize,
-    /// Bytes of a token that come from L2 or go there: re-read packets, a window, sums.
-    pub l2: usize,
-    /// Re-read packets cost instructions, and shared memory for the columns that wait for them.
-    pub re_reads: bool,
-    /// A multiprocessor has nothing to do while a block waits for memory, or for the sums of its cluster.
-    pub idles: bool,
-    /// Bytes of the parameters that come from L2 with every token, because the first-level cache cannot keep them.
-    pub parameters: usize,
-    /// Blocks that wait for each other's sums.
-    pub cluster: usize,
-    /// Threads that are missing to keep memory busy.
-    pub missing_threads: usize,
-    /// Each warp has a fixed price for a token, and shared memory has a width.
-    pub clocks: usize,
-    /// Blocks that are missing, so that others load while one waits.
-    pub missing_blocks: usize,
-    /// Stages that are missing, so that a block loads ahead by itself.
-    pub missing_stages: usize,
-    /// Stages take from the first-level cache.
-    pub stages: usize,
-    /// More blocks hide more latency.
-    pub blocks: Reverse<usize>,
-    /// Loads within a sum do not share the waits of other loads.
-    pub load_ahead: Reverse<usize>,
-}
+/// Clocks of a multiprocessor for each token. Whole ones: the model is no finer.
+pub fn clocks(s: &Specialisation, plan: &Plan, footprint: &Footprint, limits: &Limits) -> usize {
+    let (slices, blocks) = (plan.slices(s), plan.blocks);
+    let over_features = matches!(s.kernel, Kernel::Forward | Kernel::Backward);
+    let doublings = f64::from(plan.cluster.ilog2());
 
-impl Cost {
-    pub fn new(s: &Specialisation, plan: &Plan, footprint: &Footprint, limits: &Limits) -> Cost {
-        let enough = enough_blocks(s, plan);
-        let cache = limits.cache_beside(plan.blocks * footprint.shared());
-        // Threads beyond the packets do nothing.
-        let threads = (plan.slices(s) * plan.threads).min(s.d / plan.features);
-        Cost {
-            spilled: footprint.registers.saturating_sub(limits.most_registers(plan.blocks * plan.threads)),
-            memory: footprint.moved.memory,
-            l2: footprint.moved.l2,
-            re_reads: !plan.keep_in_registers,
-            idles: idles(plan, footprint, limits, enough),
-            parameters: if footprint.parameters > cache { footprint.parameters } else { 0 },
-            cluster: plan.cluster,
-            missing_threads: enough_threads(s, plan).saturating_sub(plan.threads),
-            clocks: threads * CLOCKS_OF_A_WARP / 32 + footprint.moved.shared / SHARED_PER_CLOCK,
-            missing_blocks: enough.saturating_sub(plan.blocks),
-            missing_stages: enough_stages(plan, enough).saturating_sub(plan.stages),
-            stages: plan.stages,
-            blocks: Reverse(plan.blocks),
-            load_ahead: Reverse(plan.load_ahead),
-        }
+    let separate = if plan.sums == Residency::SeparateKernel { s.d / plan.features } else { 0 };
+    // Threads beyond the packets do nothing.
+    let threads = (slices * plan.threads).min(s.d / plan.features);
+    let warps = (threads + separate).div_ceil(32) as f64;
+    let of_a_warp = if s.kernel.expands() { WARP_OF_AN_EXPANSION } else { WARP };
+    let mut work = (moved(plan, footprint, limits) + warps * of_a_warp) * (1.0 + CLUSTER_LOSS * doublings);
+
+    let count = match s.kernel {
+        Kernel::Forward => u8::from(s.rewrite) + u8::from(s.compress != Compress::None),
+        kernel => u8::from(kernel == Kernel::Backward),
+    };
+    let sum = SUM_WAIT[0] + SUM_WAIT[1] * doublings;
+    let sums = f64::from(count) * sum;
+    let re_reads = over_features && !plan.keep_in_registers;
+    let rows = if re_reads { 2.0 * ROW_WAIT * plan.rows(s) as f64 } else { 0.0 };
+    // A stage holds one more token of its block, a second one if packets are read from the first again.
+    let staged = plan.stages > usize::from(!plan.keep_in_registers);
+    let memory = match s.kernel {
+        // Asked for as far as L2 a token ahead (PREFETCH in token_stream.cuh).
+        _ if re_reads => 0.0,
+        Kernel::Backward if !staged && blocks < 3 => L2_WAIT,
+        Kernel::Forward if !staged => (DEVICE_WAIT - plan.load_ahead as f64 * sum).max(0.0),
+        _ => DEVICE_WAIT,
+    };
+    let mut wait = sums + rows + memory;
+    if staged && blocks == 1 {
+        // Nothing else computes while the block waits for a row or its cluster.
+        let idle = if plan.cluster > 1 { sums + rows } else { rows };
+        work += idle * slices as f64;
+        wait -= idle;
     }
 
-    /// Every term with its name, in their order.
-    pub fn terms(&self) -> [(&'static str, usize); 14] {
-        [
-            ("registers spilled", self.spilled),
-            ("bytes from device memory again", self.memory),
-            ("bytes from L2 again", self.l2),
-            ("re-reads packets", usize::from(self.re_reads)),
-            ("idles", usize::from(self.idles)),
-            ("bytes of parameters from L2", self.parameters),
-            ("blocks in a cluster", self.cluster),
-            ("threads missing", self.missing_threads),
-            ("clocks", self.clocks),
-            ("blocks missing", self.missing_blocks),
-            ("stages missing", self.missing_stages),
-            ("stages", self.stages),
-            ("blocks per multiprocessor", self.blocks.0),
-            ("loads ahead within a sum", self.load_ahead.0),
-        ]
+    // Warps that need no sum with others walk by themselves.
+    let walkers = if over_features { 1 } else { (threads / slices / 32).max(1) };
+    let parts = (slices * walkers) as f64;
+    let time = queue(work / parts, wait, blocks * walkers * (1 + usize::from(staged))) * parts;
+    let short = footprint.registers.saturating_sub(limits.most_registers(blocks * plan.threads));
+    // Wide blocks that keep their packets were seen to spill ("a token ahead on the GPU").
+    let spilled = short + usize::from(plan.keep_in_registers && plan.threads > MOST_THREADS[0]);
+    (time + SPILLED_REGISTER * spilled as f64).round() as usize
+}
+
+/// Clocks that a token's bytes take; those of the parameters only if the first-level cache has no room for them.
+fn moved(plan: &Plan, footprint: &Footprint, limits: &Limits) -> f64 {
+    let cached = footprint.cached <= limits.cache_beside(plan.blocks * footprint.shared());
+    let l2 = footprint.l2 + if cached { 0 } else { footprint.parameters };
+    footprint.device as f64 / DEVICE + l2 as f64 / L2 + footprint.moved_shared as f64 / SHARED
+}
+
+/// Clocks between two tokens if so many are in flight, each of which waits and then has its work done: mean value analysis
+/// of a closed queue with one server (Reiser and Lavenberg, 1980).
+fn queue(work: f64, wait: f64, in_flight: usize) -> f64 {
+    let (mut queued, mut between) = (0.0, 0.0);
+    for tokens in 1..=in_flight {
+        let stay = work * (1.0 + queued);
+        between = (stay + wait) / tokens as f64;
+        queued = stay / between;
     }
-}
-
-/// Blocks that keep memory busy by themselves, one loading while others wait. A forward that keeps its packets asks for
-/// the next token's before it is done with this one. In other kernels no block waits for a sum.
-fn enough_blocks(s: &Specialisation, plan: &Plan) -> usize {
-    match s.kernel {
-        Kernel::Backward if plan.keep_in_registers => 3,
-        Kernel::Forward | Kernel::Backward => 2,
-        _ => 0,
-    }
-}
-
-/// If packets are re-read, one stage is filled while the other is read a second time.
-fn enough_stages(plan: &Plan, enough_blocks: usize) -> usize {
-    if plan.keep_in_registers { usize::from(plan.blocks < enough_blocks) } else { 2 }
-}
-
-fn enough_threads(s: &Specialisation, plan: &Plan) -> usize {
-    match s.kernel {
-        Kernel::Forward | Kernel::Backward if !plan.keep_in_registers && plan.blocks == 1 => ENOUGH_THREADS,
-        Kernel::Parameters => THREADS_OF_PARAMETERS,
-        _ => 0,
-    }
-}
-
-/// Whether too few blocks load nothing ahead; or a block is alone although it waits for its cluster, or although
-/// registers have room for another one.
-fn idles(plan: &Plan, footprint: &Footprint, limits: &Limits, enough_blocks: usize) -> bool {
-    let has_room = footprint.registers <= limits.most_registers(2 * plan.threads);
-    let alone = plan.blocks == 1 && (plan.cluster > 1 || has_room);
-    let loads_ahead = plan.stages > 0 || plan.blocks >= enough_blocks;
-    enough_blocks > 0 && (alone || !loads_ahead)
+    between
 }

@@ -1,84 +1,58 @@
 //! Whether a device can run a plan, and if not, the reason in a sentence.
 
-use std::fmt;
-
-use super::footprint::Footprint;
+use super::footprint::{Footprint, static_shared};
 use super::limits::Limits;
-use super::macros::Plan;
+use super::plan::Plan;
+use crate::cuda::kernel::Specialisation;
 
 /// Bytes of static shared memory that the compiler accepts.
 pub(super) const MOST_STATIC: usize = 48 << 10;
-/// Threads that may add up their sums (sum_partials in block_sum.cuh): of a power of two of blocks, and of others.
-pub(super) const MOST_THREADS_OF_A_SUM: [usize; 2] = [4096, 1024];
 
-/// Why a device cannot run a plan: it needs more of something than there is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    Cluster { needs: usize, has: usize },
-    ThreadsOfASum { needs: usize, has: usize },
-    StaticShared { needs: usize, has: usize },
-    SharedPerBlock { needs: usize, has: usize },
-    SharedPerMultiprocessor { blocks: usize, needs: usize, has: usize },
-    ThreadsPerMultiprocessor { blocks: usize, needs: usize, has: usize },
-    BlocksPerMultiprocessor { needs: usize, has: usize },
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kib = |bytes: usize| bytes.div_ceil(1024);
-        match *self {
-            Reason::Cluster { needs, has } => {
-                write!(f, "needs clusters of {needs} blocks, this GPU has clusters of {has} at most")
-            }
-            Reason::ThreadsOfASum { needs, has } => {
-                write!(f, "needs sums over {needs} threads, the kernels add up {has} at most")
-            }
-            Reason::StaticShared { needs, has } => {
-                write!(
-                    f,
-                    "needs {} KiB of static shared memory, the compiler accepts {}",
-                    kib(needs),
-                    has / 1024
-                )
-            }
-            Reason::SharedPerBlock { needs, has } => {
-                write!(f, "needs {} KiB of shared memory, a block has {}", kib(needs), has / 1024)
-            }
-            Reason::SharedPerMultiprocessor { blocks, needs, has } => write!(
-                f,
-                "needs {} KiB of shared memory for {blocks} blocks, a multiprocessor has {}",
-                kib(needs),
-                has / 1024
-            ),
-            Reason::ThreadsPerMultiprocessor { blocks, needs, has } => {
-                write!(f, "needs {needs} threads for {blocks} blocks, a multiprocessor has {has}")
-            }
-            Reason::BlocksPerMultiprocessor { needs, has } => {
-                write!(f, "needs {needs} blocks per multiprocessor, which runs {has} at most")
-            }
+/// Fails with the first limit that a plan does not keep. Registers are none: a plan that asks for too many spills.
+pub fn fits(plan: &Plan, footprint: &Footprint, limits: &Limits) -> Result<(), String> {
+    let (cluster, blocks, shared) = (plan.cluster, plan.blocks, footprint.shared());
+    let (one, kib) = (1, 1024);
+    let needs_and_has = [
+        (cluster, limits.cluster, one, "clusters of # blocks, this GPU has clusters of % at most"),
+        (
+            cluster * plan.threads,
+            threads_of_a_sum(cluster),
+            one,
+            "sums over # threads, the kernels add up % at most",
+        ),
+        (footprint.static_shared, MOST_STATIC, kib, "# KiB of static shared memory, the compiler accepts %"),
+        (shared, limits.shared_per_block, kib, "# KiB of shared memory, a block has %"),
+        (
+            blocks * shared,
+            limits.shared_per_multiprocessor,
+            kib,
+            "# KiB of shared memory for @ blocks, a multiprocessor has %",
+        ),
+        (
+            blocks * plan.threads,
+            limits.threads_per_multiprocessor,
+            one,
+            "# threads for @ blocks, a multiprocessor has %",
+        ),
+        (blocks, limits.blocks_per_multiprocessor, one, "# blocks per multiprocessor, which runs % at most"),
+    ];
+    match needs_and_has.iter().find(|(needs, has, ..)| needs > has) {
+        None => Ok(()),
+        Some((needs, has, unit, text)) => {
+            let (needs, has) = (needs.div_ceil(*unit).to_string(), (has / unit).to_string());
+            let text = text.replace('#', &needs).replace('%', &has).replace('@', &blocks.to_string());
+            Err(format!("needs {text}"))
         }
     }
 }
 
-/// The first limit that a plan does not keep. Registers are none: a plan that asks for too many spills.
-pub fn fits(plan: &Plan, footprint: &Footprint, limits: &Limits) -> Result<(), Reason> {
-    let at_most = |needs, has, reason: Reason| if needs <= has { Ok(()) } else { Err(reason) };
-    let (cluster, blocks) = (plan.cluster, plan.blocks);
-    at_most(cluster, limits.cluster, Reason::Cluster { needs: cluster, has: limits.cluster })?;
-    let (needs, has) = (cluster * plan.threads, most_threads_of_a_sum(cluster));
-    at_most(needs, has, Reason::ThreadsOfASum { needs, has })?;
-    let (needs, has) = (footprint.static_shared, MOST_STATIC);
-    at_most(needs, has, Reason::StaticShared { needs, has })?;
-    let (needs, has) = (footprint.shared(), limits.shared_per_block);
-    at_most(needs, has, Reason::SharedPerBlock { needs, has })?;
-    let (needs, has) = (blocks * footprint.shared(), limits.shared_per_multiprocessor);
-    at_most(needs, has, Reason::SharedPerMultiprocessor { blocks, needs, has })?;
-    let (needs, has) = (blocks * plan.threads, limits.threads_per_multiprocessor);
-    at_most(needs, has, Reason::ThreadsPerMultiprocessor { blocks, needs, has })?;
-    let has = limits.blocks_per_multiprocessor;
-    at_most(blocks, has, Reason::BlocksPerMultiprocessor { needs: blocks, has })
+/// Threads that may add up their sums (sum_partials in block_sum.cuh): of a power of two of blocks, and of others.
+fn threads_of_a_sum(cluster: usize) -> usize {
+    if cluster.is_power_of_two() { 4096 } else { 1024 }
 }
 
-pub(super) fn most_threads_of_a_sum(cluster: usize) -> usize {
-    MOST_THREADS_OF_A_SUM[usize::from(!cluster.is_power_of_two())]
+/// Threads of a block, so that the kernels can add up their sums.
+pub(super) fn most_threads(s: &Specialisation, cluster: usize) -> usize {
+    let of_a_sum = threads_of_a_sum(cluster) / cluster / 32 * 32;
+    of_a_sum.min(MOST_STATIC / static_shared(s, 32 * cluster) * 32)
 }

@@ -1,20 +1,19 @@
 //! Lines for a log: the candidates that a plan was chosen from, and why the others were not.
 
-use super::cost::Cost;
 use super::limits::Limits;
-use super::macros::Plan;
 use super::overrides::Overrides;
+use super::plan::Plan;
 use super::planner::{Candidate, judged};
 use crate::cuda::kernel::Specialisation;
 
 /// Candidates of each kind that are shown.
 const SHOWN: usize = 3;
 
-/// The first candidates by cost that differ in more than their blocks and loads ahead, and the cheapest of those that would have come
-/// before them but do not fit.
+/// The first candidates by cost that differ in more than their blocks and loads ahead, and the cheapest of those that
+/// would have come before them but do not fit.
 pub fn report(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Vec<String> {
     let mut all: Vec<Candidate> = judged(s, limits, overrides).collect();
-    all.sort_by_key(|candidate| candidate.cost);
+    all.sort_by_key(|candidate| candidate.clocks);
     let mut first: Vec<&Candidate> = Vec::new();
     for candidate in all.iter().filter(|candidate| candidate.fits.is_ok()) {
         let differs = |other: &&Candidate| {
@@ -28,15 +27,13 @@ pub fn report(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Vec
     let Some(taken) = first.first().filter(|_| all.len() > 1) else { return Vec::new() };
     let mut lines =
         vec![format!("{} candidates for {}, d = {}, m = {}:", all.len(), s.kernel.name(), s.d, s.m)];
-    for (number, candidate) in first.iter().enumerate() {
-        let why = match number {
-            0 => format!("cheapest: {}", described(&candidate.cost)),
-            _ => difference(&taken.cost, &candidate.cost),
-        };
-        lines.push(format!("  {}. {}: {}; {why}", number + 1, choices(&candidate.plan), needs(candidate)));
-    }
-    let cheaper = all.iter().take_while(|candidate| candidate.cost < taken.cost);
-    let refused = cheaper.filter_map(|candidate| Some((candidate.plan, candidate.fits.err()?)));
+    lines.extend(first.iter().enumerate().map(|(index, Candidate { plan, footprint, clocks, .. })| {
+        let (number, shared) = (index + 1, footprint.shared().div_ceil(1024));
+        let needs = format!("about {} registers, {shared} KiB of shared memory", footprint.registers);
+        format!("  {number}. {}: {needs}; {clocks} clocks a token", choices(plan))
+    }));
+    let cheaper = all.iter().take_while(|candidate| candidate.clocks < taken.clocks);
+    let refused = cheaper.filter_map(|candidate| Some((candidate.plan, candidate.fits.as_ref().err()?)));
     lines.extend(refused.take(SHOWN).map(|(plan, reason)| format!("  not {}: {reason}", choices(&plan))));
     lines
 }
@@ -44,25 +41,4 @@ pub fn report(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Vec
 fn choices(plan: &Plan) -> String {
     let words = plan.defines().into_iter().filter(|(name, _)| *name != "ALIGN");
     words.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
-}
-
-fn needs(candidate: &Candidate) -> String {
-    let footprint = &candidate.footprint;
-    let shared = footprint.shared().div_ceil(1024);
-    format!("about {} registers, {shared} KiB of shared memory", footprint.registers)
-}
-
-/// The terms of a cost that are there.
-fn described(cost: &Cost) -> String {
-    let there = cost.terms().into_iter().filter(|(_, value)| *value != 0);
-    there.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join(", ")
-}
-
-/// The first term that is worse.
-fn difference(taken: &Cost, other: &Cost) -> String {
-    let pairs = taken.terms().into_iter().zip(other.terms());
-    match pairs.into_iter().find(|(one, other)| one != other) {
-        Some(((name, one), (_, other))) => format!("{name}: {other} instead of {one}"),
-        None => "at the same cost".into(),
-    }
 }

@@ -1,12 +1,12 @@
 //! Devices and specialisations that the tests plan for.
 
 mod chunks;
+mod overrides;
 mod planned;
 mod properties;
 mod reasons;
 
 use super::limits::Limits;
-use super::overrides::Overrides;
 use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, Specialisation, Types};
 use crate::tensor::Dtype;
 
@@ -28,20 +28,6 @@ const SMALL: Limits = Limits {
     blocks_per_multiprocessor: 16,
     ..LARGE
 };
-const FREE: Overrides = Overrides {
-    cluster: None,
-    threads: None,
-    features: None,
-    keep_in_registers: None,
-    window: None,
-    sums: None,
-    separate_sums: None,
-    stages: None,
-    load_ahead: None,
-    blocks: None,
-    chunk: None,
-};
-
 fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype) -> Specialisation {
     let real = if dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
     let types = Types {

@@ -1,16 +1,16 @@
 //! The plans of usual sizes: a change of the cost that changes them is seen here.
 
-use super::{CLUSTERED, FREE, LARGE, SMALL, specialisation};
+use super::{CLUSTERED, LARGE, SMALL, specialisation};
 use crate::cuda::kernel::{Kernel, Specialisation};
-use crate::cuda::plan::candidates::choices::packet;
-use crate::cuda::plan::{Limits, Plan, Residency, most_of_a_cluster};
+use crate::cuda::plan::candidates::packet;
+use crate::cuda::plan::{Limits, Overrides, Plan, Residency, most_of_a_cluster};
 use crate::tensor::Dtype;
 
 #[test]
 fn an_expansion_keeps_a_weight_that_fits_in_registers() {
     let plan = |m, taps, dtype| {
         let s = specialisation(Kernel::ExpandBackward, 768, m, taps, dtype);
-        let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
+        let plan = Plan::new(&s, &LARGE, &Overrides::default()).unwrap();
         (plan.features, plan.keep_in_registers)
     };
     assert_eq!(plan(4, 4, Dtype::Bf16), (2, true));
@@ -26,13 +26,13 @@ fn an_expansion_keeps_a_weight_that_fits_in_registers() {
 fn a_window_and_sums_live_in_registers_then_shared_memory_then_elsewhere() {
     let places = |d, m, taps| {
         let s = specialisation(Kernel::Backward, d, m, taps, Dtype::Bf16);
-        let plan = Plan::new(&s, &SMALL, &FREE).unwrap();
+        let plan = Plan::new(&s, &SMALL, &Overrides::default()).unwrap();
         (plan.window, plan.sums)
     };
     assert_eq!(places(64, 1, 1), (Residency::Registers, Residency::Shared));
     assert_eq!(places(63, 1, 2), (Residency::Registers, Residency::Registers));
     assert_eq!(places(768, 4, 4), (Residency::Registers, Residency::Registers), "two packets a thread");
-    assert_eq!(places(768, 2, 4), (Residency::Registers, Residency::Shared), "so that a stage has room");
+    assert_eq!(places(768, 2, 4), (Residency::Shared, Residency::Shared));
     assert_eq!(places(4096, 4, 1), (Residency::Registers, Residency::SeparateKernel));
     assert_eq!(places(4096, 4, 4), (Residency::Shared, Residency::SeparateKernel));
     assert_eq!(places(8192, 4, 4), (Residency::Global, Residency::SeparateKernel));
@@ -42,19 +42,16 @@ fn a_window_and_sums_live_in_registers_then_shared_memory_then_elsewhere() {
 fn separate_sums_live_in_registers_then_shared_memory_then_global() {
     let plan = |d, m, taps, dtype| {
         let s = specialisation(Kernel::Parameters, d, m, taps, dtype);
-        let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
+        let plan = Plan::new(&s, &LARGE, &Overrides::default()).unwrap();
         (plan.sums, plan.window, plan.threads, plan.features, plan.slices(&s))
     };
     let registers = (Residency::Registers, Residency::Registers);
     assert_eq!(plan(4096, 4, 4, Dtype::Bf16), (registers.0, registers.1, 128, 2, 16));
     assert_eq!(plan(4096, 16, 4, Dtype::Bf16), (registers.0, registers.1, 128, 1, 32), "shorter packets");
     assert_eq!(plan(8192, 8, 1, Dtype::F64), (registers.0, registers.1, 128, 1, 64));
-    assert_eq!(plan(1000, 4, 64, Dtype::Bf16), (Residency::Shared, Residency::Shared, 128, 1, 8));
-    assert_eq!(
-        plan(1000, 4, 128, Dtype::Bf16),
-        (Residency::Shared, Residency::Shared, 64, 1, 16),
-        "fewer threads"
-    );
+    let shared = (Residency::Shared, Residency::Shared, 32, 1, 32);
+    assert_eq!(plan(1000, 4, 64, Dtype::Bf16), shared, "five warps, in one block there is room for four");
+    assert_eq!(plan(1000, 4, 128, Dtype::Bf16), shared);
     assert_eq!(plan(1000, 4, 512, Dtype::Bf16).0, Residency::Global);
 }
 
@@ -62,7 +59,7 @@ fn separate_sums_live_in_registers_then_shared_memory_then_global() {
 fn few_blocks_on_a_multiprocessor_have_stages() {
     let planned = |kernel, d, m| {
         let s = specialisation(kernel, d, m, 1, Dtype::Bf16);
-        let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
+        let plan = Plan::new(&s, &LARGE, &Overrides::default()).unwrap();
         (plan.keep_in_registers, plan.stages, plan.blocks)
     };
     assert_eq!(planned(Kernel::Backward, 768, 4), (true, 0, 4), "enough blocks");
@@ -70,22 +67,26 @@ fn few_blocks_on_a_multiprocessor_have_stages() {
     assert_eq!(planned(Kernel::Backward, 1024, 8), (true, 1, 1));
     assert_eq!(planned(Kernel::Backward, 384, 16), (false, 1, 2), "re-read, with parameters in the cache");
     assert_eq!(planned(Kernel::Backward, 1280, 8), (false, 1, 1));
-    assert_eq!(planned(Kernel::Backward, 4096, 4), (false, 0, 1), "no room beside the sums");
+    assert_eq!(
+        planned(Kernel::Backward, 4096, 4),
+        (false, 1, 2),
+        "two blocks, the sums in a kernel of their own"
+    );
     assert_eq!(planned(Kernel::Forward, 2048, 4), (true, 0, 2), "loaded ahead into registers");
     assert_eq!(planned(Kernel::Forward, 4096, 4), (true, 1, 1));
     assert_eq!(planned(Kernel::Forward, 4096, 8), (false, 1, 2), "two blocks rather than two stages");
 
     let odd = specialisation(Kernel::Backward, 2047, 1, 1, Dtype::Bf16);
-    assert_eq!(Plan::new(&odd, &LARGE, &FREE).unwrap().stages, 0, "directions of two bytes");
+    assert_eq!(Plan::new(&odd, &LARGE, &Overrides::default()).unwrap().stages, 0, "directions of two bytes");
     let unaligned =
         Specialisation { aligned: false, ..specialisation(Kernel::Backward, 2048, 4, 1, Dtype::Bf16) };
-    assert_eq!(Plan::new(&unaligned, &LARGE, &FREE).unwrap().stages, 0);
+    assert_eq!(Plan::new(&unaligned, &LARGE, &Overrides::default()).unwrap().stages, 0);
 }
 
 #[test]
 fn a_forward_that_spills_loads_less_ahead_before_anything_else_changes() {
     let s = specialisation(Kernel::Forward, 768, 4, 1, Dtype::Bf16);
-    let first = Plan::new(&s, &CLUSTERED, &FREE).unwrap();
+    let first = Plan::new(&s, &CLUSTERED, &Overrides::default()).unwrap();
     assert_eq!((first.load_ahead, first.blocks), (2, 8));
     let second = first.after_spill(&s, &CLUSTERED).unwrap();
     assert_eq!(second, Plan { load_ahead: 1, ..first });
@@ -94,7 +95,8 @@ fn a_forward_that_spills_loads_less_ahead_before_anything_else_changes() {
     let fourth = third.after_spill(&s, &CLUSTERED).unwrap();
     assert_eq!((fourth.load_ahead, fourth.blocks), (2, 6), "more registers");
 
-    let loads_ahead = |s: &Specialisation| Plan::new(s, &CLUSTERED, &FREE).unwrap().load_ahead;
+    let loads_ahead =
+        |s: &Specialisation| Plan::new(s, &CLUSTERED, &Overrides::default()).unwrap().load_ahead;
     assert_eq!(loads_ahead(&Specialisation { rewrite: false, ..s }), 1, "neither β nor v");
     assert_eq!(loads_ahead(&specialisation(Kernel::Forward, 4096, 4, 1, Dtype::Bf16)), 0, "a stage");
     assert_eq!(loads_ahead(&specialisation(Kernel::Backward, 768, 4, 1, Dtype::Bf16)), 0);
@@ -104,7 +106,7 @@ fn a_forward_that_spills_loads_less_ahead_before_anything_else_changes() {
 fn blocks_stay_within_those_of_a_multiprocessor() {
     let blocks = |limits: &Limits| {
         let s = specialisation(Kernel::Forward, 64, 1, 1, Dtype::Bf16);
-        Plan::new(&s, limits, &FREE).unwrap().blocks
+        Plan::new(&s, limits, &Overrides::default()).unwrap().blocks
     };
     assert_eq!(blocks(&LARGE), 32);
     assert_eq!(blocks(&SMALL), 16);
@@ -114,15 +116,15 @@ fn blocks_stay_within_those_of_a_multiprocessor() {
 fn a_block_that_is_alone_on_its_multiprocessor_has_more_threads() {
     let threads = |d, m| {
         let s = specialisation(Kernel::Backward, d, m, 1, Dtype::Bf16);
-        let plan = Plan::new(&s, &LARGE, &FREE).unwrap();
+        let plan = Plan::new(&s, &LARGE, &Overrides::default()).unwrap();
         assert!(!plan.keep_in_registers);
         (plan.threads, plan.blocks)
     };
     assert_eq!(threads(384, 16), (96, 2));
-    assert_eq!(threads(1280, 8), (512, 1));
-    assert_eq!(threads(4096, 4), (512, 1));
+    assert_eq!(threads(1280, 8), (320, 1), "640 packets, two each");
+    assert_eq!(threads(4096, 4), (256, 2));
     let s = specialisation(Kernel::Backward, 4096, 4, 1, Dtype::Bf16);
-    let next = Plan::new(&s, &LARGE, &FREE).unwrap().after_spill(&s, &LARGE).unwrap();
+    let next = Plan::new(&s, &LARGE, &Overrides::default()).unwrap().after_spill(&s, &LARGE).unwrap();
     assert_eq!((next.threads, next.blocks), (256, 1));
     assert_eq!(next.after_spill(&s, &LARGE), None);
 }
@@ -131,7 +133,7 @@ fn a_block_that_is_alone_on_its_multiprocessor_has_more_threads() {
 fn a_forward_reads_its_state_once_if_registers_can_keep_it() {
     let keeps = |d, m| {
         let s = specialisation(Kernel::Forward, d, m, 1, Dtype::Bf16);
-        Plan::new(&s, &LARGE, &FREE).unwrap().keep_in_registers
+        Plan::new(&s, &LARGE, &Overrides::default()).unwrap().keep_in_registers
     };
     for (m, widest) in [(1, 16_384), (2, 8192), (4, 4096), (8, 2048)] {
         assert!(keeps(384, m) && keeps(widest, m) && !keeps(2 * widest, m), "{m}");
@@ -162,7 +164,7 @@ fn clusters_need_an_architecture_and_a_compiler() {
 fn a_token_that_is_too_much_for_a_block_is_given_to_a_cluster() {
     let planned = |kernel, d, m, taps, limits| {
         let s = specialisation(kernel, d, m, taps, Dtype::Bf16);
-        let plan = Plan::new(&s, limits, &FREE).unwrap();
+        let plan = Plan::new(&s, limits, &Overrides::default()).unwrap();
         (plan.cluster, plan.blocks)
     };
     for d in [384, 768, 1024] {

@@ -2,7 +2,7 @@
 
 use std::iter::successors;
 
-use super::{CLUSTERED, FREE, LARGE, every_case, specialisation};
+use super::{CLUSTERED, LARGE, every_case, specialisation};
 use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 use crate::cuda::plan::candidates::candidates;
 use crate::cuda::plan::fits::{MOST_STATIC, fits};
@@ -13,7 +13,7 @@ use crate::tensor::Dtype;
 #[test]
 fn a_plan_keeps_to_the_kernels_and_the_devices_limits() {
     for (s, limits) in every_case() {
-        let plan = Plan::new(&s, &limits, &FREE).unwrap();
+        let plan = Plan::new(&s, &limits, &Overrides::default()).unwrap();
         let about = format!("{s:?}: {plan:?}");
         assert!(plan.threads.is_multiple_of(32) && (32..=1024).contains(&plan.threads), "{about}");
         assert!(plan.cluster <= limits.cluster, "{about}");
@@ -28,8 +28,8 @@ fn a_plan_keeps_to_the_kernels_and_the_devices_limits() {
 
 #[test]
 fn plans_that_spill_come_to_an_end_within_the_limits() {
-    for (s, limits) in every_case() {
-        let first = Plan::new(&s, &limits, &FREE).unwrap();
+    for (s, limits) in every_case().step_by(5) {
+        let first = Plan::new(&s, &limits, &Overrides::default()).unwrap();
         let separate = first.sums == Residency::SeparateKernel;
         let plans: Vec<Plan> =
             successors(Some(first), |plan| plan.after_spill(&s, &limits)).take(49).collect();
@@ -45,7 +45,7 @@ fn plans_that_spill_come_to_an_end_within_the_limits() {
 #[test]
 fn an_override_keeps_every_candidate_that_has_it_and_no_other() {
     for (s, limits) in every_case().step_by(23) {
-        let all = candidates(&s, &limits, &FREE);
+        let all = candidates(&s, &limits, &Overrides::default());
         let macros: Vec<_> = all.iter().map(Plan::defines).collect();
         let mut every: Vec<_> = macros.iter().flatten().filter(|(name, _)| can_override(&s, name)).collect();
         every.sort();
@@ -87,7 +87,7 @@ fn an_override_leaves_a_plan_or_a_sentence() {
         "STAGES=2",
         "BLOCKS=32",
     ];
-    for (s, limits) in every_case() {
+    for (s, limits) in every_case().step_by(5) {
         assert!(Plan::new(&s, &limits, &Overrides::parse("KEEP_IN_REGISTERS=1").unwrap()).is_ok(), "{s:?}");
         for word in words {
             if let Err(refused) = Plan::new(&s, &limits, &Overrides::parse(word).unwrap()) {
@@ -112,7 +112,7 @@ fn a_plan_has_the_overrides_even_where_it_spills() {
 fn an_expansion_that_spills_has_shorter_packets_next() {
     for (m, taps) in [(1, 8), (4, 4), (8, 4), (16, 4), (4, 512)] {
         let s = specialisation(Kernel::ExpandBackward, 768, m, taps, Dtype::Bf16);
-        let mut plan = Plan::new(&s, &LARGE, &FREE).unwrap();
+        let mut plan = Plan::new(&s, &LARGE, &Overrides::default()).unwrap();
         while let Some(next) = plan.after_spill(&s, &LARGE) {
             assert_eq!(next.features, plan.features / 2);
             assert_eq!((next.shared, next.blocks, next.window), (0, 1, Residency::Registers));
@@ -122,5 +122,5 @@ fn an_expansion_that_spills_has_shorter_packets_next() {
         assert_eq!(plan.features, 1);
     }
     let s = specialisation(Kernel::Reduce, 768, 4, 4, Dtype::F32);
-    assert_eq!(Plan::new(&s, &LARGE, &FREE).unwrap().after_spill(&s, &LARGE), None);
+    assert_eq!(Plan::new(&s, &LARGE, &Overrides::default()).unwrap().after_spill(&s, &LARGE), None);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ __all__ = [
     "InputError",
     "OtherProcessError",
     "ProcessError",
+    "check_fields",
     "first_line",
     "reason_of",
 ]
@@ -80,6 +82,17 @@ class OtherProcessError(RuntimeError):
 
     def __init__(self, rank: int) -> None:
         super().__init__(f"process {rank} has failed")
+
+
+def check_fields(kind: type, values: Mapping[str, object]) -> None:
+    """Raise TypeError if a file has an unknown field, or lacks one that has no default."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name in values:
+        if name not in fields:
+            raise TypeError(f"the unknown field {name!r}; {NEWER}")
+    for name, field in fields.items():
+        if name not in values and field.default is field.default_factory is dataclasses.MISSING:
+            raise TypeError(f"no field {name!r}")
 
 
 def reason_of(error: OSError) -> str:

@@ -82,7 +82,7 @@ CASES = {
     "train tiny --out out --data prepared": "prepared/tokenizer.json prepared/train-00000.starts",
     "train tiny --out out --data text.txt --validation other.txt": "other.txt",
     "train tiny --out out --data text.txt --init-from run": "run/tokenizer.json",
-    "train --resume run": f"{STEP}/manifest.json",
+    "train --resume run": f"{STEP}/manifest.json {STEP}/training/*.safetensors? run/metrics.jsonl",
     "sweep sweep.toml": "sweep.toml",
 }
 

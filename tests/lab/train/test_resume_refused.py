@@ -135,7 +135,11 @@ def test_a_damaged_manifest_is_refused(stopped: TrainConfig, kind: str) -> None:
         ("files", [], "must be the manifest of a checkpoint, got `files` is []"),
         ("validation_loss", "low", "must be the manifest of a checkpoint, got `validation_loss`"),
         ("validation_loss", float("nan"), "must be the manifest of a checkpoint, got `validation"),
-        ("more", 1, "must be the manifest of a checkpoint, got "),
+        (
+            "more",
+            1,
+            "must be the manifest of a checkpoint, got the unknown field 'more'; if a newer",
+        ),
     ],
 )
 def test_a_manifest_with_other_fields_is_refused(

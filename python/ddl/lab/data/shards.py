@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddl.errors import NEWER, InputError, first_line, reason_of
+from ddl.errors import NEWER, InputError, check_fields, first_line, reason_of
 from ddl.files import atomic_file, open_file, read_text, write_text
 from ddl.models.tokenizers import Tokenizer, restore_json
 
@@ -104,9 +104,9 @@ def read_index(folder: Path, *, argument: str = "data") -> Index:
         del values["totals"]
         shards = {part: [Shard(**shard) for shard in values["shards"][part]] for part in PARTS}
         follows = values.pop("next")
-        index = Index(
-            **values | {"shards": shards, "next": None if follows is None else tuple(follows)}
-        )
+        values |= {"shards": shards, "next": None if follows is None else tuple(follows)}
+        check_fields(Index, values)
+        index = Index(**values)
         _check(index)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         got = first_line(error)

@@ -25,7 +25,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from ddl.errors import NEWER, InputError, first_line
+from ddl.errors import NEWER, InputError, check_fields, first_line
 from ddl.files import atomic_directory, atomic_file, checksum, read_text, writing
 
 from .processes import ALONE, Processes
@@ -127,6 +127,7 @@ def read_manifest(path: Path) -> Manifest:
         if values["format"] != FORMAT:
             got = f"format {values['format']!r}, which this version does not know; {NEWER}"
             raise InputError(file, f"have format {FORMAT}", got)
+        check_fields(Manifest, values)
         manifest = Manifest(**values)
         _check_types(manifest)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

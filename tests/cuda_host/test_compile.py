@@ -173,9 +173,21 @@ def test_parameters_may_be_absent(absent, norm_eps, compress):
             assert there == {name: name not in absent for name in PARTS}
 
 
-@pytest.mark.parametrize(("stored", "parameter"), [
-    (F64, F64), *(pair for pair in itertools.product([F32, BF16, F16], repeat=2)),
-], ids=str)  # fmt: skip
+STORED = [(F64, F64), (F32, F16), (BF16, F32), (F16, BF16)]  # each type on each side
+
+
+@pytest.mark.parametrize(
+    ("stored", "parameter"),
+    [
+        *STORED,
+        *(
+            pytest.param(*pair, marks=pytest.mark.exhaustive)
+            for pair in itertools.product([F32, BF16, F16], repeat=2)
+            if pair not in STORED
+        ),
+    ],
+    ids=str,
+)
 def test_storage_types(stored, parameter):
     given = tensors(63, 3, "token", stored, parameter)
     compiled("sm_90", "rewrite_read", **given, eps_k=0.1)

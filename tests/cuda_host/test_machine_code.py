@@ -91,8 +91,11 @@ WAITED = [
 ]  # fmt: skip
 
 
-@pytest.mark.table(1)
-@pytest.mark.parametrize("case", WAITED, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [*WAITED[:3], *(pytest.param(case, marks=pytest.mark.exhaustive) for case in WAITED[3:])],
+    ids=str,
+)
 def test_a_forward_does_not_wait_for_the_next_token_before_its_second_sum(case):
     kernel, loop = loop_of("rewrite_read_fwd", case)
     assert int(macros(kernel)["LOAD_AHEAD"]) > 0

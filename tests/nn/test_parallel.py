@@ -176,7 +176,7 @@ def test_sublayers_that_are_tensor_parallel_inside(tmp_path: Path) -> None:
     check(saved_by(tmp_path, act), of_one_process(value_channels=3))
 
 
-@pytest.mark.table(0)
+@pytest.mark.exhaustive
 @WRAPPERS
 def test_compiled(wrap: Any, tmp_path: Path) -> None:
     """FSDP2 compiles what is between the sublayers and each of these: more graphs than one."""

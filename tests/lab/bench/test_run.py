@@ -118,7 +118,7 @@ def test_a_regression_is_said_on_standard_error(
     assert "note: the baseline is of another machine or device (cpu another, now" in said.out
 
 
-@pytest.mark.table(0)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("dtype", "m"), [("bfloat16", 2), ("float32", 1)])
 def test_every_part_passes_its_check(dtype: str, m: int) -> None:
     for part in MEASURES:

@@ -182,6 +182,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.table(0)
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "one.txt", "a.parquet"])
 def test_memory_does_not_grow_with_the_input(name: str, tmp_path: Path) -> None:
     """44 MB take as much memory as 4."""

@@ -86,6 +86,7 @@ def assert_same_score(got: float, expected: float, text: str) -> None:
 # --- against the reference ------------------------------------------------------------------------
 
 
+@pytest.mark.table(1)
 @pytest.mark.parametrize("name", FORMATS)
 def test_multiple_choice(case: tuple[GPT, int, dict[str, Any]], name: str) -> None:
     model, shots, run = case

@@ -253,7 +253,7 @@ def test_compiled(alone: TrainConfig, tmp_path: Path, how: str) -> None:
     check_losses(shared, alone)
 
 
-@pytest.mark.table(0)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", HOW)
 def test_bfloat16(tmp_path: Path, how: str) -> None:
     """The sublayers are gathered in bfloat16; gates, reads and the embedding stay in float32."""

@@ -113,7 +113,7 @@ def test_a_signal_stops_an_evaluation(whole: TrainConfig, tmp_path: Path) -> Non
     check_goes_on(run, whole, tmp_path)
 
 
-@pytest.mark.table(1)
+@pytest.mark.table(0)
 @pytest.mark.parametrize(("rank", "step"), [(0, 6), (1, 1), (1, 6)])
 def test_a_killed_process_ends_the_others(
     whole: TrainConfig, tmp_path: Path, rank: int, step: int

@@ -1,4 +1,4 @@
-//! What an operator takes and what it returns, each spelled once for all interfaces.
+//! The arguments of an operator and its results, each spelled once for all interfaces.
 //!
 //! A record is generic over what holds its numbers. `T` holds those of the state's dtype, and `S` the small ones, which
 //! are float32 or, beside a float64 state, float64: values, gates and statistics. [`crate::slices`] has the records on

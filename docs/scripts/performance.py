@@ -60,7 +60,7 @@ def training() -> str:
     rows = [_head("", "", *(f"`{name}`" for name in RESIDUALS))]
     for mode in ("eager", "compiled"):
         rows += [
-            _speeds(step, mode, told=OURS, label=mode),
+            _speeds(step, mode, told=OURS, label=f"{mode}, every state stored"),
             _speeds(step, mode, told=plain, form="plain"),
             _speeds(step, mode, told=paper, field="paper"),
             _speeds(step, mode, told=floor, field="floor"),
@@ -68,7 +68,9 @@ def training() -> str:
     label = f"compiled, `anchor_every={every}`, the default with {every} sublayers"
     rows += [
         _speeds(anchors, "compiled", told=OURS, label=label),
-        _speeds(autocast, "compiled", told=OURS, label="compiled, bfloat16 autocast"),
+        _speeds(
+            autocast, "compiled", told=OURS, label="compiled, bfloat16 autocast, every state stored"
+        ),
         _speeds(autocast, "compiled", told=floor, field="floor"),
     ]
     return "\n".join(rows)

@@ -15,7 +15,7 @@ __all__ = ["Chain", "Link", "ReadParameters", "ReadResult", "RewriteReadResult",
 
 
 class Write(NamedTuple):
-    """One token's rewrite, X' = X + β k̂ (vᵀ − k̂ᵀX) with k̂ = k/√(|k|² + ε_k²); or n, in order.
+    """A rewrite of every token, X' = X + β k̂ (vᵀ − k̂ᵀX) with k̂ = k/√(|k|² + ε_k²); or n, in order.
 
     direction: k (…, d), of any norm. value: v (…, m). gate: β (…,), value and gate in float32
     (float64 for a float64 state). n rewrites have (…, n, d), (…, n, m) and (…, n). eps_k: ε_k.

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::problem::{Gradients, Incoming, Link, Outputs, Read, RewriteRead};
 use crate::tensor::Tensor;
 
-/// Runs the operator forward into `outputs`, which `torch::calls` has allocated: kernels do not check pointers.
+/// Runs the operator forward into `outputs`, which `problem::allocate` has made: kernels do not check pointers.
 pub fn forward(problem: &RewriteRead, outputs: &Outputs, call: &Call<'_>) -> Result<()> {
     let mut argument = inputs(problem);
     argument.new_state = address(&outputs.new_state);
@@ -29,7 +29,7 @@ pub fn forward(problem: &RewriteRead, outputs: &Outputs, call: &Call<'_>) -> Res
     call.launch(&loaded, [blocks, loaded.plan.slices(&specialisation)], argument)
 }
 
-/// Runs the operator backward; its forward filled `saved_outputs`. All of both was checked in `torch::calls`.
+/// Runs the operator backward; its forward filled `saved_outputs`. All of both was checked in `torch::execute`.
 pub fn backward(
     problem: &RewriteRead,
     saved_outputs: &Outputs,

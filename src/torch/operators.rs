@@ -1,5 +1,6 @@
 //! The operators of the library `ddl`, without their autograd: each takes its arguments, in the order of the schema in
 //! python/ddl/ops/declarations.py, and runs. All arguments are taken before the first is judged (see [`Source`]).
+//! The outputs reach torch through [`Run`], which owns them; the views that `forward` returns are not needed here.
 
 use super::execute::{self, backward, forward};
 use super::run::Run;

@@ -1,1 +1,1 @@
-"""What the command `ddl` does: data, training, evaluation, analysis, and the commands."""
+"""The work of the command `ddl`: data, training, evaluation, analysis, and the commands."""

@@ -1,4 +1,4 @@
-"""What the laboratory prints: text of files is shown, and never obeyed by a terminal.
+"""The output of the laboratory: text of files is shown, and never obeyed by a terminal.
 
 Names of tasks, options, samples and paths come from anywhere. A control character in one would move
 the cursor or hide what stands before it, and a mark of direction makes a text look like another.

@@ -1,4 +1,4 @@
-"""What a converted model's class has besides nanoGPT's methods."""
+"""The methods that a converted model's class has besides nanoGPT's."""
 
 from __future__ import annotations
 

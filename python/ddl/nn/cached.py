@@ -30,7 +30,7 @@ __all__ = ["continued"]
 
 
 class Stream(Protocol):
-    """What is needed of a DeltaStream, whose room is above this one."""
+    """The parts of a DeltaStream that are used here; its own room is above this one."""
 
     expand: Expand
     sublayers: nn.ModuleList

@@ -78,7 +78,7 @@ class Rewrite(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """What a sublayer of a stream without rewrites adds: X' = X M + F bᵀ.
+    """The addition of a sublayer of a stream without rewrites: X' = X M + F bᵀ.
 
     sublayer: its number. state: X (…, d, n), n streams. written: F (…, d). mix: M (…, n, n) and
     join: b (…, n); None for the identity and 1, as in an additive stream. keep: as in Rewrite.

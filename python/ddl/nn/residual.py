@@ -155,7 +155,7 @@ class DeltaResidual(nn.Module):
         self.reset_parameters()
 
     def never_decayed(self) -> Iterator[nn.Parameter]:
-        """The parameters that an optimizer should not decay: zero is no neutral value for them."""
+        """Parameters that an optimizer should not decay: zero is not a neutral value for them."""
         return self.parameters()
 
     def reset_parameters(self) -> None:
@@ -199,7 +199,8 @@ class DeltaResidual(nn.Module):
 
         Raises:
             ValueError: a shape or device does not fit, or `compressed` is needed and missing.
-            TypeError: a dtype does not fit, an argument is no tensor, `gate` or `value` is wrapped.
+            TypeError: a dtype does not fit, an argument is not a tensor, `gate` or `value` is
+                wrapped.
         """
         self._check(x, sublayer_out, context, compressed, document_starts)
         state = x.unsqueeze(-1) if self.value_channels == 1 else x

@@ -95,7 +95,7 @@ class DeltaStream(nn.Module):
 
     Raises:
         ValueError: an option is unknown, out of range, or without effect and not at its default.
-        TypeError: `sublayers` are no modules; neither this class nor DeltaResidual has an option.
+        TypeError: `sublayers` are not modules; neither this class nor DeltaResidual has an option.
 
     Source: DDL (arXiv 2601.00417, newest version), variants CC and TC with and without EC.
     """
@@ -187,8 +187,8 @@ class DeltaStream(nn.Module):
         Raises:
             ValueError: x, a mask or a sublayer's output has another shape, a read shares the
                 compression of a read that was replaced, or x has another dtype than before.
-            TypeError: x or a sublayer's output is no tensor or has an unsupported dtype; a read or
-                residual is wrapped.
+            TypeError: x or a sublayer's output is not a tensor or has an unsupported dtype; a
+                read or residual is wrapped.
         """
         masks = {"keep": keep, "document_starts": document_starts}
         check_stream("x", x, (self.hidden_size,), over_time=True, **masks)

@@ -52,16 +52,16 @@ def save_read(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
 
 
 def read_gradients(
-    ctx: Any, grad_context: Grad, grad_value: Grad, grad_gate: Grad, *_: None
+    ctx: Any, grad_context: Grad, grad_new_value: Grad, grad_new_gate: Grad, *_: None
 ) -> Gradients:
-    if grad_context is None and grad_value is None and grad_gate is None:
+    if grad_context is None and grad_new_value is None and grad_new_gate is None:
         return (None,) * 12
     state, document_starts, value, gate, compressed, rstd, *tensors = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    wanted = _wanted((needs[0], *_tensors_of(needs[1:11])), grad_value, grad_gate)
+    wanted = _wanted((needs[0], *_tensors_of(needs[1:11])), grad_new_value, grad_new_gate)
     found = call(
         declarations.read_backward,
-        *(grad_context, grad_value, grad_gate, state, *_joined(tensors, ctx.numbers)),
+        *(grad_context, grad_new_value, grad_new_gate, state, *_joined(tensors, ctx.numbers)),
         *(value, gate, compressed, rstd, document_starts, wanted),
     )
     grad_state, *parameters = _those(wanted, found)
@@ -87,19 +87,19 @@ def rewrite_read_gradients(
     grad_new_state: Grad,
     _: None,
     grad_context: Grad,
-    grad_value: Grad,
-    grad_gate: Grad,
+    grad_new_value: Grad,
+    grad_new_gate: Grad,
     *__: None,
 ) -> Gradients:
-    incoming = (grad_new_state, grad_context, grad_value, grad_gate)
+    incoming = (grad_new_state, grad_context, grad_new_value, grad_new_gate)
     if all(grad is None for grad in incoming):
         return (None,) * 18
     state, direction, value, gate, document_starts, *rest = ctx.saved_tensors
     (stats, new_value, new_gate, compressed, rstd), tensors, chain = rest[:5], rest[5:11], rest[11:]
     needs = ctx.needs_input_grad
-    wanted = _wanted((*needs[:4], *_tensors_of(needs[5:15])), grad_value, grad_gate)
+    wanted = _wanted((*needs[:4], *_tensors_of(needs[5:15])), grad_new_value, grad_new_gate)
     others = (
-        *(grad_context, grad_value, grad_gate, state, direction, value, gate, ctx.eps_k),
+        *(grad_context, grad_new_value, grad_new_gate, state, direction, value, gate, ctx.eps_k),
         *_joined(tensors, ctx.numbers),
         *(stats, new_value, new_gate, compressed, rstd, chain, document_starts, wanted),
     )
@@ -128,7 +128,7 @@ def expand_gradients(ctx: Any, grad_state: Grad) -> Gradients:
     return (*_those(wanted, call(declarations.expand_backward, *arguments)), None, None)
 
 
-# --- a read's parameters: six tensors, and four values that are none ------------------------------
+# --- a read's parameters: six tensors and four other values ---------------------------------------
 
 
 def _tensors_of(fields: Sequence[Any]) -> tuple[Any, ...]:

@@ -1,4 +1,5 @@
-"""The call of an operator: by torch's dispatcher in compiled code, directly in eager code."""
+"""The call of an operator: its overload in compiled code; in eager code its derivative is recorded
+here if one is needed, and the dispatcher is entered below autograd."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ use std::ops::Range;
 use fearless_simd::Simd;
 
 use super::backward_read::{ReadBackward, ReadScratch};
-use super::backward_rewrite::{OneRewrite, RewriteFactors};
+use super::backward_rewrite::{OneRewrite, TokenRewrites};
 use super::forward::ANY;
 use super::weights::{Sums, Wanted, Weights, zero_parameters};
 use crate::cpu::buffer::{Buffer, Result};
@@ -80,10 +80,10 @@ fn backward_of<A: Accum, const N: usize>(
                 in_place,
                 wanted,
                 tokens: pair[0]..pair[1],
-                state: states(),
-                direction: directions(),
-                value: values(),
-                gate: gates(),
+                grad_state: states(),
+                grad_direction: directions(),
+                grad_value: values(),
+                grad_gate: gates(),
                 sums,
             })
             .collect();
@@ -102,14 +102,14 @@ struct Part<'a, A, const N: usize> {
     read: Option<ReadBackward<'a, A>>,
     saved: &'a Outputs,
     incoming: &'a Incoming,
-    /// `state` holds G on entry
+    /// `grad_state` holds G on entry
     in_place: bool,
     wanted: Wanted,
     tokens: Range<usize>,
-    state: Option<RowsMut<'a>>,
-    direction: Option<RowsMut<'a>>,
-    value: Option<RowsMut<'a>>,
-    gate: Option<RowsMut<'a>>,
+    grad_state: Option<RowsMut<'a>>,
+    grad_direction: Option<RowsMut<'a>>,
+    grad_value: Option<RowsMut<'a>>,
+    grad_gate: Option<RowsMut<'a>>,
     sums: &'a mut Option<Sums<A>>,
 }
 
@@ -179,7 +179,7 @@ impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
         if N == ANY { self.problem.rewrites.count() } else { N }
     }
 
-    /// Computes the gradients of `token`, after dx of the tokens `reads`.
+    /// Computes the gradients of `token`, after dx of the tokens `reads`, which the ring does not have yet.
     #[inline(always)]
     fn run_token<S: Simd>(
         &mut self,
@@ -193,9 +193,9 @@ impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
         let mut ahead = self.rows_ahead(token + 1);
         let Scratch { state, rewritten, grad, direction, grad_direction, factors, along, read: read_scratch } =
             scratch;
-        let states = self.state(token, state, direction, factors, &mut ahead);
+        let states = self.load_state(token, state, direction, factors, &mut ahead);
         ahead.step();
-        match (&self.incoming.grad_new_state, &self.state) {
+        match (&self.incoming.grad_new_state, &self.grad_state) {
             (Some(incoming), _) => load(incoming.rows(d * m), token, m, grad),
             (None, Some(rows)) if self.in_place => load(rows.as_rows(), token, m, grad),
             _ => grad.fill(A::default()),
@@ -204,7 +204,7 @@ impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
         let rewrite = self.problem.rewrite.as_ref().zip(self.saved.stats.as_ref());
         let sizes = [self.rewrites(), d, m];
         let rewrite =
-            rewrite.map(|(write, stats)| RewriteFactors::<A, N>::new(write, stats, token, sizes, direction));
+            rewrite.map(|(write, stats)| TokenRewrites::<A, N>::new(write, stats, token, sizes, direction));
         if let (Some(read), Some(sums)) = (&self.read, sums) {
             let mut after = states;
             if let Some(rewrite) = &rewrite {
@@ -221,7 +221,7 @@ impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
         }
         ahead.step();
         let Some(rewrite) = rewrite else {
-            if let Some(stored) = &mut self.state {
+            if let Some(stored) = &mut self.grad_state {
                 store(stored, token, m, grad);
             }
             return;
@@ -233,13 +233,13 @@ impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
         for index in (0..rewrite.count()).rev() {
             rewrite.take_shares(index, along);
         }
-        let mut grad_state = Target::new(self.state.as_mut(), token, m, rewritten); // X' is not needed again
+        let mut grad_state = Target::new(self.grad_state.as_mut(), token, m, rewritten); // X' is not needed again
         rewrite.grad_state(grad_state.channels(), grad, along, &mut ahead);
         grad_state.store();
-        let mut grad_direction = Target::new(self.direction.as_mut(), token, 1, grad_direction);
+        let mut grad_direction = Target::new(self.grad_direction.as_mut(), token, 1, grad_direction);
         for index in 0..rewrite.count() {
             let (one, g) = (rewrite.one(index), &along[index * m..][..m]);
-            let g_e = store_scalars([&mut self.value, &mut self.gate], token, index, &one, g);
+            let g_e = store_scalars([&mut self.grad_value, &mut self.grad_gate], token, index, &one, g);
             let dk = &mut grad_direction.channels()[index * d..][..d];
             one.grad_direction(dk, one.on_k(g, g_e), states, grad, g);
             rewrite.add_others(index, dk, along);
@@ -256,15 +256,15 @@ impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
             self.incoming.grad_new_state.as_ref().map(|grad| grad.rows(d * m).span(token)),
             self.incoming.grad_context.as_ref().map(|grad| grad.rows(d).span(token)),
             self.problem.rewrite.as_ref().map(|write| write.direction.rows(rewrites * d).span(token)),
-            self.state.as_ref().map(|rows| rows.span(token)),
-            self.direction.as_ref().map(|rows| rows.span(token)),
+            self.grad_state.as_ref().map(|rows| rows.span(token)),
+            self.grad_direction.as_ref().map(|rows| rows.span(token)),
         ];
         Ahead::new(spans.map(Option::unwrap_or_default), (2 + rewrites) * m + 3)
     }
 
     /// X: as it is stored, or the anchor after the chain's rewrites, each rounded as its forward rounded it.
     #[inline(always)]
-    fn state<'t>(
+    fn load_state<'t>(
         &self,
         token: usize,
         state: &'t mut [A],
@@ -283,7 +283,7 @@ impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
         load(stored.rows(d * m), token, m, state);
         for Link { write, stats } in chain {
             let sizes = [self.rewrites(), d, m];
-            RewriteFactors::<A, N>::new(write, stats, token, sizes, direction)
+            TokenRewrites::<A, N>::new(write, stats, token, sizes, direction)
                 .apply(state, None, factors, ahead);
             round_to(stored.dtype, state);
         }

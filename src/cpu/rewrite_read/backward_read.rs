@@ -148,8 +148,8 @@ impl<A: Accum> ReadBackward<'_, A> {
         let d = dx.len() / taps;
         for (tap, token) in tokens.enumerate() {
             let dx = &dx[token % taps * d..][..d];
-            let taps = tap * size..(tap + 1) * size;
-            let (weight, mut sum) = (&weight[taps.clone()], sums.compress.get_mut(taps));
+            let of_tap = tap * size..(tap + 1) * size;
+            let (weight, mut sum) = (&weight[of_tap.clone()], sums.compress.get_mut(of_tap));
             for first in (0..size).step_by(d) {
                 let channel = first..first + d;
                 let (weight, state) = (&weight[channel.clone()], &state[channel.clone()]);

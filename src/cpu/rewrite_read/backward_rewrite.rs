@@ -11,7 +11,7 @@ use crate::problem::{Write, stats_before};
 use crate::tensor::{Ahead, Tensor};
 
 /// A token's rewrites: k, v and β of each, and what the forward saved.
-pub(super) struct RewriteFactors<'t, A, const N: usize> {
+pub(super) struct TokenRewrites<'t, A, const N: usize> {
     d: usize,
     m: usize,
     /// [n][d]
@@ -36,7 +36,7 @@ pub(super) struct OneRewrite<'t, A> {
     along_earlier: &'t [A],
 }
 
-impl<'t, A: Accum, const N: usize> RewriteFactors<'t, A, N> {
+impl<'t, A: Accum, const N: usize> TokenRewrites<'t, A, N> {
     /// The factors of one token, from the rewrite and what its forward saved; `directions` [n][d] is scratch.
     #[inline(always)]
     pub(super) fn new(
@@ -46,7 +46,7 @@ impl<'t, A: Accum, const N: usize> RewriteFactors<'t, A, N> {
         [rewrites, d, m]: [usize; 3],
         directions: &'t mut [A],
     ) -> Self {
-        RewriteFactors {
+        TokenRewrites {
             d,
             m,
             k: view(write.direction.rows(rewrites * d), token, 1, directions),

@@ -176,8 +176,8 @@ impl<A: Accum, const N: usize> Part<'_, A, N> {
         if N == ANY { self.problem.rewrites.count() } else { N }
     }
 
-    /// Runs the operator on the first of `tokens`; it adds to the sums of x of those alone. Only this part's `own`
-    /// tokens are stored.
+    /// Runs the operator on the first of `tokens`; the rest are those whose x it may add to. Only this part's
+    /// `own` tokens are stored.
     #[inline(always)]
     fn run_token<S: Simd>(&mut self, simd: S, tokens: Range<usize>, own: bool, scratch: &mut Scratch<A>) {
         let token = tokens.start;

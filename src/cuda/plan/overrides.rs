@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-/// What a plan leaves open, in the order of `CHOICES`.
+/// The choices that a plan leaves open, in the order of `CHOICES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     Cluster,

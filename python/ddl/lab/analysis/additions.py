@@ -1,4 +1,4 @@
-"""What is left of additions: the sums of `inspect` for a model without rewrites.
+"""The remains of additions: the sums of `inspect` for a model without rewrites.
 
 A sublayer adds F bᵀ to n streams, X' = X M + F bᵀ (`ddl.nn.hooks.Addition`). So what is left of
 source s after more sublayers is F_s cᵀ, where c starts as b and each sublayer makes it c M. The

@@ -46,7 +46,7 @@ MARKS = {
 
 
 class Foreign(NamedTuple):
-    """What a file is instead of what it should be, and what to do about it."""
+    """The kind of a file that should be another, and what to do about it."""
 
     what: str
     advice: str

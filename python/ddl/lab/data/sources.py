@@ -119,7 +119,7 @@ def _format(path: Path) -> Format | None:
 
 
 def _foreign(source: Source) -> Foreign | None:
-    """What a file is instead of what its suffix says; None if it may be that."""
+    """The kind of a file if its suffix says another; None if it may be what that says."""
     with open_file(source.path) as file:
         head = file.read(HEAD)
         if source.format == "parquet":

@@ -91,7 +91,7 @@ class Session:
             self.take(trainer.step(self._flags))
 
     def _flags(self) -> Flags:
-        """What this process tells the others with its next step."""
+        """The signals that this process sends with its next step."""
         return Flags(
             stop=self._must_stop(),
             broken=self.failures.own is not None,

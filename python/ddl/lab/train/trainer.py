@@ -25,7 +25,7 @@ PROMPT, SAMPLE = 16, 200  # tokens of a sample of text
 
 
 class Flags(NamedTuple):
-    """A process tells the others these with its next step.
+    """Signals that a process sends with its next step.
 
     stop: a stop is requested. broken: it has an error. late: it is time for a checkpoint.
     """

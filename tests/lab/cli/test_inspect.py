@@ -11,8 +11,11 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import ddl.hf
 from ddl.lab.cli import main
 from ddl.lab.train.runs import RunDirectory
+from ddl.models import NanoGPT, NanoGPTConfig
+from ddl.models.tokenizers import ByteTokenizer
 
 SIZES = ["--steps", "4", "--eval-every", "4", "--record-every", "2", "--model.block-size", "32"]
 
@@ -132,3 +135,14 @@ def test_a_model_without_rewrites(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert sum(written["shares"]) == pytest.approx(1)
     last = json.loads((path / "recordings.jsonl").read_text().splitlines()[-1])
     assert last["sublayers"][0].keys() == written["sublayers"][0].keys()
+
+
+def test_a_model_of_nanogpt_without_rewrites(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = NanoGPT(NanoGPTConfig(vocab_size=256, block_size=16, n_layer=1, n_head=2, n_embd=32))
+    ddl.hf.save(model, ByteTokenizer(), tmp_path / "model")
+    capsys.readouterr()  # the bar of the other library
+    assert main(["inspect", str(tmp_path / "model")]) == 1
+    expected = "ddl inspect: `run` must be a model with rewrites, or one that `ddl train` made, got"
+    assert capsys.readouterr().err.startswith(expected)

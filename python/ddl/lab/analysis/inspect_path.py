@@ -23,6 +23,7 @@ from ddl.lab.train.runs import INSPECTED, RunDirectory, load_config
 from ddl.models import GPT, NanoGPT
 from ddl.models.tokenizers import Tokenizer, encode_prompt
 from ddl.recording import Lens, lens
+from ddl.recording.sublayers import has_rewrites
 
 from .heat_maps import draw_depth, draw_training
 from .inspection import FILE, Inspection, inspect
@@ -47,6 +48,7 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
     Raises InputError if path, text or prompt cannot be used.
     """
     model, tokenizer = load(config.run, config.device, checkpoint=config.checkpoint, argument="run")
+    _require_stream(model, config.run)
     prompt = None if config.prompt is None else _encoded(config.prompt, tokenizer, model)
     tokens, source = _text(config, tokenizer, model, console)
     windows = _windows(tokens, config.tokens, model)
@@ -57,6 +59,16 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
     if read is not None and tokenizer is not None:
         summary["lens"] = _lens_summary(read, tokenizer)
     return Inspected(inspection, read, tokenizer, summary, _write(config, inspection, summary))
+
+
+def _require_stream(model: Any, path: Path) -> None:
+    try:
+        has_rewrites(model)
+    except ValueError as error:
+        got = f"{path}, nanoGPT's model without them: `ddl eval` scores it"
+        raise InputError(
+            "run", "be a model with rewrites, or one that `ddl train` made", got
+        ) from error
 
 
 def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any]) -> list[Path]:

@@ -6,7 +6,8 @@ from ddl.lab.config import ImportConfig
 
 from .command import Command, parse
 
-HELP = """Write a checkpoint of the paper's code for Hugging Face's Auto classes, or back.
+HELP = """Write a checkpoint of nanoGPT or of the paper's code for Hugging Face's Auto classes, or
+the paper's back.
 
 ddl import checkpoint.pt imported
 
@@ -21,5 +22,8 @@ def run(args: list[str]) -> None:
 
 
 COMMAND = Command(
-    "convert a checkpoint of the paper's code: ddl import SRC OUT", ImportConfig, run, "train,hf"
+    "convert a checkpoint of nanoGPT or of the paper's code: ddl import SRC OUT",
+    ImportConfig,
+    run,
+    "train,hf",
 )

@@ -53,7 +53,8 @@ class SampleConfig:
     """Sample text from a trained model."""
 
     run: Path
-    """Run directory, a directory that `ddl export` wrote, or a checkpoint of the paper's code."""
+    """Run directory, a directory of `ddl export` or `ddl import`, or a checkpoint of the paper's
+    code."""
     checkpoint: str = "last"
     """Checkpoint of a run: last, best (by validation loss) or a step that was saved."""
     prompt: str = "\n"
@@ -159,7 +160,7 @@ class ExportConfig:
 
 @dataclass(frozen=True)
 class ImportConfig:
-    """Convert a checkpoint of the paper's code for Hugging Face's Auto classes, or back."""
+    """Convert a checkpoint of nanoGPT or of the paper's code for Hugging Face's Auto classes."""
 
     src: Path
     """Checkpoint: a .pt, .bin or .safetensors file, or a directory with one; a config.json beside

@@ -14,7 +14,8 @@ class InspectConfig:
     """Show what the sublayers of a model do over depth."""
 
     run: Path
-    """Run directory, a directory that `ddl export` wrote, or a checkpoint of the paper's code."""
+    """Run directory, a directory of `ddl export` or `ddl import`, or a checkpoint of the paper's
+    code."""
     checkpoint: str = "last"
     """Checkpoint of a run: last, best (by validation loss) or a step that was saved."""
     data: Path | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -158,6 +159,19 @@ def test_a_full_disk_behind_the_output(
             assert ddl("train", "tiny", *SIZES.split(), "--out", out) == 1
     assert capsys.readouterr().err == sentence
     assert not out.exists()
+
+
+def test_an_output_that_may_grow_no_more(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "ddl", "--help"],
+            stdout=out, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (
+        1,
+        "ddl: the output must be writable, got: File too large\n",
+    )
 
 
 def test_an_ascii_terminal(tmp_path: Path) -> None:

@@ -212,7 +212,9 @@ def test_a_sentence_names_the_key(tmp_path: Path, text: str, sentence: str) -> N
         sweep(tmp_path, text)
 
 
-@pytest.mark.parametrize("content", [b"preset = ", b"\xff", b"a = 1\na = 2", b"=" * 9])
+@pytest.mark.parametrize(
+    "content", [b"preset = ", b"\xff", b"a = 1\na = 2", b"=" * 9, b"a = " + b"1" * 5000]
+)
 def test_what_is_no_toml(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "trial.toml"
     file.write_bytes(content)

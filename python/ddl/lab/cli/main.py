@@ -84,7 +84,7 @@ def _guarded(args: list[str]) -> int:
             raise
         return NOBODY_READS
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise
         discard_output()
         print(f"ddl: the output must be writable, got: {error.strerror}", file=sys.stderr)

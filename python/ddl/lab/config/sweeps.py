@@ -82,7 +82,7 @@ def read_sweep(file: Path, model_at: ModelAt | None = None) -> Sweep:
         values = tomllib.loads(read_text(file))
     except OSError as error:
         raise InputError("file", "be readable", f"{file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # an integer may have too many digits
         raise InputError("file", "be TOML", f"{file}: {first_line(error)}") from error
     try:
         return parse_sweep({"out": f"runs/{file.stem}"} | values, model_at)

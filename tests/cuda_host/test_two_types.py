@@ -123,6 +123,16 @@ def test_two_processes_fill_the_cache_at_once_before_one_uses_both(driver, tmp_p
     for process in (in_turn, *ranks):
         assert process.calls("cuOccupancyMaxActiveClusters", 1) == []
     assert ranks[0].calls("cuOccupancyMaxActiveClusters", 0) != []
+    clusters = {
+        gpu: {
+            words(line, "grid", 2)[1]
+            for line in ranks[gpu].calls("cuLaunchKernel", gpu)
+            if line[1] in ("rewrite_read_fwd", "rewrite_read_bwd")
+        }
+        for gpu in (0, 1)
+    }
+    assert max(clusters[0]) > 1
+    assert clusters[1] == {1}
     shared = [words(line, "shared", 1)[0] for line in ranks[1].calls("cuLaunchKernel", 1)]
     assert max(shared) < 164 << 10
 

@@ -5,8 +5,8 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::simd::convert::Accum;
 use crate::error::Error;
+use crate::tensor::Element;
 
 const LINE: usize = 64;
 
@@ -32,7 +32,7 @@ pub struct Buffer<A> {
     len: usize,
 }
 
-impl<A: Accum> Buffer<A> {
+impl<A: Element> Buffer<A> {
     pub fn zeros(len: usize) -> Result<Buffer<A>> {
         let padded = len.saturating_add(LINE / size_of::<A>());
         let refused = |_| OutOfMemory { bytes: padded.saturating_mul(size_of::<A>()) };

@@ -5,16 +5,15 @@
 
 use std::ops::Range;
 
-use fearless_simd::Simd;
-
 use super::buffer::{Buffer, Result};
 use super::parallel;
 use super::partition::{Documents, partition, useful_threads};
-use super::simd::channels::{load, store, view};
 use super::simd::convert::Accum;
 use super::simd::dispatch::{WithSimd, dispatch};
-use super::simd::row::{add_product, mix};
-use super::whole::{reverse_axes, store_all, taps_outermost};
+use super::simd::features::{load, store};
+use super::simd::interleaved::Interleaved;
+use super::state::{Join, Mix, Stored, Terms};
+use super::whole::{store_all, taps_outermost, transpose, widen_or};
 use crate::problem::{Expand, Sizes};
 use crate::tensor::{RowsMut, Tensor};
 
@@ -31,10 +30,10 @@ pub fn leave<A: Accum>(expand: &Expand, new_before: &mut Option<Tensor>) -> Resu
         let start = documents.around(last).start;
         for back in 0..kept {
             match row_before(expand, documents, start, last, back) {
-                Some((from, at)) => load(from.rows(d), at, 1, &mut row),
+                Some((from, at)) => load(from.rows(d), at, &mut row),
                 None => row.fill(A::default()),
             }
-            store(&mut to, sequence * kept + kept - 1 - back, 1, &row);
+            store(&mut to, sequence * kept + kept - 1 - back, &row);
         }
     }
     Ok(())
@@ -56,54 +55,75 @@ fn row_before<'e>(
     expand.row_before(token, back)
 }
 
+/// Loads x of a token and of those before it that its weights reach [K][d]; returns how many there are.
+#[inline(always)]
+fn load_taps<A: Accum>(
+    expand: &Expand,
+    documents: Documents<'_>,
+    start: usize,
+    token: usize,
+    to: &mut [A],
+) -> usize {
+    let rows = to.chunks_exact_mut(expand.sizes.d).enumerate();
+    rows.map_while(|(back, to)| {
+        let (from, at) = row_before(expand, documents, start, token, back)?;
+        load(from.rows(to.len()), at, to);
+        Some(())
+    })
+    .count()
+}
+
 /// Computes `state` from `x`.
-pub fn forward<A: Accum>(expand: &Expand, state: &mut Tensor, threads: usize) -> Result<()> {
+pub fn forward<T: Stored>(expand: &Expand, state: &mut Tensor, threads: usize) -> Result<()> {
     let Sizes { d, m, .. } = expand.sizes;
     let threads = useful_threads(state.len(), threads);
     let bounds = partition(expand.sizes.tokens(), 1); // x is an input, so no part repeats any work
-    let taps = |weight| taps_outermost::<A>(weight, expand.sizes, expand.taps());
+    let taps = |weight| taps_outermost::<T::Accum>(weight, expand.sizes, expand.taps());
     let weight = expand.weight.as_ref().map(taps).transpose()?;
     let outputs = state.split_rows(m * d, &bounds);
     let parts = bounds.windows(2).zip(outputs).map(|(pair, state)| {
         let tokens = pair[0]..pair[1];
-        Forward { expand, weight: weight.as_deref(), tokens, state }
+        Forward::<T> { expand, weight: weight.as_deref(), tokens, state }
     });
     parallel::for_each(parts.collect(), threads, dispatch)
 }
 
-struct Forward<'a, A> {
+struct Forward<'a, T: Stored> {
     expand: &'a Expand,
-    weight: Option<&'a [A]>,
+    weight: Option<&'a [T::Accum]>,
     tokens: Range<usize>,
     state: RowsMut<'a>,
 }
 
-impl<A: Accum> WithSimd for Forward<'_, A> {
+impl<T: Stored> WithSimd for Forward<'_, T> {
     type Output = Result<()>;
     #[inline(always)]
-    fn run<S: Simd>(mut self, _: S) -> Result<()> {
+    fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
         if self.tokens.is_empty() {
             return Ok(());
         }
         let Sizes { d, m, .. } = self.expand.sizes;
+        let rows = T::rows(simd, m);
         let documents = Documents::new(self.expand.sizes, &self.expand.document_starts);
-        let mut row = Buffer::<A>::zeros(d)?;
-        let mut channels = Buffer::<A>::zeros(m * d)?;
+        let mut x = Buffer::zeros(self.expand.taps() * d)?;
+        let mut state = Buffer::zeros(m * d)?;
         for (tokens, document) in documents.within(self.tokens.clone()) {
             for token in tokens {
-                channels.fill(A::default());
-                for tap in 0..self.expand.taps() {
-                    let at = row_before(self.expand, documents, document.start, token, tap);
-                    let Some((from, at)) = at else { break };
-                    let row = view(from.rows(d), at, 1, &mut row);
-                    for (j, channel) in channels.chunks_exact_mut(d).enumerate() {
-                        match self.weight {
-                            Some(weight) => mix(channel, true, &weight[(tap * m + j) * d..][..d], row),
-                            None => channel.copy_from_slice(row),
-                        }
-                    }
-                }
-                store(&mut self.state, token, m, &channels);
+                let taps = load_taps(self.expand, documents, document.start, token, &mut x);
+                let (weight, state) = (self.weight, &mut state);
+                let join = Join {
+                    grad: None,
+                    weight,
+                    dx: &x,
+                    ring: self.expand.taps(),
+                    slot: 0,
+                    taps,
+                    to: state,
+                    state: &[],
+                    sums: &mut [],
+                };
+                rows.join(d, join);
+                T::narrow_row(state, self.state.row::<T>(token));
             }
         }
         Ok(())
@@ -111,7 +131,7 @@ impl<A: Accum> WithSimd for Forward<'_, A> {
 }
 
 /// Computes dx and, if there is a weight, dw from dX (`grad`).
-pub fn backward<A: Accum>(
+pub fn backward<T: Stored>(
     expand: &Expand,
     grad: &Tensor,
     grad_x: &mut Tensor,
@@ -122,90 +142,74 @@ pub fn backward<A: Accum>(
     let taps = expand.taps();
     let threads = useful_threads(grad.len(), threads);
     let bounds = partition(expand.sizes.tokens(), taps);
-    let outermost = |weight| taps_outermost::<A>(weight, expand.sizes, taps);
-    let weight = expand.weight.as_ref().map(outermost).transpose()?;
-    let mut sums: Vec<Option<Buffer<A>>> = bounds[1..].iter().map(|_| None).collect();
+    let weight: Buffer<T::Accum> = match &expand.weight {
+        Some(weight) => taps_outermost(weight, expand.sizes, taps)?,
+        None => widen_or(&None, d * m, T::Accum::from_f64(1.0))?,
+    };
+    let mut sums: Vec<Option<Buffer<T::Accum>>> = bounds[1..].iter().map(|_| None).collect();
     let sums_weight = grad_weight.is_some();
     let outputs = grad_x.split_rows(d, &bounds);
     let parts = bounds.windows(2).zip(outputs).zip(&mut sums).map(|((pair, grad_x), sums)| {
         let tokens = pair[0]..pair[1];
-        Backward { expand, weight: weight.as_deref(), grad, tokens, grad_x, sums_weight, sums }
+        Backward::<T> { expand, weight: &weight, grad, tokens, grad_x, sums_weight, sums }
     });
     parallel::for_each(parts.collect(), threads, dispatch)?;
     if !sums_weight {
         return Ok(());
     }
     let mut sums = sums.into_iter().flatten();
-    let no_tokens = || Buffer::zeros(weight.as_ref().map_or(0, |weight| weight.len()));
-    let mut total = sums.next().map_or_else(no_tokens, Ok)?;
+    let mut total = sums.next().map_or_else(|| Buffer::zeros(weight.len()), Ok)?;
     sums.for_each(|part| total.iter_mut().zip(&part).for_each(|(to, from)| *to += *from));
-    store_all(grad_weight, &reverse_axes(&total, [taps, m, d])?);
+    store_all(grad_weight, &transpose(&total, taps)?);
     Ok(())
 }
 
-struct Backward<'a, A> {
+struct Backward<'a, T: Stored> {
     expand: &'a Expand,
-    weight: Option<&'a [A]>,
+    weight: &'a [T::Accum],
     grad: &'a Tensor,
     tokens: Range<usize>,
     grad_x: RowsMut<'a>,
     sums_weight: bool,
-    sums: &'a mut Option<Buffer<A>>,
+    sums: &'a mut Option<Buffer<T::Accum>>,
 }
 
-impl<A: Accum> WithSimd for Backward<'_, A> {
+impl<T: Stored> WithSimd for Backward<'_, T> {
     type Output = Result<()>;
     #[inline(always)]
-    fn run<S: Simd>(mut self, _: S) -> Result<()> {
+    fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
         if self.tokens.is_empty() {
             return Ok(());
         }
         let Sizes { d, m, .. } = self.expand.sizes;
+        let rows = T::rows(simd, m);
         let documents = Documents::new(self.expand.sizes, &self.expand.document_starts);
         let taps = self.expand.taps();
-        let mut row = Buffer::<A>::zeros(d)?;
-        // dX of this token and the K−1 after it, token t in slot t mod K, so that each is widened once.
-        let mut ring = Buffer::<A>::zeros(taps * m * d)?;
-        let weight = self.weight.filter(|_| self.sums_weight);
-        *self.sums = weight.map(|weight| Buffer::zeros(weight.len())).transpose()?;
+        let mut x = Buffer::<T::Accum>::zeros(taps * d)?;
+        // dx of this token and the K−1 before it: dX_t adds to all of them, and the tokens are walked backwards.
+        let mut window = Buffer::<T::Accum>::zeros(taps * d)?;
+        let mut sums = Buffer::zeros(if self.sums_weight { self.weight.len() } else { 0 })?;
         for (tokens, document) in documents.within(self.tokens.clone()) {
+            window.fill(T::Accum::default());
             let last = document.end.min(tokens.end + taps - 1);
             for token in (tokens.start..last).rev() {
-                let slot = token % taps * m * d;
-                load(self.grad.rows(m * d), token, m, &mut ring[slot..slot + m * d]);
+                let state = self.grad.rows(m * d).row::<T>(token);
+                let (slot, reach) = ((last - 1 - token) % taps, (token - document.start + 1).min(taps));
+                let mix = Mix { weight: self.weight, window: &mut window, ring: taps, slot, taps: reach };
+                rows.write_read(state, Terms::none(), None, Some(mix));
                 if token >= tokens.end {
                     continue;
                 }
-                self.add_weight_grad(token, token - document.start + 1, &ring[slot..slot + m * d], &mut row);
-                row.fill(A::default());
-                for tap in 0..(document.end - token).min(taps) {
-                    let grads = &ring[(token + tap) % taps * m * d..][..m * d];
-                    match self.weight {
-                        Some(weight) => mix(&mut row, true, &weight[tap * m * d..][..m * d], grads),
-                        None => grads.chunks_exact(d).for_each(|grad| {
-                            row.iter_mut().zip(grad).for_each(|(to, from)| *to += *from);
-                        }),
-                    }
+                store(&mut self.grad_x, token, &window[slot * d..][..d]);
+                if self.sums_weight {
+                    let ring = taps;
+                    let taps = load_taps(self.expand, documents, document.start, token, &mut x).min(reach);
+                    let (grad, weight, to, sums) = (None, None, &mut [][..], &mut sums);
+                    rows.join(d, Join { grad, weight, dx: &x, ring, slot: 0, taps, to, state, sums });
                 }
-                store(&mut self.grad_x, token, 1, &row);
             }
         }
+        *self.sums = self.sums_weight.then_some(sums);
         Ok(())
-    }
-}
-
-impl<A: Accum> Backward<'_, A> {
-    /// dw_s += dX_t ⊗ x_{t−s} for all s < `before`, the number of tokens from the document's start to t.
-    #[inline(always)]
-    fn add_weight_grad(&mut self, token: usize, before: usize, grads: &[A], row: &mut [A]) {
-        let Some(sums) = self.sums else { return };
-        let d = row.len();
-        for tap in 0..before.min(self.expand.taps()) {
-            let row = view(self.expand.x.rows(d), token - tap, 1, row);
-            let sums = &mut sums[tap * grads.len()..][..grads.len()];
-            for (sum, grad) in sums.chunks_exact_mut(d).zip(grads.chunks_exact(d)) {
-                add_product(sum, grad, row);
-            }
-        }
     }
 }

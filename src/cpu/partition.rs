@@ -35,8 +35,11 @@ pub fn parts_of(tokens: usize, smallest: usize) -> Vec<usize> {
 const SMALLEST_FORWARD: usize = 8_192;
 
 /// Returns the bounds of the parts of a forward. It keeps no sums, so they may be smaller: a step of a cached batch of
-/// sequences has one token of each.
-pub fn forward_partition(sizes: Sizes, taps: usize) -> Vec<usize> {
+/// sequences has one token of each. Neither do its results depend on them: one thread has one part.
+pub fn forward_partition(sizes: Sizes, taps: usize, threads: usize) -> Vec<usize> {
+    if threads == 1 {
+        return vec![0, sizes.tokens()];
+    }
     let over_time = if sizes.time > 1 { TOKENS_PER_TAP.saturating_mul(taps) } else { 1 };
     let elements = sizes.d.saturating_mul(sizes.m).max(1);
     parts_of(sizes.tokens(), SMALLEST_FORWARD.div_ceil(elements).max(over_time))
@@ -126,10 +129,11 @@ mod tests {
         }
         assert_eq!(partition(1000, 4).len(), 1 + 1000 / SMALLEST_PART);
         let step = |sequences, time| Sizes { sequences, time, d: 384, m: 4 };
-        assert_eq!(forward_partition(step(16, 1), 4), [0, 8, 16]);
-        assert_eq!(forward_partition(step(1, 40), 4), [0, 20, 40]);
-        assert_eq!(forward_partition(step(1, 1), 4), [0, 1]);
-        assert_eq!(forward_partition(step(0, 0), 4), [0, 0]);
+        assert_eq!(forward_partition(step(16, 1), 4, 2), [0, 8, 16]);
+        assert_eq!(forward_partition(step(1, 40), 4, 2), [0, 20, 40]);
+        assert_eq!(forward_partition(step(1, 40), 4, 1), [0, 40]);
+        assert_eq!(forward_partition(step(1, 1), 4, 2), [0, 1]);
+        assert_eq!(forward_partition(step(0, 0), 4, 2), [0, 0]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod sizes;
 
 pub use allocate::Allocate;
 pub use expand::Expand;
+pub use limits::MOST_REWRITES;
 pub use outputs::without_output;
 pub use records::{Gradients, Incoming, Link, Outputs, Read, Write};
 pub use rewrite_read::RewriteRead;

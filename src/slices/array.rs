@@ -1,30 +1,8 @@
 //! Arrays that the caller owns, and the types of their elements.
 
-use half::{bf16, f16};
-
-use crate::cpu::simd::convert;
 use crate::error::{Error, Result, shape_text};
 use crate::records::Map;
 use crate::tensor::{Device, Element, Tensor};
-
-/// The type of a state's elements: f32, f64, bf16 or f16.
-pub trait Number: Element {
-    /// The type of values, gates, statistics and sums: f64 for f64, else f32.
-    type Accum: convert::Accum;
-}
-
-impl Number for f32 {
-    type Accum = f32;
-}
-impl Number for f64 {
-    type Accum = f64;
-}
-impl Number for bf16 {
-    type Accum = f32;
-}
-impl Number for f16 {
-    type Accum = f32;
-}
 
 /// Contiguous elements, the last axis innermost, and their shape.
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,9 @@
 //! `expand`.
 
-use super::array::{Array, Number, view_optional};
+use super::array::{Array, view_optional};
 use super::memory::Memory;
 use crate::cpu;
+use crate::cpu::state::Stored as Number;
 use crate::error::Result;
 use crate::problem::{self, Allocate};
 use crate::records::Map;
@@ -62,7 +63,7 @@ impl<'a, T: Number> Expand<'a, T> {
         let mut x = memory.output_like("grad_x", &problem.x)?;
         let like = |weight| memory.output_like("grad_weight", weight);
         let mut weight = problem.weight.as_ref().map(like).transpose()?;
-        cpu::expand::backward::<T::Accum>(&problem, &grad_state, &mut x, &mut weight, self.threads)
+        cpu::expand::backward::<T>(&problem, &grad_state, &mut x, &mut weight, self.threads)
             .map_err(|short| short.in_operator("expand"))?;
         Ok(ExpandGradients { x: memory.take(), weight: memory.map("grad_weight", &weight)? })
     }
@@ -70,7 +71,7 @@ impl<'a, T: Number> Expand<'a, T> {
     fn state(&self, problem: &problem::Expand) -> Result<Vec<T>> {
         let mut memory = Memory::default();
         let mut state = memory.output("state", &problem.state_shape(), T::DTYPE, &problem.x)?;
-        cpu::expand::forward::<T::Accum>(problem, &mut state, self.threads)
+        cpu::expand::forward::<T>(problem, &mut state, self.threads)
             .map_err(|short| short.in_operator("expand"))?;
         Ok(memory.take())
     }

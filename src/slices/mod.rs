@@ -36,6 +36,7 @@ mod expand;
 mod memory;
 mod rewrite_read;
 
-pub use array::{Array, Number};
+pub use crate::cpu::state::Stored as Number;
+pub use array::Array;
 pub use expand::{Expand, ExpandGradients, Expanded};
 pub use rewrite_read::{Forward, Gradients, Incoming, Link, Read, RewriteRead, Write};

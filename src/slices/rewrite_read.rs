@@ -1,7 +1,8 @@
 //! `rewrite`, `read` and both at once.
 
-use super::array::{Array, Number, Views, view_optional};
+use super::array::{Array, Views, view_optional};
 use super::memory::Memory;
+use crate::cpu::state::Stored as Number;
 use crate::error::Result;
 use crate::tensor::{Element, Tensor};
 use crate::{cpu, problem, records};
@@ -79,14 +80,14 @@ impl<'a, T: Number> RewriteRead<'a, T> {
         let mut memory = Memory::default();
         let all = problem::Gradients::ALL;
         let mut gradients = problem::Gradients::new(&problem, all, None, &mut memory)?;
-        cpu::rewrite_read::backward::<T::Accum>(&problem, &saved, &incoming, &mut gradients, self.threads)?;
+        cpu::rewrite_read::backward::<T>(&problem, &saved, &incoming, &mut gradients, self.threads)?;
         gradients.try_map(&mut memory)
     }
 
     fn run(&self, problem: &problem::RewriteRead) -> Result<Forward<T>> {
         let mut memory = Memory::default();
         let mut outputs = problem::Outputs::new(problem, None, &mut memory)?;
-        cpu::rewrite_read::forward::<T::Accum>(problem, &mut outputs, self.threads)?;
+        cpu::rewrite_read::forward::<T>(problem, &mut outputs, self.threads)?;
         outputs.try_map(&mut memory)
     }
 

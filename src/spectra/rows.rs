@@ -3,6 +3,7 @@
 use fearless_simd::prelude::*;
 
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
+use crate::cpu::simd::interleaved::Interleaved;
 use crate::cpu::simd::row::some_dots;
 
 /// a · b, for code that is compiled for `S` already.
@@ -25,7 +26,7 @@ struct Dot<'a> {
 impl WithSimd for Dot<'_> {
     type Output = f64;
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> f64 {
+    fn run<S: Interleaved>(self, simd: S) -> f64 {
         dot_within(simd, self.a, self.b)
     }
 }

@@ -4,10 +4,9 @@
 //! would, so that errors stay in the order of float64's rounding relative to the largest singular value, for parallel and
 //! zero columns, too.
 
-use fearless_simd::prelude::*;
-
 use super::rows::dot_within;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
+use crate::cpu::simd::interleaved::Interleaved;
 use crate::cpu::simd::row::{add_scaled, some_dots};
 
 /// The R of K = QR for K (height, columns), by Householder reflections (Golub and Van Loan, Matrix Computations, 4th
@@ -35,7 +34,7 @@ struct Triangular<'a> {
 impl WithSimd for Triangular<'_> {
     type Output = ();
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Interleaved>(self, simd: S) {
         let Triangular { matrix, height, rows } = self;
         for at in 0..rows {
             let (done, rest) = matrix.split_at_mut((at + 1) * height);
@@ -85,7 +84,7 @@ struct Jacobi<'a> {
 impl WithSimd for Jacobi<'_> {
     type Output = ();
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Interleaved>(self, simd: S) {
         let Jacobi { matrix, height, values } = self;
         let tolerance = f64::EPSILON * (height as f64).sqrt();
         for _ in 0..MOST_SWEEPS {

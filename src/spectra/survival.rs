@@ -3,13 +3,12 @@
 //! With k̂ and β fixed, the state after n rewrites is a sum over sources: source 0 is A_n…A_1 X_0, source l is
 //! A_n…A_{l+1} β_l k̂_l v_lᵀ. A write has rank one, so that one vector and v_l hold what survives of it.
 
-use fearless_simd::prelude::*;
-
 use super::product::load_rewrites;
 use super::rows::{dot, dot_within};
 use super::tokens::{for_each_token, sum_of_tokens};
 use super::view::View;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
+use crate::cpu::simd::interleaved::Interleaved;
 use crate::cpu::simd::row::add_scaled;
 use crate::error::Result;
 
@@ -186,7 +185,7 @@ struct Rewrite<'a> {
 impl WithSimd for Rewrite<'_> {
     type Output = f64;
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> f64 {
+    fn run<S: Interleaved>(self, simd: S) -> f64 {
         let readout = dot_within(simd, self.direction, self.vector);
         add_scaled(self.vector, -self.gate * readout, self.direction);
         dot_within(simd, self.vector, self.vector)

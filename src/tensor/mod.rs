@@ -5,5 +5,5 @@
 mod rows;
 mod view;
 
-pub use rows::{Ahead, Rows, RowsMut};
+pub use rows::{Rows, RowsMut, prefetch};
 pub use view::{Device, Dtype, Element, Tensor};

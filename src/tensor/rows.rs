@@ -1,4 +1,4 @@
-//! Rows of a CPU tensor, and their prefetching.
+//! Rows of a CPU tensor.
 
 use super::view::{Dtype, Element, Tensor};
 
@@ -22,12 +22,6 @@ impl Tensor {
             })
             .collect()
     }
-
-    fn span(&self, width: usize, row: usize) -> Span {
-        let bytes = width * self.dtype.size();
-        let inside = (row + 1) * width <= self.len();
-        Span { at: self.ptr as usize + row * bytes, lines: if inside { bytes.div_ceil(LINE) } else { 0 } }
-    }
 }
 
 /// Rows `start..end` of a tensor.
@@ -49,63 +43,19 @@ impl<'a> Rows<'a> {
         assert!((self.start..self.end).contains(&row), "a partition loads its own rows");
         self.tensor.elements(row * self.width..(row + 1) * self.width)
     }
-
-    /// Returns the memory of a row, for [`Ahead`]; empty past the end.
-    #[inline(always)]
-    pub fn span(&self, row: usize) -> Span {
-        self.tensor.span(self.width, row)
-    }
 }
 
-/// The rows of the next token, prefetched a few cache lines at a time.
+/// Fetches a cache line that is needed soon.
 ///
-/// Rows are short compared with the latency of memory: the hardware prefetcher has hardly begun when a row ends,
-/// and idles during the arithmetic that follows. Requests for a whole row at once would wait for one another (a
-/// core has some 16 under way), so the arithmetic calls [`Ahead::step`] between its loops.
-#[derive(Default)]
-pub struct Ahead {
-    spans: [Span; 6],
-    /// lines prefetched by one step
-    lines: usize,
-}
-
-/// Memory to prefetch: its address and number of cache lines.
-#[derive(Clone, Copy, Default)]
-pub struct Span {
-    at: usize,
-    lines: usize,
-}
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
-
-impl Ahead {
-    /// Prefetches all of `spans` within `steps` steps.
-    pub fn new(spans: [Span; 6], steps: usize) -> Ahead {
-        let lines: usize = spans.iter().map(|span| span.lines).sum();
-        Ahead { spans, lines: lines.div_ceil(steps.max(1)) }
-    }
-
-    #[inline(always)]
-    pub fn step(&mut self) {
-        let mut lines = self.lines;
-        for span in &mut self.spans {
-            let now = lines.min(span.lines);
-            (0..now).for_each(|line| prefetch(span.at + line * LINE));
-            span.at += now * LINE;
-            span.lines -= now;
-            lines -= now;
-        }
-    }
-}
-
+/// Rows are short compared with the latency of memory: the hardware prefetcher has hardly begun when a row ends, and
+/// idles during the arithmetic that follows.
 #[inline(always)]
-fn prefetch(line: usize) {
+pub fn prefetch<T>(line: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: a prefetch is a hint; it never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line as *const i8) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = line;
@@ -129,12 +79,6 @@ impl RowsMut<'_> {
     pub fn as_rows(&self) -> Rows<'_> {
         let RowsMut { tensor, width, start, end } = *self;
         Rows { tensor, width, start, end }
-    }
-
-    /// Returns the memory of a row, for [`Ahead`]: a store, too, waits for its cache line.
-    #[inline(always)]
-    pub fn span(&self, row: usize) -> Span {
-        self.tensor.span(self.width, row)
     }
 
     #[inline(always)]

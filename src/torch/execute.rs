@@ -2,6 +2,8 @@
 //!
 //! The operators on a state share one forward and one backward, in which either half may be absent.
 
+use half::{bf16, f16};
+
 use super::run::Run;
 use crate::cuda::device::Call;
 use crate::error::Result;
@@ -9,15 +11,37 @@ use crate::problem::{Allocate, Expand, Gradients, Incoming, Outputs, RewriteRead
 use crate::tensor::{Dtype, Tensor};
 use crate::{cpu, cuda};
 
+/// Evaluates an expression with the Rust type `T` of a state's dtype.
+macro_rules! of_dtype {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            Dtype::F32 => {
+                type $T = f32;
+                $body
+            }
+            Dtype::F64 => {
+                type $T = f64;
+                $body
+            }
+            Dtype::Bf16 => {
+                type $T = bf16;
+                $body
+            }
+            Dtype::F16 => {
+                type $T = f16;
+                $body
+            }
+            Dtype::Bool => unreachable!("a mask is refused where numbers are expected"),
+        }
+    };
+}
+
 /// Computes the outputs and what the backward needs, or a step of a sequence in pieces.
 pub fn forward(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<Outputs> {
     let mut outputs = Outputs::new(problem, context_dtype, run)?;
     let launch = |call: &Call<'_>| cuda::rewrite_read::forward(problem, &outputs, call);
     if let Some(threads) = run.on_device(&problem.state, launch)? {
-        match problem.double() {
-            true => cpu::rewrite_read::forward::<f64>(problem, &mut outputs, threads)?,
-            false => cpu::rewrite_read::forward::<f32>(problem, &mut outputs, threads)?,
-        }
+        of_dtype!(problem.state.dtype, T => cpu::rewrite_read::forward::<T>(problem, &mut outputs, threads))?;
     }
     Ok(outputs)
 }
@@ -40,10 +64,9 @@ pub fn backward(
     }
     let launch = |call: &Call<'_>| cuda::rewrite_read::backward(problem, saved, incoming, &gradients, call);
     if let Some(threads) = run.on_device(&problem.state, launch)? {
-        match problem.double() {
-            true => cpu::rewrite_read::backward::<f64>(problem, saved, incoming, &mut gradients, threads)?,
-            false => cpu::rewrite_read::backward::<f32>(problem, saved, incoming, &mut gradients, threads)?,
-        }
+        of_dtype!(problem.state.dtype, T => {
+            cpu::rewrite_read::backward::<T>(problem, saved, incoming, &mut gradients, threads)
+        })?;
     }
     Ok(gradients)
 }
@@ -76,12 +99,10 @@ pub fn expand(problem: &Expand, in_pieces: bool, run: &mut Run) -> Result<()> {
     }
     let launch = |call: &Call<'_>| cuda::expand::forward(problem, &state, &new_before, call);
     let Some(threads) = run.on_device(x, launch)? else { return Ok(()) };
-    let done = match x.dtype {
-        Dtype::F64 => cpu::expand::forward::<f64>(problem, &mut state, threads)
-            .and_then(|()| cpu::expand::leave::<f64>(problem, &mut new_before)),
-        _ => cpu::expand::forward::<f32>(problem, &mut state, threads)
-            .and_then(|()| cpu::expand::leave::<f32>(problem, &mut new_before)),
-    };
+    let done = of_dtype!(x.dtype, T => {
+        cpu::expand::forward::<T>(problem, &mut state, threads)
+            .and_then(|()| cpu::expand::leave::<<T as cpu::state::Stored>::Accum>(problem, &mut new_before))
+    });
     done.map_err(|short| short.in_operator("expand"))
 }
 
@@ -95,11 +116,8 @@ pub fn expand_backward(problem: &Expand, grad_state: &Tensor, wanted: i64, run: 
     };
     let launch = |call: &Call<'_>| cuda::expand::backward(problem, grad_state, &grad_x, &grad_weight, call);
     let Some(threads) = run.on_device(&problem.x, launch)? else { return Ok(()) };
-    let done = match problem.x.dtype {
-        Dtype::F64 => {
-            cpu::expand::backward::<f64>(problem, grad_state, &mut grad_x, &mut grad_weight, threads)
-        }
-        _ => cpu::expand::backward::<f32>(problem, grad_state, &mut grad_x, &mut grad_weight, threads),
-    };
+    let done = of_dtype!(problem.x.dtype, T => {
+        cpu::expand::backward::<T>(problem, grad_state, &mut grad_x, &mut grad_weight, threads)
+    });
     done.map_err(|short| short.in_operator("expand"))
 }

@@ -14,41 +14,38 @@
 
 use std::ops::Range;
 
-use fearless_simd::Simd;
-
 use super::backward_read::{ReadBackward, ReadScratch};
 use super::backward_rewrite::{OneRewrite, TokenRewrites};
-use super::forward::ANY;
 use super::weights::{Sums, Wanted, Weights, zero_parameters};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
 use crate::cpu::partition::{Documents, partition, split, useful_threads};
-use crate::cpu::simd::channels::{Target, load, round_to, store, view};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::dispatch::{WithSimd, dispatch};
-use crate::cpu::simd::row::dots;
+use crate::cpu::simd::features::{store_target, target};
+use crate::cpu::simd::interleaved::Interleaved;
+use crate::cpu::state::{Finish, Join, Mix, StateRows, Stored, Terms};
 use crate::error;
 use crate::problem::{Gradients, Incoming, Link, Outputs, RewriteRead, Sizes};
-use crate::tensor::{Ahead, RowsMut};
+use crate::tensor::RowsMut;
 
-/// Runs the operator backward on `threads` threads; the forward filled `saved`.
-pub fn backward<A: Accum>(
+/// Runs the operator backward on `threads` threads, for a state of type `T`; the forward filled `saved`.
+pub fn backward<T: Stored>(
     problem: &RewriteRead,
     saved: &Outputs,
     incoming: &Incoming,
     gradients: &mut Gradients,
     threads: usize,
 ) -> error::Result<()> {
-    let done = match problem.rewrites.count() {
-        _ if problem.sizes.tokens() == 0 => zero_parameters::<A>(gradients), // empty tensors have no rows
-        1 => backward_of::<A, 1>(problem, saved, incoming, gradients, threads),
-        _ => backward_of::<A, ANY>(problem, saved, incoming, gradients, threads),
+    let done = if problem.sizes.tokens() == 0 {
+        zero_parameters::<T::Accum>(gradients) // empty tensors have no rows
+    } else {
+        backward_rows::<T>(problem, saved, incoming, gradients, threads)
     };
     done.map_err(|short| short.in_operator(problem.operator()))
 }
 
-/// For N rewrites, as forward.
-fn backward_of<A: Accum, const N: usize>(
+fn backward_rows<T: Stored>(
     problem: &RewriteRead,
     saved: &Outputs,
     incoming: &Incoming,
@@ -60,21 +57,21 @@ fn backward_of<A: Accum, const N: usize>(
     let bounds = partition(problem.sizes.tokens(), taps);
     let (rewrites, next) = (problem.rewrites.count(), problem.next.count());
     let weights =
-        problem.read.as_ref().map(|read| Weights::<A>::new(read, problem.sizes, next)).transpose()?;
+        problem.read.as_ref().map(|read| Weights::<T::Accum>::new(read, problem.sizes, next)).transpose()?;
     let read = problem.read.as_ref().zip(weights.as_ref());
     let (in_place, wanted) = (gradients.in_place, Wanted::new(gradients));
-    let mut sums: Vec<Option<Sums<A>>> = bounds[1..].iter().map(|_| None).collect();
+    let mut sums: Vec<Option<Sums<T::Accum>>> = bounds[1..].iter().map(|_| None).collect();
     {
         let mut states = split(&mut gradients.state, d * m, &bounds);
         let mut directions = split(&mut gradients.direction, rewrites * d, &bounds);
         let mut values = split(&mut gradients.value, rewrites * m, &bounds);
         let mut gates = split(&mut gradients.gate, rewrites, &bounds);
-        let parts: Vec<Part<'_, A, N>> = bounds
+        let parts: Vec<Part<'_, T>> = bounds
             .windows(2)
             .zip(&mut sums)
             .map(|(pair, sums)| Part {
                 problem,
-                read: read.map(|(read, weights)| ReadBackward { read, weights, saved, incoming }),
+                read: read.map(|(read, weights)| ReadBackward { read, taps, weights, saved, incoming }),
                 saved,
                 incoming,
                 in_place,
@@ -97,9 +94,9 @@ fn backward_of<A: Accum, const N: usize>(
 }
 
 /// Consecutive tokens, the rows of every gradient that belong to them, and their parameter sums.
-struct Part<'a, A, const N: usize> {
+struct Part<'a, T: Stored> {
     problem: &'a RewriteRead,
-    read: Option<ReadBackward<'a, A>>,
+    read: Option<ReadBackward<'a, T::Accum>>,
     saved: &'a Outputs,
     incoming: &'a Incoming,
     /// `grad_state` holds G on entry
@@ -110,50 +107,60 @@ struct Part<'a, A, const N: usize> {
     grad_direction: Option<RowsMut<'a>>,
     grad_value: Option<RowsMut<'a>>,
     grad_gate: Option<RowsMut<'a>>,
-    sums: &'a mut Option<Sums<A>>,
+    sums: &'a mut Option<Sums<T::Accum>>,
 }
 
 /// One token's rows, used if they cannot be worked on in place.
-struct Scratch<A> {
-    /// X [m][d]
-    state: Buffer<A>,
-    /// X', whose memory is later dX's, because it is in cache [m][d]
-    rewritten: Buffer<A>,
-    /// G [m][d]
-    grad: Buffer<A>,
+struct Scratch<T: Stored> {
+    /// X, if it is not stored [d][m]
+    state: Buffer<T>,
+    /// X' [d][m]
+    rewritten: Buffer<T>,
+    /// G [d][m]
+    grad: Buffer<T::Accum>,
     /// k [n][d]
-    direction: Buffer<A>,
+    direction: Buffer<T::Accum>,
     /// dk [n][d]
-    grad_direction: Buffer<A>,
+    grad_direction: Buffer<T::Accum>,
     /// β r e [n][m], which times k is added to X
-    factors: Buffer<A>,
+    factors: Buffer<T::Accum>,
     /// kᵀG of each k, from which g is computed in place [n][m]
-    along: Buffer<A>,
-    read: ReadScratch<A>,
+    along: Buffer<T::Accum>,
+    /// β r g [n][m]
+    shares: Buffer<T::Accum>,
+    read: ReadScratch<T::Accum>,
 }
 
-impl<A: Accum> Scratch<A> {
-    fn new(problem: &RewriteRead) -> Result<Scratch<A>> {
+impl<T: Stored> Scratch<T> {
+    fn new(problem: &RewriteRead) -> Result<Scratch<T>> {
         let Sizes { d, m, .. } = problem.sizes;
         let (rewrites, logits) = (problem.rewrites.count(), problem.next.count() * (1 + m));
         Ok(Scratch {
-            state: Buffer::zeros(m * d)?,
+            state: Buffer::zeros(if problem.chain.is_empty() { 0 } else { m * d })?,
             rewritten: Buffer::zeros(m * d)?,
             grad: Buffer::zeros(m * d)?,
             direction: Buffer::zeros(rewrites * d)?,
             grad_direction: Buffer::zeros(rewrites * d)?,
             factors: Buffer::zeros(rewrites * m)?,
             along: Buffer::zeros(rewrites * m)?,
+            shares: Buffer::zeros(rewrites * m)?,
             read: ReadScratch::new(d, logits, problem.taps())?,
         })
     }
 }
 
-impl<A: Accum, const N: usize> WithSimd for Part<'_, A, N> {
+/// The arithmetic on the rows of a state of type `T`, and on those of G.
+struct Rows<T: Stored> {
+    stored: Box<dyn StateRows<T>>,
+    grad: Box<dyn StateRows<T::Accum>>,
+}
+
+impl<T: Stored> WithSimd for Part<'_, T> {
     type Output = Result<()>;
     #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) -> Result<()> {
-        let taps = self.problem.taps();
+    fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
+        let (taps, m) = (self.problem.taps(), self.problem.sizes.m);
+        let rows = Rows::<T> { stored: T::rows(simd, m), grad: T::Accum::rows(simd, m) };
         // Allocated before the sums, which outlive it, so that the next part's scratch reuses its cached memory.
         let mut scratch = Scratch::new(self.problem)?;
         let mut sums =
@@ -164,7 +171,7 @@ impl<A: Accum, const N: usize> WithSimd for Part<'_, A, N> {
             let mut next = tokens.start;
             for token in tokens {
                 let end = document.end.min(token + taps);
-                self.run_token(simd, token, next..end, &mut sums, &mut scratch);
+                self.run_token(simd, &rows, token, next..end, &mut sums, &mut scratch);
                 next = end;
             }
         }
@@ -173,121 +180,137 @@ impl<A: Accum, const N: usize> WithSimd for Part<'_, A, N> {
     }
 }
 
-impl<'a, A: Accum, const N: usize> Part<'a, A, N> {
-    #[inline(always)]
-    fn rewrites(&self) -> usize {
-        if N == ANY { self.problem.rewrites.count() } else { N }
-    }
-
+impl<T: Stored> Part<'_, T> {
     /// Computes the gradients of `token`, after dx of the tokens `reads`, which the ring does not have yet.
     #[inline(always)]
-    fn run_token<S: Simd>(
+    fn run_token<S: Interleaved>(
         &mut self,
         simd: S,
+        rows: &Rows<T>,
         token: usize,
         reads: Range<usize>,
-        sums: &mut Option<Sums<A>>,
-        scratch: &mut Scratch<A>,
+        sums: &mut Option<Sums<T::Accum>>,
+        scratch: &mut Scratch<T>,
     ) {
-        let Sizes { d, m, .. } = self.problem.sizes;
-        let mut ahead = self.rows_ahead(token + 1);
-        let Scratch { state, rewritten, grad, direction, grad_direction, factors, along, read: read_scratch } =
-            scratch;
-        let states = self.load_state(token, state, direction, factors, &mut ahead);
-        ahead.step();
-        match (&self.incoming.grad_new_state, &self.grad_state) {
-            (Some(incoming), _) => load(incoming.rows(d * m), token, m, grad),
-            (None, Some(rows)) if self.in_place => load(rows.as_rows(), token, m, grad),
-            _ => grad.fill(A::default()),
-        }
-        ahead.step();
-        let rewrite = self.problem.rewrite.as_ref().zip(self.saved.stats.as_ref());
-        let sizes = [self.rewrites(), d, m];
-        let rewrite =
-            rewrite.map(|(write, stats)| TokenRewrites::<A, N>::new(write, stats, token, sizes, direction));
+        let problem = self.problem;
+        let Sizes { d, m, .. } = problem.sizes;
+        let Scratch {
+            state,
+            rewritten,
+            grad,
+            direction,
+            grad_direction,
+            factors,
+            along,
+            shares,
+            read: of_read,
+        } = scratch;
+        let stored = problem.state.rows(d * m).row::<T>(token);
+        self.rebuild(&*rows.stored, token, stored, [&mut *state, &mut *rewritten], direction, factors);
+        let state = if problem.chain.is_empty() { stored } else { state };
+        let rewrite = problem.rewrite.as_ref().zip(self.saved.stats.as_ref());
+        let sizes = [problem.rewrites.count(), d, m];
+        let rewrite = rewrite.map(|(write, stats)| TokenRewrites::new(write, stats, token, sizes, direction));
+        let terms = rewrite.as_ref().map_or(Terms::none(), |rewrite| rewrite.terms(factors));
+        let incoming = match (&self.incoming.grad_new_state, &self.grad_state) {
+            (Some(incoming), _) => Some(incoming.rows(d * m).row::<T>(token)),
+            (None, Some(rows)) if self.in_place => Some(rows.as_rows().row::<T>(token)),
+            _ => None,
+        };
+        let mut join = Join {
+            grad: incoming,
+            state,
+            weight: None,
+            dx: &[],
+            ring: 0,
+            slot: 0,
+            taps: 0,
+            sums: &mut [],
+            to: grad,
+        };
         if let (Some(read), Some(sums)) = (&self.read, sums) {
-            let mut after = states;
-            if let Some(rewrite) = &rewrite {
-                rewrite.apply(rewritten, Some(states), factors, &mut ahead);
-                round_to(self.problem.state.dtype, rewritten); // as the forward stored it
+            let weight = read.weights.compress.as_deref();
+            let mix = weight.filter(|_| self.saved.compressed.is_none());
+            let mix = mix.map(|weight| Mix { weight, window: &mut of_read.x, ring: 1, slot: 0, taps: 1 });
+            let mut after = state;
+            if rewrite.is_some() {
+                // as the forward stored it
+                rows.stored.write_read(state, terms.that_write(), Some(rewritten), mix);
                 after = rewritten;
+            } else if mix.is_some() {
+                rows.stored.write_read(state, Terms::none(), None, mix);
             }
+            let x = if weight.is_none() { T::widen_row(after, &mut of_read.x) } else { None };
             for next in reads.clone() {
                 let own = self.tokens.contains(&next).then_some(&mut *sums);
-                read.row(simd, next, after, own, read_scratch);
+                read.row(simd, next, x, own, of_read);
             }
-            ahead.step();
-            read.compress_row(token..reads.end, after, sums, &read_scratch.dx, grad, &mut ahead);
+            join = Join {
+                state: after,
+                weight,
+                dx: &of_read.dx,
+                ring: read.taps,
+                slot: read.slot(token),
+                taps: reads.end - token,
+                sums: &mut sums.compress,
+                ..join
+            };
         }
-        ahead.step();
+        rows.stored.join(d, join);
         let Some(rewrite) = rewrite else {
             if let Some(stored) = &mut self.grad_state {
-                store(stored, token, m, grad);
+                T::narrow_row(grad, stored.row::<T>(token));
             }
             return;
         };
-        for index in 0..rewrite.count() {
-            let along = &mut along[index * m..][..m];
-            dots(simd, rewrite.one(index).k, |j| &grad[j * d..(j + 1) * d], along, &mut ahead);
+        along.fill(T::Accum::default());
+        for (index, along) in along.chunks_exact_mut(m).enumerate() {
+            rows.grad.products(rewrite.one(index).k, grad, along);
         }
         for index in (0..rewrite.count()).rev() {
             rewrite.take_shares(index, along);
         }
-        let mut grad_state = Target::new(self.grad_state.as_mut(), token, m, rewritten); // X' is not needed again
-        rewrite.grad_state(grad_state.channels(), grad, along, &mut ahead);
-        grad_state.store();
-        let mut grad_direction = Target::new(self.grad_direction.as_mut(), token, 1, grad_direction);
+        rewrite.shares(along, shares);
+        let along_k = match &mut self.grad_direction {
+            Some(rows) => target(rows, token, grad_direction),
+            None => &mut **grad_direction,
+        };
+        let to = match &mut self.grad_state {
+            Some(rows) => rows.row::<T>(token),
+            None => &mut **rewritten, // X' is not needed again
+        };
+        rows.stored.finish(Finish { grad, state, terms, shares, to, along: along_k });
         for index in 0..rewrite.count() {
             let (one, g) = (rewrite.one(index), &along[index * m..][..m]);
             let g_e = store_scalars([&mut self.grad_value, &mut self.grad_gate], token, index, &one, g);
-            let dk = &mut grad_direction.channels()[index * d..][..d];
-            one.grad_direction(dk, one.on_k(g, g_e), states, grad, g);
+            let dk = &mut along_k[index * d..][..d];
+            one.add_along(simd, dk, one.on_k(g, g_e));
             rewrite.add_others(index, dk, along);
         }
-        grad_direction.store();
+        if let Some(rows) = &mut self.grad_direction {
+            store_target(rows, token, grad_direction);
+        }
     }
 
-    /// Returns the rows that `token` will load and store, to be prefetched.
+    /// Applies the chain's rewrites to an anchor, each rounded as its forward rounded it: the first of two rows is then X.
     #[inline(always)]
-    fn rows_ahead(&self, token: usize) -> Ahead {
-        let (Sizes { d, m, .. }, rewrites) = (self.problem.sizes, self.rewrites());
-        let spans = [
-            Some(self.problem.state.rows(d * m).span(token)),
-            self.incoming.grad_new_state.as_ref().map(|grad| grad.rows(d * m).span(token)),
-            self.incoming.grad_context.as_ref().map(|grad| grad.rows(d).span(token)),
-            self.problem.rewrite.as_ref().map(|write| write.direction.rows(rewrites * d).span(token)),
-            self.grad_state.as_ref().map(|rows| rows.span(token)),
-            self.grad_direction.as_ref().map(|rows| rows.span(token)),
-        ];
-        Ahead::new(spans.map(Option::unwrap_or_default), (2 + rewrites) * m + 3)
-    }
-
-    /// X: as it is stored, or the anchor after the chain's rewrites, each rounded as its forward rounded it.
-    #[inline(always)]
-    fn load_state<'t>(
+    fn rebuild(
         &self,
+        rows: &dyn StateRows<T>,
         token: usize,
-        state: &'t mut [A],
-        direction: &mut [A],
-        factors: &mut [A],
-        ahead: &mut Ahead,
-    ) -> &'t [A]
-    where
-        'a: 't,
-    {
-        let (Sizes { d, m, .. }, stored) = (self.problem.sizes, &self.problem.state);
-        let chain = &self.problem.chain;
-        if chain.is_empty() {
-            return view(stored.rows(d * m), token, m, state);
+        anchor: &[T],
+        [state, next]: [&mut Buffer<T>; 2],
+        direction: &mut [T::Accum],
+        factors: &mut [T::Accum],
+    ) {
+        let Sizes { d, m, .. } = self.problem.sizes;
+        for (at, Link { write, stats }) in self.problem.chain.iter().enumerate() {
+            let sizes = [self.problem.rewrites.count(), d, m];
+            let rewrites = TokenRewrites::new(write, stats, token, sizes, direction);
+            let from = if at == 0 { anchor } else { &**state };
+            rows.write_read(from, rewrites.terms(factors).that_write(), Some(next), None);
+            std::mem::swap(state, next);
         }
-        load(stored.rows(d * m), token, m, state);
-        for Link { write, stats } in chain {
-            let sizes = [self.rewrites(), d, m];
-            TokenRewrites::<A, N>::new(write, stats, token, sizes, direction)
-                .apply(state, None, factors, ahead);
-            round_to(stored.dtype, state);
-        }
-        state
     }
 }
 

@@ -1,4 +1,4 @@
-//! The read's half of the backward: dh, dv, dβ → dx, and dx → G and dw.
+//! The read's half of the backward: dh, dv, dβ → dx.
 //!
 //! ```text
 //! dβl = dβ·β(1 − β/2)     dvl = dv·φ'       dh' = dh + dβl·w_β + W_vᵀdvl (z = h)
@@ -9,21 +9,20 @@
 //! x̂ = rstd·x and h = γ·x̂, so every sum over tokens is of multiples of x or dh·x. γ, and the terms that
 //! dh' adds to dh, are applied after the last token ([`Sums::store`]).
 
-use std::ops::Range;
-
-use fearless_simd::Simd;
+use fearless_simd::prelude::*;
 
 use super::weights::{Sums, Weights};
 use crate::cpu::buffer::{Buffer, Result};
-use crate::cpu::simd::channels::view;
 use crate::cpu::simd::convert::Accum;
-use crate::cpu::simd::row::{add_product, add_rows, add_scaled, mix, set_product, some_dots};
+use crate::cpu::simd::features::view;
+use crate::cpu::simd::row::{add_rows, some_dots, update};
 use crate::problem::{Incoming, Outputs, Read};
-use crate::tensor::Ahead;
 
 /// A read, the tensors that its forward saved, and the incoming gradients.
 pub(super) struct ReadBackward<'a, A> {
     pub(super) read: &'a Read,
+    /// K
+    pub(super) taps: usize,
     pub(super) weights: &'a Weights<A>,
     pub(super) saved: &'a Outputs,
     pub(super) incoming: &'a Incoming,
@@ -32,7 +31,7 @@ pub(super) struct ReadBackward<'a, A> {
 /// One token's rows, used if they cannot be worked on in place.
 pub(super) struct ReadScratch<A> {
     /// x [d]
-    x: Buffer<A>,
+    pub(super) x: Buffer<A>,
     /// the incoming dh, or zeros [d]
     incoming: Buffer<A>,
     /// γ·dh' [d]
@@ -57,52 +56,63 @@ impl<A: Accum> ReadScratch<A> {
 
 impl<A: Accum> ReadBackward<'_, A> {
     /// Computes a token's dx from its dh, dv and dβ, and adds to the parameter gradients if `sums` is given.
-    /// `state` is used only if x was not saved.
+    /// Unless it was saved, x is `x`, or in scratch.
     #[inline(always)]
     pub(super) fn row<S: Simd>(
         &self,
         simd: S,
         token: usize,
-        state: &[A],
+        x: Option<&[A]>,
         sums: Option<&mut Sums<A>>,
         scratch: &mut ReadScratch<A>,
     ) {
         let weights = self.weights;
-        let ReadScratch { x, incoming, normed, logits, dx } = scratch;
-        let d = x.len();
-        let x = match (&self.saved.compressed, &weights.compress) {
-            (Some(saved), _) => view(saved.rows(d), token, 1, x),
-            (None, Some(weight)) => {
-                mix(x, false, weight, state);
-                x
-            }
-            (None, None) => state,
+        let ReadScratch { x: in_scratch, incoming, normed, logits, dx } = scratch;
+        let d = in_scratch.len();
+        let x = match &self.saved.compressed {
+            Some(saved) => view(saved.rows(d), token, in_scratch),
+            None => x.unwrap_or(in_scratch),
         };
         let dh = match &self.incoming.grad_context {
-            Some(grad) => view(grad.rows(d), token, 1, incoming),
+            Some(grad) => view(grad.rows(d), token, incoming),
             None => incoming,
         };
         let rstd = self.saved.rstd.as_ref().map_or(A::from_f64(1.0), |rstd| rstd.rows(1).row(token)[0]);
-        let logits = &mut logits[..weights.logits.len() / d];
+        let logits = &mut logits[..weights.logit_rows];
         self.logit_grads(token, logits);
         let (from_h, from_x) = logits.split_at(weights.logits_of_context(self.read));
-        set_product(normed, &weights.norm, dh);
-        add_rows(normed, from_h, &weights.logits);
-        if let Some(sums) = sums {
-            sums.add_token(x, rstd, dh, from_h, from_x);
-        }
-        let dx = &mut dx[token % self.read.taps() * d..][..d];
+        update(
+            simd,
+            normed,
+            [&weights.norm, dh],
+            #[inline(always)]
+            |_, [norm, dh]| norm * dh,
+        );
+        add_rows(simd, normed, from_h, &weights.logits);
+        let dx = &mut dx[self.slot(token) * d..][..d];
         if self.read.norm_eps.is_some() {
             let mean = rstd * some_dots(simd, normed, [x])[0] / A::from_f64(d as f64);
-            let on_x = rstd * mean;
-            dx.iter_mut()
-                .zip(&*normed)
-                .zip(x)
-                .for_each(|((dx, normed), x)| *dx = rstd * (*normed - on_x * *x));
+            let [rstd, on_x] = [rstd, rstd * mean].map(|number| A::Vector::<S>::splat(simd, number));
+            update(
+                simd,
+                dx,
+                [normed, x],
+                #[inline(always)]
+                |_, [normed, x]| rstd * (normed - on_x * x),
+            );
         } else {
             dx.copy_from_slice(normed);
         }
-        add_rows(dx, from_x, &weights.logits[from_h.len() * d..]);
+        add_rows(simd, dx, from_x, &weights.logits[from_h.len() * d..]);
+        if let Some(sums) = sums {
+            sums.add_token(simd, [x, dh], rstd, logits, weights.logits_of_context(self.read));
+        }
+    }
+
+    /// The slot of a token's dx.
+    #[inline(always)]
+    pub(super) fn slot(&self, token: usize) -> usize {
+        if self.taps == 1 { 0 } else { token % self.taps }
     }
 
     /// Computes the gradients of the linear maps' outputs from dv and dβ.
@@ -127,48 +137,5 @@ impl<A: Accum> ReadBackward<'_, A> {
                 *logit = *grad * *gate * (one - *gate * A::from_f64(0.5));
             }
         }
-    }
-
-    /// G_t += Σ_s dx_{t+s} ⊗ w_s and dw_s += dx_{t+s} ⊗ X'_t, over the tokens t + s that exist.
-    #[inline(always)]
-    pub(super) fn compress_row(
-        &self,
-        tokens: Range<usize>,
-        state: &[A],
-        sums: &mut Sums<A>,
-        dx: &[A],
-        grad: &mut [A],
-        ahead: &mut Ahead,
-    ) {
-        let Some(weight) = &self.weights.compress else {
-            ahead.step();
-            return add_scaled(grad, A::from_f64(1.0), dx);
-        };
-        let (size, taps) = (state.len(), self.read.taps());
-        let d = dx.len() / taps;
-        for (tap, token) in tokens.enumerate() {
-            let dx = &dx[token % taps * d..][..d];
-            let of_tap = tap * size..(tap + 1) * size;
-            let (weight, mut sum) = (&weight[of_tap.clone()], sums.compress.get_mut(of_tap));
-            for first in (0..size).step_by(d) {
-                let channel = first..first + d;
-                let (weight, state) = (&weight[channel.clone()], &state[channel.clone()]);
-                let grad = &mut grad[channel.clone()];
-                match &mut sum {
-                    Some(sum) => add_products(grad, &mut sum[channel], dx, weight, state),
-                    None => add_product(grad, weight, dx),
-                }
-                ahead.step();
-            }
-        }
-    }
-}
-
-/// grad += weight ⊙ dx and sum += state ⊙ dx
-#[inline(always)]
-fn add_products<A: Accum>(grad: &mut [A], sum: &mut [A], dx: &[A], weight: &[A], state: &[A]) {
-    for ((((grad, sum), dx), weight), state) in grad.iter_mut().zip(sum).zip(dx).zip(weight).zip(state) {
-        *grad += *weight * *dx;
-        *sum += *state * *dx;
     }
 }

@@ -1,21 +1,23 @@
-//! The rewrites' half of the backward, row by row: X' recomputed, dX and dk.
+//! The numbers of the rewrites' half of the backward: what each k takes of X, of the other k and of G.
 //!
 //! Of several rewrites, the j-th sees Gⱼ = G − Σ kᵢ bᵢᵀ over the later ones, with b = β r g, and Xⱼ = X + Σ kᵢ fᵢᵀ over the
 //! earlier ones, with f = β r e. Neither is formed: what dkⱼ takes of the sums is a multiple of each kᵢ.
 
-use super::forward::{ANY, rewrite_rows};
-use crate::cpu::simd::channels::view;
+use fearless_simd::prelude::*;
+
 use crate::cpu::simd::convert::Accum;
-use crate::cpu::simd::row::{add_scaled, add_two_scaled, set_scaled_sum, set_three_scaled};
+use crate::cpu::simd::features::view;
+use crate::cpu::simd::row::{add_scaled, update};
+use crate::cpu::state::Terms;
 use crate::problem::{Write, stats_before};
-use crate::tensor::{Ahead, Tensor};
+use crate::tensor::Tensor;
 
 /// A token's rewrites: k, v and β of each, and what the forward saved.
-pub(super) struct TokenRewrites<'t, A, const N: usize> {
+pub(super) struct TokenRewrites<'t, A> {
     d: usize,
     m: usize,
     /// [n][d]
-    k: &'t [A],
+    pub(super) k: &'t [A],
     /// [n][m]
     values: &'t [A],
     /// [n]
@@ -36,7 +38,7 @@ pub(super) struct OneRewrite<'t, A> {
     along_earlier: &'t [A],
 }
 
-impl<'t, A: Accum, const N: usize> TokenRewrites<'t, A, N> {
+impl<'t, A: Accum> TokenRewrites<'t, A> {
     /// The factors of one token, from the rewrite and what its forward saved; `directions` [n][d] is scratch.
     #[inline(always)]
     pub(super) fn new(
@@ -49,7 +51,7 @@ impl<'t, A: Accum, const N: usize> TokenRewrites<'t, A, N> {
         TokenRewrites {
             d,
             m,
-            k: view(write.direction.rows(rewrites * d), token, 1, directions),
+            k: view(write.direction.rows(rewrites * d), token, directions),
             values: write.value.rows(rewrites * m).row(token),
             gates: write.gate.rows(rewrites).row(token),
             stats: stats.rows(stats_before(rewrites, m)).row(token),
@@ -58,7 +60,7 @@ impl<'t, A: Accum, const N: usize> TokenRewrites<'t, A, N> {
 
     #[inline(always)]
     pub(super) fn count(&self) -> usize {
-        if N == ANY { self.gates.len() } else { N }
+        self.gates.len()
     }
 
     #[inline(always)]
@@ -75,14 +77,16 @@ impl<'t, A: Accum, const N: usize> TokenRewrites<'t, A, N> {
         }
     }
 
-    /// X' = X + Σ k ⊗ factors, as the forward computed it; X is what `to` holds if there are no `states`. `factors` [n][m]
-    /// is scratch.
+    /// Fills β r e [n][m], and returns what the rewrites add to X, as the forward computed it.
     #[inline(always)]
-    pub(super) fn apply(&self, to: &mut [A], states: Option<&[A]>, factors: &mut [A], ahead: &mut Ahead) {
-        for index in 0..self.count() {
-            self.one(index).fill_factors(&mut factors[index * self.m..][..self.m]);
+    pub(super) fn terms<'f>(&self, factors: &'f mut [A]) -> Terms<'f, A>
+    where
+        't: 'f,
+    {
+        for (index, factors) in factors.chunks_exact_mut(self.m).enumerate() {
+            self.one(index).fill_factors(factors);
         }
-        rewrite_rows(to, states, factors, self.k, [self.count(), self.d, self.m], ahead);
+        Terms { k: self.k, factors }
     }
 
     /// kᵀG of rewrite `index` → its g, in place; the later rewrites, whose g are there [n][m], take their shares of G
@@ -102,21 +106,13 @@ impl<'t, A: Accum, const N: usize> TokenRewrites<'t, A, N> {
         }
     }
 
-    /// dX = G − Σ β k̂ gᵀ
+    /// Fills β r g [n][m].
     #[inline(always)]
-    pub(super) fn grad_state(&self, to: &mut [A], grads: &[A], along: &[A], ahead: &mut Ahead) {
-        for index in 0..self.count() {
-            let one = self.one(index);
-            let scale = A::default() - one.scale();
-            for j in 0..self.m {
-                let channel = j * self.d..(j + 1) * self.d;
-                let scale = scale * along[index * self.m + j];
-                match index {
-                    0 => set_scaled_sum(&mut to[channel.clone()], &grads[channel], scale, one.k),
-                    _ => add_scaled(&mut to[channel], scale, one.k),
-                }
-                ahead.step();
-            }
+    pub(super) fn shares(&self, along: &[A], shares: &mut [A]) {
+        let rows = shares.chunks_exact_mut(self.m).zip(along.chunks_exact(self.m));
+        for (index, (shares, g)) in rows.enumerate() {
+            let scale = self.one(index).scale();
+            shares.iter_mut().zip(g).for_each(|(share, g)| *share = scale * *g);
         }
     }
 
@@ -163,17 +159,16 @@ impl<A: Accum> OneRewrite<'_, A> {
         A::default() - self.r * (self.r * self.gate * (g_e - g_p))
     }
 
-    /// dk = β r (G e − X g) + on_k · k
+    /// dk, in place of β r (G e − X g).
     #[inline(always)]
-    pub(super) fn grad_direction(&self, dk: &mut [A], on_k: A, states: &[A], grads: &[A], g: &[A]) {
-        let (d, scale) = (self.k.len(), self.scale());
-        for (j, (grad, state)) in grads.chunks_exact(d).zip(states.chunks_exact(d)).enumerate() {
-            let on_grad = scale * (self.value[j] - self.readout[j]);
-            let on_state = A::default() - scale * g[j];
-            match j {
-                0 => set_three_scaled(dk, [on_grad, on_state, on_k], [grad, state, self.k]),
-                _ => add_two_scaled(dk, [on_grad, on_state], [grad, state]),
-            }
-        }
+    pub(super) fn add_along<S: Simd>(&self, simd: S, dk: &mut [A], on_k: A) {
+        let on_k = A::Vector::<S>::splat(simd, on_k);
+        update(
+            simd,
+            dk,
+            [self.k],
+            #[inline(always)]
+            |dk, [k]| on_k.mul_add(k, dk),
+        );
     }
 }

@@ -2,16 +2,18 @@
 
 use std::ops::Range;
 
+use fearless_simd::prelude::*;
+
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::simd::convert::Accum;
-use crate::cpu::simd::row::{add_product, add_scaled, add_scaled_product};
-use crate::cpu::whole::{reverse_axes, store_all, taps_outermost, widen, widen_or};
+use crate::cpu::simd::row::{add_product, add_to_rows, update};
+use crate::cpu::whole::{store_all, taps_outermost, transpose, widen, widen_or};
 use crate::problem::{Gradients, Read, Sizes};
 use crate::tensor::Tensor;
 
-/// A read's parameters in the accumulation type, each as contiguous rows of d.
+/// A read's parameters in the accumulation type.
 pub struct Weights<A> {
-    /// [K][m][d]; None: identity
+    /// [K][d][m]; None: identity
     pub compress: Option<Buffer<A>>,
     /// [d], ones if there is no weight
     pub norm: Buffer<A>,
@@ -25,6 +27,8 @@ pub struct Weights<A> {
     pub value: Option<Buffer<A>>,
     /// [n][m]
     pub value_bias: Buffer<A>,
+    /// the number of rows in `logits`
+    pub logit_rows: usize,
     /// γ ⊙ w_β, if there is a gate, then γ ⊙ W_v, or W_v if v reads x [0 … n·(1 + m)][d]. The logits are linear
     /// in x, so γ is folded in once.
     pub logits: Buffer<A>,
@@ -46,6 +50,7 @@ impl<A: Accum> Weights<A> {
             gate_bias: widen_or(&read.gate_bias, next, A::default())?,
             value,
             value_bias: widen_or(&read.value_bias, next * m, A::default())?,
+            logit_rows: logits.len() / d,
             logits,
             norm,
         })
@@ -53,7 +58,7 @@ impl<A: Accum> Weights<A> {
 
     /// Returns the number of logits computed from h; the rest are computed from x.
     pub fn logits_of_context(&self, read: &Read) -> usize {
-        if read.value_from_compressed { self.gates } else { self.logits.len() / self.norm.len() }
+        if read.value_from_compressed { self.gates } else { self.logit_rows }
     }
 }
 
@@ -92,7 +97,7 @@ impl Wanted {
 
 /// Sums over the tokens of one part, from which the parameter gradients are computed.
 pub struct Sums<A> {
-    /// Σ dx ⊗ X' [K][m][d], if wanted
+    /// Σ dx ⊗ X' [K][d][m], if wanted
     pub(super) compress: Buffer<A>,
     /// Σ dh·x̂ [d], if wanted
     norm: Buffer<A>,
@@ -107,7 +112,7 @@ pub struct Sums<A> {
 impl<A: Accum> Sums<A> {
     pub fn zeros(read: &Read, weights: &Weights<A>, wanted: Wanted) -> Result<Sums<A>> {
         let d = weights.norm.len();
-        let (gates, rows) = (weights.gates, weights.logits.len() / d);
+        let (gates, rows) = (weights.gates, weights.logit_rows);
         // dγ is completed from the sums of the logits that read h.
         let by_norm = |row: usize| wanted.norm && row < weights.logits_of_context(read);
         let start = if wanted.gate || by_norm(0) { 0 } else { gates };
@@ -125,16 +130,33 @@ impl<A: Accum> Sums<A> {
         })
     }
 
-    /// Adds a token's contribution; `from_h` and `from_x` are the gradients of the logits that read h and x.
+    /// Adds a token's contribution. `logits` are the gradients of its logits, of which the first `from_h` read h; they
+    /// are overwritten.
     #[inline(always)]
-    pub fn add_token(&mut self, x: &[A], rstd: A, dh: &[A], from_h: &[A], from_x: &[A]) {
-        add_scaled_product(&mut self.norm, rstd, dh, x);
-        let rows = self.logits.chunks_exact_mut(x.len()).enumerate();
-        for (row, sum) in rows.take(self.summed.end).skip(self.summed.start) {
-            let scale = if row < from_h.len() { from_h[row] * rstd } else { from_x[row - from_h.len()] };
-            add_scaled(sum, scale, x);
+    pub fn add_token<S: Simd>(
+        &mut self,
+        simd: S,
+        [x, dh]: [&[A]; 2],
+        rstd: A,
+        logits: &mut [A],
+        from_h: usize,
+    ) {
+        self.biases.iter_mut().zip(&*logits).for_each(|(sum, dl)| *sum += *dl);
+        logits[..from_h].iter_mut().for_each(|dl| *dl *= rstd);
+        let summed = self.summed.clone();
+        if !summed.is_empty() {
+            let d = x.len();
+            let rows = &mut self.logits[summed.start * d..summed.end * d];
+            add_to_rows(simd, rows, &logits[summed], x);
         }
-        self.biases.iter_mut().zip(from_h.iter().chain(from_x)).for_each(|(sum, dl)| *sum += *dl);
+        let rstd = A::Vector::<S>::splat(simd, rstd);
+        update(
+            simd,
+            &mut self.norm,
+            [dh, x],
+            #[inline(always)]
+            |sum, [dh, x]| (rstd * dh).mul_add(x, sum),
+        );
     }
 
     pub fn add(&mut self, other: &Sums<A>) {
@@ -157,7 +179,7 @@ impl<A: Accum> Sums<A> {
         sizes: Sizes,
         to: &mut Gradients,
     ) -> Result<()> {
-        let Sizes { d, m, .. } = sizes;
+        let Sizes { d, .. } = sizes;
         let [gate, value] = [&weights.gate, &weights.value].map(|rows| rows.as_deref().unwrap_or_default());
         let rows = gate.chunks_exact(d).chain(value.chunks_exact(d));
         for (sum, row) in self.logits.chunks_exact_mut(d).zip(rows).take(weights.logits_of_context(read)) {
@@ -167,7 +189,7 @@ impl<A: Accum> Sums<A> {
         let (gate_weight, value_weight) = self.logits.split_at(gate.len().min(self.logits.len()));
         let (gate_bias, value_bias) = self.biases.split_at(gate.len() / d);
         if to.compress.is_some() {
-            store_all(&mut to.compress, &reverse_axes(&self.compress, [read.taps(), m, d])?);
+            store_all(&mut to.compress, &transpose(&self.compress, read.taps())?);
         }
         store_all(&mut to.norm_weight, &self.norm);
         store_all(&mut to.gate_weight, gate_weight);

@@ -8,13 +8,14 @@ use std::sync::LazyLock;
 use fearless_simd::Level;
 use fearless_simd::prelude::*;
 
+use super::interleaved::Interleaved;
 use crate::environment;
 
 /// Code to run with the widest vectors of this machine. A function that it calls must be inlined, or that
 /// function is compiled without them.
 pub trait WithSimd {
     type Output;
-    fn run<S: Simd>(self, simd: S) -> Self::Output;
+    fn run<S: Interleaved>(self, simd: S) -> Self::Output;
 }
 
 /// The widest vectors that the processor has, detected once. `DDL_SIMD=portable` or `=avx2` in the environment
@@ -32,8 +33,14 @@ static LEVEL: LazyLock<Level> = LazyLock::new(|| {
 /// Runs `body` compiled for the widest vectors present.
 #[inline]
 pub fn dispatch<B: WithSimd>(body: B) -> B::Output {
+    run_at(*LEVEL, body)
+}
+
+/// Runs `body` compiled for the vectors of `level`.
+#[inline]
+fn run_at<B: WithSimd>(level: Level, body: B) -> B::Output {
     #[cfg(target_arch = "x86_64")]
-    match *LEVEL {
+    match level {
         // SSE4.2 is left out: processors with it and without AVX2 are rare, and each level adds much code.
         Level::Avx512(simd) => simd.vectorize(
             #[inline(always)]
@@ -52,5 +59,17 @@ pub fn dispatch<B: WithSimd>(body: B) -> B::Output {
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    fearless_simd::dispatch!(*LEVEL, simd => body.run(simd))
+    fearless_simd::dispatch!(level, simd => body.run(simd))
+}
+
+/// Runs a body for all kinds of vectors that the processor has.
+#[cfg(test)]
+pub fn dispatch_all<B: WithSimd>(body: impl Fn() -> B) {
+    let present = Level::new();
+    run_at(Level::baseline(), body());
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = present.as_avx2() {
+        run_at(simd.level(), body());
+    }
+    run_at(present, body());
 }

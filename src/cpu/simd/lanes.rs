@@ -49,26 +49,3 @@ macro_rules! lanes {
 }
 lanes!(f32, f32x16, 16);
 lanes!(f64, f64x8, 8);
-
-/// Separates M interleaved channels; M is a power of two. Each step moves the even lanes of all vectors before
-/// the odd ones.
-#[inline(always)]
-pub fn part<S: Simd, V: SimdBase<S>, const M: usize>(vectors: &mut [V; M]) {
-    for _ in 0..M.ilog2() {
-        let from = *vectors;
-        for pair in 0..M / 2 {
-            (vectors[pair], vectors[pair + M / 2]) = from[2 * pair].deinterleave(from[2 * pair + 1]);
-        }
-    }
-}
-
-/// Interleaves M channels, the inverse of [`part`].
-#[inline(always)]
-pub fn merge<S: Simd, V: SimdBase<S>, const M: usize>(vectors: &mut [V; M]) {
-    for _ in 0..M.ilog2() {
-        let from = *vectors;
-        for pair in 0..M / 2 {
-            (vectors[2 * pair], vectors[2 * pair + 1]) = from[pair].interleave(from[pair + M / 2]);
-        }
-    }
-}

@@ -1,10 +1,13 @@
 //! Arithmetic on rows, with the widest vectors of the machine.
 //!
-//! [`dispatch`] chooses the instruction set, [`convert`] has the number types, `lanes` their vectors,
-//! [`channels`] loads and stores rows, and [`row`] computes with them.
+//! [`dispatch`] chooses the instruction set, [`convert`] has the number types, `halves` those of 16 bits and `lanes`
+//! vectors of the others, [`interleaved`] what rows of several channels need of them, [`features`] loads and stores rows of one number per
+//! feature, and [`row`] computes with them.
 
-pub mod channels;
 pub mod convert;
 pub mod dispatch;
+pub mod features;
+mod halves;
+pub mod interleaved;
 mod lanes;
 pub mod row;

@@ -1,32 +1,62 @@
-//! Arithmetic on contiguous rows, in loops that the compiler vectorises.
+//! Arithmetic on contiguous rows.
 
 use fearless_simd::prelude::*;
 
 use super::convert::Accum;
-use crate::tensor::Ahead;
 
-/// `products[i]` = row · other(i), three at a time: `row` is loaded once for three, and additions to one sum hide
-/// the latency of those to the others.
+/// Fills `products` with those of a row and others of its length, and returns |row|². Five others are multiplied in one
+/// pass.
 #[inline(always)]
-pub fn dots<'a, S: Simd, A: Accum>(
-    simd: S,
-    row: &'a [A],
-    other: impl Fn(usize) -> &'a [A],
-    products: &mut [A],
-    ahead: &mut Ahead,
-) {
-    let (three, rest) = products.as_chunks_mut::<3>();
-    let done = 3 * three.len();
-    for (at, products) in three.iter_mut().enumerate() {
-        *products = some_dots(simd, row, [other(3 * at), other(3 * at + 1), other(3 * at + 2)]);
-        ahead.step();
+pub fn dots<S: Simd, A: Accum>(simd: S, row: &[A], others: &[A], products: &mut [A]) -> A {
+    let d = row.len();
+    let (five, rest) = products.as_chunks_mut::<5>();
+    let (of_five, of_rest) = others.split_at(5 * five.len() * d);
+    let mut square = A::default();
+    for (products, others) in five.iter_mut().zip(of_five.chunks_exact(5 * d)) {
+        (square, *products) = square_and_dots(simd, row, others);
     }
     match rest {
-        [a, b] => [*a, *b] = some_dots(simd, row, [other(done), other(done + 1)]),
-        [a] => [*a] = some_dots(simd, row, [other(done)]),
-        _ => return,
+        [a, b, c, e] => (square, [*a, *b, *c, *e]) = square_and_dots(simd, row, of_rest),
+        [a, b, c] => (square, [*a, *b, *c]) = square_and_dots(simd, row, of_rest),
+        [a, b] => (square, [*a, *b]) = square_and_dots(simd, row, of_rest),
+        [a] => (square, [*a]) = square_and_dots(simd, row, of_rest),
+        _ if five.is_empty() => (square, []) = square_and_dots(simd, row, of_rest),
+        _ => {}
     }
-    ahead.step();
+    square
+}
+
+/// Returns |row|² and the products with N others.
+#[inline(always)]
+fn square_and_dots<S: Simd, A: Accum, const N: usize>(simd: S, row: &[A], others: &[A]) -> (A, [A; N]) {
+    let d = row.len();
+    let zero = A::Vector::<S>::splat(simd, A::default());
+    let (mut squares, mut sums) = (zero, [zero; N]);
+    let (chunks, tail) = A::chunks(row);
+    let mut rows = [&[][..]; N];
+    for n in 0..N {
+        rows[n] = &A::chunks(&others[n * d..][..d]).0[..chunks.len()];
+    }
+    for (at, chunk) in chunks.iter().enumerate() {
+        let row = A::Vector::<S>::load_array_ref(simd, chunk);
+        squares = row.mul_add(row, squares);
+        for n in 0..N {
+            sums[n] = row.mul_add(A::Vector::load_array_ref(simd, &rows[n][at]), sums[n]);
+        }
+    }
+    let done = d - tail.len();
+    if !tail.is_empty() {
+        let row = padded(simd, tail);
+        squares = row.mul_add(row, squares);
+        for n in 0..N {
+            sums[n] = row.mul_add(padded(simd, &others[n * d + done..(n + 1) * d]), sums[n]);
+        }
+    }
+    let mut products = [A::default(); N];
+    for n in 0..N {
+        products[n] = sums[n].reduce_sum();
+    }
+    (squares.reduce_sum(), products)
 }
 
 /// Returns the dot products of `row` with N others.
@@ -58,48 +88,134 @@ pub fn some_dots<S: Simd, A: Accum, const N: usize>(simd: S, row: &[A], others: 
     products
 }
 
+/// Replaces each number of `to` by what `new` makes of it and of those of `from`, a vector at a time.
+#[inline(always)]
+pub fn update<S: Simd, A: Accum, const N: usize>(
+    simd: S,
+    to: &mut [A],
+    from: [&[A]; N],
+    new: impl Fn(A::Vector<S>, [A::Vector<S>; N]) -> A::Vector<S>,
+) {
+    let len = to.len();
+    let (chunks, tail) = A::chunks_mut(to);
+    let mut rows = [&[][..]; N];
+    for n in 0..N {
+        rows[n] = &A::chunks(&from[n][..len]).0[..chunks.len()];
+    }
+    let mut others = [A::Vector::<S>::splat(simd, A::default()); N];
+    for (at, to) in chunks.iter_mut().enumerate() {
+        for n in 0..N {
+            others[n] = A::Vector::load_array_ref(simd, &rows[n][at]);
+        }
+        new(A::Vector::load_array_ref(simd, to), others).store_array(to);
+    }
+    if tail.is_empty() {
+        return;
+    }
+    let start = len - tail.len();
+    for n in 0..N {
+        others[n] = padded(simd, &from[n][start..len]);
+    }
+    let last = new(padded(simd, tail), others);
+    tail.copy_from_slice(&last.as_slice()[..tail.len()]);
+}
+
+/// Loads fewer numbers than a vector has lanes, and zeros.
+#[inline(always)]
+fn padded<S: Simd, A: Accum>(simd: S, part: &[A]) -> A::Vector<S> {
+    let mut chunk = A::ZEROS;
+    chunk.as_mut()[..part.len()].copy_from_slice(part);
+    A::Vector::load_array_ref(simd, &chunk)
+}
+
+/// to += Σⱼ scaleⱼ · rowⱼ, up to five rows a pass.
+#[inline(always)]
+pub fn add_rows<S: Simd, A: Accum>(simd: S, to: &mut [A], scales: &[A], rows: &[A]) {
+    let d = to.len();
+    let (five, rest) = scales.as_chunks::<5>();
+    for (scales, rows) in five.iter().zip(rows.chunks_exact(5 * d)) {
+        add_some_rows(simd, to, *scales, rows);
+    }
+    let rows = &rows[5 * five.len() * d..];
+    match *rest {
+        [a] => add_some_rows(simd, to, [a], rows),
+        [a, b] => add_some_rows(simd, to, [a, b], rows),
+        [a, b, c] => add_some_rows(simd, to, [a, b, c], rows),
+        [a, b, c, e] => add_some_rows(simd, to, [a, b, c, e], rows),
+        _ => {}
+    }
+}
+
+#[inline(always)]
+fn add_some_rows<S: Simd, A: Accum, const N: usize>(simd: S, to: &mut [A], scales: [A; N], rows: &[A]) {
+    let d = to.len();
+    let mut splat = [A::Vector::<S>::splat(simd, A::default()); N];
+    for n in 0..N {
+        splat[n] = A::Vector::<S>::splat(simd, scales[n]);
+    }
+    let rows: [&[A]; N] = std::array::from_fn(|n| &rows[n * d..][..d]);
+    update(
+        simd,
+        to,
+        rows,
+        #[inline(always)]
+        |mut to, rows| {
+            for n in 0..N {
+                to = splat[n].mul_add(rows[n], to);
+            }
+            to
+        },
+    );
+}
+
+/// rowⱼ += scaleⱼ · from, up to five rows a pass.
+#[inline(always)]
+pub fn add_to_rows<S: Simd, A: Accum>(simd: S, rows: &mut [A], scales: &[A], from: &[A]) {
+    let d = from.len();
+    let (five, rest) = scales.as_chunks::<5>();
+    let (of_five, of_rest) = rows.split_at_mut(5 * five.len() * d);
+    for (scales, rows) in five.iter().zip(of_five.chunks_exact_mut(5 * d)) {
+        add_to_some_rows(simd, rows, *scales, from);
+    }
+    match *rest {
+        [a] => add_to_some_rows(simd, of_rest, [a], from),
+        [a, b] => add_to_some_rows(simd, of_rest, [a, b], from),
+        [a, b, c] => add_to_some_rows(simd, of_rest, [a, b, c], from),
+        [a, b, c, e] => add_to_some_rows(simd, of_rest, [a, b, c, e], from),
+        _ => {}
+    }
+}
+
+#[inline(always)]
+fn add_to_some_rows<S: Simd, A: Accum, const N: usize>(simd: S, rows: &mut [A], scales: [A; N], from: &[A]) {
+    let d = from.len();
+    let mut splat = [A::Vector::<S>::splat(simd, A::default()); N];
+    for n in 0..N {
+        splat[n] = A::Vector::<S>::splat(simd, scales[n]);
+    }
+    let (chunks, tail) = A::chunks(from);
+    let mut rows = rows.chunks_exact_mut(d);
+    let to: [(&mut [A::Chunk], &mut [A]); N] =
+        std::array::from_fn(|_| A::chunks_mut(rows.next().expect("a row for each scale")));
+    for n in 0..N {
+        assert!(to[n].0.len() == chunks.len());
+    }
+    for (at, chunk) in chunks.iter().enumerate() {
+        let from = A::Vector::<S>::load_array_ref(simd, chunk);
+        for n in 0..N {
+            let to = &mut to[n].0[at];
+            splat[n].mul_add(from, A::Vector::load_array_ref(simd, to)).store_array(to);
+        }
+    }
+    for n in 0..N {
+        to[n].1.iter_mut().zip(tail).for_each(|(to, from)| *to += scales[n] * *from);
+    }
+}
+
 /// to += scale · from
 #[inline(always)]
 pub fn add_scaled<A: Accum>(to: &mut [A], scale: A, from: &[A]) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += scale * *from);
-}
-
-/// to = from + scale · row
-#[inline(always)]
-pub fn set_scaled_sum<A: Accum>(to: &mut [A], from: &[A], scale: A, row: &[A]) {
-    to.iter_mut().zip(from).zip(row).for_each(|((to, from), row)| *to = *from + scale * *row);
-}
-
-/// to = Σⱼ scaleⱼ · rowⱼ of three
-#[inline(always)]
-pub fn set_three_scaled<A: Accum>(to: &mut [A], scales: [A; 3], rows: [&[A]; 3]) {
-    let [a, b, c] = rows;
-    for (((to, a), b), c) in to.iter_mut().zip(a).zip(b).zip(c) {
-        *to = (scales[0] * *a + scales[1] * *b) + scales[2] * *c;
-    }
-}
-
-/// to += Σⱼ scaleⱼ · rowⱼ of two
-#[inline(always)]
-pub fn add_two_scaled<A: Accum>(to: &mut [A], scales: [A; 2], rows: [&[A]; 2]) {
-    let [a, b] = rows;
-    to.iter_mut().zip(a).zip(b).for_each(|((to, a), b)| *to += scales[0] * *a + scales[1] * *b);
-}
-
-/// to += Σⱼ scaleⱼ · rowⱼ, four rows a pass.
-#[inline(always)]
-pub fn add_rows<A: Accum>(to: &mut [A], scale: &[A], rows: &[A]) {
-    let d = to.len();
-    let (four, rest) = scale.as_chunks::<4>();
-    for (at, [a, b, c, e]) in four.iter().enumerate() {
-        let row: [&[A]; 4] = std::array::from_fn(|j| &rows[(4 * at + j) * d..][..d]);
-        for i in 0..d {
-            to[i] += (*a * row[0][i] + *b * row[1][i]) + (*c * row[2][i] + *e * row[3][i]);
-        }
-    }
-    for (scale, row) in rest.iter().zip(rows[4 * four.len() * d..].chunks_exact(d)) {
-        add_scaled(to, *scale, row);
-    }
 }
 
 /// to += a ⊙ b
@@ -108,82 +224,49 @@ pub fn add_product<A: Accum>(to: &mut [A], a: &[A], b: &[A]) {
     to.iter_mut().zip(a).zip(b).for_each(|((to, a), b)| *to += *a * *b);
 }
 
-/// to += scale · a ⊙ b
-#[inline(always)]
-pub fn add_scaled_product<A: Accum>(to: &mut [A], scale: A, a: &[A], b: &[A]) {
-    to.iter_mut().zip(a).zip(b).for_each(|((to, a), b)| *to += scale * *a * *b);
-}
-
-/// to = scale · a ⊙ b
-#[inline(always)]
-pub fn set_scaled_product<A: Accum>(to: &mut [A], scale: A, a: &[A], b: &[A]) {
-    to.iter_mut().zip(a).zip(b).for_each(|((to, a), b)| *to = scale * *a * *b);
-}
-
-/// to = a ⊙ b
-#[inline(always)]
-pub fn set_product<A: Accum>(to: &mut [A], a: &[A], b: &[A]) {
-    to.iter_mut().zip(a).zip(b).for_each(|((to, a), b)| *to = *a * *b);
-}
-
-/// to = (or +=, if `add`) Σⱼ weightⱼ ⊙ channelⱼ, four channels a pass.
-#[inline(always)]
-pub fn mix<A: Accum>(to: &mut [A], add: bool, weight: &[A], channels: &[A]) {
-    let d = to.len();
-    if !add {
-        to.fill(A::default());
-    }
-    let mut first = 0;
-    while first + 4 * d <= channels.len() {
-        let w: [&[A]; 4] = std::array::from_fn(|j| &weight[first + j * d..][..d]);
-        let x: [&[A]; 4] = std::array::from_fn(|j| &channels[first + j * d..][..d]);
-        for i in 0..d {
-            to[i] += (w[0][i] * x[0][i] + w[1][i] * x[1][i]) + (w[2][i] * x[2][i] + w[3][i] * x[3][i]);
-        }
-        first += 4 * d;
-    }
-    for (w, x) in weight[first..].chunks_exact(d).zip(channels[first..].chunks_exact(d)) {
-        add_product(to, w, x);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::simd::dispatch::{WithSimd, dispatch};
+    use crate::cpu::simd::dispatch::{WithSimd, dispatch_all};
+    use crate::cpu::simd::interleaved::Interleaved;
 
-    struct AllDots<'a> {
-        row: &'a [f64],
-        others: &'a [f64],
-    }
+    /// a row of d, and others
+    struct Rows<'a>(&'a [f64], &'a [f64]);
 
-    impl WithSimd for AllDots<'_> {
-        type Output = Vec<f64>;
-        fn run<S: Simd>(self, simd: S) -> Vec<f64> {
-            let d = self.row.len();
-            let mut products = vec![0.0; self.others.len() / d];
-            dots(simd, self.row, |j| &self.others[j * d..][..d], &mut products, &mut Ahead::default());
-            products
+    impl WithSimd for Rows<'_> {
+        type Output = ();
+        fn run<S: Interleaved>(self, simd: S) {
+            let Rows(row, others) = self;
+            let d = row.len();
+            let mut products = vec![0.0; others.len() / d];
+            let square = dots(simd, row, others, &mut products);
+            assert!((square - row.iter().map(|a| a * a).sum::<f64>()).abs() < 1e-12);
+            for (product, other) in products.iter().zip(others.chunks_exact(d)) {
+                let expected: f64 = row.iter().zip(other).map(|(a, b)| a * b).sum();
+                assert!((product - expected).abs() < 1e-12);
+            }
+            let mut sum = row.to_vec();
+            add_rows(simd, &mut sum, &products, others);
+            for i in 0..d {
+                let added: f64 =
+                    products.iter().enumerate().map(|(j, scale)| scale * others[j * d + i]).sum();
+                assert!((sum[i] - row[i] - added).abs() < 1e-12, "{d} {i}");
+            }
+            let mut rows = others.to_vec();
+            add_to_rows(simd, &mut rows, &products, row);
+            for (at, to) in rows.iter().enumerate() {
+                assert!((to - others[at] - products[at / d] * row[at % d]).abs() < 1e-12, "{d} {at}");
+            }
         }
     }
 
     #[test]
-    fn dots_and_mix_agree_with_their_definitions() {
+    fn dots_and_sums_agree_with_their_definitions() {
         for d in [1, 7, 16, 31, 32, 63, 100] {
-            for m in [1, 2, 3, 4, 6] {
-                let a: Vec<f64> = (0..d * m).map(|i| (i as f64).sin()).collect();
-                let b: Vec<f64> = (0..d * m).map(|i| (i as f64 * 0.7).cos()).collect();
-                let products = dispatch(AllDots { row: &a[..d], others: &b });
-                for (product, b) in products.iter().zip(b.chunks_exact(d)) {
-                    let expected: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
-                    assert!((product - expected).abs() < 1e-12);
-                }
-                let mut to = vec![1.0; d];
-                mix(&mut to, true, &a, &b);
-                for i in 0..d {
-                    let expected: f64 = 1.0 + (0..m).map(|j| a[j * d + i] * b[j * d + i]).sum::<f64>();
-                    assert!((to[i] - expected).abs() < 1e-12);
-                }
+            for m in [1, 2, 3, 4, 5, 8, 12] {
+                let row: Vec<f64> = (0..d).map(|i| (i as f64).sin()).collect();
+                let others: Vec<f64> = (0..d * m).map(|i| (i as f64 * 0.7).cos()).collect();
+                dispatch_all(|| Rows(&row, &others));
             }
         }
     }

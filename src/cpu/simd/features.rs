@@ -1,0 +1,81 @@
+//! Loads rows of one number per feature in the accumulation type, and stores them.
+
+use half::{bf16, f16};
+
+use super::convert::{Accum, Convert};
+use super::dispatch::{WithSimd, dispatch};
+use super::interleaved::Interleaved;
+use crate::tensor::{Dtype, Rows, RowsMut};
+
+/// Widens a row.
+pub fn load<A: Accum>(rows: Rows<'_>, row: usize, to: &mut [A]) {
+    match rows.dtype() {
+        Dtype::F32 => dispatch(Widen { stored: rows.row::<f32>(row), to }),
+        Dtype::F64 => dispatch(Widen { stored: rows.row::<f64>(row), to }),
+        Dtype::Bf16 => dispatch(Widen { stored: rows.row::<bf16>(row), to }),
+        Dtype::F16 => dispatch(Widen { stored: rows.row::<f16>(row), to }),
+        Dtype::Bool => unreachable!("a mask is refused where numbers are expected"),
+    }
+}
+
+/// Rounds numbers to a row's dtype.
+pub fn store<A: Accum>(rows: &mut RowsMut<'_>, row: usize, from: &[A]) {
+    match rows.dtype() {
+        Dtype::F32 => dispatch(Round { stored: rows.row::<f32>(row), from }),
+        Dtype::F64 => dispatch(Round { stored: rows.row::<f64>(row), from }),
+        Dtype::Bf16 => dispatch(Round { stored: rows.row::<bf16>(row), from }),
+        Dtype::F16 => dispatch(Round { stored: rows.row::<f16>(row), from }),
+        Dtype::Bool => unreachable!("a mask is refused where numbers are expected"),
+    }
+}
+
+/// Returns a row in place if it is stored in type `A`, else widened into `scratch`.
+#[inline(always)]
+pub fn view<'a, A: Accum>(rows: Rows<'a>, row: usize, scratch: &'a mut [A]) -> &'a [A] {
+    if rows.dtype() == A::DTYPE {
+        return rows.row::<A>(row);
+    }
+    load(rows, row, scratch);
+    scratch
+}
+
+/// Returns the memory to fill for a row: the row itself if it is stored in type `A`, else `scratch`. [`store_target`]
+/// then stores it.
+#[inline(always)]
+pub fn target<'a, A: Accum>(rows: &'a mut RowsMut<'_>, row: usize, scratch: &'a mut [A]) -> &'a mut [A] {
+    if rows.dtype() == A::DTYPE { rows.row::<A>(row) } else { scratch }
+}
+
+/// Stores what a [`target`] was filled with.
+#[inline(always)]
+pub fn store_target<A: Accum>(rows: &mut RowsMut<'_>, row: usize, scratch: &[A]) {
+    if rows.dtype() != A::DTYPE {
+        store(rows, row, scratch);
+    }
+}
+
+struct Widen<'a, T, A> {
+    stored: &'a [T],
+    to: &'a mut [A],
+}
+
+impl<T: Convert, A: Accum> WithSimd for Widen<'_, T, A> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Interleaved>(self, _: S) {
+        self.to.iter_mut().zip(self.stored).for_each(|(to, from)| *to = from.widen());
+    }
+}
+
+struct Round<'a, T, A> {
+    stored: &'a mut [T],
+    from: &'a [A],
+}
+
+impl<T: Convert, A: Accum> WithSimd for Round<'_, T, A> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Interleaved>(self, _: S) {
+        self.stored.iter_mut().zip(self.from).for_each(|(to, from)| *to = T::narrow(*from));
+    }
+}

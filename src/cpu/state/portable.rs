@@ -1,0 +1,125 @@
+//! Rows of any number of channels, one number at a time: the definition of [`StateRows`].
+
+use super::{Finish, Join, Mix, StateRows, Stored, Terms};
+use crate::cpu::simd::convert::Accum;
+
+pub struct Portable {
+    pub m: usize,
+    /// the first feature; those before it have been worked on
+    pub first: usize,
+}
+
+impl<T: Stored> StateRows<T> for Portable {
+    #[inline(always)]
+    fn products(&self, k: &[T::Accum], state: &[T], products: &mut [T::Accum]) -> T::Accum {
+        let mut square = T::Accum::default();
+        for (k, state) in k.iter().zip(state.chunks_exact(self.m)).skip(self.first) {
+            square += *k * *k;
+            for (product, state) in products.iter_mut().zip(state) {
+                *product += *k * state.widen::<T::Accum>();
+            }
+        }
+        square
+    }
+
+    #[inline(always)]
+    fn write_read(
+        &self,
+        state: &[T],
+        terms: Terms<'_, T::Accum>,
+        mut to: Option<&mut [T]>,
+        mut mix: Option<Mix<'_, T::Accum>>,
+    ) {
+        let m = self.m;
+        let d = state.len() / m;
+        for (feature, state) in state.chunks_exact(m).enumerate().skip(self.first) {
+            mix.iter_mut().for_each(|mix| mix.start(feature, d));
+            for (channel, state) in state.iter().enumerate() {
+                let at = feature * m + channel;
+                let mut new = *state;
+                if !terms.k.is_empty() {
+                    let mut sum = state.widen::<T::Accum>();
+                    for (k, factors) in terms.k.chunks_exact(d).zip(terms.factors.chunks_exact(m)) {
+                        sum += k[feature] * factors[channel];
+                    }
+                    new = T::narrow(sum);
+                }
+                if let Some(to) = &mut to {
+                    to[at] = new;
+                }
+                mix.iter_mut().for_each(|mix| mix.add(feature, at, new.widen(), d, m));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn join(&self, d: usize, join: Join<'_, T, T::Accum>) {
+        let Join { grad, weight, dx, ring, slot, taps, to, state, sums } = join;
+        let m = self.m;
+        for at in self.first * m..d * m {
+            let mut sum = grad.map_or(T::Accum::default(), |grad| grad[at].widen());
+            for tap in 0..taps {
+                let dx = dx[(slot + tap) % ring * d + at / m];
+                sum += weight.map_or(dx, |weight| dx * weight[tap * d * m + at]);
+                if let Some(weight) = sums.get_mut(tap * d * m + at) {
+                    *weight += state[at].widen::<T::Accum>() * dx;
+                }
+            }
+            if let Some(to) = to.get_mut(at) {
+                *to = sum;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn finish(&self, finish: Finish<'_, T, T::Accum>) {
+        let Finish { grad, state, terms, shares, to, along } = finish;
+        let m = self.m;
+        let d = state.len() / m;
+        for (at, to) in to.iter_mut().enumerate().skip(self.first * m) {
+            let (feature, channel) = (at / m, at % m);
+            let mut sum = grad[at];
+            for (k, shares) in terms.k.chunks_exact(d).zip(shares.chunks_exact(m)) {
+                sum -= k[feature] * shares[channel];
+            }
+            *to = T::narrow(sum);
+        }
+        let rows = grad.chunks_exact(m).zip(state.chunks_exact(m));
+        for (feature, (grad, state)) in rows.enumerate().skip(self.first) {
+            let factors = terms.factors.chunks_exact(m).zip(shares.chunks_exact(m));
+            for (along, (factors, shares)) in along.chunks_exact_mut(d).zip(factors) {
+                let mut sum = T::Accum::default();
+                for channel in 0..m {
+                    sum += grad[channel] * factors[channel]
+                        - state[channel].widen::<T::Accum>() * shares[channel];
+                }
+                along[feature] = sum;
+            }
+        }
+    }
+}
+
+impl<A: Accum> Mix<'_, A> {
+    /// Returns true if earlier tokens have added to the x of `tap`, and where its row starts.
+    #[inline(always)]
+    pub fn slot(&self, tap: usize, d: usize) -> (bool, usize) {
+        (tap + 1 < self.ring, (self.slot + tap) % self.ring * d)
+    }
+
+    /// Makes room for a feature of the last x: its tap is the first to add to it.
+    #[inline(always)]
+    fn start(&mut self, feature: usize, d: usize) {
+        let last = self.ring - 1;
+        if last < self.taps {
+            self.window[self.slot(last, d).1 + feature] = A::default();
+        }
+    }
+
+    #[inline(always)]
+    fn add(&mut self, feature: usize, at: usize, state: A, d: usize, m: usize) {
+        for tap in 0..self.taps {
+            let slot = self.slot(tap, d).1;
+            self.window[slot + feature] += self.weight[tap * d * m + at] * state;
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Rows of 1, 2, 4, 8 or 16 channels in vectors, a group of features at a time.
+//!
+//! One group after the other is loaded once per loop, in the order of memory, while the next token's is fetched.
+
+use fearless_simd::prelude::*;
+
+use super::portable::Portable;
+use super::{Finish, Join, Mix, StateRows, Stored, Terms};
+use crate::cpu::simd::convert::Narrow;
+use crate::cpu::simd::interleaved::Interleaved;
+use crate::problem::MOST_REWRITES;
+use crate::tensor::prefetch;
+
+pub struct Vectors<S, const M: usize>(pub S);
+
+impl<S: Interleaved, T: Stored<Accum = f32> + Narrow, const M: usize> StateRows<T> for Vectors<S, M> {
+    fn products(&self, k: &[f32], state: &[T], products: &mut [f32]) -> f32 {
+        self.0.vectorize(
+            #[inline(always)]
+            || self.add_products(k, state, products),
+        )
+    }
+
+    fn write_read(
+        &self,
+        state: &[T],
+        terms: Terms<'_, f32>,
+        to: Option<&mut [T]>,
+        mix: Option<Mix<'_, f32>>,
+    ) {
+        let taps = mix.as_ref().map_or(0, |mix| mix.taps);
+        self.0.vectorize(
+            #[inline(always)]
+            || match (terms.factors.len() / M, to.is_some(), taps) {
+                // What is known when this is compiled costs nothing.
+                (1, true, 1) => self.write_mix::<T, 1, 1>(state, terms, to, mix),
+                (1, true, 0) => self.write_mix::<T, 1, 0>(state, terms, to, None),
+                (0, false, 1) => self.write_mix::<T, 0, 1>(state, terms, None, mix),
+                _ => self.write_mix::<T, ANY, ANY>(state, terms, to, mix),
+            },
+        )
+    }
+
+    fn join(&self, d: usize, join: Join<'_, T, f32>) {
+        self.0.vectorize(
+            #[inline(always)]
+            || {
+                let (one, sums) = (join.taps == 1 && !join.to.is_empty(), !join.sums.is_empty());
+                match (join.grad, join.weight) {
+                    (Some(_), Some(_)) if one && sums => self.join_taps::<T, 1, true>(d, join),
+                    (Some(_), None) if one && !sums => self.join_taps::<T, 1, false>(d, join),
+                    _ => self.join_taps::<T, ANY, false>(d, join),
+                }
+            },
+        )
+    }
+
+    fn finish(&self, finish: Finish<'_, T, f32>) {
+        self.0.vectorize(
+            #[inline(always)]
+            || match finish.terms.factors.len() / M {
+                1 => self.finish_terms::<T, 1>(finish),
+                _ => self.finish_terms::<T, ANY>(finish),
+            },
+        )
+    }
+}
+
+impl<S: Interleaved, const M: usize> Vectors<S, M> {
+    const LANES: usize = S::f32s::LEN;
+    /// Elements of a group.
+    const GROUP: usize = M * S::f32s::LEN;
+    /// Groups that are added up apart, because an addition takes longer than its loads.
+    const APART: usize = if M < SUMS { SUMS / M } else { 1 };
+
+    #[inline(always)]
+    fn add_products<T: Stored<Accum = f32> + Narrow>(
+        &self,
+        k: &[f32],
+        state: &[T],
+        products: &mut [f32],
+    ) -> f32 {
+        let d = k.len();
+        assert!(state.len() == d * M && products.len() == M);
+        let mut sums = Products::<S> { sums: [self.zero(); SUMS], squares: [self.zero(); SUMS] };
+        let block = Self::APART * Self::LANES;
+        for at in 0..d / block {
+            for apart in 0..Self::APART {
+                // SAFETY: this group ends before feature d, and all rows are as long as asserted.
+                sums = unsafe { self.add_group(sums, apart, at * block + apart * Self::LANES, k, state) };
+            }
+        }
+        if Self::APART > 1 {
+            for at in d / block * Self::APART..d / Self::LANES {
+                // SAFETY: as above.
+                sums = unsafe { self.add_group(sums, 0, at * Self::LANES, k, state) };
+            }
+        }
+        let patterns = M.div_ceil(Self::LANES);
+        for n in 0..SUMS {
+            for (lane, sum) in sums.sums[n].as_slice().iter().enumerate() {
+                products[(n % patterns * Self::LANES + lane) % M] += *sum;
+            }
+        }
+        let [a, b, c, e] = sums.squares;
+        let square = ((a + b) + (c + e)).reduce_sum();
+        Self::rest(d).map_or(square, |rest| square + rest.products(k, state, products))
+    }
+
+    /// Adds the products of the group that starts with `feature`.
+    ///
+    /// # Safety
+    /// The rows hold that group.
+    #[inline(always)]
+    unsafe fn add_group<T: Stored<Accum = f32> + Narrow>(
+        &self,
+        mut to: Products<S>,
+        apart: usize,
+        feature: usize,
+        k: &[f32],
+        state: &[T],
+    ) -> Products<S> {
+        // SAFETY: the caller's.
+        unsafe {
+            ahead(k, feature, Self::LANES);
+            ahead(state, feature * M, Self::GROUP);
+            let of_k = self.load(k, feature);
+            to.squares[apart] = of_k.mul_add(of_k, to.squares[apart]);
+            for n in 0..M {
+                let sum = (apart * M + n) % SUMS;
+                let state = self.load(state, feature * M + n * Self::LANES);
+                to.sums[sum] = self.spread(k, feature, n).mul_add(state, to.sums[sum]);
+            }
+        }
+        to
+    }
+
+    /// X' and x for N rewrites and K taps, or [`ANY`] number. N rewrites are stored if there is one.
+    #[inline(always)]
+    fn write_mix<T: Stored<Accum = f32> + Narrow, const N: usize, const K: usize>(
+        &self,
+        state: &[T],
+        terms: Terms<'_, f32>,
+        mut to: Option<&mut [T]>,
+        mut mix: Option<Mix<'_, f32>>,
+    ) {
+        let d = state.len() / M;
+        let rewrites = if N == ANY { terms.factors.len() / M } else { N };
+        let stores = if N == ANY { to.is_some() } else { N > 0 };
+        let taps = if K == ANY { mix.as_ref().map_or(0, |mix| mix.taps) } else { K };
+        let factors: [_; N] = repeat::<M, N>(terms.factors, 1.0);
+        let stored = to.as_deref_mut().unwrap_or_default();
+        let (weight, window, ring, first) = match &mut mix {
+            Some(mix) => (mix.weight, &mut *mix.window, mix.ring, mix.slot),
+            None => (&[][..], &mut [][..], 0, 0),
+        };
+        assert!(state.len() == d * M && terms.k.len() == rewrites * d && rewrites <= N);
+        assert!(!stores || stored.len() == state.len());
+        assert!(window.len() == ring * d && weight.len() >= taps * d * M);
+        assert!(taps == 0 || first < ring && taps <= ring);
+        for at in 0..d / Self::LANES {
+            let (feature, element) = (at * Self::LANES, at * Self::GROUP);
+            // SAFETY: this group ends before feature d, and all rows are as long as asserted.
+            unsafe {
+                let (mut rewritten, mut sums) = ([self.zero(); M], [self.zero(); M]);
+                if stores {
+                    ahead(stored, element, Self::GROUP);
+                }
+                for n in 0..M {
+                    let at = element + n * Self::LANES;
+                    let mut new = self.load(state, at);
+                    for index in 0..rewrites {
+                        let k = self.spread(terms.k, index * d + feature, n);
+                        new = k.mul_add(self.factor(&factors[index], n), new);
+                    }
+                    if rewrites > 0 {
+                        new = T::round(self.0, new);
+                    }
+                    if stores {
+                        self.store(new, stored, at);
+                    }
+                    rewritten[n] = new;
+                    if taps == 1 {
+                        self.fold(&mut sums, n, new * self.load(weight, at));
+                    }
+                }
+                let mut slot = first * d;
+                for tap in 0..taps {
+                    if taps > 1 {
+                        for n in 0..M {
+                            let weight = self.load(weight, tap * M * d + element + n * Self::LANES);
+                            self.fold(&mut sums, n, rewritten[n] * weight);
+                        }
+                    }
+                    let mut x = self.0.channel_sums::<M>(sums);
+                    if tap + 1 < ring {
+                        x = x + self.load(&*window, slot + feature);
+                    }
+                    self.store(x, window, slot + feature);
+                    slot = if slot + d == ring * d { 0 } else { slot + d };
+                }
+            }
+        }
+        if let Some(rest) = Self::rest(d) {
+            rest.write_read(state, terms, to, mix);
+        }
+    }
+
+    /// For K taps, or [`ANY`] number. If it is one, there is a gradient from above and the sum is wanted, and a weight and
+    /// its gradient only of a `CHANNEL_READ`.
+    #[inline(always)]
+    fn join_taps<T: Stored<Accum = f32> + Narrow, const K: usize, const CHANNEL_READ: bool>(
+        &self,
+        d: usize,
+        mut join: Join<'_, T, f32>,
+    ) {
+        let Join { grad, weight, dx, ring, slot: first, ref mut to, state, ref mut sums, .. } = join;
+        let all = d * M;
+        let taps = if K == ANY { join.taps } else { K };
+        let known = |run_time: bool, compiled: bool| if K == ANY { run_time } else { compiled };
+        let (adds, totals) = (known(grad.is_some(), true), known(!to.is_empty(), true));
+        let weighs = known(weight.is_some(), CHANNEL_READ);
+        let learns = known(!sums.is_empty(), CHANNEL_READ);
+        let (grad, weight) = (grad.unwrap_or_default(), weight.unwrap_or_default());
+        assert!((!adds || grad.len() == all) && (!totals || to.len() == all));
+        assert!(dx.len() == ring * d && (!weighs || weight.len() >= taps * all));
+        assert!(taps == 0 || first < ring && taps <= ring);
+        assert!(!learns || sums.len() >= taps * all && state.len() == all);
+        for at in 0..d / Self::LANES {
+            if adds {
+                ahead(grad, at * Self::GROUP, Self::GROUP);
+            }
+            for n in 0..M {
+                let (feature, element) = (at * Self::LANES, at * Self::GROUP + n * Self::LANES);
+                // SAFETY: this group ends before feature d, and all rows are as long as asserted.
+                unsafe {
+                    let mut sum = self.zero();
+                    if adds {
+                        sum = self.load(grad, element);
+                    }
+                    let mut slot = first * d;
+                    for tap in 0..taps {
+                        let dx = self.spread(dx, slot + feature, n);
+                        let of_tap = tap * all + element;
+                        sum = if weighs { dx.mul_add(self.load(weight, of_tap), sum) } else { sum + dx };
+                        if learns {
+                            let before = self.load(&**sums, of_tap);
+                            self.store(dx.mul_add(self.load(state, element), before), sums, of_tap);
+                        }
+                        slot = if slot + d == ring * d { 0 } else { slot + d };
+                    }
+                    if totals {
+                        self.store(sum, to, element);
+                    }
+                }
+            }
+        }
+        if let Some(rest) = Self::rest(d) {
+            rest.join(d, join);
+        }
+    }
+
+    #[inline(always)]
+    fn finish_terms<T: Stored<Accum = f32> + Narrow, const N: usize>(&self, finish: Finish<'_, T, f32>) {
+        let Finish { grad, state, terms, shares, to, along } = finish;
+        let d = state.len() / M;
+        let rewrites = if N == ANY { terms.factors.len() / M } else { N };
+        assert!(state.len() == d * M && grad.len() == d * M && to.len() == d * M);
+        assert!(terms.k.len() == rewrites * d && along.len() == rewrites * d && rewrites <= N);
+        let factors: [_; N] = repeat::<M, N>(terms.factors, 1.0);
+        let negative: [_; N] = repeat::<M, N>(shares, -1.0);
+        for at in 0..d / Self::LANES {
+            let (feature, element) = (at * Self::LANES, at * Self::GROUP);
+            // SAFETY: this group ends before feature d, and all rows are as long as asserted.
+            unsafe {
+                ahead(to, element, Self::GROUP);
+                let mut new = [self.zero(); M];
+                for index in 0..rewrites {
+                    let mut sums = [self.zero(); M];
+                    for n in 0..M {
+                        let at = element + n * Self::LANES;
+                        let (state, grad) = (self.load(state, at), self.load(grad, at));
+                        let (factor, share) =
+                            (self.factor(&factors[index], n), self.factor(&negative[index], n));
+                        let before = if index == 0 { grad } else { new[n] };
+                        new[n] = self.spread(terms.k, index * d + feature, n).mul_add(share, before);
+                        if index + 1 == rewrites {
+                            self.store(T::round(self.0, new[n]), to, at);
+                        }
+                        self.fold(&mut sums, n, state.mul_add(share, grad * factor));
+                    }
+                    self.store(self.0.channel_sums::<M>(sums), along, index * d + feature);
+                }
+            }
+        }
+        if let Some(rest) = Self::rest(d) {
+            rest.finish(Finish { grad, state, terms, shares, to, along });
+        }
+    }
+
+    /// Adds vector n of a group to the sums of its features: if a feature has more than one vector, to the first.
+    #[inline(always)]
+    fn fold(&self, sums: &mut [S::f32s; M], n: usize, product: S::f32s) {
+        let folds = M.div_ceil(Self::LANES);
+        sums[n / folds] = if n % folds == 0 { product } else { sums[n / folds] + product };
+    }
+
+    /// What follows the features that fill vectors.
+    #[inline(always)]
+    fn rest(d: usize) -> Option<Portable> {
+        let first = d / Self::LANES * Self::LANES;
+        (first < d).then_some(Portable { m: M, first })
+    }
+
+    #[inline(always)]
+    fn zero(&self) -> S::f32s {
+        S::f32s::splat(self.0, 0.0)
+    }
+
+    /// What the channels of vector n of a group are multiplied by.
+    #[inline(always)]
+    fn factor(&self, repeated: &[f32; WIDEST], n: usize) -> S::f32s {
+        S::f32s::from_slice(self.0, &repeated[n * Self::LANES % WIDEST..][..Self::LANES])
+    }
+
+    /// Loads a vector.
+    ///
+    /// # Safety
+    /// For this and the next two: the row goes on for as many elements from `at` on.
+    #[inline(always)]
+    unsafe fn load<T: Narrow>(&self, row: &[T], at: usize) -> S::f32s {
+        // SAFETY: the caller's.
+        T::load(self.0, unsafe { part(row, at, Self::LANES) })
+    }
+
+    /// Stores a vector of rounded numbers.
+    #[inline(always)]
+    unsafe fn store<T: Narrow>(&self, values: S::f32s, row: &mut [T], at: usize) {
+        debug_assert!(at + Self::LANES <= row.len());
+        // SAFETY: the caller's.
+        T::store(self.0, values, unsafe { row.get_unchecked_mut(at..at + Self::LANES) });
+    }
+
+    /// Loads a vector of features and repeats each over its channels: the part for vector n of the group.
+    #[inline(always)]
+    unsafe fn spread(&self, row: &[f32], at: usize, n: usize) -> S::f32s {
+        // SAFETY: the caller's.
+        self.0.spread::<M>(unsafe { part(row, at, Self::LANES) }, n)
+    }
+}
+
+/// `row[at..at + len]`, without a check: in a loop over groups, checks are as many instructions as the arithmetic.
+///
+/// # Safety
+/// The row is long enough.
+#[inline(always)]
+unsafe fn part<T>(row: &[T], at: usize, len: usize) -> &[T] {
+    debug_assert!(at + len <= row.len());
+    // SAFETY: the caller's.
+    unsafe { row.get_unchecked(at..at + len) }
+}
+
+/// Sums of one row, in parts that are added up apart.
+struct Products<S: Simd> {
+    sums: [S::f32s; SUMS],
+    squares: [S::f32s; SUMS],
+}
+
+/// Fetches `row[at..at + len]` of the next token, whose row follows in memory.
+#[inline(always)]
+fn ahead<T>(row: &[T], at: usize, len: usize) {
+    for line in (0..len * size_of::<T>()).step_by(LINE) {
+        prefetch(row.as_ptr_range().end.wrapping_add(at).wrapping_byte_add(line));
+    }
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Sums that are added up apart.
+const SUMS: usize = 4;
+
+/// The most channels, and the most lanes of a vector.
+const WIDEST: usize = 16;
+
+/// Repeats the factors of each rewrite over the channels of a group, times `scale`.
+#[inline(always)]
+fn repeat<const M: usize, const N: usize>(factors: &[f32], scale: f32) -> [[f32; WIDEST]; N] {
+    let mut repeated = [[0.0; WIDEST]; N];
+    for (repeated, factors) in repeated.iter_mut().zip(factors.chunks_exact(M)) {
+        for channel in 0..WIDEST {
+            repeated[channel] = scale * factors[channel % M];
+        }
+    }
+    repeated
+}
+
+/// In place of a number that is known when this is compiled: any number of rewrites or taps.
+const ANY: usize = MOST_REWRITES;

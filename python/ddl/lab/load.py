@@ -16,7 +16,7 @@ import torch
 
 from ddl.errors import InputError, first_line
 from ddl.files import PathKind, at_home, path_kind, require_files, require_kind
-from ddl.lab.train import pick_device
+from ddl.lab.device import pick_device
 from ddl.lab.train.runs import LAST, load_run
 from ddl.models import GPT, NanoGPT
 from ddl.models.tokenizers import Tokenizer, encode_prompt

@@ -17,8 +17,8 @@ from ddl.errors import InputError, first_line
 from ddl.files import PathKind, make_directory, path_kind, read_text, refuse_link, write_text
 from ddl.lab import data
 from ddl.lab.config import InspectConfig
+from ddl.lab.data.verifying import verify_corpus
 from ddl.lab.load import load
-from ddl.lab.train.progress import verify_corpus
 from ddl.lab.train.runs import INSPECTED, RunDirectory, load_config
 from ddl.models import GPT, NanoGPT
 from ddl.models.tokenizers import Tokenizer, encode_prompt

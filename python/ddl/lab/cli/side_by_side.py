@@ -18,8 +18,9 @@ from ddl.lab import data
 from ddl.lab.analysis import compare, tables
 from ddl.lab.config import DemoConfig
 from ddl.lab.config.sweeps import Sweep, SweepRun, parse_sweep
+from ddl.lab.device import pick_device
 from ddl.lab.load import complete
-from ddl.lab.train import Trainer, Watch, pick_device, progress_bar, stop_on_signal
+from ddl.lab.train import Trainer, Watch, progress_bar, stop_on_signal
 from ddl.lab.train.metrics import Metrics
 from ddl.lab.train.runs import PLOT, RunDirectory
 from ddl.lab.train.sweep import write_listing

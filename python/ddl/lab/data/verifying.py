@@ -10,17 +10,37 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ddl.errors import InputError, reason_of
 from ddl.files import open_file
 from ddl.lab.machine import usable_cores
 
+from .corpus import Corpus
 from .shards import INDEX, STARTS, Shard, Shards
 
 BLOCK = 2**22  # bytes that are read at once
 
 Numbers = npt.NDArray[Any]
 Advance = Callable[[int], object]  # called with a number of bytes that were read
+
+
+def verify_corpus(corpus: Corpus, console: Console, share: tuple[int, int] = (0, 1)) -> None:
+    """Verify the shards of a corpus under a progress bar; other corpora have nothing to verify.
+
+    share: as in `verify`. Raises InputError for a damaged shard.
+    """
+    columns = TextColumn("checking data"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    quiet = not console.is_terminal  # without a terminal, a bar would leave an empty line
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
+        task = bar.add_task("checking", total=size_of(corpus.shards) / share[1])
+        verify(
+            corpus.shards,
+            corpus.tokenizer.vocab_size,
+            lambda count: bar.advance(task, count),
+            share,
+        )
 
 
 def verify(

@@ -1,7 +1,6 @@
 """Training: `Trainer` runs the steps, and `train` is `ddl train`."""
 
-from .device import pick_device
-from .loop import Trained, train
+from .launch import Trained, train
 from .progress import progress_bar
 from .stopping import stop_on_signal
 from .trainer import Step, Trainer
@@ -12,7 +11,6 @@ __all__ = [
     "Trained",
     "Trainer",
     "Watch",
-    "pick_device",
     "progress_bar",
     "stop_on_signal",
     "train",

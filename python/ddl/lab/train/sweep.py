@@ -19,7 +19,7 @@ from ddl.files import make_directory, write_text
 from ddl.lab.config.sweeps import Sweep, SweepRun
 
 from .initial import Load
-from .loop import train
+from .launch import train
 from .resume import find_start
 
 LISTING = "sweep.json"  # in the sweep's directory: its runs, in the order of the variants

@@ -14,12 +14,14 @@ from rich.console import Console
 from ddl.errors import InputError, first_line
 from ddl.lab import data
 from ddl.lab.config import TrainConfig
+from ddl.lab.data.verifying import verify_corpus
+from ddl.lab.device import pick_device
 
 from .beginning import begin
-from .device import device_of, pick_device
+from .device import device_of
 from .initial import Load, read_initial
 from .processes import Processes, joined
-from .progress import progress_bar, verify_corpus
+from .progress import progress_bar
 from .resume import Start, check_corpus, find_start
 from .runs import RunDirectory, refuse_existing
 from .stopping import stop_on_signal
@@ -84,7 +86,8 @@ def _go(
         fresh = start is None or start.path is None
         initial = read_initial(config, corpus, load) if fresh else None
         trainer = Trainer(config, corpus, device, processes, initial)
-    verify_corpus(corpus, console, processes)
+    with processes.together():
+        verify_corpus(corpus, console, (processes.rank, processes.count))
     with enough_memory():
         _say(
             console,

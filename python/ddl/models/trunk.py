@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ddl.nn.adapters import active
+from ddl.nn.additions import AddingStream, Addition
 from ddl.nn.history import History
-from ddl.nn.hooks import AddingStream, Addition
 from ddl.nn.hyper import HyperStream
 from ddl.nn.stream import DeltaStream
 from ddl.options import RESIDUAL_OPTIONS

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .additions import AddingStream, Addition
 from .history import History
-from .hooks import AddingStream, Addition
 
 __all__ = ["HyperConnection", "HyperStream"]
 

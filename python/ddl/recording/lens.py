@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddl.nn.hooks import Addition, Rewrite, installed
+from ddl.nn.additions import Addition
+from ddl.nn.hooks import Rewrite, installed
 from ddl.options import is_whole
 
 from .sublayers import evaluating, hooks_of, unwrapped

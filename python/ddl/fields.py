@@ -7,8 +7,8 @@ import typing
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ddl.files import at_home
 from ddl.options import LARGEST_COUNT, check_choice, check_count, is_number, refuse
+from ddl.paths import at_home
 
 NAMED_BY_TEXT = "a path, or a name that is none"
 """Marks a field of text, as in Annotated[str, NAMED_BY_TEXT], that may be a path."""

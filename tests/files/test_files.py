@@ -15,16 +15,8 @@ import pytest
 
 import ddl
 from ddl.errors import InputError
-from ddl.files import (
-    alone_in,
-    append_line,
-    atomic_directory,
-    atomic_file,
-    is_locked,
-    make_directory,
-    target,
-    write_text,
-)
+from ddl.files import append_line, atomic_directory, atomic_file, make_directory, target, write_text
+from ddl.locks import alone_in, is_locked
 
 
 @pytest.fixture(autouse=True)

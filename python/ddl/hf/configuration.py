@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from transformers import GenerationConfig, PreTrainedConfig
 
 from ddl.errors import NEWER, InputError
-from ddl.files import MODEL_TYPE, NANOGPT_MODEL_TYPE
 from ddl.models import NanoGPTConfig
 from ddl.models.config import GPTConfig
+from ddl.paths import MODEL_TYPE, NANOGPT_MODEL_TYPE
 
 __all__ = ["DDLConfig", "DDLNanoGPTConfig"]
 

@@ -12,18 +12,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from ddl.errors import InputError, first_line
-from ddl.files import (
-    PathKind,
-    at_home,
-    atomic_directory,
-    require_files,
-    require_kind,
-    target,
-    written,
-)
+from ddl.files import atomic_directory, require_files, target, written
 from ddl.hf import remote
 from ddl.models import GPT, NanoGPT
 from ddl.models.tokenizers import FileTokenizer, GPT2Tokenizer, Tokenizer
+from ddl.paths import PathKind, at_home, require_kind
 
 from .base import OurModel
 from .modeling import from_gpt, to_gpt

@@ -8,9 +8,10 @@ import torch
 
 from ddl import paper
 from ddl.errors import InputError
-from ddl.files import PathKind, at_home, require_kind, require_new_directory
+from ddl.files import require_new_directory
 from ddl.models import GPT, NanoGPT
 from ddl.paper.files import export_checkpoint
+from ddl.paths import PathKind, at_home, require_kind
 
 from .train.runs import LAST, load_run
 

@@ -3,7 +3,7 @@
     model, tokenizer = ddl.lab.load.load("runs/tiny")
 
 A path is a run directory, a Hugging Face directory or a checkpoint of nanoGPT or the papers' code;
-`ddl.files.path_kind` tells them apart. Hugging Face's libraries are imported only if needed.
+`ddl.paths.path_kind` tells them apart. Hugging Face's libraries are imported only if needed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, at_home, path_kind, require_files, require_kind
+from ddl.files import require_files
 from ddl.lab.device import pick_device
 from ddl.lab.train.runs import LAST, load_run
 from ddl.models import GPT, NanoGPT
 from ddl.models.tokenizers import Tokenizer, encode_prompt
+from ddl.paths import PathKind, at_home, path_kind, require_kind
 
 __all__ = ["Loaded", "PathKind", "complete", "load", "load_for_transformers", "path_kind"]
 

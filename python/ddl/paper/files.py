@@ -13,16 +13,9 @@ from torch import Tensor
 
 from ddl.errors import InputError, first_line, reason_of
 from ddl.files import (
-    CONFIG,
-    NANOGPT_MODEL_TYPE,
-    WEIGHT_SUFFIXES,
-    PathKind,
-    at_home,
     atomic_directory,
-    path_kind,
     read_text,
     require_file,
-    require_kind,
     require_new_directory,
     target,
     written,
@@ -31,6 +24,15 @@ from ddl.models import GPT, NanoGPT
 from ddl.models.config import GPTConfig
 from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
 from ddl.paper import nanogpt
+from ddl.paths import (
+    CONFIG,
+    NANOGPT_MODEL_TYPE,
+    WEIGHT_SUFFIXES,
+    PathKind,
+    at_home,
+    path_kind,
+    require_kind,
+)
 
 from .exporting import revert
 from .importing import Translation, Variant, translate

@@ -13,11 +13,11 @@ pytest.importorskip("transformers")
 
 import ddl.hf
 from ddl.errors import InputError
-from ddl.files import PathKind, path_kind
 from ddl.lab.cli.sample import sample
 from ddl.lab.config import SampleConfig
 from ddl.lab.load import load, load_for_transformers
 from ddl.models.tokenizers import ByteTokenizer
+from ddl.paths import PathKind, path_kind
 from tests.support.hf_cases import a_run, model, tokens
 from tests.support.paper_standin import published
 

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from ddl.files import PathKind, path_kind, read_text
+from ddl.files import read_text
 from ddl.lab.train.plots import plot_losses
 from ddl.lab.train.sweep import LISTING
 from ddl.models.tokenizers import printable
+from ddl.paths import PathKind, path_kind
 
 from .measured import Measured, measure
 from .paired import variants_of

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, make_directory, path_kind, read_text, refuse_link, write_text
+from ddl.files import make_directory, read_text, refuse_link, write_text
 from ddl.lab import data
 from ddl.lab.config import InspectConfig
 from ddl.lab.data.verifying import verify_corpus
@@ -22,6 +22,7 @@ from ddl.lab.load import load
 from ddl.lab.train.runs import INSPECTED, RunDirectory, load_config
 from ddl.models import GPT, NanoGPT
 from ddl.models.tokenizers import Tokenizer, encode_prompt
+from ddl.paths import PathKind, path_kind
 from ddl.recording import Lens, lens
 from ddl.recording.sublayers import has_rewrites
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, read_text, require_kind
+from ddl.files import read_text
 from ddl.lab.config import GPTConfig, TrainConfig
 from ddl.lab.config.paper_tasks import metric_of, paper_average
 from ddl.lab.train import checkpoint
@@ -24,6 +24,7 @@ from ddl.lab.train.metrics import perplexity
 from ddl.lab.train.runs import DIVERGED, LAST, TOKENIZER, RunDirectory, load_config
 from ddl.models import GPT
 from ddl.options import is_whole
+from ddl.paths import PathKind, require_kind
 
 KINDS = (PathKind.RUN, PathKind.DDL, PathKind.HUGGING_FACE)
 EVALUATIONS = "eval-*.json"  # as `ddl eval` names them: by date and time

@@ -13,13 +13,14 @@ import numpy.typing as npt
 import torch
 
 from ddl.errors import InputError
-from ddl.files import PathKind, path_kind, read_bytes
+from ddl.files import read_bytes
 from ddl.lab.config import GPTConfig
 from ddl.lab.data.spelling import spelling
 from ddl.lab.load import OURS, load
 from ddl.lab.train.runs import LAST, RunDirectory
 from ddl.models import GPT
 from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer
+from ddl.paths import PathKind, path_kind
 
 from .runs import Run
 

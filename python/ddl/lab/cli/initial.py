@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ddl.errors import InputError
 from ddl.fields import NAMED_BY_TEXT, expand_paths
-from ddl.files import PathKind, path_kind
 from ddl.lab.config import GPTConfig
+from ddl.paths import PathKind, path_kind
 
 from .command import parse
 from .recipe import HELP

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ddl.errors import InputError, first_line
-from ddl.files import at_home, read_text
+from ddl.files import read_text
 from ddl.models.config import GPTConfig
 from ddl.options import check_count
+from ddl.paths import at_home
 
 from .presets import PRESETS
 from .recipes import RECIPES

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddl.errors import InputError
-from ddl.files import alone_in, new_directories, read_text
+from ddl.files import new_directories, read_text
 from ddl.lab.config import PrepareConfig
 from ddl.lab.machine import usable_cores
+from ddl.locks import alone_in
 from ddl.models.tokenizers import (
     END_OF_TEXT,
     ByteTokenizer,

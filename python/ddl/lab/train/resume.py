@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddl.errors import InputError
-from ddl.files import PathKind, at_home, path_kind
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import from_json, plain
 from ddl.lab.data import Corpus
 from ddl.models.tokenizers import describe
+from ddl.paths import PathKind, at_home, path_kind
 
 from . import checkpoint
 from .checkpoint import Manifest

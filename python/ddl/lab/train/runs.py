@@ -23,27 +23,23 @@ from torch import nn
 
 from ddl.errors import InputError, first_line
 from ddl.files import (
-    CONFIG,
-    RUN_METRICS,
-    PathKind,
-    alone_in,
     atomic_file,
     make_directory,
     new_directories,
-    path_kind,
     read_text,
     refuse_link,
     remove,
     remove_at_once,
     require_file,
-    require_kind,
     unfinished,
     write_text,
 )
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import from_json, to_json
+from ddl.locks import alone_in
 from ddl.models import GPT
 from ddl.models.tokenizers import Tokenizer, describe, restore_json
+from ddl.paths import CONFIG, RUN_METRICS, PathKind, path_kind, require_kind
 
 from . import checkpoint
 from .json_lines import JsonLines

@@ -14,8 +14,9 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from ddl.errors import InputError
-from ddl.files import PathKind, atomic_file, open_file, path_kind, target
+from ddl.files import atomic_file, open_file, target
 from ddl.lab.config import ReportConfig
+from ddl.paths import PathKind, path_kind
 
 from ..compare import Comparison, compare
 from ..options import options_of

@@ -84,15 +84,18 @@ class OtherProcessError(RuntimeError):
         super().__init__(f"process {rank} has failed")
 
 
-def check_fields(kind: type, values: Mapping[str, object]) -> None:
-    """Raise TypeError if a file has an unknown field, or lacks one that has no default."""
+def check_fields(kind: type, values: Mapping[str, object], inside: str = "") -> None:
+    """Raise TypeError if a file has an unknown field, or lacks one that has no default.
+
+    inside: the path in the file to these fields, such as "model.".
+    """
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in values:
         if name not in fields:
-            raise TypeError(f"the unknown field {name!r}; {NEWER}")
+            raise TypeError(f"the unknown field {inside + name!r}; {NEWER}")
     for name, field in fields.items():
         if name not in values and field.default is field.default_factory is dataclasses.MISSING:
-            raise TypeError(f"no field {name!r}")
+            raise TypeError(f"no field {inside + name!r}")
 
 
 def reason_of(error: OSError) -> str:

@@ -42,7 +42,7 @@ class AdditiveStream(AddingStream):
         keep: Tensor | None = None,
         document_starts: Tensor | None = None,
     ) -> Tensor:
-        """Map embeddings x (B, T, d) to the readout (B, T, d); `args` go to every sublayer.
+        """Map embeddings x (B, T, d) to the final read (B, T, d); `args` go to every sublayer.
 
         `history`, `keep` and `document_starts` are arguments of DeltaStream; here nothing is
         convolved over time, and only hooks look at `keep`.

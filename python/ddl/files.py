@@ -135,19 +135,19 @@ def atomic_file(path: Path, *, argument: str = "out") -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str, *, argument: str = "out") -> None:
+def write_text(path: Path, text: str) -> None:
     """Write `text` as UTF-8, atomically; see `atomic_file`."""
-    with atomic_file(path, argument=argument) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def append_line(path: Path, line: str, *, argument: str = "out") -> None:
+def append_line(path: Path, line: str) -> None:
     """Add a line to a file. If a killed process has left half a line, a line of its own follows it.
 
     Raises InputError if the file cannot be written, or is a link: see `target`.
     """
-    refuse_link(path, argument=argument)
-    with writing(path, argument=argument), open(path, "ab+", opener=_not_through_links) as file:
+    refuse_link(path, argument="out")
+    with writing(path), open(path, "ab+", opener=_not_through_links) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
         cut = file.read() not in (b"", b"\n")
         file.write(("\n" if cut else "").encode() + line.encode() + b"\n")

@@ -13,21 +13,21 @@ from ddl.files import make_directory, writing
 
 
 @contextmanager
-def alone_in(directory: Path, *, argument: str = "out") -> Iterator[None]:
+def alone_in(directory: Path) -> Iterator[None]:
     """Make a directory, and keep out other processes that call this for it.
 
     A process that ends, even by a signal, no longer keeps others out. Raises InputError if another
     one is there, or the directory cannot be made.
     """
-    make_directory(directory, argument=argument)
-    with writing(directory, argument=argument):
+    make_directory(directory)
+    with writing(directory):
         descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
-                argument,
+                "out",
                 "be a directory of this process alone",
                 f"{directory}, into which another one is writing",
             ) from error

@@ -115,8 +115,8 @@ def test_a_sentence_that_names_the_argument(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "a.json"
     sentence = f"^`plot` must be writable, got {path}: Not a directory$"
-    with pytest.raises(InputError, match=sentence):
-        write_text(path, "", argument="plot")
+    with pytest.raises(InputError, match=sentence), atomic_file(path, argument="plot"):
+        pass
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match=r"^`out` must be writable, got .*: Is a directory$"):
         write_text(tmp_path / "folder", "")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 
 from ddl.errors import InputError, first_line
 from ddl.files import make_directory, read_text, refuse_link, write_text
@@ -19,6 +19,7 @@ from ddl.lab import data
 from ddl.lab.config import InspectConfig
 from ddl.lab.data.verifying import verify_corpus
 from ddl.lab.load import load
+from ddl.lab.progress import passing_bar
 from ddl.lab.train.runs import INSPECTED, RunDirectory, load_config
 from ddl.models import GPT, NanoGPT
 from ddl.models.tokenizers import Tokenizer, encode_prompt
@@ -101,7 +102,7 @@ def _text(
 ) -> tuple[Any, str]:
     """Tokens to measure on, and their name."""
     if config.data is not None and not config.data.is_dir():
-        return _encoded_file(config.data, tokenizer, model), str(config.data)
+        return _encoded_file(config.data, tokenizer), str(config.data)
     source: Any = config.data
     validation = None
     if source is None and _is_run(config.run):
@@ -122,7 +123,7 @@ def _is_run(path: Path) -> bool:
     return path_kind(path) is PathKind.RUN
 
 
-def _encoded_file(path: Path, tokenizer: Tokenizer | None, model: GPT | NanoGPT) -> Any:
+def _encoded_file(path: Path, tokenizer: Tokenizer | None) -> Any:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -159,10 +160,7 @@ def _windows(tokens: Any, wanted: int, model: GPT | NanoGPT) -> list[torch.Tenso
 
 @contextmanager
 def _progress(console: Console, windows: int) -> Iterator[Callable[[], object]]:
-    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with passing_bar(console, MofNCompleteColumn()) as bar:
         task = bar.add_task("measuring", total=windows)
         yield lambda: bar.advance(task)
 

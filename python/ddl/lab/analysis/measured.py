@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
 from ddl.errors import InputError, first_line
 from ddl.lab import machine
 from ddl.lab.config import GPTConfig
+from ddl.lab.progress import passing_bar
 from ddl.lab.timing import Timed, interleave, ratio, ratio_interval
 from ddl.models import GPT
 
@@ -78,7 +78,7 @@ def measure(runs: Sequence[Run], text: Path, console: Console) -> Measured:
     notes: list[str] = []
     models: dict[GPTConfig, GPT] = {}
     by_run: dict[str, GPTConfig] = {}
-    with _progress(console) as bar:
+    with passing_bar(console) as bar:
         for run in runs:
             task = bar.add_task(f"loss of {run.name}", total=None)
             try:
@@ -171,11 +171,3 @@ def _speeds(by_run: Mapping[str, GPTConfig], timing: _Timing) -> dict[str, Speed
 
 def _advance(bar: Progress, task: TaskID) -> Advance:
     return lambda done, of: bar.update(task, completed=done, total=of)
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-    shown = console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
-        yield bar

@@ -60,17 +60,11 @@ def _bar(console: Console | None, tokens: int) -> Iterator[Callable[[], object] 
     if console is None:
         yield None
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn
 
-    columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    quiet = not console.is_terminal  # without a terminal, a bar would leave an empty line
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
+    from ddl.lab.progress import passing_bar
+
+    with passing_bar(console, MofNCompleteColumn()) as bar:
         task = bar.add_task("writing", total=tokens)
         yield lambda: bar.advance(task)
         seconds = bar.tasks[0].elapsed or 0.0

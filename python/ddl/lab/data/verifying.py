@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn
 
 from ddl.errors import InputError, reason_of
 from ddl.files import open_file
 from ddl.lab.machine import usable_cores
+from ddl.lab.progress import passing_bar
 
 from .corpus import Corpus
 from .shards import INDEX, STARTS, Shard, Shards
@@ -31,10 +32,8 @@ def verify_corpus(corpus: Corpus, console: Console, share: tuple[int, int] = (0,
 
     share: as in `verify`. Raises InputError for a damaged shard.
     """
-    columns = TextColumn("checking data"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    quiet = not console.is_terminal  # without a terminal, a bar would leave an empty line
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
-        task = bar.add_task("checking", total=size_of(corpus.shards) / share[1])
+    with passing_bar(console, DownloadColumn()) as bar:
+        task = bar.add_task("checking data", total=size_of(corpus.shards) / share[1])
         verify(
             corpus.shards,
             corpus.tokenizer.vocab_size,

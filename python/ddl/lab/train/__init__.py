@@ -1,7 +1,6 @@
 """Training: `Trainer` runs the steps, and `train` is `ddl train`."""
 
 from .launch import Trained, train
-from .progress import progress_bar
 from .stopping import stop_on_signal
 from .trainer import Step, Trainer
 from .watch import Watch
@@ -11,7 +10,6 @@ __all__ = [
     "Trained",
     "Trainer",
     "Watch",
-    "progress_bar",
     "stop_on_signal",
     "train",
 ]

@@ -1,4 +1,4 @@
-"""The progress bar of training."""
+"""Progress bars."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -22,4 +23,17 @@ def progress_bar(console: Console) -> Progress:
         TextColumn("{task.fields[speed]}"),
         TimeRemainingColumn(),
         console=console,
+    )
+
+
+def passing_bar(console: Console, *columns: ProgressColumn) -> Progress:
+    """A progress bar that vanishes at the end, with further columns before the remaining time."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,  # without a terminal, a bar would leave an empty line
     )

@@ -98,9 +98,9 @@ def check_fields(kind: type, values: Mapping[str, object], inside: str = "") -> 
             raise TypeError(f"no field {inside + name!r}")
 
 
-def reason_of(error: OSError) -> str:
-    """Why the operating system refused, to quote in one of our messages."""
-    return error.strerror or first_line(error)
+def reason_of(error: BaseException) -> str:
+    """Why the operating system refused, or another library, to quote in one of our messages."""
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 def first_line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from ddl.errors import InputError, first_line
+from ddl.errors import InputError, reason_of
 
 # --- reading --------------------------------------------------------------------------------------
 
@@ -107,8 +107,7 @@ def writing(path: Path, *, argument: str = "out") -> Iterator[None]:
         # safetensors has its own error for a full disk; by name, because it may not be installed.
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise InputError(argument, "be writable", f"{path}: {reason}") from error
+        raise InputError(argument, "be writable", f"{path}: {reason_of(error)}") from error
 
 
 @contextmanager
@@ -217,6 +216,17 @@ def _is_filled_in_place(directory: Path) -> bool:
         return False
     writable = os.access(directory.parent, os.W_OK)
     return any(directory.iterdir()) or os.path.ismount(directory) or not writable
+
+
+def names_in(out: Path) -> list[str]:
+    """What is in a directory to write to, sorted; nothing if there is none yet. Raises InputError
+    if it cannot be read, or is a file."""
+    try:
+        return sorted(os.listdir(out))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError("out", "be a directory", f"{out}: {reason_of(error)}") from error
 
 
 def checksum(path: Path) -> str:

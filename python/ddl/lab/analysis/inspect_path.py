@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 
-from ddl.errors import InputError, first_line
+from ddl.errors import InputError, first_line, reason_of
 from ddl.files import make_directory, read_text, refuse_link, write_text
 from ddl.lab import data
 from ddl.lab.config import InspectConfig
@@ -54,8 +52,9 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
     prompt = None if config.prompt is None else _encoded(config.prompt, tokenizer, model)
     tokens, source = _text(config, tokenizer, model, console)
     windows = _windows(tokens, config.tokens, model)
-    with _progress(console, len(windows)) as advance:
-        inspection = inspect(model, windows, progress=advance)
+    with passing_bar(console, MofNCompleteColumn()) as bar:
+        task = bar.add_task("measuring", total=len(windows))
+        inspection = inspect(model, windows, progress=lambda: bar.advance(task))
     read = None if prompt is None else lens(model, prompt, top=TOP)
     summary = {"model": str(config.run), "text": source, **inspection.summary()}
     if read is not None and tokenizer is not None:
@@ -127,8 +126,8 @@ def _encoded_file(path: Path, tokenizer: Tokenizer | None) -> Any:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise InputError("data", "be a UTF-8 text or a directory", f"{path}: {reason}") from error
+        got = f"{path}: {reason_of(error)}"
+        raise InputError("data", "be a UTF-8 text or a directory", got) from error
     tokens = np.array(_tokens(text, tokenizer), dtype=np.int64)
     if len(tokens) == 0:
         raise InputError("data", "have at least one token", f"{path} without")
@@ -156,13 +155,6 @@ def _windows(tokens: Any, wanted: int, model: GPT | NanoGPT) -> list[torch.Tenso
     count = max(1, wanted // block)
     batches = data.evaluation_batches(tokens, 1, block, count)
     return [windows.tokens.to(model.wte.weight.device) for windows in batches]
-
-
-@contextmanager
-def _progress(console: Console, windows: int) -> Iterator[Callable[[], object]]:
-    with passing_bar(console, MofNCompleteColumn()) as bar:
-        task = bar.add_task("measuring", total=windows)
-        yield lambda: bar.advance(task)
 
 
 def _lens_summary(read: Lens, tokenizer: Tokenizer) -> list[dict[str, Any]]:

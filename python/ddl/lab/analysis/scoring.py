@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ddl.errors import InputError
+from ddl.errors import InputError, reason_of
 from ddl.files import read_bytes
 from ddl.lab.config import GPTConfig
 from ddl.lab.data.spelling import spelling
@@ -56,8 +56,7 @@ def read_text(path: Path) -> str:
     try:
         text = read_bytes(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise InputError("data", "be a UTF-8 text", f"{path}: {reason}") from error
+        raise InputError("data", "be a UTF-8 text", f"{path}: {reason_of(error)}") from error
     if not text:
         raise InputError("data", "have at least two tokens", f"{path}, which is empty")
     return text

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddl import environment
-from ddl.errors import DivergedError, InputError, OtherProcessError, ProcessError
+from ddl.errors import DivergedError, InputError, OtherProcessError, ProcessError, reason_of
 from ddl.lab.config import Tracker
 from ddl.lab.output import guarded_output, one_line
 
@@ -87,7 +87,7 @@ def _guarded(args: list[str]) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise
         discard_output()
-        print(f"ddl: the output must be writable, got: {error.strerror}", file=sys.stderr)
+        print(f"ddl: the output must be writable, got: {reason_of(error)}", file=sys.stderr)
         return 1
 
 

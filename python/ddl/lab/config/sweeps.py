@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from ddl.errors import InputError, first_line
+from ddl.errors import InputError, first_line, reason_of
 from ddl.files import read_text
 from ddl.models.config import GPTConfig
 from ddl.options import check_count
@@ -82,7 +82,7 @@ def read_sweep(file: Path, model_at: ModelAt | None = None) -> Sweep:
     try:
         values = tomllib.loads(read_text(file))
     except OSError as error:
-        raise InputError("file", "be readable", f"{file}: {error.strerror}") from error
+        raise InputError("file", "be readable", f"{file}: {reason_of(error)}") from error
     except (ValueError, RecursionError) as error:  # an integer may have too many digits
         raise InputError("file", "be TOML", f"{file}: {first_line(error)}") from error
     try:

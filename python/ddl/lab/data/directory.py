@@ -13,7 +13,7 @@ from typing import Any
 
 from ddl._native import __version__
 from ddl.errors import InputError
-from ddl.files import checksum, unfinished, write_text
+from ddl.files import checksum, names_in, unfinished, write_text
 from ddl.lab.config import PrepareConfig
 from ddl.models.tokenizers import Tokenizer, describe
 
@@ -25,12 +25,7 @@ SHARD = re.compile(rf"({'|'.join(PARTS)})-\d{{5,}}\.(bin|starts)")
 
 def refuse_foreign_files(out: Path) -> None:
     """Raise InputError unless `out` is new, empty, or has nothing but files of `ddl prepare`."""
-    try:
-        names = sorted(os.listdir(out))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InputError("out", "be a directory", f"{out}: {error.strerror}") from error
+    names = names_in(out)
     begun = INDEX in names
     ours = (INDEX, TOKENIZER) if begun else ()
     others = [

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ddl.errors import InputError
+from ddl.errors import InputError, reason_of
 from ddl.files import new_directories, read_text
 from ddl.lab.config import PrepareConfig
 from ddl.lab.machine import usable_cores
@@ -136,10 +136,8 @@ def _read_tokenizer(path: Path) -> str:
     try:
         return read_text(path / TOKENIZER if path.is_dir() else path)
     except (OSError, UnicodeDecodeError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise InputError(
-            "tokenizer", "be bytes, gpt2 or a tokenizer.json", f"{path}: {reason}"
-        ) from error
+        got = f"{path}: {reason_of(error)}"
+        raise InputError("tokenizer", "be bytes, gpt2 or a tokenizer.json", got) from error
 
 
 def _unescaped(separator: str) -> bytes:

@@ -25,7 +25,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from ddl.errors import NEWER, InputError, check_fields, first_line
+from ddl.errors import NEWER, InputError, check_fields, first_line, reason_of
 from ddl.files import atomic_directory, atomic_file, checksum, read_text, writing
 
 from .processes import ALONE, Processes
@@ -133,8 +133,7 @@ def read_manifest(path: Path) -> Manifest:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        got = (isinstance(error, OSError) and error.strerror) or first_line(error)
-        raise InputError(file, "be the manifest of a checkpoint", got) from error
+        raise InputError(file, "be the manifest of a checkpoint", reason_of(error)) from error
     return manifest
 
 

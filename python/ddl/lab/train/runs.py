@@ -21,10 +21,11 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from ddl.errors import InputError, first_line
+from ddl.errors import InputError, first_line, reason_of
 from ddl.files import (
     atomic_file,
     make_directory,
+    names_in,
     new_directories,
     read_text,
     refuse_link,
@@ -161,7 +162,7 @@ class RunDirectory:
             return []
         except OSError as error:
             raise InputError(
-                "run", f"have a readable directory {CHECKPOINTS}", f"{folder}: {error.strerror}"
+                "run", f"have a readable directory {CHECKPOINTS}", f"{folder}: {reason_of(error)}"
             ) from error
         found = map(STEP.fullmatch, names)
         return sorted(int(match[1]) for match in found if match)
@@ -236,12 +237,7 @@ def _is_unfinished(name: str) -> bool:
 def refuse_existing(config: TrainConfig) -> None:
     """Raise InputError unless the run directory is new or empty, or `config.overwrite` is set."""
     path = config.directory
-    try:
-        names = os.listdir(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InputError("out", "be a directory", f"{path}: {error.strerror}") from error
+    names = names_in(path)
     if not names or config.overwrite:
         return
     if config.resume is not None and CONFIG not in names and all(map(_precedes_config, names)):
@@ -319,5 +315,5 @@ def _read(path: Path, name: str) -> str:
     try:
         return read_text(path / name)
     except (OSError, UnicodeDecodeError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise InputError("run", f"be a run directory with {name}", f"{path}: {reason}") from error
+        got = f"{path}: {reason_of(error)}"
+        raise InputError("run", f"be a run directory with {name}", got) from error

@@ -1,5 +1,5 @@
 """`ddl eval`: score a run or a Hugging Face model with lm-evaluation-harness (lm-eval)."""
 
-from .evaluate import Record, evaluate, score, tables
+from .scores import Record, evaluate, score, tables
 
 __all__ = ["Record", "evaluate", "score", "tables"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from ddl.files import checksum, unfinished, write_text
 from ddl.lab.config import PrepareConfig
 from ddl.models.tokenizers import Tokenizer, describe
 
-from .shards import INDEX, PARTS, TOKENIZER, Index, read_index
+from .shards import INDEX, PARTS, TOKENIZER, Index, read_index, tokenizer_sum
 from .sources import Source, reading
 
 SHARD = re.compile(rf"({'|'.join(PARTS)})-\d{{5,}}\.(bin|starts)")
@@ -62,11 +61,10 @@ def made_of(
     versions = {"ddl": __version__} | ({library: version(library)} if library else {})
     with ThreadPoolExecutor(workers) as pool:  # hashing releases the GIL
         sums = list(pool.map(_checksum, found))
-    described = hashlib.sha256(json.dumps(describe(tokenizer)).encode()).hexdigest()
     return {
         "versions": versions,
         "options": {
-            "tokenizer": f"{tokenizer.kind}, sha256 {described}",
+            "tokenizer": tokenizer_sum(tokenizer),
             "document_token": token,
             "text_field": config.text_field,
             "separator": config.separator,

@@ -23,6 +23,7 @@ from ddl.files import (
 )
 from ddl.hf import remote
 from ddl.models import GPT, NanoGPT
+from ddl.models.finite import require_finite
 from ddl.models.tokenizers import FileTokenizer, GPT2Tokenizer, Tokenizer
 
 from .base import OurModel
@@ -83,7 +84,8 @@ def load(
 
     path: a directory that `save` or a DDLForCausalLM's `save_pretrained` wrote. dtype: "auto" for
     the one in which it was saved.
-    Raises InputError if a file is missing, damaged, or does not fit the others.
+    Raises InputError if a file is missing, damaged, or does not fit the others, or if the weights
+    are not finite.
     """
     path = at_home(path, argument="path")
     require_kind(path, PathKind.DDL, argument="path")
@@ -113,6 +115,7 @@ def load(
     ]
     if wrong:
         raise InputError(path, "hold the parameters of its config", " and ".join(wrong))
+    require_finite(model.state_dict(), path)
     if isinstance(model, DDLNanoGPTForCausalLM):
         return to_nanogpt(model), tokenizer
     return to_gpt(model), tokenizer

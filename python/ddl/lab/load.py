@@ -19,6 +19,7 @@ from ddl.files import PathKind, at_home, path_kind, require_files, require_kind
 from ddl.lab.train import pick_device
 from ddl.lab.train.runs import LAST, load_run
 from ddl.models import GPT, NanoGPT
+from ddl.models.finite import require_finite
 from ddl.models.tokenizers import Tokenizer, encode_prompt
 
 __all__ = ["Loaded", "PathKind", "complete", "load", "load_for_transformers", "path_kind"]
@@ -135,6 +136,7 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
     if isinstance(model, OurModel) and found["unexpected_keys"]:
         more = f"{min(found['unexpected_keys'])}, which it lacks"
         raise InputError(argument, "have the weights of its config", f"{path} with {more}")
+    require_finite(model.state_dict(), path)
     return model, tokenizer
 
 

@@ -43,6 +43,7 @@ from ddl.files import (
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import from_json, to_json
 from ddl.models import GPT
+from ddl.models.finite import require_finite
 from ddl.models.tokenizers import Tokenizer, describe, restore_json
 
 from . import checkpoint
@@ -283,7 +284,8 @@ def load_run(path: Path, device: torch.device, which: str = LAST) -> tuple[GPT, 
 
     which: the checkpoint: "last", "best" (by validation loss) or a step.
 
-    Raises InputError if a file is missing, damaged, or does not fit the others.
+    Raises InputError if a file is missing, damaged, or does not fit the others, or if the weights
+    are not finite.
     """
     config = load_config(path)
     tokenizer = load_tokenizer(path)
@@ -296,6 +298,7 @@ def load_run(path: Path, device: torch.device, which: str = LAST) -> tuple[GPT, 
     else:
         manifest = checkpoint.read_manifest(found)
         checkpoint.read(found, manifest, checkpoint.MODEL, model.state_dict())
+    require_finite(model.state_dict(), found or path / WEIGHTS)
     return model.eval(), tokenizer
 
 

@@ -39,6 +39,7 @@ from ddl.files import (
     require_kind,
     unfinished,
     write_text,
+    writing,
 )
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import from_json, to_json
@@ -219,7 +220,8 @@ class RunDirectory:
         for folder in (self.path, *([checkpoints] if _is_folder(checkpoints) else [])):
             for name in os.listdir(folder) if folder.exists() else ():
                 if _is_unfinished(name):
-                    remove(folder / name)
+                    with writing(folder):
+                        remove(folder / name)
 
 
 def _is_folder(path: Path) -> bool:

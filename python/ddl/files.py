@@ -33,8 +33,12 @@ WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 def at_home(path: str | Path, *, argument: str) -> Path:
     """The path, with `~` or `~user` at its beginning replaced by that home directory.
 
-    Raises InputError, which names the argument, if there is no such home directory.
+    Raises InputError, which names the argument, if there is no such home directory, or if the text
+    is no path: empty, or with characters that no path may have.
     """
+    text = os.fspath(path)
+    if not (text and _is_encodable(text)):
+        raise InputError(argument, "be a path", repr(text))
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -43,6 +47,14 @@ def at_home(path: str | Path, *, argument: str) -> Path:
             "begin with the ~ of a user whose home directory is known",
             f"{path}: write the whole path",
         ) from error
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether the operating system can be given this text as a path."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 # --- kinds of paths -------------------------------------------------------------------------------

@@ -57,6 +57,15 @@ def _is_encodable(text: str) -> bool:
         return False
 
 
+def require_utf8(path: Path, *, argument: str) -> None:
+    """Raise InputError, which names the argument, for a path that safetensors, tokenizers or JSON
+    cannot have."""
+    try:
+        os.fsencode(path).decode("utf-8")
+    except UnicodeError as error:
+        raise InputError(argument, "be a path in UTF-8", repr(str(path))) from error
+
+
 # --- kinds of paths -------------------------------------------------------------------------------
 
 

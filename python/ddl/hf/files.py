@@ -18,6 +18,7 @@ from ddl.files import (
     atomic_directory,
     require_files,
     require_kind,
+    require_utf8,
     target,
     written,
 )
@@ -61,6 +62,7 @@ def _write(
     *,
     argument: str = "out",
 ) -> None:
+    require_utf8(out, argument=argument)
     wrapped: OurModel = from_nanogpt(model) if isinstance(model, NanoGPT) else from_gpt(model)
     if remote_code:
         wrapped.config.auto_map = remote.auto_map(wrapped)

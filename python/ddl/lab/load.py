@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, at_home, path_kind, require_files, require_kind
+from ddl.files import PathKind, at_home, path_kind, require_files, require_kind, require_utf8
 from ddl.lab.train import pick_device
 from ddl.lab.train.runs import LAST, load_run
 from ddl.models import GPT, NanoGPT
@@ -54,6 +54,8 @@ def load(
     """
     path = at_home(path, argument=argument)
     kind = require_kind(path, *OURS, argument=argument)
+    if kind is not PathKind.CHECKPOINT:
+        require_utf8(path, argument=argument)
     _check_checkpoint(checkpoint, kind)
     pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU
     try:
@@ -98,6 +100,7 @@ def load_for_transformers(
     """
     path = at_home(path, argument=argument)
     kind = require_kind(path, *FOR_TRANSFORMERS, argument=argument)
+    require_utf8(path, argument=argument)
     _check_checkpoint(checkpoint, kind)
     pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU
     if kind is PathKind.RUN:

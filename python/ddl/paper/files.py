@@ -24,6 +24,7 @@ from ddl.files import (
     require_file,
     require_kind,
     require_new_directory,
+    require_utf8,
     target,
     written,
 )
@@ -290,11 +291,12 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         require_file(path)
         if path.suffix.lower() == ".safetensors":
+            require_utf8(path, argument="src")
             import safetensors.torch
 
             return safetensors.torch.load_file(path)
         contents = torch.load(path, map_location="cpu", weights_only=True)
-    except ModuleNotFoundError:
+    except (InputError, ModuleNotFoundError):
         raise
     except Exception as error:  # a damaged file can raise nearly anything
         # EINVAL: torch seeks to before the start of a file whose end was cut off.

@@ -105,11 +105,11 @@ def _main(args: list[str]) -> int:
         if name != "train":
             _require_one_process()
         return COMMANDS[name].run(args) or 0
-    except (InputError, DivergedError, ProcessError, ModuleNotFoundError) as error:
+    except (InputError, DivergedError, ProcessError, ModuleNotFoundError, OSError) as error:
         sentence = explain(name, error)
         if sentence is None or environment.wants_traceback():
             raise
-        if environment.is_first() or isinstance(error, ProcessError):
+        if environment.is_first() or isinstance(error, ProcessError | OSError):
             print(f"ddl {name}: {one_line(sentence)}", file=sys.stderr)
         return 1
     except OtherProcessError:  # which has said why
@@ -144,6 +144,8 @@ def explain(command: str, error: Exception) -> str | None:
         return str(error.renamed(_flags(COMMANDS[command].options)))
     if isinstance(error, DivergedError):
         return str(error)
+    if isinstance(error, OSError) and error.filename is not None:  # of a path in an option or file
+        return f"`{error.filename}` must be a path that can be used, got: {error.strerror}"
     module = str(error.name).split(".")[0] if isinstance(error, ModuleNotFoundError) else None
     if module in EXTRA:
         extra = COMMANDS[command].extra

@@ -241,10 +241,15 @@ def test_a_damaged_index_is_refused(small: Path) -> None:
         change(small, **values)
         refused(small, no_index + got)
         index.write_bytes(whole)
-    shard = json.loads(whole)["shards"]
-    shard["train"][0]["name"] = "../../train-00000"
-    change(small, shards=shard)
-    refused(small, f"{no_index}a shard '../../train-00000'")
+    for field, value, got in (
+        ("name", "../../train-00000", "a shard '../../train-00000'"),
+        ("sha256", "\ud800", "checksums of 'train-00000' that are none"),
+        ("starts_sha256", None, "checksums of 'train-00000' that are none"),
+    ):
+        shards = json.loads(whole)["shards"]
+        shards["train"][0][field] = value
+        change(small, shards=shards)
+        refused(small, no_index + got)
 
 
 def test_an_interrupted_preparation_is_refused(small: Path) -> None:

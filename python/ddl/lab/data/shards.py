@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ PARTS = (TRAIN, VALIDATION)
 DTYPES = ("uint8", "uint16", "uint32")
 STARTS = "<u8"
 SUFFIXES = (".bin", ".starts")
+SUM = re.compile("[0-9a-f]{64}")
 CHANGED = "whose checksum is another: it was damaged or changed"
 COPY_AGAIN = "copy the file again, or remove the directory and prepare it again"
 
@@ -136,6 +138,8 @@ def _check(index: Index) -> None:
             numbers = (shard.tokens, shard.documents, index.largest_token, index.vocab_size)
             if not all(isinstance(number, int) for number in numbers):
                 raise TypeError("numbers that are none")
+            if not all(isinstance(s, str) and SUM.fullmatch(s) for s in shard.files.values()):
+                raise ValueError(f"checksums of {shard.name!r} that are none")
             if not (shard.name.startswith(f"{part}-") and shard.name[len(part) + 1 :].isdigit()):
                 raise ValueError(f"a shard {shard.name!r}")
 

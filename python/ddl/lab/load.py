@@ -124,6 +124,7 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
     try:
         require_files(path)
         tokenizer = AutoTokenizer.from_pretrained(path, **LOCAL)
+        tokenizer("")  # which fails if its config has values of other types
         model, found = auto.from_pretrained(path, dtype="auto", output_loading_info=True, **LOCAL)
     except ModuleNotFoundError:
         raise

@@ -52,14 +52,19 @@ class InputError(ValueError):
         return f"`{self.argument}` must {self.expected}, got {self.got}"
 
     def renamed(self, names: Mapping[str, str]) -> InputError:
-        """The same error with other names for arguments: those of a file, or a command's flags."""
+        """The same error with other names for arguments: those of a file, or a command's flags.
+
+        A path keeps its name: a directory may be called as an argument is.
+        """
         expected, got = self.expected, str(self.got)
         for name in dict.fromkeys(self.others):
             new = names.get(name, name)
             expected = expected.replace(f"`{name}`", f"`{new}`").replace(f'{name}="', f'{new}="')
             got = got.replace(f"`{name}`", f"`{new}`")
         others = tuple(names.get(name, name) for name in self.others)
-        return InputError(names.get(self.argument, self.argument), expected, got, others)
+        named, argument = self.args[0], self.argument
+        kept = named if isinstance(named, Path) else names.get(argument, argument)
+        return InputError(kept, expected, got, others)
 
 
 class DivergedError(RuntimeError):

@@ -26,14 +26,15 @@ def _is_path(hint: Any) -> bool:
 
 def expand_paths(config: Any) -> None:
     """Replace `~` and `~user` at the beginning of the paths in the fields; raise InputError if
-    there is no such home directory."""
+    there is no such home directory, or a text is no path."""
 
     def expanded(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(expanded, value))
-        if not isinstance(value, str | Path) or not str(value).startswith("~"):
+        if not isinstance(value, str | Path):
             return value
-        return type(value)(at_home(value, argument=name))
+        path = at_home(value, argument=name)  # which checks it
+        return type(value)(path) if str(value).startswith("~") else value
 
     for name in path_fields(type(config)):
         object.__setattr__(config, name, expanded(getattr(config, name)))

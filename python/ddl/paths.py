@@ -22,8 +22,12 @@ WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 def at_home(path: str | Path, *, argument: str) -> Path:
     """The path, with `~` or `~user` at its beginning replaced by that home directory.
 
-    Raises InputError, which names the argument, if there is no such home directory.
+    Raises InputError, which names the argument, if there is no such home directory, or if the text
+    is no path: empty, or with characters that no path may have.
     """
+    text = os.fspath(path)
+    if not (text and _is_encodable(text)):
+        raise InputError(argument, "be a path", repr(text))
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -32,6 +36,23 @@ def at_home(path: str | Path, *, argument: str) -> Path:
             "begin with the ~ of a user whose home directory is known",
             f"{path}: write the whole path",
         ) from error
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether the operating system can be given this text as a path."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def require_utf8(path: Path, *, argument: str) -> None:
+    """Raise InputError, which names the argument, for a path that safetensors, tokenizers or JSON
+    cannot have."""
+    try:
+        os.fsencode(path).decode("utf-8")
+    except UnicodeError as error:
+        raise InputError(argument, "be a path in UTF-8", repr(str(path))) from error
 
 
 class PathKind(Enum):

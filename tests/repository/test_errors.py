@@ -45,6 +45,12 @@ def test_names_are_replaced() -> None:
     assert str(error.renamed({})) == str(error)
 
 
+def test_a_path_keeps_its_name() -> None:
+    """A directory may be called as an option is."""
+    error = InputError(Path("hf"), "be JSON", "", ())
+    assert str(error.renamed({"hf": "--hf"})) == str(error)
+
+
 def test_an_error_can_be_pickled() -> None:
     for error in (InputError("x", "be 1", 2, ("y",)), InputError.sentence("No.", ("y",))):
         again = pickle.loads(pickle.dumps(error))

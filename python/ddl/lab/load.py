@@ -19,8 +19,9 @@ from ddl.files import require_files
 from ddl.lab.device import pick_device
 from ddl.lab.train.runs import LAST, load_run
 from ddl.models import GPT, NanoGPT
+from ddl.models.finite import require_finite
 from ddl.models.tokenizers import Tokenizer, encode_prompt
-from ddl.paths import PathKind, at_home, path_kind, require_kind
+from ddl.paths import PathKind, at_home, path_kind, require_kind, require_utf8
 
 __all__ = ["Loaded", "PathKind", "complete", "load", "load_for_transformers", "path_kind"]
 
@@ -54,6 +55,8 @@ def load(
     """
     path = at_home(path, argument=argument)
     kind = require_kind(path, *OURS, argument=argument)
+    if kind is not PathKind.CHECKPOINT:
+        require_utf8(path, argument=argument)
     _check_checkpoint(checkpoint, kind)
     pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU
     try:
@@ -98,6 +101,7 @@ def load_for_transformers(
     """
     path = at_home(path, argument=argument)
     kind = require_kind(path, *FOR_TRANSFORMERS, argument=argument)
+    require_utf8(path, argument=argument)
     _check_checkpoint(checkpoint, kind)
     pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU
     if kind is PathKind.RUN:
@@ -121,6 +125,7 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
     try:
         require_files(path)
         tokenizer = AutoTokenizer.from_pretrained(path, **LOCAL)
+        tokenizer("")  # which fails if its config has values of other types
         model, found = auto.from_pretrained(path, dtype="auto", output_loading_info=True, **LOCAL)
     except ModuleNotFoundError:
         raise
@@ -136,6 +141,7 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
     if isinstance(model, OurModel) and found["unexpected_keys"]:
         more = f"{min(found['unexpected_keys'])}, which it lacks"
         raise InputError(argument, "have the weights of its config", f"{path} with {more}")
+    require_finite(model.state_dict(), path)
     return model, tokenizer
 
 

@@ -17,11 +17,13 @@ from ddl.files import (
     read_text,
     require_file,
     require_new_directory,
+    require_utf8,
     target,
     written,
 )
 from ddl.models import GPT, NanoGPT
 from ddl.models.config import GPTConfig
+from ddl.models.finite import require_finite
 from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
 from ddl.paper import nanogpt
 from ddl.paths import (
@@ -137,9 +139,17 @@ def read_model(
     """Read the model of a checkpoint, in its own dtypes, its tokenizer, and a report in lines.
 
     tokenizer: a directory with meta.pkl, if the model is nanoGPT's. Raises InputError, as `load`
-    and `translate` do.
+    and `translate` do, also if the weights are not finite.
     """
     path, contents = read_contents(Path(source))
+    found = _model_of(path, contents, variant, tokenizer)
+    require_finite(found[0].state_dict(), path)
+    return found
+
+
+def _model_of(
+    path: Path, contents: dict[str, Any], variant: Variant, tokenizer: Path | None
+) -> tuple[GPT | NanoGPT, Tokenizer | None, list[str]]:
     if nanogpt.is_nanogpt(contents):
         return nanogpt.read_model(path, contents, variant, tokenizer)
     translation = translate(*unpack(path, contents), variant=variant)
@@ -184,6 +194,7 @@ def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     path = _weights(folder)
     for file in _shards(path) if path.name.endswith(".index.json") else [path]:
         state |= _read(file)
+    require_finite({name: t for name, t in state.items() if isinstance(t, Tensor)}, src)
     return config, state
 
 
@@ -282,11 +293,12 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         require_file(path)
         if path.suffix.lower() == ".safetensors":
+            require_utf8(path, argument="src")
             import safetensors.torch
 
             return safetensors.torch.load_file(path)
         contents = torch.load(path, map_location="cpu", weights_only=True)
-    except ModuleNotFoundError:
+    except (InputError, ModuleNotFoundError):
         raise
     except Exception as error:  # a damaged file can raise nearly anything
         # EINVAL: torch seeks to before the start of a file whose end was cut off.

@@ -293,6 +293,12 @@ def test_a_text_that_the_vocabulary_cannot_spell_is_refused(lines: Path, tmp_pat
         prepare(configuration(lines, tmp_path / "out", tokenizer=str(file)))
 
 
+def test_a_separator_that_is_not_utf8_is_refused(lines: Path, tmp_path: Path) -> None:
+    """The shell passes any bytes."""
+    sentence = "`separator` must be UTF-8 text, got '\\udcff'"
+    refused(sentence, configuration(lines, tmp_path / "out", separator=os.fsdecode(b"\xff")))
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

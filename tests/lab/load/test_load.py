@@ -119,3 +119,13 @@ def test_a_run_without_its_config(tmp_path: Path) -> None:
     run = write(tmp_path / "run", metrics__jsonl="", model__safetensors="")
     with pytest.raises(InputError, match=r"a run that has lost its config\.json$"):
         load(run)
+
+
+def test_a_tokenizer_config_with_other_types(tmp_path: Path) -> None:
+    """transformers looks at them when a text is encoded, which was too late."""
+    ddl.hf.save(model(vocab_size=256), ByteTokenizer(), tmp_path / "hf")
+    file = tmp_path / "hf/tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": "x"}))
+    for loading in (load, load_for_transformers):
+        with pytest.raises(InputError, match=r"between instances of 'int' and 'str'$"):
+            loading(tmp_path / "hf", "cpu")

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ def parse(kind: Any, args: list[str], *, positional: bool = False, **options: An
     out = unguarded(sys.stdout) if clean else io.StringIO()  # tyro colours what it prints
     config = (tyro.conf.PositionalRequiredArgs,) if positional else ()
     try:
-        with redirect_stdout(out), redirect_stderr(said):
+        with redirect_stdout(out), redirect_stderr(said), _paths():
             return tyro.cli(kind, args=args, config=config, **options)
     except SystemExit as stop:
         cause = stop.__context__
@@ -53,6 +53,30 @@ def parse(kind: Any, args: list[str], *, positional: bool = False, **options: An
         elif environment.is_first():
             print(said.getvalue(), end="", file=unguarded(sys.stderr))
         raise
+
+
+def _paths() -> AbstractContextManager[Any]:
+    """Let tyro keep an empty path as empty text, for the configuration to refuse.
+
+    `Path("")` is the current directory, which nobody has named.
+    """
+    from tyro import constructors
+
+    registry = constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def path(info: constructors.PrimitiveTypeInfo) -> Any:
+        if info.type is not Path:
+            return None
+        return constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="PATH",
+            instance_from_str=lambda args: Path(args[0]) if args[0] else "",
+            is_instance=lambda value: isinstance(value, Path),
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    return registry
 
 
 def _shown(options: dict[str, Any]) -> dict[str, Any]:

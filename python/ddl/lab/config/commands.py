@@ -129,10 +129,10 @@ class EvalConfig:
     """New JSON file for the results; by default eval-DATE-TIME.json in the model's directory."""
 
     def __post_init__(self) -> None:
-        expand_paths(self)
-        check_literals(self)
         named = any(entry.strip(",") for entry in self.tasks)
         require(named, "tasks", "at least one name", " ".join(self.tasks))
+        expand_paths(self)
+        check_literals(self)
         check_counts(self, "num_fewshot", least=0)
         check_counts(self, "limit")
         if self.batch_size != "auto":

@@ -37,6 +37,7 @@ __all__ = ["Sweep", "SweepRun", "parse_sweep", "read_sweep"]
 KEYS = ("preset", "recipe", "out", "seeds", "variants", "options")
 # Options that the sweep sets for each run, and what sets them.
 TAKEN = {"seed": "`seeds`", "out": "`out`", "resume": "the sweep", "overwrite": "the sweep"}
+MOST_DOTS = 200  # of keys and numbers
 NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_+.-]*")
 
 
@@ -80,7 +81,11 @@ def read_sweep(file: Path, model_at: ModelAt | None = None) -> Sweep:
     else:
         import tomli as tomllib  # in the extra `train`
     try:
-        values = tomllib.loads(read_text(file))
+        text = read_text(file)
+        _check_dots(file, text)
+        values = tomllib.loads(text)
+    except InputError:
+        raise
     except OSError as error:
         raise InputError("file", "be readable", f"{file}: {reason_of(error)}") from error
     except (ValueError, RecursionError) as error:  # an integer may have too many digits
@@ -89,6 +94,15 @@ def read_sweep(file: Path, model_at: ModelAt | None = None) -> Sweep:
         return parse_sweep({"out": f"runs/{file.stem}"} | values, model_at)
     except InputError as error:
         raise InputError.sentence(f"{file}: {error}", (error.argument, *error.others)) from error
+
+
+def _check_dots(file: Path, text: str) -> None:
+    """Refuse a key of thousands of parts: tomllib takes their square, in time and in memory."""
+    dots = max((line.count(".") for line in text.splitlines()), default=0)
+    if dots > MOST_DOTS:
+        raise InputError(
+            "file", f"have at most {MOST_DOTS} dots in a line", f"{file}, which has {dots} in one"
+        )
 
 
 def parse_sweep(values: Mapping[str, Any], model_at: ModelAt | None = None) -> Sweep:

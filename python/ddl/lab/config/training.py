@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -15,6 +14,7 @@ from ddl.fields import (
     plain_numbers,
     require,
 )
+from ddl.paths import require_utf8
 from ddl.models.config import GPTConfig
 from ddl.optim import OptimConfig
 from ddl.options import check_flag, check_positive
@@ -116,7 +116,7 @@ class TrainConfig:
             require(isinstance(value, str | None), name, "a path as text", value)
         require(isinstance(self.out, Path | None), "out", "a path", self.out)
         if self.out is not None:
-            require(_is_utf8(self.out), "out", "a path in UTF-8", str(self.out))
+            require_utf8(self.out, argument="out")
         known = get_args(Tracker)
         named = isinstance(self.track, tuple) and all(name in known for name in self.track)
         require(named, "track", f"names out of {', '.join(known)}", self.track)
@@ -134,12 +134,3 @@ class TrainConfig:
         model = self.model
         name = f"{model.residual}-d{model.hidden_size}-L{model.num_layers}-s{self.seed}"
         return self.out if self.out is not None else Path("runs") / name
-
-
-def _is_utf8(path: Path) -> bool:
-    """Whether the bytes of a path are UTF-8, as safetensors needs them."""
-    try:
-        os.fsencode(path).decode("utf-8")
-    except UnicodeError:
-        return False
-    return True

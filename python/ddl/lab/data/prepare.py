@@ -144,7 +144,10 @@ def _unescaped(separator: str) -> bytes:
     """A shell passes a line end most easily as \\n, or as \\r\\n."""
     for name, character in (("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")):
         separator = separator.replace(name, character)
-    return separator.encode("utf-8")
+    try:
+        return separator.encode("utf-8")
+    except UnicodeEncodeError as error:  # a command's arguments may be any bytes
+        raise InputError("separator", "be UTF-8 text", repr(separator)) from error
 
 
 def _dtype(vocab_size: int) -> str:

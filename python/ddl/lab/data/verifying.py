@@ -19,7 +19,7 @@ from ddl.lab.machine import usable_cores
 from ddl.lab.progress import passing_bar
 
 from .corpus import Corpus
-from .shards import INDEX, STARTS, Shard, Shards
+from .shards import CHANGED, COPY_AGAIN, INDEX, STARTS, Shard, Shards
 
 BLOCK = 2**22  # bytes that are read at once
 
@@ -102,15 +102,12 @@ def _read(
         problem = f"which cannot be read: {reason_of(error)}"
     else:
         if digest.hexdigest() != expected:
-            problem = "whose checksum is another: it was damaged or changed"
+            problem = CHANGED
     if problem is not None:
         raise InputError(
             "data",
             f"have the shards of its {INDEX}",
-            (
-                f"{path}, {problem}; copy the file again, or remove the directory and prepare"
-                " it again"
-            ),
+            f"{path}, {problem}; {COPY_AGAIN}",
         )
 
 

@@ -12,7 +12,7 @@ from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import from_json, plain
 from ddl.lab.data import Corpus
 from ddl.models.tokenizers import describe
-from ddl.paths import PathKind, at_home, path_kind
+from ddl.paths import PathKind, at_home, path_kind, require_utf8
 
 from . import checkpoint
 from .checkpoint import Manifest
@@ -119,6 +119,7 @@ def check_corpus(start: Start, corpus: Corpus) -> None:
 def options_of(run: str) -> TrainConfig:
     """The configuration that a run was started with, to go on in its directory."""
     path = at_home(run, argument="resume")
+    require_utf8(path, argument="resume")
     stored = load_config(path, argument="resume")
     return replace(stored, out=path, overwrite=False, resume=str(path))
 

@@ -34,11 +34,13 @@ from ddl.files import (
     require_file,
     unfinished,
     write_text,
+    writing,
 )
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import from_json, to_json
 from ddl.locks import alone_in
 from ddl.models import GPT
+from ddl.models.finite import require_finite
 from ddl.models.tokenizers import Tokenizer, describe, restore_json
 from ddl.paths import CONFIG, RUN_METRICS, PathKind, path_kind, require_kind
 
@@ -215,7 +217,8 @@ class RunDirectory:
         for folder in (self.path, *([checkpoints] if _is_folder(checkpoints) else [])):
             for name in os.listdir(folder) if folder.exists() else ():
                 if _is_unfinished(name):
-                    remove(folder / name)
+                    with writing(folder):
+                        remove(folder / name)
 
 
 def _is_folder(path: Path) -> bool:
@@ -275,7 +278,8 @@ def load_run(path: Path, device: torch.device, which: str = LAST) -> tuple[GPT, 
 
     which: the checkpoint: "last", "best" (by validation loss) or a step.
 
-    Raises InputError if a file is missing, damaged, or does not fit the others.
+    Raises InputError if a file is missing, damaged, or does not fit the others, or if the weights
+    are not finite.
     """
     config = load_config(path)
     tokenizer = load_tokenizer(path)
@@ -288,6 +292,7 @@ def load_run(path: Path, device: torch.device, which: str = LAST) -> tuple[GPT, 
     else:
         manifest = checkpoint.read_manifest(found)
         checkpoint.read(found, manifest, checkpoint.MODEL, model.state_dict())
+    require_finite(model.state_dict(), found or path / WEIGHTS)
     return model.eval(), tokenizer
 
 

@@ -26,7 +26,7 @@ from ddl.models.tokenizers import CharTokenizer, describe
 from tests.compatibility.cases import FORMATS
 from tests.lab.analysis.cases import make_run, write_evaluation
 from tests.lab.analysis.papers import ONE_SHOT, PERPLEXITIES, ZERO_SHOT
-from tests.support.train_cases import quiet, short
+from tests.support.train_cases import quiet, short, stop_at
 
 
 def only(path: Path) -> Run:
@@ -204,6 +204,20 @@ def test_what_is_no_run(tmp_path: Path) -> None:
             compare([path])
 
 
+def test_the_step_of_a_run_that_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is saved after its last step, which is recorded only if the step has a record."""
+    config = short(tmp_path, "additive", steps=9, log_every=2, eval_every=9)
+    stop_at(3, monkeypatch)
+    train(config, quiet())
+    records = (config.directory / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(records[-1])["step"] == 2
+    compared = compare([config.directory])
+    assert compared.runs[0].step == 3
+    assert compared.notes == [f"Not finished: {compared.runs[0].name} (3 of 9 steps)."]
+
+
 # --- several runs -------------------------------------------------------------------------------
 
 
@@ -217,6 +231,16 @@ def test_a_directory_stands_for_its_runs(tmp_path: Path) -> None:
     for damaged in ("[]", "{", '{"runs": 3}', '{"runs": [3]}'):
         (tmp_path / "sweep" / "sweep.json").write_text(damaged)
         assert names(compare([tmp_path / "sweep"])) == ["a-s1", "b-s2", "b-s10"]
+
+
+def test_a_directory_stands_for_the_runs_of_its_sweeps(tmp_path: Path) -> None:
+    for name in ("tiny", "sweep/b-s1", "sweep/a-s1", "sweep/deeper/c-s1"):
+        make_run(tmp_path / name)
+    (tmp_path / "sweep" / "sweep.json").write_text('{"runs": ["b-s1", "a-s1"]}')
+    assert names(compare([tmp_path])) == ["b-s1", "a-s1", "tiny"]
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    assert names(compare([tmp_path])) == ["b-s1", "a-s1", "tiny"]
 
 
 def names(compared: Comparison) -> list[str]:

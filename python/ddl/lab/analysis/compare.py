@@ -37,7 +37,8 @@ class Comparison(NamedTuple):
 
 
 def compare(paths: Sequence[Path]) -> Comparison:
-    """Read the runs at these paths, where a directory with runs in it stands for these.
+    """Read the runs at these paths, where a directory stands for the runs in it, and for those in
+    its own directories, such as a sweep's.
 
     Raises InputError if a path is neither a run nor a directory with runs, or if a file of a run is
     damaged.
@@ -68,19 +69,28 @@ def is_run(path: Path) -> bool:
 
 
 def runs_at(path: Path, *, belongs: Callable[[Path], bool] = is_run) -> list[Path]:
-    """The path, if it is a run or a model, or the runs in it: in a sweep's order, else by name.
+    """The path, if it is a run or a model, or the runs in it and in its directories: in a sweep's
+    order, else by name; the path if there is none, to be refused when it is read.
 
-    belongs: whether a directory in the path is one of its runs.
+    belongs: whether a directory is a run.
     """
     if path_kind(path) in KINDS:
         return [path]
+    found: list[Path] = []
+    for inside in _directories(path):
+        found += [inside] if belongs(inside) else filter(belongs, _directories(inside))
+    return found or [path]
+
+
+def _directories(path: Path) -> list[Path]:
+    """The directories in a path: in a sweep's order, else by name."""
     try:
         names = sorted(os.listdir(path), key=_natural)
     except OSError:
-        return [path]  # refused when it is read
+        return []
     order = _listing(path / LISTING)
     names.sort(key=lambda name: order.index(name) if name in order else len(order))
-    return [path / name for name in names if belongs(path / name)] or [path]
+    return [path / name for name in names if os.path.isdir(path / name)]
 
 
 def plot(comparison: Comparison, path: Path) -> None:

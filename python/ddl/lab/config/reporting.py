@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddl.fields import expand_paths, require
+from ddl.fields import expand_paths, require, require_given
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,6 @@ class ReportConfig:
 
     def __post_init__(self) -> None:
         expand_paths(self)
-        require(len(self.runs) > 0, "runs", "at least one run directory", None)
+        require_given(len(self.runs) > 0, "runs", "at least one run directory")
         unused = self.paired or self.baseline is None
         require(unused, "baseline", "left out without `paired`", self.baseline, ("paired",))

@@ -309,7 +309,20 @@ def test_many_runs_have_one_sentence(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "first")]
     runs += [make_run(tmp_path / f"r{number}", steps=12) for number in range(8)]
     (note,) = compare(runs).notes
-    assert "r0, r1, r2, r3 and 4 others with 12 steps, not 6." in note
+    assert "r0, r1, r2, r3 and 4 more with 12 steps, not 6." in note
+
+
+def test_models_without_any_figure_are_named(tmp_path: Path) -> None:
+    """The tables would be empty, and nothing printed."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "llama"}')
+    paths = [tmp_path / "a", tmp_path / "b"]
+    expected = "No scores of a, b: `ddl eval` leaves them in the directory."
+    assert compare(paths).notes == [expected]
+    assert tables.markdown(compare(paths)) == re.sub(r"([`])", r"\\\1", expected)
+    write_evaluation(paths[1], {0: {"piqa": 60.0}})
+    assert compare(paths).notes == []
 
 
 def test_runs_that_go_on(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_an_unfit_run_does_not_lose_the_others(folder: Path, tmp_path: Path) -> 
     assert list(found.measured.scores) == ["add", "cc"]
     notes = [note for note in found.notes if note.startswith("Not measured: ")]
     assert notes[0] == (
-        "Not measured: unfit, because its tokenizer has no tokens for 's', 'w', 'i' and 7 others."
+        "Not measured: unfit, because its tokenizer has no tokens for 's', 'w', 'i' and 7 more."
     )
     assert notes[2] == "Not measured: hf, because it is no model of ddl."
     assert [note.split(",")[0] for note in notes[1::2]] == [

@@ -208,7 +208,7 @@ def test_runs_appear_and_vanish(run: Path) -> None:
         shutil.rmtree(run)
         await screen.sees("later, 1 of 1")
         shutil.rmtree(run.parent / "later")
-        how = "`ddl train tiny --out runs/tiny` makes one in about a minute."
+        how = "`ddl train tiny --out runs/tiny` makes one in seconds."
         await screen.sees(f"There is no run yet; {how}")
         for tab in "1234567":
             await screen.press(tab)

@@ -7,6 +7,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ddl.errors import InputError
 from ddl.options import LARGEST_COUNT, check_choice, check_count, is_number, refuse
 from ddl.paths import at_home
 
@@ -38,6 +39,12 @@ def expand_paths(config: Any) -> None:
 
     for name in path_fields(type(config)):
         object.__setattr__(config, name, expanded(getattr(config, name)))
+
+
+def require_given(given: bool, name: str, what: str) -> None:
+    """Raise InputError, which says what the field names, unless it was given."""
+    if not given:
+        raise InputError(name, f"name {what}", "nothing")
 
 
 def require(

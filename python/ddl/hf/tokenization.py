@@ -63,7 +63,7 @@ class FastTokenizer:
 
     def __init__(self, fast: Any) -> None:
         self.fast = fast
-        self.vocab_size = len(fast)
+        self.vocab_size = 1 + max(fast.get_vocab().values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
         return list(self.fast(text, add_special_tokens=False)["input_ids"])

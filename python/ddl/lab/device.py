@@ -23,7 +23,7 @@ def pick_device(name: str, residual: str) -> torch.device:
     if name == "cuda" and reason:
         raise InputError("device", f"be cpu, because {reason}", "'cuda'")
     if reason and torch.cuda.is_available():
-        warnings.warn(f"`device` auto takes the CPU, because {reason}", stacklevel=2)
+        warnings.warn(f"`auto` takes the CPU, because {reason}", stacklevel=2)
     return torch.device("cpu" if name == "cpu" or reason else "cuda")
 
 

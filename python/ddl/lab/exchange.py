@@ -32,8 +32,8 @@ def export_run(
     model: GPT | NanoGPT
     if require_kind(run, PathKind.RUN, PathKind.DDL, argument="run") is PathKind.DDL:
         if checkpoint != LAST:
-            expected = f"left at {LAST} unless `run` is {PathKind.RUN.value}"
-            raise InputError("checkpoint", f"be {expected}", repr(checkpoint))
+            expected = f"be left at {LAST} unless `run` is {PathKind.RUN.value}"
+            raise InputError("checkpoint", expected, repr(checkpoint), ("run",))
         model, ours = load(run, "auto")
     else:
         model, ours = load_run(run, torch.device("cpu"), checkpoint)

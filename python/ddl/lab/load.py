@@ -159,6 +159,8 @@ def complete(
 ) -> str:
     """Return `prompt` continued by `tokens` sampled tokens; equal seeds give equal text.
 
+    Only tokens of the tokenizer are sampled: the model's vocabulary may be padded.
+
     temperature: 0 takes the likeliest token. top_k: sample among the k likeliest; None for all.
     top_p: sample among the fewest that together have at least this probability; None for all.
     progress: called after every token. Raises InputError for a prompt that cannot be encoded or an
@@ -173,6 +175,7 @@ def complete(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            vocabulary=tokenizer.vocab_size,
             generator=generator,
             progress=progress,
         )

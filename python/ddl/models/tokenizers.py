@@ -58,7 +58,7 @@ class CharTokenizer:
         unknown = next((c for c in text if c not in self._token), None)
         if unknown is not None:
             raise InputError(
-                "prompt",
+                "text",
                 f"consist of the {self.vocab_size} characters that the model was trained on",
                 repr(unknown),
             )
@@ -187,7 +187,10 @@ def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
         raise InputError(
             "prompt", "have characters that the tokenizer has tokens for", repr(dropped)
         )
-    tokens = tokenizer.encode(prompt)
+    try:
+        tokens = tokenizer.encode(prompt)
+    except InputError as error:
+        raise error.renamed({"text": "prompt"}) from error
     if not tokens:
         raise InputError("prompt", "have at least one token", repr(prompt))
     return tokens

@@ -19,6 +19,7 @@ from ddl.options import (
     Parameterization,
     StreamDtype,
     check_count,
+    check_known,
     check_options,
 )
 from ddl.results import Chain, ReadParameters
@@ -126,7 +127,8 @@ class DeltaStream(nn.Module):
         if compress is None:
             compress = "identity" if value_channels == 1 else "channel"
         check_options(locals(), STREAM_OPTIONS)
-        _check_known(residual)
+        known = ("value_channels", *STREAM_OPTIONS, *RESIDUAL_OPTIONS, "device", "dtype")
+        check_known(residual, known, "DeltaStream or of DeltaResidual")
         self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.anchor_every = anchor_every or spread_anchors(len(self.sublayers), value_channels)
@@ -291,14 +293,3 @@ def _checked_sublayers(sublayers: Any) -> list[nn.Module]:
             got = type(sublayer).__name__
             raise TypeError(f"`sublayers[{index}]` must be a torch.nn.Module, got {got}")
     return listed
-
-
-def _check_known(options: dict[str, Any]) -> None:
-    """Raise TypeError for an option that neither DeltaStream nor DeltaResidual has."""
-    known = [*RESIDUAL_OPTIONS, "device", "dtype"]
-    for name in options:
-        if name not in known:
-            raise TypeError(
-                f"`{name}` must be an option of DeltaStream or of DeltaResidual "
-                f"({', '.join(known)}), got an unknown one"
-            )

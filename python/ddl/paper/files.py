@@ -42,7 +42,10 @@ from .names import Layout, listed
 
 WEIGHTS = "pytorch_model.bin"
 # Weight files in order of preference; else the directory's only file with a weight suffix.
-KNOWN = ("model.safetensors", WEIGHTS, "model.safetensors.index.json", f"{WEIGHTS}.index.json")
+KNOWN = (
+    *("model.safetensors", WEIGHTS, "model.safetensors.index.json", f"{WEIGHTS}.index.json"),
+    "ckpt.pt",  # nanoGPT's
+)
 INSIDE = ("model", "state_dict", "model_state_dict", "module")  # keys that may hold a state dict
 PADDED_VOCABULARY = 50304
 
@@ -187,8 +190,8 @@ def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     """Read config and parameters, in their own dtypes, of a directory for the Auto classes."""
     require_kind(src, PathKind.DDL, argument="src")
     if _is_nanogpt(src):
-        expected = "a model with the papers' blocks for `reverse`"
-        raise InputError("src", f"be {expected}", f"{src} with nanoGPT's")
+        expected = "be a model with the papers' blocks for `reverse`"
+        raise InputError("src", expected, f"{src} with nanoGPT's", ("reverse",))
     config, folder = _hf_config(src / CONFIG), src
     state: dict[str, Tensor] = {}
     path = _weights(folder)
@@ -273,9 +276,9 @@ def _refuse_ours(directory: Path) -> None:
         ours = f"`src` must be {PathKind.CHECKPOINT.value}, got {directory}, {kind.value}"
         if kind is PathKind.DDL and _is_nanogpt(directory):
             raise InputError.sentence(
-                f"{ours}: `ddl sample`, `ddl eval` and `ddl export` take it as it is"
+                f"{ours}: `ddl sample`, `ddl eval` and `ddl export` take it as it is", ("src",)
             )
-        raise InputError.sentence(f"{ours}: the other way round is --reverse")
+        raise InputError.sentence(f"{ours}: the other way round is --reverse", ("src",))
 
 
 def _json(path: Path) -> dict[str, Any]:

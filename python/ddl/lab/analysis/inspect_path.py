@@ -110,8 +110,8 @@ def _text(
     elif source is None:
         source = data.EMBEDDED
     if str(source) == data.EMBEDDED and not isinstance(tokenizer, data.ByteTokenizer):
-        text = data.embedded_text().decode()
-        return np.array(_tokens(text, tokenizer)), "Python's documentation"
+        text, name = data.embedded_text().decode(), "Python's documentation"
+        return np.array(_tokens(text, tokenizer, f"nothing, which means {name},")), name
     corpus = data.load_with(source, validation)
     corpus.check(model.config.block_size, model.config.vocab_size)
     verify_corpus(corpus, console)
@@ -128,14 +128,20 @@ def _encoded_file(path: Path, tokenizer: Tokenizer | None) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         got = f"{path}: {reason_of(error)}"
         raise InputError("data", "be a UTF-8 text or a directory", got) from error
-    tokens = np.array(_tokens(text, tokenizer), dtype=np.int64)
+    tokens = np.array(_tokens(text, tokenizer, str(path)), dtype=np.int64)
     if len(tokens) == 0:
         raise InputError("data", "have at least one token", f"{path} without")
     return tokens
 
 
-def _tokens(text: str, tokenizer: Tokenizer | None) -> list[int]:
-    return _needed(tokenizer).encode(text)
+def _tokens(text: str, tokenizer: Tokenizer | None, name: str) -> list[int]:
+    """The tokens of `--data`, which `name` names in a refusal."""
+    try:
+        return _needed(tokenizer).encode(text)
+    except InputError as error:
+        if error.argument != "text":
+            raise
+        raise InputError("data", error.expected, f"{name} with {error.got}") from error
 
 
 def _needed(tokenizer: Tokenizer | None) -> Tokenizer:

@@ -75,7 +75,7 @@ def measure(runs: Sequence[Run], text: Path, console: Console) -> Measured:
     """
     content = read_text(text)
     scores: dict[str, Score] = {}
-    notes: list[str] = []
+    failed: list[tuple[str, str]] = []  # run and reason
     models: dict[GPTConfig, GPT] = {}
     by_run: dict[str, GPTConfig] = {}
     with passing_bar(console) as bar:
@@ -84,17 +84,15 @@ def measure(runs: Sequence[Run], text: Path, console: Console) -> Measured:
             try:
                 score, model = score_run(run, content, _advance(bar, task))
             except (InputError, MemoryError, torch.OutOfMemoryError) as error:
-                notes.append(f"Not measured: {run.name}, because {first_line(error)}.")
+                failed.append((run.name, first_line(error)))
             else:
                 scores[run.name], by_run[run.name] = score, model.config
                 models.setdefault(model.config, model)
             bar.remove_task(task)
         if not scores:
-            raise InputError(
-                "data",
-                "be a text that one of the runs can be measured on",
-                f"{text}: {notes[0].removesuffix('.')}",
-            )
+            expected = f"have one that can be measured on `data` {text}"
+            raise InputError("runs", expected, ": ".join(failed[0]), ("data",))
+        notes = [f"Not measured: {name}, because {reason}." for name, reason in failed]
         if len({model.wte.weight.device for model in models.values()}) > 1:
             notes.append("The models are on different devices, so their speeds do not compare.")
         timing = _time(list(models.values()), bar)

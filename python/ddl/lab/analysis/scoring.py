@@ -20,6 +20,7 @@ from ddl.lab.load import OURS, load
 from ddl.lab.train.runs import LAST, RunDirectory
 from ddl.models import GPT
 from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer
+from ddl.paper.names import listed
 from ddl.paths import PathKind, path_kind
 
 from .runs import Run
@@ -95,9 +96,8 @@ def encode(text: str, tokenizer: Tokenizer) -> TokenArray:
         tokens = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
     else:
         if lacking := _without_token(text, tokenizer):
-            named = ", ".join(map(repr, lacking[:NAMED]))
-            rest = f" and {len(lacking) - NAMED} others" if len(lacking) > NAMED else ""
-            raise InputError.sentence(f"its tokenizer has no tokens for {named}{rest}")
+            named = listed(list(map(repr, lacking)), NAMED)
+            raise InputError.sentence(f"its tokenizer has no tokens for {named}")
         tokens = np.array(tokenizer.encode(text), dtype=np.int64)
     if len(tokens) < 2:
         raise InputError.sentence(

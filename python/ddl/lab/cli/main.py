@@ -165,12 +165,16 @@ def explain(command: str, error: Exception) -> str | None:
 
 
 def _flags(kind: Any, prefix: str = "--") -> dict[str, str]:
-    """The flag of every field of a configuration, including those of nested configurations."""
+    """What a user types for every field of a configuration, including nested ones: its flag or,
+    for a positional argument, its name in the help."""
     flags: dict[str, str] = {}
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
-            flags |= _flags(hints[field.name], f"{prefix}{field.name}.")
-        elif field.default is not dataclasses.MISSING:  # without a default it is positional
+            inside = _flags(hints[field.name], f"{prefix}{field.name}.")
+            flags |= inside | {f"{field.name}.{name}": flag for name, flag in inside.items()}
+        elif field.default is dataclasses.MISSING:
+            flags[field.name] = field.name.upper()
+        else:
             flags[field.name] = f"{prefix}{field.name.replace('_', '-')}"
     return flags

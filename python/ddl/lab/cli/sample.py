@@ -36,10 +36,18 @@ def sample(config: SampleConfig, console: Console | None = None) -> str:
     Raises InputError if the model cannot be loaded or the prompt cannot be continued.
     """
     from ddl.lab.load import complete, load
+    from ddl.models.tokenizers import encode_prompt
 
     model, tokenizer = load(config.run, config.device, checkpoint=config.checkpoint, argument="run")
     if tokenizer is None:
         raise InputError("run", "have a tokenizer", f"{config.run} without tokenizer.json")
+    try:
+        encode_prompt(config.prompt, tokenizer)
+    except InputError as error:
+        if config.prompt != SampleConfig.prompt:
+            raise
+        got = f"{error.got}, the default"
+        raise InputError(error.argument, error.expected, got) from error
     with _bar(console, config.tokens) as progress:
         return complete(
             model,

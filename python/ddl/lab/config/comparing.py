@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddl.fields import check_counts, expand_paths, require
+from ddl.fields import check_counts, expand_paths, require, require_given
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,6 @@ class SweepConfig:
 
 
 def _check_runs(config: CompareConfig | ReportConfig) -> None:
-    require(len(config.runs) > 0, "runs", "at least one run directory", None)
+    require_given(len(config.runs) > 0, "runs", "at least one run directory")
     unused = config.paired or config.baseline is None
     require(unused, "baseline", "left out without `paired`", config.baseline, ("paired",))

@@ -14,10 +14,10 @@ from ddl.fields import (
     plain_numbers,
     require,
 )
-from ddl.paths import require_utf8
 from ddl.models.config import GPTConfig
 from ddl.optim import OptimConfig
 from ddl.options import check_flag, check_positive
+from ddl.paths import require_utf8
 
 __all__ = ["Tracker", "TrainConfig"]
 
@@ -42,7 +42,8 @@ class TrainConfig:
     for that share."""
     init_from: Annotated[str | None, NAMED_BY_TEXT] = None
     """Start from the weights of this run directory, directory of `ddl export` or checkpoint of the
-    papers' code, with its model's options and a fresh optimizer. None for random weights."""
+    papers' code, with its model's options and a fresh optimizer; a model of nanoGPT goes on in
+    nanoGPT's train.py. None for random weights."""
     separate_documents: bool = False
     """Keep the documents of a prepared directory apart: attention, token reads and convolutions see
     one document, and no document is predicted from the one before."""

@@ -266,9 +266,9 @@ def _refuse_empty(config: PrepareConfig, found: list[Source], index: Index) -> N
     must, what = ("hold out a document", "none") if train else ("leave a document", "all")
     hint = ""
     if config.separator is None and any(s.format == "text" for s in found):
-        hint = "; without `separator` a text file is one document"
-    raise InputError(
-        "validation",
-        must,
-        f"{config.validation}, which holds out {what} of {train + held_out}{hint}",
-    )
+        hint = (
+            ": without `separator` a text file is one document, and with '\\n\\n' documents end at"
+            " empty lines"
+        )
+    got = f"{config.validation}, which holds out {what} of {train + held_out}{hint}"
+    raise InputError("validation", must, got, ("separator",))

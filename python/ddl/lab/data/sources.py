@@ -140,9 +140,10 @@ def reading(path: Path) -> Iterator[None]:
         raise InputError("inputs", "be readable files", f"{path}: {reason_of(error)}") from error
 
 
-def damaged(source: Source, problem: str) -> InputError:
-    """The error for a source whose content cannot be used."""
-    return InputError("inputs", f"be {_expected(source)}", f"{source.path}, whose {problem}")
+def damaged(source: Source, problem: str, others: tuple[str, ...] = ()) -> InputError:
+    """The error for a source whose content cannot be used; others: arguments in the problem."""
+    got = f"{source.path}, whose {problem}"
+    return InputError("inputs", f"be {_expected(source)}", got, others)
 
 
 def _expected(source: Source) -> str:

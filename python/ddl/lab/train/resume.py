@@ -126,10 +126,14 @@ def options_of(run: str) -> TrainConfig:
 
 def _check_equal(stored: dict[str, Any], given: dict[str, Any], directory: Path) -> None:
     for name, (was, now) in _differences(_fixed(stored), _fixed(given)).items():
+        start = "start a new run"
+        if not name.startswith("model."):  # whose options come with the weights
+            start += f", from these weights with `init_from` {directory}"
         raise InputError(
             name,
             f"be {was!r}, as in {directory}, to go on with it",
-            f"{now!r}; for another value start a new run",
+            f"{now!r}; for another value {start}",
+            ("init_from",),
         )
 
 

@@ -17,7 +17,6 @@ from ddl.files import (
     read_text,
     require_file,
     require_new_directory,
-    require_utf8,
     target,
     written,
 )
@@ -34,6 +33,7 @@ from ddl.paths import (
     at_home,
     path_kind,
     require_kind,
+    require_utf8,
 )
 
 from .exporting import revert

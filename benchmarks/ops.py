@@ -24,8 +24,9 @@ from typing import Any
 import torch
 
 from common import record
+from common.floor import copies
 from ddl import functional
-from ddl.lab.bench.measure import MismatchError, Timed, copies, gb_per_second, interleave
+from ddl.lab.bench.measure import MismatchError, Timed, gb_per_second, interleave
 from ddl.lab.bench.problems import (
     LONGEST,
     OPS,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from common.candidates import Candidate
+from common.candidates import Candidate, quartiles
+from common.floor import boundary_features, floor
 from ddl.lab import machine
 from ddl.lab.bench.agreement import TOLERANCE
-from ddl.lab.bench.measure import quartiles, ratio, ratio_interval
+from ddl.lab.bench.measure import ratio, ratio_interval
 from ddl.lab.bench.tables import Table
-from ddl.lab.bench.traffic import boundary_features, floor
 
 # Least ratio to additive of m = 1, CC and TC; -noec does less work, so the same goal holds. By
 # precision, mode, whether every state is stored, and whether the states are in bfloat16.
@@ -176,6 +176,6 @@ def to_record(
         "config": config | {"dtype": "float32", "autocast": args.precision == "autocast"},
         "step": parts(args),
         "copies": copied,
-        "peak_gib": machine.peak_gib(),
+        "peak_gib": round(machine.peak_bytes() / 2**30, 1),
         "results": [summarise(c, candidates, copied, args) for c in candidates],
     }

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from common import record
 from common.candidates import Candidate, build, check_all, step
-from ddl.lab.bench.measure import Timed, copies, gb_per_second, interleave
+from common.floor import copies
+from ddl.lab.bench.measure import Timed, gb_per_second, interleave
 from ddl.lab.config import PUBLISHED
 from train_results import tabulate, to_record
 

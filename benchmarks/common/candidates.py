@@ -133,3 +133,10 @@ def check_all(candidates: list[Candidate], batch: Tensor) -> None:
             reasons[candidate.residual] = f"{candidate.name}: {difference}"
     for candidate in candidates:  # it is unknown which form is wrong, so none is timed
         candidate.red = reasons.get(candidate.residual)
+
+
+def quartiles(seconds: list[float]) -> tuple[float, float]:
+    if len(seconds) < 2:
+        return seconds[0], seconds[0]
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return low, high

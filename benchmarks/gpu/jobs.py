@@ -15,10 +15,11 @@ import torch
 import ddl.cuda
 from common import record
 from ddl import functional
-from ddl.lab.bench.clock import Clock, clocks, describe
+from ddl.lab.bench.clock import Clock, describe
 from ddl.lab.bench.measure import MismatchError, gb_per_second, interleave
 from ddl.lab.bench.problems import Case, build, check
 from ddl.lab.config import PRESETS, RESIDUALS
+from ddl.lab.machine import nvidia_smi
 from gpu.compile import compile_models, compile_ops, kernels_of
 from gpu.launch import launches
 from gpu.log import Line
@@ -29,6 +30,14 @@ from gpu.train import decode, prefill, train
 
 Fields = dict[str, Any]
 MAIN = ("additive", "ddl", "ddl-cc", "ddl-tc")
+
+
+def clocks() -> dict[str, str]:
+    """The clocks, power and reasons for lower clocks that nvidia-smi reports; {} without it."""
+    names = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "temperature.gpu",
+             "clocks_throttle_reasons.active")  # fmt: skip
+    found = nvidia_smi(*names)
+    return {} if not found else dict(zip(names, found.split(", "), strict=False))
 
 
 def clock_of(device: str) -> Clock:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from common.candidates import Candidate
+from common.candidates import Candidate, quartiles
+from common.floor import boundary_features, floor
 from ddl.lab.bench.clock import Clock
-from ddl.lab.bench.measure import Timed, gb_per_second, interleave, quartiles, ratio, ratio_interval
-from ddl.lab.bench.traffic import boundary_features, floor
+from ddl.lab.bench.measure import Timed, gb_per_second, interleave, ratio, ratio_interval
 from gpu.log import Line
 from gpu.models import Setting, check_compiled, checked_candidates
 

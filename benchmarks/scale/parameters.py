@@ -86,7 +86,7 @@ def channels(config: GPTConfig) -> int:
 
 def _stream(config: GPTConfig) -> Iterator[Shape]:
     d, m, sublayers = config.hidden_size, channels(config), 2 * config.num_layers
-    yield from [(d,)] * (sublayers + 1)  # the norms, that of the readout among them
+    yield from [(d,)] * (sublayers + 1)  # the norms, that of the final read among them
     if config.residual == "additive":
         return
     compress, expand = STREAMS[config.residual]

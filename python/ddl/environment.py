@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddl.errors import InputError
-from ddl.files import at_home
+from ddl.paths import at_home
 
 # Variables of ours with an effect outside the tests; docs/environment.md says which.
 OURS = (

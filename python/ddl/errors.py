@@ -52,14 +52,19 @@ class InputError(ValueError):
         return f"`{self.argument}` must {self.expected}, got {self.got}"
 
     def renamed(self, names: Mapping[str, str]) -> InputError:
-        """The same error with other names for arguments: those of a file, or a command's flags."""
+        """The same error with other names for arguments: those of a file, or a command's flags.
+
+        A path keeps its name: a directory may be called as an argument is.
+        """
         expected, got = self.expected, str(self.got)
         for name in dict.fromkeys(self.others):
             new = names.get(name, name)
             expected = expected.replace(f"`{name}`", f"`{new}`").replace(f'{name}="', f'{new}="')
             got = got.replace(f"`{name}`", f"`{new}`")
         others = tuple(names.get(name, name) for name in self.others)
-        return InputError(names.get(self.argument, self.argument), expected, got, others)
+        named, argument = self.args[0], self.argument
+        kept = named if isinstance(named, Path) else names.get(argument, argument)
+        return InputError(kept, expected, got, others)
 
 
 class DivergedError(RuntimeError):
@@ -84,20 +89,23 @@ class OtherProcessError(RuntimeError):
         super().__init__(f"process {rank} has failed")
 
 
-def check_fields(kind: type, values: Mapping[str, object]) -> None:
-    """Raise TypeError if a file has an unknown field, or lacks one that has no default."""
+def check_fields(kind: type, values: Mapping[str, object], inside: str = "") -> None:
+    """Raise TypeError if a file has an unknown field, or lacks one that has no default.
+
+    inside: the path in the file to these fields, such as "model.".
+    """
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in values:
         if name not in fields:
-            raise TypeError(f"the unknown field {name!r}; {NEWER}")
+            raise TypeError(f"the unknown field {inside + name!r}; {NEWER}")
     for name, field in fields.items():
         if name not in values and field.default is field.default_factory is dataclasses.MISSING:
-            raise TypeError(f"no field {name!r}")
+            raise TypeError(f"no field {inside + name!r}")
 
 
-def reason_of(error: OSError) -> str:
-    """Why the operating system refused, to quote in one of our messages."""
-    return error.strerror or first_line(error)
+def reason_of(error: BaseException) -> str:
+    """Why the operating system refused, or another library, to quote in one of our messages."""
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 def first_line(error: BaseException) -> str:

@@ -7,8 +7,9 @@ import typing
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ddl.files import at_home
+from ddl.errors import InputError
 from ddl.options import LARGEST_COUNT, check_choice, check_count, is_number, refuse
+from ddl.paths import at_home
 
 NAMED_BY_TEXT = "a path, or a name that is none"
 """Marks a field of text, as in Annotated[str, NAMED_BY_TEXT], that may be a path."""
@@ -26,17 +27,24 @@ def _is_path(hint: Any) -> bool:
 
 def expand_paths(config: Any) -> None:
     """Replace `~` and `~user` at the beginning of the paths in the fields; raise InputError if
-    there is no such home directory."""
+    there is no such home directory, or a text is no path."""
 
     def expanded(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(expanded, value))
-        if not isinstance(value, str | Path) or not str(value).startswith("~"):
+        if not isinstance(value, str | Path):
             return value
-        return type(value)(at_home(value, argument=name))
+        path = at_home(value, argument=name)  # which checks it
+        return type(value)(path) if str(value).startswith("~") else value
 
     for name in path_fields(type(config)):
         object.__setattr__(config, name, expanded(getattr(config, name)))
+
+
+def require_given(given: bool, name: str, what: str) -> None:
+    """Raise InputError, which says what the field names, unless it was given."""
+    if not given:
+        raise InputError(name, f"name {what}", "nothing")
 
 
 def require(

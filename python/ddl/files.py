@@ -1,13 +1,10 @@
-"""Files and directories: recognise the kind of model at a path, read regular files alone, and write
-results atomically and through no link."""
+"""Files and directories: read regular files alone, write results atomically and through no link."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import io
-import json
 import os
 import re
 import secrets
@@ -15,97 +12,10 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import Enum
 from pathlib import Path
 from typing import BinaryIO
 
-from ddl.errors import InputError, first_line, reason_of
-
-CONFIG = "config.json"
-RUN_METRICS = "metrics.jsonl"  # every run of `ddl train` has one
-# `model_type` in ddl.hf's config.json; a run's config.json has none.
-MODEL_TYPE, NANOGPT_MODEL_TYPE = "ddl", "ddl-nanogpt"
-# `model_type` in the papers' code, by the layout of its parameters.
-PAPER_MODEL_TYPES = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}
-WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
-
-
-def at_home(path: str | Path, *, argument: str) -> Path:
-    """The path, with `~` or `~user` at its beginning replaced by that home directory.
-
-    Raises InputError, which names the argument, if there is no such home directory.
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise InputError(
-            argument,
-            "begin with the ~ of a user whose home directory is known",
-            f"{path}: write the whole path",
-        ) from error
-
-
-# --- kinds of paths -------------------------------------------------------------------------------
-
-
-class PathKind(Enum):
-    """Kinds of paths that hold a model; the values name them in error messages."""
-
-    RUN = "a run directory of `ddl train`"
-    DDL = "a Hugging Face directory with a model of ddl"
-    HUGGING_FACE = "a Hugging Face directory with another model"
-    CHECKPOINT = "a checkpoint of nanoGPT or of the paper's code"
-
-
-def path_kind(path: Path) -> PathKind | None:
-    """The kind of model at `path`, judged by file names and config.json; None if there is none."""
-    found = _recognise(path)
-    return found if isinstance(found, PathKind) else None
-
-
-def require_kind(path: Path, *expected: PathKind, argument: str) -> PathKind:
-    """Return the kind of model at `path`; raise InputError if it is none of `expected`."""
-    found = _recognise(path)
-    if found in expected:
-        return PathKind(found)
-    *others, last = [kind.value for kind in expected]
-    must = f"{', '.join(others)} or {last}" if others else last
-    got = f", {found.value}" if isinstance(found, PathKind) else f": {found}"
-    hint = ", for `ddl import`" if found is PathKind.CHECKPOINT else ""
-    raise InputError(argument, f"be {must}", f"{path}{got}{hint}")
-
-
-def _recognise(path: Path) -> PathKind | str:
-    """The kind of model at `path`, or a sentence part that says why there is none."""
-    try:
-        if path.is_file():
-            around = _recognise(path.parent)
-            ours = around in (PathKind.RUN, PathKind.DDL)
-            return f"a file in {PathKind(around).value}" if ours else PathKind.CHECKPOINT
-        names = os.listdir(path)
-        text = read_text(path / CONFIG) if CONFIG in names else "{}"
-        config = json.loads(text)
-    except OSError as error:
-        return reason_of(error)
-    except (ValueError, RecursionError) as error:
-        return f"its {CONFIG} cannot be read: {first_line(error)}"
-    fields = config if isinstance(config, dict) else {}
-    model, model_type = fields.get("model"), fields.get("model_type")
-    if model_type in (MODEL_TYPE, NANOGPT_MODEL_TYPE):
-        return PathKind.DDL
-    if model_type is not None and model_type not in PAPER_MODEL_TYPES.values():
-        return PathKind.HUGGING_FACE
-    if isinstance(model, dict) and "residual" in model:
-        return PathKind.RUN
-    if CONFIG not in names and RUN_METRICS in names:
-        return f"a run that has lost its {CONFIG}"
-    if any(name.lower().endswith((*WEIGHT_SUFFIXES, ".index.json")) for name in names):
-        return PathKind.CHECKPOINT
-    run = next((name for name in sorted(names) if (path / name / RUN_METRICS).is_file()), None)
-    if run is not None:
-        return f"a directory with runs in it: name one of them, such as {path / run}"
-    return f"neither weights nor the {CONFIG} of a model in it"
-
+from ddl.errors import InputError, reason_of
 
 # --- reading --------------------------------------------------------------------------------------
 
@@ -197,8 +107,7 @@ def writing(path: Path, *, argument: str = "out") -> Iterator[None]:
         # safetensors has its own error for a full disk; by name, because it may not be installed.
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise InputError(argument, "be writable", f"{path}: {reason}") from error
+        raise InputError(argument, "be writable", f"{path}: {reason_of(error)}") from error
 
 
 @contextmanager
@@ -225,19 +134,19 @@ def atomic_file(path: Path, *, argument: str = "out") -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str, *, argument: str = "out") -> None:
+def write_text(path: Path, text: str) -> None:
     """Write `text` as UTF-8, atomically; see `atomic_file`."""
-    with atomic_file(path, argument=argument) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def append_line(path: Path, line: str, *, argument: str = "out") -> None:
+def append_line(path: Path, line: str) -> None:
     """Add a line to a file. If a killed process has left half a line, a line of its own follows it.
 
     Raises InputError if the file cannot be written, or is a link: see `target`.
     """
-    refuse_link(path, argument=argument)
-    with writing(path, argument=argument), open(path, "ab+", opener=_not_through_links) as file:
+    refuse_link(path, argument="out")
+    with writing(path), open(path, "ab+", opener=_not_through_links) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
         cut = file.read() not in (b"", b"\n")
         file.write(("\n" if cut else "").encode() + line.encode() + b"\n")
@@ -300,53 +209,6 @@ def atomic_directory(path: Path, *, argument: str = "out") -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-@contextmanager
-def alone_in(directory: Path, *, argument: str = "out") -> Iterator[None]:
-    """Make a directory, and keep out other processes that call this for it.
-
-    A process that ends, even by a signal, no longer keeps others out. Raises InputError if another
-    one is there, or the directory cannot be made.
-    """
-    with writing(directory, argument=argument):
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(
-                argument,
-                "be a directory of this process alone",
-                f"{directory}, into which another one is writing",
-            ) from error
-        except OSError:  # some network file systems have no locks
-            pass
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def is_locked(directory: Path) -> bool | None:
-    """Whether a process is in `alone_in` for this directory; None if that cannot be known.
-
-    If none is, the directory is locked for the instant that it takes to see it, and a process that
-    begins in this instant is refused. So do not ask again before something has changed.
-    """
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # some network file systems have no locks
-        return None
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def _is_filled_in_place(directory: Path) -> bool:
     """Whether an existing directory cannot be replaced by a rename: it has files, is the root of a
     file system, or lies where nothing can be made."""
@@ -354,6 +216,17 @@ def _is_filled_in_place(directory: Path) -> bool:
         return False
     writable = os.access(directory.parent, os.W_OK)
     return any(directory.iterdir()) or os.path.ismount(directory) or not writable
+
+
+def names_in(out: Path) -> list[str]:
+    """What is in a directory to write to, sorted; nothing if there is none yet. Raises InputError
+    if it cannot be read, or is a file."""
+    try:
+        return sorted(os.listdir(out))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError("out", "be a directory", f"{out}: {reason_of(error)}") from error
 
 
 def checksum(path: Path) -> str:

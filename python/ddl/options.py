@@ -6,6 +6,7 @@ field documents the option and repeats its default; tests/lab/config/test_option
 
 from __future__ import annotations
 
+import difflib
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -122,6 +123,20 @@ def _is_finite(number: Any) -> bool:
     if isinstance(number, int):
         return -LARGEST <= number <= LARGEST
     return -math.inf < number < math.inf
+
+
+def check_known(given: Iterable[str], known: Sequence[str], owner: str) -> None:
+    """Raise TypeError, with a near name or all of them, for a name that `owner` does not know."""
+    for name in given:
+        if name not in known:
+            hint = near(name, known) or f": it has {', '.join(known)}"
+            raise TypeError(f"`{name}` must be an option of {owner}, got an unknown one{hint}")
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the one that may be meant; empty for none."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean `{found[0]}`?" if found else ""
 
 
 def quoted(choices: Iterable[str]) -> str:

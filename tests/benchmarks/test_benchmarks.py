@@ -168,10 +168,10 @@ def test_a_goal_is_reached_by_the_upper_end_of_the_interval(load: Any) -> None:
 
 
 def test_a_longer_chain_has_a_lower_floor(load: Any) -> None:
-    traffic = load("ddl.lab.bench.traffic")
-    features = traffic.boundary_features(6, 2048, 384)
+    bound, traffic = load("common.floor"), load("ddl.lab.bench.traffic")
+    features = bound.boundary_features(6, 2048, 384)
     floors = [
-        traffic.floor("ddl-cc", features, 0.7, 20, state=4, features=4, links=links)
+        bound.floor("ddl-cc", features, 0.7, 20, state=4, features=4, links=links)
         for links in (0, 2.8)
     ]
     assert floors[1] < floors[0] < 1

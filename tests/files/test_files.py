@@ -15,16 +15,8 @@ import pytest
 
 import ddl
 from ddl.errors import InputError
-from ddl.files import (
-    alone_in,
-    append_line,
-    atomic_directory,
-    atomic_file,
-    is_locked,
-    make_directory,
-    target,
-    write_text,
-)
+from ddl.files import append_line, atomic_directory, atomic_file, make_directory, target, write_text
+from ddl.locks import alone_in, is_locked
 
 
 @pytest.fixture(autouse=True)
@@ -123,8 +115,8 @@ def test_a_sentence_that_names_the_argument(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "a.json"
     sentence = f"^`plot` must be writable, got {path}: Not a directory$"
-    with pytest.raises(InputError, match=sentence):
-        write_text(path, "", argument="plot")
+    with pytest.raises(InputError, match=sentence), atomic_file(path, argument="plot"):
+        pass
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match=r"^`out` must be writable, got .*: Is a directory$"):
         write_text(tmp_path / "folder", "")
@@ -215,7 +207,7 @@ WHOLE = re.compile(r"\b(temporary|folder|save_directory)\b")
 ALLOWED = (
     'setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115',
     'Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident size',
-    "self.saver.save(self.evaluated, self.records)",
+    "self.saver.save(self.evaluated, self.logged)",
     "state_dict_saver.save(",
     "candidate.run.save(candidate.trainer.model)",
 )

@@ -84,7 +84,7 @@ def test_byte_pairs(
             " install tiktoken",
         ],
     )
-    sentence = f"`run` must have a tokenizer, got {out} without tokenizer.json"
+    sentence = f"`RUN` must have a tokenizer, got {out} without tokenizer.json"
     refused(capsys, sentence, "sample", str(out), "--device", "cpu")
 
     whole = tmp_path / "whole"

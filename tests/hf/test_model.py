@@ -125,7 +125,7 @@ def test_tuples_on_demand() -> None:
 
 @every_residual
 def test_hidden_states(residual: str) -> None:
-    """Hidden states are the inputs of each block's attention, and the readout."""
+    """Hidden states are the inputs of each block's attention, and the final read."""
     hf = wrapped(residual=residual)
     out = hf(IDX, output_hidden_states=True)
     expected, trunk, x = [], hf.trunk, hf.wte(IDX)

@@ -111,22 +111,27 @@ def test_code_in_a_directory_is_not_asked_about(
 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, new = a_run(tmp_path / "run", ByteTokenizer()), str(tmp_path / "new")
-    refused(capsys, "`--hf` must be the directory to write, got None", "export", run)
+    refused(
+        capsys,
+        "`--hf` must name the directory to write, as in `--hf exported`, got nothing",
+        "export",
+        run,
+    )
     got = f"{run}, a directory with files: choose another"
-    used = f"`out` must be a new or empty directory, got {got}"
-    refused(capsys, used.replace("`out`", "`--hf`"), "export", run, "--hf", run)
+    used = f"`OUT` must be a new or empty directory, got {got}"
+    refused(capsys, used.replace("`OUT`", "`--hf`"), "export", run, "--hf", run)
     refused(capsys, used, "import", run, run)
     kinds = "a run directory of `ddl train` or a Hugging Face directory with a model of ddl"
-    sentence = f"`run` must be {kinds}, got {new}: No such file or directory"
+    sentence = f"`RUN` must be {kinds}, got {new}: No such file or directory"
     refused(capsys, sentence, "export", new, "--hf", new)
-    sentence = f"`src` must be a file with weights, got {new}: No such file or directory"
+    sentence = f"`SRC` must be a file with weights, got {new}: No such file or directory"
     refused(capsys, sentence, "import", new, new)
     sentence = "`--layout` must be left at c_proj without `--reverse`, got 'o_proj'"
     refused(capsys, sentence, "import", run, new, "--layout", "o_proj")
     sentence = "`--variant` must be left at auto with `--reverse`, got 'ddl'"
     refused(capsys, sentence, "import", run, new, "--reverse", "--variant", "ddl")
     sentence = (
-        f"`src` must be a checkpoint of nanoGPT or of the paper's code, got {run}, a run directory"
+        f"`SRC` must be a checkpoint of nanoGPT or of the paper's code, got {run}, a run directory"
         " of `ddl train`: the other way round is --reverse"
     )
     refused(capsys, sentence, "import", run, new)

@@ -48,7 +48,7 @@ def test_presets_have_the_papers_sizes(base: GPTConfig, residual: str, expected:
         model, baseline = (GPT(replace(base, residual=r)) for r in (residual, "additive"))
     assert model.num_parameters() == expected
     assert baseline.num_parameters() == pytest.approx(124e6 if base is SMALL else 353e6, rel=0.004)
-    # Gates and values of every sublayer, a compressor per block and one for the readout, expansion.
+    # Gates and values of every sublayer, a compressor per block and for the last read, expansion.
     L, d, m = base.num_layers, base.hidden_size, 1 if residual == "ddl" else base.value_channels
     gates_and_values = 2 * L * (d + 1 + m * d + m)
     taps = {"additive": 0, "ddl": 0, "ddl-cc": 1, "ddl-tc": base.compress_kernel_size}[residual]

@@ -91,3 +91,12 @@ def test_other_dtypes_and_the_greedy_token(dtype: torch.dtype) -> None:
     best = logits.argmax().item()
     assert set(draws(logits, 50, top_p=1e-9).tolist()) == {best}
     assert set(draws(logits, 50, top_p=0.9, temperature=0).tolist()) == {best}
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 6}, {"top_p": 0.9}, {"temperature": 0}], ids=str)
+def test_padding_of_the_vocabulary_is_never_drawn(options: dict[str, float]) -> None:
+    """It is as if the model had the first tokens alone, though the others are likelier."""
+    logits = normal(1, SIZE, dtype=torch.float32)
+    logits[:, 8:] += 50
+    found = draws(logits, 2000, vocabulary=8, **options)
+    assert torch.equal(found, draws(logits[:, :8], 2000, **options))

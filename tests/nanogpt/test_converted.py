@@ -58,8 +58,15 @@ def test_weights_of_gpt2_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_refusals() -> None:
-    with pytest.raises(TypeError, match=r"^`kind` must be nanoGPT's class GPT, got GPT$"):
+    expected = "^`kind` must be nanoGPT's class GPT, got"
+    with pytest.raises(TypeError, match=f"{expected} a model of class GPT: `convert` takes a mod"):
         converted(make())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=f"{expected} int$"):
+        converted(3)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match=r"got the class GPT: `converted` takes a class$"):
+        convert(GPT)
+    with pytest.raises(TypeError, match=r"^`expnd` must be .* did you mean `expand`\?$"):
+        converted(GPT, expnd="conv")(make().config)
     with pytest.raises(ValueError, match=r"got one already converted$"):
         converted(converted(GPT))
 

@@ -44,7 +44,10 @@ def lacks(name: str, child: str, got: str) -> str:
 
 MODELS: list[tuple[Any, str]] = [
     (lambda: None, "`model` must be nanoGPT's GPT, got NoneType"),
-    (lambda: GPT, "`model` must be nanoGPT's GPT, got type"),
+    (
+        lambda: GPT,
+        "`model` must be nanoGPT's GPT, got the class GPT: `converted` takes a class",
+    ),
     (lambda: nn.Linear(2, 2), lacks("model", "transformer", "Linear")),
     (
         lambda: torch.compile(make(), backend="eager"),
@@ -93,7 +96,20 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"channels": 4},
         TypeError,
-        "`channels` must be an option of DeltaStream or of DeltaResidual (mapping, gate, ",
+        "`channels` must be an option of ddl.nanogpt.convert, got an unknown one: did you mean "
+        "`value_channels`?",
+    ),
+    (
+        {"anneal_step": 4},
+        TypeError,
+        "`anneal_step` must be an option of ddl.nanogpt.convert, got an unknown one: did you mean "
+        "`anneal_steps`?",
+    ),
+    (
+        {"zzz": 4},
+        TypeError,
+        "`zzz` must be an option of ddl.nanogpt.convert, got an unknown one: it has "
+        "value_channels, start, anneal_steps, disable, compress, ",
     ),
     ({"norm_eps": 1e-6}, TypeError, "`norm_eps` must be left to the model, got 1e-06"),
     ({"device": "cpu"}, TypeError, "`device` must be left to the model, got 'cpu'"),

@@ -68,7 +68,7 @@ def test_gradients() -> None:
 
 
 def test_a_new_one_is_the_additive_stream() -> None:
-    """Each input is one of the equal streams, and the readout's norm divides by their number."""
+    """Each input is one of the equal streams, and the final read's norm divides by their number."""
     config = GPTConfig(
         "additive", vocab_size=40, block_size=8, num_layers=2, num_heads=2, hidden_size=16
     )

@@ -247,10 +247,6 @@ class Returns(nn.Module):
         return self.change(h)
 
 
-OPTIONS = (
-    "mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction, direction_hidden, value, "
-    "value_init, value_scale, value_constant, value_from, rewrites, direction_rank"
-)
 KINDS: list[tuple[Any, str]] = [
     (
         lambda: DeltaStream(8, nn.Linear(8, 8)),
@@ -267,8 +263,17 @@ KINDS: list[tuple[Any, str]] = [
     ),
     (
         lambda: one_sublayer(value_chanels=4),
-        f"`value_chanels` must be an option of DeltaStream or of DeltaResidual ({OPTIONS}, "
-        "beta_init, eps_k, device, dtype), got an unknown one",
+        "`value_chanels` must be an option of DeltaStream or of DeltaResidual, got an unknown one: "
+        "did you mean `value_channels`?",
+    ),
+    (
+        lambda: one_sublayer(zzz=4),
+        "`zzz` must be an option of DeltaStream or of DeltaResidual, got an unknown one: it has "
+        "value_channels, compress, kernel_size, parameterization, causal, read_init, norm_eps, "
+        "expand, expand_kernel_size, sublayers_per_compressor, anchor_every, stream_dtype, "
+        "mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction, direction_hidden, "
+        "value, value_init, value_scale, value_constant, value_from, rewrites, direction_rank, "
+        "beta_init, eps_k, device, dtype",
     ),
     (
         lambda: DeltaStream(8, [Returns(lambda h: (h, None))])(zeros(2, 3, 8)),

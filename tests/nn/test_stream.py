@@ -124,7 +124,7 @@ def test_stream_is_causal(compress: str) -> None:
 
 
 def test_a_gate_that_is_closed_leaves_the_embeddings() -> None:
-    """β → 0: the readout is that of the expanded embeddings, whatever the sublayers return."""
+    """β → 0: the final read is that of the expanded embeddings, whatever the sublayers return."""
     stream = make_stream(value_channels=3)
     for residual in stream.residuals:
         nn.init.zeros_(residual.gate.weight)

@@ -246,3 +246,12 @@ def test_without_meta_it_says_so(tmp_path: Path) -> None:
     line = "tokens: unknown, because no meta.pkl was found: `--tokenizer` names its directory"
     assert report[1] == line
     assert load(tmp_path / "ours", "cpu").tokenizer is None
+
+
+def test_ckpt_is_taken_among_others(tmp_path: Path) -> None:
+    """nanoGPT writes it; copies of earlier ones may lie beside it."""
+    model = additive()
+    folder = write(tmp_path / "out", model)
+    torch.save({"model": make().state_dict()}, folder / "ckpt-1000.pt")
+    import_checkpoint(folder, tmp_path / "ours")
+    is_same(model, tmp_path / "ours")

@@ -227,10 +227,11 @@ def test_truncated(bytes_left: int, tmp_path: Path) -> None:
 def test_several_checkpoints(tmp_path: Path) -> None:
     folder = write(tmp_path / "out", additive())
     (folder / "older.pt").write_bytes((folder / "ckpt.pt").read_bytes())
+    (folder / "ckpt.pt").rename(folder / "newer.pt")
     refused(
         folder,
         f"`src` must name a file with weights, or a directory with one, got {folder} with these:"
-        " ckpt.pt, older.pt",
+        " newer.pt, older.pt",
     )
     assert import_checkpoint(folder / "older.pt", tmp_path / "ours")
 

@@ -1,4 +1,4 @@
-"""The stream lens: readout and head after every sublayer."""
+"""The stream lens: final read and head after every sublayer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def likeliest(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def check(model: Any, idx: torch.Tensor, logits: torch.Tensor) -> None:
-    """The last row is what the model says; every row is its readout and head of that state."""
+    """The last row is what the model says; every row is its final read and head of that state."""
     with record(model, tokens=("state", "state_after")) as recording:
         model(idx)
     states = torch.cat([recording.tokens("state")[:1], recording.tokens("state_after")])

@@ -150,7 +150,7 @@ def test_the_way_from_text_to_scores(folder, capsys):
     assert "The statement" in capsys.readouterr().out
     assert (folder / "tiny-hf" / "model.safetensors").exists()
     assert main(commands[4]) == 1
-    assert "`src` must" in capsys.readouterr().err
+    assert "`SRC` must" in capsys.readouterr().err
 
 
 def test_linked_files_exist():

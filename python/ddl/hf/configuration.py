@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any, ClassVar
 
 from transformers import GenerationConfig, PreTrainedConfig
 
 from ddl.errors import NEWER, InputError
-from ddl.files import MODEL_TYPE, NANOGPT_MODEL_TYPE
 from ddl.models import NanoGPTConfig
 from ddl.models.config import GPTConfig
+from ddl.options import near
+from ddl.paths import MODEL_TYPE, NANOGPT_MODEL_TYPE
 
 __all__ = ["DDLConfig", "DDLNanoGPTConfig"]
 
@@ -79,9 +79,8 @@ class DDLConfig(PreTrainedConfig):
         for name in names:
             if name in ours or name in FOREIGN or name.startswith("_") or _is_field(cls, name):
                 continue
-            near = get_close_matches(name, ours, n=1)
-            hint = f": did you mean `{near[0]}`?" if near else ""
-            raise _UnknownFieldError(name, f"be a field of {cls.__name__}", f"an unknown one{hint}")
+            got = f"an unknown one{near(name, ours)}"
+            raise _UnknownFieldError(name, f"be a field of {cls.__name__}", got)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

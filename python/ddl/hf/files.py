@@ -12,18 +12,12 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from ddl.errors import InputError, first_line
-from ddl.files import (
-    PathKind,
-    at_home,
-    atomic_directory,
-    require_files,
-    require_kind,
-    target,
-    written,
-)
+from ddl.files import atomic_directory, require_files, target, written
 from ddl.hf import remote
 from ddl.models import GPT, NanoGPT
+from ddl.models.finite import require_finite
 from ddl.models.tokenizers import FileTokenizer, GPT2Tokenizer, Tokenizer
+from ddl.paths import PathKind, at_home, require_kind, require_utf8
 
 from .base import OurModel
 from .modeling import from_gpt, to_gpt
@@ -60,6 +54,7 @@ def _write(
     *,
     argument: str = "out",
 ) -> None:
+    require_utf8(out, argument=argument)
     wrapped: OurModel = from_nanogpt(model) if isinstance(model, NanoGPT) else from_gpt(model)
     if remote_code:
         wrapped.config.auto_map = remote.auto_map(wrapped)
@@ -83,7 +78,8 @@ def load(
 
     path: a directory that `save` or a DDLForCausalLM's `save_pretrained` wrote. dtype: "auto" for
     the one in which it was saved.
-    Raises InputError if a file is missing, damaged, or does not fit the others.
+    Raises InputError if a file is missing, damaged, or does not fit the others, or if the weights
+    are not finite.
     """
     path = at_home(path, argument="path")
     require_kind(path, PathKind.DDL, argument="path")
@@ -113,6 +109,7 @@ def load(
     ]
     if wrong:
         raise InputError(path, "hold the parameters of its config", " and ".join(wrong))
+    require_finite(model.state_dict(), path)
     if isinstance(model, DDLNanoGPTForCausalLM):
         return to_nanogpt(model), tokenizer
     return to_gpt(model), tokenizer

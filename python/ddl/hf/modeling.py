@@ -120,7 +120,7 @@ class DDLForCausalLM(OurModel):
             use_cache: make a cache if none is given. By default only `generate` does.
             output_hidden_states: also return num_layers + 1 tensors (B, T, d): tensor i is the
                 input of block i, the compressed and normalised stream after i blocks; the last one
-                is the readout, the head's input. (The stream itself has value channels.)
+                is the final read, the head's input. (The stream itself has value channels.)
             output_attentions: must not be set: attention weights are never computed.
             logits_to_keep: return logits of only this many tokens at the end, 0 for all; or of the
                 tokens at these positions (n,). Only without `labels`.

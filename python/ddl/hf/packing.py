@@ -117,8 +117,8 @@ def _of_rows(name: str, numbers: Tensor, given: Tensor) -> Tensor:
 
 def _token_before(mask: Tensor) -> Tensor:
     """Return the number of the last token before each one, padding left out; −1 for none."""
-    rows = torch.arange(mask.shape[1], device=mask.device)
-    latest = torch.where(mask, rows, -1).cummax(-1).values
+    numbers = torch.arange(mask.shape[1], device=mask.device)
+    latest = torch.where(mask, numbers, -1).cummax(-1).values
     return F.pad(latest[:, :-1], (1, 0), value=-1)
 
 

@@ -63,7 +63,7 @@ class FastTokenizer:
 
     def __init__(self, fast: Any) -> None:
         self.fast = fast
-        self.vocab_size = len(fast)
+        self.vocab_size = 1 + max(fast.get_vocab().values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
         return list(self.fast(text, add_special_tokens=False)["input_ids"])
@@ -132,6 +132,7 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
     # Neither run nor offer to run code in the directory.
     here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     fast = AutoTokenizer.from_pretrained(directory, **here)
+    fast("")  # which fails if its config has values of other types
     description = fast.init_kwargs.get(OURS)
     if description is None:
         return FastTokenizer(fast)

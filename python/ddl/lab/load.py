@@ -3,7 +3,7 @@
     model, tokenizer = ddl.lab.load.load("runs/tiny")
 
 A path is a run directory, a Hugging Face directory or a checkpoint of nanoGPT or the papers' code;
-`ddl.files.path_kind` tells them apart. Hugging Face's libraries are imported only if needed.
+`ddl.paths.path_kind` tells them apart. Hugging Face's libraries are imported only if needed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, at_home, path_kind, require_files, require_kind
-from ddl.lab.train import pick_device
+from ddl.files import require_files
+from ddl.lab.device import pick_device
 from ddl.lab.train.runs import LAST, load_run
 from ddl.models import GPT, NanoGPT
+from ddl.models.finite import require_finite
 from ddl.models.tokenizers import Tokenizer, encode_prompt
+from ddl.paths import PathKind, at_home, path_kind, require_kind, require_utf8
 
 __all__ = ["Loaded", "PathKind", "complete", "load", "load_for_transformers", "path_kind"]
 
@@ -53,6 +55,8 @@ def load(
     """
     path = at_home(path, argument=argument)
     kind = require_kind(path, *OURS, argument=argument)
+    if kind is not PathKind.CHECKPOINT:
+        require_utf8(path, argument=argument)
     _check_checkpoint(checkpoint, kind)
     pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU
     try:
@@ -97,6 +101,7 @@ def load_for_transformers(
     """
     path = at_home(path, argument=argument)
     kind = require_kind(path, *FOR_TRANSFORMERS, argument=argument)
+    require_utf8(path, argument=argument)
     _check_checkpoint(checkpoint, kind)
     pick_device(device, "additive")  # refuses before the weights are read, if there is no GPU
     if kind is PathKind.RUN:
@@ -120,6 +125,7 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
     try:
         require_files(path)
         tokenizer = AutoTokenizer.from_pretrained(path, **LOCAL)
+        tokenizer("")  # which fails if its config has values of other types
         model, found = auto.from_pretrained(path, dtype="auto", output_loading_info=True, **LOCAL)
     except ModuleNotFoundError:
         raise
@@ -135,6 +141,7 @@ def _from_pretrained(path: Path, argument: str) -> tuple[Any, Any]:
     if isinstance(model, OurModel) and found["unexpected_keys"]:
         more = f"{min(found['unexpected_keys'])}, which it lacks"
         raise InputError(argument, "have the weights of its config", f"{path} with {more}")
+    require_finite(model.state_dict(), path)
     return model, tokenizer
 
 
@@ -152,6 +159,8 @@ def complete(
 ) -> str:
     """Return `prompt` continued by `tokens` sampled tokens; equal seeds give equal text.
 
+    Only tokens of the tokenizer are sampled: the model's vocabulary may be padded.
+
     temperature: 0 takes the likeliest token. top_k: sample among the k likeliest; None for all.
     top_p: sample among the fewest that together have at least this probability; None for all.
     progress: called after every token. Raises InputError for a prompt that cannot be encoded or an
@@ -166,6 +175,7 @@ def complete(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            vocabulary=tokenizer.vocab_size,
             generator=generator,
             progress=progress,
         )

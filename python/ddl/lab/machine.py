@@ -43,11 +43,6 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def peak_gib() -> float:
-    """The peak resident memory of this process so far, in GiB."""
-    return round(peak_bytes() / 2**30, 1)
-
-
 def nvidia_smi(*fields: str) -> str | None:
     """These fields of the first NVIDIA GPU, separated by ", "; None without nvidia-smi."""
     query = f"--query-gpu={','.join(fields)}"

@@ -86,6 +86,11 @@ def unguarded(stream: TextIO) -> TextIO:
     return stream.unguarded if isinstance(stream, _Guarded) else stream
 
 
+def print_line(console: Console, line: str) -> None:
+    """Print a line as it is: a name or a path may have what rich takes for markup."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def make_console(*, stderr: bool = False) -> Console:
     """A console of rich for standard output or error that shows text of files as it is.
 

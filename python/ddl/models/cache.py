@@ -95,8 +95,8 @@ class Cache:
             self.refuse_gradients()
         if self.static is not None:
             buffer = self._room(layer, keys, self.config.block_size)
-            buffer[0].index_copy_(2, self.static.rows, keys)
-            buffer[1].index_copy_(2, self.static.rows, values)
+            buffer[0].index_copy_(2, self.static.numbers, keys)
+            buffer[1].index_copy_(2, self.static.numbers, values)
             return buffer[0], buffer[1]
         end = self._length + keys.shape[2]
         buffer = self._room(layer, keys, end)
@@ -196,14 +196,14 @@ class StaticPlace:
 
     position: () int64, the number of cached tokens. hidden: (B, block_size) bool, True for padding.
     padded: (B, 1) int64, the padding before each sequence. begins: (B, 1) int64, the number of the
-    last document's first token. rows: (T,) int64, the numbers of the current tokens.
+    last document's first token. numbers: (T,) int64, those of the current tokens.
     """
 
     position: Tensor
     hidden: Tensor
     padded: Tensor
     begins: Tensor
-    rows: Tensor
+    numbers: Tensor
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -222,13 +222,13 @@ class StaticPlace:
 
     def place(self, x: Tensor, document_starts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return positions (B, T), visible keys (B, 1, T, block_size) and `begins` (B, T) of x."""
-        self.rows = self.position + torch.arange(x.shape[1], device=x.device)
+        self.numbers = self.position + torch.arange(x.shape[1], device=x.device)
         keys = torch.arange(self.block_size, device=x.device)
-        begins = begins_of(self.rows.expand(x.shape[:2]), document_starts, self.begins)
-        before, itself = keys <= self.rows[:, None], keys == self.rows[:, None]
+        begins = begins_of(self.numbers.expand(x.shape[:2]), document_starts, self.begins)
+        before, itself = keys <= self.numbers[:, None], keys == self.numbers[:, None]
         before = before & (keys >= begins[:, None, :, None])
         visible = (before & ~self.hidden[:, None, None, :]) | itself
-        return (self.rows - begins.maximum(self.padded)).clamp(min=0), visible, begins
+        return (self.numbers - begins.maximum(self.padded)).clamp(min=0), visible, begins
 
     def select(self, rows: Tensor) -> None:
         """Replace the batch by the sequences `rows`."""
@@ -236,13 +236,13 @@ class StaticPlace:
             tensor.copy_(tensor.index_select(0, rows))
 
 
-def begins_of(rows: Tensor, document_starts: Tensor | None, before: Tensor | None) -> Tensor:
+def begins_of(numbers: Tensor, document_starts: Tensor | None, before: Tensor | None) -> Tensor:
     """Return the number of the first token of each one's document, (B, T) int64.
 
-    rows: (B, T), the numbers of these tokens. document_starts: (B, T) bool. before: (B, 1), the
+    numbers: (B, T), those of these tokens. document_starts: (B, T) bool. before: (B, 1), the
     number for the document before them; None for 0.
     """
-    first = torch.zeros_like(rows[:, :1]) if before is None else before
+    first = torch.zeros_like(numbers[:, :1]) if before is None else before
     if document_starts is None:
-        return first.expand_as(rows)
-    return torch.where(document_starts, rows, first).cummax(-1).values
+        return first.expand_as(numbers)
+    return torch.where(document_starts, numbers, first).cummax(-1).values

@@ -170,6 +170,7 @@ class GPT(nn.Module):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        vocabulary: int | None = None,
         generator: torch.Generator | None = None,
         progress: Callable[[], object] | None = None,
     ) -> Tensor:
@@ -181,12 +182,14 @@ class GPT(nn.Module):
         temperature: 0 takes the likeliest token. top_k: sample among the k likeliest; None for all.
         top_p: sample among the fewest tokens that together have at least this probability, after
         temperature and top_k; None for all.
+        vocabulary: sample among this many first tokens, those of the tokenizer; None for all of the
+        model's, which may have more.
         generator: a CPU generator gives equal samples on every device for equal seeds; with None or
         the device's own generator, the host never waits for the device. progress: called after
         every token. Raises ValueError for a negative temperature, top_k < 1, top_p outside
         (0, 1] or an empty idx.
         """
-        sampling = Sampling(temperature, top_k, top_p, generator)
+        sampling = Sampling(temperature, top_k, top_p, generator, vocabulary)
         check_count("max_new_tokens", max_new_tokens, least=0)
         self._check_tokens(idx, longest=None)
         length, block = idx.shape[1], self.config.block_size

@@ -199,6 +199,7 @@ class NanoGPT(nn.Module):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        vocabulary: int | None = None,
         generator: torch.Generator | None = None,
         progress: Callable[[], object] | None = None,
     ) -> Tensor:
@@ -206,7 +207,7 @@ class NanoGPT(nn.Module):
 
         The model sees the last block_size tokens, all of them again for each new one.
         """
-        sampling = Sampling(temperature, top_k, top_p, generator)
+        sampling = Sampling(temperature, top_k, top_p, generator, vocabulary)
         check_count("max_new_tokens", max_new_tokens, least=0)
         for _ in range(max_new_tokens):
             with torch.inference_mode():

@@ -21,24 +21,28 @@ class Sampling:
     temperature: divides the logits; 0 takes the likeliest token. top_k: sample among the k
     likeliest tokens. top_p: sample among the fewest tokens, the likeliest first, whose
     probabilities sum to at least p, after temperature and top_k (nucleus sampling, Holtzman et al.
-    2020, arXiv 1904.09751). None for all tokens.
+    2020, arXiv 1904.09751). vocabulary: sample among this many first tokens, before all else: the
+    others are padding, which the tokenizer does not have. None for all tokens.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
     generator: torch.Generator | None = None
+    vocabulary: int | None = None
 
     def __post_init__(self) -> None:
         check_least("temperature", self.temperature)
         check_count("top_k", self.top_k, optional=True)
         check_share("top_p", self.top_p, optional=True)
+        check_count("vocabulary", self.vocabulary, optional=True)
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             got = type(self.generator).__name__
             raise TypeError(f"`generator` must be a torch.Generator, got {got}")
 
     def draw(self, logits: Tensor) -> Tensor:
         """Draw one token per row of logits (B, vocab_size); returns (B, 1)."""
+        logits = logits[:, : self.vocabulary]
         if self.temperature == 0:
             return logits.argmax(dim=-1, keepdim=True)
         # Subtract the maximum first, so that a low temperature cannot overflow.

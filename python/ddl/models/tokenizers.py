@@ -58,7 +58,7 @@ class CharTokenizer:
         unknown = next((c for c in text if c not in self._token), None)
         if unknown is not None:
             raise InputError(
-                "prompt",
+                "text",
                 f"consist of the {self.vocab_size} characters that the model was trained on",
                 repr(unknown),
             )
@@ -110,7 +110,8 @@ class FileTokenizer:
     tokens or draw them at random (truncation, padding, dropout) have no effect.
 
     text: the file's content. document_token: the token before each document of the training data;
-    None if there is none. Raises InputError if the package cannot read the text.
+    None if there is none. Raises InputError if the package cannot read the text, or the vocabulary
+    has no such token.
     """
 
     kind = "file"
@@ -128,6 +129,10 @@ class FileTokenizer:
             raise InputError(
                 "tokenizer", "be a tokenizer.json that the package tokenizers reads", got
             ) from error
+        if document_token is not None and not _is_token(document_token, backend):
+            raise InputError(
+                "document_token", "be a token of the tokenizer's vocabulary", repr(document_token)
+            )
         backend.encode_special_tokens = True  # encode special tokens in a text as plain text
         self.text, self.document_token, self.backend = text, document_token, backend
         self.vocab_size = 1 + max(backend.get_vocab().values(), default=-1)
@@ -157,6 +162,11 @@ class FileTokenizer:
         return "".join(c for c in named if not self.encode(c)) or lost
 
 
+def _is_token(token: Any, backend: Any) -> bool:
+    known = type(token) is int and 0 <= token < 2**32  # as the package can look up
+    return known and backend.id_to_token(token) is not None
+
+
 def byte_alphabet() -> list[str]:
     """The character for each byte in a byte-level tokenizer.json.
 
@@ -177,7 +187,10 @@ def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
         raise InputError(
             "prompt", "have characters that the tokenizer has tokens for", repr(dropped)
         )
-    tokens = tokenizer.encode(prompt)
+    try:
+        tokens = tokenizer.encode(prompt)
+    except InputError as error:
+        raise error.renamed({"text": "prompt"}) from error
     if not tokens:
         raise InputError("prompt", "have at least one token", repr(prompt))
     return tokens
@@ -204,8 +217,7 @@ def restore(description: Any) -> Tokenizer:
     if kind == "gpt2":
         return GPT2Tokenizer()
     if kind == "file" and isinstance(description.get("text"), str):
-        token = description.get("document_token")
-        return FileTokenizer(description["text"], token if isinstance(token, int) else None)
+        return FileTokenizer(description["text"], description.get("document_token"))
     table = description.get("table") if kind == "characters" else None
     if isinstance(table, list) and table and all(isinstance(c, str) for c in table):
         return CharTokenizer(table)

@@ -62,10 +62,10 @@ def place(
         mask = _checked(attention_mask, (batch, start + new), start, x.device)
     before = None if cache is None else cache.begins
     if document_starts is not None or before is not None:
-        rows = torch.arange(start, start + new, device=x.device)
-        begins = begins_of(rows.expand(batch, new), document_starts, before)
+        numbers = torch.arange(start, start + new, device=x.device)
+        begins = begins_of(numbers.expand(batch, new), document_starts, before)
         keep = None if mask is None else mask[:, start:]
-        return Tokens(start, *_within_documents(start, rows, begins, mask), cache, begins), keep
+        return Tokens(start, *_within_documents(start, numbers, begins, mask), cache, begins), keep
     if mask is not None:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, start:]
         return Tokens(start, positions, False, _attended(mask, start), cache), mask[:, start:]
@@ -77,16 +77,16 @@ def place(
 
 
 def _within_documents(
-    start: int, rows: Tensor, begins: Tensor, mask: Tensor | None
+    start: int, numbers: Tensor, begins: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, bool, Tensor]:
-    """Return positions, causal and visible of `Tokens` for the tokens `rows` (T,)."""
-    keys = torch.arange(start + rows.shape[0], device=rows.device)
-    before = (keys <= rows[:, None]) & (keys >= begins[:, :, None])
+    """Return positions, causal and visible of `Tokens` for the tokens `numbers` (T,)."""
+    keys = torch.arange(start + numbers.shape[0], device=numbers.device)
+    before = (keys <= numbers[:, None]) & (keys >= begins[:, :, None])
     if mask is None:
-        return rows - begins, False, before.unsqueeze(1)
+        return numbers - begins, False, before.unsqueeze(1)
     count = (mask.cumsum(-1) - 1).clamp(min=0)
     positions = count[:, start:] - count.gather(1, begins)
-    visible = (before & mask[:, None, :]) | (keys == rows[:, None])  # itself: none would be 0/0
+    visible = (before & mask[:, None, :]) | (keys == numbers[:, None])  # itself: none would be 0/0
     return positions, False, visible.unsqueeze(1)
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ddl.nn.adapters import active
+from ddl.nn.additions import AddingStream, Addition
 from ddl.nn.history import History
-from ddl.nn.hooks import AddingStream, Addition
 from ddl.nn.hyper import HyperStream
 from ddl.nn.stream import DeltaStream
 from ddl.options import RESIDUAL_OPTIONS
@@ -42,7 +42,7 @@ class AdditiveStream(AddingStream):
         keep: Tensor | None = None,
         document_starts: Tensor | None = None,
     ) -> Tensor:
-        """Map embeddings x (B, T, d) to the readout (B, T, d); `args` go to every sublayer.
+        """Map embeddings x (B, T, d) to the final read (B, T, d); `args` go to every sublayer.
 
         `history`, `keep` and `document_starts` are arguments of DeltaStream; here nothing is
         convolved over time, and only hooks look at `keep`.

@@ -50,9 +50,10 @@ class DeltaBlock(nn.Module):
 
     The fused reads skip their norm: nanoGPT's LayerNorm turns the raw read into the context h, and
     value and gate are computed from h. The first block expands the embeddings (B, T, d); the last
-    one returns the readout (B, T, d), which ln_f normalises. As in DeltaStream, the fused operators
-    read the parameters of reads and residuals directly and never call their `forward`. If the model
-    starts with additions, the first block's `anneal` says how much of each write still is one.
+    one returns the final read (B, T, d), which ln_f normalises. As in DeltaStream, the fused
+    operators read the parameters of reads and residuals directly and never call their `forward`. If
+    the model starts with additions, the first block's `anneal` says how much of each write still is
+    one.
     """
 
     def __init__(
@@ -76,10 +77,10 @@ class DeltaBlock(nn.Module):
         self.train(block.training)
 
     def forward(self, x: Tensor | DeferredRewrite) -> Tensor | DeferredRewrite:
-        """Run one block: embeddings or a deferred rewrite in, another or the readout out.
+        """Run one block: embeddings or a deferred rewrite in, another or the final read out.
 
         x: (B, T, d) for the first block, the previous block's `DeferredRewrite` for the others.
-        Returns the readout (B, T, d) from the last block, a `DeferredRewrite` from the others.
+        Returns the final read (B, T, d) from the last block, a `DeferredRewrite` from the others.
         Raises TypeError if a block other than the first gets a tensor, or a read or residual is
         wrapped.
         """

@@ -34,6 +34,9 @@ def converted(kind: Class, *, disable: bool = False, **options: Any) -> Class:
     Raises:
         TypeError: `kind` is no class of modules. ValueError: it is already converted.
     """
+    if isinstance(kind, nn.Module):
+        got = f"a model of class {type(kind).__name__}: `convert` takes a model"
+        raise TypeError(f"`kind` must be nanoGPT's class GPT, got {got}")
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise TypeError(f"`kind` must be nanoGPT's class GPT, got {type(kind).__name__}")
     if issubclass(kind, Converted):

@@ -16,6 +16,7 @@ from ddl.options import (
     ExpandKind,
     check_choice,
     check_count,
+    check_known,
     refuse,
 )
 
@@ -26,6 +27,12 @@ from .mixin import Converted
 __all__ = ["convert", "rewrite_blocks"]
 
 GPT = TypeVar("GPT", bound=nn.Module)
+
+OF_THE_MODEL = ("norm_eps", "device", "dtype")
+KNOWN = (
+    *("value_channels", "start", "anneal_steps", "disable"),
+    *(name for name in STREAM_OPTIONS | RESIDUAL_OPTIONS if name not in OF_THE_MODEL),
+)
 
 
 def convert(
@@ -104,9 +111,10 @@ def rewrite_blocks(
     """
     _check_model(model)
     _check_start(start, anneal_steps)
-    for name in ("norm_eps", "device", "dtype"):
+    for name in OF_THE_MODEL:
         if name in options:
             raise TypeError(f"`{name}` must be left to the model, got {options[name]!r}")
+    check_known(options, KNOWN, "ddl.nanogpt.convert")
     transformer: Any = model.transformer
     weight, blocks = transformer.wte.weight, transformer.h
     with torch.random.fork_rng(devices=[]):  # parameters are drawn on the CPU for any device
@@ -155,6 +163,9 @@ def _converted(kind: Any) -> Any:
 
 def _check_model(model: Any) -> None:
     """Raise unless `model` has the modules of nanoGPT's GPT and is not converted yet."""
+    if isinstance(model, type):
+        got = f"the class {model.__name__}: `converted` takes a class"
+        raise TypeError(f"`model` must be nanoGPT's GPT, got {got}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be nanoGPT's GPT, got {type(model).__name__}")
     _check_has("model", model, ("transformer",))

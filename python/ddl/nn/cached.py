@@ -101,7 +101,7 @@ class CachedStep(NamedTuple):
         args: Any,
         kwargs: Any,
     ) -> Tensor:
-        """Map embeddings x (B, T, d) to the readout (B, T, d), as `DeltaStream.forward`."""
+        """Map embeddings x (B, T, d) to the final read (B, T, d), as `DeltaStream.forward`."""
         if self.expand is None:
             state = x.unsqueeze(-1)
         else:

@@ -2,7 +2,7 @@
 
 `ddl.record` and `ddl.edit` install them. Every trunk passes its rewrites through
 `DeltaResidual.hooked`, since it runs the rewrite fused with the next read, where no forward hook
-fires. A stream without rewrites shows its hooks what each sublayer adds.
+fires. A stream without rewrites shows its hooks what each sublayer adds (additions.py).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddl import functional
 from ddl.results import Write
 
-__all__ = ["AddingStream", "Addition", "Hook", "Rewrite", "generation", "installed"]
+__all__ = ["Hook", "Rewrite", "generation", "installed"]
 
 
 class Rewrite(NamedTuple):
@@ -77,33 +77,6 @@ class Rewrite(NamedTuple):
         return found
 
 
-class Addition(NamedTuple):
-    """The addition of a sublayer of a stream without rewrites: X' = X M + F bᵀ.
-
-    sublayer: its number. state: X (…, d, n), n streams. written: F (…, d). mix: M (…, n, n) and
-    join: b (…, n); None for the identity and 1, as in an additive stream. keep: as in Rewrite.
-    """
-
-    sublayer: int
-    state: Tensor
-    written: Tensor
-    mix: Tensor | None
-    join: Tensor | None
-    keep: Tensor | None
-
-    def weights(self) -> Tensor:
-        """b (…, n), in the dtype of F."""
-        if self.join is None:
-            return torch.ones_like(self.written[..., :1])
-        return self.join.to(self.written.dtype)
-
-    def after(self) -> Tensor:
-        """X' (…, d, n), in the state's dtype."""
-        mixed = self.state if self.mix is None else self.state @ self.mix.to(self.state.dtype)
-        added = self.written.unsqueeze(-1) * self.weights().unsqueeze(-2)
-        return mixed + added.to(mixed.dtype)
-
-
 Hook = Callable[[Rewrite], Rewrite]
 
 
@@ -111,23 +84,6 @@ class Hooked(Protocol):
     """A DeltaResidual, or an AddingStream. Each of `hooks` gets what the one before it returned."""
 
     hooks: tuple[Callable[[Any], Any], ...]
-
-
-class AddingStream(nn.Module):
-    """A stream without rewrites, whose hooks see every Addition; what they return has no effect."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hooks: tuple[Callable[[Any], Any], ...] = ()
-
-    def show(self, addition: Addition) -> None:
-        """Show the hooks an addition before it is done."""
-        for hook in self.hooks:
-            hook(addition)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The module without its hooks, as a DeltaResidual's."""
-        return {**self.__dict__, "hooks": ()}
 
 
 _changes = 0

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .additions import AddingStream, Addition
 from .history import History
-from .hooks import AddingStream, Addition
 
 __all__ = ["HyperConnection", "HyperStream"]
 
@@ -69,9 +69,9 @@ class HyperConnection(nn.Module):
 
     def weights(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """A (B, T, n, n + 1) and b (B, T, n) of H (B, T, n, d)."""
-        normed = self.norm(state)
-        mix = self.mix + self.mix_scale * torch.tanh(self.mix_map(normed))
-        join = self.join + self.join_scale * torch.tanh(self.join_map(normed)).squeeze(-1)
+        normalised = self.norm(state)
+        mix = self.mix + self.mix_scale * torch.tanh(self.mix_map(normalised))
+        join = self.join + self.join_scale * torch.tanh(self.join_map(normalised)).squeeze(-1)
         return mix, join
 
 
@@ -102,7 +102,7 @@ class HyperStream(AddingStream):
         keep: Tensor | None = None,
         document_starts: Tensor | None = None,
     ) -> Tensor:
-        """Map embeddings x (B, T, d) to the readout (B, T, d); arguments as in DeltaStream."""
+        """Map embeddings x (B, T, d) to the final read (B, T, d); arguments as in DeltaStream."""
         state = x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1])
         parts = zip(self.norms, self.sublayers, self.connections, strict=True)
         for i, (norm, sublayer, connection) in enumerate(parts):

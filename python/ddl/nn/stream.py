@@ -19,6 +19,7 @@ from ddl.options import (
     Parameterization,
     StreamDtype,
     check_count,
+    check_known,
     check_options,
 )
 from ddl.results import Chain, ReadParameters
@@ -35,11 +36,11 @@ __all__ = ["DeltaStream", "Expand", "Read"]
 
 
 class DeltaStream(nn.Module):
-    """Run a whole trunk on an expanded residual stream: expand, read – sublayer – rewrite, readout.
+    """Run a whole trunk on an expanded residual stream: expand, read – sublayer – rewrite, read.
 
-    h = stream(x) maps embeddings x (B, T, d) to the normalised readout h (B, T, d). Every sublayer
-    F maps a context (B, T, d) to (B, T, d), without a norm or residual of its own; it gets all
-    further arguments of `forward`. Each rewrite is fused with the read after it, so the state
+    h = stream(x) maps embeddings x (B, T, d) to the normalised final read h (B, T, d). Every
+    sublayer F maps a context (B, T, d) to (B, T, d), without a norm or residual of its own; it gets
+    all further arguments of `forward`. Each rewrite is fused with the read after it, so the state
     passes through memory once between two sublayers. The result is that of this loop over the same
     parameters:
 
@@ -126,7 +127,8 @@ class DeltaStream(nn.Module):
         if compress is None:
             compress = "identity" if value_channels == 1 else "channel"
         check_options(locals(), STREAM_OPTIONS)
-        _check_known(residual)
+        known = ("value_channels", *STREAM_OPTIONS, *RESIDUAL_OPTIONS, "device", "dtype")
+        check_known(residual, known, "DeltaStream or of DeltaResidual")
         self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
         self.hidden_size, self.value_channels = hidden_size, value_channels
         self.anchor_every = anchor_every or spread_anchors(len(self.sublayers), value_channels)
@@ -156,7 +158,7 @@ class DeltaStream(nn.Module):
         self.readout = Read(hidden_size, value_channels, **own, **common)
 
     def reset_parameters(self) -> None:
-        """Reset expansion, reads, residuals and readout, but not the sublayers."""
+        """Reset expansion, reads, residuals and final read, but not the sublayers."""
         for module in (self.expand, *self.reads, *self.residuals, self.readout):
             module.reset_parameters()
 
@@ -169,7 +171,7 @@ class DeltaStream(nn.Module):
         document_starts: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Map embeddings x (B, T, d) to the normalised readout (B, T, d).
+        """Map embeddings x (B, T, d) to the normalised final read (B, T, d).
 
         Args:
             x: the embeddings.
@@ -231,7 +233,7 @@ class DeltaStream(nn.Module):
         return state.unsqueeze(-1) if self.value_channels == 1 else state
 
     def parameters_of_calls(self) -> tuple[list[ReadParameters], list[DeltaResidual]]:
-        """The parameters of every read, the readout's last, and the residuals.
+        """The parameters of every read, the final one's last, and the residuals.
 
         A weight that reads share is computed once.
         """
@@ -291,14 +293,3 @@ def _checked_sublayers(sublayers: Any) -> list[nn.Module]:
             got = type(sublayer).__name__
             raise TypeError(f"`sublayers[{index}]` must be a torch.nn.Module, got {got}")
     return listed
-
-
-def _check_known(options: dict[str, Any]) -> None:
-    """Raise TypeError for an option that neither DeltaStream nor DeltaResidual has."""
-    known = [*RESIDUAL_OPTIONS, "device", "dtype"]
-    for name in options:
-        if name not in known:
-            raise TypeError(
-                f"`{name}` must be an option of DeltaStream or of DeltaResidual "
-                f"({', '.join(known)}), got an unknown one"
-            )

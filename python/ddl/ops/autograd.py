@@ -32,7 +32,7 @@ def save_rewrite(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 def rewrite_gradients(ctx: Any, grad_new_state: Grad, _: None) -> Gradients:
     if grad_new_state is None:
-        return (None,) * 5
+        return (None,) * len(declarations.rewrite.names)
     state, direction, value, gate, stats = ctx.saved_tensors
     found = call(
         declarations.rewrite_backward,
@@ -55,10 +55,10 @@ def read_gradients(
     ctx: Any, grad_context: Grad, grad_new_value: Grad, grad_new_gate: Grad, *_: None
 ) -> Gradients:
     if grad_context is None and grad_new_value is None and grad_new_gate is None:
-        return (None,) * 12
+        return (None,) * len(declarations.read.names)
     state, document_starts, value, gate, compressed, rstd, *tensors = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    wanted = _wanted((needs[0], *_tensors_of(needs[1:11])), grad_new_value, grad_new_gate)
+    wanted = _wanted((needs[0], *_tensors_of(needs[1:-1])), grad_new_value, grad_new_gate)
     found = call(
         declarations.read_backward,
         *(grad_context, grad_new_value, grad_new_gate, state, *_joined(tensors, ctx.numbers)),
@@ -93,11 +93,11 @@ def rewrite_read_gradients(
 ) -> Gradients:
     incoming = (grad_new_state, grad_context, grad_new_value, grad_new_gate)
     if all(grad is None for grad in incoming):
-        return (None,) * 18
+        return (None,) * len(declarations.rewrite_read.names)
     state, direction, value, gate, document_starts, *rest = ctx.saved_tensors
     (stats, new_value, new_gate, compressed, rstd), tensors, chain = rest[:5], rest[5:11], rest[11:]
     needs = ctx.needs_input_grad
-    wanted = _wanted((*needs[:4], *_tensors_of(needs[5:15])), grad_new_value, grad_new_gate)
+    wanted = _wanted((*needs[:4], *_tensors_of(needs[5:-3])), grad_new_value, grad_new_gate)
     others = (
         *(grad_context, grad_new_value, grad_new_gate, state, direction, value, gate, ctx.eps_k),
         *_joined(tensors, ctx.numbers),
@@ -121,7 +121,7 @@ def save_expand(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def expand_gradients(ctx: Any, grad_state: Grad) -> Gradients:
     if grad_state is None:
-        return (None,) * 4
+        return (None,) * len(declarations.expand.names)
     x, weight, document_starts = ctx.saved_tensors
     wanted = _bits(ctx.needs_input_grad[:2])
     arguments = (grad_state, x, weight, document_starts, wanted)

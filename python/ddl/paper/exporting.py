@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ddl.errors import InputError
-from ddl.files import PAPER_MODEL_TYPES
 from ddl.models.config import GPTConfig
 from ddl.paper import names, options
+from ddl.paths import PAPER_MODEL_TYPES
 
 from .importing import State, check_shapes, shapes_of
 from .names import EMBEDDING, HEAD, LAYOUTS, Layout

@@ -13,24 +13,28 @@ from torch import Tensor
 
 from ddl.errors import InputError, first_line, reason_of
 from ddl.files import (
-    CONFIG,
-    NANOGPT_MODEL_TYPE,
-    WEIGHT_SUFFIXES,
-    PathKind,
-    at_home,
     atomic_directory,
-    path_kind,
     read_text,
     require_file,
-    require_kind,
     require_new_directory,
     target,
     written,
 )
 from ddl.models import GPT, NanoGPT
 from ddl.models.config import GPTConfig
+from ddl.models.finite import require_finite
 from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
 from ddl.paper import nanogpt
+from ddl.paths import (
+    CONFIG,
+    NANOGPT_MODEL_TYPE,
+    WEIGHT_SUFFIXES,
+    PathKind,
+    at_home,
+    path_kind,
+    require_kind,
+    require_utf8,
+)
 
 from .exporting import revert
 from .importing import Translation, Variant, translate
@@ -38,7 +42,10 @@ from .names import Layout, listed
 
 WEIGHTS = "pytorch_model.bin"
 # Weight files in order of preference; else the directory's only file with a weight suffix.
-KNOWN = ("model.safetensors", WEIGHTS, "model.safetensors.index.json", f"{WEIGHTS}.index.json")
+KNOWN = (
+    *("model.safetensors", WEIGHTS, "model.safetensors.index.json", f"{WEIGHTS}.index.json"),
+    "ckpt.pt",  # nanoGPT's
+)
 INSIDE = ("model", "state_dict", "model_state_dict", "module")  # keys that may hold a state dict
 PADDED_VOCABULARY = 50304
 
@@ -135,9 +142,17 @@ def read_model(
     """Read the model of a checkpoint, in its own dtypes, its tokenizer, and a report in lines.
 
     tokenizer: a directory with meta.pkl, if the model is nanoGPT's. Raises InputError, as `load`
-    and `translate` do.
+    and `translate` do, also if the weights are not finite.
     """
     path, contents = read_contents(Path(source))
+    found = _model_of(path, contents, variant, tokenizer)
+    require_finite(found[0].state_dict(), path)
+    return found
+
+
+def _model_of(
+    path: Path, contents: dict[str, Any], variant: Variant, tokenizer: Path | None
+) -> tuple[GPT | NanoGPT, Tokenizer | None, list[str]]:
     if nanogpt.is_nanogpt(contents):
         return nanogpt.read_model(path, contents, variant, tokenizer)
     translation = translate(*unpack(path, contents), variant=variant)
@@ -175,13 +190,14 @@ def _ours(src: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     """Read config and parameters, in their own dtypes, of a directory for the Auto classes."""
     require_kind(src, PathKind.DDL, argument="src")
     if _is_nanogpt(src):
-        expected = "a model with the papers' blocks for `reverse`"
-        raise InputError("src", f"be {expected}", f"{src} with nanoGPT's")
+        expected = "be a model with the papers' blocks for `reverse`"
+        raise InputError("src", expected, f"{src} with nanoGPT's", ("reverse",))
     config, folder = _hf_config(src / CONFIG), src
     state: dict[str, Tensor] = {}
     path = _weights(folder)
     for file in _shards(path) if path.name.endswith(".index.json") else [path]:
         state |= _read(file)
+    require_finite({name: t for name, t in state.items() if isinstance(t, Tensor)}, src)
     return config, state
 
 
@@ -260,9 +276,9 @@ def _refuse_ours(directory: Path) -> None:
         ours = f"`src` must be {PathKind.CHECKPOINT.value}, got {directory}, {kind.value}"
         if kind is PathKind.DDL and _is_nanogpt(directory):
             raise InputError.sentence(
-                f"{ours}: `ddl sample`, `ddl eval` and `ddl export` take it as it is"
+                f"{ours}: `ddl sample`, `ddl eval` and `ddl export` take it as it is", ("src",)
             )
-        raise InputError.sentence(f"{ours}: the other way round is --reverse")
+        raise InputError.sentence(f"{ours}: the other way round is --reverse", ("src",))
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -280,11 +296,12 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         require_file(path)
         if path.suffix.lower() == ".safetensors":
+            require_utf8(path, argument="src")
             import safetensors.torch
 
             return safetensors.torch.load_file(path)
         contents = torch.load(path, map_location="cpu", weights_only=True)
-    except ModuleNotFoundError:
+    except (InputError, ModuleNotFoundError):
         raise
     except Exception as error:  # a damaged file can raise nearly anything
         # EINVAL: torch seeks to before the start of a file whose end was cut off.

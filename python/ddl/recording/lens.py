@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddl.nn.hooks import Addition, Rewrite, installed
+from ddl.nn.additions import Addition
+from ddl.nn.hooks import Rewrite, installed
 from ddl.options import is_whole
 
 from .sublayers import evaluating, hooks_of, unwrapped
@@ -33,9 +34,9 @@ class Lens(NamedTuple):
 
 @torch.no_grad()
 def lens(model: nn.Module, idx: Tensor, *, top: int = 5) -> Lens:
-    """Apply the model's own readout and head to the stream after every sublayer.
+    """Apply the model's own final read and head to the stream after every sublayer.
 
-    The readout was trained on the last state only, so early rows show how far the stream is from
+    The final read was trained on the last state only, so early rows show how far the stream is from
     what the head can read, not what the model "thinks" there (nostalgebraist's logit lens, 2020).
     A single value channel is read with the others at zero.
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ddl import _native
-from ddl.nn.hooks import Addition, Rewrite
+from ddl.nn.additions import Addition
+from ddl.nn.hooks import Rewrite
 
 __all__ = [
     "ADDED",

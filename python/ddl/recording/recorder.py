@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddl.nn.hooks import Addition, Rewrite, installed
+from ddl.nn.additions import Addition
+from ddl.nn.hooks import Rewrite, installed
 
 from .moments import Moments
 from .quantities import (

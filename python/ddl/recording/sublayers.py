@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from ddl.nn.hooks import AddingStream, Addition, Rewrite
+from ddl.nn.additions import AddingStream, Addition
+from ddl.nn.hooks import Rewrite
 from ddl.nn.residual import DeltaResidual
 
 __all__ = ["evaluating", "find_residuals", "has_rewrites", "hooks_of", "unwrapped"]

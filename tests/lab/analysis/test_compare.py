@@ -26,7 +26,7 @@ from ddl.models.tokenizers import CharTokenizer, describe
 from tests.compatibility.cases import FORMATS
 from tests.lab.analysis.cases import make_run, write_evaluation
 from tests.lab.analysis.papers import ONE_SHOT, PERPLEXITIES, ZERO_SHOT
-from tests.support.train_cases import quiet, short
+from tests.support.train_cases import quiet, short, stop_at
 
 
 def only(path: Path) -> Run:
@@ -204,6 +204,20 @@ def test_what_is_no_run(tmp_path: Path) -> None:
             compare([path])
 
 
+def test_the_step_of_a_run_that_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is saved after its last step, which is recorded only if the step has a record."""
+    config = short(tmp_path, "additive", steps=9, log_every=2, eval_every=9)
+    stop_at(3, monkeypatch)
+    train(config, quiet())
+    records = (config.directory / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(records[-1])["step"] == 2
+    compared = compare([config.directory])
+    assert compared.runs[0].step == 3
+    assert compared.notes == [f"Not finished: {compared.runs[0].name} (3 of 9 steps)."]
+
+
 # --- several runs -------------------------------------------------------------------------------
 
 
@@ -217,6 +231,16 @@ def test_a_directory_stands_for_its_runs(tmp_path: Path) -> None:
     for damaged in ("[]", "{", '{"runs": 3}', '{"runs": [3]}'):
         (tmp_path / "sweep" / "sweep.json").write_text(damaged)
         assert names(compare([tmp_path / "sweep"])) == ["a-s1", "b-s2", "b-s10"]
+
+
+def test_a_directory_stands_for_the_runs_of_its_sweeps(tmp_path: Path) -> None:
+    for name in ("tiny", "sweep/b-s1", "sweep/a-s1", "sweep/deeper/c-s1"):
+        make_run(tmp_path / name)
+    (tmp_path / "sweep" / "sweep.json").write_text('{"runs": ["b-s1", "a-s1"]}')
+    assert names(compare([tmp_path])) == ["b-s1", "a-s1", "tiny"]
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    assert names(compare([tmp_path])) == ["b-s1", "a-s1", "tiny"]
 
 
 def names(compared: Comparison) -> list[str]:
@@ -285,7 +309,20 @@ def test_many_runs_have_one_sentence(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "first")]
     runs += [make_run(tmp_path / f"r{number}", steps=12) for number in range(8)]
     (note,) = compare(runs).notes
-    assert "r0, r1, r2, r3 and 4 others with 12 steps, not 6." in note
+    assert "r0, r1, r2, r3 and 4 more with 12 steps, not 6." in note
+
+
+def test_models_without_any_figure_are_named(tmp_path: Path) -> None:
+    """The tables would be empty, and nothing printed."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "llama"}')
+    paths = [tmp_path / "a", tmp_path / "b"]
+    expected = "No scores of a, b: `ddl eval` leaves them in the directory."
+    assert compare(paths).notes == [expected]
+    assert tables.markdown(compare(paths)) == re.sub(r"([`])", r"\\\1", expected)
+    write_evaluation(paths[1], {0: {"piqa": 60.0}})
+    assert compare(paths).notes == []
 
 
 def test_runs_that_go_on(tmp_path: Path) -> None:

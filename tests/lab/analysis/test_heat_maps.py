@@ -68,6 +68,16 @@ def test_training_shows_the_means_by_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["a\x1b[31m", "$x^{", "犰🙂\n", "\udcff"])
+def test_a_name_of_odd_characters_is_drawn_without_a_warning(name: str, tmp_path: Path) -> None:
+    records = recordings(inspected(3))[:2]
+    for record in records:
+        record["sublayers"][0]["name"] = name
+    draw_training(records, tmp_path / "training.png")
+    assert (tmp_path / "training.png").stat().st_size > 0
+
+
+@pytest.mark.filterwarnings("error")
 def test_a_stream_without_anything_in_it(tmp_path: Path) -> None:
     stream = DeltaStream(8, [nn.Linear(8, 8, bias=False)], value_channels=2)
     with torch.no_grad():

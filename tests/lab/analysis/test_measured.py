@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from ddl import hf
 from ddl.errors import InputError
 from ddl.lab import data
 from ddl.lab.analysis import measured, scoring
@@ -24,6 +25,7 @@ from ddl.lab.analysis.tables import markdown
 from ddl.lab.cli import main
 from ddl.lab.load import load
 from ddl.lab.train import metrics, train
+from ddl.models import NanoGPT, NanoGPTConfig
 from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, describe
 from tests.lab.analysis.cases import make_run, write_evaluation
 from tests.lab.analysis.test_document import refuse
@@ -110,7 +112,7 @@ def test_an_unfit_run_does_not_lose_the_others(folder: Path, tmp_path: Path) -> 
     assert list(found.measured.scores) == ["add", "cc"]
     notes = [note for note in found.notes if note.startswith("Not measured: ")]
     assert notes[0] == (
-        "Not measured: unfit, because its tokenizer has no tokens for 's', 'w', 'i' and 7 others."
+        "Not measured: unfit, because its tokenizer has no tokens for 's', 'w', 'i' and 7 more."
     )
     assert notes[2] == "Not measured: hf, because it is no model of ddl."
     assert [note.split(",")[0] for note in notes[1::2]] == [
@@ -150,7 +152,10 @@ def test_seeds_of_one_architecture_are_timed_once(folder: Path, tmp_path: Path) 
     ("content", "sentence"),
     [
         (b"", "`data` must have at least two tokens, got "),
-        (b"a", "`data` must be a text that one of the runs can be measured on, got "),
+        (
+            b"a",
+            "`runs` must have one that can be measured on `data` .*, got add: the text has 1 of ",
+        ),
         (b"\xff", "`data` must be a UTF-8 text, got "),
         (None, "`data` must be a UTF-8 text, got "),
     ],
@@ -181,3 +186,16 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_bits_per_byte_of_a_score() -> None:
     assert Score(None, math.log(2), 10, 20).bits_per_byte == pytest.approx(0.5)
     assert Score(None, 1.0, 10, 0).bits_per_byte is None
+
+
+def test_models_that_cannot_be_measured_do_not_blame_the_text(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = NanoGPTConfig(vocab_size=256, block_size=16, n_layer=1, n_head=2, n_embd=32)
+    hf.save(NanoGPT(config), ByteTokenizer(), tmp_path / "imported")
+    text = folder / "text.txt"
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "imported"), "--data", str(text)]) == 1
+    expected = f"`RUNS` must have one that can be measured on `--data` {text}, got imported: it has"
+    expected += " nanoGPT's modules, which only `ddl eval` scores"
+    assert capsys.readouterr().err == f"ddl compare: {expected}\n"

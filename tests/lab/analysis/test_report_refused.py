@@ -184,12 +184,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("", "`runs` must be at least one run directory, got None"),
+        ("", "`RUNS` must name at least one run directory, got nothing"),
         ("RUN --baseline x", "`--baseline` must be left out without `--paired`, got 'x'"),
         ("RUN --out /proc/x.html", "`--out` must be writable, got /proc/x.html: "),
         ("RUN --out /proc", "`--out` must be a file, got /proc: Is a directory"),
         ("RUN --out /dev/stdin", "`--out` must be a file, got /dev/stdin: it is a "),
-        ("/nowhere", "`runs` must be a run directory of `ddl train`, a Hugging Face directory"),
+        ("/nowhere", "`RUNS` must be a run directory of `ddl train`, a Hugging Face directory"),
     ],
 )
 def test_a_sentence(

@@ -84,17 +84,42 @@ def test_sampling_among_the_likeliest(tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         (
             "sample /nowhere",
-            "`run` must be a run directory of `ddl train`, a Hugging Face directory with a model of"
+            "`RUN` must be a run directory of `ddl train`, a Hugging Face directory with a model of"
             " ddl or a checkpoint of nanoGPT or of the paper's code, got /nowhere: No such file or"
             " directory",
         ),
         ("sample /nowhere --top-p 0", "`--top-p` must be above 0 and at most 1, got 0.0"),
-        ("prepare --tokenizer bytes", "`inputs` must be at least one file, got None"),
-        ("prepare /nowhere --tokenizer bytes", "`--out` must be the directory to write, got None"),
-        ("prepare a --out b", "`--tokenizer` must be bytes, gpt2 or a tokenizer.json, got None"),
+        (
+            "prepare --tokenizer bytes",
+            "`INPUTS` must name at least one file or directory, got nothing",
+        ),
+        (
+            "prepare /nowhere --tokenizer bytes",
+            "`--out` must name the directory to write, as in `--out data/notes`, got nothing",
+        ),
+        (
+            "prepare a --out b",
+            "`--tokenizer` must name bytes, gpt2 or a tokenizer.json, as in `--tokenizer bytes`,"
+            " got nothing",
+        ),
+        # perhaps `b` was meant for it
+        (
+            "export a b",
+            "`--hf` must name the directory to write, as in `--hf exported`, got nothing",
+        ),
+        (
+            "eval a b --limit 3",
+            "`ddl eval` must be called with MODEL and options alone, got 'b' besides: call it once"
+            " for each",
+        ),
+        (
+            "import a b c",
+            "`ddl import` must be called with SRC OUT and options alone, got 'c' besides: call it"
+            " once for each",
+        ),
         (
             "prepare /nowhere --out /tmp/out --tokenizer bytes",
-            "`inputs` must be readable files, got /nowhere: No such file or directory",
+            "`INPUTS` must be readable files, got /nowhere: No such file or directory",
         ),
         (
             "prepare a --out b --tokenizer bytes --validation 0",
@@ -188,7 +213,19 @@ def test_every_field_has_its_flag() -> None:
     assert flags["num_layers"] == "--model.num-layers"
     assert flags["lr"] == "--optim.lr"
     assert flags["data"] == "--data"
-    assert "run" not in _flags(SampleConfig)  # positional
+    assert flags["model.num_layers"] == "--model.num-layers"
+    assert _flags(SampleConfig)["run"] == "RUN"
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_sentences_name_arguments_as_the_help_does(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    shown = set(re.findall(r"--[\w.-]+|\b[A-Z]+\b", capsys.readouterr().out))
+    assert set(_flags(cli.COMMANDS[command].options).values()) <= shown
 
 
 # --- imports -------------------------------------------------------------------------------------

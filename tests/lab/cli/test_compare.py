@@ -72,20 +72,19 @@ def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("", "`runs` must be at least one run directory, got None"),
+        ("", "`RUNS` must name at least one run directory, got nothing"),
         ("RUN --baseline x", "`--baseline` must be left out without `--paired`, got 'x'"),
         ("RUN --json --markdown", "`--markdown` must be left out with `--json`, got True"),
         ("RUN --data /nowhere", "`--data` must be a UTF-8 text, got /nowhere: No such file"),
         (
             f"RUN --data {__file__}",
-            "`--data` must be a text that one of the runs can be measured on, got"
-            f" {__file__}: Not measured: run, because ",
+            f"`RUNS` must have one that can be measured on `--data` {__file__}, got run: ",
         ),
         ("RUN --paired --baseline x", "`--baseline` must be one of run, got 'x'"),
         ("RUN --plot /proc/x.png", "`--plot` must be writable, got /proc/x.png: "),
         (
             "/nowhere",
-            "`runs` must be a run directory of `ddl train`, a Hugging Face directory with a model"
+            "`RUNS` must be a run directory of `ddl train`, a Hugging Face directory with a model"
             " of ddl or a Hugging Face directory with another model, got /nowhere: No such file",
         ),
     ],

@@ -15,7 +15,7 @@ import ddl.hf
 from ddl.lab.cli import main
 from ddl.lab.train.runs import RunDirectory
 from ddl.models import NanoGPT, NanoGPTConfig
-from ddl.models.tokenizers import ByteTokenizer
+from ddl.models.tokenizers import ByteTokenizer, CharTokenizer
 
 SIZES = ["--steps", "4", "--eval-every", "4", "--record-every", "2", "--model.block-size", "32"]
 
@@ -144,5 +144,23 @@ def test_a_model_of_nanogpt_without_rewrites(
     ddl.hf.save(model, ByteTokenizer(), tmp_path / "model")
     capsys.readouterr()  # the bar of the other library
     assert main(["inspect", str(tmp_path / "model")]) == 1
-    expected = "ddl inspect: `run` must be a model with rewrites, or one that `ddl train` made, got"
+    expected = "ddl inspect: `RUN` must be a model with rewrites, or one that `ddl train` made, got"
     assert capsys.readouterr().err.startswith(expected)
+
+
+def test_a_text_that_the_characters_do_not_spell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An imported model has no data of its own, and Python's documentation has other characters."""
+    delta = {"value_channels": 2}
+    sizes = {"vocab_size": 27, "block_size": 16, "n_layer": 1, "n_head": 2, "n_embd": 32}
+    table = CharTokenizer(" abcdefghijklmnopqrstuvwxyz")
+    ddl.hf.save(NanoGPT(NanoGPTConfig(**sizes, delta=delta)), table, tmp_path / "model")
+    (tmp_path / "text").write_text("what The model has not")
+    expected = "`--data` must consist of the 27 characters that the model was trained on, got"
+    got = {(): "nothing, which means Python's documentation, with 'T'"}
+    got[("--data", str(tmp_path / "text"))] = f"{tmp_path / 'text'} with 'T'"
+    for options, came in got.items():
+        capsys.readouterr()
+        assert main(["inspect", str(tmp_path / "model"), *options]) == 1
+        assert capsys.readouterr().err == f"ddl inspect: {expected} {came}\n"

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,10 @@ from ddl.errors import InputError
 from ddl.lab.cli import main
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import from_json, to_json
-from tests.support.train_cases import short
+from ddl.lab.exchange import import_checkpoint
+from ddl.lab.train import train
+from tests.support.eval_reference import TASKS
+from tests.support.train_cases import quiet, short
 
 SIZES = "--model.hidden-size 32 --model.block-size 32 --steps 2 --eval-batches 1 --device cpu"
 TEXT = "The delta rule erases what it overwrites. " * 100
@@ -67,6 +71,74 @@ def test_bytes_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert ddl("sample", out, "--prompt", NOT_UTF8) == 1
     expected = "ddl sample: `--prompt` must be UTF-8 text, got '\\udcff run'\n"
     assert capsys.readouterr().err == expected
+
+
+READERS = (
+    *("sample run", "inspect run", "export run --hf out", "import run out --reverse"),
+    *("eval run --tasks local_arc --include-path TASKS", "train --resume run"),
+    "train tiny --init-from run --out out",
+)
+WRITERS = ("export run --hf out", "import theirs.pt out")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    train(short(root, "additive", steps=1), quiet())
+    import_checkpoint(root / "run", root / "theirs", reverse=True)
+    shutil.move(root / "theirs/pytorch_model.bin", root / "theirs.pt")
+    (root / "text.txt").write_text(TEXT)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [*((c, "run") for c in READERS), *((c, "out") for c in WRITERS)]
+)
+def test_a_model_whose_path_is_not_utf8(
+    command: str,
+    name: str,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """safetensors and tokenizers take no other paths."""
+    shutil.copytree(models, tmp_path, dirs_exist_ok=True)
+    if name == "run":
+        (tmp_path / "run").rename(tmp_path / NOT_UTF8)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    words = command.replace("TASKS", str(TASKS)).split()
+    assert main([NOT_UTF8 if word == name else word for word in words]) == 1
+    sentence = f"` must be a path in UTF-8, got {NOT_UTF8!r}\n"
+    assert capsys.readouterr().err.endswith(sentence)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("sample LONG", "inspect run --data LONG", "export run --hf LONG", "import LONG out"),
+        *("train tiny --data LONG --out out", "train tiny --validation LONG --out out"),
+        *("train tiny --out LONG", "prepare LONG --tokenizer bytes --out out", "report LONG"),
+        *("prepare text.txt --tokenizer bytes --out LONG", "bench norm --out LONG"),
+        *("prepare text.txt --tokenizer LONG --out out", "compare run run --plot LONG"),
+        *("eval run --tasks LONG", "eval run --tasks x --include-path LONG"),
+    ],
+)
+def test_a_name_that_is_too_long(
+    command: str,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(models, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    assert main(["a" * 300 if word == "LONG" else word for word in command.split()]) == 1
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].startswith(f"ddl {command.split()[0]}: `")
+    assert "a" * 300 in said
 
 
 @pytest.mark.parametrize(

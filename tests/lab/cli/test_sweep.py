@@ -126,4 +126,4 @@ def test_a_sentence_names_the_key_in_the_file(
     expected = "sweep.toml: `options.optim.lr` must be a positive finite number, got 0.0"
     assert capsys.readouterr().err == f"ddl sweep: {expected}\n"
     assert main(["sweep", "nothing.toml"]) == 1
-    assert "`file` must be readable, got nothing.toml: No such file" in capsys.readouterr().err
+    assert "`FILE` must be readable, got nothing.toml: No such file" in capsys.readouterr().err

@@ -1,15 +1,20 @@
-"""Output of the commands: to a terminal, to a closed pipe, by `ddl` and by `python -m ddl`."""
+"""The commands at a terminal, with a closed pipe or a signal, by `ddl` and by `python -m ddl`."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ddl.lab.cli.terminal import nobody_reads
+from ddl.lab.cli import main
+from ddl.lab.cli.terminal import interrupted_by_signals, nobody_reads
+from ddl.lab.exchange import import_checkpoint
+from ddl.lab.train import train
+from tests.support.train_cases import quiet, short
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 ENVIRONMENT = BUFFERED | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}  # buffered: flushed at exit
@@ -106,3 +111,44 @@ def test_a_pipe_of_something_else_is_a_defect(
     assert not nobody_reads()
     with pytest.raises(BrokenPipeError):
         cli.main(["train"])
+
+
+# --- signals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", ["export run --hf out", "import theirs out"])
+def test_a_signal_leaves_no_half_written_files(
+    command: str,
+    number: signal.Signals,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from ddl.hf.files import OurModel
+
+    train(short(tmp_path, "additive", steps=1), quiet())
+    import_checkpoint(tmp_path / "run", tmp_path / "theirs", reverse=True)
+    before, handler = sorted(tmp_path.rglob("*")), signal.getsignal(number)
+    save = OurModel.save_pretrained
+
+    def signalled(self: OurModel, folder: Path) -> None:
+        save(self, folder)
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(OurModel, "save_pretrained", signalled)
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 128 + number
+    assert capsys.readouterr().err == f"ddl {command.split()[0]}: interrupted\n"
+    assert sorted(tmp_path.rglob("*")) == before
+    assert signal.getsignal(number) is handler
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupted_by_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)

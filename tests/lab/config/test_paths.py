@@ -1,4 +1,5 @@
-"""`~` is the home directory in every path that a user gives: options, files, variables, Python."""
+"""Every path that a user gives, in options, files, variables and Python: `~` is the home directory,
+and a text that is no path is refused."""
 
 from __future__ import annotations
 
@@ -81,6 +82,41 @@ def test_an_option(kind: Any, name: str, home: Path) -> None:
         made(kind, name, NOBODY)
 
 
+@pytest.mark.parametrize("text", ["", "a\0b", "\ud800"])
+@pytest.mark.parametrize(("kind", "name"), FIELDS)
+def test_a_text_that_is_no_path(kind: Any, name: str, text: str) -> None:
+    """Python makes the current directory of an empty one, and raises ValueError for the others."""
+    if text or "Path" not in str(get_type_hints(kind)[name]):
+        expected = "at least one name" if (name, text) == ("tasks", "") else "a path"
+        with pytest.raises(InputError, match=f"^`{name}` must be {expected}, got "):
+            made(kind, name, text)
+
+
+OPTIONS = [(name, field) for name in COMMANDS for field in path_fields(COMMANDS[name].options)]
+
+
+@pytest.mark.parametrize(("command", "name"), OPTIONS)
+def test_an_empty_option(
+    command: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nothing = dataclasses.MISSING
+    fields = dataclasses.fields(COMMANDS[command].options)
+    needed = [f.name for f in fields if f.default is f.default_factory is nothing]
+    flag = f"--{name.replace('_', '-')}"
+    other = "ops" if command == "bench" else "x"
+    given = ["" if n == name else other for n in needed]
+    given += [] if name in needed else [flag, ""]
+    assert main([command, *given]) == 1
+    expected = "at least one name" if name == "tasks" else "a path"
+    shown = name if name in needed else flag
+    assert capsys.readouterr().err == f"ddl {command}: `{shown}` must be {expected}, got ''\n"
+
+
 def test_the_files_of_a_sweep_and_of_a_run(home: Path) -> None:
     values = {"out": "~/runs", "preset": "tiny", "options": {"data": "~/text"}}
     (run,) = parse_sweep(values).runs
@@ -89,6 +125,12 @@ def test_the_files_of_a_sweep_and_of_a_run(home: Path) -> None:
         parse_sweep(values | {"out": NOBODY})
     with pytest.raises(InputError, match=f"^`options.data` {REFUSED}"):
         parse_sweep(values | {"options": {"data": NOBODY}})
+    with pytest.raises(InputError, match=r"^`options.data` must be a path, got 'a\\x00b'$"):
+        parse_sweep(values | {"options": {"data": "a\0b"}})
+    with pytest.raises(InputError, match=r"^`out` must be a path, got 'a\\x00b'$"):
+        parse_sweep(values | {"out": "a\0b"})
+    with pytest.raises(InputError, match=r"^`data` must be a path, got 'a\\ud800'$"):
+        from_json(TrainConfig, '{"data": "a\\ud800"}')
     stored = from_json(TrainConfig, json.dumps({"data": "~/text", "out": "~/run"}))
     assert (stored.data, stored.out) == (f"{home}/text", home / "run")
 
@@ -137,5 +179,7 @@ def test_a_function_of_python(function: Callable[..., Any], argument: str, home:
     more = [NOBODY] if "out" in inspect.signature(function).parameters else []
     with pytest.raises(InputError, match=f"^`{argument}` {REFUSED}"):
         function(NOBODY, *more)
+    with pytest.raises(InputError, match=f"^`{argument}` must be a path, got ''$"):
+        function("", *more)
     with pytest.raises(InputError, match=f"{home}/nothing"):
         function("~/nothing", *(["~/out"] * len(more)))

@@ -200,7 +200,7 @@ def test_byte_tokenizer() -> None:
 
 
 def test_char_tokenizer_names_the_unknown_character() -> None:
-    expected = "`prompt` must consist of the 2 characters that the model was trained on, got 'c'"
+    expected = "`text` must consist of the 2 characters that the model was trained on, got 'c'"
     with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
         CharTokenizer("ab").encode("abc")
 

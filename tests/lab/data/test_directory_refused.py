@@ -20,6 +20,8 @@ from tests.support.prepare_cases import (
     write_tokenizer,
 )
 
+TEMPORARY = ".index.json.0123abcd.tmp"
+
 
 @pytest.mark.parametrize("name", ["notes.txt", "train-00000.bin", "tokenizer.json"])
 def test_other_files_are_left_alone(name: str, lines: Path, tmp_path: Path) -> None:
@@ -33,6 +35,24 @@ def test_other_files_are_left_alone(name: str, lines: Path, tmp_path: Path) -> N
     refused(sentence, configuration(lines, out))
     assert contents(out) == {name: b"mine"}
     refused(f"`out` must be a directory, got {lines}: Not a directory", configuration(lines, lines))
+
+
+@pytest.mark.parametrize(
+    "name", ["index.json", "tokenizer.json", "train-00000.bin", "train-00009.bin", TEMPORARY]
+)
+def test_a_directory_in_a_files_place_is_left_alone(name: str, lines: Path, tmp_path: Path) -> None:
+    config = configuration(lines, tmp_path / "out")
+    prepare(config)
+    place = tmp_path / "out" / name
+    place.unlink(missing_ok=True)
+    place.mkdir()
+    (place / "notes.txt").write_text("mine")
+    sentence = (
+        "`out` must be new, empty or a directory that `ddl prepare` began, got"
+        f" {tmp_path / 'out'}, which has the directory {name}"
+    )
+    refused(sentence, config)
+    assert contents(place) == {"notes.txt": b"mine"}
 
 
 def test_an_index_of_something_else_is_refused(lines: Path, tmp_path: Path) -> None:

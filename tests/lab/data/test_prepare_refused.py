@@ -167,8 +167,8 @@ def test_nothing_to_train_or_to_validate_on_is_refused(tmp_path: Path) -> None:
         assert not out.exists()
     (tmp_path / "a.txt").write_text("one document")
     sentence = (
-        "`validation` must hold out a document, got 0.001, which holds out none of 1; without"
-        " `separator` a text file is one document"
+        "`validation` must hold out a document, got 0.001, which holds out none of 1: without"
+        " `separator` a text file is one document, and with '\\n\\n' documents end at empty lines"
     )
     refused(sentence, configuration(tmp_path / "a.txt", out, validation=0.001, separator=None))
 
@@ -293,16 +293,29 @@ def test_a_text_that_the_vocabulary_cannot_spell_is_refused(lines: Path, tmp_pat
         prepare(configuration(lines, tmp_path / "out", tokenizer=str(file)))
 
 
+def test_a_separator_that_is_not_utf8_is_refused(lines: Path, tmp_path: Path) -> None:
+    """The shell passes any bytes."""
+    sentence = "`separator` must be UTF-8 text, got '\\udcff'"
+    refused(sentence, configuration(lines, tmp_path / "out", separator=os.fsdecode(b"\xff")))
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"out": None}, "`out` must be the directory to write, got None"),
-        ({"tokenizer": None}, "`tokenizer` must be bytes, gpt2 or a tokenizer.json, got None"),
+        (
+            {"out": None},
+            "`out` must name the directory to write, as in `--out data/notes`, got nothing",
+        ),
+        (
+            {"tokenizer": None},
+            "`tokenizer` must name bytes, gpt2 or a tokenizer.json, as in `--tokenizer bytes`, got"
+            " nothing",
+        ),
         ({"separator": ""}, "`separator` must be at least one character, got ''"),
         ({"validation": 0}, "`validation` must be above 0 and at most 1, got 0"),
         ({"shard_tokens": 0}, "`shard_tokens` must be an integer of at least 1, got 0"),
         ({"workers": 0}, "`workers` must be an integer of at least 1, got 0"),
-        ({"inputs": ()}, "`inputs` must be at least one file, got None"),
+        ({"inputs": ()}, "`inputs` must name at least one file or directory, got nothing"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, object], sentence: str) -> None:

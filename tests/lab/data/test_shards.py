@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ddl.lab.data.prepare import prepare
 from ddl.lab.data.shards import PARTS, open_shards, read_index
 from ddl.lab.load import load
 from ddl.lab.train import Trainer, train
+from ddl.lab.train.runs import load_tokenizer
 from tests.support.prepare_cases import (
     as_lines,
     configuration,
@@ -239,10 +241,15 @@ def test_a_damaged_index_is_refused(small: Path) -> None:
         change(small, **values)
         refused(small, no_index + got)
         index.write_bytes(whole)
-    shard = json.loads(whole)["shards"]
-    shard["train"][0]["name"] = "../../train-00000"
-    change(small, shards=shard)
-    refused(small, f"{no_index}a shard '../../train-00000'")
+    for field, value, got in (
+        ("name", "../../train-00000", "a shard '../../train-00000'"),
+        ("sha256", "\ud800", "checksums of 'train-00000' that are none"),
+        ("starts_sha256", None, "checksums of 'train-00000' that are none"),
+    ):
+        shards = json.loads(whole)["shards"]
+        shards["train"][0][field] = value
+        change(small, shards=shards)
+        refused(small, no_index + got)
 
 
 def test_an_interrupted_preparation_is_refused(small: Path) -> None:
@@ -275,6 +282,38 @@ def test_a_damaged_tokenizer(small: Path) -> None:
     (small / "tokenizer.json").write_text('{"kind": "words"}')
     with pytest.raises(InputError, match=r"^`tokenizer` must be bytes, gpt2 or characters with a"):
         data.load(small)
+
+
+@pytest.mark.parametrize("field", ["kind", "text", "document_token"])
+def test_a_tokenizer_that_was_changed_is_refused(
+    field: str, prepared: Path, tmp_path: Path
+) -> None:
+    """It would give other bits per byte."""
+    folder = Path(shutil.copytree(prepared, tmp_path / "data"))
+    file = folder / "tokenizer.json"
+    whole = json.loads(file.read_text())
+    changed = {"kind": "characters", "text": whole["text"] + " ", "document_token": None}
+    table = {"table": [chr(i) for i in range(400)]}
+    file.write_text(json.dumps(whole | table | {field: changed[field]}))
+    refused(
+        folder,
+        f"`data` must have the tokenizer of its index.json, got {file}, whose checksum is another:"
+        " it was damaged or changed; copy the file again, or remove the directory and prepare it"
+        " again",
+    )
+
+
+@pytest.mark.parametrize("token", [-1, 400, 10**30, 2**32, "x", True, 1.5, [0]])
+def test_a_marker_that_is_no_token_is_refused(token: Any, prepared: Path, tmp_path: Path) -> None:
+    """Also if the index has the checksum of such a tokenizer, and in a run."""
+    folder = Path(shutil.copytree(prepared, tmp_path / "data"))
+    described = json.loads((folder / "tokenizer.json").read_text()) | {"document_token": token}
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    change(folder, made_of=read_index(folder).made_of | {"options": {"tokenizer": "any"}})
+    sentence = "`document_token` must be a token of the tokenizer's vocabulary, got "
+    refused(folder, sentence + repr(token))
+    with pytest.raises(InputError, match=re.escape(sentence + repr(token))):
+        load_tokenizer(folder)
 
 
 def test_a_part_without_a_whole_block(small: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import AddedToken, decoders, normalizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, normalizers
 
 from ddl.lab import data
 from ddl.lab.data import CharTokenizer, Corpus, FileTokenizer, GPT2Tokenizer
@@ -106,6 +106,30 @@ def test_a_token_of_half_a_character_counts_its_bytes() -> None:
     assert len(split) >= 2
     assert found.lengths[made.encode("犰").ids].sum() == 3
     assert found.lengths[made.token_to_id(files.END)] == 0
+
+
+@pytest.mark.parametrize(
+    "made", [files.byte_level(TEXTS), files.byte_fallback(), files.metaspace(TEXTS)]
+)
+def test_an_added_token_counts_the_bytes_of_its_text(made: Backend) -> None:
+    """Also if its name is one that the decoder would read as bytes or as a space."""
+    names = ["naïveté", "éé", "Ġx", "a▁b", "<0x41>", "<code>", "  ", "狳狳"]
+    names = [name for name in names if made.token_to_id(name) is None]
+    made.add_tokens([AddedToken(name, special=False, normalized=False) for name in names])
+    found = spelling(FileTokenizer(made.to_str()))
+    assert found is not None
+    counted = [int(found.lengths[made.token_to_id(name)]) for name in names]
+    assert counted == [size(name) for name in names]
+    assert len(names) >= 7
+
+
+def test_a_token_that_spells_two_texts_has_no_bytes() -> None:
+    """The letter é is the token of the byte 0xE9, too, with which other characters begin."""
+    made = files.byte_level(TEXTS)
+    made.add_tokens([AddedToken("the", special=False)])
+    assert spelling(FileTokenizer(made.to_str())) is not None
+    made.add_tokens([AddedToken("é", special=False)])
+    assert spelling(FileTokenizer(made.to_str())) is None
 
 
 def test_words_that_a_marker_spells_are_text(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_the_papers_tables_from_cached_data(
 
 @pytest.mark.parametrize("shots", [None, 0])
 def test_shots_of_a_preset_and_of_a_task(shots: int | None) -> None:
-    from ddl.lab.evaluation import _requested
+    from ddl.lab.evaluation.scores import _requested
 
     names, numbers = _requested(
         EvalConfig(Path(), tasks=("paper,mine", "other"), num_fewshot=shots)

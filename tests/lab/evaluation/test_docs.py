@@ -94,7 +94,7 @@ def test_fetching_is_what_the_refusal_says() -> None:
 
 
 def test_the_papers_eight_are_named() -> None:
-    from ddl.lab.evaluation import PAPER
+    from ddl.lab.config.paper_tasks import PAPER
 
     words = re.sub(r"[^a-z]", "", TEXT.lower())
     for name in PAPER:

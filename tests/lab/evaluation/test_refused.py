@@ -97,12 +97,12 @@ def test_one_sentence(
 def test_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["eval", str(tmp_path / "no")]) == 1
     assert capsys.readouterr().err == (
-        f"ddl eval: `model` must be {KINDS}, got {tmp_path}/no: No such file or directory\n"
+        f"ddl eval: `MODEL` must be {KINDS}, got {tmp_path}/no: No such file or directory\n"
     )
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert cli.main(["eval", str(tmp_path)]) == 1
     assert capsys.readouterr().err == (
-        f"ddl eval: `model` must be a directory with *.safetensors or *.bin, got {tmp_path}\n"
+        f"ddl eval: `MODEL` must be a directory with *.safetensors or *.bin, got {tmp_path}\n"
     )
 
 

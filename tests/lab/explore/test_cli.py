@@ -15,9 +15,9 @@ import pytest
 from ddl.lab import cli
 from tests.support import ROOT
 
-FOLDERS = "`runs` must be run directories or folders with runs"
+FOLDERS = "`RUNS` must be run directories or folders with runs"
 NO_RUNS = (
-    f"{FOLDERS}, got none: `ddl train tiny --out runs/tiny` makes one in about a minute, and `ddl"
+    f"{FOLDERS}, got none: `ddl train tiny --out runs/tiny` makes one in seconds, and `ddl"
     " explore runs` shows it"
 )
 FILES = "`--bench` must be files of `ddl bench --out`"

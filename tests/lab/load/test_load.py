@@ -13,11 +13,12 @@ pytest.importorskip("transformers")
 
 import ddl.hf
 from ddl.errors import InputError
-from ddl.files import PathKind, path_kind
 from ddl.lab.cli.sample import sample
 from ddl.lab.config import SampleConfig
 from ddl.lab.load import load, load_for_transformers
-from ddl.models.tokenizers import ByteTokenizer
+from ddl.models import NanoGPT, NanoGPTConfig
+from ddl.models.tokenizers import ByteTokenizer, CharTokenizer
+from ddl.paths import PathKind, path_kind
 from tests.support.hf_cases import a_run, model, tokens
 from tests.support.paper_standin import published
 
@@ -119,3 +120,33 @@ def test_a_run_without_its_config(tmp_path: Path) -> None:
     run = write(tmp_path / "run", metrics__jsonl="", model__safetensors="")
     with pytest.raises(InputError, match=r"a run that has lost its config\.json$"):
         load(run)
+
+
+def test_a_tokenizer_config_with_other_types(tmp_path: Path) -> None:
+    """transformers looks at them when a text is encoded, which was too late."""
+    ddl.hf.save(model(vocab_size=256), ByteTokenizer(), tmp_path / "hf")
+    file = tmp_path / "hf/tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": "x"}))
+    for loading in (load, load_for_transformers):
+        with pytest.raises(InputError, match=r"between instances of 'int' and 'str'$"):
+            loading(tmp_path / "hf", "cpu")
+
+
+def test_only_tokens_of_the_tokenizer_are_sampled(tmp_path: Path) -> None:
+    """A vocabulary is padded with tokens that no training has made unlikely."""
+    padded = CharTokenizer("ab\n")
+    run = Path(a_run(tmp_path / "run", padded, vocab_size=256))
+    nanogpt = NanoGPT(NanoGPTConfig(vocab_size=256, block_size=16, n_layer=1, n_head=2, n_embd=32))
+    ddl.hf.save(nanogpt, padded, tmp_path / "hf")
+    for path in (run, tmp_path / "hf"):
+        for temperature in (0.0, 5.0):
+            options = {"prompt": "ab", "tokens": 40, "temperature": temperature, "top_k": None}
+            text = sample(SampleConfig(run=path, device="cpu", **options))  # type: ignore[arg-type]
+            assert set(text.replace("<|endoftext|>", "")) <= set("ab\n")
+
+
+def test_a_default_prompt_that_cannot_be_encoded_is_called_so(tmp_path: Path) -> None:
+    run = Path(a_run(tmp_path / "run", CharTokenizer("ab"), vocab_size=256))
+    expected = r"^`prompt` must consist of the 2 characters .*, got '\\n', the default$"
+    with pytest.raises(InputError, match=expected):
+        sample(SampleConfig(run=run, device="cpu"))

@@ -21,6 +21,8 @@ from ddl.lab.config import TrainConfig, paper_code
 from ddl.lab.train import train
 from ddl.lab.train.checkpoint import read_manifest
 from ddl.lab.train.runs import RunDirectory
+from ddl.models import NanoGPT, NanoGPTConfig
+from ddl.models.tokenizers import ByteTokenizer
 from ddl.optim import learning_rate
 from tests.support.processes import together
 from tests.support.train_cases import quiet, short, stop_at
@@ -203,3 +205,20 @@ def test_another_source_is_refused_when_a_run_goes_on(source: TrainConfig, tmp_p
     other = replace(config, init_from=None, resume="auto")
     with pytest.raises(InputError, match=r"^`init_from` must be '.*', as in .*, got None"):
         train(other, quiet())
+
+
+def test_nanogpt_is_neither_offered_nor_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(path: Path) -> str:
+        capsys.readouterr()
+        assert main(["train", "tiny", "--init-from", str(path)]) == 1
+        return capsys.readouterr().err
+
+    offered = said(tmp_path / "nothing")
+    assert "nanoGPT" not in offered
+    assert " or a checkpoint of the paper's code, got " in offered
+    config = NanoGPTConfig(vocab_size=256, block_size=16, n_layer=1, n_head=2, n_embd=32)
+    hf.save(NanoGPT(config), ByteTokenizer(), tmp_path / "model")
+    expected = f"got {tmp_path / 'model'} with nanoGPT's modules: go on in nanoGPT's own train.py\n"
+    assert said(tmp_path / "model").endswith(expected)

@@ -53,6 +53,23 @@ def test_every_curve_has_its_own_look(tmp_path: Path) -> None:
     assert len(in_grey) == len(COLOURS)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a\x1b[31m", "a\\x1b[31m"),
+        ("a\tb\nc", "a\\tb\\nc"),
+        ("\x85犰🙂", "\\x85犰🙂"),
+        ("\udcff", "?"),
+    ],
+)
+def test_a_name_of_odd_characters_is_drawn_without_a_warning(
+    name: str, shown: str, tmp_path: Path
+) -> None:
+    figure = drawn(tmp_path, {name: RECORDS})
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [shown]
+
+
 def test_runs_of_a_variant_look_alike(tmp_path: Path) -> None:
     variants = {"a-s1": "a", "a-s2": "a", "b-s1": "b"}
     figure = drawn(tmp_path, dict.fromkeys(variants, RECORDS), variants)

@@ -135,7 +135,7 @@ def test_processes_on_different_devices(tmp_path: Path) -> None:
 
     def prepared(rank: int) -> None:
         place = torch.device("cuda" if rank else "cpu")
-        sys.modules["ddl.lab.train.loop"].pick_device = lambda *_: place  # type: ignore[attr-defined]
+        sys.modules["ddl.lab.train.launch"].pick_device = lambda *_: place  # type: ignore[attr-defined]
 
     said = "`--device` must be the same in all processes, got cpu in process 0, cuda in process 1"
     check_one_sentence(ended(run, tmp_path, prepared), said)

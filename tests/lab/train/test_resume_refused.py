@@ -363,7 +363,11 @@ def test_the_command_takes_the_options_of_the_run(
     assert capsys.readouterr().err == f"ddl train: {expected}\n"
     assert main(["train", "--resume", str(out), "--steps", "9"]) == 1
     expected = f"`--steps` must be 6, as in {out}, to go on with it, got 9"
-    expected += "; for another value start a new run"
+    expected += f"; for another value start a new run, from these weights with `--init-from` {out}"
+    assert capsys.readouterr().err == f"ddl train: {expected}\n"
+    assert main(["train", "--resume", str(out), "--model.num-layers", "9"]) == 1
+    expected = f"`--model.num-layers` must be 2, as in {out}, to go on with it, got 9"
+    expected += "; for another value start a new run"  # the weights would not fit
     assert capsys.readouterr().err == f"ddl train: {expected}\n"
     assert main(["train", f"--resume={out}"]) == 0
     assert "Going on after step 3" in capsys.readouterr().out

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from ddl.errors import InputError
-from ddl.files import alone_in
 from ddl.lab import data
 from ddl.lab.config.sweeps import Sweep, parse_sweep
 from ddl.lab.train import Step, Trainer
 from ddl.lab.train.metrics import peak_memory
 from ddl.lab.train.runs import RunDirectory
 from ddl.lab.train.sweep import Pace, duration, reset_peak_memory, state_of, train_sweep
+from ddl.locks import alone_in
 from tests.lab.train.crash import assert_same, curve, tensors
 from tests.support.processes import Forked, command
 from tests.support.train_cases import quiet, recorder
@@ -161,7 +161,8 @@ def test_other_options_than_the_runs_are_refused(tmp_path: Path) -> None:
     longer = make(tmp_path, [1], "additive", "ddl", steps=5)
     status, failed = train_sweep(longer, quiet())
     expected = f"`steps` must be 4, as in {tmp_path}/additive-s1, to go on with it, got 5"
-    expected += "; for another value start a new run"
+    expected += "; for another value start a new run, from these weights with `init_from`"
+    expected += f" {tmp_path}/additive-s1"
     assert (status, failed) == (1, {"additive-s1": expected})
     assert state_of(longer.runs[1]).finished
 

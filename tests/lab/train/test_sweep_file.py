@@ -224,6 +224,18 @@ def test_what_is_no_toml(tmp_path: Path, content: bytes) -> None:
         read_sweep(tmp_path)
 
 
+@pytest.mark.parametrize("line", ["{} = 1", "[{}]", '"x" = 1\noptions.{} = 1'])
+def test_a_key_of_many_parts_is_refused_at_once(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(line.format(".".join(["a"] * 100_000)))
+    sentence = f"`file` must have at most 200 dots in a line, got {file}, which has "
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}"):
+        read_sweep(file)
+    file.write_text("[options." + ".".join(["a"] * 190) + "]\n" + ".".join(["a"] * 190) + " = 1")
+    with pytest.raises(InputError, match="must be an option of `ddl train`, got an unknown one"):
+        read_sweep(file)
+
+
 def test_a_nested_table_is_the_same_as_dots() -> None:
     values: dict[str, Any] = {"out": "x", "preset": "tiny"}
     dotted = values | {"options": {"model.num_layers": 1}}

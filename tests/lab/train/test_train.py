@@ -1,4 +1,4 @@
-"""Training: repeatability, batches, run directories, Ctrl-C, choice of device."""
+"""Training: repeatability, batches, run directories, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddl.errors import InputError
 from ddl.lab import data
 from ddl.lab.cli.sample import sample
 from ddl.lab.config import OptimConfig, SampleConfig, TrainConfig
 from ddl.lab.config.stored import from_json, to_json
-from ddl.lab.train import Trainer, pick_device, stop_on_signal, train
+from ddl.lab.train import Trainer, stop_on_signal, train
 from ddl.lab.train.json_lines import JsonLines
 from ddl.lab.train.runs import load_config, load_run
 from ddl.lab.train.trainer import make_repeatable
@@ -143,26 +142,6 @@ def test_ctrl_c_finishes_the_step_and_saves(tmp_path: Path) -> None:
         assert stopped()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert pick_device("auto", "ddl-cc") == pick_device("cpu", "ddl-cc") == CPU
-    expected = "`device` must be cpu, because torch finds no GPU, got 'cuda'"
-    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
-        pick_device("cuda", "additive")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    reason = "cuda:0 cannot be used: it is too old"
-    monkeypatch.setattr("ddl.cuda.why_unavailable", lambda: reason)
-    assert pick_device("auto", "additive") == pick_device("cuda", "additive")
-    assert pick_device("auto", "additive").type == "cuda"
-    assert pick_device("auto", "ddl-cc") == CPU
-    with pytest.raises(InputError, match=f"^`device` must be cpu, because {reason}, got 'cuda'$"):
-        pick_device("cuda", "ddl-cc")
-    monkeypatch.setattr("ddl.cuda.why_unavailable", lambda: None)
-    assert pick_device("auto", "ddl-cc").type == "cuda"
-    monkeypatch.setattr("ddl.cuda.why_unavailable", lambda: pytest.fail("looked for a driver"))
-    assert pick_device("cpu", "ddl-cc") == CPU
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

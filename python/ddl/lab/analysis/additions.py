@@ -1,6 +1,6 @@
 """The remains of additions: the sums of `inspect` for a model without rewrites.
 
-A sublayer adds F bᵀ to n streams, X' = X M + F bᵀ (`ddl.nn.hooks.Addition`). So what is left of
+A sublayer adds F bᵀ to n streams, X' = X M + F bᵀ (`ddl.nn.additions.Addition`). So what is left of
 source s after more sublayers is F_s cᵀ, where c starts as b and each sublayer makes it c M. The
 embedding is in every stream at first: its c starts as ones. In an additive stream n and c are 1.
 """
@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ddl.nn.hooks import Addition, Rewrite
+from ddl.nn.additions import Addition
+from ddl.nn.hooks import Rewrite
 
 from . import spectra
 from .arrays import Array, finite, rows

@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from ddl.files import PathKind, path_kind, read_text
+from ddl.files import read_text
 from ddl.lab.train.plots import plot_losses
 from ddl.lab.train.sweep import LISTING
 from ddl.models.tokenizers import printable
+from ddl.paper.names import listed
+from ddl.paths import PathKind, path_kind
 
 from .measured import Measured, measure
 from .paired import variants_of
@@ -37,7 +39,8 @@ class Comparison(NamedTuple):
 
 
 def compare(paths: Sequence[Path]) -> Comparison:
-    """Read the runs at these paths, where a directory with runs in it stands for these.
+    """Read the runs at these paths, where a directory stands for the runs in it, and for those in
+    its own directories, such as a sweep's.
 
     Raises InputError if a path is neither a run nor a directory with runs, or if a file of a run is
     damaged.
@@ -45,7 +48,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
     found, twice = _distinct([run for path in paths for run in runs_at(path)])
     names = unique_names(found)
     runs = [read_run(path, name) for path, name in zip(found, names, strict=True)]
-    notes = [f"{_listed([name_of(path) for path in twice])} named twice, shown once."]
+    notes = [f"{_named([name_of(path) for path in twice])} named twice, shown once."]
     return Comparison(runs, (notes if twice else []) + notes_on(runs))
 
 
@@ -60,7 +63,7 @@ def with_data(comparison: Comparison, text: Path, console: Console) -> Compariso
 
 def notes_on(runs: Sequence[Run]) -> list[str]:
     """Sentences on why a comparison with the first of these runs is unfair or incomplete."""
-    return _differences(runs) + _unfinished(runs) + _limited(runs)
+    return _differences(runs) + _unfinished(runs) + _limited(runs) + _without_figures(runs)
 
 
 def is_run(path: Path) -> bool:
@@ -68,19 +71,28 @@ def is_run(path: Path) -> bool:
 
 
 def runs_at(path: Path, *, belongs: Callable[[Path], bool] = is_run) -> list[Path]:
-    """The path, if it is a run or a model, or the runs in it: in a sweep's order, else by name.
+    """The path, if it is a run or a model, or the runs in it and in its directories: in a sweep's
+    order, else by name; the path if there is none, to be refused when it is read.
 
-    belongs: whether a directory in the path is one of its runs.
+    belongs: whether a directory is a run.
     """
     if path_kind(path) in KINDS:
         return [path]
+    found: list[Path] = []
+    for inside in _directories(path):
+        found += [inside] if belongs(inside) else filter(belongs, _directories(inside))
+    return found or [path]
+
+
+def _directories(path: Path) -> list[Path]:
+    """The directories in a path: in a sweep's order, else by name."""
     try:
         names = sorted(os.listdir(path), key=_natural)
     except OSError:
-        return [path]  # refused when it is read
+        return []
     order = _listing(path / LISTING)
     names.sort(key=lambda name: order.index(name) if name in order else len(order))
-    return [path / name for name in names if belongs(path / name)] or [path]
+    return [path / name for name in names if os.path.isdir(path / name)]
 
 
 def plot(comparison: Comparison, path: Path) -> None:
@@ -155,7 +167,7 @@ def _differences(runs: Sequence[Run]) -> list[str]:
         if reasons:
             grouped.setdefault(reasons, []).append(run.name)
     return [
-        f"Not a fair comparison with {trained[0].name}: {_listed(names)} {reasons}."
+        f"Not a fair comparison with {trained[0].name}: {_named(names)} {reasons}."
         for reasons, names in grouped.items()
     ]
 
@@ -217,8 +229,8 @@ def _unfinished(runs: Sequence[Run]) -> list[str]:
         for run in runs
         if run.config is not None and run.diverged
     ]
-    sentences = [f"Diverged: {_listed(lost)}."] if lost else []
-    return sentences + ([f"Not finished: {_listed(left)}."] if left else [])
+    sentences = [f"Diverged: {_named(lost)}."] if lost else []
+    return sentences + ([f"Not finished: {_named(left)}."] if left else [])
 
 
 def _limited(runs: Sequence[Run]) -> list[str]:
@@ -227,12 +239,18 @@ def _limited(runs: Sequence[Run]) -> list[str]:
         for limit in {e.limit for e in run.evaluations if e.limit is not None}:
             limits.setdefault(limit, []).append(run.name)
     return [
-        f"Scored on the first {limit} examples of each task only: {_listed(names)}."
+        f"Scored on the first {limit} examples of each task only: {_named(names)}."
         for limit, names in limits.items()
     ]
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:MOST_NAMED])
-    rest = len(names) - MOST_NAMED
-    return shown if rest <= 0 else f"{shown} and {rest} others"
+def _without_figures(runs: Sequence[Run]) -> list[str]:
+    """A sentence if there is nothing to show: of exported models alone, and no evaluation."""
+    if any(run.config is not None or run.evaluations for run in runs):
+        return []
+    names = _named([run.name for run in runs])
+    return [f"No scores of {names}: `ddl eval` leaves them in the directory."]
+
+
+def _named(names: Sequence[str]) -> str:
+    return listed(list(names), MOST_NAMED)

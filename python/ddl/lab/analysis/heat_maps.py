@@ -10,6 +10,7 @@ import numpy as np
 
 from ddl.files import atomic_file
 from ddl.lab.train.json_lines import number
+from ddl.lab.train.plots import printed, without_glyph_warnings
 from ddl.recording.quantities import BOUNDS
 
 from .arrays import Array
@@ -161,6 +162,7 @@ def _names(record: Mapping[str, Any]) -> list[str]:
     return [str(sublayer.get("name")) for sublayer in found]
 
 
+@without_glyph_warnings()
 def _figure(path: Path, size: tuple[float, float], grid: tuple[int, int], fill: Any) -> None:
     import matplotlib
 
@@ -206,7 +208,8 @@ def _heat(
 
 def _ticks(place: Any, names: Sequence[str], **options: Any) -> None:
     every = _every(len(names))
-    place(range(0, len(names), every), names[::every], fontsize=8, **options)
+    shown = [printed(name) for name in names[::every]]  # a name may have $, too
+    place(range(0, len(names), every), shown, fontsize=8, parse_math=False, **options)
 
 
 def _every(count: int) -> int:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 
-from ddl.errors import InputError, first_line
-from ddl.files import PathKind, make_directory, path_kind, read_text, refuse_link, write_text
+from ddl.errors import InputError, first_line, reason_of
+from ddl.files import make_directory, read_text, refuse_link, write_text
 from ddl.lab import data
 from ddl.lab.config import InspectConfig
+from ddl.lab.data.verifying import verify_corpus
 from ddl.lab.load import load
-from ddl.lab.train.progress import verify_corpus
+from ddl.lab.progress import passing_bar
 from ddl.lab.train.runs import INSPECTED, RunDirectory, load_config
 from ddl.models import GPT, NanoGPT
 from ddl.models.tokenizers import Tokenizer, encode_prompt
+from ddl.paths import PathKind, path_kind
 from ddl.recording import Lens, lens
 from ddl.recording.sublayers import has_rewrites
 
@@ -52,8 +52,9 @@ def inspect_path(config: InspectConfig, console: Console) -> Inspected:
     prompt = None if config.prompt is None else _encoded(config.prompt, tokenizer, model)
     tokens, source = _text(config, tokenizer, model, console)
     windows = _windows(tokens, config.tokens, model)
-    with _progress(console, len(windows)) as advance:
-        inspection = inspect(model, windows, progress=advance)
+    with passing_bar(console, MofNCompleteColumn()) as bar:
+        task = bar.add_task("measuring", total=len(windows))
+        inspection = inspect(model, windows, progress=lambda: bar.advance(task))
     read = None if prompt is None else lens(model, prompt, top=TOP)
     summary = {"model": str(config.run), "text": source, **inspection.summary()}
     if read is not None and tokenizer is not None:
@@ -100,7 +101,7 @@ def _text(
 ) -> tuple[Any, str]:
     """Tokens to measure on, and their name."""
     if config.data is not None and not config.data.is_dir():
-        return _encoded_file(config.data, tokenizer, model), str(config.data)
+        return _encoded_file(config.data, tokenizer), str(config.data)
     source: Any = config.data
     validation = None
     if source is None and _is_run(config.run):
@@ -109,8 +110,8 @@ def _text(
     elif source is None:
         source = data.EMBEDDED
     if str(source) == data.EMBEDDED and not isinstance(tokenizer, data.ByteTokenizer):
-        text = data.embedded_text().decode()
-        return np.array(_tokens(text, tokenizer)), "Python's documentation"
+        text, name = data.embedded_text().decode(), "Python's documentation"
+        return np.array(_tokens(text, tokenizer, f"nothing, which means {name},")), name
     corpus = data.load_with(source, validation)
     corpus.check(model.config.block_size, model.config.vocab_size)
     verify_corpus(corpus, console)
@@ -121,20 +122,26 @@ def _is_run(path: Path) -> bool:
     return path_kind(path) is PathKind.RUN
 
 
-def _encoded_file(path: Path, tokenizer: Tokenizer | None, model: GPT | NanoGPT) -> Any:
+def _encoded_file(path: Path, tokenizer: Tokenizer | None) -> Any:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise InputError("data", "be a UTF-8 text or a directory", f"{path}: {reason}") from error
-    tokens = np.array(_tokens(text, tokenizer), dtype=np.int64)
+        got = f"{path}: {reason_of(error)}"
+        raise InputError("data", "be a UTF-8 text or a directory", got) from error
+    tokens = np.array(_tokens(text, tokenizer, str(path)), dtype=np.int64)
     if len(tokens) == 0:
         raise InputError("data", "have at least one token", f"{path} without")
     return tokens
 
 
-def _tokens(text: str, tokenizer: Tokenizer | None) -> list[int]:
-    return _needed(tokenizer).encode(text)
+def _tokens(text: str, tokenizer: Tokenizer | None, name: str) -> list[int]:
+    """The tokens of `--data`, which `name` names in a refusal."""
+    try:
+        return _needed(tokenizer).encode(text)
+    except InputError as error:
+        if error.argument != "text":
+            raise
+        raise InputError("data", error.expected, f"{name} with {error.got}") from error
 
 
 def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
@@ -154,16 +161,6 @@ def _windows(tokens: Any, wanted: int, model: GPT | NanoGPT) -> list[torch.Tenso
     count = max(1, wanted // block)
     batches = data.evaluation_batches(tokens, 1, block, count)
     return [windows.tokens.to(model.wte.weight.device) for windows in batches]
-
-
-@contextmanager
-def _progress(console: Console, windows: int) -> Iterator[Callable[[], object]]:
-    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("measuring", total=windows)
-        yield lambda: bar.advance(task)
 
 
 def _lens_summary(read: Lens, tokenizer: Tokenizer) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ddl.errors import NEWER
 from ddl.files import read_text
-from ddl.nn.hooks import Addition, Rewrite, installed
+from ddl.nn.additions import Addition
+from ddl.nn.hooks import Rewrite, installed
 from ddl.recording import Recording, record
 from ddl.recording.recorder import null_if_unknown
 from ddl.recording.sublayers import evaluating, has_rewrites, hooks_of

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
 from ddl.errors import InputError, first_line
 from ddl.lab import machine
 from ddl.lab.config import GPTConfig
+from ddl.lab.progress import passing_bar
 from ddl.lab.timing import Timed, interleave, ratio, ratio_interval
 from ddl.models import GPT
 
@@ -75,26 +75,24 @@ def measure(runs: Sequence[Run], text: Path, console: Console) -> Measured:
     """
     content = read_text(text)
     scores: dict[str, Score] = {}
-    notes: list[str] = []
+    failed: list[tuple[str, str]] = []  # run and reason
     models: dict[GPTConfig, GPT] = {}
     by_run: dict[str, GPTConfig] = {}
-    with _progress(console) as bar:
+    with passing_bar(console) as bar:
         for run in runs:
             task = bar.add_task(f"loss of {run.name}", total=None)
             try:
                 score, model = score_run(run, content, _advance(bar, task))
             except (InputError, MemoryError, torch.OutOfMemoryError) as error:
-                notes.append(f"Not measured: {run.name}, because {first_line(error)}.")
+                failed.append((run.name, first_line(error)))
             else:
                 scores[run.name], by_run[run.name] = score, model.config
                 models.setdefault(model.config, model)
             bar.remove_task(task)
         if not scores:
-            raise InputError(
-                "data",
-                "be a text that one of the runs can be measured on",
-                f"{text}: {notes[0].removesuffix('.')}",
-            )
+            expected = f"have one that can be measured on `data` {text}"
+            raise InputError("runs", expected, ": ".join(failed[0]), ("data",))
+        notes = [f"Not measured: {name}, because {reason}." for name, reason in failed]
         if len({model.wte.weight.device for model in models.values()}) > 1:
             notes.append("The models are on different devices, so their speeds do not compare.")
         timing = _time(list(models.values()), bar)
@@ -171,11 +169,3 @@ def _speeds(by_run: Mapping[str, GPTConfig], timing: _Timing) -> dict[str, Speed
 
 def _advance(bar: Progress, task: TaskID) -> Advance:
     return lambda done, of: bar.update(task, completed=done, total=of)
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-    shown = console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
-        yield bar

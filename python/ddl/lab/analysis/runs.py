@@ -15,15 +15,17 @@ from typing import Any, NamedTuple
 import torch
 
 from ddl.errors import InputError, first_line
-from ddl.files import PathKind, read_text, require_kind
+from ddl.files import read_text
 from ddl.lab.config import GPTConfig, TrainConfig
 from ddl.lab.config.paper_tasks import metric_of, paper_average
 from ddl.lab.train import checkpoint
+from ddl.lab.train.checkpoint import Manifest
 from ddl.lab.train.json_lines import Record, number
 from ddl.lab.train.metrics import perplexity
 from ddl.lab.train.runs import DIVERGED, LAST, TOKENIZER, RunDirectory, load_config
 from ddl.models import GPT
 from ddl.options import is_whole
+from ddl.paths import PathKind, require_kind
 
 KINDS = (PathKind.RUN, PathKind.DDL, PathKind.HUGGING_FACE)
 EVALUATIONS = "eval-*.json"  # as `ddl eval` names them: by date and time
@@ -62,9 +64,10 @@ class Evaluation(NamedTuple):
 class Run:
     """A run to compare; None stands for what its files do not say.
 
-    config: None for an exported model. step: of the last record. final, best: the last and the
-    lowest validation loss. tokens_per_second: the median of the records. peak_memory: bytes. data:
-    a checksum of the corpus. vocabulary: the tokenizer, as JSON. records: of metrics.jsonl.
+    config: None for an exported model. step: the last one recorded or saved. final, best: the last
+    and the lowest validation loss. tokens_per_second: the median of the records. peak_memory:
+    bytes. data: a checksum of the corpus. vocabulary: the tokenizer, as JSON. records: of
+    metrics.jsonl.
     """
 
     path: Path
@@ -127,11 +130,12 @@ def describe_run(
     validated = [r for r in records if isinstance(r.get("validation_loss"), float | int)]
     points = [Point(r["step"], _loss(r)) for r in validated]
     speeds = list(_numbers(records, "tokens_per_second"))
+    last = _last_checkpoint(path)
     return Run(
         path,
         name,
         config,
-        step=max((r["step"] for r in records), default=0),
+        step=max([0 if last is None else last.step, *(r["step"] for r in records)]),
         final=points[-1] if points else None,
         best=min((p for p in points if p.loss < math.inf), key=lambda p: p.loss, default=None),
         bits_per_byte=number(validated[-1], "validation_bits_per_byte") if points else None,
@@ -139,7 +143,7 @@ def describe_run(
         tokens_per_second=statistics.median(speeds) if speeds else None,
         peak_memory=max(_numbers(records, "peak_memory"), default=None),
         evaluations=tuple(_evaluations(evaluated)),
-        data=_data(path),
+        data=None if last is None else last.data,
         records=tuple(records),
     )
 
@@ -165,13 +169,13 @@ def parameters_of(config: GPTConfig) -> int:
         ) from error
 
 
-def _data(path: Path) -> str | None:
-    """The checksum of the data from the last checkpoint; None without one. A run that goes on may
-    remove a checkpoint while it is looked at."""
+def _last_checkpoint(path: Path) -> Manifest | None:
+    """What the last checkpoint says of itself; None without one. A run that goes on may remove a
+    checkpoint while it is looked at."""
     for _ in range(2):
         with suppress(InputError):
             found = RunDirectory(path).find_checkpoint(LAST)
-            return None if found is None else checkpoint.read_manifest(found).data
+            return None if found is None else checkpoint.read_manifest(found)
     return None
 
 

@@ -12,14 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ddl.errors import InputError
-from ddl.files import PathKind, path_kind, read_bytes
+from ddl.errors import InputError, reason_of
+from ddl.files import read_bytes
 from ddl.lab.config import GPTConfig
 from ddl.lab.data.spelling import spelling
 from ddl.lab.load import OURS, load
 from ddl.lab.train.runs import LAST, RunDirectory
 from ddl.models import GPT
 from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer
+from ddl.paper.names import listed
+from ddl.paths import PathKind, path_kind
 
 from .runs import Run
 
@@ -55,8 +57,7 @@ def read_text(path: Path) -> str:
     try:
         text = read_bytes(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise InputError("data", "be a UTF-8 text", f"{path}: {reason}") from error
+        raise InputError("data", "be a UTF-8 text", f"{path}: {reason_of(error)}") from error
     if not text:
         raise InputError("data", "have at least two tokens", f"{path}, which is empty")
     return text
@@ -95,9 +96,8 @@ def encode(text: str, tokenizer: Tokenizer) -> TokenArray:
         tokens = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
     else:
         if lacking := _without_token(text, tokenizer):
-            named = ", ".join(map(repr, lacking[:NAMED]))
-            rest = f" and {len(lacking) - NAMED} others" if len(lacking) > NAMED else ""
-            raise InputError.sentence(f"its tokenizer has no tokens for {named}{rest}")
+            named = listed(list(map(repr, lacking)), NAMED)
+            raise InputError.sentence(f"its tokenizer has no tokens for {named}")
         tokens = np.array(tokenizer.encode(text), dtype=np.int64)
     if len(tokens) < 2:
         raise InputError.sentence(

@@ -105,11 +105,3 @@ def describe(device: torch.device) -> dict[str, Any]:
         "memory_gib": round(properties.total_memory / 2**30, 1),
         "l2_mib": round(properties.L2_cache_size / 2**20, 1),
     }
-
-
-def clocks() -> dict[str, str]:
-    """The clocks, power and reasons for lower clocks that nvidia-smi reports; {} without it."""
-    names = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "temperature.gpu",
-             "clocks_throttle_reasons.active")  # fmt: skip
-    found = machine.nvidia_smi(*names)
-    return {} if not found else dict(zip(names, found.split(", "), strict=False))

@@ -1,12 +1,10 @@
-"""Interleaved timing, the comparison that allows it, reference copies."""
+"""Interleaved timing, and the comparison that allows it."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from ddl.lab import timing
@@ -18,10 +16,8 @@ __all__ = [
     "MismatchError",
     "Timed",
     "compare",
-    "copies",
     "gb_per_second",
     "interleave",
-    "quartiles",
     "ratio",
     "ratio_interval",
 ]
@@ -70,37 +66,6 @@ def interleave(
         progress(f"{what}: {text}" if text else "")
 
     return timing.interleave(steps, rounds, warmup=warmup, progress=say)
-
-
-def quartiles(seconds: list[float]) -> tuple[float, float]:
-    if len(seconds) < 2:
-        return seconds[0], seconds[0]
-    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return low, high
-
-
-def copies(like: Tensor) -> dict[str, Timed]:
-    """Two copies of a tensor to time beside an operator. Each moves twice the tensor's bytes.
-
-    "copy": `copy_` between allocated tensors, which measures the bandwidth. "clone": into a new
-    tensor, which pays for fresh pages as every newly allocated output of an operator does.
-    """
-    source = like.detach().clone()
-    target = torch.empty_like(source)
-
-    def copy() -> tuple[float, ...]:
-        started = time.perf_counter()
-        target.copy_(source)
-        return (time.perf_counter() - started,)
-
-    def clone() -> tuple[float, ...]:
-        started = time.perf_counter()
-        made = source.clone()
-        elapsed = time.perf_counter() - started
-        del made  # only after the clock stopped
-        return (elapsed,)
-
-    return {"copy": copy, "clone": clone}
 
 
 def gb_per_second(num_bytes: float, seconds: Sequence[float]) -> float:

@@ -25,7 +25,7 @@ class ReferenceStream(nn.Module):
         self.residuals, self.readout = stream.residuals, stream.readout
 
     def forward(self, x: Tensor, *args: Any, **nothing: Any) -> Tensor:
-        """x (B, T, d) → the normalised readout (B, T, d); one document per sequence."""
+        """x (B, T, d) → the normalised final read (B, T, d); one document per sequence."""
         assert isinstance(self.expand, Expand)
         assert isinstance(self.readout, Read)
         X = reference.expand(x, self.expand.weight, value_channels=self.expand.value_channels)

@@ -116,7 +116,7 @@ class PlainStream(nn.Module):
         keep: None = None,
         document_starts: None = None,
     ) -> Tensor:
-        """x (B, T, d) → the normalised readout (B, T, d); a document per sequence, no padding."""
+        """x (B, T, d) → the normalised final read (B, T, d); one document each, no padding."""
         channels = self.expand.value_channels
         state = expand(x, self.expand.weight, channels)
         if channels == 1 and state.ndim > x.ndim:  # from the convolution

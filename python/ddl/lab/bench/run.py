@@ -12,7 +12,7 @@ import torch
 from ddl.errors import InputError, first_line
 from ddl.files import writing
 from ddl.lab.config import PARTS, BenchConfig
-from ddl.lab.train.device import pick_device
+from ddl.lab.device import pick_device
 
 from . import blocks, jsonl, models, norm, ops, record
 from .clock import Clock, describe

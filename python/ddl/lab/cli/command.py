@@ -6,7 +6,7 @@ import dataclasses
 import io
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,21 +38,79 @@ def parse(kind: Any, args: list[str], *, positional: bool = False, **options: An
     shown = [escaped(arg) for arg in args], _shown(options)
     clean, said = shown == (args, options), io.StringIO()
     out = unguarded(sys.stdout) if clean else io.StringIO()  # tyro colours what it prints
-    config = (tyro.conf.PositionalRequiredArgs,) if positional else ()
+    names = (tyro.conf.PositionalRequiredArgs, tyro.conf.PositionalMetavarFromFieldName)
+    config = names if positional else ()
     try:
-        with redirect_stdout(out), redirect_stderr(said):
+        with redirect_stdout(out), redirect_stderr(said), _paths():
             return tyro.cli(kind, args=args, config=config, **options)
     except SystemExit as stop:
-        cause = stop.__context__
-        while cause is not None and not isinstance(cause, InputError):
-            cause = cause.__context__
-        if cause is not None:
-            raise cause from None
+        _raise_cause(stop)
+        if positional and stop.code and (more := _besides(kind, args, config)):
+            named = " ".join(name.upper() for name in _required(kind))
+            raise InputError.sentence(
+                f"`{options['prog']}` must be called with {named} and options alone, got"
+                f" {more!r} besides: call it once for each"
+            ) from None
         if not clean:  # print the same, with escapes
             parse(kind, shown[0], positional=positional, **shown[1])
         elif environment.is_first():
             print(said.getvalue(), end="", file=unguarded(sys.stderr))
         raise
+
+
+def _paths() -> AbstractContextManager[Any]:
+    """Let tyro keep an empty path as empty text, for the configuration to refuse.
+
+    `Path("")` is the current directory, which nobody has named.
+    """
+    from tyro import constructors
+
+    registry = constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def path(info: constructors.PrimitiveTypeInfo) -> Any:
+        if info.type is not Path:
+            return None
+        return constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="PATH",
+            instance_from_str=lambda args: Path(args[0]) if args[0] else "",
+            is_instance=lambda value: isinstance(value, Path),
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    return registry
+
+
+def _raise_cause(stop: SystemExit) -> None:
+    """Raise the InputError that tyro has caught, if it has ended because of one."""
+    cause = stop.__context__
+    while cause is not None and not isinstance(cause, InputError):
+        cause = cause.__context__
+    if cause is not None:
+        raise cause from None
+
+
+def _required(kind: Any) -> list[str]:
+    """The fields without a default, which are positional arguments."""
+    fields = dataclasses.fields(kind)
+    return [field.name for field in fields if field.default is dataclasses.MISSING]
+
+
+def _besides(kind: Any, args: list[str], config: Any) -> str | None:
+    """The first argument behind the positional ones that is no option; None if there is none.
+
+    Raises the InputError of a configuration that lacks an option, perhaps in this one's place.
+    """
+    import tyro
+
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), _paths():
+            _, more = tyro.cli(kind, args=args, config=config, return_unknown_args=True)
+    except SystemExit as stop:
+        _raise_cause(stop)
+        return None
+    return more[0] if more and not more[0].startswith("-") else None
 
 
 def _shown(options: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 
 from ddl.files import target
 from ddl.lab.config import CompareConfig
-from ddl.lab.output import make_console
+from ddl.lab.output import make_console, print_line
 
 from .command import Command, parse
 
@@ -42,7 +42,7 @@ def run(args: list[str]) -> None:
         console = make_console()
         tables.show(compared, console, paired)
         if config.plot is not None:
-            console.print(f"wrote {config.plot}", markup=False, highlight=False, soft_wrap=True)
+            print_line(console, f"wrote {config.plot}")
 
 
 COMMAND = Command("compare runs: ddl compare RUN…", CompareConfig, run)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ddl.errors import InputError
 from ddl.fields import NAMED_BY_TEXT, expand_paths
-from ddl.files import PathKind, path_kind
 from ddl.lab.config import GPTConfig
+from ddl.paths import PathKind, path_kind
 
 from .command import parse
 from .recipe import HELP
@@ -77,7 +77,12 @@ def _load(source: str) -> tuple[GPT, Tokenizer | None]:
     from ddl.lab.load import load
     from ddl.models import GPT
 
-    model, tokenizer = load(source, "cpu", argument="init_from")
+    try:
+        model, tokenizer = load(source, "cpu", argument="init_from")
+    except InputError as error:  # which offers all that can be loaded
+        checkpoint = "a checkpoint of the paper's code"
+        expected = error.expected.replace(PathKind.CHECKPOINT.value, checkpoint)
+        raise InputError(error.argument, expected, error.got, error.others) from error
     if not isinstance(model, GPT):
         raise InputError(
             "init_from",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddl.lab.config import InspectConfig
-from ddl.lab.output import make_console
+from ddl.lab.output import make_console, print_line
 
 from .command import Command, parse
 
@@ -31,7 +31,7 @@ def run(args: list[str]) -> None:
     if found.lens is not None and found.tokenizer is not None:
         console.print(lens_table(found.lens, found.tokenizer))
     for path in found.files:
-        console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+        print_line(console, f"wrote {path}")
 
 
 COMMAND = Command("what the sublayers of a model do: ddl inspect RUN", InspectConfig, run)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import signal
 import sys
 import typing
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from ddl import environment
-from ddl.errors import DivergedError, InputError, OtherProcessError, ProcessError
+from ddl.errors import DivergedError, InputError, OtherProcessError, ProcessError, reason_of
 from ddl.lab.config import Tracker
 from ddl.lab.output import guarded_output, one_line
 
@@ -31,8 +33,10 @@ from . import (
     train,
 )
 from .terminal import (
+    Terminated,
     discard_output,
     escape_what_cannot_be_written,
+    interrupted_by_signals,
     nobody_reads,
     replace_closed_output,
 )
@@ -60,7 +64,8 @@ HF_EXTRA = {"transformers", "accelerate", "tokenizers", "huggingface_hub"}
 TRACKERS = set(typing.get_args(Tracker))  # extras of their own names
 EXTRA |= HF_EXTRA | TRACKERS | {"lm_eval", "datasets", "pyarrow", "textual"}
 
-INTERRUPTED, NOBODY_READS = 128 + 2, 128 + 13  # as shells report SIGINT and SIGPIPE
+HANDLE_SIGNALS = ("train", "sweep", "explore")  # on their own
+NOBODY_READS = 128 + 13  # as shells report SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +92,7 @@ def _guarded(args: list[str]) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise
         discard_output()
-        print(f"ddl: the output must be writable, got: {error.strerror}", file=sys.stderr)
+        print(f"ddl: the output must be writable, got: {reason_of(error)}", file=sys.stderr)
         return 1
 
 
@@ -104,19 +109,21 @@ def _main(args: list[str]) -> int:
     try:
         if name != "train":
             _require_one_process()
-        return COMMANDS[name].run(args) or 0
-    except (InputError, DivergedError, ProcessError, ModuleNotFoundError) as error:
+        with nullcontext() if name in HANDLE_SIGNALS else interrupted_by_signals():
+            return COMMANDS[name].run(args) or 0
+    except (InputError, DivergedError, ProcessError, ModuleNotFoundError, OSError) as error:
         sentence = explain(name, error)
         if sentence is None or environment.wants_traceback():
             raise
-        if environment.is_first() or isinstance(error, ProcessError):
+        if environment.is_first() or isinstance(error, ProcessError | OSError):
             print(f"ddl {name}: {one_line(sentence)}", file=sys.stderr)
         return 1
     except OtherProcessError:  # which has said why
         return 1
-    except KeyboardInterrupt:
-        print(f"ddl {name}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        with suppress(OSError):  # the terminal may be gone
+            print(f"ddl {name}: interrupted", file=sys.stderr)
+        return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
 
 
 def _require_one_process() -> None:
@@ -144,6 +151,8 @@ def explain(command: str, error: Exception) -> str | None:
         return str(error.renamed(_flags(COMMANDS[command].options)))
     if isinstance(error, DivergedError):
         return str(error)
+    if isinstance(error, OSError) and error.filename is not None:  # of a path in an option or file
+        return f"`{error.filename}` must be a path that can be used, got: {error.strerror}"
     module = str(error.name).split(".")[0] if isinstance(error, ModuleNotFoundError) else None
     if module in EXTRA:
         extra = COMMANDS[command].extra
@@ -156,12 +165,16 @@ def explain(command: str, error: Exception) -> str | None:
 
 
 def _flags(kind: Any, prefix: str = "--") -> dict[str, str]:
-    """The flag of every field of a configuration, including those of nested configurations."""
+    """What a user types for every field of a configuration, including nested ones: its flag or,
+    for a positional argument, its name in the help."""
     flags: dict[str, str] = {}
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
-            flags |= _flags(hints[field.name], f"{prefix}{field.name}.")
-        elif field.default is not dataclasses.MISSING:  # without a default it is positional
+            inside = _flags(hints[field.name], f"{prefix}{field.name}.")
+            flags |= inside | {f"{field.name}.{name}": flag for name, flag in inside.items()}
+        elif field.default is dataclasses.MISSING:
+            flags[field.name] = field.name.upper()
+        else:
             flags[field.name] = f"{prefix}{field.name.replace('_', '-')}"
     return flags

@@ -53,13 +53,12 @@ def summary(config: PrepareConfig, done: Prepared) -> str:
 @contextmanager
 def _bar(console: Console) -> Iterator[Callable[[Progress], None]]:
     """Show a progress bar with bytes of the inputs, tokens per second and the remaining time."""
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import DownloadColumn, TextColumn
+
+    from ddl.lab.progress import passing_bar
 
     speed = TextColumn("{task.fields[speed]}")
-    columns = (TextColumn("preparing"), BarColumn(), DownloadColumn(), speed, TimeRemainingColumn())
-    quiet = not console.is_terminal  # without a terminal, a bar would leave an empty line
-    with Bar(*columns, console=console, transient=True, disable=quiet) as bar:
+    with passing_bar(console, DownloadColumn(), speed) as bar:
         task, started = bar.add_task("preparing", total=None, speed=""), time.monotonic()
 
         def report(progress: Progress) -> None:

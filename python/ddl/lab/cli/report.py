@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddl.lab.config import ReportConfig
-from ddl.lab.output import make_console
+from ddl.lab.output import make_console, print_line
 
 from .command import Command, parse
 
@@ -23,7 +23,7 @@ def run(args: list[str]) -> None:
     notes = write_report(config)
     console = make_console()
     for line in [*notes, f"wrote {config.out}"]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_line(console, line)
 
 
 COMMAND = Command("a page about runs: ddl report RUN… --out FILE", ReportConfig, run, "report")

@@ -36,10 +36,18 @@ def sample(config: SampleConfig, console: Console | None = None) -> str:
     Raises InputError if the model cannot be loaded or the prompt cannot be continued.
     """
     from ddl.lab.load import complete, load
+    from ddl.models.tokenizers import encode_prompt
 
     model, tokenizer = load(config.run, config.device, checkpoint=config.checkpoint, argument="run")
     if tokenizer is None:
         raise InputError("run", "have a tokenizer", f"{config.run} without tokenizer.json")
+    try:
+        encode_prompt(config.prompt, tokenizer)
+    except InputError as error:
+        if config.prompt != SampleConfig.prompt:
+            raise
+        got = f"{error.got}, the default"
+        raise InputError(error.argument, error.expected, got) from error
     with _bar(console, config.tokens) as progress:
         return complete(
             model,
@@ -60,17 +68,11 @@ def _bar(console: Console | None, tokens: int) -> Iterator[Callable[[], object] 
     if console is None:
         yield None
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn
 
-    columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    quiet = not console.is_terminal  # without a terminal, a bar would leave an empty line
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
+    from ddl.lab.progress import passing_bar
+
+    with passing_bar(console, MofNCompleteColumn()) as bar:
         task = bar.add_task("writing", total=tokens)
         yield lambda: bar.advance(task)
         seconds = bar.tasks[0].elapsed or 0.0

@@ -18,8 +18,11 @@ from ddl.lab import data
 from ddl.lab.analysis import compare, tables
 from ddl.lab.config import DemoConfig
 from ddl.lab.config.sweeps import Sweep, SweepRun, parse_sweep
+from ddl.lab.device import pick_device
 from ddl.lab.load import complete
-from ddl.lab.train import Trainer, Watch, pick_device, progress_bar, stop_on_signal
+from ddl.lab.output import print_line
+from ddl.lab.progress import progress_bar
+from ddl.lab.train import Trainer, Watch, stop_on_signal
 from ddl.lab.train.metrics import Metrics
 from ddl.lab.train.runs import PLOT, RunDirectory
 from ddl.lab.train.sweep import write_listing
@@ -102,7 +105,7 @@ def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) 
                 title=Text(f"{candidate.name} writes"),
             )
         )
-    console.print(f"Loss plot: {plot}", markup=False, highlight=False, soft_wrap=True)
+    print_line(console, f"Loss plot: {plot}")
     return pair
 
 

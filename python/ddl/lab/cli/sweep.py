@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddl.errors import InputError
 from ddl.lab.config import SweepConfig
 from ddl.lab.config.sweeps import Sweep, read_sweep
-from ddl.lab.output import make_console, one_line
+from ddl.lab.output import make_console, one_line, print_line
 
 from .command import Command, parse
 from .initial import load_initial, model_at
@@ -95,7 +95,7 @@ def show(sweep: Sweep, console: Console) -> None:
     tables.show(compared, console, paired)
     path = sweep.out / PLOT
     compare.plot(compared, path)
-    console.print(f"Loss curves: {path}", markup=False, highlight=False, soft_wrap=True)
+    print_line(console, f"Loss curves: {path}")
 
 
 COMMAND = Command("train variants and seeds: ddl sweep FILE", SweepConfig, run)

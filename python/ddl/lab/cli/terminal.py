@@ -1,12 +1,44 @@
-"""Output of the commands: to an ASCII terminal, a full disk or a closed pipe."""
+"""Around a command: an ASCII terminal, a full disk, a closed pipe, a signal that ends it."""
 
 from __future__ import annotations
 
 import io
 import os
 import select
+import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import NoReturn
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal ends the command as Ctrl-C does, so that no half-written files stay."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """In the block, raise Terminated for SIGTERM and SIGHUP, unless they are ignored or handled."""
+
+    def terminate(number: int, frame: FrameType | None) -> NoReturn:
+        raise Terminated(number)
+
+    main = threading.current_thread() is threading.main_thread()
+    both = (signal.SIGTERM, signal.SIGHUP) if main else ()
+    own = [number for number in both if signal.getsignal(number) is signal.SIG_DFL]
+    for number in own:
+        signal.signal(number, terminate)
+    try:
+        yield
+    finally:
+        for number in own:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def replace_closed_output() -> None:

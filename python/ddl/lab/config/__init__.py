@@ -17,13 +17,12 @@ from .commands import (
     PrepareConfig,
     SampleConfig,
 )
-from .comparing import CompareConfig, SweepConfig
+from .comparing import CompareConfig, ReportConfig, SweepConfig
 from .exploring import ExploreConfig
 from .inspecting import InspectConfig
 from .installation import PARTS, BenchConfig, DoctorConfig
 from .presets import PRESETS
 from .recipes import RECIPES, paper_code
-from .reporting import ReportConfig
 from .training import Tracker, TrainConfig
 
 __all__ = [

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ddl.fields import NAMED_BY_TEXT, check_counts, check_literals, expand_paths, require
+from ddl.fields import (
+    NAMED_BY_TEXT,
+    check_counts,
+    check_literals,
+    expand_paths,
+    require,
+    require_given,
+)
 from ddl.options import Residual, check_count, check_least, check_share
 
 
@@ -39,10 +46,11 @@ class PrepareConfig:
 
     def __post_init__(self) -> None:
         expand_paths(self)
-        require(len(self.inputs) > 0, "inputs", "at least one file", None)
-        require(self.out is not None, "out", "the directory to write", None)
-        named = self.tokenizer is not None
-        require(named, "tokenizer", "bytes, gpt2 or a tokenizer.json", None)
+        require_given(len(self.inputs) > 0, "inputs", "at least one file or directory")
+        out = "the directory to write, as in `--out data/notes`"
+        require_given(self.out is not None, "out", out)
+        tokenizer = "bytes, gpt2 or a tokenizer.json, as in `--tokenizer bytes`"
+        require_given(self.tokenizer is not None, "tokenizer", tokenizer)
         require(self.separator != "", "separator", "at least one character", self.separator)
         check_share("validation", self.validation)
         check_counts(self, "shard_tokens workers")
@@ -129,10 +137,10 @@ class EvalConfig:
     """New JSON file for the results; by default eval-DATE-TIME.json in the model's directory."""
 
     def __post_init__(self) -> None:
-        expand_paths(self)
-        check_literals(self)
         named = any(entry.strip(",") for entry in self.tasks)
         require(named, "tasks", "at least one name", " ".join(self.tasks))
+        expand_paths(self)
+        check_literals(self)
         check_counts(self, "num_fewshot", least=0)
         check_counts(self, "limit")
         if self.batch_size != "auto":
@@ -155,7 +163,8 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         expand_paths(self)
-        require(self.hf is not None, "hf", "the directory to write", None)
+        out = "the directory to write, as in `--hf exported`"
+        require_given(self.hf is not None, "hf", out)
 
 
 @dataclass(frozen=True)

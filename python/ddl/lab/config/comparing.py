@@ -1,11 +1,11 @@
-"""Options of `ddl compare` and `ddl sweep`. Imports no torch, so `--help` answers at once."""
+"""Options of `ddl compare`, `report` and `sweep`. Imports no torch, so `--help` answers at once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddl.fields import check_counts, expand_paths, require
+from ddl.fields import check_counts, expand_paths, require, require_given
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,33 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         expand_paths(self)
-        require(len(self.runs) > 0, "runs", "at least one run directory", None)
-        unused = self.paired or self.baseline is None
-        require(unused, "baseline", "left out without `paired`", self.baseline, ("paired",))
+        _check_runs(self)
         require(
             not (self.json and self.markdown), "markdown", "left out with `json`", True, ("json",)
         )
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Write a page about runs."""
+
+    runs: tuple[Path, ...]
+    """Run directories, also of runs that still train; directories that `ddl export` wrote; or
+    directories with runs in them, as `ddl sweep` writes. The others are compared with the first
+    run."""
+    out: Path = Path("report.html")
+    """HTML file to write. It replaces an earlier report."""
+    overwrite: bool = False
+    """Replace `out` even if it is another file than a report."""
+    paired: bool = False
+    """Also show how far each variant's validation loss lies from the baseline's, seed by seed, as
+    `ddl compare --paired` does."""
+    baseline: str | None = None
+    """The variant that `--paired` compares with; None for that of the first run."""
+
+    def __post_init__(self) -> None:
+        expand_paths(self)
+        _check_runs(self)
 
 
 @dataclass(frozen=True)
@@ -63,3 +84,9 @@ class SweepConfig:
         require(not (self.count and self.list), "list", "left out with `count`", True, ("count",))
         alone = self.index is None or not (self.count or self.list)
         require(alone, "index", "left out with `count` and `list`", self.index, ("count", "list"))
+
+
+def _check_runs(config: CompareConfig | ReportConfig) -> None:
+    require_given(len(config.runs) > 0, "runs", "at least one run directory")
+    unused = config.paired or config.baseline is None
+    require(unused, "baseline", "left out without `paired`", config.baseline, ("paired",))

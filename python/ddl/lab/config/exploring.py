@@ -9,7 +9,7 @@ from ddl.errors import InputError
 from ddl.fields import expand_paths
 from ddl.options import check_positive
 
-A_RUN = "`ddl train tiny --out runs/tiny` makes one in about a minute"
+A_RUN = "`ddl train tiny --out runs/tiny` makes one in seconds"
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ class InspectConfig:
     the text. It is rounded down to whole windows."""
     prompt: str | None = None
     """Also show the stream lens after this text: for each sublayer, the next tokens that
-    readout and head would predict if the stream ended there, from all value channels and from each
-    alone."""
+    final read and head would predict if the stream ended there, from all value channels and from
+    each alone."""
     out: Path | None = None
     """Directory for the pictures and inspection.json, which replace earlier ones there, with the
     lens of an earlier --prompt. None takes `inspect` in the model's directory, or NAME-inspect

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ddl.fields import check_counts, check_literals, expand_paths, require
+from ddl.fields import check_counts, check_literals, expand_paths, require, require_given
 from ddl.models.config import STREAMS
 from ddl.options import Residual, check_choice, check_least
 
@@ -80,7 +80,7 @@ class BenchConfig:
             check_choice("parts", part, PARTS)
         for residual in self.residuals:
             check_choice("residuals", residual, tuple(STREAMS))
-        require(len(self.residuals) > 0, "residuals", "at least one", None)
+        require_given(len(self.residuals) > 0, "residuals", "at least one residual")
         check_counts(self, "hidden_size value_channels layers batch tokens repeats threads")
         check_counts(self, "time", least=2)
         d = self.hidden_size

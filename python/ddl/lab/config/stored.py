@@ -8,7 +8,7 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddl.errors import NEWER, InputError
+from ddl.errors import InputError, check_fields
 
 Config = TypeVar("Config")
 NO_VALUE = "–"  # for an empty list
@@ -61,13 +61,11 @@ def _build(kind: type[Config], values: dict[str, Any], inside: str = "") -> Conf
     hints = typing.get_type_hints(kind)
     if not isinstance(values, dict):
         raise TypeError(f"{type(values).__name__} instead of an object")
+    check_fields(kind, values, inside)
     made = dict(values)
     for name, value in values.items():
-        hint = hints.get(name)
-        if hint is None:
-            raise TypeError(f"the unknown field {inside + name!r}; {NEWER}")
-        if dataclasses.is_dataclass(hint):
-            made[name] = _build(typing.cast(type, hint), value, f"{inside}{name}.")
+        if dataclasses.is_dataclass(hints[name]):
+            made[name] = _build(hints[name], value, f"{inside}{name}.")
         elif isinstance(value, list):
             made[name] = tuple(value)
         elif name == "out" and value is not None:

@@ -22,10 +22,11 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from ddl.errors import InputError, first_line
-from ddl.files import at_home, read_text
+from ddl.errors import InputError, first_line, reason_of
+from ddl.files import read_text
 from ddl.models.config import GPTConfig
 from ddl.options import check_count
+from ddl.paths import at_home
 
 from .presets import PRESETS
 from .recipes import RECIPES
@@ -36,6 +37,7 @@ __all__ = ["Sweep", "SweepRun", "parse_sweep", "read_sweep"]
 KEYS = ("preset", "recipe", "out", "seeds", "variants", "options")
 # Options that the sweep sets for each run, and what sets them.
 TAKEN = {"seed": "`seeds`", "out": "`out`", "resume": "the sweep", "overwrite": "the sweep"}
+MOST_DOTS = 200  # of keys and numbers
 NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_+.-]*")
 
 
@@ -79,15 +81,28 @@ def read_sweep(file: Path, model_at: ModelAt | None = None) -> Sweep:
     else:
         import tomli as tomllib  # in the extra `train`
     try:
-        values = tomllib.loads(read_text(file))
+        text = read_text(file)
+        _check_dots(file, text)
+        values = tomllib.loads(text)
+    except InputError:
+        raise
     except OSError as error:
-        raise InputError("file", "be readable", f"{file}: {error.strerror}") from error
+        raise InputError("file", "be readable", f"{file}: {reason_of(error)}") from error
     except (ValueError, RecursionError) as error:  # an integer may have too many digits
         raise InputError("file", "be TOML", f"{file}: {first_line(error)}") from error
     try:
         return parse_sweep({"out": f"runs/{file.stem}"} | values, model_at)
     except InputError as error:
         raise InputError.sentence(f"{file}: {error}", (error.argument, *error.others)) from error
+
+
+def _check_dots(file: Path, text: str) -> None:
+    """Refuse a key of thousands of parts: tomllib takes their square, in time and in memory."""
+    dots = max((line.count(".") for line in text.splitlines()), default=0)
+    if dots > MOST_DOTS:
+        raise InputError(
+            "file", f"have at most {MOST_DOTS} dots in a line", f"{file}, which has {dots} in one"
+        )
 
 
 def parse_sweep(values: Mapping[str, Any], model_at: ModelAt | None = None) -> Sweep:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -18,6 +17,7 @@ from ddl.fields import (
 from ddl.models.config import GPTConfig
 from ddl.optim import OptimConfig
 from ddl.options import check_flag, check_positive
+from ddl.paths import require_utf8
 
 __all__ = ["Tracker", "TrainConfig"]
 
@@ -42,7 +42,8 @@ class TrainConfig:
     for that share."""
     init_from: Annotated[str | None, NAMED_BY_TEXT] = None
     """Start from the weights of this run directory, directory of `ddl export` or checkpoint of the
-    papers' code, with its model's options and a fresh optimizer. None for random weights."""
+    papers' code, with its model's options and a fresh optimizer; a model of nanoGPT goes on in
+    nanoGPT's train.py. None for random weights."""
     separate_documents: bool = False
     """Keep the documents of a prepared directory apart: attention, token reads and convolutions see
     one document, and no document is predicted from the one before."""
@@ -116,7 +117,7 @@ class TrainConfig:
             require(isinstance(value, str | None), name, "a path as text", value)
         require(isinstance(self.out, Path | None), "out", "a path", self.out)
         if self.out is not None:
-            require(_is_utf8(self.out), "out", "a path in UTF-8", str(self.out))
+            require_utf8(self.out, argument="out")
         known = get_args(Tracker)
         named = isinstance(self.track, tuple) and all(name in known for name in self.track)
         require(named, "track", f"names out of {', '.join(known)}", self.track)
@@ -134,12 +135,3 @@ class TrainConfig:
         model = self.model
         name = f"{model.residual}-d{model.hidden_size}-L{model.num_layers}-s{self.seed}"
         return self.out if self.out is not None else Path("runs") / name
-
-
-def _is_utf8(path: Path) -> bool:
-    """Whether the bytes of a path are UTF-8, as safetensors needs them."""
-    try:
-        os.fsencode(path).decode("utf-8")
-    except UnicodeError:
-        return False
-    return True

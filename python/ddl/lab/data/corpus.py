@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.errors import InputError, reason_of
-from ddl.files import at_home, open_file
+from ddl.files import open_file
 from ddl.models.tokenizers import ByteTokenizer, GPT2Tokenizer, Tokenizer, describe, read_meta
+from ddl.paths import at_home
 
 from .content import HEAD, foreign
 from .shards import Shards, is_prepared, open_shards

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -13,11 +12,11 @@ from typing import Any
 
 from ddl._native import __version__
 from ddl.errors import InputError
-from ddl.files import checksum, unfinished, write_text
+from ddl.files import checksum, names_in, unfinished, write_text, writing
 from ddl.lab.config import PrepareConfig
 from ddl.models.tokenizers import Tokenizer, describe
 
-from .shards import INDEX, PARTS, TOKENIZER, Index, read_index
+from .shards import INDEX, PARTS, TOKENIZER, Index, read_index, tokenizer_sum
 from .sources import Source, reading
 
 SHARD = re.compile(rf"({'|'.join(PARTS)})-\d{{5,}}\.(bin|starts)")
@@ -25,25 +24,26 @@ SHARD = re.compile(rf"({'|'.join(PARTS)})-\d{{5,}}\.(bin|starts)")
 
 def refuse_foreign_files(out: Path) -> None:
     """Raise InputError unless `out` is new, empty, or has nothing but files of `ddl prepare`."""
-    try:
-        names = sorted(os.listdir(out))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InputError("out", "be a directory", f"{out}: {error.strerror}") from error
+    names = names_in(out)
     begun = INDEX in names
     ours = (INDEX, TOKENIZER) if begun else ()
     others = [
         name
         for name in names
         if not (name in ours or _is_temporary(name) or (begun and SHARD.fullmatch(name)))
+        or _is_folder(out / name)
     ]
     if others:
+        what = "the directory " if _is_folder(out / others[0]) else ""
         raise InputError(
             "out",
             "be new, empty or a directory that `ddl prepare` began",
-            f"{out}, which has {others[0]}",
+            f"{out}, which has {what}{others[0]}",
         )
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def made_of(
@@ -62,11 +62,10 @@ def made_of(
     versions = {"ddl": __version__} | ({library: version(library)} if library else {})
     with ThreadPoolExecutor(workers) as pool:  # hashing releases the GIL
         sums = list(pool.map(_checksum, found))
-    described = hashlib.sha256(json.dumps(describe(tokenizer)).encode()).hexdigest()
     return {
         "versions": versions,
         "options": {
-            "tokenizer": f"{tokenizer.kind}, sha256 {described}",
+            "tokenizer": tokenizer_sum(tokenizer),
             "document_token": token,
             "text_field": config.text_field,
             "separator": config.separator,
@@ -106,19 +105,28 @@ def begin(out: Path, fresh: Index, tokenizer: Tokenizer) -> Index:
     for shard in (shard for part in PARTS for shard in index.shards[part]):
         files |= shard.files
     for name, expected in files.items():
-        if not (out / name).is_file() or checksum(out / name) != expected:
+        if _sum(out / name) != expected:
             raise InputError(
                 "out",
                 f"have the shards of its {INDEX}",
                 f"{out}, whose {name} is missing or was changed: remove the directory",
             )
-    for name in os.listdir(out):
-        if _is_temporary(name) or (SHARD.fullmatch(name) and name not in files):
-            (out / name).unlink()  # the interrupted step left it, and the index does not list it
+    with writing(out):
+        for name in os.listdir(out):
+            if _is_temporary(name) or (SHARD.fullmatch(name) and name not in files):
+                (out / name).unlink()  # the interrupted step left it; the index does not list it
     if index is fresh:
         index.write(out)
     write_text(out / TOKENIZER, json.dumps(describe(tokenizer)))
     return index
+
+
+def _sum(path: Path) -> str | None:
+    """SHA-256 of a shard; None if it is no readable file."""
+    try:
+        return checksum(path)
+    except OSError:
+        return None
 
 
 def _refuse_other_origin(out: Path, begun: dict[str, Any], now: dict[str, Any]) -> None:
@@ -140,7 +148,8 @@ def _refuse_other_origin(out: Path, begun: dict[str, Any], now: dict[str, Any]) 
 
 def clear(out: Path) -> None:
     """Remove all files of a preparation, the index last."""
-    for name in os.listdir(out) if out.exists() else ():
-        if SHARD.fullmatch(name) or _is_temporary(name) or name == TOKENIZER:
-            (out / name).unlink()
-    (out / INDEX).unlink(missing_ok=True)
+    with writing(out):
+        for name in os.listdir(out) if out.exists() else ():
+            if SHARD.fullmatch(name) or _is_temporary(name) or name == TOKENIZER:
+                (out / name).unlink()
+        (out / INDEX).unlink(missing_ok=True)

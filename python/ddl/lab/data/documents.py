@@ -86,7 +86,8 @@ def _text_of_line(source: Source, number: int, line: bytes, field: str) -> bytes
     if text is None:
         return b""
     if not isinstance(text, str):
-        raise damaged(source, f"line {number} has no text in `text_field` = {field!r}")
+        problem = f"line {number} has no text in `text_field` = {field!r}"
+        raise damaged(source, problem, ("text_field",))
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:

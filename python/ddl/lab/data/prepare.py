@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ddl.errors import InputError
-from ddl.files import alone_in, new_directories, read_text
+from ddl.errors import InputError, reason_of
+from ddl.files import new_directories, read_text
 from ddl.lab.config import PrepareConfig
 from ddl.lab.machine import usable_cores
+from ddl.locks import alone_in
 from ddl.models.tokenizers import (
     END_OF_TEXT,
     ByteTokenizer,
@@ -135,17 +136,18 @@ def _read_tokenizer(path: Path) -> str:
     try:
         return read_text(path / TOKENIZER if path.is_dir() else path)
     except (OSError, UnicodeDecodeError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise InputError(
-            "tokenizer", "be bytes, gpt2 or a tokenizer.json", f"{path}: {reason}"
-        ) from error
+        got = f"{path}: {reason_of(error)}"
+        raise InputError("tokenizer", "be bytes, gpt2 or a tokenizer.json", got) from error
 
 
 def _unescaped(separator: str) -> bytes:
     """A shell passes a line end most easily as \\n, or as \\r\\n."""
     for name, character in (("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")):
         separator = separator.replace(name, character)
-    return separator.encode("utf-8")
+    try:
+        return separator.encode("utf-8")
+    except UnicodeEncodeError as error:  # a command's arguments may be any bytes
+        raise InputError("separator", "be UTF-8 text", repr(separator)) from error
 
 
 def _dtype(vocab_size: int) -> str:
@@ -264,9 +266,9 @@ def _refuse_empty(config: PrepareConfig, found: list[Source], index: Index) -> N
     must, what = ("hold out a document", "none") if train else ("leave a document", "all")
     hint = ""
     if config.separator is None and any(s.format == "text" for s in found):
-        hint = "; without `separator` a text file is one document"
-    raise InputError(
-        "validation",
-        must,
-        f"{config.validation}, which holds out {what} of {train + held_out}{hint}",
-    )
+        hint = (
+            ": without `separator` a text file is one document, and with '\\n\\n' documents end at"
+            " empty lines"
+        )
+    got = f"{config.validation}, which holds out {what} of {train + held_out}{hint}"
+    raise InputError("validation", must, got, ("separator",))

@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ import numpy.typing as npt
 
 from ddl.errors import NEWER, InputError, check_fields, first_line, reason_of
 from ddl.files import atomic_file, open_file, read_text, write_text
-from ddl.models.tokenizers import Tokenizer, restore_json
+from ddl.models.tokenizers import Tokenizer, describe, restore_json
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
 FORMAT, VERSION = "ddl-shards", 1
@@ -35,6 +36,9 @@ PARTS = (TRAIN, VALIDATION)
 DTYPES = ("uint8", "uint16", "uint32")
 STARTS = "<u8"
 SUFFIXES = (".bin", ".starts")
+SUM = re.compile("[0-9a-f]{64}")
+CHANGED = "whose checksum is another: it was damaged or changed"
+COPY_AGAIN = "copy the file again, or remove the directory and prepare it again"
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,8 @@ def _check(index: Index) -> None:
             numbers = (shard.tokens, shard.documents, index.largest_token, index.vocab_size)
             if not all(isinstance(number, int) for number in numbers):
                 raise TypeError("numbers that are none")
+            if not all(isinstance(s, str) and SUM.fullmatch(s) for s in shard.files.values()):
+                raise ValueError(f"checksums of {shard.name!r} that are none")
             if not (shard.name.startswith(f"{part}-") and shard.name[len(part) + 1 :].isdigit()):
                 raise ValueError(f"a shard {shard.name!r}")
 
@@ -257,14 +263,27 @@ def _map(path: Path, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
     )
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """Read tokenizer.json of a prepared directory; raise InputError if it is damaged."""
+def tokenizer_sum(tokenizer: Tokenizer) -> str:
+    """The tokenizer as the options in an index name it: its kind, and the SHA-256 of what
+    tokenizer.json says."""
+    described = json.dumps(describe(tokenizer)).encode()
+    return f"{tokenizer.kind}, sha256 {hashlib.sha256(described).hexdigest()}"
+
+
+def read_tokenizer(folder: Path, index: Index) -> Tokenizer:
+    """Read tokenizer.json of a prepared directory; raise InputError if it is damaged, or another
+    than that of the index."""
     path = folder / TOKENIZER
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(path, "be JSON", first_line(error)) from error
-    return restore_json(text, path)
+    tokenizer = restore_json(text, path)
+    if tokenizer_sum(tokenizer) != index.made_of["options"].get("tokenizer"):
+        raise InputError(
+            "data", f"have the tokenizer of its {INDEX}", f"{path}, {CHANGED}; {COPY_AGAIN}"
+        )
+    return tokenizer
 
 
 def open_shards(folder: Path) -> tuple[Index, Shards, Shards, Tokenizer]:
@@ -280,4 +299,4 @@ def open_shards(folder: Path) -> tuple[Index, Shards, Shards, Tokenizer]:
             f"{folder}, which was interrupted: run the same command again, and it goes on",
         )
     train, validation = (Shards(folder, index, part) for part in PARTS)
-    return index, train, validation, read_tokenizer(folder)
+    return index, train, validation, read_tokenizer(folder, index)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ddl.errors import InputError, first_line
+from ddl.errors import InputError, reason_of
 from ddl.files import open_file
 
 from .content import HEAD, Foreign, foreign, inner
@@ -137,13 +137,13 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:  # gzip raises all of them
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise InputError("inputs", "be readable files", f"{path}: {reason}") from error
+        raise InputError("inputs", "be readable files", f"{path}: {reason_of(error)}") from error
 
 
-def damaged(source: Source, problem: str) -> InputError:
-    """The error for a source whose content cannot be used."""
-    return InputError("inputs", f"be {_expected(source)}", f"{source.path}, whose {problem}")
+def damaged(source: Source, problem: str, others: tuple[str, ...] = ()) -> InputError:
+    """The error for a source whose content cannot be used; others: arguments in the problem."""
+    got = f"{source.path}, whose {problem}"
+    return InputError("inputs", f"be {_expected(source)}", got, others)
 
 
 def _expected(source: Source) -> str:

@@ -100,7 +100,7 @@ def spelling(tokenizer: Tokenizer) -> Spelling | None:
     """How a tokenizer's tokens spell text; None if that cannot be known.
 
     It cannot if GPT-2's byte pairs are not there, or a tokenizer.json does not say how to join its
-    tokens.
+    tokens, or has a token that spells one text as an added token and another as the model's.
     """
     if isinstance(tokenizer, ByteTokenizer):
         return replace(_spelling([1] * tokenizer.vocab_size), are_bytes=True)
@@ -131,7 +131,8 @@ def _size(text: str) -> int:
 def _of_file(tokenizer: FileTokenizer) -> Spelling | None:
     content, backend = json.loads(tokenizer.text), tokenizer.backend
     names = {token: name for name, token in backend.get_vocab().items()}
-    special = {t for t, added in backend.get_added_tokens_decoder().items() if added.special}
+    added = backend.get_added_tokens_decoder()
+    special = {token for token, entry in added.items() if entry.special}
     markers = special | {_unknown(content["model"], backend)}
     ordinary = {token: name for token, name in sorted(names.items()) if token not in markers}
     decoders = _kinds(content.get("decoder"))
@@ -144,9 +145,15 @@ def _of_file(tokenizer: FileTokenizer) -> Spelling | None:
         found = _by_decoding(backend, ordinary)
     if "ByteFallback" in decoders:
         found |= {token: 1 for token, name in names.items() if BYTE.fullmatch(name)}
+    texts = {t: _size(name) for t, name in ordinary.items() if t in added}
+    twice = texts.keys() & backend.get_vocab(with_added_tokens=False).values()
+    if "ByteLevel" in decoders and any(texts[token] != found[token] for token in twice):
+        return None
+    if decoders and "WordPiece" not in decoders:  # which puts a space before an added token
+        found |= {token: size for token, size in texts.items() if token not in twice}
     lengths = [found.get(token, 0) for token in range(tokenizer.vocab_size)]
-    added = _before_a_text(tokenizer, ordinary, lengths)
-    return _spelling(lengths, tokenizer.document_token, added)
+    before = _before_a_text(tokenizer, ordinary, lengths)
+    return _spelling(lengths, tokenizer.document_token, before)
 
 
 def _unknown(model: dict[str, Any], backend: Any) -> int | None:

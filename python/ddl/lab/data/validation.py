@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from ddl.errors import InputError
-from ddl.files import at_home
 from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer, describe
+from ddl.paths import at_home
 
 from .corpus import EMBEDDED, Corpus, Tokens, load
 from .shards import Shards

@@ -10,17 +10,36 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
+from rich.progress import DownloadColumn
 
 from ddl.errors import InputError, reason_of
 from ddl.files import open_file
 from ddl.lab.machine import usable_cores
+from ddl.lab.progress import passing_bar
 
-from .shards import INDEX, STARTS, Shard, Shards
+from .corpus import Corpus
+from .shards import CHANGED, COPY_AGAIN, INDEX, STARTS, Shard, Shards
 
 BLOCK = 2**22  # bytes that are read at once
 
 Numbers = npt.NDArray[Any]
 Advance = Callable[[int], object]  # called with a number of bytes that were read
+
+
+def verify_corpus(corpus: Corpus, console: Console, share: tuple[int, int] = (0, 1)) -> None:
+    """Verify the shards of a corpus under a progress bar; other corpora have nothing to verify.
+
+    share: as in `verify`. Raises InputError for a damaged shard.
+    """
+    with passing_bar(console, DownloadColumn()) as bar:
+        task = bar.add_task("checking data", total=size_of(corpus.shards) / share[1])
+        verify(
+            corpus.shards,
+            corpus.tokenizer.vocab_size,
+            lambda count: bar.advance(task, count),
+            share,
+        )
 
 
 def verify(
@@ -83,15 +102,12 @@ def _read(
         problem = f"which cannot be read: {reason_of(error)}"
     else:
         if digest.hexdigest() != expected:
-            problem = "whose checksum is another: it was damaged or changed"
+            problem = CHANGED
     if problem is not None:
         raise InputError(
             "data",
             f"have the shards of its {INDEX}",
-            (
-                f"{path}, {problem}; copy the file again, or remove the directory and prepare"
-                " it again"
-            ),
+            f"{path}, {problem}; {COPY_AGAIN}",
         )
 
 

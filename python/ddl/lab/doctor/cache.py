@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from ddl import environment
-from ddl.errors import InputError
+from ddl.errors import InputError, reason_of
 from ddl.files import read_bytes
 
 from .report import Facts, Report, tilde
@@ -48,7 +48,7 @@ def cache(report: Report, *, whole: bool = False) -> Facts:
     try:
         found = list(directory.iterdir())
     except OSError as error:
-        report.warning(f"{tilde(directory)} cannot be read ({error.strerror})", ELSEWHERE)
+        report.warning(f"{tilde(directory)} cannot be read ({reason_of(error)})", ELSEWHERE)
         return facts
     return facts | contents(report, directory, found, whole=whole)
 

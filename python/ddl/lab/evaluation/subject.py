@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ddl.errors import InputError
-from ddl.files import PathKind, open_file, path_kind, require_kind
+from ddl.files import open_file
 from ddl.lab.load import FOR_TRANSFORMERS
+from ddl.paths import PathKind, path_kind, require_kind
 
 SUFFIXES = (".safetensors", ".bin")  # of weight files, in order of preference
 

@@ -12,7 +12,7 @@ import datasets  # type: ignore[import-untyped]
 import huggingface_hub
 from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
 
-from ddl.errors import InputError, first_line
+from ddl.errors import InputError, first_line, reason_of
 from ddl.files import require_files
 
 PATIENCE = 5.0  # seconds to wait for the Hugging Face Hub to answer
@@ -31,7 +31,7 @@ def index(names: Sequence[str], include_path: Path | None) -> TaskManager:
     try:
         require_files(include_path)  # TaskManager opens every *.yaml
     except OSError as error:
-        got = f"{error.filename}: {error.strerror}"
+        got = f"{error.filename}: {reason_of(error)}"
         raise InputError("include_path", "have readable files", got) from error
     own = TaskManager(include_path=str(include_path), include_defaults=False)
     matches = [own.match_tasks([name]) for name in names]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ddl.errors import InputError, first_line
+from ddl.errors import InputError, reason_of
 from ddl.files import open_file
 from ddl.lab.train.json_lines import Record, parse
 
@@ -50,7 +50,7 @@ class Tail(Generic[T]):
             self._begin()
         except OSError as error:
             self._begin()
-            self.problem = f"{self.path.name} must be readable, got: {error.strerror}"
+            self.problem = f"{self.path.name} must be readable, got: {reason_of(error)}"
         return before != (len(self.records), self.problem, self._inode)
 
     def _new_bytes(self) -> bytes:
@@ -119,7 +119,7 @@ class Cached(Generic[T]):
         try:
             self.value = self._load(self.path)
         except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            reason = (isinstance(error, OSError) and error.strerror) or first_line(error)
+            reason = reason_of(error)
             named = isinstance(error, InputError)  # its sentence names the file
             self.problem = reason if named else f"{self.path.name} must be readable, got: {reason}"
         return True

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from ddl.files import CONFIG
 from ddl.lab.config import TrainConfig
+from ddl.paths import CONFIG
 
 from .checkpoint import Manifest
 from .resume import Start

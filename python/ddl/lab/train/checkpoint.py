@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-import torch
 from torch import Tensor
 
-from ddl.errors import NEWER, InputError, check_fields, first_line
+from ddl.errors import NEWER, InputError, check_fields, first_line, reason_of
 from ddl.files import atomic_directory, atomic_file, checksum, read_text, writing
 
 from .processes import ALONE, Processes
@@ -133,8 +132,7 @@ def read_manifest(path: Path) -> Manifest:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        got = (isinstance(error, OSError) and error.strerror) or first_line(error)
-        raise InputError(file, "be the manifest of a checkpoint", got) from error
+        raise InputError(file, "be the manifest of a checkpoint", reason_of(error)) from error
     return manifest
 
 
@@ -227,21 +225,3 @@ def _fingerprint_found(path: Path) -> list[Any]:
 def staged(tensors: Mapping[str, Tensor]) -> Tensors:
     """Return copies in the CPU's memory, so that training may go on while they are written."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
-def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of a tensor that holds NaN or infinity, in this process's part of it; else None."""
-    return next(
-        (
-            name
-            for name, tensor in tensors.items()
-            if tensor.is_floating_point() and not torch.isfinite(local_part(tensor)).all()
-        ),
-        None,
-    )
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """This process's part of a sharded tensor; another tensor itself."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()

@@ -1,32 +1,13 @@
-"""The device that a run trains on."""
+"""The device of each process that trains, and repeatable results on it."""
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 
-from ddl import cuda, environment
+from ddl import environment
 from ddl.errors import InputError
-from ddl.lab.config import BASELINES
 
 from .processes import Processes
-
-
-def pick_device(name: str, residual: str) -> torch.device:
-    """Return the device for "auto", "cpu" or "cuda".
-
-    "auto" is the GPU if there is one that can run the residual's operators, else the CPU, with a
-    warning if torch could use a GPU. Raises InputError for "cuda" if there is no such GPU.
-    """
-    reason = None
-    if name != "cpu":  # for "cpu", do not even look for the driver
-        reason = _why_no_gpu(residual)
-    if name == "cuda" and reason:
-        raise InputError("device", f"be cpu, because {reason}", "'cuda'")
-    if reason and torch.cuda.is_available():
-        warnings.warn(f"`device` auto takes the CPU, because {reason}", stacklevel=2)
-    return torch.device("cpu" if name == "cpu" or reason else "cuda")
 
 
 def device_of(processes: Processes, device: torch.device) -> torch.device:
@@ -53,13 +34,6 @@ def device_of(processes: Processes, device: torch.device) -> torch.device:
             )
         torch.cuda.set_device(processes.local_rank)
     return torch.device("cuda", processes.local_rank)
-
-
-def _why_no_gpu(residual: str) -> str | None:
-    if not torch.cuda.is_available():
-        return "torch finds no GPU"
-    # The baselines use torch alone, so they run on GPUs that our kernels do not support.
-    return None if residual in BASELINES else cuda.why_unavailable()
 
 
 def make_repeatable(device: torch.device) -> None:

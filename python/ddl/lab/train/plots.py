@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddl.files import atomic_file
+from ddl.lab.output import one_line
 
 from .json_lines import Record, number
 
@@ -31,6 +34,15 @@ TOP = 1.2  # end of the y-axis, as a multiple of the highest validation loss
 ROW = 0.19  # inches of a row of the legend
 
 
+@contextmanager
+def without_glyph_warnings() -> Iterator[None]:
+    """Draw a character that the font lacks as a box, without matplotlib's warning on the output."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph ")
+        yield
+
+
+@without_glyph_warnings()
 def plot_losses(
     runs: Mapping[str, Sequence[Record]],
     path: Path,
@@ -109,12 +121,17 @@ def _add_legend(figure: Figure, columns: int, rows: int) -> None:
 
 
 def _label(name: str) -> str:
-    """The name, as far as it is UTF-8, without its middle if it is too long for the figure.
+    """The name without its middle if it is too long for the figure.
 
     matplotlib hides labels that start with an underscore.
     """
-    shown = shorten(name, LONGEST).encode("utf-8", "replace").decode()
+    shown = shorten(printed(name), LONGEST)
     return shown.replace("_", "\u2009_", name.startswith("_"))
+
+
+def printed(name: str) -> str:
+    """The name, as far as it is UTF-8, with escapes for control characters."""
+    return one_line(name.encode("utf-8", "replace").decode())
 
 
 def shorten(text: str, most: int) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddl.errors import InputError
-from ddl.files import PathKind, at_home, path_kind
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import from_json, plain
 from ddl.lab.data import Corpus
 from ddl.models.tokenizers import describe
+from ddl.paths import PathKind, at_home, path_kind, require_utf8
 
 from . import checkpoint
 from .checkpoint import Manifest
@@ -119,16 +119,21 @@ def check_corpus(start: Start, corpus: Corpus) -> None:
 def options_of(run: str) -> TrainConfig:
     """The configuration that a run was started with, to go on in its directory."""
     path = at_home(run, argument="resume")
+    require_utf8(path, argument="resume")
     stored = load_config(path, argument="resume")
     return replace(stored, out=path, overwrite=False, resume=str(path))
 
 
 def _check_equal(stored: dict[str, Any], given: dict[str, Any], directory: Path) -> None:
     for name, (was, now) in _differences(_fixed(stored), _fixed(given)).items():
+        start = "start a new run"
+        if not name.startswith("model."):  # whose options come with the weights
+            start += f", from these weights with `init_from` {directory}"
         raise InputError(
             name,
             f"be {was!r}, as in {directory}, to go on with it",
-            f"{now!r}; for another value start a new run",
+            f"{now!r}; for another value {start}",
+            ("init_from",),
         )
 
 

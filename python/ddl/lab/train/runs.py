@@ -21,29 +21,28 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from ddl.errors import InputError, first_line
+from ddl.errors import InputError, first_line, reason_of
 from ddl.files import (
-    CONFIG,
-    RUN_METRICS,
-    PathKind,
-    alone_in,
     atomic_file,
     make_directory,
+    names_in,
     new_directories,
-    path_kind,
     read_text,
     refuse_link,
     remove,
     remove_at_once,
     require_file,
-    require_kind,
     unfinished,
     write_text,
+    writing,
 )
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import from_json, to_json
+from ddl.locks import alone_in
 from ddl.models import GPT
+from ddl.models.finite import require_finite
 from ddl.models.tokenizers import Tokenizer, describe, restore_json
+from ddl.paths import CONFIG, RUN_METRICS, PathKind, path_kind, require_kind
 
 from . import checkpoint
 from .json_lines import JsonLines
@@ -165,7 +164,7 @@ class RunDirectory:
             return []
         except OSError as error:
             raise InputError(
-                "run", f"have a readable directory {CHECKPOINTS}", f"{folder}: {error.strerror}"
+                "run", f"have a readable directory {CHECKPOINTS}", f"{folder}: {reason_of(error)}"
             ) from error
         found = map(STEP.fullmatch, names)
         return sorted(int(match[1]) for match in found if match)
@@ -218,7 +217,8 @@ class RunDirectory:
         for folder in (self.path, *([checkpoints] if _is_folder(checkpoints) else [])):
             for name in os.listdir(folder) if folder.exists() else ():
                 if _is_unfinished(name):
-                    remove(folder / name)
+                    with writing(folder):
+                        remove(folder / name)
 
 
 def _is_folder(path: Path) -> bool:
@@ -240,12 +240,7 @@ def _is_unfinished(name: str) -> bool:
 def refuse_existing(config: TrainConfig) -> None:
     """Raise InputError unless the run directory is new or empty, or `config.overwrite` is set."""
     path = config.directory
-    try:
-        names = os.listdir(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InputError("out", "be a directory", f"{path}: {error.strerror}") from error
+    names = names_in(path)
     if not names or config.overwrite:
         return
     if config.resume is not None and CONFIG not in names and all(map(_precedes_config, names)):
@@ -283,7 +278,8 @@ def load_run(path: Path, device: torch.device, which: str = LAST) -> tuple[GPT, 
 
     which: the checkpoint: "last", "best" (by validation loss) or a step.
 
-    Raises InputError if a file is missing, damaged, or does not fit the others.
+    Raises InputError if a file is missing, damaged, or does not fit the others, or if the weights
+    are not finite.
     """
     config = load_config(path)
     tokenizer = load_tokenizer(path)
@@ -296,6 +292,7 @@ def load_run(path: Path, device: torch.device, which: str = LAST) -> tuple[GPT, 
     else:
         manifest = checkpoint.read_manifest(found)
         checkpoint.read(found, manifest, checkpoint.MODEL, model.state_dict())
+    require_finite(model.state_dict(), found or path / WEIGHTS)
     return model.eval(), tokenizer
 
 
@@ -323,5 +320,5 @@ def _read(path: Path, name: str) -> str:
     try:
         return read_text(path / name)
     except (OSError, UnicodeDecodeError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise InputError("run", f"be a run directory with {name}", f"{path}: {reason}") from error
+        got = f"{path}: {reason_of(error)}"
+        raise InputError("run", f"be a run directory with {name}", got) from error

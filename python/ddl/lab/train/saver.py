@@ -14,6 +14,7 @@ import torch
 import ddl
 from ddl.errors import DivergedError
 from ddl.lab.config.stored import plain
+from ddl.models.finite import not_finite, require_finite, require_no_nan
 
 from . import checkpoint
 from .checkpoint import Manifest, Tensors, staged
@@ -104,7 +105,7 @@ class Saver:
     def _write(self, manifest: Manifest, model: Tensors, training: Tensors) -> None:
         writers = self._writers
         with writers.together():
-            wrong = checkpoint.not_finite(model)
+            wrong = not_finite(model)
             if wrong is not None:
                 raise DivergedError(
                     f"the weights are not finite after step {manifest.step}, {wrong} among them"
@@ -141,11 +142,14 @@ class Saver:
 def restore(trainer: Trainer, path: Path, manifest: Manifest) -> None:
     """Set the trainer to the state of a checkpoint.
 
-    Raises InputError if the checkpoint is damaged or of another model; then do not use the trainer.
+    Raises InputError if the checkpoint is damaged, of another model or not finite; then do not use
+    the trainer.
     """
-    training = staged(training_tensors(trainer))
+    training, model = staged(training_tensors(trainer)), model_tensors(trainer)
     checkpoint.read(path, manifest, checkpoint.TRAINING, training)
-    checkpoint.read(path, manifest, checkpoint.MODEL, model_tensors(trainer))
+    checkpoint.read(path, manifest, checkpoint.MODEL, model)
+    require_no_nan(training, path)
+    require_finite(model, path)
     restore_training(trainer, training)
     trainer.steps_done, trainer.summed = manifest.step, manifest.summed
 

@@ -1,4 +1,4 @@
-"""Session: the steps of a run, with their records, evaluations and checkpoints."""
+"""Session: the steps of a run, with their metrics, evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Session:
         self.evaluated = evaluated  # the validation loss of this step; None if it is not known
         self.processes = trainer.processes
         past = self.processes.from_first(lambda: _past(run, trainer.config.record_every))
-        self.records, self._sampled, self._recorded = past
-        self._recording: tuple[int, Recording] | None = None  # with its step
+        self.logged, self._sampled_at, self._recorded_at = past
+        self._measured: tuple[int, Recording] | None = None  # with its step
         self.watch, self.saver = Watch(trainer), Saver(run, trainer)
         self.metrics = Metrics(trainer)
         self.trackers = trackers
@@ -131,16 +131,16 @@ class Session:
         with self._noting_divergence():
             self.watch.finish()
         seconds = time.perf_counter() - self._started
-        record = {
+        line = {
             "step": done,
             "loss": loss,
             "grad_norm": float(step.grad_norm),
             "lr": self.trainer.optimizer.param_groups[0]["lr"],
         }
-        record |= self.metrics.of_training(loss, steps)
-        record |= self.metrics.of_speed(self._timed * self.trainer.tokens_per_step / seconds)
-        self._log(record)
-        speed = f"{record['tokens_per_second']:,.0f} tok/s"
+        line |= self.metrics.of_training(loss, steps)
+        line |= self.metrics.of_speed(self._timed * self.trainer.tokens_per_step / seconds)
+        self._log(line)
+        speed = f"{line['tokens_per_second']:,.0f} tok/s"
         self.bar.update(self._task, completed=done, loss=f"mean loss {loss:.3f}", speed=speed)
         self._started, self._timed = time.perf_counter(), 0
 
@@ -157,7 +157,7 @@ class Session:
                 check_validation(self.evaluated, done)
             more = {}
             if config.model.residual not in BASELINES:
-                more["mean_beta"] = float(self._record().statistics("beta").mean.mean())
+                more["mean_beta"] = float(self._measure().statistics("beta").mean.mean())
             self.log_validation(done, self.evaluated, more)
         self._started += time.perf_counter() - started
 
@@ -171,12 +171,12 @@ class Session:
 
     def _sample_if_due(self) -> None:
         every, done = self.trainer.config.sample_every, self.trainer.steps_done
-        if every is None or done % every or self._sampled == done:
+        if every is None or done % every or self._sampled_at == done:
             return
         started = time.perf_counter()
         with self._noting_divergence(), sampling(done):
             text = self.trainer.sample()
-        self._sampled = done
+        self._sampled_at = done
         self._log({"step": done, "sample": text})
         with self.failures.of_output():
             self.bar.console.print(Panel(Text(printable(text)), title=f"step {done}"))
@@ -186,22 +186,22 @@ class Session:
         """Append what the sublayers do to the stream at this step to recordings.jsonl."""
         config, done = self.trainer.config, self.trainer.steps_done
         every, last = config.record_every, done == config.steps
-        if every is None or (done % every and not last) or self._recorded == done:
+        if every is None or (done % every and not last) or self._recorded_at == done:
             return
         started = time.perf_counter()
-        recording = self._record()
+        recording = self._measure()
         if self.processes.first:
             with self.failures.of_this_process():
                 self.run.recordings.append({"step": done, **recording.summary()})
-        self._recorded = done
+        self._recorded_at = done
         self._started += time.perf_counter() - started
 
-    def _record(self) -> Recording:
+    def _measure(self) -> Recording:
         """Statistics of the sublayers at this step, measured once."""
         done = self.trainer.steps_done
-        if self._recording is None or self._recording[0] != done:
-            self._recording = (done, self.trainer.record())
-        return self._recording[1]
+        if self._measured is None or self._measured[0] != done:
+            self._measured = (done, self.trainer.record())
+        return self._measured[1]
 
     def _save_if_due(self, ending: bool) -> None:
         step, (at, _) = self.trainer.steps_done, self.saver.saved or (0, None)
@@ -219,18 +219,18 @@ class Session:
                 with self._noting_divergence():
                     self.saver.wait()
             with self._noting_divergence():
-                self.saver.save(self.evaluated, self.records)
+                self.saver.save(self.evaluated, self.logged)
             self._started += time.perf_counter() - started
 
-    def _log(self, record: Record) -> None:
+    def _log(self, line: Record) -> None:
         if not self.processes.first:
             return
         with self.failures.of_this_process():
-            self.run.metrics.append(record)
-        self.records += 1
+            self.run.metrics.append(line)
+        self.logged += 1
         for tracker in self.trackers:
             with self.failures.of_output():
-                tracker.log(record)
+                tracker.log(line)
 
     @contextmanager
     def _noting_divergence(self) -> Iterator[None]:
@@ -249,7 +249,7 @@ class Session:
 
 
 def _past(run: RunDirectory, record_every: int | None) -> tuple[int, int, int]:
-    """Of a run that goes on: its records, and the last steps with a sample and a recording."""
+    """The lines of metrics.jsonl so far, and the last steps with a sample and a recording."""
     metrics = run.metrics.read()
     recordings = run.recordings.read() if record_every else []
     sampled = max((r["step"] for r in metrics if "sample" in r), default=0)

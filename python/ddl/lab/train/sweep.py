@@ -17,9 +17,10 @@ from rich.console import Console
 from ddl.errors import DivergedError, InputError
 from ddl.files import make_directory, write_text
 from ddl.lab.config.sweeps import Sweep, SweepRun
+from ddl.lab.output import print_line
 
 from .initial import Load
-from .loop import train
+from .launch import train
 from .resume import find_start
 
 LISTING = "sweep.json"  # in the sweep's directory: its runs, in the order of the variants
@@ -73,7 +74,7 @@ def train_sweep(
             states[run.name] = state_of(run)
     finished = sum(state.finished for state in states.values())
     if finished:
-        _say(console, f"{_runs(finished)} of {len(runs)} finished before")
+        print_line(console, f"{_runs(finished)} of {len(runs)} finished before")
     pace = Pace()
     left = [run for run in runs if not (run.name in states and states[run.name].finished)]
     for number, run in enumerate(left):
@@ -85,15 +86,15 @@ def train_sweep(
             status = _train_one(run, console, load)
         except (InputError, DivergedError) as error:
             failed[run.name] = str(error)
-            _say(console, f"{run.name} failed: {error}")
+            print_line(console, f"{run.name} failed: {error}")
             continue
         if status:
-            _say(console, "The sweep has stopped; the same command goes on with it.")
+            print_line(console, "The sweep has stopped; the same command goes on with it.")
             return Swept(status, failed)
         pace.add(run, run.config.steps - step, time.monotonic() - started)
     if failed:
         names = ", ".join(failed)
-        _say(console, f"{_runs(len(failed))} of {len(runs)} failed: {names}")
+        print_line(console, f"{_runs(len(failed))} of {len(runs)} failed: {names}")
     return Swept(1 if failed else 0, failed)
 
 
@@ -173,7 +174,7 @@ def _announce(
     parts = [f"Run {number} of {count}: {run.name}"]
     parts += [f"goes on after step {step}"] if step else []
     parts += [f"{duration(rest)} to the end of the sweep"] if rest is not None else []
-    _say(console, ", ".join(parts))
+    print_line(console, ", ".join(parts))
 
 
 def duration(seconds: float) -> str:
@@ -186,8 +187,3 @@ def duration(seconds: float) -> str:
 
 def _runs(count: int) -> str:
     return f"{count} run{'s' * (count > 1)}"
-
-
-def _say(console: Console, line: str) -> None:
-    """Print a line as it is: a name may have what rich takes for markup."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

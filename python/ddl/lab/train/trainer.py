@@ -242,6 +242,7 @@ class Trainer:
         prompt = self.corpus.validation[: min(PROMPT, block // 2)].tolist()
         generator = torch.Generator().manual_seed(self.config.seed)
         options: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "generator": generator}
+        options["vocabulary"] = self.corpus.tokenizer.vocab_size
         self.model.eval()
         try:
             idx = torch.tensor([prompt], device=self.device)

@@ -13,9 +13,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from ddl.errors import InputError
-from ddl.files import PathKind, atomic_file, open_file, path_kind, target
+from ddl.errors import InputError, reason_of
+from ddl.files import atomic_file, open_file, target
 from ddl.lab.config import ReportConfig
+from ddl.paths import PathKind, path_kind
 
 from ..compare import Comparison, compare
 from ..options import options_of
@@ -114,7 +115,7 @@ def _refuse_other_file(config: ReportConfig) -> None:
         with open_file(out) as file:
             known = file.read(len(OPENING)) == OPENING
     except OSError as error:
-        raise InputError("out", "be a file", f"{out}: {error.strerror}") from error
+        raise InputError("out", "be a file", f"{out}: {reason_of(error)}") from error
     if not (known or config.overwrite):
         raise InputError(
             "out",

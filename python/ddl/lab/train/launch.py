@@ -14,12 +14,15 @@ from rich.console import Console
 from ddl.errors import InputError, first_line
 from ddl.lab import data
 from ddl.lab.config import TrainConfig
+from ddl.lab.data.verifying import verify_corpus
+from ddl.lab.device import pick_device
+from ddl.lab.output import print_line
+from ddl.lab.progress import progress_bar
 
 from .beginning import begin
-from .device import device_of, pick_device
+from .device import device_of
 from .initial import Load, read_initial
 from .processes import Processes, joined
-from .progress import progress_bar, verify_corpus
 from .resume import Start, check_corpus, find_start
 from .runs import RunDirectory, refuse_existing
 from .stopping import stop_on_signal
@@ -84,9 +87,10 @@ def _go(
         fresh = start is None or start.path is None
         initial = read_initial(config, corpus, load) if fresh else None
         trainer = Trainer(config, corpus, device, processes, initial)
-    verify_corpus(corpus, console, processes)
+    with processes.together():
+        verify_corpus(corpus, console, (processes.rank, processes.count))
     with enough_memory():
-        _say(
+        print_line(
             console,
             f"{config.model.residual}: {trainer.model.num_parameters():,} parameters on {device},"
             f" {len(corpus.train):,} training tokens from {corpus.name}"
@@ -96,12 +100,12 @@ def _go(
         with stop_on_signal(processes) as stop, progress_bar(console) as bar:
             session = begin(trainer, bar, start)
             if start is not None:
-                _say(console, _how_it_goes_on(trainer, session.run.path))
+                print_line(console, _how_it_goes_on(trainer, session.run.path))
             session.run_until(stop)
     with processes.together():
         if processes.first:
             session.run.plot()
-        _say(console, _how_it_ended(trainer, session.run.path))
+        print_line(console, _how_it_ended(trainer, session.run.path))
     return Trained(session.run, max(processes.gather(stop.status)))
 
 
@@ -117,11 +121,6 @@ def _how_it_ended(trainer: Trainer, path: Path) -> str:
     if done < steps:
         return f"Stopped after {done} of {steps} steps; go on with `ddl train --resume {path}`"
     return f"Done; `ddl sample {path}` writes text with it"
-
-
-def _say(console: Console, line: str) -> None:
-    """Print a line as it is: a path may have what rich takes for markup."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

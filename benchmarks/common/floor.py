@@ -1,0 +1,67 @@
+"""The floor of a time: copies to measure the bandwidth, and a step that moved its bytes with it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddl.lab.bench.measure import Timed
+from ddl.lab.bench.traffic import boundary
+
+
+def copies(like: Tensor) -> dict[str, Timed]:
+    """Two copies of a tensor to time beside an operator. Each moves twice the tensor's bytes.
+
+    "copy": `copy_` between allocated tensors, which measures the bandwidth. "clone": into a new
+    tensor, which pays for fresh pages as every newly allocated output of an operator does.
+    """
+    source = like.detach().clone()
+    target = torch.empty_like(source)
+
+    def copy() -> tuple[float, ...]:
+        started = time.perf_counter()
+        target.copy_(source)
+        return (time.perf_counter() - started,)
+
+    def clone() -> tuple[float, ...]:
+        started = time.perf_counter()
+        made = source.clone()
+        elapsed = time.perf_counter() - started
+        del made  # only after the clock stopped
+        return (elapsed,)
+
+    return {"copy": copy, "clone": clone}
+
+
+def floor(
+    residual: str,
+    boundaries: int,
+    additive: float,
+    gb_s: float,
+    *,
+    state: int,
+    features: int,
+    links: float = 0,
+) -> float:
+    """The ratio to the additive residual if boundaries took only the time to copy their bytes.
+
+    The additive step keeps its measured time; the bytes that a variant moves beyond it are added at
+    the bandwidth of a copy. Eager PyTorch moves more bytes than counted for an addition and a norm,
+    so a measured eager ratio may exceed this. boundaries: features in all boundaries; additive:
+    seconds; state, features, links: as in `boundary`.
+    """
+    sizes: dict[str, Any] = {"state": state, "features": features, "links": links}
+    more = boundary(residual, **sizes) - boundary("additive", **sizes)
+    return additive / (additive + more * boundaries / (gb_s * 1e9))
+
+
+def boundary_features(layers: int, tokens: int, hidden_size: int) -> int:
+    """Features in all boundaries of a model.
+
+    The opening read and the expansion together move about as much as one boundary, so there is one
+    boundary more than there are sublayers.
+    """
+    return (2 * layers + 1) * tokens * hidden_size

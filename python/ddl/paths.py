@@ -1,0 +1,114 @@
+"""Paths that users name: the home directory, and the kind of model that lies at one."""
+
+from __future__ import annotations
+
+import json
+import os
+from enum import Enum
+from pathlib import Path
+
+from ddl.errors import InputError, first_line, reason_of
+from ddl.files import read_text
+
+CONFIG = "config.json"
+RUN_METRICS = "metrics.jsonl"  # every run of `ddl train` has one
+# `model_type` in ddl.hf's config.json; a run's config.json has none.
+MODEL_TYPE, NANOGPT_MODEL_TYPE = "ddl", "ddl-nanogpt"
+# `model_type` in the papers' code, by the layout of its parameters.
+PAPER_MODEL_TYPES = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}
+WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+
+
+def at_home(path: str | Path, *, argument: str) -> Path:
+    """The path, with `~` or `~user` at its beginning replaced by that home directory.
+
+    Raises InputError, which names the argument, if there is no such home directory, or if the text
+    is no path: empty, or with characters that no path may have.
+    """
+    text = os.fspath(path)
+    if not (text and _is_encodable(text)):
+        raise InputError(argument, "be a path", repr(text))
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(
+            argument,
+            "begin with the ~ of a user whose home directory is known",
+            f"{path}: write the whole path",
+        ) from error
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether the operating system can be given this text as a path."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def require_utf8(path: Path, *, argument: str) -> None:
+    """Raise InputError, which names the argument, for a path that safetensors, tokenizers or JSON
+    cannot have."""
+    try:
+        os.fsencode(path).decode("utf-8")
+    except UnicodeError as error:
+        raise InputError(argument, "be a path in UTF-8", repr(str(path))) from error
+
+
+class PathKind(Enum):
+    """Kinds of paths that hold a model; the values name them in error messages."""
+
+    RUN = "a run directory of `ddl train`"
+    DDL = "a Hugging Face directory with a model of ddl"
+    HUGGING_FACE = "a Hugging Face directory with another model"
+    CHECKPOINT = "a checkpoint of nanoGPT or of the paper's code"
+
+
+def path_kind(path: Path) -> PathKind | None:
+    """The kind of model at `path`, judged by file names and config.json; None if there is none."""
+    found = _recognise(path)
+    return found if isinstance(found, PathKind) else None
+
+
+def require_kind(path: Path, *expected: PathKind, argument: str) -> PathKind:
+    """Return the kind of model at `path`; raise InputError if it is none of `expected`."""
+    found = _recognise(path)
+    if found in expected:
+        return PathKind(found)
+    *others, last = [kind.value for kind in expected]
+    must = f"{', '.join(others)} or {last}" if others else last
+    got = f", {found.value}" if isinstance(found, PathKind) else f": {found}"
+    hint = ", for `ddl import`" if found is PathKind.CHECKPOINT else ""
+    raise InputError(argument, f"be {must}", f"{path}{got}{hint}")
+
+
+def _recognise(path: Path) -> PathKind | str:
+    """The kind of model at `path`, or a sentence part that says why there is none."""
+    try:
+        if path.is_file():
+            around = _recognise(path.parent)
+            ours = around in (PathKind.RUN, PathKind.DDL)
+            return f"a file in {PathKind(around).value}" if ours else PathKind.CHECKPOINT
+        names = os.listdir(path)
+        text = read_text(path / CONFIG) if CONFIG in names else "{}"
+        config = json.loads(text)
+    except OSError as error:
+        return reason_of(error)
+    except (ValueError, RecursionError) as error:
+        return f"its {CONFIG} cannot be read: {first_line(error)}"
+    fields = config if isinstance(config, dict) else {}
+    model, model_type = fields.get("model"), fields.get("model_type")
+    if model_type in (MODEL_TYPE, NANOGPT_MODEL_TYPE):
+        return PathKind.DDL
+    if model_type is not None and model_type not in PAPER_MODEL_TYPES.values():
+        return PathKind.HUGGING_FACE
+    if isinstance(model, dict) and "residual" in model:
+        return PathKind.RUN
+    if CONFIG not in names and RUN_METRICS in names:
+        return f"a run that has lost its {CONFIG}"
+    if any(name.lower().endswith((*WEIGHT_SUFFIXES, ".index.json")) for name in names):
+        return PathKind.CHECKPOINT
+    run = next((name for name in sorted(names) if (path / name / RUN_METRICS).is_file()), None)
+    if run is not None:
+        return f"a directory with runs in it: name one of them, such as {path / run}"
+    return f"neither weights nor the {CONFIG} of a model in it"

@@ -3,7 +3,9 @@
 //! Its size grows with the user's shapes (d·m·K and more), so the allocation may fail. Callers pass the failure
 //! on to Python as a `MemoryError`.
 
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 
 use crate::error::Error;
 use crate::tensor::Element;
@@ -27,20 +29,37 @@ pub type Result<T> = std::result::Result<T, OutOfMemory>;
 
 /// A slice of zeros, aligned to a cache line.
 pub struct Buffer<A> {
-    values: Vec<A>,
-    start: usize,
+    first: NonNull<A>,
     len: usize,
 }
 
+// SAFETY: it owns its elements, as a vector does.
+unsafe impl<A: Send> Send for Buffer<A> {}
+unsafe impl<A: Sync> Sync for Buffer<A> {}
+
 impl<A: Element> Buffer<A> {
     pub fn zeros(len: usize) -> Result<Buffer<A>> {
-        let padded = len.saturating_add(LINE / size_of::<A>());
-        let refused = |_| OutOfMemory { bytes: padded.saturating_mul(size_of::<A>()) };
-        let mut values = Vec::new();
-        values.try_reserve_exact(padded).map_err(refused)?;
-        values.resize(padded, A::default());
-        let start = values.as_ptr().align_offset(LINE);
-        Ok(Buffer { values, start, len })
+        let refused = OutOfMemory { bytes: len.saturating_mul(size_of::<A>()) };
+        let Some(layout) = layout::<A>(len) else { return Err(refused) };
+        if len == 0 {
+            return Ok(Buffer { first: NonNull::dangling(), len });
+        }
+        // SAFETY: the layout is not empty. Zeros are a number of every element type.
+        let first = NonNull::new(unsafe { alloc_zeroed(layout) }.cast());
+        first.map(|first| Buffer { first, len }).ok_or(refused)
+    }
+}
+
+fn layout<A>(len: usize) -> Option<Layout> {
+    Layout::array::<A>(len).and_then(|layout| layout.align_to(LINE)).ok()
+}
+
+impl<A> Drop for Buffer<A> {
+    fn drop(&mut self) {
+        if let (1.., Some(layout)) = (self.len, layout::<A>(self.len)) {
+            // SAFETY: `zeros` allocated with this layout.
+            unsafe { dealloc(self.first.as_ptr().cast(), layout) };
+        }
     }
 }
 
@@ -49,14 +68,16 @@ impl<A> Deref for Buffer<A> {
 
     #[inline(always)]
     fn deref(&self) -> &[A] {
-        &self.values[self.start..self.start + self.len]
+        // SAFETY: so many elements are allocated, and all are numbers.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) }
     }
 }
 
 impl<A> DerefMut for Buffer<A> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut [A] {
-        &mut self.values[self.start..self.start + self.len]
+        // SAFETY: as above; the borrow is the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), self.len) }
     }
 }
 
@@ -78,14 +99,15 @@ mod tests {
     fn buffers_start_on_a_cache_line() {
         for len in [0, 1, 63, 1000] {
             let mut buffer = Buffer::<f32>::zeros(len).unwrap();
-            assert!(buffer.len() == len && buffer.as_ptr().addr().is_multiple_of(LINE));
+            assert!(buffer.len() == len && buffer.iter().all(|number| *number == 0.0));
+            assert!(len == 0 || buffer.as_ptr().addr().is_multiple_of(LINE));
             buffer.fill(1.0);
         }
     }
 
     #[test]
     fn a_refusal_says_how_much_was_asked_for() {
-        for (len, bytes) in [(1 << 58, (1 << 61) + 64), (usize::MAX, usize::MAX)] {
+        for (len, bytes) in [(1 << 58, 1 << 61), (usize::MAX, usize::MAX)] {
             assert_eq!(Buffer::<f64>::zeros(len).err().map(|short| short.bytes), Some(bytes));
         }
     }

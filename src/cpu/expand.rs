@@ -55,22 +55,46 @@ fn row_before<'e>(
     expand.row_before(token, back)
 }
 
-/// Loads x of a token and of those before it that its weights reach [K][d]; returns how many there are.
-#[inline(always)]
-fn load_taps<A: Accum>(
-    expand: &Expand,
-    documents: Documents<'_>,
-    start: usize,
-    token: usize,
-    to: &mut [A],
-) -> usize {
-    let rows = to.chunks_exact_mut(expand.sizes.d).enumerate();
-    rows.map_while(|(back, to)| {
-        let (from, at) = row_before(expand, documents, start, token, back)?;
-        load(from.rows(to.len()), at, to);
-        Some(())
-    })
-    .count()
+/// x of a token and of those before it that its weights reach, in a ring [K][d]: x_{t−s} is in slot (s − t) mod K.
+struct Taps<A> {
+    x: Buffer<A>,
+    /// K
+    ring: usize,
+    /// the slot of x_t
+    slot: usize,
+    /// how many rows there are, from x_t backwards
+    count: usize,
+}
+
+impl<A: Accum> Taps<A> {
+    fn new(expand: &Expand) -> Result<Taps<A>> {
+        let ring = expand.taps();
+        Ok(Taps { x: Buffer::zeros(ring * expand.sizes.d)?, ring, slot: 0, count: 0 })
+    }
+
+    /// Goes to a token of the document that starts at `start`. `loaded` are the rows that are there already, counted from
+    /// the token's own one backwards.
+    #[inline(always)]
+    fn go_to(
+        &mut self,
+        expand: &Expand,
+        documents: Documents<'_>,
+        start: usize,
+        token: usize,
+        loaded: Range<usize>,
+    ) {
+        let d = expand.sizes.d;
+        self.slot = (self.ring - token % self.ring) % self.ring;
+        self.count = 0;
+        for back in 0..self.ring {
+            let Some((from, at)) = row_before(expand, documents, start, token, back) else { break };
+            self.count += 1;
+            if !loaded.contains(&back) {
+                let slot = (self.slot + back) % self.ring;
+                load(from.rows(d), at, &mut self.x[slot * d..][..d]);
+            }
+        }
+    }
 }
 
 /// Computes `state` from `x`.
@@ -103,27 +127,34 @@ impl<T: Stored> WithSimd for Forward<'_, T> {
             return Ok(());
         }
         let Sizes { d, m, .. } = self.expand.sizes;
-        let rows = T::rows(simd, m);
+        let rows = T::rows(simd, m, true);
         let documents = Documents::new(self.expand.sizes, &self.expand.document_starts);
-        let mut x = Buffer::zeros(self.expand.taps() * d)?;
-        let mut state = Buffer::zeros(m * d)?;
+        let mut x = Taps::new(self.expand)?;
+        let mut scratch = Buffer::zeros(m * d)?;
         for (tokens, document) in documents.within(self.tokens.clone()) {
-            for token in tokens {
-                let taps = load_taps(self.expand, documents, document.start, token, &mut x);
-                let (weight, state) = (self.weight, &mut state);
-                let join = Join {
-                    grad: None,
-                    weight,
-                    dx: &x,
-                    ring: self.expand.taps(),
-                    slot: 0,
-                    taps,
-                    to: state,
-                    state: &[],
-                    sums: &mut [],
-                };
-                rows.join(d, join);
-                T::narrow_row(state, self.state.row::<T>(token));
+            for token in tokens.clone() {
+                let loaded = if token == tokens.start { 0..0 } else { 1..x.ring };
+                x.go_to(self.expand, documents, document.start, token, loaded);
+                let stored = self.state.row::<T>(token);
+                let (weight, state) = (self.weight, &[][..]);
+                let Taps { x: dx, ring, slot, count: taps } = &x;
+                let (ring, slot, taps) = (*ring, *slot, *taps);
+                match T::in_place(stored) {
+                    Some(to) => {
+                        rows.join(
+                            d,
+                            Join { grad: None, weight, dx, ring, slot, taps, to, state, sums: &mut [] },
+                        );
+                    }
+                    None => {
+                        let to = &mut scratch;
+                        rows.join(
+                            d,
+                            Join { grad: None, weight, dx, ring, slot, taps, to, state, sums: &mut [] },
+                        );
+                        T::narrow_row(&scratch, stored);
+                    }
+                }
             }
         }
         Ok(())
@@ -182,10 +213,10 @@ impl<T: Stored> WithSimd for Backward<'_, T> {
             return Ok(());
         }
         let Sizes { d, m, .. } = self.expand.sizes;
-        let rows = T::rows(simd, m);
+        let rows = T::rows(simd, m, true);
         let documents = Documents::new(self.expand.sizes, &self.expand.document_starts);
         let taps = self.expand.taps();
-        let mut x = Buffer::<T::Accum>::zeros(taps * d)?;
+        let mut x = Taps::new(self.expand)?;
         // dx of this token and the K−1 before it: dX_t adds to all of them, and the tokens are walked backwards.
         let mut window = Buffer::<T::Accum>::zeros(taps * d)?;
         let mut sums = Buffer::zeros(if self.sums_weight { self.weight.len() } else { 0 })?;
@@ -202,10 +233,14 @@ impl<T: Stored> WithSimd for Backward<'_, T> {
                 }
                 store(&mut self.grad_x, token, &window[slot * d..][..d]);
                 if self.sums_weight {
-                    let ring = taps;
-                    let taps = load_taps(self.expand, documents, document.start, token, &mut x).min(reach);
-                    let (grad, weight, to, sums) = (None, None, &mut [][..], &mut sums);
-                    rows.join(d, Join { grad, weight, dx: &x, ring, slot: 0, taps, to, state, sums });
+                    let loaded = if token + 1 == tokens.end { 0..0 } else { 0..taps - 1 };
+                    x.go_to(self.expand, documents, document.start, token, loaded);
+                    let (grad, weight, to, taps) = (None, None, &mut [][..], x.count.min(reach));
+                    let (dx, sums) = (&*x.x, &mut *sums);
+                    rows.join(
+                        d,
+                        Join { grad, weight, dx, ring: x.ring, slot: x.slot, taps, to, state, sums },
+                    );
                 }
             }
         }

@@ -43,7 +43,18 @@ impl<'a> Rows<'a> {
         assert!((self.start..self.end).contains(&row), "a partition loads its own rows");
         self.tensor.elements(row * self.width..(row + 1) * self.width)
     }
+
+    /// Fetches a row that is needed soon; nothing happens past the end.
+    #[inline(always)]
+    pub fn fetch(&self, row: usize) {
+        let bytes = self.width * self.tensor.dtype.size();
+        let first = self.tensor.ptr.wrapping_add(row * bytes);
+        (0..bytes).step_by(LINE).for_each(|at| prefetch(first.wrapping_add(at)));
+    }
 }
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// Fetches a cache line that is needed soon.
 ///

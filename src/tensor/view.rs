@@ -117,6 +117,8 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     pub dtype: Dtype,
     pub device: Device,
+    /// the product of `shape`
+    len: usize,
     pub(super) ptr: *mut u8,
 }
 
@@ -135,17 +137,21 @@ impl Tensor {
         device: Device,
         ptr: *mut u8,
     ) -> Tensor {
-        Tensor { name, shape, dtype, device, ptr }
+        // In this order 0 times more than there can be is 0.
+        let len = shape.iter().fold(1usize, |len, &size| len.saturating_mul(size));
+        Tensor { name, shape, dtype, device, len, ptr }
     }
 
     /// Returns a tensor without memory, "on a GPU", so that nothing here reads it. Its address tells its alignment.
     #[cfg(feature = "torch")]
     pub fn fake(name: &'static str, shape: Vec<usize>, dtype: Dtype, address: usize) -> Tensor {
-        Tensor { name, shape, dtype, device: Device::Cuda(0), ptr: address as *mut u8 }
+        // SAFETY: memory on a GPU is never read here.
+        unsafe { Tensor::new(name, shape, dtype, Device::Cuda(0), address as *mut u8) }
     }
 
+    #[inline(always)]
     pub fn len(&self) -> usize {
-        self.shape.iter().product()
+        self.len
     }
 
     pub fn is_empty(&self) -> bool {
@@ -153,6 +159,7 @@ impl Tensor {
     }
 
     /// Returns some of the elements. `T` must be the tensor's element type.
+    #[inline(always)]
     pub(super) fn elements<T: Element>(&self, range: Range<usize>) -> &[T] {
         assert!(T::DTYPE == self.dtype, "dtype is checked before use");
         assert!(range.start <= range.end && range.end <= self.len(), "rows lie inside their tensor");

@@ -18,14 +18,14 @@ from tests.costs.tracer import BEGIN, END, Tracer, allow_tracing
 from tests.support import ROOT
 from tests.support.op_cases import BF16, F32, inputs, parameters
 
-D, M, TAPS = 64, 4, 2
+D, WIDE, M, TAPS = 64, 384, 4, 2
 TOKENS = (1, 2)  # few, because steps are slow
 VECTORS = "avx2"  # the same on every machine
 DIRECTIONS = ("forward", "backward")
 
 
-def rewrite_read(dtype: torch.dtype, compress: str, tokens: int) -> dict[str, Tensor]:
-    return stored(inputs((tokens,), D, M) | parameters(D, M, compress, TAPS), dtype)
+def rewrite_read(dtype: torch.dtype, compress: str, tokens: int, d: int = D) -> dict[str, Tensor]:
+    return stored(inputs((tokens,), d, M) | parameters(d, M, compress, TAPS), dtype)
 
 
 def stored(tensors: dict[str, Tensor | None], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -42,6 +42,9 @@ CASES: dict[str, tuple[str, Callable[[int], dict[str, Tensor]], dict[str, object
     "rewrite": ("rewrite", lambda n: stored(inputs((n,), D, M), F32), {"eps_k": 0.1}),
     "read": ("read", lambda n: without_rewrite(rewrite_read(F32, "channel", n)), {}),
     "rewrite_read": ("rewrite_read", lambda n: rewrite_read(F32, "channel", n), {"eps_k": 0.1}),
+    "rewrite_read, d 384": (
+        "rewrite_read", lambda n: rewrite_read(F32, "channel", n, WIDE), {"eps_k": 0.1}
+    ),
     "rewrite_read over time": (
         "rewrite_read", lambda n: rewrite_read(F32, "token", n), {"eps_k": 0.1}
     ),

@@ -22,7 +22,7 @@ ORDER = {
         "slices spectra torch",
         "python tch",
     ],
-    "cpu": ["simd", "buffer", "parallel partition whole", "expand rewrite_read"],
+    "cpu": ["simd", "buffer", "parallel partition state whole", "expand rewrite_read"],
     "spectra": [
         "rows view",
         "small tokens",

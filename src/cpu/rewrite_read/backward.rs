@@ -152,6 +152,8 @@ impl<T: Stored> Scratch<T> {
 /// The arithmetic on the rows of a state of type `T`, and on those of G.
 struct Rows<T: Stored> {
     stored: Box<dyn StateRows<T>>,
+    /// of rows that are computed into scratch
+    scratch: Box<dyn StateRows<T>>,
     grad: Box<dyn StateRows<T::Accum>>,
 }
 
@@ -160,7 +162,11 @@ impl<T: Stored> WithSimd for Part<'_, T> {
     #[inline(always)]
     fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
         let (taps, m) = (self.problem.taps(), self.problem.sizes.m);
-        let rows = Rows::<T> { stored: T::rows(simd, m), grad: T::Accum::rows(simd, m) };
+        let rows = Rows::<T> {
+            stored: T::rows(simd, m, true),
+            scratch: T::rows(simd, m, false),
+            grad: T::Accum::rows(simd, m, false),
+        };
         // Allocated before the sums, which outlive it, so that the next part's scratch reuses its cached memory.
         let mut scratch = Scratch::new(self.problem)?;
         let mut sums =
@@ -206,19 +212,17 @@ impl<T: Stored> Part<'_, T> {
             read: of_read,
         } = scratch;
         let stored = problem.state.rows(d * m).row::<T>(token);
-        self.rebuild(&*rows.stored, token, stored, [&mut *state, &mut *rewritten], direction, factors);
+        self.rebuild(&*rows.scratch, token, stored, [&mut *state, &mut *rewritten], direction, factors);
         let state = if problem.chain.is_empty() { stored } else { state };
         let rewrite = problem.rewrite.as_ref().zip(self.saved.stats.as_ref());
+        if let Some((write, _)) = rewrite {
+            write.direction.rows(problem.rewrites.count() * d).fetch(token + 1);
+        }
         let sizes = [problem.rewrites.count(), d, m];
         let rewrite = rewrite.map(|(write, stats)| TokenRewrites::new(write, stats, token, sizes, direction));
         let terms = rewrite.as_ref().map_or(Terms::none(), |rewrite| rewrite.terms(factors));
-        let incoming = match (&self.incoming.grad_new_state, &self.grad_state) {
-            (Some(incoming), _) => Some(incoming.rows(d * m).row::<T>(token)),
-            (None, Some(rows)) if self.in_place => Some(rows.as_rows().row::<T>(token)),
-            _ => None,
-        };
         let mut join = Join {
-            grad: incoming,
+            grad: None,
             state,
             weight: None,
             dx: &[],
@@ -226,7 +230,7 @@ impl<T: Stored> Part<'_, T> {
             slot: 0,
             taps: 0,
             sums: &mut [],
-            to: grad,
+            to: &mut [],
         };
         if let (Some(read), Some(sums)) = (&self.read, sums) {
             let weight = read.weights.compress.as_deref();
@@ -235,10 +239,10 @@ impl<T: Stored> Part<'_, T> {
             let mut after = state;
             if rewrite.is_some() {
                 // as the forward stored it
-                rows.stored.write_read(state, terms.that_write(), Some(rewritten), mix);
+                rows.scratch.write_read(state, terms.that_write(), Some(rewritten), mix);
                 after = rewritten;
             } else if mix.is_some() {
-                rows.stored.write_read(state, Terms::none(), None, mix);
+                rows.scratch.write_read(state, Terms::none(), None, mix);
             }
             let x = if weight.is_none() { T::widen_row(after, &mut of_read.x) } else { None };
             for next in reads.clone() {
@@ -256,13 +260,22 @@ impl<T: Stored> Part<'_, T> {
                 ..join
             };
         }
-        rows.stored.join(d, join);
         let Some(rewrite) = rewrite else {
+            if !self.in_place
+                && let Some(rows_of_state) = &mut self.grad_state
+                && let Some(to) = T::in_place(rows_of_state.row::<T>(token))
+            {
+                let grad = self.incoming.grad_new_state.as_ref();
+                let grad = grad.map(|grad| grad.rows(d * m).row::<T>(token));
+                return rows.stored.join(d, Join { grad, to, ..join });
+            }
+            rows.stored.join(d, Join { grad: self.grad_above(token), to: &mut *grad, ..join });
             if let Some(stored) = &mut self.grad_state {
                 T::narrow_row(grad, stored.row::<T>(token));
             }
             return;
         };
+        rows.stored.join(d, Join { grad: self.grad_above(token), to: &mut *grad, ..join });
         along.fill(T::Accum::default());
         for (index, along) in along.chunks_exact_mut(m).enumerate() {
             rows.grad.products(rewrite.one(index).k, grad, along);
@@ -289,6 +302,17 @@ impl<T: Stored> Part<'_, T> {
         }
         if let Some(rows) = &mut self.grad_direction {
             store_target(rows, token, grad_direction);
+        }
+    }
+
+    /// ∂L/∂X' from what is above; None for zeros.
+    #[inline(always)]
+    fn grad_above(&self, token: usize) -> Option<&[T]> {
+        let Sizes { d, m, .. } = self.problem.sizes;
+        match (&self.incoming.grad_new_state, &self.grad_state) {
+            (Some(incoming), _) => Some(incoming.rows(d * m).row::<T>(token)),
+            (None, Some(rows)) if self.in_place => Some(rows.as_rows().row::<T>(token)),
+            _ => None,
         }
     }
 

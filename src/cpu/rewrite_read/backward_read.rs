@@ -74,7 +74,10 @@ impl<A: Accum> ReadBackward<'_, A> {
             None => x.unwrap_or(in_scratch),
         };
         let dh = match &self.incoming.grad_context {
-            Some(grad) => view(grad.rows(d), token, incoming),
+            Some(grad) => {
+                grad.rows(d).fetch(token + 1);
+                view(grad.rows(d), token, incoming)
+            }
             None => incoming,
         };
         let rstd = self.saved.rstd.as_ref().map_or(A::from_f64(1.0), |rstd| rstd.rows(1).row(token)[0]);

@@ -130,7 +130,7 @@ impl<T: Stored> WithSimd for Part<'_, T> {
     type Output = Result<()>;
     #[inline(always)]
     fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
-        let rows = T::rows(simd, self.problem.sizes.m);
+        let rows = T::rows(simd, self.problem.sizes.m, true);
         let taps = self.taps;
         let documents = Documents::new(self.problem.sizes, &self.problem.document_starts);
         let mut scratch = Scratch::new(self.problem)?;

@@ -3,11 +3,8 @@
 //! Conversions are bit operations without branches, so that loops over them vectorise. Those of the `half` crate
 //! vectorise for SSE2 alone.
 
-use fearless_simd::prelude::*;
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::halves::Halves;
 use super::lanes::Lanes;
 use crate::tensor::{Dtype, Element};
 
@@ -70,59 +67,6 @@ impl Accum for f64 {
 pub trait Convert: Element {
     fn widen<A: Accum>(self) -> A;
     fn narrow<A: Accum>(value: A) -> Self;
-}
-
-/// A [`Convert`] whose accumulation type is f32, a vector at a time. Slices have as many elements as a vector has lanes.
-pub trait Narrow: Convert {
-    fn load<S: Halves>(simd: S, from: &[Self]) -> S::f32s;
-    fn round<S: Halves>(simd: S, values: S::f32s) -> S::f32s;
-    /// Stores numbers that are rounded.
-    fn store<S: Halves>(simd: S, values: S::f32s, to: &mut [Self]);
-}
-
-impl Narrow for f32 {
-    #[inline(always)]
-    fn load<S: Halves>(simd: S, from: &[f32]) -> S::f32s {
-        S::f32s::from_slice(simd, from)
-    }
-    #[inline(always)]
-    fn round<S: Halves>(_: S, values: S::f32s) -> S::f32s {
-        values
-    }
-    #[inline(always)]
-    fn store<S: Halves>(_: S, values: S::f32s, to: &mut [f32]) {
-        values.store_slice(to);
-    }
-}
-
-impl Narrow for bf16 {
-    #[inline(always)]
-    fn load<S: Halves>(simd: S, from: &[bf16]) -> S::f32s {
-        simd.load_bf16(from.reinterpret_cast())
-    }
-    #[inline(always)]
-    fn round<S: Halves>(simd: S, values: S::f32s) -> S::f32s {
-        simd.round_bf16(values)
-    }
-    #[inline(always)]
-    fn store<S: Halves>(simd: S, values: S::f32s, to: &mut [bf16]) {
-        simd.store_bf16(values, to.reinterpret_cast_mut());
-    }
-}
-
-impl Narrow for f16 {
-    #[inline(always)]
-    fn load<S: Halves>(simd: S, from: &[f16]) -> S::f32s {
-        simd.load_f16(from.reinterpret_cast())
-    }
-    #[inline(always)]
-    fn round<S: Halves>(simd: S, values: S::f32s) -> S::f32s {
-        simd.round_f16(values)
-    }
-    #[inline(always)]
-    fn store<S: Halves>(simd: S, values: S::f32s, to: &mut [f16]) {
-        simd.store_f16(values, to.reinterpret_cast_mut());
-    }
 }
 
 impl Convert for f32 {

@@ -4,7 +4,8 @@
 
 use fearless_simd::prelude::*;
 use fearless_simd::*;
-use half::f16;
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
 use super::convert::Convert;
 
@@ -181,65 +182,55 @@ mod avx512 {
     );
 }
 
-#[cfg(test)]
-mod tests {
-    use half::bf16;
+/// A [`Convert`] whose accumulation type is f32, a vector at a time. Slices have as many elements as a vector has lanes.
+pub trait Narrow: Convert {
+    fn load<S: Halves>(simd: S, from: &[Self]) -> S::f32s;
+    fn round<S: Halves>(simd: S, values: S::f32s) -> S::f32s;
+    /// Stores numbers that are rounded.
+    fn store<S: Halves>(simd: S, values: S::f32s, to: &mut [Self]);
+}
 
-    use super::*;
-    use crate::cpu::simd::dispatch::{WithSimd, dispatch_all};
-    use crate::cpu::simd::interleaved::Interleaved;
-
-    /// a vector of bits of 16, and one of numbers
-    struct Both<'a>(&'a [u16], &'a [f32]);
-
-    fn same(ours: f32, theirs: f32) -> bool {
-        ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan())
+impl Narrow for f32 {
+    #[inline(always)]
+    fn load<S: Halves>(simd: S, from: &[f32]) -> S::f32s {
+        S::f32s::from_slice(simd, from)
     }
-
-    impl WithSimd for Both<'_> {
-        type Output = ();
-        fn run<S: Interleaved>(self, simd: S) {
-            let lanes = S::f32s::LEN;
-            for bits in self.0.chunks_exact(lanes) {
-                let (halves, brains) = (simd.load_f16(bits), simd.load_bf16(bits));
-                for n in 0..lanes {
-                    assert!(same(halves.as_slice()[n], f16::from_bits(bits[n]).to_f32()), "{:#x}", bits[n]);
-                    assert!(same(brains.as_slice()[n], bf16::from_bits(bits[n]).to_f32()), "{:#x}", bits[n]);
-                }
-            }
-            for numbers in self.1.chunks_exact(lanes) {
-                let values = S::f32s::from_slice(simd, numbers);
-                let (halves, brains) = (simd.round_f16(values), simd.round_bf16(values));
-                let (mut stored_halves, mut stored_brains) = ([0; WIDEST], [0; WIDEST]);
-                simd.store_f16(values, &mut stored_halves[..lanes]);
-                simd.store_bf16(brains, &mut stored_brains[..lanes]);
-                for n in 0..lanes {
-                    let (half, brain) =
-                        (f16::from_f32(numbers[n]).to_f32(), bf16::from_f32(numbers[n]).to_f32());
-                    assert!(same(halves.as_slice()[n], half), "f16 {:e}", numbers[n]);
-                    assert!(same(f16::from_bits(stored_halves[n]).to_f32(), half), "f16 {:e}", numbers[n]);
-                    assert!(same(brains.as_slice()[n], brain), "bf16 {:e}", numbers[n]);
-                    assert!(same(bf16::from_bits(stored_brains[n]).to_f32(), brain), "bf16 {:e}", numbers[n]);
-                }
-            }
-        }
+    #[inline(always)]
+    fn round<S: Halves>(_: S, values: S::f32s) -> S::f32s {
+        values
     }
+    #[inline(always)]
+    fn store<S: Halves>(_: S, values: S::f32s, to: &mut [f32]) {
+        values.store_slice(to);
+    }
+}
 
-    #[test]
-    fn each_kind_of_vectors_converts_as_the_half_crate_does() {
-        let bits: Vec<u16> = (0..=u16::MAX).collect();
-        let edges = [
-            0x477f_efff,
-            0x477f_f000,
-            0x3880_0000,
-            0x387f_ffff,
-            0x3300_0000,
-            0x3300_0001,
-            0x7f80_0001,
-            0xffff_ffff,
-        ];
-        let others = (0..=u32::MAX).step_by(9973).chain(edges).chain([0; WIDEST]);
-        let numbers: Vec<f32> = others.map(f32::from_bits).collect();
-        dispatch_all(|| Both(&bits, &numbers));
+impl Narrow for bf16 {
+    #[inline(always)]
+    fn load<S: Halves>(simd: S, from: &[bf16]) -> S::f32s {
+        simd.load_bf16(from.reinterpret_cast())
+    }
+    #[inline(always)]
+    fn round<S: Halves>(simd: S, values: S::f32s) -> S::f32s {
+        simd.round_bf16(values)
+    }
+    #[inline(always)]
+    fn store<S: Halves>(simd: S, values: S::f32s, to: &mut [bf16]) {
+        simd.store_bf16(values, to.reinterpret_cast_mut());
+    }
+}
+
+impl Narrow for f16 {
+    #[inline(always)]
+    fn load<S: Halves>(simd: S, from: &[f16]) -> S::f32s {
+        simd.load_f16(from.reinterpret_cast())
+    }
+    #[inline(always)]
+    fn round<S: Halves>(simd: S, values: S::f32s) -> S::f32s {
+        simd.round_f16(values)
+    }
+    #[inline(always)]
+    fn store<S: Halves>(simd: S, values: S::f32s, to: &mut [f16]) {
+        simd.store_f16(values, to.reinterpret_cast_mut());
     }
 }

@@ -7,7 +7,9 @@
 pub mod convert;
 pub mod dispatch;
 pub mod features;
-mod halves;
+pub mod halves;
 pub mod interleaved;
 mod lanes;
 pub mod row;
+#[cfg(test)]
+mod tests;

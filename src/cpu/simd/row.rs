@@ -197,9 +197,7 @@ fn add_to_some_rows<S: Simd, A: Accum, const N: usize>(simd: S, rows: &mut [A], 
     let mut rows = rows.chunks_exact_mut(d);
     let to: [(&mut [A::Chunk], &mut [A]); N] =
         std::array::from_fn(|_| A::chunks_mut(rows.next().expect("a row for each scale")));
-    for n in 0..N {
-        assert!(to[n].0.len() == chunks.len());
-    }
+    assert!(to.iter().all(|(to, _)| to.len() == chunks.len()));
     for (at, chunk) in chunks.iter().enumerate() {
         let from = A::Vector::<S>::load_array_ref(simd, chunk);
         for n in 0..N {

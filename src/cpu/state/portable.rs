@@ -1,6 +1,6 @@
 //! Rows of any number of channels, one number at a time: the definition of [`StateRows`].
 
-use super::{Finish, Join, Mix, StateRows, Stored, Terms};
+use super::rows::{Finish, Join, Mix, StateRows, Stored, Terms};
 use crate::cpu::simd::convert::Accum;
 
 pub struct Portable {

@@ -2,20 +2,29 @@
 //!
 //! One group after the other is loaded once per loop, in the order of memory, while the next token's is fetched.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "closures of iterators may stay calls without the vectors' instructions"
+)]
+
 use fearless_simd::prelude::*;
 
 use super::portable::Portable;
-use super::{Finish, Join, Mix, StateRows, Stored, Terms};
-use crate::cpu::simd::convert::Narrow;
+use super::rows::{Finish, Join, Mix, StateRows, Stored, Terms};
+use crate::cpu::simd::halves::Narrow;
 use crate::cpu::simd::interleaved::Interleaved;
 use crate::problem::MOST_REWRITES;
 use crate::tensor::prefetch;
 
-pub struct Vectors<S, const M: usize>(pub S);
+pub struct Vectors<S, const M: usize> {
+    pub simd: S,
+    /// Rows follow each other in memory, token by token, so that the next one can be fetched.
+    pub follow: bool,
+}
 
 impl<S: Interleaved, T: Stored<Accum = f32> + Narrow, const M: usize> StateRows<T> for Vectors<S, M> {
     fn products(&self, k: &[f32], state: &[T], products: &mut [f32]) -> f32 {
-        self.0.vectorize(
+        self.simd.vectorize(
             #[inline(always)]
             || self.add_products(k, state, products),
         )
@@ -29,34 +38,37 @@ impl<S: Interleaved, T: Stored<Accum = f32> + Narrow, const M: usize> StateRows<
         mix: Option<Mix<'_, f32>>,
     ) {
         let taps = mix.as_ref().map_or(0, |mix| mix.taps);
-        self.0.vectorize(
+        self.simd.vectorize(
             #[inline(always)]
             || match (terms.factors.len() / M, to.is_some(), taps) {
                 // What is known when this is compiled costs nothing.
                 (1, true, 1) => self.write_mix::<T, 1, 1>(state, terms, to, mix),
                 (1, true, 0) => self.write_mix::<T, 1, 0>(state, terms, to, None),
                 (0, false, 1) => self.write_mix::<T, 0, 1>(state, terms, None, mix),
+                (0, false, _) => self.write_mix::<T, 0, ANY>(state, terms, None, mix),
                 _ => self.write_mix::<T, ANY, ANY>(state, terms, to, mix),
             },
         )
     }
 
     fn join(&self, d: usize, join: Join<'_, T, f32>) {
-        self.0.vectorize(
+        self.simd.vectorize(
             #[inline(always)]
-            || {
-                let (one, sums) = (join.taps == 1 && !join.to.is_empty(), !join.sums.is_empty());
-                match (join.grad, join.weight) {
-                    (Some(_), Some(_)) if one && sums => self.join_taps::<T, 1, true>(d, join),
-                    (Some(_), None) if one && !sums => self.join_taps::<T, 1, false>(d, join),
-                    _ => self.join_taps::<T, ANY, false>(d, join),
-                }
+            || match (parts(&join), join.taps) {
+                (READ, 1) => self.join_taps::<T, READ, 1>(d, join),
+                (OPENING, 1) => self.join_taps::<T, OPENING, 1>(d, join),
+                (READ, _) => self.join_taps::<T, READ, ANY>(d, join),
+                (IDENTITY, 0) => self.join_taps::<T, IDENTITY, 0>(d, join),
+                (IDENTITY, 1) => self.join_taps::<T, IDENTITY, 1>(d, join),
+                (EXPANSION, _) => self.join_taps::<T, EXPANSION, ANY>(d, join),
+                (LEARNS, _) => self.join_taps::<T, LEARNS, ANY>(d, join),
+                _ => self.join_taps::<T, UNKNOWN, ANY>(d, join),
             },
         )
     }
 
     fn finish(&self, finish: Finish<'_, T, f32>) {
-        self.0.vectorize(
+        self.simd.vectorize(
             #[inline(always)]
             || match finish.terms.factors.len() / M {
                 1 => self.finish_terms::<T, 1>(finish),
@@ -122,8 +134,8 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
     ) -> Products<S> {
         // SAFETY: the caller's.
         unsafe {
-            ahead(k, feature, Self::LANES);
-            ahead(state, feature * M, Self::GROUP);
+            self.fetch_next(k, feature, Self::LANES);
+            self.fetch_next(state, feature * M, Self::GROUP);
             let of_k = self.load(k, feature);
             to.squares[apart] = of_k.mul_add(of_k, to.squares[apart]);
             for n in 0..M {
@@ -164,7 +176,7 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
             unsafe {
                 let (mut rewritten, mut sums) = ([self.zero(); M], [self.zero(); M]);
                 if stores {
-                    ahead(stored, element, Self::GROUP);
+                    self.fetch_next(stored, element, Self::GROUP);
                 }
                 for n in 0..M {
                     let at = element + n * Self::LANES;
@@ -174,7 +186,7 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
                         new = k.mul_add(self.factor(&factors[index], n), new);
                     }
                     if rewrites > 0 {
-                        new = T::round(self.0, new);
+                        new = T::round(self.simd, new);
                     }
                     if stores {
                         self.store(new, stored, at);
@@ -192,9 +204,9 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
                             self.fold(&mut sums, n, rewritten[n] * weight);
                         }
                     }
-                    let mut x = self.0.channel_sums::<M>(sums);
+                    let mut x = self.simd.channel_sums::<M>(sums);
                     if tap + 1 < ring {
-                        x = x + self.load(&*window, slot + feature);
+                        x += self.load(&*window, slot + feature);
                     }
                     self.store(x, window, slot + feature);
                     slot = if slot + d == ring * d { 0 } else { slot + d };
@@ -206,21 +218,18 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
         }
     }
 
-    /// For K taps, or [`ANY`] number. If it is one, there is a gradient from above and the sum is wanted, and a weight and
-    /// its gradient only of a `CHANNEL_READ`.
+    /// For `PARTS` that are known when this is compiled, or [`UNKNOWN`], and K taps, or [`ANY`] number.
     #[inline(always)]
-    fn join_taps<T: Stored<Accum = f32> + Narrow, const K: usize, const CHANNEL_READ: bool>(
+    fn join_taps<T: Stored<Accum = f32> + Narrow, const PARTS: u8, const K: usize>(
         &self,
         d: usize,
         mut join: Join<'_, T, f32>,
     ) {
+        let parts = if PARTS == UNKNOWN { parts(&join) } else { PARTS };
+        let [adds, weighs, totals, learns] = [ADDS, WEIGHS, TOTALS, LEARNS].map(|part| parts & part != 0);
         let Join { grad, weight, dx, ring, slot: first, ref mut to, state, ref mut sums, .. } = join;
         let all = d * M;
         let taps = if K == ANY { join.taps } else { K };
-        let known = |run_time: bool, compiled: bool| if K == ANY { run_time } else { compiled };
-        let (adds, totals) = (known(grad.is_some(), true), known(!to.is_empty(), true));
-        let weighs = known(weight.is_some(), CHANNEL_READ);
-        let learns = known(!sums.is_empty(), CHANNEL_READ);
         let (grad, weight) = (grad.unwrap_or_default(), weight.unwrap_or_default());
         assert!((!adds || grad.len() == all) && (!totals || to.len() == all));
         assert!(dx.len() == ring * d && (!weighs || weight.len() >= taps * all));
@@ -228,7 +237,7 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
         assert!(!learns || sums.len() >= taps * all && state.len() == all);
         for at in 0..d / Self::LANES {
             if adds {
-                ahead(grad, at * Self::GROUP, Self::GROUP);
+                self.fetch_next(grad, at * Self::GROUP, Self::GROUP);
             }
             for n in 0..M {
                 let (feature, element) = (at * Self::LANES, at * Self::GROUP + n * Self::LANES);
@@ -244,7 +253,7 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
                         let of_tap = tap * all + element;
                         sum = if weighs { dx.mul_add(self.load(weight, of_tap), sum) } else { sum + dx };
                         if learns {
-                            let before = self.load(&**sums, of_tap);
+                            let before = self.load(sums, of_tap);
                             self.store(dx.mul_add(self.load(state, element), before), sums, of_tap);
                         }
                         slot = if slot + d == ring * d { 0 } else { slot + d };
@@ -273,7 +282,8 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
             let (feature, element) = (at * Self::LANES, at * Self::GROUP);
             // SAFETY: this group ends before feature d, and all rows are as long as asserted.
             unsafe {
-                ahead(to, element, Self::GROUP);
+                self.fetch_next(to, element, Self::GROUP);
+                self.fetch_next(state, element, Self::GROUP);
                 let mut new = [self.zero(); M];
                 for index in 0..rewrites {
                     let mut sums = [self.zero(); M];
@@ -285,11 +295,11 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
                         let before = if index == 0 { grad } else { new[n] };
                         new[n] = self.spread(terms.k, index * d + feature, n).mul_add(share, before);
                         if index + 1 == rewrites {
-                            self.store(T::round(self.0, new[n]), to, at);
+                            self.store(T::round(self.simd, new[n]), to, at);
                         }
                         self.fold(&mut sums, n, state.mul_add(share, grad * factor));
                     }
-                    self.store(self.0.channel_sums::<M>(sums), along, index * d + feature);
+                    self.store(self.simd.channel_sums::<M>(sums), along, index * d + feature);
                 }
             }
         }
@@ -302,7 +312,7 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
     #[inline(always)]
     fn fold(&self, sums: &mut [S::f32s; M], n: usize, product: S::f32s) {
         let folds = M.div_ceil(Self::LANES);
-        sums[n / folds] = if n % folds == 0 { product } else { sums[n / folds] + product };
+        sums[n / folds] = if n.is_multiple_of(folds) { product } else { sums[n / folds] + product };
     }
 
     /// What follows the features that fill vectors.
@@ -314,13 +324,22 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
 
     #[inline(always)]
     fn zero(&self) -> S::f32s {
-        S::f32s::splat(self.0, 0.0)
+        S::f32s::splat(self.simd, 0.0)
     }
 
     /// What the channels of vector n of a group are multiplied by.
     #[inline(always)]
     fn factor(&self, repeated: &[f32; WIDEST], n: usize) -> S::f32s {
-        S::f32s::from_slice(self.0, &repeated[n * Self::LANES % WIDEST..][..Self::LANES])
+        S::f32s::from_slice(self.simd, &repeated[n * Self::LANES % WIDEST..][..Self::LANES])
+    }
+
+    /// Fetches `row[at..at + len]` of the next token.
+    #[inline(always)]
+    fn fetch_next<T>(&self, row: &[T], at: usize, len: usize) {
+        if self.follow {
+            let next = row.as_ptr_range().end.wrapping_add(at);
+            (0..len * size_of::<T>()).step_by(LINE).for_each(|line| prefetch(next.wrapping_byte_add(line)));
+        }
     }
 
     /// Loads a vector.
@@ -330,7 +349,7 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
     #[inline(always)]
     unsafe fn load<T: Narrow>(&self, row: &[T], at: usize) -> S::f32s {
         // SAFETY: the caller's.
-        T::load(self.0, unsafe { part(row, at, Self::LANES) })
+        T::load(self.simd, unsafe { part(row, at, Self::LANES) })
     }
 
     /// Stores a vector of rounded numbers.
@@ -338,14 +357,14 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
     unsafe fn store<T: Narrow>(&self, values: S::f32s, row: &mut [T], at: usize) {
         debug_assert!(at + Self::LANES <= row.len());
         // SAFETY: the caller's.
-        T::store(self.0, values, unsafe { row.get_unchecked_mut(at..at + Self::LANES) });
+        T::store(self.simd, values, unsafe { row.get_unchecked_mut(at..at + Self::LANES) });
     }
 
     /// Loads a vector of features and repeats each over its channels: the part for vector n of the group.
     #[inline(always)]
     unsafe fn spread(&self, row: &[f32], at: usize, n: usize) -> S::f32s {
         // SAFETY: the caller's.
-        self.0.spread::<M>(unsafe { part(row, at, Self::LANES) }, n)
+        self.simd.spread::<M>(unsafe { part(row, at, Self::LANES) }, n)
     }
 }
 
@@ -364,14 +383,6 @@ unsafe fn part<T>(row: &[T], at: usize, len: usize) -> &[T] {
 struct Products<S: Simd> {
     sums: [S::f32s; SUMS],
     squares: [S::f32s; SUMS],
-}
-
-/// Fetches `row[at..at + len]` of the next token, whose row follows in memory.
-#[inline(always)]
-fn ahead<T>(row: &[T], at: usize, len: usize) {
-    for line in (0..len * size_of::<T>()).step_by(LINE) {
-        prefetch(row.as_ptr_range().end.wrapping_add(at).wrapping_byte_add(line));
-    }
 }
 
 /// Bytes of a cache line.
@@ -393,6 +404,28 @@ fn repeat<const M: usize, const N: usize>(factors: &[f32], scale: f32) -> [[f32;
         }
     }
     repeated
+}
+
+/// What a [`Join`] has, or is to compute.
+const ADDS: u8 = 1;
+const WEIGHS: u8 = 2;
+const TOTALS: u8 = 4;
+const LEARNS: u8 = 8;
+/// A read with its weight, one that nothing else reads the state after, the identity of m = 1, and an expansion. Alone,
+/// [`LEARNS`] is an expansion's gradient.
+const READ: u8 = ADDS | WEIGHS | TOTALS | LEARNS;
+const OPENING: u8 = WEIGHS | TOTALS | LEARNS;
+const IDENTITY: u8 = ADDS | TOTALS;
+const EXPANSION: u8 = WEIGHS | TOTALS;
+const UNKNOWN: u8 = u8::MAX;
+
+#[inline(always)]
+fn parts<T>(join: &Join<'_, T, f32>) -> u8 {
+    let has = |there: bool, part: u8| if there { part } else { 0 };
+    has(join.grad.is_some(), ADDS)
+        | has(join.weight.is_some(), WEIGHS)
+        | has(!join.to.is_empty(), TOTALS)
+        | has(!join.sums.is_empty(), LEARNS)
 }
 
 /// In place of a number that is known when this is compiled: any number of rewrites or taps.

@@ -1,0 +1,126 @@
+//! What the operators compute with a state's rows.
+
+use crate::cpu::simd::convert::{Accum, Convert};
+use crate::cpu::simd::interleaved::Interleaved;
+
+/// A type of a state's elements.
+pub trait Stored: Convert {
+    /// of all arithmetic and sums: f64 for f64, else f32
+    type Accum: Accum + Stored<Accum = Self::Accum>;
+
+    /// Returns a row in place if its type is that of the arithmetic; else widens it into `to`.
+    #[inline(always)]
+    fn widen_row<'a>(row: &'a [Self], to: &mut [Self::Accum]) -> Option<&'a [Self::Accum]> {
+        to.iter_mut().zip(row).for_each(|(to, from)| *to = from.widen());
+        None
+    }
+
+    /// Returns a row to be filled in place if its type is that of the arithmetic.
+    #[inline(always)]
+    fn in_place(_: &mut [Self]) -> Option<&mut [Self::Accum]> {
+        None
+    }
+
+    #[inline(always)]
+    fn narrow_row(row: &[Self::Accum], to: &mut [Self]) {
+        to.iter_mut().zip(row).for_each(|(to, from)| *to = Self::narrow(*from));
+    }
+
+    /// Returns the arithmetic on rows of m channels, which may `follow` each other in memory, token by token.
+    fn rows<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<Self>>;
+}
+
+/// Rewrites of one row.
+#[derive(Clone, Copy)]
+pub struct Terms<'a, A> {
+    /// k [n][d]
+    pub k: &'a [A],
+    /// what k adds to each channel [n][m]
+    pub factors: &'a [A],
+}
+
+impl<A: Accum> Terms<'_, A> {
+    pub fn none() -> Self {
+        Terms { k: &[], factors: &[] }
+    }
+
+    /// Returns none if all of them add 0, so that X stays bit for bit, −0 included.
+    pub fn that_write(self) -> Self {
+        let zero = self.factors.iter().all(|factor| *factor == A::default());
+        if zero { Terms::none() } else { self }
+    }
+}
+
+/// The read of a row: into x of its token and, if it looks back in time, into the sums of the next ones.
+pub struct Mix<'a, A> {
+    /// w [K][d][m]
+    pub weight: &'a [A],
+    /// x, or its sums so far, in a ring [K][d]
+    pub window: &'a mut [A],
+    /// K
+    pub ring: usize,
+    /// the slot of this token's x
+    pub slot: usize,
+    /// how many of the taps are wanted
+    pub taps: usize,
+}
+
+/// What rows of one number per feature add to a row of the state's shape, each times its own weight, and what the
+/// weights' gradients take of another. A read's backward adds dx to G, and an expansion x to nothing.
+pub struct Join<'a, T, A> {
+    /// what is added to; None for zeros
+    pub grad: Option<&'a [T]>,
+    /// w [K][d][m]; None for ones
+    pub weight: Option<&'a [A]>,
+    /// dx in a ring [K][d]
+    pub dx: &'a [A],
+    /// K
+    pub ring: usize,
+    /// the slot of this token's dx
+    pub slot: usize,
+    /// how many taps are within the document
+    pub taps: usize,
+    /// the sum, in the arithmetic's type; empty if it is not wanted
+    pub to: &'a mut [A],
+    /// X'; unused if dw is not wanted
+    pub state: &'a [T],
+    /// dw [K][d][m], to be added to; empty if it is not wanted
+    pub sums: &'a mut [A],
+}
+
+/// What the rewrites' gradients need of one row.
+pub struct Finish<'a, T, A> {
+    /// G [d][m]
+    pub grad: &'a [A],
+    /// X
+    pub state: &'a [T],
+    /// k and β r e
+    pub terms: Terms<'a, A>,
+    /// β r g [n][m]
+    pub shares: &'a [A],
+    /// dX
+    pub to: &'a mut [T],
+    /// G f − X u of each rewrite, with its factors f and shares u [n][d]
+    pub along: &'a mut [A],
+}
+
+/// What operators compute with rows. Every sum over features has one order for one m, whatever else is computed.
+pub trait StateRows<T: Stored> {
+    /// products += kᵀX; returns |k|².
+    fn products(&self, k: &[T::Accum], state: &[T], products: &mut [T::Accum]) -> T::Accum;
+
+    /// X' = X + Σ k fᵀ, rounded as it is stored, into `to`, and x = Σ_j w_j ⊙ X'_j.
+    fn write_read(
+        &self,
+        state: &[T],
+        terms: Terms<'_, T::Accum>,
+        to: Option<&mut [T]>,
+        mix: Option<Mix<'_, T::Accum>>,
+    );
+
+    /// G = ∂L/∂X' + Σ_s w_s ⊙ dx_s, and dw_s += X' ⊙ dx_s, for d features.
+    fn join(&self, d: usize, join: Join<'_, T, T::Accum>);
+
+    /// dX = G − Σ k uᵀ, and each k's G f − X u.
+    fn finish(&self, finish: Finish<'_, T, T::Accum>);
+}

@@ -21,9 +21,9 @@ impl WithSimd for Conversions<'_> {
         let lanes = S::f32s::LEN;
         for bits in self.0.chunks_exact(lanes) {
             let (halves, brains) = (simd.load_f16(bits), simd.load_bf16(bits));
-            for n in 0..lanes {
-                assert!(same(halves.as_slice()[n], f16::from_bits(bits[n]).to_f32()), "{:#x}", bits[n]);
-                assert!(same(brains.as_slice()[n], bf16::from_bits(bits[n]).to_f32()), "{:#x}", bits[n]);
+            for (n, &bits) in bits.iter().enumerate() {
+                assert!(same(halves.as_slice()[n], f16::from_bits(bits).to_f32()), "{bits:#x}");
+                assert!(same(brains.as_slice()[n], bf16::from_bits(bits).to_f32()), "{bits:#x}");
             }
         }
         for numbers in self.1.chunks_exact(lanes) {

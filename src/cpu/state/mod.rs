@@ -9,4 +9,7 @@ mod rows;
 mod stored;
 mod vectors;
 
+#[cfg(test)]
+mod tests;
+
 pub use rows::{Finish, Join, Mix, StateRows, Stored, Terms};

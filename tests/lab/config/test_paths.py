@@ -113,7 +113,7 @@ def test_an_empty_option(
     given += [] if name in needed else [flag, ""]
     assert main([command, *given]) == 1
     expected = "at least one name" if name == "tasks" else "a path"
-    shown = name if name in needed else flag
+    shown = name.upper() if name in needed else flag
     assert capsys.readouterr().err == f"ddl {command}: `{shown}` must be {expected}, got ''\n"
 
 

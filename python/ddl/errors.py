@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "ProcessError",
     "check_fields",
     "first_line",
+    "listed",
     "reason_of",
 ]
 
@@ -111,3 +112,9 @@ def reason_of(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of another library's error, to quote in one of our messages."""
     return (str(error).strip() or repr(error)).splitlines()[0]
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """Join the names, `most` at most, and say how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

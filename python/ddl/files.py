@@ -219,8 +219,8 @@ def _is_filled_in_place(directory: Path) -> bool:
 
 
 def names_in(out: Path) -> list[str]:
-    """What is in a directory to write to, sorted; nothing if there is none yet. Raises InputError
-    if it cannot be read, or is a file."""
+    """The names in a directory to write to, sorted; none if it does not exist yet. Raises
+    InputError if it cannot be read, or is a file."""
     try:
         return sorted(os.listdir(out))
     except FileNotFoundError:

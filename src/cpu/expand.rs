@@ -136,22 +136,16 @@ impl<T: Stored> WithSimd for Forward<'_, T> {
                 let loaded = if token == tokens.start { 0..0 } else { 1..x.ring };
                 x.go_to(self.expand, documents, document.start, token, loaded);
                 let stored = self.state.row::<T>(token);
-                let (weight, state) = (self.weight, &[][..]);
-                let Taps { x: dx, ring, slot, count: taps } = &x;
-                let (ring, slot, taps) = (*ring, *slot, *taps);
+                let (weight, dx) = (self.weight, &*x.x);
+                let (ring, slot, taps) = (x.ring, x.slot, x.count);
+                let fill = |to: &mut [T::Accum]| {
+                    let (state, sums) = (&[][..], &mut [][..]);
+                    rows.join(d, Join { grad: None, weight, dx, ring, slot, taps, to, state, sums });
+                };
                 match T::in_place(stored) {
-                    Some(to) => {
-                        rows.join(
-                            d,
-                            Join { grad: None, weight, dx, ring, slot, taps, to, state, sums: &mut [] },
-                        );
-                    }
+                    Some(to) => fill(to),
                     None => {
-                        let to = &mut scratch;
-                        rows.join(
-                            d,
-                            Join { grad: None, weight, dx, ring, slot, taps, to, state, sums: &mut [] },
-                        );
+                        fill(&mut scratch);
                         T::narrow_row(&scratch, stored);
                     }
                 }

@@ -1,7 +1,7 @@
 //! Divides the tokens of an operator: a fixed partition into parts, and a part into documents.
 //!
-//! The partition depends on the problem alone, never on the number of threads, and partial sums are added in the
-//! order of the parts. So results are bit-identical with 1 thread or 64.
+//! Where partial sums are added up, the partition depends on the problem alone, never on the number of threads, and they
+//! are added in the order of the parts. So results are bit-identical with 1 thread or 64.
 
 use std::ops::Range;
 

@@ -207,7 +207,13 @@ class NanoGPT(nn.Module):
 
         The model sees the last block_size tokens, all of them again for each new one.
         """
-        sampling = Sampling(temperature, top_k, top_p, generator, vocabulary)
+        sampling = Sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            generator=generator,
+            vocabulary=vocabulary,
+        )
         check_count("max_new_tokens", max_new_tokens, least=0)
         for _ in range(max_new_tokens):
             with torch.inference_mode():

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ddl.errors import InputError, first_line, reason_of
+from ddl.errors import InputError, first_line, listed, reason_of
 from ddl.files import (
     atomic_directory,
     read_text,
@@ -38,7 +38,7 @@ from ddl.paths import (
 
 from .exporting import revert
 from .importing import Translation, Variant, translate
-from .names import Layout, listed
+from .names import Layout
 
 WEIGHTS = "pytorch_model.bin"
 # Weight files in order of preference; else the directory's only file with a weight suffix.

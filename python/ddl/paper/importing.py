@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ddl.errors import InputError
+from ddl.errors import InputError, listed
 from ddl.models import GPT
 from ddl.models.config import PUBLISHED, STREAMS, GPTConfig
 from ddl.options import Residual
 from ddl.paper import names, options
 
-from .names import EMBEDDING, EXPANSION, HEAD, listed
+from .names import EMBEDDING, EXPANSION, HEAD
 
 Variant = Literal["auto"] | Residual
 State = dict[str, Tensor]

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from ddl.errors import InputError
+from ddl.errors import InputError, listed
 from ddl.models.config import STREAMS, GPTConfig
 from ddl.options import Residual
 
@@ -158,9 +158,3 @@ def check_keys(argument: str, what: str, *, missing: list[str], unknown: list[st
     ]
     if found:
         raise InputError(argument, f"hold the parameters of {what}", " and ".join(found))
-
-
-def listed(names: list[str], most: int = 12) -> str:
-    """Join the names, `most` at most, and say how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ddl.errors import InputError
+from ddl.errors import InputError, listed
 from ddl.models import NanoGPT, NanoGPTConfig
 from ddl.models.tokenizers import GPT2Tokenizer, Tokenizer, read_meta
 from ddl.nanogpt import options_in
 
-from .names import WRAPPERS, listed
+from .names import WRAPPERS
 from .nanogpt_options import BLOCKS, assumptions, shown
 
 __all__ = ["is_nanogpt", "read_model"]

@@ -7,11 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ddl.errors import InputError
+from ddl.errors import InputError, listed
 from ddl.models.config import STREAMS, GPTConfig
 from ddl.options import Residual, check_finite
-
-from .names import listed
 
 # Options that do not follow from the weights' shapes, with their published defaults.
 DEFAULTS: dict[str, bool | int | float] = {

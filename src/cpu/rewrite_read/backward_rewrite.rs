@@ -17,7 +17,7 @@ pub(super) struct TokenRewrites<'t, A> {
     d: usize,
     m: usize,
     /// [n][d]
-    pub(super) k: &'t [A],
+    k: &'t [A],
     /// [n][m]
     values: &'t [A],
     /// [n]

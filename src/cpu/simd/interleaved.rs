@@ -1,5 +1,5 @@
-//! What rows of interleaved channels need beside the vectors of `fearless_simd`: a number of each feature repeated over
-//! its channels, and the sum over the channels of each feature.
+//! Two operations for rows of interleaved channels, which `fearless_simd` lacks: a number of each feature is repeated over
+//! its channels, and the channels of each feature are added up.
 //!
 //! A group is as many features as a vector has lanes, and with M channels M vectors in the order of memory.
 

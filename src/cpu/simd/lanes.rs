@@ -10,15 +10,12 @@ use fearless_simd::{f32x16, f64x8};
 pub trait Lanes: SimdFloatElement {
     type Vector<S: Simd>: SimdFloat<S, Element = Self, Array = Self::Chunk>;
     /// An array with as many numbers as a vector has lanes.
-    type Chunk: Copy + AsRef<[Self]> + AsMut<[Self]>;
+    type Chunk: Copy + AsMut<[Self]>;
     const ZEROS: Self::Chunk;
 
     /// Splits a row into chunks and the remainder.
     fn chunks(row: &[Self]) -> (&[Self::Chunk], &[Self]);
     fn chunks_mut(row: &mut [Self]) -> (&mut [Self::Chunk], &mut [Self]);
-    /// Joins chunks to a row.
-    fn row(chunks: &[Self::Chunk]) -> &[Self];
-    fn row_mut(chunks: &mut [Self::Chunk]) -> &mut [Self];
 }
 
 macro_rules! lanes {
@@ -35,14 +32,6 @@ macro_rules! lanes {
             #[inline(always)]
             fn chunks_mut(row: &mut [$number]) -> (&mut [[$number; $lanes]], &mut [$number]) {
                 row.as_chunks_mut()
-            }
-            #[inline(always)]
-            fn row(chunks: &[[$number; $lanes]]) -> &[$number] {
-                chunks.as_flattened()
-            }
-            #[inline(always)]
-            fn row_mut(chunks: &mut [[$number; $lanes]]) -> &mut [$number] {
-                chunks.as_flattened_mut()
             }
         }
     };

@@ -1,4 +1,4 @@
-//! What each kind of vectors does beside those of `fearless_simd`, against its definition.
+//! Operations that `fearless_simd` lacks, for each kind of vectors, against their definitions.
 
 use fearless_simd::prelude::*;
 use half::{bf16, f16};

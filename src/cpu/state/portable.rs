@@ -100,10 +100,10 @@ impl<T: Stored> StateRows<T> for Portable {
 }
 
 impl<A: Accum> Mix<'_, A> {
-    /// Returns true if earlier tokens have added to the x of `tap`, and where its row starts.
+    /// Returns where the x of `tap` starts.
     #[inline(always)]
-    pub fn slot(&self, tap: usize, d: usize) -> (bool, usize) {
-        (tap + 1 < self.ring, (self.slot + tap) % self.ring * d)
+    fn start_of(&self, tap: usize, d: usize) -> usize {
+        (self.slot + tap) % self.ring * d
     }
 
     /// Makes room for a feature of the last x: its tap is the first to add to it.
@@ -111,15 +111,15 @@ impl<A: Accum> Mix<'_, A> {
     fn start(&mut self, feature: usize, d: usize) {
         let last = self.ring - 1;
         if last < self.taps {
-            self.window[self.slot(last, d).1 + feature] = A::default();
+            self.window[self.start_of(last, d) + feature] = A::default();
         }
     }
 
     #[inline(always)]
     fn add(&mut self, feature: usize, at: usize, state: A, d: usize, m: usize) {
         for tap in 0..self.taps {
-            let slot = self.slot(tap, d).1;
-            self.window[slot + feature] += self.weight[tap * d * m + at] * state;
+            let start = self.start_of(tap, d);
+            self.window[start + feature] += self.weight[tap * d * m + at] * state;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the operators compute with a state's rows.
+//! The operators' arithmetic on a state's rows, and its arguments.
 
 use crate::cpu::simd::convert::{Accum, Convert};
 use crate::cpu::simd::interleaved::Interleaved;
@@ -65,8 +65,8 @@ pub struct Mix<'a, A> {
     pub taps: usize,
 }
 
-/// What rows of one number per feature add to a row of the state's shape, each times its own weight, and what the
-/// weights' gradients take of another. A read's backward adds dx to G, and an expansion x to nothing.
+/// Rows of one number per feature, each times its weight, are added to a row of the state's shape; each weight's gradient
+/// is the product with another such row. A read's backward adds dx to G, and an expansion x to nothing.
 pub struct Join<'a, T, A> {
     /// what is added to; None for zeros
     pub grad: Option<&'a [T]>,
@@ -88,7 +88,7 @@ pub struct Join<'a, T, A> {
     pub sums: &'a mut [A],
 }
 
-/// What the rewrites' gradients need of one row.
+/// One row of the rewrites' gradients.
 pub struct Finish<'a, T, A> {
     /// G [d][m]
     pub grad: &'a [A],
@@ -104,7 +104,7 @@ pub struct Finish<'a, T, A> {
     pub along: &'a mut [A],
 }
 
-/// What operators compute with rows. Every sum over features has one order for one m, whatever else is computed.
+/// Arithmetic on rows. Every sum over features has one order for one m, whatever else is computed.
 pub trait StateRows<T: Stored> {
     /// products += kᵀX; returns |k|².
     fn products(&self, k: &[T::Accum], state: &[T], products: &mut [T::Accum]) -> T::Accum;

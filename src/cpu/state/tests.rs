@@ -82,7 +82,6 @@ fn results<T: Stored<Accum = f32> + Narrow>(rows: &dyn StateRows<T>, m: usize, s
     found
 }
 
-/// `tolerance` is a place of a stored number, which the two may round to different neighbours.
 struct Compared<const M: usize>(Sizes);
 
 impl<const M: usize> WithSimd for &Compared<M> {
@@ -95,6 +94,7 @@ impl<const M: usize> WithSimd for &Compared<M> {
 }
 
 impl<const M: usize> Compared<M> {
+    /// `tolerance` is a place of a stored number, which the two may round to different neighbours.
     fn of<T: Stored<Accum = f32> + Narrow, S: Interleaved>(&self, simd: S, tolerance: f32) {
         let Sizes { d, rewrites, taps } = self.0;
         let ours = results::<T>(&Vectors::<S, M> { simd, follow: false }, M, &self.0);

@@ -41,7 +41,7 @@ impl<S: Interleaved, T: Stored<Accum = f32> + Narrow, const M: usize> StateRows<
         self.simd.vectorize(
             #[inline(always)]
             || match (terms.factors.len() / M, to.is_some(), taps) {
-                // What is known when this is compiled costs nothing.
+                // A number that is known when this is compiled costs nothing.
                 (1, true, 1) => self.write_mix::<T, 1, 1>(state, terms, to, mix),
                 (1, true, 0) => self.write_mix::<T, 1, 0>(state, terms, to, None),
                 (0, false, 1) => self.write_mix::<T, 0, 1>(state, terms, None, mix),
@@ -177,6 +177,9 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
                 let (mut rewritten, mut sums) = ([self.zero(); M], [self.zero(); M]);
                 if stores {
                     self.fetch_next(stored, element, Self::GROUP);
+                }
+                if rewrites == 0 {
+                    self.fetch_next(state, element, Self::GROUP); // else `products` has
                 }
                 for n in 0..M {
                     let at = element + n * Self::LANES;
@@ -315,7 +318,7 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
         sums[n / folds] = if n.is_multiple_of(folds) { product } else { sums[n / folds] + product };
     }
 
-    /// What follows the features that fill vectors.
+    /// The loop over the features that fill no vector.
     #[inline(always)]
     fn rest(d: usize) -> Option<Portable> {
         let first = d / Self::LANES * Self::LANES;
@@ -327,7 +330,7 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
         S::f32s::splat(self.simd, 0.0)
     }
 
-    /// What the channels of vector n of a group are multiplied by.
+    /// The factors of the channels of vector n of a group.
     #[inline(always)]
     fn factor(&self, repeated: &[f32; WIDEST], n: usize) -> S::f32s {
         S::f32s::from_slice(self.simd, &repeated[n * Self::LANES % WIDEST..][..Self::LANES])
@@ -406,7 +409,7 @@ fn repeat<const M: usize, const N: usize>(factors: &[f32], scale: f32) -> [[f32;
     repeated
 }
 
-/// What a [`Join`] has, or is to compute.
+/// Parts of a [`Join`]: inputs that are there, and outputs that are wanted.
 const ADDS: u8 = 1;
 const WEIGHS: u8 = 2;
 const TOTALS: u8 = 4;

@@ -29,7 +29,7 @@ from tests.support.train_cases import quiet, short
 TEXT = "".join(f"Rewrite {i} erases what it overwrites.\n" for i in range(100))
 EVAL = f"--tasks local_arc --include-path {TASKS} --device cpu --out scores.json"
 STEP = "run/checkpoints/step-00000002"
-# What has the weights, the commands that read them, and the path that the sentence names.
+# The path with the weights, which the sentence names, and the commands that read them.
 CASES = {
     STEP: (
         "sample run --device cpu",

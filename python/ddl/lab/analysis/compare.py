@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from ddl.errors import listed
 from ddl.files import read_text
 from ddl.lab.train.plots import plot_losses
 from ddl.lab.train.sweep import LISTING
 from ddl.models.tokenizers import printable
-from ddl.paper.names import listed
 from ddl.paths import PathKind, path_kind
 
 from .measured import Measured, measure
@@ -253,4 +253,4 @@ def _without_figures(runs: Sequence[Run]) -> list[str]:
 
 
 def _named(names: Sequence[str]) -> str:
-    return listed(list(names), MOST_NAMED)
+    return listed(names, MOST_NAMED)

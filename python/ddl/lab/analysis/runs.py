@@ -170,7 +170,7 @@ def parameters_of(config: GPTConfig) -> int:
 
 
 def _last_checkpoint(path: Path) -> Manifest | None:
-    """What the last checkpoint says of itself; None without one. A run that goes on may remove a
+    """The manifest of the last checkpoint; None without one. A run that goes on may remove a
     checkpoint while it is looked at."""
     for _ in range(2):
         with suppress(InputError):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ddl.errors import InputError, reason_of
+from ddl.errors import InputError, listed, reason_of
 from ddl.files import read_bytes
 from ddl.lab.config import GPTConfig
 from ddl.lab.data.spelling import spelling
@@ -20,7 +20,6 @@ from ddl.lab.load import OURS, load
 from ddl.lab.train.runs import LAST, RunDirectory
 from ddl.models import GPT
 from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer
-from ddl.paper.names import listed
 from ddl.paths import PathKind, path_kind
 
 from .runs import Run

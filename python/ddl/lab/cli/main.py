@@ -152,7 +152,7 @@ def explain(command: str, error: Exception) -> str | None:
     if isinstance(error, DivergedError):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:  # of a path in an option or file
-        return f"`{error.filename}` must be a path that can be used, got: {error.strerror}"
+        return f"`{error.filename}` must be a path that can be used, got: {reason_of(error)}"
     module = str(error.name).split(".")[0] if isinstance(error, ModuleNotFoundError) else None
     if module in EXTRA:
         extra = COMMANDS[command].extra
@@ -165,8 +165,8 @@ def explain(command: str, error: Exception) -> str | None:
 
 
 def _flags(kind: Any, prefix: str = "--") -> dict[str, str]:
-    """What a user types for every field of a configuration, including nested ones: its flag or,
-    for a positional argument, its name in the help."""
+    """The word for every field of a configuration, including nested ones, as a user types it: its
+    flag or, for a positional argument, its name in the help."""
     flags: dict[str, str] = {}
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):

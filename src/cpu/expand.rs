@@ -139,8 +139,7 @@ impl<T: Stored> WithSimd for Forward<'_, T> {
                 let (weight, dx) = (self.weight, &*x.x);
                 let (ring, slot, taps) = (x.ring, x.slot, x.count);
                 let fill = |to: &mut [T::Accum]| {
-                    let (state, sums) = (&[][..], &mut [][..]);
-                    rows.join(d, Join { grad: None, weight, dx, ring, slot, taps, to, state, sums });
+                    rows.join(&mut Join { weight, dx, ring, slot, taps, to, ..Join::none(d) });
                 };
                 match T::in_place(stored) {
                     Some(to) => fill(to),
@@ -220,8 +219,8 @@ impl<T: Stored> WithSimd for Backward<'_, T> {
             for token in (tokens.start..last).rev() {
                 let state = self.grad.rows(m * d).row::<T>(token);
                 let (slot, reach) = ((last - 1 - token) % taps, (token - document.start + 1).min(taps));
-                let mix = Mix { weight: self.weight, window: &mut window, ring: taps, slot, taps: reach };
-                rows.write_read(state, Terms::none(), None, Some(mix));
+                let mut mix = Mix { weight: self.weight, window: &mut window, ring: taps, slot, taps: reach };
+                rows.write_read(state, Terms::none(), None, Some(&mut mix));
                 if token >= tokens.end {
                     continue;
                 }
@@ -229,12 +228,9 @@ impl<T: Stored> WithSimd for Backward<'_, T> {
                 if self.sums_weight {
                     let loaded = if token + 1 == tokens.end { 0..0 } else { 0..taps - 1 };
                     x.go_to(self.expand, documents, document.start, token, loaded);
-                    let (grad, weight, to, taps) = (None, None, &mut [][..], x.count.min(reach));
-                    let (dx, sums) = (&*x.x, &mut *sums);
-                    rows.join(
-                        d,
-                        Join { grad, weight, dx, ring: x.ring, slot: x.slot, taps, to, state, sums },
-                    );
+                    let (dx, sums, taps) = (&*x.x, &mut *sums, x.count.min(reach));
+                    let (ring, slot) = (x.ring, x.slot);
+                    rows.join(&mut Join { dx, ring, slot, taps, state, sums, ..Join::none(d) });
                 }
             }
         }

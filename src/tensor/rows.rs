@@ -5,14 +5,14 @@ use super::view::{Dtype, Element, Tensor};
 impl Tensor {
     /// Returns the rows of `width` elements, which any thread may load.
     pub fn rows(&self, width: usize) -> Rows<'_> {
-        Rows { tensor: self, width, start: 0, end: usize::MAX } // `elements` checks the tensor's own end
+        Rows { tensor: self, width, start: 0, end: usize::MAX } // `row` checks the tensor's own end
     }
 
     /// Splits an output into consecutive groups of rows with one owner each; `bounds` ascend from 0 to all rows.
     pub fn split_rows(&mut self, width: usize, bounds: &[usize]) -> Vec<RowsMut<'_>> {
         let rows = *bounds.last().expect("bounds name at least one group");
         assert!(bounds[0] == 0 && rows * width == self.len(), "bounds cover the tensor");
-        assert!(self.is_empty() || self.is_readable(), "only the CPU's own memory is touched here");
+        assert!(self.is_empty() || self.readable, "only the CPU's own memory is touched here");
         let tensor: &Tensor = self;
         bounds
             .windows(2)
@@ -38,10 +38,20 @@ impl<'a> Rows<'a> {
         self.tensor.dtype
     }
 
+    /// Returns a row of a tensor whose element type is `T`.
     #[inline(always)]
     pub fn row<T: Element>(&self, row: usize) -> &'a [T] {
-        assert!((self.start..self.end).contains(&row), "a partition loads its own rows");
-        self.tensor.elements(row * self.width..(row + 1) * self.width)
+        let Rows { tensor, width, start, end } = *self;
+        assert!(T::DTYPE == tensor.dtype, "dtype is checked before use");
+        assert!(start <= row && row < end, "a partition loads its own rows");
+        if width == 0 {
+            return &[];
+        }
+        let first = row * width;
+        assert!(first < tensor.len && width <= tensor.len - first, "rows lie inside their tensor");
+        assert!(tensor.readable, "only the CPU's own memory is touched here");
+        // SAFETY: contiguous and alive for `len` elements of this dtype (the contract in `view`).
+        unsafe { std::slice::from_raw_parts(tensor.ptr.cast::<T>().add(first), width) }
     }
 
     /// Fetches a row that is needed soon; nothing happens past the end.

@@ -7,8 +7,7 @@
 //! that promise with a handle of a torch tensor, which the call owns until it returns, `slices::array` by a borrow and
 //! `slices::memory` by owning the vectors.
 //!
-//! - CPU tensors are read only through [`Tensor::elements`] and functions built on it, which refuse every other
-//!   device.
+//! - CPU tensors are read and written only as rows (`tensor::rows`), which refuse every other device.
 //! - Only kernels access a GPU's tensors, by address. They run on the stream for which torch allocated the
 //!   memory, and torch frees it in the stream's order.
 //! - For ahead-of-time compilation tensors are fake ([`Tensor::fake`]): their address only tells their alignment, and
@@ -19,8 +18,6 @@
 //! - Two threads never store the same row: the callers in `cpu/` give every row to exactly one partition.
 //! - Only the user's own threads could write the inputs meanwhile. Such a data race is undefined behaviour, as it is
 //!   for every torch operator.
-
-use std::ops::Range;
 
 use half::{bf16, f16};
 
@@ -118,7 +115,9 @@ pub struct Tensor {
     pub dtype: Dtype,
     pub device: Device,
     /// the product of `shape`
-    len: usize,
+    pub(super) len: usize,
+    /// in the CPU's own memory
+    pub(super) readable: bool,
     pub(super) ptr: *mut u8,
 }
 
@@ -139,7 +138,8 @@ impl Tensor {
     ) -> Tensor {
         // In this order 0 times more than there can be is 0.
         let len = shape.iter().fold(1usize, |len, &size| len.saturating_mul(size));
-        Tensor { name, shape, dtype, device, len, ptr }
+        let readable = matches!(device, Device::Cpu) && !ptr.is_null();
+        Tensor { name, shape, dtype, device, len, readable, ptr }
     }
 
     /// Returns a tensor without memory, "on a GPU", so that nothing here reads it. Its address tells its alignment.
@@ -158,26 +158,9 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// Returns some of the elements. `T` must be the tensor's element type.
-    #[inline(always)]
-    pub(super) fn elements<T: Element>(&self, range: Range<usize>) -> &[T] {
-        assert!(T::DTYPE == self.dtype, "dtype is checked before use");
-        assert!(range.start <= range.end && range.end <= self.len(), "rows lie inside their tensor");
-        if range.is_empty() {
-            return &[];
-        }
-        assert!(self.is_readable(), "only the CPU's own memory is touched here");
-        // SAFETY: contiguous and alive for `len()` elements of this dtype (module contract).
-        unsafe { std::slice::from_raw_parts(self.ptr.cast::<T>().add(range.start), range.len()) }
-    }
-
     /// Returns the address of the first element, for a kernel.
     pub fn address(&self) -> u64 {
         self.ptr as u64
-    }
-
-    pub(super) fn is_readable(&self) -> bool {
-        matches!(self.device, Device::Cpu) && !self.ptr.is_null()
     }
 
     /// Fails unless the shape is `expected`.

@@ -116,19 +116,26 @@ struct Scratch<T: Stored> {
     state: Buffer<T>,
     /// X' [d][m]
     rewritten: Buffer<T>,
-    /// G [d][m]
-    grad: Buffer<T::Accum>,
     /// k [n][d]
     direction: Buffer<T::Accum>,
-    /// dk [n][d]
-    grad_direction: Buffer<T::Accum>,
     /// β r e [n][m], which times k is added to X
     factors: Buffer<T::Accum>,
-    /// kᵀG of each k, from which g is computed in place [n][m]
-    along: Buffer<T::Accum>,
-    /// β r g [n][m]
-    shares: Buffer<T::Accum>,
+    grads: Grads<T::Accum>,
     read: ReadScratch<T::Accum>,
+}
+
+/// Of one token, what the gradients of its rewrites are computed from.
+struct Grads<A> {
+    /// G [d][m]
+    rewritten: Buffer<A>,
+    /// dk [n][d], unless it is computed in place
+    direction: Buffer<A>,
+    /// kᵀG of each k, from which g is computed in place [n][m]
+    along: Buffer<A>,
+    /// β r g [n][m]
+    shares: Buffer<A>,
+    /// what of each k its gradient takes [n]
+    on_k: Buffer<A>,
 }
 
 impl<T: Stored> Scratch<T> {
@@ -138,19 +145,22 @@ impl<T: Stored> Scratch<T> {
         Ok(Scratch {
             state: Buffer::zeros(if problem.chain.is_empty() { 0 } else { m * d })?,
             rewritten: Buffer::zeros(m * d)?,
-            grad: Buffer::zeros(m * d)?,
             direction: Buffer::zeros(rewrites * d)?,
-            grad_direction: Buffer::zeros(rewrites * d)?,
             factors: Buffer::zeros(rewrites * m)?,
-            along: Buffer::zeros(rewrites * m)?,
-            shares: Buffer::zeros(rewrites * m)?,
+            grads: Grads {
+                rewritten: Buffer::zeros(m * d)?,
+                direction: Buffer::zeros(rewrites * d)?,
+                along: Buffer::zeros(rewrites * m)?,
+                shares: Buffer::zeros(rewrites * m)?,
+                on_k: Buffer::zeros(rewrites)?,
+            },
             read: ReadScratch::new(d, logits, problem.taps())?,
         })
     }
 }
 
 /// The arithmetic on the rows of a state of type `T`, and on those of G.
-struct Rows<T: Stored> {
+struct Arithmetic<T: Stored> {
     stored: Box<dyn StateRows<T>>,
     /// of rows that are computed into scratch
     scratch: Box<dyn StateRows<T>>,
@@ -162,7 +172,7 @@ impl<T: Stored> WithSimd for Part<'_, T> {
     #[inline(always)]
     fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
         let (taps, m) = (self.problem.taps(), self.problem.sizes.m);
-        let rows = Rows::<T> {
+        let rows = Arithmetic::<T> {
             stored: T::rows(simd, m, true),
             scratch: T::rows(simd, m, false),
             grad: T::Accum::rows(simd, m, false),
@@ -192,7 +202,7 @@ impl<T: Stored> Part<'_, T> {
     fn run_token<S: Interleaved>(
         &mut self,
         simd: S,
-        rows: &Rows<T>,
+        rows: &Arithmetic<T>,
         token: usize,
         reads: Range<usize>,
         sums: &mut Option<Sums<T::Accum>>,
@@ -200,17 +210,7 @@ impl<T: Stored> Part<'_, T> {
     ) {
         let problem = self.problem;
         let Sizes { d, m, .. } = problem.sizes;
-        let Scratch {
-            state,
-            rewritten,
-            grad,
-            direction,
-            grad_direction,
-            factors,
-            along,
-            shares,
-            read: of_read,
-        } = scratch;
+        let Scratch { state, rewritten, direction, factors, grads, read: of_read } = scratch;
         let stored = problem.state.rows(d * m).row::<T>(token);
         self.rebuild(&*rows.scratch, token, stored, [&mut *state, &mut *rewritten], direction, factors);
         let state = if problem.chain.is_empty() { stored } else { state };
@@ -221,44 +221,28 @@ impl<T: Stored> Part<'_, T> {
         let sizes = [problem.rewrites.count(), d, m];
         let rewrite = rewrite.map(|(write, stats)| TokenRewrites::new(write, stats, token, sizes, direction));
         let terms = rewrite.as_ref().map_or(Terms::none(), |rewrite| rewrite.terms(factors));
-        let mut join = Join {
-            grad: None,
-            state,
-            weight: None,
-            dx: &[],
-            ring: 0,
-            slot: 0,
-            taps: 0,
-            sums: &mut [],
-            to: &mut [],
-        };
+        let mut join = Join { to: &mut grads.rewritten, ..Join::none(d) };
         if let (Some(read), Some(sums)) = (&self.read, sums) {
             let weight = read.weights.compress.as_deref();
-            let mix = weight.filter(|_| self.saved.compressed.is_none());
-            let mix = mix.map(|weight| Mix { weight, window: &mut of_read.x, ring: 1, slot: 0, taps: 1 });
+            let wanted = weight.filter(|_| self.saved.compressed.is_none());
+            let mut mix =
+                wanted.map(|weight| Mix { weight, window: &mut of_read.x, ring: 1, slot: 0, taps: 1 });
             let mut after = state;
             if rewrite.is_some() {
                 // as the forward stored it
-                rows.scratch.write_read(state, terms.that_write(), Some(rewritten), mix);
+                rows.scratch.write_read(state, terms.that_write(), Some(rewritten), mix.as_mut());
                 after = rewritten;
             } else if mix.is_some() {
-                rows.scratch.write_read(state, Terms::none(), None, mix);
+                rows.scratch.write_read(state, Terms::none(), None, mix.as_mut());
             }
             let x = if weight.is_none() { T::widen_row(after, &mut of_read.x) } else { None };
             for next in reads.clone() {
                 let own = self.tokens.contains(&next).then_some(&mut *sums);
                 read.row(simd, next, x, own, of_read);
             }
-            join = Join {
-                state: after,
-                weight,
-                dx: &of_read.dx,
-                ring: read.taps,
-                slot: read.slot(token),
-                taps: reads.end - token,
-                sums: &mut sums.compress,
-                ..join
-            };
+            join.dx = &of_read.dx;
+            (join.ring, join.slot, join.taps) = (read.taps, read.slot(token), reads.end - token);
+            (join.weight, join.state, join.sums) = (weight, after, &mut sums.compress);
         }
         let Some(rewrite) = rewrite else {
             if !self.in_place
@@ -267,41 +251,67 @@ impl<T: Stored> Part<'_, T> {
             {
                 let grad = self.incoming.grad_new_state.as_ref();
                 let grad = grad.map(|grad| grad.rows(d * m).row::<T>(token));
-                return rows.stored.join(d, Join { grad, to, ..join });
+                return rows.stored.join(&mut Join { grad, to, ..join });
             }
-            rows.stored.join(d, Join { grad: self.grad_above(token), to: &mut *grad, ..join });
+            join.grad = self.grad_above(token);
+            rows.stored.join(&mut join);
             if let Some(stored) = &mut self.grad_state {
-                T::narrow_row(grad, stored.row::<T>(token));
+                T::narrow_row(&grads.rewritten, stored.row::<T>(token));
             }
             return;
         };
-        rows.stored.join(d, Join { grad: self.grad_above(token), to: &mut *grad, ..join });
-        along.fill(T::Accum::default());
-        for (index, along) in along.chunks_exact_mut(m).enumerate() {
-            rows.grad.products(rewrite.one(index).k, grad, along);
+        join.grad = self.grad_above(token);
+        grads.along.fill(T::Accum::default());
+        if rewrite.count() == 1 {
+            (join.k, join.products) = (terms.k, &mut grads.along);
         }
+        rows.stored.join(&mut join);
+        if rewrite.count() > 1 {
+            for (index, along) in grads.along.chunks_exact_mut(m).enumerate() {
+                rows.grad.products(rewrite.one(index).k, &grads.rewritten, along);
+            }
+        }
+        self.finish(&*rows.stored, token, &rewrite, (terms, state), rewritten, grads); // X' is not needed again
+    }
+
+    /// Computes the gradients of X and of a token's rewrites from G and kᵀG.
+    #[inline(always)]
+    fn finish(
+        &mut self,
+        rows: &dyn StateRows<T>,
+        token: usize,
+        rewrite: &TokenRewrites<'_, T::Accum>,
+        (terms, state): (Terms<'_, T::Accum>, &[T]),
+        unwanted: &mut [T],
+        grads: &mut Grads<T::Accum>,
+    ) {
+        let Sizes { d, m, .. } = self.problem.sizes;
+        let Grads { rewritten: grad, direction, along, shares, on_k } = grads;
         for index in (0..rewrite.count()).rev() {
             rewrite.take_shares(index, along);
         }
         rewrite.shares(along, shares);
-        let along_k = match &mut self.grad_direction {
-            Some(rows) => target(rows, token, grad_direction),
-            None => &mut **grad_direction,
-        };
-        let to = match &mut self.grad_state {
-            Some(rows) => rows.row::<T>(token),
-            None => &mut **rewritten, // X' is not needed again
-        };
-        rows.stored.finish(Finish { grad, state, terms, shares, to, along: along_k });
         for index in 0..rewrite.count() {
             let (one, g) = (rewrite.one(index), &along[index * m..][..m]);
             let g_e = store_scalars([&mut self.grad_value, &mut self.grad_gate], token, index, &one, g);
-            let dk = &mut along_k[index * d..][..d];
-            one.add_along(simd, dk, one.on_k(g, g_e));
-            rewrite.add_others(index, dk, along);
+            on_k[index] = one.on_k(g, g_e);
+        }
+        let dk = match &mut self.grad_direction {
+            Some(rows) => target(rows, token, direction),
+            None => &mut **direction,
+        };
+        let to = match &mut self.grad_state {
+            Some(rows) => rows.row::<T>(token),
+            None => unwanted,
+        };
+        rows.finish(&mut Finish { grad, state, terms, shares, on_k, to, along: dk });
+        if rewrite.count() > 1 {
+            for (index, dk) in dk.chunks_exact_mut(d).enumerate() {
+                rewrite.add_others(index, dk, along);
+            }
         }
         if let Some(rows) = &mut self.grad_direction {
-            store_target(rows, token, grad_direction);
+            store_target(rows, token, direction);
         }
     }
 

@@ -15,7 +15,7 @@ use super::weights::{Sums, Weights};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::features::view;
-use crate::cpu::simd::row::{add_rows, some_dots, update};
+use crate::cpu::simd::row::{add_rows, update};
 use crate::problem::{Incoming, Outputs, Read};
 
 /// A read, the tensors that its forward saved, and the incoming gradients.
@@ -34,8 +34,8 @@ pub(super) struct ReadScratch<A> {
     pub(super) x: Buffer<A>,
     /// the incoming dh, or zeros [d]
     incoming: Buffer<A>,
-    /// γ·dh' [d]
-    normed: Buffer<A>,
+    /// ∂L/∂x̂ = γ·dh' [d]
+    grad_normed: Buffer<A>,
     /// dβl and dvl, if the read computes β and v [n·(1 + m)]
     logits: Buffer<A>,
     /// dx of this token and the K−1 after it [K][d], token t in slot t mod K
@@ -47,7 +47,7 @@ impl<A: Accum> ReadScratch<A> {
         Ok(ReadScratch {
             x: Buffer::zeros(d)?,
             incoming: Buffer::zeros(d)?,
-            normed: Buffer::zeros(d)?,
+            grad_normed: Buffer::zeros(d)?,
             logits: Buffer::zeros(logits)?,
             dx: Buffer::zeros(taps * d)?,
         })
@@ -67,7 +67,7 @@ impl<A: Accum> ReadBackward<'_, A> {
         scratch: &mut ReadScratch<A>,
     ) {
         let weights = self.weights;
-        let ReadScratch { x: in_scratch, incoming, normed, logits, dx } = scratch;
+        let ReadScratch { x: in_scratch, incoming, grad_normed, logits, dx } = scratch;
         let d = in_scratch.len();
         let x = match &self.saved.compressed {
             Some(saved) => view(saved.rows(d), token, in_scratch),
@@ -84,29 +84,25 @@ impl<A: Accum> ReadBackward<'_, A> {
         let logits = &mut logits[..weights.logit_rows];
         self.logit_grads(token, logits);
         let (from_h, from_x) = logits.split_at(weights.logits_of_context(self.read));
-        update(
-            simd,
-            normed,
-            [&weights.norm, dh],
-            #[inline(always)]
-            |_, [norm, dh]| norm * dh,
-        );
-        add_rows(simd, normed, from_h, &weights.logits);
+        let start = Some([&*weights.norm, dh]);
+        let along_x = add_rows(simd, grad_normed, start, [from_h, &weights.logits], x);
         let dx = &mut dx[self.slot(token) * d..][..d];
         if self.read.norm_eps.is_some() {
-            let mean = rstd * some_dots(simd, normed, [x])[0] / A::from_f64(d as f64);
+            let mean = rstd * along_x / A::from_f64(d as f64);
             let [rstd, on_x] = [rstd, rstd * mean].map(|number| A::Vector::<S>::splat(simd, number));
             update(
                 simd,
                 dx,
-                [normed, x],
+                [grad_normed, x],
                 #[inline(always)]
-                |_, [normed, x]| rstd * (normed - on_x * x),
+                |_, [grad, x]| rstd * (grad - on_x * x),
             );
         } else {
-            dx.copy_from_slice(normed);
+            dx.copy_from_slice(grad_normed);
         }
-        add_rows(simd, dx, from_x, &weights.logits[from_h.len() * d..]);
+        if !from_x.is_empty() {
+            add_rows(simd, dx, None, [from_x, &weights.logits[from_h.len() * d..]], x);
+        }
         if let Some(sums) = sums {
             sums.add_token(simd, [x, dh], rstd, logits, weights.logits_of_context(self.read));
         }

@@ -3,11 +3,9 @@
 //! Of several rewrites, the j-th sees Gⱼ = G − Σ kᵢ bᵢᵀ over the later ones, with b = β r g, and Xⱼ = X + Σ kᵢ fᵢᵀ over the
 //! earlier ones, with f = β r e. Neither is formed: what dkⱼ takes of the sums is a multiple of each kᵢ.
 
-use fearless_simd::prelude::*;
-
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::features::view;
-use crate::cpu::simd::row::{add_scaled, update};
+use crate::cpu::simd::row::add_scaled;
 use crate::cpu::state::Terms;
 use crate::problem::{Write, stats_before};
 use crate::tensor::Tensor;
@@ -157,18 +155,5 @@ impl<A: Accum> OneRewrite<'_, A> {
     pub(super) fn on_k(&self, g: &[A], g_e: A) -> A {
         let g_p = g.iter().zip(self.readout).fold(A::default(), |sum, (g, readout)| sum + *g * *readout);
         A::default() - self.r * (self.r * self.gate * (g_e - g_p))
-    }
-
-    /// dk, in place of β r (G e − X g).
-    #[inline(always)]
-    pub(super) fn add_along<S: Simd>(&self, simd: S, dk: &mut [A], on_k: A) {
-        let on_k = A::Vector::<S>::splat(simd, on_k);
-        update(
-            simd,
-            dk,
-            [self.k],
-            #[inline(always)]
-            |dk, [k]| on_k.mul_add(k, dk),
-        );
     }
 }

@@ -187,13 +187,13 @@ impl<T: Stored> Part<'_, T> {
             self.measure(write, token, own, stats, factors);
             terms = Terms { k, factors }.that_write();
         }
-        let mix = self.read.as_ref().and_then(|read| {
+        let mut mix = self.read.as_ref().and_then(|read| {
             let weight = read.weights.compress.as_deref()?;
             let (ring, slot) = (self.taps, self.slot(token));
             Some(Mix { weight, window, ring, slot, taps: ring.min(tokens.len()) })
         });
         let to = self.state.as_mut().filter(|_| own).map(|rows| rows.row::<T>(token));
-        rows.write_read(state, terms, to, mix);
+        rows.write_read(state, terms, to, mix.as_mut());
         if own {
             self.read_token(simd, token, scratch);
         }
@@ -272,19 +272,22 @@ impl<T: Stored> Part<'_, T> {
         let (m, rewrites) = (self.problem.sizes.m, self.problem.rewrites.count());
         let values = write.value.rows(rewrites * m).row::<T::Accum>(token);
         let gates = write.gate.rows(rewrites).row::<T::Accum>(token);
+        let mut rest = &mut *stats;
         for index in 0..rewrites {
-            let stats = &mut stats[stats_before(index, m)..stats_before(index + 1, m)];
-            let (square, rest) = stats.split_at_mut(1);
-            let (readouts, along_earlier) = rest.split_at_mut(m);
+            let (square, readouts, along_earlier);
+            (square, rest) = rest.split_at_mut(1);
+            (readouts, rest) = rest.split_at_mut(m);
+            (along_earlier, rest) = rest.split_at_mut(index);
             let (earlier, factors) = factors.split_at_mut(index * m);
             for (at, along) in along_earlier.iter().enumerate() {
                 add_scaled(readouts, *along, &earlier[at * m..][..m]);
             }
-            let (r, gate) = (inverse_norm(square[0], write.eps_k), gates[index]);
+            let r = inverse_norm(square[0], write.eps_k);
             square[0] = r;
-            for ((p, v), factor) in readouts.iter_mut().zip(&values[index * m..]).zip(factors) {
+            let (scale, values) = (gates[index] * r, &values[index * m..][..m]);
+            for ((p, v), factor) in readouts.iter_mut().zip(values).zip(factors) {
                 *p = r * *p;
-                *factor = gate * r * (*v - *p);
+                *factor = scale * (*v - *p);
             }
         }
         if let Some(stored) = self.stats.as_mut().filter(|_| own) {

@@ -128,44 +128,78 @@ fn padded<S: Simd, A: Accum>(simd: S, part: &[A]) -> A::Vector<S> {
     A::Vector::load_array_ref(simd, &chunk)
 }
 
-/// to += Σⱼ scaleⱼ · rowⱼ, up to five rows a pass.
+/// to = start + Σⱼ scaleⱼ · rowⱼ, up to five rows a pass; returns toᵀother. The start is the product of two rows, or `to`.
 #[inline(always)]
-pub fn add_rows<S: Simd, A: Accum>(simd: S, to: &mut [A], scales: &[A], rows: &[A]) {
+pub fn add_rows<S: Simd, A: Accum>(
+    simd: S,
+    to: &mut [A],
+    mut start: Option<[&[A]; 2]>,
+    [scales, rows]: [&[A]; 2],
+    other: &[A],
+) -> A {
     let d = to.len();
     let (five, rest) = scales.as_chunks::<5>();
-    for (scales, rows) in five.iter().zip(rows.chunks_exact(5 * d)) {
-        add_some_rows(simd, to, *scales, rows);
+    let (of_five, of_rest) = rows.split_at(5 * five.len() * d);
+    let mut product = A::default();
+    for (scales, rows) in five.iter().zip(of_five.chunks_exact(5 * d)) {
+        product = add_some_rows(simd, to, start.take(), *scales, rows, other);
     }
-    let rows = &rows[5 * five.len() * d..];
     match *rest {
-        [a] => add_some_rows(simd, to, [a], rows),
-        [a, b] => add_some_rows(simd, to, [a, b], rows),
-        [a, b, c] => add_some_rows(simd, to, [a, b, c], rows),
-        [a, b, c, e] => add_some_rows(simd, to, [a, b, c, e], rows),
-        _ => {}
+        [a] => add_some_rows(simd, to, start, [a], of_rest, other),
+        [a, b] => add_some_rows(simd, to, start, [a, b], of_rest, other),
+        [a, b, c] => add_some_rows(simd, to, start, [a, b, c], of_rest, other),
+        [a, b, c, e] => add_some_rows(simd, to, start, [a, b, c, e], of_rest, other),
+        _ if five.is_empty() => add_some_rows(simd, to, start, [], of_rest, other),
+        _ => product,
     }
 }
 
 #[inline(always)]
-fn add_some_rows<S: Simd, A: Accum, const N: usize>(simd: S, to: &mut [A], scales: [A; N], rows: &[A]) {
+fn add_some_rows<S: Simd, A: Accum, const N: usize>(
+    simd: S,
+    to: &mut [A],
+    start: Option<[&[A]; 2]>,
+    scales: [A; N],
+    rows: &[A],
+    other: &[A],
+) -> A {
     let d = to.len();
-    let mut splat = [A::Vector::<S>::splat(simd, A::default()); N];
+    let mut product = A::Vector::<S>::splat(simd, A::default());
+    let mut splat = [product; N];
+    let (chunks, tail) = A::chunks_mut(to);
+    let done = d - tail.len();
+    let mut of_rows = [&[][..]; N];
     for n in 0..N {
         splat[n] = A::Vector::<S>::splat(simd, scales[n]);
+        of_rows[n] = &A::chunks(&rows[n * d..][..d]).0[..chunks.len()];
     }
-    let rows: [&[A]; N] = std::array::from_fn(|n| &rows[n * d..][..d]);
-    update(
-        simd,
-        to,
-        rows,
-        #[inline(always)]
-        |mut to, rows| {
-            for n in 0..N {
-                to = splat[n].mul_add(rows[n], to);
+    let [a, b] = start.unwrap_or([other; 2]);
+    let [of_a, of_b, of_other] = [a, b, other].map(|row| &A::chunks(&row[..d]).0[..chunks.len()]);
+    for (at, to) in chunks.iter_mut().enumerate() {
+        let mut sum = match start {
+            Some(_) => {
+                A::Vector::<S>::load_array_ref(simd, &of_a[at]) * A::Vector::load_array_ref(simd, &of_b[at])
             }
-            to
-        },
-    );
+            None => A::Vector::load_array_ref(simd, to),
+        };
+        for n in 0..N {
+            sum = splat[n].mul_add(A::Vector::load_array_ref(simd, &of_rows[n][at]), sum);
+        }
+        product = sum.mul_add(A::Vector::load_array_ref(simd, &of_other[at]), product);
+        sum.store_array(to);
+    }
+    if !tail.is_empty() {
+        let mut sum = match start {
+            Some(_) => padded::<S, A>(simd, &a[done..d]) * padded(simd, &b[done..d]),
+            None => padded(simd, tail),
+        };
+        for n in 0..N {
+            sum = splat[n].mul_add(padded(simd, &rows[n * d + done..(n + 1) * d]), sum);
+        }
+        product = sum.mul_add(padded(simd, &other[done..d]), product);
+        tail.copy_from_slice(&sum.as_slice()[..tail.len()]);
+    }
+    product.reduce_sum()
 }
 
 /// rowⱼ += scaleⱼ · from, up to five rows a pass.
@@ -243,12 +277,17 @@ mod tests {
                 let expected: f64 = row.iter().zip(other).map(|(a, b)| a * b).sum();
                 assert!((product - expected).abs() < 1e-12);
             }
-            let mut sum = row.to_vec();
-            add_rows(simd, &mut sum, &products, others);
-            for i in 0..d {
-                let added: f64 =
-                    products.iter().enumerate().map(|(j, scale)| scale * others[j * d + i]).sum();
-                assert!((sum[i] - row[i] - added).abs() < 1e-12, "{d} {i}");
+            for start in [None, Some([row, &others[..d]])] {
+                let mut sum = row.to_vec();
+                let along = add_rows(simd, &mut sum, start, [&products, others], row);
+                for i in 0..d {
+                    let start = start.map_or(row[i], |[a, b]| a[i] * b[i]);
+                    let added: f64 =
+                        products.iter().enumerate().map(|(j, scale)| scale * others[j * d + i]).sum();
+                    assert!((sum[i] - start - added).abs() < 1e-12, "{d} {i}");
+                }
+                let expected: f64 = sum.iter().zip(row).map(|(a, b)| a * b).sum();
+                assert!((along - expected).abs() < 1e-12 * d as f64, "{d}");
             }
             let mut rows = others.to_vec();
             add_to_rows(simd, &mut rows, &products, row);

@@ -28,7 +28,7 @@ impl<T: Stored> StateRows<T> for Portable {
         state: &[T],
         terms: Terms<'_, T::Accum>,
         mut to: Option<&mut [T]>,
-        mut mix: Option<Mix<'_, T::Accum>>,
+        mut mix: Option<&mut Mix<'_, T::Accum>>,
     ) {
         let m = self.m;
         let d = state.len() / m;
@@ -53,8 +53,9 @@ impl<T: Stored> StateRows<T> for Portable {
     }
 
     #[inline(always)]
-    fn join(&self, d: usize, join: Join<'_, T, T::Accum>) {
-        let Join { grad, weight, dx, ring, slot, taps, to, state, sums } = join;
+    fn join(&self, join: &mut Join<'_, T, T::Accum>) {
+        let Join { features: d, grad, weight, dx, ring, slot, taps, ref mut to, k, state, .. } = *join;
+        let (products, sums) = (&mut *join.products, &mut *join.sums);
         let m = self.m;
         for at in self.first * m..d * m {
             let mut sum = grad.map_or(T::Accum::default(), |grad| grad[at].widen());
@@ -68,12 +69,15 @@ impl<T: Stored> StateRows<T> for Portable {
             if let Some(to) = to.get_mut(at) {
                 *to = sum;
             }
+            if let Some(k) = k.get(at / m) {
+                products[at % m] += *k * sum;
+            }
         }
     }
 
     #[inline(always)]
-    fn finish(&self, finish: Finish<'_, T, T::Accum>) {
-        let Finish { grad, state, terms, shares, to, along } = finish;
+    fn finish(&self, finish: &mut Finish<'_, T, T::Accum>) {
+        let Finish { grad, state, terms, shares, on_k, ref mut to, .. } = *finish;
         let m = self.m;
         let d = state.len() / m;
         for (at, to) in to.iter_mut().enumerate().skip(self.first * m) {
@@ -87,13 +91,13 @@ impl<T: Stored> StateRows<T> for Portable {
         let rows = grad.chunks_exact(m).zip(state.chunks_exact(m));
         for (feature, (grad, state)) in rows.enumerate().skip(self.first) {
             let factors = terms.factors.chunks_exact(m).zip(shares.chunks_exact(m));
-            for (along, (factors, shares)) in along.chunks_exact_mut(d).zip(factors) {
-                let mut sum = T::Accum::default();
+            for (index, (factors, shares)) in factors.enumerate() {
+                let mut sum = on_k[index] * terms.k[index * d + feature];
                 for channel in 0..m {
                     sum += grad[channel] * factors[channel]
                         - state[channel].widen::<T::Accum>() * shares[channel];
                 }
-                along[feature] = sum;
+                finish.along[index * d + feature] = sum;
             }
         }
     }

@@ -68,6 +68,8 @@ pub struct Mix<'a, A> {
 /// Rows of one number per feature, each times its weight, are added to a row of the state's shape; each weight's gradient
 /// is the product with another such row. A read's backward adds dx to G, and an expansion x to nothing.
 pub struct Join<'a, T, A> {
+    /// d
+    pub features: usize,
     /// what is added to; None for zeros
     pub grad: Option<&'a [T]>,
     /// w [K][d][m]; None for ones
@@ -82,10 +84,34 @@ pub struct Join<'a, T, A> {
     pub taps: usize,
     /// the sum, in the arithmetic's type; empty if it is not wanted
     pub to: &'a mut [A],
+    /// k [d]; empty if its products with the sum are not wanted
+    pub k: &'a [A],
+    /// kᵀG [m], to be added to
+    pub products: &'a mut [A],
     /// X'; unused if dw is not wanted
     pub state: &'a [T],
     /// dw [K][d][m], to be added to; empty if it is not wanted
     pub sums: &'a mut [A],
+}
+
+impl<T, A> Join<'_, T, A> {
+    /// Nothing is added to nothing.
+    pub fn none(features: usize) -> Self {
+        Join {
+            features,
+            grad: None,
+            weight: None,
+            dx: &[],
+            ring: 0,
+            slot: 0,
+            taps: 0,
+            to: &mut [],
+            k: &[],
+            products: &mut [],
+            state: &[],
+            sums: &mut [],
+        }
+    }
 }
 
 /// One row of the rewrites' gradients.
@@ -98,13 +124,15 @@ pub struct Finish<'a, T, A> {
     pub terms: Terms<'a, A>,
     /// β r g [n][m]
     pub shares: &'a [A],
+    /// what of each k its gradient takes [n]
+    pub on_k: &'a [A],
     /// dX
     pub to: &'a mut [T],
-    /// G f − X u of each rewrite, with its factors f and shares u [n][d]
+    /// c k + G f − X u of each rewrite, with its c of `on_k`, its factors f and its shares u [n][d]
     pub along: &'a mut [A],
 }
 
-/// Arithmetic on rows. Every sum over features has one order for one m, whatever else is computed.
+/// Arithmetic on rows. Every sum over features has one order for one m and one operation, whatever else is computed.
 pub trait StateRows<T: Stored> {
     /// products += kᵀX; returns |k|².
     fn products(&self, k: &[T::Accum], state: &[T], products: &mut [T::Accum]) -> T::Accum;
@@ -115,12 +143,12 @@ pub trait StateRows<T: Stored> {
         state: &[T],
         terms: Terms<'_, T::Accum>,
         to: Option<&mut [T]>,
-        mix: Option<Mix<'_, T::Accum>>,
+        mix: Option<&mut Mix<'_, T::Accum>>,
     );
 
-    /// G = ∂L/∂X' + Σ_s w_s ⊙ dx_s, and dw_s += X' ⊙ dx_s, for d features.
-    fn join(&self, d: usize, join: Join<'_, T, T::Accum>);
+    /// G = ∂L/∂X' + Σ_s w_s ⊙ dx_s, kᵀG, and dw_s += X' ⊙ dx_s.
+    fn join(&self, join: &mut Join<'_, T, T::Accum>);
 
-    /// dX = G − Σ k uᵀ, and each k's G f − X u.
-    fn finish(&self, finish: Finish<'_, T, T::Accum>);
+    /// dX = G − Σ k uᵀ, and each dk but for what it takes of the other k.
+    fn finish(&self, finish: &mut Finish<'_, T, T::Accum>);
 }

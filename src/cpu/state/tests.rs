@@ -39,41 +39,40 @@ fn results<T: Stored<Accum = f32> + Narrow>(rows: &dyn StateRows<T>, m: usize, s
     }
     for slot in 0..taps {
         let (mut to, mut window) = (stored::<T>(all, 7), numbers(taps * d, 8));
-        let mix = Mix { weight: &weight, window: &mut window, ring: taps, slot, taps: taps - slot };
-        rows.write_read(&state, terms, (rewrites > 0).then_some(&mut to), Some(mix));
+        let mut mix = Mix { weight: &weight, window: &mut window, ring: taps, slot, taps: taps - slot };
+        rows.write_read(&state, terms, (rewrites > 0).then_some(&mut to), Some(&mut mix));
         found.extend(to.iter().map(|number| number.widen::<f32>()).chain(window));
     }
     let (grad, dx) = (stored::<T>(all, 9), numbers(taps * d, 10));
-    for (adds, weighs, totals, learns) in [
-        (true, true, true, true),
-        (false, true, true, true),
-        (false, true, true, false),
-        (false, false, false, true),
-    ] {
+    for parts in 0..32 {
+        let [adds, weighs, totals, learns, multiplies] = [1, 2, 4, 8, 16].map(|part| parts & part != 0);
+        let reach = if weighs || learns { taps } else { taps - 1 };
         let (mut to, mut sums) = (vec![0.0; all], numbers(taps * all, 11));
-        rows.join(
-            d,
-            Join {
-                grad: adds.then_some(&grad),
-                weight: weighs.then_some(&weight),
-                dx: &dx,
-                ring: taps,
-                slot: taps - 1,
-                taps,
-                to: if totals { &mut to } else { &mut [] },
-                state: &state,
-                sums: if learns { &mut sums } else { &mut [] },
-            },
-        );
-        found.extend(to.into_iter().chain(sums));
+        let mut products = numbers(m, 14);
+        rows.join(&mut Join {
+            features: d,
+            grad: adds.then_some(&grad),
+            weight: weighs.then_some(&weight),
+            dx: &dx,
+            ring: taps,
+            slot: taps - 1,
+            taps: reach,
+            to: if totals { &mut to } else { &mut [] },
+            k: if multiplies && rewrites > 0 { &k[..d] } else { &[] },
+            products: &mut products,
+            state: &state,
+            sums: if learns { &mut sums } else { &mut [] },
+        });
+        found.extend(to.into_iter().chain(sums).chain(products));
     }
     if rewrites > 0 {
         let (grad, mut to, mut along) = (numbers(all, 12), stored::<T>(all, 13), vec![0.0; rewrites * d]);
-        rows.finish(Finish {
+        rows.finish(&mut Finish {
             grad: &grad,
             state: &state,
             terms,
             shares: &shares,
+            on_k: &numbers(rewrites, 15),
             to: &mut to,
             along: &mut along,
         });

@@ -35,39 +35,41 @@ impl<S: Interleaved, T: Stored<Accum = f32> + Narrow, const M: usize> StateRows<
         state: &[T],
         terms: Terms<'_, f32>,
         to: Option<&mut [T]>,
-        mix: Option<Mix<'_, f32>>,
+        mix: Option<&mut Mix<'_, f32>>,
     ) {
         let taps = mix.as_ref().map_or(0, |mix| mix.taps);
         self.simd.vectorize(
             #[inline(always)]
             || match (terms.factors.len() / M, to.is_some(), taps) {
                 // A number that is known when this is compiled costs nothing.
-                (1, true, 1) => self.write_mix::<T, 1, 1>(state, terms, to, mix),
-                (1, true, 0) => self.write_mix::<T, 1, 0>(state, terms, to, None),
-                (0, false, 1) => self.write_mix::<T, 0, 1>(state, terms, None, mix),
-                (0, false, _) => self.write_mix::<T, 0, ANY>(state, terms, None, mix),
-                _ => self.write_mix::<T, ANY, ANY>(state, terms, to, mix),
+                (1, true, 1) => self.write_mix::<T, 1, 1>(state, &terms, to, mix),
+                (1, true, 0) => self.write_mix::<T, 1, 0>(state, &terms, to, None),
+                (0, false, 1) => self.write_mix::<T, 0, 1>(state, &terms, None, mix),
+                (0, false, _) => self.write_mix::<T, 0, ANY>(state, &terms, None, mix),
+                _ => self.write_mix::<T, ANY, ANY>(state, &terms, to, mix),
             },
         )
     }
 
-    fn join(&self, d: usize, join: Join<'_, T, f32>) {
+    fn join(&self, join: &mut Join<'_, T, f32>) {
         self.simd.vectorize(
             #[inline(always)]
-            || match (parts(&join), join.taps) {
-                (READ, 1) => self.join_taps::<T, READ, 1>(d, join),
-                (OPENING, 1) => self.join_taps::<T, OPENING, 1>(d, join),
-                (READ, _) => self.join_taps::<T, READ, ANY>(d, join),
-                (IDENTITY, 0) => self.join_taps::<T, IDENTITY, 0>(d, join),
-                (IDENTITY, 1) => self.join_taps::<T, IDENTITY, 1>(d, join),
-                (EXPANSION, _) => self.join_taps::<T, EXPANSION, ANY>(d, join),
-                (LEARNS, _) => self.join_taps::<T, LEARNS, ANY>(d, join),
-                _ => self.join_taps::<T, UNKNOWN, ANY>(d, join),
+            || match (parts(join), join.taps) {
+                (READ_ALONG, 1) => self.join_taps::<T, READ_ALONG, 1>(join),
+                (OPENING_ALONG, 1) => self.join_taps::<T, OPENING_ALONG, 1>(join),
+                (READ, 1) => self.join_taps::<T, READ, 1>(join),
+                (OPENING, 1) => self.join_taps::<T, OPENING, 1>(join),
+                (READ_ALONG, _) => self.join_taps::<T, READ_ALONG, ANY>(join),
+                (IDENTITY_ALONG, 0) => self.join_taps::<T, IDENTITY_ALONG, 0>(join),
+                (IDENTITY_ALONG, 1) => self.join_taps::<T, IDENTITY_ALONG, 1>(join),
+                (EXPANSION, _) => self.join_taps::<T, EXPANSION, ANY>(join),
+                (LEARNS, _) => self.join_taps::<T, LEARNS, ANY>(join),
+                _ => self.join_taps::<T, UNKNOWN, ANY>(join),
             },
         )
     }
 
-    fn finish(&self, finish: Finish<'_, T, f32>) {
+    fn finish(&self, finish: &mut Finish<'_, T, f32>) {
         self.simd.vectorize(
             #[inline(always)]
             || match finish.terms.factors.len() / M {
@@ -108,15 +110,28 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
                 sums = unsafe { self.add_group(sums, 0, at * Self::LANES, k, state) };
             }
         }
-        let patterns = M.div_ceil(Self::LANES);
-        for n in 0..SUMS {
-            for (lane, sum) in sums.sums[n].as_slice().iter().enumerate() {
-                products[(n % patterns * Self::LANES + lane) % M] += *sum;
-            }
-        }
+        self.add_channels(sums.sums, products);
         let [a, b, c, e] = sums.squares;
         let square = ((a + b) + (c + e)).reduce_sum();
         Self::rest(d).map_or(square, |rest| square + rest.products(k, state, products))
+    }
+
+    /// Adds partial sums, each of channels as vectors of a group have them.
+    #[inline(always)]
+    fn add_channels(&self, sums: [S::f32s; SUMS], to: &mut [f32]) {
+        let patterns = M.div_ceil(Self::LANES);
+        let [a, b, c, e] = sums;
+        let sums = match patterns {
+            1 => [(a + b) + (c + e), self.zero(), self.zero(), self.zero()],
+            2 => [a + c, b + e, self.zero(), self.zero()],
+            _ => sums,
+        };
+        for n in 0..patterns {
+            let sum = sums[n].as_slice();
+            for lane in 0..Self::LANES {
+                to[(n * Self::LANES + lane) % M] += sum[lane];
+            }
+        }
     }
 
     /// Adds the products of the group that starts with `feature`.
@@ -152,9 +167,9 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
     fn write_mix<T: Stored<Accum = f32> + Narrow, const N: usize, const K: usize>(
         &self,
         state: &[T],
-        terms: Terms<'_, f32>,
+        terms: &Terms<'_, f32>,
         mut to: Option<&mut [T]>,
-        mut mix: Option<Mix<'_, f32>>,
+        mut mix: Option<&mut Mix<'_, f32>>,
     ) {
         let d = state.len() / M;
         let rewrites = if N == ANY { terms.factors.len() / M } else { N };
@@ -217,7 +232,7 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
             }
         }
         if let Some(rest) = Self::rest(d) {
-            rest.write_read(state, terms, to, mix);
+            rest.write_read(state, *terms, to, mix);
         }
     }
 
@@ -225,12 +240,13 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
     #[inline(always)]
     fn join_taps<T: Stored<Accum = f32> + Narrow, const PARTS: u8, const K: usize>(
         &self,
-        d: usize,
-        mut join: Join<'_, T, f32>,
+        join: &mut Join<'_, T, f32>,
     ) {
-        let parts = if PARTS == UNKNOWN { parts(&join) } else { PARTS };
-        let [adds, weighs, totals, learns] = [ADDS, WEIGHS, TOTALS, LEARNS].map(|part| parts & part != 0);
-        let Join { grad, weight, dx, ring, slot: first, ref mut to, state, ref mut sums, .. } = join;
+        let parts = if PARTS == UNKNOWN { parts(join) } else { PARTS };
+        let [adds, weighs, totals, learns, along] =
+            [ADDS, WEIGHS, TOTALS, LEARNS, ALONG].map(|part| parts & part != 0);
+        let Join { features: d, grad, weight, dx, ring, slot: first, k, state, .. } = *join;
+        let (to, sums, products) = (&mut *join.to, &mut *join.sums, &mut *join.products);
         let all = d * M;
         let taps = if K == ANY { join.taps } else { K };
         let (grad, weight) = (grad.unwrap_or_default(), weight.unwrap_or_default());
@@ -238,6 +254,8 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
         assert!(dx.len() == ring * d && (!weighs || weight.len() >= taps * all));
         assert!(taps == 0 || first < ring && taps <= ring);
         assert!(!learns || sums.len() >= taps * all && state.len() == all);
+        assert!(!along || k.len() == d && products.len() == M);
+        let mut of_k = [self.zero(); SUMS];
         for at in 0..d / Self::LANES {
             if adds {
                 self.fetch_next(grad, at * Self::GROUP, Self::GROUP);
@@ -264,21 +282,35 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
                     if totals {
                         self.store(sum, to, element);
                     }
+                    if along {
+                        of_k[n % SUMS] = self.spread(k, feature, n).mul_add(sum, of_k[n % SUMS]);
+                    }
+                }
+            }
+            if along && M < SUMS {
+                // An addition takes longer than its loads.
+                let before = of_k;
+                for sum in 0..SUMS {
+                    of_k[sum] = before[(sum + M) % SUMS];
                 }
             }
         }
+        if along {
+            self.add_channels(of_k, products);
+        }
         if let Some(rest) = Self::rest(d) {
-            rest.join(d, join);
+            rest.join(join);
         }
     }
 
     #[inline(always)]
-    fn finish_terms<T: Stored<Accum = f32> + Narrow, const N: usize>(&self, finish: Finish<'_, T, f32>) {
-        let Finish { grad, state, terms, shares, to, along } = finish;
+    fn finish_terms<T: Stored<Accum = f32> + Narrow, const N: usize>(&self, finish: &mut Finish<'_, T, f32>) {
+        let Finish { grad, state, terms, shares, on_k, ref mut to, ref mut along } = *finish;
         let d = state.len() / M;
         let rewrites = if N == ANY { terms.factors.len() / M } else { N };
         assert!(state.len() == d * M && grad.len() == d * M && to.len() == d * M);
         assert!(terms.k.len() == rewrites * d && along.len() == rewrites * d && rewrites <= N);
+        assert!(on_k.len() == rewrites);
         let factors: [_; N] = repeat::<M, N>(terms.factors, 1.0);
         let negative: [_; N] = repeat::<M, N>(shares, -1.0);
         for at in 0..d / Self::LANES {
@@ -302,12 +334,15 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
                         }
                         self.fold(&mut sums, n, state.mul_add(share, grad * factor));
                     }
-                    self.store(self.simd.channel_sums::<M>(sums), along, index * d + feature);
+                    let at = index * d + feature;
+                    let on_k = S::f32s::splat(self.simd, on_k[index]);
+                    let dk = on_k.mul_add(self.load(terms.k, at), self.simd.channel_sums::<M>(sums));
+                    self.store(dk, along, at);
                 }
             }
         }
         if let Some(rest) = Self::rest(d) {
-            rest.finish(Finish { grad, state, terms, shares, to, along });
+            rest.finish(finish);
         }
     }
 
@@ -414,11 +449,14 @@ const ADDS: u8 = 1;
 const WEIGHS: u8 = 2;
 const TOTALS: u8 = 4;
 const LEARNS: u8 = 8;
-/// A read with its weight, one that nothing else reads the state after, the identity of m = 1, and an expansion. Alone,
-/// [`LEARNS`] is an expansion's gradient.
+const ALONG: u8 = 16;
+/// A read with its weight, one that nothing else reads the state after, and, after a rewrite, both of them and the
+/// identity of m = 1; an expansion. Alone, [`LEARNS`] is an expansion's gradient.
 const READ: u8 = ADDS | WEIGHS | TOTALS | LEARNS;
 const OPENING: u8 = WEIGHS | TOTALS | LEARNS;
-const IDENTITY: u8 = ADDS | TOTALS;
+const READ_ALONG: u8 = READ | ALONG;
+const OPENING_ALONG: u8 = OPENING | ALONG;
+const IDENTITY_ALONG: u8 = ADDS | TOTALS | ALONG;
 const EXPANSION: u8 = WEIGHS | TOTALS;
 const UNKNOWN: u8 = u8::MAX;
 
@@ -429,6 +467,7 @@ fn parts<T>(join: &Join<'_, T, f32>) -> u8 {
         | has(join.weight.is_some(), WEIGHS)
         | has(!join.to.is_empty(), TOTALS)
         | has(!join.sums.is_empty(), LEARNS)
+        | has(!join.k.is_empty(), ALONG)
 }
 
 /// In place of a number that is known when this is compiled: any number of rewrites or taps.

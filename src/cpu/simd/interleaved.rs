@@ -13,6 +13,9 @@ pub trait Interleaved: Halves {
     /// Loads a group's number of each feature, repeated M times: the part for vector n of the group.
     #[inline(always)]
     fn spread<const M: usize>(self, features: &[f32], n: usize) -> Self::f32s {
+        if M >= Self::f32s::LEN {
+            return Self::f32s::splat(self, features[n * Self::f32s::LEN / M]);
+        }
         let mut part = Self::f32s::from_slice(self, features);
         for step in (0..M.ilog2()).rev() {
             let (low, high) = part.interleave(part);

@@ -96,7 +96,7 @@ def check_corpus(start: Start, corpus: Corpus) -> None:
     if start.manifest is None:
         return
     expected = f"be what {start.run.path} was trained on"
-    if describe(load_tokenizer(start.run.path)) != describe(corpus.tokenizer):
+    if describe(load_tokenizer(start.run.path, start.manifest)) != describe(corpus.tokenizer):
         raise InputError("data", expected, f"{corpus.name} with another vocabulary")
     trained, now = start.manifest.data.split("+"), corpus.checksum().split("+")
     if len(trained) != len(now):

@@ -81,9 +81,7 @@ def require_kind(
     found = _recognise(path)
     if found in expected:
         return PathKind(found)
-    *others, last = [
-        checkpoint if kind is PathKind.CHECKPOINT else kind.value for kind in expected
-    ]
+    *others, last = [checkpoint if kind is PathKind.CHECKPOINT else kind.value for kind in expected]
     must = f"{', '.join(others)} or {last}" if others else last
     got = f", {found.value}" if isinstance(found, PathKind) else f": {found}"
     hint = ", for `ddl import`" if found is PathKind.CHECKPOINT else ""

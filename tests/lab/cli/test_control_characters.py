@@ -255,6 +255,8 @@ def test_what_is_quoted_needs_no_guard(
 
 # What a command requires before it looks at another option.
 REQUIRED = {
+    "train": ["tiny"],
+    "bench": ["norm"],
     "prepare": ["text.txt", "--out", "out", "--tokenizer", "bytes"],
     "report": ["run", "--out", "out.html"],
     "export": ["run", "--hf", "out"],

@@ -106,6 +106,29 @@ def test_another_tokenizer_is_refused(stopped: TrainConfig) -> None:
     train(stopped, quiet())
 
 
+def test_another_model_is_refused(stopped: TrainConfig) -> None:
+    """Its weights have the same shapes, so that they would compute other numbers in silence."""
+    out = stopped.directory
+    file, path = out / "config.json", RunDirectory(out).checkpoint_path(3)
+    values = json.loads(file.read_text())
+    values["model"]["rope_base"] *= 2
+    file.write_text(json.dumps(values))
+    sentence = f"`run` must be a run whose checkpoints have its config.json, got {path}, which has"
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)} another model$"):
+        load(out, "cpu", argument="run")
+
+
+def test_a_manifest_with_another_configuration(stopped: TrainConfig) -> None:
+    file = RunDirectory(stopped.directory).checkpoint_path(3) / "manifest.json"
+    values = json.loads(file.read_text())
+    values["config"]["model"]["more"] = 1
+    file.write_text(json.dumps(values))
+    sentence = f"`{file}` must hold a TrainConfig, got the unknown field 'model.more'; if a newer"
+    refused(stopped, sentence)
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}"):
+        load(stopped.directory, "cpu")
+
+
 def damage(kind: str, file: Path) -> None:
     content = file.read_bytes()
     if kind == "missing":

@@ -285,6 +285,9 @@ def load_run(path: Path, device: torch.device, which: str = LAST) -> tuple[GPT, 
     config = load_config(path)
     found = RunDirectory(path).find_checkpoint(which)
     manifest = None if found is None else checkpoint.read_manifest(found)
+    if found and manifest and saved_config(found, manifest).model != config.model:
+        got = f"{found}, which has another model"
+        raise InputError("run", f"be a run whose checkpoints have its {CONFIG}", got)
     tokenizer = load_tokenizer(path, manifest)
     with torch.device("meta"):
         model = GPT(config.model)
@@ -295,6 +298,11 @@ def load_run(path: Path, device: torch.device, which: str = LAST) -> tuple[GPT, 
         checkpoint.read(found, manifest, checkpoint.MODEL, model.state_dict())
     require_finite(model.state_dict(), found or path / WEIGHTS)
     return model.eval(), tokenizer
+
+
+def saved_config(path: Path, manifest: checkpoint.Manifest) -> TrainConfig:
+    """The configuration in the manifest of the checkpoint at `path`, with fields that it lacks."""
+    return from_json(TrainConfig, json.dumps(manifest.config), path / checkpoint.MANIFEST)
 
 
 def weights_folder(run: Path, which: str = LAST) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from numbers import Integral, Real
@@ -22,7 +21,6 @@ LEAST_NORM_EPS = 1e-36
 MOST_REWRITES = 8
 MOST_LINKS = 31
 LEAST_BETA = 2e-6  # initial gates are clamped to [LEAST_BETA, 2 − LEAST_BETA]
-LARGEST = sys.float_info.max
 LARGEST_COUNT = 2**63 - 1
 MOST_LAYERS = 2**14  # a mistyped number would build modules for hours
 
@@ -62,7 +60,7 @@ def check_positive(
     """Raise unless `number` is positive, finite and ≥ `least`, or None if optional."""
     if number is None and optional:
         return
-    if not is_number(number, kinds) or not number > 0 or not _is_finite(number):
+    if not is_number(number, kinds) or not 0 < number < math.inf:
         refuse(name, "a positive finite number", number)
     if number < least:
         refuse(name, f"at least {least:g}", number)
@@ -72,7 +70,7 @@ def check_finite(name: str, number: Any, *, optional: bool = False) -> None:
     """Raise unless `number` is finite, or None if optional."""
     if number is None and optional:
         return
-    if not is_number(number) or not _is_finite(number):
+    if not is_number(number) or not -math.inf < number < math.inf:
         refuse(name, "a finite number", number)
 
 
@@ -114,15 +112,11 @@ def is_whole(number: Any, kinds: tuple[type, ...] = (Integral,)) -> bool:
 
 
 def is_number(number: Any, kinds: tuple[type, ...] = (float, Real)) -> bool:
-    """Return whether `number` is a real number, NumPy's included; a bool is not."""
+    """Return whether `number` is a real number, NumPy's included; a bool is not, nor is an integer
+    beyond torch's 64 bits, which JSON, TOML and Python have."""
+    if isinstance(number, int) and abs(number) > LARGEST_COUNT:
+        return False
     return isinstance(number, kinds) and not isinstance(number, bool)
-
-
-def _is_finite(number: Any) -> bool:
-    """Return whether `number` fits a float: JSON's integers can be larger than any float."""
-    if isinstance(number, int):
-        return -LARGEST <= number <= LARGEST
-    return -math.inf < number < math.inf
 
 
 def check_known(given: Iterable[str], known: Sequence[str], owner: str) -> None:

@@ -17,6 +17,7 @@ MODEL_TYPE, NANOGPT_MODEL_TYPE = "ddl", "ddl-nanogpt"
 # `model_type` in the papers' code, by the layout of its parameters.
 PAPER_MODEL_TYPES = {"c_proj": "nanogpt-pro", "o_proj": "nanogptpro"}
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+WEIGHTS = (*WEIGHT_SUFFIXES, ".index.json")
 
 
 def at_home(path: str | Path, *, argument: str) -> Path:
@@ -70,12 +71,17 @@ def path_kind(path: Path) -> PathKind | None:
     return found if isinstance(found, PathKind) else None
 
 
-def require_kind(path: Path, *expected: PathKind, argument: str) -> PathKind:
-    """Return the kind of model at `path`; raise InputError if it is none of `expected`."""
+def require_kind(
+    path: Path, *expected: PathKind, argument: str, checkpoint: str = PathKind.CHECKPOINT.value
+) -> PathKind:
+    """Return the kind of model at `path`; raise InputError if it is none of `expected`.
+
+    checkpoint: what the message calls a checkpoint that the caller can use.
+    """
     found = _recognise(path)
     if found in expected:
         return PathKind(found)
-    *others, last = [kind.value for kind in expected]
+    *others, last = [checkpoint if kind is PathKind.CHECKPOINT else kind.value for kind in expected]
     must = f"{', '.join(others)} or {last}" if others else last
     got = f", {found.value}" if isinstance(found, PathKind) else f": {found}"
     hint = ", for `ddl import`" if found is PathKind.CHECKPOINT else ""
@@ -87,8 +93,11 @@ def _recognise(path: Path) -> PathKind | str:
     try:
         if path.is_file():
             around = _recognise(path.parent)
-            ours = around in (PathKind.RUN, PathKind.DDL)
-            return f"a file in {PathKind(around).value}" if ours else PathKind.CHECKPOINT
+            if around in (PathKind.RUN, PathKind.DDL):
+                return f"a file in {PathKind(around).value}"
+            if _has_weights(path.name):
+                return PathKind.CHECKPOINT
+            return f"a file whose name ends in none of {', '.join(WEIGHTS)}"
         names = os.listdir(path)
         text = read_text(path / CONFIG) if CONFIG in names else "{}"
         config = json.loads(text)
@@ -106,9 +115,14 @@ def _recognise(path: Path) -> PathKind | str:
         return PathKind.RUN
     if CONFIG not in names and RUN_METRICS in names:
         return f"a run that has lost its {CONFIG}"
-    if any(name.lower().endswith((*WEIGHT_SUFFIXES, ".index.json")) for name in names):
+    if any(map(_has_weights, names)):
         return PathKind.CHECKPOINT
     run = next((name for name in sorted(names) if (path / name / RUN_METRICS).is_file()), None)
     if run is not None:
         return f"a directory with runs in it: name one of them, such as {path / run}"
     return f"neither weights nor the {CONFIG} of a model in it"
+
+
+def _has_weights(name: str) -> bool:
+    """Whether a file of this name has weights, or lists the files that have them."""
+    return name.lower().endswith(WEIGHTS)

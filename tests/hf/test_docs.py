@@ -13,7 +13,9 @@ from transformers import AutoModelForCausalLM
 
 import ddl.hf
 from ddl.lab import cli
+from ddl.models.tokenizers import ByteTokenizer
 from tests.support import ROOT
+from tests.support.hf_cases import model as gpt_model
 from tests.support.hf_cases import names
 from tests.support.paper_standin import published
 
@@ -91,6 +93,23 @@ def test_what_it_says_of_the_cache(page: tuple[Path, dict[str, Any]]) -> None:
     model, mask = AutoModelForCausalLM.from_pretrained(page[0] / "exported"), left["mask"]
     longer = model.generate(left["out"].sequences, attention_mask=mask, max_new_tokens=8)
     assert torch.equal(longer, left["longer"])
+
+
+def test_what_it_says_of_tokens_that_the_tokenizer_lacks(page: tuple[Path, dict[str, Any]]) -> None:
+    """With a vocabulary that is padded, unlike the page's, the example's lines are needed."""
+    (example,) = (text for _, text in BLOCKS if "suppress_tokens" in text)
+    _, left = page
+    assert left["spare"] == []
+    padded = ddl.hf.from_gpt(gpt_model(vocab_size=300))
+    with torch.no_grad():
+        padded.wte.weight[257:] *= 30
+    tokenizer = ddl.hf.to_fast(ByteTokenizer(), padded.config.gpt)
+    prompts = tokenizer(["ab", "c"], return_tensors="pt", padding=True)
+    assert padded.generate(**prompts, max_new_tokens=20).max() > 256
+    found: dict[str, Any] = {"model": padded, "tokenizer": tokenizer, "prompts": prompts}
+    exec(example, found)
+    assert found["spare"] == list(range(257, 300))
+    assert found["tokens"].max() <= 256
 
 
 def test_extras_exist() -> None:

@@ -66,6 +66,22 @@ def test_a_flattened_batch_is_each_document_alone(way: str, residual: str) -> No
         torch.testing.assert_close(gradient, other, rtol=1e-8, atol=1e-9, msg=name)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"document_starts": POSITIONS == 0}, {"position_ids": POSITIONS}, {"seq_idx": NUMBERS}],
+    ids=lambda given: next(iter(given)),
+)
+def test_labels_that_nobody_has_masked(given: dict[str, Tensor]) -> None:
+    """No document is scored on the first token of the next, of which it knows nothing."""
+    hf = wrapped()
+    expected = scored(alone(hf))
+    loss = hf(IDX[None], labels=IDX[None], **given).loss
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    shifted = F.pad(IDX[None, 1:], (0, 1), value=-100)
+    loss = hf(IDX[None], labels=IDX[None], shift_labels=shifted, **given).loss
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+
+
 def test_sequences_of_a_batch_have_documents_of_their_own() -> None:
     hf, rows = wrapped(), tokens(2, 12)
     positions = torch.stack((torch.arange(12), torch.arange(12) % 5))

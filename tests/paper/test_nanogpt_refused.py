@@ -108,11 +108,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "integers": (
         {"model": state(**{NAME.replace(".", "__"): torch.ones(64, 16, dtype=torch.int8)})},
-        f"`src` must hold floating-point tensors, got … with another for {NAME}",
+        f"`src` must hold floating-point tensors, got … with torch.int8 for {NAME}",
+    ),
+    "no numbers": (
+        {"model": state(**{NAME.replace(".", "__"): torch.ones(64, 16, device="meta")})},
+        f"`src` must hold floating-point tensors, got … with no numbers for {NAME}",
     ),
     "no tensor": (
         {"model": {**state(), "transformer.note": "text"}},
-        "`src` must hold floating-point tensors, got … with another for transformer.note",
+        "`src` must hold floating-point tensors, got … with str for transformer.note",
     ),
     "twice": (
         {"model": {**state(), f"_orig_mod.{NAME}": torch.ones(1)}},

@@ -250,6 +250,16 @@ def refused(src: Path, out: Path, pattern: str, **options: Any) -> None:
     assert not out.exists()
 
 
+@pytest.mark.parametrize("name", ["transformer.wte.weight", "ln_f.weight"])
+def test_a_tensor_without_numbers(name: str, tmp_path: Path) -> None:
+    """A pickle can hold such tensors of torch's device `meta`."""
+    state = changed("ddl")
+    assert name in state
+    torch.save(state | {name: state[name].to("meta")}, tmp_path / "x.pt")
+    expected = rf"^`src` must hold floating-point tensors, got \S+x\.pt with no numbers for {name}$"
+    refused(tmp_path / "x.pt", tmp_path / "out", expected)
+
+
 def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
     src, witness = tmp_path / "x.pt", tmp_path / "witness"
     torch.save({"model": Unwanted(witness)}, src)

@@ -153,6 +153,14 @@ def test_the_way_from_text_to_scores(folder, capsys):
     assert "`SRC` must" in capsys.readouterr().err
 
 
+def test_the_gate_runs_the_commands_for_a_clone():
+    (block,) = (text for language, text in BLOCKS if language == "bash" and "make " in text)
+    commands = re.findall(r"^make ([a-z-]+)", block, flags=re.MULTILINE)
+    assert commands == ["demo", "test"]
+    gate = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert [name for name in commands if f"\nstep make {name}" not in gate] == []
+
+
 def test_linked_files_exist():
     links = re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r'src="([^":]+)"', README)
     assert links

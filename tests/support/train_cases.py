@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 from dataclasses import replace
@@ -13,7 +14,9 @@ import pytest
 from rich.console import Console
 
 from ddl.lab.config import PRESETS, TrainConfig
+from ddl.lab.data.shards import TOKENIZER, tokenizer_sum
 from ddl.lab.train import Trainer
+from ddl.models.tokenizers import Tokenizer, describe
 
 
 def short(tmp_path: Path, residual: str = "ddl-cc", **changes: object) -> TrainConfig:
@@ -42,3 +45,11 @@ def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIG
         return original(self, *flags)
 
     monkeypatch.setattr(Trainer, "step", patched)
+
+
+def exchange_tokenizer(run: Path, tokenizer: Tokenizer) -> None:
+    """Give a run another tokenizer, as if it had been trained with it."""
+    (run / TOKENIZER).write_text(json.dumps(describe(tokenizer)))
+    for file in run.glob("checkpoints/*/manifest.json"):
+        values = json.loads(file.read_text()) | {"tokenizer": tokenizer_sum(tokenizer)}
+        file.write_text(json.dumps(values))

@@ -251,7 +251,8 @@ class _PlainUnpickler(pickle._Unpickler):
 def read_meta(path: Path) -> CharTokenizer:
     """Read nanoGPT's meta.pkl without running code that a pickle may contain.
 
-    Raises InputError unless the file holds a dict with `itos`, a complete table token → string.
+    Raises InputError unless the file holds a dict with `itos`, a complete table token → string, of
+    which `stoi`, if there is one, is the inverse.
     """
     try:
         if path.stat().st_size > LARGEST_META:
@@ -261,6 +262,9 @@ def read_meta(path: Path) -> CharTokenizer:
         table = [itos[token] for token in range(len(itos))]
         if not table or not all(isinstance(entry, str) for entry in table):
             raise pickle.UnpicklingError("`itos` maps to something else than strings")
+        numbers = {entry: token for token, entry in enumerate(table)}
+        if len(numbers) < len(table) or meta.get("stoi", numbers) != numbers:
+            raise pickle.UnpicklingError("`stoi` and `itos` do not invert each other")
     except Exception as error:  # a damaged pickle can raise nearly anything
         text = f"{type(error).__name__}: {error}"  # may quote the file's control characters
         detail = "".join(c if c.isprintable() else "\ufffd" for c in text)

@@ -130,6 +130,13 @@ def unpack(path: Path, contents: dict[str, Any]) -> Checkpoint:
     if not any(isinstance(value, Tensor) for value in contents.values()):
         keys = listed([str(key) for key in contents]) or "nothing"
         raise InputError("src", "hold a state dict", f"{path} with {keys}")
+    bare = [
+        str(key) for key, value in contents.items() if isinstance(value, Tensor) and value.is_meta
+    ]
+    if bare:
+        raise InputError(
+            "src", "hold floating-point tensors", f"{path} with no numbers for {bare[0]}"
+        )
     return Checkpoint(contents, config)
 
 

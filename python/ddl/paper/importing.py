@@ -12,6 +12,7 @@ from torch import Tensor
 from ddl.errors import InputError, listed
 from ddl.models import GPT
 from ddl.models.config import PUBLISHED, STREAMS, GPTConfig
+from ddl.models.finite import no_floats
 from ddl.options import Residual
 from ddl.paper import names, options
 
@@ -96,7 +97,7 @@ def _read(state_dict: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
     """Return the state dict in layout c_proj, without the tied head, and each original name."""
     cleaned: dict[str, tuple[str, Tensor]] = {}
     for original, tensor in state_dict.items():
-        wrong = _no_floats(tensor)
+        wrong = no_floats(tensor)
         if wrong is not None:
             raise InputError("state_dict", "hold floating-point tensors", f"{wrong} for {original}")
         name = names.clean(str(original))
@@ -116,15 +117,6 @@ def _read(state_dict: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
             raise InputError("state_dict", "be of one layout", f"{called[name]} and {original}")
         state[name], called[name] = tensor, original
     return state, called
-
-
-def _no_floats(tensor: Any) -> Any:
-    """The type, layout or dtype of an object that is no floating-point tensor; None for one."""
-    if not isinstance(tensor, Tensor):
-        return type(tensor).__name__
-    if tensor.layout != torch.strided:
-        return tensor.layout
-    return None if tensor.is_floating_point() else tensor.dtype
 
 
 def _untie(cleaned: dict[str, tuple[str, Tensor]]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ddl.errors import InputError, listed
 from ddl.models import NanoGPT, NanoGPTConfig
+from ddl.models.finite import no_floats
 from ddl.models.tokenizers import GPT2Tokenizer, Tokenizer, read_meta
 from ddl.nanogpt import options_in
 
@@ -99,9 +100,9 @@ def _state(path: Path, theirs: Mapping[Any, Any]) -> dict[str, Tensor]:
         name = _clean(str(original))
         if name in state:
             raise InputError("src", "have each parameter once", f"{path} with {name} twice")
-        fits = isinstance(tensor, Tensor) and tensor.layout == torch.strided
-        if not fits or not (tensor.is_floating_point() or name == COUNT):
-            got = f"{path} with another for {name}"
+        wrong = no_floats(tensor) or ("no numbers" if tensor.is_meta else None)
+        if wrong is not None and (name, wrong) != (COUNT, torch.int64):
+            got = f"{path} with {wrong} for {name}"
             raise InputError("src", "hold floating-point tensors", got)
         if not re.search(
             r"\.attn\.bias$", name
@@ -235,7 +236,7 @@ def _clean(name: str) -> str:
 
 
 def _equal(a: Tensor, b: Tensor | None) -> bool:
-    return b is None or torch.equal(a, b)
+    return b is None or torch.equal(a.float(), b.float())  # float8 is compared with nothing else
 
 
 # --- tokens ---------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from ddl.lab.analysis.compare import Comparison, compare, plot, unique_names
 from ddl.lab.analysis.document import document
 from ddl.lab.analysis.runs import Run, read_run
 from ddl.lab.config import OptimConfig
+from ddl.lab.config.paper_tasks import metric_of
 from ddl.lab.train import train
 from ddl.lab.train.runs import load_config
 from ddl.models import GPT
@@ -377,3 +378,14 @@ def test_the_plot(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"^`plot` must be writable, got "):
         plot(compare(runs), tmp_path / "nothing" / "plot.png")
+
+
+@pytest.mark.parametrize("value", [None, "0.5", True, math.nan, math.inf, -0.1, 1.5, 10**30, []])
+def test_no_other_metric_is_shown_for_one_that_is_no_number(value: object) -> None:
+    assert metric_of({"acc,none": 0.5, "acc_norm,none": 0.6}) == ("acc_norm", 60.0)
+    assert metric_of({"acc,none": 0.5, "acc_norm,none": value}) is None
+    assert metric_of({"acc,none": 0.5}) == ("acc", 50.0)
+    assert metric_of({"acc,none": value, "f1,none": 0.5}) is None
+    if not isinstance(value, float) or not math.isfinite(value):
+        assert metric_of({"word_perplexity,none": value, "f1,none": 0.5}) is None
+    assert metric_of({"alias": "x", "word_perplexity,none": 31.5}) == ("word_perplexity", 31.5)

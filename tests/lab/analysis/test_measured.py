@@ -26,10 +26,10 @@ from ddl.lab.cli import main
 from ddl.lab.load import load
 from ddl.lab.train import metrics, train
 from ddl.models import NanoGPT, NanoGPTConfig
-from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, describe
+from ddl.models.tokenizers import ByteTokenizer, CharTokenizer
 from tests.lab.analysis.cases import make_run, write_evaluation
 from tests.lab.analysis.test_document import refuse
-from tests.support.train_cases import quiet, short
+from tests.support.train_cases import exchange_tokenizer, quiet, short
 
 TEXT = "The delta rule erases what it overwrites, é and ü too. " * 40
 
@@ -100,7 +100,7 @@ def test_an_unfit_run_does_not_lose_the_others(folder: Path, tmp_path: Path) -> 
     for path in (unfit, damaged):
         shutil.copytree(folder / "add", path)
     table = CharTokenizer("The delta rule")
-    (unfit / "tokenizer.json").write_text(json.dumps(describe(table)))
+    exchange_tokenizer(unfit, table)
     (damaged / "checkpoints" / "step-00000002" / "manifest.json").write_text("{")
     write_evaluation(tmp_path / "hf", {0: {"piqa": 60.0}})
     (tmp_path / "hf" / "config.json").write_text('{"model_type": "llama"}')

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from ddl.lab.cli import COMMANDS, main
+from ddl.lab.config import PRESETS
 from ddl.lab.data.prepare import prepare
 from ddl.lab.exchange import export_run
 from ddl.lab.output import guarded_output, make_console, unguarded
@@ -31,7 +32,7 @@ from tests.support.train_cases import quiet, short
 # one character each; the direction of writing.
 NAME = "a\x1b]0;t\x07\x1b[3;9;53mb\rc\x08\x9b6n\x85\x7f\u202e\u2066[bold]z"
 # What rich writes: colours, the cursor hidden and shown, lines that are cleared and gone up.
-RICH = re.compile(r"\x1b\[(?!3;9;53m)([\d;]*m|\?25[lh]|\d+[AK])|\r(?=\x1b\[)")
+RICH = re.compile(r"\x1b\[(?!3;9;53m)([\d;]*m|\?25[lh]|\d*[AK])|\r(?=\x1b\[)")
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 SHOWN = re.compile(r"\\x1b|\\u2066|\ufffd")  # escapes, or what stands for a character in a path
 STEP = "run/checkpoints/step-00000002"
@@ -134,7 +135,9 @@ def index_key() -> None:
 
 
 def characters() -> None:
-    """A model's characters, which it writes."""
+    """A model's characters, which it writes; its checkpoint is of an earlier version, without the
+    tokenizer's checksum."""
+    edit(f"{STEP}/manifest.json", lambda manifest: manifest.pop("tokenizer"))
     table = [NAME[i % len(NAME)] for i in range(256)]
     Path("run/tokenizer.json").write_text(json.dumps(describe(CharTokenizer(table))))
 
@@ -160,6 +163,25 @@ def local_task() -> None:
     Path(f"{NAME}.yaml").write_text("{}")
 
 
+def named_task() -> None:
+    """A task that a file names, as lm-eval's table then does, and `ddl compare`."""
+    named = json.dumps(NAME, ensure_ascii=True).replace("\x7f", "\\u007f")  # as YAML has it
+    Path("tasks").mkdir()
+    Path("tasks/lines.jsonl").write_text('{"a": "ab", "b": "c"}\n')
+    Path("tasks/task.yaml").write_text(
+        f"task: {named}\ndataset_path: json\ntest_split: test\n"
+        "dataset_kwargs: {data_files: {test: tasks/lines.jsonl}}\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{a}}'\ndoc_to_choice: ['x', 'y']\n"
+        "doc_to_target: 0\nmetric_list: [{metric: acc}]\n"
+    )
+
+
+def baseline() -> None:
+    """A benchmark of another machine."""
+    assert main([*BENCH, "--out", "before.jsonl"]) == 0
+    edit("before.jsonl", lambda record: record["machine"].update(cpu=NAME))
+
+
 def sweep(text: str) -> Callable[[], None]:
     def write() -> None:
         quoted = json.dumps(NAME, ensure_ascii=True).replace("\x7f", "\\u007f")  # as TOML has it
@@ -170,6 +192,8 @@ def sweep(text: str) -> Callable[[], None]:
 
 
 RESUME = ["train", "--resume", "run"]
+SMALL = {"device": "cpu", "hidden-size": 32, "layers": 1, "time": 8, "batch": 2, "repeats": 2}
+BENCH = ["bench", "norm", *(f"--{name}={value}" for name, value in SMALL.items())]
 # What is planted, and a command that reads and shows it.
 CASES: list[tuple[Callable[[], None], list[str]]] = [
     (task, ["compare", "run"]),
@@ -179,31 +203,38 @@ CASES: list[tuple[Callable[[], None], list[str]]] = [
     (run_name, ["report", NAME, "--out", NAME + ".html"]),
     (run_name, ["export", NAME, "--hf", NAME + ".hf"]),
     (run_name, ["train", "--resume", NAME, "--help"]),
-    (config_key, ["sample", "run"]),
     (config_value, RESUME),
+    (characters, ["sample", "run", "--tokens", "30", "--prompt", "a"]),
+    (checkpoint_key, ["import", "theirs/ckpt.pt", "out"]),
+    (lines, ["prepare", f"{NAME}.jsonl", "--out", "out", "--tokenizer", "bytes"]),
+    (sweep("NAME = 1"), ["sweep", "sweep.toml"]),
+    (benchmark, ["bench", "--baseline", NAME]),
+    (baseline, [*BENCH, "--baseline", "before.jsonl"]),
+    (local_task, ["eval", "run", "--tasks", f"{NAME}.yaml"]),
+    (named_task, ["eval", "run", "--tasks", NAME, "--include-path", "tasks", "--device", "cpu"]),
+    (lambda: None, ["demo", "--steps", "1", "--out", NAME, "--device", "cpu"]),
+]
+# These quote what is planted, so that it is harmless in a program of somebody else's, too.
+QUOTED: list[tuple[Callable[[], None], list[str]]] = [
+    (config_key, ["sample", "run"]),
     (wrong_value, ["compare", "run"]),
     (wrong_value, ["report", "run", "--out", "out.html"]),
     (hf_value, ["sample", "hf"]),
     (manifest_key, RESUME),
     (inspection, ["report", "run", "--out", "out.html"]),
     (index_key, [*TRAIN, "--data", "prepared"]),
-    (characters, ["sample", "run", "--tokens", "30", "--prompt", "a"]),
     (characters, ["inspect", "run", "--prompt", "a"]),
     (no_meta, [*TRAIN, "--data", "theirs"]),
-    (checkpoint_key, ["import", "theirs/ckpt.pt", "out"]),
-    (lines, ["prepare", f"{NAME}.jsonl", "--out", "out", "--tokenizer", "bytes"]),
-    (sweep("NAME = 1"), ["sweep", "sweep.toml"]),
     (sweep("seeds = NAME"), ["sweep", "sweep.toml"]),
     (sweep("preset = NAME"), ["sweep", "sweep.toml", "--list"]),
-    (benchmark, ["bench", "--baseline", NAME]),
-    (local_task, ["eval", "run", "--tasks", f"{NAME}.yaml"]),
 ]
 
 
-@pytest.mark.parametrize(("plant", "arguments"), CASES)
+@pytest.mark.parametrize(("plant", "arguments"), CASES + QUOTED)
 def test_a_terminal_gets_no_control_character_of_a_file(
-    plant: Callable[[], None], arguments: list[str]
+    plant: Callable[[], None], arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(PRESETS, "demo", short(Path()))
     plant()
     status, text = ddl(*arguments)
     assert status in (0, 1, 2)
@@ -211,12 +242,36 @@ def test_a_terminal_gets_no_control_character_of_a_file(
     assert SHOWN.search(text)
 
 
+@pytest.mark.parametrize(("plant", "arguments"), QUOTED)
+def test_what_is_quoted_needs_no_guard(
+    plant: Callable[[], None], arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddl.lab.output.escaped", lambda text: text)
+    plant()
+    text = ddl(*arguments)[1]
+    assert not obeyed(text)
+    assert SHOWN.search(text)
+
+
+# What a command requires before it looks at another option.
+REQUIRED = {
+    "train": ["tiny"],
+    "bench": ["norm"],
+    "prepare": ["text.txt", "--out", "out", "--tokenizer", "bytes"],
+    "report": ["run", "--out", "out.html"],
+    "export": ["run", "--hf", "out"],
+    "import": ["theirs", "out"],
+}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_argument_is_shown_with_escapes(command: str) -> None:
-    for words in ([NAME], ["--" + NAME], ["--help", NAME]):
-        status, text = ddl(command, *words)
-        assert status != 0 or "--help" in words or command == "doctor"
-        assert not obeyed(text)
+    for words in ([NAME], ["--help", NAME]):
+        assert not obeyed(ddl(command, *words)[1])
+    status, text = ddl(command, *REQUIRED.get(command, ["run"]), "--" + NAME)
+    assert status != 0
+    assert not obeyed(text)
+    assert SHOWN.search(text)
 
 
 def test_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:

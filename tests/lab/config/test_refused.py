@@ -35,6 +35,8 @@ VALUES: list[tuple[dict[str, object], str]] = [
     ({"value_channels": 2.5}, "`value_channels` must be an integer of at least 1, got 2.5"),
     ({"hidden_size": 62}, "`hidden_size` must be a multiple of 2·num_heads = 4, got 62"),
     ({"mlp_size": 0}, "`mlp_size` must be an integer of at least 1, got 0"),
+    ({"read_init": 2**63}, f"`read_init` must be a finite number, got {2**63}"),
+    ({"rope_base": 10**30}, f"`rope_base` must be a positive finite number, got {10**30}"),
     ({"read_init": math.inf}, "`read_init` must be a finite number, got inf"),
     ({"head_size": 7}, "`head_size` must be even, got 7"),
     ({"head_size": 0}, "`head_size` must be an integer of at least 1, got 0"),

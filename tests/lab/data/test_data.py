@@ -78,7 +78,7 @@ def test_nanogpt_directory_with_and_without_meta(tmp_path: Path) -> None:
     assert corpus.train.tolist() == list(range(900))
     assert corpus.validation.tolist() == list(range(100))
     itos = dict(enumerate("abcß"))
-    write_directory(tmp_path, {"vocab_size": 4, "itos": itos, "stoi": {}})
+    write_directory(tmp_path, {"vocab_size": 4, "itos": itos})
     tokenizer = data.load(tmp_path).tokenizer
     assert tokenizer.vocab_size == 4
     assert tokenizer.decode(tokenizer.encode("cabß")) == "cabß"
@@ -112,6 +112,9 @@ def test_meta_is_read_without_executing_it(tmp_path: Path) -> None:
         pickle.dumps({"itos": {0: 5}}),
         pickle.dumps({"itos": {0: "a"}})[:-3],
         pickle.dumps({"itos": np.zeros(3)}),
+        pickle.dumps({"itos": {0: "a", 1: "a"}}),
+        pickle.dumps({"itos": {0: "a", 1: "b"}, "stoi": {"a": 1, "b": 0}}),
+        pickle.dumps({"itos": {0: "a", 1: "b"}, "stoi": {}}),
     ],
 )
 def test_damaged_meta(tmp_path: Path, content: bytes) -> None:

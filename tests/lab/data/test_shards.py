@@ -313,7 +313,7 @@ def test_a_marker_that_is_no_token_is_refused(token: Any, prepared: Path, tmp_pa
     sentence = "`document_token` must be a token of the tokenizer's vocabulary, got "
     refused(folder, sentence + repr(token))
     with pytest.raises(InputError, match=re.escape(sentence + repr(token))):
-        load_tokenizer(folder)
+        load_tokenizer(folder, None)
 
 
 def test_a_part_without_a_whole_block(small: Path) -> None:

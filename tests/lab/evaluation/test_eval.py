@@ -348,6 +348,17 @@ def test_no_character_of_a_full_table_ends_a_generation() -> None:
     assert "\n" in "".join(found)
 
 
+def test_no_padding_of_the_vocabulary_is_generated() -> None:
+    """A text would lose the tokens that have none, here the likeliest by far."""
+    model = make("ddl-cc", vocab_size=256, block_size=48)
+    with torch.no_grad():
+        model.wte.weight[len(TABLE) + 1 :] *= 30
+    adapter = Harness(from_gpt(model), to_fast(CharTokenizer(TABLE), model.config), 2)
+    options = {"until": [], "max_gen_toks": 30, "do_sample": False}
+    (text,) = adapter.generate_until(requests("generate_until", ("ab", options)))
+    assert len(text.replace("<|endoftext|>", "x")) == 30
+
+
 @pytest.mark.parametrize("context", ["", "ab"])
 def test_every_character_of_a_full_table_is_scored(context: str) -> None:
     """Without context, the newline comes before the text; a newline of the text counts as well."""

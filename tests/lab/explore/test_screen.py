@@ -308,17 +308,17 @@ def test_a_damaged_configuration(run: Path, config: str | None, sentence: str) -
 def test_markup_and_control_characters_are_text(run: Path) -> None:
     evil = "[red]x[/red] \x1b[31m \u202e <b> \ud800 [@click=quit]go[/]"
     append(run, {"step": 6, "sample": evil})
-    name = "[bold]b \x1b]0;t\x07"
+    name = "[bold]b \x1b]0;t\x07\rc\x08\x9b6n\x85\x7f\u2066"
     os.rename(run, run.parent / name)
 
     async def script(screen: Driver) -> None:
         await screen.sees("finished")
-        assert "[bold]b \ufffd]0;t\ufffd" in screen.text
+        assert "[bold]b \ufffd]0;t\ufffd\ufffdc" in screen.text.replace("\n", "")
         text = await screen.press("6")
         assert "[red]x[/red] \ufffd[31m \ufffd <b> \ufffd [@click=quit]go[/]" in text
         for tab in "1234567":
             text = await screen.press(tab)
-            assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e\ud800]", text)
+            assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2066\ud800]", text)
         assert "[bold]b" in await screen.press("2")
 
     explore([run.parent], script)

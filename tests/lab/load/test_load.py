@@ -84,6 +84,22 @@ def test_kinds(files: dict[str, str], kind: PathKind | None, tmp_path: Path) -> 
     assert path_kind(write(tmp_path / "x", **files)) is kind
 
 
+@pytest.mark.parametrize("name", ["x.pt", "x.PTH", "x.bin", "x.safetensors", "x.index.json"])
+def test_a_file_with_weights(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("")
+    assert path_kind(tmp_path / name) is PathKind.CHECKPOINT
+
+
+@pytest.mark.parametrize("name", ["sweep.toml", "notes.txt", "config.json", "pt", "x.pt.zip"])
+def test_any_other_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    assert path_kind(tmp_path / name) is None
+    got = rf", got \S+{name}: a file whose name ends in none of \.pt, .*, \.index\.json$"
+    for loading in (load, load_for_transformers):
+        with pytest.raises(InputError, match=got):
+            loading(tmp_path / name)
+
+
 def test_a_file_of_a_directory_of_ours_is_no_checkpoint(tmp_path: Path) -> None:
     path = write(tmp_path / "x", config__json='{"model_type": "ddl"}', model__safetensors="")
     file = path / "model.safetensors"

@@ -22,10 +22,10 @@ from ddl.lab.train import train
 from ddl.lab.train.checkpoint import read_manifest
 from ddl.lab.train.runs import RunDirectory
 from ddl.models import NanoGPT, NanoGPTConfig
-from ddl.models.tokenizers import ByteTokenizer
+from ddl.models.tokenizers import ByteTokenizer, CharTokenizer
 from ddl.optim import learning_rate
 from tests.support.processes import together
-from tests.support.train_cases import quiet, short, stop_at
+from tests.support.train_cases import exchange_tokenizer, quiet, short, stop_at
 
 SIZES = "--batch-size 4 --eval-batches 2 --eval-every 3 --log-every 1 --device cpu"
 
@@ -178,8 +178,7 @@ device = "cpu"
 def test_other_tokens_are_refused(source: TrainConfig, tmp_path: Path) -> None:
     copy = tmp_path / "source"
     shutil.copytree(source.directory, copy)
-    table = {"kind": "characters", "table": [chr(i) for i in range(256)]}
-    (copy / "tokenizer.json").write_text(json.dumps(table))
+    exchange_tokenizer(copy, CharTokenizer([chr(i) for i in range(256)]))
     config = going_on(source, tmp_path, init_from=str(copy))
     expected = (
         "`init_from` must be a model with the tokenizer of Python's documentation, bytes of 256"

@@ -23,6 +23,7 @@ from ddl.errors import InputError
 from ddl.files import checksum
 from ddl.lab.cli import main
 from ddl.lab.config import OptimConfig, TrainConfig
+from ddl.lab.load import load
 from ddl.lab.train import Trainer, checkpoint, train
 from ddl.lab.train.runs import RunDirectory
 from ddl.models import GPT
@@ -80,13 +81,52 @@ def test_other_data_is_refused(stopped: TrainConfig, tmp_path: Path) -> None:
     text.write_text(content + " ")
     refused(stopped, f"{expected} content")
     text.write_text(content)
-    tokenizer = stopped.directory / "tokenizer.json"
-    tokenizer.write_text('{"kind": "characters", "table": ["a"]}')
-    refused(stopped, f"{expected} vocabulary")
-    tokenizer.write_text('{"kind": "bytes", "table": null}')
     moved = tmp_path / "moved.txt"
     text.rename(moved)
     train(replace(stopped, data=str(moved)), quiet())  # the same text elsewhere
+
+
+def test_another_tokenizer_is_refused(stopped: TrainConfig) -> None:
+    """The one of a byte model, of which a character table would change each text in silence."""
+    out = stopped.directory
+    file, path = out / "tokenizer.json", RunDirectory(out).checkpoint_path(3)
+    table = json.dumps([chr(token ^ 1) for token in range(256)])
+    file.write_text(f'{{"kind": "characters", "table": {table}}}')
+    got = "of the run's checkpoint of step 3, got another: it was damaged or changed"
+    sentence = f"`{file}` must be the tokenizer {got}"
+    refused(stopped, sentence)
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        load(out, "cpu")
+    values = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(values | {"tokenizer": None}))
+    assert load(out, "cpu").tokenizer.kind == "characters"  # of an earlier version
+    refused(stopped, f"`data` must be what {out} was trained on, got `{stopped.data}` with another")
+    file.write_text('{"table": null, "kind": "bytes"}')  # the same
+    (path / "manifest.json").write_text(json.dumps(values))
+    train(stopped, quiet())
+
+
+def test_another_model_is_refused(stopped: TrainConfig) -> None:
+    """Its weights have the same shapes, so that they would compute other numbers in silence."""
+    out = stopped.directory
+    file, path = out / "config.json", RunDirectory(out).checkpoint_path(3)
+    values = json.loads(file.read_text())
+    values["model"]["rope_base"] *= 2
+    file.write_text(json.dumps(values))
+    sentence = f"`run` must be a run whose checkpoints have its config.json, got {path}, which has"
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)} another model$"):
+        load(out, "cpu", argument="run")
+
+
+def test_a_manifest_with_another_configuration(stopped: TrainConfig) -> None:
+    file = RunDirectory(stopped.directory).checkpoint_path(3) / "manifest.json"
+    values = json.loads(file.read_text())
+    values["config"]["model"]["more"] = 1
+    file.write_text(json.dumps(values))
+    sentence = f"`{file}` must hold a TrainConfig, got the unknown field 'model.more'; if a newer"
+    refused(stopped, sentence)
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}"):
+        load(stopped.directory, "cpu")
 
 
 def damage(kind: str, file: Path) -> None:
@@ -132,6 +172,7 @@ def test_a_damaged_manifest_is_refused(stopped: TrainConfig, kind: str) -> None:
         ("format", 2, "must have format 1, got format 2, which this version does not know; if a"),
         ("step", -1, "must be the manifest of a checkpoint, got `step` is -1"),
         ("records", True, "must be the manifest of a checkpoint, got `records` is True"),
+        ("tokenizer", 1, "must be the manifest of a checkpoint, got `tokenizer` is 1"),
         ("files", [], "must be the manifest of a checkpoint, got `files` is []"),
         ("validation_loss", "low", "must be the manifest of a checkpoint, got `validation_loss`"),
         ("validation_loss", float("nan"), "must be the manifest of a checkpoint, got `validation"),

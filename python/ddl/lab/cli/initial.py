@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ddl.errors import InputError
 from ddl.fields import NAMED_BY_TEXT, expand_paths
 from ddl.lab.config import GPTConfig
-from ddl.paths import PathKind, path_kind
+from ddl.paths import PathKind, at_home, path_kind, require_kind
 
 from .command import parse
 from .recipe import HELP
@@ -74,15 +74,12 @@ def load_initial(source: str) -> tuple[GPT, Tokenizer | None]:
 
 @lru_cache(maxsize=1)
 def _load(source: str) -> tuple[GPT, Tokenizer | None]:
-    from ddl.lab.load import load
+    from ddl.lab.load import OURS, load
     from ddl.models import GPT
 
-    try:
-        model, tokenizer = load(source, "cpu", argument="init_from")
-    except InputError as error:  # which offers all that can be loaded
-        checkpoint = "a checkpoint of the paper's code"
-        expected = error.expected.replace(PathKind.CHECKPOINT.value, checkpoint)
-        raise InputError(error.argument, expected, error.got, error.others) from error
+    path, papers = at_home(source, argument="init_from"), "a checkpoint of the paper's code"
+    require_kind(path, *OURS, argument="init_from", checkpoint=papers)
+    model, tokenizer = load(path, "cpu", argument="init_from")
     if not isinstance(model, GPT):
         raise InputError(
             "init_from",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ddl.options import is_number
+
 # The tasks of the papers' tables, by lm-eval's names, and their numbers of shots.
 PAPER = (
     "arc_challenge", "arc_easy", "hellaswag", "openbookqa",
@@ -22,21 +24,26 @@ def metric_of(results: Mapping[str, Any]) -> tuple[str, float] | None:
     """Return name and value of the metric to show from lm-eval's results of one task.
 
     acc_norm, else acc, in percent, as in the papers' tables; for a task without either its first
-    metric, as it is. None if there is no number.
+    metric, as it is. None if that is no number, or no accuracy: another metric in its place would
+    be compared with it.
     """
     values = {
         key.split(",")[0]: value
         for key, value in results.items()
-        if "," in key
-        and "_stderr," not in key
-        and isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) < LARGEST_SCORE  # NaN is not, nor what no task's score is
+        if "," in key and "_stderr," not in key
     }
-    for name in METRICS:
+    for name in (*METRICS, *values):
         if name in values:
-            return name, 100 * values[name]
-    return next(iter(values.items()), None)
+            value = values[name]
+            if name in METRICS:
+                return (name, 100 * value) if _is_score(value) and 0 <= value <= 1 else None
+            return (name, value) if _is_score(value) else None
+    return None
+
+
+def _is_score(value: Any) -> bool:
+    """Whether a value is a number that a task may have as its score; NaN is not."""
+    return is_number(value) and abs(value) < LARGEST_SCORE
 
 
 def paper_average(scores: Mapping[str, float]) -> float | None:

@@ -44,16 +44,16 @@ def _flat(values: dict[str, Any], inside: str = "") -> dict[str, str]:
     return found
 
 
-def from_json(kind: type[Config], text: str) -> Config:
+def from_json(kind: type[Config], text: str, file: str | Path = "config.json") -> Config:
     """Build a configuration dataclass from `to_json`'s text.
 
-    A missing field takes its default. Raises InputError if the text is not JSON, a field is unknown
-    or a value is invalid.
+    file: where the text is from, for messages. A missing field takes its default. Raises InputError
+    if the text is not JSON, a field is unknown or a value is invalid.
     """
     try:
         return _build(kind, json.loads(text))
     except (json.JSONDecodeError, TypeError, RecursionError) as error:
-        raise InputError("config.json", f"hold a {kind.__name__}", error) from error
+        raise InputError(file, f"hold a {kind.__name__}", error) from error
 
 
 def _build(kind: type[Config], values: dict[str, Any], inside: str = "") -> Config:

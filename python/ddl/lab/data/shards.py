@@ -264,8 +264,8 @@ def _map(path: Path, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
 
 
 def tokenizer_sum(tokenizer: Tokenizer) -> str:
-    """The tokenizer as the options in an index name it: its kind, and the SHA-256 of what
-    tokenizer.json says."""
+    """The tokenizer as the options in an index and a checkpoint name it: its kind, and the SHA-256
+    of what tokenizer.json says."""
     described = json.dumps(describe(tokenizer)).encode()
     return f"{tokenizer.kind}, sha256 {hashlib.sha256(described).hexdigest()}"
 

@@ -42,6 +42,11 @@ class Harness(HFLM):
         if model.device.type == "cpu":
             one = self.max_length * int(model.config.vocab_size)
             self.max_batch_size = max(1, min(MOST_SEQUENCES, LOGITS_ON_CPU // one))
+        known = set(tokenizer.get_vocab().values())
+        # As `ddl sample`: rows that pad the vocabulary have no text, and decoding would drop them.
+        model.generation_config.suppress_tokens = [
+            token for token in range(int(model.config.vocab_size)) if token not in known
+        ] or None
         self.requests = 0
         self.truncated = 0
 

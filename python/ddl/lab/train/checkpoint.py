@@ -47,6 +47,7 @@ class Manifest:
     evaluated. summed: steps whose losses wait for the next record. records: lines of metrics.jsonl
     so far. config: the run's configuration. data: a checksum of the corpus. versions: of ddl, torch
     and Python, and the commit of ddl if that is known. files: bytes and SHA-256 of each file.
+    tokenizer: the checksum of the run's; None if an earlier version wrote the checkpoint.
     """
 
     step: int
@@ -57,6 +58,7 @@ class Manifest:
     data: str
     versions: dict[str, str | None]
     files: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    tokenizer: str | None = None
     format: int = FORMAT
 
 
@@ -196,6 +198,8 @@ def _check_types(manifest: Manifest) -> None:
     for name, kind in (("config", dict), ("versions", dict), ("files", dict), ("data", str)):
         if not isinstance(getattr(manifest, name), kind):
             raise TypeError(f"`{name}` is {getattr(manifest, name)!r}")
+    if not isinstance(manifest.tokenizer, str | None):
+        raise TypeError(f"`tokenizer` is {manifest.tokenizer!r}")
     loss = manifest.validation_loss
     if not (loss is None or (isinstance(loss, float) and math.isfinite(loss))):
         raise TypeError(f"`validation_loss` is {loss!r}")

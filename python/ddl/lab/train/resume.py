@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddl.errors import InputError
 from ddl.lab.config import TrainConfig
-from ddl.lab.config.stored import from_json, plain
+from ddl.lab.config.stored import plain
 from ddl.lab.data import Corpus
 from ddl.models.tokenizers import describe
-from ddl.paths import PathKind, at_home, path_kind, require_utf8
+from ddl.paths import CONFIG, PathKind, at_home, path_kind, require_utf8
 
 from . import checkpoint
 from .checkpoint import Manifest
-from .runs import CHECKPOINTS, LAST, WEIGHTS, RunDirectory, load_config, load_tokenizer
+from .runs import (
+    CHECKPOINTS,
+    LAST,
+    WEIGHTS,
+    RunDirectory,
+    load_config,
+    load_tokenizer,
+    saved_config,
+)
 
 AUTO = "auto"
 # Options that do not change what a run records; the path of the same data may change, too.
@@ -75,11 +82,10 @@ def _start(run: RunDirectory, config: TrainConfig) -> Start:
     if path is None:
         return Start(run, None, None)
     manifest = checkpoint.read_manifest(path)
-    saved = from_json(TrainConfig, json.dumps(manifest.config))  # adds fields that it lacks
-    if _fixed(plain(saved)) != _fixed(plain(stored)):
+    if _fixed(plain(saved_config(path, manifest))) != _fixed(plain(stored)):
         raise InputError(
             "resume",
-            "be a run whose checkpoints have its config.json",
+            f"be a run whose checkpoints have its {CONFIG}",
             f"{path}, which has another",
         )
     if path != run.checkpoint_path(manifest.step) or manifest.step > stored.steps:
@@ -96,7 +102,7 @@ def check_corpus(start: Start, corpus: Corpus) -> None:
     if start.manifest is None:
         return
     expected = f"be what {start.run.path} was trained on"
-    if describe(load_tokenizer(start.run.path)) != describe(corpus.tokenizer):
+    if describe(load_tokenizer(start.run.path, start.manifest)) != describe(corpus.tokenizer):
         raise InputError("data", expected, f"{corpus.name} with another vocabulary")
     trained, now = start.manifest.data.split("+"), corpus.checksum().split("+")
     if len(trained) != len(now):

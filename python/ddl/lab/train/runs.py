@@ -38,6 +38,7 @@ from ddl.files import (
 )
 from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import from_json, to_json
+from ddl.lab.data.shards import tokenizer_sum
 from ddl.locks import alone_in
 from ddl.models import GPT
 from ddl.models.finite import require_finite
@@ -282,18 +283,26 @@ def load_run(path: Path, device: torch.device, which: str = LAST) -> tuple[GPT, 
     are not finite.
     """
     config = load_config(path)
-    tokenizer = load_tokenizer(path)
+    found = RunDirectory(path).find_checkpoint(which)
+    manifest = None if found is None else checkpoint.read_manifest(found)
+    if found and manifest and saved_config(found, manifest).model != config.model:
+        got = f"{found}, which has another model"
+        raise InputError("run", f"be a run whose checkpoints have its {CONFIG}", got)
+    tokenizer = load_tokenizer(path, manifest)
     with torch.device("meta"):
         model = GPT(config.model)
     model.to_empty(device=device)
-    found = RunDirectory(path).find_checkpoint(which)
-    if found is None:
+    if found is None or manifest is None:
         _load_weights(path / WEIGHTS, model, device)
     else:
-        manifest = checkpoint.read_manifest(found)
         checkpoint.read(found, manifest, checkpoint.MODEL, model.state_dict())
     require_finite(model.state_dict(), found or path / WEIGHTS)
     return model.eval(), tokenizer
+
+
+def saved_config(path: Path, manifest: checkpoint.Manifest) -> TrainConfig:
+    """The configuration in the manifest of the checkpoint at `path`, with fields that it lacks."""
+    return from_json(TrainConfig, json.dumps(manifest.config), path / checkpoint.MANIFEST)
 
 
 def weights_folder(run: Path, which: str = LAST) -> Path:
@@ -302,9 +311,20 @@ def weights_folder(run: Path, which: str = LAST) -> Path:
     return run if found is None else found / checkpoint.MODEL
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Load a run's tokenizer; raise InputError if it is missing or damaged."""
-    return restore_json(_read(path, TOKENIZER), path / TOKENIZER)
+def load_tokenizer(path: Path, manifest: checkpoint.Manifest | None) -> Tokenizer:
+    """Load a run's tokenizer.
+
+    manifest: of the checkpoint that it is used with. Raises InputError if the tokenizer is missing,
+    damaged, or another than that of the checkpoint: it would change the text in silence.
+    """
+    tokenizer = restore_json(_read(path, TOKENIZER), path / TOKENIZER)
+    if manifest and manifest.tokenizer not in (None, tokenizer_sum(tokenizer)):
+        raise InputError(
+            path / TOKENIZER,
+            f"be the tokenizer of the run's checkpoint of step {manifest.step}",
+            "another: it was damaged or changed",
+        )
+    return tokenizer
 
 
 def _load_weights(file: Path, model: GPT, device: torch.device) -> None:

@@ -14,6 +14,7 @@ import torch
 import ddl
 from ddl.errors import DivergedError
 from ddl.lab.config.stored import plain
+from ddl.lab.data.shards import tokenizer_sum
 from ddl.models.finite import not_finite, require_finite, require_no_nan
 
 from . import checkpoint
@@ -74,6 +75,7 @@ class Saver:
             config=plain(trainer.config),
             data=trainer.corpus.checksum(),
             versions=versions(),
+            tokenizer=tokenizer_sum(trainer.corpus.tokenizer),
         )
         self.lowest = min(self.lowest, float("inf") if evaluated is None else evaluated)
         self.saved, self._saved_at = (trainer.steps_done, evaluated), time.monotonic()

@@ -195,11 +195,15 @@ def _check_types(manifest: Manifest) -> None:
         number = getattr(manifest, name)
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise TypeError(f"`{name}` is {number!r}")
-    for name, kind in (("config", dict), ("versions", dict), ("files", dict), ("data", str)):
+    for name, kind in (
+        ("config", dict),
+        ("versions", dict),
+        ("files", dict),
+        ("data", str),
+        ("tokenizer", str | None),
+    ):
         if not isinstance(getattr(manifest, name), kind):
             raise TypeError(f"`{name}` is {getattr(manifest, name)!r}")
-    if not isinstance(manifest.tokenizer, str | None):
-        raise TypeError(f"`tokenizer` is {manifest.tokenizer!r}")
     loss = manifest.validation_loss
     if not (loss is None or (isinstance(loss, float) and math.isfinite(loss))):
         raise TypeError(f"`validation_loss` is {loss!r}")

@@ -19,7 +19,7 @@ from ddl.lab.data.spelling import spelling
 from ddl.lab.load import OURS, load
 from ddl.lab.train.runs import LAST, RunDirectory
 from ddl.models import GPT
-from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer
+from ddl.models.tokenizers import ByteTokenizer, Tokenizer, lost
 from ddl.paths import PathKind, path_kind
 
 from .runs import Run
@@ -94,8 +94,8 @@ def encode(text: str, tokenizer: Tokenizer) -> TokenArray:
     if isinstance(tokenizer, ByteTokenizer):
         tokens = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
     else:
-        if lacking := _without_token(text, tokenizer):
-            named = listed(list(map(repr, lacking)), NAMED)
+        if lacking := lost(text, tokenizer):
+            named = listed(list(map(repr, dict.fromkeys(lacking))), NAMED)
             raise InputError.sentence(f"its tokenizer has no tokens for {named}")
         tokens = np.array(tokenizer.encode(text), dtype=np.int64)
     if len(tokens) < 2:
@@ -103,15 +103,6 @@ def encode(text: str, tokenizer: Tokenizer) -> TokenArray:
             f"the text has {len(tokens)} of its tokens, of which none is predicted"
         )
     return tokens
-
-
-def _without_token(text: str, tokenizer: Tokenizer) -> list[str]:
-    """The characters of a text that the tokenizer cannot encode, in the text's order."""
-    if isinstance(tokenizer, CharTokenizer):
-        known = set(tokenizer.table)
-        return [c for c in dict.fromkeys(text) if c not in known]
-    dropped = tokenizer.dropped(text) if isinstance(tokenizer, FileTokenizer) else ""
-    return list(dict.fromkeys(dropped))
 
 
 def places(count: int, config: GPTConfig) -> list[slice]:

@@ -70,6 +70,10 @@ def path_kind(path: Path) -> PathKind | None:
     return found if isinstance(found, PathKind) else None
 
 
+def is_run(path: Path) -> bool:
+    return path_kind(path) is PathKind.RUN
+
+
 def require_kind(path: Path, *expected: PathKind, argument: str) -> PathKind:
     """Return the kind of model at `path`; raise InputError if it is none of `expected`."""
     found = _recognise(path)

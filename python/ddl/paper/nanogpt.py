@@ -111,7 +111,7 @@ def _state(path: Path, theirs: Mapping[Any, Any]) -> dict[str, Tensor]:
         raise InputError(
             "src", "have the parameters of nanoGPT's GPT", f"{path} with no {EMBEDDING}"
         )
-    if not _equal(state[EMBEDDING], state.get(HEAD)):
+    if HEAD in state and not torch.equal(state[EMBEDDING], state[HEAD]):
         expected = f"{HEAD} equal to {EMBEDDING}, to which nanoGPT ties it"
         raise InputError("src", f"have {expected}", f"{path} with another")
     return state
@@ -232,10 +232,6 @@ def _clean(name: str) -> str:
     for wrapper in (*WRAPPERS, "module."):
         name = name.replace(wrapper, "")
     return name
-
-
-def _equal(a: Tensor, b: Tensor | None) -> bool:
-    return b is None or torch.equal(a, b)
 
 
 # --- tokens ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ddl.lab.load import OURS, load
 from ddl.lab.train.runs import LAST, RunDirectory
 from ddl.models import GPT
 from ddl.models.tokenizers import ByteTokenizer, Tokenizer, lost
-from ddl.paths import PathKind, path_kind
+from ddl.paths import is_run, path_kind
 
 from .runs import Run
 
@@ -144,7 +144,7 @@ def precision(model: GPT, *, mixed: bool) -> Iterator[None]:
 
 def _step(path: Path) -> int | None:
     """The step of a run's last checkpoint; None without checkpoints."""
-    if path_kind(path) is not PathKind.RUN:
+    if not is_run(path):
         return None
     found = RunDirectory(path).find_checkpoint(LAST)
     return None if found is None else int(found.name.rpartition("-")[2])

@@ -34,14 +34,16 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def run(script: str, out: Path, *options: str) -> dict[str, Any]:
-    """Run a benchmark in a process of its own; return its only record."""
-    command = [sys.executable, str(BENCHMARKS / script), "--quick", "--threads", "1"]
-    command += ["--rounds", str(ROUNDS), "--out", str(out), *options]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return the_record(script.removesuffix(".py"), out, done.stdout)
+@pytest.fixture
+def run(load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a benchmark; return its only record."""
+
+    def record_of(name: str, *options: str) -> dict[str, Any]:
+        given = ["--quick", "--threads", "1", "--rounds", str(ROUNDS), "--out", str(tmp_path)]
+        assert load(name).main([*given, *options]) == 0
+        return the_record(name, tmp_path, capsys.readouterr().out)
+
+    return record_of
 
 
 def the_record(name: str, out: Path, stdout: str) -> dict[str, Any]:
@@ -67,7 +69,13 @@ def assert_describes_the_run(record: dict[str, Any]) -> None:
 
 
 def test_train_step_eager_with_peers(tmp_path: Path) -> None:
-    record = run("train_step.py", tmp_path, "--no-compile")
+    """In a process of its own, as it is called."""
+    command = [sys.executable, str(BENCHMARKS / "train_step.py"), "--quick", "--threads", "1"]
+    command += ["--no-compile", "--rounds", str(ROUNDS), "--out", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    record = the_record("train_step", tmp_path, done.stdout)
     assert_describes_the_run(record)
     assert record["step"] == ["zero_grad", "forward", "backward"]
     assert record["copies"]["eager"]["copy_gb_s"] > 0
@@ -176,8 +184,8 @@ def test_a_longer_chain_has_a_lower_floor(load: Any) -> None:
     assert longer - traffic.boundary("ddl-cc", features=2) == 6  # three directions of two bytes
 
 
-def test_ops(tmp_path: Path) -> None:
-    record = run("ops.py", tmp_path, "--sizes", "63", "--channels", "1", "4")
+def test_ops(run: Any) -> None:
+    record = run("ops", "--sizes", "63", "--channels", "1", "4")
     assert_describes_the_run(record)
     results = {(r["op"], r["form"], r["m"], r["rewrites"]): r for r in record["results"]}
     assert len(results) == len(record["results"]) == 2 + 4 + 3 * 4 + 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,11 +10,11 @@ from ddl.lab.config import PUBLISHED
 from ddl.models import Cache
 from tests.benchmarks.test_benchmarks import ROUNDS, assert_describes_the_run, load, run
 
-__all__ = ["load"]
+__all__ = ["load", "run"]
 
 
-def test_decode(tmp_path: Path) -> None:
-    record = run("decode.py", tmp_path, "--batches", "1", "3")
+def test_decode(run: Any) -> None:
+    record = run("decode", "--batches", "1", "3")
     assert_describes_the_run(record)
     results = {(r["residual"], r["interface"], r["batch"]): r for r in record["results"]}
     assert set(results) == {

@@ -18,13 +18,13 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from common import record
+from common.arguments import make_parser, parse
 from ddl.lab import data
 from ddl.lab.bench.tables import Table, progress
 from ddl.lab.config import OptimConfig
@@ -33,11 +33,21 @@ from ddl.optim import learning_rate
 
 Model = nn.Module
 ROUNDING = 1e-4  # of a validation loss in float32
+# pretrain: steps with additions. steps: afterwards, in every way. anneal: anneal_steps, a row each.
+FULL = {
+    "seeds": 3, "pretrain": 1500, "steps": 400, "anneal": [100, 200], "threads": 1,
+    "width": 64, "layers": 4, "heads": 4, "block": 64, "batch": 12, "windows": 256,
+}  # fmt: skip
+QUICK = {
+    "seeds": 1, "pretrain": 4, "steps": 4, "anneal": [2], "threads": 1,
+    "width": 16, "layers": 2, "heads": 2, "block": 16, "batch": 2, "windows": 2,
+}  # fmt: skip
 WIDTHS: dict[str, dict[str, Any]] = {"m 1": {}, "m 4": {"value_channels": 4}}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = parse(arguments)
+    args = parse(make_parser(__doc__), arguments, full=FULL, quick=QUICK)
+    args.lr, args.warmup = 1e-3, min(50, args.pretrain // 2)
     torch.set_num_threads(args.threads)
     where = record.environment()
     corpus = data.load("topics")
@@ -57,8 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for way, options in ways(args).items():
             check(way, options, losses[way][-1][0], losses["additions"][-1][0])
     table = tabulate(losses, norms, args)
-    table.show()
-    print(record.describe(where))
     minutes = (time.perf_counter() - began) / 60
     run = {
         "benchmark": "convert_pretrained",
@@ -67,35 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "norms": norms,
         "losses": losses,
     }
-    if args.out is not None:
-        text = f"{table.markdown()}\n\n{record.describe(where)}\n"
-        record.write("convert_pretrained", where | run, text, args.out)
+    record.publish("convert_pretrained", where, run, table, args.out)
     return 0
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int)
-    parser.add_argument("--pretrain", type=int, help="steps with additions")
-    parser.add_argument("--steps", type=int, help="steps afterwards, in every way")
-    parser.add_argument("--anneal", type=int, nargs="+", help="anneal_steps, a row for each")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes")
-    parser.add_argument("--out", type=Path, help="folder of the record")
-    args = parser.parse_args(arguments)
-    quick = args.quick
-    args.seeds = args.seeds or (1 if quick else 3)
-    args.pretrain = args.pretrain or (4 if quick else 1500)
-    args.steps = args.steps or (4 if quick else 400)
-    args.anneal = args.anneal or ([2] if quick else [100, 200])
-    args.width, args.layers, args.heads = (16, 2, 2) if quick else (64, 4, 4)
-    args.block, args.batch, args.windows = (16, 2, 2) if quick else (64, 12, 256)
-    args.lr, args.warmup = 1e-3, min(50, args.pretrain // 2)
-    if args.out is None and not quick:
-        args.out = record.RESULTS
-    return args
 
 
 def ways(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:

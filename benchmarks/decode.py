@@ -17,13 +17,13 @@ import itertools
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.generation.streamers import BaseStreamer
 
 from common import record
+from common.arguments import make_parser, parse
 from ddl.hf import from_gpt
 from ddl.lab.bench.agreement import check_cache
 from ddl.lab.bench.measure import MismatchError, Timed, interleave, ratio, ratio_interval
@@ -31,6 +31,12 @@ from ddl.lab.bench.tables import Table
 from ddl.lab.config import PUBLISHED
 from ddl.models import GPT, GPTConfig
 
+# prompt, tokens: of each sequence. rounds: generations that are timed.
+FULL = {
+    "batches": [1, 16], "hidden_size": 384, "layers": 6, "prompt": 64, "tokens": 128, "rounds": 21,
+    "threads": 2,
+}  # fmt: skip
+QUICK = FULL | {"hidden_size": 32, "layers": 1, "prompt": 4, "tokens": 8, "rounds": 2}
 # The least tokens/s over the additive model's, by batch: m = 1, channel read, token read.
 GOALS = {1: (0.97, 0.97, 0.95), 16: (0.98, 0.96, 0.95)}
 READS = {"ddl": 0, "ddl-cc": 1, "ddl-cc-noec": 1, "ddl-tc": 2, "ddl-tc-noec": 2}
@@ -38,48 +44,15 @@ INTERFACES = ("ddl", "transformers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = parse(arguments)
+    args = parse(make_parser(__doc__), arguments, full=FULL, quick=QUICK)
     torch.set_num_threads(args.threads)
     where = record.environment()
     models = {residual: build(residual, args) for residual in PUBLISHED}
     results = [result for batch in args.batches for result in measure(models, batch, args)]
-    table = tabulate(results, args)
-    table.show()
-    print(record.describe(where))
-    if args.out is not None:
-        config = {k: v for k, v in vars(args).items() if k not in ("out", "batches", "threads")}
-        run = {"benchmark": "decode", "config": config, "results": results}
-        record.write(
-            "decode", where | run, f"{table.markdown()}\n{record.describe(where)}\n", args.out
-        )
+    config = {k: v for k, v in vars(args).items() if k not in ("out", "batches", "threads")}
+    run = {"benchmark": "decode", "config": config, "results": results}
+    record.publish("decode", where, run, tabulate(results, args), args.out)
     return 1 if any(result["red"] for result in results) else 0
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 16], help="sequences")
-    parser.add_argument("--hidden-size", type=int, help="d (384, quick: 32)")
-    parser.add_argument("--layers", type=int, help="(6, quick: 1)")
-    parser.add_argument("--prompt", type=int, help="tokens of every prompt (64, quick: 4)")
-    parser.add_argument("--tokens", type=int, help="that each sequence gets (128, quick: 8)")
-    parser.add_argument("--rounds", type=int, help="generations that are timed (21, quick: 2)")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="small models, few rounds")
-    parser.add_argument("--out", type=Path, help="folder of the records (benchmarks/results)")
-    args = parser.parse_args(arguments)
-    small = {"hidden_size": 32, "layers": 1, "prompt": 4, "tokens": 8, "rounds": 2}
-    full = {"hidden_size": 384, "layers": 6, "prompt": 64, "tokens": 128, "rounds": 21}
-    for name, value in (small if args.quick else full).items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
-    numbers = (*args.batches, args.layers, args.prompt, args.tokens, args.rounds, args.threads)
-    if min(numbers) <= 0 or args.hidden_size % 32 != 0:
-        parser.error("all numbers must be positive, --hidden-size a multiple of 32")
-    if args.out is None and not args.quick:
-        args.out = record.RESULTS
-    return args
 
 
 def build(residual: str, args: argparse.Namespace) -> GPT:

@@ -4,19 +4,18 @@
     python benchmarks/memory.py --quick    # the same path in small: seconds, recorded nowhere
 
 Every residual has the same backbone. Kept: the distinct storages that autograd saves, parameters
-apart. Peak: the most that torch's allocator held during the step, beyond what was there before it.
-Beside what is kept stands what the formula in `stream_bytes` predicts from the additive model.
-Nothing is timed, so the load of the machine does not matter.
+and tables of positions apart. Peak: the most that torch's allocator held during the step, beyond
+what was there before it. Beside what is kept stands what the formula of scale/activations.py
+predicts for an eager model. Nothing is timed, so the load of the machine does not matter.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +23,24 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from common import record
+from common.arguments import make_parser, parse
 from common.candidates import compiled
 from ddl.lab.bench.agreement import make
 from ddl.lab.bench.tables import Table, progress
-from ddl.lab.config import PUBLISHED, STREAMS, GPTConfig
+from ddl.lab.config import PUBLISHED, GPTConfig, TrainConfig
+from scale.activations import kept
+from scale.parameters import channels
+
+FULL = {
+    "channels": [4, 16],  # m
+    "anchors": [1, 2, 4, 8, 16],  # N
+    "hidden_size": 384,
+    "layers": 6,
+    "time": 256,
+    "batch": 8,
+    "threads": 2,
+}
+QUICK = FULL | {"hidden_size": 64, "layers": 2, "time": 32, "batch": 2}
 
 
 class Kept(NamedTuple):
@@ -38,48 +51,15 @@ class Kept(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = parse(arguments)
+    args = parse(make_parser(__doc__), arguments, full=FULL, quick=QUICK)
     torch.set_num_threads(args.threads)
     where = record.environment()
-    results = [result for mode in args.modes for result in measure_all(args, mode)]
-    table = tabulate(results, args)
-    table.show()
-    print(record.describe(where))
-    if args.out is not None:
-        sizes = {name: getattr(args, name) for name in ("hidden_size", "layers", "time", "batch")}
-        run = where | {"benchmark": "memory", "config": sizes, "results": results}
-        summary = f"{table.markdown()}\n{record.describe(where)}\n"
-        record.write("memory", run, summary, args.out)
+    modes = ["eager"] if args.quick else ["eager", "compiled"]
+    results = [result for mode in modes for result in measure_all(args, mode)]
+    sizes = {name: getattr(args, name) for name in ("hidden_size", "layers", "time", "batch")}
+    run = {"benchmark": "memory", "config": sizes, "results": results}
+    record.publish("memory", where, run, tabulate(results, args), args.out)
     return 0
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--residuals", nargs="+", choices=PUBLISHED, default=list(PUBLISHED))
-    parser.add_argument("--channels", nargs="+", type=int, default=[4, 16], help="m (4 16)")
-    parser.add_argument("--anchors", nargs="+", type=int, default=[1, 2, 4, 8, 16], help="N")
-    parser.add_argument("--modes", nargs="+", choices=["eager", "compiled"])
-    parser.add_argument("--hidden-size", type=int, help="d (384, quick: 64)")
-    parser.add_argument("--layers", type=int, help="blocks (6, quick: 2)")
-    parser.add_argument("--time", type=int, help="tokens per sequence (256, quick: 32)")
-    parser.add_argument("--batch", type=int, help="sequences (8, quick: 2)")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="small models, eager only")
-    parser.add_argument("--out", type=Path, help="folder of the records (benchmarks/results)")
-    args = parser.parse_args(arguments)
-    small = {"hidden_size": 64, "layers": 2, "time": 32, "batch": 2, "modes": ["eager"]}
-    full = {"hidden_size": 384, "layers": 6, "time": 256, "batch": 8}
-    for name, value in (small if args.quick else full | {"modes": ["eager", "compiled"]}).items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
-    numbers = (*args.channels, *args.anchors, args.layers, args.time, args.batch, args.threads)
-    if min(numbers) <= 0 or max(args.anchors) > 32 or args.hidden_size % 32 != 0:
-        parser.error("numbers must be positive, anchors at most 32, --hidden-size a multiple of 32")
-    if args.out is None and not args.quick:
-        args.out = record.RESULTS
-    return args
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -96,9 +76,7 @@ def configurations(args: argparse.Namespace) -> Iterator[GPTConfig]:
         hidden_size=args.hidden_size,
     )
     yield backbone
-    for residual in args.residuals:
-        if residual == "additive":
-            continue
+    for residual in PUBLISHED[1:]:
         for m in [4] if residual == "ddl" else args.channels:
             for anchor_every in args.anchors:
                 yield replace(
@@ -113,49 +91,26 @@ def measure_all(args: argparse.Namespace, mode: str) -> list[dict[str, Any]]:
         m = channels(config)
         progress(f"{mode} {config.residual} m={m} N={config.anchor_every or 1}")
         model = make(config)
-        kept = measure(model if mode == "eager" else compiled(model, "inductor"), batch)
-        additive = results[0] if results else {"saved": kept.saved, "peak": kept.peak}
+        found = measure(model if mode == "eager" else compiled(model, "inductor"), batch)
+        additive = results[0] if results else found._asdict()
         results.append({
             "mode": mode,
             "residual": config.residual,
             "value_channels": m,
             "anchor_every": config.anchor_every or 1,
-            "saved": kept.saved,
-            "peak": kept.peak,
-            "saved_over_additive": kept.saved / additive["saved"],
-            "peak_over_additive": kept.peak / additive["peak"],
-            "formula": additive["saved"] + more_than_additive(config, batch),
+            "saved": found.saved,
+            "peak": found.peak,
+            "saved_over_additive": found.saved / additive["saved"],
+            "peak_over_additive": found.peak / additive["peak"],
+            "formula": predicted(config, batch),
         })  # fmt: skip
     return results
 
 
-def channels(config: GPTConfig) -> int:
-    return config.value_channels if config.residual not in ("additive", "ddl") else 1
-
-
-# --- the formula ----------------------------------------------------------------------------------
-
-
-def more_than_additive(config: GPTConfig, batch: Tensor) -> int:
-    """Return the bytes that a float32 model keeps beyond those of the additive one."""
-    if config.residual == "additive":
-        return 0
-    tokens = batch.numel()
-    d, sublayers = config.hidden_size, 2 * config.num_layers
-    # Eager, the additive model keeps the stream before each norm, 1/rms, and the norm before γ.
-    additive = (sublayers + 1) * (2 * d + 1)
-    return 4 * tokens * (stream_numbers(config) - additive)
-
-
-def stream_numbers(config: GPTConfig) -> int:
-    """Return the numbers per token that a delta stream keeps, besides what its sublayers keep."""
-    d, m, sublayers = config.hidden_size, channels(config), 2 * config.num_layers
-    compress, expand = STREAMS[config.residual]
-    states = math.ceil(sublayers / (config.anchor_every or 1)) * d * m
-    # Of each rewrite: k, v, β, r and p. Of each read: 1/rms, and x if it looks back in time.
-    rewrites = sublayers * (d + m + 1 + 1 + m)
-    reads = (sublayers + 1) * (1 + d * (compress == "token"))
-    return states + rewrites + reads + d * (expand == "conv")  # the embedding
+def predicted(config: GPTConfig, batch: Tensor) -> int:
+    """Return the bytes that an eager float32 model keeps, by formula."""
+    run = TrainConfig(model=config, batch_size=len(batch), precision="float32")
+    return kept(run, gpu=False).all
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -178,17 +133,18 @@ def step(model: nn.Module, batch: Tensor) -> None:
 
 def saved_bytes(model: nn.Module, batch: Tensor) -> int:
     """Return the bytes of the distinct storages that a forward saves for its backward."""
-    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, Tensor] = {}  # alive, so that no address is used twice
+    own = itertools.chain(model.parameters(), model.buffers())
+    known = {tensor.untyped_storage().data_ptr() for tensor in own}
+    alive: dict[int, Tensor] = {}  # so that no address is used twice
 
     def pack(tensor: Tensor) -> Tensor:
-        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        alive.setdefault(tensor.untyped_storage().data_ptr(), tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = model(batch, labels=batch).loss
     loss.backward()
-    return sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in known)
+    return sum(t.untyped_storage().nbytes() for at, t in alive.items() if at not in known)
 
 
 def peak_bytes(run: profile) -> int:
@@ -205,7 +161,7 @@ def tabulate(results: list[dict[str, Any]], args: argparse.Namespace) -> Table:
     table = Table(
         f"Memory of a training step, float32, d {args.hidden_size}, {args.layers} layers, "
         f"T {args.time}, B {args.batch}",
-        [
+        (
             "mode",
             "residual",
             "m",
@@ -215,7 +171,7 @@ def tabulate(results: list[dict[str, Any]], args: argparse.Namespace) -> Table:
             "formula",
             "peak MB",
             "× additive ",
-        ],
+        ),
         labels=2,
     )
     for result in results:
@@ -230,7 +186,7 @@ def tabulate(results: list[dict[str, Any]], args: argparse.Namespace) -> Table:
             f"{result['peak'] / 1e6:.1f}",
             f"{result['peak_over_additive']:.3f}",
         )
-    table.notes.append("formula: kept, over what `more_than_additive` predicts for an eager model.")
+    table.notes.append("formula: kept, over what scale/activations.py predicts for an eager model.")
     return table
 
 

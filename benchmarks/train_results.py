@@ -26,6 +26,7 @@ PAPER = {  # the paper's published code, measured on two cores
     "eager": {"ddl": 0.91, "ddl-cc": 0.48, "ddl-tc": 0.48},
     "compiled": {"ddl": 0.97, "ddl-cc": 0.58, "ddl-tc": 0.54},
 }
+STEP = ["zero_grad", "forward", "backward"]
 COLUMNS = (
     "mode", "residual", "form",
     "ms", "quartiles", "ratio", "95 %", "goal", "floor", "paper", "vs plain",
@@ -96,7 +97,7 @@ def tabulate(
     candidates: list[Candidate], copied: dict[str, Any], args: argparse.Namespace
 ) -> Table:
     table = Table(
-        f"Training step, {' + '.join(parts(args))}: d {args.hidden_size}, {args.layers} layers, "
+        f"Training step, {' + '.join(STEP)}: d {args.hidden_size}, {args.layers} layers, "
         f"{args.heads} heads, T {args.time}, B {args.batch}, {kind(args)}, {args.threads} threads",
         COLUMNS,
         labels=3,
@@ -118,8 +119,7 @@ def tabulate(
         "paper: its published code; vs plain: ratio(fused) / ratio(plain), each to the additive "
         "model of the same rounds.",
         *(
-            f"{mode}: copy {c['copy_gb_s']:.1f} GB/s, clone {c['clone_gb_s']:.1f} GB/s, "
-            "bytes read and written"
+            f"{mode}: copy {c['copy_gb_s']:.1f} GB/s, bytes read and written"
             for mode, c in copied.items()
         ),
         *compile_note(candidates),
@@ -160,11 +160,6 @@ def kind(args: argparse.Namespace) -> str:
     return f"{precision}{states}, anchor_every {args.anchor_every}"
 
 
-def parts(args: argparse.Namespace) -> list[str]:
-    """The stages of a timed step."""
-    return ["zero_grad", "forward", "backward"] + ["AdamW (fused)"] * args.adamw
-
-
 def to_record(
     candidates: list[Candidate], copied: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, Any]:
@@ -174,7 +169,7 @@ def to_record(
     return {
         "benchmark": "train_step",
         "config": config | {"dtype": "float32", "autocast": args.precision == "autocast"},
-        "step": parts(args),
+        "step": STEP,
         "copies": copied,
         "peak_gib": round(machine.peak_bytes() / 2**30, 1),
         "results": [summarise(c, candidates, copied, args) for c in candidates],

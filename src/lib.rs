@@ -3,12 +3,10 @@
 //! There are three interfaces. [`slices`] has the operators on plain slices and needs no feature. With the feature
 //! `tch`, the module `tch` has them on the tensors of the crate tch, on CPUs and GPUs. The default feature, `python`,
 //! builds the extension module of the Python package. [`records`] has what an operator takes and returns, for all three.
-//! [`spectra`] has the diagnostics.
 //!
 //! Each module may use those before it: [`error`], `environment`, `library`, [`records`], `tensor` (a view of somebody's memory and
 //! the one SAFETY contract), `problem` (each operator's inputs and outputs, checked once), `cpu` and `cuda` (which
-//! never import each other), [`spectra`] (diagnostics of arrays, without torch), [`slices`], `torch` (the operators as
-//! its dispatcher calls them), and `python` and `tch`.
+//! never import each other), [`slices`], `torch` (the operators as its dispatcher calls them), and `python` and `tch`.
 
 mod cpu;
 #[cfg(feature = "torch")]
@@ -22,7 +20,6 @@ mod problem;
 mod python;
 pub mod records;
 pub mod slices;
-pub mod spectra;
 #[cfg(feature = "tch")]
 pub mod tch;
 mod tensor;

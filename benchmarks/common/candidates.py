@@ -26,8 +26,8 @@ class Candidate:
     mode: str  # "eager" or "compiled"
     model: nn.Module
     oracle: nn.Module  # the same parameters in plain PyTorch, eager
-    optimizer: torch.optim.Optimizer | None
     hidden_size: int
+    optimizer: torch.optim.Optimizer | None = None
     group: str = "fused"  # the form that is timed in the same rounds; additive runs in both
     autocast: bool = False  # timed in bfloat16 over float32 parameters
     error: float | None = None  # the largest in the check against the oracle
@@ -60,7 +60,6 @@ def build(args: argparse.Namespace, mode: str) -> list[Candidate]:
         model = make(configured(backbone, residual, args))
         oracle = model if residual == "additive" else plain.peer(model)
         forms = {"plain": oracle} if residual == "additive" else {"fused": model, "plain": oracle}
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True) if args.adamw else None
         for form, module in forms.items():
             if form == "plain" and residual != "additive" and not args.peer:
                 continue
@@ -73,7 +72,6 @@ def build(args: argparse.Namespace, mode: str) -> list[Candidate]:
                     mode=mode,
                     model=timed,
                     oracle=oracle,
-                    optimizer=optimizer,
                     hidden_size=args.hidden_size,
                     group=group,
                     autocast=autocast,
@@ -103,8 +101,6 @@ def step(candidate: Candidate, batch: Tensor) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=candidate.autocast):
         loss = candidate.model(batch, labels=batch).loss
     loss.backward()
-    if candidate.optimizer is not None:
-        candidate.optimizer.step()
 
 
 def check_all(candidates: list[Candidate], batch: Tensor) -> None:

@@ -1,39 +1,10 @@
-"""The floor of a time: copies to measure the bandwidth, and a step that moved its bytes with it."""
+"""The floor of a time: a step whose boundaries only moved their bytes, at the speed of a copy."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ddl.lab.bench.measure import Timed
 from ddl.lab.bench.traffic import boundary
-
-
-def copies(like: Tensor) -> dict[str, Timed]:
-    """Two copies of a tensor to time beside an operator. Each moves twice the tensor's bytes.
-
-    "copy": `copy_` between allocated tensors, which measures the bandwidth. "clone": into a new
-    tensor, which pays for fresh pages as every newly allocated output of an operator does.
-    """
-    source = like.detach().clone()
-    target = torch.empty_like(source)
-
-    def copy() -> tuple[float, ...]:
-        started = time.perf_counter()
-        target.copy_(source)
-        return (time.perf_counter() - started,)
-
-    def clone() -> tuple[float, ...]:
-        started = time.perf_counter()
-        made = source.clone()
-        elapsed = time.perf_counter() - started
-        del made  # only after the clock stopped
-        return (elapsed,)
-
-    return {"copy": copy, "clone": clone}
 
 
 def floor(

@@ -11,8 +11,9 @@ from typing import Any
 
 from ddl.lab.bench import jsonl, record
 from ddl.lab.bench.record import describe
+from ddl.lab.bench.tables import Table
 
-__all__ = ["RESULTS", "describe", "environment", "write"]
+__all__ = ["RESULTS", "ROOT", "describe", "environment", "publish"]
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -23,7 +24,13 @@ def environment() -> dict[str, Any]:
     return record.environment(ROOT)
 
 
-def write(name: str, record: dict[str, Any], summary: str, folder: Path) -> None:
-    """Append `record` to NAME.jsonl and replace NAME.md by `summary`, under `folder`."""
-    jsonl.append(folder / f"{name}.jsonl", record)
-    (folder / f"{name}.md").write_text(summary, encoding="utf-8")
+def publish(
+    name: str, where: dict[str, Any], run: dict[str, Any], table: Table, out: Path | None
+) -> None:
+    """Print the table; with `out` append the run to NAME.jsonl and replace NAME.md there."""
+    table.show()
+    print(describe(where))
+    if out is not None:
+        jsonl.append(out / f"{name}.jsonl", where | run)
+        summary = f"{table.markdown()}\n{describe(where)}\n"
+        (out / f"{name}.md").write_text(summary, encoding="utf-8")

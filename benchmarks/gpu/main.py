@@ -26,7 +26,7 @@ from ddl.lab.bench import jsonl
 from ddl.lab.bench.tables import progress
 from gpu import report
 from gpu.calls import parts
-from gpu.log import Budget, Log, Part, faults
+from gpu.log import Budget, Log, faults
 from gpu.work import Workers
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -62,12 +62,8 @@ def run(args: argparse.Namespace, log: Log, workers: Workers) -> None:
         if part.name in NEEDS_GPU and args.device != "cuda":
             log.write(part.name, what="all", skipped="needs a GPU")
             continue
-        budget.run(log, shortened(part, args.pieces))
+        budget.run(log, replace(part, pieces=list(islice(part.pieces, args.pieces))))
         print(f"{part.name}: done after {budget.spent:.0f} s", flush=True)
-
-
-def shortened(part: Part, pieces: int | None) -> Part:
-    return replace(part, pieces=list(islice(part.pieces, pieces)))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -74,7 +74,6 @@ def checked_candidates(
                     setting.mode,
                     model,
                     oracle=model if additive else plain.peer(model),
-                    optimizer=None,
                     hidden_size=setting.config.hidden_size,
                 )
             )

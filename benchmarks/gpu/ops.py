@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,9 +10,8 @@ import torch
 from ddl import functional
 from ddl.lab.bench import plain_ops
 from ddl.lab.bench.clock import Clock
-from ddl.lab.bench.measure import MismatchError, gb_per_second, interleave
-from ddl.lab.bench.ops import PLAIN_TOLERANCES, argument_sets, plain_styles, stages
-from ddl.lab.bench.problems import TOLERANCES, Case, Operator, Problem, build, check
+from ddl.lab.bench.ops import plain_styles, time_forms
+from ddl.lab.bench.problems import Case, Operator
 from gpu.log import Line
 
 # By the name of the state's dtype: the dtypes of the state (and parameters) and of k and h. A
@@ -52,46 +49,19 @@ def operator(case: Case, form: str, backend: str) -> Operator:
 def interleave_forms(
     case: Case, forms: Sequence[str], clock: Clock, rounds: int, backend: str
 ) -> list[Line]:
-    """Check every form at the size to be timed, then time those that passed, interleaved."""
-    clock.release()
-    problems = [build(case, clock.device, seed) for seed in range(argument_sets(case, clock))]
-    lines: dict[str, Line] = {}
-    steps = {}
-    for form in forms:
-        op = operator(case, form, backend)
-        lines[form] = line = {"what": f"{full_name(case)} {form}", **case.sizes()}
-        line |= {"state": storage(case), "candidate": form, "gate": {"red": None}}
-        tolerances = TOLERANCES if form == "fused" else PLAIN_TOLERANCES
-        started = time.perf_counter()
-        try:
-            line["gate"]["worst"] = check(case, problems[0], op, tolerances)
-        except MismatchError as difference:
-            line["gate"]["red"] = str(difference)
-        else:
-            steps[form] = clock.timed(*stages(problems, op))
-        line["check_s"] = round(time.perf_counter() - started, 3)  # compilation included
-    seconds = interleave(steps, rounds, what=full_name(case)) if steps else {}
-    for form, taken in seconds.items():
-        lines[form] |= rates(problems, taken, clock)
+    """A line for each form, with its times if it agreed with the reference."""
+    made = {form: operator(case, form, backend) for form in forms}
+    timed = time_forms(case, made, clock, rounds)
     if any(form.startswith("compiled") for form in forms):
         torch._dynamo.reset()  # the next case cannot reuse it
-    return list(lines.values())
-
-
-def rates(problems: list[Problem], taken: list[tuple[float, ...]], clock: Clock) -> Line:
-    """Microseconds, GB/s and share of the copy's rate, from medians over the rounds."""
-    copy, *halves = zip(*taken, strict=True)
-    copy_rate = gb_per_second(clock.copied_bytes, copy)
-    line: Line = {"copy_gb_s": copy_rate, "copies": len(problems)}
-    moved = (problems[0].forward_bytes, problems[0].backward_bytes)
-    for name, num_bytes, half in zip(("forward", "backward"), moved, halves, strict=True):
-        seconds = [elapsed / len(problems) for elapsed in half]
-        rate = gb_per_second(num_bytes, seconds)
-        line[name] = {
-            "bytes": num_bytes,
-            "us": 1e6 * statistics.median(seconds),
-            "gb_s": rate,
-            "of_copy": rate / copy_rate,
-            "all_us": [round(1e6 * elapsed, 2) for elapsed in seconds],
+    return [
+        {
+            "what": f"{full_name(case)} {name}",
+            **case.sizes(),
+            "state": storage(case),
+            "candidate": name,
+            "check_s": round(form.check_seconds, 3),
+            **form.to_json(),
         }
-    return line
+        for name, form in timed.items()
+    ]

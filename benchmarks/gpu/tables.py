@@ -10,6 +10,7 @@ from gpu.log import Line, measured
 
 OF_COPY = 0.85
 OVERHEAD_US = 20.0
+HALVES = ("forward", "backward")
 
 
 def all_of(lines: list[Line]) -> list[Table]:
@@ -44,12 +45,18 @@ def plans(lines: list[Line]) -> Table:
         if "forward" not in line:
             table.add(*cells, "RED", "", "")
             continue
-        share = line[line["aim"]]["of_copy"]
+        found = shares(line)
+        share = found[HALVES.index(line["aim"])]
         if "plan" not in line:
             own[key] = share
-        halves = [f"{100 * line[half]['of_copy']:.0f}" for half in ("forward", "backward")]
+        halves = [f"{100 * half:.0f}" for half in found]
         table.add(*cells, *halves, f"{share / own[key]:.2f}" if key in own else "")
     return table
+
+
+def shares(line: Line) -> list[float]:
+    """The rates of forward and backward over the copy's; none of a form that was not timed."""
+    return [line[half]["gb_s"] / line["copy"]["gb_s"] for half in HALVES if half in line]
 
 
 def kernels(lines: list[Line]) -> Table:
@@ -70,27 +77,27 @@ def operators(lines: list[Line]) -> Table:
         ("operator", "form", "m", "state", *map(str, sizes), "× eager", "× compiled"),
         labels=2,
     )
-    shares = []
+    every = []
     rows: dict[tuple[Any, ...], dict[int, Line]] = {}
     for line in fused:
         rows.setdefault(tuple(line[name] for name in ROW), {}).setdefault(line["d"], line)
     for key, by_size in rows.items():
         cells = []
         for line in (by_size.get(d, {}) for d in sizes):
-            halves = [line[half]["of_copy"] for half in ("forward", "backward") if half in line]
-            shares += halves
+            halves = shares(line)
+            every += halves
             red = "RED" if line.get("gate", {}).get("red") else ""
             cells.append(" / ".join(f"{100 * share:.0f}" for share in halves) or red)
         faster = (speed_up(key, lines, part) for part in ("plain", "plain-compiled"))
         table.add(key[0], key[1], *map(str, key[2:]), *cells, *faster)
-    if shares:
-        reached = sum(share >= OF_COPY for share in shares)
+    if every:
+        reached = sum(share >= OF_COPY for share in every)
         table.notes.append(
-            f"Goal {OF_COPY:.0%} of copy: {reached} of {len(shares)} reach it; lowest "
-            f"{min(shares):.0%}, median {statistics.median(shares):.0%}. × eager, × compiled: how "
+            f"Goal {OF_COPY:.0%} of copy: {reached} of {len(every)} reach it; lowest "
+            f"{min(every):.0%}, median {statistics.median(every):.0%}. × eager, × compiled: how "
             "many times faster than plain PyTorch, forward and backward together, median over d."
         )
-    rates = [line["copy_gb_s"] for line in fused if "copy_gb_s" in line]
+    rates = [line["copy"]["gb_s"] for line in fused if "copy" in line]
     if rates:
         table.notes.append(f"Copy: {min(rates):.0f} to {max(rates):.0f} GB/s, read and written.")
     return table
@@ -113,7 +120,7 @@ def speed_up(row: tuple[Any, ...], lines: list[Line], part: str) -> str:
 
 
 def whole(line: Line) -> float:
-    return line["forward"]["us"] + line["backward"]["us"]
+    return line["forward"]["median"] + line["backward"]["median"]
 
 
 def launches(lines: list[Line]) -> Table:

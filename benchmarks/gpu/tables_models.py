@@ -14,12 +14,9 @@ RATIOS = {
 MEMORY = 1.02
 
 
-def ratio_goals(device: str) -> dict[str, float]:
-    return next(goals for name, goals in RATIOS.items() if name in device)
-
-
 def goal_of(line: Line) -> float | None:
-    return ratio_goals(line.get("device", "")).get(line["residual"].removesuffix("-noec"))
+    goals = next(goals for name, goals in RATIOS.items() if name in line.get("device", ""))
+    return goals.get(line["residual"].removesuffix("-noec"))
 
 
 def all_of(lines: list[Line]) -> list[Table]:

@@ -11,9 +11,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from ddl import functional
 from ddl.lab.bench.clock import Clock
+from ddl.lab.bench.ops import stages
 from ddl.lab.bench.problems import Case, build
 from gpu.log import Line
-from gpu.ops import full_name, stages
+from gpu.ops import full_name
 
 
 def trace(case: Case, clock: Clock, calls: int) -> list[Line]:

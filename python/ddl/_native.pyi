@@ -1,11 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
-
-_Input: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float64]
-_Output: TypeAlias = npt.NDArray[np.float64]
+from typing import Any
 
 __version__: str
 LEAST_EPS_K: float
@@ -23,27 +17,6 @@ class Warmup:
     def __init__(self, architecture: str | None, index: int) -> None: ...
     def add(self, operator: str, arguments: list[object]) -> None: ...
     def compile(self) -> list[dict[str, Any]]: ...
-
-# The figures of ddl.lab.analysis.spectra, over arrays (N, rows, columns); `output` is filled.
-def regimes() -> list[tuple[str, float, float]]: ...
-def eigenvalues(gates: _Input, norms: _Input, output: _Output, threads: int) -> None: ...
-def determinants(eigenvalues: _Input, output: _Output, threads: int) -> None: ...
-def regime_shares(eigenvalues: _Input, threads: int) -> list[float]: ...
-def coherence(directions: _Input, output: _Output, threads: int) -> None: ...
-def coherence_matrix(directions: _Input, output: _Output, threads: int) -> None: ...
-def effective_rank(states: _Input, output: _Output, threads: int) -> None: ...
-def product_singular_values(
-    directions: _Input, gates: _Input, output: _Output, threads: int
-) -> None: ...
-def write_survival(
-    directions: _Input,
-    gates: _Input,
-    values: _Input,
-    embedding: _Input,
-    output: _Output,
-    mean: bool,
-    threads: int,
-) -> None: ...
 
 # Where built with the feature `emulator`, for the tests.
 def emulate(

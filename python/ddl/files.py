@@ -238,9 +238,14 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a path is a directory, and no link to one, which may lie elsewhere."""
+    return path.is_dir() and not path.is_symlink()
+
+
 def remove(path: Path) -> None:
     """Remove a file or a directory with all that is in it, if it exists."""
-    if path.is_dir() and not path.is_symlink():
+    if is_folder(path):
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

@@ -71,6 +71,10 @@ def path_kind(path: Path) -> PathKind | None:
     return found if isinstance(found, PathKind) else None
 
 
+def is_run(path: Path) -> bool:
+    return path_kind(path) is PathKind.RUN
+
+
 def require_kind(
     path: Path, *expected: PathKind, argument: str, checkpoint: str = PathKind.CHECKPOINT.value
 ) -> PathKind:

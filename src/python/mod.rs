@@ -1,10 +1,8 @@
-//! The module `ddl._native`: registration of the operators, the warm-up of a GPU, diagnostics of numpy arrays, and the
-//! tests' emulator.
+//! The module `ddl._native`: registration of the operators, the warm-up of a GPU, and the tests' emulator.
 
 #[cfg(feature = "emulator")]
 mod emulator;
 mod registration;
-mod spectra;
 mod warmup;
 
 use pyo3::prelude::*;
@@ -27,15 +25,6 @@ pub fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(warmup::search_nvrtc_in, module)?)?;
     module.add_function(wrap_pyfunction!(warmup::why_unavailable, module)?)?;
     module.add_class::<warmup::Warmup>()?;
-    module.add_function(wrap_pyfunction!(spectra::regimes, module)?)?;
-    module.add_function(wrap_pyfunction!(spectra::eigenvalues, module)?)?;
-    module.add_function(wrap_pyfunction!(spectra::determinants, module)?)?;
-    module.add_function(wrap_pyfunction!(spectra::regime_shares, module)?)?;
-    module.add_function(wrap_pyfunction!(spectra::coherence, module)?)?;
-    module.add_function(wrap_pyfunction!(spectra::coherence_matrix, module)?)?;
-    module.add_function(wrap_pyfunction!(spectra::effective_rank, module)?)?;
-    module.add_function(wrap_pyfunction!(spectra::product_singular_values, module)?)?;
-    module.add_function(wrap_pyfunction!(spectra::write_survival, module)?)?;
     #[cfg(feature = "emulator")]
     {
         module.add_function(wrap_pyfunction!(emulator::emulate, module)?)?;

@@ -34,14 +34,16 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def run(script: str, out: Path, *options: str) -> dict[str, Any]:
-    """Run a benchmark in a process of its own; return its only record."""
-    command = [sys.executable, str(BENCHMARKS / script), "--quick", "--threads", "1"]
-    command += ["--rounds", str(ROUNDS), "--out", str(out), *options]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return the_record(script.removesuffix(".py"), out, done.stdout)
+@pytest.fixture
+def run(load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a benchmark; return its only record."""
+
+    def record_of(name: str, *options: str) -> dict[str, Any]:
+        given = ["--quick", "--threads", "1", "--rounds", str(ROUNDS), "--out", str(tmp_path)]
+        assert load(name).main([*given, *options]) == 0
+        return the_record(name, tmp_path, capsys.readouterr().out)
+
+    return record_of
 
 
 def the_record(name: str, out: Path, stdout: str) -> dict[str, Any]:
@@ -67,7 +69,13 @@ def assert_describes_the_run(record: dict[str, Any]) -> None:
 
 
 def test_train_step_eager_with_peers(tmp_path: Path) -> None:
-    record = run("train_step.py", tmp_path, "--no-compile")
+    """In a process of its own, as it is called."""
+    command = [sys.executable, str(BENCHMARKS / "train_step.py"), "--quick", "--threads", "1"]
+    command += ["--no-compile", "--rounds", str(ROUNDS), "--out", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    record = the_record("train_step", tmp_path, done.stdout)
     assert_describes_the_run(record)
     assert record["step"] == ["zero_grad", "forward", "backward"]
     assert record["copies"]["eager"]["copy_gb_s"] > 0
@@ -96,17 +104,14 @@ def test_train_step_eager_with_peers(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_train_step_compiled_with_adamw(
-    load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_step_compiled(load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--quick", "--threads", "1", "--rounds", str(ROUNDS), "--out", str(tmp_path)]
-    options += ["--no-eager", "--adamw", "--variants", "ddl-tc", "--layers", "1"]
+    options += ["--no-eager", "--variants", "ddl-tc", "--layers", "1"]
     try:
         assert load("train_step").main([*options, "--backend", "eager"]) == 0
     finally:
         torch._dynamo.reset()
-    record = the_record("train_step-adamw", tmp_path, capsys.readouterr().out)
-    assert record["step"][-1] == "AdamW (fused)"
+    record = the_record("train_step-L1", tmp_path, capsys.readouterr().out)
     forms = [(r["residual"], r["form"], r["mode"]) for r in record["results"]]
     assert forms == [
         ("additive", "plain", "compiled"),
@@ -122,7 +127,7 @@ def test_train_step_compiled_with_adamw(
     assert 0 < record["peak_gib"] < record["machine"]["memory_gib"]
     (note,) = [
         line
-        for line in (tmp_path / "train_step-adamw.md").read_text().splitlines()
+        for line in (tmp_path / "train_step-L1.md").read_text().splitlines()
         if line.startswith("seconds of the first compiled step")
     ]
     assert all(f"{residual} {form} " in note for residual, form, _ in forms)
@@ -179,8 +184,8 @@ def test_a_longer_chain_has_a_lower_floor(load: Any) -> None:
     assert longer - traffic.boundary("ddl-cc", features=2) == 6  # three directions of two bytes
 
 
-def test_ops(tmp_path: Path) -> None:
-    record = run("ops.py", tmp_path, "--sizes", "63", "--channels", "1", "4")
+def test_ops(run: Any) -> None:
+    record = run("ops", "--sizes", "63", "--channels", "1", "4")
     assert_describes_the_run(record)
     results = {(r["op"], r["form"], r["m"], r["rewrites"]): r for r in record["results"]}
     assert len(results) == len(record["results"]) == 2 + 4 + 3 * 4 + 3
@@ -188,8 +193,8 @@ def test_ops(tmp_path: Path) -> None:
         assert result["gate"]["red"] is None
         state = 4 * result["batch"] * result["time"] * result["d"] * result["m"]
         assert result["state_bytes"] == state
-        assert result["copy"]["bytes"] == result["clone"]["bytes"] == 2 * state
-        for name in ("forward", "backward", "copy", "clone"):
+        assert result["copy"]["bytes"] == 2 * state
+        for name in ("forward", "backward", "copy"):
             part = result[name]
             assert len(part["seconds"]) == ROUNDS
             assert part["gb_s"] == pytest.approx(part["bytes"] / part["median"] / 1e9)
@@ -384,6 +389,7 @@ def test_tables_read_well_without_rich(load: Any) -> None:
 
 def test_the_second_step_of_a_turn_is_timed(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     train_step, candidates = load("train_step"), load("common.candidates")
+    timing = load("ddl.lab.bench.clock").time
     clock, steps = [0.0], iter(range(100))
 
     def step(*_: Any) -> None:
@@ -394,8 +400,8 @@ def test_the_second_step_of_a_turn_is_timed(load: Any, monkeypatch: pytest.Monke
         return clock[0]
 
     monkeypatch.setattr(train_step, "step", step)
-    monkeypatch.setattr(train_step.time, "perf_counter", read_clock)
+    monkeypatch.setattr(timing, "perf_counter", read_clock)
     model = torch.nn.Linear(1, 1)
-    one = candidates.Candidate("additive", "plain", "eager", model, model, None, hidden_size=4)
-    train_step.interleave_group([one], torch.zeros(1, 2, dtype=torch.long), rounds=3, mode="eager")
+    one = candidates.Candidate("additive", "plain", "eager", model, model, hidden_size=4)
+    train_step.time_group([one], torch.zeros(1, 2, dtype=torch.long), rounds=3, mode="eager")
     assert one.seconds == [1.25] * 3

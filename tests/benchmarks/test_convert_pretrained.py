@@ -41,7 +41,7 @@ def test_every_way_is_recorded(script: Any, tmp_path: Path) -> None:
 
 
 def test_quick_is_recorded_nowhere(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script.record, "write", pytest.fail)
+    monkeypatch.setattr(script.record.jsonl, "append", pytest.fail)
     assert script.main(["--quick"]) == 0
 
 

@@ -1,8 +1,8 @@
-"""benchmarks/decode.py and layer_norm.py run at a tiny size and never time wrong results."""
+"""benchmarks/decode.py runs at a tiny size and never times wrong results."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,11 +10,11 @@ from ddl.lab.config import PUBLISHED
 from ddl.models import Cache
 from tests.benchmarks.test_benchmarks import ROUNDS, assert_describes_the_run, load, run
 
-__all__ = ["load"]
+__all__ = ["load", "run"]
 
 
-def test_decode(tmp_path: Path) -> None:
-    record = run("decode.py", tmp_path, "--batches", "1", "3")
+def test_decode(run: Any) -> None:
+    record = run("decode", "--batches", "1", "3")
     assert_describes_the_run(record)
     results = {(r["residual"], r["interface"], r["batch"]): r for r in record["results"]}
     assert set(results) == {
@@ -33,16 +33,6 @@ def test_decode(tmp_path: Path) -> None:
         assert result["ratio"] == pytest.approx(base[ROUNDS // 2] / decode[ROUNDS // 2])
         own = sorted(results[residual, "ddl", batch]["decode_seconds"])
         assert result["of_own"] == pytest.approx(own[ROUNDS // 2] / decode[ROUNDS // 2])
-
-
-def test_layer_norm(load, monkeypatch, capsys) -> None:
-    layer_norm = load("layer_norm")
-    monkeypatch.setattr(layer_norm.torch, "set_num_threads", lambda threads: None)
-    assert layer_norm.main(["--quick", "--rounds", "2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines if "|" in line]
-    assert [name for name, _ in rows[2:]] == ["fused RMS read", "LayerNorm outside", "additive"]
-    assert all(float(ms) > 0 for _, ms in rows[2:])
 
 
 def test_a_wrong_cache_is_not_timed(load, monkeypatch, capsys) -> None:

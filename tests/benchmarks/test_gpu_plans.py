@@ -78,8 +78,9 @@ def test_every_plan_to_compare_is_right(load: Any, index: int) -> None:
 
 def test_a_plan_stands_beside_the_planners_own(load: Any) -> None:
     problem = {"part": "plans", "op": "expand", "form": "conv", "d": 8, "m": 4, "aim": "backward"}
-    own = problem | {"forward": {"of_copy": 0.8}, "backward": {"of_copy": 0.4}}
-    better = own | {"plan": "CHUNK=8", "backward": {"of_copy": 0.6}}
+    problem["copy"] = {"gb_s": 100.0}
+    own = problem | {"forward": {"gb_s": 80.0}, "backward": {"gb_s": 40.0}}
+    better = own | {"plan": "CHUNK=8", "backward": {"gb_s": 60.0}}
     red = problem | {"plan": "CHUNK=9", "gate": {"red": "wrong"}}
     rows = load("gpu.tables").plans([own, better, red]).rows
     assert [row[4:] for row in rows] == [

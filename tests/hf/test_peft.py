@@ -189,7 +189,9 @@ def test_rewrites_of_an_adapted_model_are_recorded() -> None:
         merged(IDX)
     assert len(seen.sublayers) == len(expected.sublayers) == 4
     # Weights into which an adapter is merged are rounded to float32.
-    torch.testing.assert_close(seen.statistics("beta"), expected.statistics("beta"), rtol=1.3e-6, atol=1e-5)
+    torch.testing.assert_close(
+        seen.statistics("beta"), expected.statistics("beta"), rtol=1.3e-6, atol=1e-5
+    )
 
 
 ONLY_TOKENS = (

@@ -11,10 +11,11 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from ddl.hf import remote
 from ddl.models.gpt import EMBEDDING_STD
+from ddl.models.tokens import check_vocabulary
 
 from .causal import CausalName
 
-__all__ = ["OurModel", "check_labels", "check_unset"]
+__all__ = ["OurModel", "check_given", "check_labels", "check_unset"]
 
 
 class OurModel(CausalName, PreTrainedModel, GenerationMixin):
@@ -58,6 +59,23 @@ class OurModel(CausalName, PreTrainedModel, GenerationMixin):
         super().save_pretrained(save_directory, *args, **kwargs)
         if getattr(self.config, "auto_map", None) == remote.auto_map(self):
             remote.write(Path(save_directory))
+
+
+def check_given(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """Return `input_ids` or `inputs_embeds`; raise ValueError unless one is given and fits."""
+    given = input_ids if inputs_embeds is None else inputs_embeds
+    if given is None or (input_ids is not None and inputs_embeds is not None):
+        got = "neither" if given is None else "both"
+        raise ValueError(f"`input_ids` or `inputs_embeds` must be given, got {got}")
+    ndim = 2 if inputs_embeds is None else 3
+    most, axes = config.block_size, ", hidden_size" if ndim == 3 else ""
+    if given.ndim != ndim or not 1 <= given.shape[1] <= most:
+        name = "input_ids" if inputs_embeds is None else "inputs_embeds"
+        expected = f"shape (batch, 1 to max_position_embeddings = {most}{axes})"
+        raise ValueError(f"`{name}` must have {expected}, got {tuple(given.shape)}")
+    if input_ids is not None:
+        check_vocabulary("input_ids", input_ids, config.vocab_size)
+    return given
 
 
 def check_labels(labels: Tensor | None, given: Tensor, logits_to_keep: int | Tensor) -> None:

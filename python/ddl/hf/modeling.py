@@ -17,12 +17,11 @@ from transformers.utils.generic import can_return_tuple
 
 from ddl.models import GPT
 from ddl.models.sublayers import Attention, Rotary, SwiGLU
-from ddl.models.tokens import check_vocabulary
 from ddl.models.trunk import hidden_states, read_out
 from ddl.nn.adapters import check_shared
 from ddl.ops.checks import check_mask
 
-from .base import OurModel, check_labels, check_unset
+from .base import OurModel, check_given, check_labels, check_unset
 from .cache import DDLCache
 from .configuration import DDLConfig
 from .packing import check_known, mask_of_numbers, starts_of, unscored
@@ -137,7 +136,7 @@ class DDLForCausalLM(OurModel):
         Returns logits (B, T, vocab_size) and, with `labels`, the scalar loss in nats.
         Raises ValueError if an argument does not fit, TypeError for an unknown one.
         """
-        given = self._check_given(input_ids, inputs_embeds)
+        given = check_given(self.config, input_ids, inputs_embeds)
         check_labels(labels, given, logits_to_keep)
         check_unset(output_attentions or self.config.output_attentions)
         check_known(kwargs)
@@ -193,22 +192,6 @@ class DDLForCausalLM(OurModel):
         """
         logits: Tensor = self.lm_head(read_out(self.trunk, state))
         return logits
-
-    def _check_given(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """Return `input_ids` or `inputs_embeds`; raise ValueError unless one is given and fits."""
-        given = input_ids if inputs_embeds is None else inputs_embeds
-        if given is None or (input_ids is not None and inputs_embeds is not None):
-            got = "neither" if given is None else "both"
-            raise ValueError(f"`input_ids` or `inputs_embeds` must be given, got {got}")
-        ndim = 2 if inputs_embeds is None else 3
-        most, axes = self.config.block_size, ", hidden_size" if ndim == 3 else ""
-        if given.ndim != ndim or not 1 <= given.shape[1] <= most:
-            name = "input_ids" if inputs_embeds is None else "inputs_embeds"
-            expected = f"shape (batch, 1 to max_position_embeddings = {most}{axes})"
-            raise ValueError(f"`{name}` must have {expected}, got {tuple(given.shape)}")
-        if input_ids is not None:
-            check_vocabulary("input_ids", input_ids, self.config.vocab_size)
-        return given
 
     @contextmanager
     def _recorded(self, wanted: bool | None) -> Iterator[list[Tensor]]:

@@ -12,10 +12,9 @@ from transformers.utils.generic import can_return_tuple
 
 from ddl.models import NanoGPT
 from ddl.models.nanogpt import hidden_states
-from ddl.models.tokens import check_vocabulary
 from ddl.nanogpt import logits_of_state
 
-from .base import OurModel, check_labels, check_unset
+from .base import OurModel, check_given, check_labels, check_unset
 from .configuration import DDLNanoGPTConfig
 from .packing import check_known
 
@@ -78,13 +77,14 @@ class DDLNanoGPTForCausalLM(OurModel):
         Returns logits (B, T, vocab_size) and, with `labels`, the scalar loss in nats.
         Raises ValueError if an argument does not fit, TypeError for an unknown one.
         """
-        x = self._embeddings(input_ids, inputs_embeds)
-        check_labels(labels, x, logits_to_keep)
+        given = check_given(self.config, input_ids, inputs_embeds)
+        check_labels(labels, given, logits_to_keep)
         check_unset(output_attentions or self.config.output_attentions)
         if output_hidden_states or kwargs.get("past_key_values") is not None:
             name = "output_hidden_states" if output_hidden_states else "past_key_values"
             raise ValueError(f"`{name}` must be left out for a nanoGPT, got one")
         check_known(kwargs, packed=False)
+        x = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
         padding = _padding_on_the_left(attention_mask, x)
         h = hidden_states(self.transformer, _rolled(x, padding))
         h = _rolled(h, None if padding is None else -padding)
@@ -98,23 +98,6 @@ class DDLNanoGPTForCausalLM(OurModel):
     def logits_of_state(self, state: Tensor) -> Tensor:
         """Map a state X (B, T, d, m) of a converted model's stream to logits (B, T, V)."""
         return logits_of_state(self, state)
-
-    def _embeddings(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """Return embeddings (B, T, d); raise ValueError unless one argument is given and fits."""
-        given = input_ids if inputs_embeds is None else inputs_embeds
-        if given is None or (input_ids is not None and inputs_embeds is not None):
-            got = "neither" if given is None else "both"
-            raise ValueError(f"`input_ids` or `inputs_embeds` must be given, got {got}")
-        ndim, most = 2 if inputs_embeds is None else 3, self.config.block_size
-        if given.ndim != ndim or not 1 <= given.shape[1] <= most:
-            name = "input_ids" if inputs_embeds is None else "inputs_embeds"
-            expected = f"1 to block_size = {most} tokens in each sequence"
-            raise ValueError(f"`{name}` must have {expected}, got shape {tuple(given.shape)}")
-        if inputs_embeds is not None:
-            return inputs_embeds
-        check_vocabulary("input_ids", given, self.config.vocab_size)
-        embeddings: Tensor = self.get_input_embeddings()(given)
-        return embeddings
 
     def get_input_embeddings(self) -> nn.Module:
         return cast(nn.Module, self.transformer.wte)

@@ -14,6 +14,7 @@ from ddl.errors import InputError, first_line
 from ddl.files import read_bytes
 
 END_OF_TEXT = "<|endoftext|>"
+PIECE = 2**16  # characters in which a text is searched for those that would be lost
 LARGEST_META = 16 * 2**20  # bytes; a character table is a few kilobytes
 
 
@@ -175,6 +176,20 @@ def byte_alphabet() -> list[str]:
     printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printed]
     return [chr(byte if byte in printed else 256 + others.index(byte)) for byte in range(256)]
+
+
+def lost(text: str, tokenizer: Tokenizer) -> str:
+    """The first characters of a text that the tokenizer has no token for; empty if there is none.
+
+    Of a tokenizer.json white space is left out.
+    """
+    if isinstance(tokenizer, CharTokenizer):
+        known = set(tokenizer.table)
+        return "".join(c for c in dict.fromkeys(text) if c not in known)
+    if isinstance(tokenizer, FileTokenizer):
+        pieces = (text[start : start + PIECE] for start in range(0, len(text), PIECE))
+        return next((found for found in map(tokenizer.dropped, pieces) if found), "")
+    return ""
 
 
 def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:

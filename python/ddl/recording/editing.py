@@ -100,20 +100,15 @@ def _choose(residuals: dict[str, DeltaResidual], sublayers: Any) -> dict[DeltaRe
 
 def _numbers(name: str, given: Any) -> Tensor:
     """A number, numbers or a tensor as a tensor of floats: float64, unless it is a tensor."""
+    kept = isinstance(given, Tensor)
     try:
-        kept = isinstance(given, Tensor)
         numbers = given if kept else torch.as_tensor(given, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         numbers = None
     if numbers is None or numbers.is_complex() or numbers.is_meta:
-        raise TypeError(f"`{name}` must be real numbers, got {_told(given)}")
+        got = f"a tensor of {given.dtype} on {given.device}" if kept else repr(given)
+        raise TypeError(f"`{name}` must be real numbers, got {got}")
     return numbers if numbers.is_floating_point() else numbers.float()
-
-
-def _told(given: Any) -> str:
-    if isinstance(given, Tensor):
-        return f"a tensor of {given.dtype} on {given.device}"
-    return repr(given)
 
 
 def _check_beta(beta: Tensor) -> None:

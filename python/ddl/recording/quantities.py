@@ -5,10 +5,11 @@ A sublayer of a stream without rewrites adds F bᵀ to n streams, X' = X M + F b
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from ddl import _native
 from ddl.nn.additions import Addition
 from ddl.nn.hooks import Rewrite
 
@@ -62,9 +63,14 @@ KEPT = {
 
 # Regimes of a rewrite by its eigenvalue λ: name → (lower, upper). A bound between two belongs to
 # the one nearer to 0. β = 0 keeps (λ = 1), β = 1 projects (λ ≈ 0), β = 2 reflects (λ ≈ −1).
-REGIMES: dict[str, tuple[float, float]] = {
-    name: (max(lower, -1.0), min(upper, 1.0)) for name, lower, upper in _native.regimes()
+RANGES: dict[str, tuple[float, float]] = {
+    "near-identity": (0.9, math.inf),
+    "interpolating": (0.1, 0.9),
+    "near-projection": (-0.1, 0.1),
+    "near-reflection": (-0.9, -0.1),
+    "reflection": (-math.inf, -0.9),
 }
+REGIMES = {name: (max(lower, -1.0), min(upper, 1.0)) for name, (lower, upper) in RANGES.items()}
 BOUNDS = tuple(sorted({upper for _, upper in REGIMES.values()} - {1.0}))  # between two regimes
 TINY = 1e-30  # below every norm of a sublayer that writes
 BINS = 40  # of the histogram of eigenvalues over [−1, 1]; every bound above is an edge of one

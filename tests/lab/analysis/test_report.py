@@ -11,7 +11,8 @@ import torch
 pytest.importorskip("plotly", reason="needs the extra `report`")
 
 from ddl.lab.analysis.inspection import inspect
-from ddl.lab.analysis.report.rewrites import SCALARS, read_depth
+from ddl.lab.analysis.recordings import SCALARS
+from ddl.lab.analysis.report.rewrites import read_depth
 from ddl.lab.train.plots import COLOURS
 from ddl.models import GPT
 from tests.lab.analysis.cases import make_run, write_evaluation

@@ -18,13 +18,6 @@ def with_nan(array: np.ndarray, number: float = np.nan) -> np.ndarray:
     return array
 
 
-def unaligned(array: np.ndarray) -> np.ndarray:
-    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
-    view = memory.view(array.dtype).reshape(array.shape)
-    view[...] = array
-    return view
-
-
 k, beta, v, X0 = GOOD
 REFUSED = {
     "NaN direction": (
@@ -118,10 +111,6 @@ REFUSED = {
     "no shares": (
         lambda: spectra.regime_shares(beta[:0]),
         "`eigenvalues` must have at least one element, got none",
-    ),
-    "unaligned": (
-        lambda: spectra.coherence(unaligned(k)),
-        "`directions` must be aligned in memory, got an unaligned view",
     ),
     "no threads": (
         lambda: spectra.coherence(k, threads=0),

@@ -12,7 +12,7 @@ import torch
 
 from ddl import functional, reference
 from ddl.lab import cli
-from ddl.lab.bench import agreement, boundaries, norm
+from ddl.lab.bench import agreement, norm
 from ddl.lab.bench.agreement import make
 from ddl.lab.bench.clock import Clock
 from ddl.lab.bench.oracle import exact
@@ -239,8 +239,8 @@ def test_bfloat16_that_leads_elsewhere_is_not_timed(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_boundary_is_checked_by_all_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = boundaries.FusedRead(8, 2)
-    given = boundaries.inputs(2, 3, 8, 2)
+    module = norm.FusedRead(32, 4)
+    given = norm.inputs(module, setting(), CPU)
     norm.perturb_(module)
     names = norm.computed(module, given, functional)
     assert {"gate", "value", "residual.value.weight", "read.compress_weight"} <= names.keys()

@@ -129,7 +129,7 @@ def test_training_with_separate_documents(prepared: Path, tmp_path: Path) -> Non
 def test_every_token_counts_the_same(prepared: Path, tmp_path: Path) -> None:
     """With documents of any length: however batches are divided, and in the validation loss."""
     config = short(tmp_path, data=str(prepared), separate_documents=True, eval_batches=0)
-    config = replace(config, model=replace(config.model, vocab_size=400, block_size=8))
+    config = replace(config, model=replace(config.model, vocab_size=400, block_size=32))
     corpus = data.load(prepared)
     found = []
     for size, parts in ((8, 1), (2, 4), (1, 8)):

@@ -91,7 +91,7 @@ def test_the_tokenizer_of_the_data_encodes_it(tmp_path: Path, text: Path, other:
     lacking = characters(tmp_path / "lacking", TEXT)
     refused(
         "`validation` must have characters that the tokenizer of `data` has, got"
-        f" {other} with ':;W'",
+        f" {other} with 'W;:'",
         lacking, other,
     )  # fmt: skip
     theirs = shards(tmp_path / "bytes", text)

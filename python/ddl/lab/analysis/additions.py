@@ -1,4 +1,4 @@
-"""The remains of additions: the sums of `inspect` for a model without rewrites.
+"""The remains of additions: the figures of `inspect` for a model without rewrites.
 
 A sublayer adds F bᵀ to n streams, X' = X M + F bᵀ (`ddl.nn.additions.Addition`). So what is left of
 source s after more sublayers is F_s cᵀ, where c starts as b and each sublayer makes it c M. The
@@ -18,7 +18,22 @@ from ddl.nn.hooks import Rewrite
 from . import spectra
 from .arrays import Array, finite, rows
 
-__all__ = ["AddedPass", "AddedSums"]
+__all__ = ["AddedPass", "Figures", "survival"]
+
+
+class Figures(NamedTuple):
+    """The figures of one window of so many tokens.
+
+    means: over tokens, coherence (L, L), effective rank (L + 1,), norms of what is left of each
+    source after each sublayer (L + 1, L + 1), and shares of the last state (L + 1,).
+    singular_values: of every token; None without rewrites. several: False for a single stream of
+    additions, which keeps all that is written.
+    """
+
+    tokens: int
+    means: tuple[Array, Array, Array, Array]
+    singular_values: Array | None = None
+    several: bool = True
 
 
 class AddedPass:
@@ -68,46 +83,11 @@ class AddedPass:
         ]
         return norms, np.array([(each / squared).mean() for each in along])
 
-
-class Left(NamedTuple):
-    """Means over tokens, as `Inspection` has them; survival and rank None for a single stream."""
-
-    coherence: Array
-    effective_rank: Array | None
-    survival: Array | None
-    shares: Array
-
-
-class AddedSums:
-    """Sums over windows."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.streams = 1
-        self.coherence: Array = np.zeros(())
-        self.ranks: Array = np.zeros(())
-        self.norms: Array = np.zeros(())
-        self.shares: Array = np.zeros(())
-
-    def add(self, captured: AddedPass) -> None:
-        written = torch.from_numpy(np.stack(captured.written, axis=1))  # (N, L, d)
+    def figures(self) -> Figures:
+        written = torch.from_numpy(np.stack(self.written, axis=1))  # (N, L, d)
         directions = torch.nn.functional.normalize(written, dim=-1).numpy()
-        tokens, self.streams = len(directions), captured.last.shape[-1]
-        norms, shares = captured.left()
-        self.tokens += tokens
-        self.coherence = self.coherence + tokens * spectra.coherence_matrix(directions)
-        self.ranks = self.ranks + np.sum(captured.ranks, axis=1)
-        self.norms = self.norms + tokens * norms
-        self.shares = self.shares + tokens * shares
-
-    def means(self) -> Left:
-        several = self.streams > 1
-        return Left(
-            self.coherence / self.tokens,
-            self.ranks / self.tokens if several else None,
-            survival(self.norms) if several else None,
-            self.shares / self.tokens,
-        )
+        means = (spectra.coherence_matrix(directions), np.mean(self.ranks, axis=1), *self.left())
+        return Figures(len(directions), means, several=self.last.shape[-1] > 1)
 
 
 def survival(norms: Array) -> Array:

@@ -16,7 +16,7 @@ from ddl.files import read_text
 from ddl.lab.train.plots import plot_losses
 from ddl.lab.train.sweep import LISTING
 from ddl.models.tokenizers import printable
-from ddl.paths import PathKind, path_kind
+from ddl.paths import is_run, path_kind
 
 from .measured import Measured, measure
 from .paired import variants_of
@@ -64,10 +64,6 @@ def with_data(comparison: Comparison, text: Path, console: Console) -> Compariso
 def notes_on(runs: Sequence[Run]) -> list[str]:
     """Sentences on why a comparison with the first of these runs is unfair or incomplete."""
     return _differences(runs) + _unfinished(runs) + _limited(runs) + _without_figures(runs)
-
-
-def is_run(path: Path) -> bool:
-    return path_kind(path) is PathKind.RUN
 
 
 def runs_at(path: Path, *, belongs: Callable[[Path], bool] = is_run) -> list[Path]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ddl.files import atomic_file
-from ddl.lab.train.json_lines import number
 from ddl.lab.train.plots import printed, without_glyph_warnings
 from ddl.recording.quantities import BOUNDS
 
 from .arrays import Array
 from .inspection import Inspection
 from .labels import labels
+from .recordings import training_of
 
 __all__ = ["draw_depth", "draw_training"]
 
@@ -124,24 +124,16 @@ def draw_training(records: Sequence[dict[str, Any]], path: Path) -> None:
     records: what `ddl train --record-every` has left, one for each recorded step. Raises ValueError
     if one has no sublayers, or others than the first.
     """
-    sublayers = [_names(record) for record in records]
-    if any(names != sublayers[0] for names in sublayers):
-        raise ValueError("steps with different sublayers")
-    names = labels(sublayers[0])
-    steps = [str(record["step"]) for record in records]
+    training = training_of(records)
+    names = labels(training.sublayers)
+    steps = [str(step) for step in training.steps]
+    unknown = [[None] * len(steps)] * len(names)
     titles = TRAINING if "beta" in records[0]["sublayers"][0] else OF_ADDITIONS
 
     def fill(axes: Any) -> None:
         for (quantity, title), place in zip(titles.items(), axes.flat, strict=True):
-            means = [[number(s.get(quantity), "mean") for s in r["sublayers"]] for r in records]
-            values = [[np.nan if mean is None else mean for mean in row] for row in means]
-            _heat(
-                place,
-                np.array(values, dtype=float).T,
-                rows=names,
-                columns=steps,
-                label="mean over tokens",
-            )
+            means = np.array(training.means.get(quantity, unknown), dtype=float)
+            _heat(place, means, rows=names, columns=steps, label="mean over tokens")
             place.set(title=title, xlabel="step", ylabel="sublayer")
 
     size = (13 * len(titles) / len(TRAINING), 3.0 + 0.16 * min(len(names), MOST_LABELS))
@@ -152,14 +144,6 @@ def _least(values: Array) -> float:
     """The least number; 0 if there is none, as for a model that never writes anything."""
     known = values[np.isfinite(values)]
     return float(known.min()) if known.size else 0.0
-
-
-def _names(record: Mapping[str, Any]) -> list[str]:
-    """The names of a record's sublayers, which are objects, at least one."""
-    found = record.get("sublayers")
-    if not isinstance(found, list) or not found or not all(isinstance(s, dict) for s in found):
-        raise ValueError(f"step {record.get('step')} without sublayers")
-    return [str(sublayer.get("name")) for sublayer in found]
 
 
 @without_glyph_warnings()

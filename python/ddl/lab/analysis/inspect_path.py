@@ -21,7 +21,7 @@ from ddl.lab.progress import passing_bar
 from ddl.lab.train.runs import INSPECTED, RunDirectory, load_config
 from ddl.models import GPT, NanoGPT
 from ddl.models.tokenizers import Tokenizer, encode_prompt
-from ddl.paths import PathKind, path_kind
+from ddl.paths import is_run
 from ddl.recording import Lens, lens
 from ddl.recording.sublayers import has_rewrites
 
@@ -82,7 +82,7 @@ def _write(config: InspectConfig, inspection: Inspection, summary: dict[str, Any
     draw_depth(inspection, out / DEPTH)
     write_text(out / FILE, json.dumps(summary, indent=1))
     written = [out / DEPTH, out / FILE]
-    recordings = RunDirectory(config.run).recordings.read() if _is_run(config.run) else []
+    recordings = RunDirectory(config.run).recordings.read() if is_run(config.run) else []
     if recordings:
         try:
             draw_training(recordings, out / TRAINING)
@@ -104,7 +104,7 @@ def _text(
         return _encoded_file(config.data, tokenizer), str(config.data)
     source: Any = config.data
     validation = None
-    if source is None and _is_run(config.run):
+    if source is None and is_run(config.run):
         trained = load_config(config.run)
         source, validation = trained.data, trained.validation
     elif source is None:
@@ -116,10 +116,6 @@ def _text(
     corpus.check(model.config.block_size, model.config.vocab_size)
     verify_corpus(corpus, console)
     return corpus.validation, corpus.validated_on or f"the held-out part of {corpus.name}"
-
-
-def _is_run(path: Path) -> bool:
-    return path_kind(path) is PathKind.RUN
 
 
 def _encoded_file(path: Path, tokenizer: Tokenizer | None) -> Any:

@@ -20,7 +20,7 @@ from ddl.recording.recorder import null_if_unknown
 from ddl.recording.sublayers import evaluating, has_rewrites, hooks_of
 
 from . import spectra
-from .additions import AddedPass, AddedSums, survival
+from .additions import AddedPass, Figures, survival
 from .arrays import Array, finite, rows
 
 __all__ = ["FILE", "Inspection", "inspect", "read_summary"]
@@ -108,23 +108,33 @@ def inspect(
     Raises:
         TypeError, ValueError: as `ddl.record`; `windows` is empty; a state is not finite.
     """
-    rewrites = has_rewrites(model)
-    sums: Any = _Sums() if rewrites else AddedSums()
+    made = _Pass if has_rewrites(model) else AddedPass
+    found: list[Figures] = []
     with evaluating(model), record(model) as recording:
         for idx in windows:
-            captured: Any = _Pass() if rewrites else AddedPass()
+            captured: Any = made()
             with installed(hooks_of(model, captured.see)):
                 model(idx)
-            sums.add(captured)
+            found.append(captured.figures())
             if progress is not None:
                 progress()
-    if not sums.tokens:
+    if not found:
         raise ValueError("`windows` must have at least one window, got none")
-    if rewrites:
-        found: Inspection = sums.inspection(recording)
-        return found
-    coherence, ranks, left, shares = sums.means()
-    return Inspection(recording, coherence, ranks, None, left, shares)
+    tokens = [figures.tokens for figures in found]
+    coherence, ranks, norms, shares = (
+        np.average(means, axis=0, weights=tokens)
+        for means in zip(*(figures.means for figures in found), strict=True)
+    )
+    values = [f.singular_values for f in found if f.singular_values is not None]
+    several = found[0].several
+    return Inspection(
+        recording,
+        coherence,
+        ranks if several else None,
+        np.quantile(np.concatenate(values), QUANTILES, axis=0) if values else None,
+        survival(norms) if several else None,
+        shares,
+    )
 
 
 class _Pass:
@@ -153,44 +163,19 @@ class _Pass:
         self.values.append(rows(rewrite.value, 1))
         self.ranks.append(spectra.effective_rank(state))
 
-    def final_state(self) -> Array:
+    def figures(self) -> Figures:
+        assert self.embedding is not None
         assert self.last is not None
-        return finite(rows(self.last.after(), 2), len(self.ranks))
-
-
-class _Sums:
-    """Sums over windows."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.coherence: Array = np.zeros(())
-        self.ranks: Array = np.zeros(())
-        self.norms: Array = np.zeros(())
-        self.shares: Array = np.zeros(())
-        self.singular_values: list[Array] = []
-
-    def add(self, captured: _Pass) -> None:
-        assert captured.embedding is not None
-        directions = np.stack(captured.directions, axis=1)  # (N, L, d)
-        gates = np.stack(captured.gates, axis=1)
-        values = np.stack(captured.values, axis=1)
-        ranks = [*captured.ranks, spectra.effective_rank(captured.final_state())]
-        tokens = len(directions)
-        left = spectra.write_survival(directions, gates, values, captured.embedding, mean=True)
-        self.tokens += tokens
-        self.coherence = self.coherence + tokens * spectra.coherence_matrix(directions)
-        self.ranks = self.ranks + np.sum(ranks, axis=1)
-        self.norms = self.norms + tokens * left.norms.T  # [source, after]
-        self.shares = self.shares + tokens * left.shares
-        self.singular_values.append(spectra.product_singular_values(directions, gates))
-
-    def inspection(self, recording: Recording) -> Inspection:
-        values = np.quantile(np.concatenate(self.singular_values), QUANTILES, axis=0)
-        return Inspection(
-            recording,
-            self.coherence / self.tokens,
-            self.ranks / self.tokens,
-            values,
-            survival(self.norms),
-            self.shares / self.tokens,
+        directions = np.stack(self.directions, axis=1)  # (N, L, d)
+        gates, values = np.stack(self.gates, axis=1), np.stack(self.values, axis=1)
+        after = finite(rows(self.last.after(), 2), len(self.ranks))
+        ranks = [*self.ranks, spectra.effective_rank(after)]
+        left = spectra.write_survival(directions, gates, values, self.embedding, mean=True)
+        means = (
+            spectra.coherence_matrix(directions),
+            np.mean(ranks, axis=1),
+            left.norms.T,  # [source, after]
+            left.shares,
         )
+        singular = spectra.product_singular_values(directions, gates)
+        return Figures(len(directions), means, singular)

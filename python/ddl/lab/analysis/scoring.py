@@ -19,8 +19,8 @@ from ddl.lab.data.spelling import spelling
 from ddl.lab.load import OURS, load
 from ddl.lab.train.runs import LAST, RunDirectory
 from ddl.models import GPT
-from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer
-from ddl.paths import PathKind, path_kind
+from ddl.models.tokenizers import ByteTokenizer, Tokenizer, lost
+from ddl.paths import is_run, path_kind
 
 from .runs import Run
 
@@ -94,8 +94,8 @@ def encode(text: str, tokenizer: Tokenizer) -> TokenArray:
     if isinstance(tokenizer, ByteTokenizer):
         tokens = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
     else:
-        if lacking := _without_token(text, tokenizer):
-            named = listed(list(map(repr, lacking)), NAMED)
+        if lacking := lost(text, tokenizer):
+            named = listed(list(map(repr, dict.fromkeys(lacking))), NAMED)
             raise InputError.sentence(f"its tokenizer has no tokens for {named}")
         tokens = np.array(tokenizer.encode(text), dtype=np.int64)
     if len(tokens) < 2:
@@ -103,15 +103,6 @@ def encode(text: str, tokenizer: Tokenizer) -> TokenArray:
             f"the text has {len(tokens)} of its tokens, of which none is predicted"
         )
     return tokens
-
-
-def _without_token(text: str, tokenizer: Tokenizer) -> list[str]:
-    """The characters of a text that the tokenizer cannot encode, in the text's order."""
-    if isinstance(tokenizer, CharTokenizer):
-        known = set(tokenizer.table)
-        return [c for c in dict.fromkeys(text) if c not in known]
-    dropped = tokenizer.dropped(text) if isinstance(tokenizer, FileTokenizer) else ""
-    return list(dict.fromkeys(dropped))
 
 
 def places(count: int, config: GPTConfig) -> list[slice]:
@@ -153,7 +144,7 @@ def precision(model: GPT, *, mixed: bool) -> Iterator[None]:
 
 def _step(path: Path) -> int | None:
     """The step of a run's last checkpoint; None without checkpoints."""
-    if path_kind(path) is not PathKind.RUN:
+    if not is_run(path):
         return None
     found = RunDirectory(path).find_checkpoint(LAST)
     return None if found is None else int(found.name.rpartition("-")[2])

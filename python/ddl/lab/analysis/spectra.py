@@ -9,10 +9,10 @@ bfloat16 lengthens some. gates: β (N, L). values: v (N, L, m).
 embedding: X_0 (N, d, m), the states before the first rewrite.
 threads: the number of threads; None for torch's. Results are the same to the bit with any number.
 
-Inputs are numpy arrays of float32 or float64, which may be mixed. They are read in place, token by
-token, whatever their strides: a transposed view or a read-only memory map is not copied. All
-arithmetic is in float64, Python's lock is released, and results are new float64 arrays. N may be 0
-unless a figure is a mean over tokens; L, d and m are at least 1.
+Inputs are numpy arrays of float32 or float64, which may be mixed. Some tokens at a time are copied,
+whatever the strides, so a memory map may be larger than memory. All arithmetic is in float64, and
+results are new float64 arrays. N may be 0 unless a figure is a mean over tokens; L, d and m are at
+least 1.
 
 Raises TypeError for an input that is no numpy array or of another dtype, InputError for a wrong
 shape, a number that is not finite, or a direction longer than 1.01. The functions need numpy, which
@@ -32,12 +32,15 @@ For a model, with the N = B·T tokens of its input:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
 
-from ddl import _native
 from ddl.errors import InputError
+from ddl.recording.quantities import RANGES
 
 try:
     import numpy as np
@@ -64,6 +67,10 @@ __all__ = [
 Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Float64 = npt.NDArray[np.float64]
 
+CHUNK = 2**18  # numbers of an input that are copied at once, 2 MiB in float64
+LONGEST = 1.01  # norm of k̂, which rounding to bfloat16 lengthens by up to 0.4 %
+UNIT = "k̂ = k/√(|k|² + ε_k²)"
+
 
 class Regime(NamedTuple):
     """A range of eigenvalues; a bound between two regimes belongs to the one nearer to 0."""
@@ -73,7 +80,7 @@ class Regime(NamedTuple):
     upper: float
 
 
-REGIMES = tuple(Regime(*regime) for regime in _native.regimes())
+REGIMES = tuple(Regime(name, *bounds) for name, bounds in RANGES.items())
 """The regimes of an eigenvalue λ, from identity to reflection:
 
 near-identity λ > 0.9 | interpolating 0.1 < λ ≤ 0.9 | near-projection −0.1 ≤ λ ≤ 0.1 |
@@ -99,10 +106,16 @@ def eigenvalues(gates: Floats, norms: Floats, *, threads: int | None = None) -> 
     |k|/√(|k|² + ε_k²), in numpy `k / np.hypot(k, eps_k)`.
     """
     sizes = _Sizes()
-    arrays = [sizes.check("gates", gates, "N L"), sizes.check("norms", norms, "N L")]
-    output = np.empty((sizes["N"], sizes["L"]))
-    _run(_native.eigenvalues, *arrays, output, threads=threads)
-    return output
+    arrays = {"gates": sizes.check("gates", gates, "N L")}
+    arrays["norms"] = sizes.check("norms", norms, "N L")
+
+    def compute(first: int, beta: Float64, norm: Float64) -> Float64:
+        _refuse(
+            "norms", (norm < 0) | (norm > LONGEST), norm, first, f"norms of {UNIT}, from 0 to 1"
+        )
+        return 1 - beta * norm * norm
+
+    return np.concatenate(_of_tokens(compute, arrays, threads))
 
 
 def determinants(eigenvalues: Floats, *, threads: int | None = None) -> Float64:
@@ -110,11 +123,9 @@ def determinants(eigenvalues: Floats, *, threads: int | None = None) -> Float64:
 
     On all m value channels a determinant is that to the power m (Cor. 3.2).
     """
-    sizes = _Sizes()
-    array = sizes.check("eigenvalues", eigenvalues, "N L")
-    output = np.empty(sizes["N"])
-    _run(_native.determinants, array, output, threads=threads)
-    return output
+    array = _Sizes().check("eigenvalues", eigenvalues, "N L")
+    found = _of_tokens(lambda _, values: values.prod(1), {"eigenvalues": array}, threads)
+    return np.concatenate(found)
 
 
 def regime_shares(eigenvalues: Floats, *, threads: int | None = None) -> dict[str, float]:
@@ -124,8 +135,17 @@ def regime_shares(eigenvalues: Floats, *, threads: int | None = None) -> dict[st
     in `eigenvalues[:, 3:4]`.
     """
     array = _Sizes().check("eigenvalues", eigenvalues, "N L")
-    shares = _run(_native.regime_shares, array, threads=threads)
-    return {regime.name: share for regime, share in zip(REGIMES, shares, strict=True)}
+    if array.size == 0:
+        raise InputError("eigenvalues", "have at least one element", "none")
+
+    def compute(first: int, values: Float64) -> list[int]:
+        lower = (values > b if b > 0 else values >= b for b in (r.lower for r in REGIMES[:-1]))
+        return [int(above.sum()) for above in lower]
+
+    at_least = np.sum(_of_tokens(compute, {"eigenvalues": array}, threads), 0)  # of each regime
+    counts = np.diff([0, *at_least, array.size])
+    names = (regime.name for regime in REGIMES)
+    return dict(zip(names, (counts / array.size).tolist(), strict=True))
 
 
 def coherence(directions: Floats, *, threads: int | None = None) -> Float64:
@@ -133,11 +153,13 @@ def coherence(directions: Floats, *, threads: int | None = None) -> Float64:
 
     Directions may have any norm here; a zero direction has cosine 0.
     """
-    sizes = _Sizes()
-    array = sizes.check("directions", directions, "N L d")
-    output = np.empty((sizes["N"], sizes["L"] - 1))
-    _run(_native.coherence, array, output, threads=threads)
-    return output
+    array = _Sizes().check("directions", directions, "N L d")
+
+    def compute(first: int, k: Float64) -> Float64:
+        unit = _normalised(k)
+        return (unit[:, 1:] * unit[:, :-1]).sum(-1).clip(-1, 1)
+
+    return np.concatenate(_of_tokens(compute, {"directions": array}, threads))
 
 
 def coherence_matrix(directions: Floats, *, threads: int | None = None) -> Float64:
@@ -149,9 +171,12 @@ def coherence_matrix(directions: Floats, *, threads: int | None = None) -> Float
     sizes = _Sizes()
     array = sizes.check("directions", directions, "N L d")
     sizes.require_tokens("directions")
-    output = np.empty((sizes["L"], sizes["L"]))
-    _run(_native.coherence_matrix, array, output, threads=threads)
-    return output
+
+    def compute(first: int, k: Float64) -> Float64:
+        unit = _normalised(k)
+        return np.abs(unit @ unit.swapaxes(1, 2)).clip(max=1).sum(0)
+
+    return _mean(_of_tokens(compute, {"directions": array}, threads), sizes)
 
 
 def effective_rank(states: Floats, *, threads: int | None = None) -> Float64:
@@ -160,11 +185,15 @@ def effective_rank(states: Floats, *, threads: int | None = None) -> Float64:
     It is exp(−Σ p ln p) for p = σ/Σσ, where σ are the singular values of X. Source: O. Roy and
     M. Vetterli, "The effective rank: a measure of effective dimensionality", EUSIPCO 2007.
     """
-    sizes = _Sizes()
-    array = sizes.check("states", states, "N d m")
-    output = np.empty(sizes["N"])
-    _run(_native.effective_rank, array, output, threads=threads)
-    return output
+    array = _Sizes().check("states", states, "N d m")
+
+    def compute(first: int, X: Float64) -> Float64:
+        sigma: Any = np.linalg.svd(_scaled(X, (1, 2)), compute_uv=False)
+        share = _over(sigma, sigma.sum(1, keepdims=True))
+        logarithm = np.log(share, where=share > 0, out=np.zeros_like(share))
+        return np.exp(-(share * logarithm).sum(1)) * (share[:, 0] > 0)
+
+    return np.concatenate(_of_tokens(compute, {"states": array}, threads))
 
 
 def product_singular_values(
@@ -180,10 +209,20 @@ def product_singular_values(
     of size min(L, d), without forming A or KᵀK.
     """
     sizes = _Sizes()
-    arrays = [sizes.check("directions", directions, "N L d"), sizes.check("gates", gates, "N L")]
-    output = np.empty((sizes["N"], min(sizes["L"], sizes["d"])))
-    _run(_native.product_singular_values, *arrays, output, threads=threads)
-    return output
+    arrays = {"directions": sizes.check("directions", directions, "N L d")}
+    arrays["gates"] = sizes.check("gates", gates, "N L")
+
+    def compute(first: int, k: Float64, beta: Float64) -> Float64:
+        _check_unit(k, first)
+        R: Any = np.linalg.qr(k.swapaxes(1, 2), mode="r")  # (n, min(L, d), L)
+        S = np.tile(np.eye(R.shape[1]), (len(k), 1, 1))
+        for at in range(k.shape[1]):
+            r = R[:, :, at, None]
+            S -= beta[:, at, None, None] * r * (r.swapaxes(1, 2) @ S)
+        values: Any = np.linalg.svd(S, compute_uv=False)
+        return values
+
+    return np.concatenate(_of_tokens(compute, arrays, threads))
 
 
 def write_survival(
@@ -207,25 +246,48 @@ def write_survival(
     for N = 0 then.
     """
     sizes = _Sizes()
-    arrays = [
-        sizes.check("directions", directions, "N L d"),
-        sizes.check("gates", gates, "N L"),
-        sizes.check("values", values, "N L m"),
-        sizes.check("embedding", embedding, "N d m"),
-    ]
-    if mean:
-        sizes.require_tokens("directions")
-    tokens = () if mean else (sizes["N"],)
-    output = np.empty((*tokens, sizes["L"] + 2, sizes["L"] + 1))
-    _run(_native.write_survival, *arrays, output, mean, threads=threads)
-    return WriteSurvival(norms=output[..., :-1, :], shares=output[..., -1, :].copy())
+    arrays = {
+        "directions": sizes.check("directions", directions, "N L d"),
+        "gates": sizes.check("gates", gates, "N L"),
+        "values": sizes.check("values", values, "N L m"),
+        "embedding": sizes.check("embedding", embedding, "N d m"),
+    }
+    if not mean:
+        found = _of_tokens(_left, arrays, threads)
+        return WriteSurvival(*(np.concatenate(part) for part in zip(*found, strict=True)))
+    sizes.require_tokens("directions")
+    sums = _of_tokens(lambda *given: [part.sum(0) for part in _left(*given)], arrays, threads)
+    return WriteSurvival(*(_mean(part, sizes) for part in zip(*sums, strict=True)))
+
+
+def _left(first: int, k: Float64, beta: Float64, v: Float64, X: Float64) -> tuple[Float64, Float64]:
+    """Norms (n, L + 1, L + 1) and shares (n, L + 1) of n tokens; overwrites X.
+
+    What is left of write l is a vector times v_lᵀ, because a write has rank one.
+    """
+    _check_unit(k, first)
+    tokens, L, _ = k.shape
+    writes, norms = np.zeros_like(k), np.zeros((tokens, L + 1, L + 1))
+    norms[:, 0, 0], of_values = _norm(_flat(X)), _norm(v)
+    for at in range(L):
+        unit, earlier, made = k[:, at, :, None], writes[:, :at], writes[:, : at + 1]
+        step = beta[:, at, None, None] * unit
+        earlier -= (earlier @ unit) * step.swapaxes(1, 2)
+        X -= step * (unit.swapaxes(1, 2) @ X)
+        writes[:, at] = step[..., 0]
+        norms[:, at + 1, 0] = _norm(_flat(X))
+        norms[:, at + 1, 1 : at + 2] = _norm(made) * of_values[:, : at + 1]
+    last = X + writes.swapaxes(1, 2) @ v
+    along = [_flat(X * last).sum(1, keepdims=True), ((writes @ last) * v).sum(-1)]
+    square = _flat(np.square(last)).sum(1, keepdims=True)
+    return norms, _over(np.concatenate(along, 1), square)
 
 
 class _Sizes(dict[str, int]):
     """The sizes N, L, d and m, each known from the first array that has it."""
 
     def check(self, name: str, array: Any, axes: str) -> Any:
-        """Check an array against `axes`, as in "N L d", and return it with three axes."""
+        """Check an array against `axes`, as in "N L d", and return it."""
         if not isinstance(array, np.ndarray):
             got = f"{type(array).__module__}.{type(array).__qualname__}"
             raise TypeError(f"`{name}` must be a numpy array, got {got}")
@@ -239,23 +301,78 @@ class _Sizes(dict[str, int]):
             wanted = ", ".join(str(self.get(axis, axis)) for axis in names)
             least = " with at least one element per token" if empty else ""
             raise InputError(name, f"have shape ({wanted}){least}", array.shape)
-        if not array.flags.aligned:
-            raise InputError(name, "be aligned in memory", "an unaligned view")
         self.update(sizes)
-        return array if array.ndim == 3 else array[..., None]
+        return array
 
     def require_tokens(self, name: str) -> None:
         if self["N"] == 0:
             raise InputError(name, "have at least one token to average over", "none")
 
 
-def _run(function: Any, *arguments: Any, threads: int | None) -> Any:
-    """Call a native function; its ValueErrors are sentences about the numbers of an array."""
+def _of_tokens(
+    compute: Callable[..., Any], arrays: dict[str, Any], threads: int | None
+) -> list[Any]:
+    """What `compute` returns for some tokens after the others, on several threads.
+
+    It gets the number of the first of these tokens, and of each array their part in float64.
+    """
     if threads is None:
         threads = torch.get_num_threads()
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
         raise InputError("threads", "be an integer of at least 1", repr(threads))
-    try:
-        return function(*arguments, threads)
-    except ValueError as error:
-        raise InputError.sentence(str(error)) from None
+    count = len(next(iter(arrays.values())))
+    size = max(1, CHUNK // max(math.prod(array.shape[1:]) for array in arrays.values()))
+
+    def work(first: int) -> Any:
+        parts = (_part(name, array, first, size) for name, array in arrays.items())
+        return compute(first, *parts)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, range(0, max(1, count), size)))
+
+
+def _part(name: str, array: Any, first: int, size: int) -> Float64:
+    part = np.array(array[first : first + size], np.float64, order="C")
+    _refuse(name, ~np.isfinite(part), part, first, "finite")
+    return part
+
+
+def _refuse(name: str, wrong: Any, numbers: Float64, first: int, expected: str) -> None:
+    """Raise InputError for the first number that is wrong. first: the number of the first token."""
+    if wrong.any():
+        at = tuple(np.argwhere(wrong)[0])
+        number = "NaN" if np.isnan(numbers[at]) else f"{numbers[at]:g}"
+        raise InputError(name, f"be {expected}", f"{number} for token {first + at[0]}")
+
+
+def _check_unit(k: Float64, first: int) -> None:
+    norm = _norm(k)
+    _refuse("directions", norm > LONGEST, norm, first, f"{UNIT}, of norm 1 or less")
+
+
+def _flat(arrays: Float64) -> Float64:
+    return arrays.reshape(len(arrays), math.prod(arrays.shape[1:]))
+
+
+def _norm(rows: Float64) -> Float64:
+    return np.sqrt(np.square(rows).sum(-1))
+
+
+def _over(numbers: Float64, by: Float64) -> Float64:
+    """Quotients; 0 for a division by 0."""
+    return np.divide(numbers, by, where=by != 0, out=np.zeros_like(numbers))
+
+
+def _scaled(numbers: Float64, axes: Any) -> Float64:
+    """The numbers over their largest absolute value, so that no square overflows; zeros stay."""
+    return _over(numbers, np.abs(numbers).max(axes, keepdims=True))
+
+
+def _normalised(rows: Float64) -> Float64:
+    scaled = _scaled(rows, -1)
+    return _over(scaled, _norm(scaled)[..., None])
+
+
+def _mean(sums: Any, sizes: _Sizes) -> Float64:
+    total: Float64 = np.sum(np.stack(sums), 0) / sizes["N"]
+    return total

@@ -1,18 +1,23 @@
-"""`ddl bench norm`: a norm inside and outside the operator, against an addition and a norm."""
+"""`ddl bench norm`: a norm inside and outside the operator, against an addition and a norm.
+
+A boundary maps what a sublayer leaves to what the next one needs. It takes the operators as an
+argument: `ddl.functional`, or `ddl.reference` to check it.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddl import functional, reference
+from ddl.nn import DeltaResidual, Read
 
-from . import boundaries
 from .clock import Clock
 from .measure import MismatchError, compare
 from .problems import TOLERANCES
@@ -23,6 +28,7 @@ from .traffic import moved
 # A LayerNorm or an addition of torch rounds to bfloat16 where the operators do not.
 ALLOWED = TOLERANCES | {torch.bfloat16: 5e-2}
 CALLS = 4  # in a row, because a single one of the additive kind is short
+EPS = 1e-5
 
 Boundary = tuple[nn.Module, dict[str, Tensor]]
 
@@ -31,8 +37,8 @@ def rows(setting: Setting, clock: Clock) -> Iterator[Row]:
     """A row, forward and backward together, for the fused norm and for a LayerNorm outside."""
     num_bytes = bytes_of_a_boundary(setting)
     for what, ours, baseline in (
-        ("fused RMSNorm", boundaries.FusedRead, "rms"),
-        ("LayerNorm outside", boundaries.LayerNormOutside, "layer"),
+        ("fused RMSNorm", FusedRead, "rms"),
+        ("LayerNorm outside", LayerNormOutside, "layer"),
     ):
         row = Row("norm", what, f"additive, {baseline} norm", bytes=num_bytes)
         timed: dict[str, Stages] = {}
@@ -64,17 +70,29 @@ def make(
     ours: Callable[[int, int], nn.Module], norm: str, setting: Setting, device: torch.device
 ) -> dict[str, Boundary]:
     """Our boundary and the additive one with the same norm, and their random inputs."""
-    d, m, dtype = setting.hidden_size, setting.value_channels, setting.torch_dtype
+    d = setting.hidden_size
     torch.manual_seed(0)
-    modules = {"ours": ours(d, m), "additive": boundaries.Additive(d, norm)}
-    shape = (setting.batch, setting.time, d)
-    tensors = {
-        "ours": boundaries.inputs(*shape, m, device),
-        "additive": boundaries.additive_inputs(*shape, device),
-    }
+    modules = {"ours": ours(d, setting.value_channels), "additive": Additive(d, norm)}
     for module in modules.values():
-        perturb_(module.to(device, dtype))
-    return {name: (modules[name], rounded(tensors[name], dtype)) for name in modules}
+        perturb_(module.to(device, setting.torch_dtype))
+    return {name: (module, inputs(module, setting, device)) for name, module in modules.items()}
+
+
+def inputs(module: nn.Module, setting: Setting, device: torch.device) -> dict[str, Tensor]:
+    """Random inputs of a boundary, value and gate in float32, the others in the run's dtype."""
+    g, d, m = torch.Generator(device).manual_seed(0), setting.hidden_size, setting.value_channels
+    lead = (setting.batch, setting.time)
+    shapes: dict[str, tuple[int, ...]] = {"x": (*lead, d), "direction": (*lead, d)}
+    if not isinstance(module, Additive):
+        shapes = {"state": (*lead, d, m), "direction": (*lead, d), "value": (*lead, m)}
+    made = {name: torch.randn(s, generator=g, device=device) for name, s in shapes.items()}
+    if "value" in made:
+        made["gate"] = torch.rand(lead, generator=g, device=device)
+    kept = ("value", "gate")
+    return {
+        name: tensor.to(tensor.dtype if name in kept else setting.torch_dtype).requires_grad_()
+        for name, tensor in made.items()
+    }
 
 
 @torch.no_grad()
@@ -82,15 +100,6 @@ def perturb_(module: nn.Module) -> None:
     """Add noise to the parameters: they start as zeros and ones, which would hide wrong terms."""
     for parameter in module.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
-
-
-def rounded(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The inputs in the dtype of the run; value and gate stay in float32, as reads return them."""
-    kept = ("value", "gate")
-    return {
-        name: tensor.detach().to(tensor.dtype if name in kept else dtype).requires_grad_()
-        for name, tensor in tensors.items()
-    }
 
 
 def check(module: nn.Module, inputs: dict[str, Tensor]) -> float:
@@ -129,3 +138,61 @@ def stage(module: nn.Module, inputs: dict[str, Tensor]) -> Callable[[], None]:
             torch.autograd.grad(list(call()), leaves, given)
 
     return run
+
+
+# --- boundaries ---------------------------------------------------------------------------------
+
+
+class FusedRead(nn.Module):
+    """One operator: it rewrites, reads, normalises (RMS), and returns gate and value."""
+
+    def __init__(self, hidden_size: int, value_channels: int) -> None:
+        super().__init__()
+        compress: Any = "identity" if value_channels == 1 else "channel"
+        self.read = Read(hidden_size, value_channels, compress=compress)
+        self.residual = DeltaResidual(hidden_size, value_channels)
+
+    def forward(
+        self, state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, ops: Any = functional
+    ) -> Sequence[Tensor]:
+        """X (B, T, d, m), k (B, T, d), v (B, T, m), β (B, T) → X', h, v, β of the next sublayer."""
+        parameters = self.read.parameters_of(self.read.effective_weight())
+        arguments = self.residual.added_to(parameters).keywords()
+        return ops.rewrite_read(
+            state, direction, value, gate, eps_k=self.residual.eps_k, **arguments
+        )
+
+
+class LayerNormOutside(FusedRead):
+    """The operator without its norm, a LayerNorm, and one product for gate and value.
+
+    This is what `ddl.nanogpt` does, because a converted model keeps its norms.
+    """
+
+    def forward(
+        self, state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, ops: Any = functional
+    ) -> Sequence[Tensor]:
+        """As in FusedRead."""
+        residual, weight = self.residual, self.read.effective_weight()
+        state, x, *_ = ops.rewrite_read(
+            state, direction, value, gate, eps_k=residual.eps_k, compress=weight, norm_eps=None
+        )
+        h = F.layer_norm(x, x.shape[-1:], self.read.norm_weight, eps=EPS)
+        next_value, next_gate = residual.value_and_gate(h, x)
+        assert next_value is not None  # value and gate are of the default kinds
+        assert next_gate is not None
+        return state, h, next_value, next_gate
+
+
+class Additive(nn.Module):
+    """The baseline: y = x + F(h), and its norm. norm: "rms" or "layer"."""
+
+    def __init__(self, hidden_size: int, norm: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.norm = F.rms_norm if norm == "rms" else F.layer_norm
+
+    def forward(self, x: Tensor, direction: Tensor, ops: Any = functional) -> Sequence[Tensor]:
+        """x, F(h) (B, T, d) → y, h (B, T, d)."""
+        y = x + direction
+        return y, self.norm(y, y.shape[-1:], self.weight, eps=EPS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,9 +17,9 @@ from ddl import functional
 
 from . import plain_ops
 from .clock import Clock
-from .measure import MismatchError
+from .measure import MismatchError, gb_per_second
 from .problems import OPS, TOLERANCES, Case, Operator, Problem, build, check, cotangents, forms_of
-from .row import Row, Stages, copy_rate, time_stages
+from .row import Row, Stages, time_stages
 from .setting import Setting
 
 # Plain PyTorch rounds to bfloat16 where the fused operators do not.
@@ -58,6 +60,62 @@ def stages(problems: list[Problem], op: Operator) -> list[Callable[[], Any]]:
     return [forward, backward]
 
 
+@dataclass
+class Form:
+    """An operator in one form: its check, and its times beside a copy's.
+
+    bytes: of the copy, of a forward and of its backward. seconds: of these three, for each round.
+    red: why the check failed; the form is then not timed. worst: the largest error, divided by its
+    tolerance. check_seconds: compilation included.
+    """
+
+    bytes: tuple[int, int, int]
+    seconds: list[tuple[float, ...]] = field(default_factory=list)
+    red: str | None = None
+    worst: float | None = None
+    check_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The check as JSON types; the times and rates of copy, forward and backward, if any."""
+        made: dict[str, Any] = {"gate": {"red": self.red, "worst": self.worst}}
+        columns = zip(*self.seconds, strict=True)
+        parts = zip(("copy", "forward", "backward"), self.bytes, columns, strict=False)
+        for name, moved, taken in parts:
+            rate, median = gb_per_second(moved, taken), statistics.median(taken)
+            made[name] = {"bytes": moved, "gb_s": rate, "median": median, "seconds": list(taken)}
+        return made
+
+
+def time_forms(
+    case: Case, forms: Mapping[str, Operator], clock: Clock, rounds: int
+) -> dict[str, Form]:
+    """Check every form at the size to be timed, then time those that agree, in the same rounds.
+
+    forms: by name; "fused" has the tolerances of the operators, others those of plain PyTorch.
+    """
+    clock.release()
+    problems = [build(case, clock.device, seed) for seed in range(argument_sets(case, clock))]
+    moved = (clock.copied_bytes, problems[0].forward_bytes, problems[0].backward_bytes)
+    found: dict[str, Form] = {}
+    timed: dict[str, Stages] = {}
+    for name, op in forms.items():
+        form = found[name] = Form(moved)
+        started = time.perf_counter()
+        try:
+            allowed = TOLERANCES if name == "fused" else PLAIN_TOLERANCES
+            form.worst = check(case, problems[0], op, allowed)
+        except MismatchError as difference:
+            form.red = str(difference)
+        else:
+            timed[name] = stages(problems, op)
+        form.check_seconds = time.perf_counter() - started
+    for name, taken in time_stages(timed, clock, rounds, case.name).items():
+        found[name].seconds = [
+            (copy, *(half / len(problems) for half in halves)) for copy, *halves in taken
+        ]
+    return found
+
+
 def rows(setting: Setting, clock: Clock) -> Iterator[Row]:
     """Two rows, forward and backward, for each form of each operator."""
     dtype = setting.torch_dtype
@@ -65,49 +123,27 @@ def rows(setting: Setting, clock: Clock) -> Iterator[Row]:
     for op in OPS:
         for form in forms_of(op, m):
             case = Case(op, form, d, m, setting.batch, setting.time, dtype, dtype)
-            clock.release()
             yield from measure(case, setting.repeats, clock)
 
 
 def measure(case: Case, rounds: int, clock: Clock) -> list[Row]:
-    """Check both forms at the size to be timed, and time them in the same rounds if they agree."""
-    problems = [build(case, clock.device, seed) for seed in range(argument_sets(case, clock))]
-    what = f"{case.op} {case.form}".strip()
-    halves = [
-        Row("ops", f"{what} {half}", "plain PyTorch", bytes=moved)
-        for half, moved in (
-            ("forward", problems[0].forward_bytes),
-            ("backward", problems[0].backward_bytes),
-        )
-    ]
+    """The rows of an operator; the baseline is the faster style of plain PyTorch in each half."""
     forms: dict[str, Operator] = {"fused": getattr(functional, case.op)}
     for style in plain_styles(case):
         forms[style] = partial(getattr(plain_ops, case.op), style=style)
-    timed: dict[str, Stages] = {}
-    for name, op in forms.items():
-        fused = name == "fused"
-        try:
-            worst = check(case, problems[0], op, TOLERANCES if fused else PLAIN_TOLERANCES)
-        except MismatchError as difference:
-            red = str(difference) if fused else f"plain PyTorch ({name}): {difference}"
-            for row in halves:
-                row.red = red
-            return halves
-        if fused:
-            for row in halves:
-                row.worst = worst
-        timed[name] = stages(problems, op)
-    taken = time_stages(timed, clock, rounds, what)
-    fill(halves, taken, len(problems), copy_rate(taken, clock))
-    return halves
-
-
-def fill(
-    halves: list[Row], taken: dict[str, list[tuple[float, ...]]], sets: int, rate: float
-) -> None:
-    """Put the times of one call into the rows; the baseline is the faster style of each half."""
-    for at, row in enumerate(halves, start=1):
-        by_form = {name: [times[at] / sets for times in each] for name, each in taken.items()}
-        row.seconds = by_form.pop("fused")
-        row.baseline_seconds = min(by_form.values(), key=statistics.median)
-        row.copy_gb_s = rate
+    timed = time_forms(case, forms, clock, rounds)
+    copies = [copy for form in timed.values() for copy, *_ in form.seconds]
+    fused = timed.pop("fused")
+    wrong = [f"plain PyTorch ({name}): {form.red}" for name, form in timed.items() if form.red]
+    red = fused.red or next(iter(wrong), None)
+    what = f"{case.op} {case.form}".strip()
+    made = []
+    for at, half in enumerate(("forward", "backward"), start=1):
+        row = Row("ops", f"{what} {half}", "plain PyTorch", red, fused.worst, fused.bytes[at])
+        if red is None:
+            row.seconds = [times[at] for times in fused.seconds]
+            plain = ([times[at] for times in form.seconds] for form in timed.values())
+            row.baseline_seconds = min(plain, key=statistics.median)
+            row.copy_gb_s = gb_per_second(clock.copied_bytes, copies)
+        made.append(row)
+    return made

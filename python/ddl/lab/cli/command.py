@@ -46,7 +46,8 @@ def parse(kind: Any, args: list[str], *, positional: bool = False, **options: An
     except SystemExit as stop:
         _raise_cause(stop)
         if positional and stop.code and (more := _besides(kind, args, config)):
-            named = " ".join(name.upper() for name in _required(kind))
+            required = (f for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING)
+            named = " ".join(field.name.upper() for field in required)
             raise InputError.sentence(
                 f"`{options['prog']}` must be called with {named} and options alone, got"
                 f" {more!r} besides: call it once for each"
@@ -89,12 +90,6 @@ def _raise_cause(stop: SystemExit) -> None:
         cause = cause.__context__
     if cause is not None:
         raise cause from None
-
-
-def _required(kind: Any) -> list[str]:
-    """The fields without a default, which are positional arguments."""
-    fields = dataclasses.fields(kind)
-    return [field.name for field in fields if field.default is dataclasses.MISSING]
 
 
 def _besides(kind: Any, args: list[str], config: Any) -> str | None:

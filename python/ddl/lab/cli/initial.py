@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ddl.errors import InputError
 from ddl.fields import NAMED_BY_TEXT, expand_paths
 from ddl.lab.config import GPTConfig
-from ddl.paths import PathKind, at_home, path_kind, require_kind
+from ddl.paths import at_home, is_run, require_kind
 
 from .command import parse
 from .recipe import HELP
@@ -55,7 +55,7 @@ def model_at(source: str, run: Path | None) -> GPTConfig:
 
     run: a directory with a run that may have begun from there; then it goes on without the source.
     """
-    if run is not None and path_kind(run) is PathKind.RUN:
+    if run is not None and is_run(run):
         from ddl.lab.train.runs import load_config
 
         stored = load_config(run)

@@ -9,6 +9,7 @@ from ddl.errors import InputError
 from ddl.lab.config import SweepConfig
 from ddl.lab.config.sweeps import Sweep, read_sweep
 from ddl.lab.output import make_console, one_line, print_line
+from ddl.paths import is_run
 
 from .command import Command, parse
 from .initial import load_initial, model_at
@@ -86,7 +87,7 @@ def show(sweep: Sweep, console: Console) -> None:
     from ddl.lab.analysis.paired import pair
     from ddl.lab.train.runs import PLOT
 
-    runs = [run for run in sweep.by_variant() if compare.is_run(run.config.directory)]
+    runs = [run for run in sweep.by_variant() if is_run(run.config.directory)]
     if not runs:
         return
     seeds = {run.config.seed for run in sweep.runs}

@@ -12,7 +12,7 @@ from typing import Any
 
 from ddl._native import __version__
 from ddl.errors import InputError
-from ddl.files import checksum, names_in, unfinished, write_text, writing
+from ddl.files import checksum, is_folder, names_in, unfinished, write_text, writing
 from ddl.lab.config import PrepareConfig
 from ddl.models.tokenizers import Tokenizer, describe
 
@@ -31,19 +31,15 @@ def refuse_foreign_files(out: Path) -> None:
         name
         for name in names
         if not (name in ours or _is_temporary(name) or (begun and SHARD.fullmatch(name)))
-        or _is_folder(out / name)
+        or is_folder(out / name)
     ]
     if others:
-        what = "the directory " if _is_folder(out / others[0]) else ""
+        what = "the directory " if is_folder(out / others[0]) else ""
         raise InputError(
             "out",
             "be new, empty or a directory that `ddl prepare` began",
             f"{out}, which has {what}{others[0]}",
         )
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 def made_of(

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from ddl.errors import InputError
-from ddl.models.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, Tokenizer, describe
+from ddl.models.tokenizers import ByteTokenizer, Tokenizer, describe, lost
 from ddl.paths import at_home
 
 from .corpus import EMBEDDED, Corpus, Tokens, load
 from .shards import Shards
 
-PIECE = 2**16  # characters in which a text is searched for those that would be lost
+MOST = 10  # characters that a sentence names
 
 
 def load_with(source: str | Path | None, validation: str | Path | None, **options: bool) -> Corpus:
@@ -71,23 +71,12 @@ def _encoded(path: Path, text: Tokens, tokenizer: Tokenizer) -> Tokens:
     if isinstance(tokenizer, ByteTokenizer):
         return text
     characters = text[:].tobytes().decode("utf-8")
-    lost = _lost(characters, tokenizer)
-    if lost:
+    if unknown := lost(characters, tokenizer):
         raise InputError(
             "validation",
             "have characters that the tokenizer of `data` has",
-            f"{path} with {lost!r}",
+            f"{path} with {unknown[:MOST]!r}",
             ("data",),
         )
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
     return np.array(tokenizer.encode(characters), dtype)
-
-
-def _lost(text: str, tokenizer: Tokenizer) -> str:
-    """Characters of a text that the tokenizer has no token for; empty if it has one for all."""
-    if isinstance(tokenizer, CharTokenizer):
-        return "".join(sorted(set(text) - set(tokenizer.table)))[:10]
-    if isinstance(tokenizer, FileTokenizer):
-        pieces = (text[start : start + PIECE] for start in range(0, len(text), PIECE))
-        return next((lost[:10] for lost in map(tokenizer.dropped, pieces) if lost), "")
-    return ""

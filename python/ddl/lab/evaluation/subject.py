@@ -10,7 +10,7 @@ from typing import Any
 from ddl.errors import InputError
 from ddl.files import open_file
 from ddl.lab.load import FOR_TRANSFORMERS
-from ddl.paths import PathKind, path_kind, require_kind
+from ddl.paths import is_run, require_kind
 
 SUFFIXES = (".safetensors", ".bin")  # of weight files, in order of preference
 
@@ -34,7 +34,7 @@ def identity(path: Path, checkpoint: str, model: Any) -> dict[str, Any]:
 
 
 def _weights(path: Path, checkpoint: str) -> list[Path]:
-    if path_kind(path) is PathKind.RUN:
+    if is_run(path):
         from ddl.lab.train.runs import weights_folder  # needs the `train` extra
 
         path = weights_folder(path, checkpoint)

@@ -77,16 +77,6 @@ class RecordFiles:
         return [self.path / name for name in ours]
 
 
-def record_files(path: Path) -> RecordFiles:
-    """The records at a path that a user has named."""
-    return RecordFiles(path, named=True)
-
-
-def record_files_in(folder: Path) -> RecordFiles:
-    """The records that lie in a run's folder, or in one with runs."""
-    return RecordFiles(folder, named=False)
-
-
 def read(path: Path) -> tuple[tuple[str, str, str], ...]:
     """The records of a file, as text, the newest first; raises InputError if it is too large."""
     if path.stat().st_size > MOST_BYTES:

@@ -74,7 +74,8 @@ class Tail(Generic[T]):
         for line in lines:
             self._lines += 1
             try:
-                self.records.append(self._parse(line.decode("utf-8", errors="replace")))
+                text = line.decode("utf-8", errors="replace")
+                self.records.append(self._read(parse(text, self._lines, self.path)))
             except (InputError, ValueError, KeyError, TypeError, AttributeError):
                 self._wrong.append(self._lines)
         if self._wrong:
@@ -86,9 +87,6 @@ class Tail(Generic[T]):
                 f"{self.path.name} must be lines of JSON with a step each, got others:"
                 f" {lines_of} {shown} left out"
             )
-
-    def _parse(self, line: str) -> T:
-        return self._read(parse(line, self._lines, self.path))
 
 
 class Cached(Generic[T]):

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ddl.errors import InputError, first_line
-from ddl.lab.analysis.compare import is_run, runs_at, unique_names
+from ddl.lab.analysis.compare import runs_at, unique_names
 from ddl.lab.analysis.inspection import FILE
 from ddl.lab.analysis.runs import Run, describe_run, newest_evaluation
 from ddl.lab.config import TrainConfig
 from ddl.lab.train.json_lines import Record, number
 from ddl.lab.train.runs import DIVERGED, INSPECTED, METRICS, RECORDINGS, load_config
 from ddl.locks import is_locked
-from ddl.paths import CONFIG
+from ddl.paths import CONFIG, is_run
 
-from .benchmarks import Benchmarks, record_files, record_files_in
+from .benchmarks import Benchmarks, RecordFiles
 from .inside import Recorded, read_inspection, recorded
 from .series import Columns, Series
 from .tail import Cached, Tail
@@ -72,8 +72,8 @@ class Watch:
     def __init__(self, paths: Sequence[Path], benchmarks: Sequence[Path] = ()) -> None:
         self._paths = tuple(paths)
         self._runs: dict[str, _Files] = {}
-        self._benchmarks = [record_files(path) for path in benchmarks]
-        self._beside = [record_files_in(path) for path in paths]
+        self._benchmarks = [RecordFiles(path, named=True) for path in benchmarks]
+        self._beside = [RecordFiles(path, named=False) for path in paths]
 
     def poll(self) -> Snapshot:
         """Read what is new."""
@@ -110,7 +110,7 @@ class _Files:
         self._recordings = Tail(path / RECORDINGS, recorded)
         self._inspection = Cached(path / INSPECTED / FILE, read_inspection)
         self._evaluation = Cached(path, newest_evaluation)  # names in the directory
-        self._benchmarks = record_files_in(path)
+        self._benchmarks = RecordFiles(path, named=False)
         self._columns = Columns()
         self._changed = _modified(path / METRICS)
         self._locked: bool | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddl.errors import InputError
 from ddl.lab.config import GPTConfig, TrainConfig
@@ -14,17 +14,12 @@ from ddl.models.tokenizers import describe
 
 # What `ddl.lab.load.load` returns for a path; this room cannot import it.
 Load = Callable[[str], tuple[GPT, Tokenizer | None]]
+Weights = dict[str, Any]  # by the names of the model's state dict
 PROBE = 4096  # validation tokens whose text two tokenizers have to encode alike
 PADDED_GPT2 = 50304
 
 
-class Initial(NamedTuple):
-    """Weights by the names of the model's state dict."""
-
-    weights: dict[str, Any]
-
-
-def read_initial(config: TrainConfig, corpus: Corpus, load: Load | None) -> Initial | None:
+def read_initial(config: TrainConfig, corpus: Corpus, load: Load | None) -> Weights | None:
     """Read the weights that `config.init_from` names; None if it names none.
 
     Raises InputError if they cannot be read, are of another model than `config.model`, or were
@@ -42,7 +37,7 @@ def read_initial(config: TrainConfig, corpus: Corpus, load: Load | None) -> Init
     model, tokenizer = load(config.init_from)
     require_model(config.model, model.config, config.init_from)
     _require_tokens(config.init_from, model, tokenizer, corpus)
-    return Initial(model.state_dict())
+    return model.state_dict()
 
 
 def require_model(given: GPTConfig, found: GPTConfig, source: str) -> None:

@@ -67,9 +67,8 @@ def plot_losses(
     names = [_label(name) for name in groups]
     columns, rows = _legend_size(names)
     figure, axes = pyplot.subplots(figsize=(WIDTH, HEIGHT + ROW * rows), dpi=150)
-    looks = zip(
-        itertools.cycle(COLOURS), itertools.cycle(MARKERS), itertools.cycle(_dashes()), strict=False
-    )
+    dashes = [dash for dash in DASHES for _ in COLOURS]  # another when the colours are used up
+    looks = zip(*map(itertools.cycle, (COLOURS, MARKERS, dashes)), strict=False)
     highest = 0.0
     for name, group, look in zip(names, groups.values(), looks, strict=False):
         for i, records in enumerate(group):
@@ -84,11 +83,6 @@ def plot_losses(
     with atomic_file(path, argument=argument) as temporary:
         figure.savefig(temporary, format="png")
     pyplot.close(figure)
-
-
-def _dashes() -> list[Any]:
-    """A dash for each curve, which changes when the colours are used up."""
-    return [dash for dash in DASHES for _ in COLOURS]
 
 
 def _draw(axes: Axes, records: Sequence[Record], look: Sequence[Any], label: str) -> float:

@@ -11,7 +11,7 @@ from ddl.lab.config import TrainConfig
 from ddl.lab.config.stored import plain
 from ddl.lab.data import Corpus
 from ddl.models.tokenizers import describe
-from ddl.paths import CONFIG, PathKind, at_home, path_kind, require_utf8
+from ddl.paths import CONFIG, at_home, is_run, require_utf8
 
 from . import checkpoint
 from .checkpoint import Manifest
@@ -59,7 +59,7 @@ def find_start(config: TrainConfig, *, lock: bool = False) -> Start | None:
             "out", "be left out with `resume`", f"{config.out} beside {directory}", ("resume",)
         )
     run = RunDirectory(directory)
-    known = path_kind(directory) is PathKind.RUN or (directory / CHECKPOINTS).exists()
+    known = is_run(directory) or (directory / CHECKPOINTS).exists()
     if config.resume == AUTO and not known:  # of a run with checkpoints, config.json is damaged
         if lock and directory.is_dir():  # refused now and not after the first step
             run.lock()

@@ -24,6 +24,7 @@ from torch import nn
 from ddl.errors import InputError, first_line, reason_of
 from ddl.files import (
     atomic_file,
+    is_folder,
     make_directory,
     names_in,
     new_directories,
@@ -43,7 +44,7 @@ from ddl.locks import alone_in
 from ddl.models import GPT
 from ddl.models.finite import require_finite
 from ddl.models.tokenizers import Tokenizer, describe, restore_json
-from ddl.paths import CONFIG, RUN_METRICS, PathKind, path_kind, require_kind
+from ddl.paths import CONFIG, RUN_METRICS, PathKind, is_run, require_kind
 
 from . import checkpoint
 from .json_lines import JsonLines
@@ -129,7 +130,7 @@ class RunDirectory:
     def _files(self) -> list[Path]:
         """The files of a run, of which the trackers have those in their folders."""
         files = [self.path / name for name in FILES]
-        parts = ([*f.iterdir()] if f.name in TRACKED and _is_folder(f) else [f] for f in files)
+        parts = ([*f.iterdir()] if f.name in TRACKED and is_folder(f) else [f] for f in files)
         return [file for part in parts for file in part]
 
     @contextmanager
@@ -215,16 +216,11 @@ class RunDirectory:
     def drop_unfinished(self) -> None:
         """Remove what a killed process has left of files that it was writing or removing."""
         checkpoints = self.path / CHECKPOINTS
-        for folder in (self.path, *([checkpoints] if _is_folder(checkpoints) else [])):
+        for folder in (self.path, *([checkpoints] if is_folder(checkpoints) else [])):
             for name in os.listdir(folder) if folder.exists() else ():
                 if _is_unfinished(name):
                     with writing(folder):
                         remove(folder / name)
-
-
-def _is_folder(path: Path) -> bool:
-    """Whether a path is a directory, and no link to one, which may lie elsewhere."""
-    return path.is_dir() and not path.is_symlink()
 
 
 def _precedes_config(name: str) -> bool:
@@ -246,7 +242,7 @@ def refuse_existing(config: TrainConfig) -> None:
         return
     if config.resume is not None and CONFIG not in names and all(map(_precedes_config, names)):
         return  # a run was killed before it had anything to lose
-    if config.resume is not None and path_kind(path) is PathKind.RUN:
+    if config.resume is not None and is_run(path):
         raise InputError(
             "resume",
             "be a run that no other process goes on with",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -15,6 +14,7 @@ import ddl
 from ddl.errors import DivergedError
 from ddl.lab.config.stored import plain
 from ddl.lab.data.shards import tokenizer_sum
+from ddl.lab.machine import output
 from ddl.models.finite import not_finite, require_finite, require_no_nan
 
 from . import checkpoint
@@ -159,20 +159,10 @@ def restore(trainer: Trainer, path: Path, manifest: Manifest) -> None:
 @cache
 def versions() -> dict[str, str | None]:
     """Versions of ddl, torch and Python, and the commit of ddl if it runs from a checkout."""
-    python = platform.python_version()
+    folder = str(Path(ddl.__file__).parent)
     return {
         "ddl": ddl.__version__,
-        "commit": _commit(),
+        "commit": output("git", "-C", folder, "log", "-1", "--format=%H", "--", folder) or None,
         "torch": torch.__version__,
-        "python": python,
+        "python": platform.python_version(),
     }
-
-
-def _commit() -> str | None:
-    folder = Path(ddl.__file__).parent
-    command = ["git", "-C", str(folder), "log", "-1", "--format=%H", "--", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None

@@ -83,7 +83,8 @@ def train_sweep(
         _announce(console, run, number + 1 + len(runs) - len(left), len(runs), step, rest)
         started = time.monotonic()
         try:
-            status = _train_one(run, console, load)
+            reset_peak_memory()
+            status = train(run.config, console, load=load).status
         except (InputError, DivergedError) as error:
             failed[run.name] = str(error)
             print_line(console, f"{run.name} failed: {error}")
@@ -113,12 +114,6 @@ def _chosen(sweep: Sweep, index: int) -> SweepRun:
     if index > last:
         raise InputError("index", f"be from 0 to {last}, the runs of the sweep", index)
     return sweep.runs[index]
-
-
-def _train_one(run: SweepRun, console: Console, load: Load | None) -> int:
-    """Train or resume a run; return its exit status."""
-    reset_peak_memory()
-    return train(run.config, console, load=load).status
 
 
 def reset_peak_memory() -> None:

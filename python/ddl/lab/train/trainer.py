@@ -17,7 +17,7 @@ from ddl.optim import learning_rate, make_optimizer
 from ddl.recording import Recording, record
 
 from .device import make_repeatable
-from .initial import Initial
+from .initial import Weights
 from .parallel import accumulating, is_sharded, spread, whole
 from .processes import ALONE, Processes
 
@@ -66,7 +66,7 @@ class Trainer:
         corpus: data.Corpus,
         device: torch.device,
         processes: Processes = ALONE,
-        initial: Initial | None = None,
+        initial: Weights | None = None,
     ) -> None:
         corpus.check(config.model.block_size, config.model.vocab_size)
         _check_share(config, processes)
@@ -77,7 +77,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = GPT(config.model)
         if initial is not None:
-            self.model.load_state_dict(initial.weights)
+            self.model.load_state_dict(initial)
         self.forward = spread(self.model, config, device, processes)
         self.sharded = is_sharded(config, processes)
         self.optimizer = make_optimizer(self.model, config.optim)

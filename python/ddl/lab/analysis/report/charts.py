@@ -14,8 +14,9 @@ from ddl.recording.quantities import ADDED, BINS, BOUNDS
 
 from ..labels import labels, spread
 from ..paired import variants_of
+from ..recordings import SCALARS, Row, Training
 from ..runs import Run
-from .rewrites import SCALARS, Depth, Row, Training
+from .rewrites import Depth
 from .text import chart_labels, chart_text
 
 Figure = dict[str, Any]

@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 from ddl.errors import InputError, reason_of
 from ddl.files import atomic_file, open_file, target
 from ddl.lab.config import ReportConfig
-from ddl.paths import PathKind, path_kind
+from ddl.paths import is_run
 
 from ..compare import Comparison, compare
 from ..options import options_of
@@ -135,7 +135,7 @@ def _title(runs: Sequence[Run]) -> str:
 
 def _inside(number: int, run: Run) -> Inside:
     depth = read_depth(run.path)
-    training = read_training(run.path) if path_kind(run.path) is PathKind.RUN else None
+    training = read_training(run.path) if is_run(run.path) else None
     charts = depth_charts(depth, f"depth-{number}") if depth else []
     over_training = training_chart(training, f"training-{number}") if training else None
     charts += [over_training] if over_training else []

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddl.errors import InputError, first_line
-from ddl.lab.train.json_lines import Record, finite, number
+from ddl.lab.train.json_lines import finite, number
 from ddl.lab.train.runs import INSPECTED, RunDirectory
-from ddl.recording import PER_CHANNEL, QUANTITIES
 from ddl.recording.quantities import BINS
 
 from ..inspection import FILE, read_summary
-
-Row = list[float | None]  # None is unknown
-
-SCALARS = {name: what for name, what in QUANTITIES.items() if name not in PER_CHANNEL}
+from ..recordings import Row, Training, sublayers_of, training_of
 
 
 class Depth(NamedTuple):
@@ -34,17 +29,6 @@ class Depth(NamedTuple):
     survival: list[Row] | None
     coherence: list[Row]
     channels: list[Row]
-
-
-class Training(NamedTuple):
-    """recordings.jsonl of L sublayers at R steps.
-
-    means: for the name of each quantity that was recorded, (L, R) means over tokens.
-    """
-
-    steps: list[int]
-    sublayers: list[str]
-    means: dict[str, list[Row]]
 
 
 def read_depth(path: Path) -> Depth | None:
@@ -72,7 +56,7 @@ def read_training(path: Path) -> Training | None:
     by_step = {record["step"]: record for record in recordings.read()}
     records = [by_step[step] for step in sorted(by_step)]
     try:
-        return _training(records) if records else None
+        return training_of(records) if records else None
     except ValueError as error:
         raise InputError(
             "runs", "have recordings of `ddl train`", f"{recordings.path}: {error}"
@@ -80,7 +64,7 @@ def read_training(path: Path) -> Training | None:
 
 
 def _depth(found: dict[str, Any]) -> Depth:
-    names, sublayers = _sublayers(found), found["sublayers"]
+    names, sublayers = sublayers_of(found), found["sublayers"]
     size = len(names)
     rewrites = "write_norm" not in sublayers[0] or "beta" in sublayers[0]
     counts = [s.get("eigenvalue_counts") for s in sublayers]
@@ -99,29 +83,6 @@ def _depth(found: dict[str, Any]) -> Depth:
         _matrix(found.get("coherence"), size, size, "coherence"),
         _matrix(norms, size + 1, channels, "channel_norm"),
     )
-
-
-def _training(records: Sequence[Record]) -> Training:
-    names = _sublayers(records[-1])
-    if any(_sublayers(record) != names for record in records):
-        raise ValueError("steps with different sublayers")
-    means: dict[str, list[Row]] = {}
-    for quantity in SCALARS:
-        rows: list[Row] = [
-            [number(record["sublayers"][i].get(quantity), "mean") for record in records]
-            for i in range(len(names))
-        ]
-        if any(value is not None for row in rows for value in row):
-            means[quantity] = rows
-    return Training([record["step"] for record in records], names, means)
-
-
-def _sublayers(record: Record) -> list[str]:
-    """The names of a record's sublayers, which are objects, at least one."""
-    found = record.get("sublayers")
-    if not isinstance(found, list) or not found or not all(isinstance(s, dict) for s in found):
-        raise ValueError("no `sublayers`")
-    return [str(sublayer.get("name")) for sublayer in found]
 
 
 def _of(sublayer: dict[str, Any], quantity: str, field: str) -> Any:

@@ -4,7 +4,6 @@ use super::auxiliary::launch_reduce;
 use super::device::{Call, Loaded};
 use super::kernel::arguments::{self, Address, ExpandBackward, Reduce, are_aligned};
 use super::kernel::{Kernel, Specialisation};
-use super::plan;
 use crate::error::Result;
 use crate::problem::Expand;
 use crate::tensor::Tensor;
@@ -97,11 +96,12 @@ impl Grid {
             Some(_) => (expand.sizes.sequences, expand.sizes.time),
             None => (1, expand.sizes.tokens()),
         };
-        let (limits, overrides) = (call.device.limits(), call.device.overrides());
-        let chunk = plan::chunk::expand_chunk(specialisation, plan, limits, &overrides, sequences, time);
+        let limits = call.device.limits();
+        let planned = plan.expand_chunk(specialisation, limits, sequences * time);
+        let chunk = call.device.overrides().get("CHUNK").unwrap_or(planned).clamp(1, time);
         let chunks = sequences * time.div_ceil(chunk);
-        let [across, down] = plan::chunk::expand_blocks(specialisation, plan, limits, chunks);
-        Grid { across, down, chunks, time, chunk }
+        let down = chunks.min(plan.expand_blocks(specialisation, limits));
+        Grid { across: plan.slices(specialisation), down, chunks, time, chunk }
     }
 
     /// Returns (chunks, time, chunk).

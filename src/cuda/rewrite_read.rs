@@ -5,7 +5,6 @@ use super::device::{Call, Loaded};
 use super::kernel::arguments::{self, Address, Backward, MOST_LINKS, Reduce, are_aligned};
 use super::kernel::{Kernel, ParameterSums, Specialisation};
 use super::plan::Residency;
-use super::plan::chunk::chunk;
 use crate::error::{Error, Result};
 use crate::problem::{Gradients, Incoming, Link, Outputs, Read, RewriteRead};
 use crate::tensor::Tensor;
@@ -134,7 +133,8 @@ fn split_tokens(
 ) -> Result<usize> {
     let (tokens, device) = (problem.sizes.tokens(), call.device);
     let (plan, wave) = (&loaded.plan, loaded.wave);
-    let chunk = chunk(specialisation, plan, wave, device.limits(), &device.overrides(), tokens);
+    let planned = plan.chunk(specialisation, wave, device.limits(), tokens);
+    let chunk = device.overrides().get("CHUNK").unwrap_or(planned);
     let blocks = tokens.div_ceil(chunk);
     argument.tokens = tokens as i64;
     argument.time = problem.sizes.time as i64;

@@ -11,7 +11,7 @@ use crate::cuda::device::emulated::Emulated;
 use crate::cuda::device::gpu::gpu;
 use crate::cuda::device::{Backend, stand_in};
 use crate::cuda::kernel::arguments::{LAYOUTS, Layout};
-use crate::cuda::plan::{Choice, Limits, Overrides, RESERVED};
+use crate::cuda::plan::{Limits, Overrides, RESERVED};
 use crate::error::Error;
 
 /// Runs the CUDA kernels for CPU tensors; `build=None` ends that. `build(source, defines)` compiles a kernel and
@@ -34,7 +34,7 @@ pub fn emulate(
         registers_per_multiprocessor: 65_536,
         threads_per_multiprocessor: 2048,
         blocks_per_multiprocessor: 32,
-        cluster: cluster.max(overrides.get(Choice::Cluster).unwrap_or(1)),
+        cluster: cluster.max(overrides.get("CLUSTER").unwrap_or(1)),
     };
     stand_in::replace(build.map(|build| -> (Arc<dyn Backend>, u64) {
         let build = move |source: &str, defines: &[String]| {

@@ -12,7 +12,7 @@ use super::table::{Loaded, Table};
 use crate::cuda::compile::build;
 use crate::cuda::compile::nvrtc::{Target, nvrtc, target};
 use crate::cuda::kernel::Specialisation;
-use crate::cuda::plan::{Choice, Limits, Overrides, Plan, most_of_a_cluster};
+use crate::cuda::plan::{Limits, Overrides, Plan, most_of_a_cluster};
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::library::Library;
@@ -100,7 +100,7 @@ fn overrides(limits: &Limits) -> std::result::Result<Overrides, String> {
     let words = environment::kernels::plan();
     let overrides = Overrides::parse(&words).map_err(|fault| format!("`DDL_PLAN` {fault}"))?;
     let most = limits.cluster;
-    match overrides.get(Choice::Cluster) {
+    match overrides.get("CLUSTER") {
         Some(cluster) if cluster > most => {
             Err(format!("`DDL_PLAN` must have CLUSTER up to {most} on this GPU, got {cluster}"))
         }
@@ -314,7 +314,7 @@ impl Backend for Gpu {
         }
         // A partition of a GPU may have no room for clusters.
         let limits = Limits { cluster: 1, ..self.limits };
-        let plan = Plan::new(specialisation, &limits, &self.overrides.without(Choice::Cluster))?;
+        let plan = Plan::new(specialisation, &limits, &self.overrides.without("CLUSTER"))?;
         self.load_planned(specialisation, plan, &limits)
     }
 

@@ -5,24 +5,19 @@
 //! the waits are hidden and the work is left. The constants are those of an H100 (132 multiprocessors, 1.755 GHz, 3.35
 //! TB/s) from entries of benchmarks/LOG.md, named by their titles; what is only assumed is marked so.
 
-use super::candidates::MOST_THREADS;
-use super::footprint::Footprint;
-use super::limits::Limits;
-use super::plan::Plan;
-use super::residency::Residency;
+use super::footprint::{moved, registers, shared};
+use super::limits::{Limits, MOST_THREADS};
+use super::plan::{Plan, Residency};
 use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 
-/// Bytes per clock from device memory: 25 a nanosecond ("a token ahead on the GPU").
-const DEVICE: f64 = 14.3;
-/// From L2: 42 a nanosecond (the same entry).
-const L2: f64 = 24.0;
-/// From shared memory and the first-level cache: 32 banks of four (CUDA C++ Programming Guide).
-const SHARED: f64 = 128.0;
+/// Bytes per clock from device memory, 25 a nanosecond, and from L2, 42 ("a token ahead on the GPU"); from shared memory
+/// and the first-level cache, 32 banks of four (CUDA C++ Programming Guide).
+const BYTES_PER_CLOCK: [f64; 3] = [14.3, 24.0, 128.0];
+/// First-level cache beside the shared memory that the blocks of a multiprocessor can have.
+const CACHE_ALONE: usize = 28 << 10;
 /// Clocks of a warp for each token, whatever it has of it: 250 instructions ("counted before they are timed"), two of
 /// four possible a clock (assumed: the forwards issue in 40 % of their slots, "a token ahead on the GPU").
 const WARP: f64 = 125.0;
-/// The same in an expansion, which has neither sums nor scalars (assumed).
-const WARP_OF_AN_EXPANSION: f64 = 25.0;
 /// Clocks until device memory answers under load: 0.7 µs ("a token ahead on the GPU").
 const DEVICE_WAIT: f64 = 1230.0;
 /// Until L2 answers under load (assumed: half of that).
@@ -38,22 +33,22 @@ const CLUSTER_LOSS: f64 = 0.08;
 const SPILLED_REGISTER: f64 = 1e7;
 
 /// Clocks of a multiprocessor for each token. Whole ones: the model is no finer.
-pub fn clocks(s: &Specialisation, plan: &Plan, footprint: &Footprint, limits: &Limits) -> usize {
+pub(super) fn clocks(s: &Specialisation, plan: &Plan, limits: &Limits) -> usize {
     let (slices, blocks) = (plan.slices(s), plan.blocks);
-    let over_features = matches!(s.kernel, Kernel::Forward | Kernel::Backward);
+    let [forward, backward] = [Kernel::Forward, Kernel::Backward].map(|kernel| s.kernel == kernel);
+    let over_features = forward || backward;
     let doublings = f64::from(plan.cluster.ilog2());
-
-    let separate = if plan.sums == Residency::SeparateKernel { s.d / plan.features } else { 0 };
     // Threads beyond the packets do nothing.
     let threads = (slices * plan.threads).min(s.d / plan.features);
-    let warps = (threads + separate).div_ceil(32) as f64;
-    let of_a_warp = if s.kernel.expands() { WARP_OF_AN_EXPANSION } else { WARP };
-    let mut work = (moved(plan, footprint, limits) + warps * of_a_warp) * (1.0 + CLUSTER_LOSS * doublings);
+    let separate = if plan.sums == Residency::SeparateKernel { s.d / plan.features } else { 0 };
+    let cache = (limits.shared_per_multiprocessor + CACHE_ALONE).saturating_sub(blocks * shared(s, plan));
+    let bytes = moved(s, plan, cache).into_iter().zip(BYTES_PER_CLOCK);
+    let moves: f64 = bytes.map(|(bytes, per_clock)| bytes as f64 / per_clock).sum();
+    let instructions = (threads + separate).div_ceil(32) as f64 * WARP;
+    let work = (moves + instructions) * (1.0 + CLUSTER_LOSS * doublings);
 
-    let count = match s.kernel {
-        Kernel::Forward => u8::from(s.rewrite) + u8::from(s.compress != Compress::None),
-        kernel => u8::from(kernel == Kernel::Backward),
-    };
+    let read = s.compress != Compress::None;
+    let count = if forward { u8::from(s.rewrite) + u8::from(read) } else { backward.into() };
     let sum = SUM_WAIT[0] + SUM_WAIT[1] * doublings;
     let sums = f64::from(count) * sum;
     let re_reads = over_features && !plan.keep_in_registers;
@@ -67,29 +62,21 @@ pub fn clocks(s: &Specialisation, plan: &Plan, footprint: &Footprint, limits: &L
         Kernel::Forward if !staged => (DEVICE_WAIT - plan.load_ahead as f64 * sum).max(0.0),
         _ => DEVICE_WAIT,
     };
-    let mut wait = sums + rows + memory;
-    if staged && blocks == 1 {
-        // Nothing else computes while the block waits for a row or its cluster.
-        let idle = if plan.cluster > 1 { sums + rows } else { rows };
-        work += idle * slices as f64;
-        wait -= idle;
-    }
+    // In a block that is alone with its stage, nothing else computes while it waits for a row or its cluster.
+    let waiting = rows + if plan.cluster > 1 { sums } else { 0.0 };
+    let idle = if staged && blocks == 1 { waiting } else { 0.0 };
+    let (work, wait) = (work + idle * slices as f64, sums + rows + memory - idle);
 
-    // Warps that need no sum with others walk by themselves.
+    // Warps that need no sum with others walk by themselves; those of an expansion fill the multiprocessor.
     let walkers = if over_features { 1 } else { (threads / slices / 32).max(1) };
     let parts = (slices * walkers) as f64;
-    let time = queue(work / parts, wait, blocks * walkers * (1 + usize::from(staged))) * parts;
-    let short = footprint.registers.saturating_sub(limits.most_registers(blocks * plan.threads));
+    let of_blocks = blocks * walkers * (1 + usize::from(staged));
+    let in_flight = if s.kernel.expands() { limits.threads_per_multiprocessor / 32 } else { of_blocks };
+    let time = queue(work / parts, wait, in_flight) * parts;
+    let short = registers(s, plan).saturating_sub(limits.most_registers(blocks * plan.threads));
     // Wide blocks that keep their packets were seen to spill ("a token ahead on the GPU").
     let spilled = short + usize::from(plan.keep_in_registers && plan.threads > MOST_THREADS[0]);
     (time + SPILLED_REGISTER * spilled as f64).round() as usize
-}
-
-/// Clocks that a token's bytes take; those of the parameters only if the first-level cache has no room for them.
-fn moved(plan: &Plan, footprint: &Footprint, limits: &Limits) -> f64 {
-    let cached = footprint.cached <= limits.cache_beside(plan.blocks * footprint.shared());
-    let l2 = footprint.l2 + if cached { 0 } else { footprint.parameters };
-    footprint.device as f64 / DEVICE + l2 as f64 / L2 + footprint.moved_shared as f64 / SHARED
 }
 
 /// Clocks between two tokens if so many are in flight, each of which waits and then has its work done: mean value analysis

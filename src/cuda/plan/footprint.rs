@@ -1,78 +1,38 @@
-//! The footprint of a plan: registers, shared memory, first-level cache, and the bytes that move for every token.
+//! What a plan takes of a device, why that may be too much, and the bytes that move for every token.
 
-use super::limits::RESERVED;
-use super::plan::Plan;
-use super::residency::Residency;
-use crate::cuda::kernel::{Compress, Kernel, Parts, Specialisation};
+use super::limits::Limits;
+use super::plan::{Plan, Residency};
+use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, Specialisation};
 use crate::problem::stats_before;
-use crate::tensor::Dtype;
 
+/// Every block reserves this much shared memory for itself (from sm_80 on).
+pub const RESERVED: usize = 1024;
+/// Bytes of static shared memory that the compiler accepts.
+pub(super) const MOST_STATIC: usize = 48 << 10;
 /// Bytes of the counters for the numbers that blocks of a cluster send each other.
 const COUNTS: usize = 16;
 
-/// All that a plan takes of a multiprocessor, in bytes but for the registers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Footprint {
-    /// of a thread, estimated
-    pub registers: usize,
-    /// of a block
-    pub dynamic_shared: usize,
-    pub static_shared: usize,
-    /// the parameters that every token needs, and what the first-level cache holds if it holds those of them that the
-    /// blocks of a multiprocessor need
-    pub parameters: usize,
-    pub cached: usize,
-    /// of a token from device memory and back: each input and output once, and what is read again without a stage or by
-    /// a separate kernel (L2 may have lost it)
-    pub device: usize,
-    /// of a token from L2 and back: a window, sums
-    pub l2: usize,
-    /// of a token from shared memory or the first-level cache and back: stages, columns, a window, sums, a weight
-    pub moved_shared: usize,
-}
-
-impl Footprint {
-    pub fn new(s: &Specialisation, plan: &Plan) -> Footprint {
-        let (slices, parameters) = (plan.slices(s), parameter_bytes(s));
-        let [device, l2, moved_shared] = moved(s, plan);
-        Footprint {
-            registers: registers(s, plan),
-            dynamic_shared: dynamic_shared(s, plan),
-            static_shared: static_shared(s, plan.cluster * plan.threads),
-            parameters,
-            // They may all have different slices; rows that are read again pass through the cache beside them.
-            cached: parameters / slices * plan.blocks.min(slices)
-                + read_again(s, plan) / slices * plan.blocks,
-            device,
-            l2,
-            moved_shared,
-        }
-    }
-
-    /// Bytes of its multiprocessor's shared memory that a block takes.
-    pub fn shared(&self) -> usize {
-        self.dynamic_shared + self.static_shared + RESERVED
-    }
-}
-
 /// Registers that a thread needs, at the least: fitted to the fewest with which code for sm_90 does not spill. If it
 /// still spills, the next candidate is compiled.
-fn registers(s: &Specialisation, plan: &Plan) -> usize {
-    let (rows, features, real) = (plan.rows(s), plan.features, s.real().size());
+pub(super) fn registers(s: &Specialisation, plan: &Plan) -> usize {
+    let (rows, features, size) = (plan.rows(s), plan.features, s.real().size() / 4);
     if s.kernel.expands() {
         // The weight, its sums, and the numbers of as many tokens as it has taps.
         let kept = plan.keep_in_registers && s.compress == Compress::Token;
-        let weight = if kept { 2 * s.taps * features * (s.m + 1) * real / 4 } else { 0 };
-        return 16 + weight + features * (s.m + 1);
+        return 16 + features * (s.m + 1) * if kept { 2 * s.taps * size + 1 } else { 1 };
     }
-    let elements = features * s.m;
     let kept_rows = if plan.keep_in_registers { rows } else { 1 };
+    let elements = features * s.m;
     let packet = if s.kernel == Kernel::Backward { 4 * elements } else { 3 * elements / 2 };
-    let packets = kept_rows * (packet + s.rewrites * features);
-    let window = if plan.window == Residency::Registers { rows * features * (s.taps - 1) } else { 0 };
-    let has_sums = s.kernel != Kernel::Forward && plan.sums == Residency::Registers;
-    let sums = if has_sums { rows * features * s.slots() } else { 0 };
-    16 + (2 * s.m * s.rewrites.max(s.next) + packets + window + sums) * real / 4
+    let window = if plan.window == Residency::Registers { s.taps - 1 } else { 0 };
+    let sums = if plan.sums == Residency::Registers { s.slots() } else { 0 };
+    let kept = kept_rows * (packet + s.rewrites * features) + rows * features * (window + sums);
+    16 + (2 * s.m * s.rewrites.max(s.next) + kept) * size
+}
+
+/// Bytes of its multiprocessor's shared memory that a block takes.
+pub(super) fn shared(s: &Specialisation, plan: &Plan) -> usize {
+    plan.shared + static_shared(s, plan.cluster * plan.threads) + RESERVED
 }
 
 /// Bytes of the two buffers for sums over so many threads.
@@ -88,86 +48,98 @@ pub(super) fn static_shared(s: &Specialisation, threads: usize) -> usize {
 /// The stages, each of one token's rows in slots of 16 bytes, the window, the columns, the sums.
 pub(super) fn dynamic_shared(s: &Specialisation, plan: &Plan) -> usize {
     let width = plan.width(s);
-    let stage: usize = token_inputs(s).map(|bytes| (width * bytes).next_multiple_of(16)).sum();
-    let window = if plan.window == Residency::Shared { plan.window_bytes(s) } else { 0 };
-    let sums = if plan.sums == Residency::Shared { s.slots() * width * s.real().size() } else { 0 };
-    plan.stages * stage + window + columns(s, plan) + sums
+    let stage: usize = token_inputs(s).map(|bytes| (width * bytes).next_multiple_of(16)).iter().sum();
+    let window = if plan.window == Residency::Shared { s.taps } else { 0 };
+    let sums = if plan.sums == Residency::Shared { s.slots() } else { 0 };
+    plan.stages * stage + (window + columns(s, plan) + sums) * width * s.real().size()
 }
 
-/// Bytes of the columns that wait between the passes over a token, if its packets are re-read.
+/// Columns that wait between the passes over a token, if its packets are re-read.
 fn columns(s: &Specialisation, plan: &Plan) -> usize {
-    let count = match (s.kernel, plan.sums) {
+    match s.kernel {
         _ if plan.keep_in_registers || s.kernel.expands() => 0,
-        (Kernel::Backward, Residency::SeparateKernel) => 2, // dh' waits for the sums alone
-        (Kernel::Backward, _) => 3,
+        Kernel::Backward if plan.sums == Residency::SeparateKernel => 2, // dh' waits for the sums alone
+        Kernel::Backward => 3,
         _ => 1,
-    };
-    count * plan.width(s) * s.real().size()
-}
-
-/// Bytes per feature of each of a token's inputs.
-pub(super) fn token_inputs(s: &Specialisation) -> impl Iterator<Item = usize> {
-    let types = &s.types;
-    let backward = s.kernel == Kernel::Backward;
-    [
-        (true, s.m * types.state.size()),
-        (s.rewrite, s.rewrites * types.direction.size()),
-        (backward, s.m * types.state.size()),
-        (backward && s.compress != Compress::None, types.context.size()),
-        (backward && s.compress == Compress::Token, types.state.size()),
-    ]
-    .into_iter()
-    .filter_map(|(there, bytes)| there.then_some(bytes))
-}
-
-/// Bytes of the parameters that every token needs. Other kernels' blocks have few of them each.
-fn parameter_bytes(s: &Specialisation) -> usize {
-    if !matches!(s.kernel, Kernel::Forward | Kernel::Backward) {
-        return 0;
     }
-    let Parts { norm_weight, gate, value, .. } = s.parts;
-    let compress = matches!(s.compress, Compress::Channel | Compress::Token);
-    let bytes = |there: bool, rows: usize, dtype: Dtype| if there { rows * s.d * dtype.size() } else { 0 };
-    bytes(compress, s.m * s.taps, s.types.compress)
-        + bytes(norm_weight, 1, s.types.norm)
-        + bytes(gate, s.next, s.types.gate)
-        + bytes(value, s.next * s.m, s.types.value)
 }
 
-/// Bytes of a token that the second pass reads: X and k, in the backward G, too.
-fn second_pass(s: &Specialisation, plan: &Plan) -> usize {
-    let count = 1 + usize::from(s.rewrite) + usize::from(s.kernel == Kernel::Backward);
-    if plan.keep_in_registers { 0 } else { s.d * token_inputs(s).take(count).sum::<usize>() }
+/// The first limit that a plan does not keep. Registers are none: a plan that asks for too many spills.
+pub(super) fn exceeds(s: &Specialisation, plan: &Plan, limits: &Limits) -> Option<String> {
+    let Plan { cluster, threads, blocks, .. } = *plan;
+    let (sum, total, one) = (cluster * threads, blocks * threads, shared(s, plan));
+    let [fixed, all] = [static_shared(s, sum), blocks * one].map(|bytes| bytes.div_ceil(1024));
+    let most = limits.shared_per_multiprocessor / 1024;
+    let needs_and_has = [
+        (cluster, limits.cluster, "clusters of # blocks, this GPU has clusters of % at most"),
+        (sum, threads_of_a_sum(cluster), "sums over # threads, the kernels add up % at most"),
+        (fixed, MOST_STATIC / 1024, "# KiB of static shared memory, the compiler accepts %"),
+        (one.div_ceil(1024), limits.shared_per_block / 1024, "# KiB of shared memory, a block has %"),
+        (all, most, "# KiB of shared memory for @ blocks, a multiprocessor has %"),
+        (total, limits.threads_per_multiprocessor, "# threads for @ blocks, a multiprocessor has %"),
+        (blocks, limits.blocks_per_multiprocessor, "# blocks per multiprocessor, which runs % at most"),
+    ];
+    let (needs, has, text) = needs_and_has.into_iter().find(|(needs, has, _)| needs > has)?;
+    let text = text.replace('#', &needs.to_string()).replace('%', &has.to_string());
+    Some(format!("needs {}", text.replace('@', &blocks.to_string())))
 }
 
-/// Those of them that come from memory.
-fn read_again(s: &Specialisation, plan: &Plan) -> usize {
-    if plan.stages == 0 { second_pass(s, plan) } else { 0 }
+/// Threads that may add up their sums (sum_partials in block_sum.cuh): of a power of two of blocks, and of others.
+fn threads_of_a_sum(cluster: usize) -> usize {
+    if cluster.is_power_of_two() { 4096 } else { 1024 }
 }
 
-/// Bytes that move with every token: of device memory, of L2, of shared memory.
-fn moved(s: &Specialisation, plan: &Plan) -> [usize; 3] {
-    let row = s.d * s.real().size();
-    let (all, state) = (s.d * token_inputs(s).sum::<usize>(), s.d * s.m * s.types.state.size());
+/// Threads of a block, so that the kernels can add up their sums.
+pub(super) fn most_threads(s: &Specialisation, cluster: usize) -> usize {
+    let of_a_sum = threads_of_a_sum(cluster) / cluster / 32 * 32;
+    of_a_sum.min(MOST_STATIC / static_shared(s, 32 * cluster) * 32)
+}
+
+/// Bytes per feature of each of a token's inputs: X, k, G, dh, x. The second pass needs the first three.
+pub(super) fn token_inputs(s: &Specialisation) -> [usize; 5] {
+    let (types, state, backward) = (&s.types, s.types.state.size(), s.kernel == Kernel::Backward);
+    let read = backward && s.compress != Compress::None;
+    let token = backward && s.compress == Compress::Token;
+    let there = [true, s.rewrite, backward, read, token].map(usize::from);
+    let bytes = [s.m * state, s.rewrites * types.direction.size(), s.m * state, types.context.size(), state];
+    std::array::from_fn(|input| there[input] * bytes[input])
+}
+
+/// Bytes that move for every token: of device memory, of L2, and of shared memory or the first-level cache, of which the
+/// blocks of a multiprocessor have `cache` bytes.
+pub(super) fn moved(s: &Specialisation, plan: &Plan, cache: usize) -> [usize; 3] {
+    let (slices, row) = (plan.slices(s), s.d * s.real().size());
+    let inputs = token_inputs(s).map(|bytes| s.d * bytes);
+    let (all, state) = (inputs.iter().sum::<usize>(), inputs[0]);
     let outputs = if s.kernel == Kernel::Parameters { 0 } else { state + s.d * s.types.direction.size() };
     // The second kernel reads all of a token but G.
     let separate = if plan.sums == Residency::SeparateKernel { all - state } else { 0 };
-    // Every row of the window and of the sums is read and written.
-    let window = if s.compress == Compress::Token { 2 * s.taps * row } else { 0 };
-    let sums = if s.kernel == Kernel::Forward { 0 } else { 2 * s.slots() * row };
-    let at = |residency| {
-        let window = if plan.window == residency { window } else { 0 };
-        window + if plan.sums == residency { sums } else { 0 }
-    };
+    // From a stage, else from memory (L2 may have lost them).
+    let second = if plan.keep_in_registers { 0 } else { inputs[..3].iter().sum() };
     // A stage is written and read, and read again.
-    let again = read_again(s, plan);
-    let staged = if plan.stages == 0 { 0 } else { all + second_pass(s, plan) };
-    let weight = match s.kernel {
-        Kernel::ExpandForward if !plan.keep_in_registers => s.m * s.taps * row,
-        Kernel::ExpandBackward if !plan.keep_in_registers => 3 * s.m * s.taps * row, // and its sums
-        _ => 0,
+    let (again, staged) = if plan.stages == 0 { (second, 0) } else { (0, all + second) };
+    // Every row of the window and of the sums is read and written.
+    let rows = |place| {
+        let window = if s.compress == Compress::Token && plan.window == place { s.taps } else { 0 };
+        2 * (window + if plan.sums == place { s.slots() } else { 0 }) * row
     };
-    let columns = 2 * columns(s, plan) * plan.slices(s);
-    let shared = at(Residency::Shared) + staged + columns + weight;
-    [all + outputs + separate + again, at(Residency::Global), shared]
+    let parameters = parameter_bytes(s);
+    // The blocks may all have different slices; rows that are read again pass through the cache beside them.
+    let cached = parameters / slices * plan.blocks.min(slices) + again / slices * plan.blocks;
+    let uncached = if cached <= cache { 0 } else { parameters };
+    [
+        all + outputs + separate + again,
+        rows(Residency::Global) + uncached,
+        rows(Residency::Shared) + staged + 2 * columns(s, plan) * row,
+    ]
+}
+
+/// Bytes of the parameters that every token needs: rows as of their sums, in the type of one. Other kernels' blocks have
+/// few of them each.
+fn parameter_bytes(s: &Specialisation) -> usize {
+    let (Parts { norm_weight: norm, gate, value, .. }, types) = (s.parts, &s.types);
+    let compress = matches!(s.compress, Compress::Channel | Compress::Token);
+    let all = Specialisation { sums: ParameterSums { compress, norm, gate, value }, ..*s };
+    let rows = if matches!(s.kernel, Kernel::Forward | Kernel::Backward) { all.slots() } else { 0 };
+    rows * s.d * if compress { types.compress } else { types.gate }.size()
 }

@@ -1,5 +1,9 @@
 //! The limits of a device that a plan keeps to.
 
+/// Threads of a block at most: usually, if it re-reads its packets alone on its multiprocessor, and if it keeps them because
+/// nothing else fits, or by hand, and spills.
+pub(super) const MOST_THREADS: [usize; 3] = [256, 512, 1024];
+
 /// Sizes of a device's memories, and how much runs on it at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -14,22 +18,12 @@ pub struct Limits {
     pub cluster: usize,
 }
 
-/// Every block reserves this much shared memory for itself (from sm_80 on).
-pub const RESERVED: usize = 1024;
-/// First-level cache beside the shared memory that the blocks of a multiprocessor can have.
-const CACHE_ALONE: usize = 28 << 10;
-
 impl Limits {
     /// Registers that a thread can have if so many threads share a multiprocessor: each of its four parts deals
     /// them out to its warps, eight at a time.
     pub(super) fn most_registers(&self, threads: usize) -> usize {
         let warps = threads.div_ceil(32).div_ceil(4);
         (self.registers_per_multiprocessor / 4 / 32 / warps / 8 * 8).min(255)
-    }
-
-    /// Bytes of first-level cache that blocks with so much shared memory in all leave.
-    pub(super) fn cache_beside(&self, shared: usize) -> usize {
-        (self.shared_per_multiprocessor + CACHE_ALONE).saturating_sub(shared)
     }
 }
 

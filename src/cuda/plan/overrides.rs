@@ -1,38 +1,22 @@
 //! Choices made by hand: tests reach every plan with them, tuning compares them.
 
-use std::ops::RangeInclusive;
+use super::plan::{Plan, Residency};
 
-/// The choices that a plan leaves open, in the order of `CHOICES`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
-    Cluster,
-    Threads,
-    Features,
-    KeepInRegisters,
-    Window,
-    Sums,
-    /// of sums that have a kernel of their own
-    SeparateSums,
-    Stages,
-    LoadAhead,
-    Blocks,
-    /// tokens of a block; no macro
-    Chunk,
-}
+/// A choice: its name in `DDL_PLAN`, which is its macro's, its least and its greatest value, and how a plan makes it.
+type Choice = (&'static str, usize, usize, fn(&mut Plan, usize));
 
-/// Each choice's name in `DDL_PLAN`, which is its macro's, and its values.
-const CHOICES: [(&str, RangeInclusive<usize>); 11] = [
-    ("CLUSTER", 1..=8),
-    ("THREADS", 32..=1024),
-    ("FEATURES", 1..=8),
-    ("KEEP_IN_REGISTERS", 0..=1),
-    ("WINDOW", 0..=2),
-    ("SUMS", 0..=3),
-    ("SEPARATE_SUMS", 0..=2),
-    ("STAGES", 0..=2),
-    ("LOAD_AHEAD", 0..=2),
-    ("BLOCKS", 1..=32),
-    ("CHUNK", 1..=usize::MAX),
+const CHOICES: [Choice; 11] = [
+    ("CLUSTER", 1, 8, |plan, value| plan.cluster = value),
+    ("THREADS", 32, 1024, |plan, value| plan.threads = value),
+    ("FEATURES", 1, 8, |plan, value| plan.features = value),
+    ("KEEP_IN_REGISTERS", 0, 1, |plan, value| plan.keep_in_registers = value != 0),
+    ("WINDOW", 0, 2, |plan, value| plan.window = Residency::ALL[value]),
+    ("SUMS", 0, 3, |plan, value| plan.sums = Residency::ALL[value]),
+    ("SEPARATE_SUMS", 0, 2, |plan, value| plan.sums = Residency::ALL[value]), // SUMS of parameters_bwd
+    ("STAGES", 0, 2, |plan, value| plan.stages = value),
+    ("LOAD_AHEAD", 0, 2, |plan, value| plan.load_ahead = value),
+    ("BLOCKS", 1, 32, |plan, value| plan.blocks = value),
+    ("CHUNK", 1, usize::MAX, |_, _| ()), // tokens of a block; no macro
 ];
 
 /// The choices that are not left to the planner.
@@ -40,49 +24,58 @@ const CHOICES: [(&str, RangeInclusive<usize>); 11] = [
 pub struct Overrides([Option<usize>; CHOICES.len()]);
 
 impl Overrides {
-    /// From words such as `CLUSTER=2 STAGES=0`. Fails with the end of a sentence; the caller begins it with the words'
-    /// origin.
+    /// From words such as `CLUSTER=2 STAGES=0`. Fails with the end of a sentence that begins with the words' origin.
     pub fn parse(words: &str) -> Result<Overrides, String> {
-        words.split_whitespace().try_fold(Overrides::default(), |mut overrides, word| {
+        let mut overrides = Overrides::default();
+        for word in words.split_whitespace() {
             let (name, value) = word.split_once('=').unwrap_or((word, ""));
-            let value: usize = value
-                .parse()
-                .map_err(|_| format!("must be words like CLUSTER=2 or STAGES=0, got {word:?}"))?;
-            let Some(choice) = CHOICES.iter().position(|(known, _)| *known == name) else {
-                let names = CHOICES.map(|(name, _)| name).join(", ");
-                return Err(format!("must name {}, got {name:?}", names.replace(", CHUNK", " or CHUNK")));
+            let no_word = |_| format!("must be words like CLUSTER=2 or STAGES=0, got {word:?}");
+            let value: usize = value.parse().map_err(no_word)?;
+            let names = CHOICES.map(|(name, ..)| name);
+            let Some(choice) = names.iter().position(|known| *known == name) else {
+                let names = names.join(", ").replace(", CHUNK", " or CHUNK");
+                return Err(format!("must name {names}, got {name:?}"));
             };
-            let (least, most) = (CHOICES[choice].1.start(), CHOICES[choice].1.end());
-            match value {
-                _ if choice == Choice::Threads as usize && !value.is_multiple_of(32) => {
-                    return Err(format!("must have THREADS in warps of 32, got {value}"));
-                }
-                _ if !CHOICES[choice].1.contains(&value) => {
-                    return Err(format!("must have {name} from {least} to {most}, got {value}"));
-                }
-                _ => overrides.0[choice] = Some(value),
+            let (_, least, most, _) = CHOICES[choice];
+            if name == "THREADS" && !value.is_multiple_of(32) {
+                return Err(format!("must have THREADS in warps of 32, got {value}"));
             }
-            Ok(overrides)
-        })
+            if !(least..=most).contains(&value) {
+                return Err(format!("must have {name} from {least} to {most}, got {value}"));
+            }
+            overrides.0[choice] = Some(value);
+        }
+        Ok(overrides)
     }
 
-    pub fn get(&self, choice: Choice) -> Option<usize> {
-        self.0[choice as usize]
+    pub fn get(&self, name: &str) -> Option<usize> {
+        self.0[index(name)]
     }
 
     /// All but one choice.
-    pub fn without(mut self, choice: Choice) -> Overrides {
-        self.0[choice as usize] = None;
+    pub fn without(mut self, name: &str) -> Overrides {
+        self.0[index(name)] = None;
         self
     }
 
-    /// Every override of a plan as a word, and alone.
-    pub(super) fn each(&self) -> Vec<(String, Overrides)> {
-        let alone = |choice: usize| {
-            let mut alone = Overrides::default();
-            alone.0[choice] = self.0[choice];
-            Some((format!("{}={}", CHOICES[choice].0, self.0[choice]?), alone))
-        };
-        (0..Choice::Chunk as usize).filter_map(alone).collect()
+    /// A plan with each of the usual values of a choice, or with the one that was made by hand.
+    pub(super) fn vary(&self, plan: &Plan, name: &str, usual: Vec<usize>) -> Vec<Plan> {
+        let (.., make) = CHOICES[index(name)];
+        let values = self.get(name).map_or(usual, |value| vec![value]);
+        let mut plans = vec![*plan; values.len()];
+        plans.iter_mut().zip(values).for_each(|(plan, value)| make(plan, value));
+        plans
     }
+
+    /// The words that it was parsed from.
+    pub(super) fn words(&self) -> String {
+        let words =
+            CHOICES.iter().zip(self.0).filter_map(|((name, ..), value)| Some(format!("{name}={}", value?)));
+        words.collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Where a choice is in the list.
+fn index(name: &str) -> usize {
+    CHOICES.iter().position(|(known, ..)| *known == name).expect("a name of the list")
 }

@@ -1,12 +1,31 @@
-//! A plan.
+//! A plan: its macros, and the blocks and chunks of tokens that it makes of a call.
 
 use super::limits::Limits;
-use super::overrides::Choice;
-use super::residency::Residency;
-use crate::cuda::kernel::{Kernel, Specialisation};
+use crate::cuda::kernel::{Compress, Kernel, Specialisation};
+
+/// Tokens of a chunk of an expansion's backward: keeps its row of sums small beside its tokens.
+const EXPAND_CHUNK: usize = 64;
+/// Blocks that a grid may have along its second axis.
+const MOST_GRID_BLOCKS: usize = 65_535;
+
+/// Where the numbers live that a thread keeps; numbered as WINDOW and SUMS in common.cuh.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Residency {
+    #[default]
+    Registers = 0,
+    Shared = 1,
+    Global = 2,
+    /// in a kernel of their own
+    SeparateKernel = 3,
+}
+
+impl Residency {
+    /// In the order of their numbers.
+    pub const ALL: [Self; 4] = [Self::Registers, Self::Shared, Self::Global, Self::SeparateKernel];
+}
 
 /// The rest of a kernel's macros, and the dynamic shared memory it is launched with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Plan {
     /// blocks that share a token, a slice of its features each
     pub cluster: usize,
@@ -30,43 +49,27 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// One warp that keeps everything in registers: the candidates differ from it in what their kernel can choose.
-    pub(super) fn plain(s: &Specialisation) -> Plan {
-        Plan {
-            cluster: 1,
-            threads: 32,
-            features: 1,
-            align: if s.aligned { 16 } else { 2 },
-            keep_in_registers: true,
-            window: Residency::Registers,
-            sums: Residency::Registers,
-            stages: 0,
-            load_ahead: 0,
-            blocks: 1,
-            shared: 0,
-        }
+    /// The macros that the plan decides.
+    pub fn defines(&self) -> [(&'static str, String); 10] {
+        [
+            ("CLUSTER", self.cluster),
+            ("THREADS", self.threads),
+            ("FEATURES", self.features),
+            ("ALIGN", self.align),
+            ("KEEP_IN_REGISTERS", self.keep_in_registers.into()),
+            ("WINDOW", self.window as usize),
+            ("SUMS", self.sums as usize),
+            ("STAGES", self.stages),
+            ("LOAD_AHEAD", self.load_ahead),
+            ("BLOCKS", self.blocks),
+        ]
+        .map(|(name, value)| (name, value.to_string()))
     }
 
-    /// The plan with one choice made.
-    pub(super) fn with(mut self, choice: Choice, value: usize) -> Plan {
-        match choice {
-            Choice::Cluster => self.cluster = value,
-            Choice::Threads => self.threads = value,
-            Choice::Features => self.features = value,
-            Choice::KeepInRegisters => self.keep_in_registers = value != 0,
-            Choice::Window => self.window = Residency::ALL[value],
-            Choice::Sums | Choice::SeparateSums => self.sums = Residency::ALL[value],
-            Choice::Stages => self.stages = value,
-            Choice::LoadAhead => self.load_ahead = value,
-            Choice::Blocks => self.blocks = value,
-            Choice::Chunk => {} // no part of a plan
-        }
-        self
-    }
-
-    /// Bytes of the window in global memory, for so many blocks.
+    /// Bytes of the windows in global memory, for so many blocks: a row of their features for each tap.
     pub fn scratch(&self, s: &Specialisation, blocks: usize) -> usize {
-        if self.window == Residency::Global { blocks * self.slices(s) * self.window_bytes(s) } else { 0 }
+        let window = s.taps * self.width(s) * s.real().size();
+        if self.window == Residency::Global { blocks * self.slices(s) * window } else { 0 }
     }
 
     /// Blocks that share a chunk of tokens, a slice of the features each.
@@ -77,6 +80,29 @@ impl Plan {
     /// Blocks that are planned to run on the device at once.
     pub fn wave(&self, limits: &Limits) -> usize {
         limits.multiprocessors * self.blocks
+    }
+
+    /// Tokens that a block walks, so that each of the `wave` blocks that run at once has one chunk.
+    pub fn chunk(&self, s: &Specialisation, wave: usize, limits: &Limits, tokens: usize) -> usize {
+        let chunks = |blocks: usize| tokens.div_ceil((blocks / self.slices(s)).max(1));
+        // A chunk repeats the K − 1 tokens before it: keep that to a tenth while every multiprocessor has work.
+        let long = (10 * (s.taps - 1)).min(chunks(limits.multiprocessors));
+        chunks(wave).max(long).max(1)
+    }
+
+    /// Tokens per chunk of an expansion of so many tokens in all, for `expand_blocks`.
+    pub fn expand_chunk(&self, s: &Specialisation, limits: &Limits, tokens: usize) -> usize {
+        let sums = s.kernel == Kernel::ExpandBackward && s.compress == Compress::Token;
+        // As many tokens are read twice as there are taps.
+        let least = (2 * s.taps).max(if sums { EXPAND_CHUNK } else { 1 });
+        tokens.div_ceil(self.expand_blocks(s, limits)).max(least)
+    }
+
+    /// Blocks of an expansion's grid down the chunks: a few waves of them at most, so that rows of sums stay few however
+    /// many sequences there are.
+    pub fn expand_blocks(&self, s: &Specialisation, limits: &Limits) -> usize {
+        let wave = limits.multiprocessors * (limits.threads_per_multiprocessor / self.threads).max(1);
+        wave.div_ceil(self.slices(s)).min(MOST_GRID_BLOCKS)
     }
 
     /// Features of a block.
@@ -90,18 +116,5 @@ impl Plan {
     /// Packets of a thread.
     pub(super) fn rows(&self, s: &Specialisation) -> usize {
         (self.width(s) / self.features).div_ceil(self.threads)
-    }
-
-    /// Bytes of a block's window, which keeps a row of its features for each tap.
-    pub(super) fn window_bytes(&self, s: &Specialisation) -> usize {
-        s.taps * self.width(s) * s.real().size()
-    }
-
-    /// Whether a call launches the same kernels with both plans: sums in a kernel of their own need that kernel,
-    /// and a re-read weight of an expansion needs a copy with the taps outermost.
-    pub(super) fn launches_like(&self, other: &Plan, s: &Specialisation) -> bool {
-        let separate = |plan: &Plan| plan.sums == Residency::SeparateKernel;
-        let weight = |plan: &Plan| s.kernel.expands() && plan.keep_in_registers;
-        separate(self) == separate(other) && weight(self) == weight(other)
     }
 }

@@ -1,88 +1,73 @@
 //! The planner: the cheapest candidate that fits, and the next one if its kernel spills registers.
 
-use std::cmp::Reverse;
+use std::collections::HashSet;
 
 use super::candidates::candidates;
 use super::cost::clocks;
-use super::fits::fits;
-use super::footprint::Footprint;
+use super::footprint::{exceeds, registers, shared};
 use super::limits::Limits;
 use super::overrides::Overrides;
-use super::plan::Plan;
+use super::plan::{Plan, Residency};
 use crate::cuda::kernel::Specialisation;
 use crate::error::{Error, Result};
-
-/// A plan, and all that decides whether it is taken.
-pub struct Candidate {
-    pub plan: Plan,
-    pub footprint: Footprint,
-    /// of a multiprocessor for each token
-    pub clocks: usize,
-    pub fits: std::result::Result<(), String>,
-}
-
-impl Candidate {
-    fn new(s: &Specialisation, plan: Plan, limits: &Limits) -> Candidate {
-        let footprint = Footprint::new(s, &plan);
-        let clocks = clocks(s, &plan, &footprint, limits);
-        Candidate { plan, footprint, clocks, fits: fits(&plan, &footprint, limits) }
-    }
-
-    /// Registers that a thread can have beyond those that it needs. Loads ahead take a few, as the compiler likes.
-    fn spare_registers(&self, limits: &Limits) -> (isize, Reverse<usize>) {
-        let most = limits.most_registers(self.plan.blocks * self.plan.threads);
-        (most as isize - self.footprint.registers as isize, Reverse(self.plan.load_ahead))
-    }
-}
-
-/// Every candidate with its footprint and its cost.
-pub(super) fn judged(
-    s: &Specialisation,
-    limits: &Limits,
-    overrides: &Overrides,
-) -> impl Iterator<Item = Candidate> + use<> {
-    let (s, limits) = (*s, *limits);
-    candidates(&s, &limits, overrides).into_iter().map(move |plan| Candidate::new(&s, plan, &limits))
-}
 
 impl Plan {
     /// Fails for overrides that leave no plan, and for so many value channels that no block could add up its sums.
     pub fn new(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Result<Plan> {
-        let fitting = judged(s, limits, overrides).filter(|candidate| candidate.fits.is_ok());
-        let cheapest = fitting.min_by_key(|candidate| candidate.clocks).map(|candidate| candidate.plan);
-        cheapest.ok_or_else(|| refusal(s, limits, overrides))
+        let mut plans = candidates(s, limits, overrides).into_iter();
+        plans.find(|plan| exceeds(s, plan, limits).is_none()).ok_or_else(|| refusal(s, limits, overrides))
     }
 
     /// The next plan to try if this one's kernel spills registers: the next by cost that leaves a thread more of them.
-    /// Warm-up decides which kernels are needed before compiling any, so the next plan launches the same ones.
+    /// Warm-up decides which kernels are needed before compiling any, so sums stay in a kernel of their own, or none.
     pub fn after_spill(&self, s: &Specialisation, limits: &Limits) -> Option<Plan> {
-        let spilled = Candidate::new(s, *self, limits).spare_registers(limits);
-        let others = judged(s, limits, &Overrides::default())
-            .filter(|other| other.fits.is_ok() && other.plan.launches_like(self, s))
-            .filter(|other| other.spare_registers(limits) > spilled);
-        others.min_by_key(|other| other.clocks).map(|other| other.plan)
+        let separate = |plan: &Plan| plan.sums == Residency::SeparateKernel;
+        let most = |plan: &Plan| limits.most_registers(plan.blocks * plan.threads);
+        let needed = |plan: &Plan| registers(s, plan) + plan.load_ahead; // loads ahead take a few, as the compiler likes
+        candidates(s, limits, &Overrides::default()).into_iter().find(|plan| {
+            separate(plan) == separate(self)
+                && most(plan) + needed(self) > most(self) + needed(plan)
+                && exceeds(s, plan, limits).is_none()
+        })
     }
 }
 
 /// Why no candidate is left: the override at fault, if one alone is.
 fn refusal(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Error {
-    let (d, m) = (s.d, s.m);
-    let none_left =
-        |overrides: &Overrides| judged(s, limits, overrides).all(|candidate| candidate.fits.is_err());
-    if none_left(&Overrides::default()) {
+    let (d, m, kernel) = (s.d, s.m, s.kernel.name());
+    let plans = |words: &str| candidates(s, limits, &Overrides::parse(words).unwrap_or_default());
+    let none_left = |words: &str| plans(words).iter().all(|plan| exceeds(s, plan, limits).is_some());
+    if none_left("") {
         return Error::Argument(format!(
             "`state` must have fewer value channels to be worked on by a GPU, got {m}: move it to the CPU"
         ));
     }
-    let each = overrides.each();
-    let all = || (each.iter().map(|(word, _)| word.as_str()).collect::<Vec<_>>().join(" "), *overrides);
-    let (words, overrides) = each.iter().find(|(_, alone)| none_left(alone)).cloned().unwrap_or_else(all);
-    let closest = judged(s, limits, &overrides)
-        .min_by_key(|candidate| candidate.plan.blocks * candidate.footprint.shared());
-    let reason = match closest.and_then(|candidate| candidate.fits.err()) {
+    let all = overrides.without("CHUNK").words();
+    let words = all.split(' ').find(|word| none_left(word)).unwrap_or(&all);
+    let closest = plans(words).into_iter().min_by_key(|plan| plan.blocks * shared(s, plan));
+    let reason = match closest.and_then(|plan| exceeds(s, &plan, limits)) {
         Some(reason) => format!("with d = {d} and m = {m} it {reason}"),
         None => format!("the kernel cannot run so with d = {d} and m = {m}"),
     };
-    let kernel = s.kernel.name();
     Error::Argument(format!("`DDL_PLAN` has {words}, which leaves no plan for `{kernel}`: {reason}"))
+}
+
+/// Lines for a log: the first three candidates by cost that differ in more than their blocks and loads ahead, and three of
+/// those that would have come before them but do not fit.
+pub fn report(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Vec<String> {
+    let all = candidates(s, limits, overrides);
+    let words = |plan: &Plan| plan.defines().map(|(name, value)| format!("{name}={value}")).join(" ");
+    let mut kinds = HashSet::new();
+    let fitting = all.iter().filter(|plan| exceeds(s, plan, limits).is_none());
+    let first = fitting.filter(|plan| kinds.insert(Plan { blocks: 0, load_ahead: 0, ..**plan }));
+    let mut lines =
+        vec![format!("{} candidates for {}, d = {}, m = {}:", all.len(), s.kernel.name(), s.d, s.m)];
+    lines.extend(first.take(3).zip(1..).map(|(plan, number)| {
+        let (words, registers, kib) = (words(plan), registers(s, plan), shared(s, plan).div_ceil(1024));
+        let needs = format!("about {registers} registers, {kib} KiB of shared memory");
+        format!("  {number}. {words}: {needs}; {} clocks a token", clocks(s, plan, limits))
+    }));
+    let refused = all.iter().map_while(|plan| Some((plan, exceeds(s, plan, limits)?)));
+    lines.extend(refused.take(3).map(|(plan, reason)| format!("  not {}: {reason}", words(plan))));
+    if all.len() > 1 { lines } else { Vec::new() }
 }

@@ -142,7 +142,7 @@ fn a_forward_reads_its_state_once_if_registers_can_keep_it() {
 
 #[test]
 fn packets_are_sixteen_bytes_if_they_can_be() {
-    let features = |d, m, dtype| packet(&specialisation(Kernel::Forward, d, m, 1, dtype), d);
+    let features = |d, m, dtype| packet(&specialisation(Kernel::Forward, d, m, 1, dtype), d, false);
     assert_eq!(features(768, 1, Dtype::Bf16), 8);
     assert_eq!(features(768, 4, Dtype::Bf16), 2);
     assert_eq!(features(768, 4, Dtype::F32), 1);

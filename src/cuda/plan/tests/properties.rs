@@ -5,8 +5,7 @@ use std::iter::successors;
 use super::{CLUSTERED, LARGE, every_case, specialisation};
 use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 use crate::cuda::plan::candidates::candidates;
-use crate::cuda::plan::fits::{MOST_STATIC, fits};
-use crate::cuda::plan::footprint::{Footprint, static_shared};
+use crate::cuda::plan::footprint::{MOST_STATIC, exceeds, static_shared};
 use crate::cuda::plan::{Overrides, Plan, RESERVED, Residency};
 use crate::tensor::Dtype;
 
@@ -36,7 +35,7 @@ fn plans_that_spill_come_to_an_end_within_the_limits() {
         assert!(plans.len() <= 48, "{s:?}");
         for (place, plan) in plans.iter().enumerate() {
             assert!(!plans[..place].contains(plan), "{s:?}: {plan:?}");
-            assert_eq!(fits(plan, &Footprint::new(&s, plan), &limits), Ok(()));
+            assert_eq!(exceeds(&s, plan, &limits), None);
             assert_eq!(plan.sums == Residency::SeparateKernel, separate, "warm-up has decided that: {s:?}");
         }
     }
@@ -106,6 +105,21 @@ fn a_plan_has_the_overrides_even_where_it_spills() {
     let plan = Plan::new(&s, &CLUSTERED, &Overrides::parse(words).unwrap()).unwrap();
     let defines = plan.defines().map(|(name, value)| format!("{name}={value}"));
     assert!(words.split(' ').all(|word| defines.contains(&word.to_string())), "{defines:?}");
+}
+
+#[test]
+fn an_expansion_has_the_longest_packets_that_leave_room_for_its_weight() {
+    for (mut s, limits) in every_case().step_by(7) {
+        for kernel in [Kernel::ExpandForward, Kernel::ExpandBackward] {
+            s.kernel = kernel;
+            s.compress = if s.taps > 1 { Compress::Token } else { Compress::None };
+            let plan = Plan::new(&s, &limits, &Overrides::default()).unwrap();
+            for other in candidates(&s, &limits, &Overrides::default()) {
+                assert!(other.features <= plan.features, "{s:?}: {other:?} before {plan:?}");
+                assert_eq!(other.keep_in_registers, plan.keep_in_registers, "the weight's layout: {s:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -2,8 +2,7 @@
 
 use super::{CLUSTERED, LARGE, SMALL, specialisation};
 use crate::cuda::kernel::Kernel;
-use crate::cuda::plan::fits::fits;
-use crate::cuda::plan::footprint::{Footprint, dynamic_shared};
+use crate::cuda::plan::footprint::{dynamic_shared, exceeds};
 use crate::cuda::plan::{Limits, Overrides, Plan, report};
 use crate::tensor::Dtype;
 
@@ -28,7 +27,7 @@ fn every_limit_has_its_reason() {
         let mut plan = plan;
         change(&mut plan);
         plan.shared = dynamic_shared(&s, &plan);
-        fits(&plan, &Footprint::new(&s, &plan), &limits).unwrap_err().to_string()
+        exceeds(&s, &plan, &limits).unwrap()
     };
     let reasons = [
         reason(&|_| (), LARGE),
@@ -50,7 +49,7 @@ fn every_limit_has_its_reason() {
     let wide = specialisation(Kernel::Backward, 4096, 100, 1, Dtype::Bf16);
     let plan = Plan { threads: 1024, ..plan };
     assert_eq!(
-        fits(&plan, &Footprint::new(&wide, &plan), &CLUSTERED).unwrap_err().to_string(),
+        exceeds(&wide, &plan, &CLUSTERED).unwrap(),
         "needs 202 KiB of static shared memory, the compiler accepts 48"
     );
 }

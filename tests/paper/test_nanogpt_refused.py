@@ -127,6 +127,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "`src` must have lm_head.weight equal to transformer.wte.weight, to which nanoGPT ties it,"
         " got … with another",
     ),
+    "an untied head that torch compares with nothing": (
+        {"model": state(lm_head__weight=torch.ones(64, 16).to(torch.float8_e5m2))},
+        "`src` must have lm_head.weight equal to transformer.wte.weight, to which nanoGPT ties it,"
+        " got … with another",
+    ),
 }
 
 

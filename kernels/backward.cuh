@@ -314,34 +314,3 @@ struct Chunk {
         last((first + args.chunk < args.tokens ? first + args.chunk : args.tokens) - 1) {}
   __device__ __forceinline__ bool owns(long long token) const { return token <= last; }
 };
-
-// Runs `pass` on the block's tokens from the last to the first. A token read starts with the K − 1 halo tokens that
-// follow the chunk, because dx_{t+s} adds to G_t, and it clears the window where a sequence or a document starts.
-template <class Pass> __device__ __forceinline__ void walk_backward(
-    const RewriteRead& args, Real* window_rows, Pass& pass) {
-  const Chunk& chunk = pass.chunk;
-  if constexpr (READ == TOKEN) {
-    Window window(args, window_rows);
-    window.clear();
-    long long position = chunk.last % args.time;
-    const long long behind = args.time - 1 - position;
-    const long long halo = behind < TAPS - 1 ? behind : TAPS - 1;
-    pass.start(chunk.last + halo);
-    for (long long token = chunk.last + halo; token > chunk.last; --token) {
-      const bool starts = starts_document(args, token);
-      pass.run(&window, token, false);
-      if (starts) window.clear();
-    }
-    for (long long token = chunk.last; token >= chunk.first; --token) {
-      const bool starts = starts_document(args, token);
-      pass.run(&window, token, true);
-      if (starts) window.clear();
-      if (--position >= 0) continue;
-      position = args.time - 1;
-      window.clear();
-    }
-  } else {
-    pass.start(chunk.last);
-    for (long long token = chunk.last; token >= chunk.first; --token) pass.run(nullptr, token, true);
-  }
-}

@@ -19,6 +19,7 @@ struct BackwardPass {
   const Chunk chunk;
   TokenInputs inputs;
   TokenScalars scalars;
+  LaterTokens later;
   Sums sums;
 
   __device__ BackwardPass(const Backward& all, unsigned char* shared)
@@ -27,7 +28,8 @@ struct BackwardPass {
         chunk(args),
         inputs(all, shared),
         scalars(args, g),
-        sums(g.partial, reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0)) {}
+        later(args, reinterpret_cast<Real*>(shared)),
+        sums(g.partial, reinterpret_cast<Real*>(shared) + LaterTokens::SHARED) {}
 
   __device__ __forceinline__ void start(long long token) { prefetch(token, chunk.owns(token)); }
   __device__ __forceinline__ void prefetch(long long token, bool own) {
@@ -36,14 +38,14 @@ struct BackwardPass {
   }
 
   // Processes one token. A halo token (not own) only gives dx to the window.
-  __device__ __forceinline__ void run(Window* window, long long token, bool own) {
+  __device__ __forceinline__ void run(long long token, bool own) {
     const DerivedScalars s = derive(args, g, scalars);  // lanes without features take part in the shuffles
     if (token > chunk.first) prefetch(token - 1, own || chunk.owns(token - 1));
-    if (is_inside(0)) add(window, token, s, own);
-    if constexpr (READ == TOKEN) window->retreat();
+    if (is_inside(0)) add(token, s, own);
+    later.retreat();
   }
 
-  __device__ __forceinline__ void add(Window* window, long long token, const DerivedScalars& s, bool own) {
+  __device__ __forceinline__ void add(long long token, const DerivedScalars& s, bool own) {
     inputs.load_read_inputs(token, 0);
     if (own) inputs.load_rewrite_inputs(token, 0, false);
     Packet<STATE_T, ELEMENTS>& stored = inputs.state[0];  // becomes X', with the bits that the forward stored
@@ -55,9 +57,9 @@ struct BackwardPass {
     read_backward(args, inputs, s, 0, dh, dx);
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * normed[f];
-    if constexpr (READ == TOKEN) window->store(0, 0, dx);
+    later.store(0, dx);
     if (!own) return;
-    sums.add_token(s, window, 0, stored, normed, dh, dx);
+    sums.add_token(s, later, 0, stored, normed, dh, dx);
     sums.add_biases(s);
   }
 };
@@ -65,6 +67,6 @@ struct BackwardPass {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) parameters_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
   BackwardPass pass(all, shared);
-  walk_backward(all.forward, reinterpret_cast<Real*>(shared), pass);
+  pass.later.walk(all.forward, pass);
   pass.sums.store(all.gradients.partial);
 }

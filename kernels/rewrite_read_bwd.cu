@@ -36,9 +36,6 @@
 
 #include "sums.cuh"
 
-template <bool FIRST, class A, class B> struct Choose { using Type = A; };
-template <class A, class B> struct Choose<false, A, B> { using Type = B; };
-
 struct BackwardPass {
   // Rows of D numbers between the two passes over a token, if they wait in shared memory: x̂, a, and dh' for the sums.
   static constexpr int FEATURE_ROWS = KEEP_IN_REGISTERS ? 0 : SUMS == SEPARATE_KERNEL ? 2 : 3;
@@ -48,22 +45,23 @@ struct BackwardPass {
   const Chunk chunk;
   TokenInputs inputs;
   TokenScalars scalars;
+  LaterTokens later;
   BlockSum<BLOCK_SUMS> sum;
   FeatureRow normed;   // x̂
   FeatureRow read;     // a, from which dx = a − c·rstd·x̂
   FeatureRow context;  // dh', for the sums
   Sums sums;
-  // G. A token read adds gradients from later tokens to it and keeps that sum unrounded.
-  Packet<typename Choose<READ == TOKEN, Real, STATE_T>::Type, ELEMENTS> grad[KEPT_ROWS];
+  Packet<LaterTokens::Grad, ELEMENTS> grad[KEPT_ROWS];       // G, with what later tokens add
   Packet<STATE_T, ELEMENTS> stored[KEPT_ROWS];  // X'
 
   // Dynamic shared memory holds, in this order: stages, window, feature rows, sums of parameter gradients.
-  __device__ BackwardPass(const Backward& all, BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char*& shared)
+  __device__ BackwardPass(const Backward& all, BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char* shared)
       : args(all.forward),
         g(all.gradients),
         chunk(args),
         inputs(all, shared),
         scalars(args, g),
+        later(args, reinterpret_cast<Real*>(shared)),
         sum(buffer),
         normed(after_window(shared)),
         read(after_window(shared) + WIDTH),
@@ -71,7 +69,7 @@ struct BackwardPass {
         sums(g.partial, after_window(shared) + FEATURE_ROWS * WIDTH) {}
 
   static __device__ Real* after_window(unsigned char* rest) {
-    return reinterpret_cast<Real*>(rest) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0);
+    return reinterpret_cast<Real*>(rest) + LaterTokens::SHARED;
   }
 
   // Prefetches a token, if this plan prefetches at all.
@@ -104,29 +102,9 @@ struct BackwardPass {
   }
 
   // G of a row.
-  __device__ __forceinline__ void load_grad(Window* window, int row) {
+  __device__ __forceinline__ void load_grad(int row) {
     convert(grad[row % KEPT_ROWS], inputs.grad[row]);
-    if constexpr (READ == TOKEN) add_later(*window, row);
-  }
-
-  // G_t += Σ_{s ≥ 1} w_s dx_{t+s}
-  __device__ __forceinline__ void add_later(const Window& window, int row) {
-    auto& packet = grad[row % KEPT_ROWS];
-    Real total[ELEMENTS];
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) total[i] = packet[i];
-    UNROLL_TAPS
-    for (int tap = 1; tap < TAPS; ++tap) {
-      Real later[FEATURES];
-      window.load(tap, row, later);
-      CompressWeight compress;
-      compress.load(args, feature_of(row), tap);
-#pragma unroll
-      for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-        for (int j = 0; j < M; ++j) total[f * M + j] += compress.at(f, j) * later[f];
-    }
-    packet.set(total);
+    later.add(row, grad[row % KEPT_ROWS]);
   }
 
   // X' of a row.
@@ -215,14 +193,14 @@ struct BackwardPass {
 
   // First pass, before the sum: adds a row's share to it and keeps x̂, dh' and a for the second pass.
   __device__ __forceinline__ void before_sum(
-      const DerivedScalars& s, Window* window, long long token, bool own, int row,
+      const DerivedScalars& s, long long token, bool own, int row,
       Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) {
     Real normed[FEATURES] = {}, dh[FEATURES] = {}, a[FEATURES] = {};
     if constexpr (!KEEP_IN_REGISTERS) {
       inputs.load_read_inputs(token, row);
       if (own) inputs.load_rewrite_inputs(token, row, true);
     }
-    if (own) load_grad(window, row);
+    if (own) load_grad(row);
     if constexpr (READ != NONE) {
       if constexpr (READ != TOKEN) rebuild(s, row);
       compress(args, inputs, s, row, stored[row % KEPT_ROWS], normed);
@@ -236,7 +214,7 @@ struct BackwardPass {
 
   // Second pass, after the sum: dx, the parameter gradients, dX and dk.
   __device__ __forceinline__ void after_sum(
-      const DerivedScalars& s, const RewriteGrad& rewrite_grad, Window* window, long long token, bool own, int row) {
+      const DerivedScalars& s, const RewriteGrad& rewrite_grad, long long token, bool own, int row) {
     Real normed[FEATURES] = {}, dx[FEATURES] = {};
     if constexpr (READ != NONE) {
       this->normed.load(row, normed);
@@ -244,17 +222,17 @@ struct BackwardPass {
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * normed[f];
     }
-    if constexpr (READ == TOKEN) window->store(0, row, dx);
+    later.store(row, dx);
     if (own) {
       if constexpr (!KEEP_IN_REGISTERS) {
         inputs.load_rewrite_inputs(token, row, false);
-        load_grad(window, row);
+        load_grad(row);
       }
       if constexpr (SUMS != SEPARATE_KERNEL) {
         if constexpr (COMPRESS_SLOTS > 0 && (!KEEP_IN_REGISTERS || READ == TOKEN)) rebuild(s, row);
         Real dh[FEATURES] = {};
         if constexpr (SUM_NORM) context.load(row, dh);
-        sums.add_token(s, window, row, stored[row % KEPT_ROWS], normed, dh, dx);
+        sums.add_token(s, later, row, stored[row % KEPT_ROWS], normed, dh, dx);
       }
       store_row(s, rewrite_grad, token, row, dx);
     }
@@ -264,13 +242,13 @@ struct BackwardPass {
   }
 
   // Processes one token, which has been prefetched. A halo token (not own) only gives dx to the window.
-  __device__ __forceinline__ void run(Window* window, long long token, bool own) {
+  __device__ __forceinline__ void run(long long token, bool own) {
     DerivedScalars s = derive(args, g, scalars);
     load(token, own);
     Real totals[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) before_sum(s, window, token, own, row, totals);
+      if (is_inside(row)) before_sum(s, token, own, row, totals);
     if constexpr (BLOCK_SUMS > 0) sum(totals);
     if constexpr (NORM) s.shift = totals[0] / Real(D) * s.rstd;
     RewriteGrad rewrite_grad;
@@ -279,9 +257,9 @@ struct BackwardPass {
     }
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) after_sum(s, rewrite_grad, window, token, own, row);
+      if (is_inside(row)) after_sum(s, rewrite_grad, token, own, row);
     if constexpr (STAGES == 2) inputs.stage ^= 1;
-    if constexpr (READ == TOKEN) window->retreat();
+    later.retreat();
     if (!own) return;
     if constexpr (SUMS != SEPARATE_KERNEL) {
       sums.add_biases(s);
@@ -294,8 +272,7 @@ struct BackwardPass {
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ __align__(16) BlockSum<BLOCK_SUMS>::Buffer buffer;
-  unsigned char* rest = shared;
-  BackwardPass pass(all, buffer, rest);
-  walk_backward(all.forward, reinterpret_cast<Real*>(rest), pass);
+  BackwardPass pass(all, buffer, shared);
+  pass.later.walk(all.forward, pass);
   if constexpr (READ != NONE && SUMS != SEPARATE_KERNEL) pass.sums.store(all.gradients.partial);
 }

@@ -6,7 +6,7 @@
 // read h: `reduce` multiplies once at the end.
 #pragma once
 
-#include "backward.cuh"
+#include "later_tokens.cuh"
 
 // Unrolled if the sums or the window are in registers (see UNROLL_ROWS).
 #if SUMS == IN_REGISTERS
@@ -64,20 +64,18 @@ struct Sums {
   // Adds one token's share for the features of a row, from its X', x̂, dh' and dx. A token read takes dx of the later
   // tokens from its window.
   __device__ __forceinline__ void add_token(
-      const DerivedScalars& s, Window* window, int row, const Packet<STATE_T, ELEMENTS>& stored,
+      const DerivedScalars& s, const LaterTokens& tokens, int row, const Packet<STATE_T, ELEMENTS>& stored,
       const Real (&normed)[FEATURES], const Real (&dh)[FEATURES], const Real (&dx)[FEATURES]) {
     Real share[FEATURES];
     if constexpr (COMPRESS_SLOTS > 0) {
       UNROLL_SUMS
       for (int tap = 0; tap < TAPS; ++tap) {
         Real later[FEATURES];
-        if constexpr (READ == TOKEN) window->load(tap, row, later);
+        tokens.load(tap, row, dx, later);
 #pragma unroll
         for (int j = 0; j < M; ++j) {
 #pragma unroll
-          for (int f = 0; f < FEATURES; ++f) {
-            share[f] = (READ == TOKEN ? later[f] : dx[f]) * stored[f * M + j];
-          }
+          for (int f = 0; f < FEATURES; ++f) share[f] = later[f] * stored[f * M + j];
           add(tap * M + j, row, share);
         }
       }

@@ -30,7 +30,7 @@ from tests.support.op_cases import BF16, F32, F64, inputs, parameters
 pytestmark = needs_emulator
 
 FORWARD, BACKWARD = "rewrite_read_fwd.cu", "rewrite_read_bwd.cu"
-WALK, SEPARATE, SUM = "backward.cuh", "parameters_bwd.cu", "block_sum.cuh"
+WALK, SEPARATE, SUM = "later_tokens.cuh", "parameters_bwd.cu", "block_sum.cuh"
 MUTANTS = {
     # barriers and buffers
     "no barrier in the block sum": (SUM, "    __syncthreads();\n", ""),
@@ -81,7 +81,11 @@ MUTANTS = {
         "token < last; ++token) {\n      forward",
         "token <= last; ++token) {\n      forward",
     ),
-    "the chunk's last token is left out": (WALK, ": args.tokens) - 1)", ": args.tokens) - 2)"),
+    "the chunk's last token is left out": (
+        "backward.cuh",
+        ": args.tokens) - 1)",
+        ": args.tokens) - 2)",
+    ),
     # halos and windows
     "a halo one token short": (
         FORWARD,
@@ -90,8 +94,8 @@ MUTANTS = {
     ),
     "tokens behind the chunk count twice": (
         WALK,
-        "pass.run(&window, token, false);",
-        "pass.run(&window, token, true);",
+        "pass.run(token, false);",
+        "pass.run(token, true);",
     ),
     "the window does not move": (FORWARD, "window->advance();", ""),
     "sequences see each other": (FORWARD, "if (position == args.time) {", "if (false) {"),
@@ -300,13 +304,13 @@ PIECES = {
     ),
     "documents see each other backward": (
         WALK,
-        "pass.run(&window, token, true);\n      if (starts) window.clear();",
-        "pass.run(&window, token, true);",
+        "pass.run(token, true);\n      if (starts) window.clear();",
+        "pass.run(token, true);",
     ),
     "documents behind the chunk see each other": (
         WALK,
-        "pass.run(&window, token, false);\n      if (starts) window.clear();",
-        "pass.run(&window, token, false);",
+        "pass.run(token, false);\n      if (starts) window.clear();",
+        "pass.run(token, false);",
     ),
     "an expansion's documents see each other": (
         "expand.cu",

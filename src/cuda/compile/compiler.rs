@@ -22,6 +22,7 @@ kernel_files!(
     "common.cuh",
     "expand.cu",
     "expand_by_tap.cuh",
+    "later_tokens.cuh",
     "parameters_bwd.cu",
     "reduce.cu",
     "rewrite_read.cuh",

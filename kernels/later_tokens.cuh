@@ -1,0 +1,88 @@
+// Policies of a backward: what later tokens' dx add to a token's gradients, and the walk over a block's tokens from the
+// last to the first. `LaterTokens` is the one that the kernel is compiled for.
+#pragma once
+
+#include "backward.cuh"
+
+template <bool FIRST, class A, class B> struct Choose { using Type = A; };
+template <class A, class B> struct Choose<false, A, B> { using Type = B; };
+
+// Of every read but a token read: nothing. Each token's gradients follow from its own dx.
+struct NoLaterTokens {
+  static constexpr int SHARED = 0;
+  using Grad = STATE_T;  // G
+
+  __device__ NoLaterTokens(const RewriteRead&, Real*) {}
+  __device__ __forceinline__ void add(int, Packet<Grad, ELEMENTS>&) const {}
+  __device__ __forceinline__ void store(int, const Real (&)[FEATURES]) {}
+  __device__ __forceinline__ void retreat() {}
+  __device__ __forceinline__ void load(int, int, const Real (&dx)[FEATURES], Real (&later)[FEATURES]) const {
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) later[f] = dx[f];
+  }
+  template <class Pass> __device__ __forceinline__ void walk(const RewriteRead&, Pass& pass) {
+    pass.start(pass.chunk.last);
+    for (long long token = pass.chunk.last; token >= pass.chunk.first; --token) pass.run(token, true);
+  }
+};
+
+// Of a token read: dx_{t+s} of K tokens, which wait in the window.
+struct WindowOfLaterTokens {
+  static constexpr int SHARED = WINDOW == IN_SHARED ? TAPS * WIDTH : 0;  // numbers of the window in shared memory
+  using Grad = Real;  // G with what later tokens add, unrounded
+
+  const RewriteRead& args;
+  Window window;
+
+  __device__ WindowOfLaterTokens(const RewriteRead& args, Real* shared) : args(args), window(args, shared) {}
+
+  // G_t += Σ_{s ≥ 1} w_s dx_{t+s}
+  __device__ __forceinline__ void add(int row, Packet<Grad, ELEMENTS>& grad) const {
+    Real total[ELEMENTS];
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) total[i] = grad[i];
+    UNROLL_TAPS
+    for (int tap = 1; tap < TAPS; ++tap) {
+      Real later[FEATURES];
+      window.load(tap, row, later);
+      CompressWeight compress;
+      compress.load(args, feature_of(row), tap);
+#pragma unroll
+      for (int f = 0; f < FEATURES; ++f)
+#pragma unroll
+        for (int j = 0; j < M; ++j) total[f * M + j] += compress.at(f, j) * later[f];
+    }
+    grad.set(total);
+  }
+  __device__ __forceinline__ void store(int row, const Real (&dx)[FEATURES]) { window.store(0, row, dx); }
+  __device__ __forceinline__ void retreat() { window.retreat(); }
+  __device__ __forceinline__ void load(int tap, int row, const Real (&)[FEATURES], Real (&later)[FEATURES]) const {
+    window.load(tap, row, later);
+  }
+
+  // Starts with the K − 1 halo tokens that follow the chunk, because dx_{t+s} adds to G_t, and clears the window where a
+  // sequence or a document starts.
+  template <class Pass> __device__ __forceinline__ void walk(const RewriteRead& args, Pass& pass) {
+    const Chunk& chunk = pass.chunk;
+    window.clear();
+    long long position = chunk.last % args.time;
+    const long long behind = args.time - 1 - position;
+    const long long halo = behind < TAPS - 1 ? behind : TAPS - 1;
+    pass.start(chunk.last + halo);
+    for (long long token = chunk.last + halo; token > chunk.last; --token) {
+      const bool starts = starts_document(args, token);
+      pass.run(token, false);
+      if (starts) window.clear();
+    }
+    for (long long token = chunk.last; token >= chunk.first; --token) {
+      const bool starts = starts_document(args, token);
+      pass.run(token, true);
+      if (starts) window.clear();
+      if (--position >= 0) continue;
+      position = args.time - 1;
+      window.clear();
+    }
+  }
+};
+
+using LaterTokens = Choose<READ == TOKEN, WindowOfLaterTokens, NoLaterTokens>::Type;

@@ -20,7 +20,7 @@ struct NoLaterTokens {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) later[f] = dx[f];
   }
-  template <class Pass> __device__ __forceinline__ void walk(const RewriteRead&, Pass& pass) {
+  template <class Pass> __device__ __forceinline__ void walk(Pass& pass) {
     pass.start(pass.chunk.last);
     for (long long token = pass.chunk.last; token >= pass.chunk.first; --token) pass.run(token, true);
   }
@@ -62,7 +62,7 @@ struct WindowOfLaterTokens {
 
   // Starts with the K − 1 halo tokens that follow the chunk, because dx_{t+s} adds to G_t, and clears the window where a
   // sequence or a document starts.
-  template <class Pass> __device__ __forceinline__ void walk(const RewriteRead& args, Pass& pass) {
+  template <class Pass> __device__ __forceinline__ void walk(Pass& pass) {
     const Chunk& chunk = pass.chunk;
     window.clear();
     long long position = chunk.last % args.time;

@@ -67,6 +67,6 @@ struct BackwardPass {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) parameters_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
   BackwardPass pass(all, shared);
-  pass.later.walk(all.forward, pass);
+  pass.later.walk(pass);
   pass.sums.store(all.gradients.partial);
 }

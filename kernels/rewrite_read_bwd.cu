@@ -51,7 +51,7 @@ struct BackwardPass {
   FeatureRow read;     // a, from which dx = a − c·rstd·x̂
   FeatureRow context;  // dh', for the sums
   Sums sums;
-  Packet<LaterTokens::Grad, ELEMENTS> grad[KEPT_ROWS];       // G, with what later tokens add
+  Packet<LaterTokens::Grad, ELEMENTS> grad[KEPT_ROWS];  // G, with what later tokens add
   Packet<STATE_T, ELEMENTS> stored[KEPT_ROWS];  // X'
 
   // Dynamic shared memory holds, in this order: stages, window, feature rows, sums of parameter gradients.
@@ -273,6 +273,6 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewri
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ __align__(16) BlockSum<BLOCK_SUMS>::Buffer buffer;
   BackwardPass pass(all, buffer, shared);
-  pass.later.walk(all.forward, pass);
+  pass.later.walk(pass);
   if constexpr (READ != NONE && SUMS != SEPARATE_KERNEL) pass.sums.store(all.gradients.partial);
 }

@@ -4,15 +4,12 @@
 
 #include "backward.cuh"
 
-template <bool FIRST, class A, class B> struct Choose { using Type = A; };
-template <class A, class B> struct Choose<false, A, B> { using Type = B; };
-
 // Of every read but a token read: nothing. Each token's gradients follow from its own dx.
-struct NoLaterTokens {
+template <> struct LaterTokens<false> {
   static constexpr int SHARED = 0;
   using Grad = STATE_T;  // G
 
-  __device__ NoLaterTokens(const RewriteRead&, Real*) {}
+  __device__ LaterTokens(const RewriteRead&, Real*) {}
   __device__ __forceinline__ void add(int, Packet<Grad, ELEMENTS>&) const {}
   __device__ __forceinline__ void store(int, const Real (&)[FEATURES]) {}
   __device__ __forceinline__ void retreat() {}
@@ -27,14 +24,14 @@ struct NoLaterTokens {
 };
 
 // Of a token read: dx_{t+s} of K tokens, which wait in the window.
-struct WindowOfLaterTokens {
-  static constexpr int SHARED = WINDOW == IN_SHARED ? TAPS * WIDTH : 0;  // numbers of the window in shared memory
+template <> struct LaterTokens<true> {
+  static constexpr int SHARED = Window::SHARED;
   using Grad = Real;  // G with what later tokens add, unrounded
 
   const RewriteRead& args;
   Window window;
 
-  __device__ WindowOfLaterTokens(const RewriteRead& args, Real* shared) : args(args), window(args, shared) {}
+  __device__ LaterTokens(const RewriteRead& args, Real* shared) : args(args), window(args, shared) {}
 
   // G_t += Σ_{s ≥ 1} w_s dx_{t+s}
   __device__ __forceinline__ void add(int row, Packet<Grad, ELEMENTS>& grad) const {
@@ -84,5 +81,3 @@ struct WindowOfLaterTokens {
     }
   }
 };
-
-using LaterTokens = Choose<READ == TOKEN, WindowOfLaterTokens, NoLaterTokens>::Type;

@@ -10,26 +10,25 @@
 // owns one packet of features, a block a slice of the features and `chunk` tokens, and no thread waits for another. The
 // tokens are processed from the last to the first, as in rewrite_read_bwd.
 
-#define FEATURE_SLICED 1
 #include "sums.cuh"
 
 struct BackwardPass {
   const RewriteRead& args;
-  const Gradients& g;
+  const Gradients& gradients;
   const Chunk chunk;
   TokenInputs inputs;
   TokenScalars scalars;
-  LaterTokens later;
+  Config::LaterTokens later;
   Sums sums;
 
   __device__ BackwardPass(const Backward& all, unsigned char* shared)
       : args(all.forward),
-        g(all.gradients),
+        gradients(all.gradients),
         chunk(args),
         inputs(all, shared),
-        scalars(args, g),
+        scalars(args, gradients),
         later(args, reinterpret_cast<Real*>(shared)),
-        sums(g.partial, reinterpret_cast<Real*>(shared) + LaterTokens::SHARED) {}
+        sums(gradients.partial, reinterpret_cast<Real*>(shared) + Config::LaterTokens::SHARED) {}
 
   __device__ __forceinline__ void start(long long token) { prefetch(token, chunk.owns(token)); }
   __device__ __forceinline__ void prefetch(long long token, bool own) {
@@ -39,7 +38,7 @@ struct BackwardPass {
 
   // Processes one token. A halo token (not own) only gives dx to the window.
   __device__ __forceinline__ void run(long long token, bool own) {
-    const DerivedScalars s = derive(args, g, scalars);  // lanes without features take part in the shuffles
+    const DerivedScalars s = derive(args, gradients, scalars);  // lanes without features take part in the shuffles
     if (token > chunk.first) prefetch(token - 1, own || chunk.owns(token - 1));
     if (is_inside(0)) add(token, s, own);
     later.retreat();
@@ -48,18 +47,18 @@ struct BackwardPass {
   __device__ __forceinline__ void add(long long token, const DerivedScalars& s, bool own) {
     inputs.load_read_inputs(token, 0);
     if (own) inputs.load_rewrite_inputs(token, 0, false);
-    Packet<STATE_T, ELEMENTS>& stored = inputs.state[0];  // becomes X', with the bits that the forward stored
+    Config::State& stored = inputs.state[0];  // becomes X', with the bits that the forward stored
     if constexpr (REWRITE) {
-      if (own) stored = rewritten(stored, inputs.direction.vectors(0), s.factors);
+      if (own) stored = rewritten(stored, inputs.direction.vectors(0), s.rewrites);
     }
-    Real normed[FEATURES], dh[FEATURES], dx[FEATURES];
-    compress(args, inputs, s, 0, stored, normed);
+    Real x_hat[FEATURES], dh[FEATURES], dx[FEATURES];
+    compress(args, inputs, s, 0, stored, x_hat);
     read_backward(args, inputs, s, 0, dh, dx);
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * normed[f];
+    for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * x_hat[f];
     later.store(0, dx);
     if (!own) return;
-    sums.add_token(s, later, 0, stored, normed, dh, dx);
+    sums.add_token(s, later, 0, stored, x_hat, dh, dx);
     sums.add_biases(s);
   }
 };

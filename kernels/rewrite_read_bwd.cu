@@ -34,42 +34,39 @@
 // If a block has no room for the sums of parameter gradients (SUMS == SEPARATE_KERNEL), this kernel writes every token's
 // c·rstd instead, and parameters_bwd.cu computes them.
 
+#include "rewrites_bwd.cuh"
 #include "sums.cuh"
 
 struct BackwardPass {
-  // Rows of D numbers between the two passes over a token, if they wait in shared memory: x̂, a, and dh' for the sums.
-  static constexpr int FEATURE_ROWS = KEEP_IN_REGISTERS ? 0 : SUMS == SEPARATE_KERNEL ? 2 : 3;
+  // Vectors that wait between the two passes over a token: x̂, a and, for the sums, dh'.
+  static constexpr int X_HAT = 0, A = 1, DH = 2, KEPT = SUMS == SEPARATE_KERNEL ? 2 : 3;
 
   const RewriteRead& args;
-  const Gradients& g;
+  const Gradients& gradients;
   const Chunk chunk;
   TokenInputs inputs;
   TokenScalars scalars;
-  LaterTokens later;
+  Config::LaterTokens later;
   BlockSum<BLOCK_SUMS> sum;
-  FeatureRow normed;   // x̂
-  FeatureRow read;     // a, from which dx = a − c·rstd·x̂
-  FeatureRow context;  // dh', for the sums
+  FeatureVectors<KEPT, KEEP_IN_REGISTERS> kept;
   Sums sums;
-  Packet<LaterTokens::Grad, ELEMENTS> grad[KEPT_ROWS];  // G, with what later tokens add
-  Packet<STATE_T, ELEMENTS> stored[KEPT_ROWS];  // X'
+  Packet<Config::LaterTokens::Grad, ELEMENTS> grad[KEPT_ROWS];  // G, with what later tokens add
+  Config::State stored[KEPT_ROWS];                              // X'
 
-  // Dynamic shared memory holds, in this order: stages, window, feature rows, sums of parameter gradients.
+  // Dynamic shared memory holds, in this order: stages, window, kept vectors, sums of parameter gradients.
   __device__ BackwardPass(const Backward& all, BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char* shared)
       : args(all.forward),
-        g(all.gradients),
+        gradients(all.gradients),
         chunk(args),
         inputs(all, shared),
-        scalars(args, g),
+        scalars(args, gradients),
         later(args, reinterpret_cast<Real*>(shared)),
         sum(buffer),
-        normed(after_window(shared)),
-        read(after_window(shared) + WIDTH),
-        context(after_window(shared) + 2 * WIDTH),
-        sums(g.partial, after_window(shared) + FEATURE_ROWS * WIDTH) {}
+        kept(after_window(shared)),
+        sums(gradients.partial, after_window(shared) + (KEEP_IN_REGISTERS ? 0 : KEPT * WIDTH)) {}
 
   static __device__ Real* after_window(unsigned char* rest) {
-    return reinterpret_cast<Real*>(rest) + LaterTokens::SHARED;
+    return reinterpret_cast<Real*>(rest) + Config::LaterTokens::SHARED;
   }
 
   // Prefetches a token, if this plan prefetches at all.
@@ -110,92 +107,30 @@ struct BackwardPass {
   // X' of a row.
   __device__ __forceinline__ void rebuild(const DerivedScalars& s, int row) {
     auto& to = stored[row % KEPT_ROWS];
-    if constexpr (REWRITE) to = rewritten(inputs.state[row], inputs.direction.vectors(row), s.factors);
+    if constexpr (REWRITE) to = rewritten(inputs.state[row], inputs.direction.vectors(row), s.rewrites);
     else to = inputs.state[row];
   }
 
-  // Adds a row's share of c and, unless the token is in the halo, of kᵀ(G + w a) and kᵀ(w x̂). rewrite_backward multiplies
-  // by r.
+  // Adds a row's share of c and, unless the token is in the halo, of kᵀ(G + w a) and kᵀ(w x̂).
   __device__ __forceinline__ void add_row(
-      int row, bool own, const Real (&normed)[FEATURES], const Real (&dh)[FEATURES], const Real (&a)[FEATURES],
-      Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) const {
+      const Config::Rewrites& rewrites, int row, bool own, const Real (&x_hat)[FEATURES], const Real (&dh)[FEATURES],
+      const Real (&a)[FEATURES], Totals& totals) const {
     if constexpr (NORM) {
       Parameters parameters;
       parameters.load_norm(args, feature_of(row));
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) {
-        totals[0] += parameters.gamma(f) * dh[f] * normed[f];
-      }
+      for (int f = 0; f < FEATURES; ++f) totals[0] += parameters.gamma(f) * dh[f] * x_hat[f];
     }
-    if constexpr (!REWRITE) return;
-    if (!own) return;
+    if (!REWRITE || !own) return;
     CompressWeight compress;
     if constexpr (READ != NONE) compress.load(args, feature_of(row));
-    const auto& directions = inputs.direction.vectors(row);
-#pragma unroll
-    for (int n = 0; n < REWRITES; ++n)
-#pragma unroll
-      for (int f = 0; f < FEATURES; ++f) {
-        const Real k = directions[n][f];
-        const Real k_a = READ != NONE ? k * a[f] : Real(0);
-        const Real k_normed = NORM ? k * normed[f] : Real(0);
-#pragma unroll
-        for (int j = 0; j < M; ++j) {
-          const int number = n * M + j;
-          totals[ALONG_AT + number] += k * grad[row % KEPT_ROWS][f * M + j];
-          if constexpr (READ != NONE) totals[ALONG_AT + number] += k_a * compress.at(f, j);
-          if constexpr (NORM) totals[NORMED_AT + number] += k_normed * compress.at(f, j);
-        }
-      }
-  }
-
-  // G += dx ⊗ w, then dX and dk of a row.
-  __device__ __forceinline__ void store_row(
-      const DerivedScalars& s, const RewriteGrad& rewrite_grad, long long token, int row, const Real (&dx)[FEATURES]) {
-    CompressWeight compress;
-    if constexpr (READ != NONE) compress.load(args, feature_of(row));
-    Real outgoing[ELEMENTS], dk[REWRITES][FEATURES];
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) {
-      Real k[REWRITES] = {}, unit[REWRITES] = {};  // unit: dk̂/β, but for multiples of the k
-#pragma unroll
-      for (int n = 0; n < REWRITES * REWRITE; ++n) k[n] = inputs.direction.vectors(row)[n][f];
-#pragma unroll
-      for (int j = 0; j < M; ++j) {
-        const Real total = this->grad[row % KEPT_ROWS][f * M + j];
-        const Real grad = READ != NONE ? total + compress.at(f, j) * dx[f] : total;
-        outgoing[f * M + j] = grad;
-#pragma unroll
-        for (int n = 0; n < REWRITES * REWRITE; ++n) {
-          unit[n] += grad * s.factors.error[n][j];
-          unit[n] -= inputs.state[row][f * M + j] * rewrite_grad.g[n][j];
-          outgoing[f * M + j] -= rewrite_grad.back[n][j] * k[n];
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < REWRITES; ++n) {
-        dk[n][f] = rewrite_grad.scale[n] * unit[n];
-#pragma unroll
-        for (int i = 0; i < REWRITES; ++i) dk[n][f] += rewrite_grad.on[n][i] * k[i];
-      }
-    }
-    Packet<STATE_T, ELEMENTS> grad_state;
-    grad_state.set(outgoing);
-    grad_state.store_streaming(packet_of<M>(g.grad_state, token, row));
-#pragma unroll
-    for (int n = 0; n < REWRITES * REWRITE; ++n) {
-      Packet<DIRECTION_T, FEATURES> grad_direction;
-      grad_direction.set(dk[n]);
-      // The sublayer's backward reads dk next.
-      grad_direction.store_global(packet_of(g.grad_direction, token * REWRITES + n, row));
-    }
+    rewrites.add_row(inputs, row, grad[row % KEPT_ROWS], compress, x_hat, a, totals);
   }
 
   // First pass, before the sum: adds a row's share to it and keeps x̂, dh' and a for the second pass.
   __device__ __forceinline__ void before_sum(
-      const DerivedScalars& s, long long token, bool own, int row,
-      Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) {
-    Real normed[FEATURES] = {}, dh[FEATURES] = {}, a[FEATURES] = {};
+      const DerivedScalars& s, const Config::Rewrites& rewrites, long long token, bool own, int row, Totals& totals) {
+    Real x_hat[FEATURES] = {}, dh[FEATURES] = {}, a[FEATURES] = {};
     if constexpr (!KEEP_IN_REGISTERS) {
       inputs.load_read_inputs(token, row);
       if (own) inputs.load_rewrite_inputs(token, row, true);
@@ -203,24 +138,24 @@ struct BackwardPass {
     if (own) load_grad(row);
     if constexpr (READ != NONE) {
       if constexpr (READ != TOKEN) rebuild(s, row);
-      compress(args, inputs, s, row, stored[row % KEPT_ROWS], normed);
+      compress(args, inputs, s, row, stored[row % KEPT_ROWS], x_hat);
       read_backward(args, inputs, s, row, dh, a);
-      this->normed.store(row, normed);
-      read.store(row, a);
-      if constexpr (SUMS != SEPARATE_KERNEL) context.store(row, dh);
+      kept.store(X_HAT, row, x_hat);
+      kept.store(A, row, a);
+      if constexpr (SUMS != SEPARATE_KERNEL) kept.store(DH, row, dh);
     }
-    add_row(row, own, normed, dh, a, totals);
+    add_row(rewrites, row, own, x_hat, dh, a, totals);
   }
 
   // Second pass, after the sum: dx, the parameter gradients, dX and dk.
   __device__ __forceinline__ void after_sum(
-      const DerivedScalars& s, const RewriteGrad& rewrite_grad, long long token, bool own, int row) {
-    Real normed[FEATURES] = {}, dx[FEATURES] = {};
+      const DerivedScalars& s, const Config::Rewrites& rewrites, long long token, bool own, int row) {
+    Real x_hat[FEATURES] = {}, dx[FEATURES] = {};
     if constexpr (READ != NONE) {
-      this->normed.load(row, normed);
-      read.load(row, dx);
+      kept.load(X_HAT, row, x_hat);
+      kept.load(A, row, dx);
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * normed[f];
+      for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * x_hat[f];
     }
     later.store(row, dx);
     if (own) {
@@ -231,40 +166,55 @@ struct BackwardPass {
       if constexpr (SUMS != SEPARATE_KERNEL) {
         if constexpr (COMPRESS_SLOTS > 0 && (!KEEP_IN_REGISTERS || READ == TOKEN)) rebuild(s, row);
         Real dh[FEATURES] = {};
-        if constexpr (SUM_NORM) context.load(row, dh);
-        sums.add_token(s, later, row, stored[row % KEPT_ROWS], normed, dh, dx);
+        if constexpr (SUM_NORM) kept.load(DH, row, dh);
+        sums.add_token(s, later, row, stored[row % KEPT_ROWS], x_hat, dh, dx);
       }
-      store_row(s, rewrite_grad, token, row, dx);
+      store_row(s, rewrites, token, row, dx);
     }
     if constexpr (!PREFETCH_WHOLE_TOKEN) {
       if (token > chunk.first) inputs.prefetch(token - 1, row, 0, own || chunk.owns(token - 1));
     }
   }
 
+  // G += dx ⊗ w, then dX and dk of a row.
+  __device__ __forceinline__ void store_row(
+      const DerivedScalars& s, const Config::Rewrites& rewrites, long long token, int row,
+      const Real (&dx)[FEATURES]) const {
+    CompressWeight compress;
+    if constexpr (READ != NONE) compress.load(args, feature_of(row));
+    Real whole[ELEMENTS];
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f)
+#pragma unroll
+      for (int j = 0; j < M; ++j) {
+        const Real total = grad[row % KEPT_ROWS][f * M + j];
+        whole[f * M + j] = READ != NONE ? total + compress.at(f, j) * dx[f] : total;
+      }
+    rewrites.store_row(s, inputs, whole, gradients, token, row);
+  }
+
   // Processes one token, which has been prefetched. A halo token (not own) only gives dx to the window.
   __device__ __forceinline__ void run(long long token, bool own) {
-    DerivedScalars s = derive(args, g, scalars);
+    DerivedScalars s = derive(args, gradients, scalars);
     load(token, own);
-    Real totals[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1] = {};
+    Config::Rewrites rewrites;
+    Totals totals = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) before_sum(s, token, own, row, totals);
+      if (is_inside(row)) before_sum(s, rewrites, token, own, row, totals);
     if constexpr (BLOCK_SUMS > 0) sum(totals);
     if constexpr (NORM) s.shift = totals[0] / Real(D) * s.rstd;
-    RewriteGrad rewrite_grad;
-    if constexpr (REWRITE) {
-      if (own) rewrite_grad = rewrites_backward(g, s, totals, token);
-    }
+    if (own) rewrites.derive(s, totals, gradients, token);
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) after_sum(s, rewrite_grad, token, own, row);
+      if (is_inside(row)) after_sum(s, rewrites, token, own, row);
     if constexpr (STAGES == 2) inputs.stage ^= 1;
     later.retreat();
     if (!own) return;
     if constexpr (SUMS != SEPARATE_KERNEL) {
       sums.add_biases(s);
     } else if constexpr (NORM) {
-      if (writes(0)) g.shift[token] = s.shift;
+      if (writes(0)) gradients.shift[token] = s.shift;
     }
   }
 };

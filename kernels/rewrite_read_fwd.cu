@@ -28,7 +28,7 @@
 // window starts each sequence with what earlier calls left, and what it holds after the last token is left for the next:
 // (K − 1)·D numbers in and out.
 
-#include "token_stream.cuh"
+#include "earlier_tokens.cuh"
 
 // LOAD_AHEAD says when the next token is loaded into registers: X and k as soon as X' is stored or, from IN_SUM on, within
 // the second sum; with SCALARS_TOO β and v as well.
@@ -39,21 +39,26 @@ constexpr int REWRITE_SUMS = STATS;  // in the layout of what is saved
 constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATES, READ_SUMS = NORM + GATES + VALUES;
 constexpr int MAX_SUMS = REWRITE_SUMS > READ_SUMS ? REWRITE_SUMS : READ_SUMS;
 
-struct Forward {
+struct ForwardPass {
   const RewriteRead& args;
+  const Chunk chunk;
   TokenStream<STATE_T, M> state;
   TokenStream<DIRECTION_T, 1, REWRITE, REWRITES> direction;
   LaneScalars<REWRITE * REWRITES * (1 + M)> scalars;  // β, v; if LOAD_AHEAD has them
+  Config::EarlierTokens earlier;
   BlockSum<MAX_SUMS> sum;
-  FeatureRow x;
+  FeatureVectors<1, KEEP_IN_REGISTERS> x;
   int stage = 0;  // the stage of the current token
 
-  __device__ Forward(const RewriteRead& args, BlockSum<MAX_SUMS>::Buffer& buffer, unsigned char*& shared)
+  // Dynamic shared memory holds, in this order: stages, window, x.
+  __device__ ForwardPass(const RewriteRead& args, BlockSum<MAX_SUMS>::Buffer& buffer, unsigned char* shared)
       : args(args),
+        chunk(args),
         state(args.state, shared),
         direction(args.direction, shared),
+        earlier(args, reinterpret_cast<Real*>(shared)),
         sum(buffer),
-        x(reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0)) {
+        x(reinterpret_cast<Real*>(shared) + Config::EarlierTokens::SHARED) {
     if constexpr (!REWRITE || LOAD_AHEAD < SCALARS_TOO) return;
     scalars.assign(0, REWRITES, args.gate);
     scalars.assign(REWRITES, REWRITES * M, args.value);
@@ -104,7 +109,7 @@ struct Forward {
   }
 
   // The first sum, and from it r, p and the factors of k.
-  __device__ __forceinline__ RewriteFactors compare(long long token, bool own) {
+  __device__ __forceinline__ void compare(long long token, bool own, Rewrite (&rewrites)[REWRITES]) {
     Real value[REWRITES][M], gate[REWRITES];
     if constexpr (LOAD_AHEAD < SCALARS_TOO) {
 #pragma unroll
@@ -131,11 +136,9 @@ struct Forward {
         gate[n] = scalars.broadcast(n);
       }
     }
-    RewriteFactors factors;
 #pragma unroll
-    for (int n = 0; n < REWRITES; ++n) measure(n, sums + stats_before(n), value[n], gate[n], factors);
-    if (SAVES && own && writes(0)) save(token, factors, sums);
-    return factors;
+    for (int n = 0; n < REWRITES; ++n) measure(n, sums + stats_before(n), value[n], gate[n], rewrites);
+    if (SAVES && own && writes(0)) save(token, rewrites, sums);
   }
 
   // A row's share of |k|², kᵀX and k·k_i of the earlier k_i.
@@ -152,100 +155,39 @@ struct Forward {
     }
   }
 
-  // r, p and the factors of k, from its sums and the factors of the earlier rewrites.
+  // r, p and the factor of k, from its sums and the factors of the earlier rewrites.
   __device__ __forceinline__ void measure(
-      int n, const Real* sums, const Real (&value)[M], Real gate, RewriteFactors& factors) const {
+      int n, const Real* sums, const Real (&value)[M], Real gate, Rewrite (&rewrites)[REWRITES]) const {
+    Rewrite& rewrite = rewrites[n];
     // If |k|² has overflowed, 0·∞ makes r NaN; r = 0 would silently write nothing.
-    factors.r[n] = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k)) + Real(0) * sums[0];
+    rewrite.r = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k)) + Real(0) * sums[0];
 #pragma unroll
     for (int j = 0; j < M; ++j) {
       Real along = sums[1 + j];
 #pragma unroll
-      for (int i = 0; i < n; ++i) along += sums[1 + M + i] * factors.factor[i][j];
-      factors.readout[n][j] = mul_rn(factors.r[n], along);
+      for (int i = 0; i < n; ++i) along += sums[1 + M + i] * rewrites[i].factor[j];
+      rewrite.readout[j] = mul_rn(rewrite.r, along);
     }
-    factors.finish(n, value, gate);
+    rewrite.finish(value, gate);
   }
 
-  __device__ __forceinline__ void save(long long token, const RewriteFactors& factors, const Real* sums) const {
+  __device__ __forceinline__ void save(
+      long long token, const Rewrite (&rewrites)[REWRITES], const Real (&sums)[REWRITE_SUMS]) const {
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n) {
       Real* const to = args.stats + token * STATS + stats_before(n);
-      to[0] = factors.r[n];
+      to[0] = rewrites[n].r;
 #pragma unroll
-      for (int j = 0; j < M; ++j) to[1 + j] = factors.readout[n][j];
+      for (int j = 0; j < M; ++j) to[1 + j] = rewrites[n].readout[j];
 #pragma unroll
       for (int i = 0; i < n; ++i) to[1 + M + i] = sums[stats_before(n) + 1 + M + i];
     }
   }
 
   // X → X' of a row. Halo tokens (not own) are not stored: another block stores them.
-  __device__ __forceinline__ void rewrite(long long token, int row, const RewriteFactors& factors, bool own) {
-    state[row] = rewritten(state[row], direction.vectors(row), factors);
+  __device__ __forceinline__ void rewrite(long long token, int row, const Rewrite (&rewrites)[REWRITES], bool own) {
+    state[row] = rewritten(state[row], direction.vectors(row), rewrites);
     if (own) state[row].store_streaming(packet_of<M>(args.new_state, token, row));
-  }
-
-  // Adds Σ_j w_ij X'_ij with the weights of one tap.
-  __device__ __forceinline__ void mix(int row, int tap, Real (&to)[FEATURES]) const {
-    CompressWeight compress;
-    compress.load(args, feature_of(row), tap);
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-      for (int j = 0; j < M; ++j) to[f] += compress.at(f, j) * state[row][f * M + j];
-  }
-
-  // x_t of a token read: the sum that the window holds from earlier tokens, plus this token's share.
-  __device__ __forceinline__ void compress_over_time(
-      Window& window, long long token, int row, bool own, Real (&x)[FEATURES]) const {
-    UNROLL_TAPS
-    for (int tap = TAPS - 1; tap > 0; --tap) {
-      Real later[FEATURES];
-      window.load(tap, row, later);
-      mix(row, tap, later);
-      window.store(tap, row, later);
-    }
-    window.load(0, row, x);
-    mix(row, 0, x);
-    Packet<STATE_T, FEATURES> saved;  // rounds x, because the backward reads the stored x
-    saved.set(x);
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) x[f] = saved[f];
-    if (SAVES && own) saved.store_streaming(packet_of(args.compressed, token, row));
-  }
-
-  // Starts a sequence's window with what earlier calls left; the last vector is zero.
-  __device__ __forceinline__ void take_pending(Window& window, long long sequence) const {
-    if (!args.pending) return;
-    UNROLL_ROWS
-    for (int row = 0; row < ROWS; ++row) {
-      if (!is_inside(row)) continue;
-      UNROLL_TAPS
-      for (int tap = 0; tap < TAPS - 1; ++tap) {
-        Features sums;
-        sums.load_streaming(packet_of(args.pending, sequence * (TAPS - 1) + tap, row));
-        Real x[FEATURES];
-#pragma unroll
-        for (int f = 0; f < FEATURES; ++f) x[f] = sums[f];
-        window.store(tap, row, x);
-      }
-    }
-  }
-
-  // Leaves the window after a sequence's last token to the next call.
-  __device__ __forceinline__ void leave_pending(const Window& window, long long sequence) const {
-    UNROLL_ROWS
-    for (int row = 0; row < ROWS; ++row) {
-      if (!is_inside(row)) continue;
-      UNROLL_TAPS
-      for (int tap = 0; tap < TAPS - 1; ++tap) {
-        Real x[FEATURES];
-        window.load(tap, row, x);
-        Features sums;
-        sums.set(x);
-        sums.store_streaming(packet_of(args.new_pending, sequence * (TAPS - 1) + tap, row));
-      }
-    }
   }
 
   // Adds a row's share of the second sum. rstd is not known yet, so it multiplies the sums in finish_read.
@@ -295,37 +237,37 @@ struct Forward {
       Parameters parameters;
       parameters.load_norm(args, feature_of(row));
       Real h[FEATURES];
-      x.load(row, h);
+      x.load(0, row, h);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) h[f] *= rstd * parameters.gamma(f);
-      Packet<CONTEXT_T, FEATURES> context;
+      Config::Context context;
       context.set(h);
       context.store_global(packet_of(args.context, token, row));  // the sublayer reads h next
     }
   }
 
-  // Processes one token, which has been requested, and requests `next` unless it is negative.
-  __device__ __forceinline__ void run(Window* window, long long token, bool own, long long next) {
+  // Processes one token, which has been requested, and requests the next one.
+  __device__ __forceinline__ void run(long long token, bool own) {
+    const long long next = token + 1 < chunk.end ? token + 1 : -1;
     load(token, next);
-    RewriteFactors factors;
-    if constexpr (REWRITE) factors = compare(token, own);
+    Rewrite rewrites[REWRITES];
+    if constexpr (REWRITE) compare(token, own, rewrites);
     Real sums[READ_SUMS > 0 ? READ_SUMS : 1] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
       if constexpr (!KEEP_IN_REGISTERS) load_row(token, row, false);
       if (!PREFETCH_WHOLE_TOKEN && next >= 0) prefetch_row(next, row, 0);
-      if constexpr (REWRITE) rewrite(token, row, factors, own);
+      if constexpr (REWRITE) rewrite(token, row, rewrites, own);
       if constexpr (READ == NONE) continue;
       Real x[FEATURES] = {};
-      if constexpr (READ == TOKEN) compress_over_time(*window, token, row, own, x);
-      else mix(row, 0, x);
+      earlier.compress(state[row], token, row, own, x);
       if constexpr (READ_SUMS > 0) add_read(row, x, sums);
-      this->x.store(row, x);
+      this->x.store(0, row, x);
     }
     if (!PREFETCH && LOAD_AHEAD < IN_SUM && next >= 0) load_ahead(next);
     if constexpr (STAGES == 2) stage ^= 1;
-    if constexpr (READ == TOKEN) window->advance();
+    earlier.advance();
     // A halo token (not own) has no second sum: uniform over the block, so no barrier is skipped by a part of it.
     if constexpr (READ_SUMS > 0) {
       if (own) sum.start(sums);
@@ -341,41 +283,6 @@ struct Forward {
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(const RewriteRead args) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ __align__(16) BlockSum<MAX_SUMS>::Buffer buffer;
-  const long long first = blockIdx.x * args.chunk;
-  const long long last = first + args.chunk < args.tokens ? first + args.chunk : args.tokens;
-  unsigned char* rest = shared;
-  Forward forward(args, buffer, rest);
-  if constexpr (READ == TOKEN) {
-    Window window(args, reinterpret_cast<Real*>(rest));
-    long long position = first % args.time;
-    const long long halo = position < TAPS - 1 ? position : TAPS - 1;
-    position -= halo;
-    forward.start(first - halo);
-    window.clear();
-    if constexpr (PENDING) {
-      if (position == 0) forward.take_pending(window, (first - halo) / args.time);
-    }
-    bool starts = starts_document(args, first - halo);  // loaded a token ahead, to hide its latency
-    for (long long token = first - halo; token < last; ++token) {
-      if (position == args.time) {
-        window.clear();
-        if constexpr (PENDING) forward.take_pending(window, token / args.time);
-        position = 0;
-      }
-      ++position;
-      if constexpr (DOCUMENTS) {
-        if (starts) window.clear();
-        if (token + 1 < last) starts = starts_document(args, token + 1);
-      }
-      forward.run(&window, token, token >= first, token + 1 < last ? token + 1 : -1);
-      if constexpr (PENDING) {
-        if (position == args.time) forward.leave_pending(window, token / args.time);
-      }
-    }
-  } else {
-    forward.start(first);
-    for (long long token = first; token < last; ++token) {
-      forward.run(nullptr, token, true, token + 1 < last ? token + 1 : -1);
-    }
-  }
+  ForwardPass pass(args, buffer, shared);
+  pass.earlier.walk(pass);
 }

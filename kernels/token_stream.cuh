@@ -8,15 +8,10 @@
 
 #include "rewrite_read.cuh"
 
-#ifdef BACKWARD
-constexpr bool PREFETCH = STAGES > 0 || !KEEP_IN_REGISTERS || FEATURE_SLICED || BLOCKS < 3;
-#else
-constexpr bool PREFETCH = STAGES > 0 || !KEEP_IN_REGISTERS;  // otherwise it loads ahead into registers
-#endif
+// Otherwise a forward loads ahead into registers.
+constexpr bool PREFETCH = STAGES > 0 || !KEEP_IN_REGISTERS || (BACKWARD && (FEATURE_SLICED || BLOCKS < 3));
 // True if the whole next token is prefetched when work on this one begins, false if packet by packet as places free up.
 constexpr bool PREFETCH_WHOLE_TOKEN = KEEP_IN_REGISTERS || STAGES != 1;
-
-constexpr int KEPT_ROWS = KEEP_IN_REGISTERS ? ROWS : 1;
 
 // An OPTIONAL input is an incoming gradient whose pointer may be null, which stands for zeros.
 constexpr int ABSENT = 0, PRESENT = 1, OPTIONAL = 2;

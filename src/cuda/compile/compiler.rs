@@ -19,7 +19,10 @@ macro_rules! kernel_files {
 kernel_files!(
     "backward.cuh",
     "block_sum.cuh",
+    "chain.cuh",
     "common.cuh",
+    "config.cuh",
+    "earlier_tokens.cuh",
     "expand.cu",
     "expand_by_tap.cuh",
     "later_tokens.cuh",
@@ -28,6 +31,7 @@ kernel_files!(
     "rewrite_read.cuh",
     "rewrite_read_bwd.cu",
     "rewrite_read_fwd.cu",
+    "rewrites_bwd.cuh",
     "sums.cuh",
     "token_stream.cuh",
 );

@@ -287,6 +287,8 @@ impl Specialisation {
         }
         let (parts, sums) = (&self.parts, &self.sums);
         for (name, there) in [
+            ("BACKWARD", matches!(self.kernel, Kernel::Backward | Kernel::Parameters)),
+            ("FEATURE_SLICED", self.kernel == Kernel::Parameters),
             ("REWRITE", self.rewrite),
             ("NORM", parts.norm),
             ("NORM_WEIGHT", parts.norm_weight),

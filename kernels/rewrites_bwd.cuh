@@ -1,0 +1,188 @@
+// The backward's policies for the rewrites of a token: one, several one after the other, or none (a read alone).
+//
+// Formulas and names are those of rewrite_read_bwd.cu. A policy adds a row's share of the sum, takes the sum, and stores dX
+// and dk of a row.
+#pragma once
+
+#include "backward.cuh"
+
+// One rewrite's backward, as factors: dX = G − k backᵀ and dk = scale·(G e − X along) + on_k·k.
+struct RewriteGrad {
+  Real along[M];  // g = k̂ᵀG
+  Real back[M];   // β r g
+  Real scale;     // β r
+  Real on_k;      // −r k̂ᵀdk̂ r, where k̂ᵀdk̂ = β(g·e − p·g) needs no sum of its own
+
+  // Takes kᵀG, of the G that the later rewrites leave, and writes dv and dβ of rewrite n, each number by one thread.
+  __device__ __forceinline__ void derive(
+      const Rewrite& rewrite, const Real (&k_grad)[M], const Gradients& gradients, long long token, int n) {
+    Real g_e = Real(0), g_p = Real(0);
+    scale = rewrite.r * rewrite.gate;
+#pragma unroll
+    for (int j = 0; j < M; ++j) {
+      along[j] = rewrite.r * k_grad[j];
+      back[j] = scale * along[j];
+      g_e += along[j] * rewrite.error[j];
+      g_p += along[j] * rewrite.readout[j];
+      const int number = n * M + j;
+      if (writes(number)) gradients.grad_value[token * (REWRITES * M) + number] = rewrite.gate * along[j];
+    }
+    if (writes(n)) gradients.grad_gate[token * REWRITES + n] = g_e;
+    on_k = -(rewrite.r * scale * (g_e - g_p));
+  }
+};
+
+// Adds a row's share of kᵀ(G + w a) and kᵀ(w x̂) of rewrite n.
+template <class Grad> __device__ __forceinline__ void add_along(
+    const Config::Direction& k, const Grad& grad, const CompressWeight& compress, const Real (&x_hat)[FEATURES],
+    const Real (&a)[FEATURES], int n, Totals& totals) {
+#pragma unroll
+  for (int f = 0; f < FEATURES; ++f) {
+    const Real k_f = k[f];
+    const Real k_a = READ != NONE ? k_f * a[f] : Real(0);
+    const Real k_x_hat = NORM ? k_f * x_hat[f] : Real(0);
+#pragma unroll
+    for (int j = 0; j < M; ++j) {
+      const int number = n * M + j;
+      totals[ALONG_AT + number] += k_f * grad[f * M + j];
+      if constexpr (READ != NONE) totals[ALONG_AT + number] += k_a * compress.at(f, j);
+      if constexpr (NORM) totals[X_HAT_AT + number] += k_x_hat * compress.at(f, j);
+    }
+  }
+}
+
+// kᵀG of rewrite n, of the G that the token receives.
+__device__ __forceinline__ void along_k(const DerivedScalars& s, const Totals& totals, int n, Real (&k_grad)[M]) {
+#pragma unroll
+  for (int j = 0; j < M; ++j) {
+    k_grad[j] = totals[ALONG_AT + n * M + j];
+    if constexpr (NORM) k_grad[j] -= s.shift * totals[X_HAT_AT + n * M + j];
+  }
+}
+
+__device__ __forceinline__ void store_state(
+    const Gradients& gradients, long long token, int row, const Real (&grad)[ELEMENTS]) {
+  Config::State packet;
+  packet.set(grad);
+  packet.store_streaming(packet_of<M>(gradients.grad_state, token, row));
+}
+// `number` counts the rewrites of all tokens.
+__device__ __forceinline__ void store_direction(
+    const Gradients& gradients, long long number, int row, const Real (&grad)[FEATURES]) {
+  Config::Direction packet;
+  packet.set(grad);
+  packet.store_global(packet_of(gradients.grad_direction, number, row));  // the sublayer's backward reads dk next
+}
+
+template <> struct RewritesBackward<1> {
+  RewriteGrad grad;
+
+  template <class Grad> __device__ __forceinline__ void add_row(
+      const TokenInputs& inputs, int row, const Grad& grad, const CompressWeight& compress,
+      const Real (&x_hat)[FEATURES], const Real (&a)[FEATURES], Totals& totals) const {
+    add_along(inputs.direction[row], grad, compress, x_hat, a, 0, totals);
+  }
+  __device__ __forceinline__ void derive(
+      const DerivedScalars& s, const Totals& totals, const Gradients& gradients, long long token) {
+    Real k_grad[M];
+    along_k(s, totals, 0, k_grad);
+    grad.derive(s.rewrites[0], k_grad, gradients, token, 0);
+  }
+  // Stores dX and dk of a row from its whole G.
+  __device__ __forceinline__ void store_row(
+      const DerivedScalars& s, const TokenInputs& inputs, const Real (&whole)[ELEMENTS], const Gradients& gradients,
+      long long token, int row) const {
+    const Config::Direction& k = inputs.direction[row];
+    Real grad_state[ELEMENTS], dk[FEATURES];
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) {
+      Real unit = Real(0);  // G e − X g, which is dk̂/β
+#pragma unroll
+      for (int j = 0; j < M; ++j) {
+        unit += whole[f * M + j] * s.rewrites[0].error[j];
+        unit -= inputs.state[row][f * M + j] * grad.along[j];
+        grad_state[f * M + j] = whole[f * M + j] - grad.back[j] * k[f];
+      }
+      dk[f] = grad.scale * unit + grad.on_k * k[f];
+    }
+    store_state(gradients, token, row, grad_state);
+    store_direction(gradients, token, row, dk);
+  }
+};
+
+// Each sees the G that the later ones leave and the X that the earlier ones leave. Both are G and X but for multiples of
+// the k_i, so the backward runs from the last rewrite to the first, and dk has a part along every k_i.
+template <int COUNT> struct RewritesBackward {
+  RewriteGrad grads[COUNT];
+  Real on[COUNT][COUNT];  // dk_n's part along k_i
+
+  template <class Grad> __device__ __forceinline__ void add_row(
+      const TokenInputs& inputs, int row, const Grad& grad, const CompressWeight& compress,
+      const Real (&x_hat)[FEATURES], const Real (&a)[FEATURES], Totals& totals) const {
+#pragma unroll
+    for (int n = 0; n < COUNT; ++n) {
+      add_along(inputs.direction.vectors(row)[n], grad, compress, x_hat, a, n, totals);
+    }
+  }
+  __device__ __forceinline__ void derive(
+      const DerivedScalars& s, const Totals& totals, const Gradients& gradients, long long token) {
+#pragma unroll
+    for (int n = COUNT - 1; n >= 0; --n) {
+      Real k_grad[M];
+      along_k(s, totals, n, k_grad);
+#pragma unroll
+      for (int j = 0; j < M; ++j)
+#pragma unroll
+        for (int later = n + 1; later < COUNT; ++later) k_grad[j] -= s.product[later][n] * grads[later].back[j];
+      grads[n].derive(s.rewrites[n], k_grad, gradients, token, n);
+      on[n][n] = grads[n].on_k;
+#pragma unroll
+      for (int later = n + 1; later < COUNT; ++later) {
+        Real later_g_e = Real(0);  // of the later g and this e
+#pragma unroll
+        for (int j = 0; j < M; ++j) later_g_e += grads[later].along[j] * s.rewrites[n].error[j];
+        on[n][later] = on[later][n] = -(grads[n].scale * grads[later].scale * later_g_e);
+      }
+    }
+  }
+  __device__ __forceinline__ void store_row(
+      const DerivedScalars& s, const TokenInputs& inputs, const Real (&whole)[ELEMENTS], const Gradients& gradients,
+      long long token, int row) const {
+    const Config::Directions& k = inputs.direction.vectors(row);
+    Real grad_state[ELEMENTS], dk[COUNT][FEATURES];
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) {
+      Real unit[COUNT] = {};  // dk̂/β, but for multiples of the k
+#pragma unroll
+      for (int j = 0; j < M; ++j) {
+        grad_state[f * M + j] = whole[f * M + j];
+#pragma unroll
+        for (int n = 0; n < COUNT; ++n) {
+          unit[n] += whole[f * M + j] * s.rewrites[n].error[j];
+          unit[n] -= inputs.state[row][f * M + j] * grads[n].along[j];
+          grad_state[f * M + j] -= grads[n].back[j] * k[n][f];
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < COUNT; ++n) {
+        dk[n][f] = grads[n].scale * unit[n];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) dk[n][f] += on[n][i] * k[i][f];
+      }
+    }
+    store_state(gradients, token, row, grad_state);
+#pragma unroll
+    for (int n = 0; n < COUNT; ++n) store_direction(gradients, token * COUNT + n, row, dk[n]);
+  }
+};
+
+// A read alone: dX is G.
+template <> struct RewritesBackward<0> {
+  template <class... Arguments> __device__ __forceinline__ void add_row(Arguments&&...) const {}
+  template <class... Arguments> __device__ __forceinline__ void derive(Arguments&&...) {}
+  __device__ __forceinline__ void store_row(
+      const DerivedScalars&, const TokenInputs&, const Real (&whole)[ELEMENTS], const Gradients& gradients,
+      long long token, int row) const {
+    store_state(gradients, token, row, whole);
+  }
+};

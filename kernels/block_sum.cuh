@@ -23,19 +23,6 @@ constexpr unsigned FULL_MASK = 0xffffffffu;
 // This block's rank in its cluster.
 __device__ __forceinline__ int block_rank() { return CLUSTER > 1 ? static_cast<int>(blockIdx.y) : 0; }
 
-#if CLUSTER > 1
-#ifndef CUDA_ON_CPU
-__device__ __forceinline__ unsigned shared_address(const void* shared) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
-}
-// The address of the same variable in another block of the cluster.
-__device__ __forceinline__ unsigned mapa(const void* shared, int block) {
-  unsigned address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(shared)), "r"(block));
-  return address;
-}
-#endif
-
 // An mbarrier in shared memory that counts the bytes which the cluster's blocks send into this block.
 struct MBarrier {
   unsigned long long state;
@@ -44,73 +31,20 @@ struct MBarrier {
   template <int N> static __device__ __forceinline__ void init(MBarrier (&barriers)[N]) {
     if (threadIdx.x == 0) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-#ifdef CUDA_ON_CPU
-        emulator::mbarrier_init(&barriers[i]);
-#else
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barriers[i])) : "memory");
-#endif
-      }
+      for (int i = 0; i < N; ++i) ptx::mbarrier_init(&barriers[i]);
     }
-#ifdef CUDA_ON_CPU
-    emulator::sync_cluster();
-#else
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#endif
+    ptx::mbarrier_init_fence();
+    ptx::sync_cluster();
   }
-
   // Announces how many bytes will arrive in this phase. One thread of the block calls it.
-  __device__ __forceinline__ void expect_tx(int bytes) {
-#ifdef CUDA_ON_CPU
-    emulator::mbarrier_expect_tx(this, bytes);
-#else
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
-                 : "memory");
-#endif
-  }
-
+  __device__ __forceinline__ void expect_tx(int bytes) { ptx::mbarrier_expect_tx(this, bytes); }
   // Stores x at the address `shared` of another block, whose own copy of this barrier counts it.
   template <class T> __device__ __forceinline__ void st_async(T* shared, int block, T x) {
-#ifdef CUDA_ON_CPU
-    emulator::st_async(shared, this, block, x);
-#else
-    const unsigned to = mapa(shared, block), barrier = mapa(this, block);
-    if constexpr (sizeof(T) == 4) {
-      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(x),
-                   "r"(barrier)
-                   : "memory");
-    } else {
-      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];" ::"r"(to), "d"(x),
-                   "r"(barrier)
-                   : "memory");
-    }
-#endif
+    ptx::st_async(shared, this, block, x);
   }
-
-  // Waits until all announced bytes of the phase with this parity have arrived. The wait orders the block's own
-  // shared memory only. Cluster scope would also invalidate the first-level cache, which holds the parameters.
-  __device__ __forceinline__ void wait(unsigned parity) {
-#ifdef CUDA_ON_CPU
-    emulator::mbarrier_wait(this, parity);
-#else
-    unsigned arrived;
-    do {
-      asm volatile(
-          "{\n"
-          ".reg .pred arrived;\n"
-          "mbarrier.try_wait.parity.shared::cta.b64 arrived, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, arrived;\n"
-          "}"
-          : "=r"(arrived)
-          : "r"(shared_address(this)), "r"(parity)
-          : "memory");
-    } while (!arrived);
-#endif
-  }
+  // Waits until all announced bytes of the phase with this parity have arrived.
+  __device__ __forceinline__ void wait(unsigned parity) { ptx::mbarrier_wait(this, parity); }
 };
-#endif
 
 // --- sums ---------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ template <> struct StateSource<true> {
   __device__ __forceinline__ void prefetch(long long token, int row) const {
     for (int link = 0; link < chain.length; ++link)
 #pragma unroll
-      for (int n = 0; n < REWRITES; ++n) prefetch_l2(direction(link, n, token, row));
+      for (int n = 0; n < REWRITES; ++n) ptx::prefetch_l2(direction(link, n, token, row));
   }
   // Anchor → X of a row, rounded after each link, as the forwards stored it. `again` as in TokenStream.
   __device__ __forceinline__ void rewrite(Config::State& state, long long token, int row, bool again) const {

@@ -5,6 +5,8 @@
 // the state is float64.
 #pragma once
 
+#include "ptx.cuh"
+
 using Real = REAL;
 
 // Values of READ: how the read compresses X. These are macros because #if tests them.
@@ -29,57 +31,19 @@ __device__ __forceinline__ Real widen(double x) { return static_cast<Real>(x); }
 __device__ __forceinline__ Real widen(bf16 x) {
   return static_cast<Real>(__uint_as_float(static_cast<unsigned>(x.bits) << 16));
 }
-__device__ __forceinline__ Real widen(f16 x) {
-#ifdef CUDA_ON_CPU
-  return static_cast<Real>(*reinterpret_cast<const _Float16*>(&x));
-#else
-  float wide;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
-  return static_cast<Real>(wide);
-#endif
-}
+__device__ __forceinline__ Real widen(f16 x) { return static_cast<Real>(ptx::from_f16(x.bits)); }
 
 // Rounds to nearest even.
 __device__ __forceinline__ void narrow(Real x, float& to) { to = static_cast<float>(x); }
 __device__ __forceinline__ void narrow(Real x, double& to) { to = static_cast<double>(x); }
-__device__ __forceinline__ void narrow(Real x, bf16& to) {
-  const float single = static_cast<float>(x);
-#ifndef CUDA_ON_CPU
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(single));
-#else
-  const unsigned bits = __float_as_uint(single);
-  const unsigned rounded = bits + 0x7fffu + (bits >> 16 & 1u);
-  to.bits = static_cast<unsigned short>(single != single ? 0x7fffu : rounded >> 16);
-#endif
-}
-__device__ __forceinline__ void narrow(Real x, f16& to) {
-#ifdef CUDA_ON_CPU
-  *reinterpret_cast<_Float16*>(&to) = static_cast<_Float16>(static_cast<float>(x));
-#else
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(static_cast<float>(x)));
-#endif
-}
-
-// Converts two numbers with one instruction, so their halves need not be packed afterwards.
-#ifndef CUDA_ON_CPU
+__device__ __forceinline__ void narrow(Real x, bf16& to) { to.bits = ptx::to_bf16(static_cast<float>(x)); }
+__device__ __forceinline__ void narrow(Real x, f16& to) { to.bits = ptx::to_f16(static_cast<float>(x)); }
 __device__ __forceinline__ unsigned narrow_pair(Real low, Real high, bf16) {
-  unsigned pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
-  return pair;
+  return ptx::to_bf16_pair(static_cast<float>(low), static_cast<float>(high));
 }
 __device__ __forceinline__ unsigned narrow_pair(Real low, Real high, f16) {
-  unsigned pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
-  return pair;
+  return ptx::to_f16_pair(static_cast<float>(low), static_cast<float>(high));
 }
-#else
-template <class T> __device__ __forceinline__ unsigned narrow_pair(Real low, Real high, T) {
-  T pair[2];
-  narrow(low, pair[0]);
-  narrow(high, pair[1]);
-  return pair[0].bits | static_cast<unsigned>(pair[1].bits) << 16;
-}
-#endif
 
 // Widens one half of a word. For bf16 this is a shift or a mask.
 __device__ __forceinline__ Real widen_half(unsigned pair, bool high, bf16) {
@@ -106,51 +70,6 @@ template <> struct AccessWord<16> { using Type = uint4; };
 template <> struct AccessWord<8> { using Type = uint2; };
 template <> struct AccessWord<4> { using Type = unsigned; };
 template <> struct AccessWord<2> { using Type = unsigned short; };
-
-// Starts a copy of BYTES (4, 8 or 16) from global to shared memory, of zeros if `valid` is false. The copy is complete,
-// for this thread only, after `cp_async_wait`.
-template <int BYTES>
-__device__ __forceinline__ void cp_async(void* shared, const void* from, bool valid) {
-#ifdef CUDA_ON_CPU
-  emulator::cp_async<typename AccessWord<BYTES>::Type>(shared, from, valid);
-#else
-  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  const unsigned bytes = valid ? BYTES : 0;
-  if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes)
-                 : "memory");
-  }
-#endif
-}
-__device__ __forceinline__ void cp_async_wait() {
-#ifdef CUDA_ON_CPU
-  emulator::cp_async_wait();
-#else
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void prefetch_l2(const void* from) {
-#ifdef CUDA_ON_CPU
-  emulator::prefetch_l2(from);
-#else
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-#endif
-}
-
-// Stores a word to global memory with one instruction. The compiler may split an assignment of a vector into stores of
-// four bytes, which are sixteen bytes apart in neighbouring lanes: four times the transactions.
-template <class Word> __device__ __forceinline__ void store_whole(Word* to, Word x) { *to = x; }
-#ifndef CUDA_ON_CPU
-__device__ __forceinline__ void store_whole(uint2* to, uint2 x) {
-  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(x.x), "r"(x.y) : "memory");
-}
-__device__ __forceinline__ void store_whole(uint4* to, uint4 x) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
-#endif
 
 // Width of one memory access: the largest power of two that divides `bytes` and is at most ALIGN.
 __host__ __device__ constexpr int access_bytes(int bytes, int element) {
@@ -205,13 +124,13 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
   static __device__ __forceinline__ void cp_async(T* shared, const T* from, bool valid) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      ::cp_async<WIDTH>(reinterpret_cast<Word*>(shared) + i, reinterpret_cast<const Word*>(from) + i, valid);
+      ptx::cp_async<Word>(reinterpret_cast<Word*>(shared) + i, reinterpret_cast<const Word*>(from) + i, valid);
     }
   }
   // No cache hint, for global memory that another kernel reads soon, so L2 should keep it.
   __device__ __forceinline__ void store_global(T* to) const {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) store_whole(reinterpret_cast<Word*>(to) + i, word(i));
+    for (int i = 0; i < COUNT; ++i) ptx::store_whole(reinterpret_cast<Word*>(to) + i, word(i));
   }
   // No cache hint: for shared memory, and for global memory that is read again soon.
   __device__ __forceinline__ void load_cached(const T* from) {

@@ -83,7 +83,7 @@ struct BackwardPass {
 
   // Loads the whole token if it is kept in registers, then prefetches the next one.
   __device__ __forceinline__ void load(long long token, bool own) {
-    if constexpr (STAGES > 0) cp_async_wait();
+    if constexpr (STAGES > 0) ptx::cp_async_wait();
     if constexpr (KEEP_IN_REGISTERS) {
 #pragma unroll
       for (int row = 0; row < ROWS; ++row) {

@@ -93,7 +93,7 @@ struct ForwardPass {
   // Loads the whole token if it is kept in registers, then requests the next one.
   __device__ __forceinline__ void load(long long token, long long next) {
     if constexpr (!PREFETCH) return;  // prefetch() has loaded it already
-    if constexpr (STAGES > 0) cp_async_wait();
+    if constexpr (STAGES > 0) ptx::cp_async_wait();
     if constexpr (KEEP_IN_REGISTERS) {
 #pragma unroll
       for (int row = 0; row < ROWS; ++row)
@@ -103,8 +103,8 @@ struct ForwardPass {
     if constexpr (PREFETCH_WHOLE_TOKEN) prefetch(next, STAGES == 2 ? stage ^ 1 : 0);
     if constexpr (REWRITE) {
       if (!writes(0)) return;
-      prefetch_l2(args.value + next * (REWRITES * M));
-      prefetch_l2(args.gate + next * REWRITES);
+      ptx::prefetch_l2(args.value + next * (REWRITES * M));
+      ptx::prefetch_l2(args.gate + next * REWRITES);
     }
   }
 

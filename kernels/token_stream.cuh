@@ -48,7 +48,7 @@ template <class T, int C, int PRESENCE = PRESENT, int VECTORS = 1> struct TokenS
     for (int vector = 0; vector < VECTORS; ++vector) {
       const T* const at = packet_at(token, vector, row);
       if constexpr (STAGES > 0) Row::cp_async(slot(vector, row, stage), at, valid);
-      else if (valid) prefetch_l2(at);
+      else if (valid) ptx::prefetch_l2(at);
     }
   }
   // `again`: the packet will be loaded once more, so it should stay in the cache.

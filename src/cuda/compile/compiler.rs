@@ -27,6 +27,7 @@ kernel_files!(
     "expand_by_tap.cuh",
     "later_tokens.cuh",
     "parameters_bwd.cu",
+    "ptx.cuh",
     "reduce.cu",
     "rewrite_read.cuh",
     "rewrite_read_bwd.cu",

@@ -165,19 +165,10 @@ struct TokenInputs {
 __device__ __forceinline__ void compress(
     const RewriteRead& args, const TokenInputs& inputs, const DerivedScalars& s, int row, const Config::State& stored,
     Real (&x_hat)[FEATURES]) {
-  CompressWeight compress;
-  if constexpr (READ != TOKEN) compress.load(args, feature_of(row));
+  Real x[FEATURES] = {};
+  if constexpr (READ != TOKEN) compress(args, stored, row, 0, x);
 #pragma unroll
-  for (int f = 0; f < FEATURES; ++f) {
-    Real x = Real(0);
-    if constexpr (READ == TOKEN) {
-      x = inputs.compressed[row][f];
-    } else {
-#pragma unroll
-      for (int j = 0; j < M; ++j) x += compress.at(f, j) * stored[f * M + j];
-    }
-    x_hat[f] = x * s.rstd;
-  }
+  for (int f = 0; f < FEATURES; ++f) x_hat[f] = (READ == TOKEN ? inputs.compressed[row][f] : x[f]) * s.rstd;
 }
 
 // dh' and a of a packet, from dh and the gradients of gate and values (formulas in rewrite_read_bwd.cu).

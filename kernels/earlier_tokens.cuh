@@ -4,17 +4,6 @@
 
 #include "token_stream.cuh"
 
-// Adds Σ_j w_ij X'_ij of a row with the weights of one tap.
-__device__ __forceinline__ void compress(
-    const RewriteRead& args, const Config::State& state, int row, int tap, Real (&x)[FEATURES]) {
-  CompressWeight weight;
-  weight.load(args, feature_of(row), tap);
-#pragma unroll
-  for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-    for (int j = 0; j < M; ++j) x[f] += weight.at(f, j) * state[f * M + j];
-}
-
 // x follows from X' of the same token.
 template <> struct EarlierTokens<false> {
   static constexpr int SHARED = 0;

@@ -114,9 +114,7 @@ struct Weight {
   __device__ Weight(const WEIGHT_T* weight, int feature) {
     if constexpr (CONV) packet.load_readonly(weight + static_cast<long long>(feature) * M * TAPS);
   }
-  __device__ __forceinline__ Real at(int f, int j, int tap) const {
-    return CONV ? packet[(f * M + j) * TAPS + tap] : Real(1);
-  }
+  __device__ __forceinline__ Real at(int i, int tap) const { return CONV ? packet[i * TAPS + tap] : Real(1); }
 };
 
 // x_t, x_{t−1}, … x_{t−K+1} of a packet's features.
@@ -170,14 +168,12 @@ __device__ __forceinline__ void forward(const Expand& e, const Chunk& c, const W
       past.push(x[i]);
       Real channels[ELEMENTS];
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f)
+      for (int i = 0; i < ELEMENTS; ++i) {
+        Real sum = Real(0);
 #pragma unroll
-        for (int j = 0; j < M; ++j) {
-          Real sum = Real(0);
-#pragma unroll
-          for (int tap = 0; tap < TAPS; ++tap) sum += weight.at(f, j, tap) * past.x[tap][f];
-          channels[f * M + j] = CONV ? sum : past.x[0][f];
-        }
+        for (int tap = 0; tap < TAPS; ++tap) sum += weight.at(i, tap) * past.x[tap][i / M];
+        channels[i] = CONV ? sum : past.x[0][i / M];
+      }
       Packet<STATE_T, ELEMENTS> state;
       state.set(channels);
       state.store_streaming(e.state + ((token + i) * D + feature) * M);
@@ -216,12 +212,10 @@ struct BackwardPass {
 #pragma unroll
     for (int tap = 0; tap < TAPS; ++tap)
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-        for (int j = 0; j < M; ++j) {
-          if (!DOCUMENTS || tap <= reach) dx[tap][f] += weight.at(f, j, tap) * grad[f * M + j];
-          if (CONV && own) sums.tap[tap][f * M + j] += grad[f * M + j] * past.x[tap][f];
-        }
+      for (int i = 0; i < ELEMENTS; ++i) {
+        if (!DOCUMENTS || tap <= reach) dx[tap][i / M] += weight.at(i, tap) * grad[i];
+        if (CONV && own) sums.tap[tap][i] += grad[i] * past.x[tap][i / M];
+      }
     if (token - (TAPS - 1) >= c.first) {
       Packet<X_T, FEATURES> complete;
       complete.set(dx[TAPS - 1]);

@@ -39,10 +39,8 @@ __device__ __forceinline__ void forward(const Expand& e, const Chunk& c, int fea
 #pragma unroll
       for (int i = 0; i < TILE; ++i)
 #pragma unroll
-        for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-          for (int j = 0; j < M; ++j)
-            if (!DOCUMENTS || visible[i]) sums[i][f * M + j] += weight[f * M + j] * x[i][f];
+        for (int n = 0; n < ELEMENTS; ++n)
+          if (!DOCUMENTS || visible[i]) sums[i][n] += weight[n] * x[i][n / M];
 #pragma unroll
       for (int i = 0; i < TILE; ++i)
         if (starts_document(e, c, token + i - tap)) visible[i] = false;
@@ -76,10 +74,8 @@ __device__ __forceinline__ void backward_x(const ExpandBackward& e, const Chunk&
 #pragma unroll
       for (int i = 0; i < TILE; ++i)
 #pragma unroll
-        for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-          for (int j = 0; j < M; ++j)
-            if (!DOCUMENTS || visible[i]) dx[i][f] += weight[f * M + j] * grad[i][f * M + j];
+        for (int n = 0; n < ELEMENTS; ++n)
+          if (!DOCUMENTS || visible[i]) dx[i][n / M] += weight[n] * grad[i][n];
 #pragma unroll
       for (int i = 0; i < TILE; ++i)
         if (starts_document(e, c, token + i + tap + 1)) visible[i] = false;
@@ -116,10 +112,8 @@ __device__ __forceinline__ void add_group(
 #pragma unroll
     for (int i = 0; i < GROUP; ++i)
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-        for (int j = 0; j < M; ++j)
-          if (!DOCUMENTS || group + i <= reach) sums[i][f * M + j] += grad[f * M + j] * past[i][f];
+      for (int n = 0; n < ELEMENTS; ++n)
+        if (!DOCUMENTS || group + i <= reach) sums[i][n] += grad[n] * past[i][n / M];
   }
 }
 

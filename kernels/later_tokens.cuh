@@ -45,9 +45,7 @@ template <> struct LaterTokens<true> {
       CompressWeight compress;
       compress.load(args, feature_of(row), tap);
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-        for (int j = 0; j < M; ++j) total[f * M + j] += compress.at(f, j) * later[f];
+      for (int i = 0; i < ELEMENTS; ++i) total[i] += compress.at(i) * later[i / M];
     }
     grad.set(total);
   }

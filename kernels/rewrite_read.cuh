@@ -102,13 +102,11 @@ __device__ __forceinline__ Config::State rewritten(
     const Config::State& state, const Config::Directions& k, const Rewrite (&rewrites)[REWRITES]) {
   Real x[ELEMENTS];
 #pragma unroll
-  for (int f = 0; f < FEATURES; ++f)
+  for (int i = 0; i < ELEMENTS; ++i) {
+    x[i] = state[i];
 #pragma unroll
-    for (int j = 0; j < M; ++j) {
-      x[f * M + j] = state[f * M + j];
-#pragma unroll
-      for (int n = 0; n < REWRITES; ++n) x[f * M + j] = rewritten(x[f * M + j], rewrites[n].factor[j], k[n][f]);
-    }
+    for (int n = 0; n < REWRITES; ++n) x[i] = rewritten(x[i], rewrites[n].factor[i % M], k[n][i / M]);
+  }
   Config::State stored;
   stored.set(x);
   return stored;
@@ -127,8 +125,17 @@ struct CompressWeight {
       weight.load_readonly(args.compress + (static_cast<long long>(tap) * D + feature) * M);
     }
   }
-  __device__ __forceinline__ Real at(int f, int j) const { return READ == IDENTITY ? Real(1) : weight[f * M + j]; }
+  __device__ __forceinline__ Real at(int i) const { return READ == IDENTITY ? Real(1) : weight[i]; }
 };
+
+// Adds Σ_j w_ij X'_ij of a row with the weights of one tap.
+__device__ __forceinline__ void compress(
+    const RewriteRead& args, const Config::State& state, int row, int tap, Real (&x)[FEATURES]) {
+  CompressWeight weight;
+  weight.load(args, feature_of(row), tap);
+#pragma unroll
+  for (int i = 0; i < ELEMENTS; ++i) x[i / M] += weight.at(i) * state[i];
+}
 
 // γ, w_β and W_v of a packet's features.
 struct Parameters {

@@ -184,12 +184,10 @@ struct BackwardPass {
     if constexpr (READ != NONE) compress.load(args, feature_of(row));
     Real whole[ELEMENTS];
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-      for (int j = 0; j < M; ++j) {
-        const Real total = grad[row % KEPT_ROWS][f * M + j];
-        whole[f * M + j] = READ != NONE ? total + compress.at(f, j) * dx[f] : total;
-      }
+    for (int i = 0; i < ELEMENTS; ++i) {
+      const Real total = grad[row % KEPT_ROWS][i];
+      whole[i] = READ != NONE ? total + compress.at(i) * dx[i / M] : total;
+    }
     rewrites.store_row(s, inputs, whole, gradients, token, row);
   }
 

@@ -37,17 +37,11 @@ template <class Grad> __device__ __forceinline__ void add_along(
     const Config::Direction& k, const Grad& grad, const CompressWeight& compress, const Real (&x_hat)[FEATURES],
     const Real (&a)[FEATURES], int n, Totals& totals) {
 #pragma unroll
-  for (int f = 0; f < FEATURES; ++f) {
-    const Real k_f = k[f];
-    const Real k_a = READ != NONE ? k_f * a[f] : Real(0);
-    const Real k_x_hat = NORM ? k_f * x_hat[f] : Real(0);
-#pragma unroll
-    for (int j = 0; j < M; ++j) {
-      const int number = n * M + j;
-      totals[ALONG_AT + number] += k_f * grad[f * M + j];
-      if constexpr (READ != NONE) totals[ALONG_AT + number] += k_a * compress.at(f, j);
-      if constexpr (NORM) totals[X_HAT_AT + number] += k_x_hat * compress.at(f, j);
-    }
+  for (int i = 0; i < ELEMENTS; ++i) {
+    const int f = i / M, number = n * M + i % M;
+    totals[ALONG_AT + number] += k[f] * grad[i];
+    if constexpr (READ != NONE) totals[ALONG_AT + number] += k[f] * a[f] * compress.at(i);
+    if constexpr (NORM) totals[X_HAT_AT + number] += k[f] * x_hat[f] * compress.at(i);
   }
 }
 

@@ -79,7 +79,7 @@ struct TokenScalars : LaneScalars<AT.count> {
 };
 
 // Computes the scalars of one rewrite.
-__device__ __forceinline__ void derive_rewrite(const TokenScalars& loaded, int n, DerivedScalars& s) {
+DEVICE void derive_rewrite(const TokenScalars& loaded, int n, DerivedScalars& s) {
   const int at = AT.stats + stats_before(n);
   Rewrite& rewrite = s.rewrites[n];
   Real value[M];
@@ -96,8 +96,7 @@ __device__ __forceinline__ void derive_rewrite(const TokenScalars& loaded, int n
 }
 
 // Computes the scalars of the token that was prefetched. All lanes must take part, because of the shuffles.
-__device__ __forceinline__ DerivedScalars
-derive(const RewriteRead& args, const Gradients& gradients, const TokenScalars& loaded) {
+DEVICE DerivedScalars derive(const RewriteRead& args, const Gradients& gradients, const TokenScalars& loaded) {
   DerivedScalars s;
   if constexpr (REWRITE) {
 #pragma unroll
@@ -140,7 +139,7 @@ struct TokenInputs {
         compressed(all.forward.compressed, shared) {}
 
   // A halo token (not own) needs only dx, for which context and compressed are enough.
-  __device__ __forceinline__ void prefetch(long long token, int row, int stage, bool own) const {
+  DEVICE void prefetch(long long token, int row, int stage, bool own) const {
     context.prefetch(token, row, stage);
     compressed.prefetch(token, row, stage);
     if (!own) return;
@@ -149,11 +148,11 @@ struct TokenInputs {
     direction.prefetch(token, row, stage);
     source.prefetch(token, row);
   }
-  __device__ __forceinline__ void load_read_inputs(long long token, int row) {
+  DEVICE void load_read_inputs(long long token, int row) {
     context.load(token, row, stage, false);
     compressed.load(token, row, stage, false);
   }
-  __device__ __forceinline__ void load_rewrite_inputs(long long token, int row, bool again) {
+  DEVICE void load_rewrite_inputs(long long token, int row, bool again) {
     state.load(token, row, stage, again);
     grad.load(token, row, stage, again);
     direction.load(token, row, stage, again);
@@ -162,7 +161,7 @@ struct TokenInputs {
 };
 
 // x̂ of a packet: from the saved x of a token read, else from X'.
-__device__ __forceinline__ void compress(
+DEVICE void compress(
     const RewriteRead& args, const TokenInputs& inputs, const DerivedScalars& s, int row, const Config::State& stored,
     Real (&x_hat)[FEATURES]) {
   Real x[FEATURES] = {};
@@ -172,7 +171,7 @@ __device__ __forceinline__ void compress(
 }
 
 // dh' and a of a packet, from dh and the gradients of gate and values (formulas in rewrite_read_bwd.cu).
-__device__ __forceinline__ void read_backward(
+DEVICE void read_backward(
     const RewriteRead& args, const TokenInputs& inputs, const DerivedScalars& s, int row, Real (&dh)[FEATURES],
     Real (&a)[FEATURES]) {
   Parameters parameters;

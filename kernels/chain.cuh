@@ -10,7 +10,7 @@ struct Link {
   const Real* gate;
   const Real* stats;
 
-  __device__ __forceinline__ void load(long long token, Rewrite (&rewrites)[REWRITES]) const {
+  DEVICE void load(long long token, Rewrite (&rewrites)[REWRITES]) const {
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n) {
       const Real* const from = stats + token * STATS + stats_before(n);
@@ -37,8 +37,8 @@ struct Chain {
 // X was stored.
 template <> struct StateSource<false> {
   __device__ explicit StateSource(const Chain&) {}
-  __device__ __forceinline__ void prefetch(long long, int) const {}
-  __device__ __forceinline__ void rewrite(Config::State&, long long, int, bool) const {}
+  DEVICE void prefetch(long long, int) const {}
+  DEVICE void rewrite(Config::State&, long long, int, bool) const {}
 };
 
 // The anchor was.
@@ -46,16 +46,16 @@ template <> struct StateSource<true> {
   const Chain& chain;
 
   __device__ explicit StateSource(const Chain& chain) : chain(chain) {}
-  __device__ __forceinline__ const DIRECTION_T* direction(int link, int n, long long token, int row) const {
+  DEVICE const DIRECTION_T* direction(int link, int n, long long token, int row) const {
     return packet_of(chain.links[link].direction, token * REWRITES + n, row);
   }
-  __device__ __forceinline__ void prefetch(long long token, int row) const {
+  DEVICE void prefetch(long long token, int row) const {
     for (int link = 0; link < chain.length; ++link)
 #pragma unroll
       for (int n = 0; n < REWRITES; ++n) ptx::prefetch_l2(direction(link, n, token, row));
   }
   // Anchor → X of a row, rounded after each link, as the forwards stored it. `again` as in TokenStream.
-  __device__ __forceinline__ void rewrite(Config::State& state, long long token, int row, bool again) const {
+  DEVICE void rewrite(Config::State& state, long long token, int row, bool again) const {
     Config::Directions k;
     for (int link = 0; link < chain.length; ++link) {
 #pragma unroll

@@ -26,30 +26,28 @@ struct f16 { unsigned short bits; };
 
 // --- storage types ------------------------------------------------------------------------------
 
-__device__ __forceinline__ Real widen(float x) { return static_cast<Real>(x); }
-__device__ __forceinline__ Real widen(double x) { return static_cast<Real>(x); }
-__device__ __forceinline__ Real widen(bf16 x) {
-  return static_cast<Real>(__uint_as_float(static_cast<unsigned>(x.bits) << 16));
-}
-__device__ __forceinline__ Real widen(f16 x) { return static_cast<Real>(ptx::from_f16(x.bits)); }
+DEVICE Real widen(float x) { return static_cast<Real>(x); }
+DEVICE Real widen(double x) { return static_cast<Real>(x); }
+DEVICE Real widen(bf16 x) { return static_cast<Real>(__uint_as_float(static_cast<unsigned>(x.bits) << 16)); }
+DEVICE Real widen(f16 x) { return static_cast<Real>(ptx::from_f16(x.bits)); }
 
 // Rounds to nearest even.
-__device__ __forceinline__ void narrow(Real x, float& to) { to = static_cast<float>(x); }
-__device__ __forceinline__ void narrow(Real x, double& to) { to = static_cast<double>(x); }
-__device__ __forceinline__ void narrow(Real x, bf16& to) { to.bits = ptx::to_bf16(static_cast<float>(x)); }
-__device__ __forceinline__ void narrow(Real x, f16& to) { to.bits = ptx::to_f16(static_cast<float>(x)); }
-__device__ __forceinline__ unsigned narrow_pair(Real low, Real high, bf16) {
+DEVICE void narrow(Real x, float& to) { to = static_cast<float>(x); }
+DEVICE void narrow(Real x, double& to) { to = static_cast<double>(x); }
+DEVICE void narrow(Real x, bf16& to) { to.bits = ptx::to_bf16(static_cast<float>(x)); }
+DEVICE void narrow(Real x, f16& to) { to.bits = ptx::to_f16(static_cast<float>(x)); }
+DEVICE unsigned narrow_pair(Real low, Real high, bf16) {
   return ptx::to_bf16_pair(static_cast<float>(low), static_cast<float>(high));
 }
-__device__ __forceinline__ unsigned narrow_pair(Real low, Real high, f16) {
+DEVICE unsigned narrow_pair(Real low, Real high, f16) {
   return ptx::to_f16_pair(static_cast<float>(low), static_cast<float>(high));
 }
 
 // Widens one half of a word. For bf16 this is a shift or a mask.
-__device__ __forceinline__ Real widen_half(unsigned pair, bool high, bf16) {
+DEVICE Real widen_half(unsigned pair, bool high, bf16) {
   return static_cast<Real>(__uint_as_float(high ? pair & 0xffff0000u : pair << 16));
 }
-__device__ __forceinline__ Real widen_half(unsigned pair, bool high, f16) {
+DEVICE Real widen_half(unsigned pair, bool high, f16) {
   return widen(f16{static_cast<unsigned short>(high ? pair >> 16 : pair)});
 }
 
@@ -57,11 +55,11 @@ __device__ __forceinline__ Real widen_half(unsigned pair, bool high, f16) {
 // The backward rebuilds X' and must get the bits that the forward stored. With plain operators the compiler might
 // contract a product and a sum to an FMA in one kernel and not in the other.
 
-__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double mul_rn(double a, double b) { return __dmul_rn(a, b); }
-__device__ __forceinline__ float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-__device__ __forceinline__ double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
-__device__ __forceinline__ Real sigmoid(Real x) { return Real(1) / (Real(1) + exp(-x)); }
+DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+DEVICE double mul_rn(double a, double b) { return __dmul_rn(a, b); }
+DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
+DEVICE Real sigmoid(Real x) { return Real(1) / (Real(1) + exp(-x)); }
 
 // --- packets ------------------------------------------------------------------------------------
 
@@ -87,12 +85,12 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
 
   T element[N];
 
-  __device__ __forceinline__ Real operator[](int i) const {
+  DEVICE Real operator[](int i) const {
     if constexpr (PAIRS) return widen_half(pair(i / 2), i % 2, T{});
     else return widen(element[i]);
   }
   // Rounds N numbers to T.
-  __device__ __forceinline__ void set(const Real (&x)[N]) {
+  DEVICE void set(const Real (&x)[N]) {
     if constexpr (PAIRS) {
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) pair(i) = narrow_pair(x[2 * i], x[2 * i + 1], T{});
@@ -101,62 +99,65 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
       for (int i = 0; i < N; ++i) narrow(x[i], element[i]);
     }
   }
-  __device__ __forceinline__ void clear() {
+  DEVICE void get(Real (&x)[N]) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = (*this)[i];
+  }
+  DEVICE void clear() {
     const Real zeros[N] = {};
     set(zeros);
   }
 
   // For parameters, which every token reads: the non-coherent path, kept in L1.
-  __device__ __forceinline__ void load_readonly(const T* from) {
+  DEVICE void load_readonly(const T* from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) word(i) = __ldg(reinterpret_cast<const Word*>(from) + i);
   }
   // For data of one token, which is used once: evict-first, so that it does not displace the parameters.
-  __device__ __forceinline__ void load_streaming(const T* from) {
+  DEVICE void load_streaming(const T* from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) word(i) = __ldcs(reinterpret_cast<const Word*>(from) + i);
   }
-  __device__ __forceinline__ void store_streaming(T* to) const {
+  DEVICE void store_streaming(T* to) const {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) __stcs(reinterpret_cast<Word*>(to) + i, word(i));
   }
   // Streams into shared memory, from where this thread reads it with load_cached.
-  static __device__ __forceinline__ void cp_async(T* shared, const T* from, bool valid) {
+  static DEVICE void cp_async(T* shared, const T* from, bool valid) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       ptx::cp_async<Word>(reinterpret_cast<Word*>(shared) + i, reinterpret_cast<const Word*>(from) + i, valid);
     }
   }
   // No cache hint, for global memory that another kernel reads soon, so L2 should keep it.
-  __device__ __forceinline__ void store_global(T* to) const {
+  DEVICE void store_global(T* to) const {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) ptx::store_whole(reinterpret_cast<Word*>(to) + i, word(i));
   }
   // No cache hint: for shared memory, and for global memory that is read again soon.
-  __device__ __forceinline__ void load_cached(const T* from) {
+  DEVICE void load_cached(const T* from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) word(i) = reinterpret_cast<const Word*>(from)[i];
   }
-  __device__ __forceinline__ void store_cached(T* to) const {
+  DEVICE void store_cached(T* to) const {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) reinterpret_cast<Word*>(to)[i] = word(i);
   }
 
  private:
-  __device__ __forceinline__ unsigned& pair(int i) { return reinterpret_cast<unsigned*>(element)[i]; }
-  __device__ __forceinline__ const unsigned& pair(int i) const { return reinterpret_cast<const unsigned*>(element)[i]; }
-  __device__ __forceinline__ Word& word(int i) { return reinterpret_cast<Word*>(element)[i]; }
-  __device__ __forceinline__ const Word& word(int i) const { return reinterpret_cast<const Word*>(element)[i]; }
+  DEVICE unsigned& pair(int i) { return reinterpret_cast<unsigned*>(element)[i]; }
+  DEVICE const unsigned& pair(int i) const { return reinterpret_cast<const unsigned*>(element)[i]; }
+  DEVICE Word& word(int i) { return reinterpret_cast<Word*>(element)[i]; }
+  DEVICE const Word& word(int i) const { return reinterpret_cast<const Word*>(element)[i]; }
 };
 
 template <class T, int N>
-__device__ __forceinline__ void convert(Packet<T, N>& to, const Packet<T, N>& from) {
+DEVICE void convert(Packet<T, N>& to, const Packet<T, N>& from) {
   to = from;
 }
 template <class A, class B, int N>
-__device__ __forceinline__ void convert(Packet<A, N>& to, const Packet<B, N>& from) {
+DEVICE void convert(Packet<A, N>& to, const Packet<B, N>& from) {
   Real x[N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) x[i] = from[i];
+  from.get(x);
   to.set(x);
 }

@@ -11,12 +11,11 @@ template <> struct EarlierTokens<false> {
   const RewriteRead& args;
 
   __device__ EarlierTokens(const RewriteRead& args, Real*) : args(args) {}
-  __device__ __forceinline__ void compress(
-      const Config::State& state, long long, int row, bool, Real (&x)[FEATURES]) const {
+  DEVICE void compress(const Config::State& state, long long, int row, bool, Real (&x)[FEATURES]) const {
     ::compress(args, state, row, 0, x);
   }
-  __device__ __forceinline__ void advance() {}
-  template <class Pass> __device__ __forceinline__ void walk(Pass& pass) {
+  DEVICE void advance() {}
+  template <class Pass> DEVICE void walk(Pass& pass) {
     const Chunk& chunk = pass.chunk;
     pass.start(chunk.first);
     for (long long token = chunk.first; token < chunk.end; ++token) pass.run(token, true);
@@ -33,8 +32,7 @@ template <> struct EarlierTokens<true> {
   __device__ EarlierTokens(const RewriteRead& args, Real* shared) : args(args), window(args, shared) {}
 
   // x_t: the sum that the window holds from earlier tokens, plus this token's share.
-  __device__ __forceinline__ void compress(
-      const Config::State& state, long long token, int row, bool own, Real (&x)[FEATURES]) {
+  DEVICE void compress(const Config::State& state, long long token, int row, bool own, Real (&x)[FEATURES]) {
     UNROLL_TAPS
     for (int tap = TAPS - 1; tap > 0; --tap) {
       Real later[FEATURES];
@@ -46,14 +44,13 @@ template <> struct EarlierTokens<true> {
     ::compress(args, state, row, 0, x);
     Config::Compressed saved;  // rounds x, because the backward reads the stored x
     saved.set(x);
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) x[f] = saved[f];
+    saved.get(x);
     if (SAVES && own) saved.store_streaming(packet_of(args.compressed, token, row));
   }
-  __device__ __forceinline__ void advance() { window.advance(); }
+  DEVICE void advance() { window.advance(); }
 
   // Starts a sequence's window with what earlier calls left; the last vector is zero.
-  __device__ __forceinline__ void take_pending(long long sequence) {
+  DEVICE void take_pending(long long sequence) {
     if (!PENDING || !args.pending) return;
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
@@ -68,7 +65,7 @@ template <> struct EarlierTokens<true> {
   }
 
   // Leaves the window after a sequence's last token to the next call.
-  __device__ __forceinline__ void leave_pending(long long sequence) const {
+  DEVICE void leave_pending(long long sequence) const {
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
@@ -82,7 +79,7 @@ template <> struct EarlierTokens<true> {
   }
 
   // Starts with the K − 1 halo tokens before the chunk, as far as they are of the same sequence.
-  template <class Pass> __device__ __forceinline__ void walk(Pass& pass) {
+  template <class Pass> DEVICE void walk(Pass& pass) {
     const Chunk& chunk = pass.chunk;
     long long position = chunk.first % args.time;
     const long long halo = position < TAPS - 1 ? position : TAPS - 1;

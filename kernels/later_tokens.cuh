@@ -10,14 +10,14 @@ template <> struct LaterTokens<false> {
   using Grad = STATE_T;  // G
 
   __device__ LaterTokens(const RewriteRead&, Real*) {}
-  __device__ __forceinline__ void add(int, Packet<Grad, ELEMENTS>&) const {}
-  __device__ __forceinline__ void store(int, const Real (&)[FEATURES]) {}
-  __device__ __forceinline__ void retreat() {}
-  __device__ __forceinline__ void load(int, int, const Real (&dx)[FEATURES], Real (&later)[FEATURES]) const {
+  DEVICE void add(int, Packet<Grad, ELEMENTS>&) const {}
+  DEVICE void store(int, const Real (&)[FEATURES]) {}
+  DEVICE void retreat() {}
+  DEVICE void load(int, int, const Real (&dx)[FEATURES], Real (&later)[FEATURES]) const {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) later[f] = dx[f];
   }
-  template <class Pass> __device__ __forceinline__ void walk(Pass& pass) {
+  template <class Pass> DEVICE void walk(Pass& pass) {
     pass.start(pass.chunk.last);
     for (long long token = pass.chunk.last; token >= pass.chunk.first; --token) pass.run(token, true);
   }
@@ -34,10 +34,9 @@ template <> struct LaterTokens<true> {
   __device__ LaterTokens(const RewriteRead& args, Real* shared) : args(args), window(args, shared) {}
 
   // G_t += Σ_{s ≥ 1} w_s dx_{t+s}
-  __device__ __forceinline__ void add(int row, Packet<Grad, ELEMENTS>& grad) const {
+  DEVICE void add(int row, Packet<Grad, ELEMENTS>& grad) const {
     Real total[ELEMENTS];
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) total[i] = grad[i];
+    grad.get(total);
     UNROLL_TAPS
     for (int tap = 1; tap < TAPS; ++tap) {
       Real later[FEATURES];
@@ -49,15 +48,15 @@ template <> struct LaterTokens<true> {
     }
     grad.set(total);
   }
-  __device__ __forceinline__ void store(int row, const Real (&dx)[FEATURES]) { window.store(0, row, dx); }
-  __device__ __forceinline__ void retreat() { window.retreat(); }
-  __device__ __forceinline__ void load(int tap, int row, const Real (&)[FEATURES], Real (&later)[FEATURES]) const {
+  DEVICE void store(int row, const Real (&dx)[FEATURES]) { window.store(0, row, dx); }
+  DEVICE void retreat() { window.retreat(); }
+  DEVICE void load(int tap, int row, const Real (&)[FEATURES], Real (&later)[FEATURES]) const {
     window.load(tap, row, later);
   }
 
   // Starts with the K − 1 halo tokens that follow the chunk, because dx_{t+s} adds to G_t, and clears the window where a
   // sequence or a document starts.
-  template <class Pass> __device__ __forceinline__ void walk(Pass& pass) {
+  template <class Pass> DEVICE void walk(Pass& pass) {
     const Chunk& chunk = pass.chunk;
     window.clear();
     long long position = chunk.last % args.time;

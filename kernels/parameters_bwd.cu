@@ -30,21 +30,21 @@ struct BackwardPass {
         later(args, reinterpret_cast<Real*>(shared)),
         sums(gradients.partial, reinterpret_cast<Real*>(shared) + Config::LaterTokens::SHARED) {}
 
-  __device__ __forceinline__ void start(long long token) { prefetch(token, chunk.owns(token)); }
-  __device__ __forceinline__ void prefetch(long long token, bool own) {
+  DEVICE void start(long long token) { prefetch(token, chunk.owns(token)); }
+  DEVICE void prefetch(long long token, bool own) {
     scalars.prefetch(token);
     if (is_inside(0)) inputs.prefetch(token, 0, 0, own);
   }
 
   // Processes one token. A halo token (not own) only gives dx to the window.
-  __device__ __forceinline__ void run(long long token, bool own) {
+  DEVICE void run(long long token, bool own) {
     const DerivedScalars s = derive(args, gradients, scalars);  // lanes without features take part in the shuffles
     if (token > chunk.first) prefetch(token - 1, own || chunk.owns(token - 1));
     if (is_inside(0)) add(token, s, own);
     later.retreat();
   }
 
-  __device__ __forceinline__ void add(long long token, const DerivedScalars& s, bool own) {
+  DEVICE void add(long long token, const DerivedScalars& s, bool own) {
     inputs.load_read_inputs(token, 0);
     if (own) inputs.load_rewrite_inputs(token, 0, false);
     Config::State& stored = inputs.state[0];  // becomes X', with the bits that the forward stored

@@ -25,7 +25,7 @@ struct Reduce {
   VALUE_BIAS_T* value_bias;
 };
 
-template <class T> __device__ __forceinline__ void store(T* to, long long at, Real x) {
+template <class T> DEVICE void store(T* to, long long at, Real x) {
   if (to) narrow(x, to[at]);
 }
 
@@ -52,7 +52,7 @@ __device__ void store_column(const Reduce& r, long long column, Real sum) {
 
 // Adds every STRIDES-th of the next rows to `sum`. Rows beyond the last are zeros, which leave a sum its bits: it begins
 // with +0 and so is never −0.
-__device__ __forceinline__ Real add_rows(const Reduce& r, long long row, long long column, Real sum) {
+DEVICE Real add_rows(const Reduce& r, long long row, long long column, Real sum) {
   const Real* const from = r.partial + row * PARTIAL + column;
   const long long left = r.blocks - row;
   const int rows = left < STRIDES * IN_FLIGHT ? static_cast<int>(left) : STRIDES * IN_FLIGHT;

@@ -44,29 +44,29 @@ struct Chunk {
       : first(blockIdx.x * args.chunk),
         end(first + args.chunk < args.tokens ? first + args.chunk : args.tokens),
         last(end - 1) {}
-  __device__ __forceinline__ bool owns(long long token) const { return token <= last; }
+  DEVICE bool owns(long long token) const { return token <= last; }
 };
 
 // First feature of the thread's packet in row `row`, counted within the block (column) and within the token (feature).
 // The last row may be incomplete: a thread without a packet there is not inside.
-__device__ __forceinline__ int column_of(int row) { return (static_cast<int>(threadIdx.x) + row * THREADS) * FEATURES; }
-__device__ __forceinline__ int first_feature() { return SLICES > 1 ? static_cast<int>(blockIdx.y) * WIDTH : 0; }
-__device__ __forceinline__ int feature_of(int row) { return column_of(row) + first_feature(); }
-__device__ __forceinline__ bool is_inside(int row) {
+DEVICE int column_of(int row) { return (static_cast<int>(threadIdx.x) + row * THREADS) * FEATURES; }
+DEVICE int first_feature() { return SLICES > 1 ? static_cast<int>(blockIdx.y) * WIDTH : 0; }
+DEVICE int feature_of(int row) { return column_of(row) + first_feature(); }
+DEVICE bool is_inside(int row) {
   if constexpr (FEATURE_SLICED && D % WIDTH > 0) return feature_of(row) < D;
   return (row + 1) * THREADS <= PACKETS || column_of(row) < WIDTH;
 }
 // Per-token results are known to every thread. True for the one thread that writes result number n.
-__device__ __forceinline__ bool writes(int n) { return threadIdx.x == n % 32 && block_rank() == 0; }
+DEVICE bool writes(int n) { return threadIdx.x == n % 32 && block_rank() == 0; }
 // The packet's address in an array of COUNT numbers per token and feature. Rows are a constant distance apart, which
 // loads take as an immediate offset: with feature_of(row) here the kernels need 5 % more instructions.
 template <int COUNT = 1, class T>
-__device__ __forceinline__ T* packet_of(T* numbers, long long token, int row) {
+DEVICE T* packet_of(T* numbers, long long token, int row) {
   return numbers + (token * D + feature_of(0)) * COUNT + row * (THREADS * FEATURES * COUNT);
 }
 
 // True if a document starts with this token, so that no read looks back beyond it.
-__device__ __forceinline__ bool starts_document(const RewriteRead& args, long long token) {
+DEVICE bool starts_document(const RewriteRead& args, long long token) {
   if constexpr (DOCUMENTS) return args.document_starts[token] != 0;
   return false;
 }
@@ -82,7 +82,7 @@ struct Rewrite {
   Real factor[M];   // β r e
 
   // Computes e and the factor from r, p, v and β.
-  __device__ __forceinline__ void finish(const Real (&value)[M], Real gate) {
+  DEVICE void finish(const Real (&value)[M], Real gate) {
     this->gate = gate;
 #pragma unroll
     for (int j = 0; j < M; ++j) {
@@ -93,12 +93,10 @@ struct Rewrite {
 };
 
 // X' before rounding. If the factor is 0, X must keep its bits, even if X is −0 or k is NaN.
-__device__ __forceinline__ Real rewritten(Real x, Real factor, Real k) {
-  return factor == Real(0) ? x : fma_rn(factor, k, x);
-}
+DEVICE Real rewritten(Real x, Real factor, Real k) { return factor == Real(0) ? x : fma_rn(factor, k, x); }
 
 // X' of a packet, rounded to the storage type after the last rewrite.
-__device__ __forceinline__ Config::State rewritten(
+DEVICE Config::State rewritten(
     const Config::State& state, const Config::Directions& k, const Rewrite (&rewrites)[REWRITES]) {
   Real x[ELEMENTS];
 #pragma unroll
@@ -120,17 +118,16 @@ using Features = Packet<Real, FEATURES>;
 struct CompressWeight {
   Config::Compress weight;
 
-  __device__ __forceinline__ void load(const RewriteRead& args, int feature, int tap = 0) {
+  DEVICE void load(const RewriteRead& args, int feature, int tap = 0) {
     if constexpr (READ == CHANNEL || READ == TOKEN) {
       weight.load_readonly(args.compress + (static_cast<long long>(tap) * D + feature) * M);
     }
   }
-  __device__ __forceinline__ Real at(int i) const { return READ == IDENTITY ? Real(1) : weight[i]; }
+  DEVICE Real at(int i) const { return READ == IDENTITY ? Real(1) : weight[i]; }
 };
 
 // Adds Σ_j w_ij X'_ij of a row with the weights of one tap.
-__device__ __forceinline__ void compress(
-    const RewriteRead& args, const Config::State& state, int row, int tap, Real (&x)[FEATURES]) {
+DEVICE void compress(const RewriteRead& args, const Config::State& state, int row, int tap, Real (&x)[FEATURES]) {
   CompressWeight weight;
   weight.load(args, feature_of(row), tap);
 #pragma unroll
@@ -143,10 +140,10 @@ struct Parameters {
   Packet<GATE_T, FEATURES> gate[GATE ? GATES : 1];
   Packet<VALUE_T, FEATURES> value[VALUE ? VALUES : 1];
 
-  __device__ __forceinline__ void load_norm(const RewriteRead& args, int feature) {
+  DEVICE void load_norm(const RewriteRead& args, int feature) {
     if constexpr (NORM_WEIGHT) norm.load_readonly(args.norm_weight + feature);
   }
-  __device__ __forceinline__ void load(const RewriteRead& args, int feature) {
+  DEVICE void load(const RewriteRead& args, int feature) {
     load_norm(args, feature);
 #pragma unroll
     for (int n = 0; n < GATES; ++n) {
@@ -157,7 +154,7 @@ struct Parameters {
       value[j].load_readonly(args.value_weight + static_cast<long long>(j) * D + feature);
     }
   }
-  __device__ __forceinline__ Real gamma(int f) const { return NORM_WEIGHT ? norm[f] : Real(1); }
+  DEVICE Real gamma(int f) const { return NORM_WEIGHT ? norm[f] : Real(1); }
 };
 
 // COUNT vectors over the block's features, which wait for a later pass over the token or for a later token. A thread
@@ -166,15 +163,15 @@ template <int COUNT, bool REGISTERS, int STRIDE = WIDTH> struct FeatureVectors {
   Real values[COUNT > 0 ? COUNT : 1][ROWS][FEATURES];
 
   __device__ explicit FeatureVectors(Real*) {}
-  __device__ __forceinline__ void load(int vector, int row, Real (&x)[FEATURES]) const {
+  DEVICE void load(int vector, int row, Real (&x)[FEATURES]) const {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) x[f] = values[vector][row][f];
   }
-  __device__ __forceinline__ void store(int vector, int row, const Real (&x)[FEATURES]) {
+  DEVICE void store(int vector, int row, const Real (&x)[FEATURES]) {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) values[vector][row][f] = x[f];
   }
-  __device__ __forceinline__ void clear(int vector) {
+  DEVICE void clear(int vector) {
     const Real zeros[FEATURES] = {};
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) store(vector, row, zeros);
@@ -184,21 +181,20 @@ template <int COUNT, int STRIDE> struct FeatureVectors<COUNT, false, STRIDE> {
   Real* numbers;
 
   __device__ explicit FeatureVectors(Real* numbers) : numbers(numbers) {}
-  __device__ __forceinline__ Real* at(int vector, int row) const {
+  DEVICE Real* at(int vector, int row) const {
     return numbers + static_cast<long long>(vector) * STRIDE + column_of(row);
   }
-  __device__ __forceinline__ void load(int vector, int row, Real (&x)[FEATURES]) const {
+  DEVICE void load(int vector, int row, Real (&x)[FEATURES]) const {
     Features packet;
     packet.load_cached(at(vector, row));
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) x[f] = packet.element[f];
+    packet.get(x);
   }
-  __device__ __forceinline__ void store(int vector, int row, const Real (&x)[FEATURES]) {
+  DEVICE void store(int vector, int row, const Real (&x)[FEATURES]) {
     Features packet;
     packet.set(x);
     packet.store_cached(at(vector, row));
   }
-  __device__ __forceinline__ void clear(int vector) {
+  DEVICE void clear(int vector) {
     const Real zeros[FEATURES] = {};
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
@@ -220,20 +216,18 @@ struct Window {
     if constexpr (WINDOW != IN_GLOBAL) return shared;
     return args.scratch + (static_cast<long long>(blockIdx.x) * SLICES + blockIdx.y) * TAPS * WIDTH;
   }
-  __device__ __forceinline__ int position(int s) const {
+  DEVICE int position(int s) const {
     if constexpr (REGISTERS) return s;
     return head + s < TAPS ? head + s : head + s - TAPS;
   }
-  __device__ __forceinline__ void load(int s, int row, Real (&x)[FEATURES]) const { vectors.load(position(s), row, x); }
-  __device__ __forceinline__ void store(int s, int row, const Real (&x)[FEATURES]) {
-    vectors.store(position(s), row, x);
-  }
-  __device__ __forceinline__ void clear() {
+  DEVICE void load(int s, int row, Real (&x)[FEATURES]) const { vectors.load(position(s), row, x); }
+  DEVICE void store(int s, int row, const Real (&x)[FEATURES]) { vectors.store(position(s), row, x); }
+  DEVICE void clear() {
     UNROLL_TAPS
     for (int s = 0; s < TAPS; ++s) vectors.clear(position(s));
   }
   // Forward, to the next token: vector s becomes s − 1, and the last one starts at zero.
-  __device__ __forceinline__ void advance() {
+  DEVICE void advance() {
     if constexpr (REGISTERS) {
 #pragma unroll
       for (int s = 1; s < TAPS; ++s) move(s, s - 1);
@@ -244,7 +238,7 @@ struct Window {
     }
   }
   // Backward, to the previous token: vector s becomes s + 1.
-  __device__ __forceinline__ void retreat() {
+  DEVICE void retreat() {
     if constexpr (REGISTERS) {
 #pragma unroll
       for (int s = TAPS - 1; s > 0; --s) move(s - 1, s);
@@ -252,7 +246,7 @@ struct Window {
       head = head > 0 ? head - 1 : TAPS - 1;
     }
   }
-  __device__ __forceinline__ void move(int from, int to) {
+  DEVICE void move(int from, int to) {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
       Real x[FEATURES];

@@ -70,19 +70,19 @@ struct BackwardPass {
   }
 
   // Prefetches a token, if this plan prefetches at all.
-  __device__ __forceinline__ void prefetch(long long token, int stage, bool own) const {
+  DEVICE void prefetch(long long token, int stage, bool own) const {
     if constexpr (!PREFETCH) return;
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
       if (is_inside(row)) inputs.prefetch(token, row, stage, own);
   }
-  __device__ __forceinline__ void start(long long token) {
+  DEVICE void start(long long token) {
     scalars.prefetch(token);
     prefetch(token, inputs.stage, chunk.owns(token));
   }
 
   // Loads the whole token if it is kept in registers, then prefetches the next one.
-  __device__ __forceinline__ void load(long long token, bool own) {
+  DEVICE void load(long long token, bool own) {
     if constexpr (STAGES > 0) ptx::cp_async_wait();
     if constexpr (KEEP_IN_REGISTERS) {
 #pragma unroll
@@ -99,20 +99,20 @@ struct BackwardPass {
   }
 
   // G of a row.
-  __device__ __forceinline__ void load_grad(int row) {
+  DEVICE void load_grad(int row) {
     convert(grad[row % KEPT_ROWS], inputs.grad[row]);
     later.add(row, grad[row % KEPT_ROWS]);
   }
 
   // X' of a row.
-  __device__ __forceinline__ void rebuild(const DerivedScalars& s, int row) {
+  DEVICE void rebuild(const DerivedScalars& s, int row) {
     auto& to = stored[row % KEPT_ROWS];
     if constexpr (REWRITE) to = rewritten(inputs.state[row], inputs.direction.vectors(row), s.rewrites);
     else to = inputs.state[row];
   }
 
   // Adds a row's share of c and, unless the token is in the halo, of kᵀ(G + w a) and kᵀ(w x̂).
-  __device__ __forceinline__ void add_row(
+  DEVICE void add_row(
       const Config::Rewrites& rewrites, int row, bool own, const Real (&x_hat)[FEATURES], const Real (&dh)[FEATURES],
       const Real (&a)[FEATURES], Totals& totals) const {
     if constexpr (NORM) {
@@ -128,7 +128,7 @@ struct BackwardPass {
   }
 
   // First pass, before the sum: adds a row's share to it and keeps x̂, dh' and a for the second pass.
-  __device__ __forceinline__ void before_sum(
+  DEVICE void before_sum(
       const DerivedScalars& s, const Config::Rewrites& rewrites, long long token, bool own, int row, Totals& totals) {
     Real x_hat[FEATURES] = {}, dh[FEATURES] = {}, a[FEATURES] = {};
     if constexpr (!KEEP_IN_REGISTERS) {
@@ -148,8 +148,7 @@ struct BackwardPass {
   }
 
   // Second pass, after the sum: dx, the parameter gradients, dX and dk.
-  __device__ __forceinline__ void after_sum(
-      const DerivedScalars& s, const Config::Rewrites& rewrites, long long token, bool own, int row) {
+  DEVICE void after_sum(const DerivedScalars& s, const Config::Rewrites& rewrites, long long token, bool own, int row) {
     Real x_hat[FEATURES] = {}, dx[FEATURES] = {};
     if constexpr (READ != NONE) {
       kept.load(X_HAT, row, x_hat);
@@ -177,7 +176,7 @@ struct BackwardPass {
   }
 
   // G += dx ⊗ w, then dX and dk of a row.
-  __device__ __forceinline__ void store_row(
+  DEVICE void store_row(
       const DerivedScalars& s, const Config::Rewrites& rewrites, long long token, int row,
       const Real (&dx)[FEATURES]) const {
     CompressWeight compress;
@@ -192,7 +191,7 @@ struct BackwardPass {
   }
 
   // Processes one token, which has been prefetched. A halo token (not own) only gives dx to the window.
-  __device__ __forceinline__ void run(long long token, bool own) {
+  DEVICE void run(long long token, bool own) {
     DerivedScalars s = derive(args, gradients, scalars);
     load(token, own);
     Config::Rewrites rewrites;

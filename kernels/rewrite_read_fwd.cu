@@ -64,16 +64,16 @@ struct ForwardPass {
     scalars.assign(REWRITES, REWRITES * M, args.value);
   }
 
-  __device__ __forceinline__ void prefetch_row(long long token, int row, int stage) const {
+  DEVICE void prefetch_row(long long token, int row, int stage) const {
     state.prefetch(token, row, stage);
     direction.prefetch(token, row, stage);
   }
-  __device__ __forceinline__ void load_row(long long token, int row, bool again) {
+  DEVICE void load_row(long long token, int row, bool again) {
     state.load(token, row, stage, again);
     direction.load(token, row, stage, again);
   }
   // Requests a whole token: into a stage or L2 (token_stream.cuh), else into registers.
-  __device__ __forceinline__ void prefetch(long long token, int stage) {
+  DEVICE void prefetch(long long token, int stage) {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
@@ -82,16 +82,16 @@ struct ForwardPass {
     }
   }
   // Loads a token ahead into registers.
-  __device__ __forceinline__ void load_ahead(long long token) {
+  DEVICE void load_ahead(long long token) {
     if constexpr (REWRITE && LOAD_AHEAD == SCALARS_TOO) scalars.prefetch(token);
     prefetch(token, stage);
   }
-  __device__ __forceinline__ void start(long long token) {
+  DEVICE void start(long long token) {
     if constexpr (PREFETCH) prefetch(token, stage);
     else load_ahead(token);
   }
   // Loads the whole token if it is kept in registers, then requests the next one.
-  __device__ __forceinline__ void load(long long token, long long next) {
+  DEVICE void load(long long token, long long next) {
     if constexpr (!PREFETCH) return;  // prefetch() has loaded it already
     if constexpr (STAGES > 0) ptx::cp_async_wait();
     if constexpr (KEEP_IN_REGISTERS) {
@@ -108,17 +108,24 @@ struct ForwardPass {
     }
   }
 
-  // The first sum, and from it r, p and the factors of k.
-  __device__ __forceinline__ void compare(long long token, bool own, Rewrite (&rewrites)[REWRITES]) {
-    Real value[REWRITES][M], gate[REWRITES];
-    if constexpr (LOAD_AHEAD < SCALARS_TOO) {
+  // v and β: those that were loaded ahead, or from memory.
+  DEVICE void load_operands(long long token, Real (&value)[REWRITES][M], Real (&gate)[REWRITES]) const {
+    constexpr bool AHEAD = LOAD_AHEAD == SCALARS_TOO;
 #pragma unroll
-      for (int n = 0; n < REWRITES; ++n) {
+    for (int n = 0; n < REWRITES; ++n) {
 #pragma unroll
-        for (int j = 0; j < M; ++j) value[n][j] = args.value[(token * REWRITES + n) * M + j];
-        gate[n] = args.gate[token * REWRITES + n];
+      for (int j = 0; j < M; ++j) {
+        const int number = n * M + j;
+        value[n][j] = AHEAD ? scalars.broadcast(REWRITES + number) : args.value[token * (REWRITES * M) + number];
       }
+      gate[n] = AHEAD ? scalars.broadcast(n) : args.gate[token * REWRITES + n];
     }
+  }
+
+  // The first sum, and from it r, p and the factors of k.
+  DEVICE void compare(long long token, bool own, Rewrite (&rewrites)[REWRITES]) {
+    Real value[REWRITES][M], gate[REWRITES];
+    if constexpr (LOAD_AHEAD < SCALARS_TOO) load_operands(token, value, gate);
     Real sums[REWRITE_SUMS] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
@@ -128,21 +135,14 @@ struct ForwardPass {
       for (int n = 0; n < REWRITES; ++n) add_products(n, row, sums);
     }
     sum(sums);
-    if constexpr (LOAD_AHEAD == SCALARS_TOO) {
-#pragma unroll
-      for (int n = 0; n < REWRITES; ++n) {
-#pragma unroll
-        for (int j = 0; j < M; ++j) value[n][j] = scalars.broadcast(REWRITES + n * M + j);
-        gate[n] = scalars.broadcast(n);
-      }
-    }
+    if constexpr (LOAD_AHEAD == SCALARS_TOO) load_operands(token, value, gate);
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n) measure(n, sums + stats_before(n), value[n], gate[n], rewrites);
     if (SAVES && own && writes(0)) save(token, rewrites, sums);
   }
 
   // A row's share of |k|², kᵀX and k·k_i of the earlier k_i.
-  __device__ __forceinline__ void add_products(int n, int row, Real (&sums)[REWRITE_SUMS]) const {
+  DEVICE void add_products(int n, int row, Real (&sums)[REWRITE_SUMS]) const {
     const int at = stats_before(n);
     const auto& k = direction.vectors(row);
 #pragma unroll
@@ -156,8 +156,7 @@ struct ForwardPass {
   }
 
   // r, p and the factor of k, from its sums and the factors of the earlier rewrites.
-  __device__ __forceinline__ void measure(
-      int n, const Real* sums, const Real (&value)[M], Real gate, Rewrite (&rewrites)[REWRITES]) const {
+  DEVICE void measure(int n, const Real* sums, const Real (&value)[M], Real gate, Rewrite (&rewrites)[REWRITES]) const {
     Rewrite& rewrite = rewrites[n];
     // If |k|² has overflowed, 0·∞ makes r NaN; r = 0 would silently write nothing.
     rewrite.r = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k)) + Real(0) * sums[0];
@@ -171,8 +170,7 @@ struct ForwardPass {
     rewrite.finish(value, gate);
   }
 
-  __device__ __forceinline__ void save(
-      long long token, const Rewrite (&rewrites)[REWRITES], const Real (&sums)[REWRITE_SUMS]) const {
+  DEVICE void save(long long token, const Rewrite (&rewrites)[REWRITES], const Real (&sums)[REWRITE_SUMS]) const {
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n) {
       Real* const to = args.stats + token * STATS + stats_before(n);
@@ -185,14 +183,13 @@ struct ForwardPass {
   }
 
   // X → X' of a row. Halo tokens (not own) are not stored: another block stores them.
-  __device__ __forceinline__ void rewrite(long long token, int row, const Rewrite (&rewrites)[REWRITES], bool own) {
+  DEVICE void rewrite(long long token, int row, const Rewrite (&rewrites)[REWRITES], bool own) {
     state[row] = rewritten(state[row], direction.vectors(row), rewrites);
     if (own) state[row].store_streaming(packet_of<M>(args.new_state, token, row));
   }
 
   // Adds a row's share of the second sum. rstd is not known yet, so it multiplies the sums in finish_read.
-  __device__ __forceinline__ void add_read(
-      int row, const Real (&x)[FEATURES], Real (&sums)[READ_SUMS > 0 ? READ_SUMS : 1]) const {
+  DEVICE void add_read(int row, const Real (&x)[FEATURES], Real (&sums)[READ_SUMS > 0 ? READ_SUMS : 1]) const {
     Parameters parameters;
     parameters.load(args, feature_of(row));
 #pragma unroll
@@ -209,7 +206,7 @@ struct ForwardPass {
   }
 
   // Writes rstd, β' and v', each number by one thread. Returns rstd.
-  __device__ __forceinline__ Real finish_read(long long token, const Real* sums) const {
+  DEVICE Real finish_read(long long token, const Real* sums) const {
     const Real rstd = NORM ? rsqrt(sums[0] / Real(D) + Real(args.norm_eps)) : Real(1);
     if constexpr (NORM) {
       if (SAVES && writes(0)) args.rstd[token] = rstd;
@@ -230,7 +227,7 @@ struct ForwardPass {
     return rstd;
   }
 
-  __device__ __forceinline__ void store_context(long long token, Real rstd) const {
+  DEVICE void store_context(long long token, Real rstd) const {
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
@@ -247,7 +244,7 @@ struct ForwardPass {
   }
 
   // Processes one token, which has been requested, and requests the next one.
-  __device__ __forceinline__ void run(long long token, bool own) {
+  DEVICE void run(long long token, bool own) {
     const long long next = token + 1 < chunk.end ? token + 1 : -1;
     load(token, next);
     Rewrite rewrites[REWRITES];

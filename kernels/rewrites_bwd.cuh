@@ -14,7 +14,7 @@ struct RewriteGrad {
   Real on_k;      // −r k̂ᵀdk̂ r, where k̂ᵀdk̂ = β(g·e − p·g) needs no sum of its own
 
   // Takes kᵀG, of the G that the later rewrites leave, and writes dv and dβ of rewrite n, each number by one thread.
-  __device__ __forceinline__ void derive(
+  DEVICE void derive(
       const Rewrite& rewrite, const Real (&k_grad)[M], const Gradients& gradients, long long token, int n) {
     Real g_e = Real(0), g_p = Real(0);
     scale = rewrite.r * rewrite.gate;
@@ -33,7 +33,7 @@ struct RewriteGrad {
 };
 
 // Adds a row's share of kᵀ(G + w a) and kᵀ(w x̂) of rewrite n.
-template <class Grad> __device__ __forceinline__ void add_along(
+template <class Grad> DEVICE void add_along(
     const Config::Direction& k, const Grad& grad, const CompressWeight& compress, const Real (&x_hat)[FEATURES],
     const Real (&a)[FEATURES], int n, Totals& totals) {
 #pragma unroll
@@ -46,7 +46,7 @@ template <class Grad> __device__ __forceinline__ void add_along(
 }
 
 // kᵀG of rewrite n, of the G that the token receives.
-__device__ __forceinline__ void along_k(const DerivedScalars& s, const Totals& totals, int n, Real (&k_grad)[M]) {
+DEVICE void along_k(const DerivedScalars& s, const Totals& totals, int n, Real (&k_grad)[M]) {
 #pragma unroll
   for (int j = 0; j < M; ++j) {
     k_grad[j] = totals[ALONG_AT + n * M + j];
@@ -54,15 +54,13 @@ __device__ __forceinline__ void along_k(const DerivedScalars& s, const Totals& t
   }
 }
 
-__device__ __forceinline__ void store_state(
-    const Gradients& gradients, long long token, int row, const Real (&grad)[ELEMENTS]) {
+DEVICE void store_state(const Gradients& gradients, long long token, int row, const Real (&grad)[ELEMENTS]) {
   Config::State packet;
   packet.set(grad);
   packet.store_streaming(packet_of<M>(gradients.grad_state, token, row));
 }
 // `number` counts the rewrites of all tokens.
-__device__ __forceinline__ void store_direction(
-    const Gradients& gradients, long long number, int row, const Real (&grad)[FEATURES]) {
+DEVICE void store_direction(const Gradients& gradients, long long number, int row, const Real (&grad)[FEATURES]) {
   Config::Direction packet;
   packet.set(grad);
   packet.store_global(packet_of(gradients.grad_direction, number, row));  // the sublayer's backward reads dk next
@@ -71,19 +69,18 @@ __device__ __forceinline__ void store_direction(
 template <> struct RewritesBackward<1> {
   RewriteGrad grad;
 
-  template <class Grad> __device__ __forceinline__ void add_row(
+  template <class Grad> DEVICE void add_row(
       const TokenInputs& inputs, int row, const Grad& grad, const CompressWeight& compress,
       const Real (&x_hat)[FEATURES], const Real (&a)[FEATURES], Totals& totals) const {
     add_along(inputs.direction[row], grad, compress, x_hat, a, 0, totals);
   }
-  __device__ __forceinline__ void derive(
-      const DerivedScalars& s, const Totals& totals, const Gradients& gradients, long long token) {
+  DEVICE void derive(const DerivedScalars& s, const Totals& totals, const Gradients& gradients, long long token) {
     Real k_grad[M];
     along_k(s, totals, 0, k_grad);
     grad.derive(s.rewrites[0], k_grad, gradients, token, 0);
   }
   // Stores dX and dk of a row from its whole G.
-  __device__ __forceinline__ void store_row(
+  DEVICE void store_row(
       const DerivedScalars& s, const TokenInputs& inputs, const Real (&whole)[ELEMENTS], const Gradients& gradients,
       long long token, int row) const {
     const Config::Direction& k = inputs.direction[row];
@@ -110,7 +107,7 @@ template <int COUNT> struct RewritesBackward {
   RewriteGrad grads[COUNT];
   Real on[COUNT][COUNT];  // dk_n's part along k_i
 
-  template <class Grad> __device__ __forceinline__ void add_row(
+  template <class Grad> DEVICE void add_row(
       const TokenInputs& inputs, int row, const Grad& grad, const CompressWeight& compress,
       const Real (&x_hat)[FEATURES], const Real (&a)[FEATURES], Totals& totals) const {
 #pragma unroll
@@ -118,8 +115,7 @@ template <int COUNT> struct RewritesBackward {
       add_along(inputs.direction.vectors(row)[n], grad, compress, x_hat, a, n, totals);
     }
   }
-  __device__ __forceinline__ void derive(
-      const DerivedScalars& s, const Totals& totals, const Gradients& gradients, long long token) {
+  DEVICE void derive(const DerivedScalars& s, const Totals& totals, const Gradients& gradients, long long token) {
 #pragma unroll
     for (int n = COUNT - 1; n >= 0; --n) {
       Real k_grad[M];
@@ -139,7 +135,7 @@ template <int COUNT> struct RewritesBackward {
       }
     }
   }
-  __device__ __forceinline__ void store_row(
+  DEVICE void store_row(
       const DerivedScalars& s, const TokenInputs& inputs, const Real (&whole)[ELEMENTS], const Gradients& gradients,
       long long token, int row) const {
     const Config::Directions& k = inputs.direction.vectors(row);
@@ -172,9 +168,9 @@ template <int COUNT> struct RewritesBackward {
 
 // A read alone: dX is G.
 template <> struct RewritesBackward<0> {
-  template <class... Arguments> __device__ __forceinline__ void add_row(Arguments&&...) const {}
-  template <class... Arguments> __device__ __forceinline__ void derive(Arguments&&...) {}
-  __device__ __forceinline__ void store_row(
+  template <class... Arguments> DEVICE void add_row(Arguments&&...) const {}
+  template <class... Arguments> DEVICE void derive(Arguments&&...) {}
+  DEVICE void store_row(
       const DerivedScalars&, const TokenInputs&, const Real (&whole)[ELEMENTS], const Gradients& gradients,
       long long token, int row) const {
     store_state(gradients, token, row, whole);

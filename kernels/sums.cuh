@@ -27,7 +27,7 @@ struct Sums {
   }
   // The block's sums in global memory.
   static __device__ Real* of_block(Real* partial) { return partial + blockIdx.x * PARTIAL + first_feature(); }
-  __device__ __forceinline__ void add(int slot, int row, const Real (&x)[FEATURES]) {
+  DEVICE void add(int slot, int row, const Real (&x)[FEATURES]) {
     Real sum[FEATURES];
     slots.load(slot, row, sum);
 #pragma unroll
@@ -37,7 +37,7 @@ struct Sums {
 
   // Adds one token's share for the features of a row, from its X', x̂, dh' and dx. A token read takes dx of the later
   // tokens from its window.
-  __device__ __forceinline__ void add_token(
+  DEVICE void add_token(
       const DerivedScalars& s, const Config::LaterTokens& tokens, int row, const Config::State& stored,
       const Real (&x_hat)[FEATURES], const Real (&dh)[FEATURES], const Real (&dx)[FEATURES]) {
     Real share[FEATURES];
@@ -79,7 +79,7 @@ struct Sums {
   }
 
   // Adds one token's share to the sums of the biases.
-  __device__ __forceinline__ void add_biases(const DerivedScalars& s) {
+  DEVICE void add_biases(const DerivedScalars& s) {
 #pragma unroll
     for (int n = 0; n < NEXT; ++n) biases[n] += s.grad_logit[n];
 #pragma unroll
@@ -87,7 +87,7 @@ struct Sums {
   }
 
   // Writes the block's sums to `partial`, those of the biases at the end.
-  __device__ __forceinline__ void store(Real* partial) const {
+  DEVICE void store(Real* partial) const {
     if constexpr (SUMS != IN_GLOBAL) {
       FeatureVectors<SLOTS, false, D> to(of_block(partial));
       UNROLL_SLOTS

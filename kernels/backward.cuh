@@ -126,7 +126,7 @@ struct TokenInputs {
   TokenStream<STATE_T, M> state;
   TokenStream<STATE_T, M, FEATURE_SLICED ? ABSENT : OPTIONAL> grad;
   TokenStream<DIRECTION_T, 1, REWRITE, REWRITES> direction;
-  TokenStream<CONTEXT_T, 1, READ != NONE ? OPTIONAL : ABSENT> context;
+  TokenStream<CONTEXT_T, 1, READ != NONE ? OPTIONAL : ABSENT> grad_context;
   TokenStream<STATE_T, 1, READ == TOKEN> compressed;
   int stage = 0;  // the stage of the current token
 
@@ -135,12 +135,12 @@ struct TokenInputs {
         state(all.forward.state, shared),
         grad(all.gradients.grad_new_state, shared),
         direction(all.forward.direction, shared),
-        context(all.gradients.grad_context, shared),
+        grad_context(all.gradients.grad_context, shared),
         compressed(all.forward.compressed, shared) {}
 
-  // A halo token (not own) needs only dx, for which context and compressed are enough.
+  // A halo token (not own) needs only dx, for which grad_context and compressed are enough.
   DEVICE void prefetch(long long token, int row, int stage, bool own) const {
-    context.prefetch(token, row, stage);
+    grad_context.prefetch(token, row, stage);
     compressed.prefetch(token, row, stage);
     if (!own) return;
     state.prefetch(token, row, stage);
@@ -149,7 +149,7 @@ struct TokenInputs {
     source.prefetch(token, row);
   }
   DEVICE void load_read_inputs(long long token, int row) {
-    context.load(token, row, stage, false);
+    grad_context.load(token, row, stage, false);
     compressed.load(token, row, stage, false);
   }
   DEVICE void load_rewrite_inputs(long long token, int row, bool again) {
@@ -162,10 +162,10 @@ struct TokenInputs {
 
 // x̂ of a packet: from the saved x of a token read, else from X'.
 DEVICE void compress(
-    const RewriteRead& args, const TokenInputs& inputs, const DerivedScalars& s, int row, const Config::State& stored,
-    Real (&x_hat)[FEATURES]) {
+    const RewriteRead& args, const TokenInputs& inputs, const DerivedScalars& s, int row,
+    const Config::State& new_state, Real (&x_hat)[FEATURES]) {
   Real x[FEATURES] = {};
-  if constexpr (READ != TOKEN) compress(args, stored, row, 0, x);
+  if constexpr (READ != TOKEN) compress(args, new_state, row, 0, x);
 #pragma unroll
   for (int f = 0; f < FEATURES; ++f) x_hat[f] = (READ == TOKEN ? inputs.compressed[row][f] : x[f]) * s.rstd;
 }
@@ -183,7 +183,7 @@ DEVICE void read_backward(
 #pragma unroll
       for (int j = 0; j < VALUES; ++j) value += s.grad_linear[j] * parameters.value[j][f];
     }
-    dh[f] = inputs.context[row][f];
+    dh[f] = inputs.grad_context[row][f];
 #pragma unroll
     for (int n = 0; n < GATES; ++n) dh[f] += s.grad_logit[n] * parameters.gate[n][f];
     if constexpr (VALUE && !VALUE_FROM_COMPRESSED) dh[f] += value;

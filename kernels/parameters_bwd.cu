@@ -47,18 +47,18 @@ struct BackwardPass {
   DEVICE void add(long long token, const DerivedScalars& s, bool own) {
     inputs.load_read_inputs(token, 0);
     if (own) inputs.load_rewrite_inputs(token, 0, false);
-    Config::State& stored = inputs.state[0];  // becomes X', with the bits that the forward stored
+    Config::State& new_state = inputs.state[0];  // becomes X', with the bits that the forward stored
     if constexpr (REWRITE) {
-      if (own) stored = rewritten(stored, inputs.direction.vectors(0), s.rewrites);
+      if (own) new_state = rewritten(new_state, inputs.direction.vectors(0), s.rewrites);
     }
     Real x_hat[FEATURES], dh[FEATURES], dx[FEATURES];
-    compress(args, inputs, s, 0, stored, x_hat);
+    compress(args, inputs, s, 0, new_state, x_hat);
     read_backward(args, inputs, s, 0, dh, dx);
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * x_hat[f];
     later.store(0, dx);
     if (!own) return;
-    sums.add_token(s, later, 0, stored, x_hat, dh, dx);
+    sums.add_token(s, later, 0, new_state, x_hat, dh, dx);
     sums.add_biases(s);
   }
 };

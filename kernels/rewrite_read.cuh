@@ -105,9 +105,9 @@ DEVICE Config::State rewritten(
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n) x[i] = rewritten(x[i], rewrites[n].factor[i % M], k[n][i / M]);
   }
-  Config::State stored;
-  stored.set(x);
-  return stored;
+  Config::State new_state;
+  new_state.set(x);
+  return new_state;
 }
 
 // --- the read -----------------------------------------------------------------------------------
@@ -160,22 +160,11 @@ struct Parameters {
 // COUNT vectors over the block's features, which wait for a later pass over the token or for a later token. A thread
 // accesses its own features only, so no barrier is needed. They are in registers or, STRIDE numbers apart, in memory.
 template <int COUNT, bool REGISTERS, int STRIDE = WIDTH> struct FeatureVectors {
-  Real values[COUNT > 0 ? COUNT : 1][ROWS][FEATURES];
+  Features values[COUNT > 0 ? COUNT : 1][ROWS];
 
   __device__ explicit FeatureVectors(Real*) {}
-  DEVICE void load(int vector, int row, Real (&x)[FEATURES]) const {
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) x[f] = values[vector][row][f];
-  }
-  DEVICE void store(int vector, int row, const Real (&x)[FEATURES]) {
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) values[vector][row][f] = x[f];
-  }
-  DEVICE void clear(int vector) {
-    const Real zeros[FEATURES] = {};
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row) store(vector, row, zeros);
-  }
+  DEVICE void load(int vector, int row, Real (&x)[FEATURES]) const { values[vector][row].get(x); }
+  DEVICE void store(int vector, int row, const Real (&x)[FEATURES]) { values[vector][row].set(x); }
 };
 template <int COUNT, int STRIDE> struct FeatureVectors<COUNT, false, STRIDE> {
   Real* numbers;
@@ -194,13 +183,14 @@ template <int COUNT, int STRIDE> struct FeatureVectors<COUNT, false, STRIDE> {
     packet.set(x);
     packet.store_cached(at(vector, row));
   }
-  DEVICE void clear(int vector) {
-    const Real zeros[FEATURES] = {};
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) store(vector, row, zeros);
-  }
 };
+template <int COUNT, bool REGISTERS, int STRIDE>
+DEVICE void clear(FeatureVectors<COUNT, REGISTERS, STRIDE>& vectors, int vector) {
+  const Real zeros[FEATURES] = {};
+#pragma unroll
+  for (int row = 0; row < ROWS; ++row)
+    if (REGISTERS || is_inside(row)) vectors.store(vector, row, zeros);
+}
 
 // The window of a token read: TAPS vectors. Vector 0 belongs to the current token, vector s to the token s steps later.
 // The forward accumulates x in it, the backward remembers dx. WINDOW says which memory holds it; IN_GLOBAL is `scratch`.
@@ -224,16 +214,16 @@ struct Window {
   DEVICE void store(int s, int row, const Real (&x)[FEATURES]) { vectors.store(position(s), row, x); }
   DEVICE void clear() {
     UNROLL_TAPS
-    for (int s = 0; s < TAPS; ++s) vectors.clear(position(s));
+    for (int s = 0; s < TAPS; ++s) ::clear(vectors, position(s));
   }
   // Forward, to the next token: vector s becomes s − 1, and the last one starts at zero.
   DEVICE void advance() {
     if constexpr (REGISTERS) {
 #pragma unroll
       for (int s = 1; s < TAPS; ++s) move(s, s - 1);
-      vectors.clear(TAPS - 1);
+      ::clear(vectors, TAPS - 1);
     } else {
-      vectors.clear(position(0));
+      ::clear(vectors, position(0));
       head = head + 1 < TAPS ? head + 1 : 0;
     }
   }

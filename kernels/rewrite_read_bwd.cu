@@ -47,11 +47,12 @@ struct BackwardPass {
   TokenInputs inputs;
   TokenScalars scalars;
   Config::LaterTokens later;
+  Config::Rewrites rewrites;
   BlockSum<BLOCK_SUMS> sum;
   FeatureVectors<KEPT, KEEP_IN_REGISTERS> kept;
   Sums sums;
   Packet<Config::LaterTokens::Grad, ELEMENTS> grad[KEPT_ROWS];  // G, with what later tokens add
-  Config::State stored[KEPT_ROWS];                              // X'
+  Config::State new_state[KEPT_ROWS];                           // X'
 
   // Dynamic shared memory holds, in this order: stages, window, kept vectors, sums of parameter gradients.
   __device__ BackwardPass(const Backward& all, BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char* shared)
@@ -106,15 +107,15 @@ struct BackwardPass {
 
   // X' of a row.
   DEVICE void rebuild(const DerivedScalars& s, int row) {
-    auto& to = stored[row % KEPT_ROWS];
+    auto& to = new_state[row % KEPT_ROWS];
     if constexpr (REWRITE) to = rewritten(inputs.state[row], inputs.direction.vectors(row), s.rewrites);
     else to = inputs.state[row];
   }
 
   // Adds a row's share of c and, unless the token is in the halo, of kᵀ(G + w a) and kᵀ(w x̂).
   DEVICE void add_row(
-      const Config::Rewrites& rewrites, int row, bool own, const Real (&x_hat)[FEATURES], const Real (&dh)[FEATURES],
-      const Real (&a)[FEATURES], Totals& totals) const {
+      int row, bool own, const Real (&x_hat)[FEATURES], const Real (&dh)[FEATURES], const Real (&a)[FEATURES],
+      Totals& totals) const {
     if constexpr (NORM) {
       Parameters parameters;
       parameters.load_norm(args, feature_of(row));
@@ -128,8 +129,7 @@ struct BackwardPass {
   }
 
   // First pass, before the sum: adds a row's share to it and keeps x̂, dh' and a for the second pass.
-  DEVICE void before_sum(
-      const DerivedScalars& s, const Config::Rewrites& rewrites, long long token, bool own, int row, Totals& totals) {
+  DEVICE void before_sum(const DerivedScalars& s, long long token, bool own, int row, Totals& totals) {
     Real x_hat[FEATURES] = {}, dh[FEATURES] = {}, a[FEATURES] = {};
     if constexpr (!KEEP_IN_REGISTERS) {
       inputs.load_read_inputs(token, row);
@@ -138,17 +138,17 @@ struct BackwardPass {
     if (own) load_grad(row);
     if constexpr (READ != NONE) {
       if constexpr (READ != TOKEN) rebuild(s, row);
-      compress(args, inputs, s, row, stored[row % KEPT_ROWS], x_hat);
+      compress(args, inputs, s, row, new_state[row % KEPT_ROWS], x_hat);
       read_backward(args, inputs, s, row, dh, a);
       kept.store(X_HAT, row, x_hat);
       kept.store(A, row, a);
       if constexpr (SUMS != SEPARATE_KERNEL) kept.store(DH, row, dh);
     }
-    add_row(rewrites, row, own, x_hat, dh, a, totals);
+    add_row(row, own, x_hat, dh, a, totals);
   }
 
   // Second pass, after the sum: dx, the parameter gradients, dX and dk.
-  DEVICE void after_sum(const DerivedScalars& s, const Config::Rewrites& rewrites, long long token, bool own, int row) {
+  DEVICE void after_sum(const DerivedScalars& s, long long token, bool own, int row) {
     Real x_hat[FEATURES] = {}, dx[FEATURES] = {};
     if constexpr (READ != NONE) {
       kept.load(X_HAT, row, x_hat);
@@ -166,9 +166,9 @@ struct BackwardPass {
         if constexpr (COMPRESS_SLOTS > 0 && (!KEEP_IN_REGISTERS || READ == TOKEN)) rebuild(s, row);
         Real dh[FEATURES] = {};
         if constexpr (SUM_NORM) kept.load(DH, row, dh);
-        sums.add_token(s, later, row, stored[row % KEPT_ROWS], x_hat, dh, dx);
+        sums.add_token(s, later, row, new_state[row % KEPT_ROWS], x_hat, dh, dx);
       }
-      store_row(s, rewrites, token, row, dx);
+      store_row(s, token, row, dx);
     }
     if constexpr (!PREFETCH_WHOLE_TOKEN) {
       if (token > chunk.first) inputs.prefetch(token - 1, row, 0, own || chunk.owns(token - 1));
@@ -176,9 +176,7 @@ struct BackwardPass {
   }
 
   // G += dx ⊗ w, then dX and dk of a row.
-  DEVICE void store_row(
-      const DerivedScalars& s, const Config::Rewrites& rewrites, long long token, int row,
-      const Real (&dx)[FEATURES]) const {
+  DEVICE void store_row(const DerivedScalars& s, long long token, int row, const Real (&dx)[FEATURES]) const {
     CompressWeight compress;
     if constexpr (READ != NONE) compress.load(args, feature_of(row));
     Real whole[ELEMENTS];
@@ -194,17 +192,16 @@ struct BackwardPass {
   DEVICE void run(long long token, bool own) {
     DerivedScalars s = derive(args, gradients, scalars);
     load(token, own);
-    Config::Rewrites rewrites;
     Totals totals = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) before_sum(s, rewrites, token, own, row, totals);
+      if (is_inside(row)) before_sum(s, token, own, row, totals);
     if constexpr (BLOCK_SUMS > 0) sum(totals);
     if constexpr (NORM) s.shift = totals[0] / Real(D) * s.rstd;
     if (own) rewrites.derive(s, totals, gradients, token);
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) after_sum(s, rewrites, token, own, row);
+      if (is_inside(row)) after_sum(s, token, own, row);
     if constexpr (STAGES == 2) inputs.stage ^= 1;
     later.retreat();
     if (!own) return;

@@ -23,7 +23,7 @@ struct Sums {
   __device__ Sums(Real* partial, Real* shared) : slots(SUMS == IN_GLOBAL ? of_block(partial) : shared) {
     if constexpr (SUMS == SEPARATE_KERNEL) return;
     UNROLL_SLOTS
-    for (int slot = 0; slot < SLOTS; ++slot) slots.clear(slot);
+    for (int slot = 0; slot < SLOTS; ++slot) clear(slots, slot);
   }
   // The block's sums in global memory.
   static __device__ Real* of_block(Real* partial) { return partial + blockIdx.x * PARTIAL + first_feature(); }
@@ -38,7 +38,7 @@ struct Sums {
   // Adds one token's share for the features of a row, from its X', x̂, dh' and dx. A token read takes dx of the later
   // tokens from its window.
   DEVICE void add_token(
-      const DerivedScalars& s, const Config::LaterTokens& tokens, int row, const Config::State& stored,
+      const DerivedScalars& s, const Config::LaterTokens& tokens, int row, const Config::State& new_state,
       const Real (&x_hat)[FEATURES], const Real (&dh)[FEATURES], const Real (&dx)[FEATURES]) {
     Real share[FEATURES];
     if constexpr (COMPRESS_SLOTS > 0) {
@@ -49,7 +49,7 @@ struct Sums {
 #pragma unroll
         for (int j = 0; j < M; ++j) {
 #pragma unroll
-          for (int f = 0; f < FEATURES; ++f) share[f] = later[f] * stored[f * M + j];
+          for (int f = 0; f < FEATURES; ++f) share[f] = later[f] * new_state[f * M + j];
           add(tap * M + j, row, share);
         }
       }

@@ -113,6 +113,7 @@ DEVICE Config::State rewritten(
 // --- the read -----------------------------------------------------------------------------------
 
 using Features = Packet<Real, FEATURES>;
+using Elements = Packet<Real, ELEMENTS>;
 
 // Compression weights w_s of a packet's features: FEATURES × M numbers of one tap.
 struct CompressWeight {

@@ -179,11 +179,11 @@ struct BackwardPass {
   DEVICE void store_row(const DerivedScalars& s, long long token, int row, const Real (&dx)[FEATURES]) const {
     CompressWeight compress;
     if constexpr (READ != NONE) compress.load(args, feature_of(row));
-    Real whole[ELEMENTS];
+    Elements whole;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
       const Real total = grad[row % KEPT_ROWS][i];
-      whole[i] = READ != NONE ? total + compress.at(i) * dx[i / M] : total;
+      whole.element[i] = READ != NONE ? total + compress.at(i) * dx[i / M] : total;
     }
     rewrites.store_row(s, inputs, whole, gradients, token, row);
   }

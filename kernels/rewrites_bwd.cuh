@@ -30,6 +30,23 @@ struct RewriteGrad {
     if (writes(n)) gradients.grad_gate[token * REWRITES + n] = g_e;
     on_k = -(rewrite.r * scale * (g_e - g_p));
   }
+
+  // Takes k backᵀ from dX of a row, and computes dk but for what it has along any k.
+  DEVICE void add_row(
+      const Rewrite& rewrite, const Config::Direction& k, const Config::State& state, const Elements& whole,
+      Elements& grad_state, Real (&dk)[FEATURES]) const {
+#pragma unroll
+    for (int f = 0; f < FEATURES; ++f) {
+      Real unit = Real(0);  // G e − X g
+#pragma unroll
+      for (int j = 0; j < M; ++j) {
+        unit += whole[f * M + j] * rewrite.error[j];
+        unit -= state[f * M + j] * along[j];
+        grad_state.element[f * M + j] -= back[j] * k[f];
+      }
+      dk[f] = scale * unit;
+    }
+  }
 };
 
 // Adds a row's share of kᵀ(G + w a) and kᵀ(w x̂) of rewrite n.
@@ -54,9 +71,9 @@ DEVICE void along_k(const DerivedScalars& s, const Totals& totals, int n, Real (
   }
 }
 
-DEVICE void store_state(const Gradients& gradients, long long token, int row, const Real (&grad)[ELEMENTS]) {
+DEVICE void store_state(const Gradients& gradients, long long token, int row, const Elements& grad) {
   Config::State packet;
-  packet.set(grad);
+  packet.set(grad.element);
   packet.store_streaming(packet_of<M>(gradients.grad_state, token, row));
 }
 // `number` counts the rewrites of all tokens.
@@ -81,21 +98,14 @@ template <> struct RewritesBackward<1> {
   }
   // Stores dX and dk of a row from its whole G.
   DEVICE void store_row(
-      const DerivedScalars& s, const TokenInputs& inputs, const Real (&whole)[ELEMENTS], const Gradients& gradients,
+      const DerivedScalars& s, const TokenInputs& inputs, const Elements& whole, const Gradients& gradients,
       long long token, int row) const {
     const Config::Direction& k = inputs.direction[row];
-    Real grad_state[ELEMENTS], dk[FEATURES];
+    Elements grad_state = whole;
+    Real dk[FEATURES];
+    grad.add_row(s.rewrites[0], k, inputs.state[row], whole, grad_state, dk);
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) {
-      Real unit = Real(0);  // G e − X g, which is dk̂/β
-#pragma unroll
-      for (int j = 0; j < M; ++j) {
-        unit += whole[f * M + j] * s.rewrites[0].error[j];
-        unit -= inputs.state[row][f * M + j] * grad.along[j];
-        grad_state[f * M + j] = whole[f * M + j] - grad.back[j] * k[f];
-      }
-      dk[f] = grad.scale * unit + grad.on_k * k[f];
-    }
+    for (int f = 0; f < FEATURES; ++f) dk[f] += grad.on_k * k[f];
     store_state(gradients, token, row, grad_state);
     store_direction(gradients, token, row, dk);
   }
@@ -136,29 +146,18 @@ template <int COUNT> struct RewritesBackward {
     }
   }
   DEVICE void store_row(
-      const DerivedScalars& s, const TokenInputs& inputs, const Real (&whole)[ELEMENTS], const Gradients& gradients,
+      const DerivedScalars& s, const TokenInputs& inputs, const Elements& whole, const Gradients& gradients,
       long long token, int row) const {
     const Config::Directions& k = inputs.direction.vectors(row);
-    Real grad_state[ELEMENTS], dk[COUNT][FEATURES];
+    Elements grad_state = whole;
+    Real dk[COUNT][FEATURES];
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) {
-      Real unit[COUNT] = {};  // dk̂/β, but for multiples of the k
+    for (int n = 0; n < COUNT; ++n) {
+      grads[n].add_row(s.rewrites[n], k[n], inputs.state[row], whole, grad_state, dk[n]);
 #pragma unroll
-      for (int j = 0; j < M; ++j) {
-        grad_state[f * M + j] = whole[f * M + j];
+      for (int i = 0; i < COUNT; ++i)
 #pragma unroll
-        for (int n = 0; n < COUNT; ++n) {
-          unit[n] += whole[f * M + j] * s.rewrites[n].error[j];
-          unit[n] -= inputs.state[row][f * M + j] * grads[n].along[j];
-          grad_state[f * M + j] -= grads[n].back[j] * k[n][f];
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < COUNT; ++n) {
-        dk[n][f] = grads[n].scale * unit[n];
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) dk[n][f] += on[n][i] * k[i][f];
-      }
+        for (int f = 0; f < FEATURES; ++f) dk[n][f] += on[n][i] * k[i][f];
     }
     store_state(gradients, token, row, grad_state);
 #pragma unroll
@@ -171,8 +170,8 @@ template <> struct RewritesBackward<0> {
   template <class... Arguments> DEVICE void add_row(Arguments&&...) const {}
   template <class... Arguments> DEVICE void derive(Arguments&&...) {}
   DEVICE void store_row(
-      const DerivedScalars&, const TokenInputs&, const Real (&whole)[ELEMENTS], const Gradients& gradients,
-      long long token, int row) const {
+      const DerivedScalars&, const TokenInputs&, const Elements& whole, const Gradients& gradients, long long token,
+      int row) const {
     store_state(gradients, token, row, whole);
   }
 };

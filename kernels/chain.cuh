@@ -1,4 +1,6 @@
 // The backward's policies for X: it was stored, or it is made from an anchor, an earlier X, by the rewrites since then.
+//
+// Of each such rewrite k (D) and 2 + 2M numbers are read, which L1 serves to all but one warp. X gets the bits that it had.
 #pragma once
 
 #include "token_stream.cuh"

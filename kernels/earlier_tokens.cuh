@@ -22,7 +22,10 @@ template <> struct EarlierTokens<false> {
   }
 };
 
-// Σ_s w_s X'_{t−s}: each token adds its share to the x of K tokens, which wait in the window.
+// A token read adds w_s X'_t to x_{t+s} for s = 0 … K − 1 in its window, and emits x_t. A chunk that starts within a
+// sequence begins K − 1 tokens early. These halo tokens are rewritten again, but not stored. Where a document starts
+// (DOCUMENTS) the window is cleared. In a cached step (PENDING) it starts each sequence with what earlier calls left, and
+// what it holds after the last token is left for the next: (K − 1)·D numbers in and out.
 template <> struct EarlierTokens<true> {
   static constexpr int SHARED = Window::SHARED;
 

@@ -89,7 +89,7 @@ DEVICE void leave(const Expand& e, const Chunk& c, int feature) {
   }
 }
 
-// Writes this thread's part of the block's row of `partial`: dw of one tap, of its own features. Blocks along y take
+// Writes this thread's part of the block's sums to `partial`: dw of one tap, of its own features. Blocks along y take
 // different chunks.
 DEVICE void store_sums(const ExpandBackward& e, int feature, int tap, const Real (&sums)[ELEMENTS]) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Policies of a backward: what later tokens' dx add to a token's gradients, and the walk over a block's tokens from the
-// last to the first. `LaterTokens` is the one that the kernel is compiled for.
+// The backward's policies for the read: what later tokens' dx add to a token's gradients, and the walk over a block's tokens
+// from the last to the first.
 #pragma once
 
 #include "backward.cuh"
@@ -23,7 +23,8 @@ template <> struct LaterTokens<false> {
   }
 };
 
-// Of a token read: dx_{t+s} of K tokens, which wait in the window.
+// Of a token read: dx_{t+s} of K tokens, which wait in the window. Of the K − 1 halo tokens after the chunk only dx is
+// needed, so their dh, x and rstd are read, but not their X or G.
 template <> struct LaterTokens<true> {
   static constexpr int SHARED = Window::SHARED;
   using Grad = Real;  // G with what later tokens add, unrounded

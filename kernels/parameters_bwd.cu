@@ -2,7 +2,7 @@
 // read with M = 4, K = 4 are 352 KB, more than the shared memory of one block.
 //
 // Read per token:    X (M·D elements), k and dh (D each), x (D) if the read is a token read, and the per-token scalars.
-// Written:           one row of `partial` per block.
+// Written:           the block's sums in `partial`.
 // Reduced over the block's tokens: SLOTS rows of D numbers, by the thread that owns the feature.
 // Moved per token: (M + 2)·D elements, on top of the (3M + 3)·D of rewrite_read_bwd.
 //

@@ -1,4 +1,4 @@
-// rewrite_read: its arguments, its sizes, and the arithmetic that forward and backward share.
+// rewrite_read: its arguments, and the arithmetic that forward and backward share.
 //
 // Names follow the reference (python/ddl/reference.py): state X (tokens, D, M), direction k, value v, gate β, compressed
 // x, context h. A kernel is compiled for rewrite_read, rewrite alone (READ == NONE) or read alone (REWRITE == 0). It applies

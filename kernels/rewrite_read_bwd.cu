@@ -7,9 +7,6 @@
 // Reduced over the block's tokens (sums.cuh), and over the blocks by reduce.cu: the parameters' gradients.
 // Moved per token: (3M + 3)·D elements, 15·D for M = 4; a token read (3M + 4)·D.
 //
-// X need not have been stored (CHAIN). An anchor is read in its place, and of each rewrite since then k (D) and 2 + 2M
-// numbers, which L1 serves to all but one warp; X gets the bits that it had.
-//
 // X' is not read. It is rebuilt from X, k, r and p, to the bits that the forward stored. If one block cannot hold a
 // token, a cluster of blocks shares it (sm_90 and newer; for bf16, M = 4 beyond D = 2048, M = 8 beyond 1024, and half of
 // that for a token read). Without clusters, X, G and k that do not fit in registers are loaded again after the sum: from
@@ -24,12 +21,8 @@
 // dβl and dvl are the gradients before the sigmoids of the next gate and values. If the values read x, dvl·W_v adds to a
 // instead of dh'. g need not wait for c, because g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂. So one sum is enough.
 //
-// Of n rewrites one after the other, each sees the G that the later ones leave and the X that the earlier ones leave. Both
-// are G and X but for multiples of the k_i, whose products with each other the forward saved. So there is still one sum, and
-// 2(n − 1)·D elements more move.
-//
-// A block processes its `chunk` tokens from the last to the first. A token read keeps dx of K tokens in its window. Of
-// the K − 1 halo tokens after the chunk it needs only dx, so it reads their dh, x and rstd, but not their X or G.
+// A block processes its `chunk` tokens from the last to the first. Several rewrites (rewrites_bwd.cuh), a token read
+// (later_tokens.cuh) and an X that was not stored (chain.cuh) are policies of Config; the path here is the same for all.
 //
 // If a block has no room for the sums of parameter gradients (SUMS == SEPARATE_KERNEL), this kernel writes every token's
 // c·rstd instead, and parameters_bwd.cu computes them.

@@ -19,14 +19,7 @@
 // (token_stream.cuh), or from L2, (M + 1)·D more. The next token's X and k are requested early: by cp.async as soon as a
 // stage is free, else into registers, so that they arrive during the second sum (LOAD_AHEAD).
 //
-// A token read adds w_s X'_t to x_{t+s} for s = 0 … K − 1 in its window, and emits x_t. A chunk that starts within a
-// sequence begins K − 1 tokens early. These halo tokens are rewritten again, but not stored.
-//
-// If a sequence holds several documents (DOCUMENTS), the window is cleared where one starts; one byte per token says where.
-//
-// A cached step saves nothing for a backward (SAVES == 0). If it is a token read (PENDING), the
-// window starts each sequence with what earlier calls left, and what it holds after the last token is left for the next:
-// (K − 1)·D numbers in and out.
+// A token read is a policy of Config (earlier_tokens.cuh). A cached step saves nothing for a backward (SAVES == 0).
 
 #include "earlier_tokens.cuh"
 

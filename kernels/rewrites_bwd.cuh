@@ -112,7 +112,8 @@ template <> struct RewritesBackward<1> {
 };
 
 // Each sees the G that the later ones leave and the X that the earlier ones leave. Both are G and X but for multiples of
-// the k_i, so the backward runs from the last rewrite to the first, and dk has a part along every k_i.
+// the k_i, whose products with each other the forward saved. So there is still one sum, the backward runs from the last
+// rewrite to the first, and dk has a part along every k_i. 2(COUNT − 1)·D elements more move.
 template <int COUNT> struct RewritesBackward {
   RewriteGrad grads[COUNT];
   Real on[COUNT][COUNT];  // dk_n's part along k_i

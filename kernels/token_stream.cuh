@@ -16,7 +16,7 @@ constexpr bool PREFETCH_WHOLE_TOKEN = KEEP_IN_REGISTERS || STAGES != 1;
 // An OPTIONAL input is an incoming gradient whose pointer may be null, which stands for zeros.
 constexpr int ABSENT = 0, PRESENT = 1, OPTIONAL = 2;
 
-// One input of VECTORS rows of C numbers per token and feature, and the thread's packets of it. `slots` are its stages in
+// One input of VECTORS vectors of C numbers per token and feature, and the thread's packets of it. `slots` are its stages in
 // shared memory.
 template <class T, int C, int PRESENCE = PRESENT, int VECTORS = 1> struct TokenStream {
   using Row = Packet<T, FEATURES * C>;

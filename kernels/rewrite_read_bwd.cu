@@ -118,7 +118,16 @@ struct BackwardPass {
     if (!REWRITE || !own) return;
     CompressWeight compress;
     if constexpr (READ != NONE) compress.load(args, feature_of(row));
-    rewrites.add_row(inputs, row, grad[row % KEPT_ROWS], compress, x_hat, a, totals);
+#pragma unroll
+    for (int n = 0; n < REWRITES; ++n)
+#pragma unroll
+      for (int i = 0; i < ELEMENTS; ++i) {
+        const int f = i / M, number = n * M + i % M;
+        const Real k = inputs.direction.vectors(row)[n][f];
+        totals[ALONG_AT + number] += k * grad[row % KEPT_ROWS][i];
+        if constexpr (READ != NONE) totals[ALONG_AT + number] += k * a[f] * compress.at(i);
+        if constexpr (NORM) totals[X_HAT_AT + number] += k * x_hat[f] * compress.at(i);
+      }
   }
 
   // First pass, before the sum: adds a row's share to it and keeps x̂, dh' and a for the second pass.

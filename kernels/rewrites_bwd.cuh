@@ -1,7 +1,6 @@
 // The backward's policies for the rewrites of a token: one, several one after the other, or none (a read alone).
 //
-// Formulas and names are those of rewrite_read_bwd.cu. A policy adds a row's share of the sum, takes the sum, and stores dX
-// and dk of a row.
+// Formulas and names are those of rewrite_read_bwd.cu. A policy takes the sum, and stores dX and dk of a row.
 #pragma once
 
 #include "backward.cuh"
@@ -49,19 +48,6 @@ struct RewriteGrad {
   }
 };
 
-// Adds a row's share of kᵀ(G + w a) and kᵀ(w x̂) of rewrite n.
-template <class Grad> DEVICE void add_along(
-    const Config::Direction& k, const Grad& grad, const CompressWeight& compress, const Real (&x_hat)[FEATURES],
-    const Real (&a)[FEATURES], int n, Totals& totals) {
-#pragma unroll
-  for (int i = 0; i < ELEMENTS; ++i) {
-    const int f = i / M, number = n * M + i % M;
-    totals[ALONG_AT + number] += k[f] * grad[i];
-    if constexpr (READ != NONE) totals[ALONG_AT + number] += k[f] * a[f] * compress.at(i);
-    if constexpr (NORM) totals[X_HAT_AT + number] += k[f] * x_hat[f] * compress.at(i);
-  }
-}
-
 // kᵀG of rewrite n, of the G that the token receives.
 DEVICE void along_k(const DerivedScalars& s, const Totals& totals, int n, Real (&k_grad)[M]) {
 #pragma unroll
@@ -86,11 +72,6 @@ DEVICE void store_direction(const Gradients& gradients, long long number, int ro
 template <> struct RewritesBackward<1> {
   RewriteGrad grad;
 
-  template <class Grad> DEVICE void add_row(
-      const TokenInputs& inputs, int row, const Grad& grad, const CompressWeight& compress,
-      const Real (&x_hat)[FEATURES], const Real (&a)[FEATURES], Totals& totals) const {
-    add_along(inputs.direction[row], grad, compress, x_hat, a, 0, totals);
-  }
   DEVICE void derive(const DerivedScalars& s, const Totals& totals, const Gradients& gradients, long long token) {
     Real k_grad[M];
     along_k(s, totals, 0, k_grad);
@@ -118,14 +99,6 @@ template <int COUNT> struct RewritesBackward {
   RewriteGrad grads[COUNT];
   Real on[COUNT][COUNT];  // dk_n's part along k_i
 
-  template <class Grad> DEVICE void add_row(
-      const TokenInputs& inputs, int row, const Grad& grad, const CompressWeight& compress,
-      const Real (&x_hat)[FEATURES], const Real (&a)[FEATURES], Totals& totals) const {
-#pragma unroll
-    for (int n = 0; n < COUNT; ++n) {
-      add_along(inputs.direction.vectors(row)[n], grad, compress, x_hat, a, n, totals);
-    }
-  }
   DEVICE void derive(const DerivedScalars& s, const Totals& totals, const Gradients& gradients, long long token) {
 #pragma unroll
     for (int n = COUNT - 1; n >= 0; --n) {
@@ -168,7 +141,6 @@ template <int COUNT> struct RewritesBackward {
 
 // A read alone: dX is G.
 template <> struct RewritesBackward<0> {
-  template <class... Arguments> DEVICE void add_row(Arguments&&...) const {}
   template <class... Arguments> DEVICE void derive(Arguments&&...) {}
   DEVICE void store_row(
       const DerivedScalars&, const TokenInputs&, const Elements& whole, const Gradients& gradients, long long token,

@@ -134,8 +134,8 @@ MUTANTS = {
     ),
     "expand_by_tap's sequences see each other": ("expand_by_tap.cuh", "token >= c.start && ", ""),
     # the cp.async pipeline
-    "no cp_async_wait in the forward": (FORWARD, "cp_async_wait();", ";"),
-    "no cp_async_wait in the backward": (BACKWARD, "cp_async_wait();", ";"),
+    "no cp_async_wait in the forward": (FORWARD, "ptx::cp_async_wait();", ";"),
+    "no cp_async_wait in the backward": (BACKWARD, "ptx::cp_async_wait();", ";"),
     "a stage is overwritten while it is read": (
         "token_stream.cuh",
         "KEEP_IN_REGISTERS || STAGES != 1",

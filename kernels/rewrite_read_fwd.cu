@@ -28,9 +28,8 @@
 constexpr int IN_SUM = 1, SCALARS_TOO = 2;
 static_assert(LOAD_AHEAD == 0 || !PREFETCH, "only without a stage");
 
-constexpr int REWRITE_SUMS = STATS;  // in the layout of what is saved
 constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATES, READ_SUMS = NORM + GATES + VALUES;
-constexpr int MAX_SUMS = REWRITE_SUMS > READ_SUMS ? REWRITE_SUMS : READ_SUMS;
+constexpr int MAX_SUMS = STATS > READ_SUMS ? STATS : READ_SUMS;
 
 struct ForwardPass {
   const RewriteRead& args;
@@ -74,15 +73,12 @@ struct ForwardPass {
       else load_row(token, row, false);
     }
   }
-  // Loads a token ahead into registers.
+  // Requests a whole token, and its β and v if they are loaded ahead.
   DEVICE void load_ahead(long long token) {
     if constexpr (REWRITE && LOAD_AHEAD == SCALARS_TOO) scalars.prefetch(token);
     prefetch(token, stage);
   }
-  DEVICE void start(long long token) {
-    if constexpr (PREFETCH) prefetch(token, stage);
-    else load_ahead(token);
-  }
+  DEVICE void start(long long token) { load_ahead(token); }
   // Loads the whole token if it is kept in registers, then requests the next one.
   DEVICE void load(long long token, long long next) {
     if constexpr (!PREFETCH) return;  // prefetch() has loaded it already
@@ -107,10 +103,8 @@ struct ForwardPass {
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n) {
 #pragma unroll
-      for (int j = 0; j < M; ++j) {
-        const int number = n * M + j;
-        value[n][j] = AHEAD ? scalars.broadcast(REWRITES + number) : args.value[token * (REWRITES * M) + number];
-      }
+      for (int j = 0; j < M; ++j)
+        value[n][j] = AHEAD ? scalars.broadcast(REWRITES + n * M + j) : args.value[(token * REWRITES + n) * M + j];
       gate[n] = AHEAD ? scalars.broadcast(n) : args.gate[token * REWRITES + n];
     }
   }
@@ -119,7 +113,7 @@ struct ForwardPass {
   DEVICE void compare(long long token, bool own, Rewrite (&rewrites)[REWRITES]) {
     Real value[REWRITES][M], gate[REWRITES];
     if constexpr (LOAD_AHEAD < SCALARS_TOO) load_operands(token, value, gate);
-    Real sums[REWRITE_SUMS] = {};
+    Real sums[STATS] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
@@ -135,7 +129,7 @@ struct ForwardPass {
   }
 
   // A row's share of |k|², kᵀX and k·k_i of the earlier k_i.
-  DEVICE void add_products(int n, int row, Real (&sums)[REWRITE_SUMS]) const {
+  DEVICE void add_products(int n, int row, Real (&sums)[STATS]) const {
     const int at = stats_before(n);
     const auto& k = direction.vectors(row);
 #pragma unroll
@@ -163,7 +157,7 @@ struct ForwardPass {
     rewrite.finish(value, gate);
   }
 
-  DEVICE void save(long long token, const Rewrite (&rewrites)[REWRITES], const Real (&sums)[REWRITE_SUMS]) const {
+  DEVICE void save(long long token, const Rewrite (&rewrites)[REWRITES], const Real (&sums)[STATS]) const {
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n) {
       Real* const to = args.stats + token * STATS + stats_before(n);

@@ -57,8 +57,8 @@ MUTANTS = {
     # loads ahead
     "gate and value of the first token are not loaded": (
         FORWARD,
-        "else load_ahead(token);",
-        "else prefetch(token, stage);",
+        "{ load_ahead(token); }",
+        "{ prefetch(token, stage); }",
     ),
     "gate and value are those of the token before": (
         FORWARD,

@@ -21,103 +21,35 @@ constexpr unsigned FULL_MASK = 0xffffffffu;
 #endif
 
 // This block's rank in its cluster.
-__device__ __forceinline__ int block_rank() { return CLUSTER > 1 ? static_cast<int>(blockIdx.y) : 0; }
-
-#if CLUSTER > 1
-#ifndef CUDA_ON_CPU
-__device__ __forceinline__ unsigned shared_address(const void* shared) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
-}
-// The address of the same variable in another block of the cluster.
-__device__ __forceinline__ unsigned mapa(const void* shared, int block) {
-  unsigned address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(shared)), "r"(block));
-  return address;
-}
-#endif
+DEVICE int block_rank() { return CLUSTER > 1 ? static_cast<int>(blockIdx.y) : 0; }
 
 // An mbarrier in shared memory that counts the bytes which the cluster's blocks send into this block.
 struct MBarrier {
   unsigned long long state;
 
   // Ends with a barrier of the cluster: no block may send before every block has initialised its barriers.
-  template <int N> static __device__ __forceinline__ void init(MBarrier (&barriers)[N]) {
+  template <int N> static DEVICE void init(MBarrier (&barriers)[N]) {
     if (threadIdx.x == 0) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-#ifdef CUDA_ON_CPU
-        emulator::mbarrier_init(&barriers[i]);
-#else
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barriers[i])) : "memory");
-#endif
-      }
+      for (int i = 0; i < N; ++i) ptx::mbarrier_init(&barriers[i]);
     }
-#ifdef CUDA_ON_CPU
-    emulator::sync_cluster();
-#else
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#endif
+    ptx::mbarrier_init_fence();
+    ptx::sync_cluster();
   }
-
   // Announces how many bytes will arrive in this phase. One thread of the block calls it.
-  __device__ __forceinline__ void expect_tx(int bytes) {
-#ifdef CUDA_ON_CPU
-    emulator::mbarrier_expect_tx(this, bytes);
-#else
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
-                 : "memory");
-#endif
-  }
-
+  DEVICE void expect_tx(int bytes) { ptx::mbarrier_expect_tx(this, bytes); }
   // Stores x at the address `shared` of another block, whose own copy of this barrier counts it.
-  template <class T> __device__ __forceinline__ void st_async(T* shared, int block, T x) {
-#ifdef CUDA_ON_CPU
-    emulator::st_async(shared, this, block, x);
-#else
-    const unsigned to = mapa(shared, block), barrier = mapa(this, block);
-    if constexpr (sizeof(T) == 4) {
-      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(x),
-                   "r"(barrier)
-                   : "memory");
-    } else {
-      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];" ::"r"(to), "d"(x),
-                   "r"(barrier)
-                   : "memory");
-    }
-#endif
-  }
-
-  // Waits until all announced bytes of the phase with this parity have arrived. The wait orders the block's own
-  // shared memory only. Cluster scope would also invalidate the first-level cache, which holds the parameters.
-  __device__ __forceinline__ void wait(unsigned parity) {
-#ifdef CUDA_ON_CPU
-    emulator::mbarrier_wait(this, parity);
-#else
-    unsigned arrived;
-    do {
-      asm volatile(
-          "{\n"
-          ".reg .pred arrived;\n"
-          "mbarrier.try_wait.parity.shared::cta.b64 arrived, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, arrived;\n"
-          "}"
-          : "=r"(arrived)
-          : "r"(shared_address(this)), "r"(parity)
-          : "memory");
-    } while (!arrived);
-#endif
-  }
+  template <class T> DEVICE void st_async(T* shared, int block, T x) { ptx::st_async(shared, this, block, x); }
+  // Waits until all announced bytes of the phase with this parity have arrived.
+  DEVICE void wait(unsigned parity) { ptx::mbarrier_wait(this, parity); }
 };
-#endif
 
 // --- sums ---------------------------------------------------------------------------------------
 
 // Sums P numbers (a power of two, at most 32) over the warp. While more than one number is left, the two halves of the
 // warp exchange halves of the numbers, so P numbers cost about P + log2(32/P) shuffles instead of 5·P. Lane l ends up
 // with the sum of number l·P/32.
-template <int P, int LANES = 16> __device__ __forceinline__ Real warp_sum(Real (&x)[P]) {
+template <int P, int LANES = 16> DEVICE Real warp_sum(Real (&x)[P]) {
   constexpr int HALF = P / 2;
   if constexpr (HALF == 0) {
 #pragma unroll
@@ -158,20 +90,20 @@ template <int MAX_SUMS> struct BlockSum {
 #endif
   }
 
-  template <int N> __device__ __forceinline__ void operator()(Real (&x)[N]) {
+  template <int N> DEVICE void operator()(Real (&x)[N]) {
     start(x);
     finish(x);
   }
 
   // The two halves of a sum, for work between them: the warps' partial sums, then the barrier and the addition.
-  template <int N> __device__ __forceinline__ void start(const Real (&x)[N]) {
+  template <int N> DEVICE void start(const Real (&x)[N]) {
     static_assert(N <= MAX_SUMS, "the buffer is made for the longest sum");
 #if CLUSTER > 1
     if (threadIdx.x == 0) buffer.barriers[stage].expect_tx(N * CLUSTER_WARPS * static_cast<int>(sizeof(Real)));
 #endif
     write_partials<N, 0>(x);
   }
-  template <int N> __device__ __forceinline__ void finish(Real (&x)[N]) {
+  template <int N> DEVICE void finish(Real (&x)[N]) {
 #if CLUSTER > 1
     buffer.barriers[stage].wait(parity);
     // The parity of both barriers flips after the second one has been used.
@@ -186,7 +118,7 @@ template <int MAX_SUMS> struct BlockSum {
  private:
   // Adds the partial sums of all warps. If there are few warps, every thread adds them all. Otherwise a lane adds a few
   // partial sums of one number, and shuffles add up the lanes.
-  template <int N> __device__ __forceinline__ void sum_partials(Real (&x)[N]) const {
+  template <int N> DEVICE void sum_partials(Real (&x)[N]) const {
     if constexpr (CLUSTER_WARPS < 5) {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
@@ -226,7 +158,7 @@ template <int MAX_SUMS> struct BlockSum {
 
   // Reduces numbers FIRST … N−1 over the warp, the largest power of two of them at a time, and writes the results to
   // this block or, in a cluster, to every block.
-  template <int N, int FIRST> __device__ __forceinline__ void write_partials(const Real (&x)[N]) {
+  template <int N, int FIRST> DEVICE void write_partials(const Real (&x)[N]) {
     constexpr int LEFT = N - FIRST;
     constexpr int P = LEFT >= 32 ? 32 : LEFT >= 16 ? 16 : LEFT >= 8 ? 8 : LEFT >= 4 ? 4 : LEFT >= 2 ? 2 : 1;
     Real group[P];

@@ -5,6 +5,8 @@
 // the state is float64.
 #pragma once
 
+#include "ptx.cuh"
+
 using Real = REAL;
 
 // Values of READ: how the read compresses X. These are macros because #if tests them.
@@ -24,68 +26,28 @@ struct f16 { unsigned short bits; };
 
 // --- storage types ------------------------------------------------------------------------------
 
-__device__ __forceinline__ Real widen(float x) { return static_cast<Real>(x); }
-__device__ __forceinline__ Real widen(double x) { return static_cast<Real>(x); }
-__device__ __forceinline__ Real widen(bf16 x) {
-  return static_cast<Real>(__uint_as_float(static_cast<unsigned>(x.bits) << 16));
-}
-__device__ __forceinline__ Real widen(f16 x) {
-#ifdef CUDA_ON_CPU
-  return static_cast<Real>(*reinterpret_cast<const _Float16*>(&x));
-#else
-  float wide;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
-  return static_cast<Real>(wide);
-#endif
-}
+DEVICE Real widen(float x) { return static_cast<Real>(x); }
+DEVICE Real widen(double x) { return static_cast<Real>(x); }
+DEVICE Real widen(bf16 x) { return static_cast<Real>(__uint_as_float(static_cast<unsigned>(x.bits) << 16)); }
+DEVICE Real widen(f16 x) { return static_cast<Real>(ptx::from_f16(x.bits)); }
 
 // Rounds to nearest even.
-__device__ __forceinline__ void narrow(Real x, float& to) { to = static_cast<float>(x); }
-__device__ __forceinline__ void narrow(Real x, double& to) { to = static_cast<double>(x); }
-__device__ __forceinline__ void narrow(Real x, bf16& to) {
-  const float single = static_cast<float>(x);
-#ifndef CUDA_ON_CPU
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(single));
-#else
-  const unsigned bits = __float_as_uint(single);
-  const unsigned rounded = bits + 0x7fffu + (bits >> 16 & 1u);
-  to.bits = static_cast<unsigned short>(single != single ? 0x7fffu : rounded >> 16);
-#endif
+DEVICE void narrow(Real x, float& to) { to = static_cast<float>(x); }
+DEVICE void narrow(Real x, double& to) { to = static_cast<double>(x); }
+DEVICE void narrow(Real x, bf16& to) { to.bits = ptx::to_bf16(static_cast<float>(x)); }
+DEVICE void narrow(Real x, f16& to) { to.bits = ptx::to_f16(static_cast<float>(x)); }
+DEVICE unsigned narrow_pair(Real low, Real high, bf16) {
+  return ptx::to_bf16_pair(static_cast<float>(low), static_cast<float>(high));
 }
-__device__ __forceinline__ void narrow(Real x, f16& to) {
-#ifdef CUDA_ON_CPU
-  *reinterpret_cast<_Float16*>(&to) = static_cast<_Float16>(static_cast<float>(x));
-#else
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(static_cast<float>(x)));
-#endif
+DEVICE unsigned narrow_pair(Real low, Real high, f16) {
+  return ptx::to_f16_pair(static_cast<float>(low), static_cast<float>(high));
 }
-
-// Converts two numbers with one instruction, so their halves need not be packed afterwards.
-#ifndef CUDA_ON_CPU
-__device__ __forceinline__ unsigned narrow_pair(Real low, Real high, bf16) {
-  unsigned pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
-  return pair;
-}
-__device__ __forceinline__ unsigned narrow_pair(Real low, Real high, f16) {
-  unsigned pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(static_cast<float>(high)), "f"(static_cast<float>(low)));
-  return pair;
-}
-#else
-template <class T> __device__ __forceinline__ unsigned narrow_pair(Real low, Real high, T) {
-  T pair[2];
-  narrow(low, pair[0]);
-  narrow(high, pair[1]);
-  return pair[0].bits | static_cast<unsigned>(pair[1].bits) << 16;
-}
-#endif
 
 // Widens one half of a word. For bf16 this is a shift or a mask.
-__device__ __forceinline__ Real widen_half(unsigned pair, bool high, bf16) {
+DEVICE Real widen_half(unsigned pair, bool high, bf16) {
   return static_cast<Real>(__uint_as_float(high ? pair & 0xffff0000u : pair << 16));
 }
-__device__ __forceinline__ Real widen_half(unsigned pair, bool high, f16) {
+DEVICE Real widen_half(unsigned pair, bool high, f16) {
   return widen(f16{static_cast<unsigned short>(high ? pair >> 16 : pair)});
 }
 
@@ -93,11 +55,11 @@ __device__ __forceinline__ Real widen_half(unsigned pair, bool high, f16) {
 // The backward rebuilds X' and must get the bits that the forward stored. With plain operators the compiler might
 // contract a product and a sum to an FMA in one kernel and not in the other.
 
-__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double mul_rn(double a, double b) { return __dmul_rn(a, b); }
-__device__ __forceinline__ float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-__device__ __forceinline__ double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
-__device__ __forceinline__ Real sigmoid(Real x) { return Real(1) / (Real(1) + exp(-x)); }
+DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+DEVICE double mul_rn(double a, double b) { return __dmul_rn(a, b); }
+DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
+DEVICE Real sigmoid(Real x) { return Real(1) / (Real(1) + exp(-x)); }
 
 // --- packets ------------------------------------------------------------------------------------
 
@@ -106,51 +68,6 @@ template <> struct AccessWord<16> { using Type = uint4; };
 template <> struct AccessWord<8> { using Type = uint2; };
 template <> struct AccessWord<4> { using Type = unsigned; };
 template <> struct AccessWord<2> { using Type = unsigned short; };
-
-// Starts a copy of BYTES (4, 8 or 16) from global to shared memory, of zeros if `valid` is false. The copy is complete,
-// for this thread only, after `cp_async_wait`.
-template <int BYTES>
-__device__ __forceinline__ void cp_async(void* shared, const void* from, bool valid) {
-#ifdef CUDA_ON_CPU
-  emulator::cp_async<typename AccessWord<BYTES>::Type>(shared, from, valid);
-#else
-  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  const unsigned bytes = valid ? BYTES : 0;
-  if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes)
-                 : "memory");
-  }
-#endif
-}
-__device__ __forceinline__ void cp_async_wait() {
-#ifdef CUDA_ON_CPU
-  emulator::cp_async_wait();
-#else
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void prefetch_l2(const void* from) {
-#ifdef CUDA_ON_CPU
-  emulator::prefetch_l2(from);
-#else
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-#endif
-}
-
-// Stores a word to global memory with one instruction. The compiler may split an assignment of a vector into stores of
-// four bytes, which are sixteen bytes apart in neighbouring lanes: four times the transactions.
-template <class Word> __device__ __forceinline__ void store_whole(Word* to, Word x) { *to = x; }
-#ifndef CUDA_ON_CPU
-__device__ __forceinline__ void store_whole(uint2* to, uint2 x) {
-  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(x.x), "r"(x.y) : "memory");
-}
-__device__ __forceinline__ void store_whole(uint4* to, uint4 x) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
-#endif
 
 // Width of one memory access: the largest power of two that divides `bytes` and is at most ALIGN.
 __host__ __device__ constexpr int access_bytes(int bytes, int element) {
@@ -168,12 +85,12 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
 
   T element[N];
 
-  __device__ __forceinline__ Real operator[](int i) const {
+  DEVICE Real operator[](int i) const {
     if constexpr (PAIRS) return widen_half(pair(i / 2), i % 2, T{});
     else return widen(element[i]);
   }
   // Rounds N numbers to T.
-  __device__ __forceinline__ void set(const Real (&x)[N]) {
+  DEVICE void set(const Real (&x)[N]) {
     if constexpr (PAIRS) {
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) pair(i) = narrow_pair(x[2 * i], x[2 * i + 1], T{});
@@ -182,62 +99,65 @@ template <class T, int N> struct alignas(access_bytes(N * sizeof(T), sizeof(T)))
       for (int i = 0; i < N; ++i) narrow(x[i], element[i]);
     }
   }
-  __device__ __forceinline__ void clear() {
+  DEVICE void get(Real (&x)[N]) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = (*this)[i];
+  }
+  DEVICE void clear() {
     const Real zeros[N] = {};
     set(zeros);
   }
 
   // For parameters, which every token reads: the non-coherent path, kept in L1.
-  __device__ __forceinline__ void load_readonly(const T* from) {
+  DEVICE void load_readonly(const T* from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) word(i) = __ldg(reinterpret_cast<const Word*>(from) + i);
   }
   // For data of one token, which is used once: evict-first, so that it does not displace the parameters.
-  __device__ __forceinline__ void load_streaming(const T* from) {
+  DEVICE void load_streaming(const T* from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) word(i) = __ldcs(reinterpret_cast<const Word*>(from) + i);
   }
-  __device__ __forceinline__ void store_streaming(T* to) const {
+  DEVICE void store_streaming(T* to) const {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) __stcs(reinterpret_cast<Word*>(to) + i, word(i));
   }
   // Streams into shared memory, from where this thread reads it with load_cached.
-  static __device__ __forceinline__ void cp_async(T* shared, const T* from, bool valid) {
+  static DEVICE void cp_async(T* shared, const T* from, bool valid) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      ::cp_async<WIDTH>(reinterpret_cast<Word*>(shared) + i, reinterpret_cast<const Word*>(from) + i, valid);
+      ptx::cp_async<Word>(reinterpret_cast<Word*>(shared) + i, reinterpret_cast<const Word*>(from) + i, valid);
     }
   }
   // No cache hint, for global memory that another kernel reads soon, so L2 should keep it.
-  __device__ __forceinline__ void store_global(T* to) const {
+  DEVICE void store_global(T* to) const {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) store_whole(reinterpret_cast<Word*>(to) + i, word(i));
+    for (int i = 0; i < COUNT; ++i) ptx::store_whole(reinterpret_cast<Word*>(to) + i, word(i));
   }
   // No cache hint: for shared memory, and for global memory that is read again soon.
-  __device__ __forceinline__ void load_cached(const T* from) {
+  DEVICE void load_cached(const T* from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) word(i) = reinterpret_cast<const Word*>(from)[i];
   }
-  __device__ __forceinline__ void store_cached(T* to) const {
+  DEVICE void store_cached(T* to) const {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) reinterpret_cast<Word*>(to)[i] = word(i);
   }
 
  private:
-  __device__ __forceinline__ unsigned& pair(int i) { return reinterpret_cast<unsigned*>(element)[i]; }
-  __device__ __forceinline__ const unsigned& pair(int i) const { return reinterpret_cast<const unsigned*>(element)[i]; }
-  __device__ __forceinline__ Word& word(int i) { return reinterpret_cast<Word*>(element)[i]; }
-  __device__ __forceinline__ const Word& word(int i) const { return reinterpret_cast<const Word*>(element)[i]; }
+  DEVICE unsigned& pair(int i) { return reinterpret_cast<unsigned*>(element)[i]; }
+  DEVICE const unsigned& pair(int i) const { return reinterpret_cast<const unsigned*>(element)[i]; }
+  DEVICE Word& word(int i) { return reinterpret_cast<Word*>(element)[i]; }
+  DEVICE const Word& word(int i) const { return reinterpret_cast<const Word*>(element)[i]; }
 };
 
 template <class T, int N>
-__device__ __forceinline__ void convert(Packet<T, N>& to, const Packet<T, N>& from) {
+DEVICE void convert(Packet<T, N>& to, const Packet<T, N>& from) {
   to = from;
 }
 template <class A, class B, int N>
-__device__ __forceinline__ void convert(Packet<A, N>& to, const Packet<B, N>& from) {
+DEVICE void convert(Packet<A, N>& to, const Packet<B, N>& from) {
   Real x[N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) x[i] = from[i];
+  from.get(x);
   to.set(x);
 }

@@ -60,13 +60,13 @@ struct Chunk {
 
 // True if a document starts with this token of the sequence, so that nothing looks back beyond it.
 template <class Arguments>
-__device__ __forceinline__ bool starts_document(const Arguments& e, const Chunk& c, long long token) {
+DEVICE bool starts_document(const Arguments& e, const Chunk& c, long long token) {
   if constexpr (DOCUMENTS) return token >= c.start && token < c.end && e.document_starts[token] != 0;
   return false;
 }
 
 // Loads x of a token, or what is kept of one before its sequence, or zeros.
-__device__ __forceinline__ void load_x(
+DEVICE void load_x(
     Packet<X_T, FEATURES>& packet, const X_T* x, const X_T* before, const Chunk& c, long long token, int feature) {
   const long long kept = token - c.start + TAPS - 1;
   if (token >= c.start) packet.load_streaming(x + token * D + feature);
@@ -75,7 +75,7 @@ __device__ __forceinline__ void load_x(
 }
 
 // Leaves x of a sequence's last TAPS − 1 tokens to the next call.
-__device__ __forceinline__ void leave(const Expand& e, const Chunk& c, int feature) {
+DEVICE void leave(const Expand& e, const Chunk& c, int feature) {
   if (!e.new_before || c.last < c.end) return;
   bool visible = true;  // from the token after the sequence
 #pragma unroll 1
@@ -89,10 +89,9 @@ __device__ __forceinline__ void leave(const Expand& e, const Chunk& c, int featu
   }
 }
 
-// Writes this thread's part of the block's row of `partial`: dw of one tap, of its own features. Blocks along y take
+// Writes this thread's part of the block's sums to `partial`: dw of one tap, of its own features. Blocks along y take
 // different chunks.
-__device__ __forceinline__ void store_sums(
-    const ExpandBackward& e, int feature, int tap, const Real (&sums)[ELEMENTS]) {
+DEVICE void store_sums(const ExpandBackward& e, int feature, int tap, const Real (&sums)[ELEMENTS]) {
 #pragma unroll
   for (int j = 0; j < M; ++j) {
     Packet<Real, FEATURES> sum;
@@ -114,9 +113,7 @@ struct Weight {
   __device__ Weight(const WEIGHT_T* weight, int feature) {
     if constexpr (CONV) packet.load_readonly(weight + static_cast<long long>(feature) * M * TAPS);
   }
-  __device__ __forceinline__ Real at(int f, int j, int tap) const {
-    return CONV ? packet[(f * M + j) * TAPS + tap] : Real(1);
-  }
+  DEVICE Real at(int i, int tap) const { return CONV ? packet[i * TAPS + tap] : Real(1); }
 };
 
 // x_t, x_{t−1}, … x_{t−K+1} of a packet's features.
@@ -133,27 +130,25 @@ struct Past {
       load_x(packet, e.x, before, c, c.first - back, feature);
       if (starts_document(e, c, c.first - back + 1)) visible = false;
       if (!visible) packet.clear();
-#pragma unroll
-      for (int f = 0; f < FEATURES; ++f) x[back - 1][f] = packet[f];
+      packet.get(x[back - 1]);
     }
   }
-  __device__ __forceinline__ void clear() {
+  DEVICE void clear() {
 #pragma unroll
     for (int tap = 0; tap < TAPS; ++tap)
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) x[tap][f] = Real(0);
   }
-  __device__ __forceinline__ void push(const Packet<X_T, FEATURES>& packet) {
+  DEVICE void push(const Packet<X_T, FEATURES>& packet) {
 #pragma unroll
     for (int tap = TAPS - 1; tap > 0; --tap)
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) x[tap][f] = x[tap - 1][f];
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) x[0][f] = packet[f];
+    packet.get(x[0]);
   }
 };
 
-__device__ __forceinline__ void forward(const Expand& e, const Chunk& c, const Weight& weight, int feature) {
+DEVICE void forward(const Expand& e, const Chunk& c, const Weight& weight, int feature) {
   Past past(e, e.before, c, feature);
   for (long long token = c.first; token < c.last; token += TOKENS_AHEAD) {
     Packet<X_T, FEATURES> x[TOKENS_AHEAD];
@@ -170,14 +165,12 @@ __device__ __forceinline__ void forward(const Expand& e, const Chunk& c, const W
       past.push(x[i]);
       Real channels[ELEMENTS];
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f)
+      for (int i = 0; i < ELEMENTS; ++i) {
+        Real sum = Real(0);
 #pragma unroll
-        for (int j = 0; j < M; ++j) {
-          Real sum = Real(0);
-#pragma unroll
-          for (int tap = 0; tap < TAPS; ++tap) sum += weight.at(f, j, tap) * past.x[tap][f];
-          channels[f * M + j] = CONV ? sum : past.x[0][f];
-        }
+        for (int tap = 0; tap < TAPS; ++tap) sum += weight.at(i, tap) * past.x[tap][i / M];
+        channels[i] = CONV ? sum : past.x[0][i / M];
+      }
       Packet<STATE_T, ELEMENTS> state;
       state.set(channels);
       state.store_streaming(e.state + ((token + i) * D + feature) * M);
@@ -205,8 +198,7 @@ struct BackwardPass {
 
   // Adds dX_t to dx and, unless the token lies after the chunk, dX_t x_{t−s} to the sums of dw. starts: a document
   // starts with it.
-  __device__ __forceinline__ void run(
-      long long token, const Packet<STATE_T, ELEMENTS>& grad, const Packet<X_T, FEATURES>& x, bool starts) {
+  DEVICE void run(long long token, const Packet<STATE_T, ELEMENTS>& grad, const Packet<X_T, FEATURES>& x, bool starts) {
     const bool own = token < c.last;
     if constexpr (DOCUMENTS) {
       reach = starts ? 0 : reach < TAPS - 1 ? reach + 1 : reach;
@@ -216,12 +208,10 @@ struct BackwardPass {
 #pragma unroll
     for (int tap = 0; tap < TAPS; ++tap)
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-        for (int j = 0; j < M; ++j) {
-          if (!DOCUMENTS || tap <= reach) dx[tap][f] += weight.at(f, j, tap) * grad[f * M + j];
-          if (CONV && own) sums.tap[tap][f * M + j] += grad[f * M + j] * past.x[tap][f];
-        }
+      for (int i = 0; i < ELEMENTS; ++i) {
+        if (!DOCUMENTS || tap <= reach) dx[tap][i / M] += weight.at(i, tap) * grad[i];
+        if (CONV && own) sums.tap[tap][i] += grad[i] * past.x[tap][i / M];
+      }
     if (token - (TAPS - 1) >= c.first) {
       Packet<X_T, FEATURES> complete;
       complete.set(dx[TAPS - 1]);
@@ -234,8 +224,7 @@ struct BackwardPass {
   }
 };
 
-__device__ __forceinline__ void backward(
-    const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature) {
+DEVICE void backward(const ExpandBackward& e, const Chunk& c, const Weight& weight, Sums& sums, int feature) {
   BackwardPass pass(e, c, weight, sums, feature);
   const long long behind = c.last + TAPS - 1;
   for (long long token = c.first; token < behind; token += TOKENS_AHEAD) {
@@ -257,7 +246,7 @@ __device__ __forceinline__ void backward(
   }
 }
 
-__device__ __forceinline__ void forward(const Expand& e, int feature) {
+DEVICE void forward(const Expand& e, int feature) {
   const Weight weight(e.weight, feature);
   for (long long index = blockIdx.y; index < e.chunks; index += gridDim.y) {
     const Chunk chunk(index, e.time, e.chunk);
@@ -266,7 +255,7 @@ __device__ __forceinline__ void forward(const Expand& e, int feature) {
   }
 }
 
-__device__ __forceinline__ void backward(const ExpandBackward& e, int feature) {
+DEVICE void backward(const ExpandBackward& e, int feature) {
   const Weight weight(e.weight, feature);
   Sums sums;
   for (long long index = blockIdx.y; index < e.chunks; index += gridDim.y) {
@@ -281,7 +270,7 @@ __device__ __forceinline__ void backward(const ExpandBackward& e, int feature) {
 #include "expand_by_tap.cuh"
 #endif
 
-__device__ __forceinline__ int own_feature() { return static_cast<int>(blockIdx.x * THREADS + threadIdx.x) * FEATURES; }
+DEVICE int own_feature() { return static_cast<int>(blockIdx.x * THREADS + threadIdx.x) * FEATURES; }
 
 extern "C" __global__ void __launch_bounds__(THREADS) expand_fwd(const Expand e) {
   const int feature = own_feature();

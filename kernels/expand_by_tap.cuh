@@ -11,19 +11,18 @@ constexpr int GROUP = TILE;
 
 // Loads a token's packet, or zeros if the token lies outside the sequence.
 template <class T, int N>
-__device__ __forceinline__ void fetch(
-    Packet<T, N>& packet, const T* from, const Chunk& c, long long token, long long feature) {
+DEVICE void fetch(Packet<T, N>& packet, const T* from, const Chunk& c, long long token, long long feature) {
   if (token >= c.start && token < c.end) packet.load_cached(from + (token * D + feature) * (N / FEATURES));
   else packet.clear();
 }
 
-__device__ __forceinline__ Packet<WEIGHT_T, ELEMENTS> weights(const WEIGHT_T* weight, int tap, int feature) {
+DEVICE Packet<WEIGHT_T, ELEMENTS> weights(const WEIGHT_T* weight, int tap, int feature) {
   Packet<WEIGHT_T, ELEMENTS> packet;
   packet.load_readonly(weight + (static_cast<long long>(tap) * D + feature) * M);
   return packet;
 }
 
-__device__ __forceinline__ void forward(const Expand& e, const Chunk& c, int feature) {
+DEVICE void forward(const Expand& e, const Chunk& c, int feature) {
   for (long long token = c.first; token < c.last; token += TILE) {
     Real sums[TILE][ELEMENTS] = {};
     Packet<X_T, FEATURES> x[TILE];  // x_{t−s} of the tile's tokens t
@@ -39,10 +38,8 @@ __device__ __forceinline__ void forward(const Expand& e, const Chunk& c, int fea
 #pragma unroll
       for (int i = 0; i < TILE; ++i)
 #pragma unroll
-        for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-          for (int j = 0; j < M; ++j)
-            if (!DOCUMENTS || visible[i]) sums[i][f * M + j] += weight[f * M + j] * x[i][f];
+        for (int n = 0; n < ELEMENTS; ++n)
+          if (!DOCUMENTS || visible[i]) sums[i][n] += weight[n] * x[i][n / M];
 #pragma unroll
       for (int i = 0; i < TILE; ++i)
         if (starts_document(e, c, token + i - tap)) visible[i] = false;
@@ -60,7 +57,7 @@ __device__ __forceinline__ void forward(const Expand& e, const Chunk& c, int fea
   }
 }
 
-__device__ __forceinline__ void backward_x(const ExpandBackward& e, const Chunk& c, int feature) {
+DEVICE void backward_x(const ExpandBackward& e, const Chunk& c, int feature) {
   for (long long token = c.first; token < c.last; token += TILE) {
     Real dx[TILE][FEATURES] = {};
     Packet<STATE_T, ELEMENTS> grad[TILE];  // dX_{t+s} of the tile's tokens t
@@ -76,10 +73,8 @@ __device__ __forceinline__ void backward_x(const ExpandBackward& e, const Chunk&
 #pragma unroll
       for (int i = 0; i < TILE; ++i)
 #pragma unroll
-        for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-          for (int j = 0; j < M; ++j)
-            if (!DOCUMENTS || visible[i]) dx[i][f] += weight[f * M + j] * grad[i][f * M + j];
+        for (int n = 0; n < ELEMENTS; ++n)
+          if (!DOCUMENTS || visible[i]) dx[i][n / M] += weight[n] * grad[i][n];
 #pragma unroll
       for (int i = 0; i < TILE; ++i)
         if (starts_document(e, c, token + i + tap + 1)) visible[i] = false;
@@ -97,8 +92,7 @@ __device__ __forceinline__ void backward_x(const ExpandBackward& e, const Chunk&
   }
 }
 
-__device__ __forceinline__ void add_group(
-    const ExpandBackward& e, const Chunk& c, int group, int feature, Real (&sums)[GROUP][ELEMENTS]) {
+DEVICE void add_group(const ExpandBackward& e, const Chunk& c, int group, int feature, Real (&sums)[GROUP][ELEMENTS]) {
   Packet<X_T, FEATURES> past[GROUP];  // x_{t−s} of the group's taps s
 #pragma unroll
   for (int i = 0; i < GROUP; ++i) fetch(past[i], e.x, c, c.first - 1 - group - i, feature);
@@ -116,14 +110,12 @@ __device__ __forceinline__ void add_group(
 #pragma unroll
     for (int i = 0; i < GROUP; ++i)
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-        for (int j = 0; j < M; ++j)
-          if (!DOCUMENTS || group + i <= reach) sums[i][f * M + j] += grad[f * M + j] * past[i][f];
+      for (int n = 0; n < ELEMENTS; ++n)
+        if (!DOCUMENTS || group + i <= reach) sums[i][n] += grad[n] * past[i][n / M];
   }
 }
 
-__device__ __forceinline__ void forward(const Expand& e, int feature) {
+DEVICE void forward(const Expand& e, int feature) {
   for (long long index = blockIdx.y; index < e.chunks; index += gridDim.y) {
     const Chunk chunk(index, e.time, e.chunk);
     forward(e, chunk, feature);
@@ -131,7 +123,7 @@ __device__ __forceinline__ void forward(const Expand& e, int feature) {
   }
 }
 
-__device__ __forceinline__ void backward(const ExpandBackward& e, int feature) {
+DEVICE void backward(const ExpandBackward& e, int feature) {
   for (long long index = blockIdx.y; index < e.chunks; index += gridDim.y) {
     backward_x(e, Chunk(index, e.time, e.chunk), feature);
   }

@@ -2,7 +2,7 @@
 // read with M = 4, K = 4 are 352 KB, more than the shared memory of one block.
 //
 // Read per token:    X (M·D elements), k and dh (D each), x (D) if the read is a token read, and the per-token scalars.
-// Written:           one row of `partial` per block.
+// Written:           the block's sums in `partial`.
 // Reduced over the block's tokens: SLOTS rows of D numbers, by the thread that owns the feature.
 // Moved per token: (M + 2)·D elements, on top of the (3M + 3)·D of rewrite_read_bwd.
 //
@@ -10,54 +10,55 @@
 // owns one packet of features, a block a slice of the features and `chunk` tokens, and no thread waits for another. The
 // tokens are processed from the last to the first, as in rewrite_read_bwd.
 
-#define FEATURE_SLICED 1
 #include "sums.cuh"
 
 struct BackwardPass {
   const RewriteRead& args;
-  const Gradients& g;
+  const Gradients& gradients;
   const Chunk chunk;
   TokenInputs inputs;
   TokenScalars scalars;
+  Config::LaterTokens later;
   Sums sums;
 
   __device__ BackwardPass(const Backward& all, unsigned char* shared)
       : args(all.forward),
-        g(all.gradients),
+        gradients(all.gradients),
         chunk(args),
         inputs(all, shared),
-        scalars(args, g),
-        sums(g.partial, reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0)) {}
+        scalars(args, gradients),
+        later(args, reinterpret_cast<Real*>(shared)),
+        sums(gradients.partial, reinterpret_cast<Real*>(shared) + Config::LaterTokens::SHARED) {}
 
-  __device__ __forceinline__ void start(long long token) { prefetch(token, chunk.owns(token)); }
-  __device__ __forceinline__ void prefetch(long long token, bool own) {
+  DEVICE void start(long long token) { prefetch(token, chunk.owns(token)); }
+  DEVICE void prefetch(long long token, bool own) {
     scalars.prefetch(token);
     if (is_inside(0)) inputs.prefetch(token, 0, 0, own);
   }
 
   // Processes one token. A halo token (not own) only gives dx to the window.
-  __device__ __forceinline__ void run(Window* window, long long token, bool own) {
-    const DerivedScalars s = derive(args, g, scalars);  // lanes without features take part in the shuffles
+  DEVICE void run(long long token, bool own) {
+    const DerivedScalars s = derive(args, gradients, scalars);  // lanes without features take part in the shuffles
     if (token > chunk.first) prefetch(token - 1, own || chunk.owns(token - 1));
-    if (is_inside(0)) add(window, token, s, own);
-    if constexpr (READ == TOKEN) window->retreat();
+    if (is_inside(0)) add(token, s, own);
+    later.retreat();
   }
 
-  __device__ __forceinline__ void add(Window* window, long long token, const DerivedScalars& s, bool own) {
+  DEVICE void add(long long token, const DerivedScalars& s, bool own) {
     inputs.load_read_inputs(token, 0);
     if (own) inputs.load_rewrite_inputs(token, 0, false);
-    Packet<STATE_T, ELEMENTS>& stored = inputs.state[0];  // becomes X', with the bits that the forward stored
+    Config::State& new_state = inputs.state[0];  // becomes X', with the bits that the forward stored
     if constexpr (REWRITE) {
-      if (own) stored = rewritten(stored, inputs.direction.vectors(0), s.factors);
+      if (own) new_state = rewritten(new_state, inputs.direction.vectors(0), s.rewrites);
     }
-    Real normed[FEATURES], dh[FEATURES], dx[FEATURES];
-    compress(args, inputs, s, 0, stored, normed);
+    Real x_hat[FEATURES], dh[FEATURES], dx[FEATURES];
+    compress(args, inputs, s, 0, new_state, x_hat);
     read_backward(args, inputs, s, 0, dh, dx);
 #pragma unroll
-    for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * normed[f];
-    if constexpr (READ == TOKEN) window->store(0, 0, dx);
+    for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * x_hat[f];
+    later.store(0, dx);
     if (!own) return;
-    sums.add_token(s, window, 0, stored, normed, dh, dx);
+    sums.add_token(s, later, 0, new_state, x_hat, dh, dx);
     sums.add_biases(s);
   }
 };
@@ -65,6 +66,6 @@ struct BackwardPass {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) parameters_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
   BackwardPass pass(all, shared);
-  walk_backward(all.forward, reinterpret_cast<Real*>(shared), pass);
+  pass.later.walk(pass);
   pass.sums.store(all.gradients.partial);
 }

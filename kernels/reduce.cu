@@ -1,11 +1,11 @@
-// reduce: adds the blocks' rows of `partial` and writes the parameter gradients in the layout of their parameters.
+// reduce: adds the blocks' sums in `partial` and writes the parameter gradients in the layout of their parameters.
 //
 // Read:    blocks · (SLOTS·D + BIASES) numbers once; most of them are still in L2.
 // Written: SLOTS·D + BIASES numbers.
 //
-// A block takes 32 neighbouring columns. Each of its 8 warps adds every eighth row, then one warp adds the 8 sums in
-// order. Nothing depends on timing, so results repeat bit for bit. Few columns make few blocks, each of which waits for
-// memory most of the time, so a thread requests IN_FLIGHT rows before it adds the first of them.
+// A block takes 32 neighbouring columns. Each of its 8 warps adds the sums of every eighth block, then one warp adds the 8
+// sums in order. Nothing depends on timing, so results repeat bit for bit. Few columns make few blocks, each of which waits
+// for memory most of the time, so a thread requests the sums of IN_FLIGHT blocks before it adds the first of them.
 
 #include "rewrite_read.cuh"
 
@@ -25,7 +25,7 @@ struct Reduce {
   VALUE_BIAS_T* value_bias;
 };
 
-template <class T> __device__ __forceinline__ void store(T* to, long long at, Real x) {
+template <class T> DEVICE void store(T* to, long long at, Real x) {
   if (to) narrow(x, to[at]);
 }
 
@@ -43,22 +43,22 @@ __device__ void store_column(const Reduce& r, long long column, Real sum) {
     store(r.norm, i, sum);
   } else {
     const bool gate = slot < VALUE_SLOT;
-    const bool normed = NORM_WEIGHT && (gate || !VALUE_FROM_COMPRESSED);
-    if (normed) sum *= widen(r.norm_weight[i]);
+    const bool of_context = NORM_WEIGHT && (gate || !VALUE_FROM_COMPRESSED);
+    if (of_context) sum *= widen(r.norm_weight[i]);
     if (gate) store(r.gate, (slot - GATE_SLOT) * D + i, sum);
     else store(r.value, (slot - VALUE_SLOT) * D + i, sum);
   }
 }
 
-// Adds every STRIDES-th of the next rows to `sum`. Rows beyond the last are zeros, which leave a sum its bits: it begins
-// with +0 and so is never −0.
-__device__ __forceinline__ Real add_rows(const Reduce& r, long long row, long long column, Real sum) {
-  const Real* const from = r.partial + row * PARTIAL + column;
-  const long long left = r.blocks - row;
-  const int rows = left < STRIDES * IN_FLIGHT ? static_cast<int>(left) : STRIDES * IN_FLIGHT;
+// Adds the sums of every STRIDES-th of the next blocks to `sum`. Beyond the last block they are zeros, which leave a sum
+// its bits: it begins with +0 and so is never −0.
+DEVICE Real add_blocks(const Reduce& r, long long block, long long column, Real sum) {
+  const Real* const from = r.partial + block * PARTIAL + column;
+  const long long left = r.blocks - block;
+  const int blocks = left < STRIDES * IN_FLIGHT ? static_cast<int>(left) : STRIDES * IN_FLIGHT;
   Real x[IN_FLIGHT];
 #pragma unroll
-  for (int i = 0; i < IN_FLIGHT; ++i) x[i] = i * STRIDES < rows ? from[i * STRIDES * PARTIAL] : Real(0);
+  for (int i = 0; i < IN_FLIGHT; ++i) x[i] = i * STRIDES < blocks ? from[i * STRIDES * PARTIAL] : Real(0);
 #pragma unroll
   for (int i = 0; i < IN_FLIGHT; ++i) sum += x[i];
   return sum;
@@ -71,7 +71,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) reduce(const Reduc
   const bool inside = column < FILLED;
   Real sum = Real(0);
   if (inside) {
-    for (long long row = stride; row < r.blocks; row += STRIDES * IN_FLIGHT) sum = add_rows(r, row, column, sum);
+    for (long long block = stride; block < r.blocks; block += STRIDES * IN_FLIGHT) {
+      sum = add_blocks(r, block, column, sum);
+    }
   }
   sums[stride][lane] = sum;
   __syncthreads();

@@ -7,9 +7,6 @@
 // Reduced over the block's tokens (sums.cuh), and over the blocks by reduce.cu: the parameters' gradients.
 // Moved per token: (3M + 3)·D elements, 15·D for M = 4; a token read (3M + 4)·D.
 //
-// X need not have been stored (CHAIN). An anchor is read in its place, and of each rewrite since then k (D) and 2 + 2M
-// numbers, which L1 serves to all but one warp; X gets the bits that it had.
-//
 // X' is not read. It is rebuilt from X, k, r and p, to the bits that the forward stored. If one block cannot hold a
 // token, a cluster of blocks shares it (sm_90 and newer; for bf16, M = 4 beyond D = 2048, M = 8 beyond 1024, and half of
 // that for a token read). Without clusters, X, G and k that do not fit in registers are loaded again after the sum: from
@@ -24,71 +21,63 @@
 // dβl and dvl are the gradients before the sigmoids of the next gate and values. If the values read x, dvl·W_v adds to a
 // instead of dh'. g need not wait for c, because g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂. So one sum is enough.
 //
-// Of n rewrites one after the other, each sees the G that the later ones leave and the X that the earlier ones leave. Both
-// are G and X but for multiples of the k_i, whose products with each other the forward saved. So there is still one sum, and
-// 2(n − 1)·D elements more move.
-//
-// A block processes its `chunk` tokens from the last to the first. A token read keeps dx of K tokens in its window. Of
-// the K − 1 halo tokens after the chunk it needs only dx, so it reads their dh, x and rstd, but not their X or G.
+// A block processes its `chunk` tokens from the last to the first. Several rewrites (rewrites_bwd.cuh), a token read
+// (later_tokens.cuh) and an X that was not stored (chain.cuh) are policies of Config; the path here is the same for all.
 //
 // If a block has no room for the sums of parameter gradients (SUMS == SEPARATE_KERNEL), this kernel writes every token's
 // c·rstd instead, and parameters_bwd.cu computes them.
 
+#include "rewrites_bwd.cuh"
 #include "sums.cuh"
 
-template <bool FIRST, class A, class B> struct Choose { using Type = A; };
-template <class A, class B> struct Choose<false, A, B> { using Type = B; };
-
 struct BackwardPass {
-  // Rows of D numbers between the two passes over a token, if they wait in shared memory: x̂, a, and dh' for the sums.
-  static constexpr int FEATURE_ROWS = KEEP_IN_REGISTERS ? 0 : SUMS == SEPARATE_KERNEL ? 2 : 3;
+  // Vectors that wait between the two passes over a token: x̂, a and, for the sums, dh'.
+  static constexpr int X_HAT = 0, A = 1, DH = 2, KEPT = SUMS == SEPARATE_KERNEL ? 2 : 3;
 
   const RewriteRead& args;
-  const Gradients& g;
+  const Gradients& gradients;
   const Chunk chunk;
   TokenInputs inputs;
   TokenScalars scalars;
+  Config::LaterTokens later;
+  Config::Rewrites rewrites;
   BlockSum<BLOCK_SUMS> sum;
-  FeatureRow normed;   // x̂
-  FeatureRow read;     // a, from which dx = a − c·rstd·x̂
-  FeatureRow context;  // dh', for the sums
+  FeatureVectors<KEPT, KEEP_IN_REGISTERS> kept;
   Sums sums;
-  // G. A token read adds gradients from later tokens to it and keeps that sum unrounded.
-  Packet<typename Choose<READ == TOKEN, Real, STATE_T>::Type, ELEMENTS> grad[KEPT_ROWS];
-  Packet<STATE_T, ELEMENTS> stored[KEPT_ROWS];  // X'
+  Packet<Config::LaterTokens::Grad, ELEMENTS> grad[KEPT_ROWS];  // G, with what later tokens add
+  Config::State new_state[KEPT_ROWS];                           // X'
 
-  // Dynamic shared memory holds, in this order: stages, window, feature rows, sums of parameter gradients.
-  __device__ BackwardPass(const Backward& all, BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char*& shared)
+  // Dynamic shared memory holds, in this order: stages, window, kept vectors, sums of parameter gradients.
+  __device__ BackwardPass(const Backward& all, BlockSum<BLOCK_SUMS>::Buffer& buffer, unsigned char* shared)
       : args(all.forward),
-        g(all.gradients),
+        gradients(all.gradients),
         chunk(args),
         inputs(all, shared),
-        scalars(args, g),
+        scalars(args, gradients),
+        later(args, reinterpret_cast<Real*>(shared)),
         sum(buffer),
-        normed(after_window(shared)),
-        read(after_window(shared) + WIDTH),
-        context(after_window(shared) + 2 * WIDTH),
-        sums(g.partial, after_window(shared) + FEATURE_ROWS * WIDTH) {}
+        kept(after_window(shared)),
+        sums(gradients.partial, after_window(shared) + (KEEP_IN_REGISTERS ? 0 : KEPT * WIDTH)) {}
 
   static __device__ Real* after_window(unsigned char* rest) {
-    return reinterpret_cast<Real*>(rest) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0);
+    return reinterpret_cast<Real*>(rest) + Config::LaterTokens::SHARED;
   }
 
   // Prefetches a token, if this plan prefetches at all.
-  __device__ __forceinline__ void prefetch(long long token, int stage, bool own) const {
+  DEVICE void prefetch(long long token, int stage, bool own) const {
     if constexpr (!PREFETCH) return;
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
       if (is_inside(row)) inputs.prefetch(token, row, stage, own);
   }
-  __device__ __forceinline__ void start(long long token) {
+  DEVICE void start(long long token) {
     scalars.prefetch(token);
     prefetch(token, inputs.stage, chunk.owns(token));
   }
 
   // Loads the whole token if it is kept in registers, then prefetches the next one.
-  __device__ __forceinline__ void load(long long token, bool own) {
-    if constexpr (STAGES > 0) cp_async_wait();
+  DEVICE void load(long long token, bool own) {
+    if constexpr (STAGES > 0) ptx::cp_async_wait();
     if constexpr (KEEP_IN_REGISTERS) {
 #pragma unroll
       for (int row = 0; row < ROWS; ++row) {
@@ -104,189 +93,124 @@ struct BackwardPass {
   }
 
   // G of a row.
-  __device__ __forceinline__ void load_grad(Window* window, int row) {
+  DEVICE void load_grad(int row) {
     convert(grad[row % KEPT_ROWS], inputs.grad[row]);
-    if constexpr (READ == TOKEN) add_later(*window, row);
-  }
-
-  // G_t += Σ_{s ≥ 1} w_s dx_{t+s}
-  __device__ __forceinline__ void add_later(const Window& window, int row) {
-    auto& packet = grad[row % KEPT_ROWS];
-    Real total[ELEMENTS];
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) total[i] = packet[i];
-    UNROLL_TAPS
-    for (int tap = 1; tap < TAPS; ++tap) {
-      Real later[FEATURES];
-      window.load(tap, row, later);
-      CompressWeight compress;
-      compress.load(args, feature_of(row), tap);
-#pragma unroll
-      for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-        for (int j = 0; j < M; ++j) total[f * M + j] += compress.at(f, j) * later[f];
-    }
-    packet.set(total);
+    later.add(row, grad[row % KEPT_ROWS]);
   }
 
   // X' of a row.
-  __device__ __forceinline__ void rebuild(const DerivedScalars& s, int row) {
-    auto& to = stored[row % KEPT_ROWS];
-    if constexpr (REWRITE) to = rewritten(inputs.state[row], inputs.direction.vectors(row), s.factors);
+  DEVICE void rebuild(const DerivedScalars& s, int row) {
+    auto& to = new_state[row % KEPT_ROWS];
+    if constexpr (REWRITE) to = rewritten(inputs.state[row], inputs.direction.vectors(row), s.rewrites);
     else to = inputs.state[row];
   }
 
-  // Adds a row's share of c and, unless the token is in the halo, of kᵀ(G + w a) and kᵀ(w x̂). rewrite_backward multiplies
-  // by r.
-  __device__ __forceinline__ void add_row(
-      int row, bool own, const Real (&normed)[FEATURES], const Real (&dh)[FEATURES], const Real (&a)[FEATURES],
-      Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) const {
+  // Adds a row's share of c and, unless the token is in the halo, of kᵀ(G + w a) and kᵀ(w x̂).
+  DEVICE void add_row(
+      int row, bool own, const Real (&x_hat)[FEATURES], const Real (&dh)[FEATURES], const Real (&a)[FEATURES],
+      Totals& totals) const {
     if constexpr (NORM) {
       Parameters parameters;
       parameters.load_norm(args, feature_of(row));
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) {
-        totals[0] += parameters.gamma(f) * dh[f] * normed[f];
-      }
+      for (int f = 0; f < FEATURES; ++f) totals[0] += parameters.gamma(f) * dh[f] * x_hat[f];
     }
-    if constexpr (!REWRITE) return;
-    if (!own) return;
+    if (!REWRITE || !own) return;
     CompressWeight compress;
     if constexpr (READ != NONE) compress.load(args, feature_of(row));
-    const auto& directions = inputs.direction.vectors(row);
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n)
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) {
-        const Real k = directions[n][f];
-        const Real k_a = READ != NONE ? k * a[f] : Real(0);
-        const Real k_normed = NORM ? k * normed[f] : Real(0);
-#pragma unroll
-        for (int j = 0; j < M; ++j) {
-          const int number = n * M + j;
-          totals[ALONG_AT + number] += k * grad[row % KEPT_ROWS][f * M + j];
-          if constexpr (READ != NONE) totals[ALONG_AT + number] += k_a * compress.at(f, j);
-          if constexpr (NORM) totals[NORMED_AT + number] += k_normed * compress.at(f, j);
-        }
+      for (int i = 0; i < ELEMENTS; ++i) {
+        const int f = i / M, number = n * M + i % M;
+        const Real k = inputs.direction.vectors(row)[n][f];
+        totals[ALONG_AT + number] += k * grad[row % KEPT_ROWS][i];
+        if constexpr (READ != NONE) totals[ALONG_AT + number] += k * a[f] * compress.at(i);
+        if constexpr (NORM) totals[X_HAT_AT + number] += k * x_hat[f] * compress.at(i);
       }
-  }
-
-  // G += dx ⊗ w, then dX and dk of a row.
-  __device__ __forceinline__ void store_row(
-      const DerivedScalars& s, const RewriteGrad& rewrite_grad, long long token, int row, const Real (&dx)[FEATURES]) {
-    CompressWeight compress;
-    if constexpr (READ != NONE) compress.load(args, feature_of(row));
-    Real outgoing[ELEMENTS], dk[REWRITES][FEATURES];
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) {
-      Real k[REWRITES] = {}, unit[REWRITES] = {};  // unit: dk̂/β, but for multiples of the k
-#pragma unroll
-      for (int n = 0; n < REWRITES * REWRITE; ++n) k[n] = inputs.direction.vectors(row)[n][f];
-#pragma unroll
-      for (int j = 0; j < M; ++j) {
-        const Real total = this->grad[row % KEPT_ROWS][f * M + j];
-        const Real grad = READ != NONE ? total + compress.at(f, j) * dx[f] : total;
-        outgoing[f * M + j] = grad;
-#pragma unroll
-        for (int n = 0; n < REWRITES * REWRITE; ++n) {
-          unit[n] += grad * s.factors.error[n][j];
-          unit[n] -= inputs.state[row][f * M + j] * rewrite_grad.g[n][j];
-          outgoing[f * M + j] -= rewrite_grad.back[n][j] * k[n];
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < REWRITES; ++n) {
-        dk[n][f] = rewrite_grad.scale[n] * unit[n];
-#pragma unroll
-        for (int i = 0; i < REWRITES; ++i) dk[n][f] += rewrite_grad.on[n][i] * k[i];
-      }
-    }
-    Packet<STATE_T, ELEMENTS> grad_state;
-    grad_state.set(outgoing);
-    grad_state.store_streaming(packet_of<M>(g.grad_state, token, row));
-#pragma unroll
-    for (int n = 0; n < REWRITES * REWRITE; ++n) {
-      Packet<DIRECTION_T, FEATURES> grad_direction;
-      grad_direction.set(dk[n]);
-      // The sublayer's backward reads dk next.
-      grad_direction.store_global(packet_of(g.grad_direction, token * REWRITES + n, row));
-    }
   }
 
   // First pass, before the sum: adds a row's share to it and keeps x̂, dh' and a for the second pass.
-  __device__ __forceinline__ void before_sum(
-      const DerivedScalars& s, Window* window, long long token, bool own, int row,
-      Real (&totals)[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1]) {
-    Real normed[FEATURES] = {}, dh[FEATURES] = {}, a[FEATURES] = {};
+  DEVICE void before_sum(const DerivedScalars& s, long long token, bool own, int row, Totals& totals) {
+    Real x_hat[FEATURES] = {}, dh[FEATURES] = {}, a[FEATURES] = {};
     if constexpr (!KEEP_IN_REGISTERS) {
       inputs.load_read_inputs(token, row);
       if (own) inputs.load_rewrite_inputs(token, row, true);
     }
-    if (own) load_grad(window, row);
+    if (own) load_grad(row);
     if constexpr (READ != NONE) {
       if constexpr (READ != TOKEN) rebuild(s, row);
-      compress(args, inputs, s, row, stored[row % KEPT_ROWS], normed);
+      compress(args, inputs, s, row, new_state[row % KEPT_ROWS], x_hat);
       read_backward(args, inputs, s, row, dh, a);
-      this->normed.store(row, normed);
-      read.store(row, a);
-      if constexpr (SUMS != SEPARATE_KERNEL) context.store(row, dh);
+      kept.store(X_HAT, row, x_hat);
+      kept.store(A, row, a);
+      if constexpr (SUMS != SEPARATE_KERNEL) kept.store(DH, row, dh);
     }
-    add_row(row, own, normed, dh, a, totals);
+    add_row(row, own, x_hat, dh, a, totals);
   }
 
   // Second pass, after the sum: dx, the parameter gradients, dX and dk.
-  __device__ __forceinline__ void after_sum(
-      const DerivedScalars& s, const RewriteGrad& rewrite_grad, Window* window, long long token, bool own, int row) {
-    Real normed[FEATURES] = {}, dx[FEATURES] = {};
+  DEVICE void after_sum(const DerivedScalars& s, long long token, bool own, int row) {
+    Real x_hat[FEATURES] = {}, dx[FEATURES] = {};
     if constexpr (READ != NONE) {
-      this->normed.load(row, normed);
-      read.load(row, dx);
+      kept.load(X_HAT, row, x_hat);
+      kept.load(A, row, dx);
 #pragma unroll
-      for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * normed[f];
+      for (int f = 0; f < FEATURES; ++f) dx[f] -= s.shift * x_hat[f];
     }
-    if constexpr (READ == TOKEN) window->store(0, row, dx);
+    later.store(row, dx);
     if (own) {
       if constexpr (!KEEP_IN_REGISTERS) {
         inputs.load_rewrite_inputs(token, row, false);
-        load_grad(window, row);
+        load_grad(row);
       }
       if constexpr (SUMS != SEPARATE_KERNEL) {
         if constexpr (COMPRESS_SLOTS > 0 && (!KEEP_IN_REGISTERS || READ == TOKEN)) rebuild(s, row);
         Real dh[FEATURES] = {};
-        if constexpr (SUM_NORM) context.load(row, dh);
-        sums.add_token(s, window, row, stored[row % KEPT_ROWS], normed, dh, dx);
+        if constexpr (SUM_NORM) kept.load(DH, row, dh);
+        sums.add_token(s, later, row, new_state[row % KEPT_ROWS], x_hat, dh, dx);
       }
-      store_row(s, rewrite_grad, token, row, dx);
+      store_row(s, token, row, dx);
     }
     if constexpr (!PREFETCH_WHOLE_TOKEN) {
       if (token > chunk.first) inputs.prefetch(token - 1, row, 0, own || chunk.owns(token - 1));
     }
   }
 
+  // G += dx ⊗ w, then dX and dk of a row.
+  DEVICE void store_row(const DerivedScalars& s, long long token, int row, const Real (&dx)[FEATURES]) const {
+    CompressWeight compress;
+    if constexpr (READ != NONE) compress.load(args, feature_of(row));
+    Elements whole;
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) {
+      const Real total = grad[row % KEPT_ROWS][i];
+      whole.element[i] = READ != NONE ? total + compress.at(i) * dx[i / M] : total;
+    }
+    rewrites.store_row(s, inputs, whole, gradients, token, row);
+  }
+
   // Processes one token, which has been prefetched. A halo token (not own) only gives dx to the window.
-  __device__ __forceinline__ void run(Window* window, long long token, bool own) {
-    DerivedScalars s = derive(args, g, scalars);
+  DEVICE void run(long long token, bool own) {
+    DerivedScalars s = derive(args, gradients, scalars);
     load(token, own);
-    Real totals[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1] = {};
+    Totals totals = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) before_sum(s, window, token, own, row, totals);
+      if (is_inside(row)) before_sum(s, token, own, row, totals);
     if constexpr (BLOCK_SUMS > 0) sum(totals);
     if constexpr (NORM) s.shift = totals[0] / Real(D) * s.rstd;
-    RewriteGrad rewrite_grad;
-    if constexpr (REWRITE) {
-      if (own) rewrite_grad = rewrites_backward(g, s, totals, token);
-    }
+    if (own) rewrites.derive(s, totals, gradients, token);
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
-      if (is_inside(row)) after_sum(s, rewrite_grad, window, token, own, row);
+      if (is_inside(row)) after_sum(s, token, own, row);
     if constexpr (STAGES == 2) inputs.stage ^= 1;
-    if constexpr (READ == TOKEN) window->retreat();
+    later.retreat();
     if (!own) return;
     if constexpr (SUMS != SEPARATE_KERNEL) {
       sums.add_biases(s);
     } else if constexpr (NORM) {
-      if (writes(0)) g.shift[token] = s.shift;
+      if (writes(0)) gradients.shift[token] = s.shift;
     }
   }
 };
@@ -294,8 +218,7 @@ struct BackwardPass {
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewrite_read_bwd(const Backward all) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ __align__(16) BlockSum<BLOCK_SUMS>::Buffer buffer;
-  unsigned char* rest = shared;
-  BackwardPass pass(all, buffer, rest);
-  walk_backward(all.forward, reinterpret_cast<Real*>(rest), pass);
+  BackwardPass pass(all, buffer, shared);
+  pass.later.walk(pass);
   if constexpr (READ != NONE && SUMS != SEPARATE_KERNEL) pass.sums.store(all.gradients.partial);
 }

@@ -19,56 +19,53 @@
 // (token_stream.cuh), or from L2, (M + 1)·D more. The next token's X and k are requested early: by cp.async as soon as a
 // stage is free, else into registers, so that they arrive during the second sum (LOAD_AHEAD).
 //
-// A token read adds w_s X'_t to x_{t+s} for s = 0 … K − 1 in its window, and emits x_t. A chunk that starts within a
-// sequence begins K − 1 tokens early. These halo tokens are rewritten again, but not stored.
-//
-// If a sequence holds several documents (DOCUMENTS), the window is cleared where one starts; one byte per token says where.
-//
-// A cached step saves nothing for a backward (SAVES == 0). If it is a token read (PENDING), the
-// window starts each sequence with what earlier calls left, and what it holds after the last token is left for the next:
-// (K − 1)·D numbers in and out.
+// A token read is a policy of Config (earlier_tokens.cuh). A cached step saves nothing for a backward (SAVES == 0).
 
-#include "token_stream.cuh"
+#include "earlier_tokens.cuh"
 
 // LOAD_AHEAD says when the next token is loaded into registers: X and k as soon as X' is stored or, from IN_SUM on, within
 // the second sum; with SCALARS_TOO β and v as well.
 constexpr int IN_SUM = 1, SCALARS_TOO = 2;
 static_assert(LOAD_AHEAD == 0 || !PREFETCH, "only without a stage");
 
-constexpr int REWRITE_SUMS = STATS;  // in the layout of what is saved
 constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATES, READ_SUMS = NORM + GATES + VALUES;
-constexpr int MAX_SUMS = REWRITE_SUMS > READ_SUMS ? REWRITE_SUMS : READ_SUMS;
+constexpr int MAX_SUMS = STATS > READ_SUMS ? STATS : READ_SUMS;
 
-struct Forward {
+struct ForwardPass {
   const RewriteRead& args;
+  const Chunk chunk;
   TokenStream<STATE_T, M> state;
   TokenStream<DIRECTION_T, 1, REWRITE, REWRITES> direction;
   LaneScalars<REWRITE * REWRITES * (1 + M)> scalars;  // β, v; if LOAD_AHEAD has them
+  Config::EarlierTokens earlier;
   BlockSum<MAX_SUMS> sum;
-  FeatureRow x;
+  FeatureVectors<1, KEEP_IN_REGISTERS> x;
   int stage = 0;  // the stage of the current token
 
-  __device__ Forward(const RewriteRead& args, BlockSum<MAX_SUMS>::Buffer& buffer, unsigned char*& shared)
+  // Dynamic shared memory holds, in this order: stages, window, x.
+  __device__ ForwardPass(const RewriteRead& args, BlockSum<MAX_SUMS>::Buffer& buffer, unsigned char* shared)
       : args(args),
+        chunk(args),
         state(args.state, shared),
         direction(args.direction, shared),
+        earlier(args, reinterpret_cast<Real*>(shared)),
         sum(buffer),
-        x(reinterpret_cast<Real*>(shared) + (READ == TOKEN && WINDOW == IN_SHARED ? TAPS * WIDTH : 0)) {
+        x(reinterpret_cast<Real*>(shared) + Config::EarlierTokens::SHARED) {
     if constexpr (!REWRITE || LOAD_AHEAD < SCALARS_TOO) return;
     scalars.assign(0, REWRITES, args.gate);
     scalars.assign(REWRITES, REWRITES * M, args.value);
   }
 
-  __device__ __forceinline__ void prefetch_row(long long token, int row, int stage) const {
+  DEVICE void prefetch_row(long long token, int row, int stage) const {
     state.prefetch(token, row, stage);
     direction.prefetch(token, row, stage);
   }
-  __device__ __forceinline__ void load_row(long long token, int row, bool again) {
+  DEVICE void load_row(long long token, int row, bool again) {
     state.load(token, row, stage, again);
     direction.load(token, row, stage, again);
   }
   // Requests a whole token: into a stage or L2 (token_stream.cuh), else into registers.
-  __device__ __forceinline__ void prefetch(long long token, int stage) {
+  DEVICE void prefetch(long long token, int stage) {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
@@ -76,19 +73,16 @@ struct Forward {
       else load_row(token, row, false);
     }
   }
-  // Loads a token ahead into registers.
-  __device__ __forceinline__ void load_ahead(long long token) {
+  // Requests a whole token, and its β and v if they are loaded ahead.
+  DEVICE void load_ahead(long long token) {
     if constexpr (REWRITE && LOAD_AHEAD == SCALARS_TOO) scalars.prefetch(token);
     prefetch(token, stage);
   }
-  __device__ __forceinline__ void start(long long token) {
-    if constexpr (PREFETCH) prefetch(token, stage);
-    else load_ahead(token);
-  }
+  DEVICE void start(long long token) { load_ahead(token); }
   // Loads the whole token if it is kept in registers, then requests the next one.
-  __device__ __forceinline__ void load(long long token, long long next) {
+  DEVICE void load(long long token, long long next) {
     if constexpr (!PREFETCH) return;  // prefetch() has loaded it already
-    if constexpr (STAGES > 0) cp_async_wait();
+    if constexpr (STAGES > 0) ptx::cp_async_wait();
     if constexpr (KEEP_IN_REGISTERS) {
 #pragma unroll
       for (int row = 0; row < ROWS; ++row)
@@ -98,23 +92,28 @@ struct Forward {
     if constexpr (PREFETCH_WHOLE_TOKEN) prefetch(next, STAGES == 2 ? stage ^ 1 : 0);
     if constexpr (REWRITE) {
       if (!writes(0)) return;
-      prefetch_l2(args.value + next * (REWRITES * M));
-      prefetch_l2(args.gate + next * REWRITES);
+      ptx::prefetch_l2(args.value + next * (REWRITES * M));
+      ptx::prefetch_l2(args.gate + next * REWRITES);
+    }
+  }
+
+  // v and β: those that were loaded ahead, or from memory.
+  DEVICE void load_operands(long long token, Real (&value)[REWRITES][M], Real (&gate)[REWRITES]) const {
+    constexpr bool AHEAD = LOAD_AHEAD == SCALARS_TOO;
+#pragma unroll
+    for (int n = 0; n < REWRITES; ++n) {
+#pragma unroll
+      for (int j = 0; j < M; ++j)
+        value[n][j] = AHEAD ? scalars.broadcast(REWRITES + n * M + j) : args.value[(token * REWRITES + n) * M + j];
+      gate[n] = AHEAD ? scalars.broadcast(n) : args.gate[token * REWRITES + n];
     }
   }
 
   // The first sum, and from it r, p and the factors of k.
-  __device__ __forceinline__ RewriteFactors compare(long long token, bool own) {
+  DEVICE void compare(long long token, bool own, Rewrite (&rewrites)[REWRITES]) {
     Real value[REWRITES][M], gate[REWRITES];
-    if constexpr (LOAD_AHEAD < SCALARS_TOO) {
-#pragma unroll
-      for (int n = 0; n < REWRITES; ++n) {
-#pragma unroll
-        for (int j = 0; j < M; ++j) value[n][j] = args.value[(token * REWRITES + n) * M + j];
-        gate[n] = args.gate[token * REWRITES + n];
-      }
-    }
-    Real sums[REWRITE_SUMS] = {};
+    if constexpr (LOAD_AHEAD < SCALARS_TOO) load_operands(token, value, gate);
+    Real sums[STATS] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
@@ -123,23 +122,14 @@ struct Forward {
       for (int n = 0; n < REWRITES; ++n) add_products(n, row, sums);
     }
     sum(sums);
-    if constexpr (LOAD_AHEAD == SCALARS_TOO) {
+    if constexpr (LOAD_AHEAD == SCALARS_TOO) load_operands(token, value, gate);
 #pragma unroll
-      for (int n = 0; n < REWRITES; ++n) {
-#pragma unroll
-        for (int j = 0; j < M; ++j) value[n][j] = scalars.broadcast(REWRITES + n * M + j);
-        gate[n] = scalars.broadcast(n);
-      }
-    }
-    RewriteFactors factors;
-#pragma unroll
-    for (int n = 0; n < REWRITES; ++n) measure(n, sums + stats_before(n), value[n], gate[n], factors);
-    if (SAVES && own && writes(0)) save(token, factors, sums);
-    return factors;
+    for (int n = 0; n < REWRITES; ++n) measure(n, sums + stats_before(n), value[n], gate[n], rewrites);
+    if (SAVES && own && writes(0)) save(token, rewrites, sums);
   }
 
   // A row's share of |k|², kᵀX and k·k_i of the earlier k_i.
-  __device__ __forceinline__ void add_products(int n, int row, Real (&sums)[REWRITE_SUMS]) const {
+  DEVICE void add_products(int n, int row, Real (&sums)[STATS]) const {
     const int at = stats_before(n);
     const auto& k = direction.vectors(row);
 #pragma unroll
@@ -152,105 +142,41 @@ struct Forward {
     }
   }
 
-  // r, p and the factors of k, from its sums and the factors of the earlier rewrites.
-  __device__ __forceinline__ void measure(
-      int n, const Real* sums, const Real (&value)[M], Real gate, RewriteFactors& factors) const {
+  // r, p and the factor of k, from its sums and the factors of the earlier rewrites.
+  DEVICE void measure(int n, const Real* sums, const Real (&value)[M], Real gate, Rewrite (&rewrites)[REWRITES]) const {
+    Rewrite& rewrite = rewrites[n];
     // If |k|² has overflowed, 0·∞ makes r NaN; r = 0 would silently write nothing.
-    factors.r[n] = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k)) + Real(0) * sums[0];
+    rewrite.r = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k)) + Real(0) * sums[0];
 #pragma unroll
     for (int j = 0; j < M; ++j) {
       Real along = sums[1 + j];
 #pragma unroll
-      for (int i = 0; i < n; ++i) along += sums[1 + M + i] * factors.factor[i][j];
-      factors.readout[n][j] = mul_rn(factors.r[n], along);
+      for (int i = 0; i < n; ++i) along += sums[1 + M + i] * rewrites[i].factor[j];
+      rewrite.readout[j] = mul_rn(rewrite.r, along);
     }
-    factors.finish(n, value, gate);
+    rewrite.finish(value, gate);
   }
 
-  __device__ __forceinline__ void save(long long token, const RewriteFactors& factors, const Real* sums) const {
+  DEVICE void save(long long token, const Rewrite (&rewrites)[REWRITES], const Real (&sums)[STATS]) const {
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n) {
       Real* const to = args.stats + token * STATS + stats_before(n);
-      to[0] = factors.r[n];
+      to[0] = rewrites[n].r;
 #pragma unroll
-      for (int j = 0; j < M; ++j) to[1 + j] = factors.readout[n][j];
+      for (int j = 0; j < M; ++j) to[1 + j] = rewrites[n].readout[j];
 #pragma unroll
       for (int i = 0; i < n; ++i) to[1 + M + i] = sums[stats_before(n) + 1 + M + i];
     }
   }
 
   // X → X' of a row. Halo tokens (not own) are not stored: another block stores them.
-  __device__ __forceinline__ void rewrite(long long token, int row, const RewriteFactors& factors, bool own) {
-    state[row] = rewritten(state[row], direction.vectors(row), factors);
+  DEVICE void rewrite(long long token, int row, const Rewrite (&rewrites)[REWRITES], bool own) {
+    state[row] = rewritten(state[row], direction.vectors(row), rewrites);
     if (own) state[row].store_streaming(packet_of<M>(args.new_state, token, row));
   }
 
-  // Adds Σ_j w_ij X'_ij with the weights of one tap.
-  __device__ __forceinline__ void mix(int row, int tap, Real (&to)[FEATURES]) const {
-    CompressWeight compress;
-    compress.load(args, feature_of(row), tap);
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f)
-#pragma unroll
-      for (int j = 0; j < M; ++j) to[f] += compress.at(f, j) * state[row][f * M + j];
-  }
-
-  // x_t of a token read: the sum that the window holds from earlier tokens, plus this token's share.
-  __device__ __forceinline__ void compress_over_time(
-      Window& window, long long token, int row, bool own, Real (&x)[FEATURES]) const {
-    UNROLL_TAPS
-    for (int tap = TAPS - 1; tap > 0; --tap) {
-      Real later[FEATURES];
-      window.load(tap, row, later);
-      mix(row, tap, later);
-      window.store(tap, row, later);
-    }
-    window.load(0, row, x);
-    mix(row, 0, x);
-    Packet<STATE_T, FEATURES> saved;  // rounds x, because the backward reads the stored x
-    saved.set(x);
-#pragma unroll
-    for (int f = 0; f < FEATURES; ++f) x[f] = saved[f];
-    if (SAVES && own) saved.store_streaming(packet_of(args.compressed, token, row));
-  }
-
-  // Starts a sequence's window with what earlier calls left; the last vector is zero.
-  __device__ __forceinline__ void take_pending(Window& window, long long sequence) const {
-    if (!args.pending) return;
-    UNROLL_ROWS
-    for (int row = 0; row < ROWS; ++row) {
-      if (!is_inside(row)) continue;
-      UNROLL_TAPS
-      for (int tap = 0; tap < TAPS - 1; ++tap) {
-        Features sums;
-        sums.load_streaming(packet_of(args.pending, sequence * (TAPS - 1) + tap, row));
-        Real x[FEATURES];
-#pragma unroll
-        for (int f = 0; f < FEATURES; ++f) x[f] = sums[f];
-        window.store(tap, row, x);
-      }
-    }
-  }
-
-  // Leaves the window after a sequence's last token to the next call.
-  __device__ __forceinline__ void leave_pending(const Window& window, long long sequence) const {
-    UNROLL_ROWS
-    for (int row = 0; row < ROWS; ++row) {
-      if (!is_inside(row)) continue;
-      UNROLL_TAPS
-      for (int tap = 0; tap < TAPS - 1; ++tap) {
-        Real x[FEATURES];
-        window.load(tap, row, x);
-        Features sums;
-        sums.set(x);
-        sums.store_streaming(packet_of(args.new_pending, sequence * (TAPS - 1) + tap, row));
-      }
-    }
-  }
-
   // Adds a row's share of the second sum. rstd is not known yet, so it multiplies the sums in finish_read.
-  __device__ __forceinline__ void add_read(
-      int row, const Real (&x)[FEATURES], Real (&sums)[READ_SUMS > 0 ? READ_SUMS : 1]) const {
+  DEVICE void add_read(int row, const Real (&x)[FEATURES], Real (&sums)[READ_SUMS > 0 ? READ_SUMS : 1]) const {
     Parameters parameters;
     parameters.load(args, feature_of(row));
 #pragma unroll
@@ -267,7 +193,7 @@ struct Forward {
   }
 
   // Writes rstd, β' and v', each number by one thread. Returns rstd.
-  __device__ __forceinline__ Real finish_read(long long token, const Real* sums) const {
+  DEVICE Real finish_read(long long token, const Real* sums) const {
     const Real rstd = NORM ? rsqrt(sums[0] / Real(D) + Real(args.norm_eps)) : Real(1);
     if constexpr (NORM) {
       if (SAVES && writes(0)) args.rstd[token] = rstd;
@@ -288,44 +214,44 @@ struct Forward {
     return rstd;
   }
 
-  __device__ __forceinline__ void store_context(long long token, Real rstd) const {
+  DEVICE void store_context(long long token, Real rstd) const {
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
       Parameters parameters;
       parameters.load_norm(args, feature_of(row));
       Real h[FEATURES];
-      x.load(row, h);
+      x.load(0, row, h);
 #pragma unroll
       for (int f = 0; f < FEATURES; ++f) h[f] *= rstd * parameters.gamma(f);
-      Packet<CONTEXT_T, FEATURES> context;
+      Config::Context context;
       context.set(h);
       context.store_global(packet_of(args.context, token, row));  // the sublayer reads h next
     }
   }
 
-  // Processes one token, which has been requested, and requests `next` unless it is negative.
-  __device__ __forceinline__ void run(Window* window, long long token, bool own, long long next) {
+  // Processes one token, which has been requested, and requests the next one.
+  DEVICE void run(long long token, bool own) {
+    const long long next = token + 1 < chunk.end ? token + 1 : -1;
     load(token, next);
-    RewriteFactors factors;
-    if constexpr (REWRITE) factors = compare(token, own);
+    Rewrite rewrites[REWRITES];
+    if constexpr (REWRITE) compare(token, own, rewrites);
     Real sums[READ_SUMS > 0 ? READ_SUMS : 1] = {};
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
       if constexpr (!KEEP_IN_REGISTERS) load_row(token, row, false);
       if (!PREFETCH_WHOLE_TOKEN && next >= 0) prefetch_row(next, row, 0);
-      if constexpr (REWRITE) rewrite(token, row, factors, own);
+      if constexpr (REWRITE) rewrite(token, row, rewrites, own);
       if constexpr (READ == NONE) continue;
       Real x[FEATURES] = {};
-      if constexpr (READ == TOKEN) compress_over_time(*window, token, row, own, x);
-      else mix(row, 0, x);
+      earlier.compress(state[row], token, row, own, x);
       if constexpr (READ_SUMS > 0) add_read(row, x, sums);
-      this->x.store(row, x);
+      this->x.store(0, row, x);
     }
     if (!PREFETCH && LOAD_AHEAD < IN_SUM && next >= 0) load_ahead(next);
     if constexpr (STAGES == 2) stage ^= 1;
-    if constexpr (READ == TOKEN) window->advance();
+    earlier.advance();
     // A halo token (not own) has no second sum: uniform over the block, so no barrier is skipped by a part of it.
     if constexpr (READ_SUMS > 0) {
       if (own) sum.start(sums);
@@ -341,41 +267,6 @@ struct Forward {
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS) rewrite_read_fwd(const RewriteRead args) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ __align__(16) BlockSum<MAX_SUMS>::Buffer buffer;
-  const long long first = blockIdx.x * args.chunk;
-  const long long last = first + args.chunk < args.tokens ? first + args.chunk : args.tokens;
-  unsigned char* rest = shared;
-  Forward forward(args, buffer, rest);
-  if constexpr (READ == TOKEN) {
-    Window window(args, reinterpret_cast<Real*>(rest));
-    long long position = first % args.time;
-    const long long halo = position < TAPS - 1 ? position : TAPS - 1;
-    position -= halo;
-    forward.start(first - halo);
-    window.clear();
-    if constexpr (PENDING) {
-      if (position == 0) forward.take_pending(window, (first - halo) / args.time);
-    }
-    bool starts = starts_document(args, first - halo);  // loaded a token ahead, to hide its latency
-    for (long long token = first - halo; token < last; ++token) {
-      if (position == args.time) {
-        window.clear();
-        if constexpr (PENDING) forward.take_pending(window, token / args.time);
-        position = 0;
-      }
-      ++position;
-      if constexpr (DOCUMENTS) {
-        if (starts) window.clear();
-        if (token + 1 < last) starts = starts_document(args, token + 1);
-      }
-      forward.run(&window, token, token >= first, token + 1 < last ? token + 1 : -1);
-      if constexpr (PENDING) {
-        if (position == args.time) forward.leave_pending(window, token / args.time);
-      }
-    }
-  } else {
-    forward.start(first);
-    for (long long token = first; token < last; ++token) {
-      forward.run(nullptr, token, true, token + 1 < last ? token + 1 : -1);
-    }
-  }
+  ForwardPass pass(args, buffer, shared);
+  pass.earlier.walk(pass);
 }

@@ -8,20 +8,15 @@
 
 #include "rewrite_read.cuh"
 
-#ifdef BACKWARD
-constexpr bool PREFETCH = STAGES > 0 || !KEEP_IN_REGISTERS || FEATURE_SLICED || BLOCKS < 3;
-#else
-constexpr bool PREFETCH = STAGES > 0 || !KEEP_IN_REGISTERS;  // otherwise it loads ahead into registers
-#endif
+// Otherwise a forward loads ahead into registers.
+constexpr bool PREFETCH = STAGES > 0 || !KEEP_IN_REGISTERS || (BACKWARD && (FEATURE_SLICED || BLOCKS < 3));
 // True if the whole next token is prefetched when work on this one begins, false if packet by packet as places free up.
 constexpr bool PREFETCH_WHOLE_TOKEN = KEEP_IN_REGISTERS || STAGES != 1;
-
-constexpr int KEPT_ROWS = KEEP_IN_REGISTERS ? ROWS : 1;
 
 // An OPTIONAL input is an incoming gradient whose pointer may be null, which stands for zeros.
 constexpr int ABSENT = 0, PRESENT = 1, OPTIONAL = 2;
 
-// One input of VECTORS rows of C numbers per token and feature, and the thread's packets of it. `slots` are its stages in
+// One input of VECTORS vectors of C numbers per token and feature, and the thread's packets of it. `slots` are its stages in
 // shared memory.
 template <class T, int C, int PRESENCE = PRESENT, int VECTORS = 1> struct TokenStream {
   using Row = Packet<T, FEATURES * C>;
@@ -35,17 +30,17 @@ template <class T, int C, int PRESENCE = PRESENT, int VECTORS = 1> struct TokenS
   __device__ TokenStream(const T* from, unsigned char*& shared) : from(from), slots(shared) {
     if constexpr (PRESENCE) shared += STAGES * SLOT;
   }
-  __device__ __forceinline__ Row& operator[](int row) { return packets[row % KEPT_ROWS][0]; }
-  __device__ __forceinline__ const Row& operator[](int row) const { return packets[row % KEPT_ROWS][0]; }
-  __device__ __forceinline__ const Row (&vectors(int row) const)[VECTORS] { return packets[row % KEPT_ROWS]; }
-  __device__ __forceinline__ T* slot(int vector, int row, int stage) const {
+  DEVICE Row& operator[](int row) { return packets[row % KEPT_ROWS][0]; }
+  DEVICE const Row& operator[](int row) const { return packets[row % KEPT_ROWS][0]; }
+  DEVICE const Row (&vectors(int row) const)[VECTORS] { return packets[row % KEPT_ROWS]; }
+  DEVICE T* slot(int vector, int row, int stage) const {
     T* const first = reinterpret_cast<T*>(slots + (STAGES == 2 ? stage * SLOT : 0));
     return first + (vector * WIDTH + column_of(0)) * C + row * (THREADS * FEATURES * C);
   }
-  __device__ __forceinline__ const T* packet_at(long long token, int vector, int row) const {
+  DEVICE const T* packet_at(long long token, int vector, int row) const {
     return packet_of<C>(from, token * VECTORS + vector, row);
   }
-  __device__ __forceinline__ void prefetch(long long token, int row, int stage) const {
+  DEVICE void prefetch(long long token, int row, int stage) const {
     static_assert(!PRESENCE || STAGES == 0 || Row::WIDTH >= 4, "cp.async copies at least four bytes");
     if constexpr (!PREFETCH || PRESENCE == ABSENT) return;
     const bool valid = PRESENCE == PRESENT || from;
@@ -53,11 +48,11 @@ template <class T, int C, int PRESENCE = PRESENT, int VECTORS = 1> struct TokenS
     for (int vector = 0; vector < VECTORS; ++vector) {
       const T* const at = packet_at(token, vector, row);
       if constexpr (STAGES > 0) Row::cp_async(slot(vector, row, stage), at, valid);
-      else if (valid) prefetch_l2(at);
+      else if (valid) ptx::prefetch_l2(at);
     }
   }
   // `again`: the packet will be loaded once more, so it should stay in the cache.
-  __device__ __forceinline__ void load(long long token, int row, int stage, bool again) {
+  DEVICE void load(long long token, int row, int stage, bool again) {
     if constexpr (!PRESENCE) return;
 #pragma unroll
     for (int vector = 0; vector < VECTORS; ++vector) {
@@ -80,7 +75,7 @@ template <int COUNT> struct LaneScalars {
   Real lane_value[ROUNDS];
 
   // Assigns numbers first … first + count − 1 to an array with `count` numbers per token. Null stands for zeros.
-  __device__ __forceinline__ void assign(int first, int count, const Real* numbers) {
+  DEVICE void assign(int first, int count, const Real* numbers) {
 #pragma unroll
     for (int round = 0; round < ROUNDS; ++round) {
       const int i = round * 32 + static_cast<int>(threadIdx.x) % 32 - first;
@@ -90,12 +85,12 @@ template <int COUNT> struct LaneScalars {
       }
     }
   }
-  __device__ __forceinline__ void prefetch(long long token) {
+  DEVICE void prefetch(long long token) {
 #pragma unroll
     for (int round = 0; round < ROUNDS; ++round) {
       lane_value[round] = from[round] ? from[round][token * stride[round]] : Real(0);
     }
   }
   // All lanes must take part.
-  __device__ __forceinline__ Real broadcast(int i) const { return __shfl_sync(FULL_MASK, lane_value[i / 32], i % 32); }
+  DEVICE Real broadcast(int i) const { return __shfl_sync(FULL_MASK, lane_value[i / 32], i % 32); }
 };

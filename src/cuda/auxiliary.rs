@@ -1,13 +1,18 @@
-//! The small kernel that both operators launch after their own.
+//! The small kernel that both operators launch after their own, and the memory that it reads.
 
 use super::device::Call;
 use super::kernel::Specialisation;
-use super::kernel::arguments::Reduce;
+use super::kernel::arguments::{Address, Reduce};
 use crate::error::Result;
 
 /// Launches `reduce` with 32 columns per block.
 pub fn launch_reduce(backward: &Specialisation, argument: Reduce, call: &Call<'_>) -> Result<()> {
     let specialisation = backward.reduce();
     let loaded = call.loaded(&specialisation)?;
-    call.launch(&loaded, [specialisation.partial_row().div_ceil(32), 1], argument)
+    call.launch(&loaded, [specialisation.sums_per_block().div_ceil(32), 1], argument)
+}
+
+/// Allocates the sums of each block.
+pub fn partial(specialisation: &Specialisation, blocks: usize, call: &Call<'_>) -> Result<Address> {
+    call.memory.allocate(blocks * specialisation.sums_per_block() * specialisation.real().size())
 }

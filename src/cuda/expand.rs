@@ -1,6 +1,6 @@
 //! `expand` on a device.
 
-use super::auxiliary::launch_reduce;
+use super::auxiliary::{launch_reduce, partial};
 use super::device::{Call, Loaded};
 use super::kernel::arguments::{self, Address, ExpandBackward, Reduce, are_aligned};
 use super::kernel::{Kernel, Specialisation};
@@ -51,22 +51,21 @@ pub fn backward(
     let mut specialisation = Specialisation::expand(Kernel::ExpandBackward, expand, grad.dtype);
     specialisation.aligned =
         are_aligned(&[argument.x, argument.weight, argument.grad_state, argument.grad_x]);
-    let mut rows = 0;
+    let mut blocks = 0;
     if expand.sizes.tokens() > 0 {
         let loaded = call.loaded(&specialisation)?;
         argument.weight = weight_address(expand, &loaded, call)?;
         let grid = Grid::new(expand, &specialisation, &loaded, call);
         if grad_weight.is_some() {
-            rows = grid.down;
-            argument.partial =
-                call.memory.allocate(rows * specialisation.partial_row() * specialisation.real().size())?;
+            blocks = grid.down;
+            argument.partial = partial(&specialisation, blocks, call)?;
         }
         (argument.chunks, argument.time, argument.chunk) = grid.arguments();
         call.launch(&loaded, [grid.across, grid.down], argument)?;
     }
     let Some(grad_weight) = grad_weight else { return Ok(()) };
-    let partial = argument.partial;
-    let sums = Reduce { partial, blocks: rows as i64, compress: grad_weight.address(), ..Default::default() };
+    let (partial, blocks, compress) = (argument.partial, blocks as i64, grad_weight.address());
+    let sums = Reduce { partial, blocks, compress, ..Default::default() };
     launch_reduce(&specialisation, sums, call)
 }
 

@@ -1,6 +1,6 @@
 //! `rewrite`, `read` and `rewrite_read` on a device: the kernels to launch, and their arguments.
 
-use super::auxiliary::launch_reduce;
+use super::auxiliary::{launch_reduce, partial};
 use super::device::{Call, Loaded};
 use super::kernel::arguments::{self, Address, Backward, MOST_LINKS, Reduce, are_aligned};
 use super::kernel::{Kernel, ParameterSums, Specialisation};
@@ -81,7 +81,7 @@ pub fn backward(
     }
 }
 
-/// Sums the parameters' gradients if the backward had no room for them; returns the number of rows of sums.
+/// Sums the parameters' gradients if the backward had no room for them; returns the number of blocks.
 fn parameters(
     specialisation: &Specialisation,
     argument: &mut Backward,
@@ -93,11 +93,6 @@ fn parameters(
     argument.gradients.partial = partial(specialisation, blocks, call)?;
     call.launch(&loaded, [blocks, loaded.plan.slices(specialisation)], *argument)?;
     Ok(blocks)
-}
-
-/// Allocates a row of sums for each block.
-fn partial(specialisation: &Specialisation, blocks: usize, call: &Call<'_>) -> Result<Address> {
-    call.memory.allocate(blocks * specialisation.partial_row() * specialisation.real().size())
 }
 
 /// Adds up the blocks' sums into the parameters' gradients, which are zero without blocks.

@@ -4,8 +4,7 @@
 
 use half::{bf16, f16};
 
-use super::run::Run;
-use crate::cuda::device::Call;
+use super::run::{Place, Run};
 use crate::error::Result;
 use crate::problem::{Allocate, Expand, Gradients, Incoming, Outputs, RewriteRead};
 use crate::tensor::{Dtype, Tensor};
@@ -39,10 +38,12 @@ macro_rules! of_dtype {
 /// Computes the outputs and what the backward needs, or a step of a sequence in pieces.
 pub fn forward(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &mut Run) -> Result<Outputs> {
     let mut outputs = Outputs::new(problem, context_dtype, run)?;
-    let launch = |call: &Call<'_>| cuda::rewrite_read::forward(problem, &outputs, call);
-    if let Some(threads) = run.on_device(&problem.state, launch)? {
-        of_dtype!(problem.state.dtype, T => cpu::rewrite_read::forward::<T>(problem, &mut outputs, threads))?;
-    }
+    match run.place(&problem.state)? {
+        Place::Gpu(gpu) => cuda::rewrite_read::forward(problem, &outputs, &gpu.call()),
+        Place::Cpu { threads } => of_dtype!(problem.state.dtype, T => {
+            cpu::rewrite_read::forward::<T>(problem, &mut outputs, threads)
+        }),
+    }?;
     Ok(outputs)
 }
 
@@ -62,12 +63,12 @@ pub fn backward(
     if gradients.in_place {
         check_overwritten(problem, saved, incoming, &gradients)?;
     }
-    let launch = |call: &Call<'_>| cuda::rewrite_read::backward(problem, saved, incoming, &gradients, call);
-    if let Some(threads) = run.on_device(&problem.state, launch)? {
-        of_dtype!(problem.state.dtype, T => {
+    match run.place(&problem.state)? {
+        Place::Gpu(gpu) => cuda::rewrite_read::backward(problem, saved, incoming, &gradients, &gpu.call()),
+        Place::Cpu { threads } => of_dtype!(problem.state.dtype, T => {
             cpu::rewrite_read::backward::<T>(problem, saved, incoming, &mut gradients, threads)
-        })?;
-    }
+        }),
+    }?;
     Ok(gradients)
 }
 
@@ -97,13 +98,14 @@ pub fn expand(problem: &Expand, in_pieces: bool, run: &mut Run) -> Result<()> {
     if in_pieces {
         new_before = run.optional_output("new_before", problem.before_shape().as_deref(), x.dtype, x)?;
     }
-    let launch = |call: &Call<'_>| cuda::expand::forward(problem, &state, &new_before, call);
-    let Some(threads) = run.on_device(x, launch)? else { return Ok(()) };
-    let done = of_dtype!(x.dtype, T => {
-        cpu::expand::forward::<T>(problem, &mut state, threads)
-            .and_then(|()| cpu::expand::leave::<<T as cpu::state::Stored>::Accum>(problem, &mut new_before))
-    });
-    done.map_err(|short| short.in_operator("expand"))
+    match run.place(x)? {
+        Place::Gpu(gpu) => cuda::expand::forward(problem, &state, &new_before, &gpu.call()),
+        Place::Cpu { threads } => of_dtype!(x.dtype, T => {
+            cpu::expand::forward::<T>(problem, &mut state, threads)
+                .and_then(|()| cpu::expand::leave::<<T as cpu::state::Stored>::Accum>(problem, &mut new_before))
+        })
+        .map_err(|short| short.in_operator("expand")),
+    }
 }
 
 /// Computes the gradients of x and, if bit 1 of `wanted` is set, of the weight.
@@ -114,10 +116,11 @@ pub fn expand_backward(problem: &Expand, grad_state: &Tensor, wanted: i64, run: 
         Some(weight) if wanted >> 1 & 1 == 1 => Some(run.output_like("grad_weight", weight)?),
         _ => run.absent_output(&problem.x)?,
     };
-    let launch = |call: &Call<'_>| cuda::expand::backward(problem, grad_state, &grad_x, &grad_weight, call);
-    let Some(threads) = run.on_device(&problem.x, launch)? else { return Ok(()) };
-    let done = of_dtype!(problem.x.dtype, T => {
-        cpu::expand::backward::<T>(problem, grad_state, &mut grad_x, &mut grad_weight, threads)
-    });
-    done.map_err(|short| short.in_operator("expand"))
+    match run.place(&problem.x)? {
+        Place::Gpu(gpu) => cuda::expand::backward(problem, grad_state, &grad_x, &grad_weight, &gpu.call()),
+        Place::Cpu { threads } => of_dtype!(problem.x.dtype, T => {
+            cpu::expand::backward::<T>(problem, grad_state, &mut grad_x, &mut grad_weight, threads)
+        })
+        .map_err(|short| short.in_operator("expand")),
+    }
 }

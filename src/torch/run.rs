@@ -31,20 +31,35 @@ impl Run {
         self.outputs
     }
 
-    /// Runs the operator on the GPU of `tensor`. If it is on the CPU, returns the number of threads to do it with.
-    pub fn on_device(
-        &self,
-        tensor: &Tensor,
-        launch: impl FnOnce(&Call<'_>) -> Result<()>,
-    ) -> Result<Option<usize>> {
-        if let Some(device) = &self.listing {
-            launch(&Call { device: &**device, stream: 0, memory: &Nothing })?;
-            return Ok(None);
-        }
-        let Some((device, stream)) = device_of(&tensor.device)? else { return Ok(Some(shims().threads())) };
-        let memory = Scratch { device: &tensor.device, held: RefCell::default() };
-        launch(&Call { device: &*device, stream, memory: &memory })?;
-        Ok(None)
+    /// Returns where the operator runs: where `tensor` is. A listing is made by its own device.
+    pub fn place<'a>(&self, tensor: &'a Tensor) -> Result<Place<'a>> {
+        let (device, stream, tensors_on) = match &self.listing {
+            Some(device) => (device.clone(), 0, None),
+            None => match device_of(&tensor.device)? {
+                Some((device, stream)) => (device, stream, Some(&tensor.device)),
+                None => return Ok(Place::Cpu { threads: shims().threads() }),
+            },
+        };
+        Ok(Place::Gpu(Gpu { device, stream, memory: Scratch { tensors_on, held: RefCell::default() } }))
+    }
+}
+
+/// Where an operator runs.
+pub enum Place<'a> {
+    Cpu { threads: usize },
+    Gpu(Gpu<'a>),
+}
+
+/// A GPU, its stream, and the memory that one call takes there.
+pub struct Gpu<'a> {
+    device: Arc<dyn Backend>,
+    stream: u64,
+    memory: Scratch<'a>,
+}
+
+impl Gpu<'_> {
+    pub fn call(&self) -> Call<'_> {
+        Call { device: &*self.device, stream: self.stream, memory: &self.memory }
     }
 }
 
@@ -84,39 +99,29 @@ fn device_of(tensors_on: &Device) -> Result<Option<(Arc<dyn Backend>, u64)>> {
     Ok(Some((gpu(index)?, shims().cuda_stream(index)?)))
 }
 
-/// Memory from torch, held until the kernels are launched: the stream orders later uses after them.
+/// Memory from torch, held until the kernels are launched: the stream orders later uses after them. None, if the
+/// kernels are only listed.
 struct Scratch<'a> {
-    device: &'a Device,
+    tensors_on: Option<&'a Device>,
     held: RefCell<Vec<Owned>>,
 }
 
 impl Scratch<'_> {
-    fn hold(&self, owned: Owned) -> u64 {
+    fn hold(&self, make: impl FnOnce(&Device) -> Result<Owned>) -> Result<u64> {
+        let Some(device) = self.tensors_on else { return Ok(0) };
+        let owned = make(device)?;
         let address = owned.address();
         self.held.borrow_mut().push(owned);
-        address
+        Ok(address)
     }
 }
 
 impl Memory for Scratch<'_> {
     fn allocate(&self, bytes: usize) -> Result<u64> {
-        Ok(self.hold(Owned::bytes(bytes, self.device)?))
+        self.hold(|device| Owned::bytes(bytes, device))
     }
 
     fn last_axis_first(&self, weight: &Tensor) -> Result<u64> {
-        Ok(self.hold(last_axis_first(weight)?))
-    }
-}
-
-/// No memory, for calls whose kernels are only compiled.
-struct Nothing;
-
-impl Memory for Nothing {
-    fn allocate(&self, _: usize) -> Result<u64> {
-        Ok(0)
-    }
-
-    fn last_axis_first(&self, _: &Tensor) -> Result<u64> {
-        Ok(0)
+        self.hold(|_| last_axis_first(weight))
     }
 }

@@ -30,7 +30,8 @@ from tests.support.op_cases import BF16, F32, F64, inputs, parameters
 pytestmark = needs_emulator
 
 FORWARD, BACKWARD = "rewrite_read_fwd.cu", "rewrite_read_bwd.cu"
-WALK, SEPARATE, SUM = "backward.cuh", "parameters_bwd.cu", "block_sum.cuh"
+EARLIER, LATER, REWRITES = "earlier_tokens.cuh", "later_tokens.cuh", "rewrites_bwd.cuh"
+SEPARATE, SUM = "parameters_bwd.cu", "block_sum.cuh"
 MUTANTS = {
     # barriers and buffers
     "no barrier in the block sum": (SUM, "    __syncthreads();\n", ""),
@@ -56,8 +57,8 @@ MUTANTS = {
     # loads ahead
     "gate and value of the first token are not loaded": (
         FORWARD,
-        "else load_ahead(token);",
-        "else prefetch(token, stage);",
+        "{ load_ahead(token); }",
+        "{ prefetch(token, stage); }",
     ),
     "gate and value are those of the token before": (
         FORWARD,
@@ -77,31 +78,31 @@ MUTANTS = {
         "feature_of(row) < D - FEATURES;",
     ),
     "one token too many": (
-        FORWARD,
-        "token < last; ++token) {\n      forward",
-        "token <= last; ++token) {\n      forward",
+        EARLIER,
+        "token < chunk.end; ++token) pass",
+        "token <= chunk.end; ++token) pass",
     ),
-    "the chunk's last token is left out": (WALK, ": args.tokens) - 1)", ": args.tokens) - 2)"),
+    "the chunk's last token is left out": ("rewrite_read.cuh", "last(end - 1)", "last(end - 2)"),
     # halos and windows
     "a halo one token short": (
-        FORWARD,
+        EARLIER,
         "position < TAPS - 1 ? position : TAPS - 1",
         "position < TAPS - 2 ? position : TAPS - 2",
     ),
     "tokens behind the chunk count twice": (
-        WALK,
-        "pass.run(&window, token, false);",
-        "pass.run(&window, token, true);",
+        LATER,
+        "pass.run(token, false);",
+        "pass.run(token, true);",
     ),
-    "the window does not move": (FORWARD, "window->advance();", ""),
-    "sequences see each other": (FORWARD, "if (position == args.time) {", "if (false) {"),
+    "the window does not move": (FORWARD, "earlier.advance();", ""),
+    "sequences see each other": (EARLIER, "if (position == args.time) {", "if (false) {"),
     "sequences see each other backward": (
-        WALK,
+        LATER,
         "position = args.time - 1;\n      window.clear();",
         "position = args.time - 1;",
     ),
     "one token behind the chunk is not looked at": (
-        WALK,
+        LATER,
         "behind < TAPS - 1 ? behind : TAPS - 1",
         "behind < TAPS - 2 ? behind : TAPS - 2",
     ),
@@ -133,8 +134,8 @@ MUTANTS = {
     ),
     "expand_by_tap's sequences see each other": ("expand_by_tap.cuh", "token >= c.start && ", ""),
     # the cp.async pipeline
-    "no cp_async_wait in the forward": (FORWARD, "cp_async_wait();", ";"),
-    "no cp_async_wait in the backward": (BACKWARD, "cp_async_wait();", ";"),
+    "no cp_async_wait in the forward": (FORWARD, "ptx::cp_async_wait();", ";"),
+    "no cp_async_wait in the backward": (BACKWARD, "ptx::cp_async_wait();", ";"),
     "a stage is overwritten while it is read": (
         "token_stream.cuh",
         "KEEP_IN_REGISTERS || STAGES != 1",
@@ -174,7 +175,7 @@ MUTANTS = {
         "N * CLUSTER_WARPS * static",
         "N * WARPS * static",
     ),
-    "sums are sent to blocks that have not begun": (SUM, "emulator::sync_cluster();", ""),
+    "sums are sent to blocks that have not begun": (SUM, "ptx::sync_cluster();", ""),
     "a block sends its sums to itself only": (
         SUM,
         "st_async(partial, block, sum)",
@@ -220,8 +221,10 @@ MUTANTS = {
         "(gate || !VALUE_FROM_COMPRESSED)",
         "!gate && !VALUE_FROM_COMPRESSED",
     ),
-    "dk keeps its part along k": (BACKWARD, "rewrite_grad.on[n][i] * k[i]", "Real(0)"),
-    "c is left out of dx in parameters_bwd": (SEPARATE, "dx[f] -= s.shift * normed[f]", ""),
+    "dk keeps its part along k": (REWRITES, " + grad.on_k * k[f]", ""),
+    "dk keeps its parts along the other k": (REWRITES, "on[n][i] * k[i][f]", "Real(0)"),
+    "an earlier rewrite sees the whole G": (REWRITES, "grads[later].back[j];", "Real(0);"),
+    "c is left out of dx in parameters_bwd": (SEPARATE, "dx[f] -= s.shift * x_hat[f]", ""),
     "tokens behind the chunk are summed, too": (
         SEPARATE,
         "    if (!own) return;\n    sums",
@@ -233,80 +236,68 @@ MUTANTS = {
         "(blockIdx.y) * (WIDTH + FEATURES)",
     ),
     "the sums of X instead of X'": (SEPARATE, "if constexpr (REWRITE) {", "if constexpr (false) {"),
-    "c is left out of g": ("backward.cuh", "total -= s.shift *", "total -= Real(0) *"),
+    "c is left out of g": (REWRITES, "k_grad[j] -= s.shift *", "k_grad[j] -= Real(0) *"),
     "eps_k is not squared": (FORWARD, "Real(args.eps_k) * Real(args.eps_k)", "Real(args.eps_k)"),
     "halves of a pair swapped": (
         "common.cuh",
         "high ? pair & 0xffff0000u : pair << 16",
         "high ? pair << 16 : pair & 0xffff0000u",
     ),
-    "rounding towards zero": ("common.cuh", "bits + 0x7fffu + (bits >> 16 & 1u)", "bits"),
 }
 ROUNDINGS = {
-    "the forward reads X' before it is rounded": (
+    "the forward reads another X' than it stores": (
         FORWARD,
-        """    state[row] = rewritten(state[row], direction.vectors(row), factors);
-""",
-        """    for (int i = 0; i < ELEMENTS; ++i)
-      unrounded[row][i] = rewritten(state[row][i], factors.factor[0][i % M], direction[row][i / M]);
-    state[row] = rewritten(state[row], direction.vectors(row), factors);
-""",
-        "FeatureRow x;",
-        "FeatureRow x; Real unrounded[ROWS][ELEMENTS];",
-        "      for (int j = 0; j < M; ++j) to[f] += compress.at(f, j) * state[row][f * M + j];",
-        """      for (int j = 0; j < M; ++j) {
-        const Real stored = state[row][f * M + j];
-        to[f] += compress.at(f, j) * (REWRITE ? unrounded[row][f * M + j] : stored);
-      }""",
+        "state[row].store_streaming(packet_of<M>(args.new_state, token, row));",
+        """state[row].store_streaming(packet_of<M>(args.new_state, token, row));
+    for (auto& each : state[row].element) each.bits ^= 1;""",
     ),
-    "the forward goes on with an x that is not rounded": (FORWARD, "x[f] = saved[f];", ";"),
+    "the forward goes on with an x that is not rounded": (EARLIER, "saved.get(x);", ";"),
     "the backward rounds X' towards zero": (
         "rewrite_read.cuh",
-        "  stored.set(x);",
-        """#ifdef BACKWARD
-  for (Real& each : x) each = __uint_as_float(__float_as_uint(each) & 0xffff0000u);
-#endif
-  stored.set(x);""",
+        "  new_state.set(x);",
+        """  if (BACKWARD)
+    for (Real& each : x) each = __uint_as_float(__float_as_uint(each) & 0xffff0000u);
+  new_state.set(x);""",
     ),
 }
 
 # Faults of sequences that come in pieces or hold several documents; `pieces` notices them.
 PIECES = {
     "what earlier calls left is not taken": (
-        FORWARD,
-        "if (position == 0) forward.take_pending",
-        "if (false) forward.take_pending",
+        EARLIER,
+        "if (position == 0) take_pending",
+        "if (false) take_pending",
     ),
     "every sequence takes what the first one left": (
-        FORWARD,
-        "forward.take_pending(window, token / args.time)",
-        "forward.take_pending(window, 0)",
+        EARLIER,
+        "take_pending(token / args.time)",
+        "take_pending(0)",
     ),
     "the sum of the last token is left": (
-        FORWARD,
-        "window.load(tap, row, x);",
-        "window.load(tap == 0 ? TAPS - 1 : tap - 1, row, x);",
+        EARLIER,
+        "window.load(tap, row, sums.element);",
+        "window.load(tap == 0 ? TAPS - 1 : tap - 1, row, sums.element);",
     ),
     "what is left goes to another sequence": (
-        FORWARD,
-        "forward.leave_pending(window, token / args.time)",
-        "forward.leave_pending(window, 0)",
+        EARLIER,
+        "leave_pending(token / args.time)",
+        "leave_pending(0)",
     ),
-    "documents see each other": (FORWARD, "if (starts) window.clear();", ""),
+    "documents see each other": (EARLIER, "if (starts) window.clear();", ""),
     "a document starts a token late": (
-        FORWARD,
+        EARLIER,
         "starts = starts_document(args, token + 1);",
         "starts = starts_document(args, token);",
     ),
     "documents see each other backward": (
-        WALK,
-        "pass.run(&window, token, true);\n      if (starts) window.clear();",
-        "pass.run(&window, token, true);",
+        LATER,
+        "pass.run(token, true);\n      if (starts) window.clear();",
+        "pass.run(token, true);",
     ),
     "documents behind the chunk see each other": (
-        WALK,
-        "pass.run(&window, token, false);\n      if (starts) window.clear();",
-        "pass.run(&window, token, false);",
+        LATER,
+        "pass.run(token, false);\n      if (starts) window.clear();",
+        "pass.run(token, false);",
     ),
     "an expansion's documents see each other": (
         "expand.cu",
@@ -389,6 +380,8 @@ def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
             for compress in ("channel", "token"):
                 tensors = inputs((2, 11), 100, 4) | parameters(100, 4, compress, 3)
                 compare("rewrite_read", tensors, F64, eps_k=0.1)
+            tensors = inputs((2, 5), 24, 2, 2) | parameters(24, 2, "channel", rewrites=2)
+            compare("rewrite_read", tensors, F64, eps_k=0.1)
             x, weight = torch.randn(2, 11, 100, dtype=F64), torch.randn(100, 4, 3, dtype=F64)
             compare("expand", {"x": x, "weight": weight}, F64, value_channels=4)
         with emulated(kernels=kernels, plan={"CHUNK": 7, "THREADS": 64, "FEATURES": 1, "SUMS": 3}):

@@ -22,7 +22,9 @@ pub trait Memory {
     /// Allocates so many bytes, aligned to 16.
     fn allocate(&self, bytes: usize) -> Result<Address>;
 
-    /// Copies a weight over time, (d, m, K), as (K, d, m): neighbouring threads then load neighbouring weights.
+    /// Copies a weight over time, (d, m, K), as (K, d, m): neighbouring threads then load neighbouring weights. A copy
+    /// kept from call to call would be stale in a CUDA graph, which replays the launches after the weight has changed;
+    /// this one is replayed with them, and takes as long as some tens of tokens.
     fn last_axis_first(&self, weight: &Tensor) -> Result<Address>;
 }
 

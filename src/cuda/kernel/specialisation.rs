@@ -216,7 +216,7 @@ impl Specialisation {
         }
     }
 
-    /// Returns the kernel that adds up this backward's rows of `partial`. Fields that it does not depend on are
+    /// Returns the kernel that adds up the sums of this backward's blocks. Fields that it does not depend on are
     /// set to one value, so that several backwards share it.
     pub fn reduce(self) -> Specialisation {
         let real = self.real();
@@ -244,15 +244,15 @@ impl Specialisation {
         if self.types.state == Dtype::F64 { Dtype::F64 } else { Dtype::F32 }
     }
 
-    /// Returns the number of rows of `d` sums of parameter gradients.
+    /// Returns how many vectors of `d` sums of parameter gradients there are.
     pub fn slots(&self) -> usize {
         let ParameterSums { compress, norm, gate, value } = self.sums;
         let of_next = self.next * (usize::from(value) * self.m + usize::from(gate));
         usize::from(compress) * self.m * self.taps + usize::from(norm) + of_next
     }
 
-    /// Returns the numbers in one block's row of `partial`: the slots, then the biases' sums.
-    pub fn partial_row(&self) -> usize {
+    /// Returns the numbers that one block leaves in `partial`: the slots, then the biases' sums.
+    pub fn sums_per_block(&self) -> usize {
         self.slots() * self.d + (self.next * (1 + self.m)).next_multiple_of(8)
     }
 
@@ -287,6 +287,8 @@ impl Specialisation {
         }
         let (parts, sums) = (&self.parts, &self.sums);
         for (name, there) in [
+            ("BACKWARD", matches!(self.kernel, Kernel::Backward | Kernel::Parameters)),
+            ("FEATURE_SLICED", self.kernel == Kernel::Parameters),
             ("REWRITE", self.rewrite),
             ("NORM", parts.norm),
             ("NORM_WEIGHT", parts.norm_weight),

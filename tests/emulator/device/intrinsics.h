@@ -118,6 +118,21 @@ void __stcs(T* address, T value) {
 
 namespace emulator {
 
+// The conversions of kernels/ptx.cuh.
+inline float from_f16(unsigned short bits) { return float(bit_cast<_Float16>(bits)); }
+inline unsigned short to_f16(float x) { return bit_cast<unsigned short>(_Float16(x)); }
+inline unsigned short to_bf16(float x) {
+  const unsigned bits = bit_cast<unsigned>(x), rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+  return static_cast<unsigned short>(x != x ? 0x7fffu : rounded >> 16);
+}
+inline unsigned to_f16_pair(float low, float high) { return to_f16(low) | unsigned(to_f16(high)) << 16; }
+inline unsigned to_bf16_pair(float low, float high) { return to_bf16(low) | unsigned(to_bf16(high)) << 16; }
+
+template <class Word>
+void store_whole(Word* to, Word word) {
+  *to = word;
+}
+
 // A prefetch reads its address, so that a wrong one faults. It does not count as traffic.
 __attribute__((no_sanitize("thread"))) inline void prefetch_l2(const void* from) {
   (void)*static_cast<const volatile char*>(from);

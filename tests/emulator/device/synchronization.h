@@ -51,6 +51,8 @@ T* mapa(T* shared, int rank, EMULATOR_CALLER) {
 // Initialises an mbarrier with an arrival count of one (mbarrier.init).
 inline void mbarrier_init(void* barrier, EMULATOR_CALLER) { mbarrier_init(EMULATOR_SITE("mbarrier_init"), barrier); }
 
+inline void mbarrier_init_fence() {}  // blocks of a cluster share one OS thread
+
 // Arrives, and sets the bytes to expect in this phase (mbarrier.arrive.expect_tx).
 inline void mbarrier_expect_tx(void* barrier, int bytes, EMULATOR_CALLER) {
   mbarrier_expect_tx(EMULATOR_SITE("mbarrier_expect_tx"), barrier, bytes);

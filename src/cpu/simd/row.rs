@@ -59,35 +59,6 @@ fn square_and_dots<S: Simd, A: Accum, const N: usize>(simd: S, row: &[A], others
     (squares.reduce_sum(), products)
 }
 
-/// Returns the dot products of `row` with N others.
-#[inline(always)]
-pub fn some_dots<S: Simd, A: Accum, const N: usize>(simd: S, row: &[A], others: [&[A]; N]) -> [A; N] {
-    let zero = A::Vector::<S>::splat(simd, A::default());
-    let mut sums = [[zero; N]; 2]; // two per product, because an addition takes longer than its loads
-    let (chunks, tail) = A::chunks(row);
-    let pairs = chunks.as_chunks::<2>().0;
-    let mut other = [&[][..]; N];
-    for n in 0..N {
-        other[n] = &A::chunks(&others[n][..row.len()]).0.as_chunks::<2>().0[..pairs.len()];
-    }
-    for (at, pair) in pairs.iter().enumerate() {
-        for half in 0..2 {
-            let row = A::Vector::<S>::load_array_ref(simd, &pair[half]);
-            for n in 0..N {
-                let other = A::Vector::load_array_ref(simd, &other[n][at][half]);
-                sums[half][n] = row.mul_add(other, sums[half][n]);
-            }
-        }
-    }
-    let done = row.len() - tail.len() - chunks.len() % 2 * A::Vector::<S>::LEN;
-    let mut products = [A::default(); N];
-    for n in 0..N {
-        let rest = row[done..].iter().zip(&others[n][done..]);
-        products[n] = rest.fold((sums[0][n] + sums[1][n]).reduce_sum(), |sum, (a, b)| sum + *a * *b);
-    }
-    products
-}
-
 /// Replaces each number of `to` by what `new` makes of it and of those of `from`, a vector at a time.
 #[inline(always)]
 pub fn update<S: Simd, A: Accum, const N: usize>(

@@ -39,8 +39,7 @@ pub struct Plan {
     pub sums: Residency,
     /// depth of the cp.async pipeline (0 = none): tokens staged in shared memory
     pub stages: usize,
-    /// what a forward without a stage loads ahead within its second sum: 0 nothing (X and k right before it), 1 X and k,
-    /// 2 β and v, too
+    /// when a forward loads the next token into registers (LOAD_AHEAD in kernels/README.md)
     pub load_ahead: usize,
     /// blocks wanted per multiprocessor
     pub blocks: usize,

@@ -221,7 +221,7 @@ MUTANTS = {
         "(gate || !VALUE_FROM_COMPRESSED)",
         "!gate && !VALUE_FROM_COMPRESSED",
     ),
-    "dk loses its multiple of k": (REWRITES, " + grad.on_k * k[f]", ""),
+    "dk loses its multiple of k": (REWRITES, "+= grad.on_k * k[f]", "+= Real(0)"),
     "dk loses its multiples of the other k": (REWRITES, "on[n][i] * k[i][f]", "Real(0)"),
     "an earlier rewrite sees the whole G": (REWRITES, "grads[later].back[j];", "Real(0);"),
     "c is left out of dx in parameters_bwd": (SEPARATE, "dx[f] -= s.shift * x_hat[f]", ""),

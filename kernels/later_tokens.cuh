@@ -23,7 +23,7 @@ template <> struct LaterTokens<false> {
   }
 };
 
-// A token read: dx_{t+s} of K tokens add, and wait in the window. Of the K − 1 halo tokens after the chunk only dx is
+// A token read: G takes dx_{t+s} of later tokens from the window. Of the K − 1 halo tokens after the chunk only dx is
 // needed, so their dh, x and rstd are read, but not their X or G.
 template <> struct LaterTokens<true> {
   static constexpr int SHARED = Window::SHARED;

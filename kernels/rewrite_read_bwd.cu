@@ -22,7 +22,7 @@
 // to a instead of dh'. g need not wait for c, because g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂. So one sum is enough.
 //
 // A block processes its `chunk` tokens from the last to the first. Several rewrites (rewrites_bwd.cuh), a token read
-// (later_tokens.cuh) and an anchor (chain.cuh) are policies of Config. Only READ == TOKEN is tested here: its x was saved.
+// (later_tokens.cuh) and an anchor (chain.cuh) are policies of Config. Here only READ == TOKEN is tested: its x was saved.
 //
 // If a block has no room for the sums of parameter gradients (SUMS == SEPARATE_KERNEL), this kernel writes every token's
 // c·rstd instead, and parameters_bwd.cu computes them.

@@ -45,7 +45,7 @@ pub(super) fn static_shared(s: &Specialisation, threads: usize) -> usize {
     2 * sums * threads.div_ceil(32) * s.real().size() + COUNTS
 }
 
-/// The stages, in each of which an input of one token takes a multiple of 16 bytes, the window, the kept vectors, the sums.
+/// The stages (a multiple of 16 bytes for each input of a token), the window, the kept vectors, the sums.
 pub(super) fn dynamic_shared(s: &Specialisation, plan: &Plan) -> usize {
     let width = plan.width(s);
     let stage: usize = token_inputs(s).map(|bytes| (width * bytes).next_multiple_of(16)).iter().sum();

@@ -1,9 +1,9 @@
-// Shared by rewrite_read_bwd and parameters_bwd: arguments, per-token scalars, per-token inputs, the read's backward,
-// and the loop over a block's tokens.
+// Shared by rewrite_read_bwd and parameters_bwd: arguments, per-token scalars, per-token inputs, the read's backward.
 #pragma once
 
 #include "chain.cuh"
 
+// Gradients that come in, gradients to write, and what parameters_bwd and reduce need.
 struct Gradients {
   const STATE_T* grad_new_state;
   const CONTEXT_T* grad_context;
@@ -13,8 +13,8 @@ struct Gradients {
   DIRECTION_T* grad_direction;
   Real* grad_value;
   Real* grad_gate;
-  Real* partial;
-  Real* shift;  // (tokens): c·rstd, written for parameters_bwd
+  Real* partial;  // the blocks' sums, for reduce
+  Real* shift;    // (tokens): c·rstd, written for parameters_bwd
 };
 
 struct Backward {
@@ -23,8 +23,8 @@ struct Backward {
   Chain chain;
 };
 
-// Layout of the backward's one sum over the features: c, then k̂ᵀ(G + w a), then k̂ᵀ(w x̂).
-constexpr int ALONG_AT = NORM, X_HAT_AT = NORM + REWRITES * M;
+// Layout of the backward's one sum over the features: D·c, then kᵀ(G + w a), then kᵀ(w x̂).
+constexpr int K_GRAD_AT = NORM, X_HAT_AT = NORM + REWRITES * M;
 constexpr int BLOCK_SUMS = NORM + (REWRITE ? (1 + NORM) * REWRITES * M : 0);
 using Totals = Real[BLOCK_SUMS > 0 ? BLOCK_SUMS : 1];
 
@@ -34,8 +34,8 @@ struct DerivedScalars {
   Real product[REWRITES][REWRITES];  // k·k_i with the earlier k_i
   Real rstd;
   Real shift;                       // c·rstd; rewrite_read_bwd knows it after its sum
-  Real grad_logit[NEXT] = {};       // dβl, gradients of the next gates before the sigmoid
-  Real grad_linear[NEXT * M] = {};  // dvl, gradients of the next values before the sigmoid
+  Real grad_logit[NEXT] = {};       // δ_β, of the next gates' logits
+  Real grad_linear[NEXT * M] = {};  // δ_v, of the next values' logits
 };
 
 // Where each of a token's scalars begins among the numbers that LaneScalars loads.
@@ -96,7 +96,7 @@ DEVICE void derive_rewrite(const TokenScalars& loaded, int n, DerivedScalars& s)
 }
 
 // Computes the scalars of the token that was prefetched. All lanes must take part, because of the shuffles.
-DEVICE DerivedScalars derive(const RewriteRead& args, const Gradients& gradients, const TokenScalars& loaded) {
+DEVICE DerivedScalars derive_scalars(const RewriteRead& args, const Gradients& gradients, const TokenScalars& loaded) {
   DerivedScalars s;
   if constexpr (REWRITE) {
 #pragma unroll
@@ -161,7 +161,7 @@ struct TokenInputs {
 };
 
 // x̂ of a packet: from the saved x of a token read, else from X'.
-DEVICE void compress(
+DEVICE void compress_normed(
     const RewriteRead& args, const TokenInputs& inputs, const DerivedScalars& s, int row,
     const Config::State& new_state, Real (&x_hat)[FEATURES]) {
   Real x[FEATURES] = {};

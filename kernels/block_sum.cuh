@@ -82,7 +82,7 @@ template <int MAX_SUMS> struct BlockSum {
   };
 
   Buffer& buffer;
-  unsigned stage = 0, parity = 0;
+  unsigned current = 0, parity = 0;  // the buffer in use, the phase of its mbarrier
 
   __device__ explicit BlockSum(Buffer& buffer) : buffer(buffer) {
 #if CLUSTER > 1
@@ -99,20 +99,20 @@ template <int MAX_SUMS> struct BlockSum {
   template <int N> DEVICE void start(const Real (&x)[N]) {
     static_assert(N <= MAX_SUMS, "the buffer is made for the longest sum");
 #if CLUSTER > 1
-    if (threadIdx.x == 0) buffer.barriers[stage].expect_tx(N * CLUSTER_WARPS * static_cast<int>(sizeof(Real)));
+    if (threadIdx.x == 0) buffer.barriers[current].expect_tx(N * CLUSTER_WARPS * static_cast<int>(sizeof(Real)));
 #endif
     write_partials<N, 0>(x);
   }
   template <int N> DEVICE void finish(Real (&x)[N]) {
 #if CLUSTER > 1
-    buffer.barriers[stage].wait(parity);
+    buffer.barriers[current].wait(parity);
     // The parity of both barriers flips after the second one has been used.
-    parity ^= stage;
+    parity ^= current;
 #else
     __syncthreads();
 #endif
     sum_partials(x);
-    stage ^= 1;
+    current ^= 1;
   }
 
  private:
@@ -124,7 +124,7 @@ template <int MAX_SUMS> struct BlockSum {
       for (int n = 0; n < N; ++n) {
         x[n] = Real(0);
 #pragma unroll
-        for (int warp = 0; warp < CLUSTER_WARPS; ++warp) x[n] += buffer.partials[stage][n][warp];
+        for (int warp = 0; warp < CLUSTER_WARPS; ++warp) x[n] += buffer.partials[current][n][warp];
       }
     } else {
       constexpr int PARTIALS = CLUSTER_WARPS % 4 == 0 ? 4 : CLUSTER_WARPS % 2 == 0 ? 2 : 1;
@@ -140,7 +140,7 @@ template <int MAX_SUMS> struct BlockSum {
         sums[round] = Real(0);
         if (n < N && first < CLUSTER_WARPS) {
           Packet<Real, PARTIALS> partials;
-          partials.load_cached(&buffer.partials[stage][n][first]);
+          partials.load_cached(&buffer.partials[current][n][first]);
 #pragma unroll
           for (int partial = 0; partial < PARTIALS; ++partial) sums[round] += partials[partial];
         }
@@ -167,11 +167,11 @@ template <int MAX_SUMS> struct BlockSum {
     const Real sum = warp_sum<P>(group);
     constexpr int LANES = 32 / P;  // lanes that hold the same sum
     const int lane = threadIdx.x % 32;
-    Real* const partial = &buffer.partials[stage][FIRST + lane / LANES][block_rank() * WARPS + threadIdx.x / 32];
+    Real* const partial = &buffer.partials[current][FIRST + lane / LANES][block_rank() * WARPS + threadIdx.x / 32];
 #if CLUSTER > 1
 #pragma unroll
     for (int block = lane % LANES; block < CLUSTER; block += LANES) {
-      buffer.barriers[stage].st_async(partial, block, sum);
+      buffer.barriers[current].st_async(partial, block, sum);
     }
 #else
     if (lane % LANES == 0) *partial = sum;

@@ -5,7 +5,7 @@
 
 #include "token_stream.cuh"
 
-// A boundary since the anchor: what its forward had and saved.
+// A link of the chain: the inputs and the saved stats of one call's rewrites.
 struct Link {
   const DIRECTION_T* direction;
   const Real* value;
@@ -36,14 +36,14 @@ struct Chain {
   long long length;
 };
 
-// X was stored.
+// `state` is X.
 template <> struct StateSource<false> {
   __device__ explicit StateSource(const Chain&) {}
   DEVICE void prefetch(long long, int) const {}
   DEVICE void rewrite(Config::State&, long long, int, bool) const {}
 };
 
-// The anchor was.
+// `state` is an anchor.
 template <> struct StateSource<true> {
   const Chain& chain;
 

@@ -1,5 +1,5 @@
 // What a kernel of rewrite_read is compiled for: its sizes, the layout of its sums, its packets, and a policy for each case
-// of the backward. All of it follows from the macros of README.md.
+// of a pass. All of it follows from the macros of README.md.
 #pragma once
 
 #include "common.cuh"

@@ -4,7 +4,7 @@
 
 #include "backward.cuh"
 
-// Of every read but a token read: nothing. Each token's gradients follow from its own dx.
+// A read within a token: later tokens add nothing, and a token's gradients follow from its own dx.
 template <> struct LaterTokens<false> {
   static constexpr int SHARED = 0;
   using Grad = STATE_T;  // G
@@ -23,7 +23,7 @@ template <> struct LaterTokens<false> {
   }
 };
 
-// Of a token read: dx_{t+s} of K tokens, which wait in the window. Of the K − 1 halo tokens after the chunk only dx is
+// A token read: G takes dx_{t+s} of later tokens from the window. Of the K − 1 halo tokens after the chunk only dx is
 // needed, so their dh, x and rstd are read, but not their X or G.
 template <> struct LaterTokens<true> {
   static constexpr int SHARED = Window::SHARED;
@@ -42,10 +42,10 @@ template <> struct LaterTokens<true> {
     for (int tap = 1; tap < TAPS; ++tap) {
       Real later[FEATURES];
       window.load(tap, row, later);
-      CompressWeight compress;
-      compress.load(args, feature_of(row), tap);
+      CompressWeight weight;
+      weight.load(args, feature_of(row), tap);
 #pragma unroll
-      for (int i = 0; i < ELEMENTS; ++i) total[i] += compress.at(i) * later[i / M];
+      for (int i = 0; i < ELEMENTS; ++i) total[i] += weight.at(i) * later[i / M];
     }
     grad.set(total);
   }

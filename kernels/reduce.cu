@@ -17,12 +17,12 @@ struct Reduce {
   const Real* partial;
   long long blocks;
   const NORM_T* norm_weight;
-  COMPRESS_T* compress;
-  NORM_T* norm;
-  GATE_T* gate;
-  GATE_BIAS_T* gate_bias;
-  VALUE_T* value;
-  VALUE_BIAS_T* value_bias;
+  COMPRESS_T* grad_compress;
+  NORM_T* grad_norm_weight;
+  GATE_T* grad_gate_weight;
+  GATE_BIAS_T* grad_gate_bias;
+  VALUE_T* grad_value_weight;
+  VALUE_BIAS_T* grad_value_bias;
 };
 
 template <class T> DEVICE void store(T* to, long long at, Real x) {
@@ -34,19 +34,19 @@ __device__ void store_column(const Reduce& r, long long column, Real sum) {
   const long long slot = column / D, i = column % D;
   if (slot >= SLOTS) {
     const long long j = column - static_cast<long long>(SLOTS) * D;
-    if (j < NEXT && GATE_BIAS) store(r.gate_bias, j, sum);
-    if (j >= NEXT && j < BIASES && VALUE_BIAS) store(r.value_bias, j - NEXT, sum);
+    if (j < NEXT && GATE_BIAS) store(r.grad_gate_bias, j, sum);
+    if (j >= NEXT && j < BIASES && VALUE_BIAS) store(r.grad_value_bias, j - NEXT, sum);
   } else if (slot < COMPRESS_SLOTS) {
     const long long tap = slot / M, j = slot % M;
-    store(r.compress, (i * M + j) * TAPS + tap, sum);
+    store(r.grad_compress, (i * M + j) * TAPS + tap, sum);
   } else if (slot < GATE_SLOT) {
-    store(r.norm, i, sum);
+    store(r.grad_norm_weight, i, sum);
   } else {
     const bool gate = slot < VALUE_SLOT;
     const bool of_context = NORM_WEIGHT && (gate || !VALUE_FROM_COMPRESSED);
     if (of_context) sum *= widen(r.norm_weight[i]);
-    if (gate) store(r.gate, (slot - GATE_SLOT) * D + i, sum);
-    else store(r.value, (slot - VALUE_SLOT) * D + i, sum);
+    if (gate) store(r.grad_gate_weight, (slot - GATE_SLOT) * D + i, sum);
+    else store(r.grad_value_weight, (slot - VALUE_SLOT) * D + i, sum);
   }
 }
 

@@ -11,7 +11,7 @@
 // Arguments of the forward. The backward takes the same structure and Gradients; of the forward's outputs it reads stats,
 // rstd, new_gate, new_value and, for a token read, compressed. Pointers of absent parts are null.
 struct RewriteRead {
-  const STATE_T* state;
+  const STATE_T* state;  // X; if CHAIN, an anchor
   const DIRECTION_T* direction;
   const Real* value;
   const Real* gate;

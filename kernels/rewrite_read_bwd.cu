@@ -3,7 +3,7 @@
 // Read per token:    G = ∂L/∂X' and X (M·D elements each), k and dh (D each), x (D) if the read is a token read, and the
 //                    saved r, p, rstd with v, β, v', β' and the gradients of v' and β'. Parameters stay in L1 and L2.
 // Written per token: dX (M·D), dk (D), dv (M), dβ.
-// Reduced over the features: c, k̂ᵀ(G + w a) and k̂ᵀ(w x̂), 1 + 2M numbers, once; of n rewrites 1 + 2nM.
+// Reduced over the features: D·c, kᵀ(G + w a) and kᵀ(w x̂), 1 + 2M numbers, once; of n rewrites 1 + 2nM.
 // Reduced over the block's tokens (sums.cuh), and over the blocks by reduce.cu: the parameters' gradients.
 // Moved per token: (3M + 3)·D elements, 15·D for M = 4; a token read (3M + 4)·D.
 //
@@ -12,21 +12,22 @@
 // that for a token read). Without clusters, X, G and k that do not fit in registers are loaded again after the sum: from
 // their stage in shared memory (token_stream.cuh), or from L2, (2M + 1)·D more.
 //
-// With k̂ = r·k, e = v − p, u = γ·dh', x̂ = rstd·x:
+// With k̂ = r·k, e = v − p, x̂ = rstd·x:
 //
-//     dh' = dh + dβl·w_β + dvl·W_v      a = rstd·u      c = mean(u·x̂)      dx = a − c·rstd·x̂
+//     dh' = dh + δ_β·w_β + δ_v·W_v      a = rstd·γ·dh'      c = mean(γ·dh'·x̂)      dx = a − c·rstd·x̂
 //     G  += dx ⊗ w      g = k̂ᵀG         dX = G − β k̂ gᵀ      dv = β g      dβ = g·e
 //     dk  = r (dk̂ − k̂·β(g·e − p·g))     dk̂ = β (G e − X g)
 //
-// dβl and dvl are the gradients before the sigmoids of the next gate and values. If the values read x, dvl·W_v adds to a
-// instead of dh'. g need not wait for c, because g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂. So one sum is enough.
+// dv and dβ are of this rewrite; δ_β and δ_v are of the logits of the next, β' and v'. If the values read x, δ_v·W_v adds
+// to a instead of dh'. g need not wait for c, because g_j = Σ k̂ (G_j + w_j a) − c·rstd·Σ k̂ w_j x̂. So one sum is enough.
 //
 // A block processes its `chunk` tokens from the last to the first. Several rewrites (rewrites_bwd.cuh), a token read
-// (later_tokens.cuh) and an X that was not stored (chain.cuh) are policies of Config; the path here is the same for all.
+// (later_tokens.cuh) and an anchor (chain.cuh) are policies of Config. Here only READ == TOKEN is tested: its x was saved.
 //
 // If a block has no room for the sums of parameter gradients (SUMS == SEPARATE_KERNEL), this kernel writes every token's
 // c·rstd instead, and parameters_bwd.cu computes them.
 
+#include "later_tokens.cuh"
 #include "rewrites_bwd.cuh"
 #include "sums.cuh"
 
@@ -40,7 +41,7 @@ struct BackwardPass {
   TokenInputs inputs;
   TokenScalars scalars;
   Config::LaterTokens later;
-  Config::Rewrites rewrites;
+  Config::Rewrites policy;
   BlockSum<BLOCK_SUMS> sum;
   FeatureVectors<KEPT, KEEP_IN_REGISTERS> kept;
   Sums sums;
@@ -105,7 +106,7 @@ struct BackwardPass {
     else to = inputs.state[row];
   }
 
-  // Adds a row's share of c and, unless the token is in the halo, of kᵀ(G + w a) and kᵀ(w x̂).
+  // Adds a row's share of D·c and, unless the token is in the halo, of kᵀ(G + w a) and kᵀ(w x̂).
   DEVICE void add_row(
       int row, bool own, const Real (&x_hat)[FEATURES], const Real (&dh)[FEATURES], const Real (&a)[FEATURES],
       Totals& totals) const {
@@ -116,17 +117,17 @@ struct BackwardPass {
       for (int f = 0; f < FEATURES; ++f) totals[0] += parameters.gamma(f) * dh[f] * x_hat[f];
     }
     if (!REWRITE || !own) return;
-    CompressWeight compress;
-    if constexpr (READ != NONE) compress.load(args, feature_of(row));
+    CompressWeight weight;
+    if constexpr (READ != NONE) weight.load(args, feature_of(row));
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n)
 #pragma unroll
       for (int i = 0; i < ELEMENTS; ++i) {
         const int f = i / M, number = n * M + i % M;
         const Real k = inputs.direction.vectors(row)[n][f];
-        totals[ALONG_AT + number] += k * grad[row % KEPT_ROWS][i];
-        if constexpr (READ != NONE) totals[ALONG_AT + number] += k * a[f] * compress.at(i);
-        if constexpr (NORM) totals[X_HAT_AT + number] += k * x_hat[f] * compress.at(i);
+        totals[K_GRAD_AT + number] += k * grad[row % KEPT_ROWS][i];
+        if constexpr (READ != NONE) totals[K_GRAD_AT + number] += k * a[f] * weight.at(i);
+        if constexpr (NORM) totals[X_HAT_AT + number] += k * x_hat[f] * weight.at(i);
       }
   }
 
@@ -140,7 +141,7 @@ struct BackwardPass {
     if (own) load_grad(row);
     if constexpr (READ != NONE) {
       if constexpr (READ != TOKEN) rebuild(s, row);
-      compress(args, inputs, s, row, new_state[row % KEPT_ROWS], x_hat);
+      compress_normed(args, inputs, s, row, new_state[row % KEPT_ROWS], x_hat);
       read_backward(args, inputs, s, row, dh, a);
       kept.store(X_HAT, row, x_hat);
       kept.store(A, row, a);
@@ -179,20 +180,20 @@ struct BackwardPass {
 
   // G += dx ⊗ w, then dX and dk of a row.
   DEVICE void store_row(const DerivedScalars& s, long long token, int row, const Real (&dx)[FEATURES]) const {
-    CompressWeight compress;
-    if constexpr (READ != NONE) compress.load(args, feature_of(row));
+    CompressWeight weight;
+    if constexpr (READ != NONE) weight.load(args, feature_of(row));
     Elements whole;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
       const Real total = grad[row % KEPT_ROWS][i];
-      whole.element[i] = READ != NONE ? total + compress.at(i) * dx[i / M] : total;
+      whole.element[i] = READ != NONE ? total + weight.at(i) * dx[i / M] : total;
     }
-    rewrites.store_row(s, inputs, whole, gradients, token, row);
+    policy.store_row(s, inputs, whole, gradients, token, row);
   }
 
   // Processes one token, which has been prefetched. A halo token (not own) only gives dx to the window.
   DEVICE void run(long long token, bool own) {
-    DerivedScalars s = derive(args, gradients, scalars);
+    DerivedScalars s = derive_scalars(args, gradients, scalars);
     load(token, own);
     Totals totals = {};
     UNROLL_ROWS
@@ -200,7 +201,7 @@ struct BackwardPass {
       if (is_inside(row)) before_sum(s, token, own, row, totals);
     if constexpr (BLOCK_SUMS > 0) sum(totals);
     if constexpr (NORM) s.shift = totals[0] / Real(D) * s.rstd;
-    if (own) rewrites.derive(s, totals, gradients, token);
+    if (own) policy.derive(s, totals, gradients, token);
     UNROLL_ROWS
     for (int row = 0; row < ROWS; ++row)
       if (is_inside(row)) after_sum(s, token, own, row);

@@ -16,15 +16,13 @@
 //
 // X stays in registers from the first sum to the second (KEEP_IN_REGISTERS), so it crosses memory once each way. If it
 // does not fit and there are no clusters, X and k are loaded again after the first sum: from their stage in shared memory
-// (token_stream.cuh), or from L2, (M + 1)·D more. The next token's X and k are requested early: by cp.async as soon as a
-// stage is free, else into registers, so that they arrive during the second sum (LOAD_AHEAD).
+// or from L2, (M + 1)·D more. The next token's X and k are requested early (token_stream.cuh).
 //
 // A token read is a policy of Config (earlier_tokens.cuh). A cached step saves nothing for a backward (SAVES == 0).
 
 #include "earlier_tokens.cuh"
 
-// LOAD_AHEAD says when the next token is loaded into registers: X and k as soon as X' is stored or, from IN_SUM on, within
-// the second sum; with SCALARS_TOO β and v as well.
+// Values of LOAD_AHEAD (README.md).
 constexpr int IN_SUM = 1, SCALARS_TOO = 2;
 static_assert(LOAD_AHEAD == 0 || !PREFETCH, "only without a stage");
 
@@ -65,7 +63,7 @@ struct ForwardPass {
     direction.load(token, row, stage, again);
   }
   // Requests a whole token: into a stage or L2 (token_stream.cuh), else into registers.
-  DEVICE void prefetch(long long token, int stage) {
+  DEVICE void request(long long token, int stage) {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
       if (!is_inside(row)) continue;
@@ -76,12 +74,12 @@ struct ForwardPass {
   // Requests a whole token, and its β and v if they are loaded ahead.
   DEVICE void load_ahead(long long token) {
     if constexpr (REWRITE && LOAD_AHEAD == SCALARS_TOO) scalars.prefetch(token);
-    prefetch(token, stage);
+    request(token, stage);
   }
   DEVICE void start(long long token) { load_ahead(token); }
   // Loads the whole token if it is kept in registers, then requests the next one.
   DEVICE void load(long long token, long long next) {
-    if constexpr (!PREFETCH) return;  // prefetch() has loaded it already
+    if constexpr (!PREFETCH) return;  // request() has loaded it already
     if constexpr (STAGES > 0) ptx::cp_async_wait();
     if constexpr (KEEP_IN_REGISTERS) {
 #pragma unroll
@@ -89,7 +87,7 @@ struct ForwardPass {
         if (is_inside(row)) load_row(token, row, false);
     }
     if (next < 0) return;
-    if constexpr (PREFETCH_WHOLE_TOKEN) prefetch(next, STAGES == 2 ? stage ^ 1 : 0);
+    if constexpr (PREFETCH_WHOLE_TOKEN) request(next, STAGES == 2 ? stage ^ 1 : 0);
     if constexpr (REWRITE) {
       if (!writes(0)) return;
       ptx::prefetch_l2(args.value + next * (REWRITES * M));
@@ -149,10 +147,10 @@ struct ForwardPass {
     rewrite.r = rsqrt(sums[0] + Real(args.eps_k) * Real(args.eps_k)) + Real(0) * sums[0];
 #pragma unroll
     for (int j = 0; j < M; ++j) {
-      Real along = sums[1 + j];
+      Real k_state = sums[1 + j];  // kᵀX
 #pragma unroll
-      for (int i = 0; i < n; ++i) along += sums[1 + M + i] * rewrites[i].factor[j];
-      rewrite.readout[j] = mul_rn(rewrite.r, along);
+      for (int i = 0; i < n; ++i) k_state += sums[1 + M + i] * rewrites[i].factor[j];
+      rewrite.readout[j] = mul_rn(rewrite.r, k_state);
     }
     rewrite.finish(value, gate);
   }

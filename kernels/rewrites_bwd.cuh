@@ -5,12 +5,12 @@
 
 #include "backward.cuh"
 
-// One rewrite's backward, as factors: dX = G − k backᵀ and dk = scale·(G e − X along) + on_k·k.
+// One rewrite's backward, as factors: dX = G − k backᵀ and dk = scale·(G e − X g) + on_k·k.
 struct RewriteGrad {
-  Real along[M];  // g = k̂ᵀG
-  Real back[M];   // β r g
-  Real scale;     // β r
-  Real on_k;      // −r k̂ᵀdk̂ r, where k̂ᵀdk̂ = β(g·e − p·g) needs no sum of its own
+  Real g[M];     // k̂ᵀG
+  Real back[M];  // β r g
+  Real scale;    // β r
+  Real on_k;     // −r² k̂ᵀdk̂, where k̂ᵀdk̂ = β(g·e − p·g) needs no sum of its own
 
   // Takes kᵀG, of the G that the later rewrites leave, and writes dv and dβ of rewrite n, each number by one thread.
   DEVICE void derive(
@@ -19,18 +19,18 @@ struct RewriteGrad {
     scale = rewrite.r * rewrite.gate;
 #pragma unroll
     for (int j = 0; j < M; ++j) {
-      along[j] = rewrite.r * k_grad[j];
-      back[j] = scale * along[j];
-      g_e += along[j] * rewrite.error[j];
-      g_p += along[j] * rewrite.readout[j];
+      g[j] = rewrite.r * k_grad[j];
+      back[j] = scale * g[j];
+      g_e += g[j] * rewrite.error[j];
+      g_p += g[j] * rewrite.readout[j];
       const int number = n * M + j;
-      if (writes(number)) gradients.grad_value[token * (REWRITES * M) + number] = rewrite.gate * along[j];
+      if (writes(number)) gradients.grad_value[token * (REWRITES * M) + number] = rewrite.gate * g[j];
     }
     if (writes(n)) gradients.grad_gate[token * REWRITES + n] = g_e;
     on_k = -(rewrite.r * scale * (g_e - g_p));
   }
 
-  // Takes k backᵀ from dX of a row, and computes dk but for what it has along any k.
+  // Subtracts k backᵀ from dX of a row, and computes dk without its multiples of the k_i.
   DEVICE void add_row(
       const Rewrite& rewrite, const Config::Direction& k, const Config::State& state, const Elements& whole,
       Elements& grad_state, Real (&dk)[FEATURES]) const {
@@ -40,7 +40,7 @@ struct RewriteGrad {
 #pragma unroll
       for (int j = 0; j < M; ++j) {
         unit += whole[f * M + j] * rewrite.error[j];
-        unit -= state[f * M + j] * along[j];
+        unit -= state[f * M + j] * g[j];
         grad_state.element[f * M + j] -= back[j] * k[f];
       }
       dk[f] = scale * unit;
@@ -49,10 +49,10 @@ struct RewriteGrad {
 };
 
 // kᵀG of rewrite n, of the G that the token receives.
-DEVICE void along_k(const DerivedScalars& s, const Totals& totals, int n, Real (&k_grad)[M]) {
+DEVICE void k_grad_of(const DerivedScalars& s, const Totals& totals, int n, Real (&k_grad)[M]) {
 #pragma unroll
   for (int j = 0; j < M; ++j) {
-    k_grad[j] = totals[ALONG_AT + n * M + j];
+    k_grad[j] = totals[K_GRAD_AT + n * M + j];
     if constexpr (NORM) k_grad[j] -= s.shift * totals[X_HAT_AT + n * M + j];
   }
 }
@@ -74,7 +74,7 @@ template <> struct RewritesBackward<1> {
 
   DEVICE void derive(const DerivedScalars& s, const Totals& totals, const Gradients& gradients, long long token) {
     Real k_grad[M];
-    along_k(s, totals, 0, k_grad);
+    k_grad_of(s, totals, 0, k_grad);
     grad.derive(s.rewrites[0], k_grad, gradients, token, 0);
   }
   // Stores dX and dk of a row from its whole G.
@@ -92,18 +92,18 @@ template <> struct RewritesBackward<1> {
   }
 };
 
-// Each sees the G that the later ones leave and the X that the earlier ones leave. Both are G and X but for multiples of
-// the k_i, whose products with each other the forward saved. So there is still one sum, the backward runs from the last
-// rewrite to the first, and dk has a part along every k_i. 2(COUNT − 1)·D elements more move.
+// A rewrite needs the G that the later ones leave and the X that the earlier ones leave. They differ from the token's G
+// and X by multiples of the k_i, whose products the forward saved. So there is still one sum, the backward runs from the
+// last rewrite to the first, and each dk has a multiple of every k_i. 2(COUNT − 1)·D elements more move.
 template <int COUNT> struct RewritesBackward {
   RewriteGrad grads[COUNT];
-  Real on[COUNT][COUNT];  // dk_n's part along k_i
+  Real on[COUNT][COUNT];  // the coefficient of k_i in dk_n
 
   DEVICE void derive(const DerivedScalars& s, const Totals& totals, const Gradients& gradients, long long token) {
 #pragma unroll
     for (int n = COUNT - 1; n >= 0; --n) {
       Real k_grad[M];
-      along_k(s, totals, n, k_grad);
+      k_grad_of(s, totals, n, k_grad);
 #pragma unroll
       for (int j = 0; j < M; ++j)
 #pragma unroll
@@ -114,7 +114,7 @@ template <int COUNT> struct RewritesBackward {
       for (int later = n + 1; later < COUNT; ++later) {
         Real later_g_e = Real(0);  // of the later g and this e
 #pragma unroll
-        for (int j = 0; j < M; ++j) later_g_e += grads[later].along[j] * s.rewrites[n].error[j];
+        for (int j = 0; j < M; ++j) later_g_e += grads[later].g[j] * s.rewrites[n].error[j];
         on[n][later] = on[later][n] = -(grads[n].scale * grads[later].scale * later_g_e);
       }
     }

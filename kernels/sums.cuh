@@ -1,6 +1,6 @@
 // A block's sums of parameter gradients over its tokens: SLOTS vectors.
 //
-// Every thread owns the columns of its features, so adding needs neither atomics nor barriers. SUMS says which memory
+// Every thread owns the sums of its features, so adding needs neither atomics nor barriers. SUMS says which memory
 // holds the sums until the block ends: registers, shared memory, or the block's part of `partial` in global memory.
 // `reduce` then adds the blocks' sums in a fixed order. dw_β is summed without its factor γ, and so is dW_v if the values
 // read h: `reduce` multiplies once at the end.

@@ -1,14 +1,14 @@
-// Per-token inputs, loaded packet by packet and optionally prefetched one token ahead.
+// Per-token inputs, loaded packet by packet. The next token is requested early in one of three ways:
 //
-// STAGES is the depth of the cp.async pipeline in shared memory. With one stage, a packet's place is refilled for the
-// next token after its last use; with two, one is filled while the other is in use. The thread that starts a copy is the
-// one that reads it, so no barrier is needed. With no stage, the next token is prefetched to L2, unless other blocks of
-// the multiprocessor keep memory busy while this one waits.
+// - Into a stage in shared memory (STAGES > 0), by cp.async. A packet's place in one stage is refilled after its last use;
+//   of two, one is filled while the other is in use. The thread that starts a copy reads it, so no barrier is needed.
+// - To L2, if packets are loaded again, or in a backward with few blocks per multiprocessor. With more, other blocks keep
+//   memory busy while this one waits, so nothing is requested.
+// - Into registers, in a forward that keeps its packets (LOAD_AHEAD).
 #pragma once
 
 #include "rewrite_read.cuh"
 
-// Otherwise a forward loads ahead into registers.
 constexpr bool PREFETCH = STAGES > 0 || !KEEP_IN_REGISTERS || (BACKWARD && (FEATURE_SLICED || BLOCKS < 3));
 // True if the whole next token is prefetched when work on this one begins, false if packet by packet as places free up.
 constexpr bool PREFETCH_WHOLE_TOKEN = KEEP_IN_REGISTERS || STAGES != 1;
@@ -16,25 +16,24 @@ constexpr bool PREFETCH_WHOLE_TOKEN = KEEP_IN_REGISTERS || STAGES != 1;
 // An OPTIONAL input is an incoming gradient whose pointer may be null, which stands for zeros.
 constexpr int ABSENT = 0, PRESENT = 1, OPTIONAL = 2;
 
-// One input of VECTORS vectors of C numbers per token and feature, and the thread's packets of it. `slots` are its stages in
-// shared memory.
+// One input of VECTORS vectors of C numbers per token and feature: its `stages`, and the thread's packets of it.
 template <class T, int C, int PRESENCE = PRESENT, int VECTORS = 1> struct TokenStream {
   using Row = Packet<T, FEATURES * C>;
-  static constexpr int SLOT = (VECTORS * WIDTH * C * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
+  static constexpr int STAGE_BYTES = (VECTORS * WIDTH * C * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
 
   const T* from;
-  unsigned char* slots;
+  unsigned char* stages;
   Row packets[KEPT_ROWS][VECTORS];
 
   // Reserves its stages at the front of `shared`.
-  __device__ TokenStream(const T* from, unsigned char*& shared) : from(from), slots(shared) {
-    if constexpr (PRESENCE) shared += STAGES * SLOT;
+  __device__ TokenStream(const T* from, unsigned char*& shared) : from(from), stages(shared) {
+    if constexpr (PRESENCE) shared += STAGES * STAGE_BYTES;
   }
   DEVICE Row& operator[](int row) { return packets[row % KEPT_ROWS][0]; }
   DEVICE const Row& operator[](int row) const { return packets[row % KEPT_ROWS][0]; }
   DEVICE const Row (&vectors(int row) const)[VECTORS] { return packets[row % KEPT_ROWS]; }
-  DEVICE T* slot(int vector, int row, int stage) const {
-    T* const first = reinterpret_cast<T*>(slots + (STAGES == 2 ? stage * SLOT : 0));
+  DEVICE T* staged(int vector, int row, int stage) const {
+    T* const first = reinterpret_cast<T*>(stages + (STAGES == 2 ? stage * STAGE_BYTES : 0));
     return first + (vector * WIDTH + column_of(0)) * C + row * (THREADS * FEATURES * C);
   }
   DEVICE const T* packet_at(long long token, int vector, int row) const {
@@ -47,7 +46,7 @@ template <class T, int C, int PRESENCE = PRESENT, int VECTORS = 1> struct TokenS
 #pragma unroll
     for (int vector = 0; vector < VECTORS; ++vector) {
       const T* const at = packet_at(token, vector, row);
-      if constexpr (STAGES > 0) Row::cp_async(slot(vector, row, stage), at, valid);
+      if constexpr (STAGES > 0) Row::cp_async(staged(vector, row, stage), at, valid);
       else if (valid) ptx::prefetch_l2(at);
     }
   }
@@ -57,7 +56,7 @@ template <class T, int C, int PRESENCE = PRESENT, int VECTORS = 1> struct TokenS
 #pragma unroll
     for (int vector = 0; vector < VECTORS; ++vector) {
       Row& to = packets[row % KEPT_ROWS][vector];
-      if (STAGES > 0) to.load_cached(slot(vector, row, stage));
+      if (STAGES > 0) to.load_cached(staged(vector, row, stage));
       else if (PRESENCE == OPTIONAL && !from) to.clear();
       else if (again) to.load_cached(packet_at(token, vector, row));
       else to.load_streaming(packet_at(token, vector, row));

@@ -64,8 +64,8 @@ pub fn backward(
         call.launch(&loaded, [grid.across, grid.down], argument)?;
     }
     let Some(grad_weight) = grad_weight else { return Ok(()) };
-    let (partial, blocks, compress) = (argument.partial, blocks as i64, grad_weight.address());
-    let sums = Reduce { partial, blocks, compress, ..Default::default() };
+    let (partial, blocks, grad_compress) = (argument.partial, blocks as i64, grad_weight.address());
+    let sums = Reduce { partial, blocks, grad_compress, ..Default::default() };
     launch_reduce(&specialisation, sums, call)
 }
 

@@ -28,7 +28,7 @@ pub fn forward(problem: &RewriteRead, outputs: &Outputs, call: &Call<'_>) -> Res
     call.launch(&loaded, [blocks, loaded.plan.slices(&specialisation)], argument)
 }
 
-/// Runs the operator backward; its forward filled `saved_outputs`. All of both was checked in `torch::execute`.
+/// Runs the operator backward; its forward filled `saved_outputs`. `torch::execute` has checked both passes' tensors.
 pub fn backward(
     problem: &RewriteRead,
     saved_outputs: &Outputs,
@@ -108,12 +108,12 @@ fn reduce(
         partial,
         blocks: blocks as i64,
         norm_weight: address(&read.norm_weight),
-        compress: address(&gradients.compress),
-        norm: address(&gradients.norm_weight),
-        gate: address(&gradients.gate_weight),
-        gate_bias: address(&gradients.gate_bias),
-        value: address(&gradients.value_weight),
-        value_bias: address(&gradients.value_bias),
+        grad_compress: address(&gradients.compress),
+        grad_norm_weight: address(&gradients.norm_weight),
+        grad_gate_weight: address(&gradients.gate_weight),
+        grad_gate_bias: address(&gradients.gate_bias),
+        grad_value_weight: address(&gradients.value_weight),
+        grad_value_bias: address(&gradients.value_bias),
     };
     launch_reduce(backward, argument, call)
 }

@@ -35,7 +35,7 @@ SEPARATE, SUM = "parameters_bwd.cu", "block_sum.cuh"
 MUTANTS = {
     # barriers and buffers
     "no barrier in the block sum": (SUM, "    __syncthreads();\n", ""),
-    "one buffer for all block sums": (SUM, "    stage ^= 1;\n", ""),
+    "one buffer for all block sums": (SUM, "    current ^= 1;\n", ""),
     "no barrier in the reduction": ("reduce.cu", "  __syncthreads();\n", ""),
     "a warp's sum without its last step": (
         SUM,
@@ -58,7 +58,7 @@ MUTANTS = {
     "gate and value of the first token are not loaded": (
         FORWARD,
         "{ load_ahead(token); }",
-        "{ prefetch(token, stage); }",
+        "{ request(token, stage); }",
     ),
     "gate and value are those of the token before": (
         FORWARD,
@@ -141,7 +141,7 @@ MUTANTS = {
         "KEEP_IN_REGISTERS || STAGES != 1",
         "true",
     ),
-    "two stages share memory": ("token_stream.cuh", "STAGES == 2 ? stage * SLOT : 0", "0"),
+    "two stages share memory": ("token_stream.cuh", "STAGES == 2 ? stage * STAGE_BYTES : 0", "0"),
     "stages do not alternate": (BACKWARD, "inputs.stage ^= 1;", ""),
     "rows of the current token are prefetched again": (
         BACKWARD,
@@ -166,10 +166,10 @@ MUTANTS = {
     # clusters
     "no wait for the other blocks' sums": (
         SUM,
-        "buffer.barriers[stage].wait(parity);",
+        "buffer.barriers[current].wait(parity);",
         "",
     ),
-    "the mbarrier's parity does not change": (SUM, "parity ^= stage;", ""),
+    "the mbarrier's parity does not change": (SUM, "parity ^= current;", ""),
     "fewer bytes are expected than sent": (
         SUM,
         "N * CLUSTER_WARPS * static",
@@ -184,22 +184,22 @@ MUTANTS = {
     "blocks overwrite each other's sums": (SUM, "block_rank() * WARPS + ", ""),
     "blocks of a cluster have one buffer for all sums": (
         SUM,
-        """    parity ^= stage;
+        """    parity ^= current;
 #else
     __syncthreads();
 #endif
     sum_partials(x);
-    stage ^= 1;
+    current ^= 1;
 """,
         """    parity ^= 1;
 #else
     __syncthreads();
 #endif
     sum_partials(x);
-    stage ^= CLUSTER == 1;
+    current ^= CLUSTER == 1;
 """,
     ),
-    "both buffers use one mbarrier": (SUM, "barriers[stage].st_async", "barriers[0].st_async"),
+    "both buffers use one mbarrier": (SUM, "barriers[current].st_async", "barriers[0].st_async"),
     "the blocks of a cluster share a window": (
         "rewrite_read.cuh",
         "(blockIdx.x) * SLICES + blockIdx.y",
@@ -221,8 +221,8 @@ MUTANTS = {
         "(gate || !VALUE_FROM_COMPRESSED)",
         "!gate && !VALUE_FROM_COMPRESSED",
     ),
-    "dk keeps its part along k": (REWRITES, " + grad.on_k * k[f]", ""),
-    "dk keeps its parts along the other k": (REWRITES, "on[n][i] * k[i][f]", "Real(0)"),
+    "dk loses its multiple of k": (REWRITES, "+= grad.on_k * k[f]", "+= Real(0)"),
+    "dk loses its multiples of the other k": (REWRITES, "on[n][i] * k[i][f]", "Real(0)"),
     "an earlier rewrite sees the whole G": (REWRITES, "grads[later].back[j];", "Real(0);"),
     "c is left out of dx in parameters_bwd": (SEPARATE, "dx[f] -= s.shift * x_hat[f]", ""),
     "tokens behind the chunk are summed, too": (

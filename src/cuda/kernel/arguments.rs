@@ -35,6 +35,7 @@ structure! {
 }
 
 structure! {
+    /// The gradients that come in, those to write, and what parameters_bwd and reduce need.
     Gradients {
         Address: grad_new_state, grad_context, grad_new_value, grad_new_gate, grad_state, grad_direction, grad_value,
             grad_gate, partial, shift;
@@ -68,7 +69,8 @@ structure! {
     Reduce {
         Address: partial;
         i64: blocks;
-        Address: norm_weight, compress, norm, gate, gate_bias, value, value_bias;
+        Address: norm_weight, grad_compress, grad_norm_weight, grad_gate_weight, grad_gate_bias, grad_value_weight,
+            grad_value_bias;
     }
 }
 

@@ -13,8 +13,8 @@ use super::overrides::Overrides;
 use super::plan::{Plan, Residency};
 use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 
-/// Numbers that a window or sums may take from the registers of one thread, and that a token read's may take together: in
-/// shared memory they would move five times the bytes of a token.
+/// Most registers of a thread for a window or for sums, and for both of a token read's backward. The second limit is higher,
+/// because in shared memory these would move five times the bytes of a token.
 const FEW: [usize; 2] = [24, 104];
 /// Threads of a block whose threads need no sum with others.
 const THREADS_APART: usize = 128;
@@ -98,9 +98,9 @@ fn keeps_weight(s: &Specialisation, features: usize) -> bool {
     !(s.kernel.expands() && s.compress == Compress::Token) || weight <= MOST_OF_A_WEIGHT
 }
 
-/// Threads of a block: the fewest warps for each number of packets that a thread may have. Code for sm_90 keeps `wanted` of
-/// them in registers without spills, and `wide` if a block would otherwise have too many threads; packets of more than
-/// eight numbers of the state count double, long ones are not kept.
+/// Threads of a block: the fewest warps for each number of packets that a thread may have. Code for sm_90 keeps `wanted`
+/// packets in registers without spills, and `wide` if fewer would take too many threads. Both are halved for packets of more
+/// than 8 numbers of the state. Packets of more than 16 are not kept.
 fn threads(s: &Specialisation, plan: &Plan) -> Vec<usize> {
     let keep = plan.keep_in_registers;
     let short = packet(s, plan.width(s), false);
@@ -117,9 +117,9 @@ fn threads(s: &Specialisation, plan: &Plan) -> Vec<usize> {
     threads.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Registers, if a thread that keeps its packets has them for `numbers` of each feature, then other places. A token read's
-/// backward may keep its window and its sums there together. Long packets, of which a thread could have only one, would
-/// cost more warps than that saves.
+/// Registers, if a thread that keeps its packets has them for `numbers` of each feature, then other places. The sums of a
+/// token read's backward may join its window in registers. That is counted for two packets at least, because with long
+/// ones, of which a thread could keep only one, it would cost more warps than it saves.
 fn places(s: &Specialisation, plan: &Plan, numbers: usize, others: [usize; 2]) -> Vec<usize> {
     let registers = |rows: usize, numbers: usize| rows * plan.features * numbers * s.real().size() / 4;
     let both = s.kernel == Kernel::Backward && s.compress == Compress::Token;

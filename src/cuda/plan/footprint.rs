@@ -45,17 +45,17 @@ pub(super) fn static_shared(s: &Specialisation, threads: usize) -> usize {
     2 * sums * threads.div_ceil(32) * s.real().size() + COUNTS
 }
 
-/// The stages, each of one token's rows in slots of 16 bytes, the window, the columns, the sums.
+/// The stages (a multiple of 16 bytes for each input of a token), the window, the kept vectors, the sums.
 pub(super) fn dynamic_shared(s: &Specialisation, plan: &Plan) -> usize {
     let width = plan.width(s);
     let stage: usize = token_inputs(s).map(|bytes| (width * bytes).next_multiple_of(16)).iter().sum();
     let window = if plan.window == Residency::Shared { s.taps } else { 0 };
     let sums = if plan.sums == Residency::Shared { s.slots() } else { 0 };
-    plan.stages * stage + (window + columns(s, plan) + sums) * width * s.real().size()
+    plan.stages * stage + (window + kept_vectors(s, plan) + sums) * width * s.real().size()
 }
 
-/// Columns that wait between the passes over a token, if its packets are re-read.
-fn columns(s: &Specialisation, plan: &Plan) -> usize {
+/// Vectors that wait between the passes over a token, if its packets are re-read.
+fn kept_vectors(s: &Specialisation, plan: &Plan) -> usize {
     match s.kernel {
         _ if plan.keep_in_registers || s.kernel.expands() => 0,
         Kernel::Backward if plan.sums == Residency::SeparateKernel => 2, // dh' waits for the sums alone
@@ -108,7 +108,7 @@ pub(super) fn token_inputs(s: &Specialisation) -> [usize; 5] {
 /// Bytes that move for every token: of device memory, of L2, and of shared memory or the first-level cache, of which the
 /// blocks of a multiprocessor have `cache` bytes.
 pub(super) fn moved(s: &Specialisation, plan: &Plan, cache: usize) -> [usize; 3] {
-    let (slices, row) = (plan.slices(s), s.d * s.real().size());
+    let (slices, vector) = (plan.slices(s), s.d * s.real().size());
     let inputs = token_inputs(s).map(|bytes| s.d * bytes);
     let (all, state) = (inputs.iter().sum::<usize>(), inputs[0]);
     let outputs = if s.kernel == Kernel::Parameters { 0 } else { state + s.d * s.types.direction.size() };
@@ -118,28 +118,28 @@ pub(super) fn moved(s: &Specialisation, plan: &Plan, cache: usize) -> [usize; 3]
     let second = if plan.keep_in_registers { 0 } else { inputs[..3].iter().sum() };
     // A stage is written and read, and read again.
     let (again, staged) = if plan.stages == 0 { (second, 0) } else { (0, all + second) };
-    // Every row of the window and of the sums is read and written.
-    let rows = |place| {
+    // Every vector of the window and of the sums is read and written.
+    let vectors = |place| {
         let window = if s.compress == Compress::Token && plan.window == place { s.taps } else { 0 };
-        2 * (window + if plan.sums == place { s.slots() } else { 0 }) * row
+        2 * (window + if plan.sums == place { s.slots() } else { 0 }) * vector
     };
     let parameters = parameter_bytes(s);
-    // The blocks may all have different slices; rows that are read again pass through the cache beside them.
+    // The blocks may all have different slices; packets that are read again pass through the cache beside them.
     let cached = parameters / slices * plan.blocks.min(slices) + again / slices * plan.blocks;
     let uncached = if cached <= cache { 0 } else { parameters };
     [
         all + outputs + separate + again,
-        rows(Residency::Global) + uncached,
-        rows(Residency::Shared) + staged + 2 * columns(s, plan) * row,
+        vectors(Residency::Global) + uncached,
+        vectors(Residency::Shared) + staged + 2 * kept_vectors(s, plan) * vector,
     ]
 }
 
-/// Bytes of the parameters that every token needs: rows as of their sums, in the type of one. Other kernels' blocks have
-/// few of them each.
+/// Bytes of the parameters that every token needs: as many vectors as their sums, in the type of one. Other kernels' blocks
+/// have few of them each.
 fn parameter_bytes(s: &Specialisation) -> usize {
     let (Parts { norm_weight: norm, gate, value, .. }, types) = (s.parts, &s.types);
     let compress = matches!(s.compress, Compress::Channel | Compress::Token);
     let all = Specialisation { sums: ParameterSums { compress, norm, gate, value }, ..*s };
-    let rows = if matches!(s.kernel, Kernel::Forward | Kernel::Backward) { all.slots() } else { 0 };
-    rows * s.d * if compress { types.compress } else { types.gate }.size()
+    let vectors = if matches!(s.kernel, Kernel::Forward | Kernel::Backward) { all.slots() } else { 0 };
+    vectors * s.d * if compress { types.compress } else { types.gate }.size()
 }

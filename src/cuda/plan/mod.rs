@@ -4,7 +4,7 @@
 //! the registers, the shared memory and the bytes that each takes, and why a device does not have them; and `cost` has
 //! the estimated time of each. The `planner` takes the cheapest that fits; [`report`] writes the first of them down.
 //! Correctness never depends on these choices; speed does. A kernel streams memory, so it wants many bytes in flight, and
-//! each of them once. All of it are pure functions of sizes, types, the device's `limits` and `overrides`.
+//! each of them once. All functions are pure: of sizes, types, the device's `limits` and `overrides`.
 
 mod candidates;
 mod cost;

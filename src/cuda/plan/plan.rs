@@ -3,7 +3,7 @@
 use super::limits::Limits;
 use crate::cuda::kernel::{Compress, Kernel, Specialisation};
 
-/// Tokens of a chunk of an expansion's backward: keeps its row of sums small beside its tokens.
+/// Tokens of a chunk of an expansion's backward: keeps a block's sums small beside its tokens.
 const EXPAND_CHUNK: usize = 64;
 /// Blocks that a grid may have along its second axis.
 const MOST_GRID_BLOCKS: usize = 65_535;
@@ -39,8 +39,7 @@ pub struct Plan {
     pub sums: Residency,
     /// depth of the cp.async pipeline (0 = none): tokens staged in shared memory
     pub stages: usize,
-    /// what a forward without a stage loads ahead within its second sum: 0 nothing (X and k right before it), 1 X and k,
-    /// 2 β and v, too
+    /// when a forward loads the next token into registers (LOAD_AHEAD in kernels/README.md)
     pub load_ahead: usize,
     /// blocks wanted per multiprocessor
     pub blocks: usize,
@@ -66,7 +65,7 @@ impl Plan {
         .map(|(name, value)| (name, value.to_string()))
     }
 
-    /// Bytes of the windows in global memory, for so many blocks: a row of their features for each tap.
+    /// Bytes of the windows in global memory, for so many blocks: a vector for each tap.
     pub fn scratch(&self, s: &Specialisation, blocks: usize) -> usize {
         let window = s.taps * self.width(s) * s.real().size();
         if self.window == Residency::Global { blocks * self.slices(s) * window } else { 0 }
@@ -98,7 +97,7 @@ impl Plan {
         tokens.div_ceil(self.expand_blocks(s, limits)).max(least)
     }
 
-    /// Blocks of an expansion's grid down the chunks: a few waves of them at most, so that rows of sums stay few however
+    /// Blocks of an expansion's grid down the chunks: a few waves of them at most, so that their sums stay few however
     /// many sequences there are.
     pub fn expand_blocks(&self, s: &Specialisation, limits: &Limits) -> usize {
         let wave = limits.multiprocessors * (limits.threads_per_multiprocessor / self.threads).max(1);

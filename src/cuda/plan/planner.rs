@@ -19,7 +19,7 @@ impl Plan {
     }
 
     /// The next plan to try if this one's kernel spills registers: the next by cost that leaves a thread more of them.
-    /// Warm-up decides which kernels are needed before compiling any, so sums stay in a kernel of their own, or none.
+    /// Whether the sums have a kernel of their own may not change: warm-up decides that before it compiles any kernel.
     pub fn after_spill(&self, s: &Specialisation, limits: &Limits) -> Option<Plan> {
         let separate = |plan: &Plan| plan.sums == Residency::SeparateKernel;
         let most = |plan: &Plan| limits.most_registers(plan.blocks * plan.threads);

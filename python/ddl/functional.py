@@ -235,7 +235,7 @@ def step(
         None if parameters.value_weight is None else value,
         None if parameters.gate_weight is None else gate,
     )
-    # Without kernels there are no statistics, and autograd stores what it likes.
+    # Plain PyTorch returns no statistics: its autograd stores every state.
     if chain is not None and stats is not None:
         chain = chain.after(state, Link(write, stats))
     return result, chain

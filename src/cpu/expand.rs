@@ -127,7 +127,7 @@ impl<T: Stored> WithSimd for Forward<'_, T> {
             return Ok(());
         }
         let Sizes { d, m, .. } = self.expand.sizes;
-        let rows = T::rows(simd, m, true);
+        let arithmetic = T::arithmetic(simd, m, true);
         let documents = Documents::new(self.expand.sizes, &self.expand.document_starts);
         let mut x = Taps::new(self.expand)?;
         let mut scratch = Buffer::zeros(m * d)?;
@@ -139,7 +139,7 @@ impl<T: Stored> WithSimd for Forward<'_, T> {
                 let (weight, dx) = (self.weight, &*x.x);
                 let (ring, slot, taps) = (x.ring, x.slot, x.count);
                 let fill = |to: &mut [T::Accum]| {
-                    rows.join(&mut Join { weight, dx, ring, slot, taps, to, ..Join::none(d) });
+                    arithmetic.join(&mut Join { weight, dx, ring, slot, taps, to, ..Join::none(d) });
                 };
                 match T::in_place(stored) {
                     Some(to) => fill(to),
@@ -206,7 +206,7 @@ impl<T: Stored> WithSimd for Backward<'_, T> {
             return Ok(());
         }
         let Sizes { d, m, .. } = self.expand.sizes;
-        let rows = T::rows(simd, m, true);
+        let arithmetic = T::arithmetic(simd, m, true);
         let documents = Documents::new(self.expand.sizes, &self.expand.document_starts);
         let taps = self.expand.taps();
         let mut x = Taps::new(self.expand)?;
@@ -220,7 +220,7 @@ impl<T: Stored> WithSimd for Backward<'_, T> {
                 let state = self.grad.rows(m * d).row::<T>(token);
                 let (slot, reach) = ((last - 1 - token) % taps, (token - document.start + 1).min(taps));
                 let mut mix = Mix { weight: self.weight, window: &mut window, ring: taps, slot, taps: reach };
-                rows.write_read(state, Terms::none(), None, Some(&mut mix));
+                arithmetic.write_read(state, Terms::none(), None, Some(&mut mix));
                 if token >= tokens.end {
                     continue;
                 }
@@ -228,9 +228,9 @@ impl<T: Stored> WithSimd for Backward<'_, T> {
                 if self.sums_weight {
                     let loaded = if token + 1 == tokens.end { 0..0 } else { 0..taps - 1 };
                     x.go_to(self.expand, documents, document.start, token, loaded);
-                    let (dx, sums, taps) = (&*x.x, &mut *sums, x.count.min(reach));
+                    let (dx, grad_weight, taps) = (&*x.x, &mut *sums, x.count.min(reach));
                     let (ring, slot) = (x.ring, x.slot);
-                    rows.join(&mut Join { dx, ring, slot, taps, state, sums, ..Join::none(d) });
+                    arithmetic.join(&mut Join { dx, ring, slot, taps, state, grad_weight, ..Join::none(d) });
                 }
             }
         }

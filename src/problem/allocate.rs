@@ -79,8 +79,8 @@ impl Gradients {
     /// `wanted` for all gradients.
     pub const ALL: i64 = -1;
 
-    /// Allocates the gradients. `wanted` has a bit for each, the state's first; only parameters heed it.
-    /// `overwritten` is a gradient of X' that becomes the state's.
+    /// Allocates the gradients. `wanted` has a bit for each, the state's first. Parameters without their bit get none; the
+    /// state and the rewrite always get theirs. `overwritten` is a gradient of X' that becomes the state's.
     pub fn new(
         problem: &RewriteRead,
         wanted: i64,

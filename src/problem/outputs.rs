@@ -1,6 +1,6 @@
 //! The shapes of a call's outputs, and the checks of what is given back to it: saved outputs and gradients of outputs.
 
-use super::records::{Incoming, Outputs, Read};
+use super::records::{Incoming, Read, Saved};
 use super::rewrite_read::RewriteRead;
 use crate::error::{Error, Result};
 use crate::records;
@@ -26,7 +26,7 @@ impl RewriteRead {
     }
 }
 
-impl Outputs {
+impl Saved {
     /// Fails unless these are what the problem's forward saves for its backward.
     pub fn check_saved(&self, problem: &RewriteRead) -> Result<()> {
         let (shapes, small) = (problem.output_shapes(), problem.gate_dtype());

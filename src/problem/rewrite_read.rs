@@ -87,7 +87,7 @@ impl RewriteRead {
         Ok(problem)
     }
 
-    /// Takes the rewrites that lead from the state, an anchor, to the one that is meant.
+    /// Takes the rewrites that lead from the state, which is then an anchor, to X.
     pub fn with_chain(mut self, chain: Vec<Link>) -> Result<RewriteRead> {
         for Link { write, stats } in &chain {
             let Some(rewrite) = &self.rewrite else {

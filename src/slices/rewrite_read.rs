@@ -100,7 +100,7 @@ impl<'a, T: Number> RewriteRead<'a, T> {
 }
 
 /// Views what the backward of the problem needs.
-fn saved<T: Number>(problem: &problem::RewriteRead, forward: &Forward<T>) -> Result<problem::Outputs> {
+fn saved<T: Number>(problem: &problem::RewriteRead, forward: &Forward<T>) -> Result<problem::Saved> {
     fn view<T: Element>(
         name: &'static str,
         elements: &[T],
@@ -109,13 +109,13 @@ fn saved<T: Number>(problem: &problem::RewriteRead, forward: &Forward<T>) -> Res
         view_optional(name, shape.as_ref().map(|shape| Array { elements, shape }))
     }
     let shapes = problem.output_shapes();
-    Ok(problem::Outputs {
+    Ok(problem::Saved {
         stats: view("stats", &forward.stats, &shapes.stats)?,
         new_value: view("new_value", &forward.new_value, &shapes.new_value)?,
         new_gate: view("new_gate", &forward.new_gate, &shapes.new_gate)?,
         compressed: view("compressed", &forward.compressed, &shapes.compressed)?,
         rstd: view("rstd", &forward.rstd, &shapes.rstd)?,
-        ..problem::Outputs::default()
+        ..problem::Saved::default()
     })
 }
 

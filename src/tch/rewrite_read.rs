@@ -111,14 +111,14 @@ impl<'a> RewriteRead<'a> {
 }
 
 /// Views what the backward needs of the results of a forward.
-fn saved(forward: &Forward, views: &mut Views) -> Result<problem::Outputs> {
-    Ok(problem::Outputs {
+fn saved(forward: &Forward, views: &mut Views) -> Result<problem::Saved> {
+    Ok(problem::Saved {
         stats: views.view_optional("stats", forward.stats.as_ref())?,
         new_value: views.view_optional("new_value", forward.new_value.as_ref())?,
         new_gate: views.view_optional("new_gate", forward.new_gate.as_ref())?,
         compressed: views.view_optional("compressed", forward.compressed.as_ref())?,
         rstd: views.view_optional("rstd", forward.rstd.as_ref())?,
-        ..problem::Outputs::default()
+        ..problem::Saved::default()
     })
 }
 

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::run::{Place, Run};
 use crate::error::Result;
-use crate::problem::{Allocate, Expand, Gradients, Incoming, Outputs, RewriteRead};
+use crate::problem::{Allocate, Expand, Gradients, Incoming, Outputs, RewriteRead, Saved};
 use crate::tensor::{Dtype, Tensor};
 use crate::{cpu, cuda};
 
@@ -47,12 +47,11 @@ pub fn forward(problem: &RewriteRead, context_dtype: Option<Dtype>, run: &mut Ru
     Ok(outputs)
 }
 
-/// Computes the gradients. `wanted` has a bit for each, the state's first; only parameters heed it.
-/// `overwritten` is a gradient of X' that becomes the state's.
+/// Computes the gradients; see [`Gradients::new`] for `wanted` and `overwritten`.
 pub fn backward(
     problem: &RewriteRead,
     incoming: &Incoming,
-    saved: &Outputs,
+    saved: &Saved,
     wanted: i64,
     overwritten: Option<Tensor>,
     run: &mut Run,
@@ -76,7 +75,7 @@ pub fn backward(
 /// check: they are copied before the first row is overwritten.
 fn check_overwritten(
     problem: &RewriteRead,
-    saved: &Outputs,
+    saved: &Saved,
     incoming: &Incoming,
     gradients: &Gradients,
 ) -> Result<()> {

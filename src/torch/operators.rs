@@ -6,7 +6,7 @@ use super::execute::{self, backward, forward};
 use super::run::Run;
 use super::source::{Overwritten, Source};
 use crate::error::{Error, Result};
-use crate::problem::{Expand, Incoming, Link, Outputs, RewriteRead, Write};
+use crate::problem::{Expand, Incoming, Link, RewriteRead, Saved, Write};
 use crate::tensor::Tensor;
 
 // --- forward --------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ fn cached(state: Tensor, write: Option<Write>, from: &mut dyn Source, run: &mut 
 pub fn rewrite_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     let incoming = Incoming { grad_new_state: Some(from.tensor("grad_new_state")), ..Incoming::default() };
     let (state, write) = (from.tensor("state"), from.write());
-    let saved = Outputs { stats: Some(from.tensor("stats")), ..Outputs::default() };
+    let saved = Saved { stats: Some(from.tensor("stats")), ..Saved::default() };
     from.finish()?;
     backward(&RewriteRead::new(state, Some(write), None)?, &incoming, &saved, 0, None, run).map(drop)
 }
@@ -105,7 +105,7 @@ fn backward_of_both(
     let incoming = Incoming { grad_new_state, ..from.gradients_of_read() };
     let (state, write, read) = (from.tensor("state"), from.write(), from.read());
     let stats = Some(from.tensor("stats"));
-    let saved = Outputs { stats, ..from.saved_by_read() };
+    let saved = Saved { stats, ..from.saved_by_read() };
     let chain = from.tensors("chain");
     let (document_starts, wanted) = (from.optional_tensor("document_starts"), from.integer("wanted"));
     from.finish()?;

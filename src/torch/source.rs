@@ -2,7 +2,7 @@
 
 use super::memory::Owned;
 use crate::error::{Error, Result};
-use crate::problem::{Incoming, Outputs, Read, Write};
+use crate::problem::{Incoming, Read, Saved, Write};
 use crate::tensor::{Dtype, Tensor};
 
 /// Arguments in the order of the schema: on the dispatcher's stack, described by Python, or only listed.
@@ -58,13 +58,13 @@ pub trait Source {
     }
 
     /// Takes what the forward of a read saved.
-    fn saved_by_read(&mut self) -> Outputs {
-        Outputs {
+    fn saved_by_read(&mut self) -> Saved {
+        Saved {
             new_value: self.saved_tensor("new_value"),
             new_gate: self.saved_tensor("new_gate"),
             compressed: self.saved_tensor("compressed"),
             rstd: self.saved_tensor("rstd"),
-            ..Outputs::default()
+            ..Saved::default()
         }
     }
 }

@@ -109,8 +109,8 @@ class GPTConfig:
     """Consecutive sublayers that share one compressor; 2 is one per block, as in the papers."""
     anchor_every: int | None = None
     """Every so many states of the stream are stored for the backward, at most 32; it computes the
-    others again, to the same bits. None for 8, or more where that spreads fewer of them evenly, and
-    for 1 (every state) if there is one value channel."""
+    others again, to the same bits. None for 8, or for the next larger number that spreads the
+    stored states evenly; with one value channel, for 1 (every state)."""
     stream_dtype: StreamDtype | None = None
     """Dtype in which the states of the stream are stored under autocast; None for that of the
     embeddings."""

@@ -74,9 +74,9 @@ class DeltaStream(nn.Module):
             "conv": each is a causal depthwise convolution over the last expand_kernel_size tokens.
         expand_kernel_size: as Expand's kernel_size.
         anchor_every: every so many states are stored for the backward, at most 32; it computes the
-            others again, and the gradients are the same to the bit. None for 8, or more where that
-            spreads fewer of them evenly (12 with 12 sublayers), and for 1 (every state) if m = 1. A
-            state that a gate or direction reads is stored all the same.
+            others again, and the gradients are the same to the bit. None for 8, or for the next
+            larger number that spreads the stored states evenly (12 with 12 sublayers); if m = 1,
+            for 1 (every state). A state that a gate or direction reads is stored all the same.
         stream_dtype: "bfloat16" or "float16", in which the states are stored under autocast, with
             half the bytes and a rounding after every rewrite; None for the dtype of x, as without
             autocast.

@@ -95,9 +95,10 @@ def rewrite_read_gradients(
     if all(grad is None for grad in incoming):
         return (None,) * len(declarations.rewrite_read.names)
     state, direction, value, gate, document_starts, *rest = ctx.saved_tensors
-    (stats, new_value, new_gate, compressed, rstd), tensors, chain = rest[:5], rest[5:11], rest[11:]
+    stats, new_value, new_gate, compressed, rstd, *rest = rest
+    tensors, chain = rest[:_TENSORS], rest[_TENSORS:]
     needs = ctx.needs_input_grad
-    wanted = _wanted((*needs[:4], *_tensors_of(needs[5:-3])), grad_new_value, grad_new_gate)
+    wanted = _wanted((*needs[_WRITE], *_tensors_of(needs[_READ])), grad_new_value, grad_new_gate)
     others = (
         *(grad_context, grad_new_value, grad_new_gate, state, direction, value, gate, ctx.eps_k),
         *_joined(tensors, ctx.numbers),
@@ -129,6 +130,11 @@ def expand_gradients(ctx: Any, grad_state: Grad) -> Gradients:
 
 
 # --- a read's parameters: six tensors and four other values ---------------------------------------
+
+_TENSORS = 6
+
+# Where the arguments of `rewrite_read` have the state with k, v and β, and the read's parameters.
+_WRITE, _READ = slice(0, 4), slice(5, -3)
 
 
 def _tensors_of(fields: Sequence[Any]) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@
 //! time keeps a ring of K values of dx, computed K−1 tokens ahead of dX. For the tokens after the part it computes only
 //! dx, from their dh, x and rstd; their X and G are not loaded.
 //!
-//! With G = ∂L/∂X', k̂ = r·k, e = v − p and the read's dx:
+//! In the letters of docs/mathematics.md, with k̂ = r·k and e = v − p:
 //!
 //! ```text
 //! G  += dx ⊗ w           g   = k̂ᵀG              dX = G − β k̂ gᵀ
@@ -26,13 +26,13 @@ use crate::cpu::simd::features::{store_target, target};
 use crate::cpu::simd::interleaved::Interleaved;
 use crate::cpu::state::{Finish, Join, Mix, StateRows, Stored, Terms};
 use crate::error;
-use crate::problem::{Gradients, Incoming, Link, Outputs, RewriteRead, Sizes};
+use crate::problem::{Gradients, Incoming, Link, RewriteRead, Saved, Sizes};
 use crate::tensor::RowsMut;
 
 /// Runs the operator backward on `threads` threads, for a state of type `T`; the forward filled `saved`.
 pub fn backward<T: Stored>(
     problem: &RewriteRead,
-    saved: &Outputs,
+    saved: &Saved,
     incoming: &Incoming,
     gradients: &mut Gradients,
     threads: usize,
@@ -47,7 +47,7 @@ pub fn backward<T: Stored>(
 
 fn backward_rows<T: Stored>(
     problem: &RewriteRead,
-    saved: &Outputs,
+    saved: &Saved,
     incoming: &Incoming,
     gradients: &mut Gradients,
     threads: usize,
@@ -62,14 +62,16 @@ fn backward_rows<T: Stored>(
     let (in_place, wanted) = (gradients.in_place, Wanted::new(gradients));
     let mut sums: Vec<Option<Sums<T::Accum>>> = bounds[1..].iter().map(|_| None).collect();
     {
-        let mut states = split(&mut gradients.state, d * m, &bounds);
+        let state = gradients.state.as_mut().expect("the state always has a gradient");
+        let states = state.split_rows(d * m, &bounds).into_iter();
         let mut directions = split(&mut gradients.direction, rewrites * d, &bounds);
         let mut values = split(&mut gradients.value, rewrites * m, &bounds);
         let mut gates = split(&mut gradients.gate, rewrites, &bounds);
         let parts: Vec<Part<'_, T>> = bounds
             .windows(2)
+            .zip(states)
             .zip(&mut sums)
-            .map(|(pair, sums)| Part {
+            .map(|((pair, grad_state), sums)| Part {
                 problem,
                 read: read.map(|(read, weights)| ReadBackward { read, taps, weights, saved, incoming }),
                 saved,
@@ -77,10 +79,10 @@ fn backward_rows<T: Stored>(
                 in_place,
                 wanted,
                 tokens: pair[0]..pair[1],
-                grad_state: states(),
-                grad_direction: directions(),
-                grad_value: values(),
-                grad_gate: gates(),
+                grad_state,
+                grad_write: directions()
+                    .zip(values().zip(gates()))
+                    .map(|(direction, (value, gate))| GradWrite { direction, value, gate }),
                 sums,
             })
             .collect();
@@ -97,25 +99,30 @@ fn backward_rows<T: Stored>(
 struct Part<'a, T: Stored> {
     problem: &'a RewriteRead,
     read: Option<ReadBackward<'a, T::Accum>>,
-    saved: &'a Outputs,
+    saved: &'a Saved,
     incoming: &'a Incoming,
-    /// `grad_state` holds G on entry
+    /// `grad_state` holds the incoming ∂L/∂X' on entry
     in_place: bool,
     wanted: Wanted,
     tokens: Range<usize>,
-    grad_state: Option<RowsMut<'a>>,
-    grad_direction: Option<RowsMut<'a>>,
-    grad_value: Option<RowsMut<'a>>,
-    grad_gate: Option<RowsMut<'a>>,
+    grad_state: RowsMut<'a>,
+    grad_write: Option<GradWrite<'a>>,
     sums: &'a mut Option<Sums<T::Accum>>,
+}
+
+/// The rows of the gradients of a rewrite: dk, dv and dβ.
+struct GradWrite<'a> {
+    direction: RowsMut<'a>,
+    value: RowsMut<'a>,
+    gate: RowsMut<'a>,
 }
 
 /// One token's rows, used if they cannot be worked on in place.
 struct Scratch<T: Stored> {
     /// X, if it is not stored [d][m]
-    state: Buffer<T>,
+    rebuilt: Buffer<T>,
     /// X' [d][m]
-    rewritten: Buffer<T>,
+    new_state: Buffer<T>,
     /// k [n][d]
     direction: Buffer<T::Accum>,
     /// β r e [n][m], which times k is added to X
@@ -126,15 +133,15 @@ struct Scratch<T: Stored> {
 
 /// Of one token, what the gradients of its rewrites are computed from.
 struct Grads<A> {
-    /// G [d][m]
-    rewritten: Buffer<A>,
+    /// G, with the read's dx ⊗ w [d][m]
+    total: Buffer<A>,
     /// dk [n][d], unless it is computed in place
     direction: Buffer<A>,
-    /// kᵀG of each k, from which g is computed in place [n][m]
-    along: Buffer<A>,
-    /// β r g [n][m]
-    shares: Buffer<A>,
-    /// what of each k its gradient takes [n]
+    /// g of each k, and before it kᵀG, from which it is computed in place [n][m]
+    g: Buffer<A>,
+    /// β r g [n][m], which times k is subtracted from G
+    back: Buffer<A>,
+    /// the coefficient of each k in its own dk [n]
     on_k: Buffer<A>,
 }
 
@@ -143,15 +150,15 @@ impl<T: Stored> Scratch<T> {
         let Sizes { d, m, .. } = problem.sizes;
         let (rewrites, logits) = (problem.rewrites.count(), problem.next.count() * (1 + m));
         Ok(Scratch {
-            state: Buffer::zeros(if problem.chain.is_empty() { 0 } else { m * d })?,
-            rewritten: Buffer::zeros(m * d)?,
+            rebuilt: Buffer::zeros(if problem.chain.is_empty() { 0 } else { m * d })?,
+            new_state: Buffer::zeros(m * d)?,
             direction: Buffer::zeros(rewrites * d)?,
             factors: Buffer::zeros(rewrites * m)?,
             grads: Grads {
-                rewritten: Buffer::zeros(m * d)?,
+                total: Buffer::zeros(m * d)?,
                 direction: Buffer::zeros(rewrites * d)?,
-                along: Buffer::zeros(rewrites * m)?,
-                shares: Buffer::zeros(rewrites * m)?,
+                g: Buffer::zeros(rewrites * m)?,
+                back: Buffer::zeros(rewrites * m)?,
                 on_k: Buffer::zeros(rewrites)?,
             },
             read: ReadScratch::new(d, logits, problem.taps())?,
@@ -172,10 +179,10 @@ impl<T: Stored> WithSimd for Part<'_, T> {
     #[inline(always)]
     fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
         let (taps, m) = (self.problem.taps(), self.problem.sizes.m);
-        let rows = Arithmetic::<T> {
-            stored: T::rows(simd, m, true),
-            scratch: T::rows(simd, m, false),
-            grad: T::Accum::rows(simd, m, false),
+        let arithmetic = Arithmetic::<T> {
+            stored: T::arithmetic(simd, m, true),
+            scratch: T::arithmetic(simd, m, false),
+            grad: T::Accum::arithmetic(simd, m, false),
         };
         // Allocated before the sums, which outlive it, so that the next part's scratch reuses its cached memory.
         let mut scratch = Scratch::new(self.problem)?;
@@ -184,11 +191,11 @@ impl<T: Stored> WithSimd for Part<'_, T> {
         let documents = Documents::new(self.problem.sizes, &self.problem.document_starts);
         for (tokens, document) in documents.within(self.tokens.clone()) {
             // In a read over time X_t gets gradients from h_t … h_{t+K−1}, so dx runs K−1 tokens ahead of dX.
-            let mut next = tokens.start;
+            let mut ahead = tokens.start;
             for token in tokens {
                 let end = document.end.min(token + taps);
-                self.run_token(simd, &rows, token, next..end, &mut sums, &mut scratch);
-                next = end;
+                self.run_token(simd, &arithmetic, token, ahead..end, &mut sums, &mut scratch);
+                ahead = end;
             }
         }
         *self.sums = sums;
@@ -202,138 +209,100 @@ impl<T: Stored> Part<'_, T> {
     fn run_token<S: Interleaved>(
         &mut self,
         simd: S,
-        rows: &Arithmetic<T>,
+        arithmetic: &Arithmetic<T>,
         token: usize,
         reads: Range<usize>,
         sums: &mut Option<Sums<T::Accum>>,
         scratch: &mut Scratch<T>,
     ) {
         let problem = self.problem;
-        let Sizes { d, m, .. } = problem.sizes;
-        let Scratch { state, rewritten, direction, factors, grads, read: of_read } = scratch;
+        let (Sizes { d, m, .. }, rewrites) = (problem.sizes, problem.rewrites.count());
+        let Scratch { rebuilt, new_state, direction, factors, grads, read: of_read } = scratch;
         let stored = problem.state.rows(d * m).row::<T>(token);
-        self.rebuild(&*rows.scratch, token, stored, [&mut *state, &mut *rewritten], direction, factors);
-        let state = if problem.chain.is_empty() { stored } else { state };
+        self.rebuild(
+            &*arithmetic.scratch,
+            token,
+            stored,
+            [&mut *rebuilt, &mut *new_state],
+            direction,
+            factors,
+        );
+        let state = if problem.chain.is_empty() { stored } else { rebuilt };
         let rewrite = problem.rewrite.as_ref().zip(self.saved.stats.as_ref());
         if let Some((write, _)) = rewrite {
-            write.direction.rows(problem.rewrites.count() * d).fetch(token + 1);
+            write.direction.rows(rewrites * d).fetch(token + 1);
         }
-        let sizes = [problem.rewrites.count(), d, m];
-        let rewrite = rewrite.map(|(write, stats)| TokenRewrites::new(write, stats, token, sizes, direction));
+        let rewrite = rewrite
+            .map(|(write, stats)| TokenRewrites::new(write, stats, token, [rewrites, d, m], direction));
         let terms = rewrite.as_ref().map_or(Terms::none(), |rewrite| rewrite.terms(factors));
-        let mut join = Join { to: &mut grads.rewritten, ..Join::none(d) };
+        let (mut weight, mut after, mut grad_weight) = (None, state, &mut [][..]);
         if let (Some(read), Some(sums)) = (&self.read, sums) {
-            let weight = read.weights.compress.as_deref();
-            let wanted = weight.filter(|_| self.saved.compressed.is_none());
+            weight = read.weights.compress.as_deref();
+            let recompress = weight.filter(|_| self.saved.compressed.is_none());
             let mut mix =
-                wanted.map(|weight| Mix { weight, window: &mut of_read.x, ring: 1, slot: 0, taps: 1 });
-            let mut after = state;
+                recompress.map(|weight| Mix { weight, window: &mut of_read.x, ring: 1, slot: 0, taps: 1 });
             if rewrite.is_some() {
                 // as the forward stored it
-                rows.scratch.write_read(state, terms.that_write(), Some(rewritten), mix.as_mut());
-                after = rewritten;
+                arithmetic.scratch.write_read(state, terms.that_write(), Some(new_state), mix.as_mut());
+                after = new_state;
             } else if mix.is_some() {
-                rows.scratch.write_read(state, Terms::none(), None, mix.as_mut());
+                arithmetic.scratch.write_read(state, Terms::none(), None, mix.as_mut());
             }
             let x = if weight.is_none() { T::widen_row(after, &mut of_read.x) } else { None };
-            for next in reads.clone() {
-                let own = self.tokens.contains(&next).then_some(&mut *sums);
-                read.row(simd, next, x, own, of_read);
+            for ahead in reads.clone() {
+                let own = self.tokens.contains(&ahead).then_some(&mut *sums);
+                read.row(simd, ahead, x, own, of_read);
             }
-            join.dx = &of_read.dx;
-            (join.ring, join.slot, join.taps) = (read.taps, read.slot(token), reads.end - token);
-            (join.weight, join.state, join.sums) = (weight, after, &mut sums.compress);
+            grad_weight = &mut sums.compress;
         }
-        let Some(rewrite) = rewrite else {
-            if !self.in_place
-                && let Some(rows_of_state) = &mut self.grad_state
-                && let Some(to) = T::in_place(rows_of_state.row::<T>(token))
-            {
-                let grad = self.incoming.grad_new_state.as_ref();
-                let grad = grad.map(|grad| grad.rows(d * m).row::<T>(token));
-                return rows.stored.join(&mut Join { grad, to, ..join });
-            }
-            join.grad = self.grad_above(token);
-            rows.stored.join(&mut join);
-            if let Some(stored) = &mut self.grad_state {
-                T::narrow_row(&grads.rewritten, stored.row::<T>(token));
-            }
-            return;
+        let mut stored_by_join = false;
+        let incoming = self.incoming.grad_new_state.as_ref().map(|grad| grad.rows(d * m).row::<T>(token));
+        let (grad, to): (_, &mut [T::Accum]) = if self.in_place {
+            (Some(self.grad_state.as_rows().row::<T>(token)), &mut grads.total)
+        } else if rewrite.is_none()
+            && let Some(to) = T::in_place(self.grad_state.row::<T>(token))
+        {
+            stored_by_join = true;
+            (incoming, to)
+        } else {
+            (incoming, &mut grads.total)
         };
-        join.grad = self.grad_above(token);
-        grads.along.fill(T::Accum::default());
-        if rewrite.count() == 1 {
-            (join.k, join.products) = (terms.k, &mut grads.along);
-        }
-        rows.stored.join(&mut join);
-        if rewrite.count() > 1 {
-            for (index, along) in grads.along.chunks_exact_mut(m).enumerate() {
-                rows.grad.products(rewrite.one(index).k, &grads.rewritten, along);
+        grads.g.fill(T::Accum::default());
+        arithmetic.stored.join(&mut Join {
+            features: d,
+            grad,
+            weight,
+            dx: &of_read.dx,
+            ring: problem.taps(),
+            slot: self.read.as_ref().map_or(0, |read| read.slot(token)),
+            taps: self.read.as_ref().map_or(0, |_| reads.end - token),
+            to,
+            k: if rewrites == 1 { terms.k } else { &[] },
+            k_grad: &mut grads.g,
+            state: after,
+            grad_weight,
+        });
+        let grad_state = self.grad_state.row::<T>(token);
+        if let (Some(rewrite), Some(grad_write)) = (rewrite, &mut self.grad_write) {
+            if rewrites > 1 {
+                for (index, k_grad) in grads.g.chunks_exact_mut(m).enumerate() {
+                    arithmetic.grad.products(rewrite.one(index).k, &grads.total, k_grad);
+                }
             }
-        }
-        self.finish(&*rows.stored, token, &rewrite, (terms, state), rewritten, grads); // X' is not needed again
-    }
-
-    /// Computes the gradients of X and of a token's rewrites from G and kᵀG.
-    #[inline(always)]
-    fn finish(
-        &mut self,
-        rows: &dyn StateRows<T>,
-        token: usize,
-        rewrite: &TokenRewrites<'_, T::Accum>,
-        (terms, state): (Terms<'_, T::Accum>, &[T]),
-        unwanted: &mut [T],
-        grads: &mut Grads<T::Accum>,
-    ) {
-        let Sizes { d, m, .. } = self.problem.sizes;
-        let Grads { rewritten: grad, direction, along, shares, on_k } = grads;
-        for index in (0..rewrite.count()).rev() {
-            rewrite.take_shares(index, along);
-        }
-        rewrite.shares(along, shares);
-        for index in 0..rewrite.count() {
-            let (one, g) = (rewrite.one(index), &along[index * m..][..m]);
-            let g_e = store_scalars([&mut self.grad_value, &mut self.grad_gate], token, index, &one, g);
-            on_k[index] = one.on_k(g, g_e);
-        }
-        let dk = match &mut self.grad_direction {
-            Some(rows) => target(rows, token, direction),
-            None => &mut **direction,
-        };
-        let to = match &mut self.grad_state {
-            Some(rows) => rows.row::<T>(token),
-            None => unwanted,
-        };
-        rows.finish(&mut Finish { grad, state, terms, shares, on_k, to, along: dk });
-        if rewrite.count() > 1 {
-            for (index, dk) in dk.chunks_exact_mut(d).enumerate() {
-                rewrite.add_others(index, dk, along);
-            }
-        }
-        if let Some(rows) = &mut self.grad_direction {
-            store_target(rows, token, direction);
+            grad_write.finish(&*arithmetic.stored, token, &rewrite, (terms, state), grad_state, grads);
+        } else if !stored_by_join {
+            T::narrow_row(&grads.total, grad_state);
         }
     }
 
-    /// ∂L/∂X' from what is above; None for zeros.
-    #[inline(always)]
-    fn grad_above(&self, token: usize) -> Option<&[T]> {
-        let Sizes { d, m, .. } = self.problem.sizes;
-        match (&self.incoming.grad_new_state, &self.grad_state) {
-            (Some(incoming), _) => Some(incoming.rows(d * m).row::<T>(token)),
-            (None, Some(rows)) if self.in_place => Some(rows.as_rows().row::<T>(token)),
-            _ => None,
-        }
-    }
-
-    /// Applies the chain's rewrites to an anchor, each rounded as its forward rounded it: the first of two rows is then X.
+    /// Applies the chain's rewrites to an anchor, each rounded as its forward rounded it: `rebuilt` is then X.
     #[inline(always)]
     fn rebuild(
         &self,
-        rows: &dyn StateRows<T>,
+        arithmetic: &dyn StateRows<T>,
         token: usize,
         anchor: &[T],
-        [state, next]: [&mut Buffer<T>; 2],
+        [rebuilt, spare]: [&mut Buffer<T>; 2],
         direction: &mut [T::Accum],
         factors: &mut [T::Accum],
     ) {
@@ -341,31 +310,55 @@ impl<T: Stored> Part<'_, T> {
         for (at, Link { write, stats }) in self.problem.chain.iter().enumerate() {
             let sizes = [self.problem.rewrites.count(), d, m];
             let rewrites = TokenRewrites::new(write, stats, token, sizes, direction);
-            let from = if at == 0 { anchor } else { &**state };
-            rows.write_read(from, rewrites.terms(factors).that_write(), Some(next), None);
-            std::mem::swap(state, next);
+            let from = if at == 0 { anchor } else { &**rebuilt };
+            arithmetic.write_read(from, rewrites.terms(factors).that_write(), Some(spare), None);
+            std::mem::swap(rebuilt, spare);
         }
     }
 }
 
-/// Stores dv and dβ of one of a token's rewrites; returns dβ = g·e.
-#[inline(always)]
-fn store_scalars<A: Accum>(
-    [dvalue, dgate]: [&mut Option<RowsMut<'_>>; 2],
-    token: usize,
-    index: usize,
-    one: &OneRewrite<'_, A>,
-    g: &[A],
-) -> A {
-    if let Some(dvalue) = dvalue {
-        let dvalue = &mut dvalue.row::<A>(token)[index * g.len()..][..g.len()];
+impl GradWrite<'_> {
+    /// Computes the gradients of X, into `grad_state`, and of a token's rewrites from G and kᵀG.
+    #[inline(always)]
+    fn finish<T: Stored>(
+        &mut self,
+        arithmetic: &dyn StateRows<T>,
+        token: usize,
+        rewrite: &TokenRewrites<'_, T::Accum>,
+        (terms, state): (Terms<'_, T::Accum>, &[T]),
+        grad_state: &mut [T],
+        grads: &mut Grads<T::Accum>,
+    ) {
+        let Grads { total: grad, direction, g, back, on_k } = grads;
+        for index in (0..rewrite.count()).rev() {
+            rewrite.complete_g(index, g);
+        }
+        rewrite.fill_back(g, back);
+        let m = g.len() / rewrite.count();
+        for (index, g) in g.chunks_exact(m).enumerate() {
+            let one = rewrite.one(index);
+            on_k[index] = one.on_k(g, self.store_scalars(token, index, &one, g));
+        }
+        let dk = target(&mut self.direction, token, direction);
+        arithmetic.finish(&mut Finish { grad, state, terms, back, on_k, to: grad_state, dk });
+        if rewrite.count() > 1 {
+            let d = dk.len() / rewrite.count();
+            for (index, dk) in dk.chunks_exact_mut(d).enumerate() {
+                rewrite.add_others(index, dk, g);
+            }
+        }
+        store_target(&mut self.direction, token, direction);
+    }
+
+    /// Stores dv and dβ of one of a token's rewrites; returns dβ = g·e.
+    #[inline(always)]
+    fn store_scalars<A: Accum>(&mut self, token: usize, index: usize, one: &OneRewrite<'_, A>, g: &[A]) -> A {
+        let dvalue = &mut self.value.row::<A>(token)[index * g.len()..][..g.len()];
         for (dvalue, g) in dvalue.iter_mut().zip(g) {
             *dvalue = one.gate * *g;
         }
+        let g_e = one.error_along(g);
+        self.gate.row::<A>(token)[index] = g_e;
+        g_e
     }
-    let g_e = one.error_along(g);
-    if let Some(dgate) = dgate {
-        dgate.row::<A>(token)[index] = g_e;
-    }
-    g_e
 }

@@ -1,9 +1,9 @@
-//! The read's half of the backward: dh, dv, dβ → dx.
+//! The read's half of the backward: dh, dv', dβ' → dx, in the letters of docs/mathematics.md.
 //!
 //! ```text
-//! dβl = dβ·β(1 − β/2)     dvl = dv·φ'       dh' = dh + dβl·w_β + W_vᵀdvl (z = h)
-//! dx  = rstd·(γ·dh' − mean(γ·dh'·x̂)·x̂) + W_vᵀdvl (z = x)
-//! dγ += dh'·x̂             dw_β += dβl·h     dW_v += dvl ⊗ z
+//! dβl = dβ'·β'(1 − β'/2)   dvl = dv'·φ'      dh' = dh + dβl·w_β + W_vᵀdvl (z = h)
+//! u = γ·dh'                c = mean(u·x̂)     dx = rstd·(u − c·x̂) + W_vᵀdvl (z = x)
+//! dγ += dh'·x̂              dw_β += dβl·h     dW_v += dvl ⊗ z
 //! ```
 //!
 //! x̂ = rstd·x and h = γ·x̂, so every sum over tokens is of multiples of x or dh·x. γ, and the terms that
@@ -16,7 +16,7 @@ use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::features::view;
 use crate::cpu::simd::row::{add_rows, update};
-use crate::problem::{Incoming, Outputs, Read};
+use crate::problem::{Incoming, Read, Saved};
 
 /// A read, the tensors that its forward saved, and the incoming gradients.
 pub(super) struct ReadBackward<'a, A> {
@@ -24,7 +24,7 @@ pub(super) struct ReadBackward<'a, A> {
     /// K
     pub(super) taps: usize,
     pub(super) weights: &'a Weights<A>,
-    pub(super) saved: &'a Outputs,
+    pub(super) saved: &'a Saved,
     pub(super) incoming: &'a Incoming,
 }
 
@@ -34,10 +34,10 @@ pub(super) struct ReadScratch<A> {
     pub(super) x: Buffer<A>,
     /// the incoming dh, or zeros [d]
     incoming: Buffer<A>,
-    /// ∂L/∂x̂ = γ·dh' [d]
-    grad_normed: Buffer<A>,
-    /// dβl and dvl, if the read computes β and v [n·(1 + m)]
-    logits: Buffer<A>,
+    /// u [d]
+    u: Buffer<A>,
+    /// dβl and dvl, if the read computes β' and v' [n·(1 + m)]
+    grad_logits: Buffer<A>,
     /// dx of this token and the K−1 after it [K][d], token t in slot t mod K
     pub(super) dx: Buffer<A>,
 }
@@ -47,15 +47,15 @@ impl<A: Accum> ReadScratch<A> {
         Ok(ReadScratch {
             x: Buffer::zeros(d)?,
             incoming: Buffer::zeros(d)?,
-            grad_normed: Buffer::zeros(d)?,
-            logits: Buffer::zeros(logits)?,
+            u: Buffer::zeros(d)?,
+            grad_logits: Buffer::zeros(logits)?,
             dx: Buffer::zeros(taps * d)?,
         })
     }
 }
 
 impl<A: Accum> ReadBackward<'_, A> {
-    /// Computes a token's dx from its dh, dv and dβ, and adds to the parameter gradients if `sums` is given.
+    /// Computes a token's dx from its dh, dv' and dβ', and adds to the parameter gradients if `sums` is given.
     /// Unless it was saved, x is `x`, or in scratch.
     #[inline(always)]
     pub(super) fn row<S: Simd>(
@@ -67,7 +67,7 @@ impl<A: Accum> ReadBackward<'_, A> {
         scratch: &mut ReadScratch<A>,
     ) {
         let weights = self.weights;
-        let ReadScratch { x: in_scratch, incoming, grad_normed, logits, dx } = scratch;
+        let ReadScratch { x: in_scratch, incoming, u, grad_logits, dx } = scratch;
         let d = in_scratch.len();
         let x = match &self.saved.compressed {
             Some(saved) => view(saved.rows(d), token, in_scratch),
@@ -81,30 +81,30 @@ impl<A: Accum> ReadBackward<'_, A> {
             None => incoming,
         };
         let rstd = self.saved.rstd.as_ref().map_or(A::from_f64(1.0), |rstd| rstd.rows(1).row(token)[0]);
-        let logits = &mut logits[..weights.logit_rows];
-        self.logit_grads(token, logits);
-        let (from_h, from_x) = logits.split_at(weights.logits_of_context(self.read));
+        let grad_logits = &mut grad_logits[..weights.logit_rows];
+        self.fill_grad_logits(token, grad_logits);
+        let (from_h, from_x) = grad_logits.split_at(weights.logits_of_context(self.read));
         let start = Some([&*weights.norm, dh]);
-        let along_x = add_rows(simd, grad_normed, start, [from_h, &weights.logits], x);
+        let u_x = add_rows(simd, u, start, [from_h, &weights.logit_weights], x);
         let dx = &mut dx[self.slot(token) * d..][..d];
         if self.read.norm_eps.is_some() {
-            let mean = rstd * along_x / A::from_f64(d as f64);
-            let [rstd, on_x] = [rstd, rstd * mean].map(|number| A::Vector::<S>::splat(simd, number));
+            let c = rstd * u_x / A::from_f64(d as f64);
+            let [rstd, on_x] = [rstd, rstd * c].map(|number| A::Vector::<S>::splat(simd, number));
             update(
                 simd,
                 dx,
-                [grad_normed, x],
+                [u, x],
                 #[inline(always)]
-                |_, [grad, x]| rstd * (grad - on_x * x),
+                |_, [u, x]| rstd * (u - on_x * x),
             );
         } else {
-            dx.copy_from_slice(grad_normed);
+            dx.copy_from_slice(u);
         }
         if !from_x.is_empty() {
-            add_rows(simd, dx, None, [from_x, &weights.logits[from_h.len() * d..]], x);
+            add_rows(simd, dx, None, [from_x, &weights.logit_weights[from_h.len() * d..]], x);
         }
         if let Some(sums) = sums {
-            sums.add_token(simd, [x, dh], rstd, logits, weights.logits_of_context(self.read));
+            sums.add_token(simd, [x, dh], rstd, grad_logits, weights.logits_of_context(self.read));
         }
     }
 
@@ -114,12 +114,12 @@ impl<A: Accum> ReadBackward<'_, A> {
         if self.taps == 1 { 0 } else { token % self.taps }
     }
 
-    /// Computes the gradients of the linear maps' outputs from dv and dβ.
+    /// Computes dβl and dvl, the gradients of the linear maps' outputs, from dv' and dβ'.
     #[inline(always)]
-    fn logit_grads(&self, token: usize, logits: &mut [A]) {
+    fn fill_grad_logits(&self, token: usize, grad_logits: &mut [A]) {
         let one = A::from_f64(1.0);
-        logits.fill(A::default());
-        let (gate_logits, value_logits) = logits.split_at_mut(self.weights.gates);
+        grad_logits.fill(A::default());
+        let (gate_logits, value_logits) = grad_logits.split_at_mut(self.weights.gates);
         let m = value_logits.len();
         if let (Some(grad), Some(value)) = (&self.incoming.grad_new_value, &self.saved.new_value) {
             value_logits.copy_from_slice(grad.rows(m).row(token));

@@ -1,7 +1,7 @@
-//! The numbers of the rewrites' half of the backward: what each k takes of X, of the other k and of G.
+//! The numbers of the rewrites' half of the backward: the coefficients of X, of G and of every k in each dk.
 //!
 //! Of several rewrites, the j-th sees Gⱼ = G − Σ kᵢ bᵢᵀ over the later ones, with b = β r g, and Xⱼ = X + Σ kᵢ fᵢᵀ over the
-//! earlier ones, with f = β r e. Neither is formed: what dkⱼ takes of the sums is a multiple of each kᵢ.
+//! earlier ones, with f = β r e. Neither is formed: the sums add to dkⱼ a multiple of each kᵢ.
 
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::features::view;
@@ -33,7 +33,7 @@ pub(super) struct OneRewrite<'t, A> {
     /// p
     readout: &'t [A],
     /// k·kᵢ with the k of each earlier rewrite
-    along_earlier: &'t [A],
+    k_products: &'t [A],
 }
 
 impl<'t, A: Accum> TokenRewrites<'t, A> {
@@ -71,7 +71,7 @@ impl<'t, A: Accum> TokenRewrites<'t, A> {
             gate: self.gates[index],
             r: stats[0],
             readout: &stats[1..1 + m],
-            along_earlier: &stats[1 + m..][..index],
+            k_products: &stats[1 + m..][..index],
         }
     }
 
@@ -87,42 +87,41 @@ impl<'t, A: Accum> TokenRewrites<'t, A> {
         Terms { k: self.k, factors }
     }
 
-    /// kᵀG of rewrite `index` → its g, in place; the later rewrites, whose g are there [n][m], take their shares of G
-    /// first.
+    /// kᵀG of rewrite `index` → its g = r kᵀGⱼ, in place; the g of the later rewrites are there [n][m].
     #[inline(always)]
-    pub(super) fn take_shares(&self, index: usize, along: &mut [A]) {
+    pub(super) fn complete_g(&self, index: usize, g: &mut [A]) {
         let m = self.m;
-        let (now, later) = along[index * m..].split_at_mut(m);
+        let (k_grad, later) = g[index * m..].split_at_mut(m);
         for after in index + 1..self.count() {
             let other = self.one(after);
-            let share = A::default() - other.along_earlier[index] * other.scale();
-            add_scaled(now, share, &later[(after - index - 1) * m..][..m]);
+            let scale = A::default() - other.k_products[index] * other.scale();
+            add_scaled(k_grad, scale, &later[(after - index - 1) * m..][..m]);
         }
         let r = self.one(index).r;
-        for g in now {
-            *g = r * *g;
+        for number in k_grad {
+            *number = r * *number;
         }
     }
 
     /// Fills β r g [n][m].
     #[inline(always)]
-    pub(super) fn shares(&self, along: &[A], shares: &mut [A]) {
-        let rows = shares.chunks_exact_mut(self.m).zip(along.chunks_exact(self.m));
-        for (index, (shares, g)) in rows.enumerate() {
+    pub(super) fn fill_back(&self, g: &[A], back: &mut [A]) {
+        let rows = back.chunks_exact_mut(self.m).zip(g.chunks_exact(self.m));
+        for (index, (back, g)) in rows.enumerate() {
             let scale = self.one(index).scale();
-            shares.iter_mut().zip(g).for_each(|(share, g)| *share = scale * *g);
+            back.iter_mut().zip(g).for_each(|(back, g)| *back = scale * *g);
         }
     }
 
-    /// The part of dk of rewrite `index` that comes from the other rewrites.
+    /// Adds the multiples of the other k to dk of rewrite `index`; `all_g` are those of all rewrites [n][m].
     #[inline(always)]
-    pub(super) fn add_others(&self, index: usize, dk: &mut [A], along: &[A]) {
-        let (one, g) = (self.one(index), &along[index * self.m..][..self.m]);
+    pub(super) fn add_others(&self, index: usize, dk: &mut [A], all_g: &[A]) {
+        let (one, g) = (self.one(index), &all_g[index * self.m..][..self.m]);
         for other in 0..self.count() {
             if other == index {
                 continue;
             }
-            let (their, their_g) = (self.one(other), &along[other * self.m..][..self.m]);
+            let (their, their_g) = (self.one(other), &all_g[other * self.m..][..self.m]);
             let shared = if other > index { one.error_along(their_g) } else { their.error_along(g) };
             add_scaled(dk, A::default() - one.scale() * their.scale() * shared, their.k);
         }
@@ -150,7 +149,7 @@ impl<A: Accum> OneRewrite<'_, A> {
         errors.fold(A::default(), |sum, ((g, value), readout)| sum + *g * (*value - *readout))
     }
 
-    /// −r² k̂ᵀdk̂, the coefficient of k in dk, from g·e; k̂ᵀdk̂ = β (g·e − p·g) needs no other reduction.
+    /// −r² k̂ᵀdk̂, the coefficient of k in dk, from g·e; k̂ᵀdk̂ = β (g·e − p·g) needs no further sum.
     #[inline(always)]
     pub(super) fn on_k(&self, g: &[A], g_e: A) -> A {
         let g_p = g.iter().zip(self.readout).fold(A::default(), |sum, (g, readout)| sum + *g * *readout);

@@ -1,8 +1,8 @@
 //! `rewrite`, `read` and `rewrite_read`, forward, one token row at a time.
 //!
-//! Moved per token: X in, k in, X' out, h out, (2m + 2)·d elements. X is loaded twice as it is stored, for the products
-//! and for X', the second time from cache; x comes from X' in registers. n rewrites one after the other move n − 1
-//! directions more, and the row but once. Saved for the backward: r and p (m + 1 numbers) of the rewrite, rstd of the
+//! Moved per token: X in, k in, X' out, h out, (2m + 2)·d elements. X is loaded twice, for the products and then, from
+//! cache, for X'; x is computed from X' in registers. n rewrites one after the other move n − 1 directions more, and X
+//! and X' still once. Saved for the backward: r and p (m + 1 numbers) of the rewrite, rstd of the
 //! read, and x (d) if the read runs over time. A cached step saves nothing; if its read runs over time, it reads and
 //! writes (K − 1)·d numbers per sequence, the sums of x that its tokens leave for the next.
 
@@ -130,7 +130,7 @@ impl<T: Stored> WithSimd for Part<'_, T> {
     type Output = Result<()>;
     #[inline(always)]
     fn run<S: Interleaved>(mut self, simd: S) -> Result<()> {
-        let rows = T::rows(simd, self.problem.sizes.m, true);
+        let arithmetic = T::arithmetic(simd, self.problem.sizes.m, true);
         let taps = self.taps;
         let documents = Documents::new(self.problem.sizes, &self.problem.document_starts);
         let mut scratch = Scratch::new(self.problem)?;
@@ -145,7 +145,7 @@ impl<T: Stored> WithSimd for Part<'_, T> {
             let leaves = documents.is_sequence_end(tokens.end) && self.leaves_pending();
             let until = tokens.end + if leaves { taps - 1 } else { 0 };
             for token in tokens.start - halo..tokens.end {
-                self.run_token(simd, &*rows, token..until, token >= tokens.start, &mut scratch);
+                self.run_token(simd, &*arithmetic, token..until, token >= tokens.start, &mut scratch);
             }
             if leaves {
                 self.leave_pending(tokens.end, &scratch.window);
@@ -162,7 +162,7 @@ impl<T: Stored> Part<'_, T> {
     fn run_token<S: Interleaved>(
         &mut self,
         simd: S,
-        rows: &dyn StateRows<T>,
+        arithmetic: &dyn StateRows<T>,
         tokens: Range<usize>,
         own: bool,
         scratch: &mut Scratch<T::Accum>,
@@ -177,11 +177,11 @@ impl<T: Stored> Part<'_, T> {
             for index in 0..problem.rewrites.count() {
                 let row = &k[index * d..][..d];
                 let (square, products) = stats[stats_before(index, m)..].split_at_mut(1);
-                let (readout, along_earlier) = products.split_at_mut(m);
+                let (readout, k_products) = products.split_at_mut(m);
                 readout.fill(T::Accum::default());
-                square[0] = rows.products(row, state, readout);
+                square[0] = arithmetic.products(row, state, readout);
                 if index > 0 {
-                    dots(simd, row, &k[..index * d], &mut along_earlier[..index]);
+                    dots(simd, row, &k[..index * d], &mut k_products[..index]);
                 }
             }
             self.measure(write, token, own, stats, factors);
@@ -193,7 +193,7 @@ impl<T: Stored> Part<'_, T> {
             Some(Mix { weight, window, ring, slot, taps: ring.min(tokens.len()) })
         });
         let to = self.state.as_mut().filter(|_| own).map(|rows| rows.row::<T>(token));
-        rows.write_read(state, terms, to, mix.as_mut());
+        arithmetic.write_read(state, terms, to, mix.as_mut());
         if own {
             self.read_token(simd, token, scratch);
         }
@@ -274,13 +274,13 @@ impl<T: Stored> Part<'_, T> {
         let gates = write.gate.rows(rewrites).row::<T::Accum>(token);
         let mut rest = &mut *stats;
         for index in 0..rewrites {
-            let (square, readouts, along_earlier);
+            let (square, readouts, k_products);
             (square, rest) = rest.split_at_mut(1);
             (readouts, rest) = rest.split_at_mut(m);
-            (along_earlier, rest) = rest.split_at_mut(index);
+            (k_products, rest) = rest.split_at_mut(index);
             let (earlier, factors) = factors.split_at_mut(index * m);
-            for (at, along) in along_earlier.iter().enumerate() {
-                add_scaled(readouts, *along, &earlier[at * m..][..m]);
+            for (at, product) in k_products.iter().enumerate() {
+                add_scaled(readouts, *product, &earlier[at * m..][..m]);
             }
             let r = inverse_norm(square[0], write.eps_k);
             square[0] = r;
@@ -302,7 +302,7 @@ impl<A: Accum> ReadRows<'_, A> {
     fn row<S: Interleaved>(&mut self, simd: S, token: usize, x: &[A], context: &mut [A], products: &mut [A]) {
         let (read, weights, d) = (self.read, self.weights, x.len());
         let products = &mut products[..weights.logit_rows];
-        let square = dots(simd, x, &weights.logits, products);
+        let square = dots(simd, x, &weights.logit_weights, products);
         let (gates, values) = products.split_at(weights.gates);
         let rstd = read.norm_eps.map_or(A::from_f64(1.0), |eps| inverse_norm_mean(square, d, eps));
         if let Some(stored) = &mut self.rstd {

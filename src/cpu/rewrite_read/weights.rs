@@ -27,11 +27,11 @@ pub struct Weights<A> {
     pub value: Option<Buffer<A>>,
     /// [n][m]
     pub value_bias: Buffer<A>,
-    /// the number of rows in `logits`
+    /// the number of rows in `logit_weights`
     pub logit_rows: usize,
     /// γ ⊙ w_β, if there is a gate, then γ ⊙ W_v, or W_v if v reads x [0 … n·(1 + m)][d]. The logits are linear
     /// in x, so γ is folded in once.
-    pub logits: Buffer<A>,
+    pub logit_weights: Buffer<A>,
 }
 
 impl<A: Accum> Weights<A> {
@@ -41,7 +41,7 @@ impl<A: Accum> Weights<A> {
         let norm = widen_or(&read.norm_weight, d, A::from_f64(1.0))?;
         let gate = read.gate_weight.as_ref().map(widen).transpose()?;
         let value = read.value_weight.as_ref().map(widen).transpose()?;
-        let logits = fold(&norm, gate.as_deref(), value.as_deref(), !read.value_from_compressed)?;
+        let logit_weights = fold(&norm, gate.as_deref(), value.as_deref(), !read.value_from_compressed)?;
         let taps = |weight| taps_outermost(weight, sizes, read.taps());
         Ok(Weights {
             compress: read.compress.as_ref().map(taps).transpose()?,
@@ -50,8 +50,8 @@ impl<A: Accum> Weights<A> {
             gate_bias: widen_or(&read.gate_bias, next, A::default())?,
             value,
             value_bias: widen_or(&read.value_bias, next * m, A::default())?,
-            logit_rows: logits.len() / d,
-            logits,
+            logit_rows: logit_weights.len() / d,
+            logit_weights,
             norm,
         })
     }
@@ -101,9 +101,10 @@ pub struct Sums<A> {
     pub(super) compress: Buffer<A>,
     /// Σ dh·x̂ [d], if wanted
     norm: Buffer<A>,
-    /// Σ dl·x̂, or Σ dl·x for logits that read x, in the layout of [`Weights::logits`], if any is `summed`
-    logits: Buffer<A>,
-    /// the rows of `logits` that a wanted gradient depends on
+    /// Σ dl·x̂, or Σ dl·x for logits that read x, in the layout of [`Weights::logit_weights`], if any is `summed`;
+    /// dl is dβl or dvl
+    logit_weights: Buffer<A>,
+    /// the rows of `logit_weights` that a wanted gradient depends on
     summed: Range<usize>,
     /// Σ dl
     biases: Buffer<A>,
@@ -124,30 +125,29 @@ impl<A: Accum> Sums<A> {
                 weights.compress.as_ref().map_or(0, |w| w.len()),
             ))?,
             norm: Buffer::zeros(length(wanted.norm, d))?,
-            logits: Buffer::zeros(length(!summed.is_empty(), rows * d))?,
+            logit_weights: Buffer::zeros(length(!summed.is_empty(), rows * d))?,
             summed,
             biases: Buffer::zeros(rows)?,
         })
     }
 
-    /// Adds a token's contribution. `logits` are the gradients of its logits, of which the first `from_h` read h; they
-    /// are overwritten.
+    /// Adds a token's contribution. Of its logits the first `from_h` read h. Their gradients are overwritten.
     #[inline(always)]
     pub fn add_token<S: Simd>(
         &mut self,
         simd: S,
         [x, dh]: [&[A]; 2],
         rstd: A,
-        logits: &mut [A],
+        grad_logits: &mut [A],
         from_h: usize,
     ) {
-        self.biases.iter_mut().zip(&*logits).for_each(|(sum, dl)| *sum += *dl);
-        logits[..from_h].iter_mut().for_each(|dl| *dl *= rstd);
+        self.biases.iter_mut().zip(&*grad_logits).for_each(|(sum, dl)| *sum += *dl);
+        grad_logits[..from_h].iter_mut().for_each(|dl| *dl *= rstd);
         let summed = self.summed.clone();
         if !summed.is_empty() {
             let d = x.len();
-            let rows = &mut self.logits[summed.start * d..summed.end * d];
-            add_to_rows(simd, rows, &logits[summed], x);
+            let rows = &mut self.logit_weights[summed.start * d..summed.end * d];
+            add_to_rows(simd, rows, &grad_logits[summed], x);
         }
         let rstd = A::Vector::<S>::splat(simd, rstd);
         update(
@@ -163,7 +163,7 @@ impl<A: Accum> Sums<A> {
         for (to, from) in [
             (&mut self.compress, &other.compress),
             (&mut self.norm, &other.norm),
-            (&mut self.logits, &other.logits),
+            (&mut self.logit_weights, &other.logit_weights),
             (&mut self.biases, &other.biases),
         ] {
             to.iter_mut().zip(from).for_each(|(to, from)| *to += *from);
@@ -182,11 +182,14 @@ impl<A: Accum> Sums<A> {
         let Sizes { d, .. } = sizes;
         let [gate, value] = [&weights.gate, &weights.value].map(|rows| rows.as_deref().unwrap_or_default());
         let rows = gate.chunks_exact(d).chain(value.chunks_exact(d));
-        for (sum, row) in self.logits.chunks_exact_mut(d).zip(rows).take(weights.logits_of_context(read)) {
+        for (sum, row) in
+            self.logit_weights.chunks_exact_mut(d).zip(rows).take(weights.logits_of_context(read))
+        {
             add_product(&mut self.norm, row, sum);
             sum.iter_mut().zip(&weights.norm).for_each(|(sum, norm)| *sum *= *norm);
         }
-        let (gate_weight, value_weight) = self.logits.split_at(gate.len().min(self.logits.len()));
+        let (gate_weight, value_weight) =
+            self.logit_weights.split_at(gate.len().min(self.logit_weights.len()));
         let (gate_bias, value_bias) = self.biases.split_at(gate.len() / d);
         if to.compress.is_some() {
             store_all(&mut to.compress, &transpose(&self.compress, read.taps())?);

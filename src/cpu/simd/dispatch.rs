@@ -12,7 +12,7 @@ use super::interleaved::Interleaved;
 use crate::environment;
 
 /// Code to run with the widest vectors of this machine. A function that it calls must be inlined, or that
-/// function is compiled without them.
+/// function is compiled without them, unless it enters `vectorize` itself.
 pub trait WithSimd {
     type Output;
     fn run<S: Interleaved>(self, simd: S) -> Self::Output;

@@ -55,14 +55,14 @@ impl<T: Stored> StateRows<T> for Portable {
     #[inline(always)]
     fn join(&self, join: &mut Join<'_, T, T::Accum>) {
         let Join { features: d, grad, weight, dx, ring, slot, taps, ref mut to, k, state, .. } = *join;
-        let (products, sums) = (&mut *join.products, &mut *join.sums);
+        let (k_grad, grad_weight) = (&mut *join.k_grad, &mut *join.grad_weight);
         let m = self.m;
         for at in self.first * m..d * m {
             let mut sum = grad.map_or(T::Accum::default(), |grad| grad[at].widen());
             for tap in 0..taps {
                 let dx = dx[(slot + tap) % ring * d + at / m];
                 sum += weight.map_or(dx, |weight| dx * weight[tap * d * m + at]);
-                if let Some(weight) = sums.get_mut(tap * d * m + at) {
+                if let Some(weight) = grad_weight.get_mut(tap * d * m + at) {
                     *weight += state[at].widen::<T::Accum>() * dx;
                 }
             }
@@ -70,34 +70,34 @@ impl<T: Stored> StateRows<T> for Portable {
                 *to = sum;
             }
             if let Some(k) = k.get(at / m) {
-                products[at % m] += *k * sum;
+                k_grad[at % m] += *k * sum;
             }
         }
     }
 
     #[inline(always)]
     fn finish(&self, finish: &mut Finish<'_, T, T::Accum>) {
-        let Finish { grad, state, terms, shares, on_k, ref mut to, .. } = *finish;
+        let Finish { grad, state, terms, back, on_k, ref mut to, .. } = *finish;
         let m = self.m;
         let d = state.len() / m;
         for (at, to) in to.iter_mut().enumerate().skip(self.first * m) {
             let (feature, channel) = (at / m, at % m);
             let mut sum = grad[at];
-            for (k, shares) in terms.k.chunks_exact(d).zip(shares.chunks_exact(m)) {
-                sum -= k[feature] * shares[channel];
+            for (k, back) in terms.k.chunks_exact(d).zip(back.chunks_exact(m)) {
+                sum -= k[feature] * back[channel];
             }
             *to = T::narrow(sum);
         }
         let rows = grad.chunks_exact(m).zip(state.chunks_exact(m));
         for (feature, (grad, state)) in rows.enumerate().skip(self.first) {
-            let factors = terms.factors.chunks_exact(m).zip(shares.chunks_exact(m));
-            for (index, (factors, shares)) in factors.enumerate() {
+            let factors = terms.factors.chunks_exact(m).zip(back.chunks_exact(m));
+            for (index, (factors, back)) in factors.enumerate() {
                 let mut sum = on_k[index] * terms.k[index * d + feature];
                 for channel in 0..m {
-                    sum += grad[channel] * factors[channel]
-                        - state[channel].widen::<T::Accum>() * shares[channel];
+                    sum +=
+                        grad[channel] * factors[channel] - state[channel].widen::<T::Accum>() * back[channel];
                 }
-                finish.along[index * d + feature] = sum;
+                finish.dk[index * d + feature] = sum;
             }
         }
     }

@@ -27,7 +27,7 @@ pub trait Stored: Convert {
     }
 
     /// Returns the arithmetic on rows of m channels, which may `follow` each other in memory, token by token.
-    fn rows<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<Self>>;
+    fn arithmetic<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<Self>>;
 }
 
 /// Rewrites of one row.
@@ -65,37 +65,40 @@ pub struct Mix<'a, A> {
     pub taps: usize,
 }
 
-/// Rows of one number per feature, each times its weight, are added to a row of the state's shape; each weight's gradient
-/// is the product with another such row. A read's backward adds dx to G, and an expansion x to nothing.
+/// Rows of one number per feature, each times its weight, are added to a row of the state's shape. Each weight's gradient
+/// is the product with another such row.
+///
+/// | | a read's backward | an expansion | its backward |
+/// |---|---|---|---|
+/// | `grad` | the incoming ∂L/∂X', None for zeros | None | None |
+/// | `weight` [K][d][m], None for ones | w | w | None |
+/// | `dx`, a ring [K][d] | dx | x | x |
+/// | `to` [d][m], empty if it is not wanted | G | X | empty |
+/// | `k` [d], empty without `k_grad` | k | empty | empty |
+/// | `k_grad` [m], to be added to | kᵀG | empty | empty |
+/// | `state` [d][m], unused without `grad_weight` | X' | empty | dX |
+/// | `grad_weight` [K][d][m], to be added to, empty if it is not wanted | dw | empty | dw |
 pub struct Join<'a, T, A> {
     /// d
     pub features: usize,
-    /// what is added to; None for zeros
     pub grad: Option<&'a [T]>,
-    /// w [K][d][m]; None for ones
     pub weight: Option<&'a [A]>,
-    /// dx in a ring [K][d]
     pub dx: &'a [A],
     /// K
     pub ring: usize,
-    /// the slot of this token's dx
+    /// the slot of this token's row in the ring
     pub slot: usize,
     /// how many taps are within the document
     pub taps: usize,
-    /// the sum, in the arithmetic's type; empty if it is not wanted
     pub to: &'a mut [A],
-    /// k [d]; empty if its products with the sum are not wanted
     pub k: &'a [A],
-    /// kᵀG [m], to be added to
-    pub products: &'a mut [A],
-    /// X'; unused if dw is not wanted
+    pub k_grad: &'a mut [A],
     pub state: &'a [T],
-    /// dw [K][d][m], to be added to; empty if it is not wanted
-    pub sums: &'a mut [A],
+    pub grad_weight: &'a mut [A],
 }
 
 impl<T, A> Join<'_, T, A> {
-    /// Nothing is added to nothing.
+    /// Adds nothing and computes nothing: to be completed with `..`.
     pub fn none(features: usize) -> Self {
         Join {
             features,
@@ -107,9 +110,9 @@ impl<T, A> Join<'_, T, A> {
             taps: 0,
             to: &mut [],
             k: &[],
-            products: &mut [],
+            k_grad: &mut [],
             state: &[],
-            sums: &mut [],
+            grad_weight: &mut [],
         }
     }
 }
@@ -123,16 +126,18 @@ pub struct Finish<'a, T, A> {
     /// k and β r e
     pub terms: Terms<'a, A>,
     /// β r g [n][m]
-    pub shares: &'a [A],
-    /// what of each k its gradient takes [n]
+    pub back: &'a [A],
+    /// the coefficient of each k in its own dk [n]
     pub on_k: &'a [A],
     /// dX
     pub to: &'a mut [T],
-    /// c k + G f − X u of each rewrite, with its c of `on_k`, its factors f and its shares u [n][d]
-    pub along: &'a mut [A],
+    /// each dk without its multiples of the other k: G f − X b + on_k·k, with f = β r e and b = β r g [n][d]
+    pub dk: &'a mut [A],
 }
 
-/// Arithmetic on rows. Every sum over features has one order for one m and one operation, whatever else is computed.
+/// Arithmetic on rows. Each method enters `vectorize` again, so that a call through `dyn` runs with the vectors'
+/// instructions, too, and is compiled once, not in every loop over tokens. Every sum over features has one order for one m
+/// and one operation, whatever else is computed.
 pub trait StateRows<T: Stored> {
     /// products += kᵀX; returns |k|².
     fn products(&self, k: &[T::Accum], state: &[T], products: &mut [T::Accum]) -> T::Accum;
@@ -146,9 +151,9 @@ pub trait StateRows<T: Stored> {
         mix: Option<&mut Mix<'_, T::Accum>>,
     );
 
-    /// G = ∂L/∂X' + Σ_s w_s ⊙ dx_s, kᵀG, and dw_s += X' ⊙ dx_s.
+    /// G += Σ_s w_s ⊙ dx_s, kᵀG, and dw_s += X' ⊙ dx_s.
     fn join(&self, join: &mut Join<'_, T, T::Accum>);
 
-    /// dX = G − Σ k uᵀ, and each dk but for what it takes of the other k.
+    /// dX = G − Σ k bᵀ, and each dk without its multiples of the other k.
     fn finish(&self, finish: &mut Finish<'_, T, T::Accum>);
 }

@@ -18,7 +18,7 @@ impl Stored for f64 {
     fn in_place(row: &mut [f64]) -> Option<&mut [f64]> {
         Some(row)
     }
-    fn rows<S: Interleaved>(_: S, m: usize, _: bool) -> Box<dyn StateRows<f64>> {
+    fn arithmetic<S: Interleaved>(_: S, m: usize, _: bool) -> Box<dyn StateRows<f64>> {
         Box::new(Portable { m, first: 0 })
     }
 }
@@ -33,21 +33,21 @@ impl Stored for f32 {
     fn in_place(row: &mut [f32]) -> Option<&mut [f32]> {
         Some(row)
     }
-    fn rows<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<f32>> {
+    fn arithmetic<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<f32>> {
         in_float32(simd, m, follow)
     }
 }
 
 impl Stored for bf16 {
     type Accum = f32;
-    fn rows<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<bf16>> {
+    fn arithmetic<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<bf16>> {
         in_float32(simd, m, follow)
     }
 }
 
 impl Stored for f16 {
     type Accum = f32;
-    fn rows<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<f16>> {
+    fn arithmetic<S: Interleaved>(simd: S, m: usize, follow: bool) -> Box<dyn StateRows<f16>> {
         in_float32(simd, m, follow)
     }
 }

@@ -29,7 +29,7 @@ struct Sizes {
 fn results<T: Stored<Accum = f32> + Narrow>(rows: &dyn StateRows<T>, m: usize, sizes: &Sizes) -> Vec<f32> {
     let Sizes { d, rewrites, taps } = *sizes;
     let (state, all) = (stored::<T>(d * m, 1), d * m);
-    let (k, factors, shares) = (numbers(rewrites * d, 2), numbers(rewrites * m, 3), numbers(rewrites * m, 4));
+    let (k, factors, back) = (numbers(rewrites * d, 2), numbers(rewrites * m, 3), numbers(rewrites * m, 4));
     let weight = numbers(taps * all, 5);
     let terms = Terms { k: &k, factors: &factors };
     let mut found = numbers(m, 6);
@@ -47,8 +47,8 @@ fn results<T: Stored<Accum = f32> + Narrow>(rows: &dyn StateRows<T>, m: usize, s
     for parts in 0..32 {
         let [adds, weighs, totals, learns, multiplies] = [1, 2, 4, 8, 16].map(|part| parts & part != 0);
         let reach = if weighs || learns { taps } else { taps - 1 };
-        let (mut to, mut sums) = (vec![0.0; all], numbers(taps * all, 11));
-        let mut products = numbers(m, 14);
+        let (mut to, mut grad_weight) = (vec![0.0; all], numbers(taps * all, 11));
+        let mut k_grad = numbers(m, 14);
         rows.join(&mut Join {
             features: d,
             grad: adds.then_some(&grad),
@@ -59,24 +59,24 @@ fn results<T: Stored<Accum = f32> + Narrow>(rows: &dyn StateRows<T>, m: usize, s
             taps: reach,
             to: if totals { &mut to } else { &mut [] },
             k: if multiplies && rewrites > 0 { &k[..d] } else { &[] },
-            products: &mut products,
+            k_grad: &mut k_grad,
             state: &state,
-            sums: if learns { &mut sums } else { &mut [] },
+            grad_weight: if learns { &mut grad_weight } else { &mut [] },
         });
-        found.extend(to.into_iter().chain(sums).chain(products));
+        found.extend(to.into_iter().chain(grad_weight).chain(k_grad));
     }
     if rewrites > 0 {
-        let (grad, mut to, mut along) = (numbers(all, 12), stored::<T>(all, 13), vec![0.0; rewrites * d]);
+        let (grad, mut to, mut dk) = (numbers(all, 12), stored::<T>(all, 13), vec![0.0; rewrites * d]);
         rows.finish(&mut Finish {
             grad: &grad,
             state: &state,
             terms,
-            shares: &shares,
+            back: &back,
             on_k: &numbers(rewrites, 15),
             to: &mut to,
-            along: &mut along,
+            dk: &mut dk,
         });
-        found.extend(to.iter().map(|number| number.widen::<f32>()).chain(along));
+        found.extend(to.iter().map(|number| number.widen::<f32>()).chain(dk));
     }
     found
 }

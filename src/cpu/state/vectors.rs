@@ -1,6 +1,6 @@
 //! Rows of 1, 2, 4, 8 or 16 channels in vectors, a group of features at a time.
 //!
-//! One group after the other is loaded once per loop, in the order of memory, while the next token's is fetched.
+//! Each loop loads one group after the other, in the order of memory, and fetches the same group of the next token.
 
 #![expect(
     clippy::needless_range_loop,
@@ -18,7 +18,8 @@ use crate::tensor::prefetch;
 
 pub struct Vectors<S, const M: usize> {
     pub simd: S,
-    /// Rows follow each other in memory, token by token, so that the next one can be fetched.
+    /// The rows follow each other in memory, token by token, so that the next one can be fetched. If X is in scratch (with a
+    /// chain), the fetch is of the memory after it, which does no harm.
     pub follow: bool,
 }
 
@@ -55,13 +56,13 @@ impl<S: Interleaved, T: Stored<Accum = f32> + Narrow, const M: usize> StateRows<
         self.simd.vectorize(
             #[inline(always)]
             || match (parts(join), join.taps) {
-                (READ_ALONG, 1) => self.join_taps::<T, READ_ALONG, 1>(join),
-                (OPENING_ALONG, 1) => self.join_taps::<T, OPENING_ALONG, 1>(join),
+                (READ_AND_K, 1) => self.join_taps::<T, READ_AND_K, 1>(join),
+                (FINAL_READ_AND_K, 1) => self.join_taps::<T, FINAL_READ_AND_K, 1>(join),
                 (READ, 1) => self.join_taps::<T, READ, 1>(join),
-                (OPENING, 1) => self.join_taps::<T, OPENING, 1>(join),
-                (READ_ALONG, _) => self.join_taps::<T, READ_ALONG, ANY>(join),
-                (IDENTITY_ALONG, 0) => self.join_taps::<T, IDENTITY_ALONG, 0>(join),
-                (IDENTITY_ALONG, 1) => self.join_taps::<T, IDENTITY_ALONG, 1>(join),
+                (FINAL_READ, 1) => self.join_taps::<T, FINAL_READ, 1>(join),
+                (READ_AND_K, _) => self.join_taps::<T, READ_AND_K, ANY>(join),
+                (IDENTITY_AND_K, 0) => self.join_taps::<T, IDENTITY_AND_K, 0>(join),
+                (IDENTITY_AND_K, 1) => self.join_taps::<T, IDENTITY_AND_K, 1>(join),
                 (EXPANSION, _) => self.join_taps::<T, EXPANSION, ANY>(join),
                 (LEARNS, _) => self.join_taps::<T, LEARNS, ANY>(join),
                 _ => self.join_taps::<T, UNKNOWN, ANY>(join),
@@ -84,7 +85,7 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
     const LANES: usize = S::f32s::LEN;
     /// Elements of a group.
     const GROUP: usize = M * S::f32s::LEN;
-    /// Groups that are added up apart, because an addition takes longer than its loads.
+    /// Groups with sums of their own: an addition takes longer than its loads, so the next one must not wait for it.
     const APART: usize = if M < SUMS { SUMS / M } else { 1 };
 
     #[inline(always)]
@@ -116,7 +117,13 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
         Self::rest(d).map_or(square, |rest| square + rest.products(k, state, products))
     }
 
-    /// Adds partial sums, each of channels as vectors of a group have them.
+    /// Adds the lanes of partial sums to their channels:
+    ///
+    /// ```text
+    /// M = 4, 8 lanes     each sum      0 1 2 3 0 1 2 3
+    /// M = 4, 16 lanes    each sum      0 1 2 3 0 1 2 3 0 1 2 3 0 1 2 3
+    /// M = 16, 8 lanes    sums 0 and 2  0 1 2 3 4 5 6 7    sums 1 and 3  8 9 10 11 12 13 14 15
+    /// ```
     #[inline(always)]
     fn add_channels(&self, sums: [S::f32s; SUMS], to: &mut [f32]) {
         let patterns = M.div_ceil(Self::LANES);
@@ -162,7 +169,7 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
         to
     }
 
-    /// X' and x for N rewrites and K taps, or [`ANY`] number. N rewrites are stored if there is one.
+    /// X' and x for N rewrites and K taps, or [`ANY`] number. Unless N is `ANY`, X' is stored if N > 0.
     #[inline(always)]
     fn write_mix<T: Stored<Accum = f32> + Narrow, const N: usize, const K: usize>(
         &self,
@@ -243,18 +250,18 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
         join: &mut Join<'_, T, f32>,
     ) {
         let parts = if PARTS == UNKNOWN { parts(join) } else { PARTS };
-        let [adds, weighs, totals, learns, along] =
-            [ADDS, WEIGHS, TOTALS, LEARNS, ALONG].map(|part| parts & part != 0);
+        let [adds, weighs, totals, learns, k_grads] =
+            [ADDS, WEIGHS, TOTALS, LEARNS, K_GRADS].map(|part| parts & part != 0);
         let Join { features: d, grad, weight, dx, ring, slot: first, k, state, .. } = *join;
-        let (to, sums, products) = (&mut *join.to, &mut *join.sums, &mut *join.products);
+        let (to, grad_weight, k_grad) = (&mut *join.to, &mut *join.grad_weight, &mut *join.k_grad);
         let all = d * M;
         let taps = if K == ANY { join.taps } else { K };
         let (grad, weight) = (grad.unwrap_or_default(), weight.unwrap_or_default());
         assert!((!adds || grad.len() == all) && (!totals || to.len() == all));
         assert!(dx.len() == ring * d && (!weighs || weight.len() >= taps * all));
         assert!(taps == 0 || first < ring && taps <= ring);
-        assert!(!learns || sums.len() >= taps * all && state.len() == all);
-        assert!(!along || k.len() == d && products.len() == M);
+        assert!(!learns || grad_weight.len() >= taps * all && state.len() == all);
+        assert!(!k_grads || k.len() == d && k_grad.len() == M);
         let mut of_k = [self.zero(); SUMS];
         for at in 0..d / Self::LANES {
             if adds {
@@ -274,20 +281,20 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
                         let of_tap = tap * all + element;
                         sum = if weighs { dx.mul_add(self.load(weight, of_tap), sum) } else { sum + dx };
                         if learns {
-                            let before = self.load(sums, of_tap);
-                            self.store(dx.mul_add(self.load(state, element), before), sums, of_tap);
+                            let before = self.load(grad_weight, of_tap);
+                            self.store(dx.mul_add(self.load(state, element), before), grad_weight, of_tap);
                         }
                         slot = if slot + d == ring * d { 0 } else { slot + d };
                     }
                     if totals {
                         self.store(sum, to, element);
                     }
-                    if along {
+                    if k_grads {
                         of_k[n % SUMS] = self.spread(k, feature, n).mul_add(sum, of_k[n % SUMS]);
                     }
                 }
             }
-            if along && M < SUMS {
+            if k_grads && M < SUMS {
                 // An addition takes longer than its loads.
                 let before = of_k;
                 for sum in 0..SUMS {
@@ -295,8 +302,8 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
                 }
             }
         }
-        if along {
-            self.add_channels(of_k, products);
+        if k_grads {
+            self.add_channels(of_k, k_grad);
         }
         if let Some(rest) = Self::rest(d) {
             rest.join(join);
@@ -305,14 +312,14 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
 
     #[inline(always)]
     fn finish_terms<T: Stored<Accum = f32> + Narrow, const N: usize>(&self, finish: &mut Finish<'_, T, f32>) {
-        let Finish { grad, state, terms, shares, on_k, ref mut to, ref mut along } = *finish;
+        let Finish { grad, state, terms, back, on_k, ref mut to, ref mut dk } = *finish;
         let d = state.len() / M;
         let rewrites = if N == ANY { terms.factors.len() / M } else { N };
         assert!(state.len() == d * M && grad.len() == d * M && to.len() == d * M);
-        assert!(terms.k.len() == rewrites * d && along.len() == rewrites * d && rewrites <= N);
+        assert!(terms.k.len() == rewrites * d && dk.len() == rewrites * d && rewrites <= N);
         assert!(on_k.len() == rewrites);
         let factors: [_; N] = repeat::<M, N>(terms.factors, 1.0);
-        let negative: [_; N] = repeat::<M, N>(shares, -1.0);
+        let negative: [_; N] = repeat::<M, N>(back, -1.0);
         for at in 0..d / Self::LANES {
             let (feature, element) = (at * Self::LANES, at * Self::GROUP);
             // SAFETY: this group ends before feature d, and all rows are as long as asserted.
@@ -325,19 +332,19 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
                     for n in 0..M {
                         let at = element + n * Self::LANES;
                         let (state, grad) = (self.load(state, at), self.load(grad, at));
-                        let (factor, share) =
+                        let (factor, back) =
                             (self.factor(&factors[index], n), self.factor(&negative[index], n));
                         let before = if index == 0 { grad } else { new[n] };
-                        new[n] = self.spread(terms.k, index * d + feature, n).mul_add(share, before);
+                        new[n] = self.spread(terms.k, index * d + feature, n).mul_add(back, before);
                         if index + 1 == rewrites {
                             self.store(T::round(self.simd, new[n]), to, at);
                         }
-                        self.fold(&mut sums, n, state.mul_add(share, grad * factor));
+                        self.fold(&mut sums, n, state.mul_add(back, grad * factor));
                     }
                     let at = index * d + feature;
                     let on_k = S::f32s::splat(self.simd, on_k[index]);
-                    let dk = on_k.mul_add(self.load(terms.k, at), self.simd.channel_sums::<M>(sums));
-                    self.store(dk, along, at);
+                    let sum = on_k.mul_add(self.load(terms.k, at), self.simd.channel_sums::<M>(sums));
+                    self.store(sum, dk, at);
                 }
             }
         }
@@ -417,7 +424,7 @@ unsafe fn part<T>(row: &[T], at: usize, len: usize) -> &[T] {
     unsafe { row.get_unchecked(at..at + len) }
 }
 
-/// Sums of one row, in parts that are added up apart.
+/// Sums of one row, in SUMS parts.
 struct Products<S: Simd> {
     sums: [S::f32s; SUMS],
     squares: [S::f32s; SUMS],
@@ -426,7 +433,7 @@ struct Products<S: Simd> {
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Sums that are added up apart.
+/// Partial sums of one sum: see [`Vectors::APART`].
 const SUMS: usize = 4;
 
 /// The most channels, and the most lanes of a vector.
@@ -444,20 +451,24 @@ fn repeat<const M: usize, const N: usize>(factors: &[f32], scale: f32) -> [[f32;
     repeated
 }
 
-/// Parts of a [`Join`]: inputs that are there, and outputs that are wanted.
+/// Parts of a [`Join`]: inputs that are there, and outputs that are wanted. Alone, `LEARNS` is an expansion's backward.
 const ADDS: u8 = 1;
 const WEIGHS: u8 = 2;
 const TOTALS: u8 = 4;
 const LEARNS: u8 = 8;
-const ALONG: u8 = 16;
-/// A read with its weight, one that nothing else reads the state after, and, after a rewrite, both of them and the
-/// identity of m = 1; an expansion. Alone, [`LEARNS`] is an expansion's gradient.
+const K_GRADS: u8 = 16;
+/// A read with its weight, after several rewrites, whose kᵀG are computed later.
 const READ: u8 = ADDS | WEIGHS | TOTALS | LEARNS;
-const OPENING: u8 = WEIGHS | TOTALS | LEARNS;
-const READ_ALONG: u8 = READ | ALONG;
-const OPENING_ALONG: u8 = OPENING | ALONG;
-const IDENTITY_ALONG: u8 = ADDS | TOTALS | ALONG;
+/// The same without an incoming gradient of X': the last read of a stream, or a read alone.
+const FINAL_READ: u8 = WEIGHS | TOTALS | LEARNS;
+/// Both after one rewrite.
+const READ_AND_K: u8 = READ | K_GRADS;
+const FINAL_READ_AND_K: u8 = FINAL_READ | K_GRADS;
+/// A rewrite with a read of m = 1, which has no weight, or (0 taps) without a read.
+const IDENTITY_AND_K: u8 = ADDS | TOTALS | K_GRADS;
+/// An expansion with a weight.
 const EXPANSION: u8 = WEIGHS | TOTALS;
+/// In place of parts that are known when this is compiled: those that the [`Join`] has.
 const UNKNOWN: u8 = u8::MAX;
 
 #[inline(always)]
@@ -466,9 +477,10 @@ fn parts<T>(join: &Join<'_, T, f32>) -> u8 {
     has(join.grad.is_some(), ADDS)
         | has(join.weight.is_some(), WEIGHS)
         | has(!join.to.is_empty(), TOTALS)
-        | has(!join.sums.is_empty(), LEARNS)
-        | has(!join.k.is_empty(), ALONG)
+        | has(!join.grad_weight.is_empty(), LEARNS)
+        | has(!join.k.is_empty(), K_GRADS)
 }
 
-/// In place of a number that is known when this is compiled: any number of rewrites or taps.
+/// In place of a number that is known when this is compiled: any number of rewrites, for which it is also the length of
+/// their arrays, or of taps, for which it is no bound.
 const ANY: usize = MOST_REWRITES;

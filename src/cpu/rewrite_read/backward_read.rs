@@ -1,9 +1,9 @@
 //! The read's half of the backward: dh, dv', dβ' → dx, in the letters of docs/mathematics.md.
 //!
 //! ```text
-//! dβl = dβ'·β'(1 − β'/2)   dvl = dv'·φ'      dh' = dh + dβl·w_β + W_vᵀdvl (z = h)
-//! u = γ·dh'                c = mean(u·x̂)     dx = rstd·(u − c·x̂) + W_vᵀdvl (z = x)
-//! dγ += dh'·x̂              dw_β += dβl·h     dW_v += dvl ⊗ z
+//! δ_β = dβ'·β'(1 − β'/2)   δ_v = dv'·φ'      dh' = dh + δ_β·w_β + W_vᵀδ_v (z = h)
+//! u = γ·dh'                c = mean(u·x̂)     dx = rstd·(u − c·x̂) + W_vᵀδ_v (z = x)
+//! dγ += dh'·x̂              dw_β += δ_β·h     dW_v += δ_v ⊗ z
 //! ```
 //!
 //! x̂ = rstd·x and h = γ·x̂, so every sum over tokens is of multiples of x or dh·x. γ, and the terms that
@@ -36,7 +36,7 @@ pub(super) struct ReadScratch<A> {
     incoming: Buffer<A>,
     /// u [d]
     u: Buffer<A>,
-    /// dβl and dvl, if the read computes β' and v' [n·(1 + m)]
+    /// δ_β and δ_v, if the read computes β' and v' [n·(1 + m)]
     grad_logits: Buffer<A>,
     /// dx of this token and the K−1 after it [K][d], token t in slot t mod K
     pub(super) dx: Buffer<A>,
@@ -114,7 +114,7 @@ impl<A: Accum> ReadBackward<'_, A> {
         if self.taps == 1 { 0 } else { token % self.taps }
     }
 
-    /// Computes dβl and dvl, the gradients of the linear maps' outputs, from dv' and dβ'.
+    /// Computes δ_β and δ_v, the gradients of the linear maps' outputs, from dv' and dβ'.
     #[inline(always)]
     fn fill_grad_logits(&self, token: usize, grad_logits: &mut [A]) {
         let one = A::from_f64(1.0);

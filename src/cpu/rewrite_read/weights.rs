@@ -102,7 +102,7 @@ pub struct Sums<A> {
     /// Σ dh·x̂ [d], if wanted
     norm: Buffer<A>,
     /// Σ dl·x̂, or Σ dl·x for logits that read x, in the layout of [`Weights::logit_weights`], if any is `summed`;
-    /// dl is dβl or dvl
+    /// dl is δ_β or δ_v
     logit_weights: Buffer<A>,
     /// the rows of `logit_weights` that a wanted gradient depends on
     summed: Range<usize>,

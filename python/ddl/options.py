@@ -145,6 +145,7 @@ Gate = Literal["linear", "mlp"]
 GateFrom = Literal["context", "pooled", "convolved", "flatten"]
 Direction = Literal["linear", "mean", "flatten", "attention"]
 Value = Literal["linear", "sigmoid", "constant"]
+Erase = Literal["tied", "none", "separate"]
 ValueFrom = Literal["context", "compressed"]
 Compress = Literal["identity", "channel", "token"]
 Parameterization = Literal["direct", "factored"]
@@ -187,6 +188,7 @@ RESIDUAL_OPTIONS: Options = {
     "rewrites": Option(1, partial(check_count, most=MOST_REWRITES), [{"mapping": "k"}]),
     "direction_rank": Option(None, partial(check_count, optional=True), [{"mapping": "k"}]),
     "beta_init": Option(1.0, partial(check_between, low=0, high=2)),
+    "erase": Option("tied", get_args(Erase)),
     "eps_k": Option(None, partial(check_positive, optional=True, least=LEAST_EPS_K)),
 }
 

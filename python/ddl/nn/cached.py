@@ -130,7 +130,7 @@ class CachedStep(NamedTuple):
                     slot=Slot(history, f"residuals.{number}"),
                 )
                 write = residual.hooked(state, write, keep=keep, continues=True)
-                direction, value, gate, _ = write
+                direction, value, gate, *_ = write
             elif keep is not None:
                 gate = shut(gate, keep)
             pending, starts = (None, None) if name is None else (history.get(name), document_starts)
@@ -153,7 +153,9 @@ def _resolve(stream: Stream, like: Tensor) -> CachedStep:
     names = [f"reads.{i}" if _looks_back(read) else None for i, read in enumerate(reads)]
     boundaries = []
     for index, (sublayer, residual) in enumerate(zip(stream.sublayers, residuals, strict=True)):
-        step = functional.bind_cached_step(like, residual.eps_k, reads[index + 1])
+        step = functional.bind_cached_step(
+            like, residual.eps_k, residual.erase, reads[index + 1]
+        )
         by_read = residual.reads_value and residual.reads_gate and residual.further is None
         branch = None if by_read and not residual.hooks else residual
         boundaries.append(Boundary(index, sublayer, branch, step, names[index + 1]))

@@ -44,7 +44,20 @@ class Rewrite(NamedTuple):
 
     @property
     def gate(self) -> Tensor:
+        """β, and α after it if it is a gate of its own; see `Write`."""
         return self.write.gate
+
+    @property
+    def beta(self) -> Tensor:
+        """β (…,), of one rewrite."""
+        return self.gate[..., 0] if self.write.erase == "separate" else self.gate
+
+    @property
+    def alpha(self) -> Tensor:
+        """α (…,), of one rewrite."""
+        if self.write.erase == "separate":
+            return self.gate[..., 1]
+        return self.gate if self.write.erase == "tied" else torch.zeros_like(self.gate)
 
     def changed(self, **fields: Any) -> Rewrite:
         """The same rewrite with other fields of its write."""
@@ -71,8 +84,8 @@ class Rewrite(NamedTuple):
         state, found = self.state.to(self.gate.dtype), []
         parts = (self.direction.unbind(-2), self.value.unbind(-2), self.gate.unbind(-1))
         for direction, value, gate in zip(*parts, strict=True):
-            write = Write(direction, value, gate, self.write.eps_k)
-            found.append(self._replace(state=state, write=write))
+            single = self.changed(direction=direction, value=value, gate=gate)
+            found.append(single._replace(state=state))
             state = found[-1].after()
         return found
 

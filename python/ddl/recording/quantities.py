@@ -29,12 +29,13 @@ __all__ = [
 # One number per token, except those of PER_CHANNEL, which have one per value channel.
 QUANTITIES = {
     "beta": "gate β, 0 to 2",
+    "alpha": "gate α, by which k̂ᵀX is erased: β, unless the residual's `erase` is another",
     "k_norm": "|k|, the norm of the direction before it is normalised",
-    "eigenvalue": "λ = 1 − β|k̂|², by which the rewrite scales the stream along k̂",
+    "eigenvalue": "λ = 1 − α|k̂|², by which the rewrite scales the stream along k̂",
     "readout": "p = k̂ᵀX, what the stream holds along k̂",
     "value": "v, what β = 1 would replace the readout by",
     "error": "|v − p|",
-    "write_norm": "|β k̂ (v − p)ᵀ|, the norm of what is written",
+    "write_norm": "|k̂ (β v − α p)ᵀ|, the norm of what is written",
     "state_norm": "|X|, Frobenius, before the rewrite",
     "state_norm_after": "|X'|, Frobenius, after the rewrite",
     "channel_norm": "norm of each value channel before the rewrite",
@@ -85,23 +86,27 @@ def measure(rewrite: Rewrite, before: Tensor | None) -> dict[str, Tensor]:
     and the vectors and states of KEPT.
     """
     dtype = rewrite.gate.dtype
-    x, k, v, beta = (
-        t.to(dtype) for t in (rewrite.state, rewrite.direction, rewrite.value, rewrite.gate)
-    )
+    x, k, v = (t.to(dtype) for t in (rewrite.state, rewrite.direction, rewrite.value))
+    beta, alpha = rewrite.beta, rewrite.alpha
     direction = rewrite.unit_direction()
     readout = (direction.unsqueeze(-1) * x).sum(-2)
     squared = direction.square().sum(-1)
     error = torch.linalg.vector_norm(v - readout, dim=-1)
+    written = beta * error
+    if rewrite.write.erase != "tied":
+        apart = beta.unsqueeze(-1) * v - alpha.unsqueeze(-1) * readout
+        written = torch.linalg.vector_norm(apart, dim=-1)
     after = rewrite.after().to(dtype)
     channel_norm, channel_norm_after = (torch.linalg.vector_norm(s, dim=-2) for s in (x, after))
     measured = {
         "beta": beta,
+        "alpha": alpha,
         "k_norm": torch.linalg.vector_norm(k, dim=-1),
-        "eigenvalue": 1 - beta * squared,
+        "eigenvalue": 1 - alpha * squared,
         "readout": readout,
         "value": v,
         "error": error,
-        "write_norm": beta * squared.sqrt() * error,
+        "write_norm": squared.sqrt() * written,
         "state_norm": torch.linalg.vector_norm(channel_norm, dim=-1),
         "state_norm_after": torch.linalg.vector_norm(channel_norm_after, dim=-1),
         "channel_norm": channel_norm,

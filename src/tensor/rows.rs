@@ -113,3 +113,30 @@ impl RowsMut<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::super::view::Device;
+    use super::*;
+
+    #[test]
+    fn no_row_is_read_that_is_not_the_tensors_own() {
+        let mut numbers = [0f32, 1.0, 2.0, 3.0, 4.0, 5.0];
+        // SAFETY: six numbers, which outlive the tensor.
+        let tensor = unsafe {
+            Tensor::new("numbers", vec![3, 2], Dtype::F32, Device::Cpu, numbers.as_mut_ptr().cast())
+        };
+        // SAFETY: memory that is not there has a null pointer.
+        let absent =
+            unsafe { Tensor::new("absent", vec![3, 2], Dtype::F32, Device::Cpu, std::ptr::null_mut()) };
+        let refused = |read: &dyn Fn() -> usize| catch_unwind(AssertUnwindSafe(read)).is_err();
+        assert_eq!(tensor.rows(2).row::<f32>(2), [4.0, 5.0]);
+        assert!(tensor.rows(0).row::<f32>(7).is_empty());
+        assert!(refused(&|| tensor.rows(2).row::<f32>(3).len()));
+        assert!(refused(&|| tensor.rows(4).row::<f32>(1).len()), "half of it lies behind the end");
+        assert!(refused(&|| tensor.rows(2).row::<f64>(0).len()));
+        assert!(refused(&|| absent.rows(2).row::<f32>(0).len()));
+    }
+}

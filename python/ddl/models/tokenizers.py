@@ -179,9 +179,9 @@ def byte_alphabet() -> list[str]:
 
 
 def lost(text: str, tokenizer: Tokenizer) -> str:
-    """The first characters of a text that the tokenizer has no token for; empty if there is none.
+    """Characters of a text that the tokenizer has no token for, in its order; empty if it has all.
 
-    Of a tokenizer.json white space is left out.
+    Of a tokenizer.json those of the first piece that has any, without white space.
     """
     if isinstance(tokenizer, CharTokenizer):
         known = set(tokenizer.table)

@@ -18,7 +18,7 @@ from ddl import functional
 from ddl.lab.bench.clock import Clock, describe
 from ddl.lab.bench.measure import MismatchError, gb_per_second, interleave
 from ddl.lab.bench.problems import Case, build, check
-from ddl.lab.config import PRESETS, RESIDUALS
+from ddl.lab.config import PRESETS, PUBLISHED
 from ddl.lab.machine import nvidia_smi
 from gpu.compile import compile_models, compile_ops, kernels_of
 from gpu.launch import launches
@@ -59,7 +59,7 @@ def setting_of(fields: Fields) -> Setting:
     return Setting(
         preset=fields["preset"],
         config=config,
-        residuals=MAIN if fields.get("main") else tuple(fields.get("residuals", RESIDUALS)),
+        residuals=MAIN if fields.get("main") else tuple(fields.get("residuals", PUBLISHED)),
         precision=fields["precision"],
         mode=fields.get("mode", "eager"),
         batch=fields["batch"],

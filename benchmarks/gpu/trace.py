@@ -5,6 +5,7 @@ their parameter gradients (`reduce`) share a backward.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
@@ -15,6 +16,8 @@ from ddl.lab.bench.ops import stages
 from ddl.lab.bench.problems import Case, build
 from gpu.log import Line
 from gpu.ops import full_name
+
+NAME, MOST_NAMED = 100, 12  # characters of a kernel's name; the longest kernels of a step
 
 
 def trace(case: Case, clock: Clock, calls: int) -> list[Line]:
@@ -35,7 +38,28 @@ def trace(case: Case, clock: Clock, calls: int) -> list[Line]:
     return [{"what": full_name(case), **case.sizes(), "kernels_us": medians}]
 
 
-def run(steps: list[Any], calls: int) -> None:
+def step_kernels(step: Sequence[Callable[[], Any]], clock: Clock) -> dict[str, float]:
+    """Milliseconds of a training step by kernel: the longest, all of ours, and the rest as one.
+
+    Empty on a CPU.
+    """
+    if clock.device.type != "cuda":
+        return {}
+    clock.wait()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run(step, 1)
+        clock.wait()
+    spent: dict[str, float] = {}
+    for event in profiler.events():
+        name = event.name[:NAME]
+        spent[name] = spent.get(name, 0.0) + event.time_range.elapsed_us() / 1e3
+    longest = sorted(spent, key=lambda name: -spent[name])
+    named = [name for at, name in enumerate(longest) if at < MOST_NAMED or ours(name)]
+    rest = sum(ms for name, ms in spent.items() if name not in named)
+    return {name: round(spent[name], 3) for name in named} | {"rest": round(rest, 3)}
+
+
+def run(steps: Sequence[Callable[[], Any]], calls: int) -> None:
     for _ in range(calls):
         for step in steps:
             step()

@@ -15,6 +15,7 @@ from ddl.lab.bench.clock import Clock
 from ddl.lab.bench.measure import Timed, gb_per_second, interleave, ratio, ratio_interval
 from gpu.log import Line
 from gpu.models import Setting, check_compiled, checked_candidates
+from gpu.trace import step_kernels
 
 
 def train(setting: Setting, clock: Clock, rounds: int) -> list[Line]:
@@ -29,6 +30,7 @@ def train(setting: Setting, clock: Clock, rounds: int) -> list[Line]:
                 check_compiled(candidate, setting, batch)
         passed = [c for c in passed if c.red is None]
         memory = {c.name: peak_bytes(c, stages(c, batch, setting), clock) for c in passed}
+        kernels = {c.name: step_kernels(stages(c, batch, setting), clock) for c in passed}
         steps = {c.name: clock.timed(*stages(c, batch, setting)) for c in passed}
         seconds = interleave(steps, rounds, warmup=1, what=setting.name) if steps else {}
     base = additive_of(passed)
@@ -38,6 +40,7 @@ def train(setting: Setting, clock: Clock, rounds: int) -> list[Line]:
         if candidate.name in seconds:
             line |= speeds(seconds[candidate.name], batch.numel())
             line["peak_bytes"] = memory[candidate.name]
+            line["kernels_ms"] = kernels[candidate.name]
             if base is not None:
                 line |= compare(seconds, candidate.name, base)
                 line["floor"] = bound(candidate.residual, setting, seconds[base], batch, clock)

@@ -17,7 +17,7 @@ def randomise_(module: nn.Module, seed: int = 0, std: float = 0.5) -> None:
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            noise = torch.randn(parameter.shape, generator=g, dtype=torch.float64)
+            noise = torch.randn(parameter.shape, generator=g, dtype=torch.float64, device=g.device)
             fan_in = parameter.shape[-1] if parameter.ndim > 1 else 1
             parameter.copy_(std * noise / fan_in**0.5)
 
@@ -25,7 +25,7 @@ def randomise_(module: nn.Module, seed: int = 0, std: float = 0.5) -> None:
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     """Standard normal values, the same in every dtype up to rounding."""
     g = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+    return torch.randn(*shape, generator=g, dtype=torch.float64, device=g.device).to(dtype)
 
 
 def documents(starts: Tensor) -> Iterator[tuple[int, slice]]:

@@ -152,12 +152,14 @@ struct TokenInputs {
     grad_context.load(token, row, stage, false);
     compressed.load(token, row, stage, false);
   }
+  // If packets are kept in registers, X of all rows is made by `finish_state`, after the last.
   DEVICE void load_rewrite_inputs(long long token, int row, bool again) {
     state.load(token, row, stage, again);
     grad.load(token, row, stage, again);
     direction.load(token, row, stage, again);
-    source.rewrite(state[row], token, row, again);
+    if constexpr (!KEEP_IN_REGISTERS) source.rewrite(state, token, row, again);
   }
+  DEVICE void finish_state(long long token) { source.rewrite(state, token, 0, false); }
 };
 
 // x̂ of a packet: from the saved x of a token read, else from X'.

@@ -40,10 +40,11 @@ struct Chain {
 template <> struct StateSource<false> {
   __device__ explicit StateSource(const Chain&) {}
   DEVICE void prefetch(long long, int) const {}
-  DEVICE void rewrite(Config::State&, long long, int, bool) const {}
+  DEVICE void rewrite(TokenStream<STATE_T, M>&, long long, int, bool) const {}
 };
 
-// `state` is an anchor.
+// `state` is an anchor. The next link's k and numbers are requested before a link is applied, so that a token waits for
+// memory about once and not once for each of its links and rows.
 template <> struct StateSource<true> {
   const Chain& chain;
 
@@ -56,18 +57,36 @@ template <> struct StateSource<true> {
 #pragma unroll
       for (int n = 0; n < REWRITES; ++n) ptx::prefetch_l2(direction(link, n, token, row));
   }
-  // Anchor → X of a row, rounded after each link, as the forwards stored it. `again` as in TokenStream.
-  DEVICE void rewrite(Config::State& state, long long token, int row, bool again) const {
-    Config::Directions k;
-    for (int link = 0; link < chain.length; ++link) {
+
+  // A link's share of a token, for the rows that are loaded together.
+  struct Loaded {
+    Config::Directions k[KEPT_ROWS];
+    Rewrite rewrites[REWRITES];
+  };
+  DEVICE void load(int link, long long token, int first_row, bool again, Loaded& to) const {
+#pragma unroll
+    for (int row = 0; row < KEPT_ROWS; ++row) {
+      if (!is_inside(first_row + row)) continue;
 #pragma unroll
       for (int n = 0; n < REWRITES; ++n) {
-        if (again) k[n].load_cached(direction(link, n, token, row));
-        else k[n].load_streaming(direction(link, n, token, row));
+        const DIRECTION_T* const from = direction(link, n, token, first_row + row);
+        if (again) to.k[row][n].load_cached(from);
+        else to.k[row][n].load_streaming(from);
       }
-      Rewrite rewrites[REWRITES];
-      chain.links[link].load(token, rewrites);
-      state = rewritten(state, k, rewrites);
+    }
+    chain.links[link].load(token, to.rewrites);
+  }
+  // Anchor → X of KEPT_ROWS rows, rounded after each link, as the forwards stored it. `again` as in TokenStream.
+  DEVICE void rewrite(TokenStream<STATE_T, M>& state, long long token, int first_row, bool again) const {
+    if (chain.length == 0) return;
+    Loaded next;
+    load(0, token, first_row, again, next);
+    for (int link = 0; link < chain.length; ++link) {
+      const Loaded now = next;
+      if (link + 1 < chain.length) load(link + 1, token, first_row, again, next);
+#pragma unroll
+      for (int row = 0; row < KEPT_ROWS; ++row)
+        if (is_inside(first_row + row)) state[row] = rewritten(state[row], now.k[row], now.rewrites);
     }
   }
 };

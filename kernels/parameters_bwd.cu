@@ -47,7 +47,10 @@ struct ParametersPass {
 
   DEVICE void add(long long token, const DerivedScalars& s, bool own) {
     inputs.load_read_inputs(token, 0);
-    if (own) inputs.load_rewrite_inputs(token, 0, false);
+    if (own) {
+      inputs.load_rewrite_inputs(token, 0, false);
+      if constexpr (KEEP_IN_REGISTERS) inputs.finish_state(token);
+    }
     Config::State& new_state = inputs.state[0];  // becomes X', with the bits that the forward stored
     if constexpr (REWRITE) {
       if (own) new_state = rewritten(new_state, inputs.direction.vectors(0), s.rewrites);

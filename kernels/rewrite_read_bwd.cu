@@ -66,7 +66,7 @@ struct BackwardPass {
 
   // Prefetches a token, if this plan prefetches at all.
   DEVICE void prefetch(long long token, int stage, bool own) const {
-    if constexpr (!PREFETCH) return;
+    if constexpr (!PREFETCH && !CHAIN) return;
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
       if (is_inside(row)) inputs.prefetch(token, row, stage, own);
@@ -86,6 +86,7 @@ struct BackwardPass {
         inputs.load_read_inputs(token, row);
         if (own) inputs.load_rewrite_inputs(token, row, false);
       }
+      if (own) inputs.finish_state(token);
     }
     if (token == chunk.first) return;
     scalars.prefetch(token - 1);

@@ -117,13 +117,15 @@ def tests(device: str) -> list[Any]:
         }[device]
         return [pytest("operators", file, "-k", chosen, limit=60, parallel=False)]
     folder = "tests/gpu/"
+    every = "--all"  # case of their tables
     return [
         pytest("streams and memory", f"{folder}test_streams.py", f"{folder}test_memory.py",
-               "-k", "not two_to_the_31", limit=60, parallel=True),
-        pytest("operators", f"{folder}test_ops.py", "-k", "float64 or bfloat16",
-               limit=80, parallel=True),
-        pytest("models", f"{folder}test_models.py", "-k", "not compiled", limit=60, parallel=True),
-        pytest("operators in clusters", f"{folder}test_ops.py",
+               every, "-k", "not two_to_the_31", limit=60, parallel=True),
+        pytest("operators", f"{folder}test_ops.py", every,
+               "-k", "float64 or bfloat16", limit=80, parallel=True),
+        pytest("models", f"{folder}test_models.py", every, "-k", "not compiled",
+               limit=60, parallel=True),
+        pytest("operators in clusters", f"{folder}test_ops.py", every,
                "-k", "test_rewrite_read and bfloat16", plan="CLUSTER=2", limit=60, parallel=True),
     ]  # fmt: skip
 

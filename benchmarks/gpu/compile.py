@@ -63,7 +63,7 @@ def model_kernels(model: nn.Module, setting: Setting, device: torch.device) -> l
     found = warm(model, idx, device=device, labels=idx)
     if setting.precision == "bfloat16":
         return found + warm(model.bfloat16(), idx, device=device, labels=idx)
-    with torch.autocast("cuda", torch.bfloat16):
+    with torch.autocast(device.type, torch.bfloat16):
         return found + warm(model, idx, device=device, labels=idx)
 
 

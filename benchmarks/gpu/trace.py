@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from ddl import functional
@@ -51,6 +52,8 @@ def step_kernels(step: Sequence[Callable[[], Any]], clock: Clock) -> dict[str, f
         clock.wait()
     spent: dict[str, float] = {}
     for event in profiler.events():
+        if event.device_type != DeviceType.CUDA:  # the host's calls
+            continue
         name = event.name[:NAME]
         spent[name] = spent.get(name, 0.0) + event.time_range.elapsed_us() / 1e3
     longest = sorted(spent, key=lambda name: -spent[name])

@@ -71,7 +71,8 @@ def passes(sanitizer: str, tool: str, chosen: str) -> bool:
     if tool != "initcheck":  # which has to see torch initialise what our kernels read
         # Kernels with mangled names belong to torch and its libraries; ours are extern "C".
         command += ["--kernel-name-exclude", "kernel_substring=_Z"]
-    command += [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", chosen]
+    command += [sys.executable, "-m", "pytest", "-v", "--all", "-p", "no:cacheprovider"]
+    command += ["-k", chosen]
     # Every tensor gets its own allocation, so the tool sees accesses beyond its end.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     return subprocess.run([*command, str(HERE)], env=environment, check=False).returncode == 0

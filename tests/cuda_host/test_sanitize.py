@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1] / "gpu"
 
 
 @pytest.fixture
@@ -51,9 +51,12 @@ def test_every_tool_runs_and_one_failure_counts(
 
 
 def test_the_tests_it_chooses_exist(sanitize: ModuleType) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "--all", "--collect-only"]
     listed = subprocess.run(
-        [*command, "-k", sanitize.CHOSEN, str(FOLDER)], capture_output=True, text=True, timeout=120
+        [*command, "-p", "no:cacheprovider", "-k", sanitize.CHOSEN, str(FOLDER)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     ).stdout
     for name in ("test_rewrite_read[4-token-384-torch.bfloat16]", "test_expand[4-4-torch.float32]"):
         assert name in listed

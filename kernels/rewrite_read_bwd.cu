@@ -64,7 +64,7 @@ struct BackwardPass {
     return reinterpret_cast<Real*>(rest) + Config::LaterTokens::SHARED;
   }
 
-  // Prefetches a token, if this plan prefetches at all.
+  // Prefetches a token, if this plan prefetches at all; of a chain the directions in every plan.
   DEVICE void prefetch(long long token, int stage, bool own) const {
     if constexpr (!PREFETCH && !CHAIN) return;
 #pragma unroll

@@ -251,7 +251,9 @@ def test_a_sanitizers_report_is_kept(load: Any) -> None:
 def test_what_a_call_chooses_of_the_tests_exists(load: Any) -> None:
     """Of a table most cases are left out, unless every case is asked for."""
     checks, calls = load("gpu.checks"), load("gpu.calls")
-    *_, clusters = (piece.command for piece in calls.tests("cuda"))
+    commands = [piece.command for piece in calls.tests("cuda")]
+    assert all("--all" in command for command in commands)
+    clusters = commands[-1]
     of_clusters = clusters[clusters.index("-k") + 1]
     for chosen, least in ((of_clusters, 15), (checks.SANITIZED, 8)):
         options = ["--all", "--collect-only", "-q", "-k", chosen, "tests/gpu/test_ops.py"]
@@ -259,7 +261,6 @@ def test_what_a_call_chooses_of_the_tests_exists(load: Any) -> None:
         listing = [*clusters[:3], *options]
         listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True).stdout
         assert listed.count("::test_") >= least
-    assert "--all" in clusters
 
 
 def test_counters_are_read(load: Any) -> None:

@@ -46,7 +46,7 @@ def test_every_tool_runs_and_one_failure_counts(
     assert "sanitize: initcheck failed" in capfd.readouterr().out
     runs = (tmp_path / "log").read_text().splitlines()
     assert [run.split()[1] for run in runs] == list(sanitize.TOOLS)
-    assert all(run.endswith(str(FOLDER)) for run in runs)
+    assert all(run.endswith(str(FOLDER)) and "--all" in run.split() for run in runs)
     assert sanitize.main(["memcheck", "synccheck"]) == 0
 
 

@@ -30,13 +30,14 @@ def results(
     module: nn.Module, *inputs: Tensor, **options: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Output and gradients of inputs and parameters, on the CPU."""
-    module.zero_grad()  # sets them to None: Module.to moves gradients with their parameters
+    module.zero_grad()
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     output = module(*leaves, **options)
     weights = torch.linspace(-1, 1, output.numel(), device=output.device, dtype=F64)
     (output.double() * weights.view(output.shape)).sum().backward()
     grads = {f"input {i}": leaf.grad for i, leaf in enumerate(leaves)}
     grads |= {name: p.grad for name, p in module.named_parameters()}
+    # Copies: `Module.to` moves a parameter's gradient in place, for whoever else holds it, too.
     return output.detach().cpu(), {n: g.cpu().clone() for n, g in grads.items() if g is not None}
 
 

@@ -13,7 +13,7 @@ gates for them. The state crosses memory once, whatever n.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,11 +25,12 @@ from ddl.ops.checks import (
     check_count,
     check_is_tensor,
     check_positive,
+    check_shape,
     gate_dtype,
 )
 from ddl.ops.declarations import cached_expand, cached_read, cached_rewrite_read
 from ddl.options import check_choice
-from ddl.results import Chain, Link, ReadParameters, ReadResult, RewriteReadResult, Write
+from ddl.results import ERASE, Chain, Link, ReadParameters, ReadResult, RewriteReadResult, Write
 
 __all__ = ["expand", "read", "rewrite", "rewrite_read", "rewrite_read_chained"]
 
@@ -37,7 +38,13 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def rewrite(
-    state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, *, eps_k: float
+    state: Tensor,
+    direction: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    *,
+    eps_k: float | None,
+    erase: str | Tensor = "tied",
 ) -> Tensor:
     """Apply the delta rule X' = X + β k̂ (vᵀ − k̂ᵀX), with k̂ = k/√(|k|² + ε_k²).
 
@@ -49,7 +56,9 @@ def rewrite(
         value: v (…, m), or (…, n, m).
         gate: β (…,), or (…, n), meant to be in [0, 2]: 0 keeps X bit for bit, 1 makes k̂ᵀX' = vᵀ,
             2 reflects. No clamping: outside [0, 2] the write overshoots, |1 − β| > 1.
-        eps_k: ε_k, in units of |k|.
+        eps_k: ε_k, in units of |k|; None, with erase="none" only, for k̂ = k.
+        erase: the gate α of X' = X + k̂ (β vᵀ − α k̂ᵀX). "tied": α = β, the delta rule | "none":
+            α = 0, nothing is erased, and k̂ᵀX is not computed | α itself, (…,) or (…, n).
 
     Returns:
         X' (…, d, m) in the dtype of the state.
@@ -59,7 +68,7 @@ def rewrite(
 
     Source: DDL (arXiv 2601.00417), eq. 2.5.
     """
-    return write_to(state, Write(direction, value, gate, eps_k))
+    return write_to(state, _write(state, direction, value, gate, eps_k, erase))
 
 
 def read(
@@ -76,6 +85,8 @@ def read(
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
     document_starts: Tensor | None = None,
+    erase_weight: Tensor | None = None,
+    erase_bias: Tensor | None = None,
 ) -> ReadResult:
     """Compress the state to d features, normalise them, and compute the next value and gate.
 
@@ -96,10 +107,12 @@ def read(
         context_dtype: dtype of h; None for autocast's dtype if autocast is on, else the state's.
         document_starts: with (d, m, K) only, (…, T) bool: the tokens with which a document starts;
             no token looks back beyond the start of its own. None for one document per sequence.
+        erase_weight, erase_bias: w_α and b_α of a gate α = 2·sigmoid(w_α·h + b_α), for a rewrite
+            that erases and writes apart; only beside those of β, and shaped as they are.
 
     Returns:
-        ReadResult(context h (…, d), value v (…, m) or None, gate β (…,) or None), with an axis n
-        as above if the weights have it.
+        ReadResult(context h (…, d), value v (…, m) or None, gate β (…,) or None, erase α (…,) or
+        None), with an axis n as above if the weights have it.
 
     Raises:
         ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
@@ -118,7 +131,8 @@ def read(
         _from_compressed(value_from),
         context_dtype,
     )
-    return read_with(state, parameters, document_starts)
+    parameters = _with_erase(parameters, erase_weight, erase_bias)
+    return _apart(read_with(state, parameters, document_starts), erase_weight)
 
 
 def rewrite_read(
@@ -127,7 +141,8 @@ def rewrite_read(
     value: Tensor,
     gate: Tensor,
     *,
-    eps_k: float,
+    eps_k: float | None,
+    erase: str | Tensor = "tied",
     compress: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_eps: float | None = 1e-5,
@@ -139,6 +154,8 @@ def rewrite_read(
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
     document_starts: Tensor | None = None,
+    erase_weight: Tensor | None = None,
+    erase_bias: Tensor | None = None,
 ) -> RewriteReadResult:
     """Rewrite the state, then read the result, in one pass over memory: the step between sublayers.
 
@@ -147,7 +164,7 @@ def rewrite_read(
 
     Returns:
         RewriteReadResult(state X' (…, d, m), context (…, d), value (…, m) or None, gate (…,) or
-        None).
+        None, erase (…,) or None).
     """
     parameters = ReadParameters(
         compress,
@@ -161,8 +178,10 @@ def rewrite_read(
         _from_compressed(value_from),
         context_dtype,
     )
-    write = Write(direction, value, gate, eps_k)
-    return step(state, write, parameters, document_starts=document_starts)[0]
+    parameters = _with_erase(parameters, erase_weight, erase_bias)
+    write = _write(state, direction, value, gate, eps_k, erase)
+    result, _ = step(state, write, parameters, document_starts=document_starts)
+    return _apart(result, erase_weight)
 
 
 def rewrite_read_chained(
@@ -171,10 +190,13 @@ def rewrite_read_chained(
     value: Tensor,
     gate: Tensor,
     *,
-    eps_k: float,
+    eps_k: float | None,
     chain: Chain,
+    erase: str | Tensor = "tied",
     document_starts: Tensor | None = None,
     value_from: str = "context",
+    erase_weight: Tensor | None = None,
+    erase_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[RewriteReadResult, Chain]:
     """Apply `rewrite_read`, with its options, so that not every state is stored for the backward.
@@ -182,10 +204,11 @@ def rewrite_read_chained(
     Returns its result, and the chain for the next call, which gets the new state.
     """
     parameters = ReadParameters(**options, value_from_compressed=_from_compressed(value_from))
-    write = Write(direction, value, gate, eps_k)
+    parameters = _with_erase(parameters, erase_weight, erase_bias)
+    write = _write(state, direction, value, gate, eps_k, erase)
     result, after = step(state, write, parameters, chain=chain, document_starts=document_starts)
     assert after is not None
-    return result, after
+    return _apart(result, erase_weight), after
 
 
 # --- the same with records, for modules -----------------------------------------------------------
@@ -256,11 +279,12 @@ def bind_cached_read(like: Tensor, parameters: ReadParameters) -> Callable[..., 
     and returns context, value, gate and the pending of the next call; an absent one is empty, or
     None without kernels.
     """
-    return operators.bind(cached_read, like.device, _checked_read(like, parameters))
+    fixed, next_erase = _checked_read(like, parameters).arguments()
+    return operators.bind(cached_read, like.device, fixed, (next_erase,))
 
 
 def bind_cached_step(
-    like: Tensor, eps_k: float, parameters: ReadParameters
+    like: Tensor, eps_k: float | None, erase: str, parameters: ReadParameters
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Return `step` with these parameters, as `bind_cached_read` does `read_with`.
 
@@ -268,8 +292,10 @@ def bind_cached_step(
     and gate in float32 (float64 for a float64 state), and returns state, context, value, gate and
     pending.
     """
-    fixed = (_number("eps_k", eps_k), *_checked_read(like, parameters))
-    return operators.bind(cached_rewrite_read, like.device, fixed)
+    fixed, next_erase = _checked_read(like, parameters).arguments()
+    last = (ERASE.index(erase), next_erase)
+    fixed = (_optional_number("eps_k", eps_k), *fixed)
+    return operators.bind(cached_rewrite_read, like.device, fixed, last)
 
 
 def expand(
@@ -314,7 +340,7 @@ def bind_cached_expand(
     if nothing is looked back at.
     """
     check_count("value_channels", value_channels)
-    return operators.bind(cached_expand, like.device, (weight, value_channels))
+    return operators.bind(cached_expand, like.device, (weight, value_channels), ())
 
 
 # --- checks before the call: torch would convert these, or refuse them without a sentence ---------
@@ -322,18 +348,16 @@ def bind_cached_expand(
 
 def _checked_write(state: Tensor, write: Write) -> Write:
     """Convert a half-precision value or gate to float32 (float64 for a float64 state)."""
-    direction, value, gate, eps_k = write
+    direction, value, gate, eps_k, erase = write
     value, gate = _as_gate("value", value, state), _as_gate("gate", gate, state)
-    return Write(direction, value, gate, _number("eps_k", eps_k))
+    return Write(direction, value, gate, _optional_number("eps_k", eps_k), erase)
 
 
 def _checked_read(state: Tensor, parameters: ReadParameters) -> ReadParameters:
     """Check the numbers, and choose autocast's dtype for the context if none is requested."""
     check_is_tensor("state", state)
     for name in ("norm_eps", "value_scale"):
-        number = getattr(parameters, name)
-        if number is not None:
-            _number(name, number)
+        _optional_number(name, getattr(parameters, name))
     if parameters.context_dtype is not None:
         check_context_dtype(state, parameters.context_dtype)
         return parameters
@@ -349,10 +373,74 @@ def _as_gate(name: str, gate: Tensor, state: Tensor) -> Tensor:
     return gate.to(gate_dtype(state))
 
 
-def _number(name: str, number: float) -> float:
-    if type(number) is not float:  # native code checks the floats
+def _optional_number(name: str, number: float | None) -> float | None:
+    if number is not None and type(number) is not float:  # native code checks the floats
         check_positive(name, number)
     return number
+
+
+def _write(
+    state: Tensor,
+    direction: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    eps_k: float | None,
+    erase: str | Tensor,
+) -> Write:
+    """The record of a rewrite whose α, if it is a tensor, follows β in the record's gate."""
+    if isinstance(erase, str):
+        if erase != "tied":
+            check_choice("erase", erase, ERASE[:2])
+        return Write(direction, value, gate, eps_k, erase)
+    for name, tensor in (("state", state), ("direction", direction), ("gate", gate)):
+        check_is_tensor(name, tensor)
+    _check_beside("erase", erase, gate)
+    axis = -2 if direction.ndim == state.ndim else -1
+    return Write(direction, value, torch.stack((gate, erase), axis), eps_k, "separate")
+
+
+def _with_erase(
+    parameters: ReadParameters, weight: Tensor | None, bias: Tensor | None
+) -> ReadParameters:
+    """The parameters with those of α after those of β."""
+    if weight is None:
+        if bias is not None:
+            text = "`erase_bias` must come with `erase_weight`, got None for `erase_weight`"
+            raise ValueError(text)
+        return parameters
+    of_beta, bias_of_beta = parameters.gate_weight, parameters.gate_bias
+    if of_beta is None or (bias is None) != (bias_of_beta is None):
+        other = "erase_bias" if bias is None else "gate_bias"
+        missing = "gate_weight" if of_beta is None else other
+        raise ValueError(f"`erase_weight` must come with `{missing}`, got None for `{missing}`")
+    _check_beside("erase_weight", weight, of_beta)
+    biases = None
+    if bias is not None and bias_of_beta is not None:
+        _check_beside("erase_bias", bias, bias_of_beta)
+        biases = torch.stack((bias_of_beta, bias))
+    weights = torch.stack((of_beta, weight))
+    return parameters._replace(gate_weight=weights, gate_bias=biases, next_erase="separate")
+
+
+def _check_beside(name: str, tensor: Tensor, other: Tensor) -> None:
+    """Raise unless what belongs to α is as what belongs to β."""
+    check_is_tensor(name, tensor)
+    check_shape(name, tensor, tuple(other.shape))
+    if tensor.device != other.device:
+        raise ValueError(f"`{name}` must be on {other.device}, got a tensor on {tensor.device}")
+
+
+Result = TypeVar("Result", ReadResult, RewriteReadResult)
+
+
+def _apart(result: Result, erase_weight: Tensor | None) -> Result:
+    """The result with β and α apart."""
+    if erase_weight is None:
+        return result
+    gate = result.gate
+    assert gate is not None
+    beta, alpha = gate.unbind(-erase_weight.ndim)
+    return result._replace(gate=beta, erase=alpha)
 
 
 def _from_compressed(value_from: str) -> bool:

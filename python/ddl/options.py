@@ -145,6 +145,7 @@ Gate = Literal["linear", "mlp"]
 GateFrom = Literal["context", "pooled", "convolved", "flatten"]
 Direction = Literal["linear", "mean", "flatten", "attention"]
 Value = Literal["linear", "sigmoid", "constant"]
+Erase = Literal["tied", "none", "separate"]
 ValueFrom = Literal["context", "compressed"]
 Compress = Literal["identity", "channel", "token"]
 Parameterization = Literal["direct", "factored"]
@@ -187,6 +188,9 @@ RESIDUAL_OPTIONS: Options = {
     "rewrites": Option(1, partial(check_count, most=MOST_REWRITES), [{"mapping": "k"}]),
     "direction_rank": Option(None, partial(check_count, optional=True), [{"mapping": "k"}]),
     "beta_init": Option(1.0, partial(check_between, low=0, high=2)),
+    "erase": Option("tied", get_args(Erase)),
+    "normalize": Option(True, check_flag, [{"erase": "none"}]),
+    "branch_scale": Option(1.0, check_finite),
     "eps_k": Option(None, partial(check_positive, optional=True, least=LEAST_EPS_K)),
 }
 
@@ -281,6 +285,10 @@ def check_residual(given: dict[str, Any], value_channels: int) -> None:
     if given["mapping"] == "v" and given["value"] == "constant":
         raise InputError(
             "value", 'be "linear" or "sigmoid" with mapping="v"', '"constant"', ("mapping",)
+        )
+    if not given["normalize"] and given["eps_k"] is not None:
+        raise InputError(
+            "eps_k", "be left at None with normalize=False", repr(given["eps_k"]), ("normalize",)
         )
     if given["direction_rank"] is not None and given["rewrites"] == 1:
         got = given["direction_rank"]

@@ -40,7 +40,7 @@ def compare(
     """
     given = {n: None if t is None else t.to(compute_dtype(dtype)) for n, t in tensors.items()}
     for n in given:
-        if given[n] is not None and n not in ("value", "gate"):
+        if given[n] is not None and n not in ("value", "gate", "erase"):
             given[n] = given[n].to(options.pop(f"{n}_dtype", dtype))
     exact = {n: None if t is None else t.to(F64) for n, t in given.items()}
     fused = run(functional, name, given, stored or dtype, **options)

@@ -16,6 +16,7 @@ from ddl.options import (
     STREAM_OPTIONS,
     Compress,
     Direction,
+    Erase,
     ExpandKind,
     Gate,
     GateFrom,
@@ -150,6 +151,13 @@ class GPTConfig:
     rewrites: int = 1
     """Rewrites per sublayer, one after the other, at most 8, each with a value and a gate of its
     own. The first one's direction is the sublayer's output, the others' are linear maps of it."""
+    erase: Erase = "tied"
+    """What a rewrite erases. tied: as much as it writes. none: nothing, the control without
+    rewriting. separate: by a gate of its own, which starts like β."""
+    normalize: bool = True
+    """Whether a direction is normalised; False, with `erase` none only, writes β k vᵀ."""
+    branch_scale: float = 1.0
+    """Factor of what a rewrite changes: of its gates."""
     direction_rank: int | None = None
     """Rank of the linear map to the directions of further rewrites; None for a full one."""
     eps_k: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ddl.options import Gate, Mapping, Value, ValueFrom
+from ddl.options import Erase, Gate, Mapping, Value, ValueFrom
 from ddl.results import ReadParameters, Write
 
 from .direction import AttentionDirection, FurtherDirections, LinearDirection, PooledDirection
@@ -27,7 +27,9 @@ class Branches(nn.Module):
     value_channels: int
     rewrites: int
     mapping: Mapping
-    eps_k: float
+    eps_k: float | None
+    branch_scale: float
+    erase: Erase
     gate_kind: Gate
     value_kind: Value
     value_from: ValueFrom
@@ -38,6 +40,11 @@ class Branches(nn.Module):
     value: Projection | None
     direction: LinearDirection | PooledDirection | AttentionDirection | None
     further: FurtherDirections | None
+
+    @property
+    def gates(self) -> int:
+        """Number of gates: β of each rewrite and, if they are gates of their own, α of each."""
+        return 2 * self.rewrites if self.erase == "separate" else self.rewrites
 
     @property
     def reads_value(self) -> bool:
@@ -58,9 +65,8 @@ class Branches(nn.Module):
         value_scale: float | None = None
         if self.reads_gate:
             gate = projection_of("gate", self.gate)
-            one = self.rewrites == 1
-            gate_weight = gate.weight.squeeze(0) if one else gate.weight
-            gate_bias = gate.bias.squeeze(0) if one else gate.bias
+            gate_weight = self._per_gate(gate.weight, 0)
+            gate_bias = self._per_gate(gate.bias, 0)
         if self.reads_value:
             value = projection_of("value", self.value)
             value_weight = self._per_rewrite(value.weight, 0)
@@ -78,6 +84,7 @@ class Branches(nn.Module):
             value_scale,
             value_from_compressed=self.reads_value and self.value_from == "compressed",
             context_dtype=read.context_dtype,
+            next_erase=self.erase if self.reads_gate else "tied",
         )
 
     def value_and_gate(
@@ -93,12 +100,12 @@ class Branches(nn.Module):
             z = context if raw is None or self.value_from == "context" else raw
             return (
                 None if value is None else self._values(project(z, value.weight, value.bias)),
-                None if gate is None else squash(project(context, gate.weight, gate.bias)),
+                None if gate is None else self._squashed(project(context, gate.weight, gate.bias)),
             )
         # One product with both weights reads the context once, and needs no sum of two gradients.
         weight = torch.cat((gate.weight, value.weight))
         both = project(context, weight, torch.cat((gate.bias, value.bias)))
-        return self._values(both[..., self.rewrites :]), squash(both[..., : self.rewrites])
+        return self._values(both[..., self.gates :]), self._squashed(both[..., : self.gates])
 
     def write(
         self,
@@ -120,7 +127,7 @@ class Branches(nn.Module):
         value, gate = self.fill_value_and_gate(state, context, value, gate, slot, document_starts)
         gate = gate if keep is None else shut(gate, keep)
         direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
-        return Write(direction, value, gate, self.eps_k)
+        return Write(direction, value, gate, self.eps_k, self.erase)
 
     def fill_value_and_gate(
         self,
@@ -139,9 +146,11 @@ class Branches(nn.Module):
         if gate is None:
             pool = self.gate_pool
             z = context if pool is None else pool(state, slot, document_starts)
-            gate = apply_gate(self.gate_kind, self.gate, z)
+            gate = self._per_gate(apply_gate(self.gate_kind, self.gate, z), -1)
         if self.value_kind == "constant":
-            value = gate.new_full((*gate.shape, self.value_channels), self.value_constant)
+            each = () if self.rewrites == 1 else (self.rewrites,)
+            shape = (*context.shape[:-1], *each, self.value_channels)
+            value = gate.new_full(shape, self.value_constant)
         return value, gate
 
     def rewrite_inputs(
@@ -158,6 +167,15 @@ class Branches(nn.Module):
         branch = projection_of("value", self.value)
         value = self._phi(project(sublayer_out, branch.weight, branch.bias))
         return self.direction(state, context), value
+
+    def _squashed(self, logits: Tensor) -> Tensor:
+        return self._per_gate(squash(logits), -1)
+
+    def _per_gate(self, gates: Tensor, axis: int) -> Tensor:
+        """Split an axis of gates into (2, n) if α are gates of their own; without n for 1."""
+        if self.erase == "separate":
+            return gates if self.rewrites == 1 else gates.unflatten(axis, (2, self.rewrites))
+        return gates.squeeze(axis) if self.rewrites == 1 and axis == 0 else gates
 
     def _values(self, linear: Tensor) -> Tensor:
         return self._per_rewrite(self._phi(linear), -1)

@@ -8,6 +8,7 @@ from token to token is put into one tuple per sublayer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -67,9 +68,10 @@ def continued(
 class Boundary(NamedTuple):
     """A sublayer, and what follows it: the rewrite with its output and the next read.
 
-    residual: None if the read before computed value and gate, the direction is the output, and no
-        hook is installed.
-    step: the rewrite and the next read, bound to all their parameters. name: of what the next read
+    residual: None if the read before computed value and gates as they are written, the direction is
+        the output, and no hook is installed.
+    step: the rewrite and the next read, bound to all their parameters. apart: the same with a gate
+        α of its own, for a hook that set one; None without hooks. name: of what the next read
         keeps; None for nothing.
     """
 
@@ -77,6 +79,7 @@ class Boundary(NamedTuple):
     sublayer: nn.Module
     residual: DeltaResidual | None
     step: Callable[..., tuple[Tensor, ...]]
+    apart: Callable[..., tuple[Tensor, ...]] | None
     name: str | None
 
 
@@ -117,7 +120,7 @@ class CachedStep(NamedTuple):
             pending = history.get(self.name)
             context, value, gate, pending = self.read(state, pending, document_starts)
             history.set(self.name, pending)
-        for number, sublayer, residual, step, name in self.boundaries:
+        for number, sublayer, residual, step, apart, name in self.boundaries:
             written = direction = sublayer(context, *args, **kwargs)
             if residual is not None:
                 check_returned(f"sublayers[{number}]", written, context)
@@ -130,7 +133,10 @@ class CachedStep(NamedTuple):
                     slot=Slot(history, f"residuals.{number}"),
                 )
                 write = residual.hooked(state, write, keep=keep, continues=True)
-                direction, value, gate, _ = write
+                direction, value, gate, *_ = write
+                if write.erase != residual.erase:
+                    assert apart is not None
+                    step = apart
             elif keep is not None:
                 gate = shut(gate, keep)
             pending, starts = (None, None) if name is None else (history.get(name), document_starts)
@@ -153,10 +159,13 @@ def _resolve(stream: Stream, like: Tensor) -> CachedStep:
     names = [f"reads.{i}" if _looks_back(read) else None for i, read in enumerate(reads)]
     boundaries = []
     for index, (sublayer, residual) in enumerate(zip(stream.sublayers, residuals, strict=True)):
-        step = functional.bind_cached_step(like, residual.eps_k, reads[index + 1])
+        bind = partial(functional.bind_cached_step, like, residual.eps_k)
+        step = bind(residual.erase, reads[index + 1])
+        apart = bind("separate", reads[index + 1]) if residual.hooks else None
         by_read = residual.reads_value and residual.reads_gate and residual.further is None
+        by_read = by_read and residual.branch_scale == 1
         branch = None if by_read and not residual.hooks else residual
-        boundaries.append(Boundary(index, sublayer, branch, step, names[index + 1]))
+        boundaries.append(Boundary(index, sublayer, branch, step, apart, names[index + 1]))
     m, weight = expand.value_channels, expand.weight
     opens = functional.bind_cached_expand(like, weight, value_channels=m)
     return CachedStep(

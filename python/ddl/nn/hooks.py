@@ -26,13 +26,15 @@ class Rewrite(NamedTuple):
 
     state: X (…, d, m). write: direction, value, gate and ε_k, of which a hook may change the value
     and the gate (`changed`). keep: (…,) bool, False for padding; None without padding.
-    continues: True if the tokens continue those of a history or cache.
+    continues: True if the tokens continue those of a history or cache. scale: of all gates, the
+    residual's `branch_scale`; β and α are without it.
     """
 
     state: Tensor
     write: Write
     keep: Tensor | None
     continues: bool
+    scale: float = 1.0
 
     @property
     def direction(self) -> Tensor:
@@ -44,20 +46,44 @@ class Rewrite(NamedTuple):
 
     @property
     def gate(self) -> Tensor:
+        """β, and α after it if it is a gate of its own; see `Write`."""
         return self.write.gate
+
+    @property
+    def beta(self) -> Tensor:
+        """β (…,), of one rewrite."""
+        return self.gate[..., 0] if self.write.erase == "separate" else self.gate
+
+    @property
+    def alpha(self) -> Tensor:
+        """α (…,), of one rewrite."""
+        if self.write.erase == "separate":
+            return self.gate[..., 1]
+        return self.gate if self.write.erase == "tied" else torch.zeros_like(self.gate)
+
+    def with_alpha(self) -> Rewrite:
+        """The same rewrites, whose gate has α after β."""
+        write = self.write
+        if write.erase == "separate":
+            return self
+        alpha = write.gate if write.erase == "tied" else torch.zeros_like(write.gate)
+        axis = -1 if self.is_single else -2
+        return self.changed(gate=torch.stack((write.gate, alpha), axis), erase="separate")
 
     def changed(self, **fields: Any) -> Rewrite:
         """The same rewrite with other fields of its write."""
         return self._replace(write=self.write._replace(**fields))
 
     def unit_direction(self) -> Tensor:
-        """k̂ = k/√(|k|² + ε_k²) (…, d), in the gate's dtype."""
+        """k̂ = k/√(|k|² + ε_k²) (…, d), in the gate's dtype; k itself without an ε_k."""
         k = self.direction.to(self.gate.dtype)
+        if self.write.eps_k is None:
+            return k
         return k / (k.square().sum(-1, keepdim=True) + self.write.eps_k**2).sqrt()
 
     def after(self) -> Tensor:
         """X' (…, d, m), in the state's dtype."""
-        return functional.write_to(self.state, self.write)
+        return functional.write_to(self.state, self.write.scaled(self.scale))
 
     @property
     def is_single(self) -> bool:
@@ -71,8 +97,8 @@ class Rewrite(NamedTuple):
         state, found = self.state.to(self.gate.dtype), []
         parts = (self.direction.unbind(-2), self.value.unbind(-2), self.gate.unbind(-1))
         for direction, value, gate in zip(*parts, strict=True):
-            write = Write(direction, value, gate, self.write.eps_k)
-            found.append(self._replace(state=state, write=write))
+            single = self.changed(direction=direction, value=value, gate=gate)
+            found.append(single._replace(state=state))
             state = found[-1].after()
         return found
 

@@ -85,8 +85,8 @@ class DeltaStream(nn.Module):
         device, dtype: of the parameters.
         residual: mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction,
             direction_hidden, value, value_init, value_scale, value_constant, value_from, rewrites,
-            direction_rank, beta_init and eps_k of DeltaResidual. Two of them decide what a sublayer
-            writes:
+            direction_rank, beta_init, erase, normalize, branch_scale and eps_k of DeltaResidual.
+            Two of them decide what a sublayer writes:
             mapping="k": a sublayer's output is the direction, the value comes from the read
             (default).
             mapping="v": a sublayer's output is the value, a branch computes the direction.
@@ -211,7 +211,7 @@ class DeltaStream(nn.Module):
         reads, residuals = self.parameters_of_calls()
         state = self._open(x, document_starts)
         starts = document_starts if reads[0].over_time else None  # all reads compress alike
-        context, value, gate = functional.read_with(state, reads[0], starts)
+        context, value, gate, _ = functional.read_with(state, reads[0], starts)
         stores_less = self.anchor_every > 1 and torch.is_grad_enabled()
         chain = Chain(self.anchor_every) if stores_less else None
         parts = zip(self.sublayers, residuals, reads[1:], strict=True)
@@ -222,7 +222,7 @@ class DeltaStream(nn.Module):
                 *(state, written, context, value, gate), keep=keep, document_starts=document_starts
             )
             write = residual.hooked(state, write, keep=keep)
-            (state, context, value, gate), chain = functional.step(
+            (state, context, value, gate, _), chain = functional.step(
                 state, write, read, chain=chain, document_starts=starts
             )
         return context

@@ -8,14 +8,15 @@
 //! In the letters of docs/mathematics.md, with k̂ = r·k and e = v − p:
 //!
 //! ```text
-//! G  += dx ⊗ w           g   = k̂ᵀG              dX = G − β k̂ gᵀ
-//! dv  = β g              dβ  = g·e              dk = r (dk̂ − k̂ · β(g·e − p·g)),  dk̂ = β (G e − X g)
+//! G  += dx ⊗ w           g   = k̂ᵀG              dX = G − α k̂ gᵀ
+//! dv  = β g              dβ  = g·v, dα = −g·p    dk = r (dk̂ − k̂ (k̂·dk̂)),  dk̂ = G (β v − α p) − α X g
 //! ```
 
 use std::ops::Range;
 
 use super::backward_read::{ReadBackward, ReadScratch};
-use super::backward_rewrite::{OneRewrite, TokenRewrites};
+use super::backward_rewrite::TokenRewrites;
+use super::one_rewrite::OneRewrite;
 use super::weights::{Sums, Wanted, Weights, zero_parameters};
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
@@ -66,7 +67,8 @@ fn backward_rows<T: Stored>(
         let states = state.split_rows(d * m, &bounds).into_iter();
         let mut directions = split(&mut gradients.direction, rewrites * d, &bounds);
         let mut values = split(&mut gradients.value, rewrites * m, &bounds);
-        let mut gates = split(&mut gradients.gate, rewrites, &bounds);
+        let erase = problem.rewrite.as_ref().map(|write| write.erase).unwrap_or_default();
+        let mut gates = split(&mut gradients.gate, erase.gates(rewrites), &bounds);
         let parts: Vec<Part<'_, T>> = bounds
             .windows(2)
             .zip(states)
@@ -146,9 +148,9 @@ struct Grads<A> {
 }
 
 impl<T: Stored> Scratch<T> {
-    fn new(problem: &RewriteRead) -> Result<Scratch<T>> {
+    fn new(problem: &RewriteRead, logits: usize) -> Result<Scratch<T>> {
         let Sizes { d, m, .. } = problem.sizes;
-        let (rewrites, logits) = (problem.rewrites.count(), problem.next.count() * (1 + m));
+        let rewrites = problem.rewrites.count();
         Ok(Scratch {
             rebuilt: Buffer::zeros(if problem.chain.is_empty() { 0 } else { m * d })?,
             new_state: Buffer::zeros(m * d)?,
@@ -185,7 +187,8 @@ impl<T: Stored> WithSimd for Part<'_, T> {
             grad: T::Accum::arithmetic(simd, m, false),
         };
         // Allocated before the sums, which outlive it, so that the next part's scratch reuses its cached memory.
-        let mut scratch = Scratch::new(self.problem)?;
+        let logits = self.read.as_ref().map_or(0, |read| read.weights.logit_rows);
+        let mut scratch = Scratch::new(self.problem, logits)?;
         let mut sums =
             self.read.as_ref().map(|read| Sums::zeros(read.read, read.weights, self.wanted)).transpose()?;
         let documents = Documents::new(self.problem.sizes, &self.problem.document_starts);
@@ -286,7 +289,7 @@ impl<T: Stored> Part<'_, T> {
         if let (Some(rewrite), Some(grad_write)) = (rewrite, &mut self.grad_write) {
             if rewrites > 1 {
                 for (index, k_grad) in grads.g.chunks_exact_mut(m).enumerate() {
-                    arithmetic.grad.products(rewrite.one(index).k, &grads.total, k_grad);
+                    arithmetic.grad.products(rewrite.direction(index), &grads.total, k_grad);
                 }
             }
             grad_write.finish(&*arithmetic.stored, token, &rewrite, (terms, state), grad_state, grads);
@@ -337,8 +340,10 @@ impl GradWrite<'_> {
         let m = g.len() / rewrite.count();
         for (index, g) in g.chunks_exact(m).enumerate() {
             let one = rewrite.one(index);
-            on_k[index] = one.on_k(g, self.store_scalars(token, index, &one, g));
+            self.store_scalars(token, [index, rewrite.count()], &one, g);
+            on_k[index] = one.on_k(g);
         }
+        let back = if rewrite.erases() { &**back } else { &[] };
         let dk = target(&mut self.direction, token, direction);
         arithmetic.finish(&mut Finish { grad, state, terms, back, on_k, to: grad_state, dk });
         if rewrite.count() > 1 {
@@ -350,15 +355,24 @@ impl GradWrite<'_> {
         store_target(&mut self.direction, token, direction);
     }
 
-    /// Stores dv and dβ of one of a token's rewrites; returns dβ = g·e.
+    /// Stores dv and the gradients of the gates of one of a token's n rewrites.
     #[inline(always)]
-    fn store_scalars<A: Accum>(&mut self, token: usize, index: usize, one: &OneRewrite<'_, A>, g: &[A]) -> A {
+    fn store_scalars<A: Accum>(
+        &mut self,
+        token: usize,
+        [index, rewrites]: [usize; 2],
+        one: &OneRewrite<'_, A>,
+        g: &[A],
+    ) {
         let dvalue = &mut self.value.row::<A>(token)[index * g.len()..][..g.len()];
         for (dvalue, g) in dvalue.iter_mut().zip(g) {
             *dvalue = one.gate * *g;
         }
-        let g_e = one.error_along(g);
-        self.gate.row::<A>(token)[index] = g_e;
-        g_e
+        let gates = self.gate.row::<A>(token);
+        let (dbeta, dalpha) = one.grad_gates(g);
+        gates[index] = dbeta;
+        if let Some(dalpha) = dalpha {
+            gates[rewrites + index] = dalpha;
+        }
     }
 }

@@ -123,9 +123,9 @@ pub struct Finish<'a, T, A> {
     pub grad: &'a [A],
     /// X
     pub state: &'a [T],
-    /// k and β r e
+    /// k and what times it is added to X
     pub terms: Terms<'a, A>,
-    /// β r g [n][m]
+    /// α r g [n][m]; empty if nothing is erased: dX is then G
     pub back: &'a [A],
     /// the coefficient of each k in its own dk [n]
     pub on_k: &'a [A],

@@ -181,6 +181,7 @@ mod tests {
     use super::*;
     use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, Types};
     use crate::cuda::plan::{Limits, Overrides};
+    use crate::problem::Erase;
     use crate::tensor::Dtype;
 
     const LIMITS: Limits = Limits {
@@ -217,7 +218,10 @@ mod tests {
             types,
             rewrite,
             rewrites: 1,
+            erase: Erase::default(),
+            normalized: true,
             next: 1,
+            next_gates: 1,
             compress,
             parts,
             sums,

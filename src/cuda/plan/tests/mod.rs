@@ -8,6 +8,7 @@ mod reasons;
 
 use super::limits::Limits;
 use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, Specialisation, Types};
+use crate::problem::Erase;
 use crate::tensor::Dtype;
 
 const LARGE: Limits = Limits {
@@ -54,7 +55,10 @@ fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype)
         types,
         rewrite,
         rewrites: 1,
+        erase: Erase::default(),
+        normalized: true,
         next: 1,
+        next_gates: 1,
         compress,
         parts,
         sums,

@@ -215,7 +215,10 @@ def rewrite_read_chained(
 
 
 def write_to(state: Tensor, write: Write) -> Tensor:
-    """Return `rewrite` of the state."""
+    """Return `rewrite` of the state; with several heads, of each block of its features."""
+    if write.heads > 1:
+        blocks = state.unflatten(-2, (write.heads, -1))
+        return write_to(blocks, write.of_blocks()).flatten(-3, -2)
     new_state, _ = operators.rewrite(state, _checked_write(state, write))
     return new_state
 
@@ -244,8 +247,13 @@ def step(
     """Return `rewrite_read` of the state: the step between two sublayers.
 
     chain: the rewrites that led to the state, so that not every one is stored for the backward.
-    Returned with it is the chain for the next step, which gets the new state.
+    Returned with it is the chain for the next step, which gets the new state. With several heads
+    the read is a second pass over the state, and there is no chain.
     """
+    if write.heads > 1:
+        assert chain is None
+        state = write_to(state, write)
+        return RewriteReadResult(state, *read_with(state, parameters, document_starts)), None
     write, parameters = _checked_write(state, write), _checked_read(state, parameters)
     chain = None if chain is None else chain.before(write)
     anchor, links = (None, None) if chain is None else (chain.anchor, chain.tensors())
@@ -284,7 +292,7 @@ def bind_cached_read(like: Tensor, parameters: ReadParameters) -> Callable[..., 
 
 
 def bind_cached_step(
-    like: Tensor, eps_k: float | None, erase: str, parameters: ReadParameters
+    like: Tensor, eps_k: float | None, erase: str, parameters: ReadParameters, heads: int = 1
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Return `step` with these parameters, as `bind_cached_read` does `read_with`.
 
@@ -292,6 +300,16 @@ def bind_cached_step(
     and gate in float32 (float64 for a float64 state), and returns state, context, value, gate and
     pending.
     """
+    if heads > 1:
+        read_it = bind_cached_read(like, parameters)
+
+        def in_two_passes(
+            state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, *rest: Tensor | None
+        ) -> tuple[Tensor, ...]:
+            state = write_to(state, Write(direction, value, gate, eps_k, erase, heads))
+            return (state, *read_it(state, *rest))
+
+        return in_two_passes
     fixed, next_erase = _checked_read(like, parameters).arguments()
     last = (ERASE.index(erase), next_erase)
     fixed = (_optional_number("eps_k", eps_k), *fixed)
@@ -348,7 +366,7 @@ def bind_cached_expand(
 
 def _checked_write(state: Tensor, write: Write) -> Write:
     """Convert a half-precision value or gate to float32 (float64 for a float64 state)."""
-    direction, value, gate, eps_k, erase = write
+    direction, value, gate, eps_k, erase, _ = write
     value, gate = _as_gate("value", value, state), _as_gate("gate", gate, state)
     return Write(direction, value, gate, _optional_number("eps_k", eps_k), erase)
 

@@ -187,6 +187,7 @@ RESIDUAL_OPTIONS: Options = {
     ),
     "rewrites": Option(1, partial(check_count, most=MOST_REWRITES), [{"mapping": "k"}]),
     "direction_rank": Option(None, partial(check_count, optional=True), [{"mapping": "k"}]),
+    "heads": Option(1, check_count, [{"mapping": "k"}]),
     "beta_init": Option(1.0, partial(check_between, low=0, high=2)),
     "erase": Option("tied", get_args(Erase)),
     "normalize": Option(True, check_flag, [{"erase": "none"}]),
@@ -279,9 +280,20 @@ def check_left(
             refuse(spelling(name, ())[0], expected, given[name], others)
 
 
-def check_residual(given: dict[str, Any], value_channels: int) -> None:
+def check_anchors(anchor_every: int | None, heads: int) -> None:
+    """Raise if several heads, which the fused operator does not know, are to be recomputed."""
+    if heads != 1 and anchor_every not in (None, 1):
+        raise InputError("anchor_every", "be 1 with several heads", anchor_every, ("heads",))
+
+
+def check_residual(given: dict[str, Any], hidden_size: int, value_channels: int) -> None:
     """Check DeltaResidual's options, each by itself and in combination."""
     check_options(given, RESIDUAL_OPTIONS)
+    if hidden_size % given["heads"]:
+        expected = f"divide the hidden size of {hidden_size}"
+        raise InputError("heads", expected, given["heads"], ("hidden_size",))
+    if given["heads"] > 1 and given["rewrites"] > 1:
+        raise InputError("rewrites", "be 1 with several heads", given["rewrites"], ("heads",))
     if given["mapping"] == "v" and given["value"] == "constant":
         raise InputError(
             "value", 'be "linear" or "sigmoid" with mapping="v"', '"constant"', ("mapping",)

@@ -23,7 +23,8 @@ class Write(NamedTuple):
     direction: k (…, d), of any norm. value: v (…, m). gate: β (…,), value and gate in float32
     (float64 for a float64 state). n rewrites have (…, n, d), (…, n, m) and (…, n). eps_k: ε_k, or
     None, with "none" only, for k̂ = k. erase: one of `ERASE`; with "separate" the gate has α after
-    β, (…, 2) or (…, 2, n).
+    β, (…, 2) or (…, 2, n). heads: H; if it is not 1, each of H blocks of d/H features has a rewrite
+    of its own, with k (…, H, d/H), v (…, H, m) and β (…, H) or, with α, (…, 2, H).
     """
 
     direction: Tensor
@@ -31,13 +32,19 @@ class Write(NamedTuple):
     gate: Tensor
     eps_k: float | None
     erase: str = "tied"
+    heads: int = 1
 
     def scaled(self, scale: float) -> Write:
         """The write with its gates times a number."""
         if scale == 1:
             return self
         # Not by `_replace`, which torch.compile cannot return from a part of a graph.
-        return Write(self.direction, self.value, scale * self.gate, self.eps_k, self.erase)
+        return Write(self.direction, self.value, scale * self.gate, *self[3:])
+
+    def of_blocks(self) -> Write:
+        """The rewrites of several heads as those of the tokens of a state (…, H, d/H, m)."""
+        gate = self.gate.mT if self.erase == "separate" else self.gate
+        return Write(self.direction, self.value, gate.contiguous(), self.eps_k, self.erase)
 
     def arguments(self) -> tuple[tuple[Any, ...], int]:
         """The arguments of a schema: those beside the state, and the last one."""

@@ -85,16 +85,19 @@ def blend(share: Tensor, state: Tensor, written: Tensor, write: Write) -> tuple[
     share: a (). state: X (…, d, m). written: F (…, d), the sublayer's output; it is the direction k
     itself, unless mapping="v".
     """
-    direction, value, gate, eps_k, erase = write
+    direction, value, gate, eps_k, erase, heads = write
     added = (1 - share) * written.to(gate.dtype)
     if erase == "none":
-        blended = Write(direction, value, share * gate, eps_k, erase)
+        blended = Write(direction, value, share * gate, eps_k, erase, heads)
         return state + added.unsqueeze(-1).to(state.dtype), blended
     k = direction.to(gate.dtype)
     norm = (k.square().sum(-1, keepdim=True) + eps_k**2).sqrt()
-    each = added if k.ndim == added.ndim else added.unsqueeze(-2)
+    if heads > 1:
+        each = added.unflatten(-1, (heads, -1))
+    else:
+        each = added if k.ndim == added.ndim else added.unsqueeze(-2)
     value = value + (k * each).sum(-1, keepdim=True) / norm
-    blended = Write(direction, value, share * gate, eps_k, erase)
+    blended = Write(direction, value, share * gate, eps_k, erase, heads)
     return state + added.unsqueeze(-1).to(state.dtype), blended
 
 

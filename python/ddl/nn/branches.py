@@ -12,6 +12,7 @@ from .direction import AttentionDirection, FurtherDirections, LinearDirection, P
 from .gate import apply_gate, shut, squash
 from .linear import Projection, project, projection_of
 from .pool import Pool, Slot
+from .read import Read
 
 __all__ = ["Branches"]
 
@@ -21,11 +22,13 @@ class Branches(nn.Module):
 
     In a trunk the fused read before the sublayer computes linear values and gates from the
     parameters that `added_to` gives it; `value_and_gate` computes the same without one. `write`
-    does the rest. For n > 1 rewrites values are (…, n, m), gates (…, n) and directions (…, n, d).
+    does the rest. For n > 1 rewrites values are (…, n, m), gates (…, n) and directions (…, n, d);
+    for H > 1 heads (…, H, m), (…, H) and (…, H, d/H), and no read computes values or gates.
     """
 
     value_channels: int
     rewrites: int
+    heads: int
     mapping: Mapping
     eps_k: float | None
     branch_scale: float
@@ -42,9 +45,14 @@ class Branches(nn.Module):
     further: FurtherDirections | None
 
     @property
+    def writes(self) -> int:
+        """Number of writes of rank 1: one of each rewrite, or of each head."""
+        return self.rewrites * self.heads
+
+    @property
     def gates(self) -> int:
-        """Number of gates: β of each rewrite and, if they are gates of their own, α of each."""
-        return 2 * self.rewrites if self.erase == "separate" else self.rewrites
+        """Number of gates: β of each write and, if they are gates of their own, α of each."""
+        return 2 * self.writes if self.erase == "separate" else self.writes
 
     @property
     def reads_value(self) -> bool:
@@ -56,8 +64,15 @@ class Branches(nn.Module):
         """True if the gate is linear in the read."""
         return self.gate_kind == "linear" and self.gate_pool is None
 
+    @property
+    def reads_raw(self) -> bool:
+        """True if the read before is to return the raw x, because the heads' values need it."""
+        return self.heads > 1 and self.reads_value and self.value_from == "compressed"
+
     def added_to(self, read: ReadParameters) -> ReadParameters:
         """The parameters of the read before this residual, which computes value and gate, too."""
+        if self.heads > 1:
+            return ReadParameters(read.compress, norm_eps=None) if self.reads_raw else read
         gate_weight: Tensor | None = None
         gate_bias: Tensor | None = None
         value_weight: Tensor | None = None
@@ -87,12 +102,25 @@ class Branches(nn.Module):
             next_erase=self.erase if self.reads_gate else "tied",
         )
 
+    def after_read(
+        self, read: Read, context: Tensor, value: Tensor | None, gate: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The context h, value and gate, from what the read before returned; several heads compute
+        theirs here.
+        """
+        if self.heads == 1:
+            return context, value, gate
+        raw = None
+        if self.reads_raw:
+            raw, context = context, read.normalise(context)
+        return context, *self.value_and_gate(context, raw)
+
     def value_and_gate(
         self, context: Tensor, raw: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """Compute value (…, m) and gate (…,) as the fused read would; None for what it cannot.
 
-        For n > 1 rewrites, these are (…, n, m) and (…, n), here and below.
+        For n > 1 rewrites or heads, these are (…, n, m) and (…, n), here and below.
         """
         gate = projection_of("gate", self.gate) if self.reads_gate else None
         value = projection_of("value", self.value) if self.reads_value else None
@@ -127,7 +155,7 @@ class Branches(nn.Module):
         value, gate = self.fill_value_and_gate(state, context, value, gate, slot, document_starts)
         gate = gate if keep is None else shut(gate, keep)
         direction, value = self.rewrite_inputs(state, sublayer_out, context, value)
-        return Write(direction, value, gate, self.eps_k, self.erase)
+        return Write(direction, value, gate, self.eps_k, self.erase, self.heads)
 
     def fill_value_and_gate(
         self,
@@ -148,7 +176,7 @@ class Branches(nn.Module):
             z = context if pool is None else pool(state, slot, document_starts)
             gate = self._per_gate(apply_gate(self.gate_kind, self.gate, z), -1)
         if self.value_kind == "constant":
-            each = () if self.rewrites == 1 else (self.rewrites,)
+            each = () if self.writes == 1 else (self.writes,)
             shape = (*context.shape[:-1], *each, self.value_channels)
             value = gate.new_full(shape, self.value_constant)
         return value, gate
@@ -158,10 +186,12 @@ class Branches(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the rewrite's direction k (…, d) and value v (…, m) for a sublayer's output.
 
-        For n > 1 rewrites k is (…, n, d).
+        For n > 1 rewrites k is (…, n, d), for H > 1 heads (…, H, d/H).
         """
         if self.mapping == "k":
             assert value is not None  # the read computed it, or it is constant
+            if self.heads > 1:
+                return sublayer_out.unflatten(-1, (self.heads, -1)), value
             return sublayer_out if self.further is None else self.further(sublayer_out), value
         assert self.direction is not None
         branch = projection_of("value", self.value)
@@ -174,17 +204,17 @@ class Branches(nn.Module):
     def _per_gate(self, gates: Tensor, axis: int) -> Tensor:
         """Split an axis of gates into (2, n) if α are gates of their own; without n for 1."""
         if self.erase == "separate":
-            return gates if self.rewrites == 1 else gates.unflatten(axis, (2, self.rewrites))
-        return gates.squeeze(axis) if self.rewrites == 1 and axis == 0 else gates
+            return gates if self.writes == 1 else gates.unflatten(axis, (2, self.writes))
+        return gates.squeeze(axis) if self.writes == 1 and axis == 0 else gates
 
     def _values(self, linear: Tensor) -> Tensor:
         return self._per_rewrite(self._phi(linear), -1)
 
     def _per_rewrite(self, values: Tensor, axis: int) -> Tensor:
         """Split an axis of n·m values into (n, m), if n > 1."""
-        if self.rewrites == 1:
+        if self.writes == 1:
             return values
-        return values.unflatten(axis, (self.rewrites, self.value_channels))
+        return values.unflatten(axis, (self.writes, self.value_channels))
 
     def _phi(self, linear: Tensor) -> Tensor:
         return self.value_scale * torch.sigmoid(linear) if self.value_kind == "sigmoid" else linear

@@ -25,6 +25,7 @@ from .history import History
 from .hooks import generation
 from .linear import form_pruned
 from .pool import Slot
+from .read import Read
 from .residual import DeltaResidual
 
 __all__ = ["continued"]
@@ -35,6 +36,7 @@ class Stream(Protocol):
 
     expand: Expand
     sublayers: nn.ModuleList
+    reads: nn.ModuleList
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def parameters_of_calls(self) -> tuple[list[ReadParameters], list[DeltaResidual]]: ...
@@ -72,7 +74,8 @@ class Boundary(NamedTuple):
         the output, and no hook is installed.
     step: the rewrite and the next read, bound to all their parameters. apart: the same with a gate
         α of its own, for a hook that set one; None without hooks. name: of what the next read
-        keeps; None for nothing.
+        keeps; None for nothing. read: the read before, which leaves values and gates to the
+        residual; None if it computes them.
     """
 
     number: int
@@ -81,6 +84,7 @@ class Boundary(NamedTuple):
     step: Callable[..., tuple[Tensor, ...]]
     apart: Callable[..., tuple[Tensor, ...]] | None
     name: str | None
+    read: Read | None
 
 
 class CachedStep(NamedTuple):
@@ -120,7 +124,9 @@ class CachedStep(NamedTuple):
             pending = history.get(self.name)
             context, value, gate, pending = self.read(state, pending, document_starts)
             history.set(self.name, pending)
-        for number, sublayer, residual, step, apart, name in self.boundaries:
+        for number, sublayer, residual, step, apart, name, read in self.boundaries:
+            if residual is not None and read is not None:
+                context, value, gate = residual.after_read(read, context, value, gate)
             written = direction = sublayer(context, *args, **kwargs)
             if residual is not None:
                 check_returned(f"sublayers[{number}]", written, context)
@@ -159,13 +165,16 @@ def _resolve(stream: Stream, like: Tensor) -> CachedStep:
     names = [f"reads.{i}" if _looks_back(read) else None for i, read in enumerate(reads)]
     boundaries = []
     for index, (sublayer, residual) in enumerate(zip(stream.sublayers, residuals, strict=True)):
-        bind = partial(functional.bind_cached_step, like, residual.eps_k)
+        bind = partial(
+            functional.bind_cached_step, like, residual.eps_k, heads=residual.heads
+        )
         step = bind(residual.erase, reads[index + 1])
         apart = bind("separate", reads[index + 1]) if residual.hooks else None
         by_read = residual.reads_value and residual.reads_gate and residual.further is None
-        by_read = by_read and residual.branch_scale == 1
+        by_read = by_read and residual.branch_scale == 1 and residual.heads == 1
         branch = None if by_read and not residual.hooks else residual
-        boundaries.append(Boundary(index, sublayer, branch, step, apart, names[index + 1]))
+        read = stream.reads[index] if residual.heads > 1 else None
+        boundaries.append(Boundary(index, sublayer, branch, step, apart, names[index + 1], read))
     m, weight = expand.value_channels, expand.weight
     opens = functional.bind_cached_expand(like, weight, value_channels=m)
     return CachedStep(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ddl import functional
 from ddl.results import Write
@@ -25,7 +26,8 @@ class Rewrite(NamedTuple):
     """A rewrite that is about to be done: X' = X + β k̂ (vᵀ − k̂ᵀX); or n, one after the other.
 
     state: X (…, d, m). write: direction, value, gate and ε_k, of which a hook may change the value
-    and the gate (`changed`). keep: (…,) bool, False for padding; None without padding.
+    and the gate (`changed`). Those of several heads are as of several rewrites, one per block.
+     keep: (…,) bool, False for padding; None without padding.
     continues: True if the tokens continue those of a history or cache. scale: of all gates, the
     residual's `branch_scale`; β and α are without it.
     """
@@ -91,16 +93,31 @@ class Rewrite(NamedTuple):
         return self.direction.ndim < self.state.ndim
 
     def singles(self) -> list[Rewrite]:
-        """Each of its rewrites alone: the state of one is what the one before leaves, unrounded."""
+        """Each of its rewrites alone: the state of one is what the one before leaves, unrounded.
+
+        That of a head is one of the whole state whose direction is 0 outside its block.
+        """
         if self.is_single:
             return [self]
         state, found = self.state.to(self.gate.dtype), []
-        parts = (self.direction.unbind(-2), self.value.unbind(-2), self.gate.unbind(-1))
+        parts = (self._directions(), self.value.unbind(-2), self.gate.unbind(-1))
         for direction, value, gate in zip(*parts, strict=True):
-            single = self.changed(direction=direction, value=value, gate=gate)
+            single = self.changed(direction=direction, value=value, gate=gate, heads=1)
             found.append(single._replace(state=state))
             state = found[-1].after()
         return found
+
+    def _directions(self) -> list[Tensor]:
+        """The direction (…, d) of each of its rewrites."""
+        directions = self.direction.unbind(-2)
+        if self.write.heads == 1:
+            return list(directions)
+        width, d = directions[0].shape[-1], self.state.shape[-2]
+        starts = range(0, d, width)
+        return [
+            pad(direction, (start, d - width - start))
+            for start, direction in zip(starts, directions, strict=True)
+        ]
 
 
 Hook = Callable[[Rewrite], Rewrite]

@@ -18,6 +18,7 @@ from ddl.options import (
     ExpandKind,
     Parameterization,
     StreamDtype,
+    check_anchors,
     check_count,
     check_known,
     check_options,
@@ -76,7 +77,8 @@ class DeltaStream(nn.Module):
         anchor_every: every so many states are stored for the backward, at most 32; it computes the
             others again, and the gradients are the same to the bit. None for 8, or for the next
             larger number that spreads the stored states evenly (12 with 12 sublayers); if m = 1,
-            for 1 (every state). A state that a gate or direction reads is stored all the same.
+            or with several heads, for 1 (every state). A state that a gate or direction reads is
+            stored all the same.
         stream_dtype: "bfloat16" or "float16", in which the states are stored under autocast, with
             half the bytes and a rounding after every rewrite; None for the dtype of x, as without
             autocast.
@@ -85,7 +87,8 @@ class DeltaStream(nn.Module):
         device, dtype: of the parameters.
         residual: mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction,
             direction_hidden, value, value_init, value_scale, value_constant, value_from, rewrites,
-            direction_rank, beta_init, erase, normalize, branch_scale and eps_k of DeltaResidual.
+            direction_rank, heads, beta_init, erase, normalize, branch_scale and eps_k of
+            DeltaResidual.
             Two of them decide what a sublayer writes:
             mapping="k": a sublayer's output is the direction, the value comes from the read
             (default).
@@ -131,7 +134,11 @@ class DeltaStream(nn.Module):
         check_known(residual, known, "DeltaStream or of DeltaResidual")
         self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
         self.hidden_size, self.value_channels = hidden_size, value_channels
-        self.anchor_every = anchor_every or spread_anchors(len(self.sublayers), value_channels)
+        heads = residual.get("heads", 1)
+        check_anchors(anchor_every, heads)
+        self.anchor_every = anchor_every or 1
+        if anchor_every is None and heads == 1:
+            self.anchor_every = spread_anchors(len(self.sublayers), value_channels)
         self.stream_dtype = stream_dtype
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.expand = Expand(
@@ -216,6 +223,7 @@ class DeltaStream(nn.Module):
         chain = Chain(self.anchor_every) if stores_less else None
         parts = zip(self.sublayers, residuals, reads[1:], strict=True)
         for index, (sublayer, residual, read) in enumerate(parts):
+            context, value, gate = residual.after_read(self.reads[index], context, value, gate)
             written = sublayer(context, *args, **kwargs)
             check_returned(f"sublayers[{index}]", written, context)
             write = residual.write(

@@ -95,12 +95,12 @@ class _New(NamedTuple):
 
 def _choose(residuals: dict[str, DeltaResidual], sublayers: Any) -> dict[DeltaResidual, set[int]]:
     """The chosen residuals, and which of their rewrites."""
-    every = {name: (each, set(range(each.rewrites))) for name, each in residuals.items()}
+    every = {name: (each, set(range(each.writes))) for name, each in residuals.items()}
     if sublayers is None:
         return dict(every.values())
     rows: dict[str, tuple[DeltaResidual, set[int]]] = {}
     for name, (residual, rewrites) in every.items():
-        single = residual.rewrites == 1
+        single = residual.writes == 1
         rows |= {name if single else f"{name}.{j}": (residual, {j}) for j in rewrites}
     names, known = list(rows), every | rows
     chosen: dict[DeltaResidual, set[int]] = {}

@@ -27,7 +27,7 @@ use crate::cpu::simd::features::{store_target, target};
 use crate::cpu::simd::interleaved::Interleaved;
 use crate::cpu::state::{Finish, Join, Mix, StateRows, Stored, Terms};
 use crate::error;
-use crate::problem::{Gradients, Incoming, Link, RewriteRead, Saved, Sizes};
+use crate::problem::{Erase, Gradients, Incoming, Link, RewriteRead, Saved, Sizes};
 use crate::tensor::RowsMut;
 
 /// Runs the operator backward on `threads` threads, for a state of type `T`; the forward filled `saved`.
@@ -336,14 +336,13 @@ impl GradWrite<'_> {
         for index in (0..rewrite.count()).rev() {
             rewrite.complete_g(index, g);
         }
-        rewrite.fill_back(g, back);
         let m = g.len() / rewrite.count();
-        for (index, g) in g.chunks_exact(m).enumerate() {
+        for (index, (g, back)) in g.chunks_exact(m).zip(back.chunks_exact_mut(m)).enumerate() {
             let one = rewrite.one(index);
-            self.store_scalars(token, [index, rewrite.count()], &one, g);
-            on_k[index] = one.on_k(g);
+            one.fill_back(g, back);
+            on_k[index] = self.store_scalars(token, index, rewrite, &one, g);
         }
-        let back = if rewrite.erases() { &**back } else { &[] };
+        let back = if rewrite.erase == Erase::Nothing { &[] } else { &**back };
         let dk = target(&mut self.direction, token, direction);
         arithmetic.finish(&mut Finish { grad, state, terms, back, on_k, to: grad_state, dk });
         if rewrite.count() > 1 {
@@ -355,24 +354,26 @@ impl GradWrite<'_> {
         store_target(&mut self.direction, token, direction);
     }
 
-    /// Stores dv and the gradients of the gates of one of a token's n rewrites.
+    /// Stores dv and the gradients of the gates of one of a token's rewrites; returns the coefficient of k in dk.
     #[inline(always)]
     fn store_scalars<A: Accum>(
         &mut self,
         token: usize,
-        [index, rewrites]: [usize; 2],
+        index: usize,
+        rewrite: &TokenRewrites<'_, A>,
         one: &OneRewrite<'_, A>,
         g: &[A],
-    ) {
+    ) -> A {
         let dvalue = &mut self.value.row::<A>(token)[index * g.len()..][..g.len()];
         for (dvalue, g) in dvalue.iter_mut().zip(g) {
             *dvalue = one.gate * *g;
         }
         let gates = self.gate.row::<A>(token);
-        let (dbeta, dalpha) = one.grad_gates(g);
-        gates[index] = dbeta;
-        if let Some(dalpha) = dalpha {
-            gates[rewrites + index] = dalpha;
+        let [target, readout] = one.target_and_readout_along(g);
+        gates[index] = if rewrite.erase == Erase::Tied { target } else { one.value_along(g) };
+        if rewrite.erase == Erase::Apart {
+            gates[rewrite.count() + index] = A::default() - readout;
         }
+        if rewrite.normalised { one.on_k(target, readout) } else { A::default() }
     }
 }

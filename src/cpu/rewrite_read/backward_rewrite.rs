@@ -3,7 +3,7 @@
 //! Of several rewrites, the j-th sees Gⱼ = G − Σ kᵢ bᵢᵀ over the later ones, with b = α r g, and Xⱼ = X + Σ kᵢ fᵢᵀ over the
 //! earlier ones, with f = r (β v − α p). Neither is formed: the sums add to dkⱼ a multiple of each kᵢ.
 
-use super::one_rewrite::{Erased, OneRewrite};
+use super::one_rewrite::{Coefficients, OneRewrite};
 use crate::cpu::simd::convert::Accum;
 use crate::cpu::simd::features::view;
 use crate::cpu::simd::row::add_scaled;
@@ -13,6 +13,7 @@ use crate::tensor::Tensor;
 
 /// A token's rewrites: k, v and β of each, and what the forward saved.
 pub(super) struct TokenRewrites<'t, A> {
+    rewrites: usize,
     d: usize,
     m: usize,
     /// [n][d]
@@ -21,8 +22,8 @@ pub(super) struct TokenRewrites<'t, A> {
     values: &'t [A],
     /// β [n], then α [n] if it is a gate of its own
     gates: &'t [A],
-    erase: Erase,
-    normalised: bool,
+    pub(super) erase: Erase,
+    pub(super) normalised: bool,
     /// r, p and k·kᵢ of each; see [`stats_before`]
     stats: &'t [A],
 }
@@ -38,6 +39,7 @@ impl<'t, A: Accum> TokenRewrites<'t, A> {
         directions: &'t mut [A],
     ) -> Self {
         TokenRewrites {
+            rewrites,
             d,
             m,
             k: view(write.direction.rows(rewrites * d), token, directions),
@@ -51,22 +53,36 @@ impl<'t, A: Accum> TokenRewrites<'t, A> {
 
     #[inline(always)]
     pub(super) fn count(&self) -> usize {
-        self.k.len() / self.d
+        self.rewrites
     }
 
     #[inline(always)]
     pub(super) fn one(&self, index: usize) -> OneRewrite<'t, A> {
         let m = self.m;
         let stats = &self.stats[stats_before(index, m)..];
-        let (gate, erased) = (self.gates[index], Erased::new(self.erase, self.gates, index, self.count()));
-        let (r, readout, k_products) = (stats[0], &stats[1..1 + m], &stats[1 + m..][..index]);
-        let value = &self.values[index * m..][..m];
-        OneRewrite { value, gate, erased, r, readout, k_products, normalised: self.normalised }
+        OneRewrite {
+            of: self.coefficients(index),
+            value: &self.values[index * m..][..m],
+            readout: &stats[1..1 + m],
+            gate: self.gates[index],
+            r: stats[0],
+        }
     }
 
     #[inline(always)]
-    pub(super) fn erases(&self) -> bool {
-        self.erase != Erase::Nothing
+    fn coefficients(&self, index: usize) -> Coefficients<A> {
+        Coefficients::new(self.erase, self.gates, self.r(index), [index, self.rewrites])
+    }
+
+    #[inline(always)]
+    fn r(&self, index: usize) -> A {
+        self.stats[stats_before(index, self.m)]
+    }
+
+    /// k·k of rewrite `index` and an earlier one.
+    #[inline(always)]
+    fn k_product(&self, index: usize, earlier: usize) -> A {
+        self.stats[stats_before(index, self.m) + 1 + self.m + earlier]
     }
 
     /// k of rewrite `index`.
@@ -93,23 +109,12 @@ impl<'t, A: Accum> TokenRewrites<'t, A> {
         let m = self.m;
         let (k_grad, later) = g[index * m..].split_at_mut(m);
         for after in index + 1..self.count() {
-            let other = self.one(after);
-            let scale = A::default() - other.k_products[index] * other.erasure();
+            let scale = A::default() - self.k_product(after, index) * self.coefficients(after).erasure;
             add_scaled(k_grad, scale, &later[(after - index - 1) * m..][..m]);
         }
-        let r = self.one(index).r;
+        let r = self.r(index);
         for number in k_grad {
             *number = r * *number;
-        }
-    }
-
-    /// Fills α r g [n][m].
-    #[inline(always)]
-    pub(super) fn fill_back(&self, g: &[A], back: &mut [A]) {
-        let rows = back.chunks_exact_mut(self.m).zip(g.chunks_exact(self.m));
-        for (index, (back, g)) in rows.enumerate() {
-            let scale = self.one(index).erasure();
-            back.iter_mut().zip(g).for_each(|(back, g)| *back = scale * *g);
         }
     }
 
@@ -123,9 +128,9 @@ impl<'t, A: Accum> TokenRewrites<'t, A> {
             }
             let (their, their_g) = (self.one(other), &all_g[other * self.m..][..self.m]);
             let (shared, scale) = if other > index {
-                (one.target_along(their_g), one.scale() * their.erasure())
+                (one.target_along(their_g), one.of.scale * their.of.erasure)
             } else {
-                (their.target_along(g), one.erasure() * their.scale())
+                (their.target_along(g), one.of.erasure * their.of.scale)
             };
             add_scaled(dk, A::default() - scale * shared, self.direction(other));
         }

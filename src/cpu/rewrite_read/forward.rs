@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use fearless_simd::prelude::*;
 
-use super::one_rewrite::{Erased, OneRewrite};
+use super::one_rewrite::Coefficients;
 use super::weights::Weights;
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
@@ -292,17 +292,11 @@ impl<T: Stored> Part<'_, T> {
             }
             let r = write.eps_k.map_or(T::Accum::from_f64(1.0), |eps_k| inverse_norm(square[0], eps_k));
             square[0] = r;
-            readouts.iter_mut().for_each(|p| *p = r * *p);
-            let one = OneRewrite {
-                value: &values[index * m..][..m],
-                gate: gates[index],
-                erased: Erased::new(write.erase, gates, index, rewrites),
-                r,
-                normalised: write.eps_k.is_some(),
-                readout: readouts,
-                k_products,
-            };
-            one.fill_factors(&mut factors[..m]);
+            let of = Coefficients::new(write.erase, gates, r, [index, rewrites]);
+            for ((p, v), factor) in readouts.iter_mut().zip(&values[index * m..][..m]).zip(factors) {
+                *p = r * *p;
+                *factor = of.factor(*v, *p);
+            }
         }
         if let Some(stored) = self.stats.as_mut().filter(|_| own) {
             stored.row::<T::Accum>(token).copy_from_slice(stats);

@@ -1,129 +1,102 @@
 //! The small numbers of one of a token's rewrites: what times k is added to X, and what its gradients need.
 //!
-//! With e = v − p the delta rule adds β r e; with a gate α of its own, or with none, r (β v − α p).
+//! Times k it adds s tᵀ with the target t = a v − b p. Of the delta rule a = b = 1 and s = β r, so that t is the error v − p;
+//! of a rewrite that erases with a gate of its own, or not at all, a = β, b = α or 0, and s = r.
 
 use crate::cpu::simd::convert::Accum;
 use crate::problem::Erase;
 
-/// What a rewrite erases.
+/// The coefficients of one rewrite.
 #[derive(Clone, Copy)]
-pub(super) enum Erased<A> {
-    /// α = β
-    Tied,
-    Nothing,
-    /// α
-    Apart(A),
+pub(super) struct Coefficients<A> {
+    /// a, of v
+    value: A,
+    /// b, of p
+    readout: A,
+    /// s
+    pub(super) scale: A,
+    /// α r
+    pub(super) erasure: A,
 }
 
-impl<A: Accum> Erased<A> {
-    /// Of rewrite `index` of n, whose gates are β [n] and then, if it is a gate of its own, α [n].
+impl<A: Accum> Coefficients<A> {
+    /// Of rewrite `index` of n. gates: β [n] and then, if it is a gate of its own, α [n].
     #[inline(always)]
-    pub(super) fn new(erase: Erase, gates: &[A], index: usize, rewrites: usize) -> Self {
-        match erase {
-            Erase::Tied => Erased::Tied,
-            Erase::Nothing => Erased::Nothing,
-            Erase::Apart => Erased::Apart(gates[rewrites + index]),
+    pub(super) fn new(erase: Erase, gates: &[A], r: A, [index, rewrites]: [usize; 2]) -> Self {
+        let (beta, one) = (gates[index], A::from_f64(1.0));
+        if erase == Erase::Tied {
+            return Coefficients { value: one, readout: one, scale: beta * r, erasure: beta * r };
         }
+        let alpha = if erase == Erase::Apart { gates[rewrites + index] } else { A::default() };
+        Coefficients { value: beta, readout: alpha, scale: r, erasure: alpha * r }
+    }
+
+    /// t of a channel
+    #[inline(always)]
+    fn target(&self, value: A, readout: A) -> A {
+        self.value * value - self.readout * readout
+    }
+
+    /// s t of a channel
+    #[inline(always)]
+    pub(super) fn factor(&self, value: A, readout: A) -> A {
+        self.scale * self.target(value, readout)
     }
 }
 
-/// One of a token's rewrites.
+/// One of a token's rewrites, for its gradients.
 pub(super) struct OneRewrite<'t, A> {
+    pub(super) of: Coefficients<A>,
     /// v [m]
     pub(super) value: &'t [A],
-    /// β
-    pub(super) gate: A,
-    pub(super) erased: Erased<A>,
-    /// r; 1 if k̂ = k
-    pub(super) r: A,
-    pub(super) normalised: bool,
     /// p [m]
     pub(super) readout: &'t [A],
-    /// k·kᵢ with the k of each earlier rewrite
-    pub(super) k_products: &'t [A],
+    /// β
+    pub(super) gate: A,
+    /// r; 1 if k̂ = k
+    pub(super) r: A,
 }
 
 impl<A: Accum> OneRewrite<'_, A> {
-    /// What the target is multiplied with: β r, or r.
-    #[inline(always)]
-    pub(super) fn scale(&self) -> A {
-        match self.erased {
-            Erased::Tied => self.gate * self.r,
-            Erased::Nothing | Erased::Apart(_) => self.r,
-        }
-    }
-
-    /// α r
-    #[inline(always)]
-    pub(super) fn erasure(&self) -> A {
-        match self.erased {
-            Erased::Tied => self.gate * self.r,
-            Erased::Nothing => A::default(),
-            Erased::Apart(alpha) => alpha * self.r,
-        }
-    }
-
-    /// e, or β v − α p, of a channel.
-    #[inline(always)]
-    fn target(&self, channel: usize) -> A {
-        let (value, readout) = (self.value[channel], self.readout[channel]);
-        match self.erased {
-            Erased::Tied => value - readout,
-            Erased::Nothing => self.gate * value,
-            Erased::Apart(alpha) => self.gate * value - alpha * readout,
-        }
-    }
-
-    /// Fills what times k is added to each channel.
+    /// Fills s t.
     #[inline(always)]
     pub(super) fn fill_factors(&self, factors: &mut [A]) {
-        let scale = self.scale();
-        for (channel, factor) in factors.iter_mut().enumerate() {
-            *factor = scale * self.target(channel);
+        for ((factor, value), readout) in factors.iter_mut().zip(self.value).zip(self.readout) {
+            *factor = self.of.factor(*value, *readout);
         }
     }
 
-    /// The target's product with g.
+    /// t·g
     #[inline(always)]
     pub(super) fn target_along(&self, g: &[A]) -> A {
-        g.iter().enumerate().fold(A::default(), |sum, (channel, g)| sum + *g * self.target(channel))
+        let parts = g.iter().zip(self.value).zip(self.readout);
+        parts.fold(A::default(), |sum, ((g, value), readout)| sum + *g * self.of.target(*value, *readout))
     }
 
-    /// p·g
+    /// t·g and p·g
     #[inline(always)]
-    fn readout_along(&self, g: &[A]) -> A {
-        g.iter().zip(self.readout).fold(A::default(), |sum, (g, readout)| sum + *g * *readout)
-    }
-
-    /// dβ, and dα if it is a gate of its own.
-    #[inline(always)]
-    pub(super) fn grad_gates(&self, g: &[A]) -> (A, Option<A>) {
-        match self.erased {
-            Erased::Tied => (self.target_along(g), None),
-            Erased::Nothing => (self.value_along(g), None),
-            Erased::Apart(_) => (self.value_along(g), Some(A::default() - self.readout_along(g))),
-        }
+    pub(super) fn target_and_readout_along(&self, g: &[A]) -> [A; 2] {
+        let parts = g.iter().zip(self.value).zip(self.readout);
+        parts.fold([A::default(); 2], |[target, readout], ((g, value), p)| {
+            [target + *g * self.of.target(*value, *p), readout + *g * *p]
+        })
     }
 
     /// v·g
     #[inline(always)]
-    fn value_along(&self, g: &[A]) -> A {
+    pub(super) fn value_along(&self, g: &[A]) -> A {
         g.iter().zip(self.value).fold(A::default(), |sum, (g, value)| sum + *g * *value)
     }
 
-    /// −r² k̂ᵀdk̂, the coefficient of k in dk, which needs no other reduction: of the delta rule k̂ᵀdk̂ = β (g·e − p·g), else
-    /// g·(β v − α p) − α p·g.
+    /// Fills α r g.
     #[inline(always)]
-    pub(super) fn on_k(&self, g: &[A]) -> A {
-        if !self.normalised {
-            return A::default();
-        }
-        let along = self.target_along(g);
-        let along_k = match self.erased {
-            Erased::Tied => self.r * self.gate * (along - self.readout_along(g)),
-            Erased::Nothing => self.r * along,
-            Erased::Apart(alpha) => self.r * (along - alpha * self.readout_along(g)),
-        };
-        A::default() - self.r * along_k
+    pub(super) fn fill_back(&self, g: &[A], back: &mut [A]) {
+        back.iter_mut().zip(g).for_each(|(back, g)| *back = self.of.erasure * *g);
+    }
+
+    /// −r² k̂ᵀdk̂, the coefficient of k in dk, from t·g and p·g: k̂ᵀdk̂ = s/r (t·g − b p·g) needs no further reduction.
+    #[inline(always)]
+    pub(super) fn on_k(&self, target: A, readout: A) -> A {
+        A::default() - self.r * (self.of.scale * (target - self.of.readout * readout))
     }
 }

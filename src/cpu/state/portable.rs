@@ -93,10 +93,11 @@ impl<T: Stored> StateRows<T> for Portable {
             for (index, factors) in terms.factors.chunks_exact(m).enumerate() {
                 let mut sum = on_k[index] * terms.k[index * d + feature];
                 for channel in 0..m {
-                    sum += grad[channel] * factors[channel];
+                    let mut product = grad[channel] * factors[channel];
                     if let Some(back) = back.get(index * m + channel) {
-                        sum -= state[channel].widen::<T::Accum>() * *back;
+                        product -= state[channel].widen::<T::Accum>() * *back;
                     }
+                    sum += product;
                 }
                 finish.dk[index * d + feature] = sum;
             }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +20,7 @@ from ddl.options import (
     check_count,
     check_known,
     check_options,
+    spread_anchors,
 )
 from ddl.results import Chain, ReadParameters
 
@@ -259,17 +259,6 @@ class DeltaStream(nn.Module):
         for index, residual in enumerate(residuals):
             found[index] = residual.added_to(found[index])
         return found, residuals
-
-
-def spread_anchors(sublayers: int, value_channels: int) -> int:
-    """The default of `anchor_every`: one state in 8 is stored, spread evenly over the sublayers.
-
-    Of 12 sublayers one state in 12: the second of one in 8 would serve only 4 rewrites. With one
-    value channel a state costs no more than a direction, so every one is stored.
-    """
-    if value_channels == 1:
-        return 1
-    return max(8, math.ceil(sublayers / max(1, sublayers // 8)))
 
 
 def as_stream(x: Tensor, dtype: StreamDtype | None) -> Tensor:

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from ddl.errors import listed
 from ddl.files import read_text
+from ddl.lab.train.listing import LISTING
 from ddl.lab.train.plots import plot_losses
-from ddl.lab.train.sweep import LISTING
 from ddl.models.tokenizers import printable
 from ddl.paths import is_run, path_kind
 

@@ -23,9 +23,9 @@ from ddl.lab.load import complete
 from ddl.lab.output import print_line
 from ddl.lab.progress import progress_bar
 from ddl.lab.train import Trainer, Watch, stop_on_signal
+from ddl.lab.train.listing import write_listing
 from ddl.lab.train.metrics import Metrics
 from ddl.lab.train.runs import PLOT, RunDirectory
-from ddl.lab.train.sweep import write_listing
 from ddl.models.tokenizers import printable
 
 PROMPT = "The statement "

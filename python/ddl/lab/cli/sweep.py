@@ -104,7 +104,7 @@ def show(sweep: Sweep, console: Console) -> None:
     paired = pair(compared.runs) if len(seeds) > 1 else None
     tables.show(compared, console, paired)
     path = sweep.out / PLOT
-    compare.plot(compared, path)
+    compare.plot(compared, path, sweep.equal or "steps")
     print_line(console, f"Loss curves: {path}")
 
 

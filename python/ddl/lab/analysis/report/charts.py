@@ -9,9 +9,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ddl.lab.config.comparing import Over
+from ddl.lab.train.json_lines import number
 from ddl.lab.train.plots import COLOURS, TOP, curve, smooth
 from ddl.recording.quantities import ADDED, BINS, BOUNDS
 
+from ..cost import LABELS, per_step, places
 from ..labels import labels, spread
 from ..paired import variants_of
 from ..recordings import SCALARS, Row, Training
@@ -44,7 +47,8 @@ FIRST = ("beta", "error", "write_norm")  # quantities that the choice begins wit
 
 
 class Chart(NamedTuple):
-    """A chart. id: of its element. height: pixels. choices: quantities, the first one is shown."""
+    """A chart. id: of its element. height: pixels. choices: quantities or x-axes; the first one is
+    shown."""
 
     id: str
     title: str
@@ -89,14 +93,17 @@ def losses(runs: Sequence[Run], keys: Sequence[Key]) -> Chart | None:
     """
     named = {run.name: run for run in runs}
     traces: list[Figure] = []
+    drawn: list[tuple[Run, str]] = []  # run and quantity of each trace
     highest = 0.0
     for group, key in enumerate(keys):
         for name in key.runs:
-            steps, values = curve(named[name].records, "validation_loss")
+            run = named[name]
+            steps, values = curve(run.records, "validation_loss")
             highest = max([highest, *values])
-            training, recorded = curve(named[name].records, "loss")
+            training, recorded = curve(run.records, "loss")
             traces += _curve(group, key, name, "training", training, smooth(recorded).tolist())
             traces += _curve(group, key, name, "validation", steps, values)
+            drawn += [(run, "loss")] * bool(training) + [(run, "validation_loss")] * bool(steps)
     if not traces:
         return None
     y: Figure = {"title": {"text": "nats per token"}, "automargin": True}
@@ -104,12 +111,34 @@ def losses(runs: Sequence[Run], keys: Sequence[Key]) -> Chart | None:
     top = TOP * highest
     margin = 0.05 * (top - lowest)
     y |= {"range": rounded([lowest - margin, top])} if highest > lowest else {}
-    layout = _layout(420, xaxis={"title": {"text": "step"}, "rangemode": "tozero"}, yaxis=y)
-    return Chart("losses", "Losses by step", {"data": traces, "layout": layout}, 420)
+    x: Figure = {"title": {"text": "step"}, "rangemode": "tozero", "exponentformat": "SI"}
+    layout = _layout(420, xaxis=x, yaxis=y)
+    figure = {"data": traces, "layout": layout, "over": [_axis(over, drawn) for over in LABELS]}
+    return Chart("losses", "Losses over", figure, 420, tuple(LABELS.values()))
+
+
+def _axis(over: Over, drawn: Sequence[tuple[Run, str]]) -> Figure:
+    """An x-axis that the reader may choose.
+
+    scales: for each trace, its steps times this number. x: its places, if they are measured; none
+    where they are not known.
+    """
+    title = LABELS[over]
+    if over != "seconds":
+        return {"title": title, "scales": [per_step(run.options, over) for run, _ in drawn]}
+    found = [_places(run, key, over) for run, key in drawn]
+    return {"title": title, "x": [rounded(thinned(x, MOST_POINTS), 6) for x in found]}
+
+
+def _places(run: Run, key: str, over: Over) -> list[float | None]:
+    """The places of the points of a curve, None for one without; empty if none has any."""
+    pairs = zip(run.records, places(run, over), strict=True)
+    found = [place for record, place in pairs if number(record, key) is not None]
+    return found if any(place is not None for place in found) else []
 
 
 def _curve(
-    group: int, key: Key, run: str, kind: str, steps: Sequence[int], values: Sequence[float]
+    group: int, key: Key, run: str, kind: str, steps: Sequence[float], values: Sequence[float]
 ) -> list[Figure]:
     """A trace, thin for training and with markers for validation; none without a point."""
     if not steps:

@@ -19,6 +19,7 @@ from ddl.lab.config import ReportConfig
 from ddl.paths import is_run
 
 from ..compare import Comparison, compare
+from ..cost import CAPTION, without
 from ..options import options_of
 from ..paired import Paired, pair
 from ..runs import Run
@@ -94,6 +95,8 @@ def render(compared: Comparison, paired: Paired | None = None) -> bytes:
         tables=merge(sections(compared, paired), width=10**9),
         notes=compared.notes + ([] if paired is None else paired.notes),
         losses=curves,
+        caption=CAPTION,
+        unplaced=without(compared.runs, "seconds"),
         legend=keys,
         symbols=SYMBOLS,
         inside=inside,

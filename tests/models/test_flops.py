@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +23,7 @@ from ddl.nn.gate import apply_gate, make_gate
 from ddl.nn.hyper import HyperConnection
 from ddl.nn.pool import Pool
 from ddl.ops import devices
+from tests.support import ROOT
 from tests.support.counting import count
 
 B, T, D, M = 4, 32, 96, 4
@@ -300,3 +303,75 @@ def test_the_parts_add_up() -> None:
         "head",
     ]
     assert sum(part.total for part in parts.values()) == pytest.approx(flops_per_token(BASE).total)
+
+
+# --- the documentation ----------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "flops.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    example, printed = (
+        re.search(rf"^```{kind}\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+        for kind in ("python", "text")
+    )
+    assert example is not None
+    assert printed is not None
+    exec(compile(example[1], "docs/flops.md", "exec"), {})
+    assert capsys.readouterr().out == printed[1]
+
+
+def test_every_formula_has_a_row() -> None:
+    functions = {
+        name
+        for module in (sublayers, residuals)
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    }
+    assert set(re.findall(r"^\| `(\w+)`", PAGE, flags=re.MULTILINE)) == functions
+
+
+def test_the_formulas_of_the_rows() -> None:
+    """Those with several terms, at sizes of which no two are equal."""
+    d, m, n, K, c, w, H, k = 5, 3, 2, 4, 7, 6, 2, 11
+
+    def other(flops: Flops) -> tuple[float, float, float]:
+        return (
+            flops.matrix_forward / 2,
+            flops.forward - flops.matrix_forward,
+            (flops.backward - flops.matrix_backward),
+        )
+
+    core = (2 * k * w, 5 * k * H + 2 * w, 4 * k * H + 2 * w)
+    assert other(sublayers.attention_core(w, H, k)) == core
+    assert other(sublayers.attention(d, w, H, k)) == (
+        4 * d * w + core[0],
+        14 * w + core[1],
+        27 * w + 2 * d + core[2],
+    )
+    assert other(sublayers.swiglu(d, c)) == (3 * d * c, 2 * c, 4 * c + d)
+    assert other(residuals.addition(d)) == (0, 5 * d, 11 * d)
+    assert other(residuals.gates(d, n)) == (0, n * (2 * d + 3), n * (3 * d + 4) + n * d)
+    assert other(residuals.projected_gates(d, n, c)) == (d * c + c * n, c + 3 * n, 2 * c + 4 * n)
+    assert other(residuals.pool(d, m, "convolved", K)) == (
+        0,
+        2 * d * m + 2 * K * d + (K + 2) * d,
+        d * m + (4 * K + 6) * d,
+    )
+    assert other(residuals.direction(d, m, "attention", c)) == (
+        2 * d * c + d * d,
+        7 * d * m + 5 * m,
+        14 * d * m + 4 * m,
+    )
+    assert other(residuals.further_directions(d, n, 2)) == (n * 2 * d, 0, d)
+    assert other(residuals.rewrite(d, m, n)) == (
+        n * d * m,
+        n * (2 * d * m + 4 * d + m),
+        n * (5 * d * m + 13 * d + m),
+    )
+    small = m * (m + 2)
+    assert other(residuals.hyper_connection(d, m)) == (
+        m * (2 * m + 3) * d,
+        (9 * m + 4) * d + 3 * small,
+        (22 * m + 11) * d + 6 * small,
+    )

@@ -154,6 +154,10 @@ def test_what_the_variants_cost(tmp_path: Path) -> None:
         "At neither equal tokens nor equal FLOPs: c.",
         "At equal tokens: d.",
     ]
+    lines = (runs[0] / "metrics.jsonl").read_text().replace('"seconds": 1.0', '"seconds": 1.1')
+    (runs[0] / "metrics.jsonl").write_text(lines)
+    first, other = compare([runs[0], runs[4]]).runs
+    assert pair([first, other]).notes[0] == "At equal seconds (within 10 %): c."
 
 
 def test_runs_of_equal_cost_are_fair_with_other_steps(tmp_path: Path) -> None:

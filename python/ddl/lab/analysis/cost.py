@@ -23,7 +23,7 @@ CAPTION = (
 )
 MOST_NAMED = 4  # runs that a sentence names
 EQUAL = 0.01  # share by which equal FLOPs may differ: steps are whole
-EQUAL_SECONDS = 0.05  # the same of seconds, which are measured
+EQUAL_SECONDS = 0.1  # the same of seconds, which are measured
 
 
 def per_step(config: TrainConfig, over: Over) -> float | None:

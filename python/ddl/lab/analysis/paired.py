@@ -11,7 +11,7 @@ from ddl.errors import InputError
 from ddl.lab.config import TrainConfig
 from ddl.lab.train.resume import FREE
 
-from .cost import EQUAL, close, total_flops, total_seconds
+from .cost import EQUAL, EQUAL_SECONDS, close, total_flops, total_seconds
 from .runs import Run
 from .student import Interval, interval
 
@@ -153,11 +153,13 @@ def _notes(runs: Sequence[Run], found: Sequence[Difference]) -> list[str]:
 
 
 def _cost_notes(others: Sequence[Difference]) -> list[str]:
-    """What the variants have in common with the baseline: tokens, FLOPs, both or neither."""
+    """What the variants have in common with the baseline: tokens, FLOPs, else seconds."""
     named: dict[str, list[str]] = {}
     for variant in others:
         equal = ["tokens"] if variant.tokens == 1 else []
         equal += [f"FLOPs (within {100 * EQUAL:g} %)"] if close(variant.flops, 1.0) else []
+        if not equal and close(variant.seconds, 1.0, EQUAL_SECONDS):
+            equal = [f"seconds (within {100 * EQUAL_SECONDS:g} %)"]
         how = " and ".join(f"equal {name}" for name in equal)
         named.setdefault(how or "neither equal tokens nor equal FLOPs", []).append(variant.variant)
     return [f"At {how}: {', '.join(names)}." for how, names in named.items()]

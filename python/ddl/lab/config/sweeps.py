@@ -19,9 +19,9 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ddl.errors import InputError, first_line, reason_of
 from ddl.files import read_text
@@ -31,6 +31,7 @@ from ddl.paths import at_home
 
 from .presets import PRESETS
 from .recipes import RECIPES
+from .sweep_runs import Equal, Sweep, SweepRun
 from .training import TrainConfig
 
 __all__ = ["Sweep", "SweepRun", "parse_sweep", "read_sweep"]
@@ -42,50 +43,8 @@ MOST_DOTS = 200  # of keys and numbers
 NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_+.-]*")
 
 
-Equal = Literal["flops", "seconds"]
-
 # The options of the model at a path, for a run in a directory that may have begun from there.
 ModelAt = Callable[[str, Path], GPTConfig]
-
-
-class SweepRun(NamedTuple):
-    """One run of a sweep.
-
-    name: of its directory. variant: the name without the seed. config: its options; `out` is the
-    directory, and `resume` is "auto". baseline: the first variant with the same listed options.
-    """
-
-    name: str
-    variant: str
-    config: TrainConfig
-    baseline: str
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """The runs of a sweep in the order of training: every variant with the first seed, then with
-    the second and so on, so that an unfinished sweep already compares all variants.
-
-    equal: the cost that all variants share with their baseline. Steps of equal FLOPs are set; those
-    of equal seconds have to be measured, and given to `with_costs`.
-    """
-
-    out: Path
-    runs: tuple[SweepRun, ...]
-    equal: Equal | None = None
-
-    def with_costs(self, costs: Mapping[str, float]) -> Sweep:
-        """The sweep with as many steps in each run as cost most nearly what its baseline's do.
-
-        costs: of a step, by variant, in any unit.
-        """
-        steps = {run.variant: run.config.steps for run in self.runs}
-        return replace(self, runs=tuple(_with_steps(run, steps, costs) for run in self.runs))
-
-    def by_variant(self) -> list[SweepRun]:
-        """The runs in the order of the variants, and of the seeds within each."""
-        order = list(dict.fromkeys(run.variant for run in self.runs))
-        return sorted(self.runs, key=lambda run: order.index(run.variant))
 
 
 def read_sweep(file: Path, model_at: ModelAt | None = None) -> Sweep:
@@ -292,15 +251,6 @@ def _part(path: str, value: Any) -> str:
     """An option as a part of a directory's name, such as "lr0.001"."""
     text = ",".join(map(str, value)) if isinstance(value, list) else str(_typed(path, value))
     return path.rpartition(".")[2] + re.sub(r"[^A-Za-z0-9_+.,-]", "_", text)
-
-
-def _with_steps(run: SweepRun, steps: Mapping[str, int], costs: Mapping[str, float]) -> SweepRun:
-    """The run with the steps that cost what those of its baseline do."""
-    if run.variant == run.baseline:
-        return run
-    ratio = costs[run.baseline] / costs[run.variant]
-    number = max(1, round(steps[run.baseline] * ratio))
-    return run._replace(config=replace(run.config, steps=number))
 
 
 def _check_name(name: str) -> None:

@@ -24,7 +24,8 @@ from ..options import options_of
 from ..paired import Paired, pair
 from ..runs import Run
 from ..tables import merge, sections
-from .charts import SYMBOLS, Chart, depth_charts, legend, losses, thinned, training_chart
+from .charts import Chart, depth_charts, thinned, training_chart
+from .curves import SYMBOLS, legend, losses
 from .rewrites import Depth, read_depth, read_training
 from .text import visible
 

@@ -232,6 +232,19 @@ MODEL_OPTIONS: Options = {
     "value_channels": Option(4, check_count, [{"compress": "channel token"}, {"residual": "hc"}]),
 }
 
+
+def spread_anchors(sublayers: int, value_channels: int, heads: int = 1) -> int:
+    """The default of `anchor_every`: one state in 8 is stored, spread evenly over the sublayers.
+
+    Of 12 sublayers one state in 12: the second of one in 8 would serve only 4 rewrites. With one
+    value channel a state costs no more than a direction, so every one is stored; nor can the
+    rewrites of several heads be applied again.
+    """
+    if value_channels == 1 or heads > 1:
+        return 1
+    return max(8, math.ceil(sublayers / max(1, sublayers // 8)))
+
+
 # (name, values) as in the table → the caller's own name and values for them.
 Spelling = Callable[[str, Sequence[str]], tuple[str, Sequence[str]]]
 

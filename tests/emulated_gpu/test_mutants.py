@@ -414,7 +414,9 @@ def pieces(kernels: Path = KERNELS) -> None:
 def apart(kernels: Path = KERNELS) -> None:
     """Raise an exception if rewrites that erase and write apart, or erase nothing, are wrong."""
     for rewrites in (None, 2):
-        tensors = inputs((2, 9), 100, 4, rewrites) | parameters(100, 4, "channel", rewrites=rewrites)
+        tensors = inputs((2, 9), 100, 4, rewrites) | parameters(
+            100, 4, "channel", rewrites=rewrites
+        )
         separate = {"erase": gate(tensors), **weights(tensors)}
         for plan in ({"CHUNK": 7}, {"CHUNK": 7, "LOAD_AHEAD": 2}):
             with emulated(kernels=kernels, plan=plan):

@@ -165,9 +165,7 @@ def _resolve(stream: Stream, like: Tensor) -> CachedStep:
     names = [f"reads.{i}" if _looks_back(read) else None for i, read in enumerate(reads)]
     boundaries = []
     for index, (sublayer, residual) in enumerate(zip(stream.sublayers, residuals, strict=True)):
-        bind = partial(
-            functional.bind_cached_step, like, residual.eps_k, heads=residual.heads
-        )
+        bind = partial(functional.bind_cached_step, like, residual.eps_k, heads=residual.heads)
         step = bind(residual.erase, reads[index + 1])
         apart = bind("separate", reads[index + 1]) if residual.hooks else None
         by_read = residual.reads_value and residual.reads_gate and residual.further is None

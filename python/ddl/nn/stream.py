@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +21,7 @@ from ddl.options import (
     check_count,
     check_known,
     check_options,
+    spread_anchors,
 )
 from ddl.results import Chain, ReadParameters
 
@@ -136,9 +136,8 @@ class DeltaStream(nn.Module):
         self.hidden_size, self.value_channels = hidden_size, value_channels
         heads = residual.get("heads", 1)
         check_anchors(anchor_every, heads)
-        self.anchor_every = anchor_every or 1
-        if anchor_every is None and heads == 1:
-            self.anchor_every = spread_anchors(len(self.sublayers), value_channels)
+        spread = spread_anchors(len(self.sublayers), value_channels, heads)
+        self.anchor_every = anchor_every or spread
         self.stream_dtype = stream_dtype
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.expand = Expand(
@@ -267,17 +266,6 @@ class DeltaStream(nn.Module):
         for index, residual in enumerate(residuals):
             found[index] = residual.added_to(found[index])
         return found, residuals
-
-
-def spread_anchors(sublayers: int, value_channels: int) -> int:
-    """The default of `anchor_every`: one state in 8 is stored, spread evenly over the sublayers.
-
-    Of 12 sublayers one state in 12: the second of one in 8 would serve only 4 rewrites. With one
-    value channel a state costs no more than a direction, so every one is stored.
-    """
-    if value_channels == 1:
-        return 1
-    return max(8, math.ceil(sublayers / max(1, sublayers // 8)))
 
 
 def as_stream(x: Tensor, dtype: StreamDtype | None) -> Tensor:

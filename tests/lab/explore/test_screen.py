@@ -15,6 +15,7 @@ from ddl.lab.analysis.inspection import inspect
 from ddl.lab.explore.pages import PAGES
 from ddl.lab.explore.screen import HELP, Explorer
 from ddl.lab.explore.watching import Watch
+from ddl.lab.train.runs import load_config
 from tests.lab.analysis.cases import make_run
 from tests.lab.explore.conftest import append, copied
 from tests.lab.explore.driver import Driver, explore
@@ -62,7 +63,12 @@ def test_the_views_of_inside(run: Path) -> None:
 
     async def script(screen: Driver) -> None:
         await screen.sees("finished")
-        for view, quantity in (("β", "beta"), ("α", "alpha"), ("error", "error"), ("write norm", "write_norm")):
+        for view, quantity in (
+            ("β", "beta"),
+            ("α", "alpha"),
+            ("error", "error"),
+            ("write norm", "write_norm"),
+        ):
             text = await screen.press(*(("3", "v") if view == "β" else ("v",)))
             assert f"[{view}]" in text
             assert re.search(r"^ {7}\s*3 +6$", text, flags=re.MULTILINE)  # the recorded steps
@@ -106,6 +112,34 @@ def test_curves_of_other_quantities(run: Path) -> None:
         assert linear == await screen.press("l")
 
     explore([run], script)
+
+
+def test_curves_over_tokens_flops_and_seconds(run: Path) -> None:
+    """A run without seconds is named, and the axis ends where the costs of the run do."""
+    other = additive(run.parent / "untimed")
+    lines = (other / "metrics.jsonl").read_text().replace("tokens_per_second", "speed")
+    (other / "metrics.jsonl").write_text(lines)
+    config = load_config(run)
+    seconds = [json.loads(line).get("seconds") for line in (run / "metrics.jsonl").open()]
+    last = max(filter(None, seconds))
+
+    async def script(screen: Driver) -> None:
+        await screen.sees("finished")
+        by_step = await screen.press("2")
+        assert "interpolated" not in by_step
+        for label, end in (("tokens", 6 * config.tokens_per_step), ("FLOPs", None)):
+            text = " ".join((await screen.press("o")).split())
+            assert f"Over {label}. Between points a curve is interpolated." in text
+            if end is not None:
+                assert f" {end // 500 * 500 / 1000:g}k" in text or f" {end // 500 * 500}" in text
+        text = await screen.press("o")
+        assert "Over seconds of training." in text
+        assert "Without seconds of training: untimed" in text
+        ticks = [float(number) for number in text.splitlines()[-2].split()]
+        assert 0 < max(ticks) <= last
+        assert await screen.press("o") == by_step
+
+    explore([run.parent], script)
 
 
 def test_a_comparison_of_the_marked_runs(run: Path) -> None:

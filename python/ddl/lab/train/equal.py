@@ -1,0 +1,92 @@
+"""Sweeps of equal seconds: how long a step of each variant takes, measured once for a sweep."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+from rich.console import Console
+
+from ddl.lab import data
+from ddl.lab.config import TrainConfig
+from ddl.lab.config.sweeps import Sweep
+from ddl.lab.device import pick_device
+from ddl.lab.output import print_line
+from ddl.lab.timing import Timed, interleave
+from ddl.locks import alone_in
+
+from .launch import enough_memory
+from .listing import StepTime, read_times, write_listing
+from .trainer import Trainer
+
+ROUNDS, WARMUP = 15, 3  # steps of both variants
+
+
+def settled(sweep: Sweep, console: Console) -> Sweep:
+    """The sweep with the steps of its runs. Those of equal seconds are measured, unless the sweep's
+    listing has them; of several processes one measures, and the others wait for it.
+
+    Raises InputError if a variant cannot be trained or the listing cannot be written.
+    """
+    if (found := stored(sweep)) is not None:
+        return found
+    with alone_in(sweep.out, wait=True):
+        if stored(sweep) is None:  # else by the process that this one has waited for
+            _measure(sweep, console)
+    found = stored(sweep)
+    assert found is not None
+    return found
+
+
+def stored(sweep: Sweep) -> Sweep | None:
+    """The sweep with the steps of its runs; None if they are of equal seconds, and not measured."""
+    if sweep.equal != "seconds":
+        return sweep
+    times, costs = read_times(sweep.out), {}
+    for run in sweep.runs:
+        if run.variant == run.baseline:
+            costs[run.variant] = 1.0
+        elif run.variant in times:
+            costs[run.variant] = times[run.variant].seconds / times[run.variant].baseline
+        else:
+            return None
+    return sweep.with_costs(costs)
+
+
+def _measure(sweep: Sweep, console: Console) -> None:
+    """Time the variants that the listing lacks against their baselines, and write it."""
+    times = read_times(sweep.out)
+    configs = {run.variant: run.config for run in reversed(sweep.runs)}  # of the first seed
+    baselines = {run.variant: run.baseline for run in sweep.runs}
+    for name, base in baselines.items():
+        if name != base and name not in times:
+            print_line(console, f"Timing {ROUNDS} steps of {name}, in turn with those of {base}")
+            times[name] = time_steps(configs[name], configs[base])
+            seconds, of_base = times[name]
+            print_line(console, f"  {seconds:.4g} seconds for a step, not {of_base:.4g}")
+    write_listing(sweep, times)
+
+
+def time_steps(config: TrainConfig, baseline: TrainConfig) -> StepTime:
+    """Median seconds of a training step of two runs, whose steps alternate on this machine."""
+    with enough_memory():
+        steps = {"own": _timed(config), "baseline": _timed(baseline)}
+        seconds = interleave(steps, ROUNDS, warmup=WARMUP)
+    return StepTime(*(statistics.median(s for (s,) in seconds[name]) for name in steps))
+
+
+def _timed(config: TrainConfig) -> Timed:
+    """A training step, which takes until the host has its loss and the device is idle."""
+    device = pick_device(config.device, config.model.residual)
+    corpus = data.load_with(config.data, config.validation, documents=config.separate_documents)
+    trainer = Trainer(config, corpus, device)
+
+    def step() -> tuple[float]:
+        started = time.perf_counter()
+        float(trainer.step().loss)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - started,)
+
+    return step

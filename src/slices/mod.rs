@@ -9,7 +9,7 @@
 //! feature:
 //!
 //! ```
-//! use ddl::slices::{Array, Incoming, RewriteRead, Write};
+//! use ddl::slices::{Array, Erase, Incoming, RewriteRead, Write};
 //!
 //! let state = [0.5, 0.5, 0.5, 4.0, 5.0, 6.0];
 //! let inputs = RewriteRead {

@@ -10,7 +10,7 @@
 //! and these products in turn; `examples/train.rs` shows how.
 //!
 //! ```no_run
-//! use ddl::tch::{Incoming, RewriteRead, Write};
+//! use ddl::tch::{Erase, Incoming, RewriteRead, Write};
 //! use tch::{Device, Kind, Tensor};
 //!
 //! let options = (Kind::Float, Device::Cpu);

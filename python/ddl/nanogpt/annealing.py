@@ -90,6 +90,7 @@ def blend(share: Tensor, state: Tensor, written: Tensor, write: Write) -> tuple[
     if erase == "none":
         blended = Write(direction, value, share * gate, eps_k, erase, heads)
         return state + added.unsqueeze(-1).to(state.dtype), blended
+    assert eps_k is not None  # what erases is normalised
     k = direction.to(gate.dtype)
     norm = (k.square().sum(-1, keepdim=True) + eps_k**2).sqrt()
     if heads > 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -103,8 +105,8 @@ class Branches(nn.Module):
         )
 
     def after_read(
-        self, read: Read, context: Tensor, value: Tensor | None, gate: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, read: nn.Module, context: Tensor, value: Tensor | None, gate: Tensor | None
+    ) -> tuple[Tensor, Any, Any]:
         """The context h, value and gate, from what the read before returned; several heads compute
         theirs here.
         """
@@ -112,6 +114,7 @@ class Branches(nn.Module):
             return context, value, gate
         raw = None
         if self.reads_raw:
+            assert isinstance(read, Read)
             raw, context = context, read.normalise(context)
         return context, *self.value_and_gate(context, raw)
 

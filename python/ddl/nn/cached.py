@@ -25,7 +25,6 @@ from .history import History
 from .hooks import generation
 from .linear import form_pruned
 from .pool import Slot
-from .read import Read
 from .residual import DeltaResidual
 
 __all__ = ["continued"]
@@ -84,7 +83,7 @@ class Boundary(NamedTuple):
     step: Callable[..., tuple[Tensor, ...]]
     apart: Callable[..., tuple[Tensor, ...]] | None
     name: str | None
-    read: Read | None
+    read: nn.Module | None
 
 
 class CachedStep(NamedTuple):

@@ -33,7 +33,7 @@ struct DerivedScalars {
   Rewrite rewrites[REWRITES];
   Real product[REWRITES][REWRITES];  // k·k_i with the earlier k_i
   Real rstd;
-  Real shift;                       // c·rstd; rewrite_read_bwd knows it after its sum
+  Real shift;                        // c·rstd; rewrite_read_bwd knows it after its sum
   Real grad_logit[NEXT_GATES] = {};  // δ_β and δ_α, of the next gates' logits
   Real grad_linear[NEXT * M] = {};   // δ_v, of the next values' logits
 };
@@ -92,7 +92,7 @@ DEVICE void derive_rewrite(const TokenScalars& loaded, int n, DerivedScalars& s)
   }
 #pragma unroll
   for (int i = 0; i < n; ++i) s.product[n][i] = loaded.broadcast(at + 1 + M + i);
-  rewrite.finish(value, gate, loaded.broadcast(AT.gate + (ERASE == APART ? REWRITES + n : n)));
+  rewrite.finish(value, gate, loaded.broadcast(AT.gate + (ERASE == ERASE_SEPARATE ? REWRITES + n : n)));
 }
 
 // Computes the scalars of the token that was prefetched. All lanes must take part, because of the shuffles.

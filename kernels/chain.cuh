@@ -25,7 +25,7 @@ struct Link {
         value[j] = this->value[(token * REWRITES + n) * M + j];
       }
       const Real* const gates = gate + token * REWRITE_GATES;
-      rewrite.finish(value, gates[n], gates[ERASE == APART ? REWRITES + n : n]);
+      rewrite.finish(value, gates[n], gates[ERASE == ERASE_SEPARATE ? REWRITES + n : n]);
     }
   }
 };

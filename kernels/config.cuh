@@ -37,9 +37,9 @@ constexpr int GATES = GATE * NEXT_GATES, VALUES = VALUE * NEXT * M;
 
 // What a rewrite erases, numbered as in src/records.rs: as much as it writes, nothing, or by a gate of its own, which
 // follows all β of the token.
-constexpr int TIED = 0, NOTHING = 1, APART = 2;
-constexpr int REWRITE_GATES = ERASE == APART ? 2 * REWRITES : REWRITES;
-static_assert(NORMALIZED || ERASE == NOTHING, "only what erases nothing may take k as it is");
+constexpr int ERASE_TIED = 0, ERASE_NONE = 1, ERASE_SEPARATE = 2;
+constexpr int REWRITE_GATES = ERASE == ERASE_SEPARATE ? 2 * REWRITES : REWRITES;
+static_assert(NORMALIZED || ERASE == ERASE_NONE, "only what erases nothing may take k as it is");
 
 // A token's forward saves of its rewrites: of each r, p and its k·k_i with every earlier k_i.
 __host__ __device__ constexpr int stats_before(int rewrite) { return rewrite * (1 + M) + rewrite * (rewrite - 1) / 2; }

@@ -14,7 +14,7 @@ struct RewriteRead {
   const STATE_T* state;  // X; if CHAIN, an anchor
   const DIRECTION_T* direction;
   const Real* value;
-  const Real* gate;  // (tokens, REWRITE_GATES)
+  const Real* gate;            // (tokens, REWRITE_GATES)
   const COMPRESS_T* compress;  // (D, M), or tap-major (TAPS, D, M)
   const NORM_T* norm_weight;
   const GATE_T* gate_weight;
@@ -73,8 +73,8 @@ DEVICE bool starts_document(const RewriteRead& args, long long token) {
 
 // --- the rewrite --------------------------------------------------------------------------------
 
-// One rewrite of a token: X' = X + k factorᵀ, where k is not normalised. The delta rule (TIED) has the target e = v − p and
-// the factor β r e; else the target is β v − α p, of which α may be 0, and the factor r times it.
+// One rewrite of a token: X' = X + k factorᵀ, where k is not normalised. Target and factor are e = v − p and β r e if
+// ERASE_TIED; otherwise β v − α p and r (β v − α p), with α = 0 if ERASE_NONE.
 struct Rewrite {
   Real gate;        // β
   Real erase;       // α
@@ -91,16 +91,16 @@ struct Rewrite {
 #pragma unroll
     for (int j = 0; j < M; ++j) {
       this->value[j] = value[j];
-      if constexpr (ERASE == TIED) target[j] = value[j] - readout[j];
-      else if constexpr (ERASE == NOTHING) target[j] = mul_rn(gate, value[j]);
+      if constexpr (ERASE == ERASE_TIED) target[j] = value[j] - readout[j];
+      else if constexpr (ERASE == ERASE_NONE) target[j] = mul_rn(gate, value[j]);
       else target[j] = mul_rn(gate, value[j]) - mul_rn(erase, readout[j]);
       factor[j] = mul_rn(scale(), target[j]);
     }
   }
   // What the target is multiplied with: β r, or r.
-  DEVICE Real scale() const { return ERASE == TIED ? mul_rn(gate, r) : r; }
+  DEVICE Real scale() const { return ERASE == ERASE_TIED ? mul_rn(gate, r) : r; }
   // α r
-  DEVICE Real erasure() const { return ERASE == NOTHING ? Real(0) : mul_rn(erase, r); }
+  DEVICE Real erasure() const { return ERASE == ERASE_NONE ? Real(0) : mul_rn(erase, r); }
 };
 
 // X' before rounding. If the factor is 0, X must keep its bits, even if X is −0 or k is NaN.

@@ -1,9 +1,10 @@
-// rewrite, read and rewrite_read, forward: X, k, v, β → X', h, v', β'.
+// rewrite, read and rewrite_read, forward: X, k, v, β → X', h, v', β'. With a separate erase gate also α → α'.
 //
 // Read per token:    X (M·D elements), k (D), v (M), β. Parameters are read for every token and stay in L1 and L2.
 // Written per token: X' (M·D), h (D), v' (M), β'.
 // Saved for the backward: r and p (1 + M numbers), rstd (1), and x (D) if the read is a token read; β' and v', too.
-// Reduced over the features: {|k|², kᵀX} before the rewrite, {Σx², w_β·γx, W_v·γx} after it.
+// Reduced over the features: {|k|², kᵀX} before the rewrite, {Σx², w_β·γx, W_v·γx} after it. A rewrite that erases nothing
+// reduces |k|² alone, or nothing if k is not normalised.
 // Moved per token: (2M + 2)·D elements, 10·D for M = 4; a token read (2M + 3)·D.
 //
 // Several rewrites one after the other (REWRITES = n) move (n − 1)·D elements more, and X' but once. None of them waits for
@@ -28,7 +29,9 @@ static_assert(LOAD_AHEAD == 0 || !PREFETCH, "only without a stage");
 
 constexpr int GATE_AT = NORM, VALUE_AT = NORM + GATES, READ_SUMS = NORM + GATES + VALUES;
 // The first sum: |k|², kᵀX and the products of the k; of what erases nothing |k|² alone, or nothing.
-constexpr int sums_before(int rewrite) { return ERASE == NOTHING ? rewrite : stats_before(rewrite); }
+__host__ __device__ constexpr int sums_before(int rewrite) {
+  return ERASE == ERASE_NONE ? rewrite : stats_before(rewrite);
+}
 constexpr int FIRST_SUMS = NORMALIZED ? sums_before(REWRITES) : 0;
 constexpr int MAX_SUMS = FIRST_SUMS > READ_SUMS ? FIRST_SUMS : READ_SUMS;
 
@@ -108,7 +111,8 @@ struct ForwardPass {
         value[n][j] = AHEAD ? scalars.broadcast(REWRITE_GATES + n * M + j) : args.value[(token * REWRITES + n) * M + j];
     }
 #pragma unroll
-    for (int n = 0; n < REWRITE_GATES; ++n) gate[n] = AHEAD ? scalars.broadcast(n) : args.gate[token * REWRITE_GATES + n];
+    for (int n = 0; n < REWRITE_GATES; ++n)
+      gate[n] = AHEAD ? scalars.broadcast(n) : args.gate[token * REWRITE_GATES + n];
   }
 
   // The first sum, and from it r, p and the factors of k.
@@ -128,7 +132,7 @@ struct ForwardPass {
 #pragma unroll
     for (int n = 0; n < REWRITES; ++n) {
       measure(n, sums + sums_before(n), rewrites);
-      rewrites[n].finish(value[n], gate[n], gate[ERASE == APART ? REWRITES + n : n]);
+      rewrites[n].finish(value[n], gate[n], gate[ERASE == ERASE_SEPARATE ? REWRITES + n : n]);
     }
     if (SAVES && own && writes(0)) save(token, rewrites, sums);
   }
@@ -141,7 +145,7 @@ struct ForwardPass {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
       sums[at] += k[n][f] * k[n][f];
-      if constexpr (ERASE == NOTHING) continue;
+      if constexpr (ERASE == ERASE_NONE) continue;
 #pragma unroll
       for (int j = 0; j < M; ++j) sums[at + 1 + j] += k[n][f] * state[row][f * M + j];
 #pragma unroll
@@ -160,7 +164,7 @@ struct ForwardPass {
 #pragma unroll
     for (int j = 0; j < M; ++j) {
       rewrite.readout[j] = Real(0);
-      if constexpr (ERASE == NOTHING) continue;
+      if constexpr (ERASE == ERASE_NONE) continue;
       Real k_state = sums[1 + j];  // kᵀX
 #pragma unroll
       for (int i = 0; i < n; ++i) k_state += sums[1 + M + i] * rewrites[i].factor[j];
@@ -176,7 +180,7 @@ struct ForwardPass {
 #pragma unroll
       for (int j = 0; j < M; ++j) to[1 + j] = rewrites[n].readout[j];
 #pragma unroll
-      for (int i = 0; i < n; ++i) to[1 + M + i] = ERASE == NOTHING ? Real(0) : sums[sums_before(n) + 1 + M + i];
+      for (int i = 0; i < n; ++i) to[1 + M + i] = ERASE == ERASE_NONE ? Real(0) : sums[sums_before(n) + 1 + M + i];
     }
   }
 

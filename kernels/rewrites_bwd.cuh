@@ -7,11 +7,11 @@
 
 // One rewrite's backward, as factors, with its target t: dX = G − k backᵀ and dk = scale·(G t − X take) + on_k·k.
 struct RewriteGrad {
-  Real g[M];      // k̂ᵀG
-  Real back[M];   // α r g
-  Real take[M];   // g, or α g if α is a gate of its own
-  Real scale;     // β r, or r
-  Real on_k;      // −r² k̂ᵀdk̂, where k̂ᵀdk̂ = β(g·e − p·g), or g·t − α p·g, needs no sum of its own
+  Real g[M];     // k̂ᵀG
+  Real back[M];  // α r g
+  Real take[M];  // g, or α g if α is a gate of its own
+  Real scale;    // β r, or r
+  Real on_k;     // −r² k̂ᵀdk̂, where k̂ᵀdk̂ = β(g·e − p·g), or g·t − α p·g, needs no sum of its own
 
   // Takes kᵀG, of the G that the later rewrites leave, and writes dv, dβ and dα of rewrite n, each number by one thread.
   DEVICE void derive(
@@ -22,7 +22,7 @@ struct RewriteGrad {
     for (int j = 0; j < M; ++j) {
       g[j] = rewrite.r * k_grad[j];
       back[j] = rewrite.erasure() * g[j];
-      take[j] = ERASE == TIED ? g[j] : rewrite.erase * g[j];
+      take[j] = ERASE == ERASE_TIED ? g[j] : rewrite.erase * g[j];
       g_t += g[j] * rewrite.target[j];
       g_p += g[j] * rewrite.readout[j];
       g_v += g[j] * rewrite.value[j];
@@ -30,10 +30,10 @@ struct RewriteGrad {
       if (writes(number)) gradients.grad_value[token * (REWRITES * M) + number] = rewrite.gate * g[j];
     }
     Real* const grad_gate = gradients.grad_gate + token * REWRITE_GATES;
-    if (writes(n)) grad_gate[n] = ERASE == TIED ? g_t : g_v;
-    if (ERASE == APART && writes(n)) grad_gate[REWRITES + n] = -g_p;
-    if constexpr (ERASE == TIED) on_k = -(rewrite.r * scale * (g_t - g_p));
-    else if constexpr (ERASE == APART) on_k = -(rewrite.r * rewrite.r * (g_t - rewrite.erase * g_p));
+    if (writes(n)) grad_gate[n] = ERASE == ERASE_TIED ? g_t : g_v;
+    if (ERASE == ERASE_SEPARATE && writes(n)) grad_gate[REWRITES + n] = -g_p;
+    if constexpr (ERASE == ERASE_TIED) on_k = -(rewrite.r * scale * (g_t - g_p));
+    else if constexpr (ERASE == ERASE_SEPARATE) on_k = -(rewrite.r * rewrite.r * (g_t - rewrite.erase * g_p));
     else on_k = NORMALIZED ? -(rewrite.r * rewrite.r * g_t) : Real(0);
   }
 
@@ -47,7 +47,7 @@ struct RewriteGrad {
 #pragma unroll
       for (int j = 0; j < M; ++j) {
         unit += whole[f * M + j] * rewrite.target[j];
-        if constexpr (ERASE == NOTHING) continue;
+        if constexpr (ERASE == ERASE_NONE) continue;
         unit -= state[f * M + j] * take[j];
         grad_state.element[f * M + j] -= back[j] * k[f];
       }

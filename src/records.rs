@@ -19,20 +19,20 @@ pub enum Erase {
     #[default]
     Tied = 0,
     /// α = 0: k̂ᵀX is not computed
-    Nothing = 1,
+    None = 1,
     /// a gate of its own, which follows β: the gates of n rewrites are (…, 2, n), and of one (…, 2)
-    Apart = 2,
+    Separate = 2,
 }
 
 impl Erase {
     /// Returns the axis that gates have before that of n.
     pub(crate) fn axis(self) -> &'static [usize] {
-        if self == Erase::Apart { &[2] } else { &[] }
+        if self == Erase::Separate { &[2] } else { &[] }
     }
 
     /// Returns the gates of n rewrites.
     pub(crate) fn gates(self, rewrites: usize) -> usize {
-        if self == Erase::Apart { 2 * rewrites } else { rewrites }
+        if self == Erase::Separate { 2 * rewrites } else { rewrites }
     }
 }
 
@@ -46,7 +46,7 @@ pub struct Write<T, S = T> {
     pub value: S,
     /// β (…) or (…, n), in [0, 2]: 0 keeps X, 1 replaces the readout k̂ᵀX by v, 2 with v = 0 reflects
     pub gate: S,
-    /// ε_k in k̂ = k/√(|k|² + ε_k²); None, with [`Erase::Nothing`] only, for k̂ = k
+    /// ε_k in k̂ = k/√(|k|² + ε_k²); None, with [`Erase::None`] only, for k̂ = k
     pub eps_k: Option<f64>,
     pub erase: Erase,
 }
@@ -116,7 +116,7 @@ pub struct Read<T> {
     pub value_scale: Option<f64>,
     /// z = x instead of h
     pub value_from_compressed: bool,
-    /// of the rewrites to come: with [`Erase::Apart`] their α have weights and biases, (2, d) or (2, n, d), after those of β
+    /// What the next rewrites erase. With [`Erase::Separate`], `gate_weight` is (2, d) or (2, n, d): rows of β, then of α.
     pub erase: Erase,
 }
 

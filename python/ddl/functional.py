@@ -23,9 +23,12 @@ from ddl.ops.checks import (
     autocast_dtype,
     check_context_dtype,
     check_count,
+    check_gate,
+    check_is_dense,
     check_is_tensor,
     check_positive,
     check_shape,
+    check_stored,
     gate_dtype,
 )
 from ddl.ops.declarations import cached_expand, cached_read, cached_rewrite_read
@@ -108,7 +111,7 @@ def read(
         document_starts: with (d, m, K) only, (…, T) bool: the tokens with which a document starts;
             no token looks back beyond the start of its own. None for one document per sequence.
         erase_weight, erase_bias: w_α and b_α of a gate α = 2·sigmoid(w_α·h + b_α), for a rewrite
-            that erases and writes apart; only beside those of β, and shaped as they are.
+            with a separate erase gate. They need `gate_weight` and `gate_bias`, of the same shapes.
 
     Returns:
         ReadResult(context h (…, d), value v (…, m) or None, gate β (…,) or None, erase α (…,) or
@@ -131,7 +134,7 @@ def read(
         _from_compressed(value_from),
         context_dtype,
     )
-    parameters = _with_erase(parameters, erase_weight, erase_bias)
+    parameters = _with_erase(state, parameters, erase_weight, erase_bias)
     return _apart(read_with(state, parameters, document_starts), erase_weight)
 
 
@@ -178,7 +181,7 @@ def rewrite_read(
         _from_compressed(value_from),
         context_dtype,
     )
-    parameters = _with_erase(parameters, erase_weight, erase_bias)
+    parameters = _with_erase(state, parameters, erase_weight, erase_bias)
     write = _write(state, direction, value, gate, eps_k, erase)
     result, _ = step(state, write, parameters, document_starts=document_starts)
     return _apart(result, erase_weight)
@@ -204,7 +207,7 @@ def rewrite_read_chained(
     Returns its result, and the chain for the next call, which gets the new state.
     """
     parameters = ReadParameters(**options, value_from_compressed=_from_compressed(value_from))
-    parameters = _with_erase(parameters, erase_weight, erase_bias)
+    parameters = _with_erase(state, parameters, erase_weight, erase_bias)
     write = _write(state, direction, value, gate, eps_k, erase)
     result, after = step(state, write, parameters, chain=chain, document_starts=document_starts)
     assert after is not None
@@ -248,12 +251,12 @@ def step(
 
     chain: the rewrites that led to the state, so that not every one is stored for the backward.
     Returned with it is the chain for the next step, which gets the new state. With several heads
-    the read is a second pass over the state, and there is no chain.
+    the read is a second pass over the state, which is stored.
     """
     if write.heads > 1:
-        assert chain is None
         state = write_to(state, write)
-        return RewriteReadResult(state, *read_with(state, parameters, document_starts)), None
+        after = None if chain is None else Chain(chain.anchor_every)
+        return RewriteReadResult(state, *read_with(state, parameters, document_starts)), after
     write, parameters = _checked_write(state, write), _checked_read(state, parameters)
     chain = None if chain is None else chain.before(write)
     anchor, links = (None, None) if chain is None else (chain.anchor, chain.tensors())
@@ -406,19 +409,27 @@ def _write(
     erase: str | Tensor,
 ) -> Write:
     """The record of a rewrite whose α, if it is a tensor, follows β in the record's gate."""
-    if isinstance(erase, str):
-        if erase != "tied":
-            check_choice("erase", erase, ERASE[:2])
+    if not isinstance(erase, Tensor):
+        if erase not in ERASE[:2]:
+            kind = ValueError if isinstance(erase, str) else TypeError
+            raise kind(f'`erase` must be "tied", "none" or a tensor, got {erase!r}')
         return Write(direction, value, gate, eps_k, erase)
-    for name, tensor in (("state", state), ("direction", direction), ("gate", gate)):
-        check_is_tensor(name, tensor)
-    _check_beside("erase", erase, gate)
-    axis = -2 if direction.ndim == state.ndim else -1
-    return Write(direction, value, torch.stack((gate, erase), axis), eps_k, "separate")
+    check_is_dense("state", state)
+    check_is_dense("direction", direction)
+    several = direction.ndim == state.ndim
+    shape = (*state.shape[:-2], *(direction.shape[-2:-1] if several else ()))
+    both = []
+    for name, given in (("gate", gate), ("erase", erase)):
+        check_is_dense(name, given)
+        check_shape(name, given, shape)
+        given = _as_gate(name, given, state)
+        check_gate(name, given, state)
+        both.append(given)
+    return Write(direction, value, torch.stack(both, -2 if several else -1), eps_k, "separate")
 
 
 def _with_erase(
-    parameters: ReadParameters, weight: Tensor | None, bias: Tensor | None
+    state: Tensor, parameters: ReadParameters, weight: Tensor | None, bias: Tensor | None
 ) -> ReadParameters:
     """The parameters with those of α after those of β."""
     if weight is None:
@@ -431,21 +442,23 @@ def _with_erase(
         other = "erase_bias" if bias is None else "gate_bias"
         missing = "gate_weight" if of_beta is None else other
         raise ValueError(f"`erase_weight` must come with `{missing}`, got None for `{missing}`")
-    _check_beside("erase_weight", weight, of_beta)
+    check_is_dense("state", state)
+    check_is_dense("gate_weight", of_beta)
+    shape = (*of_beta.shape[:-1], state.shape[-2])
+    weights = _both(state, shape, gate_weight=of_beta, erase_weight=weight)
     biases = None
     if bias is not None and bias_of_beta is not None:
-        _check_beside("erase_bias", bias, bias_of_beta)
-        biases = torch.stack((bias_of_beta, bias))
-    weights = torch.stack((of_beta, weight))
+        biases = _both(state, shape[:-1], gate_bias=bias_of_beta, erase_bias=bias)
     return parameters._replace(gate_weight=weights, gate_bias=biases, next_erase="separate")
 
 
-def _check_beside(name: str, tensor: Tensor, other: Tensor) -> None:
-    """Raise unless what belongs to α is as what belongs to β."""
-    check_is_tensor(name, tensor)
-    check_shape(name, tensor, tuple(other.shape))
-    if tensor.device != other.device:
-        raise ValueError(f"`{name}` must be on {other.device}, got a tensor on {tensor.device}")
+def _both(state: Tensor, shape: tuple[int, ...], **parameters: Tensor) -> Tensor:
+    """Stack the parameters of β and α, after the checks of each."""
+    for name, tensor in parameters.items():
+        check_is_dense(name, tensor)
+        check_shape(name, tensor, shape)
+        check_stored(name, tensor, state)
+    return torch.stack(list(parameters.values()))
 
 
 Result = TypeVar("Result", ReadResult, RewriteReadResult)

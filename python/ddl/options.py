@@ -237,8 +237,8 @@ def spread_anchors(sublayers: int, value_channels: int, heads: int = 1) -> int:
     """The default of `anchor_every`: one state in 8 is stored, spread evenly over the sublayers.
 
     Of 12 sublayers one state in 12: the second of one in 8 would serve only 4 rewrites. With one
-    value channel a state costs no more than a direction, so every one is stored; nor can the
-    rewrites of several heads be applied again.
+    value channel a state costs no more than a direction, so every one is stored. With
+    several heads, too, because a chain cannot hold their rewrites.
     """
     if value_channels == 1 or heads > 1:
         return 1
@@ -294,7 +294,7 @@ def check_left(
 
 
 def check_anchors(anchor_every: int | None, heads: int) -> None:
-    """Raise if several heads, which the fused operator does not know, are to be recomputed."""
+    """Raise if `anchor_every` is not 1 with several heads, whose states cannot be rebuilt."""
     if heads != 1 and anchor_every not in (None, 1):
         raise InputError("anchor_every", "be 1 with several heads", anchor_every, ("heads",))
 

@@ -18,7 +18,7 @@ ERASE = ("tied", "none", "separate")
 
 
 class Write(NamedTuple):
-    """A rewrite of every token, X' = X + β k̂ (vᵀ − k̂ᵀX) with k̂ = k/√(|k|² + ε_k²); or n, in order.
+    """A rewrite of every token, X' = X + k̂ (β vᵀ − α k̂ᵀX), k̂ = k/√(|k|² + ε_k²); or n, in order.
 
     direction: k (…, d), of any norm. value: v (…, m). gate: β (…,), value and gate in float32
     (float64 for a float64 state). n rewrites have (…, n, d), (…, n, m) and (…, n). eps_k: ε_k, or
@@ -47,7 +47,7 @@ class Write(NamedTuple):
         return Write(self.direction, self.value, gate.contiguous(), self.eps_k, self.erase)
 
     def arguments(self) -> tuple[tuple[Any, ...], int]:
-        """The arguments of a schema: those beside the state, and the last one."""
+        """Return the schema's arguments after the state, and the last one, `erase`."""
         return self[:4], ERASE.index(self.erase)
 
 
@@ -72,7 +72,7 @@ class ReadParameters(NamedTuple):
     next_erase: str = "tied"
 
     def arguments(self) -> tuple[tuple[Any, ...], int]:
-        """The arguments of a schema: those beside the state, and the last one."""
+        """Return the schema's arguments after the state, and the last one, `next_erase`."""
         return self[:10], ERASE.index(self.next_erase)
 
     @property
@@ -149,10 +149,13 @@ class Chain(NamedTuple):
     links: tuple[Link, ...] = ()
 
     def before(self, write: Write) -> Chain:
-        """The chain for this rewrite: empty if directions change their dtype or number."""
+        """The chain for this rewrite: empty if directions change their dtype or number, or if it
+        erases otherwise than the links.
+        """
         if self.links:
-            first = self.links[0].write.direction
-            if first.dtype != write.direction.dtype or first.shape != write.direction.shape:
+            first = self.links[0].write
+            known = (first.direction.dtype, first.direction.shape, first.erase)
+            if known != (write.direction.dtype, write.direction.shape, write.erase):
                 return Chain(self.anchor_every)
         return self
 

@@ -201,10 +201,8 @@ impl RewriteRead {
         self.check_small(&write.gate, &self.gates(write.erase, self.rewrites, &[]))?;
         match write.eps_k {
             Some(eps_k) => at_least("eps_k", eps_k, LEAST_EPS_K),
-            None if write.erase == Erase::Nothing => Ok(()),
-            None => {
-                Err(Error::Argument("`eps_k` must be a number where something is erased, got None".into()))
-            }
+            None if write.erase == Erase::None => Ok(()),
+            None => Err(Error::Argument("`eps_k` must be a number unless erase=\"none\", got None".into())),
         }
     }
 

@@ -49,12 +49,13 @@ pub trait Source {
         }
     }
 
-    /// Takes what a rewrite, or one to come, erases: the last arguments, because programs were exported before them.
+    /// Takes what a rewrite, or the next one, erases. These arguments come last, with defaults: programs that 0.1 exported
+    /// lack them.
     fn erase(&mut self, name: &'static str) -> Result<Erase> {
         match self.integer(name) {
             0 => Ok(Erase::Tied),
-            1 => Ok(Erase::Nothing),
-            2 => Ok(Erase::Apart),
+            1 => Ok(Erase::None),
+            2 => Ok(Erase::Separate),
             other => Err(Error::Argument(format!("`{name}` must be 0, 1 or 2, got {other}"))),
         }
     }

@@ -245,8 +245,8 @@ MUTANTS = {
         "high ? pair << 16 : pair & 0xffff0000u",
     ),
 }
-# Faults of rewrites that erase and write apart, or erase nothing; `apart` notices them.
-APART = {
+# Faults of rewrites whose erasure is not tied to the write; `erasing` notices them.
+ERASES = {
     "beta erases": (
         "rewrite_read.cuh",
         "mul_rn(gate, value[j]) - mul_rn(erase, readout[j])",
@@ -264,7 +264,7 @@ APART = {
     ),
     "dk has what is not erased": (
         REWRITES,
-        "if constexpr (ERASE == NOTHING) continue;",
+        "if constexpr (ERASE == ERASE_NONE) continue;",
         "",
     ),
     "k that stays as it is gets a norm's gradient": (
@@ -411,7 +411,7 @@ def pieces(kernels: Path = KERNELS) -> None:
             test_cached.assert_close([state], [wanted])
 
 
-def apart(kernels: Path = KERNELS) -> None:
+def erasing(kernels: Path = KERNELS) -> None:
     """Raise an exception if rewrites that erase and write apart, or erase nothing, are wrong."""
     for rewrites in (None, 2):
         tensors = inputs((2, 9), 100, 4, rewrites) | parameters(
@@ -467,7 +467,7 @@ def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
 def test_the_kernels_pass(monkeypatch):
     sample(monkeypatch)
     pieces()
-    apart()
+    erasing()
 
 
 def a_few(mutants: dict[str, tuple[str, ...]]) -> list[Any]:
@@ -486,10 +486,10 @@ def test_a_mutant_in_pieces_does_not(name, tmp_path):
     assert "did not compile" not in noticed
 
 
-@pytest.mark.parametrize("name", a_few(APART))
+@pytest.mark.parametrize("name", a_few(ERASES))
 def test_a_mutant_that_erases_does_not(name, tmp_path):
-    mutant = plant(APART[name], tmp_path / "kernels")
-    noticed = in_a_child(lambda: apart(mutant))
+    mutant = plant(ERASES[name], tmp_path / "kernels")
+    noticed = in_a_child(lambda: erasing(mutant))
     assert noticed, "the rewrites passed"
     assert "did not compile" not in noticed
 

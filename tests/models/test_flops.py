@@ -297,6 +297,12 @@ def test_what_is_computed_again_is_in_no_total() -> None:
     assert flops_per_token(replace(BASE, residual="additive")).recomputed == 0
 
 
+def test_what_is_returned_may_be_changed() -> None:
+    whole = flops_per_token(BASE)
+    flops_by_part(BASE).clear()
+    assert flops_per_token(BASE) == whole
+
+
 def test_the_parts_add_up() -> None:
     parts = flops_by_part(BASE)
     assert list(parts) == [

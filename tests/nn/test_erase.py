@@ -81,6 +81,21 @@ def test_an_edit_of_alpha_erases_apart_from_what_is_written() -> None:
         assert_close("readout", tied(x), whole, F64, depth=4)
 
 
+@pytest.mark.parametrize("rewrites", [1, 2])
+def test_an_edit_of_one_alpha_has_gradients(rewrites: int) -> None:
+    """Those of every state stored: a chain begins anew where a rewrite erases otherwise."""
+    found = []
+    for anchor_every in (1, 4):
+        stream, x = make_stream(anchor_every=anchor_every, rewrites=rewrites), normal(B, T, D)
+        randomise_(stream)
+        alpha = torch.tensor(0.25, dtype=F64, requires_grad=True)
+        with ddl.edit(stream, sublayers=1, alpha=alpha):
+            loss = stream(x.requires_grad_()).square().sum()
+        found.append(torch.autograd.grad(loss, [x, alpha, *stream.parameters()]))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("erase", ["tied", "none", "separate"])
 @pytest.mark.parametrize("rewrites", [1, 2])
 @torch.no_grad()

@@ -177,11 +177,28 @@ def test_spectra_and_survival_are_those_of_the_block_diagonal_operators(erase: s
     np.testing.assert_allclose(writes, (rest * after[token, -1]).sum())
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("stream_dtype", [None, "bfloat16"])
+@torch.no_grad()
+def test_under_autocast_the_stream_is_the_loop(options: dict[str, Any], stream_dtype: Any) -> None:
+    stream = make_stream(**options, stream_dtype=stream_dtype, compress="token").float()
+    x = normal(B, T, D, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        state = stream.expand(x.to(torch.bfloat16) if stream_dtype else x)
+        for read, sublayer, residual in zip(
+            stream.reads, stream.sublayers, stream.residuals, strict=True
+        ):
+            h, raw = read(state, return_compressed=True)
+            state = residual(state, sublayer(h), context=h, compressed=raw)
+        assert torch.equal(stream(x), stream.readout(state))
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"heads": 5}, "`heads` must divide the hidden size of 12, got 5"),
         ({"heads": 0}, "`heads` must be an integer of at least 1, got 0"),
+        ({"heads": "2"}, "`heads` must be an integer of at least 1, got '2'"),
         ({"heads": 2, "rewrites": 2}, "`rewrites` must be 1 with several heads, got 2"),
         ({"heads": 2, "mapping": "v"}, '`heads` must be left at 1 unless mapping="k", got 2'),
         ({"heads": 2, "anchor_every": 4}, "`anchor_every` must be 1 with several heads, got 4"),

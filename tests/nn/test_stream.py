@@ -63,8 +63,14 @@ RESIDUALS: list[dict[str, Any]] = [
     {"erase": "separate", "value": "sigmoid", "branch_scale": 0.6},
     {"erase": "separate", "rewrites": 2, "gate": "mlp"},
     {"erase": "separate", "mapping": "v", "gate_from": "flatten"},
-    {"heads": D},
-    {"heads": D, "erase": "separate", "value": "sigmoid", "value_from": "compressed"},
+    {"heads": D, "eps_k": 0.3},
+    {
+        "heads": D,
+        "eps_k": 0.3,
+        "erase": "separate",
+        "value": "sigmoid",
+        "value_from": "compressed",
+    },
     {"heads": D, "gate_from": "convolved", "value": "constant"},
 ]
 

@@ -124,19 +124,59 @@ def test_a_chain_changes_no_bit(erase, compress, rewrites):
         assert torch.equal(one, other)
 
 
+def test_a_chain_begins_anew_with_a_rewrite_that_erases_otherwise():
+    results = []
+    for anchor_every in (1, 4):
+        torch.manual_seed(0)
+        given = inputs((2, 9), 24, 4) | parameters(24, 4, "channel")
+        given = {n: t.requires_grad_() for n, t in given.items() if t is not None}
+        state, chain = given.pop("state"), Chain(anchor_every)
+        total = torch.zeros((), dtype=F64)
+        for erase in ("tied", "tied", "none", "tied", gate(given), gate(given), "none"):
+            found, chain = functional.rewrite_read_chained(
+                state, **given, eps_k=0.1, erase=erase, chain=chain
+            )
+            state = found.state
+            total = total + found.context.square().sum() + state.square().sum()
+        total.backward()
+        results.append([tensor.grad for tensor in given.values() if tensor.grad is not None])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_refusals():
     tensors = inputs((2, 9), 8, 2) | parameters(8, 2, "channel")
     write = {name: tensors[name] for name in ("state", "direction", "value", "gate")}
     read = {name: tensors[name] for name in ("state", *[n for n in tensors if n not in write])}
     for given, error, expected in [
-        ({"erase": "all"}, ValueError, '`erase` must be "tied" or "none", got \'all\''),
+        ({"erase": "all"}, ValueError, '`erase` must be "tied", "none" or a tensor, got \'all\''),
         ({"erase": write["gate"][:1]}, ValueError, "`erase` must have shape (2, 9), got (1, 9)"),
-        ({"erase": 0.5}, TypeError, "`erase` must be a torch.Tensor, got float"),
+        ({"erase": 0.5}, TypeError, '`erase` must be "tied", "none" or a tensor, got 0.5'),
+        (
+            {"erase": write["gate"].int()},
+            TypeError,
+            "`erase` must have dtype float32, float64, bfloat16 or float16, got torch.int32",
+        ),
+        (
+            {"erase": write["gate"].to_sparse()},
+            TypeError,
+            "`erase` must be a dense tensor, got layout torch.sparse_coo",
+        ),
+        (
+            {"erase": write["gate"].float()},
+            TypeError,
+            "`erase` must have dtype torch.float64, got torch.float32",
+        ),
+        (
+            {"erase": write["gate"], "gate": write["gate"][:1]},
+            ValueError,
+            "`gate` must have shape (2, 9), got (1, 9)",
+        ),
         ({"eps_k": None}, ValueError, NO_EPS),
         ({"eps_k": None, "erase": write["gate"]}, ValueError, NO_EPS),
     ]:
         with refused(error, expected):
-            functional.rewrite(**write, **({"eps_k": 0.1} | given))
+            functional.rewrite(**(write | {"eps_k": 0.1} | given))
     weight, bias = tensors["gate_weight"], tensors["gate_bias"]
     alone = "`{}` must come with `{}`, got None for `{}`"
     for given, expected in [
@@ -146,12 +186,16 @@ def test_refusals():
             {"erase_weight": weight[:3], "erase_bias": bias},
             "`erase_weight` must have shape (8,), got (3,)",
         ),
+        (
+            {"erase_weight": weight[:3], "gate_weight": weight[:3], "erase_bias": bias},
+            "`gate_weight` must have shape (8,), got (3,)",
+        ),
     ]:
         with refused(ValueError, expected):
-            functional.read(**read, **given)
+            functional.read(**(read | given))
     without = {name: tensor for name, tensor in read.items() if not name.startswith("gate")}
     with refused(ValueError, alone.format("erase_weight", *["gate_weight"] * 2)):
         functional.read(**without, erase_weight=weight)
 
 
-NO_EPS = "`eps_k` must be a number where something is erased, got None"
+NO_EPS = '`eps_k` must be a number unless erase="none", got None'

@@ -21,8 +21,8 @@ pub fn rewrite_reference(inputs: &Inputs) -> Tensor {
     let (direction, value) = (wide(&inputs.direction), wide(&inputs.value));
     let (beta, alpha) = match inputs.erase {
         Erase::Tied => (gate.shallow_clone(), gate),
-        Erase::Nothing => (gate.shallow_clone(), gate.zeros_like()),
-        Erase::Apart => (gate.select(-2, 0), gate.select(-2, 1)),
+        Erase::None => (gate.shallow_clone(), gate.zeros_like()),
+        Erase::Separate => (gate.select(-2, 0), gate.select(-2, 1)),
     };
     let norm = (direction.square().sum_dim_intlist(-1, true, Kind::Double) + EPS_K * EPS_K).sqrt();
     let unit = direction / norm;
@@ -115,7 +115,7 @@ impl Inputs {
         let small = if kind == Kind::Double { kind } else { Kind::Float };
         let over_time: Vec<i64> = [D, M].into_iter().chain(taps).collect();
         let mut starts = vec![false; (2 * TIME) as usize];
-        let gates: &[i64] = if erase == Erase::Apart { &[2, n] } else { &[n] };
+        let gates: &[i64] = if erase == Erase::Separate { &[2, n] } else { &[n] };
         [0, 3, 7, 12].iter().for_each(|&start: &usize| starts[start] = true);
         Inputs {
             state: random(&[2, TIME, D, M], kind),

@@ -30,7 +30,7 @@ struct Tensors {
     erase: Erase,
 }
 
-const ERASES: [Erase; 3] = [Erase::Tied, Erase::Nothing, Erase::Apart];
+const ERASES: [Erase; 3] = [Erase::Tied, Erase::None, Erase::Separate];
 
 impl Tensors {
     fn new() -> Tensors {
@@ -38,7 +38,7 @@ impl Tensors {
     }
 
     fn erasing(erase: Erase, time: usize) -> Tensors {
-        let apart = erase == Erase::Apart;
+        let apart = erase == Erase::Separate;
         let gates = |before: &[usize], after: &[usize]| -> Vec<usize> {
             [before, if apart { &[2, N] } else { &[N] }, after].concat()
         };
@@ -113,8 +113,8 @@ fn reference(tensors: &Tensors) -> [Vec<f64>; 4] {
             let v = &of("value")[(token * N + j) * M..][..M];
             let (beta, alpha) = match tensors.erase {
                 Erase::Tied => (of("gate")[token * N + j], of("gate")[token * N + j]),
-                Erase::Nothing => (of("gate")[token * N + j], 0.0),
-                Erase::Apart => (of("gate")[token * 2 * N + j], of("gate")[token * 2 * N + N + j]),
+                Erase::None => (of("gate")[token * N + j], 0.0),
+                Erase::Separate => (of("gate")[token * 2 * N + j], of("gate")[token * 2 * N + N + j]),
             };
             let norm = (dot(k, k) + EPS_K * EPS_K).sqrt();
             for channel in 0..M {
@@ -166,7 +166,7 @@ fn a_forward_is_the_equations() {
 
 #[test]
 fn a_direction_that_stays_as_it_is_is_written_as_it_is() {
-    let tensors = Tensors::erasing(Erase::Nothing, TIME);
+    let tensors = Tensors::erasing(Erase::None, TIME);
     let mut call = RewriteRead { read: None, ..tensors.both() };
     call.rewrite.as_mut().unwrap().eps_k = None;
     let got = call.forward().unwrap().new_state;
@@ -184,7 +184,7 @@ fn a_direction_that_stays_as_it_is_is_written_as_it_is() {
     assert_close("new_state", &got, &expected, 1e-12);
     call.rewrite.as_mut().unwrap().erase = Erase::Tied;
     let refused = call.forward().unwrap_err().to_string();
-    assert_eq!(refused, "`eps_k` must be a number where something is erased, got None");
+    assert_eq!(refused, "`eps_k` must be a number unless erase=\"none\", got None");
 }
 
 #[test]

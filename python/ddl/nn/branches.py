@@ -71,10 +71,15 @@ class Branches(nn.Module):
         """True if the read before is to return the raw x, because the heads' values need it."""
         return self.heads > 1 and self.reads_value and self.value_from == "compressed"
 
-    def added_to(self, read: ReadParameters) -> ReadParameters:
-        """The parameters of the read before this residual, which computes value and gate, too."""
+    def added_to(self, read: ReadParameters, dtype: torch.dtype | None = None) -> ReadParameters:
+        """The parameters of the read before this residual, which computes value and gate, too.
+
+        dtype: of the states, and so of a raw read; None for that of autocast or the states.
+        """
+        if self.reads_raw:
+            return ReadParameters(read.compress, norm_eps=None, context_dtype=dtype)
         if self.heads > 1:
-            return ReadParameters(read.compress, norm_eps=None) if self.reads_raw else read
+            return read
         gate_weight: Tensor | None = None
         gate_bias: Tensor | None = None
         value_weight: Tensor | None = None

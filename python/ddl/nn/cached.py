@@ -38,7 +38,9 @@ class Stream(Protocol):
     reads: nn.ModuleList
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
-    def parameters_of_calls(self) -> tuple[list[ReadParameters], list[DeltaResidual]]: ...
+    def parameters_of_calls(
+        self, dtype: torch.dtype
+    ) -> tuple[list[ReadParameters], list[DeltaResidual]]: ...
 
 
 def continued(
@@ -73,8 +75,8 @@ class Boundary(NamedTuple):
         the output, and no hook is installed.
     step: the rewrite and the next read, bound to all their parameters. apart: the same with a gate
         α of its own, for a hook that set one; None without hooks. name: of what the next read
-        keeps; None for nothing. read: the read before, which leaves values and gates to the
-        residual; None if it computes them.
+        keeps; None for nothing. read: the read before this sublayer, if the residual computes
+        values and gates itself; else None.
     """
 
     number: int
@@ -160,7 +162,7 @@ def _resolve(stream: Stream, like: Tensor) -> CachedStep:
     """Resolve the calls for tensors like `like`."""
     expand = require_exact_type("expand", stream.expand, Expand)
     form_pruned(expand)
-    reads, residuals = stream.parameters_of_calls()
+    reads, residuals = stream.parameters_of_calls(like.dtype)
     names = [f"reads.{i}" if _looks_back(read) else None for i, read in enumerate(reads)]
     boundaries = []
     for index, (sublayer, residual) in enumerate(zip(stream.sublayers, residuals, strict=True)):

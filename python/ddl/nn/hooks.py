@@ -23,11 +23,11 @@ __all__ = ["Hook", "Rewrite", "generation", "installed"]
 
 
 class Rewrite(NamedTuple):
-    """A rewrite that is about to be done: X' = X + β k̂ (vᵀ − k̂ᵀX); or n, one after the other.
+    """A rewrite that is about to be done: X' = X + k̂ (β vᵀ − α k̂ᵀX); or n, one after the other.
 
     state: X (…, d, m). write: direction, value, gate and ε_k, of which a hook may change the value
-    and the gate (`changed`). Those of several heads are as of several rewrites, one per block.
-     keep: (…,) bool, False for padding; None without padding.
+    and the gate (`changed`). With H heads its tensors have an axis H, a rewrite for each block.
+    keep: (…,) bool, False for padding; None without padding.
     continues: True if the tokens continue those of a history or cache. scale: of all gates, the
     residual's `branch_scale`; β and α are without it.
     """
@@ -95,7 +95,7 @@ class Rewrite(NamedTuple):
     def singles(self) -> list[Rewrite]:
         """Each of its rewrites alone: the state of one is what the one before leaves, unrounded.
 
-        That of a head is one of the whole state whose direction is 0 outside its block.
+        A head becomes a rewrite of the whole state: its direction is 0 outside its block.
         """
         if self.is_single:
             return [self]

@@ -135,6 +135,7 @@ class DeltaStream(nn.Module):
         self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
         self.hidden_size, self.value_channels = hidden_size, value_channels
         heads = residual.get("heads", 1)
+        check_count("heads", heads)
         check_anchors(anchor_every, heads)
         spread = spread_anchors(len(self.sublayers), value_channels, heads)
         self.anchor_every = anchor_every or spread
@@ -214,7 +215,7 @@ class DeltaStream(nn.Module):
         self, x: Tensor, keep: Tensor | None, document_starts: Tensor | None, args: Any, kwargs: Any
     ) -> Tensor:
         """Run whole sequences x (B, T, d)."""
-        reads, residuals = self.parameters_of_calls()
+        reads, residuals = self.parameters_of_calls(x.dtype)
         state = self._open(x, document_starts)
         starts = document_starts if reads[0].over_time else None  # all reads compress alike
         context, value, gate, _ = functional.read_with(state, reads[0], starts)
@@ -239,10 +240,12 @@ class DeltaStream(nn.Module):
         state = self.expand(x, document_starts=document_starts)
         return state.unsqueeze(-1) if self.value_channels == 1 else state
 
-    def parameters_of_calls(self) -> tuple[list[ReadParameters], list[DeltaResidual]]:
+    def parameters_of_calls(
+        self, dtype: torch.dtype
+    ) -> tuple[list[ReadParameters], list[DeltaResidual]]:
         """The parameters of every read, the final one's last, and the residuals.
 
-        A weight that reads share is computed once.
+        A weight that reads share is computed once. dtype: of the states.
         """
         reads = [require_exact_type(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
         reads.append(require_exact_type("readout", self.readout, Read))
@@ -264,7 +267,7 @@ class DeltaStream(nn.Module):
             for index, part in enumerate(self.residuals)
         ]
         for index, residual in enumerate(residuals):
-            found[index] = residual.added_to(found[index])
+            found[index] = residual.added_to(found[index], dtype)
         return found, residuals
 
 

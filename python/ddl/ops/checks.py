@@ -63,7 +63,7 @@ def check_is_plain(name: str, tensor: Any, must: str = "be") -> None:
         )
 
 
-def _check_is_dense(name: str, tensor: Any) -> None:
+def check_is_dense(name: str, tensor: Any) -> None:
     """Raise TypeError unless `tensor` is a dense torch.Tensor."""
     check_is_plain(name, tensor)
     if tensor.is_nested or tensor.layout is not torch.strided:
@@ -90,7 +90,7 @@ def check_stored(name: str, tensor: Tensor, state: Tensor) -> None:
     _check_beside(name, tensor, state, (torch.float64,) if _double(state) else STORED)
 
 
-def _check_gate(name: str, tensor: Tensor, state: Tensor) -> None:
+def check_gate(name: str, tensor: Tensor, state: Tensor) -> None:
     """Raise unless a value or gate is on the state's device, in float32 (float64 for float64)."""
     _check_beside(name, tensor, state, (torch.float64 if _double(state) else torch.float32,))
 
@@ -189,12 +189,12 @@ def _check_rewrite(given: Any) -> None:
     check_shape("direction", given.direction, (*batch, *n, d))
     check_stored("direction", given.direction, state)
     check_shape("value", given.value, (*batch, *n, m))
-    _check_gate("value", given.value, state)
+    check_gate("value", given.value, state)
     check_shape("gate", given.gate, (*batch, *gates_axis(given.erase), *n))
-    _check_gate("gate", given.gate, state)
+    check_gate("gate", given.gate, state)
     check_positive("eps_k", given.eps_k, optional=True, least=LEAST_EPS_K)
     if given.eps_k is None and ERASE[given.erase] != "none":
-        raise ValueError("`eps_k` must be a number where something is erased, got None")
+        raise ValueError('`eps_k` must be a number unless erase="none", got None')
 
 
 def _check_read(given: Any) -> None:
@@ -230,7 +230,7 @@ def _check_read(given: Any) -> None:
 
 def check_mask(name: str, mask: Any, batch: Sequence[Any], beside: Tensor) -> None:
     """Raise unless `mask` is a bool tensor of shape `batch` on the device of `beside`."""
-    _check_is_dense(name, mask)
+    check_is_dense(name, mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"`{name}` must have dtype torch.bool, got {mask.dtype}")
     check_shape(name, mask, batch)
@@ -259,7 +259,7 @@ def _check_pending(given: Any) -> None:
         raise ValueError(text)
     if pending is not None:
         check_shape("pending", pending, (*state.shape[:-3], taps - 1, state.shape[-2]))
-        _check_gate("pending", pending, state)
+        check_gate("pending", pending, state)
     if taps > 1 and state.shape[-3] == 0 and 0 not in state.shape[:-3]:
         got = tuple(state.shape)
         raise ValueError(f"`state` must have shape with at least one token, got {got}")
@@ -328,7 +328,7 @@ def _check_tensors(operator: Operator, given: Any) -> None:
     for name in operator.tensors:
         tensor = getattr(given, name)
         if tensor is not None or name not in operator.optional:
-            _check_is_dense(name, tensor)
+            check_is_dense(name, tensor)
 
 
 def _all_of(operator: Operator, *checks: Callable[[Any], None]) -> Callable[[Any], None]:

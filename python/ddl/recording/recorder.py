@@ -94,7 +94,7 @@ class Recording:
         return Statistics(rows("mean"), rows("std"), rows("min"), rows("max"))
 
     def eigenvalue_counts(self) -> Tensor:
-        """Histogram of λ = 1 − β|k̂|² in 40 equal bins over [−1, 1] → (L, 40) int64.
+        """Histogram of λ = 1 − α|k̂|² in 40 equal bins over [−1, 1] → (L, 40) int64.
 
         Eigenvalues that are NaN, as of a model whose training has diverged, are in none. Raises
         ValueError for a model without rewrites, as `regimes` does.

@@ -127,7 +127,7 @@ struct Scratch<T: Stored> {
     new_state: Buffer<T>,
     /// k [n][d]
     direction: Buffer<T::Accum>,
-    /// β r e [n][m], which times k is added to X
+    /// f = r (β v − α p) [n][m]; k fᵀ is added to X
     factors: Buffer<T::Accum>,
     grads: Grads<T::Accum>,
     read: ReadScratch<T::Accum>,
@@ -141,7 +141,7 @@ struct Grads<A> {
     direction: Buffer<A>,
     /// g of each k, and before it kᵀG, from which it is computed in place [n][m]
     g: Buffer<A>,
-    /// β r g [n][m], which times k is subtracted from G
+    /// b = α r g [n][m]; k bᵀ is subtracted from G
     back: Buffer<A>,
     /// the coefficient of each k in its own dk [n]
     on_k: Buffer<A>,
@@ -342,10 +342,10 @@ impl GradWrite<'_> {
             one.fill_back(g, back);
             on_k[index] = self.store_scalars(token, index, rewrite, &one, g);
         }
-        let back = if rewrite.erase == Erase::Nothing { &[] } else { &**back };
+        let back = if rewrite.erase == Erase::None { &[] } else { &**back };
         let dk = target(&mut self.direction, token, direction);
         arithmetic.finish(&mut Finish { grad, state, terms, back, on_k, to: grad_state, dk });
-        if rewrite.count() > 1 {
+        if rewrite.count() > 1 && rewrite.erase != Erase::None {
             let d = dk.len() / rewrite.count();
             for (index, dk) in dk.chunks_exact_mut(d).enumerate() {
                 rewrite.add_others(index, dk, g);
@@ -371,7 +371,7 @@ impl GradWrite<'_> {
         let gates = self.gate.row::<A>(token);
         let [target, readout] = one.target_and_readout_along(g);
         gates[index] = if rewrite.erase == Erase::Tied { target } else { one.value_along(g) };
-        if rewrite.erase == Erase::Apart {
+        if rewrite.erase == Erase::Separate {
             gates[rewrite.count() + index] = A::default() - readout;
         }
         if rewrite.normalised { one.on_k(target, readout) } else { A::default() }

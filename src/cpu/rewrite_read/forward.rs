@@ -104,7 +104,7 @@ struct Scratch<A> {
     direction: Buffer<A>,
     /// |k|², k·X and k·kᵢ of each k, from which r and p are computed in place; see [`stats_before`]
     stats: Buffer<A>,
-    /// β r e [n][m], which times k is added to X
+    /// f = r (β v − α p) [n][m]; k fᵀ is added to X
     factors: Buffer<A>,
     /// partial sums of x for this token and the K−1 after it [K][d]; x_t is in slot t mod K
     window: Buffer<A>,
@@ -182,7 +182,7 @@ impl<T: Stored> Part<'_, T> {
                 let (square, products) = stats[stats_before(index, m)..].split_at_mut(1);
                 let (readout, k_products) = products.split_at_mut(m);
                 readout.fill(T::Accum::default());
-                if write.erase == Erase::Nothing {
+                if write.erase == Erase::None {
                     square[0] = dots(simd, row, &[], &mut []);
                     k_products.fill(T::Accum::default());
                     continue;

@@ -1,7 +1,7 @@
-//! The small numbers of one of a token's rewrites: what times k is added to X, and what its gradients need.
+//! The scalars of one rewrite of a token, and its vectors over the value channels.
 //!
-//! Times k it adds s tᵀ with the target t = a v − b p. Of the delta rule a = b = 1 and s = β r, so that t is the error v − p;
-//! of a rewrite that erases with a gate of its own, or not at all, a = β, b = α or 0, and s = r.
+//! A rewrite adds k (s t)ᵀ to X, with the target t = a v − b p. For the delta rule a = b = 1 and s = β r, so that t is the
+//! error v − p. Otherwise a = β, b = α (0 if nothing is erased) and s = r.
 
 use crate::cpu::simd::convert::Accum;
 use crate::problem::Erase;
@@ -20,14 +20,14 @@ pub(super) struct Coefficients<A> {
 }
 
 impl<A: Accum> Coefficients<A> {
-    /// Of rewrite `index` of n. gates: β [n] and then, if it is a gate of its own, α [n].
+    /// Returns the coefficients of rewrite `index` of n. `gates` holds β [n], then α [n] if α has its own gate.
     #[inline(always)]
     pub(super) fn new(erase: Erase, gates: &[A], r: A, [index, rewrites]: [usize; 2]) -> Self {
         let (beta, one) = (gates[index], A::from_f64(1.0));
         if erase == Erase::Tied {
             return Coefficients { value: one, readout: one, scale: beta * r, erasure: beta * r };
         }
-        let alpha = if erase == Erase::Apart { gates[rewrites + index] } else { A::default() };
+        let alpha = if erase == Erase::Separate { gates[rewrites + index] } else { A::default() };
         Coefficients { value: beta, readout: alpha, scale: r, erasure: alpha * r }
     }
 

@@ -131,7 +131,7 @@ pub struct Finish<'a, T, A> {
     pub on_k: &'a [A],
     /// dX
     pub to: &'a mut [T],
-    /// each dk without its multiples of the other k: G f − X b + on_k·k, with f = β r e and b = β r g [n][d]
+    /// each dk without its multiples of the other k: G f − X b + on_k·k, with f = r (β v − α p) and b = α r g [n][d]
     pub dk: &'a mut [A],
 }
 

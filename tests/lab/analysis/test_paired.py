@@ -151,7 +151,7 @@ def test_what_the_variants_cost(tmp_path: Path) -> None:
     assert (same.tokens, same.flops, same.seconds) == (1, pytest.approx(ratio), 2)  # of seed 2
     assert found.notes[:3] == [
         "At equal tokens and equal FLOPs (within 1 %): b.",
-        "At neither equal tokens nor equal FLOPs: c.",
+        "Neither tokens nor FLOPs are equal: c.",
         "At equal tokens: d.",
     ]
     lines = (runs[0] / "metrics.jsonl").read_text().replace('"seconds": 1.0', '"seconds": 1.1')

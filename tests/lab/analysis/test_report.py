@@ -16,6 +16,7 @@ from ddl.lab.analysis.report.rewrites import read_depth
 from ddl.lab.train.plots import COLOURS
 from ddl.lab.train.runs import load_config
 from ddl.models import GPT
+from ddl.recording import QUANTITIES
 from tests.lab.analysis.cases import make_run, write_evaluation
 from tests.lab.analysis.conftest import Write
 from tests.lab.analysis.report_cases import add_records, three_runs
@@ -118,7 +119,7 @@ def test_a_choice_of_quantities_over_training(tmp_path: Path, write: Write) -> N
     assert chart["data"][0]["x"] == ["2", "4", "6"]
     assert chart["data"][0]["z"] == chart["choices"][0]
     assert chart["choices"][0][1] == [2.1, 4.1, 6.1]
-    error = 100 * list(SCALARS).index("error")
+    error = 100 * list(QUANTITIES).index("error")
     assert chart["choices"][1][1] == pytest.approx([error + step for step in (2.1, 4.1, 6.1)])
     assert len(chart["choices"]) == len(options)
 

@@ -73,7 +73,7 @@ def _eigenvalues(axes: Any, inspection: Inspection, names: Sequence[str]) -> Non
     _heat(axes, shares, rows=names, label="share of tokens", extent=(-1, 1))
     for bound in BOUNDS:
         axes.axvline(bound, color="white", linewidth=0.6, linestyle=":")
-    axes.set(title="What rewrites do: eigenvalue λ = 1 − β|k̂|²", ylabel="sublayer")
+    axes.set(title="What rewrites do: eigenvalue λ = 1 − α|k̂|²", ylabel="sublayer")
     axes.set_xticks((-1, -0.5, 0, 0.5, 1))
     axes.set_xlabel("λ:  −1 reflects,  0 replaces,  1 keeps")
 

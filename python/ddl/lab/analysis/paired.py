@@ -161,8 +161,9 @@ def _cost_notes(others: Sequence[Difference]) -> list[str]:
         if not equal and close(variant.seconds, 1.0, EQUAL_SECONDS):
             equal = [f"seconds (within {100 * EQUAL_SECONDS:g} %)"]
         how = " and ".join(f"equal {name}" for name in equal)
-        named.setdefault(how or "neither equal tokens nor equal FLOPs", []).append(variant.variant)
-    return [f"At {how}: {', '.join(names)}." for how, names in named.items()]
+        sentence = f"At {how}" if how else "Neither tokens nor FLOPs are equal"
+        named.setdefault(sentence, []).append(variant.variant)
+    return [f"{sentence}: {', '.join(names)}." for sentence, names in named.items()]
 
 
 def as_mapping(difference: Difference) -> Mapping[str, object]:

@@ -1,8 +1,8 @@
 """Spectra, coherence and survival of the rewrites of N tokens over L sublayers, in float64.
 
-    X' = A X + β k̂ vᵀ    A = I − β k̂k̂ᵀ    k̂ = k/√(|k|² + ε_k²)    X: (d, m)  v: (m,)  β ∈ [0, 2]
+    X' = A X + β k̂ vᵀ    A = I − α k̂k̂ᵀ    k̂ = k/√(|k|² + ε_k²)    X: (d, m)  v: (m,)  α, β ∈ [0, 2]
 
-(Deep Delta Learning, arXiv 2601.00417, eq. 2.3 to 2.5.) Common arguments:
+(Deep Delta Learning, arXiv 2601.00417, eq. 2.3 to 2.5, where α = β.) Common arguments:
 
 directions: k̂ (N, L, d), of norm 1 or slightly less; up to 1.01 is accepted, because rounding to
 bfloat16 lengthens some. gates: β (N, L). values: v (N, L, m).

@@ -137,7 +137,7 @@ def _spectra(summary: Summary, width: int) -> Text:
     shares = [[number(s["regimes"], regime) for regime in REGIMES] for s in summary["sublayers"]]
     bounds = [f"{low:g} to {high:g}".replace("-", "−") for low, high in REGIMES.values()]
     map_ = heat(np.array(shares, dtype=float), names, bounds, _percent, limits=(0.0, 1.0))
-    title = heading("Eigenvalues λ = 1 − β|k̂|² of the rewrites: shares of the tokens")
+    title = heading("Eigenvalues λ = 1 − α|k̂|² of the rewrites: shares of the tokens")
     median = _table(summary, "singular_values", (3, None))[1]
     values = ", ".join(three_digits(value) for value in median)
     about = (

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Seconds of training steps; it stands still in `paused`, which blocks do not nest.
+    """Seconds of training steps. `paused` stops it; its blocks must not be nested.
 
     before: seconds of the run's steps before this process; None if they are not known.
     """

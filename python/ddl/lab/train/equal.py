@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import time
+from dataclasses import asdict, replace
 
 import torch
 from rich.console import Console
@@ -43,37 +45,59 @@ def stored(sweep: Sweep) -> Sweep | None:
     """The sweep with the steps of its runs; None if they are of equal seconds, and not measured."""
     if sweep.equal != "seconds":
         return sweep
-    times, costs = read_times(sweep.out), {}
-    for run in sweep.runs:
-        if run.variant == run.baseline:
-            costs[run.variant] = 1.0
-        elif run.variant in times:
-            costs[run.variant] = times[run.variant].seconds / times[run.variant].baseline
-        else:
-            return None
-    return sweep.with_costs(costs)
+    costs, times = dict.fromkeys((run.baseline for run in sweep.runs), 1.0), _known_times(sweep)
+    costs |= {name: time.seconds / time.baseline for name, time in times.items()}
+    known = all(run.variant in costs for run in sweep.runs)
+    return sweep.with_costs(costs) if known else None
+
+
+def _known_times(sweep: Sweep) -> dict[str, StepTime]:
+    """The times in the sweep's listing that are of the options of its variants."""
+    times = read_times(sweep.out)
+    return {
+        name: times[name]
+        for name, pair in _pairs(sweep).items()
+        if name in times and times[name].options == _checksum(*pair)
+    }
+
+
+def _pairs(sweep: Sweep) -> dict[str, tuple[TrainConfig, TrainConfig]]:
+    """The configurations of every variant and of its baseline, with the first seed."""
+    configs = {run.variant: run.config for run in reversed(sweep.runs)}
+    return {
+        run.variant: (configs[run.variant], configs[run.baseline])
+        for run in sweep.runs
+        if run.variant != run.baseline
+    }
+
+
+def _checksum(*configs: TrainConfig) -> str:
+    """Of all options but the seed and the run's directory."""
+    options = repr([asdict(replace(config, seed=0, out=None)) for config in configs])
+    return hashlib.sha256(options.encode()).hexdigest()[:16]
 
 
 def _measure(sweep: Sweep, console: Console) -> None:
     """Time the variants that the listing lacks against their baselines, and write it."""
-    times = read_times(sweep.out)
-    configs = {run.variant: run.config for run in reversed(sweep.runs)}  # of the first seed
-    baselines = {run.variant: run.baseline for run in sweep.runs}
-    for name, base in baselines.items():
-        if name != base and name not in times:
+    times, baselines = _known_times(sweep), {run.variant: run.baseline for run in sweep.runs}
+    for name, pair in _pairs(sweep).items():
+        if name not in times:
+            base = baselines[name]
             print_line(console, f"Timing {ROUNDS} steps of {name}, in turn with those of {base}")
-            times[name] = time_steps(configs[name], configs[base])
-            seconds, of_base = times[name]
+            times[name] = StepTime(*time_steps(*pair), _checksum(*pair))
+            seconds, of_base, _ = times[name]
             print_line(console, f"  {seconds:.4g} seconds for a step, not {of_base:.4g}")
-    write_listing(sweep, times)
+    # Without locks another process may have measured meanwhile: its times are those of its runs.
+    write_listing(sweep, times | _known_times(sweep))
 
 
-def time_steps(config: TrainConfig, baseline: TrainConfig) -> StepTime:
+def time_steps(config: TrainConfig, baseline: TrainConfig) -> tuple[float, float]:
     """Median seconds of a training step of two runs, whose steps alternate on this machine."""
     with enough_memory():
         steps = {"own": _timed(config), "baseline": _timed(baseline)}
         seconds = interleave(steps, ROUNDS, warmup=WARMUP)
-    return StepTime(*(statistics.median(s for (s,) in seconds[name]) for name in steps))
+    own, of_baseline = (statistics.median(s for (s,) in seconds[name]) for name in steps)
+    return own, of_baseline
 
 
 def _timed(config: TrainConfig) -> Timed:

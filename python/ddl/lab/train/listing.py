@@ -17,10 +17,14 @@ SECONDS = "seconds_per_step"
 
 
 class StepTime(NamedTuple):
-    """Median seconds of a step of a variant and of its baseline, whose steps alternated."""
+    """Median seconds of a step of a variant and of its baseline, whose steps alternated.
+
+    options: a checksum of both configurations, so that times of other options are not taken.
+    """
 
     seconds: float
     baseline: float
+    options: str
 
 
 def write_listing(sweep: Sweep, times: Mapping[str, StepTime] | None = None) -> None:
@@ -40,11 +44,10 @@ def read_times(out: Path) -> dict[str, StepTime]:
     """The times in a sweep's listing, by variant; without those that are damaged."""
     try:
         values = json.loads(read_text(out / LISTING)).get(SECONDS, {})
-        pairs = {name: [finite(value) or 0.0 for value in pair] for name, pair in values.items()}
+        times = {
+            name: StepTime(finite(own) or 0.0, finite(of_baseline) or 0.0, str(options))
+            for name, (own, of_baseline, options) in values.items()
+        }
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
-    return {
-        name: StepTime(*pair)
-        for name, pair in pairs.items()
-        if len(pair) == len(StepTime._fields) and min(pair) > 0
-    }
+    return {name: time for name, time in times.items() if min(time.seconds, time.baseline) > 0}

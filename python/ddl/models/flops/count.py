@@ -9,8 +9,8 @@ __all__ = ["NOTHING", "Flops", "elementwise", "product"]
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations per token: a multiply–add counts 2, as does a product of matrices
-    for each of its; a function of one number (exp, tanh, sigmoid, a root, a quotient) counts 1.
+    """Floating-point operations per token. A multiply–add counts 2, in products of matrices and
+    elsewhere; a function of one number (exp, tanh, sigmoid, a root, a quotient) counts 1.
 
     forward, backward: of all work, in the plain PyTorch form (`ddl.reference` for the stream).
     matrix_forward, matrix_backward: the part of these in products of matrices.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache, reduce
 from operator import add
 
-from ddl.options import check_count, spread_anchors
+from ddl.options import check_count, check_positive, spread_anchors
 
 from ..config import STREAMS, GPTConfig
 from . import residuals
@@ -27,7 +27,6 @@ def flops_per_token(
     return reduce(add, flops_by_part(config, length=length, keys=keys).values())
 
 
-@lru_cache(maxsize=256)
 def flops_by_part(
     config: GPTConfig, *, length: int | None = None, keys: float | None = None
 ) -> dict[str, Flops]:
@@ -37,6 +36,12 @@ def flops_by_part(
     `hyper-connections`, or expand, reads, values, gates, directions and rewrites.
     """
     check_count("length", length, optional=True)
+    check_positive("keys", 1.0 if keys is None else keys)
+    return dict(_parts(config, length, keys))
+
+
+@lru_cache(maxsize=256)
+def _parts(config: GPTConfig, length: int | None, keys: float | None) -> dict[str, Flops]:
     keys = ((length or config.block_size) + 1) / 2 if keys is None else keys
     d, layers = config.hidden_size, config.num_layers
     width = config.num_heads * config.head_dim

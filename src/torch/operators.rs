@@ -65,10 +65,7 @@ fn cached(state: Tensor, write: Option<Write>, from: &mut dyn Source, run: &mut 
     let context_dtype = from.optional_dtype("context_dtype");
     let pending = from.optional_tensor("pending");
     let document_starts = from.optional_tensor("document_starts");
-    let write = match write {
-        Some(write) => Some((write, from.erase("erase"))),
-        None => None,
-    };
+    let write = write.map(|write| (write, from.erase("erase")));
     let next_erase = from.erase("next_erase");
     from.finish()?;
     let write = write.map(|(write, erase)| Ok(Write { erase: erase?, ..write })).transpose()?;

@@ -33,6 +33,11 @@ def present(result: Iterable[Tensor | None]) -> list[Tensor]:
     return [tensor for tensor in result if tensor is not None]
 
 
+def by_name(result: Any) -> dict[str, Tensor]:
+    """The same by the names of its fields."""
+    return {name: tensor for name, tensor in result._asdict().items() if tensor is not None}
+
+
 def documents(starts: Tensor) -> Iterator[tuple[int, slice]]:
     """The sequence and the tokens of every document."""
     for sequence, row in enumerate(starts):

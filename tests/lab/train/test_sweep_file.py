@@ -202,7 +202,7 @@ def test_equal_seconds_wait_for_their_measurement(tmp_path: Path) -> None:
         ),
         (
             "equal = 'seconds'\noptions.steps = [5, 6]",
-            "`options.steps` must be left out with `equal`",
+            "`options.steps` must be one value with `equal`, the steps of the first variant, got",
         ),
         ("options = 3", "`options` must be a table, as [options], got 3"),
         ("variants = 3", "`variants` must be a table, as [variants], got 3"),

@@ -168,6 +168,8 @@ def _equal(value: Any, tables: Sequence[Mapping[str, _Given]]) -> Equal | None:
     given = next((table["steps"] for table in tables if "steps" in table), None)
     if value is not None and given is not None:
         expected = "be left out with `equal`, which sets the steps of all variants but the first"
+        if isinstance(given.value, list):
+            expected = "be one value with `equal`, the steps of the first variant"
         raise InputError(given.key, expected, given.value, ("equal",))
     return value
 

@@ -7,7 +7,7 @@
 //! A state X of d features and m value channels is an associative memory: a rewrite with β = 1 stores a value under a
 //! direction, and replaces what was stored there. Writes along orthogonal directions do not affect each other.
 
-use ddl::slices::{Array, RewriteRead, Write};
+use ddl::slices::{Array, Erase, RewriteRead, Write};
 
 const D: usize = 4;
 const M: usize = 2;
@@ -18,7 +18,8 @@ fn rewrite(state: &[f64], direction: [f64; D], value: [f64; M], gate: f64) -> dd
         direction: Array::new(&direction, &[1, D]),
         value: Array::new(&value, &[1, M]),
         gate: Array::new(std::slice::from_ref(&gate), &[1]),
-        eps_k: 1e-9,
+        eps_k: Some(1e-9),
+        erase: Erase::Tied,
     };
     let call = RewriteRead { rewrite: Some(write), ..RewriteRead::new(Array::new(state, &[1, D, M])) };
     Ok(call.forward()?.new_state)

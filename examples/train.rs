@@ -12,7 +12,7 @@
 
 use std::error::Error;
 
-use ddl::tch::{Expand, Forward, Incoming, Read, RewriteRead, Write};
+use ddl::tch::{Erase, Expand, Forward, Incoming, Read, RewriteRead, Write};
 use tch::nn::{self, Module, OptimizerConfig};
 use tch::{Device, Kind, Tensor};
 
@@ -196,7 +196,8 @@ impl Model {
             direction,
             value: before.results.new_value.as_ref().expect("the read before computed a value"),
             gate: before.results.new_gate.as_ref().expect("the read before computed a gate"),
-            eps_k: EPS_K,
+            eps_k: Some(EPS_K),
+            erase: Erase::Tied,
         });
         RewriteRead { rewrite, read: Some(self.reads[index].read()), ..RewriteRead::new(state) }
     }

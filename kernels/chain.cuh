@@ -24,7 +24,8 @@ struct Link {
         rewrite.readout[j] = from[1 + j];
         value[j] = this->value[(token * REWRITES + n) * M + j];
       }
-      rewrite.finish(value, gate[token * REWRITES + n]);
+      const Real* const gates = gate + token * REWRITE_GATES;
+      rewrite.finish(value, gates[n], gates[ERASE == ERASE_SEPARATE ? REWRITES + n : n]);
     }
   }
 };

@@ -32,8 +32,14 @@ static_assert(REWRITES >= 1 && NEXT >= 1, "absent ones count as one");
 #define UNROLL_TAPS _Pragma("unroll 1")
 #endif
 
-// Values and gates of the rewrites to come.
-constexpr int GATES = GATE * NEXT, VALUES = VALUE * NEXT * M;
+// Values and gates of the rewrites to come; NEXT_GATES is NEXT, or twice as many if α are gates of their own.
+constexpr int GATES = GATE * NEXT_GATES, VALUES = VALUE * NEXT * M;
+
+// What a rewrite erases, numbered as in src/records.rs: as much as it writes, nothing, or by a gate of its own, which
+// follows all β of the token.
+constexpr int ERASE_TIED = 0, ERASE_NONE = 1, ERASE_SEPARATE = 2;
+constexpr int REWRITE_GATES = ERASE == ERASE_SEPARATE ? 2 * REWRITES : REWRITES;
+static_assert(NORMALIZED || ERASE == ERASE_NONE, "only what erases nothing may take k as it is");
 
 // A token's forward saves of its rewrites: of each r, p and its k·k_i with every earlier k_i.
 __host__ __device__ constexpr int stats_before(int rewrite) { return rewrite * (1 + M) + rewrite * (rewrite - 1) / 2; }
@@ -43,9 +49,9 @@ constexpr int STATS = stats_before(REWRITES);
 constexpr int COMPRESS_SLOTS = SUM_COMPRESS * M * TAPS;
 constexpr int NORM_SLOT = COMPRESS_SLOTS;
 constexpr int GATE_SLOT = NORM_SLOT + SUM_NORM;
-constexpr int VALUE_SLOT = GATE_SLOT + SUM_GATE * NEXT;
+constexpr int VALUE_SLOT = GATE_SLOT + SUM_GATE * NEXT_GATES;
 constexpr int SLOTS = VALUE_SLOT + SUM_VALUE * NEXT * M;
-constexpr int BIASES = NEXT * (1 + M);           // db_β, then db_v
+constexpr int BIASES = NEXT_GATES + NEXT * M;    // db_β, db_α, then db_v
 constexpr int BIAS_SUMS = (BIASES + 7) / 8 * 8;  // padded so that every block's sums are aligned
 constexpr long long PARTIAL = static_cast<long long>(SLOTS) * D + BIAS_SUMS;
 

@@ -14,7 +14,7 @@ struct RewriteRead {
   const STATE_T* state;  // X; if CHAIN, an anchor
   const DIRECTION_T* direction;
   const Real* value;
-  const Real* gate;
+  const Real* gate;            // (tokens, REWRITE_GATES)
   const COMPRESS_T* compress;  // (D, M), or tap-major (TAPS, D, M)
   const NORM_T* norm_weight;
   const GATE_T* gate_weight;
@@ -73,23 +73,34 @@ DEVICE bool starts_document(const RewriteRead& args, long long token) {
 
 // --- the rewrite --------------------------------------------------------------------------------
 
-// One rewrite of a token: X' = X + k factorᵀ, where factor = β r e and k is not normalised.
+// One rewrite of a token: X' = X + k factorᵀ, where k is not normalised. Target and factor are e = v − p and β r e if
+// ERASE_TIED; otherwise β v − α p and r (β v − α p), with α = 0 if ERASE_NONE.
 struct Rewrite {
   Real gate;        // β
-  Real r;           // 1/√(|k|² + ε²), so k̂ = r k
-  Real readout[M];  // p = k̂ᵀX, of the X that the earlier rewrites leave
-  Real error[M];    // e = v − p
-  Real factor[M];   // β r e
+  Real erase;       // α
+  Real r;           // 1/√(|k|² + ε²), so k̂ = r k; 1 if k̂ is k
+  Real value[M];    // v
+  Real readout[M];  // p = k̂ᵀX, of the X that the earlier rewrites leave; 0 if nothing is erased
+  Real target[M];
+  Real factor[M];
 
-  // Computes e and the factor from r, p, v and β.
-  DEVICE void finish(const Real (&value)[M], Real gate) {
+  // Computes target and factor from r, p, v, β and α.
+  DEVICE void finish(const Real (&value)[M], Real gate, Real erase) {
     this->gate = gate;
+    this->erase = erase;
 #pragma unroll
     for (int j = 0; j < M; ++j) {
-      error[j] = value[j] - readout[j];
-      factor[j] = mul_rn(mul_rn(gate, r), error[j]);
+      this->value[j] = value[j];
+      if constexpr (ERASE == ERASE_TIED) target[j] = value[j] - readout[j];
+      else if constexpr (ERASE == ERASE_NONE) target[j] = mul_rn(gate, value[j]);
+      else target[j] = mul_rn(gate, value[j]) - mul_rn(erase, readout[j]);
+      factor[j] = mul_rn(scale(), target[j]);
     }
   }
+  // What the target is multiplied with: β r, or r.
+  DEVICE Real scale() const { return ERASE == ERASE_TIED ? mul_rn(gate, r) : r; }
+  // α r
+  DEVICE Real erasure() const { return ERASE == ERASE_NONE ? Real(0) : mul_rn(erase, r); }
 };
 
 // X' before rounding. If the factor is 0, X must keep its bits, even if X is −0 or k is NaN.

@@ -5,29 +5,36 @@
 
 #include "backward.cuh"
 
-// One rewrite's backward, as factors: dX = G − k backᵀ and dk = scale·(G e − X g) + on_k·k.
+// One rewrite's backward, as factors, with its target t: dX = G − k backᵀ and dk = scale·(G t − X take) + on_k·k.
 struct RewriteGrad {
   Real g[M];     // k̂ᵀG
-  Real back[M];  // β r g
-  Real scale;    // β r
-  Real on_k;     // −r² k̂ᵀdk̂, where k̂ᵀdk̂ = β(g·e − p·g) needs no sum of its own
+  Real back[M];  // α r g
+  Real take[M];  // g, or α g if α is a gate of its own
+  Real scale;    // β r, or r
+  Real on_k;     // −r² k̂ᵀdk̂, where k̂ᵀdk̂ = β(g·e − p·g), or g·t − α p·g, needs no sum of its own
 
-  // Takes kᵀG, of the G that the later rewrites leave, and writes dv and dβ of rewrite n, each number by one thread.
+  // Takes kᵀG, of the G that the later rewrites leave, and writes dv, dβ and dα of rewrite n, each number by one thread.
   DEVICE void derive(
       const Rewrite& rewrite, const Real (&k_grad)[M], const Gradients& gradients, long long token, int n) {
-    Real g_e = Real(0), g_p = Real(0);
-    scale = rewrite.r * rewrite.gate;
+    Real g_t = Real(0), g_p = Real(0), g_v = Real(0);
+    scale = rewrite.scale();
 #pragma unroll
     for (int j = 0; j < M; ++j) {
       g[j] = rewrite.r * k_grad[j];
-      back[j] = scale * g[j];
-      g_e += g[j] * rewrite.error[j];
+      back[j] = rewrite.erasure() * g[j];
+      take[j] = ERASE == ERASE_TIED ? g[j] : rewrite.erase * g[j];
+      g_t += g[j] * rewrite.target[j];
       g_p += g[j] * rewrite.readout[j];
+      g_v += g[j] * rewrite.value[j];
       const int number = n * M + j;
       if (writes(number)) gradients.grad_value[token * (REWRITES * M) + number] = rewrite.gate * g[j];
     }
-    if (writes(n)) gradients.grad_gate[token * REWRITES + n] = g_e;
-    on_k = -(rewrite.r * scale * (g_e - g_p));
+    Real* const grad_gate = gradients.grad_gate + token * REWRITE_GATES;
+    if (writes(n)) grad_gate[n] = ERASE == ERASE_TIED ? g_t : g_v;
+    if (ERASE == ERASE_SEPARATE && writes(n)) grad_gate[REWRITES + n] = -g_p;
+    if constexpr (ERASE == ERASE_TIED) on_k = -(rewrite.r * scale * (g_t - g_p));
+    else if constexpr (ERASE == ERASE_SEPARATE) on_k = -(rewrite.r * rewrite.r * (g_t - rewrite.erase * g_p));
+    else on_k = NORMALIZED ? -(rewrite.r * rewrite.r * g_t) : Real(0);
   }
 
   // Subtracts k backᵀ from dX of a row, and computes dk without its multiples of the k_i.
@@ -36,11 +43,12 @@ struct RewriteGrad {
       Elements& grad_state, Real (&dk)[FEATURES]) const {
 #pragma unroll
     for (int f = 0; f < FEATURES; ++f) {
-      Real unit = Real(0);  // G e − X g
+      Real unit = Real(0);  // G t − X take
 #pragma unroll
       for (int j = 0; j < M; ++j) {
-        unit += whole[f * M + j] * rewrite.error[j];
-        unit -= state[f * M + j] * g[j];
+        unit += whole[f * M + j] * rewrite.target[j];
+        if constexpr (ERASE == ERASE_NONE) continue;
+        unit -= state[f * M + j] * take[j];
         grad_state.element[f * M + j] -= back[j] * k[f];
       }
       dk[f] = scale * unit;
@@ -112,10 +120,10 @@ template <int COUNT> struct RewritesBackward {
       on[n][n] = grads[n].on_k;
 #pragma unroll
       for (int later = n + 1; later < COUNT; ++later) {
-        Real later_g_e = Real(0);  // of the later g and this e
+        Real later_g_t = Real(0);  // of the later g and this target
 #pragma unroll
-        for (int j = 0; j < M; ++j) later_g_e += grads[later].g[j] * s.rewrites[n].error[j];
-        on[n][later] = on[later][n] = -(grads[n].scale * grads[later].scale * later_g_e);
+        for (int j = 0; j < M; ++j) later_g_t += grads[later].g[j] * s.rewrites[n].target[j];
+        on[n][later] = on[later][n] = -(grads[n].scale * s.rewrites[later].erasure() * later_g_t);
       }
     }
   }

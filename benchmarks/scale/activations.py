@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 from ddl.lab.config import STREAMS, TrainConfig
-from ddl.nn.stream import spread_anchors
+from ddl.options import spread_anchors
 
 from .parameters import channels, groups
 

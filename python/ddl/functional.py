@@ -13,7 +13,7 @@ gates for them. The state crosses memory once, whatever n.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,13 +23,17 @@ from ddl.ops.checks import (
     autocast_dtype,
     check_context_dtype,
     check_count,
+    check_gate,
+    check_is_dense,
     check_is_tensor,
     check_positive,
+    check_shape,
+    check_stored,
     gate_dtype,
 )
 from ddl.ops.declarations import cached_expand, cached_read, cached_rewrite_read
 from ddl.options import check_choice
-from ddl.results import Chain, Link, ReadParameters, ReadResult, RewriteReadResult, Write
+from ddl.results import ERASE, Chain, Link, ReadParameters, ReadResult, RewriteReadResult, Write
 
 __all__ = ["expand", "read", "rewrite", "rewrite_read", "rewrite_read_chained"]
 
@@ -37,7 +41,13 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def rewrite(
-    state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, *, eps_k: float
+    state: Tensor,
+    direction: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    *,
+    eps_k: float | None,
+    erase: str | Tensor = "tied",
 ) -> Tensor:
     """Apply the delta rule X' = X + β k̂ (vᵀ − k̂ᵀX), with k̂ = k/√(|k|² + ε_k²).
 
@@ -49,7 +59,9 @@ def rewrite(
         value: v (…, m), or (…, n, m).
         gate: β (…,), or (…, n), meant to be in [0, 2]: 0 keeps X bit for bit, 1 makes k̂ᵀX' = vᵀ,
             2 reflects. No clamping: outside [0, 2] the write overshoots, |1 − β| > 1.
-        eps_k: ε_k, in units of |k|.
+        eps_k: ε_k, in units of |k|; None, with erase="none" only, for k̂ = k.
+        erase: the gate α of X' = X + k̂ (β vᵀ − α k̂ᵀX). "tied": α = β, the delta rule | "none":
+            α = 0, nothing is erased, and k̂ᵀX is not computed | α itself, (…,) or (…, n).
 
     Returns:
         X' (…, d, m) in the dtype of the state.
@@ -59,7 +71,7 @@ def rewrite(
 
     Source: DDL (arXiv 2601.00417), eq. 2.5.
     """
-    return write_to(state, Write(direction, value, gate, eps_k))
+    return write_to(state, _write(state, direction, value, gate, eps_k, erase))
 
 
 def read(
@@ -76,6 +88,8 @@ def read(
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
     document_starts: Tensor | None = None,
+    erase_weight: Tensor | None = None,
+    erase_bias: Tensor | None = None,
 ) -> ReadResult:
     """Compress the state to d features, normalise them, and compute the next value and gate.
 
@@ -96,10 +110,12 @@ def read(
         context_dtype: dtype of h; None for autocast's dtype if autocast is on, else the state's.
         document_starts: with (d, m, K) only, (…, T) bool: the tokens with which a document starts;
             no token looks back beyond the start of its own. None for one document per sequence.
+        erase_weight, erase_bias: w_α and b_α of a gate α = 2·sigmoid(w_α·h + b_α), for a rewrite
+            with a separate erase gate. They need `gate_weight` and `gate_bias`, of the same shapes.
 
     Returns:
-        ReadResult(context h (…, d), value v (…, m) or None, gate β (…,) or None), with an axis n
-        as above if the weights have it.
+        ReadResult(context h (…, d), value v (…, m) or None, gate β (…,) or None, erase α (…,) or
+        None), with an axis n as above if the weights have it.
 
     Raises:
         ValueError: a shape, device or number does not fit. TypeError: a dtype or layout does not.
@@ -118,7 +134,8 @@ def read(
         _from_compressed(value_from),
         context_dtype,
     )
-    return read_with(state, parameters, document_starts)
+    parameters = _with_erase(state, parameters, erase_weight, erase_bias)
+    return _apart(read_with(state, parameters, document_starts), erase_weight)
 
 
 def rewrite_read(
@@ -127,7 +144,8 @@ def rewrite_read(
     value: Tensor,
     gate: Tensor,
     *,
-    eps_k: float,
+    eps_k: float | None,
+    erase: str | Tensor = "tied",
     compress: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_eps: float | None = 1e-5,
@@ -139,6 +157,8 @@ def rewrite_read(
     value_from: str = "context",
     context_dtype: torch.dtype | None = None,
     document_starts: Tensor | None = None,
+    erase_weight: Tensor | None = None,
+    erase_bias: Tensor | None = None,
 ) -> RewriteReadResult:
     """Rewrite the state, then read the result, in one pass over memory: the step between sublayers.
 
@@ -147,7 +167,7 @@ def rewrite_read(
 
     Returns:
         RewriteReadResult(state X' (…, d, m), context (…, d), value (…, m) or None, gate (…,) or
-        None).
+        None, erase (…,) or None).
     """
     parameters = ReadParameters(
         compress,
@@ -161,8 +181,10 @@ def rewrite_read(
         _from_compressed(value_from),
         context_dtype,
     )
-    write = Write(direction, value, gate, eps_k)
-    return step(state, write, parameters, document_starts=document_starts)[0]
+    parameters = _with_erase(state, parameters, erase_weight, erase_bias)
+    write = _write(state, direction, value, gate, eps_k, erase)
+    result, _ = step(state, write, parameters, document_starts=document_starts)
+    return _apart(result, erase_weight)
 
 
 def rewrite_read_chained(
@@ -171,10 +193,13 @@ def rewrite_read_chained(
     value: Tensor,
     gate: Tensor,
     *,
-    eps_k: float,
+    eps_k: float | None,
     chain: Chain,
+    erase: str | Tensor = "tied",
     document_starts: Tensor | None = None,
     value_from: str = "context",
+    erase_weight: Tensor | None = None,
+    erase_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[RewriteReadResult, Chain]:
     """Apply `rewrite_read`, with its options, so that not every state is stored for the backward.
@@ -182,17 +207,21 @@ def rewrite_read_chained(
     Returns its result, and the chain for the next call, which gets the new state.
     """
     parameters = ReadParameters(**options, value_from_compressed=_from_compressed(value_from))
-    write = Write(direction, value, gate, eps_k)
+    parameters = _with_erase(state, parameters, erase_weight, erase_bias)
+    write = _write(state, direction, value, gate, eps_k, erase)
     result, after = step(state, write, parameters, chain=chain, document_starts=document_starts)
     assert after is not None
-    return result, after
+    return _apart(result, erase_weight), after
 
 
 # --- the same with records, for modules -----------------------------------------------------------
 
 
 def write_to(state: Tensor, write: Write) -> Tensor:
-    """Return `rewrite` of the state."""
+    """Return `rewrite` of the state; with several heads, of each block of its features."""
+    if write.heads > 1:
+        blocks = state.unflatten(-2, (write.heads, -1))
+        return write_to(blocks, write.of_blocks()).flatten(-3, -2)
     new_state, _ = operators.rewrite(state, _checked_write(state, write))
     return new_state
 
@@ -221,8 +250,13 @@ def step(
     """Return `rewrite_read` of the state: the step between two sublayers.
 
     chain: the rewrites that led to the state, so that not every one is stored for the backward.
-    Returned with it is the chain for the next step, which gets the new state.
+    Returned with it is the chain for the next step, which gets the new state. With several heads
+    the read is a second pass over the state, which is stored.
     """
+    if write.heads > 1:
+        state = write_to(state, write)
+        after = None if chain is None else Chain(chain.anchor_every)
+        return RewriteReadResult(state, *read_with(state, parameters, document_starts)), after
     write, parameters = _checked_write(state, write), _checked_read(state, parameters)
     chain = None if chain is None else chain.before(write)
     anchor, links = (None, None) if chain is None else (chain.anchor, chain.tensors())
@@ -256,11 +290,12 @@ def bind_cached_read(like: Tensor, parameters: ReadParameters) -> Callable[..., 
     and returns context, value, gate and the pending of the next call; an absent one is empty, or
     None without kernels.
     """
-    return operators.bind(cached_read, like.device, _checked_read(like, parameters))
+    fixed, next_erase = _checked_read(like, parameters).arguments()
+    return operators.bind(cached_read, like.device, fixed, (next_erase,))
 
 
 def bind_cached_step(
-    like: Tensor, eps_k: float, parameters: ReadParameters
+    like: Tensor, eps_k: float | None, erase: str, parameters: ReadParameters, heads: int = 1
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Return `step` with these parameters, as `bind_cached_read` does `read_with`.
 
@@ -268,8 +303,20 @@ def bind_cached_step(
     and gate in float32 (float64 for a float64 state), and returns state, context, value, gate and
     pending.
     """
-    fixed = (_number("eps_k", eps_k), *_checked_read(like, parameters))
-    return operators.bind(cached_rewrite_read, like.device, fixed)
+    if heads > 1:
+        read_it = bind_cached_read(like, parameters)
+
+        def in_two_passes(
+            state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, *rest: Tensor | None
+        ) -> tuple[Tensor, ...]:
+            state = write_to(state, Write(direction, value, gate, eps_k, erase, heads))
+            return (state, *read_it(state, *rest))
+
+        return in_two_passes
+    fixed, next_erase = _checked_read(like, parameters).arguments()
+    last = (ERASE.index(erase), next_erase)
+    fixed = (_optional_number("eps_k", eps_k), *fixed)
+    return operators.bind(cached_rewrite_read, like.device, fixed, last)
 
 
 def expand(
@@ -314,7 +361,7 @@ def bind_cached_expand(
     if nothing is looked back at.
     """
     check_count("value_channels", value_channels)
-    return operators.bind(cached_expand, like.device, (weight, value_channels))
+    return operators.bind(cached_expand, like.device, (weight, value_channels), ())
 
 
 # --- checks before the call: torch would convert these, or refuse them without a sentence ---------
@@ -322,18 +369,16 @@ def bind_cached_expand(
 
 def _checked_write(state: Tensor, write: Write) -> Write:
     """Convert a half-precision value or gate to float32 (float64 for a float64 state)."""
-    direction, value, gate, eps_k = write
+    direction, value, gate, eps_k, erase, _ = write
     value, gate = _as_gate("value", value, state), _as_gate("gate", gate, state)
-    return Write(direction, value, gate, _number("eps_k", eps_k))
+    return Write(direction, value, gate, _optional_number("eps_k", eps_k), erase)
 
 
 def _checked_read(state: Tensor, parameters: ReadParameters) -> ReadParameters:
     """Check the numbers, and choose autocast's dtype for the context if none is requested."""
     check_is_tensor("state", state)
     for name in ("norm_eps", "value_scale"):
-        number = getattr(parameters, name)
-        if number is not None:
-            _number(name, number)
+        _optional_number(name, getattr(parameters, name))
     if parameters.context_dtype is not None:
         check_context_dtype(state, parameters.context_dtype)
         return parameters
@@ -349,10 +394,84 @@ def _as_gate(name: str, gate: Tensor, state: Tensor) -> Tensor:
     return gate.to(gate_dtype(state))
 
 
-def _number(name: str, number: float) -> float:
-    if type(number) is not float:  # native code checks the floats
+def _optional_number(name: str, number: float | None) -> float | None:
+    if number is not None and type(number) is not float:  # native code checks the floats
         check_positive(name, number)
     return number
+
+
+def _write(
+    state: Tensor,
+    direction: Tensor,
+    value: Tensor,
+    gate: Tensor,
+    eps_k: float | None,
+    erase: str | Tensor,
+) -> Write:
+    """The record of a rewrite whose α, if it is a tensor, follows β in the record's gate."""
+    if not isinstance(erase, Tensor):
+        if erase not in ERASE[:2]:
+            kind = ValueError if isinstance(erase, str) else TypeError
+            raise kind(f'`erase` must be "tied", "none" or a tensor, got {erase!r}')
+        return Write(direction, value, gate, eps_k, erase)
+    check_is_dense("state", state)
+    check_is_dense("direction", direction)
+    several = direction.ndim == state.ndim
+    shape = (*state.shape[:-2], *(direction.shape[-2:-1] if several else ()))
+    both = []
+    for name, given in (("gate", gate), ("erase", erase)):
+        check_is_dense(name, given)
+        check_shape(name, given, shape)
+        given = _as_gate(name, given, state)
+        check_gate(name, given, state)
+        both.append(given)
+    return Write(direction, value, torch.stack(both, -2 if several else -1), eps_k, "separate")
+
+
+def _with_erase(
+    state: Tensor, parameters: ReadParameters, weight: Tensor | None, bias: Tensor | None
+) -> ReadParameters:
+    """The parameters with those of α after those of β."""
+    if weight is None:
+        if bias is not None:
+            text = "`erase_bias` must come with `erase_weight`, got None for `erase_weight`"
+            raise ValueError(text)
+        return parameters
+    of_beta, bias_of_beta = parameters.gate_weight, parameters.gate_bias
+    if of_beta is None or (bias is None) != (bias_of_beta is None):
+        other = "erase_bias" if bias is None else "gate_bias"
+        missing = "gate_weight" if of_beta is None else other
+        raise ValueError(f"`erase_weight` must come with `{missing}`, got None for `{missing}`")
+    check_is_dense("state", state)
+    check_is_dense("gate_weight", of_beta)
+    shape = (*of_beta.shape[:-1], state.shape[-2])
+    weights = _both(state, shape, gate_weight=of_beta, erase_weight=weight)
+    biases = None
+    if bias is not None and bias_of_beta is not None:
+        biases = _both(state, shape[:-1], gate_bias=bias_of_beta, erase_bias=bias)
+    return parameters._replace(gate_weight=weights, gate_bias=biases, next_erase="separate")
+
+
+def _both(state: Tensor, shape: tuple[int, ...], **parameters: Tensor) -> Tensor:
+    """Stack the parameters of β and α, after the checks of each."""
+    for name, tensor in parameters.items():
+        check_is_dense(name, tensor)
+        check_shape(name, tensor, shape)
+        check_stored(name, tensor, state)
+    return torch.stack(list(parameters.values()))
+
+
+Result = TypeVar("Result", ReadResult, RewriteReadResult)
+
+
+def _apart(result: Result, erase_weight: Tensor | None) -> Result:
+    """The result with β and α apart."""
+    if erase_weight is None:
+        return result
+    gate = result.gate
+    assert gate is not None
+    beta, alpha = gate.unbind(-erase_weight.ndim)
+    return result._replace(gate=beta, erase=alpha)
 
 
 def _from_compressed(value_from: str) -> bool:

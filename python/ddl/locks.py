@@ -13,18 +13,18 @@ from ddl.files import make_directory, writing
 
 
 @contextmanager
-def alone_in(directory: Path) -> Iterator[None]:
+def alone_in(directory: Path, *, wait: bool = False) -> Iterator[None]:
     """Make a directory, and keep out other processes that call this for it.
 
-    A process that ends, even by a signal, no longer keeps others out. Raises InputError if another
-    one is there, or the directory cannot be made.
+    A process that ends, even by a signal, no longer keeps others out. wait: for another one that is
+    there. Raises InputError if one is and this does not wait, or the directory cannot be made.
     """
     make_directory(directory)
     with writing(directory):
         descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise InputError(
                 "out",

@@ -3,7 +3,7 @@
 use super::auxiliary::{launch_reduce, partial};
 use super::device::{Call, Loaded};
 use super::kernel::arguments::{self, Address, ExpandBackward, Reduce, are_aligned};
-use super::kernel::{Kernel, Specialisation};
+use super::kernel::{self, Kernel};
 use crate::error::Result;
 use crate::problem::Expand;
 use crate::tensor::Tensor;
@@ -19,7 +19,7 @@ pub fn forward(expand: &Expand, state: &Tensor, new_before: &Option<Tensor>, cal
         document_starts: expand.document_starts.as_ref().map_or(0, Tensor::address),
         ..Default::default()
     };
-    let mut specialisation = Specialisation::expand(Kernel::ExpandForward, expand, state.dtype);
+    let mut specialisation = kernel::Expand::new(Kernel::ExpandForward, expand, state.dtype);
     let arguments::Expand { x, weight, state, before, new_before, .. } = argument;
     specialisation.aligned = are_aligned(&[x, weight, state, before, new_before]);
     if expand.sizes.tokens() == 0 {
@@ -48,7 +48,7 @@ pub fn backward(
         document_starts: expand.document_starts.as_ref().map_or(0, Tensor::address),
         ..Default::default()
     };
-    let mut specialisation = Specialisation::expand(Kernel::ExpandBackward, expand, grad.dtype);
+    let mut specialisation = kernel::Expand::new(Kernel::ExpandBackward, expand, grad.dtype);
     specialisation.aligned =
         are_aligned(&[argument.x, argument.weight, argument.grad_state, argument.grad_x]);
     let mut blocks = 0;
@@ -58,7 +58,7 @@ pub fn backward(
         let grid = Grid::new(expand, &specialisation, &loaded, call);
         if grad_weight.is_some() {
             blocks = grid.down;
-            argument.partial = partial(&specialisation, blocks, call)?;
+            argument.partial = partial(&specialisation.reduce(), blocks, call)?;
         }
         (argument.chunks, argument.time, argument.chunk) = grid.arguments();
         call.launch(&loaded, [grid.across, grid.down], argument)?;
@@ -66,7 +66,7 @@ pub fn backward(
     let Some(grad_weight) = grad_weight else { return Ok(()) };
     let (partial, blocks, grad_compress) = (argument.partial, blocks as i64, grad_weight.address());
     let sums = Reduce { partial, blocks, grad_compress, ..Default::default() };
-    launch_reduce(&specialisation, sums, call)
+    launch_reduce(&specialisation.reduce(), sums, call)
 }
 
 /// Returns the address of the weight, in the layout that the kernel expects.
@@ -88,7 +88,7 @@ struct Grid {
 }
 
 impl Grid {
-    fn new(expand: &Expand, specialisation: &Specialisation, loaded: &Loaded, call: &Call<'_>) -> Grid {
+    fn new(expand: &Expand, specialisation: &kernel::Expand, loaded: &Loaded, call: &Call<'_>) -> Grid {
         let plan = &loaded.plan;
         // Repetition does not look back: all tokens are one sequence.
         let (sequences, time) = match expand.weight {
@@ -100,7 +100,7 @@ impl Grid {
         let chunk = call.device.overrides().get("CHUNK").unwrap_or(planned).clamp(1, time);
         let chunks = sequences * time.div_ceil(chunk);
         let down = chunks.min(plan.expand_blocks(specialisation, limits));
-        Grid { across: plan.slices(specialisation), down, chunks, time, chunk }
+        Grid { across: plan.expand_slices(specialisation), down, chunks, time, chunk }
     }
 
     /// Returns (chunks, time, chunk).

@@ -3,7 +3,7 @@
 use super::auxiliary::{launch_reduce, partial};
 use super::device::{Call, Loaded};
 use super::kernel::arguments::{self, Address, Backward, MOST_LINKS, Reduce, are_aligned};
-use super::kernel::{Kernel, ParameterSums, Specialisation};
+use super::kernel::{self, Kernel, ParameterSums};
 use super::plan::Residency;
 use crate::error::{Error, Result};
 use crate::problem::{Gradients, Incoming, Link, Outputs, Read, RewriteRead};
@@ -17,7 +17,7 @@ pub fn forward(problem: &RewriteRead, outputs: &Outputs, call: &Call<'_>) -> Res
     argument.new_pending = address(&outputs.new_pending);
     saved(&mut argument, outputs);
     let context = outputs.context.as_ref().map(|context| context.dtype);
-    let mut specialisation = Specialisation::rewrite_read(Kernel::Forward, problem, context);
+    let mut specialisation = kernel::RewriteRead::new(Kernel::Forward, problem, context);
     specialisation.aligned = are_aligned(&argument.packets());
     if problem.sizes.tokens() == 0 {
         return Ok(());
@@ -51,7 +51,7 @@ pub fn backward(
         ..Default::default()
     };
     let context = incoming.grad_context.as_ref().map(|grad| grad.dtype);
-    let mut specialisation = Specialisation::rewrite_read(Kernel::Backward, problem, context);
+    let mut specialisation = kernel::RewriteRead::new(Kernel::Backward, problem, context);
     specialisation.sums = ParameterSums::new(gradients);
     specialisation.aligned = are_aligned(&argument.forward.packets())
         && are_aligned(&argument.gradients.packets())
@@ -83,7 +83,7 @@ pub fn backward(
 
 /// Sums the parameters' gradients if the backward had no room for them; returns the number of blocks.
 fn parameters(
-    specialisation: &Specialisation,
+    specialisation: &kernel::RewriteRead,
     argument: &mut Backward,
     problem: &RewriteRead,
     call: &Call<'_>,
@@ -97,7 +97,7 @@ fn parameters(
 
 /// Adds up the blocks' sums into the parameters' gradients, which are zero without blocks.
 fn reduce(
-    backward: &Specialisation,
+    backward: &kernel::RewriteRead,
     read: &Read,
     partial: Address,
     blocks: usize,
@@ -115,14 +115,14 @@ fn reduce(
         grad_value_weight: address(&gradients.value_weight),
         grad_value_bias: address(&gradients.value_bias),
     };
-    launch_reduce(backward, argument, call)
+    launch_reduce(&backward.reduce(), argument, call)
 }
 
 /// Splits the tokens into chunks and allocates the kernel's scratch memory; returns the number of blocks.
 fn split_tokens(
     argument: &mut arguments::RewriteRead,
     problem: &RewriteRead,
-    specialisation: &Specialisation,
+    specialisation: &kernel::RewriteRead,
     loaded: &Loaded,
     call: &Call<'_>,
 ) -> Result<usize> {
@@ -154,7 +154,7 @@ fn inputs(problem: &RewriteRead) -> arguments::RewriteRead {
     let mut argument = arguments::RewriteRead { state: problem.state.address(), ..Default::default() };
     if let Some(write) = &problem.rewrite {
         [argument.direction, argument.value, argument.gate] = write.tensors().map(Tensor::address);
-        argument.eps_k = write.eps_k;
+        argument.eps_k = write.eps_k.unwrap_or_default();
     }
     argument.pending = address(&problem.pending);
     argument.document_starts = address(&problem.document_starts);

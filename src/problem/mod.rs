@@ -13,7 +13,7 @@ pub use allocate::Allocate;
 pub use expand::Expand;
 pub use limits::MOST_REWRITES;
 pub use outputs::without_output;
-pub use records::{Gradients, Incoming, Link, Outputs, Read, Saved, Write};
+pub use records::{Erase, Gradients, Incoming, Link, Outputs, Read, Saved, Write};
 pub use rewrite_read::RewriteRead;
 pub use rewrites::stats_before;
 pub use sizes::Sizes;

@@ -1,6 +1,7 @@
 //! The records of [`crate::records`] on the tensors of a call.
 
 use crate::records;
+pub use crate::records::Erase;
 use crate::tensor::Tensor;
 
 pub type Write = records::Write<Tensor>;

@@ -67,7 +67,7 @@ impl Warmup {
 
 fn described_kernel<'py>(py: Python<'py>, kernel: &Built) -> PyResult<Bound<'py, PyDict>> {
     let (binary, fields) = (&kernel.binary, PyDict::new(py));
-    fields.set_item("name", kernel.specialisation.kernel.name())?;
+    fields.set_item("name", kernel.specialisation.kernel().name())?;
     fields.set_item("architecture", kernel.target.to_string())?;
     fields.set_item("macros", kernel.macros())?;
     fields.set_item("registers", binary.registers)?;
@@ -151,10 +151,6 @@ impl Source for Described<'_> {
             }
         };
         Some(descriptions.into_iter().filter_map(tensor).collect())
-    }
-
-    fn float(&mut self, name: &'static str) -> f64 {
-        self.optional_float(name).unwrap_or_default()
     }
 
     fn optional_float(&mut self, _: &'static str) -> Option<f64> {

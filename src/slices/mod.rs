@@ -9,7 +9,7 @@
 //! feature:
 //!
 //! ```
-//! use ddl::slices::{Array, Incoming, RewriteRead, Write};
+//! use ddl::slices::{Array, Erase, Incoming, RewriteRead, Write};
 //!
 //! let state = [0.5, 0.5, 0.5, 4.0, 5.0, 6.0];
 //! let inputs = RewriteRead {
@@ -17,7 +17,8 @@
 //!         direction: Array::new(&[2.0, 0.0], &[1, 2]),
 //!         value: Array::new(&[1.0, 2.0, 3.0], &[1, 3]),
 //!         gate: Array::new(&[1.0], &[1]),
-//!         eps_k: 1e-6,
+//!         eps_k: Some(1e-6),
+//!         erase: Erase::Tied,
 //!     }),
 //!     ..RewriteRead::new(Array::new(&state, &[1, 2, 3]))
 //! };
@@ -40,3 +41,5 @@ pub use crate::cpu::state::Stored as Number;
 pub use array::Array;
 pub use expand::{Expand, ExpandGradients, Expanded};
 pub use rewrite_read::{Forward, Gradients, Incoming, Link, Read, RewriteRead, Write};
+
+pub use crate::records::Erase;

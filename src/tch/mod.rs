@@ -10,13 +10,13 @@
 //! and these products in turn; `examples/train.rs` shows how.
 //!
 //! ```no_run
-//! use ddl::tch::{Incoming, RewriteRead, Write};
+//! use ddl::tch::{Erase, Incoming, RewriteRead, Write};
 //! use tch::{Device, Kind, Tensor};
 //!
 //! let options = (Kind::Float, Device::Cpu);
 //! let (state, direction) = (Tensor::randn([2, 8, 4], options), Tensor::randn([2, 8], options));
 //! let (value, gate) = (Tensor::randn([2, 4], options), Tensor::rand([2], options) * 2.0);
-//! let rewrite = Write { direction: &direction, value: &value, gate: &gate, eps_k: 1e-6 };
+//! let rewrite = Write { direction: &direction, value: &value, gate: &gate, eps_k: Some(1e-6), erase: Erase::Tied };
 //! let inputs = RewriteRead { rewrite: Some(rewrite), ..RewriteRead::new(&state) };
 //! let forward = inputs.forward()?;
 //!
@@ -32,3 +32,5 @@ mod rewrite_read;
 
 pub use expand::{Expand, ExpandGradients, Expanded};
 pub use rewrite_read::{Forward, Gradients, Incoming, Link, Read, RewriteRead, Write};
+
+pub use crate::records::Erase;

@@ -6,14 +6,16 @@ use super::execute::{self, backward, forward};
 use super::run::Run;
 use super::source::{Overwritten, Source};
 use crate::error::{Error, Result};
-use crate::problem::{Expand, Incoming, Link, RewriteRead, Saved, Write};
+use crate::problem::{Erase, Expand, Incoming, Link, Read, RewriteRead, Saved, Write};
 use crate::tensor::Tensor;
 
 // --- forward --------------------------------------------------------------------------------------
 
 pub fn rewrite(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     let (state, write) = (from.tensor("state"), from.write());
+    let erase = from.erase("erase");
     from.finish()?;
+    let write = Write { erase: erase?, ..write };
     forward(&RewriteRead::new(state, Some(write), None)?, None, run).map(drop)
 }
 
@@ -21,7 +23,9 @@ pub fn read(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     let (state, read) = (from.tensor("state"), from.read());
     let context_dtype = from.optional_dtype("context_dtype");
     let document_starts = from.optional_tensor("document_starts");
+    let erase = from.erase("next_erase");
     from.finish()?;
+    let read = Read { erase: erase?, ..read };
     let problem = RewriteRead::new(state, None, Some(read))?.with_documents(document_starts)?;
     forward(&problem, context_dtype, run).map(drop)
 }
@@ -32,7 +36,9 @@ pub fn rewrite_read(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     let context_dtype = from.optional_dtype("context_dtype");
     let (anchor, chain) = (from.optional_tensor("anchor"), from.optional_tensors("chain"));
     let document_starts = from.optional_tensor("document_starts");
+    let (erase, next_erase) = (from.erase("erase"), from.erase("next_erase"));
     from.finish()?;
+    let (write, read) = (Write { erase: erase?, ..write }, Read { erase: next_erase?, ..read });
     let links = chain.map_or(0, |chain| chain.len());
     if anchor.is_none() && links > 0 {
         return Err(Error::Argument(format!("`chain` must come with an `anchor`, got {links} tensors")));
@@ -59,7 +65,11 @@ fn cached(state: Tensor, write: Option<Write>, from: &mut dyn Source, run: &mut 
     let context_dtype = from.optional_dtype("context_dtype");
     let pending = from.optional_tensor("pending");
     let document_starts = from.optional_tensor("document_starts");
+    let write = write.map(|write| (write, from.erase("erase")));
+    let next_erase = from.erase("next_erase");
     from.finish()?;
+    let write = write.map(|(write, erase)| Ok(Write { erase: erase?, ..write })).transpose()?;
+    let read = Read { erase: next_erase?, ..read };
     let problem = RewriteRead::new(state, write, Some(read))?.with_documents(document_starts)?;
     forward(&problem.with_pending(pending)?, context_dtype, run).map(drop)
 }
@@ -70,7 +80,9 @@ pub fn rewrite_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     let incoming = Incoming { grad_new_state: Some(from.tensor("grad_new_state")), ..Incoming::default() };
     let (state, write) = (from.tensor("state"), from.write());
     let saved = Saved { stats: Some(from.tensor("stats")), ..Saved::default() };
+    let erase = from.erase("erase");
     from.finish()?;
+    let write = Write { erase: erase?, ..write };
     backward(&RewriteRead::new(state, Some(write), None)?, &incoming, &saved, 0, None, run).map(drop)
 }
 
@@ -78,7 +90,9 @@ pub fn read_backward(from: &mut dyn Source, run: &mut Run) -> Result<()> {
     let incoming = from.gradients_of_read();
     let (state, read, saved) = (from.tensor("state"), from.read(), from.saved_by_read());
     let (document_starts, wanted) = (from.optional_tensor("document_starts"), from.integer("wanted"));
+    let erase = from.erase("next_erase");
     from.finish()?;
+    let read = Read { erase: erase?, ..read };
     let problem = RewriteRead::new(state, None, Some(read))?.with_documents(document_starts)?;
     backward(&problem, &incoming, &saved, wanted, None, run).map(drop)
 }
@@ -108,15 +122,17 @@ fn backward_of_both(
     let saved = Saved { stats, ..from.saved_by_read() };
     let chain = from.tensors("chain");
     let (document_starts, wanted) = (from.optional_tensor("document_starts"), from.integer("wanted"));
+    let (erase, next_erase) = (from.erase("erase"), from.erase("next_erase"));
     from.finish()?;
-    let eps_k = write.eps_k;
-    let problem = RewriteRead::new(state, Some(write), Some(read))?.with_chain(links(chain, eps_k)?)?;
+    let (write, read) = (Write { erase: erase?, ..write }, Read { erase: next_erase?, ..read });
+    let links = links(chain, write.eps_k, write.erase)?;
+    let problem = RewriteRead::new(state, Some(write), Some(read))?.with_chain(links)?;
     let problem = problem.with_documents(document_starts)?;
     backward(&problem, &incoming, &saved, wanted, overwritten, run).map(drop)
 }
 
-/// Groups a chain's tensors, four of each rewrite, all of which have the same ε_k.
-fn links(chain: Vec<Tensor>, eps_k: f64) -> Result<Vec<Link>> {
+/// Groups a chain's tensors, four of each rewrite, all of which have the same ε_k and erase alike.
+fn links(chain: Vec<Tensor>, eps_k: Option<f64>, erase: Erase) -> Result<Vec<Link>> {
     if !chain.len().is_multiple_of(4) {
         return Err(Error::Argument(format!(
             "`chain` must hold direction, value, gate and stats of each rewrite, got {} tensors",
@@ -127,7 +143,7 @@ fn links(chain: Vec<Tensor>, eps_k: f64) -> Result<Vec<Link>> {
     while let (Some(direction), Some(value), Some(gate), Some(stats)) =
         (tensors.next(), tensors.next(), tensors.next(), tensors.next())
     {
-        links.push(Link { write: Write { direction, value, gate, eps_k }, stats });
+        links.push(Link { write: Write { direction, value, gate, eps_k, erase }, stats });
     }
     Ok(links)
 }

@@ -2,7 +2,7 @@
 
 use super::memory::Owned;
 use crate::error::{Error, Result};
-use crate::problem::{Incoming, Read, Saved, Write};
+use crate::problem::{Erase, Incoming, Read, Saved, Write};
 use crate::tensor::{Dtype, Tensor};
 
 /// Arguments in the order of the schema: on the dispatcher's stack, described by Python, or only listed.
@@ -17,7 +17,6 @@ pub trait Source {
     fn overwritten_tensor(&mut self, name: &'static str) -> Overwritten;
     fn tensors(&mut self, name: &'static str) -> Vec<Tensor>;
     fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>>;
-    fn float(&mut self, name: &'static str) -> f64;
     fn optional_float(&mut self, name: &'static str) -> Option<f64>;
     fn integer(&mut self, name: &'static str) -> i64;
     fn boolean(&mut self, name: &'static str) -> bool;
@@ -30,7 +29,8 @@ pub trait Source {
             direction: self.tensor("direction"),
             value: self.tensor("value"),
             gate: self.tensor("gate"),
-            eps_k: self.float("eps_k"),
+            eps_k: self.optional_float("eps_k"),
+            erase: Erase::default(),
         }
     }
 
@@ -45,6 +45,18 @@ pub trait Source {
             value_bias: self.optional_tensor("value_bias"),
             value_scale: self.optional_float("value_scale"),
             value_from_compressed: self.boolean("value_from_compressed"),
+            erase: Erase::default(),
+        }
+    }
+
+    /// Takes what a rewrite, or the next one, erases. These arguments come last, with defaults: programs that 0.1 exported
+    /// lack them.
+    fn erase(&mut self, name: &'static str) -> Result<Erase> {
+        match self.integer(name) {
+            0 => Ok(Erase::Tied),
+            1 => Ok(Erase::None),
+            2 => Ok(Erase::Separate),
+            other => Err(Error::Argument(format!("`{name}` must be 0, 1 or 2, got {other}"))),
         }
     }
 
@@ -122,10 +134,6 @@ impl Source for Listing {
 
     fn optional_tensors(&mut self, name: &'static str) -> Option<Vec<Tensor>> {
         self.add("Tensor[]?", name, None)
-    }
-
-    fn float(&mut self, name: &'static str) -> f64 {
-        self.add("float", name, 0.0)
     }
 
     fn optional_float(&mut self, name: &'static str) -> Option<f64> {

@@ -375,7 +375,7 @@ def test_plain_stream_has_the_state_dict_of_the_fused_one(load: Any) -> None:
     assert state.keys() == peer.keys()
     assert all(state[name].data_ptr() == peer[name].data_ptr() for name in state)
     for other in ({"value_from": "compressed"}, {"gate_from": "pooled"}):
-        with pytest.raises(ValueError, match=r"^`stream` must map k and read its value and gate"):
+        with pytest.raises(ValueError, match=r"^`stream` must map k, read its value and gate"):
             plain.peer(GPT(GPTConfig(residual="ddl-cc", **other, **sizes)))
 
 

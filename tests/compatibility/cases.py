@@ -136,7 +136,7 @@ class Program(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         read = dict(self.read.items())
         state = functional.expand(x, self.expand, value_channels=M)
-        h, value, gate = functional.read(state, **read)
+        h, value, gate, *_ = functional.read(state, **read)
         state = functional.rewrite(state, h, value, gate, eps_k=0.1)
         return functional.rewrite_read(
             state, x, value, gate, eps_k=0.1, value_scale=4.0, **read

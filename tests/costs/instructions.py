@@ -42,6 +42,14 @@ CASES: dict[str, tuple[str, Callable[[int], dict[str, Tensor]], dict[str, object
     "rewrite": ("rewrite", lambda n: stored(inputs((n,), D, M), F32), {"eps_k": 0.1}),
     "read": ("read", lambda n: without_rewrite(rewrite_read(F32, "channel", n)), {}),
     "rewrite_read": ("rewrite_read", lambda n: rewrite_read(F32, "channel", n), {"eps_k": 0.1}),
+    "rewrite, nothing erased": (
+        "rewrite", lambda n: stored(inputs((n,), D, M), F32), {"eps_k": 0.1, "erase": "none"}
+    ),
+    "rewrite_read, nothing erased": (
+        "rewrite_read",
+        lambda n: rewrite_read(F32, "channel", n),
+        {"eps_k": 0.1, "erase": "none"},
+    ),
     "rewrite_read, d 384": (
         "rewrite_read", lambda n: rewrite_read(F32, "channel", n, WIDE), {"eps_k": 0.1}
     ),
@@ -90,6 +98,7 @@ def run(name: str, tokens: int, marked: bool) -> None:
     outputs = getattr(functional, operator)(**tensors, **options)
     mark(marked, END)
     outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    outputs = [output for output in outputs if output is not None]
     incoming = [torch.randn_like(output) for output in outputs]
     mark(marked, BEGIN)
     torch.autograd.grad(outputs, list(tensors.values()), incoming)

@@ -12,7 +12,7 @@ import torch
 from ddl.lab.config import PUBLISHED
 from tests.costs import calls, tracer
 from tests.costs.__main__ import recorded, release
-from tests.costs.instructions import CASES, per_token
+from tests.costs.instructions import CASES, DIRECTIONS, per_token
 
 ALLOWED = 0.05  # of instructions; another compiler orders some of them otherwise
 QUICK = ["rewrite", "read", "rewrite_read", "expand"]
@@ -34,6 +34,13 @@ def test_instructions_per_token(names):
     for name, now in per_token(names).items():
         ratio = now / before[name]
         assert abs(ratio - 1) < ALLOWED, f"{name}: {now}, {ratio:.3f} of {before[name]}; {AGAIN}"
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("operator", ["rewrite", "rewrite_read"])
+def test_erasing_nothing_takes_fewer(operator, direction):
+    of = recorded()["instructions per token"]
+    assert of[f"{operator}, nothing erased, {direction}"] < of[f"{operator}, {direction}"]
 
 
 @can_trace

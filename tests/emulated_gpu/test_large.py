@@ -19,6 +19,7 @@ from ddl import functional, reference
 from tests.emulated_gpu.test_mutants import in_a_child
 from tests.emulator.build import KERNELS
 from tests.support.emulated_device import emulated, needs_emulator
+from tests.support.helpers import by_name
 from tests.support.op_cases import BF16, F32, inputs, parameters
 from tests.support.tolerances import assert_close
 
@@ -67,7 +68,7 @@ def check(d: int, m: int, compress: str) -> None:
     runs = []
     for module, tensors in ((functional, large), (reference, exact)):
         leaves = {n: t.detach().requires_grad_() for n, t in tensors.items()}
-        outputs = module.rewrite_read(**leaves, eps_k=0.1)._asdict()
+        outputs = by_name(module.rewrite_read(**leaves, eps_k=0.1))
         generator = torch.Generator().manual_seed(1)
         given = []
         for t in outputs.values():

@@ -23,6 +23,7 @@ from tests.emulated_gpu.test_ops import check_conversions
 from tests.emulator.build import KERNELS
 from tests.ops import test_cached
 from tests.ops.test_documents import MASKS, read_arguments
+from tests.ops.test_erase import gate, weights
 from tests.ops.test_ops import compare
 from tests.support.emulated_device import emulated, needs_emulator
 from tests.support.op_cases import BF16, F32, F64, inputs, parameters
@@ -244,6 +245,44 @@ MUTANTS = {
         "high ? pair << 16 : pair & 0xffff0000u",
     ),
 }
+# Faults of rewrites whose erasure is not tied to the write; `erasing` notices them.
+ERASES = {
+    "beta erases": (
+        "rewrite_read.cuh",
+        "mul_rn(gate, value[j]) - mul_rn(erase, readout[j])",
+        "mul_rn(gate, value[j]) - mul_rn(gate, readout[j])",
+    ),
+    "dX is that of the write": (REWRITES, "rewrite.erasure() * g[j]", "rewrite.scale() * g[j]"),
+    "alpha is left out of dk": (REWRITES, "rewrite.erase * g[j];", "g[j];"),
+    "d alpha has another sign": (REWRITES, "= -g_p;", "= g_p;"),
+    "d beta is that of the delta rule": (REWRITES, "? g_t : g_v", "? g_t : g_t"),
+    "dk's multiple of k has no alpha": (REWRITES, "g_t - rewrite.erase * g_p", "g_t - g_p"),
+    "a later rewrite erases by beta": (
+        REWRITES,
+        "s.rewrites[later].erasure()",
+        "grads[later].scale",
+    ),
+    "dk has what is not erased": (
+        REWRITES,
+        "if constexpr (ERASE == ERASE_NONE) continue;",
+        "",
+    ),
+    "k that stays as it is gets a norm's gradient": (
+        REWRITES,
+        "NORMALIZED ? -(rewrite.r * rewrite.r * g_t) : Real(0)",
+        "-(rewrite.r * rewrite.r * g_t)",
+    ),
+    "the biases of alpha are not summed": (
+        "sums.cuh",
+        "n < NEXT_GATES; ++n) biases",
+        "n < NEXT; ++n) biases",
+    ),
+    "alpha of the token before": (
+        FORWARD,
+        "scalars.assign(0, REWRITE_GATES, args.gate);",
+        "scalars.assign(0, REWRITE_GATES, args.gate - (REWRITE_GATES > REWRITES));",
+    ),
+}
 ROUNDINGS = {
     "the forward reads another X' than it stores": (
         FORWARD,
@@ -372,6 +411,20 @@ def pieces(kernels: Path = KERNELS) -> None:
             test_cached.assert_close([state], [wanted])
 
 
+def erasing(kernels: Path = KERNELS) -> None:
+    """Raise an exception if rewrites that erase and write apart, or erase nothing, are wrong."""
+    for rewrites in (None, 2):
+        tensors = inputs((2, 9), 100, 4, rewrites) | parameters(
+            100, 4, "channel", rewrites=rewrites
+        )
+        separate = {"erase": gate(tensors), **weights(tensors)}
+        for plan in ({"CHUNK": 7}, {"CHUNK": 7, "LOAD_AHEAD": 2}):
+            with emulated(kernels=kernels, plan=plan):
+                compare("rewrite_read", tensors | separate, F64, eps_k=0.1)
+                for eps_k in (0.1, None):
+                    compare("rewrite_read", tensors, F64, eps_k=eps_k, erase="none")
+
+
 def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
     """Raise an exception if the kernels are wrong."""
     for order in ("0", "1", "5"):
@@ -414,6 +467,7 @@ def sample(monkeypatch: pytest.MonkeyPatch, kernels: Path = KERNELS) -> None:
 def test_the_kernels_pass(monkeypatch):
     sample(monkeypatch)
     pieces()
+    erasing()
 
 
 def a_few(mutants: dict[str, tuple[str, ...]]) -> list[Any]:
@@ -429,6 +483,14 @@ def test_a_mutant_in_pieces_does_not(name, tmp_path):
     mutant = plant(PIECES[name], tmp_path / "kernels")
     noticed = in_a_child(lambda: pieces(mutant))
     assert noticed, "the pieces passed"
+    assert "did not compile" not in noticed
+
+
+@pytest.mark.parametrize("name", a_few(ERASES))
+def test_a_mutant_that_erases_does_not(name, tmp_path):
+    mutant = plant(ERASES[name], tmp_path / "kernels")
+    noticed = in_a_child(lambda: erasing(mutant))
+    assert noticed, "the rewrites passed"
     assert "did not compile" not in noticed
 
 

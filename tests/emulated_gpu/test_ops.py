@@ -13,6 +13,7 @@ from tests.emulator.memory import guarded_copy
 from tests.ops import test_ops, test_overflow
 from tests.ops.test_ops import compare, run
 from tests.support.emulated_device import emulated, needs_emulator
+from tests.support.helpers import by_name, present
 from tests.support.op_cases import BF16, F16, F32, F64, inputs, parameters
 from tests.support.tolerances import assert_close
 
@@ -207,7 +208,7 @@ def test_loads_ahead_change_no_bit(dtype, m, compress):
         real = F64 if dtype == F64 else F32
         leaves |= {n: tensors[n].to(real) for n in ("value", "gate")}
         with emulated(plan={"THREADS": 32, "CHUNK": 7, "STAGES": 0, "LOAD_AHEAD": load_ahead}):
-            results.append(functional.rewrite_read(**leaves, eps_k=0.1))
+            results.append(present(functional.rewrite_read(**leaves, eps_k=0.1)))
     for result in results[1:]:
         for actual, expected in zip(result, results[0], strict=True):
             assert torch.equal(actual, expected)
@@ -316,7 +317,7 @@ def test_no_access_outside_of_the_inputs(compress, d, m, dtype):
         kept = F32 if name in ("value", "gate") else dtype
         aligned = 16 if t.nbytes % 16 == 0 else kept.itemsize
         tensors[name] = guarded_copy(t.to(kept), aligned).requires_grad_()
-    outputs = functional.rewrite_read(**tensors, eps_k=0.1)
+    outputs = present(functional.rewrite_read(**tensors, eps_k=0.1))
     sum(output.float().sum() for output in outputs).backward()
 
 
@@ -338,7 +339,7 @@ def test_unaligned_views(dtype):
 def gradients_in_place(tensors):
     """Outputs and gradients by name, computed on the tensors' own memory."""
     leaves = {name: t.detach().requires_grad_() for name, t in tensors.items()}
-    outputs = functional.rewrite_read(**leaves, eps_k=0.1)._asdict()
+    outputs = by_name(functional.rewrite_read(**leaves, eps_k=0.1))
     sum(output.double().square().sum() for output in outputs.values()).backward()
     return {f"new {n}": t for n, t in outputs.items()} | {n: t.grad for n, t in leaves.items()}
 

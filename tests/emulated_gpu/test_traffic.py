@@ -35,7 +35,10 @@ def counted() -> Iterator[Traffic]:
 
 def call(operator: Operator, **given: Any) -> dict[str, Tensor]:
     """All outputs of an operator by name. Missing arguments are None or an empty list."""
-    missing = {name: [] if name in operator.lists else None for name in operator.names}
+    missing: dict[str, Any] = {
+        name: [] if name in operator.lists else None for name in operator.names
+    }
+    missing |= {name: 0 for name in ("erase", "next_erase") if name in missing}
     arguments = operator.Arguments(**missing | given)
     with torch.no_grad():
         outputs = getattr(torch.ops.ddl, operator.name)(*arguments)

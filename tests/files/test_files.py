@@ -207,7 +207,7 @@ WHOLE = re.compile(r"\b(temporary|folder|save_directory)\b")
 ALLOWED = (
     'setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115',
     'Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident size',
-    "self.saver.save(self.evaluated, self.logged)",
+    "self.saver.save(self.evaluated, self.logged, self.clock.total)",
     "state_dict_saver.save(",
     "candidate.run.save(candidate.trainer.model)",
 )

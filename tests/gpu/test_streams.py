@@ -9,6 +9,7 @@ import torch
 
 from ddl import functional
 from tests.support.gpu_device import EPS, Tensors, arguments, backward, cotangents, forward
+from tests.support.helpers import present
 
 F32, BF16 = torch.float32, torch.bfloat16
 # A token per block, and a token per cluster if the GPU has clusters.
@@ -105,7 +106,7 @@ def test_no_call_waits_for_the_device(name: str) -> None:
 
     def run() -> None:
         result = operator(**leaves)
-        outputs = list(result) if isinstance(result, tuple) else [result]
+        outputs = present(result) if isinstance(result, tuple) else [result]
         grads = [torch.ones_like(output) for output in outputs]
         torch.autograd.grad(outputs, list(leaves.values()), grads)
 

@@ -44,8 +44,8 @@ def test_the_stream_is_the_loop_over_its_parts(options):
     for read, sublayer, residual in zip(
         stream.reads, stream.sublayers, stream.residuals, strict=True
     ):
-        h = read(state, document_starts=STARTS)
-        state = residual(state, sublayer(h), context=h, document_starts=STARTS)
+        h, raw = read(state, return_compressed=True, document_starts=STARTS)
+        state = residual(state, sublayer(h), context=h, compressed=raw, document_starts=STARTS)
     h = stream.readout(state, document_starts=STARTS)
     close(stream(x, document_starts=STARTS), h)
 

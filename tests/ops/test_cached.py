@@ -14,6 +14,7 @@ from ddl import functional
 from ddl.ops import declarations, plain
 from ddl.results import ReadParameters
 from tests.support.emulated_device import emulated, needs_emulator
+from tests.support.helpers import present
 from tests.support.op_cases import BF16, F16, F32, F64, inputs, parameters
 from tests.support.tolerances import compute_dtype
 
@@ -42,16 +43,16 @@ def case(dtype: torch.dtype, m: int, taps: int | None, batch: int = 3) -> dict[s
 def whole(given: dict[str, Any], name: str) -> tuple[Tensor, ...]:
     options = {n: x for n, x in given.items() if n not in (*REWRITE, "state")}
     if name == "cached_read":
-        return tuple(functional.read(given["state"], **options))
+        return tuple(present(functional.read(given["state"], **options)))
     rewrite = [given[n] for n in REWRITE]
-    return tuple(functional.rewrite_read(given["state"], *rewrite, eps_k=0.1, **options))
+    return tuple(present(functional.rewrite_read(given["state"], *rewrite, eps_k=0.1, **options)))
 
 
 def bound(given: dict[str, Any], name: str) -> Any:
     options = {n: x for n, x in given.items() if n not in (*REWRITE, "state")}
     if name == "cached_read":
         return functional.bind_cached_read(given["state"], ReadParameters(**options))
-    return functional.bind_cached_step(given["state"], 0.1, ReadParameters(**options))
+    return functional.bind_cached_step(given["state"], 0.1, "tied", ReadParameters(**options))
 
 
 def in_pieces(
@@ -244,6 +245,7 @@ def test_what_does_not_fit_an_expansion_is_refused(home):
 
 def positional(name: str, given: dict[str, Any], pending: Tensor | None) -> list[Any]:
     known = given | {"eps_k": 0.1, "norm_eps": 1e-5, "value_from_compressed": False}
+    known |= {"erase": 0, "next_erase": 0}
     names = getattr(declarations, name).names
     return [pending if n == "pending" else known.get(n) for n in names]
 

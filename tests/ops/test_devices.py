@@ -10,6 +10,7 @@ import torch
 import ddl
 from ddl import functional, reference
 from ddl.ops import devices
+from tests.support.helpers import present
 from tests.support.op_cases import F32, inputs, parameters
 
 
@@ -30,7 +31,9 @@ def given(*names: str) -> dict[str, torch.Tensor]:
 
 
 def same(actual: object, expected: object, leaves: dict[str, torch.Tensor]) -> None:
-    actual, expected = ([x] if isinstance(x, torch.Tensor) else list(x) for x in (actual, expected))
+    actual, expected = (
+        [x] if isinstance(x, torch.Tensor) else present(x) for x in (actual, expected)
+    )
     gradients = [
         torch.autograd.grad(sum(x.sum() for x in outputs), list(leaves.values()))
         for outputs in (actual, expected)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ddl import functional
+from tests.support.helpers import by_name
 from tests.support.op_cases import BF16, F16, F32, F64, inputs, parameters
 from tests.support.tolerances import compute_dtype
 
@@ -31,14 +32,14 @@ def rounded(tensors: dict[str, Tensor | None], dtype: torch.dtype) -> dict[str, 
 
 def in_one(leaves: dict[str, Tensor], **read: object) -> dict[str, Tensor]:
     """Return the outputs of `rewrite_read` by name."""
-    return functional.rewrite_read(**leaves, eps_k=EPS_K, **read)._asdict()
+    return by_name(functional.rewrite_read(**leaves, eps_k=EPS_K, **read))
 
 
 def in_two(leaves: dict[str, Tensor], **read: object) -> dict[str, Tensor]:
     """Return the outputs of `rewrite` and then `read`, by the names of `rewrite_read`."""
     state = functional.rewrite(**{n: leaves[n] for n in REWRITE}, eps_k=EPS_K)
     weights = {n: t for n, t in leaves.items() if n not in REWRITE}
-    return {"state": state, **functional.read(state, **weights, **read)._asdict()}
+    return {"state": state, **by_name(functional.read(state, **weights, **read))}
 
 
 def gradients(outputs: dict[str, Tensor], leaves: dict[str, Tensor], incoming: dict[str, Tensor]):
@@ -172,7 +173,7 @@ def test_results_do_not_depend_on_the_number_of_threads(name, dtype):
     for threads in (1, 2, 3, 5):
         torch.set_num_threads(threads)
         outputs = function(**leaves, **options)
-        outputs = {"state": outputs} if isinstance(outputs, Tensor) else outputs._asdict()
+        outputs = {"state": outputs} if isinstance(outputs, Tensor) else by_name(outputs)
         generator = torch.Generator().manual_seed(1)
         incoming = {
             n: torch.randn(t.shape, generator=generator).to(t.dtype) for n, t in outputs.items()

@@ -79,6 +79,8 @@ def arguments(draw: st.DrawFn, name: str) -> list[Any]:
         stand_in = n in ("new_value", "new_gate", "rstd", "compressed")
         if n == "value_channels":
             values.append(draw(st.integers(-1, 3)) if n in wrong else shapes[n][0][0])
+        elif n in ("erase", "next_erase"):
+            values.append(draw(st.integers(-1, 3) if n in wrong else st.sampled_from((0, 1))))
         elif n == "value_from_compressed":
             values.append(draw(st.booleans()))
         elif n == "context_dtype":

@@ -62,7 +62,7 @@ def plain(state, **options):
     return reference.rewrite_read(first.state, *at, **options)
 def gradients(function):
     leaves = {{name: tensor.clone().requires_grad_() for name, tensor in given.items()}}
-    outputs = function(**leaves, eps_k=0.1)
+    outputs = [out for out in function(**leaves, eps_k=0.1) if out is not None]
     loss = sum((output.sin() * output).sum() for output in outputs)
     return torch.autograd.grad(loss, list(leaves.values()))
 functions = {{functional.rewrite_read: reference.rewrite_read, chained: plain}}

@@ -147,7 +147,8 @@ def test_what_is_assumed(tmp_path: Path) -> None:
     folder = write(tmp_path / "out", model, model=prefixed(model))
     assert import_checkpoint(folder, tmp_path / "ours")[:3] == [
         "nanoGPT, ddl-cc-noec: 2 blocks, 2 heads of 8, hidden size 16, vocabulary 64",
-        f"{LINE}eps_k = 0.08, gate_from = context, value = linear, value_from = context",
+        f"{LINE}eps_k = 0.08, gate_from = context, value = linear, value_from = context,"
+        " erase = tied, branch_scale = 1.0",
         f"tokens: characters of {folder}/meta.pkl",
     ]
 

@@ -24,6 +24,12 @@ from tests.support.recording_cases import (
     variants,
 )
 
+
+def shut(options: dict[str, Any]) -> dict[str, float]:
+    """The edits that keep a state: α follows β unless it is a gate of its own."""
+    return {"beta": 0.0} | ({"alpha": 0.0} if options.get("erase") == "separate" else {})
+
+
 SEEN = ("beta", "value", "readout", "state", "state_after", "direction")
 
 
@@ -31,7 +37,7 @@ SEEN = ("beta", "value", "readout", "state", "state_after", "direction")
 def test_a_gate_of_zero_writes_nothing_bit_for_bit(options: dict[str, Any]) -> None:
     stream, x = make(options, torch.float32), embeddings(dtype=torch.float32)
     with (
-        ddl.edit(stream, sublayers=1, tokens=slice(1, 3), beta=0.0),
+        ddl.edit(stream, sublayers=1, tokens=slice(1, 3), **shut(options)),
         ddl.record(stream, tokens=SEEN) as recording,
     ):
         stream(x)
@@ -46,7 +52,7 @@ def test_a_gate_of_zero_writes_nothing_bit_for_bit(options: dict[str, Any]) -> N
 @variants
 def test_gates_of_zero_everywhere_leave_the_embedding(options: dict[str, Any]) -> None:
     stream, x = make(options), embeddings()
-    with torch.no_grad(), ddl.edit(stream, beta=0):
+    with torch.no_grad(), ddl.edit(stream, **shut(options)):
         got = stream(x)
     X = stream.expand(x)
     assert torch.equal(got, stream.readout(X))
@@ -180,7 +186,7 @@ def test_nanogpt() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({}, "`beta` or `value` must be given, got None for both"),
+        ({}, "`beta`, `alpha` or `value` must be given, got None for all"),
         ({"beta": 2.1}, r"`beta` must be in \[0, 2\], got 2.1"),
         ({"beta": float("nan")}, r"`beta` must be in \[0, 2\], got nan"),
         ({"beta": torch.tensor([0.0, -1])}, r"`beta` must be in \[0, 2\], got a tensor with -1.0"),

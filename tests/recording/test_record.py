@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import ddl
-from ddl import DeltaResidual, reference
+from ddl import DeltaResidual
 from ddl.lab.analysis.spectra import regime_shares
 from ddl.models import GPT
 from ddl.nn import History
@@ -39,8 +39,11 @@ def expected(stream: ddl.DeltaStream, x: Tensor) -> dict[str, Tensor]:
     """Every quantity (L, B, T, …) by the equations."""
     found: dict[str, list[Tensor]] = {name: [] for name in (*QUANTITIES, *KEPT)}
     previous = None
-    for (X, k, v, beta, after), residual in zip(by_hand(stream, x), stream.residuals, strict=True):
-        unit = k / (k.square().sum(-1, keepdim=True) + residual.eps_k**2).sqrt()
+    parts = zip(by_hand(stream, x), stream.residuals, strict=True)
+    for (X, k, v, beta, alpha, after), residual in parts:
+        unit, s = k, residual.branch_scale
+        if residual.normalize:
+            unit = k / (k.square().sum(-1, keepdim=True) + residual.eps_k**2).sqrt()
         p = torch.einsum("btd,btdm->btm", unit, X)
         cosine = torch.full(beta.shape, math.nan, dtype=F64)
         if previous is not None:
@@ -48,11 +51,14 @@ def expected(stream: ddl.DeltaStream, x: Tensor) -> dict[str, Tensor]:
         previous = unit
         values = {
             "beta": beta,
+            "alpha": alpha,
             "k_norm": k.norm(dim=-1),
-            "eigenvalue": reference.determinant(k, beta, residual.eps_k),
+            "eigenvalue": 1 - s * alpha * unit.square().sum(-1),
             "readout": p,
             "value": v,
             "error": (v - p).norm(dim=-1),
+            "error_after": (v - torch.einsum("btd,btdm->btm", unit, after)).norm(dim=-1),
+            "shrinks": torch.zeros_like(beta),
             "write_norm": (after - X).flatten(-2).norm(dim=-1),
             "state_norm": X.flatten(-2).norm(dim=-1),
             "state_norm_after": after.flatten(-2).norm(dim=-1),
@@ -63,6 +69,7 @@ def expected(stream: ddl.DeltaStream, x: Tensor) -> dict[str, Tensor]:
             "state": X,
             "state_after": after,
         }
+        values["shrinks"] = (values["error_after"] < values["error"]).to(F64)
         for name, value in values.items():
             found[name].append(value)
     return {name: torch.stack(rows) for name, rows in found.items()}

@@ -33,7 +33,7 @@ def singles(stream: ddl.DeltaStream, x: Tensor) -> Iterator[tuple[Rewrite, float
         for j in range(N):
             k, v, beta = directions[..., j, :], values[..., j, :], gates[..., j]
             after = reference.rewrite(X, k, v, beta, eps_k=residual.eps_k)
-            yield Rewrite(X, k, v, beta, after), residual.eps_k
+            yield Rewrite(X, k, v, beta, beta, after), residual.eps_k
             X = after
 
 

@@ -1,6 +1,6 @@
 //! The equations in libtorch's operations, and the inputs of a call.
 
-use ddl::tch::{Read, RewriteRead, Write};
+use ddl::tch::{Erase, Read, RewriteRead, Write};
 use tch::{Device, Kind, Tensor};
 
 pub const D: i64 = 12;
@@ -15,15 +15,22 @@ pub fn wide(tensor: &Tensor) -> Tensor {
     tensor.to_kind(Kind::Double)
 }
 
-/// X ← X + β_j k̂_j (v_j − k̂_jᵀX) for each rewrite j; k (…, n, d), v (…, n, m), β (…, n).
-pub fn rewrite_reference(state: &Tensor, direction: &Tensor, value: &Tensor, gate: &Tensor) -> Tensor {
-    let (direction, value, gate) = (wide(direction), wide(value), wide(gate));
+/// X ← X + k̂_j (β_j v_j − α_j k̂_jᵀX) for each rewrite j; k (…, n, d), v (…, n, m), β and α (…, n) in one tensor.
+pub fn rewrite_reference(inputs: &Inputs) -> Tensor {
+    let (state, gate) = (&inputs.state, wide(&inputs.gate));
+    let (direction, value) = (wide(&inputs.direction), wide(&inputs.value));
+    let (beta, alpha) = match inputs.erase {
+        Erase::Tied => (gate.shallow_clone(), gate),
+        Erase::None => (gate.shallow_clone(), gate.zeros_like()),
+        Erase::Separate => (gate.select(-2, 0), gate.select(-2, 1)),
+    };
     let norm = (direction.square().sum_dim_intlist(-1, true, Kind::Double) + EPS_K * EPS_K).sqrt();
     let unit = direction / norm;
     (0..unit.size()[unit.dim() - 2]).fold(wide(state), |x, j| {
-        let (k, v, beta) = (unit.select(-2, j), value.select(-2, j), gate.select(-1, j));
+        let (k, v) = (unit.select(-2, j), value.select(-2, j));
+        let of_j = |gate: &Tensor| gate.select(-1, j).unsqueeze(-1);
         let readout = (k.unsqueeze(-1) * &x).sum_dim_intlist(-2, false, Kind::Double);
-        x + beta.unsqueeze(-1).unsqueeze(-1) * k.unsqueeze(-1) * (v - readout).unsqueeze(-2)
+        x + k.unsqueeze(-1) * (of_j(&beta) * v - of_j(&alpha) * readout).unsqueeze(-2)
     })
 }
 
@@ -70,7 +77,8 @@ pub fn read_reference(state: &Tensor, read: &Read<'_>, starts: Option<&Tensor>) 
     let value = Tensor::einsum("btd,nmd->btnm", &[from, &value_weight], None::<i64>)
         + read.value_bias.map_or(Tensor::from(0.0), wide);
     let value = read.value_scale.map_or(value.shallow_clone(), |scale| value.sigmoid() * scale);
-    let logits = Tensor::einsum("btd,nd->btn", &[&context, &gate_weight], None::<i64>)
+    let form = if gate_weight.dim() == 3 { "btd,and->btan" } else { "btd,nd->btn" };
+    let logits = Tensor::einsum(form, &[&context, &gate_weight], None::<i64>)
         + read.gate_bias.map_or(Tensor::from(0.0), wide);
     Expected { context, value, gate: logits.sigmoid() * 2.0 }
 }
@@ -94,27 +102,35 @@ pub struct Inputs {
     pub value_weight: Tensor,
     pub value_bias: Tensor,
     pub starts: Tensor,
+    pub erase: Erase,
 }
 
 impl Inputs {
     pub fn new(kind: Kind, n: i64, taps: Option<i64>) -> Inputs {
+        Inputs::erasing(Erase::Tied, kind, n, taps)
+    }
+
+    pub fn erasing(erase: Erase, kind: Kind, n: i64, taps: Option<i64>) -> Inputs {
         tch::manual_seed(7);
         let small = if kind == Kind::Double { kind } else { Kind::Float };
         let over_time: Vec<i64> = [D, M].into_iter().chain(taps).collect();
         let mut starts = vec![false; (2 * TIME) as usize];
+        let gates: &[i64] = if erase == Erase::Separate { &[2, n] } else { &[n] };
         [0, 3, 7, 12].iter().for_each(|&start: &usize| starts[start] = true);
         Inputs {
             state: random(&[2, TIME, D, M], kind),
             direction: random(&[2, TIME, n, D], kind),
             value: random(&[2, TIME, n, M], small),
-            gate: Tensor::rand([2, TIME, n], (Kind::Double, Device::Cpu)).to_kind(small) * 2.0,
+            gate: Tensor::rand([&[2, TIME], gates].concat(), (Kind::Double, Device::Cpu)).to_kind(small)
+                * 2.0,
             compress: random(&over_time, kind),
             norm_weight: random(&[D], kind),
-            gate_weight: random(&[n, D], kind),
-            gate_bias: random(&[n], kind),
+            gate_weight: random(&[gates, &[D]].concat(), kind),
+            gate_bias: random(gates, kind),
             value_weight: random(&[n, M, D], kind),
             value_bias: random(&[n, M], kind),
             starts: Tensor::from_slice(&starts).view([2, TIME]),
+            erase,
         }
     }
 
@@ -134,7 +150,8 @@ impl Inputs {
     }
 
     pub fn rewrite(&self) -> Write<'_> {
-        Write { direction: &self.direction, value: &self.value, gate: &self.gate, eps_k: EPS_K }
+        let (direction, value, gate) = (&self.direction, &self.value, &self.gate);
+        Write { direction, value, gate, eps_k: Some(EPS_K), erase: self.erase }
     }
 
     pub fn read(&self) -> Read<'_> {
@@ -148,6 +165,7 @@ impl Inputs {
             value_bias: Some(&self.value_bias),
             value_scale: Some(3.0),
             value_from_compressed: false,
+            erase: self.erase,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The operators on plain slices: forward against the equations, gradients against differences of the forward.
 
-use ddl::slices::{Array, Expand, Incoming, Link, Read, RewriteRead, Write};
+use ddl::slices::{Array, Erase, Expand, Incoming, Link, Read, RewriteRead, Write};
 use half::bf16;
 
 const D: usize = 5;
@@ -25,34 +25,44 @@ fn numbers(seed: u64, count: usize) -> Vec<f64> {
 
 /// The tensors of a call, by name, with their shapes.
 #[derive(Clone)]
-struct Tensors(Vec<(&'static str, Vec<usize>, Vec<f64>)>);
+struct Tensors {
+    all: Vec<(&'static str, Vec<usize>, Vec<f64>)>,
+    erase: Erase,
+}
+
+const ERASES: [Erase; 3] = [Erase::Tied, Erase::None, Erase::Separate];
 
 impl Tensors {
     fn new() -> Tensors {
-        Tensors::of_length(TIME)
+        Tensors::erasing(Erase::Tied, TIME)
     }
 
-    fn of_length(time: usize) -> Tensors {
+    fn erasing(erase: Erase, time: usize) -> Tensors {
+        let apart = erase == Erase::Separate;
+        let gates = |before: &[usize], after: &[usize]| -> Vec<usize> {
+            [before, if apart { &[2, N] } else { &[N] }, after].concat()
+        };
+        let (gate, gate_weight, gate_bias) = (gates(&[2, time], &[]), gates(&[], &[D]), gates(&[], &[]));
         let shapes: [(&str, &[usize]); 10] = [
             ("state", &[2, time, D, M]),
             ("direction", &[2, time, N, D]),
             ("value", &[2, time, N, M]),
-            ("gate", &[2, time, N]),
+            ("gate", &gate),
             ("compress", &[D, M, TAPS]),
             ("norm_weight", &[D]),
-            ("gate_weight", &[N, D]),
-            ("gate_bias", &[N]),
+            ("gate_weight", &gate_weight),
+            ("gate_bias", &gate_bias),
             ("value_weight", &[N, M, D]),
             ("value_bias", &[N, M]),
         ];
         let tensor = |(seed, (name, shape)): (usize, (&'static str, &[usize]))| {
             (name, shape.to_vec(), numbers(seed as u64 + 1, shape.iter().product()))
         };
-        Tensors(shapes.into_iter().enumerate().map(tensor).collect())
+        Tensors { all: shapes.into_iter().enumerate().map(tensor).collect(), erase }
     }
 
     fn array(&self, name: &str) -> Array<'_, f64> {
-        let (_, shape, elements) = self.0.iter().find(|(known, ..)| *known == name).unwrap();
+        let (_, shape, elements) = self.all.iter().find(|(known, ..)| *known == name).unwrap();
         Array::new(elements, shape)
     }
 
@@ -61,7 +71,8 @@ impl Tensors {
             direction: self.array("direction"),
             value: self.array("value"),
             gate: self.array("gate"),
-            eps_k: EPS_K,
+            eps_k: Some(EPS_K),
+            erase: self.erase,
         };
         let read = Read {
             compress: Some(self.array("compress")),
@@ -73,6 +84,7 @@ impl Tensors {
             value_bias: Some(self.array("value_bias")),
             value_scale: Some(3.0),
             value_from_compressed: false,
+            erase: self.erase,
         };
         RewriteRead { rewrite: Some(write), read: Some(read), ..RewriteRead::new(self.array("state")) }
     }
@@ -98,11 +110,17 @@ fn reference(tensors: &Tensors) -> [Vec<f64>; 4] {
     for (token, x) in states.chunks_mut(D * M).enumerate() {
         for j in 0..N {
             let k = &of("direction")[(token * N + j) * D..][..D];
-            let (v, beta) = (&of("value")[(token * N + j) * M..][..M], of("gate")[token * N + j]);
+            let v = &of("value")[(token * N + j) * M..][..M];
+            let (beta, alpha) = match tensors.erase {
+                Erase::Tied => (of("gate")[token * N + j], of("gate")[token * N + j]),
+                Erase::None => (of("gate")[token * N + j], 0.0),
+                Erase::Separate => (of("gate")[token * 2 * N + j], of("gate")[token * 2 * N + N + j]),
+            };
             let norm = (dot(k, k) + EPS_K * EPS_K).sqrt();
             for channel in 0..M {
                 let readout: f64 = (0..D).map(|i| k[i] / norm * x[i * M + channel]).sum();
-                (0..D).for_each(|i| x[i * M + channel] += beta * k[i] / norm * (v[channel] - readout));
+                (0..D)
+                    .for_each(|i| x[i * M + channel] += k[i] / norm * (beta * v[channel] - alpha * readout));
             }
         }
     }
@@ -125,7 +143,9 @@ fn reference(tensors: &Tensors) -> [Vec<f64>; 4] {
                 let row = &of("value_weight")[(j * M + channel) * D..][..D];
                 values.push(3.0 * sigmoid(dot(row, &h) + of("value_bias")[j * M + channel]));
             }
-            gates.push(2.0 * sigmoid(dot(&of("gate_weight")[j * D..][..D], &h) + of("gate_bias")[j]));
+        }
+        for (row, bias) in of("gate_weight").chunks(D).zip(of("gate_bias")) {
+            gates.push(2.0 * sigmoid(dot(row, &h) + bias));
         }
         contexts.extend(h);
     }
@@ -134,18 +154,47 @@ fn reference(tensors: &Tensors) -> [Vec<f64>; 4] {
 
 #[test]
 fn a_forward_is_the_equations() {
-    let tensors = Tensors::new();
-    let forward = tensors.both().forward().unwrap();
-    let [state, context, value, gate] = reference(&tensors);
-    assert_close("new_state", &forward.new_state, &state, 1e-12);
-    assert_close("context", &forward.context, &context, 1e-12);
-    assert_close("new_value", &forward.new_value, &value, 1e-12);
-    assert_close("new_gate", &forward.new_gate, &gate, 1e-12);
+    for tensors in ERASES.map(|erase| Tensors::erasing(erase, TIME)) {
+        let forward = tensors.both().forward().unwrap();
+        let [state, context, value, gate] = reference(&tensors);
+        assert_close("new_state", &forward.new_state, &state, 1e-12);
+        assert_close("context", &forward.context, &context, 1e-12);
+        assert_close("new_value", &forward.new_value, &value, 1e-12);
+        assert_close("new_gate", &forward.new_gate, &gate, 1e-12);
+    }
+}
+
+#[test]
+fn a_direction_that_stays_as_it_is_is_written_as_it_is() {
+    let tensors = Tensors::erasing(Erase::None, TIME);
+    let mut call = RewriteRead { read: None, ..tensors.both() };
+    call.rewrite.as_mut().unwrap().eps_k = None;
+    let got = call.forward().unwrap().new_state;
+    let of = |name| tensors.array(name).elements;
+    let mut expected = of("state").to_vec();
+    for (token, x) in expected.chunks_mut(D * M).enumerate() {
+        for (at, number) in x.iter_mut().enumerate() {
+            let one = |j| {
+                let row = token * N + j;
+                of("gate")[row] * of("direction")[row * D + at / M] * of("value")[row * M + at % M]
+            };
+            *number += (0..N).map(one).sum::<f64>();
+        }
+    }
+    assert_close("new_state", &got, &expected, 1e-12);
+    call.rewrite.as_mut().unwrap().erase = Erase::Tied;
+    let refused = call.forward().unwrap_err().to_string();
+    assert_eq!(refused, "`eps_k` must be a number unless erase=\"none\", got None");
 }
 
 #[test]
 fn gradients_are_differences_of_the_forward() {
-    let tensors = Tensors::new();
+    for erase in ERASES {
+        check_gradients(&Tensors::erasing(erase, TIME));
+    }
+}
+
+fn check_gradients(tensors: &Tensors) {
     let forward = tensors.both().forward().unwrap();
     let lengths = [&forward.new_state, &forward.context, &forward.new_value, &forward.new_gate].map(Vec::len);
     let weights: Vec<Vec<f64>> = (0..).zip(lengths).map(|(i, len)| numbers(50 + i, len)).collect();
@@ -174,23 +223,23 @@ fn gradients_are_differences_of_the_forward() {
         &gradients.value_bias,
     ];
     for (index, got) in got.into_iter().enumerate() {
-        let name = tensors.0[index].0;
+        let name = tensors.all[index].0;
         let slope = |element: usize| {
             let at = |step: f64| {
                 let mut moved = tensors.clone();
-                moved.0[index].2[element] += step;
+                moved.all[index].2[element] += step;
                 loss(&moved)
             };
             (at(1e-5) - at(-1e-5)) / 2e-5
         };
-        let expected: Vec<f64> = (0..tensors.0[index].2.len()).map(slope).collect();
+        let expected: Vec<f64> = (0..tensors.all[index].2.len()).map(slope).collect();
         assert_close(name, got, &expected, 1e-7);
     }
 }
 
 #[test]
 fn the_number_of_threads_changes_nothing() {
-    let tensors = Tensors::of_length(600); // long enough for several parts (src/cpu/partition.rs)
+    let tensors = Tensors::erasing(Erase::Tied, 600); // long enough for several parts (src/cpu/partition.rs)
     let run = |threads| {
         let call = RewriteRead { threads, ..tensors.both() };
         let forward = call.forward().unwrap();
@@ -215,7 +264,8 @@ fn a_bfloat16_state_follows_the_equations() {
         direction: Array::new(&direction, shape("direction")),
         value: Array::new(&value, shape("value")),
         gate: Array::new(&gate, shape("gate")),
-        eps_k: EPS_K,
+        eps_k: Some(EPS_K),
+        erase: Erase::Tied,
     };
     let call = RewriteRead { rewrite: Some(write), ..RewriteRead::new(Array::new(&state, shape("state"))) };
     let got: Vec<f64> = call.forward().unwrap().new_state.iter().map(|x| x.to_f64()).collect();

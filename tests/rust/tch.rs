@@ -2,10 +2,8 @@
 
 mod equations;
 
-use ddl::tch::{Expand, Forward, Gradients, Incoming, Link, RewriteRead, Write};
-use equations::{
-    D, EPS_K, Expected, Inputs, M, TIME, delayed, random, read_reference, rewrite_reference, wide,
-};
+use ddl::tch::{Erase, Expand, Forward, Gradients, Incoming, Link, RewriteRead, Write};
+use equations::{D, Expected, Inputs, M, TIME, delayed, random, read_reference, rewrite_reference, wide};
 use tch::{Device, Kind, Tensor};
 
 fn gradients_by_name(gradients: Gradients) -> Vec<(&'static str, Option<Tensor>)> {
@@ -47,7 +45,7 @@ fn check(what: &str, inputs: &mut Inputs, change: &dyn Fn(&mut RewriteRead<'_>),
     let forward = call.forward().unwrap();
 
     let new_state = match &call.rewrite {
-        Some(_) => rewrite_reference(&inputs.state, &inputs.direction, &inputs.value, &inputs.gate),
+        Some(_) => rewrite_reference(inputs),
         None => wide(&inputs.state),
     };
     let read = call.read.map(|read| read_reference(&new_state, &read, call.document_starts));
@@ -101,6 +99,16 @@ fn both_halves_agree_with_autograd() {
         for (n, taps) in [(1, None), (1, Some(4)), (3, Some(3))] {
             let what = format!("{kind:?}, n = {n}, taps = {taps:?}");
             check(&what, &mut Inputs::new(kind, n, taps), &|_| {}, tolerance);
+        }
+    }
+}
+
+#[test]
+fn what_erases_otherwise_agrees_with_autograd() {
+    for erase in [Erase::None, Erase::Separate] {
+        for (n, taps) in [(1, None), (3, Some(3))] {
+            let mut inputs = Inputs::erasing(erase, Kind::Double, n, taps);
+            check(&format!("{erase:?}, n = {n}"), &mut inputs, &|_| {}, 1e-11);
         }
     }
 }
@@ -206,7 +214,7 @@ fn steps_with_a_cache_give_the_whole_sequence() {
         let part = |tensor: &Tensor| tensor.narrow(1, start, length);
         let (state, direction) = (part(&inputs.state), part(&inputs.direction));
         let (value, gate) = (part(&inputs.value), part(&inputs.gate));
-        let write = Write { direction: &direction, value: &value, gate: &gate, eps_k: EPS_K };
+        let write = Write { direction: &direction, value: &value, gate: &gate, ..inputs.rewrite() };
         let call = RewriteRead { rewrite: Some(write), state: &state, ..inputs.both() };
         let step = call.cached_step(pending.as_ref()).unwrap();
         contexts.push(step.context.unwrap());

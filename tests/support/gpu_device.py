@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ddl import functional
+from tests.support.helpers import by_name
 from tests.support.op_cases import inputs, parameters
 
 DEVICE = torch.device("cuda", 0)
@@ -35,7 +36,7 @@ def arguments(
 
 def forward(leaves: Tensors) -> Tensors:
     """Outputs of `rewrite_read` by name."""
-    return functional.rewrite_read(**leaves, **EPS)._asdict()
+    return by_name(functional.rewrite_read(**leaves, **EPS))
 
 
 def cotangents(outputs: Tensors) -> Tensors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +26,16 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
     """Standard normal values, the same in every dtype up to rounding."""
     g = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randn(*shape, generator=g, dtype=torch.float64, device=g.device).to(dtype)
+
+
+def present(result: Iterable[Tensor | None]) -> list[Tensor]:
+    """The tensors of an operator's result, which has None for what was not asked for."""
+    return [tensor for tensor in result if tensor is not None]
+
+
+def by_name(result: Any) -> dict[str, Tensor]:
+    """The same by the names of its fields."""
+    return {name: tensor for name, tensor in result._asdict().items() if tensor is not None}
 
 
 def documents(starts: Tensor) -> Iterator[tuple[int, slice]]:

@@ -36,6 +36,8 @@ VARIANTS |= {
     "v-map": {"residual": "ddl-cc", "mapping": "v", "direction": "mean"},
     "gate-of-state": {"residual": "ddl-tc", "gate_from": "convolved"},
     "two-rewrites": {"residual": "ddl-tc", "rewrites": 2, "direction_rank": 4},
+    "heads": {"residual": "ddl-tc", "heads": 4, "erase": "separate"},
+    "write-only": {"residual": "ddl-cc", "erase": "none", "normalize": False},
     "flatten": {"residual": "ddl-cc", "gate_from": "flatten", "mlp_size": 20, "read_init": 0.5},
 }
 

@@ -21,6 +21,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ddl-tc": {"value_channels": 3, "compress": "token", "kernel_size": 3},
     "v-map": {"value_channels": 3, "mapping": "v", "direction": "flatten", "gate": "mlp"},
     "pooled": {"value_channels": 3, "gate_from": "convolved", "value": "constant"},
+    "write-only": {"value_channels": 3, "erase": "none"},
+    "not normalised": {"value_channels": 3, "erase": "none", "normalize": False},
+    "apart": {"value_channels": 3, "erase": "separate", "branch_scale": 0.7},
     "raw": {"value_channels": 3, "value": "sigmoid", "value_from": "compressed", "eps_k": 0.3},
 }
 variants = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
@@ -44,7 +47,8 @@ class Rewrite(NamedTuple):
     state: Tensor
     direction: Tensor
     value: Tensor
-    gate: Tensor
+    gate: Tensor  # β
+    erase: Tensor  # α
     after: Tensor
 
 
@@ -60,6 +64,10 @@ def by_hand(stream: DeltaStream, x: Tensor) -> Iterator[Rewrite]:
         h, raw = read(X[..., 0] if flat else X, return_compressed=True)
         value, gate = residual.fill_value_and_gate(X, h, *residual.value_and_gate(h, raw))
         k, v = residual.rewrite_inputs(X, sublayer(h), h, value)
-        after = reference.rewrite(X, k, v, gate, eps_k=residual.eps_k)
-        yield Rewrite(X, k, v, gate, after)
+        beta = gate[..., 0] if residual.erase == "separate" else gate
+        alpha = {"tied": beta, "none": torch.zeros_like(beta), "separate": gate[..., -1]}
+        erased, s = alpha[residual.erase], residual.branch_scale
+        erase = "none" if residual.erase == "none" else s * erased
+        after = reference.rewrite(X, k, v, s * beta, eps_k=residual.eps_k, erase=erase)
+        yield Rewrite(X, k, v, beta, erased, after)
         X = after

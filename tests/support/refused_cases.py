@@ -85,7 +85,7 @@ def call_function(name: str, given: dict[str, Any]) -> Any:
 
 def call_operator(name: str, given: dict[str, Any]) -> Any:
     """Call torch.ops.ddl directly, without the checks of `ddl.functional`."""
-    defaults = {"norm_eps": 1e-5, "value_from_compressed": False}
+    defaults = {"norm_eps": 1e-5, "value_from_compressed": False, "erase": 0, "next_erase": 0}
     operator = getattr(torch.ops.ddl, name)
     schema = operator.default._schema.arguments
     return operator(*((defaults | given).get(argument.name) for argument in schema))

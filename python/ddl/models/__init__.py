@@ -9,20 +9,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .cache import Cache
     from .config import GPTConfig
+    from .flops import Flops, flops_by_part, flops_per_token
     from .gpt import GPT, GPTOutput
     from .nanogpt import NanoGPT, NanoGPTConfig
     from .trunk import AdditiveStream
 
-__all__ = ["GPT", "AdditiveStream", "Cache", "GPTConfig", "GPTOutput", "NanoGPT", "NanoGPTConfig"]
+__all__ = [
+    "GPT",
+    "AdditiveStream",
+    "Cache",
+    "Flops",
+    "GPTConfig",
+    "GPTOutput",
+    "NanoGPT",
+    "NanoGPTConfig",
+    "flops_by_part",
+    "flops_per_token",
+]
 
 _HOMES = {
     "GPT": ".gpt",
     "AdditiveStream": ".trunk",
     "Cache": ".cache",
+    "Flops": ".flops",
     "GPTConfig": ".config",
     "GPTOutput": ".gpt",
     "NanoGPT": ".nanogpt",
     "NanoGPTConfig": ".nanogpt",
+    "flops_by_part": ".flops",
+    "flops_per_token": ".flops",
 }
 
 

@@ -16,6 +16,7 @@ from ddl.options import (
     STREAM_OPTIONS,
     Compress,
     Direction,
+    Erase,
     ExpandKind,
     Gate,
     GateFrom,
@@ -25,6 +26,7 @@ from ddl.options import (
     StreamDtype,
     Value,
     ValueFrom,
+    check_anchors,
     check_choice,
     check_left,
     check_options,
@@ -81,7 +83,7 @@ class GPTConfig:
     num_layers: int = 12
     """Number of blocks, each with one attention and one MLP sublayer."""
     num_heads: int = 6
-    """Number of attention heads."""
+    """Number of attention heads; `heads` is another number, of the residual stream."""
     head_size: int | None = None
     """Width of an attention head; None for hidden_size / num_heads."""
     hidden_size: int = 768
@@ -150,8 +152,18 @@ class GPTConfig:
     rewrites: int = 1
     """Rewrites per sublayer, one after the other, at most 8, each with a value and a gate of its
     own. The first one's direction is the sublayer's output, the others' are linear maps of it."""
+    erase: Erase = "tied"
+    """What a rewrite erases. tied: as much as it writes. none: nothing, the control without
+    rewriting. separate: by a gate of its own, which starts like β."""
+    normalize: bool = True
+    """Whether a direction is normalised; False, with `erase` none only, writes β k vᵀ."""
+    branch_scale: float = 1.0
+    """Factor of what a rewrite changes: of its gates."""
     direction_rank: int | None = None
     """Rank of the linear map to the directions of further rewrites; None for a full one."""
+    heads: int = 1
+    """Heads of the residual stream, apart from the attention's `num_heads`: blocks of hidden_size /
+    heads features, each of which has a rewrite of its own."""
     eps_k: float | None = None
     """ε_k in k / √(|k|² + ε_k²); None for 0.02·√d, so that zero-initialised projections train."""
 
@@ -163,7 +175,9 @@ class GPTConfig:
         check_options(given, STREAM_OPTIONS, _spelled)
         if self.residual in BASELINES:
             check_left(given, OF_DELTA, f"residual={quoted(STREAMS)}")
-        check_residual(given, 1 if self.residual == "ddl" else self.value_channels)
+        check_anchors(self.anchor_every, self.heads)
+        channels = 1 if self.residual == "ddl" else self.value_channels
+        check_residual(given, self.hidden_size, channels)
         self._check_heads()
 
     def _check_heads(self) -> None:

@@ -111,6 +111,8 @@ def rewrite_blocks(
     """
     _check_model(model)
     _check_start(start, anneal_steps)
+    if start is not None and options.get("erase") == "separate":
+        refuse("erase", '"tied" or "none" with start="additive"', "separate", ("start",))
     for name in OF_THE_MODEL:
         if name in options:
             raise TypeError(f"`{name}` must be left to the model, got {options[name]!r}")

@@ -8,6 +8,7 @@ from token to token is put into one tuple per sublayer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,9 +35,12 @@ class Stream(Protocol):
 
     expand: Expand
     sublayers: nn.ModuleList
+    reads: nn.ModuleList
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
-    def parameters_of_calls(self) -> tuple[list[ReadParameters], list[DeltaResidual]]: ...
+    def parameters_of_calls(
+        self, dtype: torch.dtype
+    ) -> tuple[list[ReadParameters], list[DeltaResidual]]: ...
 
 
 def continued(
@@ -67,17 +71,21 @@ def continued(
 class Boundary(NamedTuple):
     """A sublayer, and what follows it: the rewrite with its output and the next read.
 
-    residual: None if the read before computed value and gate, the direction is the output, and no
-        hook is installed.
-    step: the rewrite and the next read, bound to all their parameters. name: of what the next read
-        keeps; None for nothing.
+    residual: None if the read before computed value and gates as they are written, the direction is
+        the output, and no hook is installed.
+    step: the rewrite and the next read, bound to all their parameters. apart: the same with a gate
+        α of its own, for a hook that set one; None without hooks. name: of what the next read
+        keeps; None for nothing. read: the read before this sublayer, if the residual computes
+        values and gates itself; else None.
     """
 
     number: int
     sublayer: nn.Module
     residual: DeltaResidual | None
     step: Callable[..., tuple[Tensor, ...]]
+    apart: Callable[..., tuple[Tensor, ...]] | None
     name: str | None
+    read: nn.Module | None
 
 
 class CachedStep(NamedTuple):
@@ -117,7 +125,9 @@ class CachedStep(NamedTuple):
             pending = history.get(self.name)
             context, value, gate, pending = self.read(state, pending, document_starts)
             history.set(self.name, pending)
-        for number, sublayer, residual, step, name in self.boundaries:
+        for number, sublayer, residual, step, apart, name, read in self.boundaries:
+            if residual is not None and read is not None:
+                context, value, gate = residual.after_read(read, context, value, gate)
             written = direction = sublayer(context, *args, **kwargs)
             if residual is not None:
                 check_returned(f"sublayers[{number}]", written, context)
@@ -130,7 +140,10 @@ class CachedStep(NamedTuple):
                     slot=Slot(history, f"residuals.{number}"),
                 )
                 write = residual.hooked(state, write, keep=keep, continues=True)
-                direction, value, gate, _ = write
+                direction, value, gate, *_ = write
+                if write.erase != residual.erase:
+                    assert apart is not None
+                    step = apart
             elif keep is not None:
                 gate = shut(gate, keep)
             pending, starts = (None, None) if name is None else (history.get(name), document_starts)
@@ -149,14 +162,18 @@ def _resolve(stream: Stream, like: Tensor) -> CachedStep:
     """Resolve the calls for tensors like `like`."""
     expand = require_exact_type("expand", stream.expand, Expand)
     form_pruned(expand)
-    reads, residuals = stream.parameters_of_calls()
+    reads, residuals = stream.parameters_of_calls(like.dtype)
     names = [f"reads.{i}" if _looks_back(read) else None for i, read in enumerate(reads)]
     boundaries = []
     for index, (sublayer, residual) in enumerate(zip(stream.sublayers, residuals, strict=True)):
-        step = functional.bind_cached_step(like, residual.eps_k, reads[index + 1])
+        bind = partial(functional.bind_cached_step, like, residual.eps_k, heads=residual.heads)
+        step = bind(residual.erase, reads[index + 1])
+        apart = bind("separate", reads[index + 1]) if residual.hooks else None
         by_read = residual.reads_value and residual.reads_gate and residual.further is None
+        by_read = by_read and residual.branch_scale == 1 and residual.heads == 1
         branch = None if by_read and not residual.hooks else residual
-        boundaries.append(Boundary(index, sublayer, branch, step, names[index + 1]))
+        read = stream.reads[index] if residual.heads > 1 else None
+        boundaries.append(Boundary(index, sublayer, branch, step, apart, names[index + 1], read))
     m, weight = expand.value_channels, expand.weight
     opens = functional.bind_cached_expand(like, weight, value_channels=m)
     return CachedStep(

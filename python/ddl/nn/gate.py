@@ -23,13 +23,13 @@ __all__ = ["apply_gate", "make_gate", "make_gate_pool", "reset_gate", "shut", "s
 
 
 def make_gate(
-    kind: Gate, size_in: int, hidden: int, rewrites: int, **factory: Any
+    kind: Gate, size_in: int, hidden: int, gates: int, **factory: Any
 ) -> Projection | nn.Sequential:
     """Return g for z of `size_in` features: linear, or linear–tanh–linear with `hidden` units."""
     if kind == "linear":
-        return Projection(size_in, rewrites, **factory)
+        return Projection(size_in, gates, **factory)
     first = Projection(size_in, hidden, bias=False, **factory)
-    return nn.Sequential(first, nn.Tanh(), Projection(hidden, rewrites, **factory))
+    return nn.Sequential(first, nn.Tanh(), Projection(hidden, gates, **factory))
 
 
 def make_gate_pool(
@@ -77,5 +77,5 @@ def squash(logit: Tensor) -> Tensor:
 
 
 def shut(gate: Tensor, keep: Tensor) -> Tensor:
-    """β (…,), or (…, n) for n rewrites, with zeros where `keep` (…,) is False."""
-    return gate * (keep if gate.ndim == keep.ndim else keep.unsqueeze(-1))
+    """The gates of a `Write`, β (…,) or with further axes; zeros where `keep` (…,) is False."""
+    return gate * keep[(..., *[None] * (gate.ndim - keep.ndim))]

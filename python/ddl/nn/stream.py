@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,9 +17,11 @@ from ddl.options import (
     ExpandKind,
     Parameterization,
     StreamDtype,
+    check_anchors,
     check_count,
     check_known,
     check_options,
+    spread_anchors,
 )
 from ddl.results import Chain, ReadParameters
 
@@ -76,7 +77,8 @@ class DeltaStream(nn.Module):
         anchor_every: every so many states are stored for the backward, at most 32; it computes the
             others again, and the gradients are the same to the bit. None for 8, or for the next
             larger number that spreads the stored states evenly (12 with 12 sublayers); if m = 1,
-            for 1 (every state). A state that a gate or direction reads is stored all the same.
+            or with several heads, for 1 (every state). A state that a gate or direction reads is
+            stored all the same.
         stream_dtype: "bfloat16" or "float16", in which the states are stored under autocast, with
             half the bytes and a rounding after every rewrite; None for the dtype of x, as without
             autocast.
@@ -85,8 +87,9 @@ class DeltaStream(nn.Module):
         device, dtype: of the parameters.
         residual: mapping, gate, gate_hidden, gate_from, gate_kernel_size, direction,
             direction_hidden, value, value_init, value_scale, value_constant, value_from, rewrites,
-            direction_rank, beta_init and eps_k of DeltaResidual. Two of them decide what a sublayer
-            writes:
+            direction_rank, heads, beta_init, erase, normalize, branch_scale and eps_k of
+            DeltaResidual.
+            Two of them decide what a sublayer writes:
             mapping="k": a sublayer's output is the direction, the value comes from the read
             (default).
             mapping="v": a sublayer's output is the value, a branch computes the direction.
@@ -131,7 +134,11 @@ class DeltaStream(nn.Module):
         check_known(residual, known, "DeltaStream or of DeltaResidual")
         self.sublayers = nn.ModuleList(_checked_sublayers(sublayers))
         self.hidden_size, self.value_channels = hidden_size, value_channels
-        self.anchor_every = anchor_every or spread_anchors(len(self.sublayers), value_channels)
+        heads = residual.get("heads", 1)
+        check_count("heads", heads)
+        check_anchors(anchor_every, heads)
+        spread = spread_anchors(len(self.sublayers), value_channels, heads)
+        self.anchor_every = anchor_every or spread
         self.stream_dtype = stream_dtype
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.expand = Expand(
@@ -208,21 +215,22 @@ class DeltaStream(nn.Module):
         self, x: Tensor, keep: Tensor | None, document_starts: Tensor | None, args: Any, kwargs: Any
     ) -> Tensor:
         """Run whole sequences x (B, T, d)."""
-        reads, residuals = self.parameters_of_calls()
+        reads, residuals = self.parameters_of_calls(x.dtype)
         state = self._open(x, document_starts)
         starts = document_starts if reads[0].over_time else None  # all reads compress alike
-        context, value, gate = functional.read_with(state, reads[0], starts)
+        context, value, gate, _ = functional.read_with(state, reads[0], starts)
         stores_less = self.anchor_every > 1 and torch.is_grad_enabled()
         chain = Chain(self.anchor_every) if stores_less else None
         parts = zip(self.sublayers, residuals, reads[1:], strict=True)
         for index, (sublayer, residual, read) in enumerate(parts):
+            context, value, gate = residual.after_read(self.reads[index], context, value, gate)
             written = sublayer(context, *args, **kwargs)
             check_returned(f"sublayers[{index}]", written, context)
             write = residual.write(
                 *(state, written, context, value, gate), keep=keep, document_starts=document_starts
             )
             write = residual.hooked(state, write, keep=keep)
-            (state, context, value, gate), chain = functional.step(
+            (state, context, value, gate, _), chain = functional.step(
                 state, write, read, chain=chain, document_starts=starts
             )
         return context
@@ -232,10 +240,12 @@ class DeltaStream(nn.Module):
         state = self.expand(x, document_starts=document_starts)
         return state.unsqueeze(-1) if self.value_channels == 1 else state
 
-    def parameters_of_calls(self) -> tuple[list[ReadParameters], list[DeltaResidual]]:
+    def parameters_of_calls(
+        self, dtype: torch.dtype
+    ) -> tuple[list[ReadParameters], list[DeltaResidual]]:
         """The parameters of every read, the final one's last, and the residuals.
 
-        A weight that reads share is computed once.
+        A weight that reads share is computed once. dtype: of the states.
         """
         reads = [require_exact_type(f"reads[{i}]", read, Read) for i, read in enumerate(self.reads)]
         reads.append(require_exact_type("readout", self.readout, Read))
@@ -257,19 +267,8 @@ class DeltaStream(nn.Module):
             for index, part in enumerate(self.residuals)
         ]
         for index, residual in enumerate(residuals):
-            found[index] = residual.added_to(found[index])
+            found[index] = residual.added_to(found[index], dtype)
         return found, residuals
-
-
-def spread_anchors(sublayers: int, value_channels: int) -> int:
-    """The default of `anchor_every`: one state in 8 is stored, spread evenly over the sublayers.
-
-    Of 12 sublayers one state in 12: the second of one in 8 would serve only 4 rewrites. With one
-    value channel a state costs no more than a direction, so every one is stored.
-    """
-    if value_channels == 1:
-        return 1
-    return max(8, math.ceil(sublayers / max(1, sublayers // 8)))
 
 
 def as_stream(x: Tensor, dtype: StreamDtype | None) -> Tensor:

@@ -23,7 +23,7 @@ Grad = Tensor | None
 
 
 def save_rewrite(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    state, direction, value, gate, ctx.eps_k = inputs
+    state, direction, value, gate, ctx.eps_k, ctx.erase = inputs
     _, stats = output
     ctx.save_for_backward(state, direction, value, gate, stats)
     ctx.mark_non_differentiable(stats)
@@ -36,14 +36,14 @@ def rewrite_gradients(ctx: Any, grad_new_state: Grad, _: None) -> Gradients:
     state, direction, value, gate, stats = ctx.saved_tensors
     found = call(
         declarations.rewrite_backward,
-        *(grad_new_state, state, direction, value, gate, ctx.eps_k, stats),
+        *(grad_new_state, state, direction, value, gate, ctx.eps_k, stats, ctx.erase),
     )
     wanted = _bits(ctx.needs_input_grad[:4])
-    return (*_those(wanted, found), None)
+    return (*_those(wanted, found), None, None)
 
 
 def save_read(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    state, *fields, document_starts = inputs
+    state, *fields, document_starts, ctx.next_erase = inputs
     tensors, ctx.numbers = _split(fields)
     _, value, gate, compressed, rstd = output
     ctx.save_for_backward(state, document_starts, value, gate, compressed, rstd, *tensors)
@@ -58,18 +58,19 @@ def read_gradients(
         return (None,) * len(declarations.read.names)
     state, document_starts, value, gate, compressed, rstd, *tensors = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    wanted = _wanted((needs[0], *_tensors_of(needs[1:-1])), grad_new_value, grad_new_gate)
+    wanted = _wanted((needs[0], *_tensors_of(needs[1:-2])), grad_new_value, grad_new_gate)
     found = call(
         declarations.read_backward,
         *(grad_context, grad_new_value, grad_new_gate, state, *_joined(tensors, ctx.numbers)),
-        *(value, gate, compressed, rstd, document_starts, wanted),
+        *(value, gate, compressed, rstd, document_starts, wanted, ctx.next_erase),
     )
     grad_state, *parameters = _those(wanted, found)
-    return (grad_state, *_spread(parameters), None)
+    return (grad_state, *_spread(parameters), None, None)
 
 
 def save_rewrite_read(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    state, direction, value, gate, ctx.eps_k, *fields, anchor, chain, document_starts = inputs
+    state, direction, value, gate, ctx.eps_k, *fields, anchor, chain, document_starts = inputs[:-2]
+    ctx.erase = inputs[-2:]
     tensors, ctx.numbers = _split(fields)
     _, stats, _, new_value, new_gate, compressed, rstd = output
     ctx.save_for_backward(
@@ -102,7 +103,7 @@ def rewrite_read_gradients(
     others = (
         *(grad_context, grad_new_value, grad_new_gate, state, direction, value, gate, ctx.eps_k),
         *_joined(tensors, ctx.numbers),
-        *(stats, new_value, new_gate, compressed, rstd, chain, document_starts, wanted),
+        *(stats, new_value, new_gate, compressed, rstd, chain, document_starts, wanted, *ctx.erase),
     )
     if grad_new_state is not None and _may_overwrite(grad_new_state):
         # torch.compile traces this, and drops the copy if nothing else needs the gradient.
@@ -111,7 +112,7 @@ def rewrite_read_gradients(
     else:
         found = call(declarations.rewrite_read_backward, grad_new_state, *others)
     gradients = _those(wanted, found)
-    return (*gradients[:4], None, *_spread(gradients[4:]), None, None, None)
+    return (*gradients[:4], None, *_spread(gradients[4:]), *[None] * 5)
 
 
 def save_expand(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -134,7 +135,7 @@ def expand_gradients(ctx: Any, grad_state: Grad) -> Gradients:
 _TENSORS = 6
 
 # Where the arguments of `rewrite_read` have the state with k, v and β, and the read's parameters.
-_WRITE, _READ = slice(0, 4), slice(5, -3)
+_WRITE, _READ = slice(0, 4), slice(5, -5)
 
 
 def _tensors_of(fields: Sequence[Any]) -> tuple[Any, ...]:

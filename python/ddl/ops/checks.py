@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ddl import options
 from ddl._native import LEAST_EPS_K, LEAST_NORM_EPS, MOST_REWRITES
+from ddl.results import ERASE
 
 from . import declarations
 from .declarations import Operator
@@ -62,7 +63,7 @@ def check_is_plain(name: str, tensor: Any, must: str = "be") -> None:
         )
 
 
-def _check_is_dense(name: str, tensor: Any) -> None:
+def check_is_dense(name: str, tensor: Any) -> None:
     """Raise TypeError unless `tensor` is a dense torch.Tensor."""
     check_is_plain(name, tensor)
     if tensor.is_nested or tensor.layout is not torch.strided:
@@ -89,7 +90,7 @@ def check_stored(name: str, tensor: Tensor, state: Tensor) -> None:
     _check_beside(name, tensor, state, (torch.float64,) if _double(state) else STORED)
 
 
-def _check_gate(name: str, tensor: Tensor, state: Tensor) -> None:
+def check_gate(name: str, tensor: Tensor, state: Tensor) -> None:
     """Raise unless a value or gate is on the state's device, in float32 (float64 for float64)."""
     _check_beside(name, tensor, state, (torch.float64 if _double(state) else torch.float32,))
 
@@ -151,10 +152,20 @@ def next_rewrites_of(given: Any) -> tuple[int, ...]:
     """The axis (n,) in the weights and biases of a read's gates and values, and in these; or ()."""
     d, m = given.state.shape[-2:]
     if given.gate_weight is not None:
-        return _rewrites("gate_weight", given.gate_weight, (), (d,))
+        return _rewrites("gate_weight", given.gate_weight, gates_axis(given.next_erase), (d,))
     if given.value_weight is not None:
         return _rewrites("value_weight", given.value_weight, (), (m, d))
     return ()
+
+
+def gates_axis(erase: int) -> tuple[int, ...]:
+    """The axis of gates before that of n: (2,) for β and an α of its own, or ()."""
+    return (2,) if ERASE[erase] == "separate" else ()
+
+
+def _check_erase(name: str, erase: int) -> None:
+    if not 0 <= erase < len(ERASE):
+        raise ValueError(f"`{name}` must be 0, 1 or 2, got {erase}")
 
 
 def _rewrites(
@@ -171,30 +182,34 @@ def _rewrites(
 def _check_rewrite(given: Any) -> None:
     """Check the arguments of a rewrite; `given` has them by name."""
     state: Tensor = given.state
+    _check_erase("erase", given.erase)
     _check_state(state)
     *batch, d, m = state.shape
     n = rewrites_of(given)
     check_shape("direction", given.direction, (*batch, *n, d))
     check_stored("direction", given.direction, state)
     check_shape("value", given.value, (*batch, *n, m))
-    _check_gate("value", given.value, state)
-    check_shape("gate", given.gate, (*batch, *n))
-    _check_gate("gate", given.gate, state)
-    check_positive("eps_k", given.eps_k, least=LEAST_EPS_K)
+    check_gate("value", given.value, state)
+    check_shape("gate", given.gate, (*batch, *gates_axis(given.erase), *n))
+    check_gate("gate", given.gate, state)
+    check_positive("eps_k", given.eps_k, optional=True, least=LEAST_EPS_K)
+    if given.eps_k is None and ERASE[given.erase] != "none":
+        raise ValueError('`eps_k` must be a number unless erase="none", got None')
 
 
 def _check_read(given: Any) -> None:
     """Check the arguments of a read; `given` has them by name."""
     state, compress = given.state, given.compress
     over_time = compress is not None and compress.ndim == 3
+    _check_erase("next_erase", given.next_erase)
     _check_state(state, over_time=over_time)
     _check_compress(state, compress, over_time)
     d, m = state.shape[-2:]
     n = next_rewrites_of(given)
     for name, shape in (
         ("norm_weight", (d,)),
-        ("gate_weight", (*n, d)),
-        ("gate_bias", n),
+        ("gate_weight", (*gates_axis(given.next_erase), *n, d)),
+        ("gate_bias", (*gates_axis(given.next_erase), *n)),
         ("value_weight", (*n, m, d)),
         ("value_bias", (*n, m)),
     ):
@@ -215,7 +230,7 @@ def _check_read(given: Any) -> None:
 
 def check_mask(name: str, mask: Any, batch: Sequence[Any], beside: Tensor) -> None:
     """Raise unless `mask` is a bool tensor of shape `batch` on the device of `beside`."""
-    _check_is_dense(name, mask)
+    check_is_dense(name, mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"`{name}` must have dtype torch.bool, got {mask.dtype}")
     check_shape(name, mask, batch)
@@ -244,7 +259,7 @@ def _check_pending(given: Any) -> None:
         raise ValueError(text)
     if pending is not None:
         check_shape("pending", pending, (*state.shape[:-3], taps - 1, state.shape[-2]))
-        _check_gate("pending", pending, state)
+        check_gate("pending", pending, state)
     if taps > 1 and state.shape[-3] == 0 and 0 not in state.shape[:-3]:
         got = tuple(state.shape)
         raise ValueError(f"`state` must have shape with at least one token, got {got}")
@@ -313,7 +328,7 @@ def _check_tensors(operator: Operator, given: Any) -> None:
     for name in operator.tensors:
         tensor = getattr(given, name)
         if tensor is not None or name not in operator.optional:
-            _check_is_dense(name, tensor)
+            check_is_dense(name, tensor)
 
 
 def _all_of(operator: Operator, *checks: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -10,7 +10,7 @@ from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
-REWRITE = "Tensor direction, Tensor value, Tensor gate, float eps_k"
+REWRITE = "Tensor direction, Tensor value, Tensor gate, float? eps_k"
 READ = (
     "Tensor? compress, Tensor? norm_weight, float? norm_eps, Tensor? gate_weight, "
     "Tensor? gate_bias, Tensor? value_weight, Tensor? value_bias, float? value_scale, "
@@ -27,6 +27,8 @@ ANCHORED = "Tensor? anchor=None, Tensor[]? chain=None"
 # Where a sequence holds several documents: their first tokens, (…, T) bool. Nothing that looks back
 # in time looks beyond one.
 DOCUMENTS = "Tensor? document_starts=None"
+# What a rewrite, and one whose gates are read, erases: a place in `ddl.results.ERASE`.
+ERASE, NEXT_ERASE = "int erase=0", "int next_erase=0"
 READ_PARAMETERS = "compress norm_weight gate_weight gate_bias value_weight value_bias"
 
 
@@ -51,7 +53,8 @@ class Operator:
         self.optional = [argument for kind, argument in pairs if kind.endswith("?")]
         self.outputs = outputs.split(" ")
         make: Any = namedtuple  # mypy knows only literal fields
-        self.defaults = (None,) * sum(argument.endswith("=None") for argument in self.declared)
+        given = [argument.partition("=")[2] for argument in self.declared]
+        self.defaults = tuple(None if text == "None" else int(text) for text in given if text)
         self.Arguments = make("Arguments", self.names, defaults=self.defaults)
 
     @property
@@ -65,15 +68,16 @@ def _gradients(names: str) -> str:
     return " ".join(f"grad_{name}" for name in names.split(" "))
 
 
-rewrite = Operator("rewrite", f"Tensor state, {REWRITE}", "new_state stats")
+rewrite = Operator("rewrite", f"Tensor state, {REWRITE}, {ERASE}", "new_state stats")
 read = Operator(
     "read",
-    f"Tensor state, {READ}, ScalarType? context_dtype, {DOCUMENTS}",
+    f"Tensor state, {READ}, ScalarType? context_dtype, {DOCUMENTS}, {NEXT_ERASE}",
     "context new_value new_gate compressed rstd",
 )
 rewrite_read = Operator(
     "rewrite_read",
-    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, {ANCHORED}, {DOCUMENTS}",
+    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, {ANCHORED}, {DOCUMENTS}, "
+    f"{ERASE}, {NEXT_ERASE}",
     "new_state stats context new_value new_gate compressed rstd",
 )
 expand = Operator("expand", f"Tensor x, Tensor? weight, int value_channels, {DOCUMENTS}", "state")
@@ -82,12 +86,13 @@ expand = Operator("expand", f"Tensor x, Tensor? weight, int value_channels, {DOC
 # what these leave for the next; absent for a read within a token.
 cached_read = Operator(
     "cached_read",
-    f"Tensor state, {READ}, ScalarType? context_dtype, Tensor? pending, {DOCUMENTS}",
+    f"Tensor state, {READ}, ScalarType? context_dtype, Tensor? pending, {DOCUMENTS}, {NEXT_ERASE}",
     "context new_value new_gate new_pending",
 )
 cached_rewrite_read = Operator(
     "cached_rewrite_read",
-    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, Tensor? pending, {DOCUMENTS}",
+    f"Tensor state, {REWRITE}, {READ}, ScalarType? context_dtype, Tensor? pending, {DOCUMENTS}, "
+    f"{ERASE}, {NEXT_ERASE}",
     "new_state context new_value new_gate new_pending",
 )
 # `before` is x of the K − 1 tokens before these (…, K − 1, d), `new_before` the next call's.
@@ -101,18 +106,19 @@ cached_expand = Operator(
 # computed only if theirs is set, and are empty otherwise.
 rewrite_backward = Operator(
     "rewrite_backward",
-    f"Tensor grad_new_state, Tensor state, {REWRITE}, Tensor stats",
+    f"Tensor grad_new_state, Tensor state, {REWRITE}, Tensor stats, {ERASE}",
     _gradients("state direction value gate"),
 )
 read_backward = Operator(
     "read_backward",
-    f"{READ_INCOMING}, Tensor state, {READ}, {READ_SAVED}, Tensor? document_starts, int wanted",
+    f"{READ_INCOMING}, Tensor state, {READ}, {READ_SAVED}, Tensor? document_starts, int wanted, "
+    f"{NEXT_ERASE}",
     _gradients(f"state {READ_PARAMETERS}"),
 )
 rewrite_read_backward = Operator(
     "rewrite_read_backward",
     f"Tensor? grad_new_state, {READ_INCOMING}, Tensor state, {REWRITE}, {READ}, Tensor stats, "
-    f"{READ_SAVED}, Tensor[] chain, Tensor? document_starts, int wanted",
+    f"{READ_SAVED}, Tensor[] chain, Tensor? document_starts, int wanted, {ERASE}, {NEXT_ERASE}",
     _gradients(f"state direction value gate {READ_PARAMETERS}"),
 )
 # Overwrites grad_new_state with the gradient of the state. `wanted` has the bits of
@@ -120,7 +126,7 @@ rewrite_read_backward = Operator(
 overwriting_backward = Operator(
     "rewrite_read_backward_",
     f"Tensor(a!) grad_new_state, {READ_INCOMING}, Tensor state, {REWRITE}, {READ}, Tensor stats, "
-    f"{READ_SAVED}, Tensor[] chain, Tensor? document_starts, int wanted",
+    f"{READ_SAVED}, Tensor[] chain, Tensor? document_starts, int wanted, {ERASE}, {NEXT_ERASE}",
     _gradients(f"direction value gate {READ_PARAMETERS}"),
 )
 expand_backward = Operator(

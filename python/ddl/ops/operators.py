@@ -35,7 +35,8 @@ except RuntimeError as error:
 
 def rewrite(state: Tensor, write: Write) -> tuple[Tensor, Tensor | None]:
     """Return X' and what a backward needs; None for that without kernels, here and below."""
-    result: tuple[Tensor, Tensor | None] = _run(declarations.rewrite, state, *write)
+    arguments, erase = write.arguments()
+    result: tuple[Tensor, Tensor | None] = _run(declarations.rewrite, state, *arguments, erase)
     return result
 
 
@@ -44,7 +45,8 @@ def read(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return context, value, gate, and the raw read and 1/rms, which a backward needs."""
     result: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-    result = _run(declarations.read, state, *parameters, document_starts)
+    arguments, next_erase = parameters.arguments()
+    result = _run(declarations.read, state, *arguments, document_starts, next_erase)
     return result
 
 
@@ -61,8 +63,10 @@ def rewrite_read(
     anchor, chain: the last stored state and the tensors of `ddl.results.Chain`, or None.
     """
     result: tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-    rest = (anchor, chain, document_starts)
-    result = _run(declarations.rewrite_read, state, *write, *parameters, *rest)
+    of_write, erase = write.arguments()
+    of_read, next_erase = parameters.arguments()
+    rest = (anchor, chain, document_starts, erase, next_erase)
+    result = _run(declarations.rewrite_read, state, *of_write, *of_read, *rest)
     return result
 
 
@@ -81,31 +85,33 @@ def _run(operator: Operator, first: Tensor, *others: Any) -> Any:
     return call(operator, first, *others)
 
 
-def bind(operator: Operator, device: torch.device, fixed: Sequence[Any]) -> Callable[..., Any]:
+def bind(
+    operator: Operator, device: torch.device, fixed: Sequence[Any], last: Sequence[Any]
+) -> Callable[..., Any]:
     """Return a cached operator with everything fixed but its first and its last two tensors.
 
     These are its arguments, by position; the last two are what past tokens left, and which tokens
     start a document. It is one function, because its callers come to it with cold caches
     (ddl/nn/cached.py). device: of the tensors that it will be called with. fixed: the arguments
-    between, in order.
+    between, in order. last: those after all others.
     """
     overload, direct = OVERLOADS[operator.name], DIRECT[operator.name]
     entry, is_inference_mode_enabled = private.entry_of(overload), torch.is_inference_mode_enabled
 
     def plain(*tensors: Any) -> Any:
-        arguments = operator.Arguments(*tensors[:-2], *fixed, *tensors[-2:])
+        arguments = operator.Arguments(*tensors[:-2], *fixed, *tensors[-2:], *last)
         return run_plain(operator, arguments)
 
     def compiled(*tensors: Any) -> Any:
-        return overload(*tensors[:-2], *fixed, *tensors[-2:])
+        return overload(*tensors[:-2], *fixed, *tensors[-2:], *last)
 
     def bound(*tensors: Any) -> Any:
         # In inference mode the dispatcher goes to the kernel, and there is nothing to record.
         call = entry if is_inference_mode_enabled() else direct
         try:
-            return call(*tensors[:-2], *fixed, *tensors[-2:])
+            return call(*tensors[:-2], *fixed, *tensors[-2:], *last)
         except (RuntimeError, TypeError) as error:
-            raise_refusal(operator, (*tensors[:-2], *fixed, *tensors[-2:]), error)
+            raise_refusal(operator, (*tensors[:-2], *fixed, *tensors[-2:], *last), error)
 
     if not has_kernels(device):
         return plain

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import declarations, private
-from .checks import CHECKS, gate_dtype, next_rewrites_of, rewrites_of
+from .checks import CHECKS, gate_dtype, gates_axis, next_rewrites_of, rewrites_of
 from .declarations import OPERATORS, Operator
 
 
@@ -45,7 +45,9 @@ def _read(given: Any) -> tuple[Tensor, ...]:
     return (
         new((*batch, d), dtype=given.context_dtype),  # None means the state's dtype
         _absent(state) if given.value_weight is None else new((*batch, *n, m), dtype=real),
-        _absent(state) if given.gate_weight is None else new((*batch, *n), dtype=real),
+        _absent(state)
+        if given.gate_weight is None
+        else new((*batch, *gates_axis(given.next_erase), *n), dtype=real),
         _absent(state) if compress is None or compress.ndim < 3 else new((*batch, d)),
         _absent(state) if given.norm_eps is None else new(batch, dtype=real),
     )

@@ -10,32 +10,44 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ddl import reference
+from ddl.results import ERASE
 
 from . import declarations
-from .checks import CHECKS, gate_dtype
+from .checks import CHECKS, gate_dtype, rewrites_of
 from .declarations import Operator
 
 _READ = [
     name
     for name in declarations.read.names
-    if name not in ("state", "value_from_compressed", "context_dtype")
+    if name not in ("state", "value_from_compressed", "context_dtype", "next_erase")
 ]
 
 
 def _rewrite(given: Any) -> tuple[Tensor]:
+    gate, erase = given.gate, ERASE[given.erase]
+    if erase == "separate":
+        gate, erase = gate.unbind(-1 - len(rewrites_of(given)))
     state = reference.rewrite(
-        given.state, given.direction, given.value, given.gate, eps_k=given.eps_k
+        given.state, given.direction, given.value, gate, eps_k=given.eps_k, erase=erase
     )
     return (state,)
 
 
 def _read(given: Any, state: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    return reference.read(
+    parameters = {name: getattr(given, name) for name in _READ}
+    gates = () if given.gate_weight is None else given.gate_weight.shape[:-1]
+    if len(gates) == 2:  # of β and of α, each for n rewrites
+        for name in ("gate_weight", "gate_bias"):
+            tensor = parameters[name]
+            parameters[name] = None if tensor is None else tensor.flatten(0, 1)
+    found = reference.read(
         given.state if state is None else state,
-        **{name: getattr(given, name) for name in _READ},
+        **parameters,
         value_from="compressed" if given.value_from_compressed else "context",
         context_dtype=given.context_dtype,
     )
+    gate = found.gate
+    return (*found[:2], gate.unflatten(-1, gates) if gate is not None and len(gates) == 2 else gate)
 
 
 def _rewrite_read(given: Any) -> tuple[Tensor | None, ...]:

@@ -66,6 +66,9 @@ def _check_published(config: GPTConfig) -> None:
     _require(config, "mapping", "k")
     _require(config, "gate_from", "context")
     _require(config, "rewrites", 1)
+    _require(config, "heads", 1)
+    _require(config, "erase", "tied")
+    _require(config, "branch_scale", 1)
     compress = names.stream(config.residual)[0]
     taps, channels = config.compress_kernel_size, config.value_channels
     usual = 8 * config.hidden_size // 3

@@ -11,7 +11,13 @@ __all__ = ["BLOCKS", "assumptions", "shown"]
 
 BLOCKS = "transformer.h."
 # Options that no name or shape shows, with the defaults of `ddl.nanogpt.convert`.
-HIDDEN = {"gate_from": "context", "value": "linear", "value_from": "context"}
+HIDDEN = {
+    "gate_from": "context",
+    "value": "linear",
+    "value_from": "context",
+    "erase": "tied",
+    "branch_scale": 1.0,
+}
 
 
 def shown(state: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -38,7 +44,7 @@ def shown(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def assumptions(options: Mapping[str, Any], hidden_size: int) -> dict[str, Any]:
     """Return the defaults of what neither `options` nor names and shapes say."""
-    assumed: dict[str, Any] = {"eps_k": 0.02 * hidden_size**0.5}
+    assumed: dict[str, Any] = {"eps_k": 0.02 * (hidden_size / options.get("heads", 1)) ** 0.5}
     mapping = options.get("mapping", "k")
     for name, default in HIDDEN.items():
         if name != "value_from" or mapping == "k":
@@ -87,13 +93,24 @@ def _residual(here: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         options |= {"gate_from": "convolved", "gate_kernel_size": own["gate_pool.weight"][-1]}
     elif m > 1 and first[-1] == d * m:
         options |= {"gate_from": "flatten"}
-    if gate[0] > 1:
-        options |= {"rewrites": gate[0]}
+    options |= _writes(own, gate[0], d, m)
     if "further.down.weight" in own:
         options |= {"direction_rank": own["further.down.weight"][0]}
     if "value.weight" not in own:
         options |= {"value": "constant"}
     return options | _direction(own, d, m)
+
+
+def _writes(own: Mapping[str, tuple[int, ...]], gates: int, d: int, m: int) -> dict[str, Any]:
+    """How many rewrites or heads there are, and whether each has an α, as far as it can be seen."""
+    if "further.up.weight" in own:
+        rewrites = 1 + own["further.up.weight"][0] // d
+        return {"rewrites": rewrites} | ({"erase": "separate"} if gates > rewrites else {})
+    if "value.weight" not in own:
+        return {}
+    heads = own["value.weight"][0] // m
+    found = {"heads": heads} if heads > 1 else {}
+    return found | ({"erase": "separate"} if gates > heads else {})
 
 
 def _direction(own: Mapping[str, tuple[int, ...]], d: int, m: int) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ddl.nn.gate import shut
 from ddl.nn.hooks import Hook, Rewrite, installed
 from ddl.nn.residual import DeltaResidual
 from ddl.options import is_whole
@@ -28,15 +29,19 @@ def edit(
     sublayers: str | int | Sequence[str | int] | None = None,
     tokens: Places = None,
     beta: float | Tensor | None = None,
+    alpha: float | Tensor | None = None,
     value: float | Sequence[float] | Tensor | None = None,
 ) -> Iterator[None]:
-    """Set the gate β, the value v, or both, of some rewrites while `model` runs.
+    """Set the gates β and α, the value v, or some of these, of chosen rewrites while `model` runs.
 
         with ddl.edit(model, sublayers=3, tokens=slice(4, 9), beta=0.0):
             logits = model(idx).logits  # sublayer 3 writes nothing into tokens 4 to 8
 
-    With β = 0 the state stays as it is, bit for bit; 1 replaces the readout by the value; 2
-    reflects the readout about the value. To exchange values between two texts, record them with
+    Where α is β, as in most models, β = 0 keeps the state as it is, bit for bit; 1 replaces the
+    readout by the value; 2 reflects the readout about the value. `alpha` sets apart what is erased,
+    X' = X + k̂ (β vᵀ − α k̂ᵀX): with alpha=0 the chosen rewrites only write.
+
+    To exchange values between two texts, record them with
     `ddl.record(model, tokens=("value",))` and pass `recording.tokens("value")[sublayer]`. Gradients
     flow through what is not edited, and into tensors that are passed. Contexts can be nested: the
     inner one is applied last. A `ddl.record` inside sees the edited rewrites. Meanwhile compiled
@@ -49,40 +54,53 @@ def edit(
             has a number and a name of its own, and the name of the sublayer stands for all of them.
         tokens: positions along T: a number, several, a slice, or a bool mask (T,) or (B, T); None
             for all. While a model generates with a cache only None is possible.
-        beta: in [0, 2]: a number, or a tensor that broadcasts to (B, T).
+        beta: in [0, 2]: a number, or a tensor that broadcasts to (B, T). It sets α as well where
+            the residual has none of its own and `alpha` is not given.
+        alpha: as `beta`. A residual with `normalize=False` has none.
         value: a number for every value channel, m numbers, or a tensor that broadcasts to
             (B, T, m).
 
     Raises:
-        TypeError, ValueError: an argument does not fit, or neither `beta` nor `value` is given.
+        TypeError, ValueError: an argument does not fit, or none of `beta`, `alpha` and `value` is
+            given.
             Conditions on the tokens are checked when the model runs.
     """
     residuals = find_residuals(model)
     chosen = _choose(residuals, sublayers)
-    if beta is None and value is None:
-        raise ValueError("`beta` or `value` must be given, got None for both")
-    if beta is not None:
-        beta = _numbers("beta", beta)
-        _check_beta(beta)
-    if value is not None:
-        value = _numbers("value", value)
+    if beta is None and alpha is None and value is None:
+        raise ValueError("`beta`, `alpha` or `value` must be given, got None for all")
+    if alpha is not None and any(residual.eps_k is None for residual in chosen):
+        raise ValueError("`alpha` must be None for residuals with normalize=False, got a gate")
+    new = _New(
+        None if beta is None else _gates("beta", beta),
+        None if alpha is None else _gates("alpha", alpha),
+        None if value is None else _numbers("value", value),
+    )
     at = _positions(tokens)
 
     def hook(rewrites: set[int]) -> Hook:
-        return lambda rewrite: _edited(rewrite, rewrites, at, beta, value)
+        return lambda rewrite: _edited(rewrite, rewrites, at, new)
 
     with installed((residual, hook(rewrites)) for residual, rewrites in chosen.items()):
         yield
 
 
+class _New(NamedTuple):
+    """What is set; None for what stays."""
+
+    beta: Tensor | None
+    alpha: Tensor | None
+    value: Tensor | None
+
+
 def _choose(residuals: dict[str, DeltaResidual], sublayers: Any) -> dict[DeltaResidual, set[int]]:
     """The chosen residuals, and which of their rewrites."""
-    every = {name: (each, set(range(each.rewrites))) for name, each in residuals.items()}
+    every = {name: (each, set(range(each.writes))) for name, each in residuals.items()}
     if sublayers is None:
         return dict(every.values())
     rows: dict[str, tuple[DeltaResidual, set[int]]] = {}
     for name, (residual, rewrites) in every.items():
-        single = residual.rewrites == 1
+        single = residual.writes == 1
         rows |= {name if single else f"{name}.{j}": (residual, {j}) for j in rewrites}
     names, known = list(rows), every | rows
     chosen: dict[DeltaResidual, set[int]] = {}
@@ -111,11 +129,14 @@ def _numbers(name: str, given: Any) -> Tensor:
     return numbers if numbers.is_floating_point() else numbers.float()
 
 
-def _check_beta(beta: Tensor) -> None:
-    values = beta.detach()
+def _gates(name: str, given: Any) -> Tensor:
+    """A gate as a tensor of numbers in [0, 2]."""
+    gates = _numbers(name, given)
+    values = gates.detach()
     if not bool(((values >= 0) & (values <= 2)).all()):  # NaN fails, too
         got = _outside(values) if values.ndim == 0 else f"a tensor with {_outside(values)}"
-        raise ValueError(f"`beta` must be in [0, 2], got {got}")
+        raise ValueError(f"`{name}` must be in [0, 2], got {got}")
+    return gates
 
 
 def _outside(values: Tensor) -> float:
@@ -138,38 +159,38 @@ def _positions(tokens: Any) -> slice | Tensor | None:
     return at if at.dtype == torch.bool else at.long().reshape(-1)
 
 
-def _edited(
-    rewrite: Rewrite,
-    which: set[int],
-    at: slice | Tensor | None,
-    beta: Tensor | None,
-    value: Tensor | None,
-) -> Rewrite:
+def _edited(rewrite: Rewrite, which: set[int], at: slice | Tensor | None, new: _New) -> Rewrite:
+    if new.alpha is not None:
+        rewrite = rewrite.with_alpha()
     if rewrite.is_single:
-        return _edited_single(rewrite, at, beta, value)
+        return _edited_single(rewrite, at, new)
     values, gates = list(rewrite.value.unbind(-2)), list(rewrite.gate.unbind(-1))
     for j in which:
         single = rewrite.changed(value=values[j], gate=gates[j])
-        edited = _edited_single(single, at, beta, value)
+        edited = _edited_single(single, at, new)
         values[j], gates[j] = edited.value, edited.gate
     return rewrite.changed(value=torch.stack(values, -2), gate=torch.stack(gates, -1))
 
 
-def _edited_single(
-    rewrite: Rewrite, at: slice | Tensor | None, beta: Tensor | None, value: Tensor | None
-) -> Rewrite:
+def _edited_single(rewrite: Rewrite, at: slice | Tensor | None, new: _New) -> Rewrite:
     if at is not None and rewrite.continues:
         raise ValueError("`tokens` must be None while a cache is used, got positions")
-    mask = None if at is None else _mask(at, rewrite.gate)
-    if beta is not None:
-        gate = beta.to(rewrite.gate)
-        rewrite = rewrite.changed(gate=_replaced("beta", rewrite.gate, gate, mask))
-    if value is not None:
-        given = value.to(rewrite.value)
+    mask = None if at is None else _mask(at, rewrite.beta)
+    given = {"beta": new.beta, "alpha": new.alpha}
+    gates = {name: getattr(rewrite, name) for name in given}
+    for name, gate in given.items():
+        if gate is not None:
+            gates[name] = _replaced(name, gates[name], gate.to(rewrite.gate), mask)
+    if rewrite.write.erase == "separate":
+        rewrite = rewrite.changed(gate=torch.stack((gates["beta"], gates["alpha"]), -1))
+    else:
+        rewrite = rewrite.changed(gate=gates["beta"])
+    if new.value is not None:
+        values = new.value.to(rewrite.value)
         inside = None if mask is None else mask.unsqueeze(-1)
-        rewrite = rewrite.changed(value=_replaced("value", rewrite.value, given, inside))
+        rewrite = rewrite.changed(value=_replaced("value", rewrite.value, values, inside))
     if rewrite.keep is not None:  # padding stays unwritten
-        rewrite = rewrite.changed(gate=rewrite.gate * rewrite.keep)
+        rewrite = rewrite.changed(gate=shut(rewrite.gate, rewrite.keep))
     return rewrite
 
 

@@ -1,4 +1,4 @@
-"""The quantities that `ddl.record` computes from a rewrite X' = X + β k̂ (vᵀ − k̂ᵀX).
+"""The quantities that `ddl.record` computes from a rewrite X' = X + k̂ (β vᵀ − α k̂ᵀX).
 
 A sublayer of a stream without rewrites adds F bᵀ to n streams, X' = X M + F bᵀ, or F to one.
 """
@@ -29,12 +29,15 @@ __all__ = [
 # One number per token, except those of PER_CHANNEL, which have one per value channel.
 QUANTITIES = {
     "beta": "gate β, 0 to 2",
+    "alpha": "gate α, by which k̂ᵀX is erased: β, unless the residual's `erase` is another",
     "k_norm": "|k|, the norm of the direction before it is normalised",
-    "eigenvalue": "λ = 1 − β|k̂|², by which the rewrite scales the stream along k̂",
+    "eigenvalue": "λ = 1 − α|k̂|², by which the rewrite scales the stream along k̂",
     "readout": "p = k̂ᵀX, what the stream holds along k̂",
     "value": "v, what β = 1 would replace the readout by",
-    "error": "|v − p|",
-    "write_norm": "|β k̂ (v − p)ᵀ|, the norm of what is written",
+    "error": "|v − p|, the discrepancy",
+    "error_after": "|v − k̂ᵀX'|, the discrepancy after the rewrite",
+    "shrinks": "1 if the rewrite makes the discrepancy smaller, else 0",
+    "write_norm": "|k̂ (β v − α p)ᵀ|, the norm of what is written",
     "state_norm": "|X|, Frobenius, before the rewrite",
     "state_norm_after": "|X'|, Frobenius, after the rewrite",
     "channel_norm": "norm of each value channel before the rewrite",
@@ -85,23 +88,30 @@ def measure(rewrite: Rewrite, before: Tensor | None) -> dict[str, Tensor]:
     and the vectors and states of KEPT.
     """
     dtype = rewrite.gate.dtype
-    x, k, v, beta = (
-        t.to(dtype) for t in (rewrite.state, rewrite.direction, rewrite.value, rewrite.gate)
-    )
+    x, k, v = (t.to(dtype) for t in (rewrite.state, rewrite.direction, rewrite.value))
+    beta, alpha, scale = rewrite.beta, rewrite.alpha, rewrite.scale
     direction = rewrite.unit_direction()
     readout = (direction.unsqueeze(-1) * x).sum(-2)
     squared = direction.square().sum(-1)
-    error = torch.linalg.vector_norm(v - readout, dim=-1)
+    discrepancy, written = v - readout, beta.unsqueeze(-1) * v - alpha.unsqueeze(-1) * readout
+    if rewrite.write.erase == "tied":
+        written = beta.unsqueeze(-1) * discrepancy
+    written = scale * written
+    error = torch.linalg.vector_norm(discrepancy, dim=-1)
+    error_after = torch.linalg.vector_norm(discrepancy - squared.unsqueeze(-1) * written, dim=-1)
     after = rewrite.after().to(dtype)
     channel_norm, channel_norm_after = (torch.linalg.vector_norm(s, dim=-2) for s in (x, after))
     measured = {
         "beta": beta,
+        "alpha": alpha,
         "k_norm": torch.linalg.vector_norm(k, dim=-1),
-        "eigenvalue": 1 - beta * squared,
+        "eigenvalue": 1 - scale * alpha * squared,
         "readout": readout,
         "value": v,
         "error": error,
-        "write_norm": beta * squared.sqrt() * error,
+        "error_after": error_after,
+        "shrinks": (error_after < error).to(dtype),
+        "write_norm": squared.sqrt() * torch.linalg.vector_norm(written, dim=-1),
         "state_norm": torch.linalg.vector_norm(channel_norm, dim=-1),
         "state_norm_after": torch.linalg.vector_norm(channel_norm_after, dim=-1),
         "channel_norm": channel_norm,

@@ -36,7 +36,7 @@ pub(super) struct ReadScratch<A> {
     incoming: Buffer<A>,
     /// u [d]
     u: Buffer<A>,
-    /// δ_β and δ_v, if the read computes β' and v' [n·(1 + m)]
+    /// δ_β, δ_α and δ_v, if the read computes β', α' and v'
     grad_logits: Buffer<A>,
     /// dx of this token and the K−1 after it [K][d], token t in slot t mod K
     pub(super) dx: Buffer<A>,

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use fearless_simd::prelude::*;
 
+use super::one_rewrite::Coefficients;
 use super::weights::Weights;
 use crate::cpu::buffer::{Buffer, Result};
 use crate::cpu::parallel;
@@ -21,7 +22,7 @@ use crate::cpu::simd::interleaved::Interleaved;
 use crate::cpu::simd::row::{add_scaled, dots, update};
 use crate::cpu::state::{Mix, StateRows, Stored, Terms};
 use crate::error;
-use crate::problem::{Outputs, Read, RewriteRead, Sizes, Write, stats_before};
+use crate::problem::{Erase, Outputs, Read, RewriteRead, Sizes, Write, stats_before};
 use crate::tensor::RowsMut;
 
 /// Runs the operator forward on `threads` threads, for a state of type `T`.
@@ -41,11 +42,12 @@ fn forward_rows<T: Stored>(problem: &RewriteRead, outputs: &mut Outputs, threads
     let next = problem.next.count();
     let weights =
         problem.read.as_ref().map(|read| Weights::<T::Accum>::new(read, problem.sizes, next)).transpose()?;
+    let next_gates = weights.as_ref().map_or(0, |weights| weights.gates);
     let mut states = split(&mut outputs.new_state, d * m, &bounds);
     let mut stats = split(&mut outputs.stats, problem.rewrites.stats(m), &bounds);
     let mut contexts = split(&mut outputs.context, d, &bounds);
     let mut values = split(&mut outputs.new_value, next * m, &bounds);
-    let mut gates = split(&mut outputs.new_gate, next, &bounds);
+    let mut gates = split(&mut outputs.new_gate, next_gates, &bounds);
     let mut compressed = split(&mut outputs.compressed, d, &bounds);
     let mut rstds = split(&mut outputs.rstd, 1, &bounds);
     let mut pendings = split(&mut outputs.new_pending, (taps - 1) * d, &ends);
@@ -102,18 +104,18 @@ struct Scratch<A> {
     direction: Buffer<A>,
     /// |k|², k·X and k·kᵢ of each k, from which r and p are computed in place; see [`stats_before`]
     stats: Buffer<A>,
-    /// β r e [n][m], which times k is added to X
+    /// f = r (β v − α p) [n][m]; k fᵀ is added to X
     factors: Buffer<A>,
     /// partial sums of x for this token and the K−1 after it [K][d]; x_t is in slot t mod K
     window: Buffer<A>,
     /// h [d]
     context: Buffer<A>,
-    /// w_β·x, W_v·x [n·(1 + m)]
+    /// w_β·x, w_α·x if there is one, W_v·x
     products: Buffer<A>,
 }
 
 impl<A: Accum> Scratch<A> {
-    fn new(problem: &RewriteRead) -> Result<Scratch<A>> {
+    fn new(problem: &RewriteRead, logits: usize) -> Result<Scratch<A>> {
         let (Sizes { d, m, .. }, rewrites) = (problem.sizes, problem.rewrites.count());
         Ok(Scratch {
             direction: Buffer::zeros(rewrites * d)?,
@@ -121,7 +123,7 @@ impl<A: Accum> Scratch<A> {
             factors: Buffer::zeros(rewrites * m)?,
             window: Buffer::zeros(problem.taps() * d)?,
             context: Buffer::zeros(d)?,
-            products: Buffer::zeros(problem.next.count() * (1 + m))?,
+            products: Buffer::zeros(logits)?,
         })
     }
 }
@@ -133,7 +135,8 @@ impl<T: Stored> WithSimd for Part<'_, T> {
         let arithmetic = T::arithmetic(simd, self.problem.sizes.m, true);
         let taps = self.taps;
         let documents = Documents::new(self.problem.sizes, &self.problem.document_starts);
-        let mut scratch = Scratch::new(self.problem)?;
+        let logits = self.read.as_ref().map_or(0, |read| read.weights.logit_rows);
+        let mut scratch = Scratch::new(self.problem, logits)?;
         for (tokens, document) in documents.within(self.tokens.clone()) {
             // The halo's X' is recomputed for the first reads of this part, and not stored.
             let halo = (taps - 1).min(tokens.start - document.start);
@@ -179,6 +182,11 @@ impl<T: Stored> Part<'_, T> {
                 let (square, products) = stats[stats_before(index, m)..].split_at_mut(1);
                 let (readout, k_products) = products.split_at_mut(m);
                 readout.fill(T::Accum::default());
+                if write.erase == Erase::None {
+                    square[0] = dots(simd, row, &[], &mut []);
+                    k_products.fill(T::Accum::default());
+                    continue;
+                }
                 square[0] = arithmetic.products(row, state, readout);
                 if index > 0 {
                     dots(simd, row, &k[..index * d], &mut k_products[..index]);
@@ -271,7 +279,7 @@ impl<T: Stored> Part<'_, T> {
     ) {
         let (m, rewrites) = (self.problem.sizes.m, self.problem.rewrites.count());
         let values = write.value.rows(rewrites * m).row::<T::Accum>(token);
-        let gates = write.gate.rows(rewrites).row::<T::Accum>(token);
+        let gates = write.gate.rows(write.erase.gates(rewrites)).row::<T::Accum>(token);
         let mut rest = &mut *stats;
         for index in 0..rewrites {
             let (square, readouts, k_products);
@@ -282,12 +290,12 @@ impl<T: Stored> Part<'_, T> {
             for (at, product) in k_products.iter().enumerate() {
                 add_scaled(readouts, *product, &earlier[at * m..][..m]);
             }
-            let r = inverse_norm(square[0], write.eps_k);
+            let r = write.eps_k.map_or(T::Accum::from_f64(1.0), |eps_k| inverse_norm(square[0], eps_k));
             square[0] = r;
-            let (scale, values) = (gates[index] * r, &values[index * m..][..m]);
-            for ((p, v), factor) in readouts.iter_mut().zip(values).zip(factors) {
+            let of = Coefficients::new(write.erase, gates, r, [index, rewrites]);
+            for ((p, v), factor) in readouts.iter_mut().zip(&values[index * m..][..m]).zip(factors) {
                 *p = r * *p;
-                *factor = scale * (*v - *p);
+                *factor = of.factor(*v, *p);
             }
         }
         if let Some(stored) = self.stats.as_mut().filter(|_| own) {

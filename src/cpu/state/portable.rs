@@ -90,12 +90,14 @@ impl<T: Stored> StateRows<T> for Portable {
         }
         let rows = grad.chunks_exact(m).zip(state.chunks_exact(m));
         for (feature, (grad, state)) in rows.enumerate().skip(self.first) {
-            let factors = terms.factors.chunks_exact(m).zip(back.chunks_exact(m));
-            for (index, (factors, back)) in factors.enumerate() {
+            for (index, factors) in terms.factors.chunks_exact(m).enumerate() {
                 let mut sum = on_k[index] * terms.k[index * d + feature];
                 for channel in 0..m {
-                    sum +=
-                        grad[channel] * factors[channel] - state[channel].widen::<T::Accum>() * back[channel];
+                    let mut product = grad[channel] * factors[channel];
+                    if let Some(back) = back.get(index * m + channel) {
+                        product -= state[channel].widen::<T::Accum>() * *back;
+                    }
+                    sum += product;
                 }
                 finish.dk[index * d + feature] = sum;
             }

@@ -123,15 +123,15 @@ pub struct Finish<'a, T, A> {
     pub grad: &'a [A],
     /// X
     pub state: &'a [T],
-    /// k and β r e
+    /// k and what times it is added to X
     pub terms: Terms<'a, A>,
-    /// β r g [n][m]
+    /// α r g [n][m]; empty if nothing is erased: dX is then G
     pub back: &'a [A],
     /// the coefficient of each k in its own dk [n]
     pub on_k: &'a [A],
     /// dX
     pub to: &'a mut [T],
-    /// each dk without its multiples of the other k: G f − X b + on_k·k, with f = β r e and b = β r g [n][d]
+    /// each dk without its multiples of the other k: G f − X b + on_k·k, with f = r (β v − α p) and b = α r g [n][d]
     pub dk: &'a mut [A],
 }
 

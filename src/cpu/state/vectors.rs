@@ -73,9 +73,11 @@ impl<S: Interleaved, T: Stored<Accum = f32> + Narrow, const M: usize> StateRows<
     fn finish(&self, finish: &mut Finish<'_, T, f32>) {
         self.simd.vectorize(
             #[inline(always)]
-            || match finish.terms.factors.len() / M {
-                1 => self.finish_terms::<T, 1>(finish),
-                _ => self.finish_terms::<T, ANY>(finish),
+            || match (finish.terms.factors.len() / M, finish.back.is_empty()) {
+                (1, false) => self.finish_terms::<T, 1, true>(finish),
+                (_, false) => self.finish_terms::<T, ANY, true>(finish),
+                (1, true) => self.finish_terms::<T, 1, false>(finish),
+                (_, true) => self.finish_terms::<T, ANY, false>(finish),
             },
         )
     }
@@ -311,7 +313,10 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
     }
 
     #[inline(always)]
-    fn finish_terms<T: Stored<Accum = f32> + Narrow, const N: usize>(&self, finish: &mut Finish<'_, T, f32>) {
+    fn finish_terms<T: Stored<Accum = f32> + Narrow, const N: usize, const ERASES: bool>(
+        &self,
+        finish: &mut Finish<'_, T, f32>,
+    ) {
         let Finish { grad, state, terms, back, on_k, ref mut to, ref mut dk } = *finish;
         let d = state.len() / M;
         let rewrites = if N == ANY { terms.factors.len() / M } else { N };
@@ -325,21 +330,28 @@ impl<S: Interleaved, const M: usize> Vectors<S, M> {
             // SAFETY: this group ends before feature d, and all rows are as long as asserted.
             unsafe {
                 self.fetch_next(to, element, Self::GROUP);
-                self.fetch_next(state, element, Self::GROUP);
+                if ERASES {
+                    self.fetch_next(state, element, Self::GROUP);
+                }
                 let mut new = [self.zero(); M];
                 for index in 0..rewrites {
                     let mut sums = [self.zero(); M];
                     for n in 0..M {
                         let at = element + n * Self::LANES;
-                        let (state, grad) = (self.load(state, at), self.load(grad, at));
-                        let (factor, back) =
-                            (self.factor(&factors[index], n), self.factor(&negative[index], n));
-                        let before = if index == 0 { grad } else { new[n] };
-                        new[n] = self.spread(terms.k, index * d + feature, n).mul_add(back, before);
+                        let grad = self.load(grad, at);
+                        if index == 0 {
+                            new[n] = grad;
+                        }
+                        let mut product = grad * self.factor(&factors[index], n);
+                        if ERASES {
+                            let back = self.factor(&negative[index], n);
+                            new[n] = self.spread(terms.k, index * d + feature, n).mul_add(back, new[n]);
+                            product = self.load(state, at).mul_add(back, product);
+                        }
                         if index + 1 == rewrites {
                             self.store(T::round(self.simd, new[n]), to, at);
                         }
-                        self.fold(&mut sums, n, state.mul_add(back, grad * factor));
+                        self.fold(&mut sums, n, product);
                     }
                     let at = index * d + feature;
                     let on_k = S::f32s::splat(self.simd, on_k[index]);

@@ -100,7 +100,7 @@ fn key(
 ) -> String {
     let texts: Vec<&[u8]> =
         files.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]).collect();
-    let (name, (major, minor)) = (specialisation.kernel.name(), version);
+    let (name, (major, minor)) = (specialisation.kernel().name(), version);
     let options = options.join(" ");
     format!("{name}\nnvrtc {major}.{minor}, {bytes} bytes\n{options}\nsources {:032x}\n", hash(&texts))
 }
@@ -112,12 +112,12 @@ fn compile(
     target: Target,
 ) -> Result<Binary> {
     let (headers, kernels): (Vec<_>, Vec<_>) = FILES.iter().partition(|(name, _)| name.ends_with(".cuh"));
-    let file = specialisation.kernel.file();
+    let file = specialisation.kernel().file();
     let (_, source) =
         kernels.iter().find(|(name, _)| *name == file).expect("every kernel's file is embedded");
     match nvrtc.compile(source, &headers, options, target) {
         Ok((image, log)) => {
-            let report = report_on(specialisation.kernel.name(), &log);
+            let report = report_on(specialisation.kernel().name(), &log);
             Ok(Binary {
                 image,
                 registers: number_before(report, " registers"),
@@ -127,7 +127,7 @@ fn compile(
         }
         Err(log) => Err(Error::Cuda(format!(
             "`{}` did not compile for {target} with NVRTC {}.{}; please report this with what follows: {} {log}",
-            specialisation.kernel.name(),
+            specialisation.kernel().name(),
             nvrtc.version.0,
             nvrtc.version.1,
             options.join(" "),
@@ -167,7 +167,7 @@ impl Built {
             "{} {} for {target} in {seconds:.2} s: {} registers, {} bytes spilled, \
              {} bytes of shared memory ({})",
             if self.cached { "found" } else { "compiled" },
-            self.specialisation.kernel.name(),
+            self.specialisation.kernel().name(),
             binary.registers,
             binary.spilled,
             binary.shared as usize + self.plan.shared,
@@ -179,8 +179,9 @@ impl Built {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, Types};
+    use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, RewriteRead, Types};
     use crate::cuda::plan::{Limits, Overrides};
+    use crate::problem::Erase;
     use crate::tensor::Dtype;
 
     const LIMITS: Limits = Limits {
@@ -193,7 +194,7 @@ mod tests {
         cluster: 8,
     };
 
-    fn specialisation() -> Specialisation {
+    fn specialisation(kernel: Kernel) -> Specialisation {
         let types = Types {
             state: Dtype::Bf16,
             direction: Dtype::Bf16,
@@ -206,10 +207,10 @@ mod tests {
             value_bias: Dtype::F32,
         };
         let (compress, parts) = (Compress::Channel, Parts::default());
-        let (kernel, rewrite, aligned) = (Kernel::Forward, true, true);
+        let (rewrite, aligned) = (true, true);
         let sums = ParameterSums::default();
         let (chain, cached) = (false, false);
-        Specialisation {
+        let s = RewriteRead {
             kernel,
             d: 768,
             m: 4,
@@ -217,7 +218,10 @@ mod tests {
             types,
             rewrite,
             rewrites: 1,
+            erase: Erase::default(),
+            normalized: true,
             next: 1,
+            next_gates: 1,
             compress,
             parts,
             sums,
@@ -225,7 +229,8 @@ mod tests {
             cached,
             documents: false,
             aligned,
-        }
+        };
+        Specialisation::RewriteRead(s)
     }
 
     fn key_of(
@@ -239,8 +244,8 @@ mod tests {
 
     #[test]
     fn the_key_is_of_everything_that_changes_the_binary() {
-        let s = specialisation();
-        let plan = Plan::new(&s, &LIMITS, &Overrides::default()).unwrap();
+        let s = specialisation(Kernel::Forward);
+        let plan = Plan::new(s, &LIMITS, &Overrides::default()).unwrap();
         let (target, files) = (Target::Cubin(90), &[("a.cuh", "one"), ("b.cu", "two")][..]);
         let options = options(&s, &plan, target);
         let mut keys = vec![
@@ -252,7 +257,7 @@ mod tests {
             key(&s, &options, (13, 1), 7, files),
             key(&s, &options, (12, 0), 7, files),
             key(&s, &options, (13, 0), 8, files),
-            key_of(&Specialisation { kernel: Kernel::Backward, ..s }, &plan, target, files),
+            key_of(&specialisation(Kernel::Backward), &plan, target, files),
         ];
         // Changing the value of any macro must change the key.
         let macros = s.defines().into_iter().chain(plan.defines());

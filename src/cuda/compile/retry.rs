@@ -24,7 +24,7 @@ pub fn build(
     let mut cached = best.cached;
     let mut plan = plan;
     while best.binary.spilled > 0 && *overrides == Overrides::default() {
-        let Some(next) = plan.after_spill(specialisation, limits) else { break };
+        let Some(next) = plan.after_spill(*specialisation, limits) else { break };
         plan = next;
         let next = build_as_planned(specialisation, plan, target)?;
         cached &= next.cached;
@@ -35,7 +35,7 @@ pub fn build(
     let built = Built { seconds: start.elapsed().as_secs_f64(), cached, ..best };
     if environment::kernels::logs_kernels() {
         built.log();
-        report(specialisation, limits, overrides).iter().for_each(|line| say(line));
+        report(*specialisation, limits, overrides).iter().for_each(|line| say(line));
     }
     Ok(built)
 }

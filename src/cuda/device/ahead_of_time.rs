@@ -55,7 +55,7 @@ impl AheadOfTime {
     pub fn compile(&self) -> Result<Vec<Built>> {
         let asked = std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner));
         let mut asked: Vec<_> = asked.into_iter().collect();
-        asked.sort_by_key(|(specialisation, _)| format!("{specialisation:?}")); // the same order every time
+        asked.sort_by_key(|(s, _)| format!("{:?} {s:?}", s.kernel())); // the same order every time
         let built = on_all_cores(&asked, |(specialisation, plan)| {
             build(specialisation, *plan, &self.limits, &self.overrides(), self.target)
         })?;
@@ -124,7 +124,7 @@ impl Backend for AheadOfTime {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         asked.insert(*specialisation, plan);
         let wave = plan.wave(&self.limits);
-        Ok(Loaded { kernel: specialisation.kernel, plan, wave, function: 0 })
+        Ok(Loaded { kernel: specialisation.kernel(), plan, wave, function: 0 })
     }
 
     unsafe fn launch(&self, _: &Loaded, _: [u32; 2], _: u64, _: *mut c_void) -> Result<()> {

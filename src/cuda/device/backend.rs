@@ -44,7 +44,7 @@ pub fn loaded(device: &dyn Backend, specialisation: &Specialisation) -> Result<L
     if let Some(loaded) = device.table().get(specialisation) {
         return Ok(loaded); // built while this thread waited
     }
-    let plan = Plan::new(specialisation, device.limits(), &device.overrides())?;
+    let plan = Plan::new(*specialisation, device.limits(), &device.overrides())?;
     let loaded = device.load(specialisation, plan)?;
     device.table().insert(*specialisation, loaded);
     Ok(loaded)

@@ -36,7 +36,7 @@ impl Backend for Emulated {
     }
 
     fn load(&self, specialisation: &Specialisation, plan: Plan) -> Result<Loaded> {
-        let kernel = specialisation.kernel;
+        let kernel = specialisation.kernel();
         let defines: Vec<String> = specialisation
             .defines()
             .into_iter()

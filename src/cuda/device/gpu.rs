@@ -225,7 +225,7 @@ impl Gpu {
 
     fn load_planned(&self, s: &Specialisation, plan: Plan, limits: &Limits) -> Result<Loaded> {
         let built = build(s, plan, limits, &self.overrides, self.target)?;
-        let (name, plan) = (s.kernel.name(), built.plan);
+        let (name, plan) = (s.kernel().name(), built.plan);
         let fixed = built.binary.shared as usize + crate::cuda::plan::RESERVED;
         let loaded = self.load_image(&built.binary.image, name, &plan, fixed);
         let known = loaded.and_then(|function| Ok((function, self.wave(function, &plan)?)));
@@ -236,7 +236,7 @@ impl Gpu {
             };
             Error::Cuda(format!("`{name}` could not be loaded on cuda:{}: {reason}{advice}", self.index))
         })?;
-        Ok(Loaded { kernel: s.kernel, plan, wave, function })
+        Ok(Loaded { kernel: s.kernel(), plan, wave, function })
     }
 
     /// Returns the blocks of a loaded kernel that run at once: as planned, but only as many as the driver says fit.
@@ -314,7 +314,7 @@ impl Backend for Gpu {
         }
         // A partition of a GPU may have no room for clusters.
         let limits = Limits { cluster: 1, ..self.limits };
-        let plan = Plan::new(specialisation, &limits, &self.overrides.without("CLUSTER"))?;
+        let plan = Plan::new(*specialisation, &limits, &self.overrides.without("CLUSTER"))?;
         self.load_planned(specialisation, plan, &limits)
     }
 

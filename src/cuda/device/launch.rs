@@ -29,8 +29,8 @@ pub trait Memory {
 }
 
 impl Call<'_> {
-    pub fn loaded(&self, specialisation: &Specialisation) -> Result<Loaded> {
-        loaded(self.device, specialisation)
+    pub fn loaded(&self, specialisation: impl Into<Specialisation>) -> Result<Loaded> {
+        loaded(self.device, &specialisation.into())
     }
 
     /// Launches a kernel of this call. `T` is its structure in arguments.rs.

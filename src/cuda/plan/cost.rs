@@ -9,7 +9,7 @@
 use super::footprint::{moved, registers, shared};
 use super::limits::{Limits, MOST_THREADS};
 use super::plan::{Plan, Residency};
-use crate::cuda::kernel::{Compress, Kernel, Specialisation};
+use crate::cuda::kernel::{Compress, Kernel, RewriteRead};
 
 /// Bytes per clock from device memory, 25 a nanosecond, and from L2, 42 ("a token ahead on the GPU"); from shared memory
 /// and the first-level cache, 32 banks of four (CUDA C++ Programming Guide).
@@ -34,7 +34,7 @@ const CLUSTER_LOSS: f64 = 0.08;
 const SPILLED_REGISTER: f64 = 1e7;
 
 /// Clocks of a multiprocessor for each token. Whole ones: the model is no finer.
-pub(super) fn clocks(s: &Specialisation, plan: &Plan, limits: &Limits) -> usize {
+pub(super) fn clocks(s: &RewriteRead, plan: &Plan, limits: &Limits) -> usize {
     let (slices, blocks) = (plan.slices(s), plan.blocks);
     let [forward, backward] = [Kernel::Forward, Kernel::Backward].map(|kernel| s.kernel == kernel);
     let over_features = forward || backward;
@@ -69,11 +69,10 @@ pub(super) fn clocks(s: &Specialisation, plan: &Plan, limits: &Limits) -> usize 
     let idle = if staged && (blocks == 1 || plan.cluster > 1) { waiting } else { 0.0 };
     let (work, wait) = (work + idle * slices as f64, sums + rows + memory - idle);
 
-    // Warps that need no sum with others walk by themselves; those of an expansion fill the multiprocessor.
+    // Warps that need no sum with others walk by themselves.
     let walkers = if over_features { 1 } else { (threads / slices / 32).max(1) };
     let parts = (slices * walkers) as f64;
-    let of_blocks = blocks * walkers * (1 + usize::from(staged));
-    let in_flight = if s.kernel.expands() { limits.threads_per_multiprocessor / 32 } else { of_blocks };
+    let in_flight = blocks * walkers * (1 + usize::from(staged));
     let time = queue(work / parts, wait, in_flight) * parts;
     let short = registers(s, plan).saturating_sub(limits.most_registers(blocks * plan.threads));
     // Wide blocks that keep their packets were seen to spill ("a token ahead on the GPU").

@@ -2,7 +2,7 @@
 
 use super::limits::Limits;
 use super::plan::{Plan, Residency};
-use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, Specialisation};
+use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, RewriteRead};
 use crate::problem::stats_before;
 
 /// Every block reserves this much shared memory for itself (from sm_80 on).
@@ -14,13 +14,8 @@ const COUNTS: usize = 16;
 
 /// Registers that a thread needs, at the least: fitted to the fewest with which code for sm_90 does not spill. If it
 /// still spills, the next candidate is compiled.
-pub(super) fn registers(s: &Specialisation, plan: &Plan) -> usize {
+pub(super) fn registers(s: &RewriteRead, plan: &Plan) -> usize {
     let (rows, features, size) = (plan.rows(s), plan.features, s.real().size() / 4);
-    if s.kernel.expands() {
-        // The weight, its sums, and the numbers of as many tokens as it has taps.
-        let kept = plan.keep_in_registers && s.compress == Compress::Token;
-        return 16 + features * (s.m + 1) * if kept { 2 * s.taps * size + 1 } else { 1 };
-    }
     let kept_rows = if plan.keep_in_registers { rows } else { 1 };
     let elements = features * s.m;
     let packet = if s.kernel == Kernel::Backward { 4 * elements } else { 3 * elements / 2 };
@@ -31,22 +26,22 @@ pub(super) fn registers(s: &Specialisation, plan: &Plan) -> usize {
 }
 
 /// Bytes of its multiprocessor's shared memory that a block takes.
-pub(super) fn shared(s: &Specialisation, plan: &Plan) -> usize {
+pub(super) fn shared(s: &RewriteRead, plan: &Plan) -> usize {
     plan.shared + static_shared(s, plan.cluster * plan.threads) + RESERVED
 }
 
 /// Bytes of the two buffers for sums over so many threads.
-pub(super) fn static_shared(s: &Specialisation, threads: usize) -> usize {
+pub(super) fn static_shared(s: &RewriteRead, threads: usize) -> usize {
     let sums = match s.kernel {
         Kernel::Backward => 1 + 2 * s.rewrites * s.m,
-        Kernel::Forward => stats_before(s.rewrites, s.m).max(1 + s.next * (1 + s.m)),
+        Kernel::Forward => stats_before(s.rewrites, s.m).max(1 + s.next_gates + s.next * s.m),
         _ => 0,
     };
     2 * sums * threads.div_ceil(32) * s.real().size() + COUNTS
 }
 
 /// The stages (a multiple of 16 bytes for each input of a token), the window, the kept vectors, the sums.
-pub(super) fn dynamic_shared(s: &Specialisation, plan: &Plan) -> usize {
+pub(super) fn dynamic_shared(s: &RewriteRead, plan: &Plan) -> usize {
     let width = plan.width(s);
     let stage: usize = token_inputs(s).map(|bytes| (width * bytes).next_multiple_of(16)).iter().sum();
     let window = if plan.window == Residency::Shared { s.taps } else { 0 };
@@ -55,9 +50,9 @@ pub(super) fn dynamic_shared(s: &Specialisation, plan: &Plan) -> usize {
 }
 
 /// Vectors that wait between the passes over a token, if its packets are re-read.
-fn kept_vectors(s: &Specialisation, plan: &Plan) -> usize {
+fn kept_vectors(s: &RewriteRead, plan: &Plan) -> usize {
     match s.kernel {
-        _ if plan.keep_in_registers || s.kernel.expands() => 0,
+        _ if plan.keep_in_registers => 0,
         Kernel::Backward if plan.sums == Residency::SeparateKernel => 2, // dh' waits for the sums alone
         Kernel::Backward => 3,
         _ => 1,
@@ -65,7 +60,7 @@ fn kept_vectors(s: &Specialisation, plan: &Plan) -> usize {
 }
 
 /// The first limit that a plan does not keep. Registers are none: a plan that asks for too many spills.
-pub(super) fn exceeds(s: &Specialisation, plan: &Plan, limits: &Limits) -> Option<String> {
+pub(super) fn exceeds(s: &RewriteRead, plan: &Plan, limits: &Limits) -> Option<String> {
     let Plan { cluster, threads, blocks, .. } = *plan;
     let (sum, total, one) = (cluster * threads, blocks * threads, shared(s, plan));
     let [fixed, all] = [static_shared(s, sum), blocks * one].map(|bytes| bytes.div_ceil(1024));
@@ -90,13 +85,13 @@ fn threads_of_a_sum(cluster: usize) -> usize {
 }
 
 /// Threads of a block, so that the kernels can add up their sums.
-pub(super) fn most_threads(s: &Specialisation, cluster: usize) -> usize {
+pub(super) fn most_threads(s: &RewriteRead, cluster: usize) -> usize {
     let of_a_sum = threads_of_a_sum(cluster) / cluster / 32 * 32;
     of_a_sum.min(MOST_STATIC / static_shared(s, 32 * cluster) * 32)
 }
 
 /// Bytes per feature of each of a token's inputs: X, k, G, dh, x. The second pass needs the first three.
-pub(super) fn token_inputs(s: &Specialisation) -> [usize; 5] {
+pub(super) fn token_inputs(s: &RewriteRead) -> [usize; 5] {
     let (types, state, backward) = (&s.types, s.types.state.size(), s.kernel == Kernel::Backward);
     let read = backward && s.compress != Compress::None;
     let token = backward && s.compress == Compress::Token;
@@ -107,7 +102,7 @@ pub(super) fn token_inputs(s: &Specialisation) -> [usize; 5] {
 
 /// Bytes that move for every token: of device memory, of L2, and of shared memory or the first-level cache, of which the
 /// blocks of a multiprocessor have `cache` bytes.
-pub(super) fn moved(s: &Specialisation, plan: &Plan, cache: usize) -> [usize; 3] {
+pub(super) fn moved(s: &RewriteRead, plan: &Plan, cache: usize) -> [usize; 3] {
     let (slices, vector) = (plan.slices(s), s.d * s.real().size());
     let inputs = token_inputs(s).map(|bytes| s.d * bytes);
     let (all, state) = (inputs.iter().sum::<usize>(), inputs[0]);
@@ -136,10 +131,10 @@ pub(super) fn moved(s: &Specialisation, plan: &Plan, cache: usize) -> [usize; 3]
 
 /// Bytes of the parameters that every token needs: as many vectors as their sums, in the type of one. Other kernels' blocks
 /// have few of them each.
-fn parameter_bytes(s: &Specialisation) -> usize {
+fn parameter_bytes(s: &RewriteRead) -> usize {
     let (Parts { norm_weight: norm, gate, value, .. }, types) = (s.parts, &s.types);
     let compress = matches!(s.compress, Compress::Channel | Compress::Token);
-    let all = Specialisation { sums: ParameterSums { compress, norm, gate, value }, ..*s };
+    let all = RewriteRead { sums: ParameterSums { compress, norm, gate, value }, ..*s };
     let vectors = if matches!(s.kernel, Kernel::Forward | Kernel::Backward) { all.slots() } else { 0 };
     vectors * s.d * if compress { types.compress } else { types.gate }.size()
 }

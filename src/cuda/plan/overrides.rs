@@ -1,6 +1,7 @@
 //! Choices made by hand: tests reach every plan with them, tuning compares them.
 
 use super::plan::{Plan, Residency};
+use crate::error::Error;
 
 /// A choice: its name in `DDL_PLAN`, which is its macro's, its least and its greatest value, and how a plan makes it.
 type Choice = (&'static str, usize, usize, fn(&mut Plan, usize));
@@ -73,6 +74,11 @@ impl Overrides {
             CHOICES.iter().zip(self.0).filter_map(|((name, ..), value)| Some(format!("{name}={}", value?)));
         words.collect::<Vec<_>>().join(" ")
     }
+}
+
+/// Refuses the words that leave a kernel no plan.
+pub(super) fn no_plan(words: &str, kernel: &str, reason: &str) -> Error {
+    Error::Argument(format!("`DDL_PLAN` has {words}, which leaves no plan for `{kernel}`: {reason}"))
 }
 
 /// Where a choice is in the list.

@@ -1,12 +1,7 @@
 //! A plan: its macros, and the blocks and chunks of tokens that it makes of a call.
 
 use super::limits::Limits;
-use crate::cuda::kernel::{Compress, Kernel, Specialisation};
-
-/// Tokens of a chunk of an expansion's backward: keeps a block's sums small beside its tokens.
-const EXPAND_CHUNK: usize = 64;
-/// Blocks that a grid may have along its second axis.
-const MOST_GRID_BLOCKS: usize = 65_535;
+use crate::cuda::kernel::{Kernel, RewriteRead};
 
 /// Where the numbers live that a thread keeps; numbered as WINDOW and SUMS in common.cuh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -66,13 +61,13 @@ impl Plan {
     }
 
     /// Bytes of the windows in global memory, for so many blocks: a vector for each tap.
-    pub fn scratch(&self, s: &Specialisation, blocks: usize) -> usize {
+    pub fn scratch(&self, s: &RewriteRead, blocks: usize) -> usize {
         let window = s.taps * self.width(s) * s.real().size();
         if self.window == Residency::Global { blocks * self.slices(s) * window } else { 0 }
     }
 
     /// Blocks that share a chunk of tokens, a slice of the features each.
-    pub fn slices(&self, s: &Specialisation) -> usize {
+    pub fn slices(&self, s: &RewriteRead) -> usize {
         s.d.div_ceil(self.width(s))
     }
 
@@ -82,30 +77,15 @@ impl Plan {
     }
 
     /// Tokens that a block walks, so that each of the `wave` blocks that run at once has one chunk.
-    pub fn chunk(&self, s: &Specialisation, wave: usize, limits: &Limits, tokens: usize) -> usize {
+    pub fn chunk(&self, s: &RewriteRead, wave: usize, limits: &Limits, tokens: usize) -> usize {
         let chunks = |blocks: usize| tokens.div_ceil((blocks / self.slices(s)).max(1));
         // A chunk repeats the K − 1 tokens before it: keep that to a tenth while every multiprocessor has work.
         let long = (10 * (s.taps - 1)).min(chunks(limits.multiprocessors));
         chunks(wave).max(long).max(1)
     }
 
-    /// Tokens per chunk of an expansion of so many tokens in all, for `expand_blocks`.
-    pub fn expand_chunk(&self, s: &Specialisation, limits: &Limits, tokens: usize) -> usize {
-        let sums = s.kernel == Kernel::ExpandBackward && s.compress == Compress::Token;
-        // As many tokens are read twice as there are taps.
-        let least = (2 * s.taps).max(if sums { EXPAND_CHUNK } else { 1 });
-        tokens.div_ceil(self.expand_blocks(s, limits)).max(least)
-    }
-
-    /// Blocks of an expansion's grid down the chunks: a few waves of them at most, so that their sums stay few however
-    /// many sequences there are.
-    pub fn expand_blocks(&self, s: &Specialisation, limits: &Limits) -> usize {
-        let wave = limits.multiprocessors * (limits.threads_per_multiprocessor / self.threads).max(1);
-        wave.div_ceil(self.slices(s)).min(MOST_GRID_BLOCKS)
-    }
-
     /// Features of a block.
-    pub(super) fn width(&self, s: &Specialisation) -> usize {
+    pub(super) fn width(&self, s: &RewriteRead) -> usize {
         match s.kernel {
             Kernel::Forward | Kernel::Backward => s.d / self.cluster,
             _ => self.threads * self.features,
@@ -113,7 +93,7 @@ impl Plan {
     }
 
     /// Packets of a thread.
-    pub(super) fn rows(&self, s: &Specialisation) -> usize {
+    pub(super) fn rows(&self, s: &RewriteRead) -> usize {
         (self.width(s) / self.features).div_ceil(self.threads)
     }
 }

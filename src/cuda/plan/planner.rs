@@ -4,23 +4,32 @@ use std::collections::HashSet;
 
 use super::candidates::candidates;
 use super::cost::clocks;
+use super::expand;
 use super::footprint::{exceeds, registers, shared};
 use super::limits::Limits;
-use super::overrides::Overrides;
+use super::overrides::{Overrides, no_plan};
 use super::plan::{Plan, Residency};
-use crate::cuda::kernel::Specialisation;
+use crate::cuda::kernel::{RewriteRead, Specialisation};
 use crate::error::{Error, Result};
 
 impl Plan {
     /// Fails for overrides that leave no plan, and for so many value channels that no block could add up its sums.
-    pub fn new(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Result<Plan> {
+    pub fn new(s: impl Into<Specialisation>, limits: &Limits, overrides: &Overrides) -> Result<Plan> {
+        let s = &match s.into() {
+            Specialisation::RewriteRead(s) => s,
+            Specialisation::Expand(s) => return expand::plan(&s, limits, overrides),
+        };
         let mut plans = candidates(s, limits, overrides).into_iter();
         plans.find(|plan| exceeds(s, plan, limits).is_none()).ok_or_else(|| refusal(s, limits, overrides))
     }
 
     /// The next plan to try if this one's kernel spills registers: the next by cost that leaves a thread more of them.
     /// Whether the sums have a kernel of their own may not change: warm-up decides that before it compiles any kernel.
-    pub fn after_spill(&self, s: &Specialisation, limits: &Limits) -> Option<Plan> {
+    pub fn after_spill(&self, s: impl Into<Specialisation>, limits: &Limits) -> Option<Plan> {
+        let s = &match s.into() {
+            Specialisation::RewriteRead(s) => s,
+            Specialisation::Expand(s) => return expand::after_spill(self, &s, limits),
+        };
         let separate = |plan: &Plan| plan.sums == Residency::SeparateKernel;
         let most = |plan: &Plan| limits.most_registers(plan.blocks * plan.threads);
         let needed = |plan: &Plan| registers(s, plan) + plan.load_ahead; // loads ahead take a few, as the compiler likes
@@ -33,7 +42,7 @@ impl Plan {
 }
 
 /// Why no candidate is left: the override at fault, if one alone is.
-fn refusal(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Error {
+fn refusal(s: &RewriteRead, limits: &Limits, overrides: &Overrides) -> Error {
     let (d, m, kernel) = (s.d, s.m, s.kernel.name());
     let plans = |words: &str| candidates(s, limits, &Overrides::parse(words).unwrap_or_default());
     let none_left = |words: &str| plans(words).iter().all(|plan| exceeds(s, plan, limits).is_some());
@@ -49,12 +58,16 @@ fn refusal(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Error 
         Some(reason) => format!("with d = {d} and m = {m} it {reason}"),
         None => format!("the kernel cannot run so with d = {d} and m = {m}"),
     };
-    Error::Argument(format!("`DDL_PLAN` has {words}, which leaves no plan for `{kernel}`: {reason}"))
+    no_plan(words, kernel, &reason)
 }
 
 /// Lines for a log: the first three candidates by cost that differ in more than their blocks and loads ahead, and three of
 /// those that would have come before them but do not fit.
-pub fn report(s: &Specialisation, limits: &Limits, overrides: &Overrides) -> Vec<String> {
+pub fn report(s: impl Into<Specialisation>, limits: &Limits, overrides: &Overrides) -> Vec<String> {
+    let s = &match s.into() {
+        Specialisation::RewriteRead(s) => s,
+        Specialisation::Expand(s) => return expand::report(&s, limits, overrides),
+    };
     let all = candidates(s, limits, overrides);
     let words = |plan: &Plan| plan.defines().map(|(name, value)| format!("{name}={value}")).join(" ");
     let mut kinds = HashSet::new();

@@ -11,6 +11,7 @@ import pytest
 from ddl.lab.analysis.compare import compare
 from ddl.lab.analysis.document import curve, document, ranking
 from ddl.lab.analysis.runs import Run
+from ddl.models import flops_per_token
 from tests.lab.analysis.cases import make_run
 
 
@@ -55,15 +56,28 @@ def test_a_curve(tmp_path: Path) -> None:
         '{"step": 6, "loss": 3.0, "tokens_per_second": null}',
         '{"step": 6, "validation_loss": 1.5}',
     )
-    found = curve(run)
+    found, per_token = curve(run), flops_per_token(run.options.model).total
     assert [list(point.values()) for point in found] == [
-        [2, 512, 4.0, 2.5, 3.5],
-        [3, 768, None, None, None],
-        [4, 1024, 6.0, 2.0, None],
-        [6, 1536, None, 1.5, None],
+        [2, 512, 512 * per_token, 4.0, 2.5, 3.5],
+        [3, 768, 768 * per_token, None, None, None],
+        [4, 1024, 1024 * per_token, 6.0, 2.0, None],
+        [6, 1536, 1536 * per_token, None, 1.5, None],
     ]
-    names = ["step", "tokens", "seconds", "validation_loss", "validation_bits_per_byte"]
+    names = ["step", "tokens", "flops", "seconds", "validation_loss", "validation_bits_per_byte"]
     assert list(found[0]) == names
+
+
+def test_recorded_seconds_come_before_those_by_speed(tmp_path: Path) -> None:
+    """Also at a validation between two records, and after steps that were not timed."""
+    run = records(
+        make_run(tmp_path / "a"),
+        '{"step": 2, "loss": 3.0, "tokens_per_second": 128.0, "seconds": 5.0}',
+        '{"step": 3, "validation_loss": 2.5, "seconds": 7.5}',
+        '{"step": 4, "validation_loss": 2.0}',
+        '{"step": 6, "loss": 3.0, "tokens_per_second": 256.0}',
+        '{"step": 6, "validation_loss": 1.5}',
+    )
+    assert [point["seconds"] for point in curve(run)] == [7.5, None, 10.5]
 
 
 def test_the_ranking_has_ties_and_missing_losses(tmp_path: Path) -> None:

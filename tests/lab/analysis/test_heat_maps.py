@@ -47,7 +47,7 @@ def recordings(found: Inspection) -> list[dict[str, Any]]:
 def test_depth_shows_what_was_measured(tmp_path: Path) -> None:
     found = inspected(5)
     shown = images(drawn(lambda path: draw_depth(found, path), tmp_path))
-    eigenvalues = shown["What rewrites do: eigenvalue λ = 1 − β|k̂|²"]
+    eigenvalues = shown["What rewrites do: eigenvalue λ = 1 − α|k̂|²"]
     assert (np.round(eigenvalues * 6, 9) == found.recording.eigenvalue_counts().numpy()).all()
     assert np.array_equal(shown["Write survival"].filled(np.nan), found.survival, equal_nan=True)
     assert np.array_equal(shown["Coherence of directions"], found.coherence)
@@ -59,7 +59,8 @@ def test_depth_shows_what_was_measured(tmp_path: Path) -> None:
 
 def test_training_shows_the_means_by_step(tmp_path: Path) -> None:
     records = recordings(inspected(3))[:2]
-    records[1]["sublayers"][2]["beta"]["mean"] = None
+    for quantity in ("beta", "alpha"):
+        records[1]["sublayers"][2][quantity]["mean"] = None
     shown = images(drawn(lambda path: draw_training(records, path), tmp_path))
     for title, quantity in (("Gate β", "beta"), ("Error |v − p|", "error")):
         expected = [[r["sublayers"][i][quantity]["mean"] for r in records] for i in range(3)]
@@ -111,7 +112,7 @@ def test_training_leaves_out_what_is_no_number(tmp_path: Path, mean: Any) -> Non
     records = recordings(inspected(3))[:2]
     for record in records:
         for sublayer in record["sublayers"]:
-            sublayer["beta"]["mean"], sublayer["error"] = mean, mean
+            sublayer["beta"]["mean"] = sublayer["alpha"]["mean"] = sublayer["error"] = mean
     shown = images(drawn(lambda path: draw_training(records, path), tmp_path))
     assert np.isnan(np.ma.filled(shown["Gate β"], np.nan)).all()
 

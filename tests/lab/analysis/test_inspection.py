@@ -11,6 +11,7 @@ import torch
 
 import ddl
 from ddl.lab.analysis.inspection import Inspection, inspect
+from ddl.lab.analysis.inspection_tables import audit_table, three_digits
 from tests.support.recording_cases import B, D, L, Rewrite, T, by_hand, embeddings, make, variants
 
 WINDOWS = (0, 1, 2)  # seeds
@@ -18,9 +19,10 @@ Array = Any
 F64 = torch.float64
 
 
-@pytest.fixture(scope="module")
-def inspected() -> tuple[Inspection, list[list[Rewrite]]]:
-    stream = make({"value_channels": 3, "expand": "conv", "eps_k": 0.3})
+@pytest.fixture(scope="module", params=["tied", "none", "separate"])
+def inspected(request: pytest.FixtureRequest) -> tuple[Inspection, list[list[Rewrite]]]:
+    options = {"value_channels": 3, "expand": "conv", "eps_k": 0.3, "erase": request.param}
+    stream = make(options)
     windows = [embeddings(seed=seed) for seed in WINDOWS]
     return inspect(stream, windows), [list(by_hand(stream, x)) for x in windows]
 
@@ -40,7 +42,7 @@ def k_hat(rewrite: Rewrite) -> Array:
 
 
 def operator(rewrite: Rewrite) -> Array:
-    return np.eye(D) - rewrite.gate.numpy() * np.outer(k_hat(rewrite), k_hat(rewrite))
+    return np.eye(D) - rewrite.erase.numpy() * np.outer(k_hat(rewrite), k_hat(rewrite))
 
 
 def test_coherence(inspected: tuple[Inspection, list[list[Rewrite]]]) -> None:
@@ -79,8 +81,7 @@ def test_singular_values(inspected: tuple[Inspection, list[list[Rewrite]]]) -> N
     np.testing.assert_allclose(found.singular_values, expected, atol=1e-9)
 
 
-def test_survival_and_shares(inspected: tuple[Inspection, list[list[Rewrite]]]) -> None:
-    found, windows = inspected
+def survival_and_shares(windows: list[list[Rewrite]]) -> tuple[Array, Array]:
     norms, shares = np.zeros((L + 1, L + 1)), np.zeros(L + 1)
     for rewrites in tokens(windows):
         sources = [rewrites[0].state.numpy()]
@@ -92,12 +93,50 @@ def test_survival_and_shares(inspected: tuple[Inspection, list[list[Rewrite]]]) 
         last = rewrites[-1].after.numpy()
         np.testing.assert_allclose(sum(sources), last, atol=1e-12)
         shares += [(source * last).sum() / (last * last).sum() for source in sources]
-    written = norms.diagonal()[:, None]
-    upper = np.triu(np.ones_like(norms)) > 0
-    np.testing.assert_allclose(found.survival[upper], (norms / written)[upper], rtol=1e-9)
+    return norms / norms.diagonal()[:, None], shares / (B * T * len(WINDOWS))
+
+
+def test_survival_and_shares(inspected: tuple[Inspection, list[list[Rewrite]]]) -> None:
+    found, windows = inspected
+    survival, shares = survival_and_shares(windows)
+    upper = np.triu(np.ones_like(survival)) > 0
+    np.testing.assert_allclose(found.survival[upper], survival[upper], rtol=1e-9)
     assert np.isnan(found.survival[~upper]).all()
-    np.testing.assert_allclose(found.shares, shares / (B * T * len(WINDOWS)), atol=1e-9)
+    np.testing.assert_allclose(found.shares, shares, atol=1e-9)
     assert found.shares.sum() == pytest.approx(1)
+
+
+def test_the_audit(inspected: tuple[Inspection, list[list[Rewrite]]]) -> None:
+    """Discrepancies before and after, what is erased later and by whom, as `ddl inspect` prints."""
+    found, windows = inspected
+    survival, _ = survival_and_shares(windows)
+    table = audit_table(found.summary())
+    columns = {str(column.header): [str(cell) for cell in column.cells] for column in table.columns}
+    assert list(columns) == ["sublayer", "α", "before", "after", "shrinks", "erased", "most by"]
+    for i in range(L):
+        rewrites = [each[i] for each in tokens(windows)]
+        before, after = (
+            np.array(
+                [
+                    np.linalg.norm(r.value.numpy() - k_hat(r) @ X.numpy())
+                    for r, X in zip(rewrites, states, strict=True)
+                ]
+            )
+            for states in ([r.state for r in rewrites], [r.after for r in rewrites])
+        )
+        alpha = np.array([float(r.erase) for r in rewrites])
+        assert columns["α"][i] == f"{alpha.mean():.2f} ±{alpha.std():.2f}"
+        assert columns["before"][i] == three_digits(before.mean())
+        assert columns["after"][i] == three_digits(after.mean())
+        assert columns["shrinks"][i] == f"{(after < before).mean():.0%}"
+        left = survival[i + 1, i + 1 :]
+        assert columns["erased"][i] == f"{1 - left[-1]:.0%}"
+        drops = left[:-1] - left[1:]
+        if len(drops) == 0 or drops.max() <= 0:
+            assert columns["most by"][i] == "–"
+        else:
+            name = f"{i + 1 + int(drops.argmax())}"
+            assert columns["most by"][i].split()[-2:] == [name, f"{drops.max():.0%}"]
 
 
 @variants

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from ddl.errors import InputError
 from ddl.lab.analysis.compare import compare
 from ddl.lab.analysis.paired import Paired, pair, variants_of
+from ddl.models import flops_per_token
 from tests.lab.analysis.cases import make_run
+from tests.support.train_cases import short
 
 ADDITIVE = {1: 3.0, 2: 3.4, 3: 2.6}
 
@@ -39,7 +42,7 @@ def test_an_example_by_hand(tmp_path: Path) -> None:
     assert delta.loss == pytest.approx(2.8)
     assert delta.seeds == [1, 2, 3]
     assert delta.difference == pytest.approx((-0.2, -0.4484, 0.0484), abs=1e-4)
-    assert found.notes == []
+    assert found.notes == ["At equal tokens: ddl-cc."]
 
 
 def test_the_seeds_spread_does_not_widen_the_interval(tmp_path: Path) -> None:
@@ -70,6 +73,7 @@ def test_one_seed_has_no_interval(tmp_path: Path) -> None:
     assert found.variants[1].difference == (pytest.approx(-0.1), None, None)
     assert found.variants[2].difference is None
     assert found.notes == [
+        "At equal tokens: ddl, ddl-cc.",
         "No interval with one seed: ddl. How much the seed alone changes is not known.",
         "No seed in common with additive: ddl-cc.",
     ]
@@ -77,7 +81,7 @@ def test_one_seed_has_no_interval(tmp_path: Path) -> None:
 
 def test_several_intervals_are_warned_of(tmp_path: Path) -> None:
     losses = {"additive": ADDITIVE, "ddl": ADDITIVE, "ddl-cc": ADDITIVE}
-    (note,) = paired(tmp_path, losses).notes
+    _, note = paired(tmp_path, losses).notes
     assert note.startswith("Each interval is for its variant alone")
 
 
@@ -120,6 +124,59 @@ def test_the_names_of_variants(tmp_path: Path) -> None:
         "t1": ["t1", "t2"],
         "u1": ["u1", "u2"],
     }
+
+
+def test_what_the_variants_cost(tmp_path: Path) -> None:
+    """FLOPs by the formula, seconds as recorded for the seeds that both have."""
+    config = short(tmp_path, "additive")
+    steps = round(6 * config.flops_per_step / replace(config, batch_size=4).flops_per_step)
+    runs = [make_run(tmp_path / f"a-s{s}", seed=s, steps=600) for s in (1, 2)]
+    runs += [make_run(tmp_path / f"b-s{s}", seed=s, steps=1200, batch_size=4) for s in (1, 2)]
+    runs += [make_run(tmp_path / f"c-s{s}", "ddl-cc", seed=s, steps=400) for s in (1, 2)]
+    runs += [make_run(tmp_path / f"d-s{s}", "ddl-cc", seed=s, steps=600) for s in (2, 3)]
+    assert steps == 12
+    for run, seconds in zip(runs, (1.0, 3.0, 2.0, 4.0, 1.0, 1.0, 6.0, 9.0), strict=True):
+        lines = (
+            (run / "metrics.jsonl").read_text().replace('"step"', f'"seconds": {seconds}, "step"')
+        )
+        (run / "metrics.jsonl").write_text(lines)
+    found = pair(compare(runs).runs)
+    base, half, fewer, same = found.variants
+    ratio = replace(config.model, residual="ddl-cc")
+    ratio = flops_per_token(ratio).total / flops_per_token(config.model).total
+    assert (base.tokens, base.flops, base.seconds) == (1, 1, 1)
+    assert (half.tokens, half.flops, half.seconds) == (1, pytest.approx(1), 1.5)
+    assert (fewer.tokens, fewer.flops) == (pytest.approx(2 / 3), pytest.approx(ratio * 2 / 3))
+    assert fewer.seconds == 0.5
+    assert (same.tokens, same.flops, same.seconds) == (1, pytest.approx(ratio), 2)  # of seed 2
+    assert found.notes[:3] == [
+        "At equal tokens and equal FLOPs (within 1 %): b.",
+        "Neither tokens nor FLOPs are equal: c.",
+        "At equal tokens: d.",
+    ]
+    lines = (runs[0] / "metrics.jsonl").read_text().replace('"seconds": 1.0', '"seconds": 1.1')
+    (runs[0] / "metrics.jsonl").write_text(lines)
+    first, other = compare([runs[0], runs[4]]).runs
+    assert pair([first, other]).notes[0] == "At equal seconds (within 10 %): c."
+
+
+def test_runs_of_equal_cost_are_fair_with_other_steps(tmp_path: Path) -> None:
+    """By FLOPs, which are counted, or by seconds, which are measured and so vary a little."""
+    first = make_run(tmp_path / "a", steps=1000)
+    model = short(tmp_path, "ddl-cc").model
+    of_first = short(tmp_path, "additive").flops_per_step
+    equal = round(1000 * of_first / short(tmp_path, "ddl-cc").flops_per_step)
+    assert model.residual == "ddl-cc"
+    assert compare([first, make_run(tmp_path / "b", "ddl-cc", steps=equal)]).notes == []
+    other = make_run(tmp_path / "c", "ddl-cc", steps=500)
+    (note,) = compare([first, other]).notes
+    assert note == "Not a fair comparison with a: c with 500 steps, not 1,000."
+    for run, seconds in ((first, 10.0), (other, 10.4)):
+        lines = (
+            (run / "metrics.jsonl").read_text().replace('"step"', f'"seconds": {seconds}, "step"')
+        )
+        (run / "metrics.jsonl").write_text(lines)
+    assert compare([first, other]).notes == []
 
 
 def test_options_that_change_nothing_do_not_make_a_variant(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from ddl.lab.analysis.inspection import inspect
 from ddl.lab.analysis.recordings import SCALARS
 from ddl.lab.analysis.report.rewrites import read_depth
 from ddl.lab.train.plots import COLOURS
+from ddl.lab.train.runs import load_config
 from ddl.models import GPT
+from ddl.recording import QUANTITIES
 from tests.lab.analysis.cases import make_run, write_evaluation
 from tests.lab.analysis.conftest import Write
 from tests.lab.analysis.report_cases import add_records, three_runs
@@ -42,7 +44,8 @@ def test_seed_by_seed_and_accuracies(tmp_path: Path, write: Write) -> None:
     page = write(*runs, paired=True, baseline="ddl")
     assert page.texts("caption")[0] == "Newest evaluation, accuracy in percent, 0-shot"
     assert page.texts("caption")[1].startswith("Final validation loss, and its difference from")
-    assert page.rows(2)[2] == ["additive", "2", "2.0000", "+0.5000", "+0.5000 to +0.5000"]
+    row = ["additive", "2", "2.0000", "+0.5000", "+0.5000 to +0.5000"]
+    assert page.rows(2)[2] == [*row, page.rows(2)[2][5], "1.000×"]
     assert [key.text for key in page.all("button")] == ["●\ufe0eadditive", "■\ufe0eddl"]
     groups = [trace["legendgroup"] for trace in page.charts["losses"]["data"]]
     assert groups == ["0", "0", "0", "0", "1", "1", "1", "1"]
@@ -59,6 +62,28 @@ def test_the_loss_curves(tmp_path: Path, write: Write) -> None:
     assert training["line"]["width"] < validation["line"]["width"]
     assert chart["layout"]["yaxis"]["range"] == pytest.approx([2.25 - 0.0675, 3.6], abs=1e-3)
     assert [key.attributes["data-group"] for key in page.all("button")] == ["0", "1", "2"]
+
+
+def test_the_losses_over_steps_tokens_flops_or_seconds(tmp_path: Path, write: Write) -> None:
+    """Every trace has its place on every axis; a run that was not timed has none in seconds."""
+    paths = three_runs(tmp_path)
+    lines = (paths[2] / "metrics.jsonl").read_text().replace("tokens_per_second", "speed")
+    (paths[2] / "metrics.jsonl").write_text(lines)
+    page = write(*paths)
+    chart = page.charts["losses"]
+    steps, tokens, flops, seconds = chart["over"]
+    titles = [axis["title"] for axis in chart["over"]]
+    assert titles == ["step", "tokens", "FLOPs", "seconds of training"]
+    assert page.texts("option")[:4] == titles
+    count = len(chart["data"])
+    assert steps["scales"] == [1] * count
+    assert tokens["scales"] == [256] * count  # 8 × 32 in a step of these runs
+    configs = [load_config(path) for path in paths]
+    assert set(flops["scales"]) == {config.flops_per_step for config in configs}
+    assert [len(x) for x in seconds["x"]] == [len(t["x"]) for t in chart["data"][:4]] + [0, 0]
+    assert seconds["x"][2] == pytest.approx([3 * 256 / 1000, 3 * 256 * (1 / 1000 + 1 / 2000)])
+    without = "Without seconds of training, which are not recorded: half-s1."
+    assert without in page.texts("p")
 
 
 def test_the_heat_maps_over_depth(tmp_path: Path, write: Write) -> None:
@@ -84,16 +109,18 @@ def test_the_heat_maps_over_depth(tmp_path: Path, write: Write) -> None:
 
 def test_a_choice_of_quantities_over_training(tmp_path: Path, write: Write) -> None:
     page = write(*three_runs(tmp_path))
-    first, second = page.all("select")
+    over, first, second = page.all("select")
+    assert over.attributes["data-chart"] == "losses"
     assert first.attributes["data-chart"] == "training-1"
     assert second.attributes["data-chart"] == "training-2"
-    options = page.texts("option")[: len(SCALARS)]
+    options = page.texts("option")[4 : 4 + len(SCALARS)]
     assert options[:3] == [SCALARS["beta"], SCALARS["error"], SCALARS["write_norm"]]
     chart = page.charts["training-1"]
     assert chart["data"][0]["x"] == ["2", "4", "6"]
     assert chart["data"][0]["z"] == chart["choices"][0]
     assert chart["choices"][0][1] == [2.1, 4.1, 6.1]
-    assert chart["choices"][1][1] == pytest.approx([502.1, 504.1, 506.1])
+    error = 100 * list(QUANTITIES).index("error")
+    assert chart["choices"][1][1] == pytest.approx([error + step for step in (2.1, 4.1, 6.1)])
     assert len(chart["choices"]) == len(options)
 
 

@@ -160,6 +160,22 @@ def test_a_click_through(opened: Browser, page: Path) -> None:
     wait(lambda: curves(opened) == 8)
     assert opened.execute_script(ranges) == before
 
+    chosen = "const { data, layout } = document.getElementById('losses');"
+    chosen += " return [layout.xaxis.title.text, data[0].x[0], data[0].hovertemplate]"
+    select = opened.find_element(By.CSS_SELECTOR, "select[data-chart=losses]")
+    for number, (title, place, told) in enumerate(
+        (("tokens", 3 * 256, "%{x:,.4s} tokens"), ("step", 3, "step %{x:,}"))
+    ):
+        opened.execute_script(
+            "arguments[0].selectedIndex = arguments[1];"
+            " arguments[0].dispatchEvent(new Event('change'))",
+            select,
+            1 - number,
+        )
+        wait(lambda title=title: opened.execute_script(chosen)[0] == title)
+        assert opened.execute_script(chosen)[1] == place
+        assert told in opened.execute_script(chosen)[2]
+
     chart = show(opened, "depth-1-1")
     told = hover(opened, chart, 0.5, 0.3)
     assert "written by 0 attn, after 0 mlp" in told
@@ -173,7 +189,7 @@ def test_a_click_through(opened: Browser, page: Path) -> None:
         opened.find_element(By.CSS_SELECTOR, "select[data-chart=training-1]"),
     )
     opened.execute_script("Plotly.Fx.unhover('training-1')")
-    wait(lambda: "mean 506" in hover(opened, chart, 0.9, 0.1))
+    wait(lambda: "mean 606" in hover(opened, chart, 0.9, 0.1))
 
     details = opened.find_elements(By.TAG_NAME, "details")[0]
     text = details.find_element(By.TAG_NAME, "pre")

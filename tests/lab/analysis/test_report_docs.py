@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("plotly", reason="needs the extra `report`")
 
 from ddl.lab import cli
-from ddl.lab.analysis.report import charts, page
+from ddl.lab.analysis.report import charts, curves, page
 from tests.lab.analysis.report_cases import Page
 from tests.support import ROOT
 
@@ -34,5 +34,5 @@ def test_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_numbers_that_it_names() -> None:
     told = re.search(r"to (\d+) points, recordings to\s+(\d+) steps and samples to (\d+)", TEXT)
     assert told
-    expected = (charts.MOST_POINTS, charts.MOST_STEPS, page.MOST_SAMPLES)
+    expected = (curves.MOST_POINTS, charts.MOST_STEPS, page.MOST_SAMPLES)
     assert tuple(map(int, told.groups())) == expected

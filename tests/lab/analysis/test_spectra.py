@@ -184,10 +184,12 @@ def test_nearly_parallel_directions_keep_their_accuracy():
 
 @sized
 @typed
-def test_write_survival(sizes, dtype):
+@pytest.mark.parametrize("tied", [True, False])
+def test_write_survival(sizes, dtype, tied):
     given = rewrites(*sizes, dtype=dtype)
     N, L = sizes[:2]
-    A = operators(given)
+    erase = None if tied else (2 - given[1])[:, ::-1].copy()
+    A = operators(given if tied else given._replace(gates=erase))
     k, beta, v, X0 = (array.astype(np.float64) for array in given)
     left = [X0]  # of each source
     norms = np.zeros((N, L + 1, L + 1))
@@ -200,11 +202,11 @@ def test_write_survival(sizes, dtype):
     last = sum(left)
     shares = np.stack([(source * last).sum((1, 2)) for source in left], 1)
     shares /= (last**2).sum((1, 2))[:, None]
-    got = spectra.write_survival(*given)
+    got = spectra.write_survival(*given, erase=erase)
     np.testing.assert_allclose(got.norms, norms, atol=CLOSE)
     np.testing.assert_allclose(got.shares, shares, atol=1e-10)
     np.testing.assert_allclose(got.shares.sum(1), 1, atol=1e-10)
-    mean = spectra.write_survival(*given, mean=True)
+    mean = spectra.write_survival(*given, erase=erase, mean=True)
     np.testing.assert_allclose(mean.norms, norms.mean(0), atol=CLOSE)
     np.testing.assert_allclose(mean.shares, shares.mean(0), atol=1e-10)
 

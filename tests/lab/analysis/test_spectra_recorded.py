@@ -10,7 +10,17 @@ from ddl import recording
 from ddl.lab.analysis import spectra
 from tests.support.recording_cases import F64, B, L, T, embeddings, make, variants
 
-KEPT = ("direction", "beta", "k_norm", "value", "eigenvalue", "coherence", "state", "state_after")
+KEPT = (
+    "direction",
+    "beta",
+    "alpha",
+    "k_norm",
+    "value",
+    "eigenvalue",
+    "coherence",
+    "state",
+    "state_after",
+)
 
 
 def kept(stream: ddl.DeltaStream, x: torch.Tensor) -> dict[str, np.ndarray]:
@@ -24,19 +34,23 @@ def kept(stream: ddl.DeltaStream, x: torch.Tensor) -> dict[str, np.ndarray]:
 def test_spectra_of_a_recording(options):
     stream = make(options, F64)
     found = kept(stream, embeddings())
-    k, beta, X0 = found["direction"], found["beta"], found["state"][:, 0]
+    scale = stream.residuals[0].branch_scale
+    k, X0, alpha = found["direction"], found["state"][:, 0], scale * found["alpha"]
     assert k.shape[:2] == (B * T, L)
     assert not k.flags.c_contiguous
-    norms = found["k_norm"] / np.hypot(found["k_norm"], stream.residuals[0].eps_k)
-    np.testing.assert_allclose(spectra.eigenvalues(beta, norms), found["eigenvalue"], atol=1e-12)
+    norms = found["k_norm"]
+    if stream.residuals[0].normalize:
+        norms = norms / np.hypot(norms, stream.residuals[0].eps_k)
+    np.testing.assert_allclose(spectra.eigenvalues(alpha, norms), found["eigenvalue"], atol=1e-12)
     np.testing.assert_allclose(spectra.coherence(k), found["coherence"], atol=1e-12)
 
-    survival = spectra.write_survival(k, beta, found["value"], X0)
+    beta = scale * found["beta"]
+    survival = spectra.write_survival(k, beta, found["value"], X0, erase=alpha)
     last = found["state_after"][:, -1]
     survived = X0.copy()
     for at in range(L):  # the embedding alone, by the equations
         readout = np.einsum("nd,ndm->nm", k[:, at], survived)
-        survived -= beta[:, at, None, None] * k[:, at, :, None] * readout[:, None, :]
+        survived -= alpha[:, at, None, None] * k[:, at, :, None] * readout[:, None, :]
     share = (survived * last).sum((1, 2)) / (last**2).sum((1, 2))
     np.testing.assert_allclose(survival.shares[:, 0], share, atol=1e-10)
     np.testing.assert_allclose(survival.shares.sum(1), 1, atol=1e-10)

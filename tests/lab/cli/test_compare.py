@@ -35,6 +35,20 @@ def test_tables_and_plot(
     assert capsys.readouterr().out.endswith(f"wrote {tmp_path / 'x.png'}\n")
 
 
+def test_a_plot_over_seconds_names_the_runs_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [make_run(tmp_path / name, losses=[3.0, 2.5]) for name in ("timed", "untimed")]
+    lines = (runs[1] / "metrics.jsonl").read_text().replace("tokens_per_second", "speed")
+    (runs[1] / "metrics.jsonl").write_text(lines)
+    picture = ["--plot", tmp_path / "x.png", "--over"]
+    assert compare(*runs, *picture, "seconds") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Without seconds of training, which are not recorded: untimed." in text
+    assert compare(*runs, *picture, "flops") == 0
+    assert "Without" not in capsys.readouterr().out
+
+
 def test_a_name_that_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run")
     run.rename(tmp_path / NOT_UTF8)
@@ -60,7 +74,8 @@ def test_json_is_one_document_and_nothing_else(
     assert made["runs"][0]["evaluations"][0]["scores"] == {"piqa": 60.0}
     assert made["runs"][3]["speed_ratio"] == 1.0
     assert made["paired"]["variants"][1]["difference"] == -0.5
-    assert made["notes"] == []
+    assert made["notes"] == ["At equal tokens: ddl."]
+    assert made["paired"]["variants"][1]["flops_ratio"] > 1
 
 
 def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

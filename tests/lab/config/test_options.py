@@ -92,6 +92,8 @@ def test_conditions_name_options_and_choices_of_the_table() -> None:
         ("ddl-cc", {"gate_from": "flatten", "gate": "mlp", "gate_hidden": 8, "beta_init": 0.0}),
         ("ddl-cc", {"mapping": "v", "direction": "attention", "value": "sigmoid"}),
         ("ddl-tc", {"mapping": "v", "direction": "mean", "gate": "mlp", "gate_from": "pooled"}),
+        ("ddl-tc", {"heads": 4, "erase": "separate", "branch_scale": 0.5}),
+        ("ddl-cc", {"erase": "none", "normalize": False, "heads": 2}),
     ],
 )
 def test_a_config_that_is_accepted_makes_a_model(residual: str, changes: dict[str, Any]) -> None:
@@ -103,7 +105,8 @@ CHANGED = {
     "mapping": "v", "gate": "mlp", "gate_hidden": 64, "gate_from": "pooled", "gate_kernel_size": 3,
     "direction": "mean", "direction_hidden": 64, "beta_init": 0.5, "value": "sigmoid",
     "value_init": 0.0, "value_scale": 2.0, "value_constant": 1.0, "value_from": "compressed",
-    "rewrites": 2, "direction_rank": 8, "eps_k": 1e-5,
+    "rewrites": 2, "direction_rank": 8, "eps_k": 1e-5, "heads": 2, "erase": "none",
+    "normalize": False, "branch_scale": 0.5,
 }  # fmt: skip
 
 

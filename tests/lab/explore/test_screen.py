@@ -15,6 +15,7 @@ from ddl.lab.analysis.inspection import inspect
 from ddl.lab.explore.pages import PAGES
 from ddl.lab.explore.screen import HELP, Explorer
 from ddl.lab.explore.watching import Watch
+from ddl.lab.train.runs import load_config
 from tests.lab.analysis.cases import make_run
 from tests.lab.explore.conftest import append, copied
 from tests.lab.explore.driver import Driver, explore
@@ -41,7 +42,7 @@ def test_every_tab_of_a_run(run: Path) -> None:
         assert re.search(r"[\u2801-\u28ff]", text)
         text = await screen.press("3")
         assert "cc, 1 of 1, finished" in text
-        assert "[depth] β  error  write norm  spectra  survival  coherence  lens" in text
+        assert "[depth] β  α  error  write norm  spectra  survival  coherence  lens" in text
         assert re.search(r"1 mlp +\d\.\d\d ±\d\.\d\d ", text)
         text = await screen.press("4")
         assert "A comparison needs two runs, and here is no second one." in text
@@ -62,7 +63,12 @@ def test_the_views_of_inside(run: Path) -> None:
 
     async def script(screen: Driver) -> None:
         await screen.sees("finished")
-        for view, quantity in (("β", "beta"), ("error", "error"), ("write norm", "write_norm")):
+        for view, quantity in (
+            ("β", "beta"),
+            ("α", "alpha"),
+            ("error", "error"),
+            ("write norm", "write_norm"),
+        ):
             text = await screen.press(*(("3", "v") if view == "β" else ("v",)))
             assert f"[{view}]" in text
             assert re.search(r"^ {7}\s*3 +6$", text, flags=re.MULTILINE)  # the recorded steps
@@ -108,6 +114,34 @@ def test_curves_of_other_quantities(run: Path) -> None:
     explore([run], script)
 
 
+def test_curves_over_tokens_flops_and_seconds(run: Path) -> None:
+    """A run without seconds is named, and the axis ends where the costs of the run do."""
+    other = additive(run.parent / "untimed")
+    lines = (other / "metrics.jsonl").read_text().replace("tokens_per_second", "speed")
+    (other / "metrics.jsonl").write_text(lines)
+    config = load_config(run)
+    seconds = [json.loads(line).get("seconds") for line in (run / "metrics.jsonl").open()]
+    last = max(filter(None, seconds))
+
+    async def script(screen: Driver) -> None:
+        await screen.sees("finished")
+        by_step = await screen.press("2")
+        assert "interpolated" not in by_step
+        for label, end in (("tokens", 6 * config.tokens_per_step), ("FLOPs", None)):
+            text = " ".join((await screen.press("o")).split())
+            assert f"Over {label}. Between points a curve is interpolated." in text
+            if end is not None:
+                assert f" {end // 500 * 500 / 1000:g}k" in text or f" {end // 500 * 500}" in text
+        text = await screen.press("o")
+        assert "Over seconds of training." in text
+        assert "Without seconds of training: untimed" in text
+        ticks = [float(number) for number in text.splitlines()[-2].split()]
+        assert 0 < max(ticks) <= last
+        assert await screen.press("o") == by_step
+
+    explore([run.parent], script)
+
+
 def test_a_comparison_of_the_marked_runs(run: Path) -> None:
     additive(run.parent / "add")
     copied(run, run.parent / "cc2")
@@ -147,6 +181,7 @@ def test_the_inside_of_an_additive_run(tmp_path: Path) -> None:
         text = await screen.press("3")
         assert re.search(r"sublayer +write +\|X\| +cosine +share", text)
         assert "There is no β to show: this residual adds" in await screen.press("v")
+        assert "There is no α to show: this residual adds" in await screen.press("v")
         assert "There is no error to show" in await screen.press("v")
         assert "Norm of the write over training" in await screen.press("v")
         assert "There is no spectrum to show" in await screen.press("v")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from ddl.lab import data
 from ddl.lab.data import GPT2Tokenizer
 from ddl.lab.train import Trainer, metrics, train
-from ddl.lab.train.metrics import Metrics, operations_per_token, peak_operations
-from ddl.models import GPT
+from ddl.lab.train.clock import Clock
+from ddl.lab.train.metrics import Metrics, peak_operations
+from ddl.lab.train.runs import RunDirectory
+from ddl.models import flops_per_token
 from tests.lab.train.crash import curve
-from tests.support.train_cases import quiet, recorder, short
+from tests.support.train_cases import quiet, recorder, short, stop_at
 
 CPU = torch.device("cpu")
 
@@ -53,17 +55,66 @@ def test_bits_per_byte_is_left_out_without_a_tokenizer(
     assert figures == {"perplexity": math.e}
 
 
-def test_operations_per_token_are_those_that_torch_counts(tmp_path: Path) -> None:
-    config = replace(short(tmp_path, "additive").model, block_size=64, hidden_size=64)
-    model = GPT(config)
-    idx = torch.randint(256, (2, 64))
-    # The fused attention of CPUs is not counted; products of matrices are.
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        loss = model(idx, labels=idx).loss
-        assert loss is not None
-        loss.backward()
-    counted = counter.get_total_flops() / idx.numel()
-    assert operations_per_token(config, model.num_parameters()) == pytest.approx(counted, rel=0.05)
+def test_records_have_the_cost_so_far(tmp_path: Path) -> None:
+    """FLOPs by the formula, forward and backward; seconds of the steps alone, which only grow."""
+    config = short(tmp_path, "ddl-cc", sample_every=3, record_every=3)
+    records = train(config, quiet()).run.metrics.read()
+    costs = [record for record in records if "sample" not in record]
+    per_token = flops_per_token(config.model).total
+    for record in costs:
+        tokens = record["step"] * config.batch_size * config.accumulation * 32
+        assert record["flops"] == pytest.approx(tokens * per_token, rel=1e-12)
+    seconds = [record["seconds"] for record in costs]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0
+
+
+def test_the_clock_stands_still_in_what_is_no_training() -> None:
+    clock = Clock(10.0)
+    with clock.paused():
+        before = clock.total
+        time.sleep(0.05)
+        assert clock.total == before
+        assert 0 <= clock.lap() < 0.05
+    assert 10 <= before <= clock.total < 10.05
+    time.sleep(0.01)
+    assert 0.01 <= clock.lap() < 0.05
+    assert Clock(None).total is None
+
+
+def test_seconds_go_on_where_a_run_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between two records; a checkpoint of an earlier version has none, and none follow."""
+    config = short(tmp_path, "additive", steps=8, log_every=4, eval_every=8, resume="auto")
+    with monkeypatch.context() as patched:
+        stop_at(6, patched)
+        train(config, quiet())
+    run = RunDirectory(config.directory)
+    (manifest,) = run.path.glob("checkpoints/*/manifest.json")
+    saved = json.loads(manifest.read_text())
+    assert saved["seconds"] > run.metrics.read()[-1]["seconds"] > 0
+    manifest.write_text(json.dumps(saved | {"seconds": 1000.0}))
+    train(config, quiet())
+    assert 1000 < run.metrics.read()[-1]["seconds"] < 1100
+
+
+def test_without_the_seconds_before_none_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = short(tmp_path, "additive", resume="auto")
+    with monkeypatch.context() as patched:
+        stop_at(3, patched)
+        train(config, quiet())
+    run = RunDirectory(config.directory)
+    (manifest,) = run.path.glob("checkpoints/*/manifest.json")
+    saved = json.loads(manifest.read_text())
+    del saved["seconds"]
+    manifest.write_text(json.dumps(saved))
+    train(config, quiet())
+    later = [record for record in run.metrics.read() if record["step"] > 3]
+    assert later
+    assert all("seconds" not in record and record["flops"] > 0 for record in later)
 
 
 def test_the_peak_is_that_of_the_data_sheet_or_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +140,9 @@ def test_utilisation_is_the_share_of_the_peak(
 ) -> None:
     monkeypatch.setattr(metrics, "peak_operations", lambda *_: 1e12)
     trainer = Trainer(short(tmp_path, "additive"), data.load("topics"), CPU)
-    operations = operations_per_token(trainer.config.model, trainer.model.num_parameters())
+    products = flops_per_token(trainer.config.model).matrix
     figures = Metrics(trainer).of_speed(1000.0)
-    assert figures["mfu"] == pytest.approx(1000 * operations / 1e12)
+    assert figures["mfu"] == pytest.approx(1000 * products / 1e12)
     monkeypatch.setattr(metrics, "peak_operations", lambda *_: None)
     assert "mfu" not in Metrics(trainer).of_speed(1000.0)
 

@@ -107,9 +107,9 @@ def test_save_minutes_saves_between_evaluations(
     saved = []
     original = Saver.save
 
-    def save(self: Saver, evaluated: float | None, records: int) -> None:
+    def save(self: Saver, evaluated: float | None, *more: Any) -> None:
         saved.append(self.trainer.steps_done)
-        original(self, evaluated, records)
+        original(self, evaluated, *more)
 
     monkeypatch.setattr(Saver, "save", save)
     config = short(tmp_path, "additive", steps=4, eval_every=4, save_minutes=1e-9)
@@ -163,8 +163,8 @@ def test_a_failed_save_ends_the_run_after_the_next_step(
     def fail(*_: object, **__: object) -> None:
         raise InputError.sentence("the disk is full")
 
-    def save_and_settle(self: Saver, evaluated: float | None, records: int) -> None:
-        save(self, evaluated, records)
+    def save_and_settle(self: Saver, evaluated: float | None, *more: Any) -> None:
+        save(self, evaluated, *more)
         self.settle()
 
     def counted(self: Trainer, *flags: Any) -> Step:

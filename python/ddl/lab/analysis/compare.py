@@ -13,11 +13,13 @@ from rich.console import Console
 
 from ddl.errors import listed
 from ddl.files import read_text
-from ddl.lab.train.plots import plot_losses
-from ddl.lab.train.sweep import LISTING
+from ddl.lab.config.comparing import Over
+from ddl.lab.train.listing import LISTING
+from ddl.lab.train.plots import Places, plot_losses
 from ddl.models.tokenizers import printable
 from ddl.paths import is_run, path_kind
 
+from .cost import CAPTION, LABELS, equal_cost, places, without
 from .measured import Measured, measure
 from .paired import variants_of
 from .runs import KINDS, Run, read_run
@@ -91,12 +93,19 @@ def _directories(path: Path) -> list[Path]:
     return [path / name for name in names if os.path.isdir(path / name)]
 
 
-def plot(comparison: Comparison, path: Path) -> None:
-    """Plot the losses of the runs that have records; runs of one variant have one colour."""
+def plot(comparison: Comparison, path: Path, over: Over = "steps") -> Comparison:
+    """Plot the losses of the runs that have records; runs of one variant have one colour.
+
+    over: what the x-axis counts. Returns the comparison, with a note on runs that are not drawn.
+    """
     runs = [run for run in comparison.runs if run.records]
     variants = {run.name: name for name, group in variants_of(runs).items() for run in group}
     curves = {run.name: run.records for run in runs}
-    plot_losses(curves, path, variants=variants, argument="plot")
+    at = None
+    if over != "steps":
+        at = Places(LABELS[over], {run.name: places(run, over) for run in runs}, CAPTION)
+    plot_losses(curves, path, variants=variants, argument="plot", places=at)
+    return comparison._replace(notes=comparison.notes + without(runs, over))
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -195,7 +204,9 @@ def _other_batch(first: Run, run: Run) -> str | None:
 
 def _other_steps(first: Run, run: Run) -> str | None:
     ours, theirs = run.options.steps, first.options.steps
-    return None if ours == theirs else f"with {ours:,} steps, not {theirs:,}"
+    if ours == theirs or equal_cost(first, run):
+        return None
+    return f"with {ours:,} steps, not {theirs:,}"
 
 
 def _other_windows(first: Run, run: Run) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 from ddl.lab.train.json_lines import number
 
 from .compare import Comparison
+from .cost import seconds_of
 from .measured import Measured
 from .paired import Paired, as_mapping
 from .runs import Run
@@ -101,33 +102,25 @@ def _measured(run: Run, measured: Measured) -> dict[str, Any]:
 def curve(run: Run) -> list[dict[str, Any]]:
     """The validation losses of a run in order of their steps, and what it took to get there.
 
-    tokens: that the steps trained on. seconds: of these steps alone, by the recorded tokens per
-    second; None where they were not recorded.
+    tokens: that the steps trained on. flops: of their forward and backward passes. seconds: of
+    these steps alone; None where they are not known.
     """
     if run.config is None:
         return []
-    config, found = run.config, []
-    per_step = config.batch_size * config.accumulation * config.model.block_size
-    spent: float | None = 0.0
-    last = 0
-    for record in sorted(run.records, key=lambda record: record["step"]):
-        step = record["step"]
-        if "tokens_per_second" in record and step > last:
-            speed = number(record, "tokens_per_second")
-            if spent is not None:
-                spent = spent + (step - last) * per_step / speed if speed else None
-            last = step
-        if "validation_loss" in record:
-            found.append(
-                {
-                    "step": step,
-                    "tokens": step * per_step,
-                    "seconds": spent if last == step else None,
-                    "validation_loss": number(record, "validation_loss"),
-                    "validation_bits_per_byte": number(record, "validation_bits_per_byte"),
-                }
-            )
-    return found
+    seconds = seconds_of(run.records, run.config.tokens_per_step)
+    pairs = zip(run.records, seconds, strict=True)
+    return [
+        {
+            "step": record["step"],
+            "tokens": record["step"] * run.config.tokens_per_step,
+            "flops": record["step"] * run.config.flops_per_step,
+            "seconds": spent,
+            "validation_loss": number(record, "validation_loss"),
+            "validation_bits_per_byte": number(record, "validation_bits_per_byte"),
+        }
+        for record, spent in sorted(pairs, key=lambda pair: pair[0]["step"])
+        if "validation_loss" in record
+    ]
 
 
 # --- the ranking ----------------------------------------------------------------------------------

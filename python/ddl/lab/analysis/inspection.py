@@ -40,7 +40,7 @@ class Inspection(NamedTuple):
         rewrites the direction is that of the sublayer's output.
     effective_rank: (L + 1,), of the state before each sublayer and after the last.
     singular_values: (3, min(L, d)), the tenth, fiftieth and ninetieth percentile over tokens of the
-        singular values, in falling order, of the product of all rewrites' operators I − βk̂k̂ᵀ;
+        singular values, in falling order, of the product of all rewrites' operators I − αk̂k̂ᵀ;
         all others are 1. None without rewrites.
     survival: (L + 1, L + 1), the mean norm of what is left of source s after sublayer n, over its
         mean norm when it was written; NaN before. Source 0 is the embedding, source s the write of
@@ -138,12 +138,13 @@ def inspect(
 
 
 class _Pass:
-    """One window's rewrites: directions, gates and values of every rewrite."""
+    """One window's rewrites: directions, gates β and α and values of every rewrite."""
 
     def __init__(self) -> None:
         self.embedding: Array | None = None
         self.directions: list[Array] = []
-        self.gates: list[Array] = []
+        self.betas: list[Array] = []
+        self.alphas: list[Array] = []
         self.values: list[Array] = []
         self.ranks: list[Array] = []
         self.last: Rewrite | None = None
@@ -159,7 +160,8 @@ class _Pass:
         if self.embedding is None:
             self.embedding = state
         self.directions.append(rows(rewrite.unit_direction(), 1))
-        self.gates.append(rows(rewrite.gate, 0))
+        self.betas.append(rewrite.scale * rows(rewrite.beta, 0))
+        self.alphas.append(rewrite.scale * rows(rewrite.alpha, 0))
         self.values.append(rows(rewrite.value, 1))
         self.ranks.append(spectra.effective_rank(state))
 
@@ -167,15 +169,19 @@ class _Pass:
         assert self.embedding is not None
         assert self.last is not None
         directions = np.stack(self.directions, axis=1)  # (N, L, d)
-        gates, values = np.stack(self.gates, axis=1), np.stack(self.values, axis=1)
+        betas, alphas, values = (
+            np.stack(given, axis=1) for given in (self.betas, self.alphas, self.values)
+        )
         after = finite(rows(self.last.after(), 2), len(self.ranks))
         ranks = [*self.ranks, spectra.effective_rank(after)]
-        left = spectra.write_survival(directions, gates, values, self.embedding, mean=True)
+        left = spectra.write_survival(
+            directions, betas, values, self.embedding, erase=alphas, mean=True
+        )
         means = (
             spectra.coherence_matrix(directions),
             np.mean(ranks, axis=1),
             left.norms.T,  # [source, after]
             left.shares,
         )
-        singular = spectra.product_singular_values(directions, gates)
+        singular = spectra.product_singular_values(directions, alphas)
         return Figures(len(directions), means, singular)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ddl.recording import Lens
 
 from .labels import labels
 
-__all__ = ["depth_table", "has_rewrites", "lens_table", "sentences", "three_digits"]
+__all__ = ["audit_table", "depth_table", "has_rewrites", "lens_table", "sentences", "three_digits"]
 
 
 Summary = Mapping[str, Any]  # of `Inspection.summary`, also as inspection.json has it
@@ -42,13 +43,46 @@ def depth_table(summary: Summary) -> Table:
     return table
 
 
+def audit_table(summary: Summary) -> Table:
+    """What each rewrite does to the discrepancy, and who erases what it writes: a row for each."""
+    table = _table("Do rewrites correct? Discrepancy v − k̂ᵀX, and what is left of the writes")
+    names = labels([sublayer["name"] for sublayer in summary["sublayers"]])
+    columns = {
+        "α": _spreads(summary, "alpha"),
+        "before": _means(summary, "error"),
+        "after": _means(summary, "error_after"),
+        "shrinks": [_percent(of["shrinks"]["mean"]) for of in summary["sublayers"]],
+        "erased": [_percent(_erased(row, at)) for at, row in enumerate(summary["survival"][1:], 1)],
+        "most by": [_eraser(row, at, names) for at, row in enumerate(summary["survival"][1:], 1)],
+    }
+    table.add_column("sublayer", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="left" if name == "most by" else "right", no_wrap=True)
+    for label, *cells in zip(names, *columns.values(), strict=True):
+        table.add_row(Text(label), *map(Text, cells))
+    return table
+
+
+def _erased(row: Sequence[float | None], at: int) -> float:
+    """The share of a write's norm that later sublayers erase. row: of its survival; at: its own."""
+    return _known(row[at]) - _known(row[-1])
+
+
+def _eraser(row: Sequence[float | None], at: int, names: Sequence[str]) -> str:
+    """The sublayer that erases most of a write, and its share of it."""
+    left = [_known(share) for share in row[at:]]
+    drops = [before - after for before, after in pairwise(left)]
+    most = max(range(len(drops)), key=drops.__getitem__, default=None)
+    if most is None or not drops[most] > 0:
+        return "–"
+    return f"{names[at + most]} {_percent(drops[most])}"
+
+
 def _columns(summary: Summary) -> dict[str, list[str]]:
     """The cells under each heading, for a model with rewrites."""
     sublayers = summary["sublayers"]
     return {
-        "β": [
-            f"{_known(of['beta']['mean']):.2f} ±{_known(of['beta']['std']):.2f}" for of in sublayers
-        ],
+        "β": _spreads(summary, "beta"),
         "error": _means(summary, "error"),
         "write": _means(summary, "write_norm"),
         "|X|": _means(summary, "state_norm_after"),
@@ -73,6 +107,11 @@ def _columns_of_additions(summary: Summary) -> dict[str, list[str]]:
     if "survival" in summary:
         columns["left"] = [_percent(row[-1]) for row in summary["survival"][1:]]
     return columns | {"share": [_percent(share) for share in summary["shares"][1:]]}
+
+
+def _spreads(summary: Summary, quantity: str) -> list[str]:
+    found = [of[quantity] for of in summary["sublayers"]]
+    return [f"{_known(of['mean']):.2f} ±{_known(of['std']):.2f}" for of in found]
 
 
 def _means(summary: Summary, quantity: str) -> list[str]:

@@ -11,6 +11,7 @@ from ddl.errors import InputError
 from ddl.lab.config import TrainConfig
 from ddl.lab.train.resume import FREE
 
+from .cost import EQUAL, EQUAL_SECONDS, close, total_flops, total_seconds
 from .runs import Run
 from .student import Interval, interval
 
@@ -29,12 +30,17 @@ class Difference(NamedTuple):
 
     loss: mean final validation loss over the variant's own seeds. seeds: those that both have.
     difference: mean of the differences over these, with its 95 % interval; None without any.
+    tokens, flops, seconds: of a whole run, over the baseline's; seconds are means over these seeds,
+    None where they are not known.
     """
 
     variant: str
     loss: float
     seeds: list[int]
     difference: Interval | None
+    tokens: float = 1.0
+    flops: float = 1.0
+    seconds: float | None = None
 
 
 class Paired(NamedTuple):
@@ -64,8 +70,24 @@ def pair(runs: Sequence[Run], baseline: str | None = None) -> Paired:
         differences = [ours[seed] - theirs[seed] for seed in seeds]
         mean = sum(ours.values()) / len(ours)
         measured = interval(differences) if seeds and name != first else None
-        found.append(Difference(name, mean, seeds, measured))
-    return Paired(first, found, _notes(runs, found))
+        costs = _costs(groups[name], groups[first], seeds)
+        found.append(Difference(name, mean, seeds, measured, *costs))
+    return Paired(first, found, _cost_notes(found[1:]) + _notes(runs, found))
+
+
+def _costs(
+    group: Sequence[Run], base: Sequence[Run], seeds: Sequence[int]
+) -> tuple[float, float, float | None]:
+    """Tokens, FLOPs and seconds of a variant's run over those of the baseline's."""
+    ours, theirs = group[0].options, base[0].options
+    tokens = (ours.steps * ours.tokens_per_step) / (theirs.steps * theirs.tokens_per_step)
+    spent, of_base = (
+        [total_seconds(run) for run in runs if run.options.seed in seeds] for runs in (group, base)
+    )
+    known = [s for s in (*spent, *of_base) if s is not None]
+    complete = len(known) == 2 * len(seeds) > 0 and sum(known[len(seeds) :]) > 0
+    seconds = sum(known[: len(seeds)]) / sum(known[len(seeds) :]) if complete else None
+    return tokens, total_flops(ours) / total_flops(theirs), seconds
 
 
 def variants_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -130,6 +152,20 @@ def _notes(runs: Sequence[Run], found: Sequence[Difference]) -> list[str]:
     return notes
 
 
+def _cost_notes(others: Sequence[Difference]) -> list[str]:
+    """What the variants have in common with the baseline: tokens, FLOPs, else seconds."""
+    named: dict[str, list[str]] = {}
+    for variant in others:
+        equal = ["tokens"] if variant.tokens == 1 else []
+        equal += [f"FLOPs (within {100 * EQUAL:g} %)"] if close(variant.flops, 1.0) else []
+        if not equal and close(variant.seconds, 1.0, EQUAL_SECONDS):
+            equal = [f"seconds (within {100 * EQUAL_SECONDS:g} %)"]
+        how = " and ".join(f"equal {name}" for name in equal)
+        sentence = f"At {how}" if how else "Neither tokens nor FLOPs are equal"
+        named.setdefault(sentence, []).append(variant.variant)
+    return [f"{sentence}: {', '.join(names)}." for sentence, names in named.items()]
+
+
 def as_mapping(difference: Difference) -> Mapping[str, object]:
     """A difference as JSON's values."""
     measured = difference.difference or Interval(0.0, None, None)
@@ -140,4 +176,6 @@ def as_mapping(difference: Difference) -> Mapping[str, object]:
         "difference": None if difference.difference is None else measured.mean,
         "low": measured.low,
         "high": measured.high,
+        "flops_ratio": difference.flops,
+        "seconds_ratio": difference.seconds,
     }

@@ -1,8 +1,8 @@
 """Spectra, coherence and survival of the rewrites of N tokens over L sublayers, in float64.
 
-    X' = A X + β k̂ vᵀ    A = I − β k̂k̂ᵀ    k̂ = k/√(|k|² + ε_k²)    X: (d, m)  v: (m,)  β ∈ [0, 2]
+    X' = A X + β k̂ vᵀ    A = I − α k̂k̂ᵀ    k̂ = k/√(|k|² + ε_k²)    X: (d, m)  v: (m,)  α, β ∈ [0, 2]
 
-(Deep Delta Learning, arXiv 2601.00417, eq. 2.3 to 2.5.) Common arguments:
+(Deep Delta Learning, arXiv 2601.00417, eq. 2.3 to 2.5, where α = β.) Common arguments:
 
 directions: k̂ (N, L, d), of norm 1 or slightly less; up to 1.01 is accepted, because rounding to
 bfloat16 lengthens some. gates: β (N, L). values: v (N, L, m).
@@ -100,20 +100,20 @@ class WriteSurvival(NamedTuple):
 
 
 def eigenvalues(gates: Floats, norms: Floats, *, threads: int | None = None) -> Float64:
-    """λ = 1 − β|k̂|² (N, L), the one eigenvalue of A that differs from 1 (Thm. 3.1).
+    """λ = 1 − α|k̂|² (N, L), the one eigenvalue of A that differs from 1 (Thm. 3.1).
 
-    It is also the determinant of a rewrite on one value channel. norms: |k̂| (N, L). From |k| it is
+    It is also the determinant of a rewrite on one value channel. gates: α (N, L), by which k̂ᵀX is
+    erased: β, unless it is a gate of its own. norms: |k̂| (N, L). From |k| it is
     |k|/√(|k|² + ε_k²), in numpy `k / np.hypot(k, eps_k)`.
     """
     sizes = _Sizes()
     arrays = {"gates": sizes.check("gates", gates, "N L")}
     arrays["norms"] = sizes.check("norms", norms, "N L")
 
-    def compute(first: int, beta: Float64, norm: Float64) -> Float64:
-        _refuse(
-            "norms", (norm < 0) | (norm > LONGEST), norm, first, f"norms of {UNIT}, from 0 to 1"
-        )
-        return 1 - beta * norm * norm
+    def compute(first: int, alpha: Float64, norm: Float64) -> Float64:
+        wrong = (norm < 0) | (norm > LONGEST) & (alpha != 0)
+        _refuse("norms", wrong, norm, first, f"norms of {UNIT}, from 0 to 1")
+        return 1 - alpha * norm * norm
 
     return np.concatenate(_of_tokens(compute, arrays, threads))
 
@@ -202,7 +202,8 @@ def product_singular_values(
     """The singular values (N, min(L, d)) of A_L…A_1, descending: what all rewrites do to a state.
 
     The other d − min(L, d) singular values are exactly 1, because no direction reaches their
-    vectors. For β in [0, 2] none exceeds 1 by more than rounding. Errors are in the order of
+    vectors. gates: α (N, L), as in `eigenvalues`. For α in [0, 2] none exceeds 1 by more than
+    rounding. Errors are in the order of
     float64's rounding, for parallel and zero directions, too.
 
     The triangular factor R of K = [k̂_1 … k̂_L] = QR turns the product into one of the same form and
@@ -212,13 +213,13 @@ def product_singular_values(
     arrays = {"directions": sizes.check("directions", directions, "N L d")}
     arrays["gates"] = sizes.check("gates", gates, "N L")
 
-    def compute(first: int, k: Float64, beta: Float64) -> Float64:
-        _check_unit(k, first)
+    def compute(first: int, k: Float64, alpha: Float64) -> Float64:
+        _check_unit(k, alpha, first)
         R: Any = np.linalg.qr(k.swapaxes(1, 2), mode="r")  # (n, min(L, d), L)
         S = np.tile(np.eye(R.shape[1]), (len(k), 1, 1))
         for at in range(k.shape[1]):
             r = R[:, :, at, None]
-            S -= beta[:, at, None, None] * r * (r.swapaxes(1, 2) @ S)
+            S -= alpha[:, at, None, None] * r * (r.swapaxes(1, 2) @ S)
         values: Any = np.linalg.svd(S, compute_uv=False)
         return values
 
@@ -231,17 +232,19 @@ def write_survival(
     values: Floats,
     embedding: Floats,
     *,
+    erase: Floats | None = None,
     mean: bool = False,
     threads: int | None = None,
 ) -> WriteSurvival:
     """How much of the embedding and of every write is left after each rewrite, and at the end.
 
-    With k̂ and β fixed, the state after n rewrites is exactly the sum of what is left of its
+    With k̂ and the gates fixed, the state after n rewrites is exactly the sum of what is left of its
     sources: of the embedding A_n…A_1 X_0, and of write l A_n…A_{l+1} β_l k̂_l v_lᵀ. The norms are
     Frobenius norms of these. The share of a source is ⟨what is left of it after L rewrites, X_L⟩ /
     |X_L|²; it is negative for a source that points against the state, and shares sum to 1. If X_L
     is zero, as for padding, all its shares are 0.
 
+    gates: β (N, L). erase: α (N, L), by which k̂ᵀX is erased; None for β.
     mean: return means over tokens, computed in memory that does not grow with N. Raises InputError
     for N = 0 then.
     """
@@ -249,6 +252,7 @@ def write_survival(
     arrays = {
         "directions": sizes.check("directions", directions, "N L d"),
         "gates": sizes.check("gates", gates, "N L"),
+        "erase": sizes.check("erase", gates if erase is None else erase, "N L"),
         "values": sizes.check("values", values, "N L m"),
         "embedding": sizes.check("embedding", embedding, "N d m"),
     }
@@ -260,21 +264,23 @@ def write_survival(
     return WriteSurvival(*(_mean(part, sizes) for part in zip(*sums, strict=True)))
 
 
-def _left(first: int, k: Float64, beta: Float64, v: Float64, X: Float64) -> tuple[Float64, Float64]:
+def _left(
+    first: int, k: Float64, beta: Float64, alpha: Float64, v: Float64, X: Float64
+) -> tuple[Float64, Float64]:
     """Norms (n, L + 1, L + 1) and shares (n, L + 1) of n tokens; overwrites X.
 
     What is left of write l is a vector times v_lᵀ, because a write has rank one.
     """
-    _check_unit(k, first)
+    _check_unit(k, alpha, first)
     tokens, L, _ = k.shape
     writes, norms = np.zeros_like(k), np.zeros((tokens, L + 1, L + 1))
     norms[:, 0, 0], of_values = _norm(_flat(X)), _norm(v)
     for at in range(L):
         unit, earlier, made = k[:, at, :, None], writes[:, :at], writes[:, : at + 1]
-        step = beta[:, at, None, None] * unit
-        earlier -= (earlier @ unit) * step.swapaxes(1, 2)
-        X -= step * (unit.swapaxes(1, 2) @ X)
-        writes[:, at] = step[..., 0]
+        erased = alpha[:, at, None, None] * unit
+        earlier -= (earlier @ unit) * erased.swapaxes(1, 2)
+        X -= erased * (unit.swapaxes(1, 2) @ X)
+        writes[:, at] = beta[:, at, None] * unit[..., 0]
         norms[:, at + 1, 0] = _norm(_flat(X))
         norms[:, at + 1, 1 : at + 2] = _norm(made) * of_values[:, : at + 1]
     last = X + writes.swapaxes(1, 2) @ v
@@ -345,9 +351,11 @@ def _refuse(name: str, wrong: Any, numbers: Float64, first: int, expected: str) 
         raise InputError(name, f"be {expected}", f"{number} for token {first + at[0]}")
 
 
-def _check_unit(k: Float64, first: int) -> None:
+def _check_unit(k: Float64, alpha: Float64, first: int) -> None:
+    """Raise for a direction that is longer than 1, unless nothing is erased along it."""
     norm = _norm(k)
-    _refuse("directions", norm > LONGEST, norm, first, f"{UNIT}, of norm 1 or less")
+    wrong = (norm > LONGEST) & (alpha != 0)
+    _refuse("directions", wrong, norm, first, f"{UNIT}, of norm 1 or less")
 
 
 def _flat(arrays: Float64) -> Float64:

@@ -183,6 +183,8 @@ def _paired(paired: Paired) -> Section:
         _column("val. loss", [d.loss for d in variants], _four),
         Column("difference", [_difference(d) for d in variants]),
         Column("95 % interval", [_interval(d) for d in variants]),
+        _column("FLOPs", [d.flops for d in variants], "{:.3f}×".format),
+        _column("seconds", [d.seconds for d in variants], "{:.3f}×".format),
     ]
     return Section(
         f"Final validation loss, and its difference from that of {paired.baseline}, seed by seed",

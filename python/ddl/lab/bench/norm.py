@@ -158,9 +158,10 @@ class FusedRead(nn.Module):
         """X (B, T, d, m), k (B, T, d), v (B, T, m), β (B, T) → X', h, v, β of the next sublayer."""
         parameters = self.read.parameters_of(self.read.effective_weight())
         arguments = self.residual.added_to(parameters).keywords()
-        return ops.rewrite_read(
+        result = ops.rewrite_read(
             state, direction, value, gate, eps_k=self.residual.eps_k, **arguments
         )
+        return result[:4]
 
 
 class LayerNormOutside(FusedRead):

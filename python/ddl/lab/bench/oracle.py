@@ -35,11 +35,13 @@ class ReferenceStream(nn.Module):
             assert isinstance(read, Read)
             assert isinstance(residual, DeltaResidual)
             own = read.parameters_of(read.effective_weight())
-            h, value, gate = reference.read(X, **residual.added_to(own).keywords())
+            h, value, gate, erase = reference.read(X, **residual.added_to(own).keywords())
             assert value is not None
             assert gate is not None
             k, value = residual.rewrite_inputs(X, sublayer(h, *args), h, value)
-            X = reference.rewrite(X, k, value, gate, eps_k=residual.eps_k)
+            scale = residual.branch_scale
+            alpha = residual.erase if erase is None else scale * erase
+            X = reference.rewrite(X, k, value, scale * gate, eps_k=residual.eps_k, erase=alpha)
         readout = self.readout.parameters_of(self.readout.effective_weight())
         return reference.read(X, **readout.keywords()).context
 

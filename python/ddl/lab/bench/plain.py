@@ -102,8 +102,10 @@ class PlainStream(nn.Module):
         for residual in stream.residuals:
             assert isinstance(residual, DeltaResidual)
             sources = {residual.value_from, residual.gate_from}
-            if residual.mapping != "k" or residual.value is None or sources != {"context"}:
-                expected = "map k and read its value and gate from h"
+            linear = residual.mapping == "k" and residual.value is not None
+            tied = residual.erase == "tied" and residual.branch_scale == 1
+            if not (linear and tied) or sources != {"context"}:
+                expected = "map k, read its value and gate from h and erase what it writes"
                 raise ValueError(f"`stream` must {expected}, got {residual}")
         self.sublayers, self.expand, self.reads = stream.sublayers, stream.expand, stream.reads
         self.residuals, self.readout = stream.residuals, stream.readout

@@ -16,6 +16,8 @@ ddl compare runs/additive runs/ddl-cc --plot losses.png
 
 ddl compare runs/sweep --paired
 
+ddl compare runs/sweep --plot losses.png --over flops
+
 ddl compare runs/sweep --data other.txt
 
 Runs that still train can be compared, and so can runs that differ in data, vocabulary, batch size
@@ -33,7 +35,7 @@ def run(args: list[str]) -> None:
         compared = compare.with_data(compared, config.data, make_console(stderr=True))
     paired = pair(compared.runs, config.baseline) if config.paired else None
     if config.plot is not None:
-        compare.plot(compared, target(config.plot))
+        compared = compare.plot(compared, target(config.plot), config.over)
     if config.json:
         print(json.dumps(document.document(compared, paired), indent=2, allow_nan=False))
     elif config.markdown:

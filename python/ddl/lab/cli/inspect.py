@@ -17,7 +17,13 @@ ddl inspect runs/tiny --prompt "The statement" """
 def run(args: list[str]) -> None:
     config = parse(InspectConfig, args, prog="ddl inspect", description=HELP, positional=True)
     from ddl.lab.analysis.inspect_path import inspect_path
-    from ddl.lab.analysis.inspection_tables import depth_table, lens_table, sentences
+    from ddl.lab.analysis.inspection_tables import (
+        audit_table,
+        depth_table,
+        has_rewrites,
+        lens_table,
+        sentences,
+    )
 
     found = inspect_path(config, make_console(stderr=True))
     if config.json:
@@ -27,6 +33,8 @@ def run(args: list[str]) -> None:
         return
     console = make_console()
     console.print(depth_table(found.summary))
+    if has_rewrites(found.summary):
+        console.print(audit_table(found.summary))
     console.print(sentences(found.summary), markup=False, highlight=False)
     if found.lens is not None and found.tokenizer is not None:
         console.print(lens_table(found.lens, found.tokenizer))

@@ -23,9 +23,9 @@ from ddl.lab.load import complete
 from ddl.lab.output import print_line
 from ddl.lab.progress import progress_bar
 from ddl.lab.train import Trainer, Watch, stop_on_signal
+from ddl.lab.train.listing import write_listing
 from ddl.lab.train.metrics import Metrics
 from ddl.lab.train.runs import PLOT, RunDirectory
-from ddl.lab.train.sweep import write_listing
 from ddl.models.tokenizers import printable
 
 PROMPT = "The statement "
@@ -46,7 +46,7 @@ class Candidate:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.trainer.tokens_per_step / statistics.median(self.seconds)
+        return self.trainer.config.tokens_per_step / statistics.median(self.seconds)
 
     def __post_init__(self) -> None:
         self.watch, self.metrics = Watch(self.trainer), Metrics(self.trainer)
@@ -61,9 +61,9 @@ class Candidate:
         self.seconds.append(time.perf_counter() - started)
         self.losses.append(loss)
         self.watch.add(step)
-        speed = self.trainer.tokens_per_step / self.seconds[-1]
+        speed = self.trainer.config.tokens_per_step / self.seconds[-1]
         figures = self.metrics.of_training(loss, steps=1)
-        figures = {"loss": loss, **figures, "tokens_per_second": speed}
+        figures = {"loss": loss, **figures, **self._spent(), "tokens_per_second": speed}
         self.run.metrics.append({"step": self.trainer.steps_done, **figures})
 
     def evaluate(self) -> None:
@@ -73,7 +73,10 @@ class Candidate:
         self.validation_loss = loss
         figures = {"loss": loss, **self.metrics.of_validation(loss)}
         validation = {f"validation_{name}": figure for name, figure in figures.items()}
-        self.run.metrics.append({"step": self.trainer.steps_done, **validation})
+        self.run.metrics.append({"step": self.trainer.steps_done, **validation, **self._spent()})
+
+    def _spent(self) -> dict[str, float]:
+        return self.metrics.spent(self.trainer.steps_done, sum(self.seconds))
 
 
 def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) -> list[Candidate]:
@@ -91,7 +94,7 @@ def demo(config: DemoConfig, console: Console, *, samples: int = SAMPLE_TOKENS) 
     )
     interleave(pair, steps, console)
     compared = compare.compare([candidate.run.path for candidate in pair])
-    done, tokens = pair[0].trainer.steps_done, pair[0].trainer.tokens_per_step
+    done, tokens = pair[0].trainer.steps_done, pair[0].trainer.config.tokens_per_step
     console.print(f"After {done} steps of {tokens:,} tokens:", highlight=False)
     tables.show(compared, console)
     console.print(verdict(pair), highlight=False)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from ddl.fields import check_counts, expand_paths, require, require_given
+from ddl.fields import check_counts, check_literals, expand_paths, require, require_given
+
+Over = Literal["steps", "tokens", "flops", "seconds"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,9 @@ class CompareConfig:
     """The variant that `--paired` compares with; None for that of the first run."""
     plot: Path | None = None
     """PNG file for the loss curves; None draws nothing."""
+    over: Over = "steps"
+    """What `--plot` draws the losses over: steps, tokens, FLOPs (forward and backward), or seconds
+    of the training steps."""
     json: bool = False
     """Print one JSON document instead of tables."""
     markdown: bool = False
@@ -36,6 +42,9 @@ class CompareConfig:
     def __post_init__(self) -> None:
         expand_paths(self)
         _check_runs(self)
+        check_literals(self)
+        unused = self.over == "steps" or self.plot is not None
+        require(unused, "over", "left at 'steps' without `plot`", self.over, ("plot",))
         require(
             not (self.json and self.markdown), "markdown", "left out with `json`", True, ("json",)
         )

@@ -3,6 +3,7 @@
 preset = "tiny"                          # as in `ddl train tiny`; "demo" if left out
 out = "runs/sweep"                       # the runs' directory; runs/FILE if left out
 seeds = [1, 2, 3]                        # the preset's if left out
+equal = "flops"                          # steps so that all cost what the first variant does
 [variants.additive]                      # options of `ddl train` under the same names
 model.residual = "additive"
 [variants.cc]
@@ -18,7 +19,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -30,11 +31,12 @@ from ddl.paths import at_home
 
 from .presets import PRESETS
 from .recipes import RECIPES
+from .sweep_runs import Equal, Sweep, SweepRun
 from .training import TrainConfig
 
 __all__ = ["Sweep", "SweepRun", "parse_sweep", "read_sweep"]
 
-KEYS = ("preset", "recipe", "out", "seeds", "variants", "options")
+KEYS = ("preset", "recipe", "out", "seeds", "equal", "variants", "options")
 # Options that the sweep sets for each run, and what sets them.
 TAKEN = {"seed": "`seeds`", "out": "`out`", "resume": "the sweep", "overwrite": "the sweep"}
 MOST_DOTS = 200  # of keys and numbers
@@ -43,32 +45,6 @@ NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_+.-]*")
 
 # The options of the model at a path, for a run in a directory that may have begun from there.
 ModelAt = Callable[[str, Path], GPTConfig]
-
-
-class SweepRun(NamedTuple):
-    """One run of a sweep.
-
-    name: of its directory. variant: the name without the seed. config: its options; `out` is the
-    directory, and `resume` is "auto".
-    """
-
-    name: str
-    variant: str
-    config: TrainConfig
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """The runs of a sweep in the order of training: every variant with the first seed, then with
-    the second and so on, so that an unfinished sweep already compares all variants."""
-
-    out: Path
-    runs: tuple[SweepRun, ...]
-
-    def by_variant(self) -> list[SweepRun]:
-        """The runs in the order of the variants, and of the seeds within each."""
-        order = list(dict.fromkeys(run.variant for run in self.runs))
-        return sorted(self.runs, key=lambda run: order.index(run.variant))
 
 
 def read_sweep(file: Path, model_at: ModelAt | None = None) -> Sweep:
@@ -130,6 +106,7 @@ def parse_sweep(values: Mapping[str, Any], model_at: ModelAt | None = None) -> S
         if both is not None:
             key, other = grid[both].key, variants[name][both].key
             raise InputError(key, f"be one value where `{other}` replaces it", "a list")
+    equal = _equal(values.get("equal"), [grid, *variants.values()])
     combinations = [dict(given) for given in _combinations(grid)]
     runs = []
     for seed in seeds:
@@ -141,9 +118,13 @@ def parse_sweep(values: Mapping[str, Any], model_at: ModelAt | None = None) -> S
             if begun is not base:
                 _require_same_model(config, begun, given)
             config = replace(config, seed=seed, out=out / run, resume="auto")
-            runs.append(SweepRun(run, variant, config))
+            parts = variant.removeprefix(name)
+            runs.append(SweepRun(run, variant, config, next(iter(variants)) + parts))
     _check_different(runs)
-    return Sweep(out, tuple(runs))
+    sweep = Sweep(out, tuple(runs), equal)
+    if equal != "flops":
+        return sweep
+    return sweep.with_costs({run.variant: run.config.flops_per_step for run in runs})
 
 
 # --- the keys of the file -------------------------------------------------------------------------
@@ -177,6 +158,19 @@ def _seeds(value: Any) -> list[int]:
         check_count("seeds", seed, least=0)
     if len(set(value)) < len(value):
         raise InputError("seeds", "be different", value)
+    return value
+
+
+def _equal(value: Any, tables: Sequence[Mapping[str, _Given]]) -> Equal | None:
+    """The cost that is to be equal. tables: options in which `steps` then has no place."""
+    if value not in (None, *get_args(Equal)):
+        raise InputError("equal", "be 'flops' or 'seconds'", repr(value))
+    given = next((table["steps"] for table in tables if "steps" in table), None)
+    if value is not None and given is not None:
+        expected = "be left out with `equal`, which sets the steps of all variants but the first"
+        if isinstance(given.value, list):
+            expected = "be one value with `equal`, the steps of the first variant"
+        raise InputError(given.key, expected, given.value, ("equal",))
     return value
 
 

@@ -15,6 +15,7 @@ from ddl.fields import (
     require,
 )
 from ddl.models.config import GPTConfig
+from ddl.models.flops import flops_per_token
 from ddl.optim import OptimConfig
 from ddl.options import check_flag, check_positive
 from ddl.paths import require_utf8
@@ -129,6 +130,16 @@ class TrainConfig:
         check_counts(self, "save_every keep_every sample_every record_every")
         check_positive("save_minutes", self.save_minutes, optional=True)
         check_positive("process_timeout", self.process_timeout)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Training tokens of one optimizer step, over all accumulated batches."""
+        return self.batch_size * self.accumulation * self.model.block_size
+
+    @property
+    def flops_per_step(self) -> float:
+        """FLOPs of one optimizer step, forward and backward, without what is recomputed."""
+        return self.tokens_per_step * flops_per_token(self.model).total
 
     @property
     def directory(self) -> Path:

@@ -83,10 +83,13 @@ def computed(module: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Outputs and gradients by name."""
     import torch
 
-    outputs = module.rewrite_read(**given, eps_k=0.1)
-    cotangents = [torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out) for out in outputs]
-    grads = torch.autograd.grad(list(outputs), list(given.values()), cotangents)
-    named = dict(zip(outputs._fields, (out.detach() for out in outputs), strict=True))
+    result = module.rewrite_read(**given, eps_k=0.1)._asdict()
+    outputs = {name: out for name, out in result.items() if out is not None}
+    cotangents = [
+        torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out) for out in outputs.values()
+    ]
+    grads = torch.autograd.grad(list(outputs.values()), list(given.values()), cotangents)
+    named = {name: out.detach() for name, out in outputs.items()}
     return named | {f"grad of {name}": grad for name, grad in zip(given, grads, strict=True)}
 
 

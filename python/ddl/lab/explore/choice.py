@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
+from ddl.lab.config.comparing import Over
 from ddl.lab.config.exploring import A_RUN
 
 from .watching import Snapshot, View
@@ -21,7 +22,8 @@ class Choice(NamedTuple):
     """A snapshot of the runs, and the part of it to show.
 
     current: the run under the cursor; None without any. marked: the runs that are marked, all if
-    none is. view: the number of the tab's view. log, smooth: how curves are drawn.
+    none is. view: the number of the tab's view. log, smooth: how curves are drawn. over: their
+    x-axis.
     """
 
     snapshot: Snapshot = Snapshot()
@@ -30,6 +32,7 @@ class Choice(NamedTuple):
     view: int = 0
     log: bool = False
     smooth: bool = True
+    over: Over = "steps"
 
 
 def view_line(names: Sequence[str], chosen: int, width: int) -> Text:

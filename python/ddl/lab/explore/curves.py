@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from rich.cells import cell_len
 from rich.text import Text
 
+from ddl.lab.analysis.cost import CAPTION, LABELS, per_step, places
+from ddl.lab.config.comparing import Over
 from ddl.lab.train.plots import COLOURS, TOP
 
 from .chart import Line, draw
 from .choice import NOTHING, Choice, joined, view_line
+from .series import Array
 from .watching import View
 from .words import NONE, compact, shorten, wrap
 
@@ -56,17 +60,40 @@ def page(choice: Choice, width: int, height: int) -> Text:
         return joined(*parts, wrap(NOTHING, width))
     without = [view.name for view in shown if not _has(view, quantity)]
     shown_with = [view for view in shown if _has(view, quantity)]
+    unplaced = [view.name for view in shown_with if _axis(view, choice.over) is None]
+    shown_with = [view for view in shown_with if view.name not in unplaced]
     parts.append(_legend(shown_with, quantity, width))
     if len(choice.marked) > MOST:
         parts.append(Text(f"{MOST} of {len(choice.marked)} runs: mark others with space."))
     if without:
         parts.append(Text(shorten(f"Without: {', '.join(without)}", width)))
+    if unplaced:
+        parts.append(Text(shorten(f"Without {LABELS[choice.over]}: {', '.join(unplaced)}", width)))
+    if choice.over != "steps":
+        parts.append(Text(wrap(f"Over {LABELS[choice.over]}. {CAPTION}".replace("\n", " "), width)))
     used = sum(part.plain.count("\n") + 1 for part in parts if part.plain)
     lines = [
         line for view, look in _looks(shown_with) for line in _lines(view, quantity, look, choice)
     ]
     chart = draw(lines, width, height - used, log=choice.log, top=_top(shown_with, quantity))
     return joined(*parts, chart)
+
+
+def _axis(view: View, over: Over) -> Callable[[Array], Array] | None:
+    """From steps to places on the x-axis; None if a run's are not known."""
+    if over == "steps":
+        return lambda steps: steps
+    if view.config is None:
+        return None
+    scale = per_step(view.config, over)
+    if scale is not None:
+        return lambda steps: steps * scale
+    pairs = zip(view.run.records, places(view.run, over), strict=True)
+    known = dict(sorted((r["step"], place) for r, place in pairs if place is not None))
+    if not known:
+        return None
+    at, seconds = np.array(list(known), float), np.array(list(known.values()), float)
+    return lambda steps: np.interp(steps, at, seconds)
 
 
 def _has(view: View, quantity: Quantity) -> bool:
@@ -78,11 +105,13 @@ def _looks(shown: Sequence[View]) -> list[tuple[View, tuple[str, str]]]:
 
 
 def _lines(view: View, quantity: Quantity, look: tuple[str, str], choice: Choice) -> list[Line]:
-    training = view.series.of(quantity.training)
+    axis = _axis(view, choice.over)
+    assert axis is not None  # it is shown
+    training = view.series.of(quantity.training).at(axis)
     training = training.smoothed() if choice.smooth and quantity.validation else training
     if quantity.validation is None:
         return [Line(training, *look)]
-    validation = view.series.of(quantity.validation)
+    validation = view.series.of(quantity.validation).at(axis)
     alone = not len(validation.values)  # without a validation yet, the letters are on this curve
     return [Line(training, *look, faint=not alone), Line(validation, *look)]
 

@@ -36,9 +36,10 @@ class Recorded(NamedTuple):
     means: dict[str, tuple[float, ...]]
 
 
-OVER_TRAINING = {"beta": "β", "error": "error", "write_norm": "write norm"}
+OVER_TRAINING = {"beta": "β", "alpha": "α", "error": "error", "write_norm": "write norm"}
 TITLES = {
     "beta": "Gate β over training",
+    "alpha": "Gate α, which erases, over training",
     "error": "Error |v − p| over training",
     "write_norm": "Norm of the write over training",
 }
@@ -92,7 +93,7 @@ def content(
         return OF_INSPECTION[name](inspection, width)
     if quantity is not None and recordings:
         if quantity not in recordings[-1].means:
-            return _without(name, width)
+            return _without(name, width, rewrites="beta" in recordings[-1].means)
         return _over_training(recordings, quantity, width)
     how = (
         "No inspection: `ddl inspect RUN` makes one, which appears here."
@@ -102,15 +103,15 @@ def content(
     return Text(wrap(how, width))
 
 
-def _without(what: str, width: int) -> Text:
-    sentence = f"There is no {what} to show: this residual adds, and rewrites nothing."
-    return Text(wrap(sentence, width))
+def _without(what: str, width: int, *, rewrites: bool = False) -> Text:
+    reason = "the recordings are of an earlier version" if rewrites else "this residual adds"
+    return Text(wrap(f"There is no {what} to show: {reason}.", width))
 
 
 def _over_training(recordings: Sequence[Recorded], quantity: str, width: int) -> Text:
     """Means over tokens, a row for each sublayer and a column for each recorded step that fits."""
     names = recordings[-1].names
-    records = [record for record in recordings if record.names == names]
+    records = [r for r in recordings if r.names == names and quantity in r.means]
     values = np.array([record.means[quantity] for record in records], dtype=float).T
     steps = [compact(record.step) for record in records]
     cells = [three_digits(value) for value in values.flat]
@@ -136,7 +137,7 @@ def _spectra(summary: Summary, width: int) -> Text:
     shares = [[number(s["regimes"], regime) for regime in REGIMES] for s in summary["sublayers"]]
     bounds = [f"{low:g} to {high:g}".replace("-", "−") for low, high in REGIMES.values()]
     map_ = heat(np.array(shares, dtype=float), names, bounds, _percent, limits=(0.0, 1.0))
-    title = heading("Eigenvalues λ = 1 − β|k̂|² of the rewrites: shares of the tokens")
+    title = heading("Eigenvalues λ = 1 − α|k̂|² of the rewrites: shares of the tokens")
     median = _table(summary, "singular_values", (3, None))[1]
     values = ", ".join(three_digits(value) for value in median)
     about = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -15,6 +15,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import ScrollableContainer, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
+
+from ddl.lab.config.comparing import Over
 
 from .choice import NOTHING, READING, Choice, joined
 from .pages import PAGES, Page
@@ -44,6 +46,7 @@ v  V      the next and the previous view of the tab: other curves,
           other figures, another file
 l         Curves: linear or logarithmic
 s         Curves: the training loss smoothed, or as it was recorded
+o         Curves: over steps, tokens, FLOPs or seconds
 ?         this help; ? or Esc closes it
 q         quit
 
@@ -119,6 +122,7 @@ class Explorer(App[int]):
         Binding("V", "view(-1)", show=False),
         Binding("l", "log", "Log"),
         Binding("s", "smooth", "Smooth"),
+        Binding("o", "over", show=False),
         Binding("question_mark", "help", "Help", key_display="?"),
         Binding("q", "quit", "Quit"),
         Binding("ctrl+c", "quit", show=False, priority=True),
@@ -132,6 +136,7 @@ class Explorer(App[int]):
         self.chosen: str | None = None  # the path of the run under the cursor
         self.views: dict[str, int] = {}
         self.log_scale, self.smooth = False, True
+        self.over: Over = "steps"
         self._cells: list[list[Text]] = []
         self._looking = asyncio.Lock()
         self.animation_level = "none"  # over a slow connection nothing may run behind the keys
@@ -172,9 +177,8 @@ class Explorer(App[int]):
         views = self.snapshot.views
         marked = tuple(view for view in views if str(view.path) in self.marked)
         page = self.page
-        choice = Choice(
-            self.snapshot, self.current, marked or views, 0, self.log_scale, self.smooth
-        )
+        drawn = (self.log_scale, self.smooth, self.over)
+        choice = Choice(self.snapshot, self.current, marked or views, 0, *drawn)
         if page is None:
             return choice
         last = max(0, len(page.views(choice)) - 1)
@@ -261,7 +265,7 @@ class Explorer(App[int]):
     def check_action(self, action: str, parameters: Sequence[object]) -> bool | None:
         """Keys that do nothing in the tab in front are not in the footer."""
         title = self.page.title if self.page is not None else None
-        if action in ("log", "smooth"):
+        if action in ("log", "smooth", "over"):
             return title == "Curves"
         if action == "view":
             return self.page is not None and len(self.page.views(self.choice)) > 1
@@ -302,6 +306,11 @@ class Explorer(App[int]):
 
     def action_smooth(self) -> None:
         self.smooth = not self.smooth
+        self.refresh_content()
+
+    def action_over(self) -> None:
+        axes = get_args(Over)
+        self.over = axes[(axes.index(self.over) + 1) % len(axes)]
         self.refresh_content()
 
     def action_help(self) -> None:

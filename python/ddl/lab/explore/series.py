@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +15,15 @@ Array = npt.NDArray[np.float64]
 
 
 class Curve(NamedTuple):
-    """A quantity over training: steps (n,) and finite values (n,), float64."""
+    """A quantity over training: steps (n,), or places on another axis, and finite values (n,),
+    float64."""
 
     steps: Array
     values: Array
+
+    def at(self, axis: Callable[[Array], Array]) -> Curve:
+        """The curve with its steps moved to their places on another axis."""
+        return Curve(axis(self.steps), self.values)
 
     def smoothed(self) -> Curve:
         """The running mean, as in loss.png."""

@@ -49,7 +49,8 @@ def begin(trainer: Trainer, bar: Progress, start: Start | None) -> Session:
     with _closed_by_errors(run, trackers):
         session = Session(trainer, run, bar, trackers)
         if evaluated is not None:  # of the weights that the run starts from
-            session.log_validation(0, evaluated)
+            with session.clock.paused():
+                session.log_validation(0, evaluated)
         session.take(first)
     return session
 
@@ -85,7 +86,8 @@ def _restored(
                 run.drop_unfinished()
                 run.metrics.cut(manifest.records)
                 run.recordings.cut_after(manifest.step)
-        session = Session(trainer, run, bar, trackers, evaluated=manifest.validation_loss)
+        known = {"evaluated": manifest.validation_loss, "seconds": manifest.seconds}
+        session = Session(trainer, run, bar, trackers, **known)
         session.saver.saved = (manifest.step, manifest.validation_loss)
         with processes.together():
             if processes.first:

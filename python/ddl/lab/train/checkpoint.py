@@ -47,7 +47,8 @@ class Manifest:
     evaluated. summed: steps whose losses wait for the next record. records: lines of metrics.jsonl
     so far. config: the run's configuration. data: a checksum of the corpus. versions: of ddl, torch
     and Python, and the commit of ddl if that is known. files: bytes and SHA-256 of each file.
-    tokenizer: the checksum of the run's; None if an earlier version wrote the checkpoint.
+    tokenizer: the checksum of the run's. seconds: of training so far, as in metrics.jsonl. Both are
+    None if an earlier version wrote the checkpoint.
     """
 
     step: int
@@ -59,6 +60,7 @@ class Manifest:
     versions: dict[str, str | None]
     files: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     tokenizer: str | None = None
+    seconds: float | None = None
     format: int = FORMAT
 
 
@@ -204,9 +206,10 @@ def _check_types(manifest: Manifest) -> None:
     ):
         if not isinstance(getattr(manifest, name), kind):
             raise TypeError(f"`{name}` is {getattr(manifest, name)!r}")
-    loss = manifest.validation_loss
-    if not (loss is None or (isinstance(loss, float) and math.isfinite(loss))):
-        raise TypeError(f"`validation_loss` is {loss!r}")
+    for name in ("validation_loss", "seconds"):
+        number = getattr(manifest, name)
+        if not (number is None or (isinstance(number, float) and math.isfinite(number))):
+            raise TypeError(f"`{name}` is {number!r}")
 
 
 def _write_manifest(temporary: Path, manifest: Manifest) -> None:

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddl.lab.config import GPTConfig
 from ddl.lab.data.corpus import Tokens, batch_places, evaluation_places
 from ddl.lab.data.spelling import spelling
 from ddl.lab.machine import peak_bytes
+from ddl.models import flops_per_token
 
 from .trainer import Trainer
 
 # Names of the figures that are measured: they differ between a run and its repetition.
-MEASURED = ("tokens_per_second", "mfu", "peak_memory")
+MEASURED = ("tokens_per_second", "mfu", "peak_memory", "seconds")
 
 LARGEST_EXPONENT = 700.0  # exp overflows a float64 above 709
 SIDE, TRIES = 1024, 5  # the peak of a CPU is the best of 5 products of 1024 × 1024 matrices
@@ -70,9 +70,7 @@ class Metrics:
         first = trainer.processes.first
         self._spelling = spelling(trainer.corpus.tokenizer) if first else None
         self._of_validation: float | None = None  # bytes per predicted token, once it is counted
-        self._operations = operations_per_token(
-            trainer.config.model, trainer.model.num_parameters()
-        )
+        self._flops = flops_per_token(trainer.config.model)  # without what is recomputed
 
     def of_training(self, loss: float, steps: int) -> dict[str, float]:
         """Perplexity, and bits per byte of text if the tokens are known as text.
@@ -111,26 +109,25 @@ class Metrics:
             figures["bits_per_byte"] = loss / math.log(2) / per_token
         return figures
 
+    def spent(self, step: int, seconds: float | None) -> dict[str, float]:
+        """FLOPs of so many steps, forward and backward, and their seconds, if these are known."""
+        figures = {"flops": step * self._trainer.config.flops_per_step}
+        return figures if seconds is None else figures | {"seconds": seconds}
+
     def of_speed(self, tokens_per_second: float) -> dict[str, float]:
         """Tokens per second; model FLOPs utilisation, where the device's peak is known; peak memory
-        in bytes, of the GPU's allocator or of the process."""
+        in bytes, of the GPU's allocator or of the process.
+
+        The utilisation is that of products of matrices, as the peak is, causal attention counted
+        as causal and nothing twice.
+        """
         device, precision = self._trainer.device, self._trainer.config.precision
         figures: dict[str, float] = {"tokens_per_second": tokens_per_second}
         peak = peak_operations(device, precision)
         if peak is not None:
             peak *= self._trainer.processes.count
-            figures["mfu"] = tokens_per_second * self._operations / peak
+            figures["mfu"] = tokens_per_second * self._flops.matrix / peak
         return figures | {"peak_memory": peak_memory(device)}
-
-
-def operations_per_token(config: GPTConfig, parameters: int) -> float:
-    """Operations of forward and backward per token, by the rule of PaLM (arXiv 2204.02311, B).
-
-    6 per parameter and 12·L·H·Q·T for attention. What a residual computes beside its matrix
-    products is not counted, so that residuals are compared by the time that they take.
-    """
-    attention = config.num_layers * config.num_heads * config.head_dim * config.block_size
-    return 6.0 * parameters + 12.0 * attention
 
 
 def peak_operations(device: torch.device, precision: str) -> float | None:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,18 @@ LEGEND_CHARACTERS = 112  # in a row of the legend
 LONGEST = 72  # characters of a name
 TOP = 1.2  # end of the y-axis, as a multiple of the highest validation loss
 ROW = 0.19  # inches of a row of the legend
+CAPTION = 0.35  # inches of the caption's two lines
+
+
+class Places(NamedTuple):
+    """Where the records of each run lie on the x-axis, and None for a record without a place.
+
+    label: of the axis. caption: at most two lines below the legend.
+    """
+
+    label: str
+    of: Mapping[str, Sequence[float | None]]
+    caption: str = ""
 
 
 @contextmanager
@@ -49,46 +61,59 @@ def plot_losses(
     *,
     variants: Mapping[str, str] | None = None,
     argument: str = "out",
+    places: Places | None = None,
 ) -> None:
-    """Plot each run's validation loss (markers) and smoothed training loss over the steps as a PNG.
+    """Plot each run's validation loss (markers) and smoothed training loss as a PNG.
 
     variants: the variant of each run; runs of one variant look alike and share an entry of the
-    legend, which is below the curves. argument: names the path in an error message. The y-axis is
-    cut above the validation losses, because the first training losses are far higher.
+    legend, which is below the curves. argument: names the path in an error message. places: where
+    the records lie on the x-axis; None for their steps. The y-axis is cut above the validation
+    losses, because the first training losses are far higher.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    groups: dict[str, list[Sequence[Record]]] = {}
-    for name, records in runs.items():
-        groups.setdefault((variants or {}).get(name, name), []).append(records)
+    groups: dict[str, list[str]] = {}
+    for name in runs:
+        groups.setdefault((variants or {}).get(name, name), []).append(name)
     names = [_label(name) for name in groups]
     columns, rows = _legend_size(names)
-    figure, axes = pyplot.subplots(figsize=(WIDTH, HEIGHT + ROW * rows), dpi=150)
+    caption = CAPTION if places is not None and places.caption else 0.0
+    figure, axes = pyplot.subplots(figsize=(WIDTH, HEIGHT + ROW * rows + caption), dpi=150)
     dashes = [dash for dash in DASHES for _ in COLOURS]  # another when the colours are used up
     looks = zip(*map(itertools.cycle, (COLOURS, MARKERS, dashes)), strict=False)
     highest = 0.0
     for name, group, look in zip(names, groups.values(), looks, strict=False):
-        for i, records in enumerate(group):
-            highest = max(highest, _draw(axes, records, look, "" if i else name))
+        for i, run in enumerate(group):
+            at = None if places is None else places.of[run]
+            highest = max(highest, _draw(axes, runs[run], look, "" if i else name, at))
     if highest > 0:
         axes.set_ylim(top=TOP * highest)
-    axes.set(xlabel="step", ylabel="loss, nats per token", title="Validation (marked), training")
+    xlabel = "step" if places is None else places.label
+    axes.set(xlabel=xlabel, ylabel="loss, nats per token", title="Validation (marked), training")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if names:
-        _add_legend(figure, columns, rows)
+        _add_legend(figure, columns, rows, caption)
+    if places is not None and places.caption:
+        figure.text(0.5, 0.05 / figure.get_figheight(), places.caption, ha="center", fontsize=7)
     with atomic_file(path, argument=argument) as temporary:
         figure.savefig(temporary, format="png")
     pyplot.close(figure)
 
 
-def _draw(axes: Axes, records: Sequence[Record], look: Sequence[Any], label: str) -> float:
+def _draw(
+    axes: Axes,
+    records: Sequence[Record],
+    look: Sequence[Any],
+    label: str,
+    places: Sequence[float | None] | None,
+) -> float:
     """Draw a run; return its highest validation loss."""
     colour, marker, dash = look
-    training, validation = curve(records, "loss"), curve(records, "validation_loss")
+    training, validation = (curve(records, key, places) for key in ("loss", "validation_loss"))
     axes.plot(training[0], smooth(training[1]), color=colour, linestyle=dash, alpha=0.35, lw=1)
     marked = max(1, math.ceil(len(validation[0]) / 12))  # more markers would hide the line
     style: dict[str, Any] = {"color": colour, "linestyle": dash, "marker": marker}
@@ -104,14 +129,18 @@ def _legend_size(names: Sequence[str]) -> tuple[int, int]:
     return columns, math.ceil(len(names) / columns)
 
 
-def _add_legend(figure: Figure, columns: int, rows: int) -> None:
-    """Put the legend below the axes, where it covers no curve, and make room for it."""
+def _add_legend(figure: Figure, columns: int, rows: int, caption: float) -> None:
+    """Put the legend below the axes, where it covers no curve, and make room for it.
+
+    caption: inches that are left below it.
+    """
     height = figure.get_figheight()
     place: dict[str, Any] = {"loc": "lower center", "ncols": columns, "frameon": False}
+    place["bbox_to_anchor"] = (0.5, caption / height)
     legend = figure.legend(**place, fontsize=8, handlelength=3.2, borderaxespad=0.2)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a name may have $
-    figure.tight_layout(rect=(0, (ROW * rows + 0.05) / height, 1, 1))
+    figure.tight_layout(rect=(0, (ROW * rows + caption + 0.05) / height, 1, 1))
 
 
 def _label(name: str) -> str:
@@ -135,11 +164,17 @@ def shorten(text: str, most: int) -> str:
     return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
 
 
-def curve(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
-    """Steps and values of the records with a finite number under this key."""
+def curve(
+    records: Sequence[Record], key: str, places: Sequence[float | None] | None = None
+) -> tuple[list[float], list[float]]:
+    """Places and values of the records with a finite number under this key, and with a place.
+
+    places: one for each record; None for their steps.
+    """
+    at = [record["step"] for record in records] if places is None else places
     values = [number(record, key) for record in records]
-    points = [(r["step"], v) for r, v in zip(records, values, strict=True) if v is not None]
-    return [step for step, _ in points], [value for _, value in points]
+    points = [(x, y) for x, y in zip(at, values, strict=True) if x is not None and y is not None]
+    return [x for x, _ in points], [y for _, y in points]
 
 
 def smooth(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

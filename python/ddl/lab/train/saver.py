@@ -63,8 +63,11 @@ class Saver:
             return True
         return late or (config.save_every is not None and step % config.save_every == 0)
 
-    def save(self, evaluated: float | None, records: int) -> None:
-        """Save the trainer's state; `evaluated` as in `is_due`, records: lines of metrics.jsonl."""
+    def save(self, evaluated: float | None, records: int, seconds: float | None) -> None:
+        """Save the trainer's state; `evaluated` as in `is_due`.
+
+        records: lines of metrics.jsonl. seconds: of training so far; None if they are not known.
+        """
         self.wait()
         trainer = self.trainer
         manifest = Manifest(
@@ -76,6 +79,7 @@ class Saver:
             data=trainer.corpus.checksum(),
             versions=versions(),
             tokenizer=tokenizer_sum(trainer.corpus.tokenizer),
+            seconds=seconds,
         )
         self.lowest = min(self.lowest, float("inf") if evaluated is None else evaluated)
         self.saved, self._saved_at = (trainer.steps_done, evaluated), time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -15,6 +14,7 @@ from ddl.lab.config import BASELINES
 from ddl.models.tokenizers import printable
 from ddl.recording import Recording
 
+from .clock import Clock
 from .failures import Failures
 from .json_lines import Record
 from .metrics import Metrics
@@ -44,6 +44,7 @@ class Session:
         trackers: Sequence[Tracker],
         *,
         evaluated: float | None = None,
+        seconds: float | None = 0.0,
     ) -> None:
         self.trainer, self.run, self.bar = trainer, run, bar
         self.evaluated = evaluated  # the validation loss of this step; None if it is not known
@@ -57,7 +58,7 @@ class Session:
         self.failures = Failures(alone=self.processes.alone)
         self._signalled: Callable[[], bool] = lambda: False
         self._stopping = False  # in several processes: whether they have agreed to stop
-        self._started, self._timed = time.perf_counter(), 0
+        self.clock, self._timed = Clock(seconds), 0  # seconds, steps since the last record
         name = trainer.config.model.residual
         total, done = trainer.config.steps, trainer.steps_done
         self._task = bar.add_task(name, total=total, completed=done, loss="", speed="")
@@ -130,42 +131,43 @@ class Session:
         steps, loss = self.trainer.summed, self.trainer.mean_loss()  # waits for the device
         with self._noting_divergence():
             self.watch.finish()
-        seconds = time.perf_counter() - self._started
-        line = {
-            "step": done,
-            "loss": loss,
-            "grad_norm": float(step.grad_norm),
-            "lr": self.trainer.optimizer.param_groups[0]["lr"],
-        }
-        line |= self.metrics.of_training(loss, steps)
-        line |= self.metrics.of_speed(self._timed * self.trainer.tokens_per_step / seconds)
-        self._log(line)
-        speed = f"{line['tokens_per_second']:,.0f} tok/s"
-        self.bar.update(self._task, completed=done, loss=f"mean loss {loss:.3f}", speed=speed)
-        self._started, self._timed = time.perf_counter(), 0
+        with self.clock.paused():
+            line = {
+                "step": done,
+                "loss": loss,
+                "grad_norm": float(step.grad_norm),
+                "lr": self.trainer.optimizer.param_groups[0]["lr"],
+            }
+            line |= self.metrics.of_training(loss, steps)
+            line |= self.metrics.spent(done, self.clock.total)
+            speed = self._timed * self.trainer.config.tokens_per_step / self.clock.lap()
+            self._log(line | self.metrics.of_speed(speed))
+            text = f"{speed:,.0f} tok/s"
+            self.bar.update(self._task, completed=done, loss=f"mean loss {loss:.3f}", speed=text)
+        self._timed = 0
 
     def _evaluate_if_due(self) -> None:
         config, done = self.trainer.config, self.trainer.steps_done
         last = done == config.steps
         if self.evaluated is not None or (done % config.eval_every and not last):
             return
-        started = time.perf_counter()
-        self.evaluated = self.trainer.evaluate(self._must_stop)
-        self._stopping |= self.evaluated is None
-        if self.evaluated is not None:
-            with self._noting_divergence():
-                check_validation(self.evaluated, done)
-            more = {}
-            if config.model.residual not in BASELINES:
-                more["mean_beta"] = float(self._measure().statistics("beta").mean.mean())
-            self.log_validation(done, self.evaluated, more)
-        self._started += time.perf_counter() - started
+        with self.clock.paused():
+            self.evaluated = self.trainer.evaluate(self._must_stop)
+            self._stopping |= self.evaluated is None
+            if self.evaluated is not None:
+                with self._noting_divergence():
+                    check_validation(self.evaluated, done)
+                more = {}
+                if config.model.residual not in BASELINES:
+                    more["mean_beta"] = float(self._measure().statistics("beta").mean.mean())
+                self.log_validation(done, self.evaluated, more)
 
     def log_validation(self, step: int, loss: float, more: Record | None = None) -> None:
         """Log and print a validation loss, in nats per token, with further values."""
         figures = self.metrics.of_validation(loss)
+        spent = self.metrics.spent(step, self.clock.total)
         validation = {f"validation_{name}": value for name, value in figures.items()}
-        self._log({"step": step, "validation_loss": loss} | validation | (more or {}))
+        self._log({"step": step, "validation_loss": loss} | validation | (more or {}) | spent)
         with self.failures.of_output():
             self.bar.console.print(f"step {step}: validation loss {loss:.4f}")
 
@@ -173,14 +175,13 @@ class Session:
         every, done = self.trainer.config.sample_every, self.trainer.steps_done
         if every is None or done % every or self._sampled_at == done:
             return
-        started = time.perf_counter()
-        with self._noting_divergence(), sampling(done):
-            text = self.trainer.sample()
-        self._sampled_at = done
-        self._log({"step": done, "sample": text})
-        with self.failures.of_output():
-            self.bar.console.print(Panel(Text(printable(text)), title=f"step {done}"))
-        self._started += time.perf_counter() - started
+        with self.clock.paused():
+            with self._noting_divergence(), sampling(done):
+                text = self.trainer.sample()
+            self._sampled_at = done
+            self._log({"step": done, "sample": text})
+            with self.failures.of_output():
+                self.bar.console.print(Panel(Text(printable(text)), title=f"step {done}"))
 
     def _record_if_due(self) -> None:
         """Append what the sublayers do to the stream at this step to recordings.jsonl."""
@@ -188,13 +189,12 @@ class Session:
         every, last = config.record_every, done == config.steps
         if every is None or (done % every and not last) or self._recorded_at == done:
             return
-        started = time.perf_counter()
-        recording = self._measure()
-        if self.processes.first:
-            with self.failures.of_this_process():
-                self.run.recordings.append({"step": done, **recording.summary()})
-        self._recorded_at = done
-        self._started += time.perf_counter() - started
+        with self.clock.paused():
+            recording = self._measure()
+            if self.processes.first:
+                with self.failures.of_this_process():
+                    self.run.recordings.append({"step": done, **recording.summary()})
+            self._recorded_at = done
 
     def _measure(self) -> Recording:
         """Statistics of the sublayers at this step, measured once."""
@@ -213,14 +213,13 @@ class Session:
         if not saved and (ending or self.saver.is_due(self.evaluated, late)):
             with self._noting_divergence():
                 self.watch.finish()
-            started = time.perf_counter()
-            with self.processes.together():
-                self.failures.raise_own()
+            with self.clock.paused():
+                with self.processes.together():
+                    self.failures.raise_own()
+                    with self._noting_divergence():
+                        self.saver.wait()
                 with self._noting_divergence():
-                    self.saver.wait()
-            with self._noting_divergence():
-                self.saver.save(self.evaluated, self.logged)
-            self._started += time.perf_counter() - started
+                    self.saver.save(self.evaluated, self.logged, self.clock.total)
 
     def _log(self, line: Record) -> None:
         if not self.processes.first:

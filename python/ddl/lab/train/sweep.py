@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -15,15 +14,14 @@ import torch
 from rich.console import Console
 
 from ddl.errors import DivergedError, InputError
-from ddl.files import make_directory, write_text
 from ddl.lab.config.sweeps import Sweep, SweepRun
 from ddl.lab.output import print_line
 
+from .equal import settled
 from .initial import Load
 from .launch import train
+from .listing import write_listing
 from .resume import find_start
-
-LISTING = "sweep.json"  # in the sweep's directory: its runs, in the order of the variants
 
 
 class State(NamedTuple):
@@ -65,6 +63,9 @@ def train_sweep(
     not fit the data or another process trains it, that is reported and the next run begins. load:
     as in `train`.
     """
+    if index is not None:
+        _chosen(sweep, index)  # which refuses it before anything is written
+    sweep = settled(sweep, console)
     runs = sweep.runs if index is None else (_chosen(sweep, index),)
     write_listing(sweep)
     failed: dict[str, str] = {}
@@ -99,16 +100,6 @@ def train_sweep(
     return Swept(1 if failed else 0, failed)
 
 
-def write_listing(sweep: Sweep) -> None:
-    """Write the names of the runs into the sweep's directory, for `ddl compare`.
-
-    Processes that train the same sweep at once write the same file, atomically.
-    """
-    make_directory(sweep.out)
-    names = [run.name for run in sweep.by_variant()]
-    write_text(sweep.out / LISTING, json.dumps({"runs": names}, indent=2) + "\n")
-
-
 def _chosen(sweep: Sweep, index: int) -> SweepRun:
     last = len(sweep.runs) - 1
     if index > last:
@@ -140,7 +131,7 @@ class Pace:
     def add(self, run: SweepRun, steps: int, seconds: float) -> None:
         """Add a run that took this long for so many steps."""
         spent, tokens = self._measured.get(run.variant, (0.0, 0.0))
-        self._measured[run.variant] = (spent + seconds, tokens + steps * _tokens_per_step(run))
+        self._measured[run.variant] = (spent + seconds, tokens + steps * run.config.tokens_per_step)
 
     def estimate(self, left: Sequence[tuple[SweepRun, int]]) -> float | None:
         """Seconds that these runs still take, each from its step on; None before a run is done.
@@ -153,14 +144,9 @@ class Pace:
             return None
         mean = sum(known.values()) / len(known)
         return sum(
-            (run.config.steps - step) * _tokens_per_step(run) * known.get(run.variant, mean)
+            (run.config.steps - step) * run.config.tokens_per_step * known.get(run.variant, mean)
             for run, step in left
         )
-
-
-def _tokens_per_step(run: SweepRun) -> int:
-    config = run.config
-    return config.batch_size * config.accumulation * config.model.block_size
 
 
 def _announce(

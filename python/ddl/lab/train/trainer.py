@@ -96,11 +96,6 @@ class Trainer:
         self._loss(self._batch(first, size), self.forward).backward()
         self.optimizer.zero_grad(set_to_none=True)
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Training tokens of one optimizer step, over all accumulated batches."""
-        return self.config.batch_size * self.config.accumulation * self.config.model.block_size
-
     def step(self, flags: Callable[[], Flags] = Flags) -> Step:
         """Accumulate the gradients of `accumulation` batches and update the weights once.
 

@@ -1,7 +1,7 @@
 //! Chunks of tokens, and the grids that they make.
 
-use super::{CLUSTERED, LARGE, specialisation};
-use crate::cuda::kernel::{Compress, Kernel};
+use super::{CLUSTERED, LARGE, expansion, specialisation};
+use crate::cuda::kernel::Kernel;
 use crate::cuda::plan::{Limits, Overrides, Plan};
 use crate::tensor::Dtype;
 
@@ -40,15 +40,15 @@ fn a_token_reads_halo_stays_small_while_there_is_work_for_all() {
 
 #[test]
 fn an_expansions_chunks_fit_a_grid() {
-    let mut s = specialisation(Kernel::ExpandBackward, 768, 4, 4, Dtype::Bf16);
+    let mut s = expansion(Kernel::ExpandBackward, 768, 4, 4, Dtype::Bf16);
     for tokens in [1, 455_000, 10_000_000] {
-        for compress in [Compress::Token, Compress::None] {
-            s.compress = compress;
+        for weight in [Some(Dtype::F32), None] {
+            s.weight = weight;
             let plan = Plan::new(&s, &LARGE, &Overrides::default()).unwrap();
             let (chunk, blocks) = (plan.expand_chunk(&s, &LARGE, tokens), plan.expand_blocks(&s, &LARGE));
-            assert_eq!((plan.slices(&s), blocks), (3, 704));
+            assert_eq!((plan.expand_slices(&s), blocks), (3, 704));
             assert!(chunk * blocks >= tokens, "{tokens} × {chunk}");
-            assert!(chunk >= if compress == Compress::Token { 64 } else { 8 });
+            assert!(chunk >= if weight.is_some() { 64 } else { 8 });
         }
     }
     let many = Limits { multiprocessors: 30_000, ..LARGE };

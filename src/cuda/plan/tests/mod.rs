@@ -7,7 +7,8 @@ mod properties;
 mod reasons;
 
 use super::limits::Limits;
-use crate::cuda::kernel::{Compress, Kernel, ParameterSums, Parts, Specialisation, Types};
+use crate::cuda::kernel::{Compress, Expand, Kernel, ParameterSums, Parts, RewriteRead, Types};
+use crate::problem::Erase;
 use crate::tensor::Dtype;
 
 const LARGE: Limits = Limits {
@@ -28,7 +29,7 @@ const SMALL: Limits = Limits {
     blocks_per_multiprocessor: 16,
     ..LARGE
 };
-fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype) -> Specialisation {
+fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype) -> RewriteRead {
     let real = if dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
     let types = Types {
         state: dtype,
@@ -46,7 +47,7 @@ fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype)
     let summed = kernel != Kernel::Forward;
     let sums = ParameterSums { compress: summed, norm: summed, gate: summed, value: summed };
     let (rewrite, chain, cached, documents, aligned) = (true, false, false, false, true);
-    Specialisation {
+    RewriteRead {
         kernel,
         d,
         m,
@@ -54,7 +55,10 @@ fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype)
         types,
         rewrite,
         rewrites: 1,
+        erase: Erase::default(),
+        normalized: true,
         next: 1,
+        next_gates: 1,
         compress,
         parts,
         sums,
@@ -65,8 +69,15 @@ fn specialisation(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype)
     }
 }
 
+/// A convolution, or a repetition if there is one tap.
+fn expansion(kernel: Kernel, d: usize, m: usize, taps: usize, dtype: Dtype) -> Expand {
+    let real = if dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
+    let (weight, documents, aligned) = ((taps > 1).then_some(real), false, true);
+    Expand { kernel, d, m, taps, state: dtype, x: dtype, weight, documents, aligned }
+}
+
 /// Sizes, dtypes and devices that reach every branch.
-fn every_case() -> impl Iterator<Item = (Specialisation, Limits)> {
+fn every_case() -> impl Iterator<Item = (RewriteRead, Limits)> {
     let sizes = [1, 3, 63, 64, 100, 384, 768, 1000, 1600, 4096, 8192, 10_007, 20_000, 65_536];
     let kernels = [Kernel::Forward, Kernel::Backward, Kernel::Parameters];
     let types = [Dtype::Bf16, Dtype::F32, Dtype::F64];

@@ -1,7 +1,7 @@
 //! The plans of usual sizes: a change of the cost that changes them is seen here.
 
-use super::{CLUSTERED, LARGE, SMALL, specialisation};
-use crate::cuda::kernel::{Kernel, Specialisation};
+use super::{CLUSTERED, LARGE, SMALL, expansion, specialisation};
+use crate::cuda::kernel::{Kernel, RewriteRead};
 use crate::cuda::plan::candidates::packet;
 use crate::cuda::plan::{Limits, Overrides, Plan, Residency, most_of_a_cluster};
 use crate::tensor::Dtype;
@@ -9,7 +9,7 @@ use crate::tensor::Dtype;
 #[test]
 fn an_expansion_keeps_a_weight_that_fits_in_registers() {
     let plan = |m, taps, dtype| {
-        let s = specialisation(Kernel::ExpandBackward, 768, m, taps, dtype);
+        let s = expansion(Kernel::ExpandBackward, 768, m, taps, dtype);
         let plan = Plan::new(&s, &LARGE, &Overrides::default()).unwrap();
         (plan.features, plan.keep_in_registers)
     };
@@ -79,7 +79,7 @@ fn few_blocks_on_a_multiprocessor_have_stages() {
     let odd = specialisation(Kernel::Backward, 2047, 1, 1, Dtype::Bf16);
     assert_eq!(Plan::new(&odd, &LARGE, &Overrides::default()).unwrap().stages, 0, "directions of two bytes");
     let unaligned =
-        Specialisation { aligned: false, ..specialisation(Kernel::Backward, 2048, 4, 1, Dtype::Bf16) };
+        RewriteRead { aligned: false, ..specialisation(Kernel::Backward, 2048, 4, 1, Dtype::Bf16) };
     assert_eq!(Plan::new(&unaligned, &LARGE, &Overrides::default()).unwrap().stages, 0);
 }
 
@@ -95,9 +95,8 @@ fn a_forward_that_spills_loads_less_ahead_before_anything_else_changes() {
     let fourth = third.after_spill(&s, &CLUSTERED).unwrap();
     assert_eq!((fourth.load_ahead, fourth.blocks), (2, 6), "more registers");
 
-    let loads_ahead =
-        |s: &Specialisation| Plan::new(s, &CLUSTERED, &Overrides::default()).unwrap().load_ahead;
-    assert_eq!(loads_ahead(&Specialisation { rewrite: false, ..s }), 1, "neither β nor v");
+    let loads_ahead = |s: &RewriteRead| Plan::new(s, &CLUSTERED, &Overrides::default()).unwrap().load_ahead;
+    assert_eq!(loads_ahead(&RewriteRead { rewrite: false, ..s }), 1, "neither β nor v");
     assert_eq!(loads_ahead(&specialisation(Kernel::Forward, 4096, 4, 1, Dtype::Bf16)), 0, "a stage");
     assert_eq!(loads_ahead(&specialisation(Kernel::Backward, 768, 4, 1, Dtype::Bf16)), 0);
 }

@@ -2,9 +2,10 @@
 
 use std::iter::successors;
 
-use super::{CLUSTERED, LARGE, every_case, specialisation};
-use crate::cuda::kernel::{Compress, Kernel, Specialisation};
+use super::{CLUSTERED, LARGE, every_case, expansion, specialisation};
+use crate::cuda::kernel::{Compress, Kernel, RewriteRead};
 use crate::cuda::plan::candidates::candidates;
+use crate::cuda::plan::expand;
 use crate::cuda::plan::footprint::{MOST_STATIC, exceeds, static_shared};
 use crate::cuda::plan::{Overrides, Plan, RESERVED, Residency};
 use crate::tensor::Dtype;
@@ -63,7 +64,7 @@ fn an_override_keeps_every_candidate_that_has_it_and_no_other() {
 }
 
 /// Whether a plan's macro is a choice of the kernel.
-fn can_override(s: &Specialisation, name: &str) -> bool {
+fn can_override(s: &RewriteRead, name: &str) -> bool {
     let of_parameters = ["THREADS", "FEATURES", "WINDOW", "SUMS", "BLOCKS"].contains(&name);
     match name {
         "ALIGN" => false,
@@ -109,12 +110,11 @@ fn a_plan_has_the_overrides_even_where_it_spills() {
 
 #[test]
 fn an_expansion_has_the_longest_packets_that_leave_room_for_its_weight() {
-    for (mut s, limits) in every_case().step_by(7) {
+    for (sizes, limits) in every_case().step_by(7) {
         for kernel in [Kernel::ExpandForward, Kernel::ExpandBackward] {
-            s.kernel = kernel;
-            s.compress = if s.taps > 1 { Compress::Token } else { Compress::None };
+            let s = expansion(kernel, sizes.d, sizes.m, sizes.taps, sizes.types.state);
             let plan = Plan::new(&s, &limits, &Overrides::default()).unwrap();
-            for other in candidates(&s, &limits, &Overrides::default()) {
+            for other in expand::candidates(&s, &limits, &Overrides::default()) {
                 assert!(other.features <= plan.features, "{s:?}: {other:?} before {plan:?}");
                 assert_eq!(other.keep_in_registers, plan.keep_in_registers, "the weight's layout: {s:?}");
             }
@@ -125,7 +125,7 @@ fn an_expansion_has_the_longest_packets_that_leave_room_for_its_weight() {
 #[test]
 fn an_expansion_that_spills_has_shorter_packets_next() {
     for (m, taps) in [(1, 8), (4, 4), (8, 4), (16, 4), (4, 512)] {
-        let s = specialisation(Kernel::ExpandBackward, 768, m, taps, Dtype::Bf16);
+        let s = expansion(Kernel::ExpandBackward, 768, m, taps, Dtype::Bf16);
         let mut plan = Plan::new(&s, &LARGE, &Overrides::default()).unwrap();
         while let Some(next) = plan.after_spill(&s, &LARGE) {
             assert_eq!(next.features, plan.features / 2);

@@ -1,6 +1,6 @@
 //! Why a plan does not fit, why overrides leave none, and the lines of the log.
 
-use super::{CLUSTERED, LARGE, SMALL, specialisation};
+use super::{CLUSTERED, LARGE, SMALL, expansion, specialisation};
 use crate::cuda::kernel::Kernel;
 use crate::cuda::plan::footprint::{dynamic_shared, exceeds};
 use crate::cuda::plan::{Limits, Overrides, Plan, report};
@@ -88,6 +88,23 @@ fn overrides_that_leave_no_plan_are_refused_with_the_one_at_fault() {
         refused("BLOCKS=3 THREADS=768 SUMS=0", 4, &LARGE)
             .ends_with("needs 2304 threads for 3 blocks, a multiprocessor has 2048")
     );
+}
+
+#[test]
+fn an_expansion_has_its_reason_and_its_lines() {
+    let s = expansion(Kernel::ExpandBackward, 6, 1, 4, Dtype::F32);
+    let overrides = Overrides::parse("STAGES=0 FEATURES=4").unwrap();
+    assert_eq!(
+        Plan::new(&s, &LARGE, &overrides).unwrap_err().to_string(),
+        "`DDL_PLAN` has FEATURES=4, which leaves no plan for `expand_bwd`: the kernel cannot run so with d = 6 and m = 1"
+    );
+    let lines = report(&s, &LARGE, &Overrides::default());
+    assert_eq!(lines[0], "2 candidates for expand_bwd, d = 6, m = 1:");
+    assert!(
+        lines[1].contains(" FEATURES=2 ") && lines[1].ends_with(": needs about 52 registers"),
+        "{lines:?}"
+    );
+    assert!(lines[2].contains(" FEATURES=1 "), "{lines:?}");
 }
 
 #[test]

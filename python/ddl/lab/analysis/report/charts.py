@@ -1,141 +1,36 @@
-"""Charts as plotly.js takes them: loss curves and heat maps, as JSON's values.
+"""Charts as plotly.js takes them, as JSON's values: heat maps, and what all charts share.
 
 Only attributes that plotly.js 3 and 4 know are used, those of plotly 6 and 7.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ddl.lab.train.plots import COLOURS, TOP, curve, smooth
 from ddl.recording.quantities import ADDED, BINS, BOUNDS
 
 from ..labels import labels, spread
-from ..paired import variants_of
 from ..recordings import SCALARS, Row, Training
-from ..runs import Run
 from .rewrites import Depth
-from .text import chart_labels, chart_text
+from .text import chart_labels
 
 Figure = dict[str, Any]
 
-# In the order of train/plots.py: plotly.js's name and the character that the legend shows.
-SYMBOLS = {
-    "circle": "●",
-    "square": "■",
-    "triangle-up": "▲",
-    "diamond": "◆",
-    "triangle-down": "▼",
-    "cross": "✚",
-    "x": "✖",
-    "triangle-left": "◀",
-    "triangle-right": "▶",
-    "star": "★",
-    "pentagon": "⬟",
-}
-DASHES = ("solid", "dash", "dot", "dashdot")
-MOST_POINTS = 600  # of a curve: a chart has about as many pixels
 MOST_STEPS = 200  # columns of a heat map over training
-MOST_MARKERS = 16  # of a curve: more would hide the line
 GRID, TEXT = "#d9d9d9", "#222222"  # page.js has their counterparts on a dark page
 FIRST = ("beta", "error", "write_norm")  # quantities that the choice begins with
 
 
 class Chart(NamedTuple):
-    """A chart. id: of its element. height: pixels. choices: quantities, the first one is shown."""
+    """A chart. id: of its element. height: pixels. choices: quantities or x-axes; the first one is
+    shown."""
 
     id: str
     title: str
     figure: Figure
     height: int
     choices: tuple[str, ...] = ()
-
-
-class Key(NamedTuple):
-    """An entry of the legend: a variant and its look, numbers of colour and dash."""
-
-    name: str
-    runs: list[str]
-    colour: int
-    dash: int
-    symbol: str
-
-
-# --- curves ---------------------------------------------------------------------------------------
-
-
-def legend(runs: Sequence[Run]) -> list[Key]:
-    """An entry for each variant among the runs that have records."""
-    looks = zip(
-        itertools.cycle(range(len(COLOURS))),
-        itertools.cycle(SYMBOLS),
-        itertools.cycle(n for n in range(len(DASHES)) for _ in COLOURS),
-        strict=False,
-    )
-    groups = variants_of([run for run in runs if run.records])
-    return [
-        Key(name, [run.name for run in group], colour, dash, symbol)
-        for (name, group), (colour, symbol, dash) in zip(groups.items(), looks, strict=False)
-    ]
-
-
-def losses(runs: Sequence[Run], keys: Sequence[Key]) -> Chart | None:
-    """Validation losses with markers and smoothed training losses; None if no run has any.
-
-    The y-axis is cut above the validation losses, because the first training losses are far higher.
-    Both of its ends are given: plotly.js forgets a single one when it draws again.
-    """
-    named = {run.name: run for run in runs}
-    traces: list[Figure] = []
-    highest = 0.0
-    for group, key in enumerate(keys):
-        for name in key.runs:
-            steps, values = curve(named[name].records, "validation_loss")
-            highest = max([highest, *values])
-            training, recorded = curve(named[name].records, "loss")
-            traces += _curve(group, key, name, "training", training, smooth(recorded).tolist())
-            traces += _curve(group, key, name, "validation", steps, values)
-    if not traces:
-        return None
-    y: Figure = {"title": {"text": "nats per token"}, "automargin": True}
-    lowest = min(value for trace in traces for value in trace["y"])
-    top = TOP * highest
-    margin = 0.05 * (top - lowest)
-    y |= {"range": rounded([lowest - margin, top])} if highest > lowest else {}
-    layout = _layout(420, xaxis={"title": {"text": "step"}, "rangemode": "tozero"}, yaxis=y)
-    return Chart("losses", "Losses by step", {"data": traces, "layout": layout}, 420)
-
-
-def _curve(
-    group: int, key: Key, run: str, kind: str, steps: Sequence[int], values: Sequence[float]
-) -> list[Figure]:
-    """A trace, thin for training and with markers for validation; none without a point."""
-    if not steps:
-        return []
-    marked = kind == "validation"
-    colour = COLOURS[key.colour]
-    trace: Figure = {
-        "type": "scatter",
-        "mode": "lines+markers" if marked else "lines",
-        "name": chart_text(run),
-        "legendgroup": str(group),
-        "x": thinned(steps, MOST_POINTS),
-        "y": rounded(thinned(values, MOST_POINTS), 6),
-        "line": {"color": colour, "dash": DASHES[key.dash], "width": 2 if marked else 1},
-        "opacity": 1 if marked else 0.5,
-        "hovertemplate": f"%{{fullData.name}}<br>step %{{x:,}}<br>{kind} loss %{{y:.4f}}"
-        "<extra></extra>",
-    }
-    if marked:
-        trace["marker"] = {
-            "color": colour,
-            "symbol": key.symbol,
-            "size": 8,
-            "maxdisplayed": MOST_MARKERS,
-        }
-    return [trace]
 
 
 def thinned(values: Sequence[Any], most: int) -> list[Any]:
@@ -264,7 +159,7 @@ def _heat_map(
     }
     axis: Figure = {"type": "category", "automargin": True, "showgrid": False, "ticks": "outside"}
     height = 210 + 14 * min(max(len(values), 6), 30)
-    layout = _layout(
+    layout = make_layout(
         height,
         # Smaller: on a phone the names of two sublayers would touch.
         xaxis=axis | {"title": {"text": x[1], "standoff": 10}, "tickfont": {"size": 11}},
@@ -280,7 +175,8 @@ def _bounds() -> list[Figure]:
     return [place | {"x0": bound, "x1": bound} for bound in BOUNDS]
 
 
-def _layout(height: int, *, xaxis: Figure, yaxis: Figure) -> Figure:
+def make_layout(height: int, *, xaxis: Figure, yaxis: Figure) -> Figure:
+    """The layout of a chart of so many pixels, with more about its axes."""
     colours = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "tickcolor": GRID}
     return {
         "height": height,

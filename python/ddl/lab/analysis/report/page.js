@@ -18,12 +18,24 @@
     return JSON.parse(JSON.stringify(figure), dark.matches && !printing ? turn : undefined);
   }
 
+  // Put the points of curves, which are by step, on the x-axis that is chosen.
+  function place(figure, axis) {
+    figure.layout.xaxis.title.text = figure.layout.xaxis.uirevision = axis.title;
+    figure.data.forEach((trace, i) => {
+      trace.x = axis.x ? axis.x[i] : trace.x.map((step) => step * axis.scales[i]);
+      if (!trace.x.length) trace.visible = false;
+      const named = axis.title === "step" ? "step %{x:,}" : `%{x:,.4s} ${axis.title}`;
+      trace.hovertemplate = trace.hovertemplate.replace("step %{x:,}", named);
+    });
+  }
+
   function draw(id) {
     const figure = coloured({ data: charts[id].data, layout: charts[id].layout });
     for (const trace of figure.data) {
       if (hidden.has(trace.legendgroup)) trace.visible = false;
       if (charts[id].choices) trace.z = charts[id].choices[chosen[id] || 0];
     }
+    if (charts[id].over) place(figure, charts[id].over[chosen[id] || 0]);
     if (printing) figure.layout.width = PRINTED;
     if (touch || printing) figure.layout.margin.t = 8; // room for the buttons only if there are any
     if (touch) {

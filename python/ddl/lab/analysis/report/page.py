@@ -19,11 +19,13 @@ from ddl.lab.config import ReportConfig
 from ddl.paths import is_run
 
 from ..compare import Comparison, compare
+from ..cost import CAPTION, without
 from ..options import options_of
 from ..paired import Paired, pair
 from ..runs import Run
 from ..tables import merge, sections
-from .charts import SYMBOLS, Chart, depth_charts, legend, losses, thinned, training_chart
+from .charts import Chart, depth_charts, thinned, training_chart
+from .curves import SYMBOLS, legend, losses
 from .rewrites import Depth, read_depth, read_training
 from .text import visible
 
@@ -94,6 +96,8 @@ def render(compared: Comparison, paired: Paired | None = None) -> bytes:
         tables=merge(sections(compared, paired), width=10**9),
         notes=compared.notes + ([] if paired is None else paired.notes),
         losses=curves,
+        caption=CAPTION,
+        unplaced=without(compared.runs, "seconds"),
         legend=keys,
         symbols=SYMBOLS,
         inside=inside,

@@ -1,6 +1,6 @@
-//! A specialisation of a kernel: sizes, types and the parts of the operator that are present.
+//! What a kernel of `rewrite_read` is compiled for: sizes, types and the parts of the operator that are present.
 
-use crate::problem::{Expand, Gradients, Read, RewriteRead};
+use crate::problem::{self, Erase, Gradients, Read};
 use crate::tensor::{Dtype, Tensor};
 
 /// A `__global__` function of kernels/.
@@ -36,10 +36,6 @@ impl Kernel {
             Kernel::ExpandForward | Kernel::ExpandBackward => "expand.cu",
         }
     }
-
-    pub fn expands(self) -> bool {
-        matches!(self, Kernel::ExpandForward | Kernel::ExpandBackward)
-    }
 }
 
 /// The read's compression of the state, numbered as READ in common.cuh: `None` is no read at all, `Identity` a read
@@ -56,11 +52,11 @@ pub enum Compress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Types {
     pub state: Dtype,
-    /// k; x of an expansion
+    /// k
     pub direction: Dtype,
     /// h forward, its gradient backward
     pub context: Dtype,
-    /// w; the weight of an expansion
+    /// w
     pub compress: Dtype,
     pub norm: Dtype,
     pub gate: Dtype,
@@ -70,7 +66,7 @@ pub struct Types {
 }
 
 impl Types {
-    fn all(dtype: Dtype) -> Types {
+    pub(super) fn all(dtype: Dtype) -> Types {
         Types {
             state: dtype,
             direction: dtype,
@@ -118,10 +114,9 @@ impl ParameterSums {
     }
 }
 
-/// A kernel and all properties of a call that it is compiled for. The number of tokens, pointers and ε are
-/// arguments. Threads, memory and registers follow from this and the device, in [`crate::cuda::plan`].
+/// A kernel of `rewrite_read`, of either half alone, or `reduce`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Specialisation {
+pub struct RewriteRead {
     pub kernel: Kernel,
     pub d: usize,
     pub m: usize,
@@ -130,8 +125,14 @@ pub struct Specialisation {
     pub rewrite: bool,
     /// rewrites one after the other; 1 if there is none
     pub rewrites: usize,
+    /// what they erase
+    pub erase: Erase,
+    /// k̂ = k/√(|k|² + ε²); else k̂ = k
+    pub normalized: bool,
     /// rewrites whose values and gates are read; 1 if none are
     pub next: usize,
+    /// their gates: as many, or twice as many with α of their own
+    pub next_gates: usize,
     pub compress: Compress,
     pub parts: Parts,
     /// all false forward
@@ -146,14 +147,14 @@ pub struct Specialisation {
     pub aligned: bool,
 }
 
-impl Specialisation {
+impl RewriteRead {
     /// `context` is the dtype of h forward, of its gradient backward, if there is one.
-    pub fn rewrite_read(kernel: Kernel, problem: &RewriteRead, context: Option<Dtype>) -> Specialisation {
+    pub fn new(kernel: Kernel, problem: &problem::RewriteRead, context: Option<Dtype>) -> RewriteRead {
         let real = problem.gate_dtype();
         let dtype = |tensor: Option<&Tensor>| tensor.map_or(real, |tensor| tensor.dtype);
         let read = problem.read.as_ref();
         let parameter = |field: fn(&Read) -> Option<&Tensor>| dtype(read.and_then(field));
-        Specialisation {
+        RewriteRead {
             kernel,
             d: problem.sizes.d,
             m: problem.sizes.m,
@@ -171,7 +172,10 @@ impl Specialisation {
             },
             rewrite: problem.rewrite.is_some(),
             rewrites: problem.rewrites.count(),
+            erase: problem.rewrite.as_ref().map(|write| write.erase).unwrap_or_default(),
+            normalized: problem.rewrite.as_ref().is_none_or(|write| write.eps_k.is_some()),
             next: problem.next.count(),
+            next_gates: read.map(|read| read.erase).unwrap_or_default().gates(problem.next.count()),
             compress: match read {
                 None => Compress::None,
                 Some(read) if read.over_time() => Compress::Token,
@@ -187,45 +191,18 @@ impl Specialisation {
         }
     }
 
-    pub fn expand(kernel: Kernel, expand: &Expand, state: Dtype) -> Specialisation {
-        let x = expand.x.dtype;
-        let real = if x == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
-        let weight = expand.weight.as_ref();
-        let types = Types {
-            state,
-            direction: x,
-            compress: weight.map_or(real, |weight| weight.dtype),
-            ..Types::all(real)
-        };
-        Specialisation {
-            kernel,
-            d: expand.sizes.d,
-            m: expand.sizes.m,
-            taps: expand.taps(),
-            types,
-            rewrite: false,
-            rewrites: 1,
-            next: 1,
-            compress: if weight.is_some() { Compress::Token } else { Compress::None },
-            parts: Parts::default(),
-            sums: ParameterSums { compress: weight.is_some(), ..ParameterSums::default() },
-            chain: false,
-            cached: false,
-            documents: expand.document_starts.is_some(),
-            aligned: true,
-        }
-    }
-
     /// Returns the kernel that adds up the sums of this backward's blocks. Fields that it does not depend on are
     /// set to one value, so that several backwards share it.
-    pub fn reduce(self) -> Specialisation {
+    pub fn reduce(self) -> RewriteRead {
         let real = self.real();
         let types = Types { state: real, direction: real, context: real, ..self.types };
-        Specialisation {
+        RewriteRead {
             kernel: Kernel::Reduce,
             types,
             rewrite: false,
             rewrites: 1,
+            erase: Erase::default(),
+            normalized: true,
             chain: false,
             cached: false,
             documents: false,
@@ -235,29 +212,28 @@ impl Specialisation {
     }
 
     /// Returns the kernel that sums the parameters' gradients if this backward has no room for them.
-    pub fn parameters(self) -> Specialisation {
-        Specialisation { kernel: Kernel::Parameters, ..self }
+    pub fn parameters(self) -> RewriteRead {
+        RewriteRead { kernel: Kernel::Parameters, ..self }
     }
 
     /// Returns the type of the arithmetic.
     pub fn real(&self) -> Dtype {
-        if self.types.state == Dtype::F64 { Dtype::F64 } else { Dtype::F32 }
+        arithmetic(self.types.state)
     }
 
     /// Returns how many vectors of `d` sums of parameter gradients there are.
     pub fn slots(&self) -> usize {
         let ParameterSums { compress, norm, gate, value } = self.sums;
-        let of_next = self.next * (usize::from(value) * self.m + usize::from(gate));
+        let of_next = self.next * usize::from(value) * self.m + self.next_gates * usize::from(gate);
         usize::from(compress) * self.m * self.taps + usize::from(norm) + of_next
     }
 
     /// Returns the numbers that one block leaves in `partial`: the slots, then the biases' sums.
     pub fn sums_per_block(&self) -> usize {
-        self.slots() * self.d + (self.next * (1 + self.m)).next_multiple_of(8)
+        self.slots() * self.d + (self.next_gates + self.next * self.m).next_multiple_of(8)
     }
 
-    /// Returns the macros that kernels/*.cu expect, except the plan's.
-    pub fn defines(&self) -> Vec<(&'static str, String)> {
+    pub(super) fn defines(&self) -> Vec<(&'static str, String)> {
         let types = &self.types;
         let mut defines = vec![
             ("REAL", c_name(self.real()).into()),
@@ -266,13 +242,6 @@ impl Specialisation {
             ("M", self.m.to_string()),
             ("TAPS", self.taps.to_string()),
         ];
-        if self.kernel.expands() {
-            defines.push(("X_T", c_name(types.direction).into()));
-            defines.push(("WEIGHT_T", c_name(types.compress).into()));
-            defines.push(("CONV", u8::from(self.compress == Compress::Token).to_string()));
-            defines.push(("DOCUMENTS", u8::from(self.documents).to_string()));
-            return defines;
-        }
         for (name, dtype) in [
             ("DIRECTION_T", types.direction),
             ("CONTEXT_T", types.context),
@@ -290,6 +259,7 @@ impl Specialisation {
             ("BACKWARD", matches!(self.kernel, Kernel::Backward | Kernel::Parameters)),
             ("FEATURE_SLICED", self.kernel == Kernel::Parameters),
             ("REWRITE", self.rewrite),
+            ("NORMALIZED", self.normalized),
             ("NORM", parts.norm),
             ("NORM_WEIGHT", parts.norm_weight),
             ("GATE", parts.gate),
@@ -310,7 +280,9 @@ impl Specialisation {
             defines.push((name, u8::from(there).to_string()));
         }
         defines.push(("REWRITES", self.rewrites.to_string()));
+        defines.push(("ERASE", (self.erase as u8).to_string()));
         defines.push(("NEXT", self.next.to_string()));
+        defines.push(("NEXT_GATES", self.next_gates.to_string()));
         defines.push(("READ", (self.compress as u8).to_string()));
         defines
     }
@@ -330,7 +302,12 @@ fn parts(read: &Read) -> Parts {
     }
 }
 
-fn c_name(dtype: Dtype) -> &'static str {
+/// Returns the type of the arithmetic on a state of this one.
+pub(super) fn arithmetic(state: Dtype) -> Dtype {
+    if state == Dtype::F64 { Dtype::F64 } else { Dtype::F32 }
+}
+
+pub(super) fn c_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::F32 => "float",
         Dtype::F64 => "double",

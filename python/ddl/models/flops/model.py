@@ -1,0 +1,128 @@
+"""FLOPs per token of a whole model, by part."""
+
+from __future__ import annotations
+
+from functools import lru_cache, reduce
+from operator import add
+
+from ddl.options import check_count, check_positive, spread_anchors
+
+from ..config import STREAMS, GPTConfig
+from . import residuals
+from .count import NOTHING, Flops
+from .sublayers import attention, embedding, head, rms_norm, swiglu
+
+__all__ = ["flops_by_part", "flops_per_token"]
+
+
+def flops_per_token(
+    config: GPTConfig, *, length: int | None = None, keys: float | None = None
+) -> Flops:
+    """FLOPs per token of the model and its loss, forward and backward, in training.
+
+    length: tokens T of a sequence; None for block_size. keys: keys that a token sees in attention
+    on average; None for (T + 1)/2, as causal attention has. torch's FlopCounterMode counts T.
+    Raises InputError unless `length` is an integer of at least 1.
+    """
+    return reduce(add, flops_by_part(config, length=length, keys=keys).values())
+
+
+def flops_by_part(
+    config: GPTConfig, *, length: int | None = None, keys: float | None = None
+) -> dict[str, Flops]:
+    """The same by part, summed over the layers; parts that the model lacks are left out.
+
+    The parts: embedding, attention, mlp, head; and of the residual `norms and additions`,
+    `hyper-connections`, or expand, reads, values, gates, directions and rewrites.
+    """
+    check_count("length", length, optional=True)
+    check_positive("keys", 1.0 if keys is None else keys)
+    return dict(_parts(config, length, keys))
+
+
+@lru_cache(maxsize=256)
+def _parts(config: GPTConfig, length: int | None, keys: float | None) -> dict[str, Flops]:
+    keys = ((length or config.block_size) + 1) / 2 if keys is None else keys
+    d, layers = config.hidden_size, config.num_layers
+    width = config.num_heads * config.head_dim
+    parts = {
+        "embedding": embedding(d),
+        "attention": layers * attention(d, width, config.num_heads, keys),
+        "mlp": layers * swiglu(d, config.mlp_hidden),
+        **_residual(config),
+        "head": head(d, config.vocab_size),
+    }
+    return {name: flops for name, flops in parts.items() if flops != NOTHING}
+
+
+def _residual(config: GPTConfig) -> dict[str, Flops]:
+    d, sublayers = config.hidden_size, 2 * config.num_layers
+    if config.residual == "additive":
+        return {"norms and additions": sublayers * residuals.addition(d) + rms_norm(d)}
+    if config.residual == "hc":
+        n = config.value_channels
+        connections = sublayers * residuals.hyper_connection(d, n)
+        # Expanded by repetition, and summed before the last norm.
+        ends = Flops(n * d, n * d) + rms_norm(d)
+        return {"hyper-connections": connections + ends}
+    return _stream(config)
+
+
+def _stream(config: GPTConfig) -> dict[str, Flops]:
+    """The parts of a delta stream: L sublayers have L + 1 reads, the last of them the readout."""
+    d, sublayers, n = config.hidden_size, 2 * config.num_layers, config.rewrites
+    m = 1 if config.residual == "ddl" else config.value_channels
+    compress, expand = STREAMS[config.residual]
+    one_read = residuals.read(d, m, compress, config.compress_kernel_size)
+    anchors = config.anchor_every or spread_anchors(sublayers, m, config.heads)
+    links = [index % anchors if config.heads == 1 else None for index in range(sublayers)]
+    again = (residuals.recomputed(d, m, n, compress, of_one) for of_one in links)
+    of_block = residuals.rewrite(
+        d // config.heads, m, n, erase=config.erase, normalizes=config.normalize
+    )
+    # A state is read and rewritten: two gradients.
+    reads = (sublayers + 1) * one_read + sublayers * residuals.shared(d * m)
+    return {
+        "expand": residuals.expand(d, m, expand, config.expand_kernel_size),
+        "reads": reads,
+        "values": sublayers * _values(config, d, m),
+        "gates": sublayers * _gates(config, d, m),
+        "directions": sublayers * _directions(config, d, m),
+        "rewrites": reduce(add, again, sublayers * config.heads * of_block),
+    }
+
+
+def _values(config: GPTConfig, d: int, m: int) -> Flops:
+    if config.value == "constant":
+        return NOTHING
+    sigmoid, read = config.value == "sigmoid", config.mapping == "k"
+    writes = config.rewrites * config.heads
+    made = residuals.values(d, writes * m, sigmoid=sigmoid, bias=read)
+    return made + (residuals.shared(d) if read else NOTHING)  # of the context or the raw read
+
+
+def _gates(config: GPTConfig, d: int, m: int) -> Flops:
+    number = config.rewrites * config.heads * (2 if config.erase == "separate" else 1)
+    if config.gate == "linear" and config.gate_from == "context":
+        if config.heads == 1:
+            return residuals.gates(d, number) + residuals.shared(d)
+        # One product with the weights of the values, too, if they are of the context.
+        with_values = config.value != "constant" and config.value_from == "context"
+        of_context = NOTHING if with_values else residuals.shared(d)
+        return residuals.projected_gates(d, number, None) + of_context
+    size_in = d * m if config.gate_from == "flatten" else d
+    hidden = config.gate_hidden if config.gate == "mlp" else None
+    made = residuals.projected_gates(size_in, number, hidden)
+    if config.gate_from == "context":
+        return made + residuals.shared(d)
+    pooled = residuals.pool(d, m, config.gate_from, config.gate_kernel_size)
+    return made + pooled + residuals.shared(d * m)
+
+
+def _directions(config: GPTConfig, d: int, m: int) -> Flops:
+    if config.mapping == "k":
+        return residuals.further_directions(d, config.rewrites, config.direction_rank)
+    of_context = residuals.shared(d) if config.direction in ("linear", "attention") else NOTHING
+    of_state = NOTHING if config.direction == "linear" else residuals.shared(d * m)
+    made = residuals.direction(d, m, config.direction, config.direction_hidden)
+    return made + of_context + of_state

@@ -1,0 +1,384 @@
+"""FLOPs: products of matrices as torch counts them, all other work as plain PyTorch does it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ddl import reference
+from ddl.errors import InputError
+from ddl.models import GPT, Flops, GPTConfig, flops_by_part, flops_per_token
+from ddl.models.flops import residuals, sublayers
+from ddl.models.sublayers import Attention, Rotary, SwiGLU
+from ddl.nn.direction import FurtherDirections, make_direction
+from ddl.nn.gate import apply_gate, make_gate
+from ddl.nn.hyper import HyperConnection
+from ddl.nn.pool import Pool
+from ddl.ops import devices
+from tests.support import ROOT
+from tests.support.counting import count
+
+B, T, D, M = 4, 32, 96, 4
+Run = Callable[[], Tensor]
+
+
+def plain_norm(x: Tensor, weight: Tensor | None = None) -> Tensor:
+    h = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+    return h if weight is None else h * weight
+
+
+def plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5) * weight + bias
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run operators as on a device without kernels, and norms as their formulas."""
+    monkeypatch.setattr(devices, "WITH_KERNELS", ())
+    monkeypatch.setattr(devices, "_KNOWN", {torch.device("cpu"): False})
+    monkeypatch.setattr(F, "rms_norm", lambda x, size, weight=None, eps=None: plain_norm(x, weight))
+    norm = lambda x, size, weight, bias, eps: plain_layer_norm(x, weight, bias)  # noqa: E731
+    monkeypatch.setattr(F, "layer_norm", norm)
+
+
+def leaf(*size: int) -> Tensor:
+    return torch.randn(size, requires_grad=True)
+
+
+# --- whole models ---------------------------------------------------------------------------------
+
+BASE = GPTConfig(
+    vocab_size=40, block_size=12, num_layers=2, num_heads=2, hidden_size=16, mlp_size=20
+)
+CONFIGS: list[dict[str, Any]] = [
+    {"residual": "additive"},
+    {"residual": "additive", "head_size": 6},
+    {"residual": "hc", "value_channels": 3},
+    {"residual": "ddl"},
+    {"residual": "ddl", "gate": "mlp", "gate_hidden": 7},
+    {"residual": "ddl-cc"},
+    {"residual": "ddl-cc", "value": "sigmoid", "value_from": "compressed"},
+    {"residual": "ddl-cc", "value": "constant"},
+    {"residual": "ddl-cc", "compress_parameterization": "factored"},
+    {"residual": "ddl-cc", "gate_from": "pooled"},
+    {"residual": "ddl-cc", "gate_from": "flatten", "gate": "mlp", "gate_hidden": 5},
+    {"residual": "ddl-cc", "gate_from": "convolved", "gate_kernel_size": 3},
+    {"residual": "ddl-cc", "mapping": "v"},
+    {"residual": "ddl-cc", "mapping": "v", "direction": "mean", "direction_hidden": 6},
+    {"residual": "ddl-cc", "mapping": "v", "direction": "flatten", "direction_hidden": 6},
+    {"residual": "ddl-cc", "mapping": "v", "direction": "attention", "direction_hidden": 6},
+    {"residual": "ddl-cc", "rewrites": 3},
+    {"residual": "ddl-cc", "rewrites": 2, "direction_rank": 5},
+    {"residual": "ddl-cc-noec", "value_channels": 2},
+    {"residual": "ddl-tc", "compress_kernel_size": 3},
+    {"residual": "ddl-tc-noec", "rewrites": 2},
+    {"residual": "ddl-cc", "erase": "none"},
+    {"residual": "ddl-cc", "erase": "none", "normalize": False, "branch_scale": 0.5},
+    {"residual": "ddl-cc", "erase": "separate"},
+    {"residual": "ddl-tc", "erase": "separate", "rewrites": 2},
+    {"residual": "ddl-cc", "heads": 4},
+    {"residual": "ddl-cc", "heads": 4, "value": "sigmoid", "value_from": "compressed"},
+    {"residual": "ddl-tc", "heads": 2, "erase": "separate", "value": "constant"},
+]
+of_every_residual = pytest.mark.parametrize(
+    "options", CONFIGS, ids=lambda options: "-".join(map(str, options.values()))
+)
+
+
+@of_every_residual
+def test_products_of_matrices_are_those_that_torch_counts(options: dict[str, Any]) -> None:
+    """Exactly, for every residual and option; torch counts attention without its mask.
+
+    A factored compression forms its weights by products, once in a step: they are left out.
+    """
+    config = replace(BASE, **options)
+    model = GPT(config)
+    tokens = torch.randint(config.vocab_size, (2, config.block_size))
+    forward, backward = count(lambda: loss_of(model, tokens))
+    expected = flops_per_token(config, keys=config.block_size)
+    once = 0
+    if config.compress_parameterization == "factored":
+        reads = config.num_layers + 1  # pairs of sublayers share one, and the readout has its own
+        taps = config.compress_kernel_size
+        once = 2 * reads * config.hidden_size * config.value_channels * taps
+    assert forward.matrix - once == expected.matrix_forward * tokens.numel()
+    assert backward.matrix - 2 * once == expected.matrix_backward * tokens.numel()
+
+
+@of_every_residual
+def test_all_other_work_of_a_model_is_that_of_plain_pytorch(options: dict[str, Any]) -> None:
+    """Within 5 %: torch adds the mask of attention to its logits, 4 % here, and the slices of
+    several directions have gradients that are summed, 3 % here. Everything else is below 2 %."""
+    config = replace(BASE, hidden_size=128, num_layers=1, block_size=48, **options)
+    model = GPT(config)
+    tokens = torch.randint(config.vocab_size, (8, config.block_size))
+    forward, backward = count(lambda: loss_of(model, tokens))
+    expected = flops_per_token(config, keys=config.block_size) * tokens.numel()
+    assert forward.other == pytest.approx(expected.forward - expected.matrix_forward, rel=0.05)
+    assert backward.other == pytest.approx(expected.backward - expected.matrix_backward, rel=0.05)
+
+
+def loss_of(model: GPT, tokens: Tensor) -> Tensor:
+    loss = model(tokens, labels=tokens).loss
+    assert loss is not None
+    return loss
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+def applied(module: Callable[..., Tensor], *inputs: tuple[int, ...]) -> Run:
+    if isinstance(module, torch.nn.Module) and hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+    given = [leaf(B, T, *size) for size in inputs]
+    return lambda: module(*given)
+
+
+def rewriting(n: int, **options: Any) -> Run:
+    k, v, beta = ((D,), (M,), ()) if n == 1 else ((n, D), (n, M), (n,))
+    t = [leaf(B, T, *size) for size in ((D, M), k, v, beta)]
+    return lambda: reference.rewrite(*t, **({"eps_k": 0.1} | options))
+
+
+def reading(kind: str) -> Run:
+    state, norm = leaf(B, T, D, 1 if kind == "identity" else M), leaf(D)
+    weight = {"identity": None, "channel": leaf(D, M), "token": leaf(D, M, 3)}[kind]
+    return lambda: reference.read(state, compress=weight, norm_weight=norm).context
+
+
+def reading_more(name: str, **parameters: Any) -> Run:
+    """A gate or value of a context that is read as it is."""
+    h = leaf(B, T, D, 1)
+    return lambda: getattr(reference.read(h, norm_eps=None, **parameters), name)
+
+
+def expanding(kind: str) -> Run:
+    weight = leaf(D, M, 3) if kind == "conv" else None
+    return applied(lambda x: reference.expand(x, weight, value_channels=M), (D,))
+
+
+def gating(kind: Any) -> Run:
+    gate = make_gate(kind, D, 24, 1)
+    return applied(lambda z: apply_gate(kind, gate, z), (D,))
+
+
+def connecting() -> Run:
+    module, norm = HyperConnection(D, M, 0), leaf(D)
+
+    def joined(state: Tensor) -> Tensor:
+        h, mixed, join = module(state)
+        return mixed + join.unsqueeze(-1) * plain_norm(h, norm).unsqueeze(-2)
+
+    return applied(joined, (M, D))
+
+
+def losing(vocabulary: int) -> Run:
+    weight, labels = leaf(vocabulary, D), torch.randint(vocabulary, (B * T,))
+    return applied(lambda h: F.cross_entropy(F.linear(h, weight).flatten(0, 1), labels), (D,))
+
+
+CONFIG = replace(BASE, hidden_size=D, block_size=T)
+DIRECTIONS: tuple[Any, ...] = ("linear", "mean", "flatten", "attention")
+POOLS: dict[str, Any] = {"pooled": "mean", "flatten": "flatten", "convolved": "convolved"}
+PARTS: dict[str, Callable[[], tuple[Flops, Run]]] = {
+    "linear": lambda: (
+        sublayers.linear(D, 40, bias=True),
+        applied(torch.nn.Linear(D, 40), (D,)),
+    ),
+    "rms norm": lambda: (sublayers.rms_norm(D), applied(torch.nn.RMSNorm(D), (D,))),
+    "layer norm": lambda: (sublayers.layer_norm(D), applied(torch.nn.LayerNorm(D), (D,))),
+    "rotary": lambda: (sublayers.rotary(D), applied(Rotary(D // 2, T), (2, D // 2))),
+    "attention": lambda: (sublayers.attention(D, D, 2, T), applied(Attention(CONFIG, 0), (D,))),
+    "swiglu": lambda: (sublayers.swiglu(D, 20), applied(SwiGLU(CONFIG), (D,))),
+    "head": lambda: (sublayers.head(D, 200), losing(200)),
+    "rewrite": lambda: (residuals.rewrite(D, M), rewriting(1)),
+    "rewrites": lambda: (residuals.rewrite(D, M, 3), rewriting(3)),
+    "write alone": lambda: (residuals.rewrite(D, M, erase="none"), rewriting(1, erase="none")),
+    "write of k": lambda: (
+        residuals.rewrite(D, M, erase="none", normalizes=False),
+        rewriting(1, erase="none", eps_k=None),
+    ),
+    "rewrite apart": lambda: (
+        residuals.rewrite(D, M, erase="separate"),
+        rewriting(1, erase=leaf(B, T)),
+    ),
+    "identity read": lambda: (residuals.read(D, 1, "identity", 1), reading("identity")),
+    "channel read": lambda: (residuals.read(D, M, "channel", 1), reading("channel")),
+    "token read": lambda: (residuals.read(D, M, "token", 3), reading("token")),
+    "gate": lambda: (
+        residuals.gates(D, 1),
+        reading_more("gate", gate_weight=leaf(D), gate_bias=leaf(1)[0]),
+    ),
+    "gates": lambda: (
+        residuals.gates(D, 3),
+        reading_more("gate", gate_weight=leaf(3, D), gate_bias=leaf(3)),
+    ),
+    "projected gate": lambda: (residuals.projected_gates(D, 1, None), gating("linear")),
+    "mlp gate": lambda: (residuals.projected_gates(D, 1, 24), gating("mlp")),
+    "value": lambda: (
+        residuals.values(D, M, sigmoid=False),
+        reading_more("value", value_weight=leaf(M, D), value_bias=leaf(M)),
+    ),
+    "sigmoid value": lambda: (
+        residuals.values(D, M, sigmoid=True),
+        reading_more("value", value_weight=leaf(M, D), value_bias=leaf(M), value_scale=4.0),
+    ),
+    "repeat": lambda: (residuals.expand(D, M, "repeat", 1), expanding("repeat")),
+    "conv": lambda: (residuals.expand(D, M, "conv", 3), expanding("conv")),
+    "directions": lambda: (
+        residuals.further_directions(D, 3, None),
+        applied(FurtherDirections(D, 3, None), (D,)),
+    ),
+    "directions of a rank": lambda: (
+        residuals.further_directions(D, 3, 5),
+        applied(FurtherDirections(D, 3, 5), (D,)),
+    ),
+    "hyper-connection": lambda: (residuals.hyper_connection(D, M), connecting()),
+}
+for _kind in DIRECTIONS:
+    PARTS[f"direction {_kind}"] = lambda kind=_kind: (
+        residuals.direction(D, M, kind, 24),
+        applied(make_direction(kind, D, M, 24), (D, M), (D,)),
+    )
+for _kind, _pool in POOLS.items():
+    PARTS[f"pool {_kind}"] = lambda kind=_kind, pool=_pool: (
+        residuals.pool(D, M, kind, 3),
+        applied(Pool(D, M, pool, kernel_size=3), (D, M)),
+    )
+# Else 1 %: numbers per token that are neither d nor m, and gradients of slices of weights.
+TOLERANCES = {
+    "attention": 0.05,  # its mask
+    "rewrites": 0.07,  # n − 1 sums of n·d numbers, for the slices of the directions
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_is_that_of_plain_pytorch(name: str) -> None:
+    expected, run = PARTS[name]()
+    forward, backward = count(run)
+    tolerance = TOLERANCES.get(name, 0.01)
+    expected = expected * (B * T)
+    assert forward.matrix == expected.matrix_forward
+    assert backward.matrix == expected.matrix_backward
+    others = (expected.forward - forward.matrix, expected.backward - backward.matrix)
+    assert (forward.other, backward.other) == pytest.approx(others, rel=tolerance)
+
+
+# --- what is counted ------------------------------------------------------------------------------
+
+
+def test_attention_is_causal_unless_keys_are_given() -> None:
+    half, whole = flops_per_token(BASE), flops_per_token(BASE, keys=12)
+    per_key = BASE.num_layers * sublayers.attention_core(16, 2, 1).matrix
+    assert whole.matrix - half.matrix == pytest.approx(per_key * (12 - 6.5))
+    assert flops_per_token(BASE, length=5) == flops_per_token(BASE, keys=3)
+    with pytest.raises(InputError, match=r"^`length` must be an integer of at least 1, got 0$"):
+        flops_per_token(BASE, length=0)
+
+
+def test_what_is_computed_again_is_in_no_total() -> None:
+    """Of 4 sublayers with a state stored for every third: 0, 1, 2 and 0 links, and every X'."""
+    stored, again = (replace(BASE, anchor_every=n) for n in (1, 3))
+    one, other = flops_per_token(stored), flops_per_token(again)
+    d, m = BASE.hidden_size, BASE.value_channels
+    link, read = 2 * d * m + d, 2 * d * m
+    assert (one.total, one.matrix) == (other.total, other.matrix)
+    assert one.recomputed == 4 * (link + read)
+    assert other.recomputed == one.recomputed + 3 * link
+    assert flops_per_token(replace(BASE, residual="additive")).recomputed == 0
+
+
+def test_what_is_returned_may_be_changed() -> None:
+    whole = flops_per_token(BASE)
+    flops_by_part(BASE).clear()
+    assert flops_per_token(BASE) == whole
+
+
+def test_the_parts_add_up() -> None:
+    parts = flops_by_part(BASE)
+    assert list(parts) == [
+        *("embedding", "attention", "mlp", "expand", "reads", "values", "gates", "rewrites"),
+        "head",
+    ]
+    assert sum(part.total for part in parts.values()) == pytest.approx(flops_per_token(BASE).total)
+
+
+# --- the documentation ----------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "flops.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    example, printed = (
+        re.search(rf"^```{kind}\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+        for kind in ("python", "text")
+    )
+    assert example is not None
+    assert printed is not None
+    exec(compile(example[1], "docs/flops.md", "exec"), {})
+    assert capsys.readouterr().out == printed[1]
+
+
+def test_every_formula_has_a_row() -> None:
+    functions = {
+        name
+        for module in (sublayers, residuals)
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    }
+    assert set(re.findall(r"^\| `(\w+)`", PAGE, flags=re.MULTILINE)) == functions
+
+
+def test_the_formulas_of_the_rows() -> None:
+    """Those with several terms, at sizes of which no two are equal."""
+    d, m, n, K, c, w, H, k = 5, 3, 2, 4, 7, 6, 2, 11
+
+    def other(flops: Flops) -> tuple[float, float, float]:
+        return (
+            flops.matrix_forward / 2,
+            flops.forward - flops.matrix_forward,
+            (flops.backward - flops.matrix_backward),
+        )
+
+    core = (2 * k * w, 5 * k * H + 2 * w, 4 * k * H + 2 * w)
+    assert other(sublayers.attention_core(w, H, k)) == core
+    assert other(sublayers.attention(d, w, H, k)) == (
+        4 * d * w + core[0],
+        14 * w + core[1],
+        27 * w + 2 * d + core[2],
+    )
+    assert other(sublayers.swiglu(d, c)) == (3 * d * c, 2 * c, 4 * c + d)
+    assert other(residuals.addition(d)) == (0, 5 * d, 11 * d)
+    assert other(residuals.gates(d, n)) == (0, n * (2 * d + 3), n * (3 * d + 4) + n * d)
+    assert other(residuals.projected_gates(d, n, c)) == (d * c + c * n, c + 3 * n, 2 * c + 4 * n)
+    assert other(residuals.pool(d, m, "convolved", K)) == (
+        0,
+        2 * d * m + 2 * K * d + (K + 2) * d,
+        d * m + (4 * K + 6) * d,
+    )
+    assert other(residuals.direction(d, m, "attention", c)) == (
+        2 * d * c + d * d,
+        7 * d * m + 5 * m,
+        14 * d * m + 4 * m,
+    )
+    assert other(residuals.further_directions(d, n, 2)) == (n * 2 * d, 0, d)
+    assert other(residuals.rewrite(d, m, n)) == (
+        n * d * m,
+        n * (2 * d * m + 4 * d + m),
+        n * (5 * d * m + 13 * d + m),
+    )
+    small = m * (m + 2)
+    assert other(residuals.hyper_connection(d, m)) == (
+        m * (2 * m + 3) * d,
+        (9 * m + 4) * d + 3 * small,
+        (22 * m + 11) * d + 6 * small,
+    )

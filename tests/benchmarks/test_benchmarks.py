@@ -374,8 +374,9 @@ def test_plain_stream_has_the_state_dict_of_the_fused_one(load: Any) -> None:
     state, peer = model.state_dict(), plain.peer(model).state_dict()
     assert state.keys() == peer.keys()
     assert all(state[name].data_ptr() == peer[name].data_ptr() for name in state)
-    for other in ({"value_from": "compressed"}, {"gate_from": "pooled"}):
-        with pytest.raises(ValueError, match=r"^`stream` must map k, read its value and gate"):
+    others = ({"value_from": "compressed"}, {"gate_from": "pooled"}, {"heads": 2}, {"rewrites": 2})
+    for other in (*others, {"erase": "none"}, {"branch_scale": 0.5}):
+        with pytest.raises(ValueError, match=r"^`stream` must map k, write once, read value"):
             plain.peer(GPT(GPTConfig(residual="ddl-cc", **other, **sizes)))
 
 

@@ -104,8 +104,8 @@ class PlainStream(nn.Module):
             sources = {residual.value_from, residual.gate_from}
             linear = residual.mapping == "k" and residual.value is not None
             tied = residual.erase == "tied" and residual.branch_scale == 1
-            if not (linear and tied) or sources != {"context"}:
-                expected = "map k, read its value and gate from h and erase what it writes"
+            if not (linear and tied and residual.writes == 1) or sources != {"context"}:
+                expected = "map k, write once, read value and gate from h and erase what it writes"
                 raise ValueError(f"`stream` must {expected}, got {residual}")
         self.sublayers, self.expand, self.reads = stream.sublayers, stream.expand, stream.reads
         self.residuals, self.readout = stream.residuals, stream.readout

@@ -36,11 +36,13 @@ def test_instructions_per_token(names):
         assert abs(ratio - 1) < ALLOWED, f"{name}: {now}, {ratio:.3f} of {before[name]}; {AGAIN}"
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("operator", ["rewrite", "rewrite_read"])
-def test_erasing_nothing_takes_fewer(operator, direction):
-    of = recorded()["instructions per token"]
-    assert of[f"{operator}, nothing erased, {direction}"] < of[f"{operator}, {direction}"]
+@can_trace
+def test_erasing_nothing_takes_fewer():
+    operators = ("rewrite", "rewrite_read")
+    of = per_token([name + kind for name in operators for kind in ("", ", nothing erased")])
+    for name in operators:
+        for way in DIRECTIONS:
+            assert of[f"{name}, nothing erased, {way}"] < of[f"{name}, {way}"], (name, way)
 
 
 @can_trace

@@ -32,21 +32,14 @@ def depth_table(summary: Summary) -> Table:
     """One row per sublayer; fits 80 characters."""
     rewrites, tokens = has_rewrites(summary), f"means over {summary['tokens']:,} tokens"
     table = _table(f"{'Rewrites' if rewrites else 'What sublayers add,'} over depth, {tokens}")
-    table.add_column("sublayer", no_wrap=True)
     columns = _columns(summary) if rewrites else _columns_of_additions(summary)
-    for name in columns:
-        words = name == "mostly"
-        table.add_column(name, justify="left" if words else "right", no_wrap=True)
-    names = labels([sublayer["name"] for sublayer in summary["sublayers"]])
-    for label, *cells in zip(names, *columns.values(), strict=True):
-        table.add_row(Text(label), *map(Text, cells))
-    return table
+    return _filled(table, _names(summary), columns)
 
 
 def audit_table(summary: Summary) -> Table:
-    """What each rewrite does to the discrepancy, and who erases what it writes: a row for each."""
+    """One row per sublayer: its discrepancy before and after, and who erases its write."""
     table = _table("Do rewrites correct? Discrepancy v − k̂ᵀX, and what is left of the writes")
-    names = labels([sublayer["name"] for sublayer in summary["sublayers"]])
+    names = _names(summary)
     columns = {
         "α": _spreads(summary, "alpha"),
         "before": _means(summary, "error"),
@@ -55,9 +48,19 @@ def audit_table(summary: Summary) -> Table:
         "erased": [_percent(_erased(row, at)) for at, row in enumerate(summary["survival"][1:], 1)],
         "most by": [_eraser(row, at, names) for at, row in enumerate(summary["survival"][1:], 1)],
     }
+    return _filled(table, names, columns)
+
+
+def _names(summary: Summary) -> list[str]:
+    return labels([sublayer["name"] for sublayer in summary["sublayers"]])
+
+
+def _filled(table: Table, names: Sequence[str], columns: Mapping[str, Sequence[str]]) -> Table:
+    """The table with a row for each sublayer."""
     table.add_column("sublayer", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="left" if name == "most by" else "right", no_wrap=True)
+    for heading in columns:
+        words = heading in ("mostly", "most by")
+        table.add_column(heading, justify="left" if words else "right", no_wrap=True)
     for label, *cells in zip(names, *columns.values(), strict=True):
         table.add_row(Text(label), *map(Text, cells))
     return table

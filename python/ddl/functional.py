@@ -13,7 +13,7 @@ gates for them. The state crosses memory once, whatever n.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,21 +23,15 @@ from ddl.ops.checks import (
     autocast_dtype,
     check_context_dtype,
     check_count,
-    check_gate,
-    check_is_dense,
     check_is_tensor,
     check_positive,
-    check_shape,
-    check_stored,
-    gate_dtype,
 )
 from ddl.ops.declarations import cached_expand, cached_read, cached_rewrite_read
+from ddl.ops.gates import as_gate, with_alpha, with_erase, write_of
 from ddl.options import check_choice
 from ddl.results import ERASE, Chain, Link, ReadParameters, ReadResult, RewriteReadResult, Write
 
 __all__ = ["expand", "read", "rewrite", "rewrite_read", "rewrite_read_chained"]
-
-HALF = (torch.bfloat16, torch.float16)
 
 
 def rewrite(
@@ -71,7 +65,7 @@ def rewrite(
 
     Source: DDL (arXiv 2601.00417), eq. 2.5.
     """
-    return write_to(state, _write(state, direction, value, gate, eps_k, erase))
+    return write_to(state, write_of(state, direction, value, gate, eps_k, erase))
 
 
 def read(
@@ -134,8 +128,8 @@ def read(
         _from_compressed(value_from),
         context_dtype,
     )
-    parameters = _with_erase(state, parameters, erase_weight, erase_bias)
-    return _apart(read_with(state, parameters, document_starts), erase_weight)
+    parameters = with_erase(state, parameters, erase_weight, erase_bias)
+    return with_alpha(read_with(state, parameters, document_starts), erase_weight)
 
 
 def rewrite_read(
@@ -181,10 +175,10 @@ def rewrite_read(
         _from_compressed(value_from),
         context_dtype,
     )
-    parameters = _with_erase(state, parameters, erase_weight, erase_bias)
-    write = _write(state, direction, value, gate, eps_k, erase)
+    parameters = with_erase(state, parameters, erase_weight, erase_bias)
+    write = write_of(state, direction, value, gate, eps_k, erase)
     result, _ = step(state, write, parameters, document_starts=document_starts)
-    return _apart(result, erase_weight)
+    return with_alpha(result, erase_weight)
 
 
 def rewrite_read_chained(
@@ -207,11 +201,11 @@ def rewrite_read_chained(
     Returns its result, and the chain for the next call, which gets the new state.
     """
     parameters = ReadParameters(**options, value_from_compressed=_from_compressed(value_from))
-    parameters = _with_erase(state, parameters, erase_weight, erase_bias)
-    write = _write(state, direction, value, gate, eps_k, erase)
+    parameters = with_erase(state, parameters, erase_weight, erase_bias)
+    write = write_of(state, direction, value, gate, eps_k, erase)
     result, after = step(state, write, parameters, chain=chain, document_starts=document_starts)
     assert after is not None
-    return _apart(result, erase_weight), after
+    return with_alpha(result, erase_weight), after
 
 
 # --- the same with records, for modules -----------------------------------------------------------
@@ -370,7 +364,7 @@ def bind_cached_expand(
 def _checked_write(state: Tensor, write: Write) -> Write:
     """Convert a half-precision value or gate to float32 (float64 for a float64 state)."""
     direction, value, gate, eps_k, erase, _ = write
-    value, gate = _as_gate("value", value, state), _as_gate("gate", gate, state)
+    value, gate = as_gate("value", value, state), as_gate("gate", gate, state)
     return Write(direction, value, gate, _optional_number("eps_k", eps_k), erase)
 
 
@@ -386,92 +380,10 @@ def _checked_read(state: Tensor, parameters: ReadParameters) -> ReadParameters:
     return parameters if dtype is None else parameters._replace(context_dtype=dtype)
 
 
-def _as_gate(name: str, gate: Tensor, state: Tensor) -> Tensor:
-    if getattr(gate, "dtype", None) not in HALF:
-        return gate  # the operator refuses what does not fit
-    check_is_tensor("state", state)
-    check_is_tensor(name, gate)
-    return gate.to(gate_dtype(state))
-
-
 def _optional_number(name: str, number: float | None) -> float | None:
     if number is not None and type(number) is not float:  # native code checks the floats
         check_positive(name, number)
     return number
-
-
-def _write(
-    state: Tensor,
-    direction: Tensor,
-    value: Tensor,
-    gate: Tensor,
-    eps_k: float | None,
-    erase: str | Tensor,
-) -> Write:
-    """The record of a rewrite whose α, if it is a tensor, follows β in the record's gate."""
-    if not isinstance(erase, Tensor):
-        if erase not in ERASE[:2]:
-            kind = ValueError if isinstance(erase, str) else TypeError
-            raise kind(f'`erase` must be "tied", "none" or a tensor, got {erase!r}')
-        return Write(direction, value, gate, eps_k, erase)
-    check_is_dense("state", state)
-    check_is_dense("direction", direction)
-    several = direction.ndim == state.ndim
-    shape = (*state.shape[:-2], *(direction.shape[-2:-1] if several else ()))
-    both = []
-    for name, given in (("gate", gate), ("erase", erase)):
-        check_is_dense(name, given)
-        check_shape(name, given, shape)
-        given = _as_gate(name, given, state)
-        check_gate(name, given, state)
-        both.append(given)
-    return Write(direction, value, torch.stack(both, -2 if several else -1), eps_k, "separate")
-
-
-def _with_erase(
-    state: Tensor, parameters: ReadParameters, weight: Tensor | None, bias: Tensor | None
-) -> ReadParameters:
-    """The parameters with those of α after those of β."""
-    if weight is None:
-        if bias is not None:
-            text = "`erase_bias` must come with `erase_weight`, got None for `erase_weight`"
-            raise ValueError(text)
-        return parameters
-    of_beta, bias_of_beta = parameters.gate_weight, parameters.gate_bias
-    if of_beta is None or (bias is None) != (bias_of_beta is None):
-        other = "erase_bias" if bias is None else "gate_bias"
-        missing = "gate_weight" if of_beta is None else other
-        raise ValueError(f"`erase_weight` must come with `{missing}`, got None for `{missing}`")
-    check_is_dense("state", state)
-    check_is_dense("gate_weight", of_beta)
-    shape = (*of_beta.shape[:-1], state.shape[-2])
-    weights = _both(state, shape, gate_weight=of_beta, erase_weight=weight)
-    biases = None
-    if bias is not None and bias_of_beta is not None:
-        biases = _both(state, shape[:-1], gate_bias=bias_of_beta, erase_bias=bias)
-    return parameters._replace(gate_weight=weights, gate_bias=biases, next_erase="separate")
-
-
-def _both(state: Tensor, shape: tuple[int, ...], **parameters: Tensor) -> Tensor:
-    """Stack the parameters of β and α, after the checks of each."""
-    for name, tensor in parameters.items():
-        check_is_dense(name, tensor)
-        check_shape(name, tensor, shape)
-        check_stored(name, tensor, state)
-    return torch.stack(list(parameters.values()))
-
-
-Result = TypeVar("Result", ReadResult, RewriteReadResult)
-
-
-def _apart(result: Result, erase_weight: Tensor | None) -> Result:
-    """The result with β and α apart."""
-    if erase_weight is None:
-        return result
-    gate = result.gate
-    assert gate is not None
-    beta, alpha = gate.unbind(-erase_weight.ndim)
-    return result._replace(gate=beta, erase=alpha)
 
 
 def _from_compressed(value_from: str) -> bool:

@@ -183,7 +183,9 @@ impl<T: Stored> Part<'_, T> {
                 let (readout, k_products) = products.split_at_mut(m);
                 readout.fill(T::Accum::default());
                 if write.erase == Erase::None {
-                    square[0] = dots(simd, row, &[], &mut []);
+                    if write.eps_k.is_some() {
+                        square[0] = dots(simd, row, &[], &mut []);
+                    }
                     k_products.fill(T::Accum::default());
                     continue;
                 }

@@ -35,8 +35,8 @@ static_assert(REWRITES >= 1 && NEXT >= 1, "absent ones count as one");
 // Values and gates of the rewrites to come; NEXT_GATES is NEXT, or twice as many if α are gates of their own.
 constexpr int GATES = GATE * NEXT_GATES, VALUES = VALUE * NEXT * M;
 
-// What a rewrite erases, numbered as in src/records.rs: as much as it writes, nothing, or by a gate of its own, which
-// follows all β of the token.
+// ERASE is numbered as in src/records.rs. A rewrite erases as much as it writes, nothing, or by a gate α of its own; all
+// α of a token follow all its β.
 constexpr int ERASE_TIED = 0, ERASE_NONE = 1, ERASE_SEPARATE = 2;
 constexpr int REWRITE_GATES = ERASE == ERASE_SEPARATE ? 2 * REWRITES : REWRITES;
 static_assert(NORMALIZED || ERASE == ERASE_NONE, "only what erases nothing may take k as it is");

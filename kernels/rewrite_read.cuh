@@ -97,7 +97,7 @@ struct Rewrite {
       factor[j] = mul_rn(scale(), target[j]);
     }
   }
-  // What the target is multiplied with: β r, or r.
+  // Returns the factor of the target: β r, or r.
   DEVICE Real scale() const { return ERASE == ERASE_TIED ? mul_rn(gate, r) : r; }
   // α r
   DEVICE Real erasure() const { return ERASE == ERASE_NONE ? Real(0) : mul_rn(erase, r); }

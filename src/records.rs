@@ -116,7 +116,7 @@ pub struct Read<T> {
     pub value_scale: Option<f64>,
     /// z = x instead of h
     pub value_from_compressed: bool,
-    /// What the next rewrites erase. With [`Erase::Separate`], `gate_weight` is (2, d) or (2, n, d): rows of β, then of α.
+    /// The kind of erasure of the next rewrites. With [`Erase::Separate`], `gate_weight` is (2, d) or (2, n, d): rows of β, then of α.
     pub erase: Erase,
 }
 

@@ -27,7 +27,7 @@ ANCHORED = "Tensor? anchor=None, Tensor[]? chain=None"
 # Where a sequence holds several documents: their first tokens, (…, T) bool. Nothing that looks back
 # in time looks beyond one.
 DOCUMENTS = "Tensor? document_starts=None"
-# What a rewrite, and one whose gates are read, erases: a place in `ddl.results.ERASE`.
+# Places in `ddl.results.ERASE`: of a rewrite, and of the rewrites whose gates are read.
 ERASE, NEXT_ERASE = "int erase=0", "int next_erase=0"
 READ_PARAMETERS = "compress norm_weight gate_weight gate_bias value_weight value_bias"
 

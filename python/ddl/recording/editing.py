@@ -86,7 +86,7 @@ def edit(
 
 
 class _New(NamedTuple):
-    """What is set; None for what stays."""
+    """The new gates and value; None leaves the old ones."""
 
     beta: Tensor | None
     alpha: Tensor | None

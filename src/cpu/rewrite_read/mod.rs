@@ -1,8 +1,7 @@
 //! `rewrite`, `read` and `rewrite_read`, one token row at a time.
 //!
-//! The backward has a file for each half, `backward_read` and `backward_rewrite`. `one_rewrite` has the small numbers of a
-//! rewrite, for both directions; `weights` holds the read's
-//! parameters and the sums of their gradients.
+//! The backward has a file for each half, `backward_read` and `backward_rewrite`. `one_rewrite` has the
+//! scalars of a rewrite, for both directions; `weights` holds the read's parameters and the sums of their gradients.
 
 mod backward;
 mod backward_read;

@@ -27,7 +27,7 @@ EQUAL_SECONDS = 0.1  # the same of seconds, which are measured
 
 
 def per_step(config: TrainConfig, over: Over) -> float | None:
-    """What a step of a run adds on this axis; None for seconds, which are measured."""
+    """The length of a step of a run on this axis; None for seconds, which are measured."""
     scales = {"steps": 1, "tokens": config.tokens_per_step, "flops": config.flops_per_step}
     return scales.get(over)
 

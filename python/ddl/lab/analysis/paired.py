@@ -153,7 +153,7 @@ def _notes(runs: Sequence[Run], found: Sequence[Difference]) -> list[str]:
 
 
 def _cost_notes(others: Sequence[Difference]) -> list[str]:
-    """What the variants have in common with the baseline: tokens, FLOPs, else seconds."""
+    """Sentences on the costs that variants share with the baseline: tokens, FLOPs, else seconds."""
     named: dict[str, list[str]] = {}
     for variant in others:
         equal = ["tokens"] if variant.tokens == 1 else []

@@ -130,7 +130,7 @@ def rewrite(d: int, m: int, n: int = 1, *, erase: Erase = "tied", normalizes: bo
 
 
 def recomputed(d: int, m: int, n: int, kind: Compress, links: int | None) -> Flops:
-    """What a fused backward computes again: X by this many links from its anchor, X', and x.
+    """The work that a fused backward repeats: X by this many links from its anchor, X', and x.
 
     A link and X' are n products β k̂ eᵀ, which are added: n·(2·d·m + d); X' is not computed if
     `links` is None, because the rewrite of several heads is not fused with the read. A channel read

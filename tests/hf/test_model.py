@@ -138,7 +138,7 @@ def test_hidden_states(residual: str) -> None:
     elif residual == "hc":
         state = torch.stack([x] * 4, dim=-2)
         for index, (norm, part) in enumerate(zip(trunk.norms, trunk.sublayers, strict=True)):
-            h, state, weights = trunk.connections[index](state)
+            h, state, weights, _ = trunk.connections[index](state)
             expected += [norm(h)] * (index % 2 == 0)
             state = state + weights[..., None] * part(norm(h))[..., None, :]
         x = state.sum(-2)

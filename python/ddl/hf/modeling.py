@@ -66,7 +66,13 @@ class DDLForCausalLM(OurModel):
     _keep_in_fp32_modules_strict = WIDE
     # The fused operators read these modules' parameters without calling them, so accelerate's hooks
     # could not move them between devices.
-    _no_split_modules = ["AdditiveStream", "HyperStream", "DeltaStream"]  # noqa: RUF012
+    _no_split_modules = [  # noqa: RUF012
+        "AdditiveStream",
+        "ConvolvedStream",
+        "ConnectedStream",
+        "AttentionResidualStream",
+        "DeltaStream",
+    ]
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _is_stateful = True  # makes transformers refuse assisted decoding, which has to crop the cache
 

@@ -41,9 +41,19 @@ class Addition(NamedTuple):
 class AddingStream(nn.Module):
     """A stream without rewrites, whose hooks see every Addition; what they return has no effect."""
 
+    sublayers: nn.ModuleList
+
     def __init__(self) -> None:
         super().__init__()
         self.hooks: tuple[Callable[[Any], Any], ...] = ()
+
+    def reset_parameters(self) -> None:
+        """Reset all parameters but the sublayers'."""
+        raise NotImplementedError
+
+    def read_out(self, state: Tensor) -> Tensor:
+        """Map a state X (B, T, d, n) to the final read (B, T, d)."""
+        raise NotImplementedError
 
     def show(self, addition: Addition) -> None:
         """Show the hooks an addition before it is done."""

@@ -175,7 +175,7 @@ def test_train_step_compiled(load: Any, tmp_path: Path, capsys: pytest.CaptureFi
         assert load("train_step").main([*options, "--backend", "eager"]) == 0
     finally:
         torch._dynamo.reset()
-    record = the_record("train_step-L1", tmp_path, capsys.readouterr().out)
+    record = the_record("train_step", tmp_path, capsys.readouterr().out)
     forms = [(r["residual"], r["form"], r["mode"]) for r in record["results"]]
     assert forms == [
         ("additive", "plain", "compiled"),
@@ -191,7 +191,7 @@ def test_train_step_compiled(load: Any, tmp_path: Path, capsys: pytest.CaptureFi
     assert 0 < record["peak_gib"] < record["machine"]["memory_gib"]
     (note,) = [
         line
-        for line in (tmp_path / "train_step-L1.md").read_text().splitlines()
+        for line in (tmp_path / "train_step.md").read_text().splitlines()
         if line.startswith("seconds of the first compiled step")
     ]
     assert all(f"{residual} {form} " in note for residual, form, _ in forms)

@@ -47,14 +47,14 @@ def rewrite(
     for eps_k > 0 and is NaN for eps_k = 0. If |k|² overflows, X' is NaN.
     """
     X, k, v, beta = _widen(state, state, direction, value, gate)
-    alpha = _checked_erase(erase, state, eps_k)
+    erase = _checked_erase(erase, state, eps_k)
     if eps_k is not None:
         k = _unit(k, eps_k)  # k̂ (…, d)
     if direction.ndim < state.ndim:
-        X = _rewrite(X, k, v, beta, alpha)
+        X = _rewrite(X, k, v, beta, erase)
     else:
         for j in range(direction.shape[-2]):
-            of_j = alpha if isinstance(alpha, str) else alpha[..., j]
+            of_j = erase if isinstance(erase, str) else erase[..., j]
             X = _rewrite(X, k[..., j, :], v[..., j, :], beta[..., j], of_j)
     return X.to(state.dtype)
 
@@ -67,13 +67,14 @@ def _checked_erase(erase: str | Tensor, state: Tensor, eps_k: float | None) -> s
     return erase if isinstance(erase, str) else _widen(state, erase)[0]
 
 
-def _rewrite(X: Tensor, k: Tensor, v: Tensor, beta: Tensor, alpha: str | Tensor) -> Tensor:
-    if isinstance(alpha, str) and alpha == "none":
+def _rewrite(X: Tensor, k: Tensor, v: Tensor, beta: Tensor, erase: str | Tensor) -> Tensor:
+    if isinstance(erase, str) and erase == "none":
         return X + beta[..., None, None] * k[..., :, None] * v[..., None, :]
     with _no_autocast(X):
         p = torch.einsum("...d,...dm->...m", k, X)  # k̂ᵀX (…, m), the current readout
-    if isinstance(alpha, str):
+    if isinstance(erase, str):
         return X + beta[..., None, None] * k[..., :, None] * (v - p)[..., None, :]  # (…, d, m)
+    alpha = erase
     return X + k[..., :, None] * (beta[..., None] * v - alpha[..., None] * p)[..., None, :]
 
 

@@ -24,11 +24,16 @@ _READ = [
 
 
 def _rewrite(given: Any) -> tuple[Tensor]:
-    gate, erase = given.gate, ERASE[given.erase]
+    beta, alpha, erase = given.gate, None, ERASE[given.erase]
     if erase == "separate":
-        gate, erase = gate.unbind(-1 - len(rewrites_of(given)))
+        beta, alpha = given.gate.unbind(-1 - len(rewrites_of(given)))
     state = reference.rewrite(
-        given.state, given.direction, given.value, gate, eps_k=given.eps_k, erase=erase
+        given.state,
+        given.direction,
+        given.value,
+        beta,
+        eps_k=given.eps_k,
+        erase=erase if alpha is None else alpha,
     )
     return (state,)
 

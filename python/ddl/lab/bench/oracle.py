@@ -36,13 +36,13 @@ class ReferenceStream(nn.Module):
             assert isinstance(read, Read)
             assert isinstance(residual, DeltaResidual)
             own = read.parameters_of(read.effective_weight())
-            h, value, gate, erase = reference.read(X, **residual.added_to(own).keywords())
+            h, value, beta, alpha = reference.read(X, **residual.added_to(own).keywords())
             assert value is not None
-            assert gate is not None
+            assert beta is not None
             k, value = residual.rewrite_inputs(X, sublayer(h, *args), h, value)
             scale = residual.branch_scale
-            alpha = residual.erase if erase is None else scale * erase
-            X = reference.rewrite(X, k, value, scale * gate, eps_k=residual.eps_k, erase=alpha)
+            erase = residual.erase if alpha is None else scale * alpha
+            X = reference.rewrite(X, k, value, scale * beta, eps_k=residual.eps_k, erase=erase)
         readout = self.readout.parameters_of(self.readout.effective_weight())
         return reference.read(X, **readout.keywords()).context
 

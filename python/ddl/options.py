@@ -232,6 +232,8 @@ STREAM_OPTIONS: Options = {
     ),
 }
 
+SEVERAL_STREAMS = "hc mhc independent-hc gated"  # residuals without rewrites
+
 # GPTConfig's own.
 MODEL_OPTIONS: Options = {
     "residual": Option("ddl-cc", get_args(Residual)),
@@ -246,10 +248,7 @@ MODEL_OPTIONS: Options = {
     "value_channels": Option(
         4,
         check_count,
-        [
-            {"residual": "ddl-cc ddl-cc-noec ddl-tc ddl-tc-noec expanded"},
-            {"residual": "hc mhc independent-hc gated"},
-        ],
+        [{"residual": f"ddl-cc ddl-cc-noec ddl-tc ddl-tc-noec expanded {SEVERAL_STREAMS}"}],
     ),
     "gated_rank": Option(None, partial(check_count, optional=True), [{"residual": "gated"}]),
     "sublayers_per_block": Option(

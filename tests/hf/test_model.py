@@ -16,6 +16,7 @@ from ddl.hf.modeling import to_gpt
 from ddl.lab.config import RESIDUALS
 from ddl.models import GPT
 from ddl.nn.stream import DeltaStream
+from ddl.options import quoted
 from tests.support.hf_cases import DEPTH, VARIANTS, model, padded, small, tokens
 from tests.support.tolerances import assert_close
 
@@ -234,8 +235,7 @@ def test_config_json(options: dict[str, Any], tmp_path: Any) -> None:
     [
         (
             {"residual": "sum"},
-            '`residual` must be "additive" or "hc" or "ddl" or "ddl-cc" or "ddl-cc-noec" or '
-            '"ddl-tc" or "ddl-tc-noec", got \'sum\'',
+            f"`residual` must be {quoted(RESIDUALS)}, got 'sum'",
         ),
         (
             {"num_hidden_layers": 0},

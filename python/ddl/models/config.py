@@ -115,8 +115,8 @@ class GPTConfig:
     """Base of the rotary position embedding's frequencies."""
 
     value_channels: int = 4
-    """Value channels m of ddl-cc, ddl-tc and expanded, streams of hc, mhc, independent-hc and gated;
-    the other residuals have one."""
+    """Value channels m of ddl-cc, ddl-tc and expanded; streams of hc, mhc, independent-hc and
+    gated. The other residuals have one."""
     compress_kernel_size: int = 4
     """Tokens that ddl-tc's compression spans; value channels that ddl-cc's factored one spans."""
     compress_parameterization: Parameterization = "direct"

@@ -242,7 +242,7 @@ def test_equal_seconds_wait_for_their_measurement(tmp_path: Path) -> None:
         ),
         (
             "variants.cc.model.residual = 'ddl-x'",
-            '`variants.cc.model.residual` must be "additive" or "hc" or "ddl" or "ddl-cc"',
+            '`variants.cc.model.residual` must be "additive" or "additive-conv" or "hc"',
         ),
         (
             "options.optim.lr = [0.1, 0]",

@@ -4,9 +4,10 @@
     x = Σ_i α_i v_i,  α = softmax_i(q · rms(v_i))
     v_now ← v_now + F(norm(x))
 
-Each read has a q (d,) of its own; the first one, of v₀ alone, needs none. They start as 0, so that a
-new model reads the mean of the v_i, which its norm makes the additive stream. A block ends after so
-many sublayers; until then its sum so far is attended to. A weight of rms would only be a factor of q.
+Each read has a q (d,) of its own; the first one, of v₀ alone, needs none. They start as 0, so that
+a new model reads the mean of the v_i, which its norm makes the additive stream. A block ends after
+so many sublayers; until then its sum so far is attended to. A weight of rms would only be a factor
+of q.
 
 Source: Kimi Team, "Attention Residuals", arXiv 2603.15031 (block attention residuals; with one
 sublayer per block, full ones).

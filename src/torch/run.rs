@@ -7,7 +7,7 @@ use super::memory::{BYTE, Owned, last_axis_first, number_of};
 use super::shims::shims;
 use crate::cuda::device::gpu::gpu;
 use crate::cuda::device::{Backend, Call, Memory};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::problem::Allocate;
 use crate::tensor::{Device, Dtype, Tensor};
 
@@ -41,6 +41,20 @@ impl Run {
             },
         };
         Ok(Place::Gpu(Gpu { device, stream, memory: Scratch { tensors_on, held: RefCell::default() } }))
+    }
+}
+
+impl Run {
+    /// Returns the threads of an operator that runs on CPUs alone; fails if `tensor` is elsewhere.
+    #[cfg(feature = "python")]
+    pub fn threads(&self, tensor: &Tensor) -> Result<usize> {
+        match (&tensor.device, &self.listing) {
+            (Device::Cpu, None) => Ok(shims().threads()),
+            (device, _) => {
+                let (expected, got) = (Device::Cpu.to_string(), device.to_string());
+                Err(Error::Device { name: tensor.name, expected, got })
+            }
+        }
     }
 }
 

@@ -13,3 +13,5 @@ mod lanes;
 pub mod row;
 #[cfg(test)]
 mod tests;
+
+pub use lanes::Lanes;

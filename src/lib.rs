@@ -11,7 +11,7 @@
 mod cpu;
 #[cfg(feature = "torch")]
 mod cuda;
-#[cfg(feature = "torch")]
+#[cfg(feature = "python")]
 mod delta_rule;
 mod environment;
 pub mod error;

@@ -98,6 +98,7 @@ impl Call<'_> {
             for at in 0..problem.sizes.key {
                 let row = &mut row[..width::<A>(problem.sizes)];
                 get(&slice.ds, row.len(), at, row);
+                row.iter_mut().for_each(|number| *number *= slice.lag);
                 store(row, &mut block, at, 0);
             }
         }

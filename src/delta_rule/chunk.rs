@@ -24,7 +24,7 @@ pub struct Chunk {
 pub fn scratch<A: Sliced>(sizes: OverTime, tokens: usize) -> Result<Buffer<A>> {
     let (rows, width, queries) = (padded(sizes), width::<A>(sizes), sizes.queries_of_a_state());
     let of_steps = tokens * sizes.steps * (width * rows + rows + 2 * width);
-    Buffer::zeros(of_steps + tokens * (rows + queries * (rows + width)) + 2 * rows)
+    Buffer::zeros(of_steps + tokens * (rows + queries * (rows + width)) + 3 * rows)
 }
 
 /// The steps of a chunk, counted from its first, and everything that they take in the type of the arithmetic.
@@ -43,6 +43,8 @@ pub struct Steps<'a, A> {
     pub k: &'a mut [A],
     pub q: &'a mut [A],
     pub decay: &'a mut [A],
+    /// what dS is multiplied by if its lag becomes too large
+    pub multiply: &'a mut [A],
     pub ones: &'a mut [A],
     pub zeros: &'a mut [A],
     /// of a slice: the state before every step, e and v of every step, dy of every query
@@ -91,6 +93,7 @@ impl<'a, A: Sliced> Steps<'a, A> {
             k: take(&mut rest, steps * rows),
             q: take(&mut rest, all_queries * rows),
             decay: take(&mut rest, chunk.tokens * rows),
+            multiply: take(&mut rest, rows),
             ones: take(&mut rest, rows),
             zeros: take(&mut rest, rows),
             states: take(&mut rest, steps * rows * width),

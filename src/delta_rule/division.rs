@@ -61,3 +61,9 @@ const CACHED: usize = 16_384;
 
 /// Columns of a slice, at most.
 pub const WIDEST: usize = 64;
+
+/// Returns true if a state may wait to be multiplied by this factor. A decay of the whole head is kept apart from the state,
+/// for it would cost a multiplication of every vector, as long as no number comes near the bounds of its type.
+pub fn may_lag<A: Sliced>(factor: A) -> bool {
+    (A::from_f64(1e-9)..=A::from_f64(1e9)).contains(&factor)
+}

@@ -3,7 +3,7 @@
 //! One pass over the slice per step writes S, queries it and computes the next step's kᵀS: per vector of the slice one load,
 //! one store and three multiplications with additions; one more if every row has a decay of its own.
 
-use super::division::{Unit, chunk_tokens, chunks, units, useful_threads};
+use super::division::{Unit, chunk_tokens, chunks, may_lag, units, useful_threads};
 use super::rows::{Rows, store as store_row, take};
 use super::slice::{self, BLOCK, Row, Sliced, Step, load, product, rows_mut, scaled, step, store};
 use crate::cpu::buffer::{Buffer, Result};
@@ -145,12 +145,8 @@ impl<A: Sliced> Loaded<'_, A> {
     }
 }
 
-/// A decay of the whole head waits in a factor `lag` of the state until that leaves these bounds, for it costs a
-/// multiplication of every vector. S is lag times what is stored.
-const LAGS: [f64; 2] = [1e-9, 1e9];
-
 impl<A: Sliced> Forward<'_, A> {
-    /// Does one step. p is kᵀS as it is stored, of this step and then of the next.
+    /// Does one step. p is kᵀS as it is stored, of this step and then of the next. S is lag times what is stored.
     #[inline(always)]
     fn step<S: Interleaved>(
         &mut self,
@@ -164,11 +160,10 @@ impl<A: Sliced> Forward<'_, A> {
         let (token, inner) = (at / of.steps, at % of.steps);
         let mut decays = inner == 0 && of.rows.decays_by_row();
         if inner == 0 && !decays {
-            *lag = *lag * of.rows.head_decay::<A>(token);
+            *lag *= of.rows.head_decay::<A>(token);
         }
         let p = scaled(simd, *lag, p);
-        let [least, most] = LAGS.map(A::from_f64);
-        if !(least..=most).contains(lag) {
+        if !may_lag(*lag) {
             of.decay.fill(*lag);
             (decays, *lag) = (true, A::from_f64(1.0));
         }
@@ -219,7 +214,7 @@ impl<A: Sliced> Forward<'_, A> {
         of.rows.v(at, of.columns);
         let mut error = load::<A, S>(simd, of.columns);
         for c in 0..2 {
-            error[c] = error[c] - p[c];
+            error[c] -= p[c];
         }
         if let Some((errors, _)) = &mut self.saved {
             store::<A, S>(error, of.columns);

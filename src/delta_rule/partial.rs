@@ -12,6 +12,8 @@ pub struct Slice<A> {
     pub unit: Unit,
     /// dS of the last step before the chunks that are done, without that step's own query
     pub ds: Buffer<A>,
+    /// times which dS is what is stored
+    pub lag: A,
     /// the chunk's part of the gradients
     pub partial: Partial<A>,
 }
@@ -27,7 +29,7 @@ impl<A: Sliced> Slice<A> {
                 put(&mut ds, width, at, &row[..width]);
             }
         }
-        Ok(Slice { unit, ds, partial: Partial::new(problem)? })
+        Ok(Slice { unit, ds, lag: A::from_f64(1.0), partial: Partial::new(problem)? })
     }
 }
 

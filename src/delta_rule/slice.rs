@@ -2,11 +2,6 @@
 //!
 //! A slice has a multiple of [`BLOCK`] rows. Those beyond K are zeros, and so is every factor that belongs to them.
 
-#![expect(
-    clippy::needless_range_loop,
-    reason = "closures of iterators may stay calls without the vectors' instructions"
-)]
-
 use fearless_simd::prelude::*;
 
 use crate::cpu::simd::convert::Accum;
@@ -16,10 +11,10 @@ use crate::cpu::simd::interleaved::Interleaved;
 pub const BLOCK: usize = 16;
 
 /// A row of a slice, or one number per column.
-pub type Row<A, S> = [<A as crate::cpu::simd::Lanes>::Vector<S>; 2];
+pub type Row<A, S> = [<A as crate::cpu::simd::lanes::Lanes>::Vector<S>; 2];
 
 /// Rows in memory.
-pub type Stored<A> = [<A as crate::cpu::simd::Lanes>::Chunk; 2];
+pub type Stored<A> = [<A as crate::cpu::simd::lanes::Lanes>::Chunk; 2];
 
 /// A type of a state's elements.
 pub trait Sliced: Accum {
@@ -57,15 +52,11 @@ impl Sliced for f32 {
             let (mut four, mut eight) = ([zero; 4], [zero; 8]);
             let sum = match lanes {
                 4 => {
-                    for n in 0..4 {
-                        four[n] = narrow[first + n];
-                    }
+                    four.copy_from_slice(&narrow[first..first + 4]);
                     simd.channel_sums::<4>(four)
                 }
                 8 => {
-                    for n in 0..8 {
-                        eight[n] = narrow[first + n];
-                    }
+                    eight.copy_from_slice(&narrow[first..first + 8]);
                     simd.channel_sums::<8>(eight)
                 }
                 _ => simd.channel_sums::<16>(narrow),

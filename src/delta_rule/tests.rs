@@ -76,10 +76,12 @@ impl<A: Sliced> WithSimd for StepBack<A> {
         });
         let [mut dq, mut dk, mut dg] = [0; 3].map(|_| vec![A::default(); ROWS]);
         let mut dw = vec![A::default(); width];
-        let of = Back { decay: &decay, k: &k, k_before: &k_before, q_before: &q_before };
-        let columns = Columns { w: &w, dp: &dp, dy: &dy, dy_before: &dy_before };
+        let of = Back { decay: &decay, multiply: &decay, k: &k, k_before: &k_before, q_before: &q_before };
+        let columns = Columns { w: &w, dp: &dp, dp_of_ds: &dp, dy: &dy, dy_before: &dy_before };
         let mut sums = Sums { dq: &mut dq, dk: &mut dk, dg: &mut dg };
-        transposed::back::<A, S, true, true>(simd, &packed, &mut new, &of, &columns, &mut sums, &mut dw);
+        transposed::back::<A, S, true, true, true>(
+            simd, &packed, &mut new, &of, &columns, &mut sums, &mut dw,
+        );
         let wide = |x: &[A], at: usize| x[at].to_f64();
         let before =
             |r: usize, c: usize| wide(&decay, r) * (wide(&ds, r * width + c) + wide(&k, r) * wide(&dp, c));

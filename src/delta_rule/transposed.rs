@@ -13,26 +13,28 @@ use fearless_simd::prelude::*;
 
 use super::division::WIDEST;
 use super::slice::{BLOCK, Sliced};
-use crate::cpu::simd::Lanes;
 use crate::cpu::simd::interleaved::Interleaved;
+use crate::cpu::simd::lanes::Lanes;
 
 /// Vectors of rows that a pass goes through together, if registers hold as many of their sums and factors.
 const GROUP: usize = 2;
 
 type Vectors<A, S> = [<A as Lanes>::Vector<S>; GROUP];
 
-/// Factors of each row in a step back: of this step and of the one before.
+/// Factors of each row in a step back: of this step and of the one before. `multiply` is what dS is multiplied by, if it is.
 pub struct Back<'a, A> {
     pub decay: &'a [A],
+    pub multiply: &'a [A],
     pub k: &'a [A],
     pub k_before: &'a [A],
     pub q_before: &'a [A],
 }
 
-/// Factors of each column. w = β e, dp = −β dw.
+/// Factors of each column: w = β e for dk, dp = −β dw for dk and for dS.
 pub struct Columns<'a, A> {
     pub w: &'a [A],
     pub dp: &'a [A],
+    pub dp_of_ds: &'a [A],
     pub dy: &'a [A],
     pub dy_before: &'a [A],
 }
@@ -114,9 +116,10 @@ fn group<A: Sliced, S: Simd, const N: usize>(simd: S, row: &[A], at: usize) -> V
 /// dS ← dS' + q_before dy_beforeᵀ, and dw_before = k_beforeᵀ dS
 /// ```
 ///
-/// dq lacks k (w·dy), which belongs to the step's own write. dq is left out without QUERIES, dg without DECAYS.
+/// dq lacks k (w·dy), which belongs to the step's own write. dq is left out without QUERIES, dg without DECAYS. Without
+/// MULTIPLIES the factor of dS' is left to the caller, whose factors of the columns allow for it.
 #[inline(always)]
-pub fn back<A: Sliced, S: Interleaved, const QUERIES: bool, const DECAYS: bool>(
+pub fn back<A: Sliced, S: Interleaved, const QUERIES: bool, const DECAYS: bool, const MULTIPLIES: bool>(
     simd: S,
     s: &[A],
     ds: &mut [A],
@@ -130,11 +133,20 @@ pub fn back<A: Sliced, S: Interleaved, const QUERIES: bool, const DECAYS: bool>(
     let together = if S::f32s::LEN >= BLOCK { GROUP } else { 1 };
     let (whole, mut at) = (if together == GROUP { vectors / GROUP * GROUP } else { 0 }, 0);
     while at < whole {
-        back_group::<A, S, GROUP, QUERIES, DECAYS>(simd, at, s, ds, of, columns, sums, &mut partial);
+        back_group::<A, S, GROUP, QUERIES, DECAYS, MULTIPLIES>(
+            simd,
+            at,
+            s,
+            ds,
+            of,
+            columns,
+            sums,
+            &mut partial,
+        );
         at += GROUP;
     }
     while at < vectors {
-        back_group::<A, S, 1, QUERIES, DECAYS>(simd, at, s, ds, of, columns, sums, &mut partial);
+        back_group::<A, S, 1, QUERIES, DECAYS, MULTIPLIES>(simd, at, s, ds, of, columns, sums, &mut partial);
         at += 1;
     }
     partial.totals(simd, dw);
@@ -142,7 +154,14 @@ pub fn back<A: Sliced, S: Interleaved, const QUERIES: bool, const DECAYS: bool>(
 
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one loop, with what the pass shares")]
-fn back_group<A: Sliced, S: Interleaved, const N: usize, const QUERIES: bool, const DECAYS: bool>(
+fn back_group<
+    A: Sliced,
+    S: Interleaved,
+    const N: usize,
+    const QUERIES: bool,
+    const DECAYS: bool,
+    const MULTIPLIES: bool,
+>(
     simd: S,
     at: usize,
     s: &[A],
@@ -153,10 +172,12 @@ fn back_group<A: Sliced, S: Interleaved, const N: usize, const QUERIES: bool, co
     partial: &mut Partial<A>,
 ) {
     let (a, k) = (group::<A, S, N>(simd, of.decay, at), group::<A, S, N>(simd, of.k, at));
+    let multiply = group::<A, S, N>(simd, of.multiply, at);
     let k_before = group::<A, S, N>(simd, of.k_before, at);
     let q_before = group::<A, S, N>(simd, of.q_before, at);
     let width = columns.w.len();
-    let (dp, dy, dy_before) = (&columns.dp[..width], &columns.dy[..width], &columns.dy_before[..width]);
+    let (dp, dp_of_ds) = (&columns.dp[..width], &columns.dp_of_ds[..width]);
+    let (dy, dy_before) = (&columns.dy[..width], &columns.dy_before[..width]);
     let (s, ds) = (A::chunks(s).0, A::chunks_mut(ds).0);
     let (s, ds) = (&s[at * width..(at + N) * width], &mut ds[at * width..(at + N) * width]);
     let partial = &mut partial.0[..width];
@@ -165,6 +186,7 @@ fn back_group<A: Sliced, S: Interleaved, const N: usize, const QUERIES: bool, co
     for c in 0..width {
         let w = A::Vector::<S>::splat(simd, columns.w[c]);
         let dp = A::Vector::<S>::splat(simd, dp[c]);
+        let dp_of_ds = A::Vector::<S>::splat(simd, dp_of_ds[c]);
         let dy = A::Vector::<S>::splat(simd, dy[c]);
         let dy_before = A::Vector::<S>::splat(simd, dy_before[c]);
         let mut dw = A::Vector::<S>::load_array_ref(simd, &partial[c]);
@@ -176,7 +198,10 @@ fn back_group<A: Sliced, S: Interleaved, const N: usize, const QUERIES: bool, co
             }
             of_s[n] = s.mul_add(dp, of_s[n]);
             of_ds[n] = old.mul_add(w, of_ds[n]);
-            let mut new = a[n] * k[n].mul_add(dp, old);
+            let mut new = k[n].mul_add(dp_of_ds, old);
+            if MULTIPLIES {
+                new = multiply[n] * new;
+            }
             if DECAYS {
                 dg[n] = s.mul_add(new, dg[n]);
             }

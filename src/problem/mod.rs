@@ -1,7 +1,7 @@
 //! Each operator's problem: its inputs, outputs, sizes and flags, checked once and used by every backend.
 
 mod allocate;
-#[cfg(feature = "torch")]
+#[cfg(feature = "python")]
 mod delta_rule;
 mod expand;
 pub mod limits;
@@ -12,7 +12,7 @@ mod rewrites;
 mod sizes;
 
 pub use allocate::Allocate;
-#[cfg(feature = "torch")]
+#[cfg(feature = "python")]
 pub use delta_rule::{DeltaRule, Given, OverTime, SavedOverTime};
 pub use expand::Expand;
 pub use limits::MOST_REWRITES;

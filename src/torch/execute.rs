@@ -5,12 +5,14 @@
 use half::{bf16, f16};
 
 use super::run::{Place, Run};
+#[cfg(feature = "python")]
+use crate::delta_rule;
 use crate::error::Result;
-use crate::problem::{
-    Allocate, DeltaRule, Expand, Gradients, Incoming, Outputs, RewriteRead, Saved, SavedOverTime,
-};
+use crate::problem::{Allocate, Expand, Gradients, Incoming, Outputs, RewriteRead, Saved};
+#[cfg(feature = "python")]
+use crate::problem::{DeltaRule, SavedOverTime};
 use crate::tensor::{Dtype, Tensor};
-use crate::{cpu, cuda, delta_rule};
+use crate::{cpu, cuda};
 
 /// Evaluates an expression with the Rust type `T` of a state's dtype.
 macro_rules! of_dtype {
@@ -127,6 +129,7 @@ pub fn expand_backward(problem: &Expand, grad_state: &Tensor, wanted: i64, run: 
 }
 
 /// Computes y and the final state and, if it `saves`, what the backward needs. On CPUs alone.
+#[cfg(feature = "python")]
 pub fn delta_rule(problem: &DeltaRule, saves: bool, run: &mut Run) -> Result<()> {
     let (small, beside) = (problem.small(), &problem.q);
     let y = run.output("y", &problem.y_shape(), problem.v.dtype, beside)?;
@@ -150,6 +153,7 @@ pub fn delta_rule(problem: &DeltaRule, saves: bool, run: &mut Run) -> Result<()>
 }
 
 /// Computes the gradients of everything that was given.
+#[cfg(feature = "python")]
 pub fn delta_rule_backward(problem: &DeltaRule, saved: &SavedOverTime, run: &mut Run) -> Result<()> {
     problem.check_saved(saved, delta_rule::chunks(problem.sizes))?;
     let mut gradients = delta_rule::backward::Gradients {

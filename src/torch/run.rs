@@ -7,7 +7,7 @@ use super::memory::{BYTE, Owned, last_axis_first, number_of};
 use super::shims::shims;
 use crate::cuda::device::gpu::gpu;
 use crate::cuda::device::{Backend, Call, Memory};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::problem::Allocate;
 use crate::tensor::{Device, Dtype, Tensor};
 
@@ -52,7 +52,7 @@ impl Run {
             (Device::Cpu, None) => Ok(shims().threads()),
             (device, _) => {
                 let (expected, got) = (Device::Cpu.to_string(), device.to_string());
-                Err(Error::Device { name: tensor.name, expected, got })
+                Err(crate::error::Error::Device { name: tensor.name, expected, got })
             }
         }
     }

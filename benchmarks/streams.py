@@ -1,7 +1,7 @@
 """Parameters, FLOPs, kept bytes and training steps of every residual on one backbone.
 
     python benchmarks/streams.py            # the recorded configuration: half an hour
-    python benchmarks/streams.py --quick    # the same path in small: seconds, recorded nowhere
+    python benchmarks/streams.py --quick    # the same path in small: minutes, recorded nowhere
 
 A step is zero_grad, forward with loss, backward, in float32. All residuals of a mode are timed in
 the same rounds, as in train_step.py, which has more about the residuals of DDL: their floors and
@@ -115,7 +115,8 @@ def time_all(
             )
         if found[residual]["red"] is None:
             stages[residual] = [partial(step, timed, batch)] * 2  # the second is timed
-    clock = Clock(torch.device("cpu"), 4 * 4 * batch.numel() * args.hidden_size)
+    state = 4 * 4 * batch.numel() * args.hidden_size  # bytes of a state of m = 4, copied each round
+    clock = Clock(torch.device("cpu"), state)
     taken = time_stages(stages, clock, args.rounds, mode)
     base = [times[2] for times in taken.get("additive", [])]
     for residual, times in taken.items():

@@ -421,6 +421,44 @@ def test_the_formulas_of_the_rows() -> None:
         n * (2 * d * m + 4 * d + m),
         n * (5 * d * m + 13 * d + m),
     )
+    assert other(baselines.joining(d, m)) == (0, 2 * m * d, 4 * m * d)
+    assert other(baselines.weighted_read(d, m)) == (
+        m * m * d,
+        5 * m * d + 4 * m,
+        11 * m * d + 6 * m,
+    )
+    assert other(baselines.independent_connection(d, m)) == (
+        2 * m * m * d,
+        (7 * m + 4) * d + 9 * m,
+        (16 * m + 10) * d + 13 * m,
+    )
+    assert other(baselines.sinkhorn(m)) == (0, 39 * (2 * m * m + m), 273 * m * m)
+    small = 3 * m * m + 5 * m * m  # scale and base, softmax
+    assert other(baselines.manifold_connection(d, m)) == (
+        m * m * (m + 3) * d - m * m * d + m * m * d,
+        (7 * m + 4) * d + 9 * m + small + 39 * (2 * m * m + m),
+        (16 * m + 10) * d + 13 * m + 8 * m * m + 273 * m * m,
+    )
+    assert other(baselines.gated_read(d, m, c)) == (
+        2 * m * d * c,
+        7 * m * d + 2 * c,
+        16 * m * d + 3 * c,
+    )
+    assert other(baselines.gated_connection(d, m, c)) == (
+        2 * m * d * c + m * m * d,
+        9 * m * d + 2 * c + 3 * m,
+        22 * m * d + 3 * c + 4 * m,
+    )
+    reading = [baselines.attention_read(d, s) for s in (1, 2, 3)]
+    assert [other(each)[1] for each in reading] == [(6 * s - 1) * d + 8 * s for s in (1, 2, 3)]
+    assert [other(each)[2] for each in reading] == [11 * s * d + 14 * s for s in (1, 2, 3)]
+    two, three = reading[1:]  # after four sublayers, of which two share a sum
+    of_reads = 2 * (two + three)
+    assert baselines.attention_residual(d, 4, 2).forward == of_reads.forward + 4 * 4 * d + 2 * d
+    users = 2 * 2 + 2 * 3 + 2 - 4
+    assert baselines.attention_residual(d, 4, 2).backward == (
+        of_reads.backward + 4 * 10 * d + users * d
+    )
     small = m * (m + 2)
     assert other(baselines.hyper_connection(d, m)) == (
         m * (2 * m + 3) * d,

@@ -9,6 +9,7 @@ from collections import abc
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from ddl.errors import InputError
 from ddl.fields import plain_numbers, require
 from ddl.options import (
     MODEL_OPTIONS,
@@ -60,7 +61,7 @@ STREAMS: dict[str, tuple[Compress, ExpandKind]] = {
     "expanded": ("channel", "repeat"),
 }
 
-# The same of all residuals that read by a compressor.
+# The same of every residual whose reads are those of DeltaStream.
 READS: dict[str, tuple[Compress, ExpandKind]] = {**STREAMS, "additive-conv": ("token", "repeat")}
 
 # residual → options of DeltaResidual that it sets, which cannot be chosen.
@@ -118,7 +119,8 @@ class GPTConfig:
     """Value channels m of ddl-cc, ddl-tc and expanded; streams of hc, mhc, independent-hc and
     gated. The other residuals have one."""
     compress_kernel_size: int = 4
-    """Tokens that ddl-tc's compression spans; value channels that ddl-cc's factored one spans."""
+    """Tokens that ddl-tc's compression and additive-conv's convolution span; value channels that
+    ddl-cc's factored compression spans."""
     compress_parameterization: Parameterization = "direct"
     """Parameters of a compressor. direct: its weights. factored, as in the papers' code: a
     convolution and a read vector, whose product is the weights."""
@@ -176,9 +178,10 @@ class GPTConfig:
     own. The first one's direction is the sublayer's output, the others' are linear maps of it."""
     erase: Erase = "tied"
     """What a rewrite erases. tied: as much as it writes. none: nothing, the control without
-    rewriting. separate: by a gate of its own, which starts like β."""
+    rewriting, as residual expanded does. separate: by a gate of its own, which starts like β."""
     normalize: bool = True
-    """Whether a direction is normalised; False, with `erase` none only, writes β k vᵀ."""
+    """Whether a direction is normalised; False, with `erase` none only, writes β k vᵀ, as residual
+    expanded does."""
     branch_scale: float = 1.0
     """Factor of what a rewrite changes: of its gates."""
     direction_rank: int | None = None
@@ -203,14 +206,21 @@ class GPTConfig:
         check_options(given, STREAM_OPTIONS, _spelled)
         if self.residual in BASELINES:
             check_left(given, OF_DELTA, f"residual={quoted(STREAMS)}")
-        fixed = FIXED.get(self.residual, {})
-        free = quoted(name for name in STREAMS if name not in FIXED)
-        check_left(given, {name: RESIDUAL_OPTIONS[name] for name in fixed}, f"residual={free}")
-        given |= fixed
+        given |= self._check_fixed()
         check_anchors(self.anchor_every, self.heads)
         channels = 1 if self.residual == "ddl" else self.value_channels
         check_residual(given, self.hidden_size, channels)
         self._check_heads()
+
+    def _check_fixed(self) -> dict[str, Any]:
+        """Return the options that the residual sets; raise if another value was chosen for one."""
+        fixed = FIXED.get(self.residual, {})
+        for name, value in {**fixed, "eps_k": None}.items() if fixed else ():
+            default, got = RESIDUAL_OPTIONS[name].default, getattr(self, name)
+            if got not in (default, value):
+                expected = f'be {value!r}, which residual="{self.residual}" sets'
+                raise InputError(name, expected, repr(got), ("residual",))
+        return fixed
 
     def _check_heads(self) -> None:
         """Raise unless the width of a head is even: RoPE rotates its features in pairs."""

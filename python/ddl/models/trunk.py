@@ -108,7 +108,7 @@ def _connected(config: GPTConfig, sublayers: nn.ModuleList) -> ConnectedStream:
         case _:
             connections = [GatedConnection(d, n, NORM_EPS, config.gated_size) for _ in sublayers]
             head = GatedRead(d, n, NORM_EPS, config.gated_size)
-    normed = config.residual != "gated"  # whose reads are normalised
+    normed = config.residual != "gated"  # its reads have a norm of their own
     norm = partial(nn.RMSNorm, d, NORM_EPS) if normed else nn.Identity
     return ConnectedStream(sublayers, n, connections=connections, head=head, norm=norm)
 

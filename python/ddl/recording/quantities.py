@@ -46,8 +46,8 @@ QUANTITIES = {
 }
 PER_CHANNEL = ("readout", "value", "channel_norm", "channel_norm_after")
 
-# Those of a stream without rewrites. Its channels are its streams: one, or those of
-# hyper-connections.
+# Those of a stream without rewrites. Its channels are its n streams, or the sums of attention
+# residuals.
 ADDED = {
     "write_norm": "|F bᵀ|, the norm of what the sublayer adds",
     "state_norm": "|X|, Frobenius, before the sublayer",

@@ -240,13 +240,13 @@ def record(model: nn.Module, *, tokens: Sequence[str] = ()) -> Iterator[Recordin
         recording.statistics("beta").mean  # (L,), one per sublayer
 
     Works on every model with DeltaResiduals: DeltaStream, DeltaResidual by hand, a nanoGPT from
-    `ddl.nanogpt.convert`, ddl's GPT and Hugging Face's classes. Of the last two with the residual
-    additive or hc it records what each sublayer adds: the quantities of `ddl.recording.ADDED`.
-    Statistics are accumulated as the
-    tokens pass, on their device, and nothing else is kept. Gradients, random numbers and results
-    stay as they are. Outside the context the model runs as if this did not exist; inside,
-    compiled models run uncompiled, and each rewrite is done once more. With activation
-    checkpointing the backward runs each rewrite again, which counts its tokens twice.
+    `ddl.nanogpt.convert`, ddl's GPT and Hugging Face's classes. Of a baseline among the last two it
+    records what each sublayer adds: the quantities of `ddl.recording.ADDED`.
+    Statistics are accumulated as the tokens pass, on their device, and nothing else is kept.
+    Gradients, random numbers and results stay as they are. Outside the context the model runs as if
+    this did not exist; inside, compiled models run uncompiled, and each rewrite is done once more.
+    With activation checkpointing the backward runs each rewrite again, which counts its tokens
+    twice.
 
     Args:
         model: the model, also if torch.compile or DistributedDataParallel wraps it.

@@ -16,7 +16,6 @@ from ddl.options import quoted
 TINY = PRESETS["tiny"].model
 EXPANDED = 'residual="ddl-cc" or "ddl-cc-noec" or "ddl-tc" or "ddl-tc-noec" or "expanded"'
 COMPRESSED = EXPANDED + ' or "additive-conv"'
-REWRITING = 'residual="ddl" or "ddl-cc" or "ddl-cc-noec" or "ddl-tc" or "ddl-tc-noec"'
 FACTORED = 'compress_parameterization="factored"'
 MOST = 2**63 - 1
 
@@ -50,6 +49,16 @@ VALUES: list[tuple[dict[str, object], str]] = [
     ({"eps_k": 1e-19}, "`eps_k` must be at least 1e-18, got 1e-19"),
     ({"gate": "tanh"}, '`gate` must be "linear" or "mlp", got \'tanh\''),
     ({"compress_causal": "no"}, "`compress_causal` must be True or False, got 'no'"),
+    *(
+        (
+            {name: got, "residual": "expanded"},
+            f'`{name}` must be {value!r}, which residual="expanded" sets, got {got!r}',
+        )
+        for name, value, got in (
+            ("erase", "none", "separate"),
+            ("eps_k", None, 0.1),
+        )
+    ),
     (
         {"value": "constant", "mapping": "v"},
         '`value` must be "linear" or "sigmoid" with mapping="v", got "constant"',
@@ -94,10 +103,6 @@ UNUSED: list[tuple[dict[str, object], str]] = [
     (
         {"sublayers_per_block": 1, "residual": "hc"},
         'None unless residual="attention-residual", got 1',
-    ),
-    *(
-        ({name: other, "residual": "expanded"}, f"{default!r} unless {REWRITING}, got {other!r}")
-        for name, default, other in (("erase", "tied", "separate"), ("normalize", True, False))
     ),
     ({"read_init": 0.5, "residual": "ddl"}, f"None unless {COMPRESSED}, got 0.5"),
     ({"read_init": 0.5, "residual": "additive"}, f"None unless {COMPRESSED}, got 0.5"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from ddl.models import GPT, GPTConfig
 from ddl.models.config import BASELINES
+from ddl.nn.additions import Addition
 from tests.support.helpers import gradients, normal, randomise_
 
 every = pytest.mark.parametrize("residual", BASELINES[1:])
@@ -44,11 +47,17 @@ def test_exported(residual: str) -> None:
 
 @every
 def test_autocast(residual: str) -> None:
-    """The states stay in float32, but for hc's, whose mixing is a product of matrices; the maps of
-    mhc and independent-hc are computed in float32."""
+    """The states stay in float32, but for those of hc, whose mixing is a product of matrices."""
     model, idx = make(residual), tokens()
+    seen: list[Addition] = []
+    model.trunk.hooks = (seen.append,)
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(idx, labels=idx).loss
+        after = seen[-1].after()
+    dtypes = {addition.state.dtype for addition in seen} | {after.dtype}
+    expected = {torch.float32, torch.bfloat16} if residual == "hc" else {torch.float32}
+    assert dtypes == expected
+    model.trunk.hooks = ()
     assert loss is not None
     loss.backward()
     exact = model(idx, labels=idx).loss
@@ -61,9 +70,21 @@ def test_autocast(residual: str) -> None:
 
 @every
 def test_a_model_in_bfloat16(residual: str) -> None:
-    """A module in bfloat16 keeps its states in bfloat16."""
     model = make(residual).bfloat16()
     seen: list[torch.dtype] = []
     model.trunk.hooks = (lambda addition: seen.append(addition.state.dtype),)
     assert model(tokens()).logits.dtype == torch.bfloat16
     assert set(seen) == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("residual", ["mhc", "independent-hc", "gated"])
+def test_the_maps_of_hugging_faces_model_in_bfloat16(residual: str, tmp_path: Path) -> None:
+    """Those of mhc and independent-hc stay in float32, as their sources keep them."""
+    from ddl.hf import DDLForCausalLM, from_gpt
+
+    from_gpt(make(residual)).save_pretrained(tmp_path)
+    model = DDLForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    wide = {n for n, p in model.named_parameters() if p.dtype == torch.float32}
+    parts = [f"trunk.connections.{i}" for i in range(4)] + ["trunk.head"]
+    maps = {f"{part}.{name}" for part in parts for name in ("map", "base", "scale")}
+    assert wide == (set() if residual == "gated" else maps)

@@ -215,7 +215,7 @@ def test_states_reads_and_gradients_are_theirs(
     wanted = torch.autograd.grad(expected, parameters, cotangent)
     got = torch.autograd.grad(found, [x, *(here[name] for name in names)], cotangent)
     for name, one, other in zip(["x", *names], got, wanted, strict=True):
-        close(one, other, 10 * tolerance, name)
+        close(one, other, tolerance, name)
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float, name: str) -> None:

@@ -68,7 +68,8 @@ def _read(read: nn.Module, x: Tensor) -> Tensor:
 
 
 def exact(model: GPT) -> GPT:
-    """A copy of the model in float64, its stream on the reference; on a GPU if the model is."""
+    """A copy of the model in float64, on a GPU if the model is. Delta streams and token reads run
+    on the reference, the other baselines on their own code."""
     made: Any = copy.deepcopy(model).to(torch.float64)
     if isinstance(made.trunk, DeltaStream):
         made.trunk = ReferenceStream(made.trunk)

@@ -39,7 +39,7 @@ def weighted_read(d: int, streams: int) -> Flops:
 
 
 def independent_connection(d: int, streams: int) -> Flops:
-    """`weighted_read` with as many weights again for `joining`, and the norm of the sublayer."""
+    """`weighted_read`, n more weights for `joining`, and the norm before the sublayer."""
     n = streams
     written = linear(n * d, n) + elementwise(5 * n, 7 * n) + joining(d, n)
     return weighted_read(d, n) + written + shared(n * d) + rms_norm(d)
@@ -52,9 +52,10 @@ def manifold_connection(d: int, streams: int) -> Flops:
     return independent_connection(d, n) + weights + product(n * n * d)
 
 
-def sinkhorn(streams: int, divisions: int = 39) -> Flops:
-    """Each division by sums of rows or columns: 2·n² + n forward, 7·n² backward."""
-    return elementwise(divisions * (2 * streams**2 + streams), divisions * 7 * streams**2)
+def sinkhorn(streams: int) -> Flops:
+    """39 divisions by sums of rows or columns (20 iterations, the first by columns alone): each
+    2·n² + n forward, 7·n² backward."""
+    return elementwise(39 * (2 * streams**2 + streams), 39 * 7 * streams**2)
 
 
 def gated_read(d: int, streams: int, rank: int) -> Flops:

@@ -32,7 +32,7 @@ __all__ = ["AttentionResidualStream", "attend"]
 class AttentionResidualStream(AddingStream):
     """A sum per block of sublayers, and attention over them before each sublayer.
 
-    sublayers_per_block: whose outputs are summed.
+    sublayers_per_block: number of consecutive sublayers whose outputs are summed.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class AttentionResidualStream(AddingStream):
             if self.hooks:
                 self.show(self._addition(i, sums, written, keep))
             if i % self.sublayers_per_block == 0:
-                sums.append(written)
+                sums.append(written.to(x.dtype))
             else:
                 sums[-1] = sums[-1] + written
             read = attend(sums, query, self.norm_eps)

@@ -13,17 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ddl.nn.additions import AddingStream, Addition
+from ddl.nn.additions import AddingStream, Addition, without_autocast
 from ddl.nn.history import History
-from ddl.ops.checks import autocast_dtype
 
 from ..sublayers import wide
 
-__all__ = ["Connected", "ConnectedStream", "SumOfStreams", "flat_map"]
+__all__ = ["Connected", "ConnectedStream", "SumOfStreams", "map_of_streams"]
 
 
 class Connected(NamedTuple):
-    """What a connection makes of X (B, T, n, d).
+    """The read and the mixing of X (B, T, n, d) by a connection.
 
     read: x (B, T, d). mixed: Mᵀ X (B, T, n, d). join: b (B, T, n), the weight of the sublayer's
     output in each stream. mix: M (B, T, n, n); None for the identity.
@@ -38,9 +37,9 @@ class Connected(NamedTuple):
 class ConnectedStream(AddingStream):
     """n streams, equal at first, with a connection around each sublayer.
 
-    connections: one for each sublayer, maps X to Connected. norms: before each sublayer; None if
-    the connection has its own. head: maps X (B, T, n, d) to the final read before its norm.
-    readout: that norm; None for none.
+    streams: n. connections: one for each sublayer, maps X to Connected. head: maps X (B, T, n, d)
+    to the final read. norm: makes the norm before each sublayer, and the one after the head; the
+    identity if the reads are normalised already.
     """
 
     def __init__(
@@ -100,11 +99,9 @@ class SumOfStreams(nn.Module):
         return state.sum(-2)
 
 
-def flat_map(state: Tensor, weight: Tensor, eps: float) -> Tensor:
+def map_of_streams(state: Tensor, weight: Tensor, eps: float) -> Tensor:
     """W · rms(vec X) for X (…, n, d), W (k, n·d) → (…, k), float32 (float64 for float64)."""
     flat = wide(state.flatten(-2))
     normalised = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
-    if autocast_dtype(state) is None:
-        return nn.functional.linear(normalised, wide(weight))
-    with torch.autocast(state.device.type, enabled=False):
+    with without_autocast(state):
         return nn.functional.linear(normalised, wide(weight))

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 
 from ddl import functional
 from ddl.nn.additions import AddingStream, Addition
+from ddl.nn.checks import require_exact_type
 from ddl.nn.history import History
+from ddl.nn.linear import form_pruned
 from ddl.nn.read import Read
+from ddl.ops.checks import autocast_dtype
 
 __all__ = ["ConvolvedStream"]
 
@@ -66,16 +69,15 @@ class ConvolvedStream(AddingStream):
         """Map embeddings x (B, T, d) to the final read (B, T, d); arguments as in DeltaStream."""
         if keep is not None:
             x = x * keep.unsqueeze(-1)
-        if history is not None:
-            history.begin(x.dtype)
+        read = self._reads(x, history, document_starts)
         for i, sublayer in enumerate(self.sublayers):
-            written = sublayer(self._read(i, x, history, document_starts), *args)
+            written = sublayer(read(i, x), *args)
             if keep is not None:  # else a convolution would carry padding into a token
                 written = written * keep.unsqueeze(-1)
             if self.hooks:
                 self.show(Addition(i, x.unsqueeze(-1), written, None, None, keep))
             x = x + written
-        h = self._read(len(self.sublayers), x, history, document_starts)
+        h = read(len(self.sublayers), x)
         if history is not None:
             history.commit()
         return h
@@ -85,23 +87,36 @@ class ConvolvedStream(AddingStream):
         h: Tensor = self.readout(state.squeeze(-1))
         return h
 
-    def _read(
-        self, index: int, x: Tensor, history: History | None, document_starts: Tensor | None
-    ) -> Tensor:
-        """The read before a sublayer, or after the last one, of tokens that follow `history`."""
+    def _reads(
+        self, like: Tensor, history: History | None, document_starts: Tensor | None
+    ) -> Callable[[int, Tensor], Tensor]:
+        """The read before each sublayer, by its number, and the last one; after `history`."""
+        every = (*self.reads, self.readout)
         if history is None:
-            read = self.readout if index == len(self.reads) else self.reads[index]
-            h: Tensor = read(x, document_starts=document_starts)
-            return h
-        key = (id(self), torch.compiler.is_compiling(), x.dtype)
-        read = history.resolved(key, lambda: self._cached_reads(x))[index]
-        name = f"reads.{index}"
-        context, _, _, pending = read(x.unsqueeze(-1), history.get(name), document_starts)
-        history.set(name, pending)
-        return context
+            return lambda index, x: every[index](x, document_starts=document_starts)
+        history.begin(like.dtype)
+        key = (id(self), torch.compiler.is_compiling(), like.dtype, autocast_dtype(like))
+        cached = history.resolved(key, lambda: self._cached_reads(like))
 
-    def _cached_reads(self, like: Tensor) -> list[CachedRead]:
-        """The cached step of every read, bound to its parameters."""
-        reads = (*self.reads, self.readout)
-        found = (read.parameters_of(read.effective_weight()) for read in reads)
-        return [functional.bind_cached_read(like, parameters) for parameters in found]
+        def read(index: int, x: Tensor) -> Tensor:
+            step, looks_back = cached[index]
+            if not looks_back:
+                return step(x.unsqueeze(-1), None, None)[0]
+            name = f"reads.{index}"
+            context, _, _, pending = step(x.unsqueeze(-1), history.get(name), document_starts)
+            history.set(name, pending)
+            return context
+
+        return read
+
+    def _cached_reads(self, like: Tensor) -> list[tuple[CachedRead, bool]]:
+        """The cached step of every read, and whether it looks at earlier tokens."""
+        found = []
+        for index, read in enumerate((*self.reads, self.readout)):
+            name = "readout" if index == len(self.reads) else f"reads[{index}]"
+            read = require_exact_type(name, read, Read)
+            form_pruned(read)
+            parameters = read.parameters_of(read.effective_weight())
+            step = functional.bind_cached_read(like, parameters)
+            found.append((step, read.kernel_size > 1))
+        return found

@@ -5,9 +5,10 @@
     b = 2 sigmoid(B z / n)             (n,): the weight of the sublayer's output in each stream
     X ← X + b F(x)ᵀ
 
-The sublayer has no norm of its own, and the last read is another x. U, D and B start as
-N(0, 0.02²), γ as 1; so a new model reads about half the mean of the normalised streams and writes
-to each with a weight of about 1. It is not the additive stream, whose read has no factor ½.
+The sublayer has no norm of its own, and the last read is a gated one with weights of its own. U, D
+and B start as N(0, 0.02²), γ as 1; so a new model reads about half the mean of the normalised
+streams and writes to each with a weight of about 1. It is not the additive stream, whose read has
+no factor ½.
 
 Source: Qwen4 (transformers, qwen4_exp), whose r is 320 at d = 2,048.
 """

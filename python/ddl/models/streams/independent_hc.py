@@ -6,7 +6,7 @@
     X ← X + b F(norm(x))ᵀ            in float32
 
 In the end x = Xᵀ a is read once more, with an `a` of its own. W starts as N(0, 0.02²), s as 0.01,
-c_b as 0 and c_a as −log(n − 1), so that a is 1/n and a new model nearly adds.
+c_b as 0 and c_a as −log(n − 1), so that a is 1/n (n > 1) and a new model nearly adds.
 
 Source: HY-V4 (transformers, hy_v4), with its ε and magnitude 2.
 """
@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .connected import Connected, flat_map
+from .connected import Connected, map_of_streams
 from .mhc import EPS, MAP_STD
 
 __all__ = ["SCALE", "IndependentConnection", "even_base"]
@@ -27,7 +27,7 @@ SCALE = 0.01  # s at first
 
 
 def even_base(streams: int) -> float:
-    """c_a at first, whose sigmoid is 1/n."""
+    """c_a at first, whose sigmoid is 1/n for n > 1."""
     return -math.log(max(streams - 1, 1))
 
 
@@ -51,7 +51,7 @@ class IndependentConnection(nn.Module):
 
     def forward(self, state: Tensor) -> Connected:
         """Connect X (B, T, n, d)."""
-        z = flat_map(state, self.map, self.norm_eps).unflatten(-1, (2, self.streams))
+        z = map_of_streams(state, self.map, self.norm_eps).unflatten(-1, (2, self.streams))
         scaled = z * self.scale.unsqueeze(-1) + self.base.view(2, self.streams)
         reads, joins = torch.sigmoid(scaled).unbind(-2)
         read = (reads + EPS).unsqueeze(-1) * state

@@ -18,7 +18,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .connected import Connected, flat_map
+from ddl.nn.additions import without_autocast
+
+from .connected import Connected, map_of_streams
 
 __all__ = ["EPS", "MAP_STD", "ManifoldConnection", "WeightedHead"]
 
@@ -48,16 +50,14 @@ class ManifoldConnection(nn.Module):
         """Connect X (B, T, n, d)."""
         n = self.streams
         sizes = [n, n, n * n]
-        parts = zip(
-            flat_map(state, self.map, self.norm_eps).split(sizes, -1),
-            *(self.scale.unbind(), self.base.split(sizes)),
-            strict=True,
-        )
-        reads, joins, mixes = (scale * z + base for z, scale, base in parts)
+        scales = torch.cat([s.expand(size) for s, size in zip(self.scale, sizes, strict=True)])
+        z = map_of_streams(state, self.map, self.norm_eps) * scales + self.base
+        reads, joins, mixes = z.split(sizes, -1)
         read = (torch.sigmoid(reads) + EPS).unsqueeze(-1) * state
         join = 2 * torch.sigmoid(joins)
         mix = sinkhorn(torch.softmax(mixes.unflatten(-1, (n, n)), -1) + EPS).to(state.dtype)
-        mixed = mix.transpose(-1, -2) @ state
+        with without_autocast(state):
+            mixed = mix.transpose(-1, -2) @ state
         return Connected(read.sum(-2).to(state.dtype), mixed, join.to(mixed.dtype), mix)
 
 
@@ -94,6 +94,6 @@ class WeightedHead(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         """Map X (B, T, n, d) to x (B, T, d)."""
-        z = flat_map(state, self.map, self.norm_eps)
+        z = map_of_streams(state, self.map, self.norm_eps)
         a = torch.sigmoid(self.scale * z + self.base) + EPS
         return (a.unsqueeze(-1) * state).sum(-2).to(state.dtype)
